@@ -1,0 +1,20 @@
+"""Contract: every error a user can cause or meet is a BassError whose message is one sentence saying what to do.
+
+Non-goal: wrapping programming errors; those keep their traceback.
+"""
+
+
+class BassError(Exception):
+    """Base of all errors whose message may be shown to a user as it is."""
+
+
+class RequestError(BassError, ValueError):
+    """An argument of a request is out of range, or the request does not fit the model or the memory."""
+
+
+class PairError(BassError, ValueError):
+    """Two models that can't work as a pair, or a model that is not supported."""
+
+
+class WeightsError(BassError, RuntimeError):
+    """Model weights that can't be reached, or that are not what they should be."""

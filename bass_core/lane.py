@@ -1,0 +1,178 @@
+"""A decoder with its own clock: what one column of the race shows.
+
+Contract: `step()` runs one step of the decoder and counts only the time the device spent on it; `view()` is the
+lane as plain data. `build` makes a lane for a method. An exception inside a step leaves the lane finished.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from .decoder import BatchDecoder, Decoder, OneByOne, Rules
+from .drafters import Drafter, ModelDrafter, PromptLookupDrafter
+from .metrics import Counts, Metrics, summarise
+from .pair import ModelPair
+from .request import Request
+from .runner import ModelRunner
+from .sequence import Round, Sequence
+from .text import TextStream
+
+
+class LaneClock:
+    """Milliseconds the device spent inside `running()`: CUDA events there, a monotonic clock on a CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+        self.ms = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count the time until the block ends; on a GPU until its work is done."""
+        if not self.cuda:
+            start = time.perf_counter()
+            try:
+                yield
+            finally:
+                self.ms += 1000 * (time.perf_counter() - start)
+            return
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        try:
+            yield
+        finally:
+            end.record()
+            end.synchronize()
+            self.ms += begin.elapsed_time(end)
+
+
+class Lane:
+    """One method answering one request. `sequences` are its own; `error` is set when a step failed."""
+
+    def __init__(self, pair: ModelPair, request: Request, method: str) -> None:
+        self.method, self.request = method, request
+        self.sequences = request.sequences()
+        self.clock = LaneClock(pair.device)
+        self.counts = Counts()
+        self.first_prefill_ms: float | None = None
+        self.error: str | None = None
+        # A step and a view never see each other half-done.
+        self.lock = threading.Lock()
+        self.texts = [TextStream(pair.tokenizer) if pair.tokenizer is not None else None for _ in self.sequences]
+        self._decoder: Decoder | None = build(pair, request, method, self.sequences)
+        self._forwards = 0
+
+    @property
+    def finished(self) -> bool:
+        return self._decoder is None
+
+    def step(self) -> Round:
+        """One step, timed. Sequences get their tokens' times; a spent time budget ends the lane."""
+        assert self._decoder is not None, "a finished lane is not stepped"
+        with self.clock.running():
+            round_ = self._decoder.step()
+        round_.time_ms = self.clock.ms
+        self._forwards = self._decoder.target_forwards
+        self.counts.add(round_)
+        for row in round_.rows:
+            self._record(row.sequence, row.tokens, round_.kind == "prefill")
+        budget = self.request.time_budget_ms
+        if self._decoder.finished:
+            self._decoder = None
+        elif budget is not None and self.clock.ms >= budget:
+            self.end("budget")
+        return round_
+
+    def end(self, reason: str) -> None:
+        """Finish what is unfinished and free the caches."""
+        self._decoder = None
+        for sequence, text in zip(self.sequences, self.texts, strict=True):
+            if sequence.finish_reason is None:
+                sequence.finish_reason = reason
+                if text is not None:
+                    text.end()
+
+    def fail(self, message: str) -> None:
+        """End the lane with a message for the user."""
+        self.error = message
+        self.end("error")
+
+    def metrics(self) -> Metrics:
+        """The lane's figures at this moment of its clock."""
+        return summarise(self.counts, self.sequences, self.clock.ms, self.first_prefill_ms, self._forwards)
+
+    def view(self) -> dict[str, Any]:
+        """The lane as JSON-ready data, values whole."""
+        sequences = [
+            {
+                "text": None if text is None else text.text,
+                "token_ids": list(sequence.token_ids),
+                "pieces": None if text is None else list(text.pieces),
+                "origins": list(sequence.origins),
+                "times_ms": list(sequence.times_ms),
+                "finish_reason": sequence.finish_reason,
+            }
+            for sequence, text in zip(self.sequences, self.texts, strict=True)
+        ]
+        return {
+            "sequences": sequences,
+            "metrics": asdict(self.metrics()),
+            "clock_ms": self.clock.ms,
+            "finished": self.finished,
+            "error": self.error,
+        }
+
+    def _record(self, index: int, tokens: list[int], prefill: bool) -> None:
+        sequence, text = self.sequences[index], self.texts[index]
+        if prefill:
+            sequence.prefilled_ms = self.clock.ms
+            if self.first_prefill_ms is None:
+                self.first_prefill_ms = self.clock.ms
+        sequence.times_ms += [self.clock.ms] * len(tokens)
+        if text is not None:
+            for token in tokens:
+                text.push(token)
+            if sequence.finish_reason:
+                text.end()
+
+
+def build(pair: ModelPair, request: Request, method: str, sequences: list[Sequence]) -> Decoder:
+    """The decoder of a method: regular has no drafter, speculative runs one row at a time, bass all at once."""
+    rules = Rules(request.sampling, request.seed, request.verification, request.synthetic_acceptance)
+    drafts = method != "regular"
+
+    def batch(rows: list[Sequence]) -> BatchDecoder:
+        runner = ModelRunner(
+            pair.target_step, len(rows), cache_length(request, drafts), pair.vocab, request.backend
+        )
+        drafter = _drafter(pair, request, len(rows)) if drafts else None
+        return BatchDecoder(rows, runner, rules, drafter, copy.deepcopy(request.policy) if drafts else None)
+
+    if method == "speculative":
+        return OneByOne(sequences, lambda row: batch([row]))
+    return batch(sequences)
+
+
+def cache_length(request: Request, drafts: bool) -> int:
+    """Tokens a row of the cache must hold: a round may write its padding past a row that is nearly done."""
+    padding = min(request.policy.limit, request.max_new_tokens) if drafts else 0
+    return request.longest + padding + 1
+
+
+def _drafter(pair: ModelPair, request: Request, rows: int) -> Drafter:
+    if request.drafter == "prompt_lookup":
+        return PromptLookupDrafter(pair.device)
+    if request.drafter == "model":
+        assert pair.draft_step is not None
+        length = cache_length(request, drafts=True)
+        runner = ModelRunner(pair.draft_step, rows, length, pair.vocab, request.backend)
+        return ModelDrafter(runner, request.sampling, request.verification)
+    own: Drafter = copy.deepcopy(request.drafter)
+    return own

@@ -1,0 +1,82 @@
+"""Random numbers that are a pure function of (seed, sequence id, position, role, token).
+
+Contract: the same key gives the same number on every device, in every batch, in every order of calls, so a
+row's text does not depend on its neighbours. Streams of different roles are independent. A key is hashed by
+Philox4x32-10 (Salmon et al., SC 2011); the numbers of one position's tokens are spread from two words of that
+hash by an invertible 32-bit mixer, because ten Philox rounds for each of 50,000 tokens would cost a CPU as
+much as the model. Uniforms lie strictly inside (0, 1), on a grid of 2**-23.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+_MASK = 0xFFFFFFFF
+_ROUND_0, _ROUND_1 = 0xD2511F53, 0xCD9E8D57
+_KEY_0, _KEY_1 = 0x9E3779B9, 0xBB67AE85
+
+
+class Role(IntEnum):
+    """What a number is drawn for. No two uses share a stream."""
+
+    TARGET = 0
+    DRAFT = 1
+    ACCEPT = 2
+    RESIDUAL = 3
+    SYNTHETIC = 4
+
+
+def philox(counter: tuple[Tensor, ...], key: tuple[int, int]) -> tuple[Tensor, ...]:
+    """Philox4x32-10: four int64 tensors holding 32-bit words, from four such counters and two key words."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        product_0, product_1 = c0 * _ROUND_0, c2 * _ROUND_1
+        high_0, high_1 = (product_0 >> 32) & _MASK, (product_1 >> 32) & _MASK
+        c0, c1, c2, c3 = high_1 ^ c1 ^ k0, product_1 & _MASK, high_0 ^ c3 ^ k1, product_0 & _MASK
+        k0, k1 = (k0 + _KEY_0) & _MASK, (k1 + _KEY_1) & _MASK
+    return c0, c1, c2, c3
+
+
+def words(seed: int, sequence_ids: Tensor, positions: Tensor, roles: Tensor) -> tuple[Tensor, ...]:
+    """The four hash words of each key; arguments broadcast against each other, int64 on one device."""
+    ids, positions, roles = torch.broadcast_tensors(sequence_ids, positions, roles)
+    counter = (positions & _MASK, roles & _MASK, ids & _MASK, (ids >> 32) & _MASK)
+    return philox(counter, (seed & _MASK, (seed >> 32) & _MASK))
+
+
+def uniform(seed: int, sequence_ids: Tensor, positions: Tensor, role: Role) -> Tensor:
+    """One float32 uniform in (0, 1) for each key."""
+    first = words(seed, sequence_ids, positions, torch.full_like(positions, int(role)))[0]
+    return ((first >> 9).float() + 0.5) * 2.0**-23
+
+
+def token_uniforms(seed: int, sequence_ids: Tensor, positions: Tensor, roles: Tensor, size: int) -> Tensor:
+    """One float32 uniform in (0, 1) for each key and each of `size` tokens: keys' shape + [size]."""
+    first, second, _, _ = words(seed, sequence_ids, positions, roles)
+    hashed = torch.arange(size, dtype=torch.int32, device=first.device) * _signed(_KEY_0)
+    hashed = hashed + _wrap(first)[..., None]
+    _mix(hashed, 17, 0xED5AD4BB)
+    hashed ^= _wrap(second)[..., None]
+    _mix(hashed, 11, 0xAC4C1B51)
+    _mix(hashed, 15, 0x31848BAB)
+    hashed ^= (hashed >> 14) & 0x3FFFF
+    return ((hashed >> 9) & 0x7FFFFF).float().add_(0.5).mul_(2.0**-23)
+
+
+def _mix(words_: Tensor, shift: int, factor: int) -> None:
+    """One xorshift-multiply round in place, on int32 that wraps (constants: Wellons' triple32)."""
+    words_ ^= (words_ >> shift) & ((1 << (32 - shift)) - 1)
+    words_ *= _signed(factor)
+
+
+def _wrap(word: Tensor) -> Tensor:
+    """A 32-bit word held in int64, as the int32 of the same bits."""
+    return torch.where(word >= 1 << 31, word - (1 << 32), word).to(torch.int32)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 32) if word >= 1 << 31 else word

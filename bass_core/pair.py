@@ -1,0 +1,99 @@
+"""A target model, its draft and their tokenizer.
+
+Contract: both models use the same token-to-id map; this is checked when the pair is made, as is that each model
+can be run at all. The models handed in stay as they were. Where only padding rows of the output differ, logits
+are cut to the ids both have.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from .errors import PairError
+from .lean import LeanModel, fits
+from .step_model import StepModel, refuse_unsupported
+
+
+class ModelPair:
+    """target, draft (or None) and tokenizer (or None: then prompts are token ids and texts are None).
+
+    `default_drafter` is what drafter="auto" means: "model", "prompt_lookup", or "auto" (the draft model where
+    there is one, else prompt lookup). Raises PairError where the two don't fit or one is not supported.
+    """
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        draft: PreTrainedModel | None = None,
+        tokenizer: Any = None,
+        *,
+        name: str | None = None,
+        default_drafter: str = "auto",
+    ) -> None:
+        for model in (target, draft):
+            if model is not None:
+                refuse_unsupported(model)
+        self.target, self.draft, self.tokenizer, self.name = target, draft, tokenizer, name
+        self.default_drafter = default_drafter
+        self.vocab = _common_vocabulary(target, draft, tokenizer)
+        self.target_step = _step_model(target)
+        self.draft_step = None if draft is None else _step_model(draft)
+
+    @property
+    def device(self) -> torch.device:
+        return self.target.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.target.dtype
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of prompt and answer together that the target can hold."""
+        return self.target_step.context
+
+    def default_eos(self) -> frozenset[int]:
+        """The ids that end a text by the target's generation config."""
+        config = getattr(self.target, "generation_config", None)
+        ids = config.eos_token_id if config is not None else self.target.config.eos_token_id
+        if ids is None:
+            return frozenset()
+        return frozenset([ids] if isinstance(ids, int) else ids)
+
+
+def _step_model(model: PreTrainedModel) -> StepModel:
+    lean = model.device.type == "cpu" and fits(model)
+    return LeanModel(model) if lean else StepModel(model)
+
+
+def _outputs(model: PreTrainedModel) -> int:
+    return int(model.get_output_embeddings().weight.shape[0])
+
+
+def _common_vocabulary(target: PreTrainedModel, draft: PreTrainedModel | None, tokenizer: Any) -> int:
+    """How many logits to keep. Raises PairError where the two models can't mean the same ids."""
+    size = _outputs(target)
+    if draft is None:
+        return size
+    other = _outputs(draft)
+    known = None if tokenizer is None else len(tokenizer)
+    if size != other and (known is None or min(size, other) < known):
+        raise PairError(
+            f"the draft's vocabulary has {other} ids and the target's {size}: choose a draft that was trained "
+            "with the target's tokenizer."
+        )
+    return min(size, other)
+
+
+def check_same_tokens(target_tokenizer: Any, draft_tokenizer: Any) -> None:
+    """Raises PairError unless both tokenizers map the same tokens to the same ids."""
+    ours, theirs = target_tokenizer.get_vocab(), draft_tokenizer.get_vocab()
+    if ours != theirs:
+        differing = sum(theirs.get(token) != index for token, index in ours.items())
+        raise PairError(
+            f"the draft's tokenizer differs from the target's in {max(differing, 1)} tokens: choose a draft "
+            "that uses the same token-to-id map."
+        )

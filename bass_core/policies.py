@@ -1,0 +1,77 @@
+"""How many tokens to draft in the next round: one number for the whole batch.
+
+Contract: `length` is the draft length of the next round; `update` is told, after a round in which at least one
+row drafted that full length, how many drafts each unfinished row accepted. A policy keeps its state in plain
+attributes, so that each decoder can work on its own copy.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from .errors import RequestError
+
+
+@runtime_checkable
+class DraftLengthPolicy(Protocol):
+    """What a decoder asks of a policy. `limit` is the largest length it will ever ask for."""
+
+    limit: int
+
+    @property
+    def length(self) -> int: ...
+
+    def update(self, accepted: list[int]) -> None: ...
+
+
+@dataclass
+class FixedLength:
+    """The same draft length in every round."""
+
+    length: int
+
+    def __post_init__(self) -> None:
+        self.limit = self.length
+
+    def update(self, accepted: list[int]) -> None:
+        return None
+
+
+@dataclass
+class Algorithm1:
+    """BASS's own rule (arXiv 2404.15778, Algorithm 1): grow while a row accepts all, else fall to the best row."""
+
+    length: int = 7
+    increment: int = 2
+    modulus: int = 10
+    limit: int = 32
+    shrinking: int = 0
+
+    def update(self, accepted: list[int]) -> None:
+        best = max(accepted)
+        if best == self.length:
+            self.length, self.shrinking = min(self.length + self.increment, self.limit), 0
+        else:
+            step = math.ceil(self.length / self.modulus) + self.shrinking
+            self.length, self.shrinking = max(1, best, self.length - step), 1
+
+
+def make_policy(draft_length: object) -> DraftLengthPolicy:
+    """A fresh policy from "bass", a whole number of at least 0, or a policy object (copied).
+
+    Raises RequestError for anything else.
+    """
+    if draft_length == "bass":
+        return Algorithm1()
+    if isinstance(draft_length, int) and not isinstance(draft_length, bool):
+        if 0 <= draft_length <= 1024:
+            return FixedLength(draft_length)
+    elif isinstance(draft_length, DraftLengthPolicy):
+        return copy.deepcopy(draft_length)
+    raise RequestError(
+        'draft_length must be "bass", a whole number from 0 to 1024, or an object with `length`, `limit` and '
+        f"`update`; got {draft_length!r}."
+    )

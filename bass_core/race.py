@@ -1,0 +1,146 @@
+"""Several decoders answering one request on one device, watched while they run.
+
+Contract: `race` checks its arguments at the call and returns a generator of snapshots, plain data, about ten a
+second and a last one with done=True. Closing the generator ends the work and frees what was taken. Scheduling:
+"fair" always steps the lane whose own clock is furthest behind, so that a snapshot shows what identical machines
+would show at one instant; "overlap" gives each lane a thread, and on a GPU a stream; "in_turn" runs one lane
+after another. The texts are the same in all three for greedy or coupled text or a fixed draft length.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from .admission import admit
+from .errors import BassError, RequestError
+from .lane import Lane
+from .monitor import Monitor
+from .pair import ModelPair
+from .request import METHODS, Request, check_method, make_request
+
+SCHEDULINGS = ("fair", "overlap", "in_turn")
+SNAPSHOT_SECONDS = 0.1
+
+Snapshot = dict[str, Any]
+_log = logging.getLogger(__name__)
+
+
+def race(
+    pair: ModelPair,
+    prompt: str | Seq[Any],
+    *,
+    lanes: Seq[str] = METHODS,
+    scheduling: str = "fair",
+    **arguments: Any,
+) -> Iterator[Snapshot]:
+    """Snapshots of the lanes' methods answering the prompt; further arguments as for `generate`.
+
+    Raises RequestError at once for a bad argument or a request that does not fit the memory.
+    """
+    if not lanes or isinstance(lanes, str) or len(set(lanes)) != len(lanes):
+        raise RequestError(f"lanes must name different methods out of {', '.join(METHODS)}; got {lanes!r}.")
+    methods = tuple(check_method(method) for method in lanes)
+    if scheduling not in SCHEDULINGS:
+        raise RequestError(f"scheduling must be one of {', '.join(SCHEDULINGS)}; got {scheduling!r}.")
+    request = make_request(pair, prompt, **arguments)
+    together = methods if scheduling != "in_turn" else methods[:1]
+    admit(pair, request, together)
+    return _run(pair, request, methods, scheduling)
+
+
+def _run(pair: ModelPair, request: Request, methods: tuple[str, ...], scheduling: str) -> Iterator[Snapshot]:
+    start = time.perf_counter()
+    monitor = Monitor(pair.device)
+    lanes: list[Lane] = []
+    schedule = {"fair": _fair, "overlap": _overlap, "in_turn": _in_turn}[scheduling]
+    try:
+        monitor.start()
+        lanes += [Lane(pair, request, method) for method in methods]
+        for _ in schedule(lanes, pair.device):
+            yield _snapshot(lanes, monitor, scheduling, start)
+        yield _snapshot(lanes, monitor, scheduling, start)
+    finally:
+        monitor.stop()
+        for lane in lanes:
+            lane.end("stopped")
+        if pair.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _fair(lanes: list[Lane], device: torch.device) -> Iterator[None]:
+    """Steps the lane that is furthest behind; yields whenever a snapshot is due."""
+    due = time.perf_counter() + SNAPSHOT_SECONDS
+    while running := [lane for lane in lanes if not lane.finished]:
+        _step(min(running, key=lambda lane: lane.clock.ms))
+        if time.perf_counter() >= due:
+            yield
+            due = time.perf_counter() + SNAPSHOT_SECONDS
+
+
+def _in_turn(lanes: list[Lane], device: torch.device) -> Iterator[None]:
+    """Runs each lane alone, to its end."""
+    for lane in lanes:
+        yield from _fair([lane], device)
+
+
+def _overlap(lanes: list[Lane], device: torch.device) -> Iterator[None]:
+    """A thread a lane; yields on time while any of them runs, and joins them all before it ends."""
+    stop = threading.Event()
+
+    def work(lane: Lane) -> None:
+        stream = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
+        with stream:
+            while not lane.finished and not stop.is_set():
+                _step(lane)
+
+    threads = [threading.Thread(target=work, args=(lane,), daemon=True) for lane in lanes]
+    try:
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            time.sleep(SNAPSHOT_SECONDS)
+            yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def _step(lane: Lane) -> None:
+    """One step; a lane that fails ends with a message, and the others go on."""
+    try:
+        with lane.lock:
+            lane.step()
+    except torch.cuda.OutOfMemoryError:
+        lane.fail("The device ran out of memory: choose a smaller batch or fewer tokens.")
+    except BassError as error:
+        lane.fail(str(error))
+    except Exception as error:
+        _log.exception("the %s lane failed", lane.method)
+        lane.fail(f"This lane stopped on an internal error ({type(error).__name__}); the others go on.")
+
+
+def _snapshot(lanes: list[Lane], monitor: Monitor, scheduling: str, start: float) -> Snapshot:
+    views = {}
+    for lane in lanes:
+        with lane.lock:
+            views[lane.method] = lane.view()
+    regular = views.get("regular", {}).get("metrics", {}).get("ms_per_token")
+    for view in views.values():
+        own = view["metrics"]["ms_per_token"]
+        view["metrics"]["speedup"] = regular / own if regular and own else None
+    return {
+        "done": all(view["finished"] for view in views.values()),
+        "scheduling": scheduling,
+        "elapsed_ms": 1000 * (time.perf_counter() - start),
+        "lanes": views,
+        "device": monitor.latest(),
+    }

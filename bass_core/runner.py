@@ -1,0 +1,95 @@
+"""One model with one cache: feeds rows their next tokens and remembers how far each row's cache is valid.
+
+Contract: `cached[r]` is the number of leading tokens of row r whose keys and values are in the cache and count.
+`feed` writes and advances nothing by itself; `cached` is set by who knows what was accepted. Rows in use are
+0..B-1; when one leaves, the last takes its place.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .step_model import StepModel
+
+# Tokens of all rows together in one prefill chunk: a stop is noticed between two chunks.
+PREFILL_TOKENS = {"cpu": 256, "cuda": 8192}
+
+
+class ModelRunner:
+    """A step model and a cache of `max_batch` rows x `max_len` tokens; `vocab` logits are kept."""
+
+    def __init__(self, model: StepModel, max_batch: int, max_len: int, vocab: int, backend: str) -> None:
+        self.model, self.vocab, self.backend = model, vocab, backend
+        self.cache = model.new_cache(max_batch, max_len)
+        self.cached = [0] * max_batch
+        self.device = model.device
+
+    def feed(self, rows: list[list[int]], take: list[int] | None = None) -> Tensor:
+        """Logits for the tokens of each row, put at its end; shorter rows are padded to the longest."""
+        width = max(len(row) for row in rows)
+        padded = [row + [0] * (width - len(row)) for row in rows]
+        return self.feed_ids(torch.tensor(padded, device=self.device), self.cached[: len(rows)], take)
+
+    def feed_ids(self, ids: Tensor, lengths: list[int], take: list[int] | None = None) -> Tensor:
+        """Logits [B, S, vocab] (or [B, vocab] of column take[b]) for ids int64 [B, S] fed at `lengths`."""
+        logits = self.model.forward(ids, self.cache, lengths, take=take, backend=self.backend)
+        return logits[..., : self.vocab]
+
+    def prefill(self, prompts: list[list[int]]) -> PrefillSteps:
+        """Chunk by chunk over the prompts; equal prompts are computed once and copied."""
+        return PrefillSteps(self, prompts)
+
+    def move_row(self, source: int, target: int) -> None:
+        """Let row `source` take the place of row `target`."""
+        if source != target:
+            self.cache.copy_row(source, target, self.cached[source])
+            self.cached[target] = self.cached[source]
+
+
+class PrefillSteps:
+    """The prompts' way into the cache, one bounded chunk a call, so that a stop never waits long."""
+
+    def __init__(self, runner: ModelRunner, prompts: list[list[int]]) -> None:
+        self.runner, self.prompts = runner, prompts
+        first: dict[tuple[int, ...], int] = {}
+        self.sources = [first.setdefault(tuple(prompt), row) for row, prompt in enumerate(prompts)]
+        self.unique = sorted(set(self.sources))
+        budget = PREFILL_TOKENS.get(runner.device.type, PREFILL_TOKENS["cuda"])
+        # Rows are computed at the front of the cache and spread to their places at the end.
+        self.width = max(1, budget // len(self.unique))
+        self.at, self.longest = 0, max(len(prompt) for prompt in prompts)
+        self.last: dict[int, Tensor] = {}
+
+    @property
+    def done(self) -> bool:
+        return self.at >= self.longest
+
+    def step(self) -> None:
+        """Feed the next chunk; after the last one every row of the cache holds its prompt."""
+        runner, start = self.runner, self.at
+        stop = min(start + self.width, self.longest)
+        ends = [len(self.prompts[source]) for source in self.unique]
+        chunk = [(self.prompts[source] + [0] * self.longest)[start:stop] for source in self.unique]
+        ids = torch.tensor(chunk, device=runner.device)
+        take = [min(max(end - 1 - start, 0), stop - start - 1) for end in ends]
+        logits = runner.feed_ids(ids, [start] * len(chunk), take)
+        for row, end in enumerate(ends):
+            if start < end <= stop:
+                self.last[row] = logits[row]
+        self.at = stop
+        if self.done:
+            self._spread()
+
+    def _spread(self) -> None:
+        cache = self.runner.cache
+        for row in reversed(range(len(self.prompts))):
+            source = self.unique.index(self.sources[row])
+            length = len(self.prompts[row])
+            if source != row:
+                cache.copy_row(source, row, length)
+            self.runner.cached[row] = length
+
+    def logits(self) -> Tensor:
+        """The logits [B, vocab] after each row's last prompt token."""
+        return torch.stack([self.last[self.unique.index(source)] for source in self.sources])

@@ -1,0 +1,83 @@
+"""From logits to the distribution that is sampled, and a draw from it.
+
+Contract: temperature, top-k and top-p are applied once, in float32, alike for target and draft, before any
+ratio or residual is formed. At temperature 0 the distribution is one-hot on the largest logit. Non-goals:
+repetition penalties and other processors that read the text.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .errors import RequestError
+from .noise import token_uniforms
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """temperature >= 0 (0 = greedy), top_k >= 0 (0 = off), 0 < top_p <= 1. Raises RequestError otherwise."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not _number(self.temperature) or self.temperature < 0:
+            raise RequestError(
+                f"temperature must be a number of at least 0 (0 is greedy); got {self.temperature!r}."
+            )
+        if isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 0:
+            raise RequestError(
+                f"top_k must be a whole number of at least 0 (0 turns it off); got {self.top_k!r}."
+            )
+        if not _number(self.top_p) or not 0 < self.top_p <= 1:
+            raise RequestError(
+                f"top_p must be above 0 and at most 1 (1 turns it off); got {self.top_p!r}."
+            )
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
+    """The distribution that is sampled: float32, shape and support of `logits` [..., V], rows sum to 1."""
+    if params.greedy:
+        one_hot = torch.zeros_like(logits, dtype=torch.float32)
+        return one_hot.scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+    scaled = logits.float()
+    # Subtracting the maximum first keeps a tiny temperature from overflowing.
+    scaled = (scaled - scaled.amax(-1, keepdim=True)) / params.temperature
+    if 0 < params.top_k < scaled.shape[-1]:
+        threshold = scaled.topk(params.top_k, dim=-1).values[..., -1:]
+        scaled = scaled.masked_fill(scaled < threshold, float("-inf"))
+    probs = torch.softmax(scaled, dim=-1)
+    return probs if params.top_p == 1 else _nucleus(probs, params.top_p)
+
+
+def _nucleus(probs: Tensor, top_p: float) -> Tensor:
+    """Keep the likeliest tokens until their mass reaches top_p (Holtzman et al. 2020), the crossing one too."""
+    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+    kept = ordered.cumsum(-1) - ordered < top_p
+    kept[..., 0] = True
+    ordered = ordered.masked_fill(~kept, 0.0)
+    filtered = torch.zeros_like(probs).scatter_(-1, order, ordered)
+    return filtered / filtered.sum(-1, keepdim=True)
+
+
+def draw(weights: Tensor, seed: int, sequence_ids: Tensor, positions: Tensor, roles: Tensor) -> Tensor:
+    """One token a key from weights [..., V] (need not be normalised), by Gumbel-max: int64 [...].
+
+    argmax(log w + Gumbel) is computed as argmax(w / -log u), the same order with one logarithm less. Two draws
+    from one key with the same weights give the same token, and tokens of weight 0 are never drawn.
+    """
+    noise = token_uniforms(seed, sequence_ids, positions, roles, weights.shape[-1])
+    return (weights / noise.log_().neg_()).argmax(-1)

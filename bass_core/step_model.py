@@ -1,0 +1,133 @@
+"""One forward of a causal language model over rows of different lengths.
+
+Contract: `StepModel.forward` feeds S tokens a row at each row's own length and returns logits; it keeps no
+state between calls, so several lanes may be inside it at once, each with its own cache. The model that was
+handed in is never touched: we work on a shadow, a copy of its modules that shares its weights.
+Non-goals: encoder-decoder models, state-space layers, training.
+"""
+
+from __future__ import annotations
+
+import copy
+from itertools import chain
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from . import attention
+from .cache import RaggedCache
+from .errors import PairError
+from .packed import PackedLinear
+
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+
+class StepModel:
+    """Any transformers causal LM with an attention interface, run by its own code with ragged attention."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        config = model.config.get_text_config()
+        self.name = type(model).__name__
+        refuse_unsupported(model)
+        self.device = model.device
+        self.layers: int = config.num_hidden_layers
+        self.context: int = config.max_position_embeddings
+        self.vocab: int = model.get_output_embeddings().weight.shape[0]
+        self.hidden: int = config.hidden_size
+        self.kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        # A CPU reads float32 keys faster than it converts bfloat16 ones.
+        self.cache_dtype = torch.float32 if self.device.type == "cpu" else model.dtype
+        self._prepare(model)
+
+    def _prepare(self, model: PreTrainedModel) -> None:
+        self._shadow = shadow_of(model)
+        self._shadow.set_attn_implementation(attention.NAME)
+        if self.device.type == "cpu":
+            _pack_linears(self._shadow)
+
+    def new_cache(self, max_batch: int, max_len: int) -> RaggedCache:
+        return RaggedCache(self.layers, max_batch, max_len, self.cache_dtype)
+
+    def cache_bytes(self, max_batch: int, max_len: int) -> int:
+        """What a cache of that size will take, in bytes."""
+        per_token = 2 * self.layers * self.kv_heads * self.head_dim * self.cache_dtype.itemsize
+        return max_batch * max_len * per_token
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        ids: Tensor,
+        cache: RaggedCache,
+        lengths: list[int],
+        *,
+        take: list[int] | None = None,
+        backend: str = "pad",
+    ) -> Tensor:
+        """Feed ids int64 [B, S] at `lengths`; logits [B, S, V], or [B, V] of column take[b] of each row.
+
+        Afterwards the cache holds the tokens at lengths[b] .. lengths[b]+S-1; which of them count is the
+        caller's to say, by the lengths of the next call.
+        """
+        step = cache.begin(lengths, ids.shape[1], ids.device)
+        # Columns past the context are padding: their logits are never used, but their position must exist.
+        positions = cache.positions.clamp(max=self.context - 1)
+        return self._run(ids, positions, cache, step, take, backend)
+
+    def _run(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        cache: RaggedCache,
+        step: attention.RaggedStep,
+        take: list[int] | None,
+        backend: str,
+    ) -> Tensor:
+        columns = None if take is None else sorted(set(take))
+        out = self._shadow(
+            input_ids=ids,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=0 if columns is None else torch.tensor(columns, device=ids.device),
+            ragged=step,
+            ragged_backend=backend,
+        )
+        if take is None or columns is None:
+            return out.logits
+        picked = torch.tensor([columns.index(column) for column in take], device=ids.device)
+        return out.logits[torch.arange(len(take), device=ids.device), picked]
+
+
+def shadow_of(model: PreTrainedModel) -> PreTrainedModel:
+    """The model's modules and config copied, its parameters and buffers shared."""
+    shared = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
+    return cast(PreTrainedModel, copy.deepcopy(model, shared)).eval()
+
+
+def refuse_unsupported(model: PreTrainedModel) -> None:
+    """Raises PairError, naming the class, for a model whose attention or cache we can't drive."""
+    config = model.config.get_text_config()
+    reason = None
+    if getattr(config, "is_encoder_decoder", False):
+        reason = "it is an encoder-decoder model"
+    elif getattr(model, "_is_stateful", False) or not hasattr(config, "num_attention_heads"):
+        reason = "it keeps a state that can't be rolled back"
+    elif set(getattr(config, "layer_types", None) or _LAYER_TYPES) - _LAYER_TYPES:
+        reason = f"it has layers of type {', '.join(sorted(set(config.layer_types) - _LAYER_TYPES))}"
+    elif not getattr(model, "_supports_attention_backend", True):
+        reason = "its attention does not go through transformers' attention interface"
+    elif model.get_output_embeddings() is None:
+        reason = "it has no language-model head"
+    if reason:
+        raise PairError(f"{type(model).__name__} is not supported: {reason}. Choose another causal LM.")
+
+
+def _pack_linears(module: nn.Module) -> None:
+    for name, child in module.named_children():
+        if type(child) is nn.Linear:
+            setattr(module, name, PackedLinear(child))
+        else:
+            _pack_linears(child)

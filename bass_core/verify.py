@@ -1,0 +1,144 @@
+"""The rejection rule: which drafted tokens stand, and which token the target adds.
+
+Contract (p = target, q = draft, Leviathan's letters; Chen et al. 2302.01318 write them the other way round):
+draft x_i is accepted while u_i < p_i(x_i) / q_i(x_i); after the first rejection at i the next token comes from
+norm(max(0, p_i - q_i)), after none from p_{l+1}. So the text is distributed as the target's own, whatever the
+draft. Each row has its own number of drafts and of acceptances. Everything stays on the device; `Verdict.host`
+is the round's one synchronisation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .noise import Role, uniform
+from .sampling import SamplingParams, draw, probabilities
+
+
+@dataclass
+class Keys:
+    """What the noise of a round is a function of, beside role and token.
+
+    `sequence_ids` int64 [B]; `positions` int64 [B]: where in the text the first token of this round will stand.
+    """
+
+    seed: int
+    sequence_ids: Tensor
+    positions: Tensor
+
+    def at(self, width: int) -> tuple[Tensor, Tensor]:
+        """Ids [B, 1] and positions [B, width] of the next `width` tokens."""
+        steps = torch.arange(width, device=self.positions.device)
+        return self.sequence_ids[:, None], self.positions[:, None] + steps
+
+
+@dataclass
+class Verdict:
+    """accepted int64 [B]; next_token int64 [B]; p, q, u float32 [B, l] of the drafted tokens."""
+
+    accepted: Tensor
+    next_token: Tensor
+    p: Tensor
+    q: Tensor
+    u: Tensor
+
+    def host(self) -> tuple[list[int], list[int], list[list[list[float]]]]:
+        """accepted, next tokens, and [p, q, u] a row and position, in one copy to the host."""
+        batch, width = self.p.shape
+        numbers = torch.stack((self.p, self.q, self.u), dim=-1).double().view(batch, width * 3)
+        counts = torch.stack((self.accepted, self.next_token), dim=1).double()
+        rows = torch.cat((counts, numbers), dim=1).tolist()
+        tests = [[row[2 + 3 * i : 5 + 3 * i] for i in range(width)] for row in rows]
+        return [int(row[0]) for row in rows], [int(row[1]) for row in rows], tests
+
+
+def first_tokens(logits: Tensor, keys: Keys, params: SamplingParams) -> Tensor:
+    """The target's own draw for logits [B, V], where nothing was drafted: int64 [B]."""
+    if params.greedy:
+        return logits.argmax(-1)
+    roles = torch.full_like(keys.positions, int(Role.TARGET))
+    return draw(probabilities(logits, params), keys.seed, keys.sequence_ids, keys.positions, roles)
+
+
+def verify(
+    logits: Tensor,
+    drafts: Tensor,
+    draft_probs: Tensor | None,
+    counts: Tensor,
+    keys: Keys,
+    params: SamplingParams,
+    *,
+    rule: str = "chen",
+    synthetic: float | None = None,
+) -> Verdict:
+    """Judge drafts int64 [B, l] (the first counts[b] of a row) by the target's logits [B, l+1, V].
+
+    draft_probs float32 [B, l, V] is what each draft was drawn from; None says that drafts are point masses.
+    rule "chen" is the rejection rule above; "coupled" accepts a draft that is the target's own Gumbel-max
+    choice, so that the text is regular decoding's. `synthetic` replaces the test by a coin of that probability.
+    """
+    width = drafts.shape[1]
+    drafted = torch.arange(width, device=drafts.device) < counts[:, None]
+    ids, positions = keys.at(width)
+    if synthetic is not None:
+        u = uniform(keys.seed, ids, positions, Role.SYNTHETIC)
+        chance = torch.full_like(u, synthetic)
+        accepted = _prefix((u < chance) & drafted)
+        return Verdict(accepted, _own_choice(logits, keys, params, accepted), chance, torch.ones_like(u), u)
+    if params.greedy:
+        choices = logits.argmax(-1)
+        agrees = (choices[:, :width] == drafts).float()
+        accepted = _prefix((agrees > 0) & drafted)
+        next_token = choices.gather(1, accepted[:, None])[:, 0]
+        return Verdict(accepted, next_token, agrees, torch.ones_like(agrees), torch.full_like(agrees, 0.5))
+    p = probabilities(logits, params)
+    p_drafts = p[:, :width].gather(2, drafts[..., None])[..., 0]
+    q_drafts = torch.ones_like(p_drafts)
+    if draft_probs is not None:
+        q_drafts = draft_probs.gather(2, drafts[..., None])[..., 0]
+    if rule == "coupled":
+        ids, positions = keys.at(width + 1)
+        roles = torch.full_like(positions, int(Role.TARGET))
+        choices = draw(p, keys.seed, ids, positions, roles)
+        accepted = _prefix((choices[:, :width] == drafts) & drafted)
+        next_token = choices.gather(1, accepted[:, None])[:, 0]
+        return Verdict(accepted, next_token, p_drafts, q_drafts, torch.full_like(p_drafts, torch.nan))
+    u = uniform(keys.seed, ids, positions, Role.ACCEPT)
+    accepted = _prefix((u * q_drafts < p_drafts) & drafted)
+    next_token = _recover(p, drafts, draft_probs, accepted, counts, keys)
+    return Verdict(accepted, next_token, p_drafts, q_drafts, u)
+
+
+def _prefix(passed: Tensor) -> Tensor:
+    """How many leading entries of each row are true: int64 [B]."""
+    return passed.long().cumprod(dim=1).sum(dim=1)
+
+
+def _own_choice(logits: Tensor, keys: Keys, params: SamplingParams, accepted: Tensor) -> Tensor:
+    rows = torch.arange(len(accepted), device=accepted.device)
+    moved = Keys(keys.seed, keys.sequence_ids, keys.positions + accepted)
+    return first_tokens(logits[rows, accepted], moved, params)
+
+
+def _recover(
+    p: Tensor, drafts: Tensor, draft_probs: Tensor | None, accepted: Tensor, counts: Tensor, keys: Keys
+) -> Tensor:
+    """The token after the accepted prefix: recovered where a draft was rejected, else the target's own."""
+    rows = torch.arange(len(accepted), device=accepted.device)
+    at_end = p[rows, accepted]
+    rejected = accepted < counts
+    roles = torch.where(rejected, int(Role.RESIDUAL), int(Role.TARGET))
+    weights = at_end
+    if drafts.shape[1]:
+        index = accepted.clamp(max=drafts.shape[1] - 1)
+        if draft_probs is None:
+            residual = at_end.scatter(1, drafts[rows, index][:, None], 0.0)
+        else:
+            residual = (at_end - draft_probs[rows, index]).clamp_(min=0)
+        # Rounding can leave nothing of p - q where the two agree; p itself is the limit then.
+        usable = rejected & (residual.sum(-1) > 0)
+        weights = torch.where(usable[:, None], residual, at_end)
+    return draw(weights, keys.seed, keys.sequence_ids, keys.positions + accepted, roles)

@@ -1,0 +1,140 @@
+"""Attention of a few new tokens per row over a cache in which every row has its own length.
+
+Contract: row b has `lengths[b]` tokens cached before this step and S new ones, whose keys and values already
+stand in the cache at `lengths[b] .. lengths[b]+S-1`. Query s of row b sees column c when
+`c <= lengths[b] + s` and, with a sliding window w, `c > lengths[b] + s - w`. Whatever else the cache holds
+(rejected drafts, padding) never reaches a result.
+
+The backends share one signature and differ only in how they cut the work, as BASS does (arXiv 2404.15778):
+`pad` pads every row to the longest, `split` launches once a row at its exact length, `sdpa` hands the padded
+problem and a boolean mask to torch. Non-goals: dropout, training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass
+class RaggedStep:
+    """Where the rows of one step stand: `lengths` int64 [B] on the device, `host` the same numbers on the host.
+
+    Masks are made once a step and shared by all layers.
+    """
+
+    lengths: Tensor
+    host: list[int]
+    queries: int
+    _masks: dict[int | None, Tensor] = field(default_factory=dict)
+
+    @property
+    def extent(self) -> int:
+        """Columns that any row of this step may see."""
+        return max(self.host) + self.queries
+
+    @property
+    def needs_mask(self) -> bool:
+        """False when every query sees every column of the extent (one new token, all rows equally long)."""
+        return self.queries > 1 or min(self.host) != max(self.host)
+
+    def mask(self, window: int | None) -> Tensor:
+        """Bool [B, S, extent], true where a query may look."""
+        if window not in self._masks:
+            columns = torch.arange(self.extent, device=self.lengths.device)
+            last = self.lengths[:, None] + torch.arange(self.queries, device=self.lengths.device)
+            last = last[:, :, None]
+            seen = columns <= last
+            self._masks[window] = seen if window is None else seen & (columns > last - window)
+        return self._masks[window]
+
+
+def pad(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    step: RaggedStep,
+    *,
+    scaling: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """One batched QK, one softmax and one batched PV over the padded maximum (BASS-PAD).
+
+    query [B, Hq, S, D]; key, value [B, Hkv, extent, D]; returns [B, S, Hq, D] in the query's dtype.
+    Grouped heads are folded into the query axis, so keys and values are never repeated.
+    """
+    mask = step.mask(window) if step.needs_mask or window is not None else None
+    return _attend(query, key, value, mask, scaling, softcap)
+
+
+def split(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    step: RaggedStep,
+    *,
+    scaling: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """One launch a sequence at its exact length (BASS-SPLIT). Same arguments and result as `pad`."""
+    rows = []
+    for row, cached in enumerate(step.host):
+        one = slice(row, row + 1)
+        extent = cached + step.queries
+        mask = step.mask(window)[one, :, :extent] if step.queries > 1 or window is not None else None
+        rows.append(
+            _attend(query[one], key[one, :, :extent], value[one, :, :extent], mask, scaling, softcap)
+        )
+    return torch.cat(rows)
+
+
+def sdpa(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    step: RaggedStep,
+    *,
+    scaling: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """torch's scaled_dot_product_attention with an explicit mask. Same arguments and result as `pad`.
+
+    A logit soft-cap is not part of that function's contract, so capped layers take `pad`'s way.
+    """
+    if softcap is not None:
+        return _attend(query, key, value, step.mask(window), scaling, softcap)
+    mask = step.mask(window)[:, None]
+    grouped = key.shape[1] != query.shape[1]
+    query_ = query.to(key.dtype)
+    out = F.scaled_dot_product_attention(
+        query_, key, value, attn_mask=mask, scale=scaling, enable_gqa=grouped
+    )
+    return out.transpose(1, 2).to(query.dtype)
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, softcap: float | None
+) -> Tensor:
+    batch, heads, queries, dim = query.shape
+    kv_heads, extent = key.shape[1], key.shape[2]
+    group = heads // kv_heads
+    folded = (query.to(key.dtype) * scaling).reshape(batch * kv_heads, group * queries, dim)
+    scores = torch.bmm(folded, key.flatten(0, 1).transpose(1, 2)).float()
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if mask is not None:
+        scores = scores.view(batch, kv_heads, group, queries, extent)
+        scores = scores.masked_fill(~mask[:, None, None], float("-inf"))
+    weights = torch.softmax(scores.view(batch * kv_heads, group * queries, extent), dim=-1)
+    out = torch.bmm(weights.to(value.dtype), value.flatten(0, 1))
+    return out.view(batch, heads, queries, dim).transpose(1, 2).to(query.dtype)
+
+
+BACKENDS: dict[str, Callable[..., Tensor]] = {"pad": pad, "split": split, "sdpa": sdpa}

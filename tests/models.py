@@ -1,0 +1,147 @@
+"""Tiny random models, built from configs, whose greedy texts don't fall into repeats.
+
+Contract: float32, deterministic for a seed, one builder per architecture the engine is tested on. Weights are
+scaled up from the usual initialisation: with small ones every position would prefer the same token.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+import transformers as tf
+from transformers import PreTrainedModel
+
+VOCAB = 96
+_COMMON = {"vocab_size": VOCAB, "eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
+
+
+def _llama(seed_layers: int) -> PreTrainedModel:
+    config = tf.LlamaConfig(
+        **_COMMON,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=seed_layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+    )
+    return tf.LlamaForCausalLM(config)
+
+
+def _qwen3(layers: int) -> PreTrainedModel:
+    config = tf.Qwen3Config(
+        **_COMMON,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+    )
+    return tf.Qwen3ForCausalLM(config)
+
+
+def _opt(layers: int) -> PreTrainedModel:
+    config = tf.OPTConfig(
+        **_COMMON,
+        hidden_size=64,
+        ffn_dim=128,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        max_position_embeddings=512,
+        word_embed_proj_dim=64,
+        dropout=0.0,
+        tie_word_embeddings=False,
+    )
+    return tf.OPTForCausalLM(config)
+
+
+def _gpt2(layers: int) -> PreTrainedModel:
+    config = tf.GPT2Config(
+        **_COMMON, n_embd=64, n_layer=layers, n_head=4, n_positions=512, tie_word_embeddings=False
+    )
+    return tf.GPT2LMHeadModel(config)
+
+
+def _gpt_neox(layers: int) -> PreTrainedModel:
+    config = tf.GPTNeoXConfig(
+        **_COMMON,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+    )
+    return tf.GPTNeoXForCausalLM(config)
+
+
+def _gemma3(layers: int) -> PreTrainedModel:
+    config = tf.Gemma3TextConfig(
+        **_COMMON,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=512,
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention"] * (layers // 2) + ["sliding_attention"] * (layers % 2),
+        tie_word_embeddings=False,
+    )
+    return tf.Gemma3ForCausalLM(config)
+
+
+BUILDERS = {
+    "llama": _llama,
+    "qwen3": _qwen3,
+    "opt": _opt,
+    "gpt2": _gpt2,
+    "gpt_neox": _gpt_neox,
+    "gemma3": _gemma3,
+}
+
+
+def tiny(architecture: str, seed: int = 0, layers: int = 2, vocab_scale: float = 8.0) -> PreTrainedModel:
+    """A float32 model in eval mode; its matrices are `vocab_scale` times the usual initialisation."""
+    torch.manual_seed(seed)
+    model = BUILDERS[architecture](layers).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(vocab_scale)
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return model.requires_grad_(False)
+
+
+def perturbed(model: PreTrainedModel, amount: float, seed: int = 1) -> PreTrainedModel:
+    """A copy whose matrices carry noise of `amount` times their own spread: it agrees with the model in part."""
+    torch.manual_seed(seed)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            if parameter.dim() > 1:
+                parameter.add_(torch.randn_like(parameter) * parameter.std() * amount)
+    return other
+
+
+def prompts(count: int, seed: int = 0, longest: int = 24) -> list[list[int]]:
+    """Prompts of different lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(3, longest + 1, (count,), generator=generator).tolist()
+    return [torch.randint(1, VOCAB, (length,), generator=generator).tolist() for length in lengths]
+
+
+def reference(model: PreTrainedModel, prompt: list[int], new_tokens: int) -> list[int]:
+    """What transformers' own greedy generate writes after the prompt."""
+    ids = torch.tensor([prompt])
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new_tokens, pad_token_id=0
+    )
+    return out[0, len(prompt) :].tolist()
