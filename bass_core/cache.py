@@ -24,8 +24,10 @@ class RaggedCache(Cache):
     def __init__(self, layers: int, max_batch: int, max_len: int, dtype: torch.dtype) -> None:
         self.max_batch, self.max_len, self.dtype = max_batch, max_len, dtype
         self.step: RaggedStep | None = None
-        self._rows = self._positions = None
-        super().__init__(layers=[_RaggedLayer(self) for _ in range(layers)])
+        self._rows: Tensor | None = None
+        self._positions: Tensor | None = None
+        self.ragged = [_RaggedLayer(self) for _ in range(layers)]
+        super().__init__(layers=list(self.ragged))
 
     def begin(self, host_lengths: list[int], queries: int, device: torch.device) -> RaggedStep:
         """Open a step of `queries` new tokens a row over rows that are `host_lengths` long.
@@ -51,12 +53,12 @@ class RaggedCache(Cache):
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Put keys, values [B, Hkv, S, D] at each row's own end; return what this step may read."""
-        return self.layers[layer].update(keys, values)
+        return self.ragged[layer].update(keys, values)
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Make row `target` hold the first `length` tokens of row `source`."""
-        for layer in self.layers:
-            if layer.is_initialized:
+        for layer in self.ragged:
+            if layer.keys is not None and layer.values is not None:
                 layer.keys[target, :, :length] = layer.keys[source, :, :length]
                 layer.values[target, :, :length] = layer.values[source, :, :length]
 
@@ -80,9 +82,7 @@ class _RaggedLayer(CacheLayerMixin):
             setattr(self, name, buffer)
         self.is_initialized = True
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         cache = self.cache
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from .drafters import Drafter, Proposal
 from .policies import DraftLengthPolicy
@@ -27,7 +26,8 @@ from .verify import Keys, Verdict, first_tokens, verify
 class Decoder(Protocol):
     """What a lane steps."""
 
-    target_forwards: int
+    @property
+    def target_forwards(self) -> int: ...
 
     @property
     def finished(self) -> bool: ...
@@ -124,9 +124,7 @@ class BatchDecoder:
         device = self.target.device
         newest = torch.tensor([[row.tokens[-1]] for row in self._rows], device=device)
         drafts = proposal.tokens.to(device)
-        logits = self.target.feed_ids(
-            torch.cat((newest, drafts), dim=1), self.target.cached[: len(self._rows)]
-        )
+        logits = self.target.feed_ids(torch.cat((newest, drafts), dim=1), self.target.cached[: len(self._rows)])
         return verify(
             logits,
             drafts,
@@ -154,9 +152,7 @@ class BatchDecoder:
             # The text ended inside the accepted span: drafts behind its end were never tested.
             drafted, accepted = drafted[:taken], taken
         p, q, u = ([test[i] for test in tests[: len(drafted)]] for i in range(3))
-        return RowRound(
-            row.index, drafted, p, q, u, accepted, tokens[:taken], origins[:taken], row.finish_reason
-        )
+        return RowRound(row.index, drafted, p, q, u, accepted, tokens[:taken], origins[:taken], row.finish_reason)
 
     def _drop_finished(self) -> None:
         for r in reversed(range(len(self._rows))):
@@ -191,5 +187,3 @@ class OneByOne:
             self._current = None
             self._current = self._make(self._waiting.pop(0))
         return self._current.step()
-
-

@@ -64,9 +64,7 @@ class ModelDrafter:
         length = max(caps)
         if length == 0:
             return Proposal(torch.zeros(batch, 0, dtype=torch.long, device=runner.device), caps)
-        pending = [
-            row.tokens[runner.cached[r] :] if caps[r] else row.tokens[-1:] for r, row in enumerate(rows)
-        ]
+        pending = [row.tokens[runner.cached[r] :] if caps[r] else row.tokens[-1:] for r, row in enumerate(rows)]
         starts = [
             runner.cached[r] if caps[r] else min(len(row.tokens), runner.model.context) - 1
             for r, row in enumerate(rows)
@@ -128,7 +126,8 @@ class PromptLookupDrafter:
 
     def propose(self, rows: list[Sequence], caps: list[int], keys: Keys) -> Proposal:
         found = [
-            self._lookup(r, row.tokens, cap) if cap else [] for r, (row, cap) in enumerate(zip(rows, caps, strict=True))
+            self._lookup(r, row.tokens, cap) if cap else []
+            for r, (row, cap) in enumerate(zip(rows, caps, strict=True))
         ]
         counts = [len(copied) for copied in found]
         width = max(counts)

@@ -45,9 +45,7 @@ class Generation:
     metrics: Metrics
 
 
-def generate(
-    pair: ModelPair, prompt: str | Seq[Any], *, method: str = "bass", **arguments: Any
-) -> Generation:
+def generate(pair: ModelPair, prompt: str | Seq[Any], *, method: str = "bass", **arguments: Any) -> Generation:
     """Answer a prompt (text, token ids, or a list of either) with n sequences.
 
     method: "regular", "speculative" (one sequence after another) or "bass" (all at once). Keyword arguments, with
@@ -62,9 +60,7 @@ def generate(
     return finished(lane)
 
 
-def stream(
-    pair: ModelPair, prompt: str | Seq[Any], *, method: str = "bass", **arguments: Any
-) -> Iterator[Round]:
+def stream(pair: ModelPair, prompt: str | Seq[Any], *, method: str = "bass", **arguments: Any) -> Iterator[Round]:
     """The rounds of `generate`, as they happen; the arguments are checked at the call."""
     lane = _lane(pair, prompt, method, arguments)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from .step_model import StepModel
 
 # Tokens of all rows together in one prefill chunk: a stop is noticed between two chunks.
-PREFILL_TOKENS = {"cpu": 256, "cuda": 8192}
+PREFILL_TOKENS = {"cpu": 128, "cuda": 8192}
 
 
 class ModelRunner:

@@ -31,13 +31,9 @@ class SamplingParams:
                 f"temperature must be a number of at least 0 (0 is greedy); got {self.temperature!r}."
             )
         if isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 0:
-            raise RequestError(
-                f"top_k must be a whole number of at least 0 (0 turns it off); got {self.top_k!r}."
-            )
+            raise RequestError(f"top_k must be a whole number of at least 0 (0 turns it off); got {self.top_k!r}.")
         if not _number(self.top_p) or not 0 < self.top_p <= 1:
-            raise RequestError(
-                f"top_p must be above 0 and at most 1 (1 turns it off); got {self.top_p!r}."
-            )
+            raise RequestError(f"top_p must be above 0 and at most 1 (1 turns it off); got {self.top_p!r}.")
 
     @property
     def greedy(self) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 from itertools import chain
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -104,7 +103,7 @@ class StepModel:
 def shadow_of(model: PreTrainedModel) -> PreTrainedModel:
     """The model's modules and config copied, its parameters and buffers shared."""
     shared = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
-    return cast(PreTrainedModel, copy.deepcopy(model, shared)).eval()
+    return copy.deepcopy(model, shared).eval()
 
 
 def refuse_unsupported(model: PreTrainedModel) -> None:

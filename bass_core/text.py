@@ -45,6 +45,4 @@ class TextStream:
         return self._decode(self.ids[self._context :])[len(before) :]
 
     def _decode(self, ids: list[int]) -> str:
-        return str(
-            self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        )
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))

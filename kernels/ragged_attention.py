@@ -42,14 +42,14 @@ class RaggedStep:
         """False when every query sees every column of the extent (one new token, all rows equally long)."""
         return self.queries > 1 or min(self.host) != max(self.host)
 
-    def mask(self, window: int | None) -> Tensor:
-        """Bool [B, S, extent], true where a query may look."""
+    def hidden(self, window: int | None) -> Tensor:
+        """Bool [B, S, extent], true where a query must not look."""
         if window not in self._masks:
             columns = torch.arange(self.extent, device=self.lengths.device)
             last = self.lengths[:, None] + torch.arange(self.queries, device=self.lengths.device)
             last = last[:, :, None]
-            seen = columns <= last
-            self._masks[window] = seen if window is None else seen & (columns > last - window)
+            hidden = columns > last
+            self._masks[window] = hidden if window is None else hidden | (columns <= last - window)
         return self._masks[window]
 
 
@@ -68,8 +68,8 @@ def pad(
     query [B, Hq, S, D]; key, value [B, Hkv, extent, D]; returns [B, S, Hq, D] in the query's dtype.
     Grouped heads are folded into the query axis, so keys and values are never repeated.
     """
-    mask = step.mask(window) if step.needs_mask or window is not None else None
-    return _attend(query, key, value, mask, scaling, softcap)
+    hidden = step.hidden(window) if step.needs_mask or window is not None else None
+    return _attend(query, key, value, hidden, scaling, softcap)
 
 
 def split(
@@ -87,10 +87,8 @@ def split(
     for row, cached in enumerate(step.host):
         one = slice(row, row + 1)
         extent = cached + step.queries
-        mask = step.mask(window)[one, :, :extent] if step.queries > 1 or window is not None else None
-        rows.append(
-            _attend(query[one], key[one, :, :extent], value[one, :, :extent], mask, scaling, softcap)
-        )
+        hidden = step.hidden(window)[one, :, :extent] if step.queries > 1 or window is not None else None
+        rows.append(_attend(query[one], key[one, :, :extent], value[one, :, :extent], hidden, scaling, softcap))
     return torch.cat(rows)
 
 
@@ -109,29 +107,27 @@ def sdpa(
     A logit soft-cap is not part of that function's contract, so capped layers take `pad`'s way.
     """
     if softcap is not None:
-        return _attend(query, key, value, step.mask(window), scaling, softcap)
-    mask = step.mask(window)[:, None]
+        return _attend(query, key, value, step.hidden(window), scaling, softcap)
+    mask = ~step.hidden(window)[:, None]
     grouped = key.shape[1] != query.shape[1]
     query_ = query.to(key.dtype)
-    out = F.scaled_dot_product_attention(
-        query_, key, value, attn_mask=mask, scale=scaling, enable_gqa=grouped
-    )
+    out = F.scaled_dot_product_attention(query_, key, value, attn_mask=mask, scale=scaling, enable_gqa=grouped)
     return out.transpose(1, 2).to(query.dtype)
 
 
 def _attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, softcap: float | None
+    query: Tensor, key: Tensor, value: Tensor, hidden: Tensor | None, scaling: float, softcap: float | None
 ) -> Tensor:
     batch, heads, queries, dim = query.shape
     kv_heads, extent = key.shape[1], key.shape[2]
     group = heads // kv_heads
-    folded = (query.to(key.dtype) * scaling).reshape(batch * kv_heads, group * queries, dim)
+    folded = query.to(key.dtype).mul(scaling).reshape(batch * kv_heads, group * queries, dim)
     scores = torch.bmm(folded, key.flatten(0, 1).transpose(1, 2)).float()
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
-    if mask is not None:
+    if hidden is not None:
         scores = scores.view(batch, kv_heads, group, queries, extent)
-        scores = scores.masked_fill(~mask[:, None, None], float("-inf"))
+        scores = scores.masked_fill_(hidden[:, None, None], float("-inf"))
     weights = torch.softmax(scores.view(batch * kv_heads, group * queries, extent), dim=-1)
     out = torch.bmm(weights.to(value.dtype), value.flatten(0, 1))
     return out.view(batch, heads, queries, dim).transpose(1, 2).to(query.dtype)

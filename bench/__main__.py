@@ -1,0 +1,19 @@
+"""`python -m bench NAME ...`: find the bench and run it."""
+
+import importlib
+import sys
+
+NAMES = ("latency", "overhead")
+
+
+def main() -> int:
+    """Run the named bench with the remaining arguments; 2 for an unknown name."""
+    if len(sys.argv) < 2 or sys.argv[1] not in NAMES:
+        print(f"usage: python -m bench {{{','.join(NAMES)}}} [--json FILE] [--quick] ...", file=sys.stderr)
+        return 2
+    importlib.import_module(f"bench.{sys.argv[1]}").main(sys.argv[2:])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
