@@ -6,6 +6,8 @@ not fit is refused with the largest batch that would. Weights are in memory alre
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import psutil
 import torch
 
@@ -19,16 +21,18 @@ _LOGIT_COPIES = 6
 _HEADROOM = 0.9
 
 
-def admit(pair: ModelPair, request: Request, methods: tuple[str, ...]) -> None:
-    """Raises RequestError when the lanes of this request would not fit together."""
+def admit(pair: ModelPair, request: Request, *together: tuple[str, ...]) -> None:
+    """Raises RequestError unless each group of methods that run `together` fits, one group after another."""
+
+    def needs(rows: int) -> int:
+        return max(estimate_bytes(pair, request, methods, rows) for methods in together)
+
     free = available_bytes(pair.device)
     rows = len(request.prompts)
-    needed = estimate_bytes(pair, request, methods, rows)
+    needed = needs(rows)
     if needed <= free * _HEADROOM:
         return
-    fitting = rows
-    while fitting > 0 and estimate_bytes(pair, request, methods, fitting) > free * _HEADROOM:
-        fitting = fitting // 2 if fitting > 8 else fitting - 1
+    fitting = bisect_right(range(1, rows), free * _HEADROOM, key=needs)
     advice = f"a batch of {fitting} would fit" if fitting else "shorten the prompt or ask for fewer tokens"
     raise RequestError(
         f"This request needs about {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free: {advice}."

@@ -51,8 +51,7 @@ def race(
     if scheduling not in SCHEDULINGS:
         raise RequestError(f"scheduling must be one of {', '.join(SCHEDULINGS)}; got {scheduling!r}.")
     request = make_request(pair, prompt, **arguments)
-    together = methods if scheduling != "in_turn" else methods[:1]
-    admit(pair, request, together)
+    admit(pair, request, *([methods] if scheduling != "in_turn" else [(method,) for method in methods]))
     return _run(pair, request, methods, scheduling)
 
 
@@ -65,7 +64,9 @@ def _run(pair: ModelPair, request: Request, methods: tuple[str, ...], scheduling
         monitor.start()
         lanes += [Lane(pair, request, method) for method in methods]
         for _ in schedule(lanes, pair.device):
-            yield _snapshot(lanes, monitor, scheduling, start)
+            snapshot = _snapshot(lanes, monitor, scheduling, start)
+            if not snapshot["done"]:
+                yield snapshot
         yield _snapshot(lanes, monitor, scheduling, start)
     finally:
         monitor.stop()

@@ -92,11 +92,11 @@ def make_request(
     ):
         raise RequestError(f"synthetic_acceptance must be from 0 to 1; got {synthetic_acceptance!r}.")
     prompts = [_encode(pair, one, raw) for one in _prompts(prompt, n)]
-    for ids in prompts:
-        _check_prompt(pair, ids)
-    ids = list(range(len(prompts))) if sequence_ids is None else list(sequence_ids)
-    if len(ids) != len(prompts):
-        raise RequestError(f"sequence_ids must name all {len(prompts)} rows; got {len(ids)}.")
+    for one in prompts:
+        _check_prompt(pair, one)
+    ids: Any = range(len(prompts)) if sequence_ids is None else sequence_ids
+    if not isinstance(ids, Seq) or len(ids) != len(prompts):
+        raise RequestError(f"sequence_ids must be a list of {len(prompts)} numbers, one a row; got {ids!r}.")
     for key in ids:
         _whole("a sequence id", key, 0, 2**63 - 1)
     return Request(
@@ -108,7 +108,7 @@ def make_request(
         backend=choose_backend(attention, pair.device),
         verification=verification,
         seed=seed,
-        sequence_ids=ids,
+        sequence_ids=list(ids),
         eos=_eos(pair, eos_token_id),
         time_budget_ms=time_budget_ms,
         synthetic_acceptance=synthetic_acceptance,
@@ -126,7 +126,10 @@ def check_method(method: object) -> str:
 def _prompts(prompt: str | Seq[Any], n: int) -> list[Any]:
     if isinstance(prompt, str):
         return [prompt] * n
-    if not isinstance(prompt, list | tuple) or not prompt:
+    if not isinstance(prompt, list | tuple):
+        kind = type(prompt).__name__
+        raise RequestError(f"The prompt must be text, token ids, or a list of either; got {kind}.")
+    if not prompt:
         raise RequestError("The prompt is empty: write one, as text, as token ids, or as a list of either.")
     if all(isinstance(token, int) for token in prompt):
         return [list(prompt)] * n

@@ -1,0 +1,123 @@
+"""Contract: start the page. Reads the options, loads the models, serves; any refusal is one sentence and status 2.
+
+Non-goal: anything that the page or the library does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+# Read by libraries while they are imported, so set before any of them is.
+os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+# A waiting thread that spins steals the core that the server and a browser on this machine need.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+CONFLICT = (
+    "The package 'kernels' is installed, whose name is that of a folder here: run pip uninstall kernels first."
+)
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line's options."""
+    parser = argparse.ArgumentParser(
+        description="Race regular, speculative and batched speculative decoding (BASS) side by side in a browser.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument(
+        "--pair", default="smollm2", help="a pair's name, a Hub id, or a folder with the target model"
+    )
+    parser.add_argument("--draft", help="a Hub id or a folder with the draft model, instead of the pair's own")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    parser.add_argument("--host", help="address to listen on; 0.0.0.0 for every network of this machine")
+    parser.add_argument("--port", type=int, help="port to listen on; without it the first free one from 7860")
+    parser.add_argument("--max-batch", type=_positive, default=32, help="largest batch that the page accepts")
+    return parser.parse_args(arguments)
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be 1 or more")
+    return value
+
+
+def host(option: str | None, environment: Mapping[str, str]) -> str:
+    """Where to listen: the option, else GRADIO_SERVER_NAME, else everywhere on a Space, else here alone."""
+    if option:
+        return option
+    if environment.get("GRADIO_SERVER_NAME"):
+        return environment["GRADIO_SERVER_NAME"]
+    return "0.0.0.0" if "SPACE_ID" in environment else "127.0.0.1"
+
+
+def conflict() -> str | None:
+    """One sentence where a package is installed that transformers would take for our folder kernels, else None."""
+    try:
+        metadata.distribution("kernels")
+    except metadata.PackageNotFoundError:
+        return None
+    return CONFLICT
+
+
+def serve(options: argparse.Namespace) -> None:
+    """Load the pair and serve the page until interrupted; raises BassError."""
+    try:
+        import spaces  # ZeroGPU: has to come before torch
+    except ImportError:
+        spaces = None
+    from bass_core import BassError, load_pair
+    from ui.events import race_source
+    from ui.limits import Limits
+    from ui.page import build, launch_options
+
+    pair = load_pair(options.pair, draft=options.draft, device=options.device, dtype=options.dtype)
+    source = race_source(pair)
+    if spaces is not None:
+        source = spaces.GPU(duration=gpu_seconds)(source)
+    about = f"{pair.name or options.pair} on {pair.device}, {str(pair.dtype).removeprefix('torch.')}"
+    page = build(source, limits=Limits(max_batch=options.max_batch), about=about)
+    address = host(options.host, os.environ)
+    try:
+        _, url, _ = page.launch(
+            server_name=address, server_port=options.port, prevent_thread_lock=True, quiet=True, **launch_options()
+        )
+    except OSError as error:
+        raise BassError(
+            f"Cannot listen on {address}, port {options.port or '7860 or later'}: it is in use, or not an address "
+            "of this machine; choose another with --port or --host."
+        ) from error
+    print(f"BASS races {about}: open {url}", flush=True)
+    page.block_thread()
+
+
+def gpu_seconds(request: Any) -> int:
+    """Upper bound of a race's GPU time, which ZeroGPU reserves."""
+    return min(120, 20 + request.max_new_tokens * request.batch_size // 20)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program; returns its exit status."""
+    options = parse(arguments)
+    refusal = conflict()
+    if refusal is None:
+        from bass_core import BassError
+
+        try:
+            serve(options)
+        except BassError as error:
+            refusal = str(error)
+    if refusal is not None:
+        print(refusal, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

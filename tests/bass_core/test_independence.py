@@ -1,0 +1,84 @@
+"""A row's text does not depend on its neighbours, on how attention is cut, or on who shares the device.
+
+Contract: with a fixed draft length (greedy and coupled text: with any policy) seed and sequence id decide a
+row's tokens, in float32.
+"""
+
+import pytest
+
+from bass_core import ModelPair, SamplingParams, generate, race
+
+from ..models import perturbed, prompts, tiny
+
+TARGET = tiny("llama")
+PAIR = ModelPair(TARGET, perturbed(TARGET, 0.05))
+ROWS = prompts(8)
+WARM = SamplingParams(0.9)
+
+
+def texts(rows, ids, **arguments):
+    out = generate(PAIR, rows, max_new_tokens=20, sequence_ids=ids, **arguments)
+    return dict(zip(ids, (s.token_ids for s in out.sequences), strict=True))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"sampling": WARM, "draft_length": 3},
+        {"sampling": WARM, "draft_length": 3, "drafter": "prompt_lookup"},
+        {"sampling": WARM, "draft_length": "bass", "verification": "coupled"},
+        {"draft_length": "bass"},
+        {"sampling": WARM, "method": "regular"},
+        {"sampling": SamplingParams(1.0, top_k=20, top_p=0.9), "draft_length": 4},
+    ],
+)
+def test_alone_together_and_shuffled(arguments):
+    together = texts(ROWS, list(range(8)), **arguments)
+    order = [5, 2, 7, 0, 3, 6, 1, 4]
+    shuffled = texts([ROWS[i] for i in order], order, **arguments)
+    assert shuffled == together
+    for row in (0, 6):
+        assert texts([ROWS[row]], [row], **arguments)[row] == together[row]
+    if arguments.get("method") != "regular":
+        assert texts(ROWS, list(range(8)), **arguments, method="speculative") == together
+
+
+def test_seeds_and_ids_matter():
+    same = {"sampling": WARM, "draft_length": 3}
+    one, other = (texts([ROWS[0]], [key], **same)[key] for key in (0, 1))
+    assert one != other
+    assert texts([ROWS[0]], [0], seed=1, **same)[0] != one
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+@pytest.mark.parametrize("draft_length", [1, 5, "bass"])
+def test_coupled_text_is_the_regular_text(temperature, draft_length):
+    same = {"sampling": SamplingParams(temperature), "seed": 3}
+    regular = texts(ROWS, list(range(8)), method="regular", **same)
+    coupled = {"verification": "coupled", "draft_length": draft_length}
+    assert texts(ROWS, list(range(8)), **same, **coupled) == regular
+    assert texts(ROWS, list(range(8)), drafter="prompt_lookup", **same, **coupled) == regular
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt2"])
+def test_attention_backends_agree(architecture):
+    target = tiny(architecture)
+    pair = ModelPair(target, perturbed(target, 0.05))
+    rows = [
+        [s.token_ids for s in generate(pair, ROWS[:4], max_new_tokens=16, attention=name).sequences]
+        for name in ("pad", "split", "sdpa")
+    ]
+    assert rows[0] == rows[1] == rows[2]
+
+
+def test_schedulings_agree():
+    finals = {}
+    for scheduling in ("fair", "overlap", "in_turn"):
+        *_, last = race(
+            PAIR, ROWS[:3], scheduling=scheduling, max_new_tokens=16, sampling=WARM, draft_length=3, seed=2
+        )
+        finals[scheduling] = {
+            name: [s["token_ids"] for s in lane["sequences"]] for name, lane in last["lanes"].items()
+        }
+    assert finals["fair"] == finals["overlap"] == finals["in_turn"]
+    assert finals["fair"]["speculative"] == finals["fair"]["bass"]

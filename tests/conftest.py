@@ -1,0 +1,30 @@
+"""Contract: what tests of several folders share: the real model's folder, and a browser."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def smollm2_folder() -> Path:
+    """The real model as safetensors, from the user's cache; fetched and converted where it is not there."""
+    from bass_core.weights import ensure_smollm2
+
+    return ensure_smollm2()
+
+
+@pytest.fixture(scope="session")
+def browser_executable() -> str:
+    """An installed Chromium or Chrome, or the one that BASS_BROWSER names; without any a test is skipped."""
+    names = (os.environ.get("BASS_BROWSER"), "chromium", "chromium-browser", "google-chrome")
+    found = next((path for name in names if name and (path := shutil.which(name))), None)
+    if found is None:
+        missing = "No Chromium or Chrome is installed: install one, or name it in BASS_BROWSER."
+        if os.environ.get("BASS_REQUIRE_BROWSER"):
+            pytest.fail(missing)
+        pytest.skip(missing)
+    return found

@@ -1,0 +1,72 @@
+"""How the program starts: where it listens, and what it refuses in one sentence with status 2."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import app
+
+ROOT = Path(app.__file__).resolve().parent
+
+
+@pytest.mark.parametrize(
+    ("option", "environment", "expected"),
+    [
+        (None, {}, "127.0.0.1"),
+        (None, {"SPACE_ID": "me/bass"}, "0.0.0.0"),
+        (None, {"SPACE_ID": "me/bass", "GRADIO_SERVER_NAME": "10.0.0.1"}, "10.0.0.1"),
+        (None, {"GRADIO_SERVER_NAME": ""}, "127.0.0.1"),
+        ("192.168.1.2", {"SPACE_ID": "me/bass", "GRADIO_SERVER_NAME": "10.0.0.1"}, "192.168.1.2"),
+    ],
+)
+def test_host(option: str | None, environment: dict[str, str], expected: str) -> None:
+    assert app.host(option, environment) == expected
+
+
+def test_defaults() -> None:
+    options = app.parse([])
+    assert (options.pair, options.draft, options.max_batch) == ("smollm2", None, 32)
+    assert (options.device, options.dtype, options.port) == ("auto", "auto", None)
+
+
+@pytest.mark.parametrize("arguments", [["--max-batch", "0"], ["--max-batch", "many"], ["--port", "x"], ["--what"]])
+def test_bad_options_are_refused(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as refusal:
+        app.parse(arguments)
+    assert refusal.value.code == 2
+
+
+def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run app.py as a user would, until it ends."""
+    return subprocess.run(
+        [sys.executable, str(ROOT / "app.py"), *arguments],
+        cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+
+def test_refuses_to_start_beside_the_package_called_kernels(tmp_path: Path) -> None:
+    info = tmp_path / "kernels-0.10.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kernels\nVersion: 0.10.0\n")
+    ended = start(PYTHONPATH=str(tmp_path))
+    assert ended.returncode == 2 and ended.stdout == ""
+    assert ended.stderr.strip() == app.CONFLICT
+
+
+def test_an_unknown_pair_is_one_sentence_and_status_2(tmp_path: Path) -> None:
+    ended = start("--pair", str(tmp_path / "nothing-here"), HF_HUB_OFFLINE="1")
+    assert ended.returncode == 2 and ended.stdout == ""
+    assert "Traceback" not in ended.stderr
+    assert "nothing-here" in ended.stderr.strip().splitlines()[-1]
+
+
+def test_help_names_every_option() -> None:
+    ended = start("--help")
+    assert ended.returncode == 0
+    for option in ("--pair", "--draft", "--device", "--dtype", "--host", "--port", "--max-batch"):
+        assert option in ended.stdout

@@ -1,0 +1,111 @@
+"""Contract: a tiny random pair on disk, and the real app.py serving it in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+ROOT = Path(__file__).resolve().parents[2]
+# Single tokens of the tiny model, so that the page gets to show them: none may run or break anything.
+HOSTILE = (
+    "<img src=x onerror=window.pwned=1>",
+    "<script>window.pwned=1</script>",
+    "${window.pwned=1}",
+    "`+(window.pwned=1)+`",
+    "{{value}}",
+    "\u05e9\u05dc\u05d5\u05dd",
+    "a\u200bb",
+    "\U0001f41f",
+)
+
+
+def _byte_level(text: str) -> str:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(text)[0][0]
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    """Printable ASCII a character each, the hostile strings, and an end token; no merges."""
+    words = ["</s>", *map(chr, range(32, 127)), "\n", *HOSTILE]
+    vocabulary = {words[0]: 0} | {_byte_level(word): i for i, word in enumerate(words) if i}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="</s>", clean_up_tokenization_spaces=False
+    )
+
+
+def save_tiny_pair(folder: Path) -> tuple[Path, Path]:
+    """Write a random Llama and a disturbed copy of it that drafts for it; returns (target, draft)."""
+    tokenizer = _tokenizer()
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=4096, initializer_range=0.2,
+        bos_token_id=None, eos_token_id=0, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    # The end token's logit is 0, which a text of a thousand tokens rarely draws; nothing else is changed.
+    with torch.no_grad():
+        model.lm_head.weight[0] = 0
+    model.generation_config.eos_token_id = 0
+    paths = folder / "target", folder / "draft"
+    for path, noise in zip(paths, (0.0, 0.03), strict=True):
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight += noise * torch.randn_like(weight)
+        model.save_pretrained(path)
+        tokenizer.save_pretrained(path)
+    return paths
+
+
+@pytest.fixture
+def hostile() -> tuple[str, ...]:
+    """Strings that the tiny model writes as single tokens."""
+    return HOSTILE
+
+
+@pytest.fixture(scope="session")
+def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Folders of a target and a draft."""
+    return save_tiny_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="session")
+def server(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of app.py, started as a user would with --max-batch 8."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {k: v for k, v in os.environ.items() if k not in ("GRADIO_SERVER_NAME", "SPACE_ID")}
+    command = [
+        sys.executable, "app.py", "--pair", str(tiny_pair[0]), "--draft", str(tiny_pair[1]), "--device", "cpu",
+        "--dtype", "float32", "--port", str(port), "--max-batch", "8",
+    ]  # fmt: skip
+    log = tmp_path_factory.mktemp("server") / "stderr.txt"
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=errors
+        )
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if found := re.search(r"open (http://\S+)", line):
+                    yield found[1].rstrip("/")
+                    break
+            else:
+                pytest.fail("app.py ended before it served: " + log.read_text())
+        finally:
+            process.terminate()
+            process.wait()
+    assert "Traceback" not in log.read_text()

@@ -1,0 +1,91 @@
+"""A script gets from /race what the library gives, in the documented form, and the page's sentences as errors."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gradio_client import Client
+from gradio_client.exceptions import AppError
+
+from bass_core import SamplingParams, load_pair, race
+
+LANES = {"regular", "speculative", "bass"}
+
+
+@pytest.fixture(scope="module")
+def client(server: str) -> Client:
+    return Client(server, verbose=False)
+
+
+def texts(snapshot: dict[str, Any]) -> dict[str, list[str]]:
+    return {name: [s["text"] for s in lane["sequences"]] for name, lane in snapshot["lanes"].items()}
+
+
+def test_there_is_one_endpoint_with_defaults_and_one_output(client: Client) -> None:
+    api = client.view_api(return_format="dict", print_info=False)
+    assert list(api["named_endpoints"]) == ["/race"] and not api["unnamed_endpoints"]
+    endpoint = api["named_endpoints"]["/race"]
+    parameters = {p["parameter_name"]: p for p in endpoint["parameters"]}
+    assert list(parameters) == ["prompt", "batch_size", "max_new_tokens", "temperature", "seed"]
+    assert all(p["parameter_has_default"] for p in parameters.values())
+    assert len(endpoint["returns"]) == 1
+
+
+def test_snapshots_grow_and_the_last_one_is_done(client: Client) -> None:
+    snapshots = list(client.submit("Hello", 2, 300, 0.9, 5, api_name="/race"))
+    assert len(snapshots) > 2 and [s["done"] for s in snapshots] == [False] * (len(snapshots) - 1) + [True]
+    for before, after in pairwise(snapshots):
+        for lane in LANES:
+            for old, new in zip(texts(before)[lane], texts(after)[lane], strict=True):
+                assert new.startswith(old)
+    assert set(snapshots[-1]["lanes"]) == LANES
+    for name, lane in snapshots[-1]["lanes"].items():
+        assert len(lane["sequences"]) == 2
+        for sequence in lane["sequences"]:
+            count = len(sequence["token_ids"])
+            assert 0 < count == len(sequence["origins"]) == len(sequence["times_ms"])
+            assert sequence["finish_reason"] in ("eos", "length")
+            allowed = {"sampled"} if name == "regular" else {"sampled", "accepted", "recovered", "bonus"}
+            assert set(sequence["origins"]) <= allowed
+            assert sequence["times_ms"] == sorted(sequence["times_ms"])
+        assert lane["metrics"]["ms_per_token"] > 0 and lane["metrics"]["throughput_tps"] > 0
+        assert (lane["metrics"]["acceptance_rate"] is None) == (name == "regular")
+    assert "cpu_percent" in snapshots[-1]["device"]
+
+
+def test_the_last_snapshot_has_the_library_s_texts(client: Client, tiny_pair: tuple[Path, Path]) -> None:
+    remote = client.submit("Hello", 2, 40, 0.9, 7, api_name="/race").result()
+    pair = load_pair(str(tiny_pair[0]), draft=str(tiny_pair[1]), device="cpu", dtype="float32")
+    *_, local = race(pair, "Hello", n=2, max_new_tokens=40, sampling=SamplingParams(temperature=0.9), seed=7)
+    assert texts(remote) == texts(local)
+
+
+def test_a_cancelled_race_makes_room_for_the_next(client: Client) -> None:
+    job = client.submit("Hello", 8, 1024, 0.9, 0, api_name="/race")
+    next(iter(job))
+    job.cancel()
+    assert client.submit("Hello", 1, 4, 0, 0, api_name="/race").result()["done"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("", 2, 8, 0.7, 0), "The prompt is empty: write one, or pick an example."),
+        (("Hello", 0, 8, 0.7, 0), "Batch size must be a whole number from 1 to 8."),
+        (("Hello", 9, 8, 0.7, 0), "Batch size must be a whole number from 1 to 8."),
+        (("Hello", "many", 8, 0.7, 0), "Batch size must be a whole number from 1 to 8."),
+        (("Hello", 2, 8, "nan", 0), "Temperature must be a number of 0 or more"),
+        (("Hello", 2, 8, -1, 0), "Temperature must be a number of 0 or more"),
+        (("Hello", 2, 8, 0.7, -1), "Seed must be a whole number"),
+        (("x" * 6000, 2, 8, 0.7, 0), "prompt"),
+    ],
+)
+def test_bad_input_reaches_the_script_as_one_sentence(
+    client: Client, arguments: tuple[Any, ...], says: str
+) -> None:
+    with pytest.raises(AppError, match=says) as refusal:
+        client.submit(*arguments, api_name="/race").result()
+    assert "\n" not in str(refusal.value)

@@ -1,0 +1,53 @@
+"""The page refuses bad input in one sentence that names the field and its range."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bass_core import RequestError
+from ui.limits import Limits, RaceRequest
+
+GOOD: dict[str, Any] = {
+    "prompt": "Hello", "batch_size": 4, "max_new_tokens": 64, "temperature": 0.7, "seed": 0,
+}  # fmt: skip
+
+
+def test_good_input_is_taken_as_it_is() -> None:
+    assert Limits().check(**GOOD) == RaceRequest("Hello", 4, 64, 0.7, 0)
+
+
+def test_whole_floats_from_the_browser_become_integers() -> None:
+    request = Limits().check(**GOOD | {"batch_size": 2.0, "seed": 7.0, "temperature": 0})
+    assert (request.batch_size, request.seed, request.temperature) == (2, 7, 0.0)
+    assert isinstance(request.batch_size, int)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("prompt", "", "prompt is empty"),
+        ("prompt", " \n", "prompt is empty"),
+        ("prompt", None, "prompt is empty"),
+        ("batch_size", 0, "Batch size must be a whole number from 1 to 8"),
+        ("batch_size", 9, "from 1 to 8"),
+        ("batch_size", 2.5, "whole number"),
+        ("batch_size", None, "whole number"),
+        ("batch_size", True, "whole number"),
+        ("batch_size", "4", "whole number"),
+        ("batch_size", 10**400, "whole number"),
+        ("max_new_tokens", 0, "Max new tokens must be a whole number from 1 to 1024"),
+        ("max_new_tokens", 1025, "from 1 to 1024"),
+        ("temperature", float("nan"), "Temperature must be"),
+        ("temperature", float("inf"), "Temperature must be"),
+        ("temperature", -0.1, "Temperature must be"),
+        ("temperature", None, "Temperature must be"),
+        ("seed", -1, "Seed must be"),
+        ("seed", 0.5, "Seed must be"),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence(field: str, value: object, says: str) -> None:
+    with pytest.raises(RequestError, match=says) as refusal:
+        Limits(max_batch=8).check(**GOOD | {field: value})
+    assert str(refusal.value).endswith(".") and "\n" not in str(refusal.value)

@@ -1,0 +1,197 @@
+"""The page in a real Chromium: it runs a race, shows what the API gives, stops, and keeps what was there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+from gradio_client import Client
+from playwright.sync_api import BrowserContext, Page, expect, sync_playwright
+
+FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+LANES = ("regular", "speculative", "bass")
+# Lengths seen in each lane, recorded at every change of its text.
+WATCH_GROWTH = """() => {
+  window.growth = {};
+  for (const lane of ["regular", "speculative", "bass"]) {
+    const seen = window.growth[lane] = new Set();
+    const length = () => [...document.querySelectorAll(`#lane-${lane} .sequence`)]
+      .reduce((sum, e) => sum + e.textContent.length, 0);
+    new MutationObserver(() => seen.add(length()))
+      .observe(document.getElementById(`lane-${lane}`), { childList: true, subtree: true, characterData: true });
+  }
+}"""
+
+
+@pytest.fixture(scope="module")
+def context(browser_executable: str) -> Iterator[BrowserContext]:
+    """One for all tests, so that the page's files are fetched once."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_executable, args=FLAGS)
+        yield browser.new_context(viewport={"width": 1400, "height": 900})
+        browser.close()
+
+
+@pytest.fixture
+def page(context: BrowserContext, server: str) -> Iterator[Page]:
+    """The opened page; at the end its console must be clean and every request the page's own host's."""
+    page = context.new_page()
+    complaints: list[str] = []
+    hosts: set[str] = set()
+    page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda r: hosts.add(urlsplit(r.url).netloc) if r.url.startswith(("http", "ws")) else None)
+    page.goto(server)
+    page.wait_for_function("() => window.Plotly && document.querySelector('[data-chart] .main-svg')")
+    yield page
+    page.close()
+    assert complaints == []
+    assert hosts == {urlsplit(server).netloc}
+
+
+def fill(page: Page, *, prompt: str = "Hello", batch: object = 2, tokens: object = 150, temperature: object = 0.9,
+         seed: object = 3) -> None:  # fmt: skip
+    page.fill("#prompt textarea", prompt)
+    for name, value in (
+        ("batch-size", batch),
+        ("max-new-tokens", tokens),
+        ("temperature", temperature),
+        ("seed", seed),
+    ):
+        page.fill(f"#{name} input", str(value))
+
+
+def shown(page: Page, lane: str) -> list[str]:
+    return page.eval_on_selector_all(f"#lane-{lane} .sequence", "all => all.map(e => e.textContent)")
+
+
+def state(page: Page, lane: str) -> str:
+    return page.inner_text(f"#lane-{lane} .state")
+
+
+def run_to_the_end(page: Page) -> None:
+    page.click("#run")
+    for lane in LANES:
+        expect(page.locator(f"#lane-{lane} .state")).to_contain_text("Finished", timeout=120_000)
+    expect(page.locator("#run")).to_be_enabled()
+
+
+def test_three_columns_grow_and_end_with_the_api_s_texts(page: Page, server: str) -> None:
+    fill(page)
+    page.evaluate(WATCH_GROWTH)
+    run_to_the_end(page)
+    final = Client(server, verbose=False).submit("Hello", 2, 150, 0.9, 3, api_name="/race").result()
+    for lane in LANES:
+        expected = [sequence["text"] for sequence in final["lanes"][lane]["sequences"]]
+        page.wait_for_function(
+            "([lane, texts]) => JSON.stringify([...document.querySelectorAll(`#lane-${lane} .sequence`)]"
+            ".map(e => e.textContent)) === JSON.stringify(texts)",
+            arg=[lane, expected],
+        )
+        lengths = page.evaluate("lane => [...window.growth[lane]]", lane)
+        assert len(set(lengths)) > 3 and lengths[-1] == max(lengths)
+    for lane in LANES:
+        figures = page.eval_on_selector_all(f"#lane-{lane} [data-figure]", "all => all.map(e => e.textContent)")
+        assert (figures.count("n/a"), len(figures)) == (1 if lane == "regular" else 0, 5)
+    assert page.locator("#lane-bass .so-far").inner_text() == ""
+    curves = page.eval_on_selector("[data-chart=latency] .plot", "plot => plot.data.map(t => t.name)")
+    assert curves == ["Regular", "Speculative", "BASS"]
+    # This test's server has no GPU to ask.
+    assert page.inner_text("[data-reading=gpu_utilization]") == "n/a"
+
+
+def test_stop_ends_the_race_and_keeps_its_texts(page: Page) -> None:
+    fill(page, batch=8, tokens=1024)
+    page.click("#run")
+    page.wait_for_function("() => document.querySelector('#lane-regular .sequence')?.textContent.length > 5")
+    expect(page.locator("#run")).to_be_disabled()
+    page.click("#stop")
+    expect(page.locator("#lane-regular .state")).to_have_text("Stopped")
+    expect(page.locator(".message")).to_have_text("Stopped.")
+    expect(page.locator("#run")).to_be_enabled()
+    before = shown(page, "regular")
+    assert any(before)
+    # The device is free again: another race runs to its end.
+    fill(page, batch=1, tokens=4)
+    assert shown(page, "regular") == before
+    run_to_the_end(page)
+    assert len(shown(page, "regular")) == 1
+
+
+def test_a_closed_tab_frees_the_device(page: Page, context: BrowserContext, server: str) -> None:
+    other = context.new_page()
+    other.goto(server)
+    other.wait_for_selector("#lane-bass")
+    fill(other, batch=8, tokens=1024)
+    other.click("#run")
+    other.wait_for_function("() => document.querySelector('#lane-regular .sequence')?.textContent.length > 5")
+    other.close()
+    fill(page, batch=1, tokens=4)
+    run_to_the_end(page)
+
+
+BAD_INPUT = [
+    ({"prompt": "  "}, "The prompt is empty"),
+    ({"prompt": "x" * 6000}, "shorten the prompt"),
+    ({"batch": 0}, "Batch size must be a whole number from 1 to 8."),
+    ({"batch": 9}, "Batch size must be a whole number from 1 to 8."),
+    ({"batch": ""}, "Batch size must be a whole number from 1 to 8."),
+    ({"temperature": -1}, "Temperature must be a number of 0 or more"),
+    ({"seed": 0.5}, "Seed must be a whole number"),
+]
+
+
+def test_bad_input_gets_a_sentence_and_loses_nothing(page: Page) -> None:
+    fill(page, tokens=4)
+    run_to_the_end(page)
+    before = [shown(page, lane) for lane in LANES]
+    for bad, says in BAD_INPUT:
+        typed = {"prompt": "Hello", "batch": 2, "tokens": 4, "temperature": 0.9, "seed": 3} | bad
+        fill(page, **typed)  # type: ignore[arg-type]
+        page.click("#run")
+        expect(page.locator(".message")).to_contain_text(says)
+        expect(page.locator("#run")).to_be_enabled()
+        assert [shown(page, lane) for lane in LANES] == before
+        assert page.input_value("#prompt textarea") == typed["prompt"]
+        for name, field in (("batch-size", "batch"), ("temperature", "temperature"), ("seed", "seed")):
+            assert page.input_value(f"#{name} input") == str(typed[field])
+
+
+def test_model_text_is_only_text(page: Page, hostile: tuple[str, ...]) -> None:
+    fill(page, prompt="".join(hostile), batch=8, tokens=300, temperature=2)
+    run_to_the_end(page)
+    written = "".join(text for lane in LANES for text in shown(page, lane))
+    assert [text for text in hostile if text not in written] == []
+    assert page.evaluate("() => window.pwned") is None
+    assert page.locator(".sequence :not(span)").count() == 0
+
+
+def test_at_temperature_0_the_page_says_that_the_sequences_are_the_same(page: Page) -> None:
+    fill(page, temperature=0, tokens=16)
+    run_to_the_end(page)
+    expect(page.locator(".greedy-note")).to_contain_text("the 2 sequences of a lane are the same")
+    for lane in LANES:
+        first, second = shown(page, lane)
+        assert first == second
+    fill(page, temperature=0.9, tokens=4)
+    run_to_the_end(page)
+    expect(page.locator(".greedy-note")).to_be_hidden()
+
+
+def test_an_example_fills_the_prompt(page: Page) -> None:
+    page.click("text=Question")
+    expect(page.locator("#prompt textarea")).to_have_value("Why is the sky blue? Explain it to a ten-year-old.")
+
+
+def test_columns_stack_where_there_is_no_room(page: Page) -> None:
+    for width in (390, 1024, 1400):
+        page.set_viewport_size({"width": width, "height": 900})
+        boxes = [page.locator(f"#lane-{lane}").bounding_box() for lane in LANES]
+        tops = {round(box["y"]) for box in boxes if box}
+        assert len(tops) == (3 if width == 390 else 1)
+        assert all(box and box["width"] >= 280 for box in boxes)
+        assert page.evaluate("() => document.documentElement.scrollWidth <= window.innerWidth")

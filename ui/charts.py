@@ -1,0 +1,36 @@
+"""Contract: the static HTML of the live charts; charts.js draws them with Plotly from the page's value."""
+
+from __future__ import annotations
+
+CHARTS = {
+    "latency": ("ms per token", "over lane time, lower is better"),
+    "acceptance": ("Draft acceptance rate", "accepted / drafted, over lane time"),
+    "device": ("Device", "the whole device: a mixture of the lanes that run"),
+}
+READINGS = {
+    "gpu_utilization": "GPU utilization (NVML: share of time busy)",
+    "gpu_memory_mb": "GPU memory",
+    "gpu_power_w": "GPU power",
+    "cpu_percent": "CPU share of this process",
+    "rss_mb": "Memory of this process",
+}
+SMALL_PRINT = (
+    "Each lane has its own clock, which counts only the time the device spent on that lane: the lanes advance as "
+    "on three identical machines, only slower. Tokens appear in the order and at the pace of their lane's clock, "
+    "at most one update (about a tenth of a second) after they were written."
+)
+
+
+def template() -> str:
+    """One figure for each chart, and the device's readings as text."""
+    figures = "".join(
+        f'<figure class="chart" data-chart="{name}"><figcaption><h3>{title}</h3><span>{about}</span></figcaption>'
+        f'<div class="plot" role="img" aria-label="{title}, {about}"></div></figure>'
+        for name, (title, about) in CHARTS.items()
+    )
+    readings = "".join(
+        f'<div><dt>{label}</dt><dd data-reading="{key}">–</dd></div>' for key, label in READINGS.items()
+    )
+    return f"""<div class="bass-charts"><div class="chart-grid">{figures}</div>
+<dl class="readings"><div><dt>Device</dt><dd data-reading="name">–</dd></div>{readings}</dl>
+<p class="small-print">{SMALL_PRINT}</p></div>"""
