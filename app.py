@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 # Read by libraries while they are imported, so set before any of them is.
@@ -81,7 +82,7 @@ def serve(options: argparse.Namespace) -> None:
     source = race_source(pair)
     if spaces is not None:
         source = spaces.GPU(duration=gpu_seconds)(source)
-    about = f"{pair.name or options.pair} on {pair.device}, {str(pair.dtype).removeprefix('torch.')}"
+    about = f"{shown_name(pair.name or options.pair)} on {pair.device}, {str(pair.dtype).removeprefix('torch.')}"
     page = build(source, limits=Limits(max_batch=options.max_batch), about=about)
     address = host(options.host, os.environ)
     try:
@@ -95,6 +96,11 @@ def serve(options: argparse.Namespace) -> None:
         ) from error
     print(f"BASS races {about}: open {url}", flush=True)
     page.block_thread()
+
+
+def shown_name(pair: str) -> str:
+    """A folder's own name says enough: where it lies is no reader's business."""
+    return Path(pair).resolve().name if os.path.isdir(pair) else pair
 
 
 def gpu_seconds(request: Any) -> int:

@@ -8,6 +8,7 @@ nothing is moved or zeroed, and the next write covers what is stale. Non-goals: 
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -26,7 +27,8 @@ class RaggedCache(Cache):
         self.step: RaggedStep | None = None
         self._rows: Tensor | None = None
         self._positions: Tensor | None = None
-        self.ragged = [_RaggedLayer(self) for _ in range(layers)]
+        # A layer that held its cache would keep the buffers until the garbage collector comes by.
+        self.ragged = [_RaggedLayer(weakref.proxy(self)) for _ in range(layers)]
         super().__init__(layers=list(self.ragged))
 
     def begin(self, host_lengths: list[int], queries: int, device: torch.device) -> RaggedStep:

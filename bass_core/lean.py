@@ -58,7 +58,8 @@ class LeanModel(StepModel):
         config, body = model.config, model.model
         self.heads: int = config.num_attention_heads
         self.eps = torch.tensor(config.rms_norm_eps)
-        self.embedding = model.get_input_embeddings().weight.detach()
+        embedding: Any = model.get_input_embeddings()
+        self.embedding: Tensor = embedding.weight.detach()
         self.final_norm = body.norm.weight.detach().float()
         self.head = PackedLinear(model.get_output_embeddings())
         self.blocks = [_pack_layer(layer) for layer in body.layers]

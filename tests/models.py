@@ -10,7 +10,9 @@ import copy
 
 import torch
 import transformers as tf
-from transformers import PreTrainedModel
+from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
+from tokenizers import models as bpe
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 VOCAB = 96
 _COMMON = {"vocab_size": VOCAB, "eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
@@ -153,3 +155,18 @@ def reference(model: PreTrainedModel, prompt: list[int], new_tokens: int) -> lis
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new_tokens, pad_token_id=0
     )
     return out[0, len(prompt) :].tolist()
+
+
+def byte_tokenizer(corpus: tuple[str, ...] = (), merges: int = 0) -> PreTrainedTokenizerFast:
+    """A byte-level BPE: two special tokens, all 256 bytes, and up to `merges` merges learnt from a corpus."""
+    tokenizer = Tokenizer(bpe.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=258 + merges,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")

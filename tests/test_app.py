@@ -41,6 +41,12 @@ def test_bad_options_are_refused(arguments: list[str]) -> None:
     assert refusal.value.code == 2
 
 
+def test_a_folder_is_shown_by_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    assert app.shown_name(f"{tmp_path}/mine/") == "mine"
+    assert app.shown_name("owner/model") == "owner/model"
+
+
 def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run app.py as a user would, until it ends."""
     return subprocess.run(

