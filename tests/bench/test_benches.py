@@ -9,7 +9,6 @@ import pytest
 
 from bench.__main__ import NAMES
 
-
 ROOT = Path(__file__).parents[2]
 KEYS = {"bench", "device", "versions", "revision", "seed", "weights_sha256", "results", "claims"}
 
