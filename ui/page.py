@@ -69,7 +69,7 @@ _ABOUT = "element.querySelector('.about-pair').textContent = props.value"
 
 
 _FAILED = """() => [
-  JSON.stringify({phase: "error", message: "The server is busy or gone: try again in a moment.", key: Date.now()}),
+  JSON.stringify({phase: "lost", message: "The server is busy or gone: try again in a moment.", key: Date.now()}),
   {__type__: "update", interactive: true}]"""
 
 

@@ -35,12 +35,13 @@
 
   function mountStatus(element, props, watch) {
     const line = element.querySelector(".message");
+    const busy = () => ["waiting", "running"].includes(last.phase);
     const show = (phase, message) => {
-      // Stop with nothing under way is no news.
-      if (phase === "stopped" && !["waiting", "running"].includes(last.phase)) return;
+      // Stop with nothing under way is no news, nor is that a stopped race ended without its last word.
+      if (["stopped", "lost"].includes(phase) && !busy()) return;
       setText(line, message || PHASES[phase] || "");
-      line.dataset.phase = phase;
-      tell("phase", phase);
+      tell("phase", phase === "lost" ? "error" : phase);
+      line.dataset.phase = last.phase;
     };
     watch("value", () => {
       if (!props.value) return;
@@ -48,8 +49,9 @@
       show(phase, message);
     });
     document.addEventListener("click", (event) => {
-      const button = event.target.closest("#run, #run button");
-      if (button && !button.disabled && !["waiting", "running"].includes(last.phase)) show("waiting", "");
+      if (event.target.closest("#stop")) show("stopped");
+      const run = event.target.closest("#run");
+      if (run && !run.disabled && !busy()) show("waiting");
     });
   }
 
