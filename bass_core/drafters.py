@@ -65,10 +65,8 @@ class ModelDrafter:
         if length == 0:
             return Proposal(torch.zeros(batch, 0, dtype=torch.long, device=runner.device), caps)
         pending = [row.tokens[runner.cached[r] :] if caps[r] else row.tokens[-1:] for r, row in enumerate(rows)]
-        starts = [
-            runner.cached[r] if caps[r] else min(len(row.tokens), runner.model.context) - 1
-            for r, row in enumerate(rows)
-        ]
+        # A row that drafts nothing is fed as padding, behind its own valid tokens.
+        starts = runner.cached[:batch]
         width = max(len(tokens) for tokens in pending)
         padded = [tokens + [0] * (width - len(tokens)) for tokens in pending]
         ids = torch.tensor(padded, device=runner.device)

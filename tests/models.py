@@ -113,7 +113,7 @@ BUILDERS = {
 # times below the distance of the two likeliest tokens.
 SCALES = {"llama": 12.0, "qwen3": 16.0, "opt": 16.0, "gpt2": 20.0, "gpt_neox": 24.0, "gemma3": 8.0}
 # Noise at which a copy's greedy choices agree with the model's in about three of four places.
-NEAR = {"llama": 0.025, "qwen3": 0.04, "opt": 0.025, "gpt2": 0.03, "gpt_neox": 0.03, "gemma3": 0.07}
+NEAR = {"llama": 0.025, "qwen3": 0.04, "opt": 0.03, "gpt2": 0.03, "gpt_neox": 0.03, "gemma3": 0.07}
 
 
 def tiny(architecture: str, seed: int = 0, layers: int = 2, scale: float | None = None) -> PreTrainedModel:

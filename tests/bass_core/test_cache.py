@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from bass_core import ModelPair, generate
+from bass_core.cache import RaggedCache
 from bass_core.decoder import BatchDecoder
 from bass_core.lane import Lane
 from bass_core.request import make_request
@@ -15,6 +16,42 @@ def test_a_step_past_the_end_is_refused():
     cache = ModelPair(tiny("llama")).target_step.new_cache(2, 8)
     with pytest.raises(ValueError, match="does not fit"):
         cache.begin([3, 7], 2, torch.device("cpu"))
+
+
+def filled(rows=3, length=10):
+    """A cache of two layers whose every number says where it was written: 100 x row + column."""
+    cache = RaggedCache(2, rows, length, torch.float32)
+    cache.begin([0] * rows, length, torch.device("cpu"))
+    numbers = 100.0 * torch.arange(rows)[:, None] + torch.arange(length)
+    states = numbers[:, None, :, None].expand(rows, 2, length, 4)
+    for layer in range(2):
+        cache.write(layer, states, -states)
+    return cache
+
+
+@pytest.mark.parametrize("lengths", [[4], [0, 7, 3], [8, 8, 8], [2, 0]])
+def test_rows_are_written_at_their_own_lengths(lengths):
+    cache, before = filled(), filled()
+    cache.begin(lengths, 2, torch.device("cpu"))
+    assert cache.positions.tolist() == [[length, length + 1] for length in lengths]
+    new = torch.randn(len(lengths), 2, 2, 4)
+    keys, values = cache.write(1, new, new + 1)
+    assert keys.shape == values.shape == (len(lengths), 2, max(lengths) + 2, 4)
+    for row, length in enumerate(lengths):
+        assert torch.equal(keys[row, :, length : length + 2], new[row])
+        assert torch.equal(values[row, :, length : length + 2], new[row] + 1)
+        before.ragged[1].keys[row, :, length : length + 2] = new[row]
+        before.ragged[1].values[row, :, length : length + 2] = new[row] + 1
+    for ours, theirs in zip(cache.ragged, before.ragged, strict=True):
+        assert torch.equal(ours.keys, theirs.keys) and torch.equal(ours.values, theirs.values)
+
+
+def test_copy_row_takes_the_first_tokens_alone():
+    cache, before = filled(), filled()
+    cache.copy_row(2, 0, 6)
+    for ours, theirs in zip(cache.ragged, before.ragged, strict=True):
+        theirs.keys[0, :, :6], theirs.values[0, :, :6] = theirs.keys[2, :, :6], theirs.values[2, :, :6]
+        assert torch.equal(ours.keys, theirs.keys) and torch.equal(ours.values, theirs.values)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "opt"])

@@ -8,10 +8,10 @@ import pytest
 
 from bass_core import ModelPair, SamplingParams, generate, race
 
-from ..models import perturbed, prompts, tiny
+from ..models import BUILDERS, NEAR, perturbed, prompts, tiny
 
 TARGET = tiny("llama")
-PAIR = ModelPair(TARGET, perturbed(TARGET, 0.05))
+PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]))
 ROWS = prompts(8)
 WARM = SamplingParams(0.9)
 
@@ -60,10 +60,10 @@ def test_coupled_text_is_the_regular_text(temperature, draft_length):
     assert texts(ROWS, list(range(8)), drafter="prompt_lookup", **same, **coupled) == regular
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize("architecture", BUILDERS)
 def test_attention_backends_agree(architecture):
     target = tiny(architecture)
-    pair = ModelPair(target, perturbed(target, 0.05))
+    pair = ModelPair(target, perturbed(target, NEAR[architecture]))
     rows = [
         [s.token_ids for s in generate(pair, ROWS[:4], max_new_tokens=16, attention=name).sequences]
         for name in ("pad", "split", "sdpa")

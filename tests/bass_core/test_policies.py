@@ -2,8 +2,10 @@
 
 import pytest
 
-from bass_core import RequestError
+from bass_core import ModelPair, RequestError, stream
 from bass_core.policies import Algorithm1, FixedLength, make_policy
+
+from ..models import NEAR, perturbed, prompts, tiny
 
 
 def lengths(best):
@@ -18,7 +20,7 @@ def lengths(best):
 def test_algorithm_1():
     assert lengths([7, 9, 3, 2, 0, 0, 0, 0, 0, 0]) == [7, 9, 11, 9, 7, 5, 3, 1, 1, 1, 1]
     assert lengths([0, 0, 0, 0, 0]) == [7, 6, 4, 2, 1, 1]
-    assert max(lengths(range(7, 80, 2))) == 32
+    assert lengths([*range(7, 32, 2), 32, 32])[-3:] == [32, 32, 32]
 
 
 def test_make_policy():
@@ -30,3 +32,36 @@ def test_make_policy():
     for bad in ("fast", -1, 2.5, None, True):
         with pytest.raises(RequestError, match="draft_length"):
             make_policy(bad)
+
+
+class Recorder(Algorithm1):
+    """Algorithm 1 that writes down what it is told; each decoder works on a copy, so the notes are the class's."""
+
+    told: list[list[int]] = []
+
+    def update(self, accepted: list[int]) -> None:
+        self.told.append(list(accepted))
+        super().update(accepted)
+
+
+@pytest.mark.parametrize("amount", [0.0, NEAR["llama"]])
+def test_a_decoder_asks_for_what_the_policy_says(amount):
+    """Told once a round in which some row drafted the whole length; rounds in which all were cut change nothing."""
+    target = tiny("llama")
+    pair = ModelPair(target, perturbed(target, amount) if amount else target)
+    Recorder.told.clear()
+    rounds = list(stream(pair, prompts(4), max_new_tokens=70, draft_length=Recorder()))[1:]
+    replayed, told = Algorithm1(), iter(list(Recorder.told))
+    cut = 0
+    for round_ in rounds:
+        assert round_.draft_length == replayed.length
+        if any(len(row.drafted) == round_.draft_length for row in round_.rows):
+            accepted = [row.accepted for row in round_.rows]
+            assert next(told) == accepted
+            replayed.update(accepted)
+        else:
+            cut += 1
+    assert next(told, None) is None
+    assert cut
+    if not amount:
+        assert [round_.draft_length for round_ in rounds] == [7, 9, 11, 13, 15, 17]

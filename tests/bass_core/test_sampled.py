@@ -153,8 +153,9 @@ def test_bass_20000_sequences(params, length):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", [0, 7])
 @pytest.mark.parametrize("length", [1, 3])
-def test_single_rows_of_2000_batches(row, length):
-    counts, _ = sample(2000, 8, rows={row}, sampling=PLAIN, draft_length=length)
-    agrees(counts, PLAIN)
+@pytest.mark.parametrize("params", [PLAIN, *FILTERS])
+def test_first_and_last_row_of_2000_batches(params, length):
+    first, last = sample(2000, 8, rows=[{0}, {7}], sampling=params, draft_length=length)
+    agrees(first.counts, params)
+    agrees(last.counts, params)

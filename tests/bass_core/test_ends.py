@@ -1,0 +1,163 @@
+"""Where a text ends: at an end-of-text token, at its length, at the model's context, or at the lane's time budget.
+
+Contract: nothing is written after an end, drafts behind it count nowhere, and rows that end leave the others as
+they were. The target drafts for itself, so that ends fall inside accepted spans.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from bass_core import ModelPair, SamplingParams, generate, stream
+from bass_core.lane import LaneClock
+
+from ..models import VOCAB, byte_tokenizer, prompts, reference, tiny
+
+TARGET = tiny("llama")
+PAIR = ModelPair(TARGET, TARGET)
+METHODS = ("regular", "speculative", "bass")
+ROWS = prompts(5)
+TEXTS = [reference(TARGET, row, 30) for row in ROWS]
+
+
+def cut(text: list[int], ends: list[int]) -> list[int]:
+    return next((text[: i + 1] for i, token in enumerate(text) if token in ends), text)
+
+
+def written(pair: ModelPair = PAIR, rows: Any = ROWS, **arguments: Any) -> list[list[int]]:
+    out = generate(pair, rows, **({"max_new_tokens": 30, "draft_length": 5} | arguments))
+    return [sequence.token_ids for sequence in out.sequences]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("place", range(8))
+def test_an_end_at_any_place_of_a_round(place: int, method: str) -> None:
+    """Place 0 is the prefill's token, 6 the first bonus, the rest are drafts."""
+    ends = [TEXTS[0][place], TEXTS[3][14]]
+    out = generate(PAIR, ROWS, method=method, max_new_tokens=30, draft_length=5, eos_token_id=ends)
+    for sequence, text in zip(out.sequences, TEXTS, strict=True):
+        assert sequence.token_ids == cut(text, ends)
+        assert sequence.finish_reason == ("eos" if sequence.token_ids[-1] in ends else "length")
+        assert len(sequence.origins) == len(sequence.times_ms) == len(sequence.token_ids)
+    accepted = sum(sequence.origins.count("accepted") for sequence in out.sequences)
+    assert out.metrics.drafted == out.metrics.accepted == accepted
+    assert out.metrics.new_tokens == sum(len(sequence.token_ids) for sequence in out.sequences)
+
+
+def test_rounds_show_no_draft_behind_an_end() -> None:
+    ends = [TEXTS[0][3]]
+    for round_ in stream(PAIR, ROWS, max_new_tokens=30, draft_length=5, eos_token_id=ends):
+        for row in round_.rows:
+            assert not set(row.tokens[:-1]) & set(ends) and not set(row.drafted[:-1]) & set(ends)
+            assert len(row.p) == len(row.q) == len(row.u) == len(row.drafted)
+
+
+def test_which_tokens_end_a_text() -> None:
+    end, other = TEXTS[0][5], TEXTS[0][2]
+    configured = copy.deepcopy(TARGET)
+    configured.generation_config.eos_token_id = end
+    pair = ModelPair(configured, configured)
+    once = {"rows": ROWS[0]}
+    assert written(pair, **once) == written(pair, **once, eos_token_id="auto") == [cut(TEXTS[0], [end])]
+    assert written(pair, **once, eos_token_id=None) == [TEXTS[0]]
+    assert written(pair, **once, eos_token_id=other) == [cut(TEXTS[0], [other])]
+    assert written(pair, **once, eos_token_id=[end, other]) == [cut(TEXTS[0], [end, other])]
+    configured.generation_config.eos_token_id = [end, other]
+    assert written(pair, **once) == [cut(TEXTS[0], [end, other])]
+    configured.generation_config.eos_token_id = None
+    assert written(pair, **once) == [TEXTS[0]]
+
+
+def test_an_end_that_is_sampled() -> None:
+    ends = list(range(0, VOCAB, 9))
+    warm = {"sampling": SamplingParams(1.0), "verification": "coupled", "max_new_tokens": 60}
+    whole = written(**warm, method="regular", eos_token_id=None)
+    for method in METHODS:
+        assert written(**warm, method=method, eos_token_id=ends) == [cut(text, ends) for text in whole]
+
+
+@pytest.mark.parametrize("length", [0, 4, "bass"])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_context_ends_a_text(method: str, length: Any) -> None:
+    """Prompts that leave 1, 2, 6 and 30 places; rounds are padded past the context beside a row with room."""
+    rows = [(ROWS[i] * 200)[: 512 - room] for i, room in enumerate((1, 2, 6))] + [ROWS[3]]
+    out = written(rows=rows, method=method, draft_length=length)
+    assert [len(text) for text in out] == [1, 2, 6, 30]
+    assert out == [reference(TARGET, row, len(text)) for row, text in zip(rows, out, strict=True)]
+
+
+@pytest.mark.parametrize("context", [4, 12, 40])
+def test_a_draft_whose_context_is_shorter(context: int) -> None:
+    """Shorter than some prompts, or outgrown on the way: the draft falls silent and the text stays right."""
+    short = tiny("llama")
+    short.config.max_position_embeddings = context
+    pair = ModelPair(TARGET, short)
+    assert written(pair) == TEXTS
+    out = generate(pair, ROWS, max_new_tokens=30, draft_length=5)
+    room = sum(max(0, context - len(row)) for row in ROWS)
+    assert (out.metrics.drafted or 0) <= room + 5 * len(ROWS)
+    if context == 40:
+        assert out.metrics.acceptance_rate == 1
+
+
+class Late:
+    """Drafts nothing for `silent` rounds, then four tokens."""
+
+    limit = 4
+
+    def __init__(self, silent: int) -> None:
+        self.silent, self.updates = silent, 0
+
+    @property
+    def length(self) -> int:
+        return 0 if self.updates < self.silent else 4
+
+    def update(self, accepted: list[int]) -> None:
+        self.updates += 1
+
+
+@pytest.mark.parametrize("method", ["speculative", "bass"])
+def test_drafts_after_many_rounds_without(method: str) -> None:
+    """The draft has a dozen tokens to catch up with beside a row that stands at the end of its context."""
+    rows = [ROWS[0], (ROWS[1] * 200)[: 512 - 12]]
+    for silent in (9, 10, 11):
+        out = generate(PAIR, rows, method=method, max_new_tokens=30, draft_length=Late(silent))
+        expected = [reference(TARGET, row, n) for row, n in zip(rows, (30, 12), strict=True)]
+        assert [sequence.token_ids for sequence in out.sequences] == expected
+        assert out.metrics.acceptance_rate == 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_spent_budget_ends_the_lane(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step takes ten milliseconds; the step that spends the budget still counts."""
+
+    @contextmanager
+    def ten(self: LaneClock) -> Iterator[None]:
+        yield
+        self.ms += 10
+
+    monkeypatch.setattr(LaneClock, "running", ten)
+    out = generate(PAIR, ROWS[:2], method=method, max_new_tokens=30, draft_length=2, time_budget_ms=45)
+    steps = {"regular": 5, "speculative": 5, "bass": 5}[method]
+    assert max(max(s.times_ms, default=0) for s in out.sequences) <= 10 * steps
+    assert {s.finish_reason for s in out.sequences} == {"budget"}
+    for sequence, text in zip(out.sequences, TEXTS[:2], strict=True):
+        assert sequence.token_ids == text[: len(sequence.token_ids)]
+    if method == "speculative":
+        assert out.sequences[0].token_ids and not out.sequences[1].token_ids
+
+
+def test_only_padding_rows_of_the_vocabulary_may_differ() -> None:
+    """A draft with more output rows than the tokenizer has tokens: logits are cut to what both have."""
+    wide = copy.deepcopy(TARGET)
+    wide.resize_token_embeddings(VOCAB + 32)
+    tokenizer = byte_tokenizer()
+    tokenizer.__class__ = type("Short", (type(tokenizer),), {"__len__": lambda self: VOCAB})
+    for target, draft in ((TARGET, wide), (wide, TARGET)):
+        pair = ModelPair(target, draft, tokenizer)
+        assert written(pair, eos_token_id=None) == TEXTS
