@@ -86,7 +86,7 @@ def test_no_two_roles_share_a_stream():
 
 
 def test_pairs_of_neighbours_fill_the_square():
-    """Correlation sees lines alone: here pairs of tokens, of positions and of ids fall evenly into 16 x 16 cells."""
+    """Correlation sees lines alone: here neighbouring tokens, positions and ids fall evenly into 16 x 16 cells."""
     sample = _tokens(ids=64, positions=64, size=64)
     neighbours = {
         "tokens": (sample[..., :-1], sample[..., 1:]),
