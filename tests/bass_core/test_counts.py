@@ -6,12 +6,14 @@ Contract: counted exactly, with a draft that IS the target (accepted at 100 %) a
 from math import ceil
 
 import pytest
+import torch
 
 from bass_core import ModelPair, SamplingParams, generate, stream
+from bass_core.drafters import Proposal
 from bass_core.metrics import Counts, latency, summarise
 from bass_core.sequence import Round, RowRound, Sequence
 
-from ..models import prompts, reference, tiny
+from ..models import VOCAB, prompts, reference, tiny
 
 TARGET = tiny("llama")
 PAIR = ModelPair(TARGET, TARGET)
@@ -32,6 +34,82 @@ def test_perfect_draft_takes_the_fewest_verifications(tokens, length, temperatur
     assert out.metrics.acceptance_rate in (1, None)
     assert [len(s.token_ids) for s in out.sequences] == [tokens] * 3
     assert {s.finish_reason for s in out.sequences} == {"length"}
+
+
+@pytest.mark.parametrize("method", ["speculative", "bass"])
+@pytest.mark.parametrize("verification", ["chen", "coupled"])
+@pytest.mark.parametrize("params", [SamplingParams(1.0), SamplingParams(0.7, top_k=20, top_p=0.9)])
+def test_a_perfect_draft_is_never_refused(params, verification, method):
+    """Not one token is lost to noise that the two sides don't share, nor to a draft that lags behind."""
+    out = generate(
+        PAIR,
+        prompts(8),
+        method=method,
+        max_new_tokens=32,
+        draft_length=4,
+        sampling=params,
+        verification=verification,
+    )
+    assert out.metrics.acceptance_rate == 1
+    assert out.metrics.target_forwards == (8 if method == "speculative" else 1) * (1 + ceil(31 / 5))
+
+
+class Scripted:
+    """Knows the greedy texts, and drafts the first `right` tokens of each round as they are, the rest wrong."""
+
+    calls = 0
+
+    def __init__(self, texts, right):
+        self.texts, self.right = texts, right
+
+    def start(self, rows):
+        return None
+
+    def propose(self, rows, caps, keys):
+        drafts = torch.zeros(len(rows), max(caps), dtype=torch.long)
+        for r, row in enumerate(rows):
+            coming = self.texts[row.id][len(row.token_ids) :][: caps[r]]
+            for i, token in enumerate(coming):
+                drafts[r, i] = token if i < self.right else (token + 1) % VOCAB
+        return Proposal(drafts, caps)
+
+    def settle(self, rows, proposal, accepted):
+        pass
+
+    def move_row(self, source, target):
+        pass
+
+
+@pytest.mark.parametrize("method", ["speculative", "bass"])
+@pytest.mark.parametrize("right", [0, 1, 3])
+def test_drafts_that_are_right_so_far(right, method):
+    """Length 4 of which the first `right` stand: every count of 25 tokens is known beforehand."""
+    rows, tokens, length = prompts(2), 25, 4
+    texts = [reference(TARGET, row, tokens) for row in rows]
+    out = generate(
+        ModelPair(TARGET),
+        rows,
+        method=method,
+        drafter=Scripted(texts, right),
+        max_new_tokens=tokens,
+        draft_length=length,
+    )
+    assert [sequence.token_ids for sequence in out.sequences] == texts
+    metrics, rounds = out.metrics, (tokens - 1) // (right + 1)
+    assert metrics.rounds == rounds * (2 if method == "speculative" else 1)
+    assert metrics.target_forwards == metrics.rounds + (2 if method == "speculative" else 1)
+    written = ["sampled", *(["accepted"] * right + ["recovered"]) * rounds]
+    # Near its end a row may write less than it would draft: it drafts what it may write, but one.
+    lengths = [min(length, tokens - 1 - i * (right + 1) - 1) for i in range(rounds)]
+    for sequence in out.sequences:
+        assert sequence.origins[:-1] == written[:-1]
+    assert metrics.drafted == 2 * sum(lengths)
+    assert metrics.accepted == 2 * sum(min(right, drafted) for drafted in lengths)
+    expected = [
+        sum(n > i for n in lengths if i < right) / max(1, sum(n > i for n in lengths)) for i in range(length)
+    ]
+    assert metrics.per_position_acceptance == expected
+    assert metrics.mean_acceptance_length == 1 + metrics.accepted / (2 * sum(n > 0 for n in lengths))
 
 
 class EveryOther:
@@ -112,13 +190,14 @@ def test_a_spent_time_budget_ends_the_lane():
     assert out.sequences[1].finish_reason == "budget"
 
 
-def test_stream_adds_up_to_generate():
-    rounds = list(stream(PAIR, prompts(3), max_new_tokens=20, draft_length=3))
+@pytest.mark.parametrize("method", ["regular", "speculative", "bass"])
+def test_stream_adds_up_to_generate(method):
+    rounds = list(stream(PAIR, prompts(3), method=method, max_new_tokens=20, draft_length=3))
     texts = {index: [] for index in range(3)}
     for round_ in rounds:
         for row in round_.rows:
             texts[row.sequence] += row.tokens
-    out = generate(PAIR, prompts(3), max_new_tokens=20, draft_length=3)
+    out = generate(PAIR, prompts(3), method=method, max_new_tokens=20, draft_length=3)
     assert list(texts.values()) == [s.token_ids for s in out.sequences]
     assert [r.time_ms for r in rounds] == sorted(r.time_ms for r in rounds)
 
