@@ -1,6 +1,6 @@
 """A key-value cache in which every row of the batch has its own length.
 
-Contract: buffers [max_batch, kv_heads, max_len, head_dim] a layer, allocated once, at the first write; the
+Contract: one buffer [layers, 2, max_batch, kv_heads, max_len, head_dim] of keys and values, allocated once; the
 rows of a step are always rows 0..B-1. A step writes its new keys and values at each row's own length, which
 the caller passes with the step (`begin`). Rolling a rejected draft back is passing a smaller length next time:
 nothing is moved or zeroed, and the next write covers what is stale. Non-goals: paging, offloading.
@@ -22,47 +22,62 @@ from kernels.ragged_attention import RaggedStep
 class RaggedCache(Cache):
     """A transformers cache with one length per row. `dtype` is what keys and values are kept in."""
 
-    def __init__(self, layers: int, max_batch: int, max_len: int, dtype: torch.dtype) -> None:
-        self.max_batch, self.max_len, self.dtype = max_batch, max_len, dtype
+    def __init__(
+        self,
+        layers: int,
+        max_batch: int,
+        max_len: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.max_batch, self.max_len, self.kv_heads, self.head_dim = max_batch, max_len, kv_heads, head_dim
+        self.buffer = torch.zeros(layers, 2, max_batch, kv_heads, max_len, head_dim, dtype=dtype, device=device)
         self.step: RaggedStep | None = None
-        self._rows: Tensor | None = None
-        self._positions: Tensor | None = None
-        # A layer that held its cache would keep the buffers until the garbage collector comes by.
-        self.ragged = [_RaggedLayer(weakref.proxy(self)) for _ in range(layers)]
+        # Views of one step for all layers, made once: slicing in every layer costs more than the copies.
+        self._reads: tuple[Tensor, ...] = ()
+        self._ends: tuple[Tensor, ...] = ()
+        self._at: tuple[Any, ...] = ()
+        # A layer that held its cache would keep the buffer until the garbage collector comes by.
+        self.ragged = [_RaggedLayer(weakref.proxy(self), layer) for layer in range(layers)]
         super().__init__(layers=list(self.ragged))
 
-    def begin(self, host_lengths: list[int], queries: int, device: torch.device) -> RaggedStep:
+    def begin(self, host_lengths: list[int], queries: int) -> RaggedStep:
         """Open a step of `queries` new tokens a row over rows that are `host_lengths` long.
 
         Raises ValueError when a row would be written past the end of its buffer.
         """
-        if max(host_lengths) + queries > self.max_len or len(host_lengths) > self.max_batch:
+        batch = len(host_lengths)
+        if max(host_lengths) + queries > self.max_len or batch > self.max_batch:
             raise ValueError(
-                f"a step of {len(host_lengths)} rows x {queries} tokens from length {max(host_lengths)} does "
+                f"a step of {batch} rows x {queries} tokens from length {max(host_lengths)} does "
                 f"not fit a cache of {self.max_batch} rows x {self.max_len} tokens"
             )
+        device = self.buffer.device
         lengths = torch.tensor(host_lengths, device=device)
         self.step = RaggedStep(lengths, list(host_lengths), queries)
-        self._rows = torch.arange(len(host_lengths), device=device)[:, None]
-        self._positions = lengths[:, None] + torch.arange(queries, device=device)
+        self.positions = lengths[:, None] + torch.arange(queries, device=device)
+        self._at = (slice(None), torch.arange(batch, device=device)[:, None], slice(None), self.positions)
+        self._reads = self.buffer[:, :, :batch, :, : self.step.extent].flatten(0, 1).unbind(0)
+        start = host_lengths[0]
+        self._ends = self.buffer[:, :, 0, :, start : start + queries].unbind(0) if batch == 1 else ()
         return self.step
 
-    @property
-    def positions(self) -> Tensor:
-        """Where the tokens of the open step stand: int64 [B, S]."""
-        assert self._positions is not None, "begin() opens a step"
-        return self._positions
+    def write(self, layer: int, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Put states [B, S, 2, Hkv, D], keys before values, at each row's own end.
 
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Put keys, values [B, Hkv, S, D] at each row's own end; return what this step may read."""
-        return self.ragged[layer].update(keys, values)
+        Returns what this step may read: keys and values [B, Hkv, extent, D].
+        """
+        if self._ends:
+            self._ends[layer].copy_(states[0].permute(1, 2, 0, 3))
+        else:
+            self.buffer[layer][self._at] = states.to(self.buffer.dtype)
+        return self._reads[2 * layer], self._reads[2 * layer + 1]
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Make row `target` hold the first `length` tokens of row `source`."""
-        for layer in self.ragged:
-            if layer.keys is not None and layer.values is not None:
-                layer.keys[target, :, :length] = layer.keys[source, :, :length]
-                layer.values[target, :, :length] = layer.values[source, :, :length]
+        self.buffer[:, :, target, :, :length] = self.buffer[:, :, source, :, :length]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """The longest row's length before the open step: what models without explicit positions would use."""
@@ -72,34 +87,18 @@ class RaggedCache(Cache):
 class _RaggedLayer(CacheLayerMixin):
     is_compileable = False
 
-    def __init__(self, cache: RaggedCache) -> None:
+    def __init__(self, cache: RaggedCache, layer: int) -> None:
         super().__init__()
-        self.cache = cache
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        rows, length, dtype = self.cache.max_batch, self.cache.max_len, self.cache.dtype
-        self.device = key_states.device
-        for name, new in (("keys", key_states), ("values", value_states)):
-            buffer = torch.zeros(rows, new.shape[1], length, new.shape[3], dtype=dtype, device=self.device)
-            setattr(self, name, buffer)
+        self.cache, self.layer = cache, layer
+        self.keys, self.values = cache.buffer[layer]
         self.is_initialized = True
 
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing is left to do: the buffer was made with the cache."""
+
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        cache = self.cache
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        assert cache.step is not None and self.keys is not None and self.values is not None
-        batch, _, queries, _ = key_states.shape
-        if batch == 1:
-            start = cache.step.host[0]
-            self.keys[0, :, start : start + queries] = key_states[0]
-            self.values[0, :, start : start + queries] = value_states[0]
-        else:
-            at = (cache._rows, slice(None), cache._positions)
-            self.keys[at] = key_states.transpose(1, 2).to(cache.dtype)
-            self.values[at] = value_states.transpose(1, 2).to(cache.dtype)
-        extent = cache.step.extent
-        return self.keys[:batch, :, :extent], self.values[:batch, :, :extent]
+        states = torch.stack((key_states, value_states)).permute(1, 3, 0, 2, 4)
+        return self.cache.write(self.layer, states)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.cache.get_seq_length() + query_length, 0

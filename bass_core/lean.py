@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kernels.ragged_attention import BACKENDS, RaggedStep
 
 from .cache import RaggedCache
-from .packed import PackedLinear
+from .packed import PackedLinear, pack_all
 from .step_model import StepModel, shadow_of
 
 _CLASSES = {"LlamaForCausalLM", "Qwen3ForCausalLM"}
@@ -61,19 +61,28 @@ class LeanModel(StepModel):
         embedding: Any = model.get_input_embeddings()
         self.embedding: Tensor = embedding.weight.detach()
         self.final_norm = body.norm.weight.detach().float()
-        self.head = PackedLinear(model.get_output_embeddings())
-        self.blocks = [_pack_layer(layer) for layer in body.layers]
+        head: Any = model.get_output_embeddings()
+        groups = [group for layer in body.layers for group in _products(layer, self.head_dim)]
+        *packed, self.head = pack_all([*groups, (head,)])
+        self.blocks = [_block(layer, packed[4 * i : 4 * i + 4]) for i, layer in enumerate(body.layers)]
         self._rotary: Any = shadow_of(body.rotary_emb)
-        self._tables = self._rotary_tables(min(1024, self.context))
+        self._turns = self._make_turns(min(1024, self.context))
 
-    def _rotary_tables(self, size: int) -> tuple[Tensor, Tensor]:
-        """cos and sin [size, 1, D], the sine signed so that rotating is one roll and two products."""
-        probe = torch.zeros(1, dtype=torch.float32)
+    def _make_turns(self, size: int) -> Tensor:
+        """The rotary embedding of positions 0..size-1 as complex factors [size, 1, D / 2]."""
         rotary: Any = self._rotary
-        cos, sin = rotary(probe, torch.arange(size)[None])
+        cos, sin = rotary(torch.zeros(1, dtype=torch.float32), torch.arange(size)[None])
         half = self.head_dim // 2
-        sin = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
-        return cos[0, :, None].float(), sin[0, :, None].float()
+        return torch.complex(cos[0, :, None, :half].float(), sin[0, :, None, :half].float())
+
+    def _step_turns(self, positions: Tensor) -> Tensor:
+        """What a step's queries (scaled for attention), keys and values are multiplied by: [B, S, heads, D /
+        2].
+        """
+        turns = self._turns[positions]
+        queries = (turns * self.head_dim**-0.5).expand(-1, -1, self.heads, -1)
+        keys = turns.expand(-1, -1, self.kv_heads, -1)
+        return torch.cat((queries, keys, torch.ones_like(keys)), dim=2)
 
     def _run(
         self,
@@ -83,43 +92,42 @@ class LeanModel(StepModel):
         step: RaggedStep,
         take: list[int] | None,
         backend: str,
-    ) -> Tensor:
+        want: bool,
+    ) -> tuple[Tensor, Tensor | None]:
         last = min(max(step.host) + step.queries, self.context)
-        tables = self._tables
-        if last > tables[0].shape[0]:
-            self._tables = tables = self._rotary_tables(min(2 * last, self.context))
-        rotary = (tables[0][positions], tables[1][positions])
-        x = F.embedding(ids, self.embedding).float()
+        if last > self._turns.shape[0]:
+            self._turns = self._make_turns(min(2 * last, self.context))
+        turns = self._step_turns(positions)
+        x = ids.float() if ids.is_floating_point() else F.embedding(ids, self.embedding).float()
         for index, layer in enumerate(self.blocks):
-            x = self._block(x, index, layer, rotary, cache, step, backend)
+            x = self._block(x, index, layer, turns, cache, step, backend)
+        states = self._norm(x, self.final_norm) if want else None
         if take is not None:
             x = x[torch.arange(len(take)), torch.tensor(take)]
-        return self.head(self._norm(x, self.final_norm))
+        return self.head(self._norm(x, self.final_norm)), states
 
     def _block(
         self,
         x: Tensor,
         index: int,
         layer: _Layer,
-        rotary: tuple[Tensor, Tensor],
+        turns: Tensor,
         cache: RaggedCache,
         step: RaggedStep,
         backend: str,
     ) -> Tensor:
         batch, queries, _ = x.shape
-        kv, heads = self.kv_heads, self.heads
-        qkv = layer.qkv(self._norm(x, layer.input_norm)).view(batch, queries, heads + 2 * kv, self.head_dim)
-        turning = qkv[:, :, : heads + kv]
+        heads, kv, dim = self.heads, self.kv_heads, self.head_dim
+        qkv = layer.qkv(self._norm(x, layer.input_norm)).view(batch, queries, heads + 2 * kv, dim)
         if layer.query_norm is not None and layer.key_norm is not None:
-            query = self._norm(turning[:, :, :heads], layer.query_norm)
-            turning = torch.cat((query, self._norm(turning[:, :, heads:], layer.key_norm)), dim=2)
-        turned = turning.roll(self.head_dim // 2, -1).mul_(rotary[1])
-        turning = turned.addcmul_(turning, rotary[0])
-        query, key = turning.transpose(1, 2).split((heads, kv), dim=1)
-        keys, values = cache.write(index, key, qkv[:, :, heads + kv :].transpose(1, 2))
-        out = BACKENDS[backend](query, keys, values, step, scaling=self.head_dim**-0.5)
+            query, key, value = qkv.split((heads, kv, kv), dim=2)
+            qkv = torch.cat((self._norm(query, layer.query_norm), self._norm(key, layer.key_norm), value), dim=2)
+        torch.view_as_complex(qkv.view(batch, queries, -1, dim // 2, 2)).mul_(turns)
+        keys, values = cache.write(index, qkv[:, :, heads:].view(batch, queries, 2, kv, dim))
+        query = qkv[:, :, :heads].transpose(1, 2)
+        out = BACKENDS[backend](query, keys, values, step, scaling=1.0)
         x = layer.output(out.reshape(batch, queries, -1), x)
-        gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, dim=-1)
+        gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).view(batch, queries, 2, -1).unbind(2)
         return layer.down(F.silu(gate).mul_(up), x)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -129,20 +137,43 @@ class LeanModel(StepModel):
         return (x * scale).mul_(weight)
 
 
-def _pack_layer(layer: Any) -> _Layer:
+def _products(layer: Any, head_dim: int) -> list[tuple[nn.Linear, ...]]:
     attn, mlp = layer.self_attn, layer.mlp
+    qkv = (_interleaved(attn.q_proj, head_dim), _interleaved(attn.k_proj, head_dim), attn.v_proj)
+    return [qkv, (attn.o_proj,), (mlp.gate_proj, mlp.up_proj), (mlp.down_proj,)]
 
-    def norm(name: str) -> Tensor | None:
-        module = getattr(attn, name, None)
-        return None if module is None else module.weight.detach().float()
 
+def _interleaved(layer: nn.Linear, head_dim: int) -> nn.Linear:
+    """The layer with dimensions i and i + D / 2 of each head side by side, as a complex number has its parts.
+
+    Queries and keys change alike, so their products stay what they were, and rotating is one product.
+    """
+    weight, bias = layer.weight.detach(), layer.bias
+    result = nn.Linear(layer.in_features, layer.out_features, bias=bias is not None, device="meta")
+    rows = torch.arange(layer.out_features).view(-1, head_dim)[:, _pairs(head_dim)].flatten()
+    result.weight = nn.Parameter(weight[rows], requires_grad=False)
+    if bias is not None:
+        result.bias = nn.Parameter(bias.detach()[rows], requires_grad=False)
+    return result
+
+
+def _pairs(head_dim: int) -> Tensor:
+    return torch.arange(head_dim).view(2, -1).T.flatten()
+
+
+def _block(layer: Any, packed: list[PackedLinear]) -> _Layer:
+    def head_norm(name: str) -> Tensor | None:
+        module = getattr(layer.self_attn, name, None)
+        return None if module is None else module.weight.detach().float()[_pairs(len(module.weight))]
+
+    qkv, output, gate_up, down = packed
     return _Layer(
         input_norm=layer.input_layernorm.weight.detach().float(),
-        qkv=PackedLinear(attn.q_proj, attn.k_proj, attn.v_proj),
-        query_norm=norm("q_norm"),
-        key_norm=norm("k_norm"),
-        output=PackedLinear(attn.o_proj),
+        qkv=qkv,
+        query_norm=head_norm("q_norm"),
+        key_norm=head_norm("k_norm"),
+        output=output,
         mlp_norm=layer.post_attention_layernorm.weight.detach().float(),
-        gate_up=PackedLinear(mlp.gate_proj, mlp.up_proj),
-        down=PackedLinear(mlp.down_proj),
+        gate_up=gate_up,
+        down=down,
     )

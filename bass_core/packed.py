@@ -1,18 +1,20 @@
 """Linear layers whose weights are laid out once for the CPU's matrix library.
 
-Contract: `PackedLinear` computes what `torch.nn.Linear` computes, from a copy of the weights. Where the CPU
-multiplies bfloat16 natively the copy is bfloat16, elsewhere float32: emulated bfloat16 products cost up to three
-times as much from four rows on. In float32 a second, plain copy serves one to three rows, which the packed layout
-makes slower. Without oneDNN everything takes the plain way.
+Contract: `PackedLinear` computes what `torch.nn.Linear` computes, from a copy of the weights in the first layout
+that serves them: bfloat16 for oneDNN where the CPU multiplies it natively; float16 for FBGEMM where that holds
+every weight exactly, read at half the bytes, multiplied and summed in float32, each row alike however many there
+are; float32 for oneDNN. Where none is at hand the products are torch's own.
 """
 
 from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# From this many rows on the packed layout is the faster one (measured on AVX-512 without bfloat16).
+# From this many rows on oneDNN's float32 layout is faster than the plain one (measured on AVX-512).
 PACKED_ROWS = 4
 
 
@@ -33,25 +35,49 @@ class PackedLinear(nn.Module):
         joined = torch.cat([weight.detach() for weight in weights]).to(self.compute)
         biases = [layer.bias for layer in layers]
         self.bias = None if biases[0] is None else torch.cat([b.detach() for b in biases]).to(self.compute)
-        self.packed = _pack(joined)
-        keep = self.packed is None or self.compute == torch.float32
+        self.halves = _pack_halves(joined, self.bias) if weights[0].dtype != torch.float32 else None
+        self.packed = None if self.halves is not None else _pack(joined)
+        keep = self.halves is None and (self.packed is None or self.compute == torch.float32)
         self.plain = joined if keep else None
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """x [..., in] of any float dtype; returns [..., out] in that dtype, plus `residual` where one is given."""
         inputs = x.to(self.compute)
-        rows = x.numel() // x.shape[-1]
-        if self.plain is not None and (self.packed is None or rows < PACKED_ROWS):
+        if self.halves is not None:
+            # Naming the overload spares its look-up, 20 microseconds a call.
+            out = torch.ops.quantized.linear_dynamic_fp16.default(inputs, self.halves).to(x.dtype)
+        elif self.plain is not None and (self.packed is None or x.numel() < PACKED_ROWS * x.shape[-1]):
             out = F.linear(inputs, self.plain, self.bias).to(x.dtype)
         elif residual is not None and self.compute == residual.dtype:
-            # Naming the overload spares its look-up, 20 microseconds a call.
             call = torch.ops.mkldnn._linear_pointwise.binary
             fused: Tensor = call(inputs, residual, self.packed, self.bias, "add")
             return fused
         else:
             call = torch.ops.mkldnn._linear_pointwise.default
             out = call(inputs, self.packed, self.bias, "none", [], "").to(x.dtype)
-        return out if residual is None else out + residual
+        return out if residual is None else out.add_(residual)
+
+
+def pack_all(groups: list[tuple[nn.Linear, ...]]) -> list[PackedLinear]:
+    """One PackedLinear for each group of layers to be joined, laid out on all cores (FBGEMM itself uses one)."""
+    largest_first = sorted(range(len(groups)), key=lambda i: -sum(layer.weight.numel() for layer in groups[i]))
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        tasks = {index: pool.submit(PackedLinear, *groups[index]) for index in largest_first}
+    return [tasks[index].result() for index in range(len(groups))]
+
+
+def _pack_halves(weight: Tensor, bias: Tensor | None) -> torch.ScriptObject | None:
+    """FBGEMM's float16 layout of a float32 weight, or None where it would lose a bit of it."""
+    if weight.dtype != torch.float32 or "fbgemm" not in torch.backends.quantized.supported_engines:
+        return None
+    # By slices: a converted copy of a whole head is another 200 MB.
+    if not all(torch.equal(part.half().float(), part) for part in weight.split(4096)):
+        return None
+    try:
+        halves: torch.ScriptObject = torch.ops.quantized.linear_prepack_fp16(weight, bias)
+    except (AttributeError, RuntimeError):
+        return None
+    return halves
 
 
 def _pack(weight: Tensor) -> Tensor | None:

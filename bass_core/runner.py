@@ -17,10 +17,23 @@ PREFILL_TOKENS = {"cpu": 128, "cuda": 8192}
 
 
 class ModelRunner:
-    """A step model and a cache of `max_batch` rows x `max_len` tokens; `vocab` logits are kept."""
+    """A step model and a cache of `max_batch` rows x `max_len` tokens; `vocab` logits are kept.
 
-    def __init__(self, model: StepModel, max_batch: int, max_len: int, vocab: int, backend: str) -> None:
+    With `keep_states`, `states` holds the last hidden states [B, S, hidden] of what was fed last.
+    """
+
+    def __init__(
+        self,
+        model: StepModel,
+        max_batch: int,
+        max_len: int,
+        vocab: int,
+        backend: str,
+        keep_states: bool = False,
+    ) -> None:
         self.model, self.vocab, self.backend = model, vocab, backend
+        self.keep_states = keep_states
+        self.states: Tensor | None = None
         self.cache = model.new_cache(max_batch, max_len)
         self.cached = [0] * max_batch
         self.device = model.device
@@ -33,7 +46,12 @@ class ModelRunner:
 
     def feed_ids(self, ids: Tensor, lengths: list[int], take: list[int] | None = None) -> Tensor:
         """Logits [B, S, vocab] (or [B, vocab] of column take[b]) for ids int64 [B, S] fed at `lengths`."""
-        logits = self.model.forward(ids, self.cache, lengths, take=take, backend=self.backend)
+        if self.keep_states:
+            logits, self.states = self.model.forward_states(
+                ids, self.cache, lengths, take=take, backend=self.backend
+            )
+        else:
+            logits = self.model.forward(ids, self.cache, lengths, take=take, backend=self.backend)
         return logits[..., : self.vocab]
 
     def prefill(self, prompts: list[list[int]]) -> PrefillSteps:
@@ -60,6 +78,7 @@ class PrefillSteps:
         self.width = max(1, budget // len(self.unique))
         self.at, self.longest = 0, max(len(prompt) for prompt in prompts)
         self.last: dict[int, Tensor] = {}
+        self.chunks: list[Tensor] = []
 
     @property
     def done(self) -> bool:
@@ -74,6 +93,8 @@ class PrefillSteps:
         ids = torch.tensor(chunk, device=runner.device)
         take = [min(max(end - 1 - start, 0), stop - start - 1) for end in ends]
         logits = runner.feed_ids(ids, [start] * len(chunk), take)
+        if runner.states is not None:
+            self.chunks.append(runner.states)
         for row, end in enumerate(ends):
             if start < end <= stop:
                 self.last[row] = logits[row]
@@ -93,3 +114,11 @@ class PrefillSteps:
     def logits(self) -> Tensor:
         """The logits [B, vocab] after each row's last prompt token."""
         return torch.stack([self.last[self.unique.index(source)] for source in self.sources])
+
+    def states(self) -> list[Tensor]:
+        """The last hidden states [len(prompt), hidden] of each row; the runner must keep states."""
+        states = torch.cat(self.chunks, dim=1)
+        return [
+            states[self.unique.index(source), : len(prompt)]
+            for source, prompt in zip(self.sources, self.prompts, strict=True)
+        ]

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from . import attention
 from .cache import RaggedCache
 from .errors import PairError
-from .packed import PackedLinear
+from .packed import pack_all
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
@@ -48,7 +48,9 @@ class StepModel:
             _pack_linears(self._shadow)
 
     def new_cache(self, max_batch: int, max_len: int) -> RaggedCache:
-        return RaggedCache(self.layers, max_batch, max_len, self.cache_dtype)
+        return RaggedCache(
+            self.layers, max_batch, max_len, self.kv_heads, self.head_dim, self.cache_dtype, self.device
+        )
 
     def cache_bytes(self, max_batch: int, max_len: int) -> int:
         """What a cache of that size will take, in bytes."""
@@ -67,13 +69,40 @@ class StepModel:
     ) -> Tensor:
         """Feed ids int64 [B, S] at `lengths`; logits [B, S, V], or [B, V] of column take[b] of each row.
 
+        Embeddings [B, S, hidden] may be given in place of ids.
         Afterwards the cache holds the tokens at lengths[b] .. lengths[b]+S-1; which of them count is the
         caller's to say, by the lengths of the next call.
         """
-        step = cache.begin(lengths, ids.shape[1], ids.device)
+        return self._forward(ids, cache, lengths, take, backend, False)[0]
+
+    @torch.inference_mode()
+    def forward_states(
+        self,
+        ids: Tensor,
+        cache: RaggedCache,
+        lengths: list[int],
+        *,
+        take: list[int] | None = None,
+        backend: str = "pad",
+    ) -> tuple[Tensor, Tensor]:
+        """`forward`, and what the head reads: the last hidden states [B, S, hidden] of all columns."""
+        logits, states = self._forward(ids, cache, lengths, take, backend, True)
+        assert states is not None
+        return logits, states
+
+    def _forward(
+        self,
+        ids: Tensor,
+        cache: RaggedCache,
+        lengths: list[int],
+        take: list[int] | None,
+        backend: str,
+        want: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        step = cache.begin(lengths, ids.shape[1])
         # Columns past the context are padding: their logits are never used, but their position must exist.
         positions = cache.positions.clamp(max=self.context - 1)
-        return self._run(ids, positions, cache, step, take, backend)
+        return self._run(ids, positions, cache, step, take, backend, want)
 
     def _run(
         self,
@@ -83,21 +112,24 @@ class StepModel:
         step: attention.RaggedStep,
         take: list[int] | None,
         backend: str,
-    ) -> Tensor:
+        want: bool,
+    ) -> tuple[Tensor, Tensor | None]:
         columns = None if take is None else sorted(set(take))
         out = self._shadow(
-            input_ids=ids,
+            **({"inputs_embeds": ids} if ids.is_floating_point() else {"input_ids": ids}),
             position_ids=positions,
             past_key_values=cache,
             use_cache=True,
+            output_hidden_states=want,
             logits_to_keep=0 if columns is None else torch.tensor(columns, device=ids.device),
             ragged=step,
             ragged_backend=backend,
         )
+        states = out.hidden_states[-1] if want else None
         if take is None or columns is None:
-            return out.logits
+            return out.logits, states
         picked = torch.tensor([columns.index(column) for column in take], device=ids.device)
-        return out.logits[torch.arange(len(take), device=ids.device), picked]
+        return out.logits[torch.arange(len(take), device=ids.device), picked], states
 
 
 def shadow_of(model: PreTrainedModel) -> PreTrainedModel:
@@ -125,8 +157,11 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
 
 
 def _pack_linears(module: nn.Module) -> None:
-    for name, child in module.named_children():
-        if type(child) is nn.Linear:
-            setattr(module, name, PackedLinear(child))
-        else:
-            _pack_linears(child)
+    found = [
+        (parent, name, child)
+        for parent in module.modules()
+        for name, child in parent.named_children()
+        if type(child) is nn.Linear
+    ]
+    for (parent, name, _), packed in zip(found, pack_all([(child,) for _, _, child in found]), strict=True):
+        setattr(parent, name, packed)

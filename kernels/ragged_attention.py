@@ -121,7 +121,8 @@ def _attend(
     batch, heads, queries, dim = query.shape
     kv_heads, extent = key.shape[1], key.shape[2]
     group = heads // kv_heads
-    folded = query.to(key.dtype).mul(scaling).reshape(batch * kv_heads, group * queries, dim)
+    scaled = query.to(key.dtype) if scaling == 1 else query.to(key.dtype).mul(scaling)
+    folded = scaled.reshape(batch * kv_heads, group * queries, dim)
     scores = torch.bmm(folded, key.flatten(0, 1).transpose(1, 2)).float()
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap

@@ -15,27 +15,27 @@ from ..models import perturbed, prompts, tiny
 def test_a_step_past_the_end_is_refused():
     cache = ModelPair(tiny("llama")).target_step.new_cache(2, 8)
     with pytest.raises(ValueError, match="does not fit"):
-        cache.begin([3, 7], 2, torch.device("cpu"))
+        cache.begin([3, 7], 2)
 
 
 def filled(rows=3, length=10):
     """A cache of two layers whose every number says where it was written: 100 x row + column."""
-    cache = RaggedCache(2, rows, length, torch.float32)
-    cache.begin([0] * rows, length, torch.device("cpu"))
+    cache = RaggedCache(2, rows, length, 2, 4, torch.float32)
+    cache.begin([0] * rows, length)
     numbers = 100.0 * torch.arange(rows)[:, None] + torch.arange(length)
-    states = numbers[:, None, :, None].expand(rows, 2, length, 4)
+    states = numbers[:, :, None, None].expand(rows, length, 2, 4)
     for layer in range(2):
-        cache.write(layer, states, -states)
+        cache.write(layer, torch.stack((states, -states), dim=2))
     return cache
 
 
 @pytest.mark.parametrize("lengths", [[4], [0, 7, 3], [8, 8, 8], [2, 0]])
 def test_rows_are_written_at_their_own_lengths(lengths):
     cache, before = filled(), filled()
-    cache.begin(lengths, 2, torch.device("cpu"))
+    cache.begin(lengths, 2)
     assert cache.positions.tolist() == [[length, length + 1] for length in lengths]
     new = torch.randn(len(lengths), 2, 2, 4)
-    keys, values = cache.write(1, new, new + 1)
+    keys, values = cache.ragged[1].update(new, new + 1)
     assert keys.shape == values.shape == (len(lengths), 2, max(lengths) + 2, 4)
     for row, length in enumerate(lengths):
         assert torch.equal(keys[row, :, length : length + 2], new[row])

@@ -1,0 +1,66 @@
+"""Packed linear layers: what torch computes, in whichever layout the weights take."""
+
+import pytest
+import torch
+from torch import nn
+
+from bass_core import packed
+from bass_core.packed import PackedLinear, pack_all
+
+HALVES = "fbgemm" in torch.backends.quantized.supported_engines
+
+
+def layer(outs, ins, dtype, bias=False, seed=0):
+    torch.manual_seed(seed)
+    made = nn.Linear(ins, outs, bias=bias).to(dtype)
+    return made.requires_grad_(False)
+
+
+def exact(layers, x):
+    return torch.cat(
+        [x @ one.weight.float().T + (0 if one.bias is None else one.bias.float()) for one in layers], -1
+    )
+
+
+@pytest.fixture
+def without_bfloat16(monkeypatch):
+    """As on a CPU that has to emulate bfloat16 products."""
+    monkeypatch.setattr(packed, "matmul_dtype", lambda dtype: torch.float32)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 9, 40])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_joined_layers_give_what_each_gives(without_bfloat16, dtype, bias, rows):
+    layers = [layer(24, 32, dtype, bias), layer(8, 32, dtype, bias, seed=1)]
+    x, residual = torch.randn(2, rows, 32), torch.randn(2, rows, 32)
+    linear = PackedLinear(*layers)
+    torch.testing.assert_close(linear(x), exact(layers, x), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(linear(x, residual), exact(layers, x) + residual, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.skipif(not HALVES, reason="this build of torch has no FBGEMM")
+def test_a_row_is_the_same_bit_for_bit_however_many_stand_beside_it(without_bfloat16):
+    linear = PackedLinear(layer(192, 128, torch.bfloat16))
+    assert linear.halves is not None and linear.plain is None
+    x = torch.randn(64, 128)
+    whole = linear(x)
+    for rows in range(1, 64):
+        assert torch.equal(linear(x[:rows]), whole[:rows])
+
+
+def test_weights_that_float16_would_round_stay_float32(without_bfloat16):
+    tiny = layer(16, 16, torch.bfloat16)
+    tiny.weight[3, 5] = 2.0**-30
+    assert PackedLinear(tiny).halves is None
+    huge = layer(16, 16, torch.bfloat16)
+    huge.weight[0, 0] = 2.0**17
+    assert PackedLinear(huge).halves is None
+    assert PackedLinear(layer(16, 16, torch.float32)).halves is None
+
+
+def test_all_layers_are_packed_in_their_order(without_bfloat16):
+    groups = [(layer(8 * (i + 1), 16, torch.bfloat16, seed=i),) for i in range(5)]
+    x = torch.randn(2, 16)
+    for group, linear in zip(groups, pack_all(groups), strict=True):
+        torch.testing.assert_close(linear(x), exact(group, x), atol=1e-5, rtol=1e-5)
