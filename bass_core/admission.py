@@ -11,6 +11,7 @@ from bisect import bisect_right
 import psutil
 import torch
 
+from .drafting import runs_model
 from .errors import RequestError
 from .lane import cache_length
 from .pair import ModelPair
@@ -50,7 +51,7 @@ def estimate_bytes(pair: ModelPair, request: Request, methods: tuple[str, ...], 
         width = 1
         if drafts:
             width += min(request.policy.limit, request.max_new_tokens)
-            if request.drafter == "model" and pair.draft_step is not None:
+            if runs_model(request.drafter) and pair.draft_step is not None:
                 total += pair.draft_step.cache_bytes(batch, length)
         logits = batch * width * pair.vocab * 4
         total += logits * (1 if request.sampling.greedy else _LOGIT_COPIES)

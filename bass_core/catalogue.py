@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from .draft_head import is_draft_head, load_draft_head
 from .errors import RequestError
+from .ngram import load_ngrams
 from .pair import ModelPair, check_same_tokens
 from .sources import Source, load_model, load_tokenizer, locate
 from .weights import ensure_smollm2
@@ -27,14 +30,16 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class CatalogueEntry:
     """A pair that can be asked for by name.
 
-    `target` and `draft` are Hub ids or folders, a draft `drafts/NAME` lies inside this repository; `prepare`
-    makes the target's folder where the target is an artefact of our own; `tested`: whether it was run here.
+    `target` and `draft` are Hub ids or folders, `drafts/NAME` lies inside this repository, as does `ngrams`;
+    `prepare` makes the target's folder where the target is an artefact of our own; `tested`: whether it was run
+    here.
     """
 
     name: str
     target: str
     draft: str | None = None
     drafter: str = "auto"
+    ngrams: str | None = None
     dtype: str = "auto"
     note: str = ""
     tested: bool = False
@@ -93,18 +98,28 @@ def load_pair(
     number = pick_dtype(entry.dtype if dtype == "auto" else dtype, where)
     target = _source(name_or_path)
     draft_name = draft or entry.draft
-    drafting = _source(draft_name) if draft_name else None
     tokenizer = load_tokenizer(target)
-    other = load_tokenizer(drafting) if drafting else None
-    if tokenizer is not None and other is not None:
-        check_same_tokens(tokenizer, other)
+    model = load_model(target, where, number)
     return ModelPair(
-        load_model(target, where, number),
-        load_model(drafting, where, number) if drafting else None,
+        model,
+        _load_draft(draft_name, model, tokenizer, where, number) if draft_name else None,
         tokenizer,
         name=entry.name,
         default_drafter="auto" if draft else entry.drafter,
+        ngrams=load_ngrams(REPOSITORY / entry.ngrams) if entry.ngrams else None,
     )
+
+
+def _load_draft(name: str, target: Any, tokenizer: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """A draft head where the folder holds one, else a causal LM with the target's tokenizer."""
+    folder = REPOSITORY / name if name.startswith("drafts/") else Path(name)
+    if is_draft_head(folder):
+        return load_draft_head(folder, target)
+    source = _source(name)
+    other = load_tokenizer(source)
+    if tokenizer is not None and other is not None:
+        check_same_tokens(tokenizer, other)
+    return load_model(source, device, dtype)
 
 
 def pick_device(device: str | torch.device) -> torch.device:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from .drafters import Drafter, Proposal
+from .drafters import Drafter, Proposal, StateReader
 from .policies import DraftLengthPolicy
 from .runner import ModelRunner, PrefillSteps
 from .sampling import SamplingParams
@@ -86,6 +86,8 @@ class BatchDecoder:
         self.target_forwards += 1
         keys = self._keys()
         tokens = first_tokens(prefill.logits(), keys, self.rules.params).tolist()
+        if isinstance(self.drafter, StateReader):
+            self.drafter.read_states(self._rows, prefill.states())
         self._prefill = self._draft_prefill = None
         rows = [self._write(row, [], [], 0, token) for row, token in zip(self._rows, tokens, strict=True)]
         self._drop_finished()
@@ -102,6 +104,9 @@ class BatchDecoder:
         drafts = proposal.tokens.tolist()
         for r, count in enumerate(accepted):
             self.target.cached[r] += count + 1
+        if isinstance(self.drafter, StateReader):
+            assert self.target.states is not None
+            self.drafter.read_states(rows, [self.target.states[r, : n + 1] for r, n in enumerate(accepted)])
         records = [
             self._write(row, drafts[r][: counts[r]], tests[r], accepted[r], next_tokens[r])
             for r, row in enumerate(rows)

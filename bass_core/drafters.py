@@ -1,4 +1,4 @@
-"""Who proposes tokens: a small model (BASS's own), or the text so far.
+"""Who proposes tokens: the interface, and BASS's own way, a small model (others: head_drafter.py, lookup.py).
 
 Contract: `propose` returns up to caps[r] tokens for each row of the batch, and, when sampling from a model, the
 distributions they were drawn from; what is proposed never changes what the decoder writes, only how fast.
@@ -8,7 +8,7 @@ A drafter follows the decoder's rows: 0..B-1, the last taking the place of one t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -32,7 +32,8 @@ class Proposal:
 class Drafter(Protocol):
     """What a decoder asks of a drafter. `calls` counts forwards of a draft model."""
 
-    calls: int
+    @property
+    def calls(self) -> int: ...
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None: ...
 
@@ -41,6 +42,14 @@ class Drafter(Protocol):
     def settle(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None: ...
 
     def move_row(self, source: int, target: int) -> None: ...
+
+
+@runtime_checkable
+class StateReader(Protocol):
+    """A drafter that looks at the target's last hidden states, given as the tokens they belong to are settled."""
+
+    def read_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
+        """states[r] [k, hidden]: of the k tokens of row r that entered the target's cache for good."""
 
 
 class ModelDrafter:
@@ -103,51 +112,3 @@ class ModelDrafter:
 
     def move_row(self, source: int, target: int) -> None:
         self.runner.move_row(source, target)
-
-
-class PromptLookupDrafter:
-    """Copies what followed the latest earlier occurrence of the row's last tokens (2 to `longest` of them).
-
-    The longest match wins. Costs no forward, and shines where the answer repeats the prompt.
-    """
-
-    def __init__(self, device: torch.device, longest: int = 4, shortest: int = 2) -> None:
-        self.device, self.longest, self.shortest = device, longest, shortest
-        self.calls = 0
-        self.tables: list[dict[tuple[int, ...], int]] = []
-        self.indexed: list[int] = []
-
-    def start(self, rows: list[Sequence]) -> PrefillSteps | None:
-        self.tables = [{} for _ in rows]
-        self.indexed = [0 for _ in rows]
-        return None
-
-    def propose(self, rows: list[Sequence], caps: list[int], keys: Keys) -> Proposal:
-        found = [
-            self._lookup(r, row.tokens, cap) if cap else []
-            for r, (row, cap) in enumerate(zip(rows, caps, strict=True))
-        ]
-        counts = [len(copied) for copied in found]
-        width = max(counts)
-        padded = [copied + [0] * (width - len(copied)) for copied in found]
-        tokens = torch.tensor(padded, dtype=torch.long, device=self.device).view(len(rows), width)
-        return Proposal(tokens, counts)
-
-    def _lookup(self, row: int, tokens: list[int], count: int) -> list[int]:
-        """`count` tokens from after the latest match, or none. A match that overlaps the end repeats itself."""
-        table, end = self.tables[row], len(tokens)
-        for stop in range(max(self.indexed[row], 1), end):
-            for size in range(self.shortest, min(self.longest, stop) + 1):
-                table[tuple(tokens[stop - size : stop])] = stop
-        self.indexed[row] = end
-        for size in range(min(self.longest, end), self.shortest - 1, -1):
-            at = table.get(tuple(tokens[end - size :]))
-            if at is not None:
-                return [tokens[at + i % (end - at)] for i in range(count)]
-        return []
-
-    def settle(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
-        return None
-
-    def move_row(self, source: int, target: int) -> None:
-        self.tables[target], self.indexed[target] = self.tables[source], self.indexed[source]

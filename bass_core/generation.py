@@ -50,7 +50,7 @@ def generate(pair: ModelPair, prompt: str | Seq[Any], *, method: str = "bass", *
 
     method: "regular", "speculative" (one sequence after another) or "bass" (all at once). Keyword arguments, with
     their defaults: n=1, max_new_tokens=64, sampling=SamplingParams(), draft_length="bass" | int | policy,
-    drafter="auto" | "model" | "prompt_lookup" | object, attention="auto", verification="chen" | "coupled",
+    drafter="auto" | a name of drafting.py | object, attention="auto", verification="chen" | "coupled",
     seed=0, sequence_ids=None, eos_token_id="auto", raw=False, time_budget_ms=None, synthetic_acceptance=None.
     Raises RequestError for an argument that is out of range or a request that does not fit the memory.
     """

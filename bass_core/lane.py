@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from .decoder import BatchDecoder, Decoder, OneByOne, Rules
-from .drafters import Drafter, ModelDrafter, PromptLookupDrafter
+from .drafters import StateReader
+from .drafting import make_drafter
 from .metrics import Counts, Metrics, summarise
 from .pair import ModelPair
 from .request import Request
@@ -149,10 +150,15 @@ def build(pair: ModelPair, request: Request, method: str, sequences: list[Sequen
     drafts = method != "regular"
 
     def batch(rows: list[Sequence]) -> BatchDecoder:
+        count, length, backend = len(rows), cache_length(request, drafts), request.backend
+        drafter = None
+        if drafts:
+            drafter = make_drafter(
+                pair, request.drafter, count, length, backend, request.sampling, request.verification
+            )
         runner = ModelRunner(
-            pair.target_step, len(rows), cache_length(request, drafts), pair.vocab, request.backend
+            pair.target_step, count, length, pair.vocab, backend, keep_states=isinstance(drafter, StateReader)
         )
-        drafter = _drafter(pair, request, len(rows)) if drafts else None
         return BatchDecoder(rows, runner, rules, drafter, copy.deepcopy(request.policy) if drafts else None)
 
     if method == "speculative":
@@ -164,15 +170,3 @@ def cache_length(request: Request, drafts: bool) -> int:
     """Tokens a row of the cache must hold: a round may write its padding past a row that is nearly done."""
     padding = min(request.policy.limit, request.max_new_tokens) if drafts else 0
     return request.longest + padding + 1
-
-
-def _drafter(pair: ModelPair, request: Request, rows: int) -> Drafter:
-    if request.drafter == "prompt_lookup":
-        return PromptLookupDrafter(pair.device)
-    if request.drafter == "model":
-        assert pair.draft_step is not None
-        length = cache_length(request, drafts=True)
-        runner = ModelRunner(pair.draft_step, rows, length, pair.vocab, request.backend)
-        return ModelDrafter(runner, request.sampling, request.verification)
-    own: Drafter = copy.deepcopy(request.drafter)
-    return own

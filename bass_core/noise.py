@@ -54,10 +54,16 @@ def uniform(seed: int, sequence_ids: Tensor, positions: Tensor, role: Role) -> T
     return ((first >> 9).float() + 0.5) * 2.0**-23
 
 
-def token_uniforms(seed: int, sequence_ids: Tensor, positions: Tensor, roles: Tensor, size: int) -> Tensor:
-    """One float32 uniform in (0, 1) for each key and each of `size` tokens: keys' shape + [size]."""
+def token_uniforms(
+    seed: int, sequence_ids: Tensor, positions: Tensor, roles: Tensor, tokens: int | Tensor
+) -> Tensor:
+    """One float32 uniform in (0, 1) for each key and token: keys' shape + [V].
+
+    tokens: V, for the ids 0..V-1, or the ids themselves, int64 [V].
+    """
     first, second, _, _ = words(seed, sequence_ids, positions, roles)
-    hashed = torch.arange(size, dtype=torch.int32, device=first.device) * _signed(_KEY_0)
+    ids = torch.arange(tokens, device=first.device) if isinstance(tokens, int) else tokens
+    hashed = ids.to(torch.int32) * _signed(_KEY_0)
     hashed = hashed + _wrap(first)[..., None]
     _mix(hashed, 17, 0xED5AD4BB)
     hashed ^= _wrap(second)[..., None]

@@ -12,35 +12,44 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from .draft_head import DraftHead
 from .errors import PairError
 from .lean import LeanModel, fits
+from .ngram import NgramTable
 from .step_model import StepModel, refuse_unsupported
 
 
 class ModelPair:
     """target, draft (or None) and tokenizer (or None: then prompts are token ids and texts are None).
 
-    `default_drafter` is what drafter="auto" means: "model", "prompt_lookup", or "auto" (the draft model where
-    there is one, else prompt lookup). Raises PairError where the two don't fit or one is not supported.
+    A draft may be a causal LM of its own or a head on the target's states (draft_head.py).
+    `default_drafter` is what drafter="auto" means: a name of drafting.py, or "auto" (the draft model where there
+    is one, else prompt lookup). `ngrams` is what the n-gram drafters read. Raises PairError where the two don't
+    fit or one is not supported.
     """
 
     def __init__(
         self,
         target: PreTrainedModel,
-        draft: PreTrainedModel | None = None,
+        draft: PreTrainedModel | DraftHead | None = None,
         tokenizer: Any = None,
         *,
         name: str | None = None,
         default_drafter: str = "auto",
+        ngrams: NgramTable | None = None,
     ) -> None:
-        for model in (target, draft):
+        own_model = draft.body if isinstance(draft, DraftHead) else draft
+        for model in (target, own_model):
             if model is not None:
                 refuse_unsupported(model)
         self.target, self.draft, self.tokenizer, self.name = target, draft, tokenizer, name
-        self.default_drafter = default_drafter
-        self.vocab = _common_vocabulary(target, draft, tokenizer)
+        self.default_drafter, self.ngrams = default_drafter, ngrams
+        whole = None if isinstance(draft, DraftHead) else draft
+        self.vocab = _common_vocabulary(target, whole, tokenizer)
         self.target_step = _step_model(target)
-        self.draft_step = None if draft is None else _step_model(draft)
+        if isinstance(draft, DraftHead):
+            draft.pack()
+        self.draft_step = None if own_model is None else _step_model(own_model)
 
     @property
     def device(self) -> torch.device:

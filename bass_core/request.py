@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .attention import choose_backend
+from .drafting import choose_drafter
 from .errors import RequestError
 from .pair import ModelPair
 from .policies import DraftLengthPolicy, make_policy
@@ -19,7 +20,6 @@ from .sampling import SamplingParams
 from .sequence import Sequence
 
 METHODS = ("regular", "speculative", "bass")
-DRAFTERS = ("model", "prompt_lookup")
 VERIFICATIONS = ("chen", "coupled")
 
 
@@ -104,7 +104,7 @@ def make_request(
         max_new_tokens=max_new_tokens,
         sampling=sampling,
         policy=make_policy(draft_length),
-        drafter=_drafter(pair, drafter),
+        drafter=choose_drafter(pair, drafter),
         backend=choose_backend(attention, pair.device),
         verification=verification,
         seed=seed,
@@ -165,18 +165,6 @@ def _check_prompt(pair: ModelPair, ids: list[int]) -> None:
         )
     if min(ids) < 0 or max(ids) >= pair.vocab:
         raise RequestError(f"Token ids must be from 0 to {pair.vocab - 1}; got {min(ids)} to {max(ids)}.")
-
-
-def _drafter(pair: ModelPair, drafter: Any) -> Any:
-    if drafter == "auto":
-        drafter = pair.default_drafter
-        if drafter == "auto":
-            drafter = "model" if pair.draft is not None else "prompt_lookup"
-    if drafter == "model" and pair.draft is None:
-        raise RequestError('This pair has no draft model: choose drafter="prompt_lookup" or load one with draft=.')
-    if drafter not in DRAFTERS and not hasattr(drafter, "propose"):
-        raise RequestError(f"drafter must be auto, {', '.join(DRAFTERS)} or a drafter object; got {drafter!r}.")
-    return drafter
 
 
 def _eos(pair: ModelPair, eos: Any) -> frozenset[int]:

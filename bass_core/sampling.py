@@ -80,11 +80,15 @@ def _nucleus(probs: Tensor, top_p: float) -> Tensor:
     return filtered / filtered.sum(-1, keepdim=True)
 
 
-def draw(weights: Tensor, seed: int, sequence_ids: Tensor, positions: Tensor, roles: Tensor) -> Tensor:
-    """One token a key from weights [..., V] (need not be normalised), by Gumbel-max: int64 [...].
+def draw(
+    weights: Tensor, seed: int, sequence_ids: Tensor, positions: Tensor, roles: Tensor, ids: Tensor | None = None
+) -> Tensor:
+    """One column a key of weights [..., V] (need not be normalised), by Gumbel-max: int64 [...].
 
     argmax(log w + Gumbel) is computed as argmax(w / -log u), the same order with one logarithm less. Two draws
-    from one key with the same weights give the same token, and tokens of weight 0 are never drawn.
+    from one key with the same weights give the same token, and tokens of weight 0 are never drawn. `ids` int64 [V]
+    are the tokens that the columns stand for, where that is not 0..V-1.
     """
-    noise = token_uniforms(seed, sequence_ids, positions, roles, weights.shape[-1])
+    tokens = weights.shape[-1] if ids is None else ids
+    noise = token_uniforms(seed, sequence_ids, positions, roles, tokens)
     return (weights / noise.log_().neg_()).argmax(-1)

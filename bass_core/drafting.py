@@ -1,0 +1,81 @@
+"""The drafters by name: what `drafter=` may say, and how each is made for a lane.
+
+Contract: `choose_drafter` refuses what a pair can't do, in one sentence; `make_drafter` builds a fresh one.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from .draft_head import DraftHead
+from .drafters import Drafter, ModelDrafter
+from .errors import RequestError
+from .head_drafter import HeadDrafter
+from .lookup import Cascade, LookupChain, NgramDrafter, PromptLookupDrafter, SiblingLookupDrafter
+from .pair import ModelPair
+from .runner import ModelRunner
+from .sampling import SamplingParams
+
+DRAFTERS = ("model", "prompt_lookup", "sibling_lookup", "ngram", "lookup", "cascade")
+# The cascade copies only after a match this long: a shorter one is right less often than the model.
+CASCADE_MATCH = 3
+
+
+def choose_drafter(pair: ModelPair, drafter: Any) -> Any:
+    """The name, or the drafter object, that a request will use. Raises RequestError for what can't be."""
+    if drafter == "auto":
+        drafter = pair.default_drafter
+        if drafter == "auto":
+            drafter = "model" if pair.draft is not None else "prompt_lookup"
+    if drafter in ("model", "cascade") and pair.draft is None:
+        raise RequestError(
+            f'This pair has no draft model for drafter="{drafter}": choose drafter="prompt_lookup" or load one '
+            "with draft=."
+        )
+    if drafter in ("ngram", "lookup") and pair.ngrams is None:
+        raise RequestError(f'This pair has no n-gram table for drafter="{drafter}": choose "prompt_lookup".')
+    if drafter not in DRAFTERS and not hasattr(drafter, "propose"):
+        raise RequestError(f"drafter must be auto, {', '.join(DRAFTERS)} or a drafter object; got {drafter!r}.")
+    return drafter
+
+
+def runs_model(drafter: Any) -> bool:
+    """Whether the drafter keeps a cache of the pair's draft."""
+    return drafter in ("model", "cascade")
+
+
+def make_drafter(
+    pair: ModelPair, drafter: Any, rows: int, length: int, backend: str, sampling: SamplingParams, rule: str
+) -> Drafter:
+    """A drafter for `rows` rows of at most `length` tokens."""
+    device = pair.device
+
+    def model() -> Drafter:
+        assert pair.draft_step is not None
+        if isinstance(pair.draft, DraftHead):
+            vocab = len(pair.draft.vocabulary)
+            runner = ModelRunner(pair.draft_step, rows, length, vocab, backend, keep_states=True)
+            return HeadDrafter(pair.draft, runner, pair.vocab, sampling, rule)
+        return ModelDrafter(ModelRunner(pair.draft_step, rows, length, pair.vocab, backend), sampling, rule)
+
+    def ngrams(shortest: int) -> NgramDrafter:
+        assert pair.ngrams is not None
+        return NgramDrafter(pair.ngrams, device, shortest)
+
+    made: Drafter
+    if drafter == "model":
+        made = model()
+    elif drafter == "prompt_lookup":
+        made = PromptLookupDrafter(device)
+    elif drafter == "sibling_lookup":
+        made = SiblingLookupDrafter(device)
+    elif drafter == "ngram":
+        made = ngrams(1)
+    elif drafter == "lookup":
+        made = LookupChain(PromptLookupDrafter(device), ngrams(1))
+    elif drafter == "cascade":
+        made = Cascade(PromptLookupDrafter(device, shortest=CASCADE_MATCH), model(), pair.vocab)
+    else:
+        made = copy.deepcopy(drafter)
+    return made

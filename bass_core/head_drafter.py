@@ -1,0 +1,111 @@
+"""Drafts with a head that reads the target's last hidden states.
+
+Contract: a drafter as in drafters.py. Slots of settled tokens are fed with the target's own states as these arrive
+(`read_states`), slots of drafted tokens with the head's; the latter are fed anew once the target has settled them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .draft_head import DraftHead
+from .drafters import Proposal
+from .noise import Role
+from .runner import ModelRunner, PrefillSteps
+from .sampling import SamplingParams, draw, probabilities
+from .sequence import Sequence
+from .verify import Keys
+
+# Slots that are fed in one forward: the first proposal follows a whole prompt.
+CHUNK = 128
+
+
+class HeadDrafter:
+    """`runner` drives the head's body over its reduced vocabulary and keeps states; `size` is the target's V."""
+
+    def __init__(
+        self, head: DraftHead, runner: ModelRunner, size: int, params: SamplingParams, rule: str = "chen"
+    ) -> None:
+        self.head, self.runner, self.size, self.params = head, runner, size, params
+        self.role = Role.TARGET if rule == "coupled" else Role.DRAFT
+        self.calls = 0
+        self._waiting: list[Tensor] = []
+
+    def start(self, rows: list[Sequence]) -> PrefillSteps | None:
+        zero = torch.zeros(1, self.head.config.hidden, device=self.runner.device)
+        # Slot t reads the state of t - 1, and nothing stands before the first token.
+        self._waiting = [zero for _ in rows]
+        return None
+
+    def read_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
+        self._waiting[: len(rows)] = [
+            torch.cat((waiting, new)) for waiting, new in zip(self._waiting[: len(rows)], states, strict=True)
+        ]
+
+    def propose(self, rows: list[Sequence], caps: list[int], keys: Keys) -> Proposal:
+        logits, states = self._catch_up(rows)
+        vocabulary = self.head.vocabulary
+        ends = list(self.runner.cached[: len(rows)])
+        tokens: list[Tensor] = []
+        probs: list[Tensor | None] = []
+        for step in range(max(caps)):
+            if step:
+                x = self.head.inputs(tokens[-1][:, None], states[:, None])
+                logits = self.runner.feed_ids(x, [end + step - 1 for end in ends])[:, 0]
+                states = self._states()[:, 0]
+                self.calls += 1
+            column, prob = self._draw(logits, keys, step)
+            tokens.append(vocabulary[column])
+            probs.append(prob)
+        stacked = None if probs[0] is None else torch.stack([p for p in probs if p is not None], dim=1)
+        return Proposal(torch.stack(tokens, dim=1), caps, stacked)
+
+    def _catch_up(self, rows: list[Sequence]) -> tuple[Tensor, Tensor]:
+        """Feed what was settled since the last proposal; logits [B, V'] and states [B, hidden] of the last
+        slots.
+        """
+        runner, batch = self.runner, len(rows)
+        starts = runner.cached[:batch]
+        counts = [len(row.tokens) - start for row, start in zip(rows, starts, strict=True)]
+        width = max(counts)
+        padded = [row.tokens[start:] + [0] * width for row, start in zip(rows, starts, strict=True)]
+        ids = torch.tensor([tokens[:width] for tokens in padded], device=runner.device)
+        waiting = torch.zeros(batch, width, self.head.config.hidden, device=runner.device)
+        for r, states in enumerate(self._waiting[:batch]):
+            waiting[r, : counts[r]] = states
+            self._waiting[r] = states[:0]
+        x = self.head.inputs(ids, waiting)
+        last: list[tuple[Tensor, Tensor]] = [(x, x)] * batch
+        for start in range(0, width, CHUNK):
+            stop = min(start + CHUNK, width)
+            take = [min(max(count - 1 - start, 0), stop - start - 1) for count in counts]
+            logits = runner.feed_ids(x[:, start:stop], [at + start for at in starts], take)
+            self.calls += 1
+            for r, count in enumerate(counts):
+                if start < count <= stop:
+                    last[r] = (logits[r], self._states()[r, take[r]])
+        runner.cached[:batch] = [len(row.tokens) for row in rows]
+        return torch.stack([one for one, _ in last]), torch.stack([one for _, one in last])
+
+    def _states(self) -> Tensor:
+        assert self.runner.states is not None, "the runner was made to keep states"
+        return self.runner.states
+
+    def _draw(self, logits: Tensor, keys: Keys, step: int) -> tuple[Tensor, Tensor | None]:
+        """A column of the head's vocabulary a row, and the distribution [B, V] over the target's."""
+        if self.params.greedy:
+            return logits.argmax(-1), None
+        probs = probabilities(logits, self.params)
+        roles = torch.full_like(keys.positions, int(self.role))
+        ids = self.head.vocabulary
+        column = draw(probs, keys.seed, keys.sequence_ids, keys.positions + step, roles, ids)
+        full = torch.zeros(len(probs), self.size, device=probs.device)
+        return column, full.index_copy_(1, ids, probs)
+
+    def settle(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
+        """Nothing: the slots of drafted tokens lie behind what counts, and are fed again with true states."""
+
+    def move_row(self, source: int, target: int) -> None:
+        self.runner.move_row(source, target)
+        self._waiting[target] = self._waiting[source]

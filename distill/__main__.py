@@ -1,0 +1,173 @@
+"""`python -m distill corpus | train | ngrams | evaluate`: make a draft for the target, and measure it.
+
+Contract: every command goes on where an earlier one was killed; settings come from config.json (or --config), and
+what they made is written below --work until `train --install` or `ngrams --install` puts it into drafts/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bass_core import ModelPair, load_pair
+from bass_core.draft_head import load_draft_head
+from bass_core.errors import BassError
+from bass_core.ngram import load_ngrams
+
+from . import evaluate as measuring
+from .corpus import shards, write_corpus
+from .ngrams import count_ngrams
+from .settings import CONFIG, Settings, load
+from .train import train
+
+DRAFTS = Path(__file__).resolve().parent.parent / "drafts"
+
+
+def main() -> None:
+    """Read the command line and run one command."""
+    options = _parser().parse_args()
+    settings = load(options.config)
+    work: Path = options.work
+    try:
+        if options.command == "ngrams":
+            _ngrams(settings, options, work)
+            return
+        pair = load_pair(settings.pair, device=options.device)
+        if options.command == "corpus":
+            held = write_corpus(pair, settings, work / "corpus", options.tokens)
+            print(f"{work / 'corpus'} holds {held} new tokens.")
+        elif options.command == "train":
+            _train(pair, settings, options, work)
+        else:
+            _evaluate(pair, options)
+    except BassError as error:
+        raise SystemExit(str(error)) from error
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m distill", description=__doc__)
+    parser.add_argument("command", choices=["corpus", "train", "ngrams", "evaluate"])
+    parser.add_argument("--config", type=Path, default=CONFIG)
+    parser.add_argument("--work", type=Path, default=Path("distill-work"), help="folder of corpus and checkpoints")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--tokens", type=int, default=400_000, help="corpus: new tokens to hold in all")
+    parser.add_argument("--steps", type=int, default=4000, help="train: steps of the optimiser in all")
+    parser.add_argument("--name", default="head", help="train: folder of this run below --work")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="train: instead of config.json's"
+    )
+    parser.add_argument("--install", metavar="FOLDER", help="train, ngrams: put the result into drafts/FOLDER")
+    parser.add_argument("--draft", type=Path, help="evaluate: a trained head, instead of the pair's own")
+    parser.add_argument("--ngrams", type=Path, help="evaluate: a table, instead of the pair's own")
+    parser.add_argument("--drafters", nargs="+", default=["model", "prompt_lookup", "ngram", "lookup", "cascade"])
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0])
+    parser.add_argument("--lengths", nargs="+", default=["4", "bass"], help="evaluate: draft lengths")
+    parser.add_argument("--prompts", type=int, help="evaluate: how many of each set (default: all)")
+    parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--speed", action="store_true", help="evaluate: lane times as well, at batch 1, 4 and 8")
+    parser.add_argument("--no-acceptance", action="store_true", help="evaluate: lane times alone")
+    parser.add_argument("--json", type=Path, help="evaluate: write the figures there")
+    return parser
+
+
+def _train(pair: ModelPair, settings: Settings, options: argparse.Namespace, work: Path) -> None:
+    changed: dict[str, Any] = {}
+    for assignment in options.set:
+        name, _, value = assignment.partition("=")
+        changed[name] = value if name in ("loss", "start") else json.loads(value)
+    settings = replace(settings, train=replace(settings.train, **changed))
+    out = work / options.name
+    log = train(pair, settings, work / "corpus", out, options.steps)
+    print(f"{out}: loss {log['loss'][0][1]} -> {log['loss'][-1][1]}; held out: {log['held_out'][-1]}")
+    if options.install:
+        load_draft_head(out, pair.target).save(DRAFTS / options.install)
+
+
+def _ngrams(settings: Settings, options: argparse.Namespace, work: Path) -> None:
+    # The first shards stay out of it, as out of training.
+    paths = shards(work / "corpus")[settings.train.held_out_shards :]
+    table = count_ngrams(paths, settings.ngram)
+    out = DRAFTS / options.install if options.install else work / "ngrams"
+    table.save(out)
+    print(f"{out} holds {len(table.keys)} contexts.")
+
+
+def _evaluate(pair: ModelPair, options: argparse.Namespace) -> None:
+    draft = load_draft_head(options.draft, pair.target) if options.draft else pair.draft
+    ngrams = load_ngrams(options.ngrams) if options.ngrams else pair.ngrams
+    if draft is not pair.draft or ngrams is not pair.ngrams:
+        pair = ModelPair(pair.target, draft, pair.tokenizer, name=pair.name, ngrams=ngrams)
+    report: dict[str, Any] = {"machine": _machine(pair), "tokens": options.max_new_tokens}
+    if pair.draft is not None:
+        report["cost"] = {batch: measuring.cost_ratio(pair, batch) for batch in (1, 4, 8)}
+        print(json.dumps(report["cost"]))
+    report["acceptance"] = [] if options.no_acceptance else list(_acceptances(pair, options))
+    if options.speed:
+        report["speed"] = list(_speeds(pair, options))
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def _acceptances(pair: ModelPair, options: argparse.Namespace) -> Any:
+    for name in ("committed", "humaneval"):
+        prompts = measuring.prompt_set(name, options.prompts)
+        for temperature in options.temperatures:
+            for drafter in options.drafters:
+                for length in options.lengths:
+                    row = measuring.acceptance(
+                        pair,
+                        prompts,
+                        drafter=drafter,
+                        temperature=temperature,
+                        draft_length="bass" if length == "bass" else int(length),
+                        tokens=options.max_new_tokens,
+                    )
+                    print(json.dumps({"set": name, **row}), flush=True)
+                    yield {"set": name, **row}
+
+
+def _speeds(pair: ModelPair, options: argparse.Namespace) -> Any:
+    prompts = measuring.prompt_set("committed", options.prompts)
+    lengths = ["bass" if length == "bass" else int(length) for length in options.lengths]
+    for batch in (1, 4, 8):
+        # The list is sorted by kind: a group takes one of each.
+        quarter = max(1, len(prompts) // 4)
+        mixed = [prompts[i] for start in range(quarter) for i in range(start, len(prompts), quarter)]
+        for temperature in options.temperatures:
+            arms: dict[str, dict[str, Any]] = {"regular": {"method": "regular"}}
+            for drafter in options.drafters:
+                for length in lengths:
+                    method = "speculative" if batch == 1 else "bass"
+                    arms[f"{method} {drafter} {length}"] = {
+                        "method": method,
+                        "drafter": drafter,
+                        "draft_length": length,
+                    }
+            for row in measuring.speed(
+                pair, mixed, arms, batch=batch, temperature=temperature, tokens=options.max_new_tokens
+            ):
+                print(json.dumps(row), flush=True)
+                yield row
+
+
+def _machine(pair: ModelPair) -> dict[str, Any]:
+    return {
+        "cpu": platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "device": str(pair.device),
+        "dtype": str(pair.dtype),
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+    }
+
+
+if __name__ == "__main__":
+    main()

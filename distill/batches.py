@@ -1,0 +1,91 @@
+"""Batches of rows from the corpus, for training and for measuring.
+
+Contract: `Batches` is deterministic for a seed and can go on from any step; rows are cut to `longest_row` tokens,
+padded at the end, and grouped so that a batch has about `tokens_per_step` of them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .corpus import rows_of
+
+
+@dataclass
+class Batch:
+    """ids int64 [B, T]; states [B, T, hidden] of the target at each id; scored bool [B, T].
+
+    A scored slot is one whose state stands for a token that the target itself wrote next.
+    """
+
+    ids: Tensor
+    states: Tensor
+    scored: Tensor
+
+    @property
+    def before(self) -> Tensor:
+        """The state that slot t reads: the target's at t-1, zeros at the start."""
+        return torch.cat((torch.zeros_like(self.states[:, :1]), self.states[:, :-1]), dim=1)
+
+
+Row = tuple[Tensor, Tensor, int]
+
+
+def load_rows(paths: list[Path]) -> list[Row]:
+    """All rows of the shards, in memory."""
+    return [row for path in paths for row in rows_of(path)]
+
+
+def frequent_ids(rows: list[Row], count: int, always: set[int]) -> Tensor:
+    """The `count` ids that the target wrote most often, ties by id, with `always` among them: int64, sorted."""
+    seen = Counter(token for tokens, _, prompt in rows for token in tokens[prompt:].tolist())
+    # Ids that were never written follow in the order of the tokenizer, whose merges are sorted by frequency.
+    ranked = sorted(always) + [token for token, _ in sorted(seen.items(), key=lambda item: (-item[1], item[0]))]
+    ranked += range(count)
+    chosen = list(dict.fromkeys(ranked))[:count]
+    return torch.tensor(sorted(chosen))
+
+
+class Batches:
+    """Endless batches over rows, in an order that a seed decides."""
+
+    def __init__(self, rows: list[Row], longest_row: int, tokens: int, seed: int) -> None:
+        self.rows, self.longest, self.tokens, self.seed = rows, longest_row, tokens, seed
+        self._per_batch = max(1, tokens // longest_row)
+
+    def from_step(self, step: int) -> Iterator[Batch]:
+        """Batches number `step`, `step` + 1, ...; each epoch shuffles anew."""
+        per_epoch = max(1, len(self.rows) // self._per_batch)
+        epoch, within = divmod(step, per_epoch)
+        while True:
+            order = list(range(len(self.rows)))
+            random.Random(self.seed + epoch).shuffle(order)
+            for number in range(within, per_epoch):
+                part = order[number * self._per_batch : (number + 1) * self._per_batch]
+                yield collate([self.rows[index] for index in part], self.longest)
+            epoch, within = epoch + 1, 0
+
+
+def collate(rows: list[Row], longest: int) -> Batch:
+    """Pad rows into one batch."""
+    width = min(longest, max(len(tokens) for tokens, _, _ in rows))
+    hidden = rows[0][1].shape[1]
+    batch = Batch(
+        torch.zeros(len(rows), width, dtype=torch.long),
+        torch.zeros(len(rows), width, hidden),
+        torch.zeros(len(rows), width, dtype=torch.bool),
+    )
+    for r, (tokens, states, prompt) in enumerate(rows):
+        length = min(len(tokens), width)
+        batch.ids[r, :length] = tokens[:length]
+        batch.states[r, :length] = states[:length].float()
+        # The last token of a row was never fed: nothing is known of what would have followed.
+        batch.scored[r, prompt - 1 : min(length, len(tokens) - 1)] = True
+    return batch

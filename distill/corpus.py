@@ -1,0 +1,124 @@
+"""The corpus: what the target writes on many prompts, with its own hidden states beside every token.
+
+Contract: shard k of a folder is a function of (settings, k) alone, and is there whole or not at all; a run that
+was killed goes on with the first missing shard. A shard holds `tokens` int32 [N], `states` float16 [N, hidden]
+(the target's last hidden state at each token, zeros at a row's last one, which was never fed), `starts` int64
+[rows + 1] and `prompts` int64 [rows], the length of each row's prompt.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from tqdm import tqdm
+
+from bass_core import ModelPair, SamplingParams
+from bass_core.decoder import BatchDecoder, Rules
+from bass_core.drafters import Proposal
+from bass_core.policies import FixedLength
+from bass_core.request import make_request
+from bass_core.runner import ModelRunner, PrefillSteps
+from bass_core.sequence import Sequence
+from bass_core.verify import Keys
+
+from .prompts import corpus_prompts
+from .settings import Settings
+
+PROMPT_TOKENS = 256
+
+
+class StateRecorder:
+    """A drafter that proposes nothing and keeps what it is shown."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.states: dict[int, list[Tensor]] = {}
+
+    def start(self, rows: list[Sequence]) -> PrefillSteps | None:
+        return None
+
+    def propose(self, rows: list[Sequence], caps: list[int], keys: Keys) -> Proposal:
+        return Proposal(torch.zeros(len(rows), 0, dtype=torch.long), [0] * len(rows))
+
+    def settle(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
+        return None
+
+    def move_row(self, source: int, target: int) -> None:
+        return None
+
+    def read_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
+        for row, state in zip(rows, states, strict=True):
+            self.states.setdefault(row.index, []).append(state.to("cpu", torch.float16, copy=True))
+
+
+def write_corpus(pair: ModelPair, settings: Settings, folder: Path, tokens: int) -> int:
+    """Write shards until the folder holds `tokens` new tokens; returns how many it holds."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tqdm(total=tokens, unit="tok", desc="corpus") as bar:
+        held = 0
+        for number in range(10**6):
+            if held >= tokens:
+                break
+            path = folder / f"shard-{number:05d}.safetensors"
+            if not path.exists():
+                _save(path, write_shard(pair, settings, number))
+            written = _new_tokens(load_file(path))
+            held += written
+            bar.update(written)
+    return held
+
+
+def write_shard(pair: ModelPair, settings: Settings, number: int) -> dict[str, Tensor]:
+    """One batch of different prompts, answered by regular decoding at the shard's temperature."""
+    corpus = settings.corpus
+    seed = settings.seed * 1_000_003 + number
+    prompts = corpus_prompts(seed, corpus.rows)
+    ids = [make_request(pair, prompt).prompts[0][:PROMPT_TOKENS] for prompt in prompts]
+    sampling = SamplingParams(temperature=corpus.temperatures[number % len(corpus.temperatures)])
+    request = make_request(pair, ids, max_new_tokens=corpus.max_new_tokens, sampling=sampling, seed=seed)
+    sequences, recorder = request.sequences(), StateRecorder()
+    runner = ModelRunner(
+        pair.target_step, len(ids), request.longest + 1, pair.vocab, request.backend, keep_states=True
+    )
+    decoder = BatchDecoder(sequences, runner, Rules(sampling, seed), recorder, FixedLength(0))
+    while not decoder.finished:
+        decoder.step()
+    rows = [torch.cat(recorder.states[row.index]) for row in sequences]
+    # The newest token of a row was never fed, so it has no state.
+    states = [torch.cat((state, state.new_zeros(1, state.shape[1]))) for state in rows]
+    lengths = [0, *(len(row.tokens) for row in sequences)]
+    return {
+        "tokens": torch.tensor([token for row in sequences for token in row.tokens], dtype=torch.int32),
+        "states": torch.cat(states),
+        "starts": torch.tensor(lengths).cumsum(0),
+        "prompts": torch.tensor([len(row.prompt) for row in sequences]),
+    }
+
+
+def shards(folder: Path) -> list[Path]:
+    """The shards of a folder, in order."""
+    return sorted(folder.glob("shard-*.safetensors"))
+
+
+def rows_of(path: Path) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """(tokens int64 [n], states float16 [n, hidden], length of the prompt) of each row of a shard."""
+    shard = load_file(path)
+    starts = shard["starts"].tolist()
+    for row, prompt in enumerate(shard["prompts"].tolist()):
+        part = slice(starts[row], starts[row + 1])
+        yield shard["tokens"][part].long(), shard["states"][part], prompt
+
+
+def _new_tokens(shard: dict[str, Tensor]) -> int:
+    return int(shard["starts"][-1] - shard["prompts"].sum())
+
+
+def _save(path: Path, shard: dict[str, Tensor]) -> None:
+    part = path.with_suffix(".part")
+    save_file(shard, part)
+    os.replace(part, path)

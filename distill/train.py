@@ -1,0 +1,203 @@
+"""Training a draft head on what the target wrote and on the target's whole distribution there.
+
+Contract: `train` shares the target's embedding and head, starts its own layers afresh (or from the target's last
+ones, which was measured to be worse: RESULTS.md), and minimises the divergence
+that acceptance measures (DistillSpec, arXiv 2310.08461): forward KL, the total variation 1 - a, or both. A
+checkpoint is written every few minutes, and a run goes on from it; the same settings and steps give the same
+weights up to the rounding of the machine. The second and later drafted tokens are trained on the head's own
+states, over keys and values of the true ones, as they meet them when drafting (HASS, arXiv 2408.15766).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from tqdm import tqdm
+from transformers import DynamicCache
+
+from bass_core import ModelPair
+from bass_core.draft_head import DraftHead, HeadConfig
+
+from .batches import Batch, Batches, collate, frequent_ids, load_rows
+from .corpus import shards
+from .settings import Settings, TrainSettings
+
+
+def new_head(pair: ModelPair, settings: TrainSettings, vocabulary: Tensor) -> DraftHead:
+    """A head before training; its fusion adds embedding and state."""
+    target: Any = pair.target
+    hidden = target.config.hidden_size
+    torch.manual_seed(0)
+    head = DraftHead(target, HeadConfig(settings.layers, hidden, settings.reads_states), vocabulary).float()
+    layers = head.body.model.layers
+    if settings.start == "target":
+        for own, parent in zip(layers, target.model.layers[-settings.layers :], strict=True):
+            own.load_state_dict(parent.state_dict())
+        head.body.model.norm.load_state_dict(target.model.norm.state_dict())
+    with torch.no_grad():
+        head.fuse.weight.normal_(std=0.01)
+        head.fuse.weight[:, :hidden] += torch.eye(hidden)
+        if settings.reads_states:
+            # The state left the target's last norm: undo its gain, so that its size is the embedding's.
+            gain = target.model.norm.weight.float()
+            head.fuse.weight[:, hidden:] += torch.diag(0.1 / gain.clamp(min=gain.mean() / 4))
+    return head
+
+
+def divergence(student: Tensor, teacher: Tensor, loss: str) -> Tensor:
+    """Mean over rows of logits [N, V']: forward KL ("kl"), total variation ("tv"), or their sum ("mix")."""
+    log_q, p = F.log_softmax(student, dim=-1), F.softmax(teacher, dim=-1)
+    terms = []
+    if loss in ("kl", "mix"):
+        terms.append(F.kl_div(log_q, p, reduction="batchmean"))
+    if loss in ("tv", "mix"):
+        terms.append(0.5 * (p - log_q.exp()).abs().sum(-1).mean())
+    return torch.stack(terms).sum()
+
+
+def depths(head: DraftHead, batch: Batch, own_states: int) -> list[Tensor]:
+    """The head's states [B, T, hidden] as 1st, 2nd, ... drafted token: slot t of entry d read states d tokens
+    old.
+    """
+    size = batch.ids.shape[1]
+    cache = DynamicCache()
+    places = torch.arange(size)
+    positions = places[None].expand(len(batch.ids), -1)
+    seen, result = batch.before, []
+    for depth in range(own_states + 1):
+        # Slot t sees its own keys of this depth, and of the depth above at t-1, t-2 beyond that, and so on.
+        blocks = [places[:, None] - (depth - other) == places[None] for other in range(depth + 1)]
+        blocks[0] = places[:, None] - depth >= places[None]
+        mask = torch.cat(blocks, dim=1)[None, None].expand(len(batch.ids), 1, -1, -1)
+        out = head.body.model(
+            inputs_embeds=head.inputs(batch.ids, seen),
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state
+        result.append(out)
+        seen = torch.cat((torch.zeros_like(out[:, :1]), out[:, :-1]), dim=1)
+    return result
+
+
+def measure(head: DraftHead, batches: list[Batch], own_states: int) -> list[dict[str, float]]:
+    """For each drafted token: mean overlap 1 - TV(p, q) and share of equal argmax, over the head's vocabulary."""
+    head.eval()
+    sums = torch.zeros(own_states + 1, 2)
+    count = 0
+    with torch.no_grad():
+        for batch in batches:
+            teacher = head.body.lm_head(batch.states[batch.scored])
+            p = teacher.softmax(-1)
+            count += len(p)
+            for depth, states in enumerate(depths(head, batch, own_states)):
+                student = head.body.lm_head(states[batch.scored])
+                sums[depth, 0] += torch.minimum(p, student.softmax(-1)).sum()
+                sums[depth, 1] += (student.argmax(-1) == teacher.argmax(-1)).sum()
+    head.train()
+    return [{"overlap": row[0] / count, "agreement": row[1] / count} for row in sums.tolist()]
+
+
+def train(pair: ModelPair, settings: Settings, corpus: Path, out: Path, steps: int) -> dict[str, Any]:
+    """Train for `steps` in all and save the head in `out`; returns the log, which lies beside it."""
+    options = settings.train
+    paths = shards(corpus)
+    if len(paths) <= options.held_out_shards:
+        raise SystemExit(f"{corpus} holds {len(paths)} shards: write more with `python -m distill corpus`.")
+    rows = load_rows(paths[options.held_out_shards :])
+    held_out = load_rows(paths[: options.held_out_shards])
+    checks = [collate(held_out[i : i + 8], options.longest_row) for i in range(0, min(32, len(held_out)), 8)]
+    vocabulary = frequent_ids(rows, options.vocabulary, set(pair.default_eos()))
+    head = new_head(pair, options, vocabulary)
+    run = _Run(head, options, out, steps)
+    source = Batches(rows, options.longest_row, options.tokens_per_step, settings.seed).from_step(run.step)
+    with tqdm(total=steps, initial=run.step, desc="train", unit="step") as bar:
+        while run.step < steps:
+            loss = run.update(next(source))
+            bar.set_postfix(loss=f"{loss:.3f}")
+            bar.update(1)
+            if run.due() or run.step == steps:
+                run.save(measure(head, checks, options.own_states))
+    head.save(out)
+    return run.log
+
+
+class _Run:
+    """A run of the optimiser that can be left and taken up again."""
+
+    def __init__(self, head: DraftHead, options: TrainSettings, out: Path, steps: int) -> None:
+        self.head, self.options, self.steps, self.step = head, options, steps, 0
+        self.trained = [p for p in head.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            self.trained, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.01
+        )
+        self.path, self.saved = out / "checkpoint.pt", time.monotonic()
+        self.log: dict[str, Any] = {"options": vars(options), "loss": [], "held_out": []}
+        self.spent = 0.0
+        if self.path.exists():
+            state = torch.load(self.path, weights_only=True)
+            head.load_state_dict(state["head"], strict=False)
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.step, self.log, self.spent = state["step"], state["log"], state["seconds"]
+        self.begun = time.monotonic()
+
+    def update(self, batch: Batch) -> float:
+        """One step of the optimiser."""
+        torch.manual_seed(self.step)
+        picked = batch.scored & (torch.rand(batch.ids.shape) < self.options.loss_share)
+        head = self.head
+        with torch.no_grad():
+            teacher = head.body.lm_head(batch.states[picked])
+        losses = [
+            divergence(head.body.lm_head(states[picked]), teacher, self.options.loss)
+            for states in depths(head, batch, self.options.own_states)
+        ]
+        loss = torch.stack(losses).mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
+        rate = self.options.learning_rate * _schedule(self.step, self.steps, self.options.warmup_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        if self.step % 10 == 0 or self.step <= 10:
+            self.log["loss"].append([self.step, round(losses[0].item(), 4), round(losses[-1].item(), 4)])
+        return losses[0].item()
+
+    def due(self) -> bool:
+        return time.monotonic() - self.saved > self.options.checkpoint_seconds
+
+    def save(self, held_out: list[dict[str, float]]) -> None:
+        """Write the checkpoint and the log, each replaced whole."""
+        seconds = self.spent + time.monotonic() - self.begun
+        self.log["held_out"].append({"step": self.step, "seconds": round(seconds), "drafted": held_out})
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        state = {
+            "head": self.head.own_weights(),
+            "optimizer": self.optimizer.state_dict(),
+            "step": self.step,
+            "log": self.log,
+            "seconds": seconds,
+        }
+        torch.save(state, self.path.with_suffix(".part"))
+        os.replace(self.path.with_suffix(".part"), self.path)
+        (self.path.parent / "log.json").write_text(json.dumps(self.log, indent=1) + "\n")
+        self.saved = time.monotonic()
+
+
+def _schedule(step: int, steps: int, warmup: int) -> float:
+    """Linear warm-up, then a cosine down to a twentieth."""
+    if step < warmup:
+        return (step + 1) / warmup
+    done = (step - warmup) / max(1, steps - warmup)
+    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * done))

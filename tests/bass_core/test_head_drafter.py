@@ -1,0 +1,146 @@
+"""The draft head: exact text whatever it proposes, and proposals that are what the head says, token for token."""
+
+import pytest
+import torch
+
+from bass_core import ModelPair, SamplingParams, generate
+from bass_core.decoder import BatchDecoder, Rules
+from bass_core.draft_head import DraftHead, HeadConfig, is_draft_head, load_draft_head
+from bass_core.errors import PairError, WeightsError
+from bass_core.head_drafter import HeadDrafter
+from bass_core.policies import FixedLength
+from bass_core.runner import ModelRunner
+from bass_core.sequence import Sequence
+
+from ..models import prompts, tiny
+
+DRAWN = SamplingParams(temperature=0.9, top_k=20)
+
+
+def tiny_head(target, layers=1, reads_states=True, size=40, seed=5):
+    """An untrained head over part of the vocabulary: right now and then, so that rows diverge."""
+    torch.manual_seed(seed)
+    head = DraftHead(target, HeadConfig(layers, 64, reads_states), torch.randperm(96)[:size].sort().values)
+    with torch.no_grad():
+        head.fuse.weight.normal_(std=0.2)
+        for parameter in head.body.model.layers.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.2)
+    return head.eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    target = tiny("llama")
+    return ModelPair(target, tiny_head(target))
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), DRAWN], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_coupled_and_greedy_text_is_the_targets_own(pair, batch, sampling):
+    request = dict(max_new_tokens=30, sampling=sampling, verification="coupled", seed=3, eos_token_id=None)
+    texts = prompts(batch)
+    plain = generate(pair, texts, method="regular", **request)
+    for method in ("speculative", "bass"):
+        for drafter in ("model", "cascade"):
+            drafted = generate(pair, texts, method=method, drafter=drafter, draft_length=3, **request)
+            assert [row.token_ids for row in drafted.sequences] == [row.token_ids for row in plain.sequences]
+            assert drafted.metrics.drafted > 0
+
+
+@pytest.mark.parametrize("layers, reads_states", [(1, True), (2, True), (1, False)])
+def test_proposals_are_what_the_head_says_of_the_whole_text(layers, reads_states):
+    """Every round's proposal against one pass over all slots: true states where settled, own ones behind."""
+    target = tiny("llama")
+    head = tiny_head(target, layers, reads_states)
+    fuse = head.fuse
+    pair = ModelPair(target, head)
+    rows = [Sequence(i, i, prompt, 24, frozenset()) for i, prompt in enumerate(prompts(3))]
+    body = ModelRunner(pair.draft_step, 3, 96, len(head.vocabulary), "pad", keep_states=True)
+    drafter = HeadDrafter(head, body, pair.vocab, SamplingParams())
+    runner = ModelRunner(pair.target_step, 3, 96, pair.vocab, "pad", keep_states=True)
+    decoder = BatchDecoder(rows, runner, Rules(SamplingParams()), drafter, FixedLength(3))
+    checked = 0
+    while not decoder.finished:
+        before = {row.index: list(row.tokens) for row in rows}
+        for record in decoder.step().rows:
+            if record.drafted:
+                expected = expected_drafts(target, head, fuse, before[record.sequence], len(record.drafted))
+                assert record.drafted == expected
+                checked += 1
+    assert checked > 10
+
+
+def expected_drafts(target, head, fuse, tokens, count):
+    """Greedy drafts from uncached passes of the target and of the head's body."""
+    ids = torch.tensor([tokens])
+    states = target(ids, output_hidden_states=True).hidden_states[-1]
+    seen = torch.cat((torch.zeros_like(states[:, :1]), states[:, :-1]), dim=1)
+    found = []
+    for _ in range(count):
+        embedded = target.get_input_embeddings()(ids)
+        x = torch.cat((embedded, seen), dim=-1) if head.config.reads_states else embedded
+        out = head.body(inputs_embeds=fuse(x), output_hidden_states=True)
+        token = head.vocabulary[out.logits[0, -1].argmax()]
+        found.append(token.item())
+        ids = torch.cat((ids, token.view(1, 1)), dim=1)
+        seen = torch.cat((seen, out.hidden_states[-1][:, -1:]), dim=1)
+    return found
+
+
+def test_q_is_zero_outside_the_vocabulary_and_what_was_sampled_from(pair):
+    rounds = []
+    rows = [Sequence(i, i, prompt, 20, frozenset()) for i, prompt in enumerate(prompts(2))]
+    body = ModelRunner(pair.draft_step, 2, 96, len(pair.draft.vocabulary), "pad", keep_states=True)
+
+    class Watched(HeadDrafter):
+        def propose(self, rows, caps, keys):
+            rounds.append(super().propose(rows, caps, keys))
+            return rounds[-1]
+
+    drafter = Watched(pair.draft, body, pair.vocab, DRAWN)
+    runner = ModelRunner(pair.target_step, 2, 96, pair.vocab, "pad", keep_states=True)
+    decoder = BatchDecoder(rows, runner, Rules(DRAWN, 1), drafter, FixedLength(2))
+    while not decoder.finished:
+        decoder.step()
+    known = set(pair.draft.vocabulary.tolist())
+    for proposal in rounds:
+        assert proposal.probs.shape == (*proposal.tokens.shape, pair.vocab)
+        assert torch.allclose(proposal.probs.sum(-1), torch.ones(()))
+        assert (proposal.probs.gather(2, proposal.tokens[..., None]) > 0).all()
+        assert {i for i in range(pair.vocab) if proposal.probs[..., i].sum() > 0} <= known
+
+
+def test_a_saved_head_drafts_the_same(tmp_path, pair):
+    target = tiny("llama")
+    head = tiny_head(target)
+    before = generate(ModelPair(target, tiny_head(target)), prompts(2), draft_length=3, max_new_tokens=20)
+    head.save(tmp_path, torch.float32)
+    assert is_draft_head(tmp_path)
+    loaded = load_draft_head(tmp_path, target)
+    after = generate(ModelPair(target, loaded), prompts(2), draft_length=3, max_new_tokens=20)
+    assert after.metrics.acceptance_rate == before.metrics.acceptance_rate
+    stored = (tmp_path / "model.safetensors").stat().st_size
+    assert stored < 4 * sum(p.numel() for n, p in head.named_parameters() if "lm_head" not in n) + 8192
+
+
+def test_a_head_for_another_target_or_a_broken_one_is_refused(tmp_path, pair):
+    target = tiny("llama")
+    tiny_head(target).save(tmp_path)
+    with pytest.raises(PairError, match="choose another draft"):
+        load_draft_head(tmp_path, tiny("gpt2"))
+    (tmp_path / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(WeightsError, match="fetch it again"):
+        load_draft_head(tmp_path, target)
+    assert not is_draft_head(tmp_path / "nowhere")
+
+
+def test_long_prompts_of_different_lengths_are_caught_up_in_chunks(pair):
+    texts = [prompts(1)[0] * 60, prompts(2)[1], prompts(3)[2] * 30]
+    texts = [text[:200] for text in texts]
+    request = dict(max_new_tokens=12, eos_token_id=None)
+    plain = generate(pair, texts, method="regular", **request)
+    together = generate(pair, texts, draft_length=2, **request)
+    alone = [generate(pair, text, draft_length=2, **request) for text in texts]
+    assert [row.token_ids for row in together.sequences] == [row.token_ids for row in plain.sequences]
+    assert together.metrics.accepted == sum(one.metrics.accepted for one in alone)
