@@ -53,9 +53,7 @@ class DraftHead(nn.Module):
                 f"{type(target).__name__} has {own.hidden_size}: choose another draft."
             )
         self.config = config
-        self.fuse = nn.Linear(
-            (2 if config.reads_states else 1) * config.hidden, config.hidden, bias=False
-        )
+        self.fuse = nn.Linear((2 if config.reads_states else 1) * config.hidden, config.hidden, bias=False)
         fields = {**own.to_dict(), "num_hidden_layers": config.layers, "vocab_size": len(vocabulary)}
         fields |= {"tie_word_embeddings": False, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
         for name in ("architectures", "layer_types", "quantization_config", "dtype", "torch_dtype"):

@@ -42,6 +42,7 @@ class TrainSettings:
     learning_rate: float
     warmup_steps: int
     own_states: int
+    weight_decay: float
     checkpoint_seconds: float
     held_out_shards: int
 

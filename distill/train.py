@@ -138,7 +138,7 @@ class _Run:
         self.head, self.options, self.steps, self.step = head, options, steps, 0
         self.trained = [p for p in head.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
-            self.trained, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.01
+            self.trained, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=options.weight_decay
         )
         self.path, self.saved = out / "checkpoint.pt", time.monotonic()
         self.log: dict[str, Any] = {"options": vars(options), "loss": [], "held_out": []}

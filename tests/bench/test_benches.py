@@ -48,3 +48,11 @@ def test_unknown_bench_is_refused():
     done = subprocess.run([sys.executable, "-m", "bench", "nothing"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
     assert all(name in done.stderr for name in NAMES)
+
+
+@pytest.mark.slow
+def test_exactness(smollm2_folder):
+    """In float32 no row may differ, so every claim holds."""
+    document = run("exactness", "--quick", "--pair", smollm2_folder, "--dtype", "float32")
+    check(document, "exactness")
+    assert {row["arm"] for row in document["results"]} >= {"regular", "speculative", "bass"}
