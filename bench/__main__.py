@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-NAMES = ("exactness", "latency", "overhead")
+NAMES = ("exactness", "latency", "mutants", "overhead")
 
 
 def main() -> int:

@@ -56,3 +56,11 @@ def test_exactness(smollm2_folder):
     document = run("exactness", "--quick", "--pair", smollm2_folder, "--dtype", "float32")
     check(document, "exactness")
     assert {row["arm"] for row in document["results"]} >= {"regular", "speculative", "bass"}
+
+
+@pytest.mark.slow
+def test_mutants():
+    """Every known way to break the decoder is caught, and the unbroken one passes the same cases."""
+    document = run("mutants", "--quick")
+    check(document, "mutants")
+    assert len(document["claims"]) > 15

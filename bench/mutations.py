@@ -1,0 +1,163 @@
+"""The known ways to break the decoder: mistakes that real projects have shipped, each as one edit.
+
+Contract: `old` occurs exactly once in the file, so that a mutant that no longer fits the sources is noticed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`cases` are the smallest tests meant to catch it."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    cases: list[str]
+
+    def apply(self, root: Path) -> None:
+        """Edit the file below `root`. Raises ValueError where `old` does not occur once."""
+        path = root / self.file
+        text = path.read_text()
+        if text.count(self.old) != 1:
+            raise ValueError(f"the mutant {self.name!r} does not fit {self.file} any more")
+        path.write_text(text.replace(self.old, self.new))
+
+
+_ACCEPT = "accepted = _prefix((u * q_drafts < p_drafts) & drafted)"
+_WEIGHTS = "weights = torch.where(usable[:, None], residual, at_end)"
+_SAMPLED = ["tests/bass_core/test_sampled.py::test_bass"]
+_GREEDY = ["tests/bass_core/test_greedy.py::test_rows_that_diverge"]
+_PERFECT = ["tests/bass_core/test_counts.py::test_perfect_draft_takes_the_fewest_verifications"]
+_DRAW = "return draw(probs, keys.seed, keys.sequence_ids, keys.positions + step, roles), probs"
+
+MUTANTS = [
+    Mutant(
+        "every draft accepted", "bass_core/verify.py", _ACCEPT, "accepted = _prefix((u < 2) & drafted)", _SAMPLED
+    ),
+    Mutant(
+        "q ignored in the test",
+        "bass_core/verify.py",
+        _ACCEPT,
+        "accepted = _prefix((u < p_drafts) & drafted)",
+        _PERFECT,
+    ),
+    Mutant(
+        "q is not what was sampled from",
+        "bass_core/drafters.py",
+        _DRAW,
+        _DRAW.replace("), probs", "), probs.sqrt() / probs.sqrt().sum(-1, keepdim=True)"),
+        _SAMPLED,
+    ),
+    Mutant(
+        "argmax drafts with a soft q", "bass_core/drafters.py", _DRAW, "return probs.argmax(-1), probs", _SAMPLED
+    ),
+    Mutant(
+        "one noise stream for draft and test",
+        "bass_core/verify.py",
+        "u = uniform(keys.seed, ids, positions, Role.ACCEPT)",
+        "from .noise import token_uniforms\n"
+        "    roles = torch.full_like(positions, int(Role.DRAFT))\n"
+        "    u = token_uniforms(keys.seed, ids.expand_as(positions), positions, roles, p.shape[-1])\n"
+        "    u = u.gather(2, drafts[..., None])[..., 0]",
+        _SAMPLED,
+    ),
+    Mutant("recovered token drawn from p", "bass_core/verify.py", _WEIGHTS, "weights = at_end", _SAMPLED),
+    Mutant(
+        "top-p on the residual",
+        "bass_core/verify.py",
+        _WEIGHTS,
+        _WEIGHTS + "\n        from .sampling import _nucleus\n"
+        "        weights = _nucleus(weights / weights.sum(-1, keepdim=True), 0.8)",
+        _SAMPLED,
+    ),
+    Mutant(
+        "residual not normalised, the rest to the last token",
+        "bass_core/verify.py",
+        _WEIGHTS,
+        "rest = torch.zeros_like(residual)\n"
+        "        rest[:, -1] = 1 - residual.sum(-1)\n"
+        "        weights = torch.where(usable[:, None], residual + rest, at_end)",
+        _SAMPLED,
+    ),
+    Mutant(
+        "no bonus token",
+        "bass_core/verify.py",
+        "accepted = _prefix((agrees > 0) & drafted)",
+        "accepted = _prefix((agrees > 0) & drafted).clamp(max=max(width - 1, 0))",
+        _PERFECT,
+    ),
+    Mutant(
+        "padding of shorter rows accepted",
+        "bass_core/verify.py",
+        "accepted = _prefix((agrees > 0) & drafted)",
+        "accepted = _prefix(agrees > 0)",
+        ["tests/bass_core/test_ends.py", "tests/bass_core/test_greedy.py::test_bass_with_every_draft"],
+    ),
+    Mutant(
+        "draft cache lacks the last accepted draft",
+        "bass_core/drafters.py",
+        "before + min(accepted[r], width - 1)",
+        "before + accepted[r]",
+        _PERFECT,
+    ),
+    Mutant(
+        "stale lengths in the draft loop",
+        "bass_core/drafters.py",
+        "[end + step for end in ends]",
+        "list(ends)",
+        _PERFECT,
+    ),
+    Mutant(
+        "positions off by one in one row",
+        "bass_core/step_model.py",
+        "positions = cache.positions.clamp(max=self.context - 1)",
+        "positions = (cache.positions + (torch.arange(len(ids))[:, None] == 1)).clamp(max=self.context - 1)",
+        _GREEDY,
+    ),
+    Mutant(
+        "stale tail attended",
+        "kernels/ragged_attention.py",
+        "hidden = columns > last\n",
+        "hidden = columns > last + 1\n",
+        _GREEDY,
+    ),
+    Mutant(
+        "window ignored", "kernels/ragged_attention.py", "hidden | (columns <= last - window)", "hidden", _GREEDY
+    ),
+    Mutant(
+        "a row's cache left behind when it moves",
+        "bass_core/decoder.py",
+        "                self.target.move_row(last, r)\n",
+        "                pass\n",
+        [
+            "tests/bass_core/test_counts.py::test_rows_end_apart_and_the_others_go_on",
+            "tests/bass_core/test_ends.py",
+        ],
+    ),
+    Mutant(
+        "coupled draft with a noise of its own",
+        "bass_core/drafters.py",
+        'self.role = Role.TARGET if rule == "coupled" else Role.DRAFT',
+        "self.role = Role.DRAFT",
+        ["tests/bass_core/test_counts.py::test_a_perfect_draft_is_never_refused"],
+    ),
+    Mutant(
+        "the head reads its own state where the target's is known",
+        "bass_core/head_drafter.py",
+        "waiting[r, : counts[r]] = states",
+        "waiting[r, : counts[r] - 1] = states[:-1]",
+        ["tests/bass_core/test_head_drafter.py::test_proposals_are_what_the_head_says_of_the_whole_text"],
+    ),
+    Mutant(
+        "copied drafts judged by the model's q",
+        "bass_core/lookup.py",
+        "torch.where(copies[:, None, None], points, probs)",
+        "probs",
+        ["tests/bass_core/test_lookup.py::test_a_cascade_spares_the_model_where_every_row_copies"],
+    ),
+]
