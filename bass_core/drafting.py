@@ -17,9 +17,11 @@ from .pair import ModelPair
 from .runner import ModelRunner
 from .sampling import SamplingParams
 
-DRAFTERS = ("model", "prompt_lookup", "sibling_lookup", "ngram", "lookup", "cascade")
+DRAFTERS = ("model", "prompt_lookup", "sibling_lookup", "ngram", "lookup", "cascade", "adaptive")
 # The cascade copies only after a match this long: a shorter one is right less often than the model.
 CASCADE_MATCH = 3
+# "adaptive" is the cascade whose head stops once it gives its draft less than this probability.
+CONFIDENCE = 0.2
 
 
 def choose_drafter(pair: ModelPair, drafter: Any) -> Any:
@@ -28,10 +30,14 @@ def choose_drafter(pair: ModelPair, drafter: Any) -> Any:
         drafter = pair.default_drafter
         if drafter == "auto":
             drafter = "model" if pair.draft is not None else "prompt_lookup"
-    if drafter in ("model", "cascade") and pair.draft is None:
+    if runs_model(drafter) and pair.draft is None:
         raise RequestError(
             f'This pair has no draft model for drafter="{drafter}": choose drafter="prompt_lookup" or load one '
             "with draft=."
+        )
+    if drafter == "adaptive" and not isinstance(pair.draft, DraftHead):
+        raise RequestError(
+            'drafter="adaptive" needs a draft head, and this pair drafts with a model: choose "cascade".'
         )
     if drafter in ("ngram", "lookup") and pair.ngrams is None:
         raise RequestError(f'This pair has no n-gram table for drafter="{drafter}": choose "prompt_lookup".')
@@ -42,7 +48,7 @@ def choose_drafter(pair: ModelPair, drafter: Any) -> Any:
 
 def runs_model(drafter: Any) -> bool:
     """Whether the drafter keeps a cache of the pair's draft."""
-    return drafter in ("model", "cascade")
+    return drafter in ("model", "cascade", "adaptive")
 
 
 def make_drafter(
@@ -51,12 +57,12 @@ def make_drafter(
     """A drafter for `rows` rows of at most `length` tokens."""
     device = pair.device
 
-    def model() -> Drafter:
+    def model(confidence: float = 0.0) -> Drafter:
         assert pair.draft_step is not None
         if isinstance(pair.draft, DraftHead):
             vocab = len(pair.draft.vocabulary)
             runner = ModelRunner(pair.draft_step, rows, length, vocab, backend, keep_states=True)
-            return HeadDrafter(pair.draft, runner, pair.vocab, sampling, rule)
+            return HeadDrafter(pair.draft, runner, pair.vocab, sampling, rule, confidence)
         return ModelDrafter(ModelRunner(pair.draft_step, rows, length, pair.vocab, backend), sampling, rule)
 
     def ngrams(shortest: int) -> NgramDrafter:
@@ -76,6 +82,8 @@ def make_drafter(
         made = LookupChain(PromptLookupDrafter(device), ngrams(1))
     elif drafter == "cascade":
         made = Cascade(PromptLookupDrafter(device, shortest=CASCADE_MATCH), model(), pair.vocab)
+    elif drafter == "adaptive":
+        made = Cascade(PromptLookupDrafter(device, shortest=CASCADE_MATCH), model(CONFIDENCE), pair.vocab)
     else:
         made = copy.deepcopy(drafter)
     return made

@@ -22,13 +22,25 @@ CHUNK = 128
 
 
 class HeadDrafter:
-    """`runner` drives the head's body over its reduced vocabulary and keeps states; `size` is the target's V."""
+    """`runner` drives the head's body over its reduced vocabulary and keeps states; `size` is the target's V.
+
+    confidence: a row drafts on while the head gives its drafts so far, times the likeliest next token, at least
+    this probability. The token that is drawn next has no say in it, so that q stays what it is drawn from. 0:
+    never stop; above 0 each drafted token is a synchronisation with the host.
+    """
 
     def __init__(
-        self, head: DraftHead, runner: ModelRunner, size: int, params: SamplingParams, rule: str = "chen"
+        self,
+        head: DraftHead,
+        runner: ModelRunner,
+        size: int,
+        params: SamplingParams,
+        rule: str = "chen",
+        confidence: float = 0.0,
     ) -> None:
         self.head, self.runner, self.size, self.params = head, runner, size, params
         self.role = Role.TARGET if rule == "coupled" else Role.DRAFT
+        self.confidence = confidence
         self.calls = 0
         self._waiting: list[Tensor] = []
 
@@ -45,21 +57,32 @@ class HeadDrafter:
 
     def propose(self, rows: list[Sequence], caps: list[int], keys: Keys) -> Proposal:
         logits, states = self._catch_up(rows)
-        vocabulary = self.head.vocabulary
         ends = list(self.runner.cached[: len(rows)])
+        counts = list(caps)
+        sure = torch.ones(len(rows), device=logits.device)
         tokens: list[Tensor] = []
-        probs: list[Tensor | None] = []
+        probs: list[Tensor] = []
         for step in range(max(caps)):
             if step:
                 x = self.head.inputs(tokens[-1][:, None], states[:, None])
                 logits = self.runner.feed_ids(x, [end + step - 1 for end in ends])[:, 0]
                 states = self._states()[:, 0]
                 self.calls += 1
-            column, prob = self._draw(logits, keys, step)
-            tokens.append(vocabulary[column])
-            probs.append(prob)
-        stacked = None if probs[0] is None else torch.stack([p for p in probs if p is not None], dim=1)
-        return Proposal(torch.stack(tokens, dim=1), caps, stacked)
+            if self.confidence:
+                q = logits.softmax(-1) if self.params.greedy else probabilities(logits, self.params)
+                enough = (sure * q.amax(-1) >= self.confidence).tolist()
+                counts = [n if ok else min(n, step) for n, ok in zip(counts, enough, strict=True)]
+                if max(counts) <= step:
+                    break
+            column, full = self._draw(logits, keys, step)
+            if self.confidence:
+                sure = sure * q.gather(1, column[:, None])[:, 0]
+            tokens.append(self.head.vocabulary[column])
+            if full is not None:
+                probs.append(full)
+        if not tokens:
+            return Proposal(torch.zeros(len(rows), 0, dtype=torch.long, device=logits.device), counts)
+        return Proposal(torch.stack(tokens, dim=1), counts, torch.stack(probs, dim=1) if probs else None)
 
     def _catch_up(self, rows: list[Sequence]) -> tuple[Tensor, Tensor]:
         """Feed what was settled since the last proposal; logits [B, V'] and states [B, hidden] of the last

@@ -11,6 +11,7 @@ from bass_core.head_drafter import HeadDrafter
 from bass_core.policies import FixedLength
 from bass_core.runner import ModelRunner
 from bass_core.sequence import Sequence
+from bass_core.verify import Keys
 
 from ..models import prompts, tiny
 
@@ -42,7 +43,7 @@ def test_coupled_and_greedy_text_is_the_targets_own(pair, batch, sampling):
     texts = prompts(batch)
     plain = generate(pair, texts, method="regular", **request)
     for method in ("speculative", "bass"):
-        for drafter in ("model", "cascade"):
+        for drafter in ("model", "cascade", "adaptive"):
             drafted = generate(pair, texts, method=method, drafter=drafter, draft_length=3, **request)
             assert [row.token_ids for row in drafted.sequences] == [row.token_ids for row in plain.sequences]
             assert drafted.metrics.drafted > 0
@@ -144,3 +145,42 @@ def test_long_prompts_of_different_lengths_are_caught_up_in_chunks(pair):
     alone = [generate(pair, text, draft_length=2, **request) for text in texts]
     assert [row.token_ids for row in together.sequences] == [row.token_ids for row in plain.sequences]
     assert together.metrics.accepted == sum(one.metrics.accepted for one in alone)
+
+
+def test_states_of_another_dtype_are_taken(pair):
+    """As on a GPU, where the layers are not packed and the first state is a float32 zero."""
+    head = tiny_head(tiny("llama")).to(torch.bfloat16)
+    out = head.inputs(torch.tensor([[1, 2]]), torch.zeros(1, 2, 64))
+    assert out.dtype == torch.bfloat16 and out.shape == (1, 2, 64)
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), DRAWN], ids=["greedy", "sampled"])
+def test_an_unsure_head_stops_by_what_it_knew_before_the_draw(pair, sampling):
+    """Recomputed from the proposals of a head that never stops, fed the same rows and keys."""
+    keys = Keys(2, torch.arange(3), torch.tensor([len(prompt) for prompt in prompts(3)]))
+
+    def proposed(confidence):
+        rows = [Sequence(i, i, prompt, 24, frozenset()) for i, prompt in enumerate(prompts(3))]
+        body = ModelRunner(pair.draft_step, 3, 96, len(pair.draft.vocabulary), "pad", keep_states=True)
+        drafter = HeadDrafter(pair.draft, body, pair.vocab, sampling, confidence=confidence)
+        drafter.start(rows)
+        drafter._waiting = [torch.ones(len(row.tokens), 64) for row in rows]
+        return drafter.propose(rows, [6, 6, 2], keys)
+
+    endless = proposed(0.0)
+    assert endless.counts == [6, 6, 2]
+    stopped = set()
+    for confidence in (0.01, 0.05, 0.1, 0.3, 1.0):
+        found = proposed(confidence)
+        width = found.tokens.shape[1]
+        assert width == max(found.counts)
+        assert torch.equal(found.tokens, endless.tokens[:, :width])
+        stopped.update(found.counts)
+        if endless.probs is not None:
+            for r, count in enumerate(found.counts):
+                q = endless.probs[r]
+                drawn = q.gather(1, endless.tokens[r][:, None])[:, 0].cumprod(0).tolist()
+                sure = [before * peak for before, peak in zip([1.0, *drawn], q.amax(-1).tolist(), strict=False)]
+                limit = next((i for i, value in enumerate(sure) if value < confidence), 6)
+                assert count == min([6, 6, 2][r], limit)
+    assert len(stopped) > 3 and proposed(1.1).tokens.shape[1] == 0

@@ -148,7 +148,9 @@ def test_a_cascade_spares_the_model_where_every_row_copies():
     assert model.calls == 1
 
 
-def test_what_a_pair_lacks_is_refused_by_name():
+def test_what_a_pair_lacks_is_refused_by_name(pair):
+    with pytest.raises(RequestError, match="needs a draft head"):
+        generate(pair, [1, 2, 3], drafter="adaptive")
     pair = ModelPair(tiny("llama"))
     for drafter, reason in (
         ("cascade", "no draft model"),
