@@ -29,7 +29,7 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """layers copied from the target, and whether its states are read; `hidden` must be the target's."""
+    """How many layers, and whether the target's states are read; `hidden` must be the target's."""
 
     layers: int
     hidden: int

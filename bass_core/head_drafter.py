@@ -85,9 +85,7 @@ class HeadDrafter:
         return Proposal(torch.stack(tokens, dim=1), counts, torch.stack(probs, dim=1) if probs else None)
 
     def _catch_up(self, rows: list[Sequence]) -> tuple[Tensor, Tensor]:
-        """Feed what was settled since the last proposal; logits [B, V'] and states [B, hidden] of the last
-        slots.
-        """
+        """Feed what was settled since the last proposal; logits [B, V'], states [B, hidden] of the last slots."""
         runner, batch = self.runner, len(rows)
         starts = runner.cached[:batch]
         counts = [len(row.tokens) - start for row, start in zip(rows, starts, strict=True)]

@@ -76,9 +76,7 @@ class LeanModel(StepModel):
         return torch.complex(cos[0, :, None, :half].float(), sin[0, :, None, :half].float())
 
     def _step_turns(self, positions: Tensor) -> Tensor:
-        """What a step's queries (scaled for attention), keys and values are multiplied by: [B, S, heads, D /
-        2].
-        """
+        """Factors [B, S, heads, D / 2] of a step's queries (scaled for attention), keys and values."""
         turns = self._turns[positions]
         queries = (turns * self.head_dim**-0.5).expand(-1, -1, self.heads, -1)
         keys = turns.expand(-1, -1, self.kv_heads, -1)

@@ -179,8 +179,7 @@ def _eos(pair: ModelPair, eos: Any) -> frozenset[int]:
 
 
 def _whole(name: str, value: object, low: int, high: int | None) -> None:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole or value < low or (high is not None and value > high):  # type: ignore[operator]
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
         limits = f"of at least {low}" if high is None else f"from {low} to {high}"
         raise RequestError(f"{name} must be a whole number {limits}; got {value!r}.")
 

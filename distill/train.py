@@ -1,7 +1,7 @@
 """Training a draft head on what the target wrote and on the target's whole distribution there.
 
 Contract: `train` shares the target's embedding and head, starts its own layers afresh (or from the target's last
-ones, which was measured to be worse: RESULTS.md), and minimises the divergence
+ones, which short trials found worse: RESULTS.md), and minimises the divergence
 that acceptance measures (DistillSpec, arXiv 2310.08461): forward KL, the total variation 1 - a, or both. A
 checkpoint is written every few minutes, and a run goes on from it; the same settings and steps give the same
 weights up to the rounding of the machine. The second and later drafted tokens are trained on the head's own
