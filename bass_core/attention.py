@@ -25,7 +25,7 @@ _UNSUPPORTED = ("s_aux", "sinks", "position_bias", "head_mask", "alibi", "indice
 def choose_backend(attention: str, device: torch.device) -> str:
     """The backend's name for "auto" or a name. Raises RequestError for one that does not exist here."""
     if attention == "auto":
-        return "pad" if device.type == "cpu" else "sdpa"
+        return "sdpa"
     if attention not in BACKENDS:
         known = ", ".join(sorted(BACKENDS))
         raise RequestError(f"attention must be auto or one of {known}; got {attention!r}.")

@@ -36,6 +36,7 @@ class RaggedCache(Cache):
         self.buffer = torch.zeros(layers, 2, max_batch, kv_heads, max_len, head_dim, dtype=dtype, device=device)
         self.step: RaggedStep | None = None
         # Views of one step for all layers, made once: slicing in every layer costs more than the copies.
+        self.tokens: Tensor | None = None
         self._reads: tuple[Tensor, ...] = ()
         self._ends: tuple[Tensor, ...] = ()
         self._at: tuple[Any, ...] = ()
@@ -43,9 +44,11 @@ class RaggedCache(Cache):
         self.ragged = [_RaggedLayer(weakref.proxy(self), layer) for layer in range(layers)]
         super().__init__(layers=list(self.ragged))
 
-    def begin(self, host_lengths: list[int], queries: int) -> RaggedStep:
+    def begin(self, host_lengths: list[int], queries: int, counts: list[int] | None = None) -> RaggedStep:
         """Open a step of `queries` new tokens a row over rows that are `host_lengths` long.
 
+        With `counts` only the first counts[b] tokens of row b are written: `tokens` int64 [N] says where these
+        stand in the flattened [B x S] step; it is None where all of them count.
         Raises ValueError when a row would be written past the end of its buffer.
         """
         batch = len(host_lengths)
@@ -58,19 +61,28 @@ class RaggedCache(Cache):
         lengths = torch.tensor(host_lengths, device=device)
         self.step = RaggedStep(lengths, list(host_lengths), queries)
         self.positions = lengths[:, None] + torch.arange(queries, device=device)
-        self._at = (slice(None), torch.arange(batch, device=device)[:, None], slice(None), self.positions)
+        self.tokens = None
+        if counts is not None and min(counts) < queries:
+            real = torch.arange(queries, device=device) < torch.tensor(counts, device=device)[:, None]
+            self.tokens = real.flatten().nonzero()[:, 0]
+        rows = torch.arange(batch, device=device).repeat_interleave(queries)
+        columns = self.positions.flatten()
+        if self.tokens is not None:
+            rows, columns = rows[self.tokens], columns[self.tokens]
+        self._at = (slice(None), rows, slice(None), columns)
         self._reads = self.buffer[:, :, :batch, :, : self.step.extent].flatten(0, 1).unbind(0)
         start = host_lengths[0]
-        self._ends = self.buffer[:, :, 0, :, start : start + queries].unbind(0) if batch == 1 else ()
+        written = len(columns)
+        self._ends = self.buffer[:, :, 0, :, start : start + written].unbind(0) if batch == 1 else ()
         return self.step
 
     def write(self, layer: int, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Put states [B, S, 2, Hkv, D], keys before values, at each row's own end.
+        """Put states [N, 2, Hkv, D], keys before values, at each row's own end; N = B x S, or the real tokens.
 
         Returns what this step may read: keys and values [B, Hkv, extent, D].
         """
         if self._ends:
-            self._ends[layer].copy_(states[0].permute(1, 2, 0, 3))
+            self._ends[layer].copy_(states.permute(1, 2, 0, 3))
         else:
             self.buffer[layer][self._at] = states.to(self.buffer.dtype)
         return self._reads[2 * layer], self._reads[2 * layer + 1]
@@ -98,7 +110,7 @@ class _RaggedLayer(CacheLayerMixin):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         states = torch.stack((key_states, value_states)).permute(1, 3, 0, 2, 4)
-        return self.cache.write(self.layer, states)
+        return self.cache.write(self.layer, states.flatten(0, 1))
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.cache.get_seq_length() + query_length, 0

@@ -129,7 +129,11 @@ class BatchDecoder:
         device = self.target.device
         newest = torch.tensor([[row.tokens[-1]] for row in self._rows], device=device)
         drafts = proposal.tokens.to(device)
-        logits = self.target.feed_ids(torch.cat((newest, drafts), dim=1), self.target.cached[: len(self._rows)])
+        logits = self.target.feed_ids(
+            torch.cat((newest, drafts), dim=1),
+            self.target.cached[: len(self._rows)],
+            counts=[count + 1 for count in proposal.counts],
+        )
         return verify(
             logits,
             drafts,

@@ -79,7 +79,8 @@ class ModelDrafter:
         width = max(len(tokens) for tokens in pending)
         padded = [tokens + [0] * (width - len(tokens)) for tokens in pending]
         ids = torch.tensor(padded, device=runner.device)
-        logits = runner.feed_ids(ids, starts, take=[len(tokens) - 1 for tokens in pending])
+        counts = [len(tokens) for tokens in pending]
+        logits = runner.feed_ids(ids, starts, [count - 1 for count in counts], counts)
         self.calls += 1
         ends = [start + len(tokens) for start, tokens in zip(starts, pending, strict=True)]
         tokens_, probs = [], []

@@ -101,7 +101,8 @@ class HeadDrafter:
         for start in range(0, width, CHUNK):
             stop = min(start + CHUNK, width)
             take = [min(max(count - 1 - start, 0), stop - start - 1) for count in counts]
-            logits = runner.feed_ids(x[:, start:stop], [at + start for at in starts], take)
+            real = [max(1, min(count, stop) - start) for count in counts]
+            logits = runner.feed_ids(x[:, start:stop], [at + start for at in starts], take, real)
             self.calls += 1
             for r, count in enumerate(counts):
                 if start < count <= stop:

@@ -7,6 +7,8 @@ Contract: `cached[r]` is the number of leading tokens of row r whose keys and va
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -42,16 +44,21 @@ class ModelRunner:
         """Logits for the tokens of each row, put at its end; shorter rows are padded to the longest."""
         width = max(len(row) for row in rows)
         padded = [row + [0] * (width - len(row)) for row in rows]
-        return self.feed_ids(torch.tensor(padded, device=self.device), self.cached[: len(rows)], take)
+        counts = [len(row) for row in rows]
+        return self.feed_ids(torch.tensor(padded, device=self.device), self.cached[: len(rows)], take, counts)
 
-    def feed_ids(self, ids: Tensor, lengths: list[int], take: list[int] | None = None) -> Tensor:
-        """Logits [B, S, vocab] (or [B, vocab] of column take[b]) for ids int64 [B, S] fed at `lengths`."""
+    def feed_ids(
+        self, ids: Tensor, lengths: list[int], take: list[int] | None = None, counts: list[int] | None = None
+    ) -> Tensor:
+        """Logits [B, S, vocab] (or [B, vocab] of column take[b]) for ids int64 [B, S] fed at `lengths`.
+
+        counts[b] tokens of a row are real; logits and states of the padding behind them mean nothing.
+        """
+        options: Any = {"take": take, "counts": counts, "backend": self.backend}
         if self.keep_states:
-            logits, self.states = self.model.forward_states(
-                ids, self.cache, lengths, take=take, backend=self.backend
-            )
+            logits, self.states = self.model.forward_states(ids, self.cache, lengths, **options)
         else:
-            logits = self.model.forward(ids, self.cache, lengths, take=take, backend=self.backend)
+            logits = self.model.forward(ids, self.cache, lengths, **options)
         return logits[..., : self.vocab]
 
     def prefill(self, prompts: list[list[int]]) -> PrefillSteps:
@@ -92,7 +99,9 @@ class PrefillSteps:
         chunk = [(self.prompts[source] + [0] * self.longest)[start:stop] for source in self.unique]
         ids = torch.tensor(chunk, device=runner.device)
         take = [min(max(end - 1 - start, 0), stop - start - 1) for end in ends]
-        logits = runner.feed_ids(ids, [start] * len(chunk), take)
+        # A prompt that has ended already is fed one token of padding: its last logits are kept elsewhere.
+        counts = [max(1, min(end, stop) - start) for end in ends]
+        logits = runner.feed_ids(ids, [start] * len(chunk), take, counts)
         if runner.states is not None:
             self.chunks.append(runner.states)
         for row, end in enumerate(ends):

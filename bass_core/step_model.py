@@ -26,6 +26,9 @@ _LAYER_TYPES = {"full_attention", "sliding_attention"}
 class StepModel:
     """Any transformers causal LM with an attention interface, run by its own code with ragged attention."""
 
+    # Whether the padding of shorter rows is left out of the matrix products.
+    skips_padding = False
+
     def __init__(self, model: PreTrainedModel) -> None:
         config = model.config.get_text_config()
         self.name = type(model).__name__
@@ -65,15 +68,17 @@ class StepModel:
         lengths: list[int],
         *,
         take: list[int] | None = None,
+        counts: list[int] | None = None,
         backend: str = "pad",
     ) -> Tensor:
         """Feed ids int64 [B, S] at `lengths`; logits [B, S, V], or [B, V] of column take[b] of each row.
 
-        Embeddings [B, S, hidden] may be given in place of ids.
+        Embeddings [B, S, hidden] may be given in place of ids. `counts` says how many tokens of each row are
+        real: what is returned for the padding behind them means nothing, and a model may leave it out.
         Afterwards the cache holds the tokens at lengths[b] .. lengths[b]+S-1; which of them count is the
         caller's to say, by the lengths of the next call.
         """
-        return self._forward(ids, cache, lengths, take, backend, False)[0]
+        return self._forward(ids, cache, lengths, take, counts, backend, False)[0]
 
     @torch.inference_mode()
     def forward_states(
@@ -83,10 +88,11 @@ class StepModel:
         lengths: list[int],
         *,
         take: list[int] | None = None,
+        counts: list[int] | None = None,
         backend: str = "pad",
     ) -> tuple[Tensor, Tensor]:
         """`forward`, and what the head reads: the last hidden states [B, S, hidden] of all columns."""
-        logits, states = self._forward(ids, cache, lengths, take, backend, True)
+        logits, states = self._forward(ids, cache, lengths, take, counts, backend, True)
         assert states is not None
         return logits, states
 
@@ -96,10 +102,11 @@ class StepModel:
         cache: RaggedCache,
         lengths: list[int],
         take: list[int] | None,
+        counts: list[int] | None,
         backend: str,
         want: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        step = cache.begin(lengths, ids.shape[1])
+        step = cache.begin(lengths, ids.shape[1], counts if self.skips_padding else None)
         # Columns past the context are padding: their logits are never used, but their position must exist.
         positions = cache.positions.clamp(max=self.context - 1)
         return self._run(ids, positions, cache, step, take, backend, want)

@@ -7,13 +7,14 @@ stand in the cache at `lengths[b] .. lengths[b]+S-1`. Query s of row b sees colu
 
 The backends share one signature and differ only in how they cut the work, as BASS does (arXiv 2404.15778):
 `pad` pads every row to the longest, `split` launches once a row at its exact length, `sdpa` hands the padded
-problem and a boolean mask to torch. Non-goals: dropout, training.
+problem and a mask to torch. Non-goals: dropout, training.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +32,7 @@ class RaggedStep:
     host: list[int]
     queries: int
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
+    _biases: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
 
     @property
     def extent(self) -> int:
@@ -51,6 +53,15 @@ class RaggedStep:
             hidden = columns > last
             self._masks[window] = hidden if window is None else hidden | (columns <= last - window)
         return self._masks[window]
+
+    def bias(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor:
+        """[B, 1, group x S, extent], -inf where a query must not look and 0 elsewhere."""
+        key = (window, group, dtype)
+        if key not in self._biases:
+            hidden = self.hidden(window)
+            bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+            self._biases[key] = bias.masked_fill_(hidden, float("-inf")).repeat(1, group, 1)[:, None]
+        return self._biases[key]
 
 
 def pad(
@@ -104,15 +115,18 @@ def sdpa(
 ) -> Tensor:
     """torch's scaled_dot_product_attention with an explicit mask. Same arguments and result as `pad`.
 
-    A logit soft-cap is not part of that function's contract, so capped layers take `pad`'s way.
+    Grouped heads are folded into the query axis here as well. A logit soft-cap is not part of that function's
+    contract, so capped layers take `pad`'s way.
     """
     if softcap is not None:
-        return _attend(query, key, value, step.hidden(window), scaling, softcap)
-    mask = ~step.hidden(window)[:, None]
-    grouped = key.shape[1] != query.shape[1]
-    query_ = query.to(key.dtype)
-    out = F.scaled_dot_product_attention(query_, key, value, attn_mask=mask, scale=scaling, enable_gqa=grouped)
-    return out.transpose(1, 2).to(query.dtype)
+        return pad(query, key, value, step, scaling=scaling, window=window, softcap=softcap)
+    batch, heads, queries, dim = query.shape
+    kv_heads = key.shape[1]
+    group = heads // kv_heads
+    folded = query.to(key.dtype).reshape(batch, kv_heads, group * queries, dim)
+    bias = step.bias(window, group, key.dtype) if step.needs_mask or window is not None else None
+    out = F.scaled_dot_product_attention(folded, key, value, attn_mask=bias, scale=scaling)
+    return out.reshape(batch, heads, queries, dim).transpose(1, 2).to(query.dtype)
 
 
 def _attend(

@@ -25,7 +25,7 @@ def filled(rows=3, length=10):
     numbers = 100.0 * torch.arange(rows)[:, None] + torch.arange(length)
     states = numbers[:, :, None, None].expand(rows, length, 2, 4)
     for layer in range(2):
-        cache.write(layer, torch.stack((states, -states), dim=2))
+        cache.write(layer, torch.stack((states, -states), dim=2).flatten(0, 1))
     return cache
 
 
@@ -44,6 +44,40 @@ def test_rows_are_written_at_their_own_lengths(lengths):
         before.ragged[1].values[row, :, length : length + 2] = new[row] + 1
     for ours, theirs in zip(cache.ragged, before.ragged, strict=True):
         assert torch.equal(ours.keys, theirs.keys) and torch.equal(ours.values, theirs.values)
+
+
+def test_padding_is_not_written():
+    cache, before = filled(), filled()
+    cache.begin([4, 0, 7], 3, counts=[1, 3, 2])
+    assert cache.tokens.tolist() == [0, 3, 4, 5, 6, 7]
+    new = torch.randn(6, 2, 2, 4)
+    cache.write(0, new)
+    places = [(0, 4), (1, 0), (1, 1), (1, 2), (2, 7), (2, 8)]
+    for (row, column), states in zip(places, new, strict=True):
+        before.buffer[0][:, row, :, column] = states
+    assert torch.equal(cache.buffer, before.buffer)
+    cache.begin([4, 0, 7], 3, counts=[3, 3, 3])
+    assert cache.tokens is None
+
+
+@pytest.mark.parametrize("backend", ["pad", "split", "sdpa"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2"])
+def test_padding_may_be_left_out_and_nothing_else_changes(architecture, backend):
+    model = ModelPair(tiny(architecture)).target_step
+    lengths, counts = [9, 3, 6, 6], [2, 5, 1, 3]
+    fed = torch.randint(0, model.vocab, (4, 9)), torch.randint(0, model.vocab, (4, 5))
+    results = []
+    for real in (None, counts):
+        cache = model.new_cache(4, 16)
+        model.forward(fed[0], cache, [0] * 4, backend=backend)
+        logits, states = model.forward_states(fed[1], cache, lengths, counts=real, backend=backend)
+        taken = model.forward(fed[1], cache, lengths, take=[n - 1 for n in counts], counts=real, backend=backend)
+        results.append((logits, states, taken))
+    (logits, states, taken), (logits_, states_, taken_) = results
+    torch.testing.assert_close(taken, taken_, atol=1e-5, rtol=1e-5)
+    for row, count in enumerate(counts):
+        torch.testing.assert_close(logits[row, :count], logits_[row, :count], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(states[row, :count], states_[row, :count], atol=1e-5, rtol=1e-5)
 
 
 def test_copy_row_takes_the_first_tokens_alone():
