@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 
 from .drafters import Drafter, Proposal, StateReader
-from .policies import DraftLengthPolicy
+from .policies import DraftLengthPolicy, RoundObserver
 from .runner import ModelRunner, PrefillSteps
 from .sampling import SamplingParams
 from .sequence import Round, RowRound, Sequence
@@ -96,6 +96,7 @@ class BatchDecoder:
     def _round(self) -> Round:
         rows, keys = self._rows, self._keys()
         asked = self.policy.length if self.policy is not None else 0
+        calls = self.drafter.calls if self.drafter is not None else 0
         proposal = self._propose(asked, keys)
         counts = proposal.counts
         verdict = self._verify(proposal, keys)
@@ -113,6 +114,8 @@ class BatchDecoder:
         ]
         if self.drafter is not None:
             self.drafter.settle(rows, proposal, accepted)
+        if isinstance(self.policy, RoundObserver) and self.drafter is not None:
+            self.policy.observe(asked, counts, accepted, self.drafter.calls - calls)
         if self.policy is not None and any(count == asked for count in counts):
             self.policy.update(accepted)
         self._drop_finished()

@@ -27,6 +27,13 @@ class DraftLengthPolicy(Protocol):
     def update(self, accepted: list[int]) -> None: ...
 
 
+@runtime_checkable
+class RoundObserver(Protocol):
+    """A policy that is told of every round: what each row drafted and accepted, and the draft's forwards."""
+
+    def observe(self, asked: int, drafted: list[int], accepted: list[int], forwards: int) -> None: ...
+
+
 @dataclass
 class FixedLength:
     """The same draft length in every round."""
@@ -72,6 +79,6 @@ def make_policy(draft_length: object) -> DraftLengthPolicy:
     elif isinstance(draft_length, DraftLengthPolicy):
         return copy.deepcopy(draft_length)
     raise RequestError(
-        'draft_length must be "bass", a whole number from 0 to 1024, or an object with `length`, `limit` and '
-        f"`update`; got {draft_length!r}."
+        'draft_length must be "bass", "cost-aware", a whole number from 0 to 1024, or an object with `length`, '
+        f"`limit` and `update`; got {draft_length!r}."
     )

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .attention import choose_backend
+from .cost_aware import CostAware
+from .costs import cost_table
 from .drafting import choose_drafter
 from .errors import RequestError
 from .pair import ModelPair
@@ -99,13 +101,20 @@ def make_request(
         raise RequestError(f"sequence_ids must be a list of {len(prompts)} numbers, one a row; got {ids!r}.")
     for key in ids:
         _whole("a sequence id", key, 0, 2**63 - 1)
+    drafter, backend = choose_drafter(pair, drafter), choose_backend(attention, pair.device)
+    policy: DraftLengthPolicy
+    if draft_length == "cost-aware":
+        table = cost_table(pair, drafter, backend, sampling, len(prompts), verification)
+        policy = CostAware(table, len(prompts))
+    else:
+        policy = make_policy(draft_length)
     return Request(
         prompts=prompts,
         max_new_tokens=max_new_tokens,
         sampling=sampling,
-        policy=make_policy(draft_length),
-        drafter=choose_drafter(pair, drafter),
-        backend=choose_backend(attention, pair.device),
+        policy=policy,
+        drafter=drafter,
+        backend=backend,
         verification=verification,
         seed=seed,
         sequence_ids=list(ids),

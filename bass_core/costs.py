@@ -1,0 +1,244 @@
+"""What a round costs on this machine: measured once for a pair and a device, and kept.
+
+Contract: a CostTable gives milliseconds of one verification of so many tokens in so many rows, and of one forward
+of the draft, interpolated between what was measured. Rounds are measured as they run: a real decoder, whose drafts
+are random tokens. The table is a plain JSON file in the user's cache; the same table gives the same answers.
+Non-goals: costs that depend on the length of the text (it is CONTEXT tokens here).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import statistics
+import time
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .decoder import BatchDecoder, Rules
+from .drafters import Proposal
+from .drafting import make_drafter, runs_model
+from .pair import ModelPair
+from .policies import FixedLength
+from .runner import ModelRunner, PrefillSteps
+from .sampling import SamplingParams
+from .sequence import Sequence
+from .verify import Keys
+from .weights import cache_root
+
+CONTEXT = 160
+WIDTHS = (1, 2, 3, 5, 9, 17)  # tokens a row in a measured verification
+MOST_TOKENS = 160  # of all rows together
+REPEATS = 5
+FORMAT = 1
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """verify[rows] lists (tokens of all rows, ms), draft[rows] the ms of one forward of the draft; rows ascend.
+
+    `padded` says that a row's padding costs what its tokens cost: tokens are then rows x the widest row.
+    """
+
+    verify: dict[int, list[Point]]
+    draft: dict[int, float]
+    padded: bool
+
+    def verify_ms(self, rows: int, tokens: float) -> float:
+        """One verification of `tokens` in all rows together; beyond what was measured the last slope goes on."""
+        return _between([(size, _line(points, tokens)) for size, points in self.verify.items()], rows)
+
+    def draft_ms(self, rows: int) -> float:
+        """One forward of the draft; 0 where the drafter runs no model."""
+        return _between(list(self.draft.items()), rows) if self.draft else 0.0
+
+
+def _line(points: list[Point], at: float) -> float:
+    """Piecewise linear through the points, going on at both ends."""
+    if len(points) == 1:
+        return points[0][1]
+    index = min(max(bisect_left(points, (at, 0.0)), 1), len(points) - 1)
+    (x0, y0), (x1, y1) = points[index - 1], points[index]
+    return y0 + (y1 - y0) * (at - x0) / (x1 - x0)
+
+
+def _between(points: list[Point], at: float) -> float:
+    inside = min(max(at, points[0][0]), points[-1][0])
+    return _line(points, inside)
+
+
+def cost_table(
+    pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams, rows: int, rule: str = "chen"
+) -> CostTable:
+    """The stored table of this pair, drafter and machine for `rows` rows or more; measured where there is none."""
+    path = cache_root() / "costs" / f"{_key(pair, drafter, backend, sampling)}.json"
+    table = _read(path)
+    sizes = [1 << i for i in range((rows - 1).bit_length() + 1)]
+    missing = [size for size in sizes if table is None or size not in table.verify]
+    if table is None or missing:
+        table = _measure(pair, drafter, backend, sampling, rule, missing, table)
+        _write(path, table)
+    return table
+
+
+def _key(pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams) -> str:
+    """Everything that a round's cost depends on."""
+    draft = getattr(pair.draft, "name_or_path", None) or type(pair.draft).__name__
+    model = pair.target.config.get_text_config()
+    facts = [
+        FORMAT, str(pair.target.name_or_path), model.hidden_size, model.num_hidden_layers, str(draft),
+        str(drafter), backend, str(pair.dtype), str(pair.device), torch.__version__, torch.get_num_threads(),
+        sampling.greedy,
+        torch.cuda.get_device_name(pair.device) if pair.device.type == "cuda" else os.cpu_count(),
+    ]  # fmt: skip
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+def _read(path: Path) -> CostTable | None:
+    try:
+        stored = json.loads(path.read_text())
+        verify = {int(rows): [(x, y) for x, y in points] for rows, points in stored["verify"].items()}
+        return CostTable(verify, {int(rows): ms for rows, ms in stored["draft"].items()}, stored["padded"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _write(path: Path, table: CostTable) -> None:
+    """Kept if it can be: a cache that can't be written costs the next start a few seconds, and nothing else."""
+    part = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(asdict(table), indent=1))
+        os.replace(part, path)
+    except OSError:
+        return
+
+
+def _measure(
+    pair: ModelPair,
+    drafter: Any,
+    backend: str,
+    sampling: SamplingParams,
+    rule: str,
+    sizes: list[int],
+    known: CostTable | None,
+) -> CostTable:
+    verify = dict(known.verify) if known else {}
+    draft = dict(known.draft) if known else {}
+    for rows in sizes:
+        lab = _Lab(pair, backend, sampling, rows)
+        widths = [width for width in WIDTHS if width == 1 or rows * width <= MOST_TOKENS]
+        points = sorted((float(rows * width), ms) for width, ms in lab.verify(widths).items())
+        # A wider verification is never cheaper: where it seems so, that was noise.
+        verify[rows] = [(x, max(y for other, y in points if other <= x)) for x, y in points]
+        if runs_model(drafter):
+            draft[rows] = lab.draft(rule)
+    padded = not pair.target_step.skips_padding
+    return CostTable(dict(sorted(verify.items())), dict(sorted(draft.items())), padded)
+
+
+class _Random:
+    """Proposes `width` random tokens a row: what is proposed does not change what a round costs."""
+
+    calls = 0
+    width = 0
+
+    def __init__(self, vocab: int, device: torch.device) -> None:
+        self.vocab, self.device = vocab, device
+
+    def start(self, rows: list[Sequence]) -> PrefillSteps | None:
+        return None
+
+    def propose(self, rows: list[Sequence], caps: list[int], keys: Keys) -> Proposal:
+        tokens = torch.randint(0, self.vocab, (len(rows), self.width), device=self.device)
+        return Proposal(tokens, [self.width] * len(rows))
+
+    def settle(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
+        return None
+
+    def move_row(self, source: int, target: int) -> None:
+        return None
+
+
+class _Timed:
+    """A drafter whose proposals are timed."""
+
+    def __init__(self, drafter: Any, now: Callable[[], float]) -> None:
+        self.drafter, self.now, self.ms = drafter, now, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.drafter, name)
+
+    def propose(self, rows: list[Sequence], caps: list[int], keys: Keys) -> Proposal:
+        start = self.now()
+        proposal: Proposal = self.drafter.propose(rows, caps, keys)
+        self.ms = self.now() - start
+        return proposal
+
+
+class _Lab:
+    """A batch of random prompts on which rounds are timed."""
+
+    def __init__(self, pair: ModelPair, backend: str, sampling: SamplingParams, rows: int) -> None:
+        self.pair, self.backend, self.sampling, self.rows = pair, backend, sampling, rows
+        self.limit = max(WIDTHS)
+        generator = torch.Generator().manual_seed(0)
+        context = max(1, min(CONTEXT, pair.context_length - 200))
+        self.prompts = torch.randint(0, pair.vocab, (rows, context), generator=generator).tolist()
+
+    def verify(self, widths: list[int]) -> dict[int, float]:
+        """Median ms of a round of so many tokens a row; the widths take turns."""
+        drafter = _Random(self.pair.vocab, self.pair.device)
+        decoder = self._decoder(drafter)
+        times: dict[int, list[float]] = {width: [] for width in widths}
+        for repeat in range(REPEATS + 1):
+            for width in widths:
+                drafter.width = width - 1
+                start = self._now()
+                decoder.step()
+                if repeat:
+                    times[width].append(self._now() - start)
+        return {width: statistics.median(values) for width, values in times.items()}
+
+    def draft(self, rule: str) -> float:
+        """Median ms of one more drafted token."""
+        length = self._length()
+        drafter = _Timed(
+            make_drafter(self.pair, "model", self.rows, length, self.backend, self.sampling, rule), self._now
+        )
+        decoder = self._decoder(drafter)
+        times: dict[int, list[float]] = {1: [], 5: []}
+        for repeat in range(REPEATS + 1):
+            for asked, values in times.items():
+                decoder.policy = FixedLength(asked)
+                decoder.step()
+                if repeat:
+                    values.append(drafter.ms)
+        return max(0.0, statistics.median(times[5]) - statistics.median(times[1])) / 4
+
+    def _decoder(self, drafter: Any) -> BatchDecoder:
+        rows = [Sequence(i, i, prompt, 10**6, frozenset()) for i, prompt in enumerate(self.prompts)]
+        states = hasattr(drafter, "read_states")
+        runner = ModelRunner(
+            self.pair.target_step, self.rows, self._length(), self.pair.vocab, self.backend, keep_states=states
+        )
+        decoder = BatchDecoder(rows, runner, Rules(self.sampling), drafter, FixedLength(self.limit))
+        while not rows[-1].token_ids:
+            decoder.step()
+        return decoder
+
+    def _length(self) -> int:
+        return len(self.prompts[0]) + (REPEATS + 2) * len(WIDTHS) * 2 + self.limit
+
+    def _now(self) -> float:
+        if self.pair.device.type == "cuda":
+            torch.cuda.synchronize(self.pair.device)
+        return 1000 * time.perf_counter()

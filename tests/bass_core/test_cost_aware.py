@@ -1,0 +1,124 @@
+"""The cost-aware draft length: a function of a cost table and of what was drafted and accepted."""
+
+import itertools
+import json
+
+import pytest
+
+from bass_core import ModelPair, generate
+from bass_core.cost_aware import FIRST_WAIT, CostAware
+from bass_core.costs import CostTable, cost_table
+from bass_core.policies import DraftLengthPolicy, FixedLength, RoundObserver
+from bass_core.request import make_request
+from bass_core.sampling import SamplingParams
+
+from ..models import NEAR, perturbed, prompts, tiny
+
+# A round costs 10 ms and 1 ms a token; a draft forward 0.5 ms.
+CHEAP = CostTable({1: [(1, 11), (17, 27)], 8: [(8, 18), (136, 146)]}, {1: 0.5, 8: 0.5}, padded=False)
+# Every token costs as much as any other: drafting can only lose.
+DEAR = CostTable({8: [(8, 80), (136, 1360)]}, {8: 5.0}, padded=False)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def play(policy, rounds, rows, accepts):
+    """Lengths asked for when every row drafts what it is asked for and accepts at most `accepts` of them."""
+    asked = []
+    for _ in range(rounds):
+        length = policy.length
+        asked.append(length)
+        policy.observe(length, [length] * rows, [min(length, accepts)] * rows, length)
+    return asked
+
+
+def test_costs_are_interpolated_and_go_on_at_the_ends():
+    assert CHEAP.verify_ms(1, 1) == 11
+    assert CHEAP.verify_ms(1, 9) == 19
+    assert CHEAP.verify_ms(1, 33) == pytest.approx(43)
+    assert CHEAP.verify_ms(8, 16) == 26
+    assert CHEAP.verify_ms(64, 16) == 26
+    # Rows between: the two tables' answers for the same tokens.
+    assert CostTable({2: [(2, 10), (4, 12)], 4: [(4, 30), (8, 38)]}, {}, False).verify_ms(3, 4) == 21
+    assert CostTable({1: [(1, 5)]}, {}, False).draft_ms(1) == 0
+
+
+def test_it_drafts_long_where_all_is_accepted_and_short_where_nothing_is():
+    assert play(CostAware(CHEAP, rows=1), 40, 1, 16)[-1] == 16
+    assert play(CostAware(CHEAP, rows=1), 40, 1, 3)[-1] == 3
+    assert play(CostAware(CHEAP, rows=8), 40, 8, 2)[-1] == 2
+
+
+def test_where_drafting_loses_it_stops_and_tries_again_ever_more_seldom():
+    asked = play(CostAware(DEAR, rows=8), 200, 8, 0)
+    tried = [at for at, length in enumerate(asked) if length]
+    gaps = [b - a for a, b in itertools.pairwise(tried)]
+    assert gaps[0] >= FIRST_WAIT
+    assert gaps == sorted(gaps) and gaps[-1] > gaps[0]
+    assert all(asked[at] == 1 for at in tried[1:])
+
+
+def test_it_comes_back_when_drafts_are_accepted_again():
+    policy = CostAware(CHEAP, rows=8)
+    play(policy, 60, 8, 0)
+    assert policy.length <= 1
+    assert max(play(policy, 200, 8, 16)) == 16
+
+
+def test_rows_that_stop_early_make_a_longer_cap_no_dearer():
+    """A drafter that never proposes more than two: asking for more costs nothing and promises nothing."""
+    policy = CostAware(CHEAP, rows=1)
+    for _ in range(40):
+        policy.observe(8, [2], [2], 2)
+    rates = policy.rates()
+    assert rates[8] == pytest.approx(rates[2], rel=0.05)
+    assert policy.length >= 2
+
+
+def test_it_is_a_policy_that_sees_rounds():
+    policy = CostAware(CHEAP)
+    assert isinstance(policy, DraftLengthPolicy) and isinstance(policy, RoundObserver)
+    assert not isinstance(FixedLength(2), RoundObserver)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_text_stays_the_targets_and_a_run_repeats(temperature):
+    target = tiny("llama")
+    pair = ModelPair(target, perturbed(target, NEAR["llama"]))
+    same = {"max_new_tokens": 40, "sampling": SamplingParams(temperature=temperature), "seed": 3}
+    runs = [generate(pair, prompts(4), draft_length="cost-aware", **same) for _ in range(2)]
+    assert runs[0].metrics.drafted > 0
+    assert [s.token_ids for s in runs[0].sequences] == [s.token_ids for s in runs[1].sequences]
+    if not temperature:
+        regular = generate(pair, prompts(4), method="regular", **same)
+        assert [s.token_ids for s in runs[0].sequences] == [s.token_ids for s in regular.sequences]
+
+
+def test_the_table_is_measured_once_and_kept(tmp_path, monkeypatch):
+    target = tiny("llama")
+    pair = ModelPair(target, perturbed(target, 0.05))
+    ask = (pair, "model", "sdpa", SamplingParams())
+    table = cost_table(*ask, rows=3)
+    assert list(table.verify) == list(table.draft) == [1, 2, 4]
+    for rows, points in table.verify.items():
+        tokens, times = zip(*points, strict=True)
+        assert tokens[0] == rows and list(times) == sorted(times) and times[0] > 0
+    (path,) = (tmp_path / "bass" / "costs").iterdir()
+    assert json.loads(path.read_text())["padded"] is False
+    monkeypatch.setattr("bass_core.costs._Lab", None)
+    assert cost_table(*ask, rows=4) == table
+    path.write_text("{")
+    with pytest.raises(TypeError):
+        cost_table(*ask, rows=1)
+
+
+def test_a_cache_that_cant_be_written_is_no_obstacle(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    pair = ModelPair(tiny("gpt2"))
+    policy = make_request(pair, [1, 2, 3], draft_length="cost-aware", drafter="prompt_lookup").policy
+    assert isinstance(policy, CostAware)
+    assert policy.table.padded and policy.table.draft_ms(1) == 0
