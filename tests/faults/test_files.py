@@ -1,6 +1,6 @@
 """Files that are missing, cut short, changed, or that can't be written: a sentence, and the next start works.
 
-Killed while converting, two starts at once and a damaged folder of the real model: tests/bass_core/test_weights.py.
+Killed while converting, two starts at once and a damaged folder of the real model: bass_core/test_weights.py.
 """
 
 from __future__ import annotations

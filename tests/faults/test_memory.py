@@ -64,7 +64,7 @@ def test_a_race_that_runs_out_ends_in_a_sentence_and_frees_everything(
         alive.append(weakref.ref(self))
 
     monkeypatch.setattr(RaggedCache, "__init__", remembered)
-    with pytest.raises(MemoryShortage, match="ran out of memory during this race.* smaller batch") as shortage:
+    with pytest.raises(MemoryShortage, match=r"ran out of memory during this race.* smaller batch") as shortage:
         list(race(PAIR, prompts(3), scheduling=scheduling, max_new_tokens=60, drafter=Hungry(), draft_length=3))
     # The error is still held here, as a server's log might hold it.
     assert shortage.value and alive and [ref() for ref in alive if ref() is not None] == []
