@@ -22,6 +22,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 CONFLICT = (
     "The package 'kernels' is installed, whose name is that of a folder here: run pip uninstall kernels first."
 )
+USER, PASSWORD = "bass", "BASS_PASSWORD"
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -29,6 +30,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Race regular, speculative and batched speculative decoding (BASS) side by side in a browser.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        epilog=f"With the environment variable {PASSWORD} set, visitors log in as {USER!r} with its value.",
     )
     parser.add_argument(
         "--pair", default="smollm2", help="a pair's name, a Hub id, or a folder with the target model"
@@ -39,6 +41,14 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--host", help="address to listen on; 0.0.0.0 for every network of this machine")
     parser.add_argument("--port", type=int, help="port to listen on; without it the first free one from 7860")
     parser.add_argument("--max-batch", type=_positive, default=32, help="largest batch that the page accepts")
+    parser.add_argument("--max-new-tokens", type=_positive, default=1024, help="most new tokens a sequence")
+    parser.add_argument("--max-prompt", type=_positive, default=20_000, help="most characters of a prompt")
+    parser.add_argument("--max-seconds", type=_positive, default=600, help="longest time of one race")
+    parser.add_argument(
+        "--allow-any-model",
+        action="store_true",
+        help="let visitors name a pair, a Hub id or a folder of this machine, which is then loaded",
+    )
     return parser.parse_args(arguments)
 
 
@@ -58,6 +68,12 @@ def host(option: str | None, environment: Mapping[str, str]) -> str:
     return "0.0.0.0" if "SPACE_ID" in environment else "127.0.0.1"
 
 
+def credentials(environment: Mapping[str, str]) -> tuple[str, str] | None:
+    """User and password that the page asks for; None, an open page, where no password is set."""
+    password = environment.get(PASSWORD)
+    return (USER, password) if password else None
+
+
 def conflict() -> str | None:
     """One sentence where a package is installed that transformers would take for our folder kernels, else None."""
     try:
@@ -73,21 +89,31 @@ def serve(options: argparse.Namespace) -> None:
         import spaces  # ZeroGPU: has to come before torch
     except ImportError:
         spaces = None
-    from bass_core import BassError, load_pair
+    from bass_core import BassError, ModelPair, load_pair
     from ui.events import race_source
     from ui.limits import Limits
+    from ui.models import Models
     from ui.page import build, launch_options
 
+    def load(name: str) -> ModelPair:
+        return load_pair(name, device=options.device, dtype=options.dtype)
+
     pair = load_pair(options.pair, draft=options.draft, device=options.device, dtype=options.dtype)
-    source = race_source(pair)
+    source = race_source(pair, Models(pair, load if options.allow_any_model else None))
     if spaces is not None:
         source = spaces.GPU(duration=gpu_seconds)(source)
     about = f"{shown_name(pair.name or options.pair)} on {pair.device}, {str(pair.dtype).removeprefix('torch.')}"
-    page = build(source, limits=Limits(max_batch=options.max_batch), about=about)
+    limits = Limits(options.max_batch, options.max_new_tokens, options.max_prompt, options.max_seconds)
+    page = build(source, limits=limits, about=about)
     address = host(options.host, os.environ)
     try:
         _, url, _ = page.launch(
-            server_name=address, server_port=options.port, prevent_thread_lock=True, quiet=True, **launch_options()
+            server_name=address,
+            server_port=options.port,
+            auth=credentials(os.environ),
+            prevent_thread_lock=True,
+            quiet=True,
+            **launch_options(),
         )
     except OSError as error:
         raise BassError(

@@ -4,7 +4,7 @@ Contract: the names below are the public API and stay stable. Speculation never 
 """
 
 from .catalogue import load_pair
-from .errors import BassError, PairError, RequestError, WeightsError
+from .errors import BassError, MemoryShortage, ModelError, PairError, RequestError, WeightsError
 from .generation import Generation, generate, stream
 from .metrics import Metrics
 from .monitor import Monitor
@@ -16,7 +16,9 @@ from .sequence import Round, RowRound
 __all__ = [
     "BassError",
     "Generation",
+    "MemoryShortage",
     "Metrics",
+    "ModelError",
     "ModelPair",
     "Monitor",
     "PairError",

@@ -1,43 +1,66 @@
 """Whether a request fits the memory, asked before any is taken.
 
-Contract: an estimate of caches and logits of all lanes at once against the memory that is free now; what does
-not fit is refused with the largest batch that would. Weights are in memory already and are not counted again.
+Contract: an estimate of caches, logits and attention scores of all lanes at once against the memory that is free
+now; what does not fit is refused with the largest batch and the largest number of new tokens that would. Weights
+are in memory already and are not counted again.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-
-import psutil
-import torch
+from collections.abc import Callable
+from dataclasses import replace
 
 from .drafting import runs_model
 from .errors import RequestError
 from .lane import cache_length
+from .memory import available_bytes
 from .pair import ModelPair
 from .request import Request
+from .runner import PREFILL_TOKENS
 
 # Copies of the logits that live at once while a distribution is filtered, compared and drawn from.
 _LOGIT_COPIES = 6
+# Scores before and after the softmax, float32.
+_SCORE_BYTES = 8
+# A layer's inputs, heads and wider middle, in float32, for each number of the hidden state.
+_HIDDEN_BYTES = 16 * 4
 _HEADROOM = 0.9
 
 
 def admit(pair: ModelPair, request: Request, *together: tuple[str, ...]) -> None:
     """Raises RequestError unless each group of methods that run `together` fits, one group after another."""
 
-    def needs(rows: int) -> int:
-        return max(estimate_bytes(pair, request, methods, rows) for methods in together)
+    def needs(rows: int, tokens: int) -> int:
+        asked = replace(request, max_new_tokens=tokens)
+        return max(estimate_bytes(pair, asked, methods, rows) for methods in together)
 
     free = available_bytes(pair.device)
-    rows = len(request.prompts)
-    needed = needs(rows)
-    if needed <= free * _HEADROOM:
+    rows, tokens = len(request.prompts), request.max_new_tokens
+    needed, room = needs(rows, tokens), int(free * _HEADROOM)
+    if needed <= room:
         return
-    fitting = bisect_right(range(1, rows), free * _HEADROOM, key=needs)
-    advice = f"a batch of {fitting} would fit" if fitting else "shorten the prompt or ask for fewer tokens"
+    shorter = _largest(tokens, room, lambda fewer: needs(rows, fewer))
+    ways = []
+    if smaller := _largest(rows, room, lambda fewer: needs(fewer, tokens)):
+        ways.append(f"a batch of {smaller} would fit")
+    if shorter:
+        ways.append(f"{_tokens(shorter)} would fit")
+    if not ways and (alone := _largest(tokens, room, lambda fewer: needs(1, fewer))):
+        ways.append(f"a batch of 1 with {_tokens(alone)} would fit")
+    advice = ", or ".join(ways) or "shorten the prompt or ask for fewer tokens"
     raise RequestError(
         f"This request needs about {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free: {advice}."
     )
+
+
+def _tokens(count: int) -> str:
+    return "1 new token" if count == 1 else f"{count} new tokens"
+
+
+def _largest(below: int, room: int, needs: Callable[[int], int]) -> int:
+    """The largest number under `below` whose need fits the room; 0 where none does."""
+    return bisect_right(range(1, below), room, key=needs)
 
 
 def estimate_bytes(pair: ModelPair, request: Request, methods: tuple[str, ...], rows: int) -> int:
@@ -55,12 +78,8 @@ def estimate_bytes(pair: ModelPair, request: Request, methods: tuple[str, ...], 
                 total += pair.draft_step.cache_bytes(batch, length)
         logits = batch * width * pair.vocab * 4
         total += logits * (1 if request.sampling.greedy else _LOGIT_COPIES)
+        chunk = PREFILL_TOKENS.get(pair.device.type, PREFILL_TOKENS["cuda"])
+        config = pair.target.config.get_text_config()
+        scores = config.num_attention_heads * length * _SCORE_BYTES
+        total += max(batch * width, chunk) * (scores + config.hidden_size * _HIDDEN_BYTES)
     return total
-
-
-def available_bytes(device: torch.device) -> int:
-    """Memory that a new allocation on the device could take, in bytes."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
-    return int(psutil.virtual_memory().available)

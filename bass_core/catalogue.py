@@ -7,6 +7,7 @@ Non-goals: fetching and reading files (weights.py, sources.py).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,14 @@ from typing import Any
 import torch
 
 from .draft_head import is_draft_head, load_draft_head
-from .errors import RequestError
+from .errors import PairError, RequestError, WeightsError
 from .ngram import load_ngrams
 from .pair import ModelPair, check_same_tokens
 from .sources import Source, load_model, load_tokenizer, locate
 from .weights import ensure_smollm2
 from .wheel import WHEEL
 
+_log = logging.getLogger(__name__)
 REPOSITORY = Path(__file__).resolve().parent.parent
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -93,7 +95,8 @@ def load_pair(
 
     draft: instead of the entry's own. device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N".
     dtype: "auto", "float32", "bfloat16", "float16" or torch's. Raises RequestError for device and dtype,
-    PairError and WeightsError for models that can't be used or reached.
+    PairError and WeightsError for models that can't be used or reached; an entry's own draft that can't is
+    replaced by prompt lookup, with a warning.
     """
     entry = CATALOGUE.get(name_or_path) or CatalogueEntry(name_or_path, target=name_or_path)
     where = pick_device(device)
@@ -102,14 +105,17 @@ def load_pair(
     draft_name = draft or entry.draft
     tokenizer = load_tokenizer(target)
     model = load_model(target, where, number)
-    return ModelPair(
-        model,
-        _load_draft(draft_name, model, tokenizer, where, number) if draft_name else None,
-        tokenizer,
-        name=entry.name,
-        default_drafter="auto" if draft else entry.drafter,
-        ngrams=load_ngrams(REPOSITORY / entry.ngrams) if entry.ngrams else None,
-    )
+    default_drafter = "auto" if draft else entry.drafter
+    try:
+        made = _load_draft(draft_name, model, tokenizer, where, number) if draft_name else None
+        ngrams = load_ngrams(REPOSITORY / entry.ngrams) if entry.ngrams else None
+    except (PairError, WeightsError) as error:
+        if draft:
+            raise
+        # The entry's own draft: nobody asked for it by name, and the target races without it.
+        _log.warning("The draft of %s can't be used, so drafts are copied from the text: %s", name_or_path, error)
+        made, ngrams, default_drafter = None, None, "prompt_lookup"
+    return ModelPair(model, made, tokenizer, name=entry.name, default_drafter=default_drafter, ngrams=ngrams)
 
 
 def _load_draft(name: str, target: Any, tokenizer: Any, device: torch.device, dtype: torch.dtype) -> Any:

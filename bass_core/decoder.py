@@ -20,7 +20,7 @@ from .policies import DraftLengthPolicy, RoundObserver
 from .runner import ModelRunner, PrefillSteps
 from .sampling import SamplingParams
 from .sequence import Round, RowRound, Sequence
-from .verify import Keys, Verdict, first_tokens, verify
+from .verify import Keys, Verdict, first_tokens, mark_unsound, refuse_unsound, verify
 
 
 class Decoder(Protocol):
@@ -85,7 +85,9 @@ class BatchDecoder:
             return Round("prefill")
         self.target_forwards += 1
         keys = self._keys()
-        tokens = first_tokens(prefill.logits(), keys, self.rules.params).tolist()
+        logits = prefill.logits()
+        tokens = mark_unsound(first_tokens(logits, keys, self.rules.params), logits).tolist()
+        refuse_unsound(tokens)
         if isinstance(self.drafter, StateReader):
             self.drafter.read_states(self._rows, prefill.states())
         self._prefill = self._draft_prefill = None
@@ -102,6 +104,7 @@ class BatchDecoder:
         verdict = self._verify(proposal, keys)
         self.target_forwards += 1
         accepted, next_tokens, tests = verdict.host()
+        refuse_unsound(next_tokens)
         drafts = proposal.tokens.tolist()
         for r, count in enumerate(accepted):
             self.target.cached[r] += count + 1
@@ -137,7 +140,7 @@ class BatchDecoder:
             self.target.cached[: len(self._rows)],
             counts=[count + 1 for count in proposal.counts],
         )
-        return verify(
+        verdict = verify(
             logits,
             drafts,
             proposal.probs,
@@ -147,6 +150,8 @@ class BatchDecoder:
             rule=self.rules.verification,
             synthetic=self.rules.synthetic,
         )
+        verdict.next_token = mark_unsound(verdict.next_token, logits)
+        return verdict
 
     def _keys(self) -> Keys:
         device = self.target.device

@@ -18,3 +18,11 @@ class PairError(BassError, ValueError):
 
 class WeightsError(BassError, RuntimeError):
     """Model weights that can't be reached, or that are not what they should be."""
+
+
+class ModelError(BassError, RuntimeError):
+    """A model that answers with numbers that are none."""
+
+
+class MemoryShortage(BassError, RuntimeError):
+    """The device's memory ran out although the request had been let in."""

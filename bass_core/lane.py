@@ -19,6 +19,7 @@ import torch
 from .decoder import BatchDecoder, Decoder, OneByOne, Rules
 from .drafters import StateReader
 from .drafting import make_drafter
+from .memory import shortage_explained
 from .metrics import Counts, Metrics, summarise
 from .pair import ModelPair
 from .request import Request
@@ -67,7 +68,8 @@ class Lane:
         # A step and a view never see each other half-done.
         self.lock = threading.Lock()
         self.texts = [TextStream(pair.tokenizer) if pair.tokenizer is not None else None for _ in self.sequences]
-        self._decoder: Decoder | None = build(pair, request, method, self.sequences)
+        with shortage_explained():
+            self._decoder: Decoder | None = build(pair, request, method, self.sequences)
         self._forwards = 0
 
     @property
@@ -77,7 +79,7 @@ class Lane:
     def step(self) -> Round:
         """One step, timed. Sequences get their tokens' times; a spent time budget ends the lane."""
         assert self._decoder is not None, "a finished lane is not stepped"
-        with self.clock.running():
+        with self.clock.running(), shortage_explained():
             round_ = self._decoder.step()
         round_.time_ms = self.clock.ms
         self._forwards = self._decoder.target_forwards

@@ -139,7 +139,8 @@ class NvmlDevice:
     def _call(self, function: Callable[[], Any]) -> Any:
         try:
             return function()
-        except self._nvml.NVMLError:
+        except Exception:
+            # A driver that leaves midway is seen as more than NVMLError: symbols and structures go with it.
             return None
 
 

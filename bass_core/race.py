@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from .admission import admit
-from .errors import BassError, RequestError
+from .errors import BassError, MemoryShortage, RequestError
 from .lane import Lane
 from .monitor import Monitor
 from .pair import ModelPair
@@ -43,7 +43,8 @@ def race(
 ) -> Iterator[Snapshot]:
     """Snapshots of the lanes' methods answering the prompt; further arguments as for `generate`.
 
-    Raises RequestError at once for a bad argument or a request that does not fit the memory.
+    Raises RequestError at once for a bad argument or a request that does not fit the memory, and MemoryShortage
+    midway where the memory runs out all the same; everything is freed then.
     """
     if not lanes or isinstance(lanes, str) or len(set(lanes)) != len(lanes):
         raise RequestError(f"lanes must name different methods out of {', '.join(METHODS)}; got {lanes!r}.")
@@ -95,8 +96,16 @@ def _in_turn(lanes: list[Lane], device: torch.device) -> Iterator[None]:
 def _overlap(lanes: list[Lane], device: torch.device) -> Iterator[None]:
     """A thread a lane; yields on time while any of them runs, and joins them all before it ends."""
     stop = threading.Event()
+    short: list[MemoryShortage] = []
 
     def work(lane: Lane) -> None:
+        try:
+            run(lane)
+        except MemoryShortage as error:
+            short.append(error)
+            stop.set()
+
+    def run(lane: Lane) -> None:
         stream = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
         with stream:
             while not lane.finished and not stop.is_set():
@@ -113,15 +122,17 @@ def _overlap(lanes: list[Lane], device: torch.device) -> Iterator[None]:
         stop.set()
         for thread in threads:
             thread.join()
+    if short:
+        raise short[0]
 
 
 def _step(lane: Lane) -> None:
-    """One step; a lane that fails ends with a message, and the others go on."""
+    """One step; a lane that fails ends with a message, and the others go on. Memory is everyone's."""
     try:
         with lane.lock:
             lane.step()
-    except torch.cuda.OutOfMemoryError:
-        lane.fail("The device ran out of memory: choose a smaller batch or fewer tokens.")
+    except MemoryShortage:
+        raise
     except BassError as error:
         lane.fail(str(error))
     except Exception as error:

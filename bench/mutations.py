@@ -30,9 +30,13 @@ class Mutant:
 
 _ACCEPT = "accepted = _prefix((u * q_drafts < p_drafts) & drafted)"
 _WEIGHTS = "weights = torch.where(usable[:, None], residual, at_end)"
-_SAMPLED = ["tests/bass_core/test_sampled.py::test_bass"]
-_GREEDY = ["tests/bass_core/test_greedy.py::test_rows_that_diverge"]
-_PERFECT = ["tests/bass_core/test_counts.py::test_perfect_draft_takes_the_fewest_verifications"]
+_CONFORMANCE = "tests/conformance/test_"
+_SAMPLED = [_CONFORMANCE + "distribution.py::test_quick[bass-other-1.0-0-1.0]"]
+_FILTERED = [_CONFORMANCE + "distribution.py::test_quick[bass-other-1.0-0-0.8-bass]"]
+_REDUCED = [_CONFORMANCE + "distribution.py::test_quick[bass-reduced-1.0-3-1.0]"]
+_GREEDY = [_CONFORMANCE + "greedy.py::test_rows_that_diverge"]
+_PERFECT = [_CONFORMANCE + "counts.py::test_perfect_draft_takes_the_fewest_verifications"]
+_ENDS = [_CONFORMANCE + "ends.py::test_an_end_at_any_place_of_a_round"]
 _DRAW = "return draw(probs, keys.seed, keys.sequence_ids, keys.positions + step, roles), probs"
 
 MUTANTS = [
@@ -96,7 +100,7 @@ MUTANTS = [
         "bass_core/verify.py",
         "accepted = _prefix((agrees > 0) & drafted)",
         "accepted = _prefix(agrees > 0)",
-        ["tests/bass_core/test_ends.py", "tests/bass_core/test_greedy.py::test_bass_with_every_draft"],
+        [_CONFORMANCE + "ends.py::test_the_context_ends_a_text", _CONFORMANCE + "greedy.py::test_every_two_choices"],
     ),
     Mutant(
         "draft cache lacks the last accepted draft",
@@ -134,17 +138,14 @@ MUTANTS = [
         "bass_core/decoder.py",
         "                self.target.move_row(last, r)\n",
         "                pass\n",
-        [
-            "tests/bass_core/test_counts.py::test_rows_end_apart_and_the_others_go_on",
-            "tests/bass_core/test_ends.py",
-        ],
+        _ENDS,
     ),
     Mutant(
         "coupled draft with a noise of its own",
         "bass_core/drafters.py",
         'self.role = Role.TARGET if rule == "coupled" else Role.DRAFT',
         "self.role = Role.DRAFT",
-        ["tests/bass_core/test_counts.py::test_a_perfect_draft_is_never_refused"],
+        [_CONFORMANCE + "counts.py::test_a_perfect_draft_is_never_refused"],
     ),
     Mutant(
         "the head reads its own state where the target's is known",
@@ -159,5 +160,54 @@ MUTANTS = [
         "torch.where(copies[:, None, None], points, probs)",
         "probs",
         ["tests/bass_core/test_lookup.py::test_a_cascade_spares_the_model_where_every_row_copies"],
+    ),
+    Mutant(
+        "text goes on behind its end",
+        "bass_core/sequence.py",
+        "            if self.finish_reason:\n                return count",
+        '            if self.finish_reason == "length":\n                return count',
+        _ENDS,
+    ),
+    Mutant(
+        "one end-of-text id of several",
+        "bass_core/request.py",
+        "    return frozenset(ids)",
+        "    return frozenset(sorted(ids)[:1])",
+        _ENDS,
+    ),
+    Mutant(
+        "drafts for which there is no room",
+        "bass_core/decoder.py",
+        "min(asked, row.remaining - 1)",
+        "min(asked, row.remaining)",
+        [_CONFORMANCE + "counts.py::test_drafts_that_are_right_so_far"],
+    ),
+    Mutant(
+        "a draft that skips what rounds without drafts wrote",
+        "bass_core/drafters.py",
+        "row.tokens[runner.cached[r] :] if",
+        "row.tokens[max(runner.cached[r], len(row.tokens) - 2) :] if",
+        [_CONFORMANCE + "counts.py::test_rounds_without_drafts_leave_the_draft_in_step"],
+    ),
+    Mutant(
+        "q of a reduced vocabulary at other ids",
+        "bass_core/head_drafter.py",
+        "full.index_copy_(1, ids, probs)",
+        "full.index_copy_(1, torch.arange(len(ids), device=ids.device), probs)",
+        _REDUCED,
+    ),
+    Mutant(
+        "all rows share their noise",
+        "bass_core/noise.py",
+        "roles & _MASK, ids & _MASK,",
+        "roles & _MASK, 0 * ids,",
+        [_CONFORMANCE + "independence.py::test_seeds_and_ids_matter"],
+    ),
+    Mutant(
+        "a token drawn from NaN",
+        "bass_core/verify.py",
+        "    if UNSOUND in tokens:",
+        "    if False:",
+        ["tests/faults/test_broken_models.py::test_a_target_that_breaks_is_an_error_and_no_text"],
     ),
 ]

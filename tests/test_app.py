@@ -74,5 +74,8 @@ def test_an_unknown_pair_is_one_sentence_and_status_2(tmp_path: Path) -> None:
 def test_help_names_every_option() -> None:
     ended = start("--help")
     assert ended.returncode == 0
-    for option in ("--pair", "--draft", "--device", "--dtype", "--host", "--port", "--max-batch"):
+    for option in (
+        "--pair", "--draft", "--device", "--dtype", "--host", "--port", "--max-batch", "--max-new-tokens",
+        "--max-prompt", "--max-seconds", "--allow-any-model", "BASS_PASSWORD",
+    ):  # fmt: skip
         assert option in ended.stdout

@@ -6,6 +6,7 @@ No thread-bound context is held across a yield, since Gradio may resume a genera
 
 import json
 import logging
+import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from typing import Any
@@ -16,6 +17,7 @@ import gradio as gr
 from bass_core import BassError, ModelPair, SamplingParams, race
 from ui.feed import PageFeed
 from ui.limits import Limits, RaceRequest
+from ui.models import Models
 
 log = logging.getLogger(__name__)
 
@@ -24,12 +26,13 @@ Source = Callable[[RaceRequest], Generator[Snapshot, None, None]]
 UNEXPECTED = "Something went wrong on the server; its log has the details, and what was shown before is kept."
 
 
-def race_source(pair: ModelPair) -> Source:
+def race_source(pair: ModelPair, models: Models | None = None) -> Source:
     """A generator function of plain data in and out, so that a ZeroGPU worker can run it."""
+    shelf = models or Models(pair)
 
     def snapshots(request: RaceRequest) -> Generator[Snapshot, None, None]:
         yield from race(
-            pair,
+            shelf.get(request.pair),
             request.prompt,
             n=request.batch_size,
             max_new_tokens=request.max_new_tokens,
@@ -55,7 +58,7 @@ class Events:
             request = self.limits.check(prompt, batch_size, max_new_tokens, temperature, seed)
             yield kept, kept, kept, _status("running"), gr.update(interactive=False)
             feed = PageFeed(uuid4().hex, request)
-            with closing(self.source(request)) as snapshots:
+            with closing(self._race(request)) as snapshots:
                 for snapshot in snapshots:
                     yield *feed.update(snapshot), kept, kept
         except BassError as error:
@@ -76,14 +79,30 @@ class Events:
         max_new_tokens: int = 64,
         temperature: float = 0.7,
         seed: int = 0,
+        pair: str = "",
     ) -> Iterator[dict[str, Any]]:
         """One prompt, three decoders: yields snapshots {"done", "lanes", "device"}, the last with done=True."""
         try:
-            request = self.limits.check(prompt, batch_size, max_new_tokens, temperature, seed)
-            with closing(self.source(request)) as snapshots:
+            request = self.limits.check(prompt, batch_size, max_new_tokens, temperature, seed, pair)
+            with closing(self._race(request)) as snapshots:
                 yield from snapshots
         except BassError as error:
             raise gr.Error(str(error), print_exception=False) from error
+        except Exception as error:
+            log.exception("A race failed.")
+            raise gr.Error(UNEXPECTED, print_exception=False) from error
+
+    def _race(self, request: RaceRequest) -> Generator[Snapshot, None, None]:
+        """The source's snapshots, ended by a BassError once the operator's time for a race is spent."""
+        end = time.monotonic() + self.limits.max_seconds
+        with closing(self.source(request)) as snapshots:
+            for snapshot in snapshots:
+                yield snapshot
+                if not snapshot["done"] and time.monotonic() >= end:
+                    raise BassError(
+                        f"This race was ended after {self.limits.max_seconds:g} s, the server's limit: ask for "
+                        "fewer tokens or a smaller batch."
+                    )
 
 
 def _status(phase: str, message: str = "") -> str:

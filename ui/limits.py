@@ -11,40 +11,68 @@ from dataclasses import dataclass
 from bass_core import RequestError
 
 MAX_NEW_TOKENS = 1024
+MAX_PROMPT = 20_000
+MAX_SECONDS = 600.0
 MAX_SEED = 2**32 - 1
 
 
 @dataclass(frozen=True)
 class RaceRequest:
-    """One race as the page may ask for it; plain data, so that it can be pickled."""
+    """One race as the page may ask for it; plain data, so that it can be pickled. `pair` "" is the operator's."""
 
     prompt: str
     batch_size: int
     max_new_tokens: int
     temperature: float
     seed: int
+    pair: str = ""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The page's own upper bounds."""
+    """The operator's upper bounds: rows, tokens a row, characters of a prompt, seconds of a race (wall time)."""
 
     max_batch: int = 32
     max_new_tokens: int = MAX_NEW_TOKENS
+    max_prompt: int = MAX_PROMPT
+    max_seconds: float = MAX_SECONDS
 
     def check(
-        self, prompt: object, batch_size: object, max_new_tokens: object, temperature: object, seed: object
+        self,
+        prompt: object,
+        batch_size: object,
+        max_new_tokens: object,
+        temperature: object,
+        seed: object,
+        pair: object = "",
     ) -> RaceRequest:
         """Return the request; raises RequestError, one sentence that says what to change."""
-        if not isinstance(prompt, str) or not prompt.strip():
-            raise RequestError("The prompt is empty: write one, or pick an example.")
         return RaceRequest(
-            prompt=prompt,
+            prompt=self._prompt(prompt),
             batch_size=_whole("Batch size", batch_size, 1, self.max_batch),
             max_new_tokens=_whole("Max new tokens", max_new_tokens, 1, self.max_new_tokens),
             temperature=_temperature(temperature),
             seed=_whole("Seed", seed, 0, MAX_SEED),
+            pair=_name(pair),
         )
+
+    def _prompt(self, value: object) -> str:
+        if not isinstance(value, str) or not value.strip():
+            raise RequestError("The prompt is empty: write one, or pick an example.")
+        if len(value) > self.max_prompt:
+            raise RequestError(
+                f"The prompt has {len(value)} characters and this server takes {self.max_prompt}: shorten it."
+            )
+        return value
+
+
+def _name(value: object) -> str:
+    """A pair's name; "" and None, which a script may send, are the operator's own pair."""
+    if value is None:
+        return ""
+    if not isinstance(value, str) or len(value) > 200:
+        raise RequestError("The pair must be a name of at most 200 characters, or empty for the server's own.")
+    return value.strip()
 
 
 def _number(value: object) -> float | None:

@@ -36,19 +36,6 @@ def pair():
     return ModelPair(target, tiny_head(target))
 
 
-@pytest.mark.parametrize("sampling", [SamplingParams(), DRAWN], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("batch", [1, 3])
-def test_coupled_and_greedy_text_is_the_targets_own(pair, batch, sampling):
-    request = dict(max_new_tokens=30, sampling=sampling, verification="coupled", seed=3, eos_token_id=None)
-    texts = prompts(batch)
-    plain = generate(pair, texts, method="regular", **request)
-    for method in ("speculative", "bass"):
-        for drafter in ("model", "cascade", "adaptive"):
-            drafted = generate(pair, texts, method=method, drafter=drafter, draft_length=3, **request)
-            assert [row.token_ids for row in drafted.sequences] == [row.token_ids for row in plain.sequences]
-            assert drafted.metrics.drafted > 0
-
-
 @pytest.mark.parametrize("layers, reads_states", [(1, True), (2, True), (1, False)])
 def test_proposals_are_what_the_head_says_of_the_whole_text(layers, reads_states):
     """Every round's proposal against one pass over all slots: true states where settled, own ones behind."""

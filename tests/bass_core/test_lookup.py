@@ -101,21 +101,6 @@ def pair():
     return ModelPair(target, perturbed(target, 0.05), ngrams=table(list(known.items())))
 
 
-@pytest.mark.parametrize("drafter", ["prompt_lookup", "sibling_lookup", "ngram", "lookup", "model", "cascade"])
-@pytest.mark.parametrize(
-    "sampling", [SamplingParams(), SamplingParams(temperature=0.3)], ids=["greedy", "sampled"]
-)
-def test_every_drafter_leaves_the_text_as_it_is(pair, drafter, sampling):
-    # A prompt that repeats itself, so that the copying drafters have something to copy.
-    texts = [prompt * 3 for prompt in prompts(3)]
-    request = dict(sampling=sampling, verification="coupled", max_new_tokens=40, eos_token_id=None)
-    plain = generate(pair, texts, method="regular", **request)
-    for method in ("speculative", "bass"):
-        drafted = generate(pair, texts, method=method, drafter=drafter, **request)
-        assert [one.token_ids for one in drafted.sequences] == [one.token_ids for one in plain.sequences]
-        assert drafted.metrics.drafted > 0
-
-
 def test_a_cascade_spares_the_model_where_every_row_copies():
     class Counting:
         calls = 0

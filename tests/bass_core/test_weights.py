@@ -56,6 +56,14 @@ def truncate(folder: Path) -> None:
         file.truncate(100)
 
 
+def tamper(folder: Path) -> None:
+    """One bit, the size kept."""
+    with open(folder / "model.safetensors", "rb+") as file:
+        first = file.read(1)
+        file.seek(0)
+        file.write(bytes([first[0] ^ 1]))
+
+
 def change(folder: Path, old: str, new: str) -> None:
     manifest = folder / weights.MANIFEST
     text = manifest.read_text()
@@ -67,6 +75,7 @@ def change(folder: Path, old: str, new: str) -> None:
     "damage",
     [
         truncate,
+        tamper,
         lambda folder: (folder / "config.json").unlink(),
         lambda folder: (folder / weights.MANIFEST).unlink(),
         lambda folder: (folder / weights.MANIFEST).write_text("["),
@@ -74,7 +83,16 @@ def change(folder: Path, old: str, new: str) -> None:
         lambda folder: change(folder, '"format": 1', '"format": 0'),
         lambda folder: change(folder, wheel.GGUF_SHA256, "0" * 64),
     ],
-    ids=["truncated", "file lost", "manifest lost", "no json", "other json", "older format", "other source"],
+    ids=[
+        "truncated",
+        "tampered",
+        "file lost",
+        "manifest lost",
+        "no json",
+        "other json",
+        "older format",
+        "other source",
+    ],
 )
 def test_a_damaged_folder_is_noticed_and_made_again(cache: Path, damage: Callable[[Path], None]) -> None:
     folder = weights.ensure_smollm2()

@@ -29,7 +29,7 @@ def test_there_is_one_endpoint_with_defaults_and_one_output(client: Client) -> N
     assert list(api["named_endpoints"]) == ["/race"] and not api["unnamed_endpoints"]
     endpoint = api["named_endpoints"]["/race"]
     parameters = {p["parameter_name"]: p for p in endpoint["parameters"]}
-    assert list(parameters) == ["prompt", "batch_size", "max_new_tokens", "temperature", "seed"]
+    assert list(parameters) == ["prompt", "batch_size", "max_new_tokens", "temperature", "seed", "pair"]
     assert all(p["parameter_has_default"] for p in parameters.values())
     assert len(endpoint["returns"]) == 1
 
@@ -81,6 +81,9 @@ def test_a_cancelled_race_makes_room_for_the_next(client: Client) -> None:
         (("Hello", 2, 8, -1, 0), "Temperature must be a number of 0 or more"),
         (("Hello", 2, 8, 0.7, -1), "Seed must be a whole number"),
         (("x" * 6000, 2, 8, 0.7, 0), "prompt"),
+        (("x" * 2**20, 2, 8, 0.7, 0), "this server takes 20000: shorten it"),
+        (("Hello", 2, 8, 0.7, 0, "/etc"), "races its own pair alone"),
+        (("Hello", 2, 8, 0.7, 0, "owner/model"), "races its own pair alone"),
     ],
 )
 def test_bad_input_reaches_the_script_as_one_sentence(

@@ -1,0 +1,200 @@
+"""The table that the conformance suite runs over: what can be chosen, and which choices are tried together.
+
+Contract: `METHODS`, `DRAFTS` and the other axes list the choices; `covering(n)` gives cases in which every n of
+them meet at least once, always the same ones. A new method, drafter, backend or architecture is one line here.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import combinations, product
+from typing import Any
+
+import numpy as np
+import torch
+
+from bass_core import ModelPair, SamplingParams, generate
+from bass_core.draft_head import DraftHead, HeadConfig
+from bass_core.generation import Generation
+from bass_core.ngram import NgramTable, context_key
+
+from ..models import BUILDERS, NEAR, VOCAB, perturbed, prompts, reference, tiny
+
+TOKENS = 16
+SEED = 3
+# Each says its words twice, so that the copying drafters have something to copy.
+PROMPTS = [prompt * 2 for prompt in prompts(6, longest=10)]
+
+
+@dataclass(frozen=True)
+class Method:
+    """`drafts`: not regular decoding; `batched`: rows together; `counted`: its rounds are known beforehand.
+
+    `only` names the drafts it can use, where that is not all of them.
+    """
+
+    name: str
+    drafts: bool = True
+    batched: bool = True
+    counted: bool = True
+    only: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Draft:
+    """`drafter` as in generate(); `kind` is what the pair is made with; `only` the architectures it can serve."""
+
+    drafter: str
+    kind: str = "perturbed"
+    only: tuple[str, ...] = field(default=tuple(BUILDERS))
+
+
+METHODS = {
+    method.name: method
+    for method in (Method("regular", drafts=False), Method("speculative", batched=False), Method("bass"))
+}
+DRAFTS = {
+    "random": Draft("model", "random"),
+    "perturbed": Draft("model"),
+    "self": Draft("model", "self"),
+    "prompt_lookup": Draft("prompt_lookup", "none"),
+    "sibling_lookup": Draft("sibling_lookup", "none"),
+    "ngram": Draft("ngram", "none"),
+    "lookup": Draft("lookup", "none"),
+    "cascade": Draft("cascade"),
+    "head": Draft("model", "head", only=("llama",)),
+    "adaptive": Draft("adaptive", "head", only=("llama",)),
+}
+AXES: dict[str, tuple[Any, ...]] = {
+    "method": tuple(METHODS),
+    "draft": tuple(DRAFTS),
+    "architecture": tuple(BUILDERS),
+    "attention": ("pad", "split", "sdpa"),
+    "length": (0, 1, 4, "bass"),
+    "batch": (1, 2, 6),
+    "text": ("greedy", "coupled", "coupled, filtered"),
+}
+SAMPLING = {
+    "greedy": SamplingParams(),
+    "coupled": SamplingParams(0.9),
+    "coupled, filtered": SamplingParams(0.8, top_k=20, top_p=0.9),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One choice of every axis."""
+
+    method: str
+    draft: str
+    architecture: str
+    attention: str
+    length: Any
+    batch: int
+    text: str
+
+    def __str__(self) -> str:
+        return "-".join(str(getattr(self, axis)) for axis in AXES).replace(", ", "_")
+
+    @property
+    def possible(self) -> bool:
+        only = METHODS[self.method].only
+        return self.architecture in DRAFTS[self.draft].only and (not only or self.draft in only)
+
+    def run(self) -> Generation:
+        """What the method writes."""
+        return generate(
+            pair(self.architecture, DRAFTS[self.draft].kind),
+            PROMPTS[: self.batch],
+            method=self.method,
+            drafter=DRAFTS[self.draft].drafter,
+            attention=self.attention,
+            draft_length=self.length,
+            max_new_tokens=TOKENS,
+            sampling=SAMPLING[self.text],
+            verification="chen" if self.text == "greedy" else "coupled",
+            seed=SEED,
+        )
+
+    def expected(self) -> list[list[int]]:
+        """What it must write."""
+        return expected(self.architecture, self.text)[: self.batch]
+
+
+@cache
+def expected(architecture: str, text: str) -> list[list[int]]:
+    """transformers' own greedy text, or regular decoding's with the same noise, prompt by prompt."""
+    if text == "greedy":
+        return [reference(target(architecture), prompt, TOKENS) for prompt in PROMPTS]
+    rows = []
+    for index, prompt in enumerate(PROMPTS):
+        same: dict[str, Any] = {"sampling": SAMPLING[text], "seed": SEED, "max_new_tokens": TOKENS}
+        alone = generate(pair(architecture, "none"), prompt, method="regular", sequence_ids=[index], **same)
+        rows.append(alone.sequences[0].token_ids)
+    return rows
+
+
+@cache
+def target(architecture: str) -> Any:
+    return tiny(architecture)
+
+
+@cache
+def pair(architecture: str, kind: str) -> ModelPair:
+    """The architecture's target with a draft of that kind, and n-grams that are right now and then."""
+    model = target(architecture)
+    drafts: dict[str, Any] = {
+        "random": lambda: tiny(architecture, seed=5, layers=1),
+        "perturbed": lambda: perturbed(model, NEAR[architecture]),
+        "self": lambda: model,
+        "none": lambda: None,
+        "head": lambda: head(model),
+    }
+    return ModelPair(model, drafts[kind](), ngrams=_ngrams(architecture))
+
+
+def head(model: Any, size: int = 40, seed: int = 5) -> DraftHead:
+    """An untrained head over part of the vocabulary: right now and then."""
+    torch.manual_seed(seed)
+    vocabulary = torch.randperm(model.config.vocab_size)[:size].sort().values
+    made = DraftHead(model, HeadConfig(1, model.config.hidden_size), vocabulary)
+    with torch.no_grad():
+        made.fuse.weight.normal_(std=0.2)
+        for parameter in made.body.model.layers.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.2)
+    return made.eval().requires_grad_(False)
+
+
+def _ngrams(architecture: str) -> NgramTable:
+    """Pairs of tokens of the greedy texts, every third with a wrong end."""
+    found: dict[int, int] = {}
+    for text in expected(architecture, "greedy"):
+        for i, (one, two) in enumerate(zip(text, text[1:], strict=False)):
+            found[context_key([one])] = two if i % 3 else (two + 1) % VOCAB
+    keys, tokens = zip(*sorted(found.items()), strict=True)
+    return NgramTable(np.array(keys, dtype=np.uint64), np.array(tokens, dtype=np.uint32), 4)
+
+
+def covering(together: int) -> list[Case]:
+    """Cases in which every `together` choices that can meet do; a greedy cover with a fixed seed."""
+    rng = random.Random(0)
+    possible = [case for case in (Case(*choice) for choice in product(*AXES.values())) if case.possible]
+    open_ = {meeting for case in possible for meeting in _meetings(case, together)}
+    rng.shuffle(possible)
+    chosen: list[Case] = []
+    while open_:
+        # The best of a few that are sure to cover something new; the best of all would take minutes.
+        some = next(case for case in possible if not open_.isdisjoint(_meetings(case, together)))
+        best = max((some, *rng.sample(possible, 40)), key=lambda case: len(open_ & set(_meetings(case, together))))
+        open_ -= set(_meetings(best, together))
+        chosen.append(best)
+    return chosen
+
+
+def _meetings(case: Case, together: int) -> Iterator[tuple[Any, ...]]:
+    choices = [(axis, getattr(case, axis)) for axis in AXES]
+    return combinations(choices, together)

@@ -1,0 +1,178 @@
+"""How many verifications a text takes, and where its tokens come from.
+
+Contract: counted exactly for every method whose rounds are known beforehand: with a draft that IS the target
+(accepted at 100 %), one that is never right, one that is right so far, and with policies that skip rounds.
+"""
+
+import copy
+from math import ceil
+
+import pytest
+import torch
+
+from bass_core import ModelPair, SamplingParams, generate
+from bass_core.drafters import Proposal
+
+from ..models import VOCAB, prompts, reference, tiny
+from .table import METHODS
+
+TARGET = tiny("llama")
+PAIR = ModelPair(TARGET, TARGET)
+COUNTED = [name for name, method in METHODS.items() if method.counted and method.drafts]
+DRAFTING = [name for name, method in METHODS.items() if method.drafts]
+
+
+def times(method, rows):
+    """How often the rounds of one row are run."""
+    return 1 if METHODS[method].batched else rows
+
+
+@pytest.mark.parametrize("method", COUNTED)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(("tokens", "length"), [(1, 3), (2, 3), (9, 1), (17, 4), (30, 7)])
+def test_perfect_draft_takes_the_fewest_verifications(tokens, length, temperature, method):
+    out = generate(
+        PAIR,
+        prompts(3),
+        method=method,
+        max_new_tokens=tokens,
+        draft_length=length,
+        sampling=SamplingParams(temperature),
+    )
+    assert out.metrics.rounds == ceil((tokens - 1) / (length + 1)) * times(method, 3)
+    assert out.metrics.target_forwards == times(method, 3) + out.metrics.rounds
+    assert out.metrics.acceptance_rate in (1, None)
+    assert [len(s.token_ids) for s in out.sequences] == [tokens] * 3
+    assert {s.finish_reason for s in out.sequences} == {"length"}
+
+
+@pytest.mark.parametrize("method", DRAFTING)
+@pytest.mark.parametrize("verification", ["chen", "coupled"])
+@pytest.mark.parametrize("params", [SamplingParams(1.0), SamplingParams(0.7, top_k=20, top_p=0.9)])
+def test_a_perfect_draft_is_never_refused(params, verification, method):
+    """Not one token is lost to noise that the two sides don't share, nor to a draft that lags behind."""
+    out = generate(
+        PAIR,
+        prompts(4),
+        method=method,
+        max_new_tokens=22,
+        draft_length=4,
+        sampling=params,
+        verification=verification,
+    )
+    assert out.metrics.acceptance_rate == 1
+    if METHODS[method].counted:
+        assert out.metrics.target_forwards == times(method, 4) * (1 + ceil(21 / 5))
+
+
+@pytest.fixture(scope="module")
+def opposed():
+    """A draft that likes best what the target likes least."""
+    draft = copy.deepcopy(TARGET)
+    draft.lm_head.weight.neg_()
+    return ModelPair(TARGET, draft)
+
+
+@pytest.mark.parametrize("method", COUNTED)
+@pytest.mark.parametrize("length", [1, 4, "bass"])
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(1.0, top_k=2)])
+def test_the_worst_draft_takes_as_many_verifications_as_tokens(opposed, params, length, method):
+    """No draft ever stands, and each verification still writes its one token."""
+    arguments = {"max_new_tokens": 12, "sampling": params, "draft_length": length}
+    out = generate(opposed, prompts(3), method=method, **arguments)
+    assert out.metrics.acceptance_rate == 0 and out.metrics.token_acceptance == 0
+    assert out.metrics.rounds == 11 * times(method, 3)
+    # In the last round there is room for the target's own token alone.
+    assert all(s.origins == ["sampled", *["recovered"] * 10, "sampled"] for s in out.sequences)
+    if params.greedy:
+        regular = generate(opposed, prompts(3), method="regular", **arguments)
+        assert [s.token_ids for s in out.sequences] == [s.token_ids for s in regular.sequences]
+
+
+class Scripted:
+    """Knows the greedy texts, and drafts the first `right` tokens of each round as they are, the rest wrong."""
+
+    calls = 0
+
+    def __init__(self, texts, right):
+        self.texts, self.right = texts, right
+
+    def start(self, rows):
+        return None
+
+    def propose(self, rows, caps, keys):
+        drafts = torch.zeros(len(rows), max(caps), dtype=torch.long)
+        for r, row in enumerate(rows):
+            coming = self.texts[row.id][len(row.token_ids) :][: caps[r]]
+            for i, token in enumerate(coming):
+                drafts[r, i] = token if i < self.right else (token + 1) % VOCAB
+        return Proposal(drafts, caps)
+
+    def settle(self, rows, proposal, accepted):
+        pass
+
+    def move_row(self, source, target):
+        pass
+
+
+@pytest.mark.parametrize("method", COUNTED)
+@pytest.mark.parametrize("right", [0, 1, 3])
+def test_drafts_that_are_right_so_far(right, method):
+    """Length 4 of which the first `right` stand: every count of 25 tokens is known beforehand."""
+    rows, tokens, length = prompts(2), 25, 4
+    texts = [reference(TARGET, row, tokens) for row in rows]
+    out = generate(
+        ModelPair(TARGET),
+        rows,
+        method=method,
+        drafter=Scripted(texts, right),
+        max_new_tokens=tokens,
+        draft_length=length,
+    )
+    assert [sequence.token_ids for sequence in out.sequences] == texts
+    metrics, rounds = out.metrics, (tokens - 1) // (right + 1)
+    assert metrics.rounds == rounds * (2 if method == "speculative" else 1)
+    assert metrics.target_forwards == metrics.rounds + (2 if method == "speculative" else 1)
+    written = ["sampled", *(["accepted"] * right + ["recovered"]) * rounds]
+    # Near its end a row may write less than it would draft: it drafts what it may write, but one.
+    lengths = [min(length, tokens - 1 - i * (right + 1) - 1) for i in range(rounds)]
+    for sequence in out.sequences:
+        assert sequence.origins[:-1] == written[:-1]
+    assert metrics.drafted == 2 * sum(lengths)
+    assert metrics.accepted == 2 * sum(min(right, drafted) for drafted in lengths)
+    expected = [
+        sum(n > i for n in lengths if i < right) / max(1, sum(n > i for n in lengths)) for i in range(length)
+    ]
+    assert metrics.per_position_acceptance == expected
+    assert metrics.mean_acceptance_length == 1 + metrics.accepted / (2 * sum(n > 0 for n in lengths))
+
+
+class EveryOther:
+    """Asks for four drafts and for none in turn."""
+
+    limit = 4
+    length = 4
+
+    def update(self, accepted):
+        self.length = 4 - self.length
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rounds_without_drafts_leave_the_draft_in_step(temperature):
+    out = generate(
+        PAIR,
+        prompts(3),
+        max_new_tokens=40,
+        draft_length=EveryOther(),
+        sampling=SamplingParams(temperature),
+    )
+    assert out.metrics.acceptance_rate == 1
+    assert out.metrics.rounds == 13
+
+
+def test_origins_say_where_tokens_come_from():
+    sequence = generate(PAIR, prompts(1), max_new_tokens=11, draft_length=4).sequences[0]
+    assert sequence.origins == ["sampled", *["accepted"] * 4, "bonus", *["accepted"] * 4, "bonus"]
+    worst = generate(ModelPair(TARGET, tiny("llama", seed=9)), prompts(1), max_new_tokens=12, draft_length=2)
+    assert set(worst.sequences[0].origins) <= {"sampled", "recovered", "accepted", "bonus"}
+    assert worst.sequences[0].origins.count("recovered") >= 8

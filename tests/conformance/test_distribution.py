@@ -1,0 +1,216 @@
+"""Sampled text has the target's distribution, whatever the draft.
+
+Contract: a vocabulary of 5 and seven new tokens, whose joint distribution is enumerated exactly; chi-squared of
+tokens 1-3 and of tokens 5-7 (the second round and later), p > 0.001, and not one token of probability 0. Drafts
+differ from the target by half their mass, are the target, say the opposite of it, know part of the
+vocabulary alone, or never look at it. Seeds are fixed, so a result never changes.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from bass_core import ModelPair, SamplingParams, generate
+from bass_core.drafters import Proposal
+from bass_core.sampling import probabilities
+
+from .table import METHODS, head
+
+VOCAB, TOKENS, PROMPT = 5, 7, [1, 2, 3]
+# A batch this large costs a row a tenth of what it costs in a batch of 64.
+BATCH = 2048
+PLAIN = SamplingParams(1.0)
+
+
+def model(seed: int) -> Any:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=64, eos_token_id=None, tie_word_embeddings=False,
+    )  # fmt: skip
+    made = LlamaForCausalLM(config).eval().requires_grad_(False)
+    for parameter in made.parameters():
+        if parameter.dim() > 1:
+            parameter.mul_(8)
+    return made
+
+
+TARGET = model(0)
+
+
+class Stubborn:
+    """Always proposes the same token: a point mass, often of probability 0 under the target."""
+
+    calls = 0
+
+    def start(self, rows: Any) -> None:
+        return None
+
+    def propose(self, rows: Any, caps: list[int], keys: Any) -> Proposal:
+        return Proposal(torch.full((len(rows), max(caps)), 3), caps)
+
+    def settle(self, rows: Any, proposal: Any, accepted: Any) -> None:
+        pass
+
+    def move_row(self, source: int, target: int) -> None:
+        pass
+
+
+@cache
+def pair(draft: str) -> ModelPair:
+    """The target with a draft that differs, agrees, says p backwards, prefers what p does not, or knows half."""
+    made = {"other": lambda: model(1), "same": lambda: TARGET, "reduced": lambda: head(TARGET, size=3)}
+    return ModelPair(TARGET, made[draft]() if draft in made else changed_head(draft))
+
+
+def changed_head(draft: str) -> Any:
+    """reversed: q(i) = p(last - i). opposite: q proportional to 1 / p."""
+    draft_model = copy.deepcopy(TARGET)
+    weight = draft_model.lm_head.weight
+    weight.copy_({"reversed": weight.flip(0), "opposite": -weight}[draft].clone())
+    return draft_model
+
+
+@cache
+def enumerated(params: SamplingParams) -> np.ndarray:
+    """The probability of each of the 5^7 texts under the target, float64."""
+    joint = torch.ones(1, dtype=torch.float64)
+    contexts = torch.tensor([PROMPT])
+    for _ in range(TOKENS):
+        step = probabilities(TARGET(contexts).logits[:, -1], params).double()
+        joint = (joint[:, None] * step).flatten()
+        contexts = torch.cat(
+            (contexts.repeat_interleave(VOCAB, 0), torch.arange(VOCAB).repeat(len(contexts))[:, None]), 1
+        )
+    return joint.numpy().reshape([VOCAB] * TOKENS)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to sample, and from how many rows it is judged. `other` are further arguments of generate()."""
+
+    method: str = "bass"
+    draft: str = "other"
+    params: SamplingParams = PLAIN
+    rows: int = 3 * BATCH
+    other: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    def __str__(self) -> str:
+        filters = f"{self.params.temperature}-{self.params.top_k}-{self.params.top_p}"
+        ways = [str(value) if isinstance(value, str | int) else type(value).__name__ for value in self.other.values()]
+        return "-".join([self.method, self.draft, filters, *ways])
+
+    def counts(self) -> tuple[np.ndarray, set[str]]:
+        """How often each text was written, and the origins seen. Every row is a sequence of its own."""
+        counts = np.zeros([VOCAB] * TOKENS, dtype=int)
+        origins: set[str] = set()
+        for start in range(0, self.rows, BATCH):
+            n = min(BATCH, self.rows - start)
+            arguments = {"draft_length": 3, "max_new_tokens": TOKENS, "sampling": self.params} | self.other
+            out = generate(
+                pair(self.draft), PROMPT, method=self.method, n=n, sequence_ids=range(start, start + n), **arguments
+            )
+            for sequence in out.sequences:
+                counts[tuple(sequence.token_ids)] += 1
+                origins.update(sequence.origins)
+        return counts, origins
+
+
+def agrees(case: Case) -> set[str]:
+    """Compare with the enumeration; the origins seen."""
+    counts, origins = case.counts()
+    joint = enumerated(case.params)
+    assert counts.sum() == case.rows
+    assert counts[joint == 0].sum() == 0, "a token of probability 0 was written"
+    for name, summed in (("1-3", (3, 4, 5, 6)), ("5-7", (0, 1, 2, 3))):
+        pvalue = chi_squared(counts.sum(summed).ravel(), joint.sum(summed).ravel())
+        assert pvalue > 1e-3, f"tokens {name}: p = {pvalue:.2g}"
+    return origins
+
+
+def chi_squared(seen: np.ndarray, chances: np.ndarray) -> float:
+    expected = chances * seen.sum()
+    large = expected >= 5
+    seen = np.append(seen[large], seen[~large].sum())
+    expected = np.append(expected[large], expected[~large].sum())
+    # A pool too thin to test on its own joins the last cell.
+    if expected[-1] < 5:
+        seen = np.append(seen[:-2], seen[-2:].sum())
+        expected = np.append(expected[:-2], expected[-2:].sum())
+    return float(stats.chisquare(seen, expected * seen.sum() / expected.sum()).pvalue)
+
+
+def test_the_drafts_are_what_they_are_called() -> None:
+    contexts = torch.randint(0, VOCAB, (400, 5), generator=torch.Generator().manual_seed(0))
+
+    def of(one: Any) -> torch.Tensor:
+        return probabilities(one(contexts).logits[:, -1], PLAIN)
+
+    p = of(TARGET)
+    distance = {name: float((p - of(pair(name).draft)).abs().sum(-1).mean() / 2) for name in ("other", "opposite")}
+    assert 0.3 < distance["other"] < 0.6 and distance["opposite"] > 0.3
+    torch.testing.assert_close(of(pair("reversed").draft), p.flip(-1))
+    opposite = 1 / p
+    torch.testing.assert_close(of(pair("opposite").draft), opposite / opposite.sum(-1, keepdim=True))
+    assert len(pair("reduced").draft.vocabulary) == 3
+
+
+QUICK = [
+    Case(draft="other"),
+    Case(draft="opposite", params=SamplingParams(0.7)),
+    Case(draft="reduced", params=SamplingParams(1.0, top_k=3)),
+    Case(params=SamplingParams(1.0, top_p=0.8), other={"draft_length": "bass"}),
+    Case(method="regular"),
+]
+SLOW = [
+    *(Case(draft=draft, rows=8 * BATCH) for draft in ("other", "same", "reversed", "opposite", "reduced")),
+    *(Case(params=params, rows=8 * BATCH, other={"draft_length": length})
+      for params, length in ((SamplingParams(0.7), 1), (SamplingParams(1.0, top_k=3), 3),
+                             (SamplingParams(1.0, top_p=0.8), 1), (SamplingParams(1.4, 4, 0.9), 6))),
+    Case(draft="reduced", other={"drafter": "adaptive"}),
+    Case(draft="other", other={"drafter": "cascade"}),
+    Case(draft="reversed", params=SamplingParams(0.7, top_p=0.9)),
+    Case(other={"drafter": "prompt_lookup"}),
+    Case(other={"drafter": Stubborn()}),
+    Case(draft="same", other={"draft_length": 0}),
+    Case(other={"verification": "coupled"}),
+    Case(other={"attention": "split", "draft_length": 2}, rows=BATCH),
+    Case(other={"attention": "sdpa", "draft_length": 2}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", QUICK, ids=str)
+def test_quick(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SLOW, ids=str)
+def test_thorough(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.batched])
+def test_one_by_one(method: str) -> None:
+    """A row takes its own forwards, so there are fewer; that the texts are bass's is in test_independence."""
+    check(Case(method=method, rows=400, other={"draft_length": 2}))
+
+
+def check(case: Case) -> None:
+    origins = agrees(case)
+    if case.method == "regular" or case.other.get("draft_length") == 0:
+        assert origins == {"sampled"}
+    elif case.draft == "same":
+        assert origins == {"sampled", "accepted", "bonus"}
+    else:
+        assert origins >= {"sampled", "accepted", "recovered"}

@@ -1,0 +1,70 @@
+"""Every method writes the target's own words: greedy, and sampled under coupled verification, in float32.
+
+Contract: greedy text equals transformers' generate(do_sample=False), prompt by prompt; coupled text equals what
+regular decoding of that prompt alone draws with the same noise. The quick tests let every two choices of the table
+meet, the slow one every three.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from bass_core import generate
+
+from ..models import BUILDERS
+from .table import DRAFTS, METHODS, PROMPTS, TOKENS, Case, covering, expected, pair
+
+PAIRS = covering(2)
+NAMES = {name: method for name, method in METHODS.items() if method.drafts}
+
+
+@pytest.mark.parametrize("architecture", BUILDERS)
+@pytest.mark.parametrize("text", ["greedy", "coupled"])
+def test_texts_do_not_repeat_themselves(architecture: str, text: str) -> None:
+    """The other tests would prove little on a text that says one thing over and over."""
+    for row in expected(architecture, text):
+        triples = list(zip(row, row[1:], row[2:], strict=False))
+        assert len(set(triples)) >= 0.6 * len(triples)
+        assert len(set(row)) >= TOKENS / 3
+
+
+@pytest.mark.parametrize("case", PAIRS, ids=str)
+def test_every_two_choices(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.slow
+def test_every_three_choices() -> None:
+    """One test, since a hundred items of a tenth of a second say no more when one fails: it names its case."""
+    drafted = dict.fromkeys(DRAFTS, 0)
+    for case in covering(3):
+        drafted[case.draft] += check(case)
+    assert all(drafted.values()), "a draft that never drafts is not tested"
+
+
+def check(case: Case) -> int:
+    """How many tokens were drafted."""
+    out = case.run()
+    assert [sequence.token_ids for sequence in out.sequences] == case.expected(), str(case)
+    if METHODS[case.method].drafts and case.draft == "self" and case.length:
+        assert out.metrics.acceptance_rate == 1, str(case)
+    if not METHODS[case.method].drafts or case.length == 0:
+        assert not out.metrics.drafted, str(case)
+    return out.metrics.drafted or 0
+
+
+@pytest.mark.parametrize("method", NAMES)
+@pytest.mark.parametrize("architecture", BUILDERS)
+def test_rows_that_diverge(architecture: str, method: str) -> None:
+    """A draft that is right in part: every row accepts its own number of tokens."""
+    out = generate(
+        pair(architecture, "perturbed"),
+        PROMPTS,
+        method=method,
+        drafter=DRAFTS["perturbed"].drafter,
+        draft_length=4,
+        max_new_tokens=TOKENS,
+    )
+    assert [sequence.token_ids for sequence in out.sequences] == expected(architecture, "greedy")
+    assert 0.4 <= out.metrics.token_acceptance <= 0.9
+    assert len({sequence.origins.count("accepted") for sequence in out.sequences}) > 1

@@ -1,0 +1,80 @@
+"""Models that break: NaN from the target ends the lane in a sentence, NaN from the draft changes no word."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from bass_core import ModelError, ModelPair, SamplingParams, generate, race
+
+from ..models import prompts, reference, tiny
+from .conftest import left_behind
+
+TARGET = tiny("llama")
+ROW = prompts(1)[0]
+TEXT = reference(TARGET, ROW, 30)
+METHODS = ("regular", "speculative", "bass")
+
+
+def poisoned(tokens: list[int], value: float = float("nan")) -> Any:
+    """A copy of the target that computes nonsense once it has read one of the tokens."""
+    model = copy.deepcopy(TARGET)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[tokens] = value
+    return model
+
+
+FATAL = next(token for i, token in enumerate(TEXT) if i > 5 and token not in TEXT[:i] + ROW)
+UNTIL = TEXT.index(FATAL) + 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_target_that_breaks_is_an_error_and_no_text(method: str, value: float, temperature: float) -> None:
+    pair = ModelPair(poisoned(TEXT[:30], value), TARGET)
+    with pytest.raises(ModelError, match=r"NaN or infinite.*float32"):
+        generate(
+            pair,
+            prompts(3) if temperature else ROW,
+            method=method,
+            max_new_tokens=200,
+            sampling=SamplingParams(temperature),
+        )
+
+
+def test_the_text_before_the_break_stays_and_the_next_race_works() -> None:
+    pair = ModelPair(poisoned([FATAL]), TARGET)
+    before = left_behind()
+    *_, last = race(pair, ROW, max_new_tokens=30, draft_length=3)
+    assert last["done"]
+    for lane in last["lanes"].values():
+        (sequence,) = lane["sequences"]
+        assert "NaN" in lane["error"] and lane["finished"] and sequence["finish_reason"] == "error"
+        assert sequence["token_ids"] == TEXT[: len(sequence["token_ids"])]
+        assert len(sequence["token_ids"]) <= UNTIL
+    assert len(last["lanes"]["regular"]["sequences"][0]["token_ids"]) == UNTIL
+    *_, last = race(pair, ROW, max_new_tokens=UNTIL - 1)
+    for lane in last["lanes"].values():
+        assert lane["error"] is None and lane["sequences"][0]["token_ids"] == TEXT[: UNTIL - 1]
+    assert left_behind() == before
+
+
+@pytest.mark.parametrize("where", ["everywhere", "on the way"])
+def test_a_draft_that_breaks_costs_speed_alone(where: str) -> None:
+    pair = ModelPair(TARGET, poisoned(list(range(96)) if where == "everywhere" else [FATAL]))
+    for method in ("speculative", "bass"):
+        out = generate(pair, ROW, method=method, max_new_tokens=30, draft_length=3)
+        assert out.sequences[0].token_ids == TEXT
+    warm = {"max_new_tokens": 30, "sampling": SamplingParams(0.9)}
+    regular = generate(pair, ROW, method="regular", **warm).sequences[0].token_ids
+    out = generate(pair, ROW, draft_length=3, verification="coupled", **warm)
+    assert out.sequences[0].token_ids == regular
+    # Chen's rule: q is NaN, so no draft stands and every token is the target's own.
+    chen = generate(pair, prompts(8), draft_length=3, **warm)
+    assert all(len(sequence.token_ids) == 30 for sequence in chen.sequences)
+    if where == "everywhere":
+        assert chen.metrics.acceptance_rate == 0

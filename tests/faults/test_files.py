@@ -1,0 +1,119 @@
+"""Files that are missing, cut short, changed, or that can't be written: a sentence, and the next start works.
+
+Killed while converting, two starts at once and a damaged folder of the real model: bass_core/test_weights.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import resource
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+
+from bass_core import WeightsError, catalogue, load_pair, race, smollm2, weights, wheel
+from bass_core.errors import PairError
+
+from ..models import byte_tokenizer, tiny
+
+CONTENT = b"stand-in for the weights" * 1000
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A target on disk with its tokenizer."""
+    made = tmp_path / "target"
+    tiny("llama").save_pretrained(made)
+    byte_tokenizer().save_pretrained(made)
+    return made
+
+
+def runs(pair: Any) -> bool:
+    *_, last = race(pair, [5, 6, 7], max_new_tokens=6)
+    return bool(last["done"]) and all(lane["error"] is None for lane in last["lanes"].values())
+
+
+def test_an_entrys_own_draft_that_is_missing_is_replaced_with_a_warning(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    entry = replace(
+        catalogue.CATALOGUE["smollm2"], name="mine", target=str(folder), draft="drafts/gone", prepare=None
+    )
+    monkeypatch.setitem(catalogue.CATALOGUE, "mine", entry)
+    with caplog.at_level(logging.WARNING):
+        pair = load_pair("mine", device="cpu", dtype="float32")
+    assert pair.draft is None and pair.default_drafter == "prompt_lookup" and runs(pair)
+    assert "The draft of mine can't be used" in caplog.text
+
+
+def test_a_draft_that_was_asked_for_and_is_missing_is_refused(folder: Path) -> None:
+    with pytest.raises(PairError, match="no pair and no folder called"):
+        load_pair(str(folder), draft=str(folder.parent / "gone"), device="cpu", dtype="float32")
+    assert runs(load_pair(str(folder), device="cpu", dtype="float32"))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "header", "empty"])
+def test_weights_that_are_damaged_are_one_sentence(folder: Path, damage: str) -> None:
+    file = folder / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes({"truncated": whole[:-1000], "header": b"\xff" * 8 + whole[8:], "empty": b""}[damage])
+    with pytest.raises(WeightsError) as refusal:
+        load_pair(str(folder), device="cpu", dtype="float32")
+    assert "\n" not in str(refusal.value) and str(folder) in str(refusal.value)
+    file.write_bytes(whole)
+    assert runs(load_pair(str(folder), device="cpu", dtype="float32"))
+
+
+def test_a_disk_that_is_full_is_one_sentence_and_room_is_enough_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system itself refuses the write: a process that may write no file over 10 kB."""
+    import hashlib
+
+    def convert(gguf: Path, made: Path) -> None:
+        made.mkdir()
+        shutil.copyfile(gguf, made / "model.safetensors")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(wheel, "GGUF_SHA256", hashlib.sha256(CONTENT).hexdigest())
+    monkeypatch.setattr(smollm2, "convert", convert)
+    root = tmp_path / "bass"
+    root.mkdir()
+    (root / wheel.GGUF_NAME).write_bytes(CONTENT)
+    context = multiprocessing.get_context("fork")
+    receive, send = context.Pipe(duplex=False)
+    child = context.Process(target=_on_a_full_disk, args=(send,))
+    child.start()
+    told = receive.recv() if receive.poll(60) else "nothing"
+    child.join()
+    assert "could not be prepared" in told and "XDG_CACHE_HOME" in told
+    assert not (root / weights.FOLDER).exists() and not list(root.glob("*.partial-*"))
+    assert weights.is_complete(weights.ensure_smollm2())
+
+
+def _on_a_full_disk(send: Any) -> None:
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+    try:
+        weights.ensure_smollm2()
+        send.send("no error")
+    except WeightsError as error:
+        send.send(str(error))
+
+
+def test_the_shipped_draft_holds_tensors_alone() -> None:
+    """No pickle anywhere in what is shipped: safetensors, and arrays that numpy reads without one."""
+    import numpy as np
+
+    shipped = Path(catalogue.REPOSITORY) / "drafts" / "smollm2"
+    assert {file.suffix for file in shipped.iterdir()} <= {".safetensors", ".npy", ".json", ".md"}
+    with safe_open(shipped / "model.safetensors", "pt") as tensors:
+        assert len(list(tensors.keys())) > 1
+    for file in shipped.glob("*.npy"):
+        assert len(np.load(file, mmap_mode="r", allow_pickle=False)) > 0
