@@ -22,6 +22,7 @@ from .drafting import make_drafter
 from .metrics import Counts, Metrics, summarise
 from .pair import ModelPair
 from .request import Request
+from .round_log import RoundLog
 from .runner import ModelRunner
 from .sequence import Round, Sequence
 from .text import TextStream
@@ -62,6 +63,7 @@ class Lane:
         self.sequences = request.sequences()
         self.clock = LaneClock(pair.device)
         self.counts = Counts()
+        self.log = RoundLog(pair.tokenizer)
         self.first_prefill_ms: float | None = None
         self.error: str | None = None
         # A step and a view never see each other half-done.
@@ -82,6 +84,7 @@ class Lane:
         round_.time_ms = self.clock.ms
         self._forwards = self._decoder.target_forwards
         self.counts.add(round_)
+        self.log.add(round_)
         for row in round_.rows:
             self._record(row.sequence, row.tokens, round_.kind == "prefill")
         budget = self.request.time_budget_ms
@@ -125,6 +128,7 @@ class Lane:
         return {
             "sequences": sequences,
             "metrics": asdict(self.metrics()),
+            "rounds": self.log.view(),
             "clock_ms": self.clock.ms,
             "finished": self.finished,
             "error": self.error,

@@ -81,9 +81,16 @@ class Events:
         try:
             request = self.limits.check(prompt, batch_size, max_new_tokens, temperature, seed)
             with closing(self.source(request)) as snapshots:
-                yield from snapshots
+                for snapshot in snapshots:
+                    yield snapshot if snapshot["done"] else _without_rounds(snapshot)
         except BassError as error:
             raise gr.Error(str(error), print_exception=False) from error
+
+
+def _without_rounds(snapshot: Snapshot) -> Snapshot:
+    """Gradio compares each whole value with the one before; the log of rounds is worth that once, at the end."""
+    lanes = {name: {**lane, "rounds": []} for name, lane in snapshot["lanes"].items()}
+    return {**snapshot, "lanes": lanes}
 
 
 def _status(phase: str, message: str = "") -> str:
