@@ -29,7 +29,10 @@ def test_there_is_one_endpoint_with_defaults_and_one_output(client: Client) -> N
     assert list(api["named_endpoints"]) == ["/race"] and not api["unnamed_endpoints"]
     endpoint = api["named_endpoints"]["/race"]
     parameters = {p["parameter_name"]: p for p in endpoint["parameters"]}
-    assert list(parameters) == ["prompt", "batch_size", "max_new_tokens", "temperature", "seed"]
+    assert list(parameters) == [
+        "prompt", "batch_size", "max_new_tokens", "temperature", "seed", "top_k", "top_p", "draft_length", "drafter",
+        "attention", "scheduling", "verification", "time_budget_ms", "lanes",
+    ]  # fmt: skip
     assert all(p["parameter_has_default"] for p in parameters.values())
     assert len(endpoint["returns"]) == 1
 
@@ -81,6 +84,11 @@ def test_a_cancelled_race_makes_room_for_the_next(client: Client) -> None:
         (("Hello", 2, 8, -1, 0), "Temperature must be a number of 0 or more"),
         (("Hello", 2, 8, 0.7, -1), "Seed must be a whole number"),
         (("x" * 6000, 2, 8, 0.7, 0), "prompt"),
+        (("Hello", 2, 8, 0.7, 0, 0, 1.5), "Top-p must be a number above 0"),
+        (("Hello", 2, 8, 0.7, 0, 0, 1.0, "17"), "A fixed draft length must be a whole number from 1 to 16."),
+        (("Hello", 2, 8, 0.7, 0, 0, 1.0, "quick"), "draft_length must be"),
+        (("Hello", 2, 8, 0.7, 0, 0, 1.0, "bass", "oracle"), "drafter must be"),
+        (("Hello", 2, 8, 0.7, 0, 0, 1.0, "bass", "auto", "auto", "random"), "scheduling must be"),
     ],
 )
 def test_bad_input_reaches_the_script_as_one_sentence(
