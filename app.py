@@ -49,6 +49,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         action="store_true",
         help="let visitors name a pair, a Hub id or a folder of this machine, which is then loaded",
     )
+    parser.add_argument("--share", action="store_true", help="also serve it at a public address of gradio.live")
+    parser.add_argument(
+        "--replay", type=Path, metavar="FILE", help="play a recorded race from a JSON file instead; loads no model"
+    )
     return parser.parse_args(arguments)
 
 
@@ -84,16 +88,26 @@ def conflict() -> str | None:
 
 
 def serve(options: argparse.Namespace) -> None:
-    """Load the pair and serve the page until interrupted; raises BassError."""
+    """Serve the page, with a pair or a recording, until interrupted; raises BassError."""
+    if options.replay is not None:
+        page, about = replay_page(options)
+    else:
+        page, about = race_page(options)
+    launch(page, about, options)
+
+
+def race_page(options: argparse.Namespace) -> tuple[Any, str]:
+    """The page over a loaded pair, and what it says of it."""
     try:
         import spaces  # ZeroGPU: has to come before torch
     except ImportError:
         spaces = None
-    from bass_core import BassError, ModelPair, load_pair
+    from bass_core import ModelPair, load_pair
+    from ui.choices import choices
     from ui.events import race_source
     from ui.limits import Limits
     from ui.models import Models
-    from ui.page import build, launch_options
+    from ui.page import build
 
     def load(name: str) -> ModelPair:
         return load_pair(name, device=options.device, dtype=options.dtype)
@@ -102,14 +116,40 @@ def serve(options: argparse.Namespace) -> None:
     source = race_source(pair, Models(pair, load if options.allow_any_model else None))
     if spaces is not None:
         source = spaces.GPU(duration=gpu_seconds)(source)
-    about = f"{shown_name(pair.name or options.pair)} on {pair.device}, {str(pair.dtype).removeprefix('torch.')}"
+    dtype = str(pair.dtype).removeprefix("torch.")
+    about = f"{shown_name(pair.name or options.pair)} on {pair.device}, {dtype}"
+    names = {
+        "pair": shown_name(options.pair),
+        "draft": options.draft and shown_name(options.draft),
+        "device": pair.device.type,
+        "dtype": dtype,
+    }
     limits = Limits(options.max_batch, options.max_new_tokens, options.max_prompt, options.max_seconds)
-    page = build(source, limits=limits, about=about)
+    return build(source, limits=limits, about=about, choices=choices(pair), pair=names), about
+
+
+def replay_page(options: argparse.Namespace) -> tuple[Any, str]:
+    """The page over a recording."""
+    from ui.limits import Limits
+    from ui.page import build
+    from ui.recording import load_recording
+
+    recording = load_recording(options.replay)
+    page = build(recording.source, limits=Limits(), about=recording.about, recording=True)
+    return page, f"a recording: {recording.about}"
+
+
+def launch(page: Any, about: str, options: argparse.Namespace) -> None:
+    """Serve until interrupted. Raises BassError where the address can't be had."""
+    from bass_core import BassError
+    from ui.page import launch_options
+
     address = host(options.host, os.environ)
     try:
-        _, url, _ = page.launch(
+        _, url, public = page.launch(
             server_name=address,
             server_port=options.port,
+            share=options.share,
             auth=credentials(os.environ),
             prevent_thread_lock=True,
             quiet=True,
@@ -120,7 +160,7 @@ def serve(options: argparse.Namespace) -> None:
             f"Cannot listen on {address}, port {options.port or '7860 or later'}: it is in use, or not an address "
             "of this machine; choose another with --port or --host."
         ) from error
-    print(f"BASS races {about}: open {url}", flush=True)
+    print(f"BASS races {about}: open {url}" + (f" or {public}" if public else ""), flush=True)
     page.block_thread()
 
 

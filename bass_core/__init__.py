@@ -9,6 +9,7 @@ from .generation import Generation, generate, stream
 from .metrics import Metrics
 from .monitor import Monitor
 from .pair import ModelPair
+from .policies import RecordedLengths
 from .race import race
 from .sampling import SamplingParams
 from .sequence import Round, RowRound
@@ -22,6 +23,7 @@ __all__ = [
     "ModelPair",
     "Monitor",
     "PairError",
+    "RecordedLengths",
     "RequestError",
     "Round",
     "RowRound",

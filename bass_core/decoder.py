@@ -9,6 +9,7 @@ here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -103,7 +104,7 @@ class BatchDecoder:
         counts = proposal.counts
         verdict = self._verify(proposal, keys)
         self.target_forwards += 1
-        accepted, next_tokens, tests = verdict.host()
+        accepted, next_tokens, tests, next_p = verdict.host()
         refuse_unsound(next_tokens)
         drafts = proposal.tokens.tolist()
         for r, count in enumerate(accepted):
@@ -112,17 +113,18 @@ class BatchDecoder:
             assert self.target.states is not None
             self.drafter.read_states(rows, [self.target.states[r, : n + 1] for r, n in enumerate(accepted)])
         records = [
-            self._write(row, drafts[r][: counts[r]], tests[r], accepted[r], next_tokens[r])
+            self._write(row, drafts[r][: counts[r]], tests[r], accepted[r], next_tokens[r], next_p[r])
             for r, row in enumerate(rows)
         ]
         if self.drafter is not None:
             self.drafter.settle(rows, proposal, accepted)
         if isinstance(self.policy, RoundObserver) and self.drafter is not None:
             self.policy.observe(asked, counts, accepted, self.drafter.calls - calls)
-        if self.policy is not None and any(count == asked for count in counts):
+        told = self.policy is not None and any(count == asked for count in counts)
+        if told and self.policy is not None:
             self.policy.update(accepted)
         self._drop_finished()
-        return Round("verify" if max(counts) else "plain", asked, records)
+        return Round("verify" if max(counts) else "plain", asked, records, policy_told=told)
 
     def _propose(self, asked: int, keys: Keys) -> Proposal:
         nothing = Proposal(torch.zeros(len(self._rows), 0, dtype=torch.long), [0] * len(self._rows))
@@ -159,7 +161,13 @@ class BatchDecoder:
         return Keys(self.rules.seed, ids, torch.tensor([len(row.tokens) for row in self._rows], device=device))
 
     def _write(
-        self, row: Sequence, drafted: list[int], tests: list[list[float]], accepted: int, next_token: int
+        self,
+        row: Sequence,
+        drafted: list[int],
+        tests: list[list[float]],
+        accepted: int,
+        next_token: int,
+        next_p: float = math.nan,
     ) -> RowRound:
         last = "sampled" if not drafted else ("bonus" if accepted == len(drafted) else "recovered")
         tokens = [*drafted[:accepted], next_token]
@@ -169,7 +177,9 @@ class BatchDecoder:
             # The text ended inside the accepted span: drafts behind its end were never tested.
             drafted, accepted = drafted[:taken], taken
         p, q, u = ([test[i] for test in tests[: len(drafted)]] for i in range(3))
-        return RowRound(row.index, drafted, p, q, u, accepted, tokens[:taken], origins[:taken], row.finish_reason)
+        return RowRound(
+            row.index, drafted, p, q, u, accepted, tokens[:taken], origins[:taken], row.finish_reason, next_p
+        )
 
     def _drop_finished(self) -> None:
         for r in reversed(range(len(self._rows))):

@@ -23,6 +23,7 @@ from .memory import shortage_explained
 from .metrics import Counts, Metrics, summarise
 from .pair import ModelPair
 from .request import Request
+from .round_log import RoundLog
 from .runner import ModelRunner
 from .sequence import Round, Sequence
 from .text import TextStream
@@ -63,6 +64,7 @@ class Lane:
         self.sequences = request.sequences()
         self.clock = LaneClock(pair.device)
         self.counts = Counts()
+        self.log = RoundLog(pair.tokenizer)
         self.first_prefill_ms: float | None = None
         self.error: str | None = None
         # A step and a view never see each other half-done.
@@ -84,6 +86,7 @@ class Lane:
         round_.time_ms = self.clock.ms
         self._forwards = self._decoder.target_forwards
         self.counts.add(round_)
+        self.log.add(round_)
         for row in round_.rows:
             self._record(row.sequence, row.tokens, round_.kind == "prefill")
         budget = self.request.time_budget_ms
@@ -127,6 +130,7 @@ class Lane:
         return {
             "sequences": sequences,
             "metrics": asdict(self.metrics()),
+            "rounds": self.log.view(),
             "clock_ms": self.clock.ms,
             "finished": self.finished,
             "error": self.error,

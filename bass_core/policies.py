@@ -66,6 +66,29 @@ class Algorithm1:
             self.length, self.shrinking = max(1, best, self.length - step), 1
 
 
+@dataclass
+class RecordedLengths:
+    """The draft lengths of an earlier run again: one for each round that told its policy, then the last for ever.
+
+    With the same prompts, seed and drafter the run repeats itself, sampled text included, whatever chose them.
+    """
+
+    lengths: list[int]
+    position: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.lengths:
+            raise RequestError("RecordedLengths needs at least one draft length.")
+        self.limit = max(self.lengths)
+
+    @property
+    def length(self) -> int:
+        return self.lengths[self.position]
+
+    def update(self, accepted: list[int]) -> None:
+        self.position = min(self.position + 1, len(self.lengths) - 1)
+
+
 def make_policy(draft_length: object) -> DraftLengthPolicy:
     """A fresh policy from "bass", a whole number of at least 0, or a policy object (copied).
 

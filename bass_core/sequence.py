@@ -6,6 +6,7 @@ Non-goals: tensors, models, clocks; times are handed in.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 
@@ -53,6 +54,8 @@ class RowRound:
 
     `drafted`, `p`, `q`, `u`: the drafted tokens and their test; `accepted`: how many of them stand; `tokens`
     and `origins`: what was written. Drafts behind an accepted end-of-text token are left out everywhere.
+    `next_p` is p of the token behind the accepted ones. NaN stands for a number that does not exist there (u
+    under coupled verification, next_p of a prefill).
     """
 
     sequence: int
@@ -64,16 +67,19 @@ class RowRound:
     tokens: list[int]
     origins: list[str]
     finish_reason: str | None
+    next_p: float = math.nan
 
 
 @dataclass
 class Round:
     """One step of a decoder: kind "prefill" (a chunk, or the one that wrote first tokens), "plain" or "verify".
 
-    `draft_length` is the length the policy asked for, `time_ms` the lane time at its end.
+    `draft_length` is the length the policy asked for, `time_ms` the lane time at its end, `policy_told` whether
+    a row drafted that whole length, so that the policy learnt from the round.
     """
 
     kind: str
     draft_length: int = 0
     rows: list[RowRound] = field(default_factory=list)
     time_ms: float = 0.0
+    policy_told: bool = False

@@ -38,22 +38,26 @@ class Keys:
 
 @dataclass
 class Verdict:
-    """accepted int64 [B]; next_token int64 [B]; p, q, u float32 [B, l] of the drafted tokens."""
+    """accepted int64 [B]; next_token int64 [B]; p, q, u float32 [B, l] of the drafted tokens.
+
+    next_p float32 [B]: what the target gives next_token. NaN where a number does not exist under the rule.
+    """
 
     accepted: Tensor
     next_token: Tensor
     p: Tensor
     q: Tensor
     u: Tensor
+    next_p: Tensor
 
-    def host(self) -> tuple[list[int], list[int], list[list[list[float]]]]:
-        """accepted, next tokens, and [p, q, u] a row and position, in one copy to the host."""
+    def host(self) -> tuple[list[int], list[int], list[list[list[float]]], list[float]]:
+        """accepted, next tokens, [p, q, u] a row and position, and next_p, in one copy to the host."""
         batch, width = self.p.shape
         numbers = torch.stack((self.p, self.q, self.u), dim=-1).double().view(batch, width * 3)
-        counts = torch.stack((self.accepted, self.next_token), dim=1).double()
+        counts = torch.stack((self.accepted.double(), self.next_token.double(), self.next_p.double()), dim=1)
         rows = torch.cat((counts, numbers), dim=1).tolist()
-        tests = [[row[2 + 3 * i : 5 + 3 * i] for i in range(width)] for row in rows]
-        return [int(row[0]) for row in rows], [int(row[1]) for row in rows], tests
+        tests = [[row[3 + 3 * i : 6 + 3 * i] for i in range(width)] for row in rows]
+        return [int(row[0]) for row in rows], [int(row[1]) for row in rows], tests, [row[2] for row in rows]
 
 
 def first_tokens(logits: Tensor, keys: Keys, params: SamplingParams) -> Tensor:
@@ -88,13 +92,16 @@ def verify(
         u = uniform(keys.seed, ids, positions, Role.SYNTHETIC)
         chance = torch.full_like(u, synthetic)
         accepted = _prefix((u < chance) & drafted)
-        return Verdict(accepted, _own_choice(logits, keys, params, accepted), chance, torch.ones_like(u), u)
+        next_token = _own_choice(logits, keys, params, accepted)
+        unknown = torch.full_like(accepted, torch.nan, dtype=torch.float32)
+        return Verdict(accepted, next_token, chance, torch.ones_like(u), u, unknown)
     if params.greedy:
         choices = logits.argmax(-1)
         agrees = (choices[:, :width] == drafts).float()
         accepted = _prefix((agrees > 0) & drafted)
         next_token = choices.gather(1, accepted[:, None])[:, 0]
-        return Verdict(accepted, next_token, agrees, torch.ones_like(agrees), torch.full_like(agrees, 0.5))
+        sure = torch.ones_like(accepted, dtype=torch.float32)
+        return Verdict(accepted, next_token, agrees, torch.ones_like(agrees), torch.full_like(agrees, 0.5), sure)
     p = probabilities(logits, params)
     p_drafts = p[:, :width].gather(2, drafts[..., None])[..., 0]
     q_drafts = torch.ones_like(p_drafts)
@@ -106,11 +113,17 @@ def verify(
         choices = draw(p, keys.seed, ids, positions, roles)
         accepted = _prefix((choices[:, :width] == drafts) & drafted)
         next_token = choices.gather(1, accepted[:, None])[:, 0]
-        return Verdict(accepted, next_token, p_drafts, q_drafts, torch.full_like(p_drafts, torch.nan))
+        no_coin = torch.full_like(p_drafts, torch.nan)
+        return Verdict(accepted, next_token, p_drafts, q_drafts, no_coin, _at(p, accepted, next_token))
     u = uniform(keys.seed, ids, positions, Role.ACCEPT)
     accepted = _prefix((u * q_drafts < p_drafts) & drafted)
     next_token = _recover(p, drafts, draft_probs, accepted, counts, keys)
-    return Verdict(accepted, next_token, p_drafts, q_drafts, u)
+    return Verdict(accepted, next_token, p_drafts, q_drafts, u, _at(p, accepted, next_token))
+
+
+def _at(p: Tensor, position: Tensor, token: Tensor) -> Tensor:
+    """p [B, l+1, V] of one token [B] at one position [B] a row: [B]."""
+    return p[torch.arange(len(token), device=token.device), position, token]
 
 
 def _prefix(passed: Tensor) -> Tensor:

@@ -11,7 +11,11 @@ import plotly
 STATIC = Path(__file__).resolve().parent / "static"
 PLOTLY = Path(plotly.__file__).resolve().parent / "package_data" / "plotly.min.js"
 STYLES = STATIC / "page.css"
-SCRIPTS = ("page.js", "lanes.js", "charts.js")
+# In this order: each uses the ones before it.
+SCRIPTS = (
+    "page.js", "run.js", "plots.js", "tokens.js", "lanes.js", "charts.js", "inspector.js", "export.js", "summary.js",
+    "how.js",
+)  # fmt: skip
 
 
 def serve() -> None:

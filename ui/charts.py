@@ -4,20 +4,25 @@ from __future__ import annotations
 
 CHARTS = {
     "latency": ("ms per token", "over lane time, lower is better"),
+    "race": ("The race", "new tokens of all sequences over lane time"),
     "acceptance": ("Draft acceptance rate", "accepted / drafted, over lane time"),
-    "device": ("Device", "the whole device: a mixture of the lanes that run"),
+    "lengths": ("Draft length", "of each round, over lane time"),
+    "device": ("Device", "share of time busy; a mixture of the lanes that run"),
+    "memory": ("Memory and power", "of the device, or of this process where there is no GPU"),
 }
 READINGS = {
     "gpu_utilization": "GPU utilization (NVML: share of time busy)",
     "gpu_memory_mb": "GPU memory",
     "gpu_power_w": "GPU power",
+    "flops_utilization": "FLOPs utilisation",
     "cpu_percent": "CPU share of this process",
     "rss_mb": "Memory of this process",
 }
 SMALL_PRINT = (
     "Each lane has its own clock, which counts only the time the device spent on that lane: the lanes advance as "
     "on three identical machines, only slower. Tokens appear in the order and at the pace of their lane's clock, "
-    "at most one update (about a tenth of a second) after they were written."
+    "at most one update (about a tenth of a second) after they were written. Long runs are charted with every "
+    "second, fourth, ... point."
 )
 
 
@@ -31,6 +36,9 @@ def template() -> str:
     readings = "".join(
         f'<div><dt>{label}</dt><dd data-reading="{key}">–</dd></div>' for key, label in READINGS.items()
     )
-    return f"""<div class="bass-charts"><div class="chart-grid">{figures}</div>
+    return f"""<section class="bass-charts part" aria-labelledby="charts-title">
+<div class="part-head"><h2 id="charts-title">Live charts</h2>
+<button type="button" class="switch" id="pause-charts" aria-pressed="false">Pause charts</button></div>
+<div class="chart-grid">{figures}</div>
 <dl class="readings"><div><dt>Device</dt><dd data-reading="name">–</dd></div>{readings}</dl>
-<p class="small-print">{SMALL_PRINT}</p></div>"""
+<p class="small-print">{SMALL_PRINT}</p></section>"""

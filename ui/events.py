@@ -7,7 +7,7 @@ No thread-bound context is held across a yield, since Gradio may resume a genera
 import json
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 from uuid import uuid4
@@ -16,13 +16,15 @@ import gradio as gr
 
 from bass_core import BassError, ModelPair, SamplingParams, race
 from ui.feed import PageFeed
-from ui.limits import Limits, RaceRequest
+from ui.limits import LANES, Limits, RaceRequest
 from ui.models import Models
 
 log = logging.getLogger(__name__)
 
 Snapshot = dict[str, Any]
 Source = Callable[[RaceRequest], Generator[Snapshot, None, None]]
+# What a recording is asked for does not matter.
+PLAYED = ("a recording", 1, 1, 0, 0)
 UNEXPECTED = "Something went wrong on the server; its log has the details, and what was shown before is kept."
 
 
@@ -35,29 +37,37 @@ def race_source(pair: ModelPair, models: Models | None = None) -> Source:
             shelf.get(request.pair),
             request.prompt,
             n=request.batch_size,
+            lanes=request.lanes,
+            scheduling=request.scheduling,
             max_new_tokens=request.max_new_tokens,
-            sampling=SamplingParams(temperature=request.temperature),
+            sampling=SamplingParams(temperature=request.temperature, top_k=request.top_k, top_p=request.top_p),
+            draft_length=request.draft_length,
+            drafter=request.drafter,
+            attention=request.attention,
+            verification=request.verification,
             seed=request.seed,
+            time_budget_ms=request.time_budget_ms,
         )
 
     return snapshots
 
 
 class Events:
-    """The handlers that the page binds; `source` gives a race's snapshots."""
+    """The handlers that the page binds; `source` gives a race's snapshots, `pair` names the models."""
 
-    def __init__(self, source: Source, limits: Limits) -> None:
-        self.source, self.limits = source, limits
+    def __init__(self, source: Source, limits: Limits, pair: Mapping[str, Any] | None = None) -> None:
+        self.source, self.limits, self.pair = source, limits, pair
 
-    def run(
-        self, prompt: object, batch_size: object, max_new_tokens: object, temperature: object, seed: object
-    ) -> Iterator[tuple[Any, ...]]:
-        """Yields (log, view, charts, status, Run button); gr.skip() leaves what is there as it is."""
+    def run(self, *values: object) -> Iterator[tuple[Any, ...]]:
+        """Takes the settings in the order of RaceRequest's fields, later ones left out or not; a recording: none.
+
+        Yields (log, view, charts, status, Run button); gr.skip() leaves what is there as it is.
+        """
         kept, status = gr.skip(), _status("done")
         try:
-            request = self.limits.check(prompt, batch_size, max_new_tokens, temperature, seed)
+            request = self.limits.check(*values or PLAYED)
             yield kept, kept, kept, _status("running"), gr.update(interactive=False)
-            feed = PageFeed(uuid4().hex, request)
+            feed = PageFeed(uuid4().hex, request, self.pair)
             with closing(self._race(request)) as snapshots:
                 for snapshot in snapshots:
                     yield *feed.update(snapshot), kept, kept
@@ -79,13 +89,26 @@ class Events:
         max_new_tokens: int = 64,
         temperature: float = 0.7,
         seed: int = 0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        draft_length: str = "bass",
+        drafter: str = "auto",
+        attention: str = "auto",
+        scheduling: str = "fair",
+        verification: str = "chen",
+        time_budget_ms: float | None = None,
+        lanes: list[str] | None = None,
         pair: str = "",
     ) -> Iterator[dict[str, Any]]:
-        """One prompt, three decoders: yields snapshots {"done", "lanes", "device"}, the last with done=True."""
+        """One prompt, several decoders: yields snapshots {"done", "lanes", "device"}, the last with done=True."""
         try:
-            request = self.limits.check(prompt, batch_size, max_new_tokens, temperature, seed, pair)
+            request = self.limits.check(
+                prompt, batch_size, max_new_tokens, temperature, seed, top_k, top_p, draft_length, drafter,
+                attention, scheduling, verification, time_budget_ms, LANES if lanes is None else lanes, pair,
+            )  # fmt: skip
             with closing(self._race(request)) as snapshots:
-                yield from snapshots
+                for snapshot in snapshots:
+                    yield snapshot if snapshot["done"] else _without_rounds(snapshot)
         except BassError as error:
             raise gr.Error(str(error), print_exception=False) from error
         except Exception as error:
@@ -103,6 +126,12 @@ class Events:
                         f"This race was ended after {self.limits.max_seconds:g} s, the server's limit: ask for "
                         "fewer tokens or a smaller batch."
                     )
+
+
+def _without_rounds(snapshot: Snapshot) -> Snapshot:
+    """Gradio compares each whole value with the one before; the log of rounds is worth that once, at the end."""
+    lanes = {name: {**lane, "rounds": []} for name, lane in snapshot["lanes"].items()}
+    return {**snapshot, "lanes": lanes}
 
 
 def _status(phase: str, message: str = "") -> str:

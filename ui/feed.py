@@ -1,30 +1,41 @@
 """Contract: turns a race's snapshots into what the page's script draws: three texts, log, view and charts.
 
 They are texts because gr.HTML follows a nested value badly: it copies and watches every number in it, and under
-ten updates a second the browser can end up doing nothing else. The log holds every token once and only grows, so
-that Gradio sends its new tail alone; view (the figures of this moment) and charts (whole series) are small and
-replaced. The script works from these alone; nothing here estimates or smooths a number.
+ten updates a second the browser can end up doing nothing else. The log holds every token and round once and only
+grows, so that Gradio sends its new tail alone; view (the figures of this moment) and charts (whole series) are
+small and replaced. The script works from these alone; nothing here estimates or smooths a number.
+
+The log's first line is the run: {"run", "settings", "pair", "lanes", "batch_size"}. Each further line is one
+snapshot: {lane: {"clock_ms", "new": {index: tokens}, "rounds": rounds}}; see SequenceFeed.fresh and `_round`.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
+from bass_core import Metrics
 from ui.limits import RaceRequest
 
-SHOWN_METRICS = ("ms_per_token", "speedup", "throughput_tps", "acceptance_rate", "new_tokens")
 SHOWN_DEVICE = (
     "name", "kind", "gpu_utilization", "gpu_memory_mb", "gpu_memory_total_mb", "gpu_power_w",
     "cpu_percent", "cpu_count", "rss_mb",
 )  # fmt: skip
-CHARTED_DEVICE = ("gpu_utilization", "gpu_memory_mb", "cpu_percent", "rss_mb")
+CHARTED_DEVICE = ("gpu_utilization", "gpu_memory_mb", "gpu_power_w", "cpu_percent", "rss_mb")
+CHARTED_METRICS = ("ms_per_token", "acceptance_rate", "new_tokens")
 CHART_POINTS = 240
 
 
 def _text(value: object) -> str:
     """JSON on one line that holds no tag: gr.HTML warns about values with a script tag in them."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _short(value: float | None) -> float | None:
+    """Six significant digits are enough to redo a test by hand."""
+    return None if value is None else float(f"{value:.6g}")
 
 
 class SequenceFeed:
@@ -34,16 +45,39 @@ class SequenceFeed:
         self.tokens, self.characters = 0, 0
 
     def fresh(self, sequence: dict[str, Any]) -> list[list[Any]]:
-        """What is new: [origin's letter, text, lane ms] a token; "+" adds text that the token before held back."""
+        """What is new: [origin's letter, text, lane ms, id] a token; "+" adds text that the token before held."""
         pieces, origins, times = sequence["pieces"], sequence["origins"], sequence["times_ms"]
         seen = sum(map(len, pieces[: self.tokens]))
         new: list[list[Any]] = []
         if seen > self.characters:
-            new.append(["+", sequence["text"][self.characters : seen], round(times[self.tokens - 1], 1)])
+            new.append(["+", sequence["text"][self.characters : seen], round(times[self.tokens - 1], 3), -1])
         for i in range(self.tokens, len(pieces)):
-            new.append([origins[i][0], pieces[i], round(times[i], 1)])
+            new.append([origins[i][0], pieces[i], round(times[i], 3), sequence["token_ids"][i]])
         self.tokens, self.characters = len(pieces), len(sequence["text"])
         return new
+
+
+def _round(record: dict[str, Any]) -> list[Any]:
+    """[round, kind's two letters, draft length, policy told, lane ms, rows] of a record of bass_core's round log.
+
+    A row: [sequence, start, written, accepted, p of the last token, drafts], a draft: [text, p, q, u].
+    """
+    rows = [
+        [
+            row["sequence"],
+            row["start"],
+            row["written"],
+            row["accepted"],
+            _short(row["next_p"]),
+            [
+                [text, _short(p), _short(q), _short(u)]
+                for text, p, q, u in zip(row["drafted_text"] or (), row["p"], row["q"], row["u"], strict=True)
+            ],
+        ]
+        for row in record["rows"]
+    ]
+    kind, told = record["kind"][:2], int(record["policy_told"])
+    return [record["round"], kind, record["draft_length"], told, round(record["time_ms"], 3), rows]
 
 
 class Series:
@@ -68,13 +102,15 @@ class Series:
 
 
 class PageFeed:
-    """Everything one run has shown so far."""
+    """Everything one run has shown so far. `pair` names the models for the page's snippet."""
 
-    def __init__(self, run: str, request: RaceRequest) -> None:
-        self.head = {"run": run, "batch_size": request.batch_size, "temperature": request.temperature}
-        self.log = _text(self.head)
+    def __init__(self, run: str, request: RaceRequest, pair: Mapping[str, Any] | None = None) -> None:
+        self.run, self.request, self.pair = run, request, dict(pair or {})
+        self.log = ""
         self.sequences: dict[tuple[str, int], SequenceFeed] = {}
+        self.rounds: dict[str, int] = {}
         self.lane_series: dict[str, Series] = {}
+        self.round_series: dict[str, Series] = {}
         self.device_series = Series("elapsed_ms", CHARTED_DEVICE)
         self.interval_ms, self.next_ms = 200.0, 0.0
         self.charts = ""
@@ -82,13 +118,28 @@ class PageFeed:
     def update(self, snapshot: dict[str, Any]) -> tuple[str, str, str]:
         """(log, view, charts) for this snapshot."""
         device = {key: snapshot["device"].get(key) for key in SHOWN_DEVICE}
+        if not self.log:
+            self.log = _text(self._head(snapshot))
         self._write(snapshot["lanes"])
         self._sample(snapshot, device)
         lanes = {name: self._figures(lane) for name, lane in snapshot["lanes"].items()}
-        return self.log, _text({**self.head, "lanes": lanes, "device": device}), self.charts
+        view = {"run": self.run, "done": snapshot["done"], "lanes": lanes, "device": device}
+        return self.log, _text(view), self.charts
+
+    def _head(self, snapshot: dict[str, Any]) -> dict[str, Any]:
+        """What does not change. A recording brings its own lanes and rows, whatever was asked for."""
+        rows = max(len(lane["sequences"]) for lane in snapshot["lanes"].values())
+        return {
+            "run": self.run,
+            "settings": snapshot["settings"] if "settings" in snapshot else self.request.settings(),
+            "pair": self.pair,
+            "lanes": list(snapshot["lanes"]),
+            "batch_size": rows,
+            "scheduling": snapshot.get("scheduling"),
+        }
 
     def _write(self, lanes: dict[str, Any]) -> None:
-        """One line for this snapshot: every lane's clock and the new tokens of its sequences, by index."""
+        """One line for this snapshot: every lane's clock, its new rounds, and new tokens of sequences by index."""
         line: dict[str, Any] = {}
         for name, lane in lanes.items():
             new = {}
@@ -96,12 +147,19 @@ class PageFeed:
                 tokens = self.sequences.setdefault((name, index), SequenceFeed()).fresh(sequence)
                 if tokens:
                     new[index] = tokens
-            line[name] = {"clock_ms": lane["clock_ms"], "new": new}
+            records = lane.get("rounds", [])[self.rounds.get(name, 0) :]
+            self.rounds[name] = self.rounds.get(name, 0) + len(records)
+            lengths = self.round_series.setdefault(name, Series("time_ms", ("draft_length",)))
+            for record in records:
+                if record["kind"] == "verify":
+                    lengths.add(record["time_ms"], record)
+            line[name] = {"clock_ms": lane["clock_ms"], "new": new, "rounds": [_round(r) for r in records]}
         self.log += "\n" + _text(line)
 
     def _figures(self, lane: dict[str, Any]) -> dict[str, Any]:
+        metrics = lane["metrics"]
         return {
-            "metrics": {key: lane["metrics"].get(key) for key in SHOWN_METRICS},
+            "metrics": {key: metrics.get(key) for key in {*(f.name for f in fields(Metrics)), *metrics}},
             "finish_reasons": [sequence["finish_reason"] for sequence in lane["sequences"]],
             "clock_ms": lane["clock_ms"],
             "finished": lane["finished"],
@@ -114,7 +172,7 @@ class PageFeed:
         if elapsed < self.next_ms and not snapshot["done"]:
             return
         for name, lane in snapshot["lanes"].items():
-            series = self.lane_series.setdefault(name, Series("clock_ms", ("ms_per_token", "acceptance_rate")))
+            series = self.lane_series.setdefault(name, Series("clock_ms", CHARTED_METRICS))
             clocks = series.rows["clock_ms"]
             # A lane that waits for its turn or has finished adds nothing.
             if not clocks or round(lane["clock_ms"], 4) > (clocks[-1] or 0.0):
@@ -122,6 +180,11 @@ class PageFeed:
         self.device_series.add(elapsed, device)
         if any([series.thin() for series in (self.device_series, *self.lane_series.values())]):
             self.interval_ms *= 2
+        for series in self.round_series.values():
+            while series.thin():
+                pass
         self.next_ms = elapsed + self.interval_ms
-        lanes = {name: series.rows for name, series in self.lane_series.items()}
-        self.charts = _text({**self.head, "device": device, "lanes": lanes, "series": self.device_series.rows})
+        columns: dict[str, Any] = {"series": self.device_series.rows}
+        for key, group in (("lanes", self.lane_series), ("rounds", self.round_series)):
+            columns[key] = {name: series.rows for name, series in group.items()}
+        self.charts = _text({"run": self.run, "device": device, **columns})

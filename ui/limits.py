@@ -1,12 +1,14 @@
 """Contract: turns what a person or a script sent into a checked RaceRequest, or raises RequestError.
 
-The limits here belong to the page; what the model or the memory can't hold is refused by bass_core.
+The limits here belong to the page; what the model or the memory can't hold is refused by bass_core, as are names
+of drafters, backends and lanes that it does not know.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from bass_core import RequestError
 
@@ -14,18 +16,37 @@ MAX_NEW_TOKENS = 1024
 MAX_PROMPT = 20_000
 MAX_SECONDS = 600.0
 MAX_SEED = 2**32 - 1
+MAX_TOP_K = 2**20
+MAX_DRAFT_LENGTH = 16
+LANES = ("regular", "speculative", "bass")
 
 
 @dataclass(frozen=True)
 class RaceRequest:
-    """One race as the page may ask for it; plain data, so that it can be pickled. `pair` "" is the operator's."""
+    """One race as the page may ask for it; plain data, so that it can be pickled. Names are those of `/race`.
+
+    `pair` "" is the operator's own.
+    """
 
     prompt: str
     batch_size: int
     max_new_tokens: int
     temperature: float
     seed: int
+    top_k: int = 0
+    top_p: float = 1.0
+    draft_length: str | int = "bass"
+    drafter: str = "auto"
+    attention: str = "auto"
+    scheduling: str = "fair"
+    verification: str = "chen"
+    time_budget_ms: float | None = None
+    lanes: tuple[str, ...] = LANES
     pair: str = ""
+
+    def settings(self) -> dict[str, Any]:
+        """The fields by name, JSON-ready."""
+        return {**asdict(self), "lanes": list(self.lanes)}
 
 
 @dataclass(frozen=True)
@@ -44,6 +65,15 @@ class Limits:
         max_new_tokens: object,
         temperature: object,
         seed: object,
+        top_k: object = 0,
+        top_p: object = 1.0,
+        draft_length: object = "bass",
+        drafter: object = "auto",
+        attention: object = "auto",
+        scheduling: object = "fair",
+        verification: object = "chen",
+        time_budget_ms: object = None,
+        lanes: object = LANES,
         pair: object = "",
     ) -> RaceRequest:
         """Return the request; raises RequestError, one sentence that says what to change."""
@@ -53,6 +83,15 @@ class Limits:
             max_new_tokens=_whole("Max new tokens", max_new_tokens, 1, self.max_new_tokens),
             temperature=_temperature(temperature),
             seed=_whole("Seed", seed, 0, MAX_SEED),
+            top_k=_whole("Top-k", top_k, 0, MAX_TOP_K),
+            top_p=_top_p(top_p),
+            draft_length=_draft_length(draft_length),
+            drafter=str(drafter),
+            attention=str(attention),
+            scheduling=str(scheduling),
+            verification=str(verification),
+            time_budget_ms=_time_budget(time_budget_ms),
+            lanes=_lanes(lanes),
             pair=_name(pair),
         )
 
@@ -95,3 +134,33 @@ def _temperature(value: object) -> float:
     if number is None or number < 0:
         raise RequestError("Temperature must be a number of 0 or more; at 0 the likeliest token is always taken.")
     return number
+
+
+def _top_p(value: object) -> float:
+    number = _number(value)
+    if number is None or not 0 < number <= 1:
+        raise RequestError("Top-p must be a number above 0 and at most 1; 1 leaves every token in.")
+    return number
+
+
+def _draft_length(value: object) -> str | int:
+    """A policy's name as it is, for the library to judge; a number, also one written as text, within the limit."""
+    if isinstance(value, str) and not value.strip().isdigit():
+        return value
+    number = int(value) if isinstance(value, str) and len(value) < 9 else value
+    return _whole("A fixed draft length", number, 1, MAX_DRAFT_LENGTH)
+
+
+def _time_budget(value: object) -> float | None:
+    if value is None:
+        return None
+    number = _number(value)
+    if number is None or number <= 0:
+        raise RequestError("The time budget must be a number of milliseconds above 0, or empty for none.")
+    return number
+
+
+def _lanes(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not value:
+        raise RequestError("Choose at least one lane.")
+    return tuple(str(name) for name in value)

@@ -20,6 +20,10 @@ def client(server: str) -> Client:
     return Client(server, verbose=False)
 
 
+# The settings between the seed and the pair, at their defaults.
+UP_TO_PAIR = (0, 1.0, "bass", "auto", "auto", "fair", "chen", None, None)
+
+
 def texts(snapshot: dict[str, Any]) -> dict[str, list[str]]:
     return {name: [s["text"] for s in lane["sequences"]] for name, lane in snapshot["lanes"].items()}
 
@@ -29,7 +33,10 @@ def test_there_is_one_endpoint_with_defaults_and_one_output(client: Client) -> N
     assert list(api["named_endpoints"]) == ["/race"] and not api["unnamed_endpoints"]
     endpoint = api["named_endpoints"]["/race"]
     parameters = {p["parameter_name"]: p for p in endpoint["parameters"]}
-    assert list(parameters) == ["prompt", "batch_size", "max_new_tokens", "temperature", "seed", "pair"]
+    assert list(parameters) == [
+        "prompt", "batch_size", "max_new_tokens", "temperature", "seed", "top_k", "top_p", "draft_length", "drafter",
+        "attention", "scheduling", "verification", "time_budget_ms", "lanes", "pair",
+    ]  # fmt: skip
     assert all(p["parameter_has_default"] for p in parameters.values())
     assert len(endpoint["returns"]) == 1
 
@@ -82,8 +89,13 @@ def test_a_cancelled_race_makes_room_for_the_next(client: Client) -> None:
         (("Hello", 2, 8, 0.7, -1), "Seed must be a whole number"),
         (("x" * 6000, 2, 8, 0.7, 0), "prompt"),
         (("x" * 2**20, 2, 8, 0.7, 0), "this server takes 20000: shorten it"),
-        (("Hello", 2, 8, 0.7, 0, "/etc"), "races its own pair alone"),
-        (("Hello", 2, 8, 0.7, 0, "owner/model"), "races its own pair alone"),
+        (("Hello", 2, 8, 0.7, 0, *UP_TO_PAIR, "/etc"), "races its own pair alone"),
+        (("Hello", 2, 8, 0.7, 0, *UP_TO_PAIR, "owner/model"), "races its own pair alone"),
+        (("Hello", 2, 8, 0.7, 0, 0, 1.5), "Top-p must be a number above 0"),
+        (("Hello", 2, 8, 0.7, 0, 0, 1.0, "17"), "A fixed draft length must be a whole number from 1 to 16."),
+        (("Hello", 2, 8, 0.7, 0, 0, 1.0, "quick"), "draft_length must be"),
+        (("Hello", 2, 8, 0.7, 0, 0, 1.0, "bass", "oracle"), "drafter must be"),
+        (("Hello", 2, 8, 0.7, 0, 0, 1.0, "bass", "auto", "auto", "random"), "scheduling must be"),
     ],
 )
 def test_bad_input_reaches_the_script_as_one_sentence(

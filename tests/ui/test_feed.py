@@ -36,29 +36,31 @@ def tokens(log: str) -> list[list[Any]]:
 
 def test_the_log_holds_origin_text_and_time_of_each_token() -> None:
     log, _, _ = PageFeed("r", REQUEST).update(snapshot(["a", "", "bc", "d"], 40))
-    assert json.loads(log.split("\n")[0]) == {"run": "r", "batch_size": 1, "temperature": 0.7}
-    assert tokens(log) == [["s", "a", 0.0], ["a", "", 10.0], ["r", "bc", 20.0], ["b", "d", 30.0]]
+    head = json.loads(log.split("\n")[0])
+    assert (head["run"], head["batch_size"], head["lanes"]) == ("r", 1, ["regular"])
+    assert head["settings"] == REQUEST.settings()
+    assert tokens(log) == [["s", "a", 0.0, 1], ["a", "", 10.0, 1], ["r", "bc", 20.0, 1], ["b", "d", 30.0, 1]]
 
 
 def test_the_log_only_grows() -> None:
     feed = PageFeed("r", REQUEST)
     first, _, _ = feed.update(snapshot(["a", "b"], 40))
     second, _, _ = feed.update(snapshot(["a", "b", "c"], 80))
-    assert second.startswith(first) and [text for _, text, _ in tokens(second)] == ["a", "b", "c"]
+    assert second.startswith(first) and [text for _, text, _, _ in tokens(second)] == ["a", "b", "c"]
 
 
 def test_text_that_the_last_token_held_back_is_added_to_it() -> None:
     feed = PageFeed("r", REQUEST)
     feed.update(snapshot(["a", ""], 40))
     log, _, _ = feed.update(snapshot(["a", "\ufffd", "c"], 80))
-    assert tokens(log)[2:] == [["+", "\ufffd", 10.0], ["r", "c", 20.0]]
-    assert "".join(text for _, text, _ in tokens(log)) == "a\ufffdc"
+    assert tokens(log)[2:] == [["+", "\ufffd", 10.0, -1], ["r", "c", 20.0, 1]]
+    assert "".join(text for _, text, _, _ in tokens(log)) == "a\ufffdc"
 
 
 def test_no_text_can_hold_a_tag_or_end_a_line() -> None:
     log, view, charts = PageFeed("r", REQUEST).update(snapshot(["<script>\n"], 40))
     assert "<" not in log + view + charts and log.count("\n") == 1
-    assert tokens(log) == [["s", "<script>\n", 0.0]]
+    assert tokens(log) == [["s", "<script>\n", 0.0, 1]]
 
 
 def test_missing_values_stay_missing() -> None:
@@ -92,3 +94,39 @@ def test_a_lane_whose_clock_stands_adds_no_points() -> None:
         _, _, charts = feed.update(snapshot(["a"], 40.0) | {"elapsed_ms": elapsed})
     assert json.loads(charts)["lanes"]["regular"]["clock_ms"] == [40.0]
     assert json.loads(charts)["series"]["elapsed_ms"] == [0.0, 500.0, 1000.0]
+
+
+def record(number: int, at: float, drafted: list[str]) -> dict[str, Any]:
+    """A round of one row as bass_core logs it."""
+    row = {
+        "sequence": 0, "start": number, "drafted": [1] * len(drafted), "drafted_text": drafted,
+        "p": [0.123456789] * len(drafted), "q": [0.5] * len(drafted), "u": [None] * len(drafted),
+        "accepted": 0, "written": 1, "next_p": None,
+    }  # fmt: skip
+    return {
+        "round": number, "kind": "verify", "draft_length": 3 + number, "policy_told": True, "time_ms": at,
+        "rows": [row],
+    }  # fmt: skip
+
+
+def test_each_round_is_sent_once_and_its_length_is_charted() -> None:
+    feed, rounds = PageFeed("r", REQUEST), [record(1, 10, ["x", "<b>"]), record(2, 20, [])]
+    for count in (1, 2, 2):
+        shot = snapshot(["a"] * count, 20.0 * count)
+        shot["lanes"]["regular"]["rounds"] = rounds[:count]
+        shot["elapsed_ms"] *= 20
+        log, _, charts = feed.update(shot)
+    sent = [line for text in log.split("\n")[1:] for line in json.loads(text)["regular"]["rounds"]]
+    drafts = [["x", 0.123457, 0.5, None], ["<b>", 0.123457, 0.5, None]]
+    assert sent == [
+        [1, "ve", 4, 1, 10, [[0, 1, 1, 0, None, drafts]]],
+        [2, "ve", 5, 1, 20, [[0, 2, 1, 0, None, []]]],
+    ]
+    assert json.loads(charts)["rounds"]["regular"] == {"time_ms": [10, 20], "draft_length": [4, 5]}
+
+
+def test_a_recording_names_its_own_lanes_rows_and_settings() -> None:
+    shot = snapshot(["a"], 10) | {"settings": {}}
+    shot["lanes"] = {"bass": shot["lanes"]["regular"], "new": shot["lanes"]["regular"]}
+    head = json.loads(PageFeed("r", REQUEST).update(shot)[0].split("\n")[0])
+    assert (head["lanes"], head["settings"], head["batch_size"]) == (["bass", "new"], {}, 1)

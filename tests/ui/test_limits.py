@@ -24,6 +24,13 @@ def test_whole_floats_from_the_browser_become_integers() -> None:
     assert isinstance(request.batch_size, int)
 
 
+def test_the_later_settings_have_defaults_and_a_length_may_be_text() -> None:
+    request = Limits().check(**GOOD, draft_length="5", time_budget_ms=1500, lanes=["bass"])
+    assert (request.draft_length, request.time_budget_ms, request.lanes) == (5, 1500.0, ("bass",))
+    assert (request.top_k, request.top_p, request.scheduling, request.verification) == (0, 1.0, "fair", "chen")
+    assert request.settings()["lanes"] == ["bass"]
+
+
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
@@ -48,6 +55,16 @@ def test_whole_floats_from_the_browser_become_integers() -> None:
         ("temperature", None, "Temperature must be"),
         ("seed", -1, "Seed must be"),
         ("seed", 0.5, "Seed must be"),
+        ("top_k", -1, "Top-k must be a whole number"),
+        ("top_p", 0, "Top-p must be"),
+        ("top_p", float("nan"), "Top-p must be"),
+        ("draft_length", 17, "from 1 to 16"),
+        ("draft_length", "0", "from 1 to 16"),
+        ("draft_length", "9" * 5000, "from 1 to 16"),
+        ("time_budget_ms", 0, "The time budget must be"),
+        ("time_budget_ms", float("inf"), "The time budget must be"),
+        ("lanes", [], "at least one lane"),
+        ("lanes", "bass", "at least one lane"),
     ],
 )
 def test_bad_input_is_refused_in_one_sentence(field: str, value: object, says: str) -> None:

@@ -31,7 +31,7 @@ def test_no_other_model_is_looked_for_unless_allowed(
     with pytest.raises(RequestError, match="--allow-any-model"):
         Models(pair).get(name)
     with pytest.raises(gr.Error, match="races its own pair alone"):
-        list(events.api("Hello", 1, 4, 0, 0, name))
+        list(events.api("Hello", 1, 4, 0, 0, pair=name))
     assert app.parse([]).allow_any_model is False
 
 
@@ -49,7 +49,7 @@ def test_an_allowed_model_is_loaded_once_and_leaves_for_the_next(
     assert models.get(str(tiny_pair[1])) is other and models.get("") is pair and loaded == [str(tiny_pair[1])]
     with pytest.raises(BassError, match="no pair and no folder"):
         models.get("nothing here")
-    *_, last = Events(race_source(pair, models), Limits()).api("Hello", 1, 4, 0, 0, str(tiny_pair[1]))
+    *_, last = Events(race_source(pair, models), Limits()).api("Hello", 1, 4, 0, 0, pair=str(tiny_pair[1]))
     assert last["done"] and loaded == [str(tiny_pair[1]), "nothing here", str(tiny_pair[1])]
 
 

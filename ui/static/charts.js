@@ -1,151 +1,162 @@
-/* Contract: draws the live charts with Plotly.react, a few times a second, and the device's readings.
-   A value that is missing is a gap or "n/a", never 0. Zoom and hidden lines survive a redraw (uirevision). */
+/* Contract: draws the live charts a few times a second, those alone that can be seen, and the device's readings.
+   A value that is missing is a gap or "n/a", never 0. Pause freezes the picture, not the run. */
 (() => {
   "use strict";
-  const { on, number, setText } = window.Bass;
+  const { on, number, setText, laneName, plots } = window.Bass;
   const REDRAW_MS = 220;
   // Pause after a drawing, in multiples of its duration: drawing gets at most a fifth of the page's thread.
   const BUSY = 4;
-  const LANES = { regular: ["Regular", "dot"], speculative: ["Speculative", "dash"], bass: ["BASS", "solid"] };
-  const CONFIG = {
-    responsive: true, displaylogo: false, plotlyServerURL: "", locale: "en-US",
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "toImage"],
-  };
   const READINGS = {
     name: (d) => d.name ?? "n/a",
     gpu_utilization: (d) => number(d.gpu_utilization, 0, " %"),
     gpu_memory_mb: (d) => number(d.gpu_memory_mb, 0, " MB") +
       (d.gpu_memory_total_mb ? ` of ${number(d.gpu_memory_total_mb, 0, " MB")}` : ""),
     gpu_power_w: (d) => number(d.gpu_power_w, 0, " W"),
+    flops_utilization: (d, lanes) => flops(lanes),
     cpu_percent: (d) => number(d.cpu_percent, 0, " %") + (d.cpu_count ? ` of ${d.cpu_count * 100} %` : ""),
     rss_mb: (d) => number(d.rss_mb, 0, " MB"),
   };
 
+  /** The lanes that know theirs, from their own clocks. */
+  function flops(lanes) {
+    const known = Object.entries(lanes).filter(([, lane]) => Number.isFinite(lane.metrics.flops_utilization));
+    return known.map(([name, lane]) =>
+      `${laneName(name)} ${number(100 * lane.metrics.flops_utilization, 1, " %")}`).join(", ") || "n/a";
+  }
+
   const some = (column) => (column ?? []).some((value) => value !== null);
   const scaled = (column, factor) => column.map((value) => (value === null ? null : value * factor));
 
-  /** Colours come from the stylesheet, so that light and dark are decided in one place. */
-  function palette(element) {
-    const style = getComputedStyle(element);
-    const colour = (name) => style.getPropertyValue(`--${name}`).trim();
-    return Object.assign(colour, { font: style.fontFamily });
-  }
-
-  function laneTraces(charts, colour, column, factor) {
-    return Object.entries(LANES).filter(([lane]) => some(charts?.lanes[lane]?.[column])).map(([lane, look]) => ({
-      type: "scatter", mode: "lines", name: look[0],
-      x: scaled(charts.lanes[lane].clock_ms, 1e-3),
-      y: scaled(charts.lanes[lane][column], factor),
-      line: { color: colour(`lane-${lane}`), dash: look[1], width: 2.5 },
+  function laneTraces(group, x, colour, column, factor, shape) {
+    return Object.entries(group ?? {}).filter(([, lane]) => some(lane[column])).map(([name, lane]) => ({
+      type: "scatter", mode: "lines", name: laneName(name),
+      x: scaled(lane[x], 1e-3), y: scaled(lane[column], factor),
+      line: { ...plots.lineOf(colour, name), ...(shape && { shape, width: 1.5 }) },
     }));
   }
 
-  function deviceTraces(charts, colour) {
+  function deviceTrace(charts, name, label, factor, look) {
     const series = charts?.series ?? {};
-    const gpu = charts?.device.kind === "cuda";
-    const share = gpu ? ["gpu_utilization", "GPU utilization (NVML)", 1]
-      : ["cpu_percent", "CPU share", 1 / (charts?.device.cpu_count || 1)];
-    const memory = gpu ? ["gpu_memory_mb", "GPU memory"] : ["rss_mb", "Memory"];
-    const line = (name, label, y, look) => ({
-      type: "scatter", mode: "lines", name: label, x: scaled(series.elapsed_ms, 1e-3), y, ...look,
-    });
+    return some(series[name]) ? [{
+      type: "scatter", mode: "lines", name: label, x: scaled(series.elapsed_ms, 1e-3),
+      y: scaled(series[name], factor), ...look,
+    }] : [];
+  }
+
+  const gpu = (charts) => charts?.device.kind === "cuda";
+
+  function deviceTraces(charts, colour) {
+    const look = { line: { color: colour("chart-share"), width: 2.5 } };
+    return gpu(charts) ? deviceTrace(charts, "gpu_utilization", "GPU utilization (NVML)", 1, look)
+      : deviceTrace(charts, "cpu_percent", "CPU share", 1 / (charts?.device.cpu_count || 1), look);
+  }
+
+  function memoryTraces(charts, colour) {
+    const memory = { line: { color: colour("chart-memory"), width: 2.5 } };
+    const power = { yaxis: "y2", line: { color: colour("chart-share"), dash: "dash", width: 2 } };
     return [
-      some(series[share[0]]) && line(share[0], share[1], scaled(series[share[0]], share[2]),
-        { line: { color: colour("chart-share"), width: 2.5 } }),
-      some(series[memory[0]]) && line(memory[0], memory[1], series[memory[0]],
-        { yaxis: "y2", line: { color: colour("chart-memory"), dash: "dash", width: 2 } }),
-    ].filter(Boolean);
+      ...(gpu(charts) ? deviceTrace(charts, "gpu_memory_mb", "GPU memory", 1, memory)
+        : deviceTrace(charts, "rss_mb", "Memory", 1, memory)),
+      ...deviceTrace(charts, "gpu_power_w", "Power", 1, power),
+    ];
   }
 
-  function layout(charts, colour, x, y, y2) {
-    const axis = { gridcolor: colour("chart-grid"), zeroline: false, rangemode: "tozero", nticks: 6 };
-    return {
-      uirevision: charts?.run ?? "none", height: 190, margin: { l: 42, r: y2 ? 60 : 10, t: 26, b: 34 },
-      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", hovermode: "x unified", dragmode: "zoom",
-      hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("ink") } },
-      modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("soft"), activecolor: colour("ink"), orientation: "v" },
-      font: { size: 12, color: colour("soft"), family: colour.font },
-      showlegend: true, legend: {
-        orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 11 },
-      },
-      xaxis: { ...axis, title: { text: x, standoff: 4, font: { size: 11.5 } } },
-      yaxis: { ...axis, ...y },
-      ...(y2 && { yaxis2: { ...axis, overlaying: "y", side: "right", showgrid: false, ...y2 } }),
-    };
-  }
-
+  const LANE_TIME = "seconds of lane time", RUN_TIME = "seconds since the start";
   const PERCENT = { range: [0, 103], ticksuffix: " %" };
+  const MEMORY = { ticksuffix: " MB", tickformat: ",d", nticks: 4 };
   const CHARTS = {
-    latency: (charts, colour) => [
-      laneTraces(charts, colour, "ms_per_token", 1),
-      layout(charts, colour, "seconds of lane time", {})],
-    acceptance: (charts, colour) => [
-      laneTraces(charts, colour, "acceptance_rate", 100),
-      layout(charts, colour, "seconds of lane time", PERCENT)],
-    device: (charts, colour) => [
-      deviceTraces(charts, colour),
-      layout(charts, colour, "seconds since the start", PERCENT, { ticksuffix: " MB", tickformat: ",d", nticks: 4 })],
+    latency: (charts, colour) => [laneTraces(charts?.lanes, "clock_ms", colour, "ms_per_token", 1), LANE_TIME, {}],
+    race: (charts, colour) => [laneTraces(charts?.lanes, "clock_ms", colour, "new_tokens", 1), LANE_TIME, {}],
+    acceptance: (charts, colour) =>
+      [laneTraces(charts?.lanes, "clock_ms", colour, "acceptance_rate", 100), LANE_TIME, PERCENT],
+    lengths: (charts, colour) =>
+      [laneTraces(charts?.rounds, "time_ms", colour, "draft_length", 1, "hv"), LANE_TIME, {}],
+    device: (charts, colour) => [deviceTraces(charts, colour), RUN_TIME, PERCENT],
+    memory: (charts, colour) => [memoryTraces(charts, colour), RUN_TIME, MEMORY, { ticksuffix: " W", nticks: 4 }],
   };
 
   function draw(plot, name, charts) {
-    const colour = palette(plot);
-    const [traces, shape] = CHARTS[name](charts, colour);
-    if (!traces.length) {
-      for (const axis of ["xaxis", "yaxis", "yaxis2"]) if (shape[axis]) shape[axis].visible = false;
-      shape.annotations = [{
-        text: charts ? "n/a" : "no run yet", showarrow: false, x: 0.5, y: 0.5, xref: "paper", yref: "paper",
-        font: { size: 14, color: colour("soft") },
-      }];
-    }
-    window.Plotly.react(plot, traces, shape, CONFIG);
+    const colour = plots.palette(plot), axis = plots.axis(colour);
+    const [traces, x, y, y2] = CHARTS[name](charts, colour);
+    const right = traces.some((trace) => trace.yaxis === "y2");
+    plots.react(plot, traces, plots.layout(colour, charts?.run, {
+      xaxis: { ...axis, title: { text: x, standoff: 4, font: { size: 11.5 } } },
+      yaxis: { ...axis, ...y },
+      ...(right && { yaxis2: { ...axis, overlaying: "y", side: "right", showgrid: false, ...y2 } }),
+      ...(y.tickformat && { margin: { l: 70, r: right ? 50 : 10, t: 26, b: 34 } }),
+    }), charts ? "n/a" : "no run yet");
   }
 
   /** Redraws the charts in turn, one a task: each at most once in REDRAW_MS, and more seldom on a busy machine. */
   class Painter {
-    constructor(plots) {
-      this.plots = plots;
+    constructor(figures) {
+      this.figures = figures;
       this.charts = null;
-      this.stale = [];
+      this.stale = new Set();
+      this.seen = new Set();
       this.timer = null;
+      this.paused = false;
+      const watch = new IntersectionObserver((entries) => {
+        for (const { target, isIntersecting } of entries) {
+          this.seen[isIntersecting ? "add" : "delete"](target.dataset.chart);
+        }
+        this.wait(0);
+      });
+      for (const plot of Object.values(figures)) watch.observe(plot.closest("[data-chart]"));
     }
 
     soon() {
-      this.stale = [...new Set([...this.stale, ...Object.keys(this.plots)])];
+      for (const name of Object.keys(this.figures)) this.stale.add(name);
       this.wait(0);
     }
 
+    next() {
+      return [...this.stale].find((name) => this.seen.has(name));
+    }
+
     wait(ms) {
-      if (this.timer === null && this.stale.length && window.Plotly) this.timer = setTimeout(() => this.paint(), ms);
+      if (this.timer === null && window.Plotly && !this.paused && this.next()) {
+        this.timer = setTimeout(() => this.paint(), ms);
+      }
     }
 
     paint() {
       this.timer = null;
-      const name = this.stale.shift(), start = performance.now();
-      draw(this.plots[name], name, this.charts);
-      const pause = REDRAW_MS / Object.keys(this.plots).length;
+      const name = this.next(), start = performance.now();
+      if (!name || this.paused) return;
+      this.stale.delete(name);
+      draw(this.figures[name], name, this.charts);
+      const pause = REDRAW_MS / Object.keys(this.figures).length;
       this.wait(Math.max(pause, BUSY * (performance.now() - start)));
+    }
+
+    pause(paused) {
+      this.paused = paused;
+      this.wait(0);
     }
   }
 
   window.Bass.mountCharts = (element, plotly) => {
-    const plots = {};
+    const figures = {};
     for (const figure of element.querySelectorAll("[data-chart]")) {
-      plots[figure.dataset.chart] = figure.querySelector(".plot");
+      figures[figure.dataset.chart] = figure.querySelector(".plot");
     }
     const readings = [...element.querySelectorAll("[data-reading]")];
-    const painter = new Painter(plots);
-    on("view", ({ device }) => {
-      for (const place of readings) setText(place, READINGS[place.dataset.reading](device));
+    const painter = new Painter(figures);
+    const pause = element.querySelector("#pause-charts");
+    pause.addEventListener("click", () => {
+      const paused = pause.getAttribute("aria-pressed") !== "true";
+      pause.setAttribute("aria-pressed", String(paused));
+      painter.pause(paused);
+    });
+    on("view", ({ device, lanes }) => {
+      for (const place of readings) setText(place, READINGS[place.dataset.reading](device, lanes));
     });
     on("charts", (charts) => {
       painter.charts = charts;
       painter.soon();
     });
-    // The theme is a class on the body.
-    new MutationObserver(() => painter.soon()).observe(document.body, { attributes: true, attributeFilter: ["class"] });
-    const script = document.createElement("script");
-    script.src = plotly;
-    script.onload = () => painter.soon();
-    document.head.append(script);
+    plots.onTheme(() => painter.soon());
+    plots.load(plotly).then(() => painter.soon());
   };
 })();

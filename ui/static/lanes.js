@@ -2,9 +2,10 @@
    the next is due, in the order and at the pace of their lane times, never before they were written. */
 (() => {
   "use strict";
-  const { on, number, setText } = window.Bass;
+  const { on, number, setText, make, run, firstAndLast, laneName } = window.Bass;
   const ORIGINS = { s: "sampled", a: "accepted", r: "recovered", b: "bonus" };
   const REASONS = { eos: "end", length: "length", budget: "time up", stopped: "stopped", error: "error" };
+  const SNAPSHOT_MS = 100;
   const FIGURES = {
     ms_per_token: (v) => number(v, v < 10 ? 2 : v < 100 ? 1 : 0),
     speedup: (v) => number(v, 2, "×"),
@@ -16,41 +17,36 @@
   /** One sequence's card; `append` takes a token's span into the text. */
   class Card {
     constructor(list, lane, index) {
-      const item = document.createElement("li");
-      item.className = "card";
-      const gutter = document.createElement("div");
-      gutter.className = "gutter";
-      const rank = document.createElement("span");
-      rank.className = "rank";
-      rank.textContent = `${index + 1}`;
-      this.badge = document.createElement("span");
-      this.badge.className = "badge";
-      gutter.append(rank, this.badge);
-      const scroll = document.createElement("div");
-      scroll.className = "window";
+      const item = make("li", "card");
+      const gutter = make("div", "gutter");
+      this.badge = make("span", "badge");
+      this.medal = make("span", "medal");
+      gutter.append(make("span", "rank", `${index + 1}`), this.medal, this.badge);
+      const scroll = make("div", "window");
       scroll.tabIndex = 0;
-      this.text = document.createElement("div");
-      this.text.className = "sequence";
+      this.text = make("div", "sequence");
       this.text.dir = "auto";
       this.text.setAttribute("role", "log");
       this.text.setAttribute("aria-live", "off");
-      const label = `${lane}, sequence ${index + 1}`;
+      Object.assign(this.text.dataset, { lane, sequence: index });
+      const label = `${laneName(lane)}, sequence ${index + 1}`;
       this.text.setAttribute("aria-label", label);
-      scroll.setAttribute("aria-label", label);
+      scroll.setAttribute("aria-label", `${label}; arrow keys explain its tokens`);
       scroll.setAttribute("role", "group");
       scroll.append(this.text);
       item.append(gutter, scroll);
       list.append(item);
+      this.item = item;
+      this.count = 0;
     }
 
     /** The log's tokens of this sequence as {card, span, ms}. */
     spans(tokens) {
       return tokens.map(([origin, text, ms]) => {
         // "+" is text that the token before had held back.
-        if (origin !== "+") this.origin = ORIGINS[origin];
-        const span = document.createElement("span");
-        span.className = `token ${this.origin}`;
-        span.textContent = text;
+        if (origin !== "+") [this.origin, this.count] = [ORIGINS[origin], this.count + 1];
+        const span = make("span", `token ${this.origin}`, text);
+        span.token = this.count - 1;
         return { card: this, span, ms };
       });
     }
@@ -70,10 +66,12 @@
     reset(count) {
       this.list.replaceChildren();
       this.list.dataset.count = count;
-      const title = this.section.querySelector("h2").textContent;
-      this.cards = Array.from({ length: count }, (_, i) => new Card(this.list, title, i));
+      this.list.classList.toggle("many", count > 8);
+      this.cards = Array.from({ length: count }, (_, i) => new Card(this.list, this.name, i));
       this.clock = 0;
       this.running = count > 0;
+      for (const place of this.figures) setText(place, "–");
+      setText(this.soFar, "");
       setText(this.state, count ? "Running" : "Ready");
     }
 
@@ -92,9 +90,20 @@
       }
       setText(this.soFar, bothFinished || lane.metrics.speedup === null ? "" : ", so far");
       if (lane.error) setText(this.state, `Failed: ${lane.error}`);
-      else if (lane.finished) setText(this.state, `Finished after ${number(lane.clock_ms / 1000, 2)} s of lane time`);
+      else if (lane.finished) setText(this.state, this.summary(lane));
       if (lane.finished || lane.error) this.running = false;
-      lane.finish_reasons.forEach((reason, i) => setText(this.cards[i].badge, REASONS[reason] ?? ""));
+      const { first, last } = firstAndLast(run().lanes.get(this.name), lane.finish_reasons);
+      lane.finish_reasons.forEach((reason, i) => {
+        setText(this.cards[i].badge, REASONS[reason] ?? "");
+        setText(this.cards[i].medal, i === first ? "First" : i === last ? "Last" : "");
+      });
+    }
+
+    summary(lane) {
+      const seconds = number(lane.clock_ms / 1000, 2), reasons = lane.finish_reasons;
+      if (!reasons.includes("budget")) return `Finished after ${seconds} s of lane time`;
+      const done = reasons.filter((reason) => reason === "eos" || reason === "length").length;
+      return `Finished ${done} of ${reasons.length} within the budget; stopped after ${seconds} s of lane time`;
     }
 
     /** New tokens, each with the moment to reveal it within `span` ms from now. */
@@ -110,62 +119,72 @@
   class Board {
     constructor(element) {
       this.element = element;
+      this.grid = element.querySelector(".lane-grid");
       this.lanes = [...element.querySelectorAll(".lane")].map((section) => new Lane(section));
       this.pending = [];
-      this.run = null;
-      this.arrived = 0;
-      this.span = 100;
       this.frame = 0;
       this.tick = this.tick.bind(this);
       this.still = window.matchMedia("(prefers-reduced-motion: reduce)");
-      on("log", (log) => this.read(log));
+      on("start", (head) => this.start(head));
+      on("line", (line) => this.read(line));
       on("view", (view) => this.show(view));
       on("phase", (phase) => this.phase(phase));
       document.addEventListener("visibilitychange", () => document.hidden && this.reveal(Infinity));
     }
 
+    /** The section of a lane; a name that the page does not know gets one like the others. */
+    lane(name) {
+      const known = this.lanes.find((lane) => lane.name === name);
+      if (known) return known;
+      const section = this.lanes[0].section.cloneNode(true);
+      section.id = `lane-${name}`;
+      section.dataset.lane = name;
+      section.setAttribute("aria-labelledby", `lane-${name}-title`);
+      const title = section.querySelector("h2");
+      title.id = `lane-${name}-title`;
+      setText(title, laneName(name));
+      section.querySelector(".sequences").setAttribute("aria-labelledby", title.id);
+      setText(section.querySelector(".about"), name === "amusd" ? "Drafts and verifies at the same time." : "");
+      this.lanes.push(new Lane(section));
+      return this.lanes.at(-1);
+    }
+
+    /** Make room for a new run: its lanes alone are shown, in its order. */
+    start({ lanes, batch_size: count, settings }) {
+      this.reveal(Infinity);
+      Object.assign(this, { span: SNAPSHOT_MS, arrived: 0, stopped: false });
+      const shown = lanes.map((name) => this.lane(name));
+      for (const lane of this.lanes) {
+        lane.section.hidden = !shown.includes(lane);
+        lane.reset(shown.includes(lane) ? count : 0);
+      }
+      this.grid.append(...shown.map((lane) => lane.section));
+      const note = this.element.querySelector(".greedy-note");
+      note.hidden = settings.temperature !== 0 || count < 2;
+      setText(note, `Temperature 0: the likeliest token is always taken, so the ${count} sequences of a lane ` +
+        "are the same.");
+    }
+
     show(view) {
       if (this.stopped) return;
-      this.start(view);
-      for (const lane of this.lanes) {
-        const value = view.lanes[lane.name];
-        if (value) lane.showNumbers(value, value.finished && view.lanes.regular?.finished);
+      for (const [name, value] of Object.entries(view.lanes)) {
+        this.lane(name).showNumbers(value, value.finished && view.lanes.regular?.finished);
       }
     }
 
-    /** Take in the log's new lines, one a snapshot; its first line names the run. */
-    read(log) {
+    /** Take in one snapshot's news. */
+    read(line) {
       if (this.stopped) return;
       const now = performance.now();
-      const head = log.split("\n", 1)[0];
-      this.start(JSON.parse(head));
       this.reveal(Infinity);
-      if (!this.offset) this.offset = head.length;
-      else this.span = Math.min(400, Math.max(30, 0.7 * this.span + 0.3 * (now - this.arrived)));
+      if (this.arrived) this.span = Math.min(400, Math.max(30, 0.7 * this.span + 0.3 * (now - this.arrived)));
       this.arrived = now;
-      for (const line of log.slice(this.offset).split("\n")) {
-        if (!line) continue;
-        const lanes = JSON.parse(line);
-        for (const lane of this.lanes) {
-          if (lanes[lane.name]) this.pending.push(...lane.tokens(lanes[lane.name], now, this.span));
-        }
+      for (const [name, news] of Object.entries(line)) {
+        this.pending.push(...this.lane(name).tokens(news, now, this.span));
       }
-      this.offset = log.length;
       this.pending.sort((a, b) => a.due - b.due);
       if (document.hidden || this.still.matches) this.reveal(Infinity);
       else this.schedule();
-    }
-
-    /** Make room for a run that is new; log and view may come in any order. */
-    start({ run, batch_size: count, temperature }) {
-      if (run === this.run) return;
-      this.reveal(Infinity);
-      Object.assign(this, { run, offset: 0, span: 100 });
-      for (const lane of this.lanes) lane.reset(count);
-      const note = this.element.querySelector(".greedy-note");
-      note.hidden = temperature !== 0 || count < 2;
-      setText(note, `Temperature 0: the likeliest token is always taken, so the ${count} sequences of a lane ` +
-        "are the same.");
     }
 
     schedule() {
@@ -200,12 +219,12 @@
   }
 
   /** Buttons that only change how the texts look; their state is a class on the board. */
-  function bindSwitches(element) {
-    const root = element.querySelector(".bass-lanes");
-    for (const button of element.querySelectorAll(".switch")) {
+  function bindSwitches(root) {
+    for (const button of root.querySelectorAll(".switch")) {
       const apply = (pressed) => {
         button.setAttribute("aria-pressed", String(pressed));
         root.classList.toggle(button.dataset.switch, pressed);
+        if (button.dataset.switch === "slow") window.Bass.halfSpeed(pressed);
       };
       apply(button.getAttribute("aria-pressed") === "true");
       button.addEventListener("click", () => apply(button.getAttribute("aria-pressed") !== "true"));
@@ -213,7 +232,9 @@
   }
 
   window.Bass.mountLanes = (element) => {
-    bindSwitches(element);
-    new Board(element);
+    const root = element.querySelector(".bass-lanes");
+    bindSwitches(root);
+    window.Bass.mountTips(root);
+    new Board(root);
   };
 })();

@@ -1,19 +1,21 @@
-/* Contract: passes values from the server to the parts of the page that draw them, and shows the status line.
-   Model text reaches the document through textContent alone. */
+/* Contract: passes values from the server to the parts of the page that draw them, in order, and shows the
+   status line. Events: start (a run's head), line (one snapshot's news), view, charts, phase. At half speed
+   everything is passed on at half the pace at which it came. Model text reaches the document through textContent
+   alone. */
 (() => {
   "use strict";
-  const listeners = { log: [], view: [], charts: [], phase: [] };
-  const last = { log: null, view: null, charts: null, phase: "ready" };
+  const listeners = {}, last = {};
+  const TICK_MS = 33;
 
   function tell(kind, value) {
     last[kind] = value;
-    for (const listener of listeners[kind]) listener(value);
+    for (const listener of listeners[kind] ?? []) listener(value);
   }
 
-  /** Call `listener` now, if there is a value yet, and at every later one. */
+  /** Call `listener` now, if there is a value yet that still stands, and at every later one. */
   function on(kind, listener) {
-    listeners[kind].push(listener);
-    if (last[kind] !== null) listener(last[kind]);
+    (listeners[kind] ??= []).push(listener);
+    if (kind !== "line" && last[kind] !== undefined) listener(last[kind]);
   }
 
   /** "12.3"; "n/a" for what is not known, which is never shown as 0. */
@@ -26,9 +28,79 @@
     if (element.textContent !== text) element.textContent = text;
   }
 
-  /** The log goes on as text, of which listeners read what is new to them; the others are parsed. */
+  /** An element with a class and text, for what is not in a template. */
+  function make(tag, className = "", text = "") {
+    const element = document.createElement(tag);
+    if (className) element.className = className;
+    if (text !== "") element.textContent = text;
+    return element;
+  }
+
+  /** What came and waits to be shown. `lag`: how far, in ms, the page is behind because of half speed. */
+  const player = {
+    queue: [], lag: 0, slow: false, timer: null, ticked: 0,
+
+    push(kind, value) {
+      const now = performance.now();
+      this.queue.push({ at: now, kind, value });
+      if (!this.slow && this.lag === 0) this.play(now);
+      else if (this.timer === null) {
+        this.ticked = now;
+        this.timer = setInterval(() => this.tick(), TICK_MS);
+      }
+    },
+
+    play(until) {
+      while (this.queue.length && this.queue[0].at <= until) {
+        const { kind, value } = this.queue.shift();
+        tell(kind, value);
+      }
+    },
+
+    tick() {
+      const now = performance.now();
+      this.lag = this.slow ? this.lag + (now - this.ticked) / 2 : 0;
+      this.ticked = now;
+      this.play(now - this.lag);
+      if (this.queue.length || (this.slow && last.phase === "running")) return;
+      clearInterval(this.timer);
+      Object.assign(this, { timer: null, lag: 0 });
+    },
+
+    clear() {
+      this.queue.length = 0;
+    },
+  };
+
+  /** The log only grows: its first line is the run's head, each further one a snapshot's news. */
+  const log = { run: null, offset: 0, views: {} };
+
+  function readLog(text) {
+    const end = text.indexOf("\n");
+    const head = end < 0 ? text : text.slice(0, end);
+    if (head !== log.run) {
+      Object.assign(log, { run: head, offset: head.length });
+      player.push("start", JSON.parse(head));
+    }
+    for (const line of text.slice(log.offset).split("\n")) if (line) player.push("line", JSON.parse(line));
+    log.offset = text.length;
+    const id = JSON.parse(head).run;
+    for (const kind of Object.keys(log.views)) if (log.views[kind].run === id) showView(kind, log.views[kind]);
+  }
+
+  /** View and charts may come before the log that starts their run. */
+  function showView(kind, value) {
+    delete log.views[kind];
+    if (log.run === null || JSON.parse(log.run).run !== value.run) log.views[kind] = value;
+    else player.push(kind, value);
+  }
+
   function mountFeed(kind, props, watch) {
-    watch("value", () => props.value && tell(kind, kind === "log" ? props.value : JSON.parse(props.value)));
+    watch("value", () => {
+      if (!props.value) return;
+      if (kind === "log") readLog(props.value);
+      else showView(kind, JSON.parse(props.value));
+    });
   }
 
   const PHASES = { waiting: "Waiting for the device…", stopped: "Stopped." };
@@ -36,12 +108,15 @@
   function mountStatus(element, props, watch) {
     const line = element.querySelector(".message");
     const busy = () => ["waiting", "running"].includes(last.phase);
+    on("phase", (phase) => (line.dataset.phase = phase));
     const show = (phase, message) => {
       // Stop with nothing under way is no news, nor is that a stopped race ended without its last word.
       if (["stopped", "lost"].includes(phase) && !busy()) return;
       setText(line, message || PHASES[phase] || "");
-      tell("phase", phase === "lost" ? "error" : phase);
-      line.dataset.phase = last.phase;
+      if (phase === "stopped" || phase === "waiting") player.clear();
+      // What the end of a run says comes after what is still to be shown.
+      if (phase === "done" || phase === "error") player.push("phase", phase);
+      else tell("phase", phase === "lost" ? "error" : phase);
     };
     watch("value", () => {
       if (!props.value) return;
@@ -55,5 +130,11 @@
     });
   }
 
-  window.Bass = { on, number, setText, mountFeed, mountStatus };
+  /** Half speed on or off; off shows at once what still waits. */
+  function halfSpeed(on) {
+    player.slow = on;
+  }
+
+  last.phase = "ready";
+  window.Bass = { on, number, setText, make, mountFeed, mountStatus, halfSpeed };
 })();

@@ -1,0 +1,72 @@
+"""Contract: what the settings offer, each value with its words; only what this pair and this library can do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from bass_core import BassError, ModelPair
+from bass_core.attention import BACKENDS
+from bass_core.drafting import DRAFTERS, choose_drafter
+from bass_core.race import SCHEDULINGS
+from bass_core.request import METHODS, VERIFICATIONS
+from ui.limits import LANES, MAX_DRAFT_LENGTH
+
+Choice = tuple[str, str]
+
+DRAFTER_WORDS = {
+    "model": "draft model, at every position",
+    "prompt_lookup": "prompt lookup: copies from the text so far",
+    "sibling_lookup": "lookup in all texts of the batch",
+    "ngram": "n-gram table",
+    "lookup": "prompt lookup, else n-gram table",
+    "cascade": "prompt lookup, else draft model",
+    "adaptive": "prompt lookup, else draft head where it is sure",
+}
+LANE_WORDS = {"regular": "Regular", "speculative": "Speculative", "bass": "BASS", "amusd": "AMUSD"}
+SCHEDULING_WORDS = {
+    "fair": "fair: whoever is furthest behind goes next",
+    "overlap": "overlap: all at once, competing",
+    "in_turn": "in turn: one lane after another, alone",
+}
+VERIFICATION_WORDS = {
+    "chen": "rejection sampling: the same distribution",
+    "coupled": "coupled: the same words in every lane",
+}
+
+
+@dataclass(frozen=True)
+class Choices:
+    """(words, value) of each setting that is picked from a list."""
+
+    lanes: tuple[Choice, ...] = tuple((LANE_WORDS[name], name) for name in LANES)
+    drafters: tuple[Choice, ...] = (("the pair's own", "auto"),)
+    attentions: tuple[Choice, ...] = (("the fastest known here", "auto"),)
+    schedulings: tuple[Choice, ...] = tuple((SCHEDULING_WORDS.get(name, name), name) for name in SCHEDULINGS)
+    verifications: tuple[Choice, ...] = tuple((VERIFICATION_WORDS.get(name, name), name) for name in VERIFICATIONS)
+    draft_lengths: tuple[Choice, ...] = field(
+        default=(
+            ("Algorithm 1, the paper's rule", "bass"),
+            ("cost-aware: by what a round costs here", "cost-aware"),
+            *((f"fixed, {length}", str(length)) for length in range(1, MAX_DRAFT_LENGTH + 1)),
+        )
+    )
+
+
+def choices(pair: ModelPair) -> Choices:
+    """What can be chosen with this pair."""
+    return Choices(
+        lanes=tuple((LANE_WORDS.get(name, name), name) for name in METHODS),
+        drafters=(
+            ("the pair's own", "auto"),
+            *((DRAFTER_WORDS.get(name, name), name) for name in DRAFTERS if _has_drafter(pair, name)),
+        ),
+        attentions=(("the fastest known here", "auto"), *((name, name) for name in BACKENDS)),
+    )
+
+
+def _has_drafter(pair: ModelPair, name: str) -> bool:
+    try:
+        choose_drafter(pair, name)
+    except BassError:
+        return False
+    return True

@@ -1,0 +1,35 @@
+"""Contract: the static HTML of the step inspector; inspector.js fills it with textContent alone."""
+
+from __future__ import annotations
+
+ROWS = {
+    "token": "Draft",
+    "q": "q(x), the draft's probability",
+    "p": "p(x), the target's probability",
+    "ratio": "min(1, p/q), the chance to stand",
+    "u": "u, the number drawn",
+    "verdict": "Verdict",
+}
+
+
+def template() -> str:
+    """Pickers for lane, sequence and round, and the table of one round."""
+    rows = "".join(f'<tr data-row="{key}"><th scope="row">{label}</th></tr>' for key, label in ROWS.items())
+    return f"""<section class="bass-inspector part" aria-labelledby="inspector-title">
+<div class="part-head"><h2 id="inspector-title">Step inspector</h2>
+<p class="part-about">One round of one sequence: what was drafted, and why it stood or fell. A click on any token
+opens its round.</p></div>
+<div class="pickers">
+<label>Lane <select data-pick="lane"></select></label>
+<label>Sequence <select data-pick="sequence"></select></label>
+<span class="stepper"><button type="button" data-step="-1" aria-label="Previous round">‹</button>
+<label>Round <input data-pick="round" type="number" min="1" step="1" inputmode="numeric"></label>
+<span data-rounds>of 0</span>
+<button type="button" data-step="1" aria-label="Next round">›</button></span>
+<label class="follow"><input type="checkbox" data-pick="follow" checked> Follow the newest</label>
+</div>
+<p class="round-line" role="status">No round yet: press Run.</p>
+<div class="round-scroll" tabindex="0" role="group" aria-label="The drafted tokens of this round">
+<table class="round" hidden><tbody>{rows}</tbody></table></div>
+<p class="small-print round-note"></p>
+</section>"""

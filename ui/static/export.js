@@ -1,0 +1,158 @@
+/* Contract: the run in forms to take away: JSON, CSV, a Python snippet, a link; and the settings of a link put
+   back. All of them are made from what the page has, without the server. */
+(() => {
+  "use strict";
+  const { run, stepOf } = window.Bass;
+  const HASH = "race";
+
+  function asJson({ head, view, lanes }) {
+    const laneData = [...lanes.values()].map((lane) => [lane.name, {
+      ...view?.lanes[lane.name],
+      rounds: lane.rounds,
+      sequences: lane.sequences.map((sequence, i) => ({
+        text: sequence.tokens.map((token) => token.text).join(""),
+        token_ids: sequence.tokens.map((token) => token.id),
+        pieces: sequence.tokens.map((token) => token.text),
+        origins: sequence.tokens.map((token) => token.origin),
+        times_ms: sequence.tokens.map((token) => token.ms),
+        finish_reason: view?.lanes[lane.name]?.finish_reasons[i] ?? null,
+        rounds: sequence.steps,
+      })),
+    }]);
+    return JSON.stringify({
+      run: 1, settings: head.settings, pair: head.pair, device: view?.device ?? null, lanes: Object.fromEntries(laneData),
+    }, null, 1);
+  }
+
+  const COLUMNS = [
+    "lane", "sequence", "index", "token_id", "text", "origin", "time_ms", "round", "position", "drafted", "p", "q", "u",
+  ];
+
+  /** One line a token. Texts are JSON strings: one line each, and never a spreadsheet's formula. */
+  function asCsv({ lanes }) {
+    const cell = (value) => (value === null || value === undefined ? "" : `"${String(value).replaceAll('"', '""')}"`);
+    const lines = [COLUMNS.join(",")];
+    for (const lane of lanes.values()) {
+      lane.sequences.forEach((sequence, s) => sequence.tokens.forEach((token, i) => {
+        const step = stepOf(sequence, i), at = step ? i - step.start : 0;
+        const draft = token.origin === "accepted" ? step.drafts[at] : null;
+        lines.push([
+          lane.name, s, i, token.id, cell(JSON.stringify(token.text)), token.origin, token.ms, step?.round ?? "",
+          step ? at + 1 : "", step?.drafts.length ?? "", draft ? draft.p : step?.nextP ?? "", draft?.q ?? "",
+          draft?.u ?? "",
+        ].join(","));
+      }));
+    }
+    return `${lines.join("\n")}\n`;
+  }
+
+  /** A string as Python reads it: JSON's escapes are Python's too, once everything odd is escaped. */
+  function py(text) {
+    return JSON.stringify(text).replace(/[\u007f-\uffff]/g,
+      (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`)
+      .replace(/\\ud([89ab][0-9a-f]{2})\\ud([c-f][0-9a-f]{2})/g, (_, high, low) => {
+        const point = 0x10000 + ((parseInt(`d${high}`, 16) - 0xd800) << 10) + (parseInt(`d${low}`, 16) - 0xdc00);
+        return `\\U${point.toString(16).padStart(8, "0")}`;
+      });
+  }
+
+  /** Runs of the same value as "[7] * 3 + [9]". */
+  function pyList(values) {
+    const parts = [];
+    for (const value of values) {
+      if (parts.at(-1)?.value === value) parts.at(-1).count += 1;
+      else parts.push({ value, count: 1 });
+    }
+    return parts.map(({ value, count }) => (count > 1 ? `[${value}] * ${count}` : `[${value}]`)).join(" + ");
+  }
+
+  /** The lengths that told the policy, which are all that it takes to repeat them; one list a batch. */
+  function lengthsOf(lane) {
+    if (lane.name !== "speculative") return { all: lane.rounds.filter((round) => round.told).map((round) => round.length) };
+    const rows = lane.sequences.map(({ steps }) => {
+      const rounds = new Set(steps.map((step) => step.round));
+      return lane.rounds.filter((round) => round.told && rounds.has(round.round)).map((round) => round.length);
+    });
+    return { rows };
+  }
+
+  function snippet({ head: { settings: s, pair }, lanes }) {
+    const load = Object.entries(pair).filter(([name, value]) => name !== "pair" && value)
+      .map(([name, value]) => `, ${name}=${py(value)}`).join("");
+    const lines = [
+      "from bass_core import RecordedLengths, SamplingParams, generate, load_pair", "",
+      `pair = load_pair(${py(pair.pair ?? "smollm2")}${load})`,
+      "settings = dict(", `    max_new_tokens=${s.max_new_tokens},`,
+      `    sampling=SamplingParams(temperature=${s.temperature}, top_k=${s.top_k}, top_p=${s.top_p}),`,
+      `    drafter=${py(s.drafter)},`, `    attention=${py(s.attention)},`, `    verification=${py(s.verification)},`,
+      `    seed=${s.seed},`,
+      ")", `prompt = ${py(s.prompt)}`,
+    ];
+    if (s.time_budget_ms) lines.push(`# The run had a budget of ${s.time_budget_ms} ms of lane time; this writes on.`);
+    for (const lane of lanes.values()) lines.push("", ...laneLines(lane, s.batch_size));
+    lines.push("", 'for text in (s.text for s in out.sequences):', "    print(text)");
+    return `${lines.join("\n")}\n`;
+  }
+
+  function laneLines(lane, n) {
+    const { all, rows } = lengthsOf(lane);
+    const call = (more) => `generate(pair, prompt, method=${py(lane.name)}, ${more}**settings)`;
+    if (lane.name === "regular" || (all && !all.length)) return [`# ${lane.name}`, `out = ${call(`n=${n}, `)}`];
+    if (all) return [`# ${lane.name}`, `lengths = ${pyList(all)}`, `out = ${call(`n=${n}, draft_length=RecordedLengths(lengths), `)}`];
+    return [
+      `# ${lane.name}: sequence by sequence, each with its own lengths`, "lengths = [",
+      ...rows.map((row) => `    ${row.length ? pyList(row) : "[1]"},`), "]",
+      "for i, own in enumerate(lengths):",
+      `    out = ${call("sequence_ids=[i], draft_length=RecordedLengths(own), ")}`,
+      "    print(out.sequences[0].text)",
+    ];
+  }
+
+  function link(settings) {
+    const values = new URLSearchParams();
+    for (const [name, value] of Object.entries(settings)) {
+      if (value !== null) values.set(name, Array.isArray(value) ? value.join(" ") : String(value));
+    }
+    return `${location.origin}${location.pathname}#${HASH}?${values}`;
+  }
+
+  /** Settings from the address; what is missing or not on offer stays as it is. */
+  function restore(allowed, now) {
+    const values = location.hash.startsWith(`#${HASH}?`) ? new URLSearchParams(location.hash.slice(HASH.length + 2)) : null;
+    return Object.entries(allowed).map(([name, { kind, choices }], i) => {
+      const text = values?.get(name);
+      if (text === null || text === undefined) return now[i];
+      const known = (value) => choices === null || choices.includes(value);
+      if (kind === "list") return text.split(" ").filter(known);
+      if (kind === "number") return text.trim() !== "" && Number.isFinite(Number(text)) ? Number(text) : now[i];
+      return known(text) ? text : now[i];
+    });
+  }
+
+  function download(name, type, text) {
+    const address = URL.createObjectURL(new Blob([text], { type }));
+    const anchor = Object.assign(document.createElement("a"), { href: address, download: name });
+    anchor.click();
+    setTimeout(() => URL.revokeObjectURL(address), 10_000);
+  }
+
+  /** Copies text; true when it worked. Where the page may not write the clipboard, a selection is copied. */
+  async function copy(text) {
+    try {
+      await navigator.clipboard.writeText(text);
+      return true;
+    } catch {
+      const area = Object.assign(document.createElement("textarea"), { value: text });
+      document.body.append(area);
+      area.select();
+      const done = document.execCommand("copy");
+      area.remove();
+      return done;
+    }
+  }
+
+  const whole = (form) => () => form(run());
+  Object.assign(window.Bass, {
+    restore, copy, download, link, asJson: whole(asJson), asCsv: whole(asCsv), snippet: whole(snippet),
+  });
+})();

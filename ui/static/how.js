@@ -1,0 +1,73 @@
+/* Contract: the what-if plot: expected speed-up over token acceptance by Leviathan et al. 2211.17192, and the last
+   run's measured points on it. Expected tokens of a round at length l: (1 - a^(l+1)) / (1 - a); speed-up: that
+   over l c + 1. A common stop for a batch of b has a^b in place of a. */
+(() => {
+  "use strict";
+  const { on, run, number, setText, laneName, plots } = window.Bass;
+  const POINTS = 101;
+
+  function tokens(a, l) {
+    return a >= 1 ? l + 1 : (1 - a ** (l + 1)) / (1 - a);
+  }
+
+  const speedup = (a, l, c) => tokens(a, l) / (l * c + 1);
+
+  class WhatIf {
+    constructor(element, plotly) {
+      this.element = element;
+      this.plot = element.querySelector(".what-if .plot");
+      this.sliders = [...element.querySelectorAll("[data-slider]")];
+      for (const slider of this.sliders) slider.addEventListener("input", () => this.draw());
+      on("phase", () => this.draw());
+      plots.onTheme(() => this.draw());
+      this.visible = false;
+      new IntersectionObserver((entries) => {
+        this.visible = entries.some((entry) => entry.isIntersecting);
+        if (this.visible) plots.load(plotly).then(() => this.draw());
+      }).observe(this.plot);
+    }
+
+    values() {
+      return Object.fromEntries(this.sliders.map((slider) => [slider.dataset.slider, Number(slider.value)]));
+    }
+
+    /** What was measured: a point a lane that drafted, or none. */
+    measured(colour) {
+      return Object.entries(run()?.view?.lanes ?? {})
+        .filter(([, { metrics: m }]) => Number.isFinite(m.token_acceptance) && Number.isFinite(m.speedup))
+        .map(([name, { metrics: m }]) => ({
+          type: "scatter", mode: "markers", name: `${laneName(name)}, measured`, x: [m.token_acceptance], y: [m.speedup],
+          marker: { size: 14, color: plots.lineOf(colour, name).color, line: { width: 2, color: colour("card") } },
+          hovertemplate: "a %{x:.2f}, %{y:.2f}×<extra>%{fullData.name}</extra>",
+        }));
+    }
+
+    draw() {
+      const { a, c, l, b } = this.values();
+      for (const slider of this.sliders) {
+        setText(this.element.querySelector(`[data-output=${slider.dataset.slider}]`), `${Number(slider.value)}`);
+      }
+      setText(this.element.querySelector(".what-if-line"),
+        `Expected at a = ${a}: ${number(tokens(a, l), 2)} tokens a round, ${number(speedup(a, l, c), 2)}× with an end for ` +
+        `each row; ${number(speedup(a ** b, l, c), 2)}× with one common stop for the batch of ${b}.`);
+      if (!this.visible || !window.Plotly) return;
+      const colour = plots.palette(this.plot), axis = plots.axis(colour);
+      const x = Array.from({ length: POINTS }, (_, i) => i / (POINTS - 1));
+      const line = (name, f, look) => ({ type: "scatter", mode: "lines", name, x, y: x.map(f), line: look });
+      const own = { color: colour("lane-bass"), width: 3 }, common = { color: colour("lane-speculative"), width: 2, dash: "dash" };
+      plots.react(this.plot, [
+        line("an end for each row (BASS), expected", (v) => speedup(v, l, c), own),
+        line(`one common stop, batch ${b}, expected`, (v) => speedup(v ** b, l, c), common),
+        { type: "scatter", mode: "markers", name: "your a", x: [a], y: [speedup(a, l, c)], marker: { size: 9, color: colour("ink"), symbol: "x" } },
+        ...this.measured(colour),
+      ], plots.layout(colour, "what-if", {
+        height: 340, hovermode: "closest", margin: { l: 50, r: 10, t: 60, b: 40 },
+        xaxis: { ...axis, range: [0, 1.01], title: { text: "token acceptance a", standoff: 4 } },
+        yaxis: { ...axis, ticksuffix: "×", title: { text: "speed-up over regular", standoff: 4 } },
+        shapes: [{ type: "line", x0: 0, x1: 1.01, y0: 1, y1: 1, line: { color: colour("soft"), width: 1, dash: "dot" } }],
+      }));
+    }
+  }
+
+  window.Bass.mountHow = (element, plotly) => new WhatIf(element.querySelector(".bass-how"), plotly);
+})();

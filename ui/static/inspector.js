@@ -1,0 +1,133 @@
+/* Contract: shows one round of one sequence: each draft with q(x), p(x), its chance to stand, the number drawn and
+   the verdict, and the token that the target added. Works during a run and after it. */
+(() => {
+  "use strict";
+  const { on, run, number, setText, make, laneName } = window.Bass;
+  const REDRAW_MS = 200;
+
+  const chance = (value) => number(value, value !== null && value < 0.001 ? 6 : 3);
+  const quoted = (text) => JSON.stringify(text).slice(1, -1) || "(nothing)";
+
+  /** [text, class, share of a bar or undefined] of every cell of a column. */
+  function draftColumn(draft, position, accepted) {
+    const stands = position < accepted, tested = position <= accepted;
+    const verdict = stands ? "stands" : tested ? "rejected" : "not tested";
+    return {
+      kind: stands ? "accepted" : tested ? "rejected" : "untested",
+      token: [quoted(draft.text)], q: [chance(draft.q), draft.q], p: [chance(draft.p), draft.p],
+      ratio: [chance(draft.q > 0 ? Math.min(1, draft.p / draft.q) : null)],
+      u: [draft.u === null ? "n/a" : chance(draft.u)], verdict: [verdict],
+    };
+  }
+
+  function nextColumn(token, nextP) {
+    return {
+      kind: token.origin, token: [quoted(token.text)], q: ["–"], p: [chance(nextP), nextP], ratio: ["–"], u: ["–"],
+      verdict: [token.origin],
+    };
+  }
+
+  class Inspector {
+    constructor(element) {
+      this.element = element;
+      this.pick = Object.fromEntries([...element.querySelectorAll("[data-pick]")].map((e) => [e.dataset.pick, e]));
+      this.table = element.querySelector(".round");
+      this.line = element.querySelector(".round-line");
+      this.note = element.querySelector(".round-note");
+      this.timer = null;
+      for (const name of ["lane", "sequence"]) {
+        this.pick[name].addEventListener("change", () => this.go(this.steps().length - 1, true));
+      }
+      this.pick.round.addEventListener("change", () => this.go(Number(this.pick.round.value) - 1));
+      this.pick.follow.addEventListener("change", () => this.soon());
+      for (const button of element.querySelectorAll("[data-step]")) {
+        button.addEventListener("click", () => this.go(this.at + Number(button.dataset.step)));
+      }
+      on("start", (head) => this.start(head));
+      on("line", () => this.soon());
+    }
+
+    start({ lanes, batch_size: count }) {
+      const before = this.pick.lane.value;
+      this.pick.lane.replaceChildren(...lanes.map((name) => new Option(laneName(name), name)));
+      this.pick.lane.value = lanes.includes(before) ? before : lanes.at(-1);
+      this.pick.sequence.replaceChildren(...Array.from({ length: count }, (_, i) => new Option(`${i + 1}`, i)));
+      this.at = 0;
+      this.pick.follow.checked = true;
+      this.draw();
+    }
+
+    /** The rounds of the chosen sequence that are worth a look: all but its prefill. */
+    steps() {
+      const sequence = run()?.lanes.get(this.pick.lane.value)?.sequences[Number(this.pick.sequence.value)];
+      return sequence ? sequence.steps.filter((step) => step.kind !== "prefill") : [];
+    }
+
+    soon() {
+      if (!this.pick.follow.checked) return setText(this.element.querySelector("[data-rounds]"), `of ${this.steps().length}`);
+      this.timer ??= setTimeout(() => {
+        this.timer = null;
+        if (this.pick.follow.checked) this.at = this.steps().length - 1;
+        this.draw();
+      }, REDRAW_MS);
+    }
+
+    /** Show a round by its place; whoever picks one no longer follows the newest. */
+    go(at, follow = false) {
+      this.pick.follow.checked = follow;
+      this.at = Math.max(0, Math.min(Number.isFinite(at) ? Math.round(at) : 0, this.steps().length - 1));
+      this.draw();
+    }
+
+    draw() {
+      const steps = this.steps(), step = steps[this.at];
+      setText(this.element.querySelector("[data-rounds]"), `of ${steps.length}`);
+      this.pick.round.max = steps.length;
+      this.table.hidden = !step?.drafts.length;
+      if (document.activeElement !== this.pick.round) this.pick.round.value = step ? this.at + 1 : "";
+      if (!step) return setText(this.line, run() ? "This sequence has had no round yet." : "No round yet: press Run.");
+      const tokens = run().lanes.get(this.pick.lane.value).sequences[Number(this.pick.sequence.value)].tokens;
+      const own = tokens[step.start + step.written - 1], ended = step.written === step.accepted;
+      setText(this.line, this.sentence(step, own, ended));
+      if (!step.drafts.length) return setText(this.note, "");
+      const columns = step.drafts.map((draft, i) => draftColumn(draft, i, step.accepted));
+      if (!ended) columns.push(nextColumn(own, step.nextP));
+      this.fill(columns);
+      setText(this.note, step.drafts.some((draft) => draft.u === null)
+        ? "Coupled verification: a draft stands if it is the token that the target itself draws; no u is needed."
+        : "A draft stands while u < p/q. After the first that is rejected the rest is not tested.");
+    }
+
+    sentence(step, own, ended) {
+      const at = `Lane round ${step.round}, ended at ${number(step.ms, 0)} ms of lane time: `;
+      if (!step.drafts.length) return `${at}nothing was drafted; the target wrote ${JSON.stringify(own.text)}, p(x) ${chance(step.nextP)}.`;
+      const tail = ended ? "the text ended there." : `then the ${own.origin} token ${JSON.stringify(own.text)}.`;
+      return `${at}the length was ${step.length}, ${step.drafts.length} drafted, ${step.accepted} accepted, ${tail}`;
+    }
+
+    fill(columns) {
+      for (const row of this.table.querySelectorAll("[data-row]")) {
+        const cells = columns.map((column) => {
+          const [text, share] = column[row.dataset.row];
+          const cell = make("td", `step-${column.kind}`, text);
+          if (share !== undefined && share !== null) {
+            cell.classList.add("bar");
+            cell.style.setProperty("--share", Math.min(1, share));
+          }
+          return cell;
+        });
+        row.replaceChildren(row.firstElementChild, ...cells);
+      }
+    }
+  }
+
+  window.Bass.mountInspector = (element) => {
+    const inspector = new Inspector(element.querySelector(".bass-inspector"));
+    window.Bass.inspect = (lane, sequence, step) => {
+      inspector.pick.lane.value = lane;
+      inspector.pick.sequence.value = sequence;
+      inspector.go(Math.max(0, inspector.steps().indexOf(step)));
+      inspector.element.scrollIntoView({ block: "nearest" });
+    };
+  };
+})();

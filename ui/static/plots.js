@@ -1,0 +1,78 @@
+/* Contract: what every plot of the page shares: colours from the stylesheet, axes, and `react`, which keeps zoom,
+   hidden lines and the hover box over a redraw, and says "n/a" where there is nothing to draw. Plotly is loaded
+   once, from the page's own host. */
+(() => {
+  "use strict";
+  const DASHES = { regular: "dot", speculative: "dash", bass: "solid", amusd: "dashdot" };
+  const CONFIG = {
+    responsive: true, displaylogo: false, plotlyServerURL: "", locale: "en-US",
+    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "toImage"],
+  };
+  let loading = null;
+
+  /** Resolves when Plotly is there. */
+  function load(address) {
+    loading ??= new Promise((resolve) => {
+      const script = document.createElement("script");
+      script.src = address;
+      script.onload = resolve;
+      document.head.append(script);
+    });
+    return loading;
+  }
+
+  /** Colours come from the stylesheet, so that light and dark are decided in one place. */
+  function palette(element) {
+    const style = getComputedStyle(element);
+    const colour = (name) => style.getPropertyValue(`--${name}`).trim();
+    return Object.assign(colour, { font: style.fontFamily });
+  }
+
+  function lineOf(colour, lane, width = 2.5) {
+    return { color: colour(`lane-${lane}`) || colour("lane-other"), dash: DASHES[lane] ?? "longdash", width };
+  }
+
+  function axis(colour) {
+    return { gridcolor: colour("chart-grid"), zeroline: false, rangemode: "tozero", nticks: 6 };
+  }
+
+  function layout(colour, run, shape) {
+    return {
+      uirevision: run ?? "none", height: 190, margin: { l: 46, r: 10, t: 26, b: 34 },
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", hovermode: "x unified", dragmode: "zoom",
+      hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("ink") } },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("soft"), activecolor: colour("ink"), orientation: "v" },
+      font: { size: 12, color: colour("soft"), family: colour.font },
+      showlegend: true, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 11 } },
+      ...shape,
+    };
+  }
+
+  function nothing(colour, shape, words) {
+    for (const name of Object.keys(shape)) if (/^[xy]axis/.test(name)) shape[name].visible = false;
+    shape.annotations = [{
+      text: words, showarrow: false, x: 0.5, y: 0.5, xref: "paper", yref: "paper",
+      font: { size: 14, color: colour("soft") },
+    }];
+  }
+
+  /** Draw or redraw; the hover box stays where the pointer is. */
+  function react(plot, traces, shape, empty = "n/a") {
+    if (!traces.length) nothing(palette(plot), shape, empty);
+    const hovered = plot.matches(":hover") && plot.hoveredAt;
+    window.Plotly.react(plot, traces, shape, CONFIG);
+    if (!plot.hoverKept) {
+      plot.hoverKept = true;
+      plot.on("plotly_hover", (event) => (plot.hoveredAt = event.xvals?.[0]));
+      plot.addEventListener("pointerleave", () => (plot.hoveredAt = undefined));
+    }
+    if (hovered !== false && hovered !== undefined && traces.length) window.Plotly.Fx.hover(plot, { xval: hovered });
+  }
+
+  /** Call `draw` when the theme, a class on the body, changes. */
+  function onTheme(draw) {
+    new MutationObserver(draw).observe(document.body, { attributes: true, attributeFilter: ["class"] });
+  }
+
+  window.Bass.plots = { load, palette, lineOf, axis, layout, react, onTheme };
+})();

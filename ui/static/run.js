@@ -1,0 +1,78 @@
+/* Contract: the run so far as plain objects, for whoever wants to look inside: Bass.run() is null or
+   {head, view, done, lanes: Map name -> {name, clock, sequences, rounds}}; a sequence is {tokens, steps}, a token
+   {origin, text, ms, id}, a step (its part of one round) {round, kind, length, ms, start, written, accepted,
+   nextP, drafts: [{text, p, q, u}]}. Draws nothing. */
+(() => {
+  "use strict";
+  const { on } = window.Bass;
+  const ORIGINS = { s: "sampled", a: "accepted", r: "recovered", b: "bonus" };
+  const KINDS = { pr: "prefill", pl: "plain", ve: "verify" };
+  const NAMES = { regular: "Regular", speculative: "Speculative", bass: "BASS", amusd: "AMUSD" };
+  let current = null;
+
+  function addTokens(sequence, tokens) {
+    for (const [origin, text, ms, id] of tokens) {
+      // "+" is text that the token before had held back.
+      if (origin === "+") sequence.tokens.at(-1).text += text;
+      else sequence.tokens.push({ origin: ORIGINS[origin], text, ms, id });
+    }
+  }
+
+  function addRound(lane, [round, kind, length, told, ms, rows]) {
+    lane.rounds.push({ round, kind: KINDS[kind], length, told: told === 1, ms });
+    for (const [index, start, written, accepted, nextP, drafts] of rows) {
+      lane.sequences[index].steps.push({
+        round, kind: KINDS[kind], length, ms, start, written, accepted, nextP,
+        drafts: drafts.map(([text, p, q, u]) => ({ text, p, q, u })),
+      });
+    }
+  }
+
+  on("start", (head) => {
+    const lanes = head.lanes.map((name) => [name, {
+      name, clock: 0, rounds: [],
+      sequences: Array.from({ length: head.batch_size }, () => ({ tokens: [], steps: [] })),
+    }]);
+    current = { head, view: null, done: false, lanes: new Map(lanes) };
+  });
+  on("line", (line) => {
+    for (const [name, news] of Object.entries(line)) {
+      const lane = current.lanes.get(name);
+      lane.clock = news.clock_ms;
+      for (const [index, tokens] of Object.entries(news.new)) addTokens(lane.sequences[index], tokens);
+      for (const round of news.rounds) addRound(lane, round);
+    }
+  });
+  on("view", (view) => {
+    if (current?.head.run !== view.run) return;
+    current.view = view;
+    current.done = view.done;
+  });
+
+  /** The step that wrote token `index` of a sequence, or null. */
+  function stepOf(sequence, index) {
+    let low = 0, high = sequence.steps.length - 1;
+    while (low <= high) {
+      const middle = (low + high) >> 1, step = sequence.steps[middle];
+      if (index < step.start) high = middle - 1;
+      else if (index >= step.start + step.written) low = middle + 1;
+      else return step;
+    }
+    return null;
+  }
+
+  /** Indices of the first and the last sequence to finish by themselves; the last only once all have ended. */
+  function firstAndLast(lane, reasons) {
+    const ended = lane.sequences
+      .map(({ tokens }, index) => ({ index, ms: tokens.at(-1)?.ms, reason: reasons[index] }))
+      .filter(({ ms, reason }) => ms !== undefined && (reason === "eos" || reason === "length"));
+    if (lane.sequences.length < 2 || !ended.length) return {};
+    ended.sort((a, b) => a.ms - b.ms);
+    const all = reasons.every((reason) => reason);
+    return { first: ended[0].index, last: all && ended.length > 1 ? ended.at(-1).index : undefined };
+  }
+
+  const laneName = (name) => NAMES[name] ?? name.replaceAll("_", " ");
+
+  Object.assign(window.Bass, { run: () => current, stepOf, firstAndLast, laneName });
+})();

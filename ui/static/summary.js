@@ -1,0 +1,130 @@
+/* Contract: what is shown once a run has ended: one figure, one table, and the buttons that take the run away. */
+(() => {
+  "use strict";
+  const { on, run, number, setText, make, laneName, plots } = window.Bass;
+  const percent = (value, digits = 1) => number(value === null || value === undefined ? null : value * 100, digits, " %");
+  const ROWS = [
+    ["ms per token", (m) => number(m.ms_per_token, 2)],
+    ["speed-up over regular", (m) => number(m.speedup, 2, "×")],
+    ["throughput, tokens/s", (m) => number(m.throughput_tps, 1)],
+    ["per-token latency, First, ms", (m) => number(m.ptl_first_ms, 2)],
+    ["per-token latency, Last, ms", (m) => number(m.ptl_last_ms, 2)],
+    ["per-token latency, All, ms", (m) => number(m.ptl_all_ms, 2)],
+    ["time to first token, ms", (m) => number(m.ttft_ms, 1)],
+    ["draft acceptance rate", (m) => percent(m.acceptance_rate)],
+    ["token acceptance", (m) => percent(m.token_acceptance)],
+    ["mean acceptance length", (m) => number(m.mean_acceptance_length, 2)],
+    ["rounds", (m) => number(m.rounds, 0)],
+    ["target forwards", (m) => number(m.target_forwards, 0)],
+    ["new tokens", (m) => number(m.new_tokens, 0)],
+    ["FLOPs utilisation", (m) => percent(m.flops_utilization)],
+    ["bandwidth utilisation", (m) => percent(m.bandwidth_utilization)],
+    ["finished by themselves", (m, lane) =>
+      `${lane.finish_reasons.filter((r) => r === "eos" || r === "length").length} of ${lane.finish_reasons.length}`],
+    ["lane time, s", (m, lane) => number(lane.clock_ms / 1000, 2)],
+  ];
+
+  function traces(lanes, colour) {
+    const marks = ["First", "Last", "All"];
+    const bars = Object.entries(lanes).map(([name, { metrics: m }]) => ({
+      type: "bar", name: laneName(name), x: marks, y: [m.ptl_first_ms, m.ptl_last_ms, m.ptl_all_ms],
+      marker: { color: plots.lineOf(colour, name).color }, legendgroup: name,
+      hovertemplate: "%{y:.2f} ms<extra>%{fullData.name}</extra>",
+    })).filter((bar) => bar.y.some((value) => value !== null));
+    const lines = Object.entries(lanes).filter(([, lane]) => lane.metrics.per_position_acceptance?.length)
+      .map(([name, { metrics: m }]) => ({
+        type: "scatter", mode: "lines+markers", name: laneName(name), showlegend: false, legendgroup: name,
+        x: m.per_position_acceptance.map((_, i) => i + 1), y: m.per_position_acceptance.map((v) => v * 100),
+        xaxis: "x2", yaxis: "y2", line: plots.lineOf(colour, name), marker: { size: 5 },
+        hovertemplate: "position %{x}: %{y:.0f} %<extra>%{fullData.name}</extra>",
+      }));
+    return [...bars, ...lines];
+  }
+
+  class Summary {
+    constructor(element, plotly) {
+      this.element = element;
+      this.plotly = plotly;
+      this.took = element.querySelector(".took");
+      on("start", () => (element.hidden = true));
+      on("phase", (phase) => ["done", "error", "stopped"].includes(phase) && this.show());
+      plots.onTheme(() => this.draw());
+      element.addEventListener("click", (event) => this.take(event.target.closest("[data-take]")?.dataset.take));
+    }
+
+    show() {
+      const view = run()?.view;
+      if (!view) return;
+      this.element.hidden = false;
+      this.table(view.lanes);
+      this.budget(view.lanes, run().head.settings);
+      const repeatable = run().head.settings.seed !== undefined;
+      const details = this.element.querySelector(".snippet");
+      details.hidden = !repeatable;
+      this.element.querySelector("[data-take=link]").hidden = !repeatable;
+      if (repeatable) setText(details.querySelector("code"), window.Bass.snippet());
+      plots.load(this.plotly).then(() => this.draw());
+    }
+
+    budget(lanes, { time_budget_ms: budget }) {
+      const done = ({ finish_reasons: reasons }) => reasons.filter((r) => r === "eos" || r === "length").length;
+      const parts = Object.entries(lanes).map(([name, lane]) => `${laneName(name)} ${done(lane)} of ${lane.finish_reasons.length}`);
+      setText(this.element.querySelector(".budget-line"),
+        budget ? `Sequences finished within ${number(budget, 0)} ms of lane time: ${parts.join(", ")}.` : "");
+    }
+
+    rows(lanes) {
+      const names = Object.keys(lanes);
+      return [["", ...names.map(laneName)], ...ROWS.map(([label, cell]) =>
+        [label, ...names.map((name) => cell(lanes[name].metrics, lanes[name]))])];
+    }
+
+    table(lanes) {
+      const [head, ...rows] = this.rows(lanes);
+      const line = (cells, column) => {
+        const row = make("tr");
+        row.append(...cells.map((text, i) => {
+          const cell = make(column || i === 0 ? "th" : "td", "", text || "Figure");
+          if (cell.tagName === "TH") cell.scope = column ? "col" : "row";
+          return cell;
+        }));
+        return row;
+      };
+      this.element.querySelector("thead").replaceChildren(line(head, true));
+      this.element.querySelector("tbody").replaceChildren(...rows.map((row) => line(row, false)));
+    }
+
+    draw() {
+      const view = run()?.view, plot = this.element.querySelector(".plot");
+      if (!view || this.element.hidden || !window.Plotly) return;
+      const colour = plots.palette(plot), axis = plots.axis(colour), narrow = plot.clientWidth < 560;
+      const title = (text) => ({ text, standoff: 4, font: { size: 11.5 } });
+      const places = narrow ? [[0, 1], [0.58, 1], [0, 1], [0, 0.38]] : [[0, 0.46], [0, 1], [0.55, 1], [0, 1]];
+      plots.react(plot, traces(view.lanes, colour), plots.layout(colour, run().head.run, {
+        height: narrow ? 420 : 240, hovermode: "closest", barmode: "group", margin: { l: 52, r: 10, t: 26, b: 40 },
+        xaxis: { ...axis, domain: places[0], anchor: "y" },
+        yaxis: { ...axis, domain: places[1], anchor: "x", title: title("ms per token") },
+        xaxis2: { ...axis, domain: places[2], anchor: "y2", title: title("draft position"), dtick: 2 },
+        yaxis2: { ...axis, domain: places[3], anchor: "x2", range: [0, 103], ticksuffix: " %", title: title("accepted") },
+      }));
+    }
+
+    async take(what) {
+      const { copy, download, asJson, asCsv, snippet, link } = window.Bass;
+      const said = (done, words) => setText(this.took, done ? words : "The browser refused the clipboard.");
+      if (what === "json") download("bass-run.json", "application/json", asJson());
+      else if (what === "csv") download("bass-run.csv", "text/csv", asCsv());
+      else if (what === "table") {
+        const rows = this.rows(run().view.lanes).map((cells) => cells.join("\t"));
+        said(await copy(`${rows.join("\n")}\n`), "Table copied.");
+      } else if (what === "snippet") said(await copy(snippet()), "Code copied.");
+      else if (what === "link") {
+        const address = link(run().head.settings);
+        history.replaceState(null, "", address);
+        said(await copy(address), "Link copied; it is in the address bar too.");
+      }
+    }
+  }
+
+  window.Bass.mountSummary = (element, plotly) => new Summary(element.querySelector(".bass-summary"), plotly);
+})();

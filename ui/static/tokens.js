@@ -1,0 +1,109 @@
+/* Contract: says of one token where it came from: the tip that follows the pointer, and the same for the
+   keyboard (arrow keys in a sequence's window, Enter opens the step inspector). */
+(() => {
+  "use strict";
+  const { run, stepOf, number, setText, make } = window.Bass;
+
+  const chance = (value) => number(value, value !== null && value < 0.001 ? 6 : 3);
+
+  /** Lines that explain a token: [what, where, numbers, verdict]. */
+  function explain(sequence, index) {
+    const token = sequence.tokens[index], step = stepOf(sequence, index);
+    const lines = [`${JSON.stringify(token.text)}: ${token.origin}, token ${index + 1}, at ${number(token.ms, 0)} ms`];
+    if (!step) return lines;
+    if (step.kind === "prefill") return [...lines, "The first token comes with the reading of the prompt (prefill)."];
+    const at = index - step.start;
+    lines.push(`round ${step.round}, position ${at + 1}` + (step.drafts.length ? ` (${step.drafts.length} drafted)` : ""));
+    const draft = step.drafts[at];
+    if (token.origin === "accepted") {
+      lines.push(`p(x) ${chance(draft.p)}, q(x) ${chance(draft.q)}`);
+      lines.push(draft.u === null ? "stands: it is the target's own choice" :
+        `stands: u ${chance(draft.u)} is below p/q ${chance(draft.p / draft.q)}`);
+    } else if (token.origin === "recovered") {
+      lines.push(`p(x) ${chance(step.nextP)}, q(x) n/a: it was not drafted`);
+      lines.push(`takes the place of ${JSON.stringify(draft.text)}, rejected: p ${chance(draft.p)}, q ${chance(draft.q)}` +
+        (draft.u === null ? ", not the target's own choice" : `, u ${chance(draft.u)} is not below p/q ${chance(draft.p / draft.q)}`));
+    } else {
+      lines.push(`p(x) ${chance(step.nextP)}, q(x) n/a: it was not drafted`);
+      lines.push(token.origin === "bonus" ? `the target's own, after all ${step.accepted} drafts stood`
+        : "the target's own: nothing was drafted");
+    }
+    return lines;
+  }
+
+  class Tips {
+    constructor(board) {
+      this.tip = board.querySelector(".token-tip");
+      this.spoken = board.querySelector(".board-spoken");
+      this.chosen = null;
+      board.addEventListener("pointerover", (event) => {
+        const span = event.target.closest?.(".sequence .token");
+        if (span) this.show(span);
+        else this.hide();
+      });
+      board.addEventListener("pointerleave", () => this.hide());
+      board.addEventListener("click", (event) => {
+        const span = event.target.closest?.(".sequence .token");
+        if (span && window.getSelection().isCollapsed) this.inspect(span);
+      });
+      board.addEventListener("keydown", (event) => this.key(event));
+      board.addEventListener("focusout", () => this.hide());
+      window.addEventListener("scroll", () => this.chosen || this.hide(), { passive: true });
+    }
+
+    static place(span) {
+      const { lane, sequence } = span.closest(".sequence").dataset;
+      return { lane, sequence: Number(sequence), index: span.token };
+    }
+
+    show(span) {
+      const { lane, sequence, index } = Tips.place(span);
+      const found = run()?.lanes.get(lane)?.sequences[sequence];
+      if (!found || !found.tokens[index]) return null;
+      const lines = explain(found, index);
+      this.tip.replaceChildren(...lines.map((line) => make("p", "", line)));
+      this.tip.hidden = false;
+      const box = span.getClientRects()[0] ?? span.getBoundingClientRect(), own = this.tip.getBoundingClientRect();
+      const left = Math.max(8, Math.min(box.left, document.documentElement.clientWidth - own.width - 8));
+      const above = box.top - own.height - 6;
+      this.tip.style.left = `${left}px`;
+      this.tip.style.top = `${above > 4 ? above : box.bottom + 6}px`;
+      return lines;
+    }
+
+    hide() {
+      this.tip.hidden = true;
+      this.chosen?.classList.remove("chosen");
+      this.chosen = null;
+    }
+
+    inspect(span) {
+      const { lane, sequence, index } = Tips.place(span);
+      const step = stepOf(run().lanes.get(lane).sequences[sequence], index);
+      if (step) window.Bass.inspect?.(lane, sequence, step);
+    }
+
+    /** Arrow keys walk through the tokens of the window that has the focus. */
+    key(event) {
+      const text = event.target.closest?.(".window")?.querySelector(".sequence");
+      if (!text) return;
+      const spans = [...text.children].filter((span) => span.textContent !== "");
+      const now = spans.indexOf(this.chosen), end = spans.length - 1;
+      const next = {
+        ArrowRight: Math.min(now + 1, end), ArrowLeft: now < 0 ? end : Math.max(now - 1, 0), Home: 0, End: end,
+      }[event.key];
+      if (event.key === "Escape") this.hide();
+      else if (event.key === "Enter" && this.chosen) this.inspect(this.chosen);
+      else if (next !== undefined && spans[next]) {
+        this.hide();
+        this.chosen = spans[next];
+        this.chosen.classList.add("chosen");
+        this.chosen.scrollIntoView({ block: "nearest" });
+        setText(this.spoken, (this.show(this.chosen) ?? []).join(". "));
+      } else return;
+      event.preventDefault();
+    }
+  }
+
+  window.Bass.mountTips = (board) => new Tips(board);
+})();
