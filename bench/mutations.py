@@ -100,7 +100,10 @@ MUTANTS = [
         "bass_core/verify.py",
         "accepted = _prefix((agrees > 0) & drafted)",
         "accepted = _prefix(agrees > 0)",
-        [_CONFORMANCE + "ends.py::test_the_context_ends_a_text", _CONFORMANCE + "greedy.py::test_every_two_choices"],
+        [
+            _CONFORMANCE + "ends.py::test_the_context_ends_a_text",
+            _CONFORMANCE + "greedy.py::test_every_two_choices",
+        ],
     ),
     Mutant(
         "draft cache lacks the last accepted draft",

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from bass_core import ModelPair, SamplingParams, generate
+from bass_core import ModelPair, generate
 from bass_core.errors import RequestError, WeightsError
 from bass_core.lookup import Cascade, LookupChain, NgramDrafter, PromptLookupDrafter, SiblingLookupDrafter
 from bass_core.ngram import NgramTable, context_key, load_ngrams

@@ -106,7 +106,9 @@ class Case:
 
     def __str__(self) -> str:
         filters = f"{self.params.temperature}-{self.params.top_k}-{self.params.top_p}"
-        ways = [str(value) if isinstance(value, str | int) else type(value).__name__ for value in self.other.values()]
+        ways = [
+            str(value) if isinstance(value, str | int) else type(value).__name__ for value in self.other.values()
+        ]
         return "-".join([self.method, self.draft, filters, *ways])
 
     def counts(self) -> tuple[np.ndarray, set[str]]:
@@ -117,7 +119,12 @@ class Case:
             n = min(BATCH, self.rows - start)
             arguments = {"draft_length": 3, "max_new_tokens": TOKENS, "sampling": self.params} | self.other
             out = generate(
-                pair(self.draft), PROMPT, method=self.method, n=n, sequence_ids=range(start, start + n), **arguments
+                pair(self.draft),
+                PROMPT,
+                method=self.method,
+                n=n,
+                sequence_ids=range(start, start + n),
+                **arguments,
             )
             for sequence in out.sequences:
                 counts[tuple(sequence.token_ids)] += 1
