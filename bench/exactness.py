@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from bass_core import ModelPair, generate, load_pair
+from bass_core import ModelPair, generate, load_pair, packed
 from bass_core.request import make_request
 
 from .prompts import mixed
@@ -28,7 +28,14 @@ def main(argv: list[str]) -> None:
     options.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16])
     options.add_argument("--prompts", type=int, default=16)
     options.add_argument("--max-new-tokens", type=int, default=96)
+    options.add_argument(
+        "--products",
+        choices=["chosen", "float32", "bfloat16"],
+        default="chosen",
+        help="on a CPU: the layout that is chosen (the same sums whatever the number of rows), or one that is not",
+    )
     arguments = options.parse_args(argv)
+    _choose_products(arguments.products)
     if arguments.quick:
         arguments.batch, arguments.prompts, arguments.max_new_tokens = [1, 2], 2, 12
     pair = load_pair(arguments.pair, device=arguments.device, dtype=arguments.dtype)
@@ -42,11 +49,22 @@ def main(argv: list[str]) -> None:
             results.append({"batch": batch, "arm": name, **_compare(pair, prompts, alone, batch, tokens, ways)})
     claims = [
         claim(
-            f"{row['arm']}, batch {row['batch']}: identical rows", row["identical"], "1.0", row["identical"] == 1
+            f"{row['arm']}, batch {row['batch']}, {arguments.products} products: identical rows",
+            row["identical"],
+            "1.0",
+            row["identical"] == 1,
         )
         for row in results
     ]
     finish("exactness", arguments, pair.device, results, claims)
+
+
+def _choose_products(name: str) -> None:
+    """What the products would be without FBGEMM's float16 layout, which sums each row alike however many there are."""
+    if name != "chosen":
+        dtype = getattr(torch, name)
+        packed.matmul_dtype = lambda weights: dtype
+        packed._pack_halves = lambda weight, bias: None
 
 
 def _arms(pair: ModelPair) -> dict[str, dict[str, Any]]:

@@ -41,9 +41,8 @@ def main(argv: list[str]) -> None:
     chosen = [mutant for mutant in MUTANTS if not arguments.only or mutant.name in arguments.only]
     cases = {mutant.name: mutant.cases if arguments.quick else _WHOLE for mutant in chosen}
     unbroken = sorted({case for mutant in chosen for case in cases[mutant.name]})
-    # Imported once, before the processes part: each would need seconds for it.
-    import transformers  # noqa: F401
-
+    # Whatever the tests import is imported once, before the processes part: each would need seconds for it.
+    _pytest(["--collect-only", *unbroken])
     code = _tests_on(None, unbroken)
     results: list[dict[str, Any]] = [{"mutant": "none", "tests": "pass" if code == 0 else f"exit {code}"}]
     claims = [claim("the unbroken decoder passes", float(code == 0), "1.0", code == 0)]
@@ -72,16 +71,21 @@ def _tests_on(mutant: Mutant | None, cases: list[str]) -> int:
 
 
 def _run_tests(copy: Path, cases: list[str]) -> None:
-    import pytest
-
     os.chdir(copy)
     # transformers has imported our `kernels` by its name already.
     for name in [name for name in sys.modules if name.split(".")[0] in ("bass_core", "kernels", "tests")]:
         del sys.modules[name]
     sys.path[:] = [str(copy), *(entry for entry in sys.path if Path(entry or ".").resolve() != ROOT)]
     torch.set_num_threads(1)
+    os._exit(_pytest(["-x", "-m", "not slow", *cases]))
+
+
+def _pytest(arguments: list[str]) -> int:
+    """pytest's exit status; its words only where it could not run."""
+    import pytest
+
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()):
-        code = pytest.main(["-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", *cases])
+        code = int(pytest.main(["-q", "-p", "no:cacheprovider", *arguments]))
     if code not in (0, 1):
         print(out.getvalue()[-2000:], file=sys.stderr)
-    os._exit(int(code))
+    return code

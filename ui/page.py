@@ -73,6 +73,8 @@ def launch_options() -> dict[str, Any]:
         "show_error": False,
         "ssr_mode": False,
         "run_history": False,
+        # The page takes no files, and what a visitor uploads all the same would fill the disk.
+        "max_file_size": 1,
     }
     known = inspect.signature(gr.Blocks.launch).parameters
     return {name: value for name, value in options.items() if name in known}

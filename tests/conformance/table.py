@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 from typing import Any
 
 import numpy as np
@@ -173,7 +173,7 @@ def _ngrams(architecture: str) -> NgramTable:
     """Pairs of tokens of the greedy texts, every third with a wrong end."""
     found: dict[int, int] = {}
     for text in expected(architecture, "greedy"):
-        for i, (one, two) in enumerate(zip(text, text[1:], strict=False)):
+        for i, (one, two) in enumerate(pairwise(text)):
             found[context_key([one])] = two if i % 3 else (two + 1) % VOCAB
     keys, tokens = zip(*sorted(found.items()), strict=True)
     return NgramTable(np.array(keys, dtype=np.uint64), np.array(tokens, dtype=np.uint32), 4)

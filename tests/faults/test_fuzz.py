@@ -1,0 +1,85 @@
+"""Arguments of every kind, at the page's API and at the library: a race, or one documented sentence.
+
+Contract: the short form of `python -m bench fuzz`, in this process; nothing is left behind whatever came in.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import gradio as gr
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from bass_core import BassError, ModelPair, RequestError, load_pair, race
+from bass_core.request import make_request
+from bench.fuzz import JUNK, NEAR, arguments_of, verdict
+from bench.serving import save_tiny_pair
+from ui.events import Events, race_source
+from ui.limits import Limits
+
+from .conftest import left_behind
+
+FUZZ = settings(
+    max_examples=150, deadline=None, database=None, derandomize=True, phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)  # fmt: skip
+DEFAULTS = {name: p.default for name, p in inspect.signature(Events.api).parameters.items() if name != "self"}
+LIBRARY = [name for name in inspect.signature(make_request).parameters if name not in ("pair", "prompt")]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> ModelPair:
+    target, draft = save_tiny_pair(tmp_path_factory.mktemp("pair"))
+    return load_pair(str(target), draft=str(draft), device="cpu", dtype="float32")
+
+
+def test_the_fuzzer_knows_the_api() -> None:
+    """An argument that it does not know would be met with junk alone."""
+    assert set(DEFAULTS) <= set(NEAR)
+
+
+def test_the_api_answers_or_says_what_is_wrong(pair: ModelPair) -> None:
+    events = Events(race_source(pair), Limits(max_batch=3, max_new_tokens=6, max_prompt=300))
+    before, seen = left_behind(), set()
+
+    @FUZZ
+    @given(arguments_of(DEFAULTS))
+    def one(values: tuple[Any, ...]) -> None:
+        try:
+            outcome: Any = list(events.api(*values))[-1]
+        except gr.Error as error:
+            outcome = str(error)
+        seen.add(verdict(outcome))
+
+    one()
+    assert seen == {"done", "refused"}
+    assert left_behind() == before
+
+
+def test_the_library_refuses_with_a_request_error_alone(pair: ModelPair) -> None:
+    """One argument of any kind beside good ones; what is accepted is not run."""
+
+    @FUZZ
+    @given(
+        st.sampled_from(["prompt", *LIBRARY, "lanes", "scheduling"]), st.one_of(JUNK, st.lists(JUNK, max_size=3))
+    )
+    def one(name: str, value: Any) -> None:
+        arguments: dict[str, Any] = {"prompt": "Hello", "max_new_tokens": 4} | {name: value}
+        try:
+            race(pair, **arguments).close()
+        except RequestError as error:
+            assert "\n" not in str(error)
+
+    one()
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udfff b", "\0", "\u202e\u200b", "\U0010ffff" * 50, "e\u0301"])
+def test_texts_that_are_hardly_texts(pair: ModelPair, text: str) -> None:
+    try:
+        *_, last = race(pair, text, max_new_tokens=4)
+        assert last["done"]
+    except BassError as error:
+        assert "\n" not in str(error) and error.args[0].isprintable()

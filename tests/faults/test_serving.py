@@ -1,0 +1,221 @@
+"""The served page through faults: each is met over HTTP, and after each the next visitor gets the right answer.
+
+Contract: a real Gradio server and real clients; the faults are drafters and models that really fail. Nothing may
+be left behind: no cache, no thread of a race.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from itertools import islice
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from gradio_client import Client
+from gradio_client.exceptions import AppError
+
+from bass_core import ModelPair, Monitor, race
+from bass_core.drafters import Proposal
+from ui.events import Events, Snapshot
+from ui.limits import Limits, RaceRequest
+from ui.page import build, launch_options
+
+from ..bass_core.test_monitor import UUID, FakeNvml
+from ..models import NEAR, perturbed, tiny
+from .conftest import left_behind
+
+TARGET = tiny("llama")
+PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]))
+BROKEN = copy.deepcopy(TARGET)
+BROKEN.get_input_embeddings().weight.fill_(float("nan"))
+PROMPT = [5, 6, 7]
+# A script that posts has to send every argument.
+DEFAULTS = [p.default for name, p in inspect.signature(Events.api).parameters.items() if name != "self"]
+
+
+def posted(*values: Any) -> dict[str, Any]:
+    return {"data": [*values, *DEFAULTS[len(values) :]]}
+
+
+class Fails:
+    """A drafter that fails in its second round, in one of several ways."""
+
+    calls = 0
+
+    def __init__(self, how: str) -> None:
+        self.how, self.rounds = how, 0
+
+    def start(self, rows: Any) -> None:
+        return None
+
+    def propose(self, rows: Any, caps: list[int], keys: Any) -> Proposal:
+        self.rounds += 1
+        if self.rounds == 2:
+            if self.how == "memory":
+                torch.empty(2**60)
+            raise KeyError("a detail that is nobody's business")
+        return Proposal(torch.full((len(rows), max(caps)), 3), caps)
+
+    def settle(self, rows: Any, proposal: Any, accepted: Any) -> None:
+        pass
+
+    def move_row(self, source: int, target: int) -> None:
+        pass
+
+
+def source(request: RaceRequest) -> Generator[Snapshot, None, None]:
+    """A race on token ids; what the prompt says goes wrong."""
+    pair, ids = PAIR, PROMPT
+    arguments: dict[str, Any] = {"n": request.batch_size, "max_new_tokens": request.max_new_tokens}
+    if request.prompt in ("step", "memory"):
+        arguments["drafter"] = Fails(request.prompt)
+    if request.prompt == "nan":
+        pair = ModelPair(BROKEN, PAIR.target)
+    if request.prompt == "server":
+        raise OSError("/secret/path is gone")
+    if request.prompt == "long prompt":
+        ids = PROMPT * 100
+    yield from race(pair, ids, **arguments)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    page = build(source, limits=Limits(max_new_tokens=400), about="a test")
+    _, address, _ = page.launch(prevent_thread_lock=True, quiet=True, **launch_options())
+    yield address.rstrip("/")
+    page.close()
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Client:
+    return Client(url, verbose=False)
+
+
+def ask(client: Client, prompt: str, tokens: int = 8) -> Any:
+    return client.submit(prompt, 2, tokens, 0, 0, api_name="/race").result(120)
+
+
+@pytest.fixture(scope="module")
+def answer(client: Client) -> Any:
+    return texts(ask(client, "fine"))
+
+
+def texts(snapshot: dict[str, Any]) -> Any:
+    return {name: [one["token_ids"] for one in lane["sequences"]] for name, lane in snapshot["lanes"].items()}
+
+
+@pytest.fixture
+def serving(client: Client, answer: Any) -> Iterator[None]:
+    """Afterwards the next visitor gets the right answer, and nothing is left behind."""
+    before = left_behind()
+    yield
+    assert texts(ask(client, "fine")) == answer
+    for _ in range(100):
+        if left_behind() == before:
+            return
+        time.sleep(0.1)
+    assert left_behind() == before
+
+
+def test_a_step_that_raises_ends_its_lane(serving: None, client: Client, answer: Any) -> None:
+    last = ask(client, "step")
+    for name in ("speculative", "bass"):
+        assert "internal error (KeyError)" in last["lanes"][name]["error"]
+        assert "nobody's business" not in str(last)
+    assert last["done"] and texts(last)["regular"] == answer["regular"]
+
+
+def test_memory_that_runs_out_ends_the_race(serving: None, client: Client) -> None:
+    with pytest.raises(AppError, match="ran out of memory"):
+        ask(client, "memory")
+
+
+def test_a_model_that_computes_nan_ends_its_lanes(serving: None, client: Client) -> None:
+    last = ask(client, "nan")
+    assert last["done"] and all("NaN" in lane["error"] for lane in last["lanes"].values())
+
+
+def test_what_nobody_foresaw_is_one_sentence(serving: None, client: Client) -> None:
+    with pytest.raises(AppError, match="Something went wrong on the server") as refusal:
+        ask(client, "server")
+    assert "secret" not in str(refusal.value)
+
+
+@contextmanager
+def asked(url: str, prompt: str, tokens: int) -> Iterator[Iterator[str]]:
+    """The lines of an answer to a script; the connection is dropped at the end of the block."""
+    with httpx.Client(base_url=f"{url}/gradio_api", timeout=120) as connection:
+        joined = connection.post("/call/race", json=posted(prompt, 4, tokens, 0, 0))
+        with connection.stream("GET", f"/call/race/{joined.json()['event_id']}") as lines:
+            yield lines.iter_lines()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "lines"), [("long prompt", 0), ("fine", 1), ("fine", 6)], ids=["prefill", "first", "decoding"]
+)
+def test_a_client_that_vanishes_while_it_is_served(serving: None, url: str, prompt: str, lines: int) -> None:
+    with asked(url, prompt, 400) as answer:
+        list(islice(answer, lines))
+
+
+def test_a_client_that_vanishes_in_the_queue(serving: None, url: str) -> None:
+    with asked(url, "fine", 400) as first:
+        next(first)
+        with asked(url, "fine", 400):
+            pass
+
+
+def test_a_client_that_never_reads_its_answer(serving: None, url: str) -> None:
+    for _ in range(3):
+        httpx.post(f"{url}/gradio_api/call/race", json=posted("fine", 2, 8, 0, 0)).raise_for_status()
+
+
+def test_a_client_that_vanishes_after_its_answer(serving: None, url: str) -> None:
+    with asked(url, "fine", 8) as answer:
+        assert '"done": true' in list(answer)[-2]
+
+
+def test_nothing_can_be_uploaded(url: str) -> None:
+    refused = httpx.post(f"{url}/gradio_api/upload", files={"files": ("x.txt", b"some bytes")})
+    assert refused.status_code == 413
+
+
+def test_nvml_that_vanishes_midway_costs_its_figures_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a race, with errors that are not NVML's own: the library's symbols go with the driver."""
+    fake = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=UUID))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Board 9000")
+    cuda = torch.device("cuda", 0)
+    race_module = import_module("bass_core.race")
+    monkeypatch.setattr(race_module, "Monitor", lambda device: Monitor(cuda, interval_s=0.005))
+    monkeypatch.setattr(race_module, "SNAPSHOT_SECONDS", 0.02)
+    seen = []
+    for snapshot in race(PAIR, PROMPT, n=4, max_new_tokens=200):
+        seen.append(snapshot["device"]["gpu_power_w"])
+        if len(seen) == 1:
+            monkeypatch.setattr(FakeNvml, "_call", lambda *_: (_ for _ in ()).throw(AttributeError("gone")))
+    assert seen[0] == 250.5 and seen[-1] is None
+    assert snapshot["done"] and all(lane["error"] is None for lane in snapshot["lanes"].values())
+
+
+def test_a_password_is_asked_for_by_page_and_api() -> None:
+    page = build(source, limits=Limits(), about="a test")
+    _, address, _ = page.launch(prevent_thread_lock=True, quiet=True, auth=("bass", "secret"), **launch_options())
+    try:
+        url = f"{address.rstrip('/')}/gradio_api/call/race"
+        assert httpx.post(url, json=posted("fine", 2, 8, 0, 0)).status_code == 401
+        assert "fine" not in httpx.get(f"{address.rstrip('/')}/config").text
+        inside = Client(address, auth=("bass", "secret"), verbose=False)
+        assert ask(inside, "fine")["done"]
+    finally:
+        page.close()
