@@ -26,7 +26,7 @@ def choose_backend(attention: str, device: torch.device) -> str:
     """The backend's name for "auto" or a name. Raises RequestError for one that does not exist here."""
     if attention == "auto":
         return "sdpa"
-    if attention not in BACKENDS:
+    if not isinstance(attention, str) or attention not in BACKENDS:
         known = ", ".join(sorted(BACKENDS))
         raise RequestError(f"attention must be auto or one of {known}; got {attention!r}.")
     return attention

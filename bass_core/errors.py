@@ -11,6 +11,10 @@ class BassError(Exception):
 class RequestError(BassError, ValueError):
     """An argument of a request is out of range, or the request does not fit the model or the memory."""
 
+    def __init__(self, message: str) -> None:
+        # What was given is quoted, and may be a megabyte.
+        super().__init__(message if len(message) <= 600 else f"{message[:400]} ... {message[-100:]}")
+
 
 class PairError(BassError, ValueError):
     """Two models that can't work as a pair, or a model that is not supported."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import nullcontext
@@ -46,9 +47,12 @@ def race(
     Raises RequestError at once for a bad argument or a request that does not fit the memory, and MemoryShortage
     midway where the memory runs out all the same; everything is freed then.
     """
-    if not lanes or isinstance(lanes, str) or len(set(lanes)) != len(lanes):
-        raise RequestError(f"lanes must name different methods out of {', '.join(METHODS)}; got {lanes!r}.")
+    known = f"lanes must name different methods out of {', '.join(METHODS)}; got {lanes!r}."
+    if not isinstance(lanes, list | tuple) or not lanes:
+        raise RequestError(known)
     methods = tuple(check_method(method) for method in lanes)
+    if len(set(methods)) != len(methods):
+        raise RequestError(known)
     if scheduling not in SCHEDULINGS:
         raise RequestError(f"scheduling must be one of {', '.join(SCHEDULINGS)}; got {scheduling!r}.")
     request = make_request(pair, prompt, **arguments)
@@ -137,6 +141,8 @@ def _step(lane: Lane) -> None:
         lane.fail(str(error))
     except Exception as error:
         _log.exception("the %s lane failed", lane.method)
+        # The frames of the failed step hold its caches, and live as long as whoever keeps the log record.
+        traceback.clear_frames(error.__traceback__)
         lane.fail(f"This lane stopped on an internal error ({type(error).__name__}); the others go on.")
 
 

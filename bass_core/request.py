@@ -22,6 +22,8 @@ from .sampling import SamplingParams
 from .sequence import Sequence
 
 METHODS = ("regular", "speculative", "bass")
+# Far above what any memory holds: a list of that many prompts is made before the memory is looked at.
+MAX_ROWS = 2**20
 VERIFICATIONS = ("chen", "coupled")
 
 
@@ -79,7 +81,7 @@ def make_request(
     synthetic_acceptance: float | None = None,
 ) -> Request:
     """Check all arguments. Raises RequestError, one sentence that says what to do."""
-    _whole("n", n, 1, None)
+    _whole("n", n, 1, MAX_ROWS)
     _whole("max_new_tokens", max_new_tokens, 1, None)
     _whole("seed", seed, 0, 2**63 - 1)
     sampling = SamplingParams() if sampling is None else sampling
@@ -93,7 +95,9 @@ def make_request(
         isinstance(synthetic_acceptance, int | float) and 0 <= synthetic_acceptance <= 1
     ):
         raise RequestError(f"synthetic_acceptance must be from 0 to 1; got {synthetic_acceptance!r}.")
-    prompts = [_encode(pair, one, raw) for one in _prompts(prompt, n)]
+    given = _prompts(prompt, n)
+    texts = {one: _encode(pair, one, raw) for one in given if isinstance(one, str)}
+    prompts = [list(texts[one]) if isinstance(one, str) else _encode(pair, one, raw) for one in given]
     for one in prompts:
         _check_prompt(pair, one)
     ids: Any = range(len(prompts)) if sequence_ids is None else sequence_ids
@@ -154,6 +158,8 @@ def _encode(pair: ModelPair, prompt: Any, raw: bool) -> list[int]:
         return list(prompt)
     if not prompt.strip():
         raise RequestError("The prompt is empty: write something for the model to answer.")
+    if not prompt.isascii() and any("\ud800" <= letter <= "\udfff" for letter in prompt):
+        raise RequestError("The prompt holds half a character (a lone surrogate): write that place anew.")
     tokenizer = pair.tokenizer
     if tokenizer is None:
         raise RequestError("This pair has no tokenizer: give the prompt as a list of token ids.")

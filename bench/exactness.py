@@ -60,7 +60,7 @@ def main(argv: list[str]) -> None:
 
 
 def _choose_products(name: str) -> None:
-    """What the products would be without FBGEMM's float16 layout, which sums each row alike however many there are."""
+    """Go without FBGEMM's float16 layout, which sums each row alike however many there are."""
     if name != "chosen":
         dtype = getattr(torch, name)
         packed.matmul_dtype = lambda weights: dtype

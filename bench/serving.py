@@ -45,7 +45,7 @@ def save_tiny_pair(folder: Path) -> tuple[Path, Path]:
     for path, noise in zip(paths, (0.0, 0.03), strict=True):
         with torch.no_grad():
             for weight in model.parameters():
-                weight += noise * torch.randn_like(weight)
+                weight.add_(noise * torch.randn_like(weight))
         model.save_pretrained(path)
         fast.save_pretrained(path)
     return paths

@@ -63,4 +63,11 @@ def test_mutants():
     """Every known way to break the decoder is caught, and the unbroken one passes the same cases."""
     document = run("mutants", "--quick")
     check(document, "mutants")
-    assert len(document["claims"]) > 15
+    assert len(document["claims"]) > 25
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["load", "fuzz"])
+def test_the_real_server_under(name):
+    """The short forms: twenty clients for six seconds, and 120 cases."""
+    check(run(name, "--quick"), name)

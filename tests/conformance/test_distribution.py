@@ -179,8 +179,8 @@ QUICK = [
     Case(method="regular"),
 ]
 SLOW = [
-    *(Case(draft=draft, rows=8 * BATCH) for draft in ("other", "same", "reversed", "opposite", "reduced")),
-    *(Case(params=params, rows=8 * BATCH, other={"draft_length": length})
+    *(Case(draft=draft, rows=5 * BATCH) for draft in ("other", "same", "reversed", "opposite", "reduced")),
+    *(Case(params=params, rows=5 * BATCH, other={"draft_length": length})
       for params, length in ((SamplingParams(0.7), 1), (SamplingParams(1.0, top_k=3), 3),
                              (SamplingParams(1.0, top_p=0.8), 1), (SamplingParams(1.4, 4, 0.9), 6))),
     Case(draft="reduced", other={"drafter": "adaptive"}),
@@ -210,7 +210,7 @@ def test_thorough(case: Case) -> None:
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.batched])
 def test_one_by_one(method: str) -> None:
     """A row takes its own forwards, so there are fewer; that the texts are bass's is in test_independence."""
-    check(Case(method=method, rows=400, other={"draft_length": 2}))
+    check(Case(method=method, rows=250, other={"draft_length": 2}))
 
 
 def check(case: Case) -> None:

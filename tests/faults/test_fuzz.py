@@ -82,4 +82,4 @@ def test_texts_that_are_hardly_texts(pair: ModelPair, text: str) -> None:
         *_, last = race(pair, text, max_new_tokens=4)
         assert last["done"]
     except BassError as error:
-        assert "\n" not in str(error) and error.args[0].isprintable()
+        assert "\n" not in str(error) and str(error).isprintable()

@@ -119,7 +119,7 @@ def serving(client: Client, answer: Any) -> Iterator[None]:
     before = left_behind()
     yield
     assert texts(ask(client, "fine")) == answer
-    for _ in range(100):
+    for _ in range(20):
         if left_behind() == before:
             return
         time.sleep(0.1)
