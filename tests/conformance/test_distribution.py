@@ -178,7 +178,9 @@ QUICK = [
     Case(params=SamplingParams(1.0, top_p=0.8), other={"draft_length": "bass"}),
     Case(method="regular"),
 ]
+OTHERS = [name for name, method in METHODS.items() if method.drafts and method.batched and name != "bass"]
 SLOW = [
+    *(Case(method=name, rows=BATCH) for name in OTHERS),
     *(Case(draft=draft, rows=5 * BATCH) for draft in ("other", "same", "reversed", "opposite", "reduced")),
     *(Case(params=params, rows=5 * BATCH, other={"draft_length": length})
       for params, length in ((SamplingParams(0.7), 1), (SamplingParams(1.0, top_k=3), 3),
