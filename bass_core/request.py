@@ -21,7 +21,9 @@ from .policies import DraftLengthPolicy, make_policy
 from .sampling import SamplingParams
 from .sequence import Sequence
 
-METHODS = ("regular", "speculative", "bass")
+# The lanes of a race that names none, and all methods there are.
+LANES = ("regular", "speculative", "bass")
+METHODS = (*LANES, "amusd")
 VERIFICATIONS = ("chen", "coupled")
 
 
