@@ -110,6 +110,7 @@ class DraftClient:
                 delay_s,
             )
             host.send(message, self._arena)
+            host.paused = True
             self._arena.close_fd()
 
     def _layout(self, rows: int, length: int, rules: Rules) -> Layout:
@@ -125,6 +126,12 @@ class DraftClient:
     def alive(self) -> bool:
         """Whether there is a draft."""
         return self._host is not None
+
+    @property
+    def process(self) -> int | None:
+        """The id of the draft's process, where it has one."""
+        process = self._host.process if self._host is not None else None
+        return None if process is None else process.pid
 
     def room(self, row: Sequence) -> int:
         """Drafts that the draft's own context has room for, behind the row's text."""
@@ -216,7 +223,8 @@ class DraftClient:
                 self._host.send(Resume())
 
     def close(self) -> None:
-        """Give the draft back; what it still holds for this request is freed."""
+        """Give the draft back, at rest; what it still holds for this request is freed."""
+        self.pause()
         self.timeline.waiting = 0
         if self._host is not None:
             self._host = self._arena = None

@@ -33,7 +33,7 @@ class DraftLostError(BassError, RuntimeError):
 
 @dataclass(frozen=True)
 class Open:
-    """Begin a request. `ends[r]`: tokens the row may have at most; `lead`: how far to draft beyond agreed text."""
+    """Begin a request, paused. `ends[r]`: tokens the row may have at most; `lead`: how far to draft beyond agreed text."""
 
     session: int
     prompts: list[list[int]]
@@ -104,7 +104,7 @@ class Pause:
 
 @dataclass(frozen=True)
 class Resume:
-    """Go on after a pause."""
+    """Go on after a pause, or begin."""
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,13 @@ def socket_pair() -> tuple[Connection, Connection]:
 
 def receive_all(link: Connection, timeout: float = 0.0) -> list[Any]:
     """The messages that are there; waits up to `timeout` seconds for a first one. EOFError without a peer."""
-    found = []
+    found: list[Any] = []
     while link.poll(timeout):
-        found.append(link.recv())
+        try:
+            found.append(link.recv())
+        except (EOFError, OSError):
+            if not found:
+                raise
+            break  # the last words come first
         timeout = 0.0
     return found

@@ -175,8 +175,8 @@ class DraftHost:
         code = None
         if self.process is not None:
             with suppress(subprocess.TimeoutExpired):
-                code = self.process.wait(timeout=1.0)
-        return DraftLostError(f"The draft process ended (exit status {code}).")
+                code = self.process.wait(timeout=0.1)
+        return DraftLostError("The draft process ended" + ("." if code is None else f" (exit status {code})."))
 
 
 assert (STAMP, WORKING, READ) == (0, 1, 2), "the order in which `check` reads"

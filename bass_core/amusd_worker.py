@@ -86,7 +86,7 @@ class Worker:
             fd = recv_handle(self.link)
             arena = Arena(message.layout, fd)
             arena.close_fd()
-            self.session, self.paused = self.make(message, arena), False
+            self.session, self.paused = self.make(message, arena), True
         elif isinstance(message, Verdict):
             begin = time.perf_counter()
             if self.session is not None and (blocks := self.session.judge(message.rows)):
