@@ -33,7 +33,7 @@ class DraftLostError(BassError, RuntimeError):
 
 @dataclass(frozen=True)
 class Open:
-    """Begin a request, paused. `ends[r]`: tokens the row may have at most; `lead`: how far to draft beyond agreed text."""
+    """Begin a request, paused. `ends[r]`: tokens the row may have at most; `lead`: how far beyond agreed text."""
 
     session: int
     prompts: list[list[int]]

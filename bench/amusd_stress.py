@@ -1,11 +1,12 @@
 """Many short requests to AMUSD with delays on either side, stops, and drafts that are killed or stopped by signal.
 
-Contract: `short_runs` compares every text with regular decoding's (a stopped one's beginning) and counts; a deadlock
-would hang it. `leftovers` is what a run could leave behind: processes, descriptors, shared memory with a name.
+Contract: `short_runs` compares every text with regular decoding's (a stopped one's beginning) and counts; a
+deadlock would hang it. `leftovers` is what a run could leave behind: processes, descriptors, shared memory with a name.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
 import time
@@ -13,11 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import bass_core.amusd as amusd
 from bass_core import ModelPair, SamplingParams, generate
+from bass_core.amusd_process import close, prepare
 from bass_core.lane import Lane
 from bass_core.request import make_request
+
+from .report import claim, finish
 
 WAYS: list[dict[str, Any]] = [
     {},
@@ -110,3 +116,53 @@ def _lose(lane: Lane, fault: str) -> None:
     process = decoder.client.process
     assert process is not None
     os.kill(process, 9 if fault == "kill" else 19)
+
+
+def stress(arguments: argparse.Namespace) -> None:
+    """The thousand short runs (`--quick`: forty), as a document of their own."""
+    torch.set_num_threads(1)
+    pair, rows = _tiny_pair(arguments.seed)
+    prepare(pair)
+    close(pair)
+    before = leftovers()
+    runs, kills, hangs = (40, 1, 1) if arguments.quick else (1000, 20, 5)
+    seen = short_runs(pair, rows, runs=runs, kills=kills, hangs=hangs, seed=arguments.seed)
+    close(pair)
+    after = leftovers()
+    claims = [
+        claim("runs", seen["runs"], str(runs), seen["runs"] == runs),
+        claim("wrong texts", seen["wrong"], "0", seen["wrong"] == 0),
+        claim("drafts lost", seen["lost"], f"the {kills + hangs} that were taken", seen["lost"] == kills + hangs),
+        claim(
+            "slowest notice of a lost draft, s",
+            seen["slowest_notice_s"],
+            "at most 1",
+            seen["slowest_notice_s"] <= 1,
+        ),
+        claim("left behind", sum(abs(a - b) for a, b in zip(after, before, strict=True)), "0", after == before),
+    ]
+    finish("amusd", arguments, torch.device("cpu"), [seen], claims)
+
+
+def _tiny_pair(seed: int) -> tuple[ModelPair, list[list[int]]]:
+    """A target and a draft that agrees with it in part, and three prompts."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=96,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        eos_token_id=None,
+        tie_word_embeddings=False,
+    )
+    target = LlamaForCausalLM(config).eval().requires_grad_(False)
+    draft = LlamaForCausalLM(config).eval().requires_grad_(False)
+    for ours, theirs in zip(draft.parameters(), target.parameters(), strict=True):
+        if theirs.dim() > 1:
+            theirs.mul_(12)
+            ours.copy_(theirs + torch.randn_like(theirs) * theirs.std() * 0.025)
+    rows = [torch.randint(1, 96, (length,)).tolist() for length in (5, 11, 20)]
+    return ModelPair(target, draft), rows

@@ -100,7 +100,7 @@ def test_every_draft_is_what_the_draft_says_of_the_text_before_it(sampling: Samp
     assert checked > 30
 
 
-@pytest.mark.parametrize("lead", [1, 3])
+@pytest.mark.parametrize("lead", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_sampled_text_has_the_targets_distribution(lead: int) -> None:
     counts, origins = sample(60, 64, sampling=PLAIN, method="amusd", draft_length=lead)
     agrees(counts.sum(0), PLAIN)
@@ -108,11 +108,9 @@ def test_sampled_text_has_the_targets_distribution(lead: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "params", [SamplingParams(0.7), SamplingParams(1.0, top_k=4), SamplingParams(1.0, top_p=0.8)]
-)
+@pytest.mark.parametrize("params", [SamplingParams(0.7, top_k=4), SamplingParams(1.0, top_p=0.8)])
 def test_sampled_and_filtered(params: SamplingParams) -> None:
-    counts, _ = sample(150, 64, sampling=params, method="amusd")
+    counts, _ = sample(100, 64, sampling=params, method="amusd")
     agrees(counts.sum(0), params)
 
 
@@ -215,7 +213,7 @@ def test_cores_are_split() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["qwen3", "opt", "gpt2", "gemma3"])
+@pytest.mark.parametrize("architecture", ["gpt2", "gemma3"])
 def test_other_architectures(architecture: str) -> None:
     target = tiny(architecture)
     pair = ModelPair(target, perturbed(target, NEAR[architecture]))

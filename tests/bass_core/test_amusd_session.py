@@ -77,10 +77,9 @@ def test_a_head_goes_on_from_the_targets_states():
     pair = ModelPair(target, head)
     one = session(pair, layout={"states": ((2, 80, 64), torch.float32)})
     assert not one.busy, "nothing is known before the first verdict"
-    text, start, epoch = list(ROWS[0]), len(ROWS[0]), 0
-    for new in (1, 3, 2):
+    text, start = list(ROWS[0]), len(ROWS[0])
+    for epoch, new in enumerate((1, 3, 2), start=1):
         text += reference(target, text, new)
-        epoch += 1
         states = target(torch.tensor([text]), output_hidden_states=True).hidden_states[-1][0]
         first = 0 if epoch == 1 else start - 1
         one.arena["states"][0, first : len(text) - 1] = states[first : len(text) - 1]
