@@ -142,7 +142,7 @@ class DraftHost:
             raise self._lost(error) from error
         for message in messages:
             if isinstance(message, Failed):
-                raise DraftLostError(f"The draft process failed ({message.message}).")
+                raise _failed(message)
             if isinstance(message, Drafts):
                 self.slowest_s = max(self.slowest_s, message.end - message.begin)
         return messages
@@ -172,6 +172,11 @@ class DraftHost:
     def _lost(self, error: BaseException) -> DraftLostError:
         if isinstance(error, BlockingIOError):
             return DraftLostError("The draft process hangs.")
+        # A draft that failed says why before it ends.
+        with suppress(OSError, EOFError):
+            for message in receive_all(self.link):
+                if isinstance(message, Failed):
+                    return _failed(message)
         code = None
         if self.process is not None:
             with suppress(subprocess.TimeoutExpired):
@@ -189,6 +194,10 @@ def _end(link: Connection, process: subprocess.Popen[bytes] | None, owner: int) 
     if process is not None:
         process.kill()
         process.wait()
+
+
+def _failed(message: Failed) -> DraftLostError:
+    return DraftLostError(f"The draft process failed ({message.message}).")
 
 
 def _memory() -> Any:

@@ -1,7 +1,7 @@
 """Many short requests to AMUSD with delays on either side, stops, and drafts that are killed or stopped by signal.
 
 Contract: `short_runs` compares every text with regular decoding's (a stopped one's beginning) and counts; a
-deadlock would hang it. `leftovers` is what a run could leave behind: processes, descriptors, shared memory with a name.
+deadlock would hang it. `leftovers` is what a run could leave behind: processes, descriptors, named shared memory.
 """
 
 from __future__ import annotations

@@ -71,6 +71,11 @@ def test_a_killed_draft_leaves_regular_decoding(steps: int) -> None:
     assert "ended" in lane.timeline.note and "regular decoding" in lane.timeline.note
     assert lane.view()["timeline"]["note"] == lane.timeline.note and lane.error is None
     assert not process.is_running()
+
+
+@pytest.mark.slow
+def test_after_a_loss_the_next_request_has_a_draft_again() -> None:
+    lost_after(3, lambda one: one.kill())
     again = generate(PAIR, ROWS, method="amusd", max_new_tokens=60)
     assert again.timeline is not None and again.timeline["note"] is None and again.metrics.drafted
 
