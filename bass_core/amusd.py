@@ -8,6 +8,8 @@ with the q that each draft was really drawn from. When nothing is there the targ
 next draft is due so soon that the wait is worth its cost (`_worth_waiting`).
 A draft that crashes or hangs is given up: the lane goes on as regular decoding, and `timeline.note` says so.
 
+Of the drafters that run the pair's draft, "model" drafts with it alone; "cascade" copies first where the text
+repeats itself, and "adaptive" moreover rests behind a draft that it is unsure of (drafting.py).
 A draft head reads the target's last hidden states: they travel with the verdicts; until then its own stand in.
 """
 
@@ -26,7 +28,7 @@ from .amusd_process import split_threads
 from .amusd_timeline import Timeline
 from .decoder import BatchDecoder, Rules
 from .draft_head import DraftHead
-from .drafting import runs_model
+from .drafting import runs_model, sure
 from .errors import RequestError
 from .pair import ModelPair
 from .policies import FixedLength
@@ -70,7 +72,14 @@ def build_amusd(pair: ModelPair, request: Request, rules: Rules, sequences: list
         pair.target_step, len(sequences), length, pair.vocab, request.backend, keep_states=keep_states
     )
     client = DraftClient(
-        pair, sequences, rules, lead=lead, confidence=confidence, backend=request.backend, delay_s=DELAYS[1]
+        pair,
+        sequences,
+        rules,
+        lead=lead,
+        confidence=confidence,
+        copies=request.drafter in ("cascade", "adaptive"),
+        backend=request.backend,
+        delay_s=DELAYS[1],
     )
     return AmusdDecoder(sequences, runner, rules, client, lead, confidence)
 
@@ -189,7 +198,7 @@ class AmusdDecoder(BatchDecoder):
     def _ready(self, row: Sequence) -> int:
         ahead = self.client.ahead[row.index]
         count = min(len(ahead.tokens), self.lead, row.remaining - 1)
-        return ahead.sure(count) if self.confidence else count
+        return sure(ahead.tops[:count], ahead.owns[:count]) if self.confidence else count
 
     def _worth_waiting(self, counts: list[int], waited: float) -> bool:
         """Whether one more draft a row, a draft's step from now, raises the expected tokens per ms.

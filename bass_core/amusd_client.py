@@ -24,7 +24,6 @@ from .amusd_timeline import Timeline
 from .attention import choose_backend
 from .decoder import Rules
 from .draft_head import DraftHead
-from .drafting import CONFIDENCE
 from .pair import ModelPair
 from .sequence import Sequence
 
@@ -43,28 +42,18 @@ class Ahead:
     tokens: list[int] = field(default_factory=list)
     tops: list[float] = field(default_factory=list)
     owns: list[float] = field(default_factory=list)
-
-    def sure(self, count: int) -> int:
-        """How many of the first `count` to feed: while they, times q's largest value, keep CONFIDENCE.
-
-        What was drawn at a position has no say in whether it is fed, so that q stays what it was drawn from.
-        """
-        chance = 1.0
-        for i in range(count):
-            if chance * self.tops[i] < CONFIDENCE:
-                return i
-            chance *= self.owns[i]
-        return count
+    copied: list[bool] = field(default_factory=list)
 
     def move(self, start: int, same: bool) -> None:
         """The text reaches to `start` now; drafts beyond it stay if the text went on as drafted, else none do."""
         count = start - self.start if same else len(self.tokens)
-        del self.tokens[:count], self.tops[:count], self.owns[:count]
+        del self.tokens[:count], self.tops[:count], self.owns[:count], self.copied[:count]
         self.start, self.epoch = start, self.epoch + (not same)
 
 
 class DraftClient:
-    """One request at the pair's draft. `lead`: how far it drafts ahead; `confidence`: whether `sure` is used."""
+    """One request at the pair's draft. `lead`: how far it drafts ahead; `confidence`: up to where it is
+    sure (drafting.py, `sure`); `copies`: from the text, where that repeats itself."""
 
     def __init__(
         self,
@@ -74,6 +63,7 @@ class DraftClient:
         *,
         lead: int,
         confidence: bool,
+        copies: bool,
         backend: str,
         delay_s: float,
     ) -> None:
@@ -107,6 +97,7 @@ class DraftClient:
                 backend if device.type == pair.device.type else choose_backend("auto", device),
                 layout,
                 confidence,
+                copies,
                 delay_s,
             )
             host.send(message, self._arena)
@@ -153,7 +144,7 @@ class DraftClient:
             line.add_draft(message.begin, message.end)
             for _ in range(message.rolled_back - line.rolled_back):
                 line.add_rollback(message.begin)
-            if message.made > line.made:
+            if message.made > line.made and not any(any(block.copied) for block in message.blocks):
                 spent = 1000 * (message.end - message.begin)
                 self.step_ms = spent if self.step_ms is None else self.step_ms + _NEWS * (spent - self.step_ms)
             line.made = message.made
@@ -164,6 +155,7 @@ class DraftClient:
                     ahead.tokens += block.tokens
                     ahead.tops += block.tops
                     ahead.owns += block.owns
+                    ahead.copied += block.copied
         line.waiting = sum(len(ahead.tokens) for ahead in self.ahead.values())
 
     def agree(self, row: Sequence, tokens: list[int], same: bool) -> RowVerdict:
@@ -190,10 +182,16 @@ class DraftClient:
         ring = shared.shape[1]
         slots = [[(start + i) % ring for i in range(width)] for start in starts]
         q = shared[torch.tensor([row.index for row in rows])[:, None], torch.tensor(slots)]
-        if self._head is None:
-            return q
-        full = torch.zeros(*q.shape[:2], self._vocab)
-        return full.index_copy_(2, self._head.vocabulary.to(q.device), q)
+        if self._head is not None:
+            full = torch.zeros(*q.shape[:2], self._vocab)
+            q = full.index_copy_(2, self._head.vocabulary.to(q.device), q)
+        for r, row in enumerate(rows):
+            ahead = self.ahead[row.index]
+            for i, (token, copied) in enumerate(zip(ahead.tokens[:width], ahead.copied, strict=False)):
+                if copied:
+                    q[r, i] = 0
+                    q[r, i, token] = 1
+        return q
 
     def write_states(self, row: Sequence, start: int, states: Tensor) -> None:
         """The target's states [k, hidden] of the tokens of a row from position `start` on."""

@@ -8,6 +8,7 @@ it drafted beyond that stays, and is announced anew under the new epoch. Each to
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,11 +17,14 @@ from torch import Tensor
 from .amusd_arena import Arena
 from .amusd_link import Block, Open, RowVerdict
 from .draft_head import DraftHead
+from .drafting import CASCADE_MATCH, sure
 from .noise import Role
 from .runner import ModelRunner, PrefillSteps
 from .sampling import draw, probabilities
 from .step_model import StepModel
 
+# A run of this many tokens that stood before is copied on.
+COPY_RUN = CASCADE_MATCH
 # Slots of one row that are fed in one forward.
 CHUNK = 128
 
@@ -37,6 +41,20 @@ class Row:
     epoch: int = 0
     tops: list[float] = field(default_factory=list)
     owns: list[float] = field(default_factory=list)
+    copied: list[bool] = field(default_factory=list)
+    # Tokens from the first on whose state a head can read; the last token's is not needed.
+    known: int = 0
+    # Where each run of COPY_RUN tokens of the agreed text ended last, and how far that was looked up.
+    runs: dict[tuple[int, ...], int] = field(default_factory=dict)
+    indexed: int = COPY_RUN
+
+    def copies(self, count: int) -> list[int]:
+        """`count` tokens from behind the latest place in the agreed text that reads like the end; or none."""
+        for stop in range(self.indexed, self.agreed):
+            self.runs[tuple(self.tokens[stop - COPY_RUN : stop])] = stop
+        self.indexed = max(self.indexed, self.agreed)
+        at = self.runs.get(tuple(self.tokens[-COPY_RUN:]))
+        return [] if at is None else [self.tokens[at + i % (len(self.tokens) - at)] for i in range(count)]
 
 
 class DraftSession:
@@ -68,12 +86,21 @@ class DraftSession:
     @property
     def busy(self) -> bool:
         """Whether a step would do anything."""
-        return self._prefill is not None or any(self._may_draft(row) for row in self.rows)
+        return self._prefill is not None or any(self._copies(row) or self._may_ask(row) for row in self.rows)
 
-    def _may_draft(self, row: Row) -> bool:
-        # A head can't say anything before the first verdict has brought the prompt's states.
-        known = self.head is None or row.epoch > 0
-        return known and len(row.tokens) < row.end and len(row.tokens) - row.agreed < self.spec.lead
+    def _room(self, row: Row) -> int:
+        ahead = len(row.tokens) - row.agreed
+        # Behind a draft that is unsure the target would not look at another.
+        if self.spec.confidence and sure(row.tops, row.owns) < ahead:
+            return 0
+        return min(row.end - len(row.tokens), self.spec.lead - ahead)
+
+    def _copies(self, row: Row) -> list[int]:
+        return row.copies(self._room(row)) if self.spec.copies and self._room(row) > 0 else []
+
+    def _may_ask(self, row: Row) -> bool:
+        """Whether the model can be asked: a head needs the state of each token but the last."""
+        return self._room(row) > 0 and (self.head is None or len(row.tokens) - 1 <= row.known)
 
     def judge(self, verdicts: list[RowVerdict]) -> list[Block]:
         """Take over what the target decided; the drafts that survive a new epoch, to be announced again."""
@@ -101,17 +128,22 @@ class DraftSession:
             self.rolled_back += at < len(row.tokens)
             row.tokens[at:] = verdict.tokens[same:]
             self.runner.cached[place] = min(self.runner.cached[place], at)
-            row.tops, row.owns = [], []
+            row.tops, row.owns, row.copied = [], [], []
         else:
-            del row.tops[:same], row.owns[:same]
+            del row.tops[:same], row.owns[:same], row.copied[:same]
         row.agreed = end
         if self.head is not None:
             self._read_states(place, verdict.start, end)
         if verdict.epoch == row.epoch:
             return None
         row.epoch = verdict.epoch
-        kept = row.tokens[end:]
-        return Block(row.index, row.epoch, end, kept, list(row.tops), list(row.owns)) if kept else None
+        return self._block(row, end) if len(row.tokens) > end else None
+
+    def _block(self, row: Row, start: int) -> Block:
+        at = start - row.agreed
+        return Block(
+            row.index, row.epoch, start, row.tokens[start:], row.tops[at:], row.owns[at:], row.copied[at:]
+        )
 
     def _read_states(self, place: int, start: int, end: int) -> None:
         """The target's states of all agreed tokens but the newest are known: slots behind them are fed anew."""
@@ -121,6 +153,8 @@ class DraftSession:
             self.states.device
         )
         self.runner.cached[place] = min(self.runner.cached[place], first + 1 if first else 0)
+        # Own states of drafts that are gone must not be read; those of drafts that stay may.
+        row.known = max(end - 1, min(row.known, len(row.tokens))) if len(row.tokens) > end else end - 1
 
     def _forget(self, place: int) -> None:
         last = len(self.rows) - 1
@@ -133,16 +167,24 @@ class DraftSession:
         """One chunk of prefill, or one drafted token for every row that may go on."""
         if self._prefill is not None:
             return self._prefill_step(self._prefill)
-        going = [self._may_draft(row) for row in self.rows]
+        copied = [self._copies(row) for row in self.rows]
+        blocks = [self._append(row, run, None) for row, run in zip(self.rows, copied, strict=True) if run]
+        going = [not run and self._may_ask(row) for row, run in zip(self.rows, copied, strict=True)]
+        return blocks + self._ask(going) if any(going) else blocks
+
+    def _ask(self, going: list[bool]) -> list[Block]:
+        """One token of the model's for the rows that go on."""
         logits = self._feed(going)
         columns, q = self._draw(logits)
         tokens = columns if self.head is None else self.head.vocabulary[columns]
-        drawn = [tokens.tolist()]
-        if q is not None:
-            drawn += torch.stack((q.amax(-1), q.gather(-1, columns[:, None])[:, 0])).tolist()
-        if "q" in self.arena and q is not None:
-            self._write_q(going, q)
-        return [self._append(row, [one[r] for one in drawn]) for r, row in enumerate(self.rows) if going[r]]
+        drawn = tokens.tolist()
+        if q is None:
+            sure_of = [(1.0, 1.0)] * len(drawn)
+        else:
+            sure_of = torch.stack((q.amax(-1), q.gather(-1, columns[:, None])[:, 0]), dim=-1).tolist()
+            if "q" in self.arena:
+                self._write_q(going, q)
+        return [self._append(row, [drawn[r]], sure_of[r]) for r, row in enumerate(self.rows) if going[r]]
 
     def _prefill_step(self, prefill: PrefillSteps) -> list[Block]:
         prefill.step()
@@ -176,6 +218,7 @@ class DraftSession:
                     # The head's own state stands in for the target's until a verdict brings that.
                     if left[r] and at + left[r] == counts[r]:
                         self.states[row.index, len(row.tokens) - 1] = runner.states[r, take[r]].float()
+                        row.known = len(row.tokens)
         for r, row in enumerate(self.rows):
             if going[r]:
                 runner.cached[r] = len(row.tokens)
@@ -215,12 +258,13 @@ class DraftSession:
             if going[r]:
                 shared[row.index, len(row.tokens) % shared.shape[1]] = q[r].to(shared.device)
 
-    def _append(self, row: Row, drawn: list[float]) -> Block:
-        token, confidence = int(drawn[0]), drawn[1:]
+    def _append(self, row: Row, tokens: list[int], sure_of: Sequence[float] | None) -> Block:
+        """Draft `tokens`; `sure_of`: q's largest value and the token's, None for a copy."""
         start = len(row.tokens)
-        row.tokens.append(token)
-        self.made += 1
-        if confidence:
-            row.tops.append(confidence[0])
-            row.owns.append(confidence[1])
-        return Block(row.index, row.epoch, start, [token], row.tops[-1:], row.owns[-1:])
+        top, own = (1.0, 1.0) if sure_of is None else sure_of
+        row.tokens += tokens
+        row.tops += [top] * len(tokens)
+        row.owns += [own] * len(tokens)
+        row.copied += [sure_of is None] * len(tokens)
+        self.made += len(tokens)
+        return self._block(row, start)

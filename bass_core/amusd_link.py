@@ -46,6 +46,7 @@ class Open:
     backend: str
     layout: Layout
     confidence: bool = False
+    copies: bool = False
     delay_s: float = 0.0
 
 
@@ -70,7 +71,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Block:
-    """Drafted `tokens` from position `start` on. `tops`, `owns`: q's largest value, and the token's; or empty."""
+    """Drafted `tokens` from position `start` on. `tops`, `owns`: q's largest value, and the token's; or empty.
+
+    A token with `copied` true was copied from the text: its q is a point mass.
+    """
 
     row: int
     epoch: int
@@ -78,6 +82,7 @@ class Block:
     tokens: list[int]
     tops: list[float] = field(default_factory=list)
     owns: list[float] = field(default_factory=list)
+    copied: list[bool] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

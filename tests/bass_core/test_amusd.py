@@ -23,6 +23,7 @@ from ..models import NEAR, VOCAB, perturbed, prompts, reference, tiny
 from .test_ends import PAIR as SELF
 from .test_ends import ROWS as FIVE
 from .test_ends import TEXTS, cut
+from .test_head_drafter import tiny_head
 from .test_sampled import PAIR as SMALL
 from .test_sampled import PLAIN, agrees, sample
 
@@ -30,6 +31,7 @@ TOKENS = 24
 TARGET, DRAFT = tiny("llama"), perturbed(tiny("llama"), NEAR["llama"])
 PAIR = ModelPair(TARGET, DRAFT)
 ROWS = prompts(4)
+HEAD = ModelPair(TARGET, tiny_head(TARGET))
 WARM = SamplingParams(0.9)
 
 
@@ -38,6 +40,7 @@ def processes() -> Any:
     """One draft process a pair for all tests; PAIR's goes on to serve those of test_amusd_faults.py."""
     yield
     close(SELF)
+    close(HEAD)
     close(SMALL)
 
 
@@ -98,6 +101,39 @@ def test_every_draft_is_what_the_draft_says_of_the_text_before_it(sampling: Samp
                 checked += len(drafted)
             before += row.tokens
     assert checked > 30
+
+
+@pytest.mark.parametrize("drafter", ["cascade", "model"])
+def test_a_run_that_stood_before_is_copied(drafter: str) -> None:
+    """A copied token has q = 1, all others have the draft's. In eight tokens many runs of three come again."""
+    rows = torch.randint(0, 8, (6, 40), generator=torch.Generator().manual_seed(2)).tolist()
+    written = [list(row) for row in rows]
+    points = others = 0
+    for round_ in stream(SMALL, rows, method="amusd", max_new_tokens=20, drafter=drafter, sampling=WARM):
+        for row in round_.rows:
+            before = written[row.sequence]
+            logits = SMALL.draft(torch.tensor([before + row.drafted])).logits[0, len(before) - 1 : -1]
+            own = probabilities(logits, WARM).gather(1, torch.tensor(row.drafted, dtype=torch.long)[:, None])[:, 0]
+            for q, expected in zip(row.q, own.tolist(), strict=True):
+                copied = q == 1 and expected < 0.99
+                points += copied
+                others += not copied
+                assert copied or q == pytest.approx(expected, rel=1e-3, abs=1e-6)
+            before += row.tokens
+    assert others and (points > 0) == (drafter == "cascade")
+    same = {"max_new_tokens": 20, "drafter": drafter}
+    assert texts(run(SMALL, rows, **same)) == texts(generate(SMALL, rows, method="regular", **same))
+
+
+@pytest.mark.parametrize("drafter", ["model", "adaptive"])
+def test_a_head_drafts_too(drafter: str) -> None:
+    """Its text is exact, greedy and coupled; it is given the target's states with the verdicts."""
+    rows = [ROWS[0], ROWS[1] * 5, ROWS[2]]
+    for same in ({}, {"sampling": WARM, "verification": "coupled"}, {"sampling": WARM}):
+        out = run(HEAD, rows, drafter=drafter, **same)
+        if len(same) != 1:
+            assert texts(out) == texts(generate(HEAD, rows, method="regular", max_new_tokens=TOKENS, **same))
+        assert out.metrics.drafted > 0
 
 
 @pytest.mark.parametrize("lead", [3, pytest.param(1, marks=pytest.mark.slow)])
