@@ -1,11 +1,11 @@
 """AMUSD (arXiv 2410.17375): draft and target work at the same time, on two devices; batched, and with sampling.
 
 Contract: the draft (amusd_draft.py, in a process of its own) never waits for a verdict: it drafts on, up to `lead`
-tokens beyond the agreed text. The target verifies whatever is there. Its logits behind the last token it was fed
-judge one token more, the one that was drafted meanwhile (the *late* draft): where that stands, draft and target
-stay in step and nothing is rolled back. The text is the target's own by the same rule as everywhere (verify.py),
-with the q that each draft was really drawn from. When nothing is there the target takes a plain step, unless the
-next draft is due so soon that the wait is worth its cost (`_worth_waiting`).
+tokens beyond those that are being verified. The target verifies whatever is there. Its logits behind the last
+token it was fed judge one token more, the one that was drafted meanwhile (the *late* draft): where that stands,
+draft and target stay in step and nothing is rolled back. The text is the target's own by the same rule as
+everywhere (verify.py), with the q that each draft was really drawn from. When nothing is there the target takes a
+plain step, unless the next draft is due so soon that the wait is worth its cost (`_worth_waiting`).
 A draft that crashes or hangs is given up: the lane goes on as regular decoding, and `timeline.note` says so.
 
 Of the drafters that run the pair's draft, "model" drafts with it alone; "cascade" copies first where the text
@@ -37,7 +37,7 @@ from .runner import ModelRunner, PrefillSteps
 from .sequence import Round, RowRound, Sequence
 from .verify import Keys, verify
 
-# How far the draft runs ahead where no integer draft_length says so, and where one is larger than the link holds.
+# How far the draft runs ahead where no integer draft_length says so, and the most that one can say.
 LEAD, LONGEST_LEAD = 8, 64
 # For tests: seconds up to which each step of target and draft is delayed at random.
 DELAYS = (0.0, 0.0)
@@ -57,7 +57,7 @@ def refuse_amusd(pair: ModelPair, request: Request) -> None:
 
 
 def lead_of(request: Request) -> int:
-    """Tokens that the draft may be ahead: an integer draft_length; every other policy is ignored."""
+    """Tokens that the draft may be ahead of the target: an integer draft_length; every other policy is ignored."""
     policy = request.policy
     return min(policy.limit, LONGEST_LEAD) if isinstance(policy, FixedLength) else LEAD
 
@@ -75,7 +75,8 @@ def build_amusd(pair: ModelPair, request: Request, rules: Rules, sequences: list
         pair,
         sequences,
         rules,
-        lead=lead,
+        # While `lead` drafts are verified the draft makes one that comes late, and the next `lead`.
+        lead=2 * lead + 1,
         confidence=confidence,
         copies=request.drafter in ("cascade", "adaptive"),
         backend=request.backend,

@@ -52,8 +52,11 @@ class Ahead:
 
 
 class DraftClient:
-    """One request at the pair's draft. `lead`: how far it drafts ahead; `confidence`: up to where it is
-    sure (drafting.py, `sure`); `copies`: from the text, where that repeats itself."""
+    """One request at the pair's draft.
+
+    lead: how far it drafts beyond the agreed text; confidence: only up to where it is sure (drafting.py, `sure`);
+    copies: from the text, where that repeats itself; delay_s: for tests, see amusd.py.
+    """
 
     def __init__(
         self,

@@ -5,20 +5,28 @@ prompt by prompt; ms/token is lane time since the prefill. "1 core" and "2 cores
 target has; AMUSD's target has one thread and its draft another (on one core they share it). `formula`: target
 steps a token, from the measured a (token acceptance), c (draft step / target step) and l (drafts fed a round):
 synchronous (1 + l c) / E, AMUSD (max(l c, 1) + (1 - a^(l+1)) c) / E, where E = 1 + a + ... + a^l and the last term
-is the refill: after a roll-back the target waits for one draft. `coin`: accepted by a coin of that chance instead
-of the test, which shows at what acceptance the overlap pays. `--stress`: the thousand short runs instead.
+is the refill: after a roll-back the target waits for one draft. It takes a verification for a plain step: what one
+costs here is among the claims. `coin`: accepted by a coin of that chance instead of the test, which shows at what
+acceptance the overlap pays. `--stress`: the thousand short runs instead.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bass_core import Generation, ModelPair, generate, load_pair
+from bass_core import Generation, ModelPair, SamplingParams, generate, load_pair
+from bass_core.amusd_client import DraftClient
 from bass_core.amusd_process import close, cores, prepare
+from bass_core.attention import choose_backend
+from bass_core.decoder import Rules
+from bass_core.draft_head import DraftHead
+from bass_core.runner import ModelRunner
+from bass_core.sequence import Sequence
 
 from .amusd_stress import stress
 from .prompts import MIXED
@@ -26,6 +34,7 @@ from .report import claim, finish, median, parser
 
 BAR = 1.15
 COINS = (0.6, 0.8, 0.95)
+WIDTHS = (2, 3, 5, 9)
 
 
 def main(argv: list[str]) -> None:
@@ -47,11 +56,13 @@ def main(argv: list[str]) -> None:
     before = torch.get_num_threads()
     prepare(pair)
     outs = _measure(pair, arguments)
+    torch.set_num_threads(1)
+    costs = _step_costs(pair, 2 if arguments.quick else 8)
     close(pair)
     torch.set_num_threads(before)
     results = [_row(name, arm, outs[name], outs) for name, arm in _arms(arguments.quick).items()]
     weights = Path(str(pair.target.name_or_path)) / "model.safetensors"
-    finish("amusd", arguments, pair.device, results, _claims(outs, arguments.quick), weights)
+    finish("amusd", arguments, pair.device, results, _claims(outs, costs, arguments.quick), weights)
 
 
 def _arms(quick: bool) -> dict[str, dict[str, Any]]:
@@ -144,7 +155,46 @@ def _formula(method: str, length: float, a: float | None, c: float) -> float | N
     return (max(length * c, 1) + (1 - a ** (length + 1)) * c) / emitted
 
 
-def _claims(outs: dict[str, list[Generation]], quick: bool) -> list[dict[str, Any]]:
+def _step_costs(pair: ModelPair, repeats: int) -> dict[str, float]:
+    """The target's step on one core, in plain steps alone: beside a working draft, and wider."""
+    times: dict[str, list[float]] = {}
+    runner = ModelRunner(pair.target_step, 1, 64, pair.vocab, choose_backend("auto", pair.device))
+
+    def step(name: str, width: int = 1) -> None:
+        start = time.perf_counter()
+        runner.feed_ids(torch.ones(1, width, dtype=torch.long), [32])
+        times.setdefault(name, []).append(1000 * (time.perf_counter() - start))
+
+    for repeat in range(repeats + 1):
+        if repeat == 1:  # the first of each width lays memory out
+            times.clear()
+        step("alone")
+        for width in WIDTHS:
+            step(f"target's step with {width} tokens", width)
+        row = Sequence(0, 0, [1] * 8, 64, frozenset())
+        client = DraftClient(
+            pair,
+            [row],
+            Rules(SamplingParams()),
+            lead=48,
+            confidence=False,
+            copies=False,
+            backend="pad",
+            delay_s=0.0,
+        )
+        row.write([1], ["sampled"])
+        if isinstance(pair.draft, DraftHead):
+            client.write_states(row, 0, torch.zeros(8, pair.draft.config.hidden))
+        client.send([client.agree(row, [1], same=False)])
+        client.resume()
+        client.collect(5.0)
+        step("target's step beside a working draft")
+        client.close()
+    alone = median(times.pop("alone"))
+    return {name: median(values) / alone for name, values in times.items()}
+
+
+def _claims(outs: dict[str, list[Generation]], costs: dict[str, float], quick: bool) -> list[dict[str, Any]]:
     real = [name for name in outs if not name.startswith("coin")]
     texts = {name: [out.sequences[0].token_ids for out in outs[name]] for name in real}
     same = sum(text == texts["regular, 1 core"] for text in texts.values()) / len(texts)
@@ -158,5 +208,6 @@ def _claims(outs: dict[str, list[Generation]], quick: bool) -> list[dict[str, An
     for coin in () if quick else COINS:
         ratio = _ms(outs[f"coin {coin}: synchronous l=4, 1 core"]) / _ms(outs[f"coin {coin}: amusd lead 4"])
         claims.append(claim(f"the same were {coin} accepted, length 4", ratio, f"at least {BAR}", ratio >= BAR))
+    claims += [claim(f"{name}, in plain steps", value, "none", True) for name, value in costs.items()]
     claims.append(claim("c, draft step / target step", _cost(outs), "none", True))
     return claims
