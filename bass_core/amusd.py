@@ -35,7 +35,7 @@ from .policies import FixedLength
 from .request import Request
 from .runner import ModelRunner, PrefillSteps
 from .sequence import Round, RowRound, Sequence
-from .verify import Keys, verify
+from .verify import Keys, mark_unsound, refuse_unsound, verify
 
 # How far the draft runs ahead where no integer draft_length says so, and the most that one can say.
 LEAD, LONGEST_LEAD = 8, 64
@@ -228,7 +228,9 @@ class AmusdDecoder(BatchDecoder):
         if DELAYS[0]:
             time.sleep(random.random() * DELAYS[0])
         device = self.target.device
-        logits = self.target.feed_ids(torch.tensor(ids, device=device), self.target.cached[: len(ids)])
+        logits = self.target.feed_ids(
+            torch.tensor(ids, device=device), self.target.cached[: len(ids)], counts=[count + 1 for count in counts]
+        )
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
         return logits
@@ -267,7 +269,10 @@ class AmusdDecoder(BatchDecoder):
             rule=self.rules.verification,
             synthetic=self.rules.synthetic,
         )
-        return verdict.host()
+        verdict.next_token = mark_unsound(verdict.next_token, logits)
+        accepted, next_tokens, tests = verdict.host()
+        refuse_unsound(next_tokens)
+        return accepted, next_tokens, tests
 
     def _measure(self, counts: list[int], begin: float) -> None:
         end = time.perf_counter()

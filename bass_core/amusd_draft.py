@@ -209,7 +209,8 @@ class DraftSession:
             left = [max(0, min(count - at, width)) for count in counts]
             begins = [start + min(at, count) for start, count in zip(starts, counts, strict=True)]
             take = [max(count - 1, 0) for count in left]
-            chunk = runner.feed_ids(self._inputs(begins, left, width), begins, take)
+            fed = [max(count, 1) for count in left]
+            chunk = runner.feed_ids(self._inputs(begins, left, width), begins, take, fed)
             fresh = torch.tensor([count > at for count in counts], device=chunk.device)
             logits = chunk if at == 0 else torch.where(fresh[:, None], chunk, logits)
             if self.head is not None:

@@ -35,8 +35,8 @@ from .pair import ModelPair
 
 START_PATIENCE_S = 300.0
 # A draft that shows no life for this long hangs, unless its steps are known to be slow.
-PATIENCE_S = 0.8
-SLOW_STEPS = 5
+PATIENCE_S = 0.75
+SLOW_STEPS = 4
 # The first place to import from is this project's, not the folder that the program happens to be in.
 _START = "import sys; sys.path[0] = sys.argv[1]; from bass_core.amusd_worker import main; main(sys.argv[2:])"
 _HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
