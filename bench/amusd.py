@@ -51,7 +51,7 @@ def main(argv: list[str]) -> None:
         stress(arguments)
         return
     if arguments.quick:
-        arguments.prompts, arguments.max_new_tokens = 1, 8
+        arguments.prompts, arguments.max_new_tokens = 1, 4
     pair = load_pair(arguments.pair, draft=arguments.draft, device="cpu", dtype=arguments.dtype)
     before = torch.get_num_threads()
     prepare(pair)
@@ -92,7 +92,7 @@ def _measure(pair: ModelPair, arguments: argparse.Namespace) -> dict[str, list[G
     outs: dict[str, list[Generation]] = {}
     arms = _arms(arguments.quick)
     # Once unmeasured: the first forward of each width lays memory out.
-    for prompt in [MIXED[-1], *MIXED[: arguments.prompts]]:
+    for prompt in [*([] if arguments.quick else [MIXED[-1]]), *MIXED[: arguments.prompts]]:
         for name, arm in arms.items():
             keywords = {key: value for key, value in arm.items() if key != "threads"}
             torch.set_num_threads(min(arm["threads"], cores()))

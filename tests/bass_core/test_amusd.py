@@ -136,17 +136,16 @@ def test_a_head_drafts_too(drafter: str) -> None:
         assert out.metrics.drafted > 0
 
 
-@pytest.mark.parametrize("lead", [3, pytest.param(1, marks=pytest.mark.slow)])
-def test_sampled_text_has_the_targets_distribution(lead: int) -> None:
-    counts, origins = sample(60, 64, sampling=PLAIN, method="amusd", draft_length=lead)
+def test_sampled_text_has_the_targets_distribution() -> None:
+    counts, origins = sample(60, 64, sampling=PLAIN, method="amusd", draft_length=3)
     agrees(counts.sum(0), PLAIN)
     assert {"accepted", "recovered"} <= origins
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("params", [SamplingParams(0.7, top_k=4), SamplingParams(1.0, top_p=0.8)])
-def test_sampled_and_filtered(params: SamplingParams) -> None:
-    counts, _ = sample(100, 64, sampling=params, method="amusd")
+def test_sampled_and_filtered() -> None:
+    params = SamplingParams(0.8, top_k=5, top_p=0.9)
+    counts, _ = sample(100, 64, sampling=params, method="amusd", draft_length=1)
     agrees(counts.sum(0), params)
 
 
@@ -249,10 +248,10 @@ def test_cores_are_split() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["gpt2", "gemma3"])
-def test_other_architectures(architecture: str) -> None:
-    target = tiny(architecture)
-    pair = ModelPair(target, perturbed(target, NEAR[architecture]))
+def test_a_model_with_its_own_forward() -> None:
+    """Sliding windows, and weights that travel to the draft's process as they are."""
+    target = tiny("gemma3")
+    pair = ModelPair(target, perturbed(target, NEAR["gemma3"]))
     rows = prompts(3)
     out = run(pair, rows)
     close(pair)

@@ -1,6 +1,7 @@
 """A draft that is slow, stopped, killed or wrong: the text stays exact, the lane says so, and nothing is left.
 
-Contract: real processes and real signals. Drafts are lost at moments that chance picks, from seeds.
+Contract: real processes and real signals. What comes of many short runs with
+faults at moments that chance picks is `python -m bench amusd --stress`; tests/bench runs its short form.
 """
 
 from __future__ import annotations
@@ -64,20 +65,12 @@ def lost_after(steps: int, act: Any, **arguments: Any) -> tuple[Any, psutil.Proc
     return lane, process
 
 
-@pytest.mark.parametrize("steps", [5, pytest.param(0, marks=pytest.mark.slow)])
-def test_a_killed_draft_leaves_regular_decoding(steps: int) -> None:
-    lane, process = lost_after(steps, lambda one: one.kill())
+def test_a_killed_draft_leaves_regular_decoding() -> None:
+    lane, process = lost_after(5, lambda one: one.kill())
     assert [s.token_ids for s in lane.sequences] == expected(max_new_tokens=60)
     assert "ended" in lane.timeline.note and "regular decoding" in lane.timeline.note
     assert lane.view()["timeline"]["note"] == lane.timeline.note and lane.error is None
     assert not process.is_running()
-
-
-@pytest.mark.slow
-def test_after_a_loss_the_next_request_has_a_draft_again() -> None:
-    lost_after(3, lambda one: one.kill())
-    again = generate(PAIR, ROWS, method="amusd", max_new_tokens=60)
-    assert again.timeline is not None and again.timeline["note"] is None and again.metrics.drafted
 
 
 @pytest.mark.slow
@@ -137,7 +130,7 @@ def test_one_process_serves_all_requests_and_ends_with_its_pair() -> None:
 
 
 SCRIPT = """
-import sys, time
+import time
 from bass_core import stream
 from tests.models import *
 from bass_core import ModelPair
@@ -147,18 +140,15 @@ for _ in range(3):
     next(rounds)
 import psutil
 print(*(child.pid for child in psutil.Process().children()), flush=True)
-ending = sys.argv[1]
-if ending == "kill":
-    time.sleep(60)
+time.sleep(60)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ending", ["kill", "exit"])
-def test_nothing_is_left_when_the_program_ends(ending: str) -> None:
-    """Killed outright, or at its end, in the midst of a request; the script has no main guard."""
+def test_nothing_is_left_when_the_program_is_killed() -> None:
+    """In the midst of a request; the script has no main guard."""
     program = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, ending],
+        [sys.executable, "-c", SCRIPT],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -167,25 +157,10 @@ def test_nothing_is_left_when_the_program_ends(ending: str) -> None:
     assert program.stdout is not None
     pids = [int(pid) for pid in program.stdout.readline().split()]
     assert len(pids) == 1
-    if ending == "kill":
-        program.kill()
+    program.kill()
     program.wait(30)
     program.stdout.close()
     until = time.monotonic() + 20
     while psutil.pid_exists(pids[0]) and psutil.Process(pids[0]).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < until, "the draft outlives its program"
         time.sleep(0.05)
-
-
-@pytest.mark.slow
-def test_short_runs_with_delays_stops_and_kills(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The short form of `python -m bench amusd --stress`: no deadlock, no leak, the text exact."""
-    from bench.amusd_stress import leftovers, short_runs
-
-    before = leftovers()
-    seen = short_runs(PAIR, ROWS, runs=48, kills=2, seed=1, hangs=0)
-    close(PAIR)
-    assert seen["runs"] == 48 and seen["wrong"] == 0
-    assert seen["lost"] == 2 and seen["stopped"] > 5 and seen["drafted"] > 100
-    gc.collect()
-    assert leftovers() == before
