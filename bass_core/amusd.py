@@ -15,6 +15,7 @@ A draft head reads the target's last hidden states: they travel with the verdict
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Iterator
@@ -160,7 +161,7 @@ class AmusdDecoder(BatchDecoder):
         tested = self._tested_counts(counts)
         starts = [len(row.tokens) for row in rows]
         drafts = self._drafts(tested)
-        accepted, next_tokens, tests = self._judge(logits, drafts, tested, starts, keys)
+        accepted, next_tokens, tests, next_p = self._judge(logits, drafts, tested, starts, keys)
         self.target_forwards += 1
         self._measure(counts, begin)
         records, verdicts = [], []
@@ -174,7 +175,8 @@ class AmusdDecoder(BatchDecoder):
             seen = tested[r] if stand >= counts[r] else counts[r]
             seen = min(seen, tested[r])
             same = stand == tested[r] > counts[r]
-            record = self._write(row, drafts[r][:seen], tests[r], stand, None if same else next_tokens[r])
+            own = (None, math.nan) if same else (next_tokens[r], next_p[r])
+            record = self._write(row, drafts[r][:seen], tests[r], stand, *own)
             records.append(record)
             self._count(record)
             verdicts.append(self.client.agree(row, record.tokens, same))
@@ -229,7 +231,9 @@ class AmusdDecoder(BatchDecoder):
             time.sleep(random.random() * DELAYS[0])
         device = self.target.device
         logits = self.target.feed_ids(
-            torch.tensor(ids, device=device), self.target.cached[: len(ids)], counts=[count + 1 for count in counts]
+            torch.tensor(ids, device=device),
+            self.target.cached[: len(ids)],
+            counts=[count + 1 for count in counts],
         )
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
@@ -253,7 +257,8 @@ class AmusdDecoder(BatchDecoder):
 
     def _judge(
         self, logits: Tensor, drafts: list[list[int]], tested: list[int], starts: list[int], keys: Keys
-    ) -> tuple[list[int], list[int], list[list[list[float]]]]:
+    ) -> tuple[list[int], list[int], list[list[list[float]]], list[float]]:
+        """What `Verdict.host` returns."""
         width, device = max(tested), logits.device
         if width == logits.shape[1]:
             # Behind a late draft nothing is read, but verify wants a column there.
@@ -270,9 +275,9 @@ class AmusdDecoder(BatchDecoder):
             synthetic=self.rules.synthetic,
         )
         verdict.next_token = mark_unsound(verdict.next_token, logits)
-        accepted, next_tokens, tests = verdict.host()
+        accepted, next_tokens, tests, next_p = verdict.host()
         refuse_unsound(next_tokens)
-        return accepted, next_tokens, tests
+        return accepted, next_tokens, tests, next_p
 
     def _measure(self, counts: list[int], begin: float) -> None:
         end = time.perf_counter()
