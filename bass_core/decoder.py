@@ -166,12 +166,14 @@ class BatchDecoder:
         drafted: list[int],
         tests: list[list[float]],
         accepted: int,
-        next_token: int,
+        next_token: int | None,
         next_p: float = math.nan,
     ) -> RowRound:
+        """Append what was accepted and the target's own token (None: it has added none)."""
         last = "sampled" if not drafted else ("bonus" if accepted == len(drafted) else "recovered")
-        tokens = [*drafted[:accepted], next_token]
-        origins = ["accepted"] * accepted + [last]
+        own = [] if next_token is None else [next_token]
+        tokens = [*drafted[:accepted], *own]
+        origins = ["accepted"] * accepted + [last] * len(own)
         taken = row.write(tokens, origins)
         if taken <= accepted:
             # The text ended inside the accepted span: drafts behind its end were never tested.

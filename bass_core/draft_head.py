@@ -81,7 +81,15 @@ class DraftHead(nn.Module):
     def pack(self) -> None:
         """Lay the fusing layer out for this CPU; what was packed is not trained any more."""
         if isinstance(self.fuse, nn.Linear) and self.fuse.weight.device.type == "cpu":
+            self._unpacked = (self.fuse,)
             self.fuse = PackedLinear(self.fuse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process: with the layer as it was before `pack`, whose layout can't be sent."""
+        state = dict(self.__dict__)
+        if unpacked := state.pop("_unpacked", None):
+            state["_modules"] = {**state["_modules"], "fuse": unpacked[0]}
+        return state
 
     def own_weights(self) -> dict[str, Tensor]:
         """What is stored: all but the target's embedding and head."""

@@ -46,6 +46,20 @@ def choose_drafter(pair: ModelPair, drafter: Any) -> Any:
     return drafter
 
 
+def sure(tops: list[float], owns: list[float]) -> int:
+    """How many drafts in a row to look at: while they, times q's largest value, keep CONFIDENCE.
+
+    tops[i], owns[i]: q's largest value at draft i, and that of the token drawn. What was drawn at a position has
+    no say in whether it is looked at, so that q stays what it was drawn from.
+    """
+    chance = 1.0
+    for count, (top, own) in enumerate(zip(tops, owns, strict=True)):
+        if chance * top < CONFIDENCE:
+            return count
+        chance *= own
+    return len(tops)
+
+
 def runs_model(drafter: Any) -> bool:
     """Whether the drafter keeps a cache of the pair's draft."""
     return drafter in ("model", "cascade", "adaptive")

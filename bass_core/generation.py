@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .admission import admit
+from .amusd import refuse_amusd
 from .lane import Lane
 from .metrics import Metrics, latency
 from .pair import ModelPair
@@ -38,17 +39,19 @@ class GeneratedSequence:
 
 @dataclass(frozen=True)
 class Generation:
-    """What `generate` returns."""
+    """What `generate` returns. timeline: method "amusd" alone, when draft and target were busy; see README."""
 
     method: str
     sequences: list[GeneratedSequence]
     metrics: Metrics
+    timeline: dict[str, Any] | None = None
 
 
 def generate(pair: ModelPair, prompt: str | Seq[Any], *, method: str = "bass", **arguments: Any) -> Generation:
     """Answer a prompt (text, token ids, or a list of either) with n sequences.
 
-    method: "regular", "speculative" (one sequence after another) or "bass" (all at once). Keyword arguments, with
+    method: "regular", "speculative" (one sequence after another), "bass" (all at once) or "amusd" (draft and
+    target at the same time). Keyword arguments, with
     their defaults: n=1, max_new_tokens=64, sampling=SamplingParams(), draft_length="bass" | int | policy,
     drafter="auto" | a name of drafting.py | object, attention="auto", verification="chen" | "coupled",
     seed=0, sequence_ids=None, eos_token_id="auto", raw=False, time_budget_ms=None, synthetic_acceptance=None.
@@ -85,11 +88,14 @@ def finished(lane: Lane) -> Generation:
         )
         for sequence, text in zip(lane.sequences, lane.texts, strict=True)
     ]
-    return Generation(lane.method, sequences, lane.metrics())
+    timeline = None if lane.timeline is None else lane.timeline.view()
+    return Generation(lane.method, sequences, lane.metrics(), timeline)
 
 
 def _lane(pair: ModelPair, prompt: str | Seq[Any], method: str, arguments: dict[str, Any]) -> Lane:
     check_method(method)
     request = make_request(pair, prompt, **arguments)
+    if method == "amusd":
+        refuse_amusd(pair, request)
     admit(pair, request, (method,))
     return Lane(pair, request, method)

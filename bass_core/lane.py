@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from .amusd import AmusdDecoder, build_amusd
+from .amusd_timeline import Timeline
 from .decoder import BatchDecoder, Decoder, OneByOne, Rules
 from .drafters import StateReader
 from .drafting import make_drafter
@@ -27,6 +29,9 @@ from .round_log import RoundLog
 from .runner import ModelRunner
 from .sequence import Round, Sequence
 from .text import TextStream
+
+# Pausing AMUSD's draft costs up to one of its steps: a turn this long makes that a small part.
+SLICE_MS = 100.0
 
 
 class LaneClock:
@@ -72,6 +77,11 @@ class Lane:
         self.texts = [TextStream(pair.tokenizer) if pair.tokenizer is not None else None for _ in self.sequences]
         with shortage_explained():
             self._decoder: Decoder | None = build(pair, request, method, self.sequences)
+        # Of a lane whose draft works beside its target: when who was busy, and its shortest turn in a fair race.
+        self.slice_ms = SLICE_MS if isinstance(self._decoder, AmusdDecoder) else 0.0
+        self.timeline: Timeline | None = (
+            self._decoder.timeline if isinstance(self._decoder, AmusdDecoder) else None
+        )
         self._forwards = 0
 
     @property
@@ -91,19 +101,30 @@ class Lane:
             self._record(row.sequence, row.tokens, round_.kind == "prefill")
         budget = self.request.time_budget_ms
         if self._decoder.finished:
-            self._decoder = None
+            self._release()
         elif budget is not None and self.clock.ms >= budget:
             self.end("budget")
         return round_
 
     def end(self, reason: str) -> None:
         """Finish what is unfinished and free the caches."""
-        self._decoder = None
+        self._release()
         for sequence, text in zip(self.sequences, self.texts, strict=True):
             if sequence.finish_reason is None:
                 sequence.finish_reason = reason
                 if text is not None:
                     text.end()
+
+    def pause(self) -> None:
+        """Before another lane is stepped: what works on for this one between its steps comes to a halt."""
+        if isinstance(self._decoder, AmusdDecoder):
+            with self.clock.running():
+                self._decoder.pause()
+
+    def _release(self) -> None:
+        if isinstance(self._decoder, AmusdDecoder):
+            self._decoder.close()
+        self._decoder = None
 
     def fail(self, message: str) -> None:
         """End the lane with a message for the user."""
@@ -127,6 +148,7 @@ class Lane:
             }
             for sequence, text in zip(self.sequences, self.texts, strict=True)
         ]
+        timeline = {} if self.timeline is None else {"timeline": self.timeline.view()}
         return {
             "sequences": sequences,
             "metrics": asdict(self.metrics()),
@@ -134,6 +156,7 @@ class Lane:
             "clock_ms": self.clock.ms,
             "finished": self.finished,
             "error": self.error,
+            **timeline,
         }
 
     def _record(self, index: int, tokens: list[int], prefill: bool) -> None:
@@ -153,6 +176,8 @@ class Lane:
 def build(pair: ModelPair, request: Request, method: str, sequences: list[Sequence]) -> Decoder:
     """The decoder of a method: regular has no drafter, speculative runs one row at a time, bass all at once."""
     rules = Rules(request.sampling, request.seed, request.verification, request.synthetic_acceptance)
+    if method == "amusd":
+        return build_amusd(pair, request, rules, sequences)
     drafts = method != "regular"
 
     def batch(rows: list[Sequence]) -> BatchDecoder:

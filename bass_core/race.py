@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import nullcontext
 from typing import Any
@@ -21,11 +21,12 @@ from typing import Any
 import torch
 
 from .admission import admit
+from .amusd import refuse_amusd
 from .errors import BassError, MemoryShortage, RequestError
 from .lane import Lane
 from .monitor import Monitor
 from .pair import ModelPair
-from .request import METHODS, Request, check_method, make_request
+from .request import LANES, METHODS, Request, check_method, make_request
 
 SCHEDULINGS = ("fair", "overlap", "in_turn")
 SNAPSHOT_SECONDS = 0.1
@@ -38,7 +39,7 @@ def race(
     pair: ModelPair,
     prompt: str | Seq[Any],
     *,
-    lanes: Seq[str] = METHODS,
+    lanes: Seq[str] = LANES,
     scheduling: str = "fair",
     **arguments: Any,
 ) -> Iterator[Snapshot]:
@@ -56,6 +57,8 @@ def race(
     if scheduling not in SCHEDULINGS:
         raise RequestError(f"scheduling must be one of {', '.join(SCHEDULINGS)}; got {scheduling!r}.")
     request = make_request(pair, prompt, **arguments)
+    if "amusd" in methods:
+        refuse_amusd(pair, request)
     admit(pair, request, *([methods] if scheduling != "in_turn" else [(method,) for method in methods]))
     return _run(pair, request, methods, scheduling)
 
@@ -82,10 +85,18 @@ def _run(pair: ModelPair, request: Request, methods: tuple[str, ...], scheduling
 
 
 def _fair(lanes: list[Lane], device: torch.device) -> Iterator[None]:
-    """Steps the lane that is furthest behind; yields whenever a snapshot is due."""
+    """Steps the lane that is furthest behind; yields whenever a snapshot is due.
+
+    A lane that works on between its steps (AMUSD's draft) has a slice of its own and is then paused.
+    """
     due = time.perf_counter() + SNAPSHOT_SECONDS
     while running := [lane for lane in lanes if not lane.finished]:
-        _step(min(running, key=lambda lane: lane.clock.ms))
+        lane = min(running, key=lambda lane: lane.clock.ms)
+        until = lane.clock.ms + lane.slice_ms
+        _step(lane)
+        while not lane.finished and lane.clock.ms < until:
+            _step(lane)
+        _guarded(lane, lane.pause)
         if time.perf_counter() >= due:
             yield
             due = time.perf_counter() + SNAPSHOT_SECONDS
@@ -132,9 +143,13 @@ def _overlap(lanes: list[Lane], device: torch.device) -> Iterator[None]:
 
 def _step(lane: Lane) -> None:
     """One step; a lane that fails ends with a message, and the others go on. Memory is everyone's."""
+    _guarded(lane, lane.step)
+
+
+def _guarded(lane: Lane, action: Callable[[], object]) -> None:
     try:
         with lane.lock:
-            lane.step()
+            action()
     except MemoryShortage:
         raise
     except BassError as error:

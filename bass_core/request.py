@@ -21,7 +21,9 @@ from .policies import DraftLengthPolicy, make_policy
 from .sampling import SamplingParams
 from .sequence import Sequence
 
-METHODS = ("regular", "speculative", "bass")
+# The lanes of a race that names none, and all methods there are.
+LANES = ("regular", "speculative", "bass")
+METHODS = (*LANES, "amusd")
 # Far above what any memory holds: a list of that many prompts is made before the memory is looked at.
 MAX_ROWS = 2**20
 VERIFICATIONS = ("chen", "coupled")

@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-NAMES = ("exactness", "fuzz", "latency", "load", "mutants", "overhead")
+NAMES = ("amusd", "exactness", "fuzz", "latency", "load", "mutants", "overhead")
 
 
 def main() -> int:

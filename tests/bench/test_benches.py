@@ -71,3 +71,17 @@ def test_mutants():
 def test_the_real_server_under(name):
     """The short forms: twenty clients for six seconds, and 120 cases."""
     check(run(name, "--quick"), name)
+
+
+@pytest.mark.slow
+def test_amusd(smollm2_folder):
+    """In float32 all arms write one text; what they cost is for the full run."""
+    draft = Path(__file__).parents[2] / "drafts" / "smollm2"
+    document = run("amusd", "--quick", "--pair", smollm2_folder, "--draft", draft, "--dtype", "float32")
+    check(document, "amusd")
+
+
+@pytest.mark.slow
+def test_amusd_under_faults():
+    """Forty of the thousand short runs, one with a killed draft and one with a stopped one."""
+    check(run("amusd", "--stress", "--quick"), "amusd")

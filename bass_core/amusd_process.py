@@ -1,0 +1,245 @@
+"""Draft processes: started once per pair, lent to one request at a time, ended with the pair or the program.
+
+Contract: `borrow(pair)` gives a host whose draft is loaded; `give_back` keeps it for the next request. A host that
+crashed or hangs raises DraftLostError at the next `send`, `receive` or `check`; it is then `end`ed. The draft runs
+- beside a target on a CPU: in a process of its own, the cores split between the two;
+- beside a target on a GPU: in a process on the next GPU; where there is only one, in a thread with a stream of
+  its own (two processes on one GPU take turns instead of overlapping); or on the CPU, with
+  `pair.amusd_draft = "cpu"`. No GPU arrangement has been run yet.
+The process is no child of multiprocessing, which would import the caller's main module once more: a script
+without a main guard, or a notebook, works.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from contextlib import nullcontext, suppress
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import send_handle
+from typing import Any
+
+import torch
+
+from .amusd_arena import Arena
+from .amusd_link import DraftLostError, Drafts, Failed, Open, Ready, receive_all, socket_pair
+from .amusd_worker import READ, STAMP, WATCH, WORKING, Worker, session_maker
+from .draft_head import DraftHead
+from .pair import ModelPair
+
+START_PATIENCE_S = 300.0
+# A draft that shows no life for this long hangs, unless its steps are known to be slow.
+PATIENCE_S = 0.75
+SLOW_STEPS = 4
+# The first place to import from is this project's, not the folder that the program happens to be in.
+_START = "import sys; sys.path[0] = sys.argv[1]; from bass_core.amusd_worker import main; main(sys.argv[2:])"
+_HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_lock = threading.Lock()
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def split_threads() -> tuple[int, int]:
+    """Threads of target and draft on a CPU: the draft is the smaller model and gets a quarter, at least one."""
+    draft = max(1, cores() // 4)
+    return max(1, min(torch.get_num_threads(), cores() - draft)), draft
+
+
+def place(pair: ModelPair) -> torch.device | None:
+    """The device of the draft's process, None for a thread beside the target."""
+    wanted = getattr(pair, "amusd_draft", "auto")
+    if wanted != "auto":
+        return None if wanted == "stream" else torch.device(wanted)
+    if pair.device.type == "cpu":
+        return pair.device
+    if torch.cuda.device_count() < 2:
+        return None
+    return torch.device("cuda", ((pair.device.index or 0) + 1) % torch.cuda.device_count())
+
+
+class DraftHost:
+    """A running draft and the target's end of its link."""
+
+    def __init__(self, pair: ModelPair) -> None:
+        self.link, theirs = socket_pair()
+        self.watch = Arena(WATCH)
+        self.owner = os.getpid()
+        self.device = place(pair)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.sent, self.unread_since, self.slowest_s = 0, 0.0, 0.0
+        self.paused = False
+        try:
+            if self.device is None:
+                self._start_thread(pair, theirs)
+            else:
+                self._start_process(pair, theirs, self.device)
+        finally:
+            self.watch.close_fd()
+        self._end = weakref.finalize(self, _end, self.link, self.process, self.owner)
+        self._await_ready()
+
+    def _start_thread(self, pair: ModelPair, theirs: Connection) -> None:
+        step, device = pair.draft_step, pair.device
+        worker = Worker(theirs, session_maker(pair.draft, step, pair.vocab), self.watch)
+
+        def run() -> None:
+            with torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext():
+                worker.run()
+            theirs.close()
+
+        threading.Thread(target=run, name="bass-amusd-draft", daemon=True).start()
+
+    def _start_process(self, pair: ModelPair, theirs: Connection, device: torch.device) -> None:
+        threads = str(split_threads()[1])
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        with tempfile.TemporaryFile() if not hasattr(os, "memfd_create") else _memory() as model:
+            try:
+                torch.save((pair.draft, pair.vocab), model)
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                raise DraftLostError(f"The draft can't be sent to a process of its own ({error}).") from error
+            model.seek(0)
+            fds = (theirs.fileno(), model.fileno(), self.watch.fd)
+            command = [sys.executable, "-c", _START, _HOME, *map(str, fds), threads, str(device)]
+            self.process = subprocess.Popen(command, env=environment, pass_fds=fds, stdin=subprocess.DEVNULL)
+        theirs.close()
+
+    def _await_ready(self) -> None:
+        until = time.perf_counter() + START_PATIENCE_S
+        while time.perf_counter() < until:
+            if any(isinstance(message, Ready) for message in self.receive(timeout=1.0)):
+                return
+        self.end()
+        raise DraftLostError("The draft process did not get ready.")
+
+    def send(self, message: Any, arena: Arena | None = None) -> None:
+        """Hand a message over, with the arena that an Open speaks of."""
+        if float(self.watch["watch"][READ]) >= self.sent:
+            self.unread_since = time.perf_counter()
+        try:
+            self.link.send(message)
+            if isinstance(message, Open):
+                assert arena is not None
+                send_handle(self.link, arena.fd, None)
+        except (OSError, EOFError) as error:
+            raise self._lost(error) from error
+        self.sent += 1
+
+    def receive(self, timeout: float = 0.0) -> list[Any]:
+        """What the draft has sent; waits up to `timeout` seconds for a first message."""
+        try:
+            messages = receive_all(self.link, timeout)
+        except (OSError, EOFError) as error:
+            raise self._lost(error) from error
+        for message in messages:
+            if isinstance(message, Failed):
+                raise _failed(message)
+            if isinstance(message, Drafts):
+                self.slowest_s = max(self.slowest_s, message.end - message.begin)
+        return messages
+
+    @property
+    def patience_s(self) -> float:
+        """How long the draft may show no life."""
+        return max(PATIENCE_S, SLOW_STEPS * self.slowest_s)
+
+    def check(self) -> None:
+        """Raises DraftLostError when the draft works, or has a message to read, and shows no life."""
+        stamp, working, read = self.watch["watch"].tolist()
+        since = stamp if working else max(stamp, self.unread_since)
+        if (working or read < self.sent) and time.perf_counter() - since > self.patience_s:
+            raise DraftLostError("The draft process hangs.")
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can serve: not ended, and of this very process (a fork must not use its parent's)."""
+        running = self.process is None or self.process.poll() is None
+        return self._end.alive and running and self.owner == os.getpid()
+
+    def end(self) -> None:
+        """Kill the draft, or let its thread go; nothing of it stays."""
+        self._end()
+
+    def _lost(self, error: BaseException) -> DraftLostError:
+        if isinstance(error, BlockingIOError):
+            return DraftLostError("The draft process hangs.")
+        # A draft that failed says why before it ends.
+        with suppress(OSError, EOFError):
+            for message in receive_all(self.link):
+                if isinstance(message, Failed):
+                    return _failed(message)
+        code = None
+        if self.process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                code = self.process.wait(timeout=0.1)
+        return DraftLostError("The draft process ended" + ("." if code is None else f" (exit status {code})."))
+
+
+assert (STAMP, WORKING, READ) == (0, 1, 2), "the order in which `check` reads"
+
+
+def _end(link: Connection, process: subprocess.Popen[bytes] | None, owner: int) -> None:
+    if owner != os.getpid():
+        return
+    link.close()
+    if process is not None:
+        process.kill()
+        process.wait()
+
+
+def _failed(message: Failed) -> DraftLostError:
+    return DraftLostError(f"The draft process failed ({message.message}).")
+
+
+def _memory() -> Any:
+    return os.fdopen(os.memfd_create("bass-amusd-model"), "w+b")
+
+
+# The one host of each pair that waits for a request.
+_idle: weakref.WeakKeyDictionary[ModelPair, DraftHost] = weakref.WeakKeyDictionary()
+
+
+def borrow(pair: ModelPair) -> DraftHost:
+    """The pair's waiting draft, or a new one (seconds). Raises DraftLostError when it can't be started."""
+    with _lock:
+        host = _idle.pop(pair, None)
+    if host is not None and host.alive:
+        try:
+            host.receive()
+            return host
+        except DraftLostError:
+            host.end()
+    return DraftHost(pair)
+
+
+def give_back(pair: ModelPair, host: DraftHost) -> None:
+    """Keep the host for the pair's next request; a second one is not kept."""
+    with _lock:
+        keep = host.alive and pair not in _idle
+        if keep:
+            _idle[pair] = host
+    if not keep:
+        host.end()
+
+
+def close(pair: ModelPair) -> None:
+    """End the pair's waiting draft process, if there is one; the next request starts another."""
+    with _lock:
+        host = _idle.pop(pair, None)
+    if host is not None:
+        host.end()
+
+
+def prepare(pair: ModelPair) -> None:
+    """Start the pair's draft process now, so that the first request need not wait for it."""
+    if isinstance(pair.draft, DraftHead) or pair.draft is not None:
+        give_back(pair, borrow(pair))

@@ -1,0 +1,259 @@
+"""Draft and target at the same time: the text is the target's own, and every draft is what the draft says.
+
+Contract: real processes. What is drafted when is a question of time, so the tests assert what holds at any pace;
+a target that is slowed down lets the draft get ahead. Faults are in test_amusd_faults.py.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+
+import bass_core.amusd as amusd
+from bass_core import ModelPair, RequestError, SamplingParams, generate, race, stream
+from bass_core.amusd_process import close, split_threads
+from bass_core.amusd_timeline import Timeline
+from bass_core.lane import Lane
+from bass_core.sampling import probabilities
+
+from ..models import NEAR, VOCAB, perturbed, prompts, reference, tiny
+from .test_ends import PAIR as SELF
+from .test_ends import ROWS as FIVE
+from .test_ends import TEXTS, cut
+from .test_head_drafter import tiny_head
+from .test_sampled import PAIR as SMALL
+from .test_sampled import PLAIN, agrees, sample
+
+TOKENS = 24
+TARGET, DRAFT = tiny("llama"), perturbed(tiny("llama"), NEAR["llama"])
+PAIR = ModelPair(TARGET, DRAFT)
+ROWS = prompts(4)
+HEAD = ModelPair(TARGET, tiny_head(TARGET))
+WARM = SamplingParams(0.9)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def processes() -> Any:
+    """One draft process a pair for all tests; PAIR's goes on to serve those of test_amusd_faults.py."""
+    yield
+    close(SELF)
+    close(HEAD)
+    close(SMALL)
+
+
+@pytest.fixture(autouse=True)
+def slow_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft on the same core gets its share, and is ahead of most verifications."""
+    monkeypatch.setattr(amusd, "DELAYS", (0.004, 0.0))
+
+
+def run(pair: ModelPair = PAIR, rows: Any = ROWS, **arguments: Any) -> Any:
+    arguments = {"max_new_tokens": TOKENS} | arguments
+    out = generate(pair, rows, method="amusd", **arguments)
+    assert out.timeline is not None and out.timeline["note"] is None, "the draft was lost"
+    return out
+
+
+def texts(out: Any) -> list[list[int]]:
+    return [sequence.token_ids for sequence in out.sequences]
+
+
+@pytest.mark.parametrize("lead", [1, 4, "bass"])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_greedy_text_is_the_targets_own(batch: int, lead: Any) -> None:
+    out = run(rows=ROWS[:batch], draft_length=lead)
+    assert texts(out) == [reference(TARGET, row, TOKENS) for row in ROWS[:batch]]
+    assert out.metrics.drafted > 0
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), WARM, SamplingParams(1.0, top_k=20, top_p=0.9)])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_perfect_draft_is_accepted_whole(batch: int, sampling: SamplingParams) -> None:
+    out = run(SELF, ROWS[:batch], sampling=sampling)
+    assert out.metrics.acceptance_rate == 1 and out.metrics.drafted > TOKENS / 4
+    if sampling.greedy:
+        assert out.timeline["rolled_back"] == 0
+    else:  # only the target's own draws, where no draft had come yet, can differ from what the draft drew
+        assert out.timeline["rolled_back"] <= sum(s.origins.count("bonus") for s in out.sequences) + sum(
+            s.origins.count("sampled") for s in out.sequences
+        )
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(0.8, top_k=30)])
+def test_every_draft_is_what_the_draft_says_of_the_text_before_it(sampling: SamplingParams) -> None:
+    """A stale token in the draft's cache, a block of an old epoch or a wrong q would show here."""
+    written = [list(row) for row in ROWS]
+    checked = 0
+    for round_ in stream(PAIR, ROWS, method="amusd", max_new_tokens=40, sampling=sampling):
+        for row in round_.rows:
+            before, drafted = written[row.sequence], row.drafted
+            if drafted:
+                ids = torch.tensor([before + drafted])
+                logits = DRAFT(ids).logits[0, len(before) - 1 : -1]
+                if sampling.greedy:
+                    assert logits.argmax(-1).tolist() == drafted
+                else:
+                    q = probabilities(logits, sampling).gather(1, torch.tensor(drafted)[:, None])[:, 0]
+                    torch.testing.assert_close(q, torch.tensor(row.q), rtol=1e-3, atol=1e-6)
+                checked += len(drafted)
+            before += row.tokens
+    assert checked > 30
+
+
+@pytest.mark.parametrize("drafter", ["cascade", "model"])
+def test_a_run_that_stood_before_is_copied(drafter: str) -> None:
+    """A copied token has q = 1, all others have the draft's. In eight tokens many runs of three come again."""
+    rows = torch.randint(0, 8, (6, 40), generator=torch.Generator().manual_seed(2)).tolist()
+    written = [list(row) for row in rows]
+    points = others = 0
+    for round_ in stream(SMALL, rows, method="amusd", max_new_tokens=20, drafter=drafter, sampling=WARM):
+        for row in round_.rows:
+            before = written[row.sequence]
+            logits = SMALL.draft(torch.tensor([before + row.drafted])).logits[0, len(before) - 1 : -1]
+            own = probabilities(logits, WARM).gather(1, torch.tensor(row.drafted, dtype=torch.long)[:, None])[:, 0]
+            for q, expected in zip(row.q, own.tolist(), strict=True):
+                copied = q == 1 and expected < 0.99
+                points += copied
+                others += not copied
+                assert copied or q == pytest.approx(expected, rel=1e-3, abs=1e-6)
+            before += row.tokens
+    assert others and (points > 0) == (drafter == "cascade")
+    same = {"max_new_tokens": 20, "drafter": drafter}
+    assert texts(run(SMALL, rows, **same)) == texts(generate(SMALL, rows, method="regular", **same))
+
+
+@pytest.mark.parametrize("drafter", ["model", "adaptive"])
+def test_a_head_drafts_too(drafter: str) -> None:
+    """Its text is exact, greedy and coupled; it is given the target's states with the verdicts."""
+    rows = [ROWS[0], ROWS[1] * 5, ROWS[2]]
+    for same in ({}, {"sampling": WARM, "verification": "coupled"}, {"sampling": WARM}):
+        out = run(HEAD, rows, drafter=drafter, **same)
+        if len(same) != 1:
+            assert texts(out) == texts(generate(HEAD, rows, method="regular", max_new_tokens=TOKENS, **same))
+        assert out.metrics.drafted > 0
+
+
+def test_sampled_text_has_the_targets_distribution() -> None:
+    counts, origins = sample(60, 64, sampling=PLAIN, method="amusd", draft_length=3)
+    agrees(counts.sum(0), PLAIN)
+    assert {"accepted", "recovered"} <= origins
+
+
+@pytest.mark.slow
+def test_sampled_and_filtered() -> None:
+    params = SamplingParams(0.8, top_k=5, top_p=0.9)
+    counts, _ = sample(100, 64, sampling=params, method="amusd", draft_length=1)
+    agrees(counts.sum(0), params)
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(0.7), SamplingParams(1.0)])
+def test_rows_do_not_depend_on_their_neighbours(sampling: SamplingParams) -> None:
+    """Greedy, and sampled under coupled verification: regular decoding's own text, alone or together."""
+    same = {"sampling": sampling, "verification": "coupled", "seed": 3}
+    regular = texts(generate(PAIR, ROWS, method="regular", max_new_tokens=TOKENS, **same))
+    assert texts(run(**same)) == regular
+    order = [2, 0, 3, 1]
+    shuffled = texts(run(rows=[ROWS[i] for i in order], sequence_ids=order, **same))
+    assert [shuffled[order.index(i)] for i in range(4)] == regular
+    assert texts(run(rows=[ROWS[3]], sequence_ids=[3], **same)) == regular[3:]
+
+
+@pytest.mark.parametrize("place", [0, 1, 4])
+def test_an_end_inside_a_drafted_run(place: int) -> None:
+    ends = [TEXTS[0][place], TEXTS[3][14]]
+    out = run(SELF, FIVE, max_new_tokens=30, eos_token_id=ends)
+    assert texts(out) == [cut(text, ends) for text in TEXTS]
+    assert out.metrics.acceptance_rate == 1
+    assert out.metrics.drafted == sum(s.origins.count("accepted") for s in out.sequences)
+
+
+def test_the_context_ends_a_text() -> None:
+    rows = [(FIVE[i] * 200)[: 512 - room] for i, room in enumerate((1, 2, 6))] + [FIVE[3]]
+    out = texts(run(SELF, rows, max_new_tokens=30))
+    assert out == [reference(TARGET, row, n) for row, n in zip(rows, (1, 2, 6, 30), strict=True)]
+
+
+def test_what_is_counted() -> None:
+    """drafted: what a verification looked at; all else that was drafted was thrown away."""
+    rounds = list(stream(PAIR, ROWS, method="amusd", max_new_tokens=TOKENS, draft_length=3))
+    assert max(round_.draft_length for round_ in rounds) <= 4  # three that were fed, and a late one
+    out = run(draft_length=3)
+    metrics, line = out.metrics, out.timeline
+    assert line["drafted"] == metrics.drafted + line["thrown_away"]
+    assert metrics.accepted == sum(s.origins.count("accepted") for s in out.sequences)
+    assert metrics.target_forwards == 1 + metrics.rounds
+    for spans in (line["target"], line["draft"]):
+        assert spans and all(begin <= end for begin, end in spans)
+    assert line["target"] == sorted(line["target"]) and line["rollbacks"] == sorted(line["rollbacks"])
+
+
+@pytest.mark.parametrize("arguments", [{"drafter": "prompt_lookup"}, {"draft_length": 0}])
+def test_what_is_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match="amusd"):
+        generate(PAIR, ROWS, method="amusd", **arguments)
+    with pytest.raises(RequestError, match="amusd"):
+        race(PAIR, ROWS, lanes=("regular", "amusd"), **arguments)
+
+
+def test_a_pair_without_a_draft_is_refused() -> None:
+    with pytest.raises(RequestError, match="draft="):
+        generate(ModelPair(TARGET), ROWS, method="amusd")
+
+
+def test_fair_slices_are_exclusive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While another lane is stepped the draft stands still."""
+    others: list[tuple[float, float]] = []
+    drafting: list[tuple[float, float]] = []
+    step, add_draft = Lane.step, Timeline.add_draft
+
+    def stepped(self: Lane) -> Any:
+        begin = time.perf_counter()
+        round_ = step(self)
+        if self.method != "amusd":
+            others.append((begin, time.perf_counter()))
+        return round_
+
+    def drafted(self: Timeline, begin: float, end: float) -> None:
+        drafting.append((begin, end))
+        add_draft(self, begin, end)
+
+    monkeypatch.setattr(Lane, "step", stepped)
+    monkeypatch.setattr(Timeline, "add_draft", drafted)
+    monkeypatch.setattr("bass_core.lane.SLICE_MS", 5.0)
+    lanes = ("regular", "bass", "amusd")
+    *_, last = race(PAIR, ROWS, lanes=lanes, max_new_tokens=60)
+    rows = [[s["token_ids"] for s in last["lanes"][name]["sequences"]] for name in lanes]
+    assert rows[0] == rows[1] == rows[2]
+    assert last["lanes"]["amusd"]["timeline"]["note"] is None
+    assert len(drafting) > 20 and len(others) > 20
+    assert not [(a, b) for a in others for b in drafting if a[0] < b[1] and b[0] < a[1]]
+
+
+@pytest.mark.parametrize("scheduling", ["overlap", "in_turn"])
+def test_other_schedulings(scheduling: str) -> None:
+    *_, last = race(PAIR, ROWS, lanes=("regular", "amusd"), scheduling=scheduling, max_new_tokens=TOKENS)
+    regular, own = ([s["token_ids"] for s in lane["sequences"]] for lane in last["lanes"].values())
+    assert own == regular and last["lanes"]["amusd"]["timeline"]["note"] is None
+
+
+def test_cores_are_split() -> None:
+    target, draft = split_threads()
+    assert target >= 1 and draft >= 1
+    threads = torch.get_num_threads()
+    run()
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.slow
+def test_a_model_with_its_own_forward() -> None:
+    """Sliding windows, and weights that travel to the draft's process as they are."""
+    target = tiny("gemma3")
+    pair = ModelPair(target, perturbed(target, NEAR["gemma3"]))
+    rows = prompts(3)
+    out = run(pair, rows)
+    close(pair)
+    assert texts(out) == [reference(target, row, TOKENS) for row in rows]
+    assert out.metrics.drafted > 0 and max(max(text) for text in texts(out)) < VOCAB
