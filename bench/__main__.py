@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-NAMES = ("exactness", "fuzz", "latency", "load", "mutants", "overhead")
+NAMES = ("exactness", "fuzz", "latency", "load", "mutants", "overhead", "page")
 
 
 def main() -> int:

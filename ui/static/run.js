@@ -72,7 +72,10 @@
     return { first: ended[0].index, last: all && ended.length > 1 ? ended.at(-1).index : undefined };
   }
 
+  /** A text in quotes; what writes nothing (the end of a text, half a character) is said in words. */
+  const quoted = (text) => (text === "" ? "(no text)" : JSON.stringify(text));
+
   const laneName = (name) => NAMES[name] ?? name.replaceAll("_", " ");
 
-  Object.assign(window.Bass, { run: () => current, stepOf, firstAndLast, laneName });
+  Object.assign(window.Bass, { run: () => current, stepOf, firstAndLast, laneName, quoted });
 })();
