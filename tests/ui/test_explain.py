@@ -20,6 +20,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 from .browser import LANES, fill, open_page, run_to_the_end, shown
 from .conftest import ROOT, watched
 
+pytestmark = pytest.mark.slow
 SETTINGS = {"prompt": "Hello", "batch": 3, "tokens": 40, "temperature": 0.9, "seed": 11}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from gradio_client import Client
 from playwright.sync_api import BrowserContext, Page, expect
 
@@ -25,10 +26,10 @@ def state(page: Page, lane: str) -> str:
 
 
 def test_three_columns_grow_and_end_with_the_api_s_texts(page: Page, server: str) -> None:
-    fill(page)
+    fill(page, tokens=60)
     page.evaluate(WATCH_GROWTH)
     run_to_the_end(page)
-    final = Client(server, verbose=False).submit("Hello", 2, 150, 0.9, 3, api_name="/race").result()
+    final = Client(server, verbose=False).submit("Hello", 2, 60, 0.9, 3, api_name="/race").result()
     for lane in LANES:
         expected = [sequence["text"] for sequence in final["lanes"][lane]["sequences"]]
         page.wait_for_function(
@@ -66,6 +67,7 @@ def test_stop_ends_the_race_and_keeps_its_texts(page: Page) -> None:
     assert len(shown(page, "regular")) == 1
 
 
+@pytest.mark.slow
 def test_a_closed_tab_frees_the_device(page: Page, context: BrowserContext, server: str) -> None:
     other = context.new_page()
     other.goto(server)
@@ -105,6 +107,7 @@ def test_bad_input_gets_a_sentence_and_loses_nothing(page: Page) -> None:
             assert page.input_value(f"#{name} input") == str(typed[field])
 
 
+@pytest.mark.slow
 def test_model_text_is_only_text(page: Page, hostile: tuple[str, ...]) -> None:
     fill(page, prompt="".join(hostile), batch=8, tokens=300, temperature=2)
     run_to_the_end(page)

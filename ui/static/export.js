@@ -66,12 +66,14 @@
     return parts.map(({ value, count }) => (count > 1 ? `[${value}] * ${count}` : `[${value}]`)).join(" + ");
   }
 
-  /** The lengths that told the policy, which are all that it takes to repeat them; one list a batch. */
+  /** The draft lengths of the run; a list for each sequence where they were written one by one. */
   function lengthsOf(lane) {
-    if (lane.name !== "speculative") return { all: lane.rounds.filter((round) => round.told).map((round) => round.length) };
+    const played = lane.rounds.filter((round) => round.kind !== "prefill");
+    if (lane.name === "bass") return { all: played.map((round) => round.length) };
+    if (lane.name !== "speculative") return { all: [] };
     const rows = lane.sequences.map(({ steps }) => {
       const rounds = new Set(steps.map((step) => step.round));
-      return lane.rounds.filter((round) => round.told && rounds.has(round.round)).map((round) => round.length);
+      return played.filter((round) => rounds.has(round.round)).map((round) => round.length);
     });
     return { rows };
   }
@@ -99,7 +101,7 @@
     const { all, rows } = lengthsOf(lane);
     const call = (more) => `generate(pair, prompt, method=${py(lane.name)}, ${more}**settings)`;
     const name = py(lane.name), keep = `texts[${name}] = [s.text for s in out.sequences]`;
-    if (lane.name === "regular" || (all && !all.length)) return [`out = ${call(`n=${n}, `)}`, keep];
+    if (all && !all.length) return [`out = ${call(`n=${n}, `)}`, keep];
     if (all) return [`lengths = ${pyList(all)}`, `out = ${call(`n=${n}, draft_length=RecordedLengths(lengths), `)}`, keep];
     return [
       "# Sequence by sequence, each with its own lengths.", "lengths = [",

@@ -18,8 +18,8 @@
     }
   }
 
-  function addRound(lane, [round, kind, length, told, ms, rows]) {
-    lane.rounds.push({ round, kind: KINDS[kind], length, told: told === 1, ms });
+  function addRound(lane, [round, kind, length, ms, rows]) {
+    lane.rounds.push({ round, kind: KINDS[kind], length, ms });
     for (const [index, start, written, accepted, nextP, drafts] of rows) {
       lane.sequences[index].steps.push({
         round, kind: KINDS[kind], length, ms, start, written, accepted, nextP,
