@@ -120,11 +120,10 @@ class BatchDecoder:
             self.drafter.settle(rows, proposal, accepted)
         if isinstance(self.policy, RoundObserver) and self.drafter is not None:
             self.policy.observe(asked, counts, accepted, self.drafter.calls - calls)
-        told = self.policy is not None and any(count == asked for count in counts)
-        if told and self.policy is not None:
+        if self.policy is not None and any(count == asked for count in counts):
             self.policy.update(accepted)
         self._drop_finished()
-        return Round("verify" if max(counts) else "plain", asked, records, policy_told=told)
+        return Round("verify" if max(counts) else "plain", asked, records)
 
     def _propose(self, asked: int, keys: Keys) -> Proposal:
         nothing = Proposal(torch.zeros(len(self._rows), 0, dtype=torch.long), [0] * len(self._rows))

@@ -68,7 +68,7 @@ class Algorithm1:
 
 @dataclass
 class RecordedLengths:
-    """The draft lengths of an earlier run again: one for each round that told its policy, then the last for ever.
+    """The draft lengths of an earlier run again: one for each round, then the last for ever.
 
     With the same prompts, seed and drafter the run repeats itself, sampled text included, whatever chose them.
     """
@@ -86,6 +86,9 @@ class RecordedLengths:
         return self.lengths[self.position]
 
     def update(self, accepted: list[int]) -> None:
+        """Nothing: `observe` hears of every round."""
+
+    def observe(self, asked: int, drafted: list[int], accepted: list[int], forwards: int) -> None:
         self.position = min(self.position + 1, len(self.lengths) - 1)
 
 

@@ -4,7 +4,7 @@ Contract: `add` takes each Round once and keeps it as a JSON-ready record that n
 is the whole log so far. A number that does not exist is None. Non-goals: counting (metrics.py), texts of what
 was written (text.py).
 
-A record: {"round", "kind", "draft_length", "policy_told", "time_ms", "rows"}, where `round` counts the lane's
+A record: {"round", "kind", "draft_length", "time_ms", "rows"}, where `round` counts the lane's
 verifications and plain steps from 1 (0: prefill). A row: {"sequence", "start", "drafted", "drafted_text", "p",
 "q", "u", "accepted", "written", "next_p"}: it wrote `written` tokens from index `start` of its sequence on.
 """
@@ -37,7 +37,6 @@ class RoundLog:
                 "round": 0 if round_.kind == "prefill" else self._rounds,
                 "kind": round_.kind,
                 "draft_length": round_.draft_length,
-                "policy_told": round_.policy_told,
                 "time_ms": round_.time_ms,
                 "rows": [self._row(row) for row in round_.rows],
             }

@@ -74,12 +74,10 @@ class RowRound:
 class Round:
     """One step of a decoder: kind "prefill" (a chunk, or the one that wrote first tokens), "plain" or "verify".
 
-    `draft_length` is the length the policy asked for, `time_ms` the lane time at its end, `policy_told` whether
-    a row drafted that whole length, so that the policy learnt from the round.
+    `draft_length` is the length the policy asked for, `time_ms` the lane time at its end.
     """
 
     kind: str
     draft_length: int = 0
     rows: list[RowRound] = field(default_factory=list)
     time_ms: float = 0.0
-    policy_told: bool = False

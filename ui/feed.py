@@ -58,7 +58,7 @@ class SequenceFeed:
 
 
 def _round(record: dict[str, Any]) -> list[Any]:
-    """[round, kind's two letters, draft length, policy told, lane ms, rows] of a record of bass_core's round log.
+    """[round, kind's two letters, draft length, lane ms, rows] of a record of bass_core's round log.
 
     A row: [sequence, start, written, accepted, p of the last token, drafts], a draft: [text, p, q, u].
     """
@@ -76,8 +76,7 @@ def _round(record: dict[str, Any]) -> list[Any]:
         ]
         for row in record["rows"]
     ]
-    kind, told = record["kind"][:2], int(record["policy_told"])
-    return [record["round"], kind, record["draft_length"], told, round(record["time_ms"], 3), rows]
+    return [record["round"], record["kind"][:2], record["draft_length"], round(record["time_ms"], 3), rows]
 
 
 class Series:

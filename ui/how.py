@@ -32,7 +32,8 @@ aria-label="Expected speed-up over token acceptance"></div></figure></div>
 def _section(title: str, name: str, picture: str, words: str) -> str:
     return (
         f'<section class="part how-part" aria-labelledby="how-{name}"><h2 id="how-{name}">{title}</h2>'
-        f'<div class="how-grid"><div class="words">{words}</div><div class="picture">{picture}</div></div></section>'
+        f'<div class="how-grid"><div class="words">{words}</div><div class="picture">{picture}</div></div>'
+        "</section>"
     )
 
 
@@ -70,8 +71,8 @@ to what the best row kept, or by a tenth of l, faster each time the falls repeat
 always lucky.</p><p class="source">BASS, arXiv 2404.15778, Algorithm 1; the bars are drawn by this library's own
 rule.</p>"""
 
-_FORMULA = """Expected tokens of a round, if each draft stands with probability a on its own: (1 − a<sup>l+1</sup>) /
-(1 − a); speed-up: that / (l·c + 1) (Leviathan et al. 2211.17192). A batch whose rows must all stop at
-its first rejection has a<sup>b</sup> in place of a; with an end for each row (BASS) the batch does not matter. Both
-assume that checking l+1 tokens costs the target what one token costs. On a device whose arithmetic is used up it
-costs more, and the true curve falls below: that is why measured points of large batches lie under the line."""
+_FORMULA = """Expected tokens of a round, if each draft stands with probability a on its own: (1 − a<sup>l+1</sup>)
+/ (1 − a); speed-up: that / (l·c + 1) (Leviathan et al. 2211.17192). A batch whose rows must all stop at
+its first rejection has a<sup>b</sup> in place of a; with an end for each row (BASS) the batch does not matter.
+Both assume that checking l+1 tokens costs the target what one token costs. On a device whose arithmetic is used up
+it costs more, and the true curve falls below: that is why measured points of large batches lie under the line."""

@@ -31,7 +31,8 @@ def template() -> str:
 {_toolbar()}
 <p class="greedy-note" hidden></p>
 <div class="lane-grid">{"".join(_lane(name, *texts) for name, texts in LANES.items())}</div>
-<div class="token-tip" role="tooltip" hidden></div><div class="spoken board-spoken" role="status" aria-live="polite"></div></div>"""
+<div class="token-tip" role="tooltip" hidden></div>
+<div class="spoken board-spoken" role="status" aria-live="polite"></div></div>"""
 
 
 def _toolbar() -> str:

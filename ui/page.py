@@ -50,7 +50,9 @@ def build(
                 with gr.Column(elem_id="settings", min_width=280, scale=0):
                     settings = form(limits, choices or Choices(), recording=recording)
                     status = _html(
-                        '<p class="message" role="alert"></p>', "Bass.mountStatus(element, props, watch)"
+                        '<p class="message" role="alert"></p>',
+                        "Bass.mountStatus(element, props, watch)",
+                        elem_id="status-line",
                     )
                 with gr.Column(elem_id="results", min_width=280):
                     _html(lanes.template(), "Bass.mountLanes(element)")
@@ -88,9 +90,11 @@ _FAILED = """() => [
   {__type__: "update", interactive: true}]"""
 
 
-def _html(template: str, script: str) -> gr.HTML:
+def _html(template: str, script: str, elem_id: str | None = None) -> gr.HTML:
     """A component whose template is fixed and whose script alone touches what comes from outside."""
-    return gr.HTML(html_template=template, js_on_load=script, head=assets.head(), apply_default_css=False)
+    return gr.HTML(
+        html_template=template, js_on_load=script, head=assets.head(), apply_default_css=False, elem_id=elem_id
+    )
 
 
 def _feed(kind: str) -> gr.HTML:
@@ -101,8 +105,8 @@ def _feed(kind: str) -> gr.HTML:
 def _header(recording: bool) -> str:
     mark = '<p class="recording-mark">Recording, played back at its own pace</p>' if recording else ""
     return (
-        '<header class="bass-header"><h1>BASS</h1><p>One prompt, one model, several ways to decode: who is faster, '
-        f'and why.</p>{mark}<p class="about-pair"></p></header>'
+        '<header class="bass-header"><h1>BASS</h1><p>One prompt, one model, several ways to decode: who is '
+        f'faster, and why.</p>{mark}<p class="about-pair"></p></header>'
     )
 
 

@@ -128,4 +128,6 @@ def restore_script(form: Form) -> str:
         values = getattr(field, "choices", None)
         kind = "number" if isinstance(field, gr.Number) else "list" if name == "lanes" else "text"
         allowed[name] = {"kind": kind, "choices": [value for _, value in values] if values else None}
-    return f"(...now) => Bass.restore({json.dumps(allowed)}, now)"
+    # The page's scripts may come later than this.
+    wait = "while (!window.Bass?.restore) await new Promise((go) => setTimeout(go, 30));"
+    return f"async (...now) => {{ {wait} return Bass.restore({json.dumps(allowed)}, now); }}"

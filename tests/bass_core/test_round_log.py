@@ -74,7 +74,7 @@ class Growing(Algorithm1):
 
 def test_a_run_repeats_from_its_recorded_lengths() -> None:
     rounds = last(draft_length=Growing())["bass"]["rounds"]
-    lengths = [record["draft_length"] for record in rounds if record["policy_told"]]
+    lengths = [record["draft_length"] for record in rounds if record["kind"] != "prefill"]
     assert len(set(lengths)) > 2
     again = generate(
         PAIR, ROWS, max_new_tokens=24, sampling=SamplingParams(0.8), seed=3, draft_length=RecordedLengths(lengths)

@@ -8,12 +8,17 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import torch
+from playwright.sync_api import BrowserContext, Page, sync_playwright
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from .browser import FLAGS, open_page
 
 ROOT = Path(__file__).resolve().parents[2]
 # Single tokens of the tiny model, so that the page gets to show them: none may run or break anything.
@@ -84,15 +89,20 @@ def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(scope="session")
 def server(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of app.py, started as a user would with --max-batch 8."""
+    log = tmp_path_factory.mktemp("server") / "stderr.txt"
+    options = ["--device", "cpu", "--dtype", "float32", "--max-batch", "8"]
+    with started(log, "--pair", str(tiny_pair[0]), "--draft", str(tiny_pair[1]), *options) as address:
+        yield address
+
+
+@contextmanager
+def started(log: Path, *options: str) -> Iterator[str]:
+    """app.py in a process of its own; its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     environment = {k: v for k, v in os.environ.items() if k not in ("GRADIO_SERVER_NAME", "SPACE_ID")}
-    command = [
-        sys.executable, "app.py", "--pair", str(tiny_pair[0]), "--draft", str(tiny_pair[1]), "--device", "cpu",
-        "--dtype", "float32", "--port", str(port), "--max-batch", "8",
-    ]  # fmt: skip
-    log = tmp_path_factory.mktemp("server") / "stderr.txt"
+    command = [sys.executable, "app.py", *options, "--port", str(port)]
     with log.open("w") as errors:
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=errors
@@ -109,3 +119,35 @@ def server(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactor
             process.terminate()
             process.wait()
     assert "Traceback" not in log.read_text()
+
+
+@pytest.fixture(scope="session")
+def context(browser_executable: str) -> Iterator[BrowserContext]:
+    """One for all tests, so that the page's files are fetched once."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_executable, args=FLAGS)
+        yield browser.new_context(viewport={"width": 1400, "height": 900}, accept_downloads=True)
+        browser.close()
+
+
+@pytest.fixture
+def page(context: BrowserContext, server: str) -> Iterator[Page]:
+    """The opened page; at the end its console must be clean and every request the page's own host's."""
+    with watched(context, server) as page:
+        yield page
+
+
+@contextmanager
+def watched(context: BrowserContext, server: str) -> Iterator[Page]:
+    """A page at the server's address that may neither complain nor ask another host for anything."""
+    page = context.new_page()
+    complaints: list[str] = []
+    hosts: set[str] = set()
+    page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda r: hosts.add(urlsplit(r.url).netloc) if r.url.startswith(("http", "ws")) else None)
+    open_page(page, server)
+    yield page
+    page.close()
+    assert complaints == []
+    assert hosts == {urlsplit(server).netloc}

@@ -34,8 +34,8 @@ def test_there_is_one_endpoint_with_defaults_and_one_output(client: Client) -> N
     endpoint = api["named_endpoints"]["/race"]
     parameters = {p["parameter_name"]: p for p in endpoint["parameters"]}
     assert list(parameters) == [
-        "prompt", "batch_size", "max_new_tokens", "temperature", "seed", "top_k", "top_p", "draft_length", "drafter",
-        "attention", "scheduling", "verification", "time_budget_ms", "lanes", "pair",
+        "prompt", "batch_size", "max_new_tokens", "temperature", "seed", "top_k", "top_p", "draft_length",
+        "drafter", "attention", "scheduling", "verification", "time_budget_ms", "lanes", "pair",
     ]  # fmt: skip
     assert all(p["parameter_has_default"] for p in parameters.values())
     assert len(endpoint["returns"]) == 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import json
+import pickle
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -85,3 +87,12 @@ def test_an_error_inside_the_race_is_a_sentence_and_run_works_again(error: Excep
 def test_stop_makes_run_work_again(pair: ModelPair) -> None:
     status, button = Events(race_source(pair), Limits()).stop()
     assert json.loads(status)["phase"] == "stopped" and button["interactive"] is True
+
+
+def test_the_source_is_fit_for_a_worker_that_pickles_what_goes_in_and_out(pair: ModelPair) -> None:
+    """ZeroGPU forks: a sync generator function, plain data alone."""
+    source, request = race_source(pair), Limits().check(*SETTINGS)
+    assert inspect.isgeneratorfunction(source)
+    assert pickle.loads(pickle.dumps(request)) == request
+    *_, last = source(pickle.loads(pickle.dumps(request)))
+    assert pickle.loads(pickle.dumps(last)) == json.loads(json.dumps(last))

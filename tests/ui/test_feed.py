@@ -104,7 +104,7 @@ def record(number: int, at: float, drafted: list[str]) -> dict[str, Any]:
         "accepted": 0, "written": 1, "next_p": None,
     }  # fmt: skip
     return {
-        "round": number, "kind": "verify", "draft_length": 3 + number, "policy_told": True, "time_ms": at,
+        "round": number, "kind": "verify", "draft_length": 3 + number, "time_ms": at,
         "rows": [row],
     }  # fmt: skip
 
@@ -119,8 +119,8 @@ def test_each_round_is_sent_once_and_its_length_is_charted() -> None:
     sent = [line for text in log.split("\n")[1:] for line in json.loads(text)["regular"]["rounds"]]
     drafts = [["x", 0.123457, 0.5, None], ["<b>", 0.123457, 0.5, None]]
     assert sent == [
-        [1, "ve", 4, 1, 10, [[0, 1, 1, 0, None, drafts]]],
-        [2, "ve", 5, 1, 20, [[0, 2, 1, 0, None, []]]],
+        [1, "ve", 4, 10, [[0, 1, 1, 0, None, drafts]]],
+        [2, "ve", 5, 20, [[0, 2, 1, 0, None, []]]],
     ]
     assert json.loads(charts)["rounds"]["regular"] == {"time_ms": [10, 20], "draft_length": [4, 5]}
 

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from urllib.parse import urlsplit
-
 import pytest
 from gradio_client import Client
-from playwright.sync_api import BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import BrowserContext, Page, expect
 
-FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-]  # fmt: skip
-LANES = ("regular", "speculative", "bass")
+from .browser import LANES, fill, run_to_the_end, shown
+
 # Lengths seen in each lane, recorded at every change of its text.
 WATCH_GROWTH = """() => {
   window.growth = {};
@@ -27,69 +21,15 @@ WATCH_GROWTH = """() => {
 }"""
 
 
-@pytest.fixture(scope="module")
-def context(browser_executable: str) -> Iterator[BrowserContext]:
-    """One for all tests, so that the page's files are fetched once."""
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=browser_executable, args=FLAGS)
-        yield browser.new_context(viewport={"width": 1400, "height": 900})
-        browser.close()
-
-
-@pytest.fixture
-def page(context: BrowserContext, server: str) -> Iterator[Page]:
-    """The opened page; at the end its console must be clean and every request the page's own host's."""
-    page = context.new_page()
-    complaints: list[str] = []
-    hosts: set[str] = set()
-    page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("request", lambda r: hosts.add(urlsplit(r.url).netloc) if r.url.startswith(("http", "ws")) else None)
-    page.goto(server)
-    page.wait_for_function("() => window.Plotly && document.querySelector('[data-chart] .main-svg')")
-    yield page
-    page.close()
-    assert complaints == []
-    assert hosts == {urlsplit(server).netloc}
-
-
-def fill(page: Page, *, prompt: str = "Hello", batch: object = 2, tokens: object = 150, temperature: object = 0.9,
-         seed: object = 3) -> None:  # fmt: skip
-    page.fill("#prompt textarea", prompt)
-    for name, value in (
-        ("batch-size", batch),
-        ("max-new-tokens", tokens),
-        ("temperature", temperature),
-        ("seed", seed),
-    ):
-        page.fill(f"#{name} input", str(value))
-
-
-def shown(page: Page, lane: str) -> list[str]:
-    return page.eval_on_selector_all(f"#lane-{lane} .sequence", "all => all.map(e => e.textContent)")
-
-
 def state(page: Page, lane: str) -> str:
     return page.inner_text(f"#lane-{lane} .state")
 
 
-def run_to_the_end(page: Page) -> None:
-    page.click("#run")
-    for lane in LANES:
-        expect(page.locator(f"#lane-{lane} .state")).to_contain_text("Finished", timeout=120_000)
-    expect(page.locator("#run")).to_be_enabled()
-    # The last snapshot's tokens are still being revealed when a lane says that it finished.
-    before, now = None, [shown(page, lane) for lane in LANES]
-    while before != now:
-        page.wait_for_timeout(500)
-        before, now = now, [shown(page, lane) for lane in LANES]
-
-
 def test_three_columns_grow_and_end_with_the_api_s_texts(page: Page, server: str) -> None:
-    fill(page)
+    fill(page, tokens=60)
     page.evaluate(WATCH_GROWTH)
     run_to_the_end(page)
-    final = Client(server, verbose=False).submit("Hello", 2, 150, 0.9, 3, api_name="/race").result()
+    final = Client(server, verbose=False).submit("Hello", 2, 60, 0.9, 3, api_name="/race").result()
     for lane in LANES:
         expected = [sequence["text"] for sequence in final["lanes"][lane]["sequences"]]
         page.wait_for_function(
@@ -127,6 +67,7 @@ def test_stop_ends_the_race_and_keeps_its_texts(page: Page) -> None:
     assert len(shown(page, "regular")) == 1
 
 
+@pytest.mark.slow
 def test_a_closed_tab_frees_the_device(page: Page, context: BrowserContext, server: str) -> None:
     other = context.new_page()
     other.goto(server)
@@ -166,6 +107,7 @@ def test_bad_input_gets_a_sentence_and_loses_nothing(page: Page) -> None:
             assert page.input_value(f"#{name} input") == str(typed[field])
 
 
+@pytest.mark.slow
 def test_model_text_is_only_text(page: Page, hostile: tuple[str, ...]) -> None:
     fill(page, prompt="".join(hostile), batch=8, tokens=300, temperature=2)
     run_to_the_end(page)

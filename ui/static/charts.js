@@ -2,8 +2,9 @@
    A value that is missing is a gap or "n/a", never 0. Pause freezes the picture, not the run. */
 (() => {
   "use strict";
-  const { on, number, setText, laneName, plots } = window.Bass;
+  const { on, number, setText, make, laneName, plots } = window.Bass;
   const REDRAW_MS = 220;
+  const DASH = { regular: "dotted", speculative: "dashed", bass: "solid" };
   // Pause after a drawing, in multiples of its duration: drawing gets at most a fifth of the page's thread.
   const BUSY = 4;
   const READINGS = {
@@ -82,8 +83,10 @@
     plots.react(plot, traces, plots.layout(colour, charts?.run, {
       xaxis: { ...axis, title: { text: x, standoff: 4, font: { size: 11.5 } } },
       yaxis: { ...axis, ...y },
+      // The lanes' lines are named once, above the charts.
+      showlegend: right,
       ...(right && { yaxis2: { ...axis, overlaying: "y", side: "right", showgrid: false, ...y2 } }),
-      ...(y.tickformat && { margin: { l: 70, r: right ? 50 : 10, t: 26, b: 34 } }),
+      margin: { l: y.tickformat ? 70 : 46, r: right ? 50 : 10, t: right ? 26 : 10, b: 34 },
     }), charts ? "n/a" : "no run yet");
   }
 
@@ -136,13 +139,25 @@
     }
   }
 
+  /** Names the lines of a run's lanes. */
+  function drawKey(list, lanes) {
+    list.replaceChildren(...lanes.map((name) => {
+      const item = make("li", "", laneName(name)), line = make("span", `line line-${DASH[name] ?? "dashed"}`);
+      line.style.setProperty("--line-colour", `var(--lane-${name}, var(--lane-other))`);
+      item.prepend(line);
+      return item;
+    }));
+  }
+
   window.Bass.mountCharts = (element, plotly) => {
     const figures = {};
     for (const figure of element.querySelectorAll("[data-chart]")) {
       figures[figure.dataset.chart] = figure.querySelector(".plot");
     }
     const readings = [...element.querySelectorAll("[data-reading]")];
-    const painter = new Painter(figures);
+    const painter = new Painter(figures), key = element.querySelector(".line-key");
+    drawKey(key, Object.keys(DASH));
+    on("start", ({ lanes }) => drawKey(key, lanes));
     const pause = element.querySelector("#pause-charts");
     pause.addEventListener("click", () => {
       const paused = pause.getAttribute("aria-pressed") !== "true";

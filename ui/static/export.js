@@ -66,12 +66,14 @@
     return parts.map(({ value, count }) => (count > 1 ? `[${value}] * ${count}` : `[${value}]`)).join(" + ");
   }
 
-  /** The lengths that told the policy, which are all that it takes to repeat them; one list a batch. */
+  /** The draft lengths of the run; a list for each sequence where they were written one by one. */
   function lengthsOf(lane) {
-    if (lane.name !== "speculative") return { all: lane.rounds.filter((round) => round.told).map((round) => round.length) };
+    const played = lane.rounds.filter((round) => round.kind !== "prefill");
+    if (lane.name === "bass") return { all: played.map((round) => round.length) };
+    if (lane.name !== "speculative") return { all: [] };
     const rows = lane.sequences.map(({ steps }) => {
       const rounds = new Set(steps.map((step) => step.round));
-      return lane.rounds.filter((round) => round.told && rounds.has(round.round)).map((round) => round.length);
+      return played.filter((round) => rounds.has(round.round)).map((round) => round.length);
     });
     return { rows };
   }
@@ -86,25 +88,27 @@
       `    sampling=SamplingParams(temperature=${s.temperature}, top_k=${s.top_k}, top_p=${s.top_p}),`,
       `    drafter=${py(s.drafter)},`, `    attention=${py(s.attention)},`, `    verification=${py(s.verification)},`,
       `    seed=${s.seed},`,
-      ")", `prompt = ${py(s.prompt)}`,
+      ")", `prompt = ${py(s.prompt)}`, "texts = {}",
     ];
     if (s.time_budget_ms) lines.push(`# The run had a budget of ${s.time_budget_ms} ms of lane time; this writes on.`);
     for (const lane of lanes.values()) lines.push("", ...laneLines(lane, s.batch_size));
-    lines.push("", 'for text in (s.text for s in out.sequences):', "    print(text)");
+    lines.push("", "for lane, rows in texts.items():", "    for row, text in enumerate(rows, start=1):",
+      '        print(f"--- {lane}, sequence {row}\\n{text}")');
     return `${lines.join("\n")}\n`;
   }
 
   function laneLines(lane, n) {
     const { all, rows } = lengthsOf(lane);
     const call = (more) => `generate(pair, prompt, method=${py(lane.name)}, ${more}**settings)`;
-    if (lane.name === "regular" || (all && !all.length)) return [`# ${lane.name}`, `out = ${call(`n=${n}, `)}`];
-    if (all) return [`# ${lane.name}`, `lengths = ${pyList(all)}`, `out = ${call(`n=${n}, draft_length=RecordedLengths(lengths), `)}`];
+    const name = py(lane.name), keep = `texts[${name}] = [s.text for s in out.sequences]`;
+    if (all && !all.length) return [`out = ${call(`n=${n}, `)}`, keep];
+    if (all) return [`lengths = ${pyList(all)}`, `out = ${call(`n=${n}, draft_length=RecordedLengths(lengths), `)}`, keep];
     return [
-      `# ${lane.name}: sequence by sequence, each with its own lengths`, "lengths = [",
-      ...rows.map((row) => `    ${row.length ? pyList(row) : "[1]"},`), "]",
+      "# Sequence by sequence, each with its own lengths.", "lengths = [",
+      ...rows.map((row) => `    ${row.length ? pyList(row) : "[1]"},`), "]", `texts[${name}] = []`,
       "for i, own in enumerate(lengths):",
       `    out = ${call("sequence_ids=[i], draft_length=RecordedLengths(own), ")}`,
-      "    print(out.sequences[0].text)",
+      `    texts[${name}].append(out.sequences[0].text)`,
     ];
   }
 

@@ -61,7 +61,7 @@
         { type: "scatter", mode: "markers", name: "your a", x: [a], y: [speedup(a, l, c)], marker: { size: 9, color: colour("ink"), symbol: "x" } },
         ...this.measured(colour),
       ], plots.layout(colour, "what-if", {
-        height: 340, hovermode: "closest", margin: { l: 50, r: 10, t: 60, b: 40 },
+        height: 340, hovermode: "closest", legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 11.5 } }, margin: { l: 50, r: 10, t: 60, b: 40 },
         xaxis: { ...axis, range: [0, 1.01], title: { text: "token acceptance a", standoff: 4 } },
         yaxis: { ...axis, ticksuffix: "×", title: { text: "speed-up over regular", standoff: 4 } },
         shapes: [{ type: "line", x0: 0, x1: 1.01, y0: 1, y1: 1, line: { color: colour("soft"), width: 1, dash: "dot" } }],

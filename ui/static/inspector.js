@@ -2,11 +2,11 @@
    the verdict, and the token that the target added. Works during a run and after it. */
 (() => {
   "use strict";
-  const { on, run, number, setText, make, laneName } = window.Bass;
+  const { on, run, number, setText, make, laneName, quoted } = window.Bass;
   const REDRAW_MS = 200;
 
   const chance = (value) => number(value, value !== null && value < 0.001 ? 6 : 3);
-  const quoted = (text) => JSON.stringify(text).slice(1, -1) || "(nothing)";
+  const bare = (text) => (text === "" ? quoted(text) : JSON.stringify(text).slice(1, -1));
 
   /** [text, class, share of a bar or undefined] of every cell of a column. */
   function draftColumn(draft, position, accepted) {
@@ -14,7 +14,7 @@
     const verdict = stands ? "stands" : tested ? "rejected" : "not tested";
     return {
       kind: stands ? "accepted" : tested ? "rejected" : "untested",
-      token: [quoted(draft.text)], q: [chance(draft.q), draft.q], p: [chance(draft.p), draft.p],
+      token: [bare(draft.text)], q: [chance(draft.q), draft.q], p: [chance(draft.p), draft.p],
       ratio: [chance(draft.q > 0 ? Math.min(1, draft.p / draft.q) : null)],
       u: [draft.u === null ? "n/a" : chance(draft.u)], verdict: [verdict],
     };
@@ -22,7 +22,7 @@
 
   function nextColumn(token, nextP) {
     return {
-      kind: token.origin, token: [quoted(token.text)], q: ["–"], p: [chance(nextP), nextP], ratio: ["–"], u: ["–"],
+      kind: token.origin, token: [bare(token.text)], q: ["–"], p: [chance(nextP), nextP], ratio: ["–"], u: ["–"],
       verdict: [token.origin],
     };
   }
@@ -100,8 +100,8 @@
 
     sentence(step, own, ended) {
       const at = `Lane round ${step.round}, ended at ${number(step.ms, 0)} ms of lane time: `;
-      if (!step.drafts.length) return `${at}nothing was drafted; the target wrote ${JSON.stringify(own.text)}, p(x) ${chance(step.nextP)}.`;
-      const tail = ended ? "the text ended there." : `then the ${own.origin} token ${JSON.stringify(own.text)}.`;
+      if (!step.drafts.length) return `${at}nothing was drafted; the target wrote ${quoted(own.text)}, p(x) ${chance(step.nextP)}.`;
+      const tail = ended ? "the text ended there." : `then the ${own.origin} token ${quoted(own.text)}.`;
       return `${at}the length was ${step.length}, ${step.drafts.length} drafted, ${step.accepted} accepted, ${tail}`;
     }
 

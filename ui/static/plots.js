@@ -43,7 +43,9 @@
       hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("ink") } },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("soft"), activecolor: colour("ink"), orientation: "v" },
       font: { size: 12, color: colour("soft"), family: colour.font },
-      showlegend: true, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 11 } },
+      showlegend: true, legend: {
+        orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 11 },
+      },
       ...shape,
     };
   }

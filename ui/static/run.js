@@ -18,8 +18,8 @@
     }
   }
 
-  function addRound(lane, [round, kind, length, told, ms, rows]) {
-    lane.rounds.push({ round, kind: KINDS[kind], length, told: told === 1, ms });
+  function addRound(lane, [round, kind, length, ms, rows]) {
+    lane.rounds.push({ round, kind: KINDS[kind], length, ms });
     for (const [index, start, written, accepted, nextP, drafts] of rows) {
       lane.sequences[index].steps.push({
         round, kind: KINDS[kind], length, ms, start, written, accepted, nextP,
@@ -72,7 +72,10 @@
     return { first: ended[0].index, last: all && ended.length > 1 ? ended.at(-1).index : undefined };
   }
 
+  /** A text in quotes; what writes nothing (the end of a text, half a character) is said in words. */
+  const quoted = (text) => (text === "" ? "(no text)" : JSON.stringify(text));
+
   const laneName = (name) => NAMES[name] ?? name.replaceAll("_", " ");
 
-  Object.assign(window.Bass, { run: () => current, stepOf, firstAndLast, laneName });
+  Object.assign(window.Bass, { run: () => current, stepOf, firstAndLast, laneName, quoted });
 })();

@@ -49,6 +49,7 @@
       on("start", () => (element.hidden = true));
       on("phase", (phase) => ["done", "error", "stopped"].includes(phase) && this.show());
       plots.onTheme(() => this.draw());
+      new ResizeObserver(() => this.drawn !== element.clientWidth && this.draw()).observe(element);
       element.addEventListener("click", (event) => this.take(event.target.closest("[data-take]")?.dataset.take));
     }
 
@@ -98,6 +99,7 @@
       const view = run()?.view, plot = this.element.querySelector(".plot");
       if (!view || this.element.hidden || !window.Plotly) return;
       const colour = plots.palette(plot), axis = plots.axis(colour), narrow = plot.clientWidth < 560;
+      this.drawn = this.element.clientWidth;
       const title = (text) => ({ text, standoff: 4, font: { size: 11.5 } });
       const places = narrow ? [[0, 1], [0.58, 1], [0, 1], [0, 0.38]] : [[0, 0.46], [0, 1], [0.55, 1], [0, 1]];
       plots.react(plot, traces(view.lanes, colour), plots.layout(colour, run().head.run, {

@@ -2,14 +2,14 @@
    keyboard (arrow keys in a sequence's window, Enter opens the step inspector). */
 (() => {
   "use strict";
-  const { run, stepOf, number, setText, make } = window.Bass;
+  const { run, stepOf, number, setText, make, quoted } = window.Bass;
 
   const chance = (value) => number(value, value !== null && value < 0.001 ? 6 : 3);
 
   /** Lines that explain a token: [what, where, numbers, verdict]. */
   function explain(sequence, index) {
     const token = sequence.tokens[index], step = stepOf(sequence, index);
-    const lines = [`${JSON.stringify(token.text)}: ${token.origin}, token ${index + 1}, at ${number(token.ms, 0)} ms`];
+    const lines = [`${quoted(token.text)}: ${token.origin}, token ${index + 1}, at ${number(token.ms, 0)} ms`];
     if (!step) return lines;
     if (step.kind === "prefill") return [...lines, "The first token comes with the reading of the prompt (prefill)."];
     const at = index - step.start;
@@ -21,7 +21,7 @@
         `stands: u ${chance(draft.u)} is below p/q ${chance(draft.p / draft.q)}`);
     } else if (token.origin === "recovered") {
       lines.push(`p(x) ${chance(step.nextP)}, q(x) n/a: it was not drafted`);
-      lines.push(`takes the place of ${JSON.stringify(draft.text)}, rejected: p ${chance(draft.p)}, q ${chance(draft.q)}` +
+      lines.push(`takes the place of ${quoted(draft.text)}, rejected: p ${chance(draft.p)}, q ${chance(draft.q)}` +
         (draft.u === null ? ", not the target's own choice" : `, u ${chance(draft.u)} is not below p/q ${chance(draft.p / draft.q)}`));
     } else {
       lines.push(`p(x) ${chance(step.nextP)}, q(x) n/a: it was not drafted`);

@@ -1,0 +1,49 @@
+"""Contract: what the tests do with the page in a browser: open, fill, run to the end, read."""
+
+from __future__ import annotations
+
+from playwright.sync_api import Page, expect
+
+FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+LANES = ("regular", "speculative", "bass")
+
+
+def open_page(page: Page, server: str) -> None:
+    """Go there, and wait until the first charts are drawn."""
+    page.goto(server)
+    page.wait_for_function("() => window.Plotly && document.querySelector('[data-chart] .main-svg')")
+
+
+def fill(page: Page, *, prompt: str = "Hello", batch: object = 2, tokens: object = 150, temperature: object = 0.9,
+         seed: object = 3) -> None:  # fmt: skip
+    """Type the settings."""
+    page.fill("#prompt textarea", prompt)
+    for name, value in (
+        ("batch-size", batch),
+        ("max-new-tokens", tokens),
+        ("temperature", temperature),
+        ("seed", seed),
+    ):
+        page.fill(f"#{name} input", str(value))
+
+
+def shown(page: Page, lane: str) -> list[str]:
+    """The texts of a lane's sequences."""
+    texts: list[str] = page.eval_on_selector_all(f"#lane-{lane} .sequence", "all => all.map(e => e.textContent)")
+    return texts
+
+
+def run_to_the_end(page: Page, lanes: tuple[str, ...] = LANES) -> None:
+    """Press Run and wait for the last revealed token."""
+    page.click("#run")
+    for lane in lanes:
+        expect(page.locator(f"#lane-{lane} .state")).to_contain_text("lane time", timeout=120_000)
+    expect(page.locator("#run")).to_be_enabled()
+    # The last snapshot's tokens are still being revealed when a lane says that it finished.
+    before, now = None, [shown(page, lane) for lane in lanes]
+    while before != now:
+        page.wait_for_timeout(500)
+        before, now = now, [shown(page, lane) for lane in lanes]

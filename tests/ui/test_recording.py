@@ -1,0 +1,73 @@
+"""A recording is read or refused in one sentence, and plays on the page as what it is."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import BrowserContext, expect
+
+from bass_core import BassError, SamplingParams, load_pair, race
+from ui.limits import RaceRequest
+from ui.recording import load_recording
+
+from .browser import LANES, run_to_the_end, shown
+from .conftest import started, watched
+
+
+@pytest.fixture(scope="module")
+def document(tiny_pair: tuple[Path, Path]) -> dict[str, Any]:
+    """A short race, as a file would hold it."""
+    pair = load_pair(str(tiny_pair[0]), draft=str(tiny_pair[1]), device="cpu", dtype="float32")
+    snapshots = list(race(pair, "Hello", n=2, max_new_tokens=30, sampling=SamplingParams(0.9), seed=1))
+    return {"recording": 1, "about": "a tiny pair, for a test", "snapshots": snapshots}
+
+
+def test_snapshots_come_back_in_order_and_marked(document: dict[str, Any], tmp_path: Path) -> None:
+    for name, pack in (("run.json", bytes), ("run.json.xz", lzma.compress)):
+        (tmp_path / name).write_bytes(pack(json.dumps(document).encode()))
+        recording = load_recording(tmp_path / name)
+        played = list(recording.source(RaceRequest("anything", 1, 1, 0, 0)))
+        assert recording.about == "a tiny pair, for a test"
+        assert [s["elapsed_ms"] for s in played] == [s["elapsed_ms"] for s in document["snapshots"]]
+        assert played[-1]["lanes"] == json.loads(json.dumps(document["snapshots"][-1]["lanes"]))
+        assert all(s["settings"] == {} for s in played)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"not json", "holds no JSON document"),
+        (b"[]", 'lacks "recording": 1'),
+        (b'{"recording": 2, "snapshots": []}', 'lacks "recording": 1'),
+        (b'{"recording": 1, "snapshots": []}', "snapshots are missing"),
+        (b'{"recording": 1, "snapshots": [{"done": true}]}', "snapshots are missing"),
+        (None, "Cannot read the recording"),
+    ],
+)
+def test_what_is_no_recording_is_refused(content: bytes | None, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(BassError, match=says) as refusal:
+        load_recording(file)
+    assert str(refusal.value).endswith(".") and "\n" not in str(refusal.value)
+
+
+@pytest.mark.slow
+def test_the_page_plays_it(document: dict[str, Any], context: BrowserContext, tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(document))
+    with started(tmp_path / "log.txt", "--replay", str(file)) as server, watched(context, server) as page:
+        expect(page.locator(".recording-mark")).to_contain_text("Recording")
+        expect(page.locator(".about-pair")).to_have_text("a tiny pair, for a test")
+        expect(page.locator("#prompt")).to_have_count(0)
+        run_to_the_end(page)
+        for lane in LANES:
+            assert shown(page, lane) == [s["text"] for s in document["snapshots"][-1]["lanes"][lane]["sequences"]]
+        expect(page.locator(".figures-table")).to_be_visible()
+        # A recording without settings can't be repeated, and the page does not pretend.
+        expect(page.locator(".snippet")).to_be_hidden()
