@@ -68,8 +68,18 @@ def build(
 
 def launch_options() -> dict[str, Any]:
     """Keywords for Blocks.launch(): the page's look, and no part of Gradio that it does not use."""
+    # Gradio's own greys and its blue are too light to read on white.
+    theme = gr.themes.Default(primary_hue="blue", neutral_hue="slate", font=FONT).set(
+        block_info_text_color="*neutral_600",
+        block_info_text_color_dark="*neutral_300",
+        body_text_color_subdued="*neutral_600",
+        body_text_color_subdued_dark="*neutral_300",
+        button_primary_background_fill="*primary_700",
+        button_primary_background_fill_hover="*primary_800",
+        color_accent="*primary_700",
+    )
     options = {
-        "theme": gr.themes.Default(primary_hue="blue", neutral_hue="slate", font=FONT),
+        "theme": theme,
         "css_paths": [assets.STYLES],
         "footer_links": ["api"],
         "show_error": False,

@@ -38,6 +38,7 @@ def test_axe_finds_nothing_serious(page: Page) -> None:
     page.evaluate(AXE.read_text(encoding="utf-8"))
     found = {"light": violations(page)}
     page.get_by_role("tab", name="How it works").click()
+    page.locator(".what-if .plot").scroll_into_view_if_needed()
     page.locator(".what-if .plot .main-svg").first.wait_for(state="attached")
     found["light, how"] = violations(page)
     page.evaluate("document.body.classList.add('dark')")

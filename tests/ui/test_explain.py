@@ -93,7 +93,7 @@ def test_the_inspector_shows_a_round_number_by_number(page: Page, final: dict[st
     record, row = a_round(final, wanted)
     own = [w for r in final["lanes"]["bass"]["rounds"] for w in r["rows"] if w["sequence"] == row["sequence"]][1:]
     page.select_option("[data-pick=lane]", "bass")
-    page.select_option("[data-pick=sequence]", value=str(row["sequence"]))
+    page.select_option("[data-pick=sequence]", index=row["sequence"])
     page.fill("[data-pick=round]", str(own.index(row) + 1))
     page.keyboard.press("Enter")
     expect(page.locator(".round-line")).to_contain_text(f"Lane round {record['round']},")

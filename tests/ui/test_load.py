@@ -10,13 +10,13 @@ from playwright.sync_api import CDPSession, Page
 
 from .browser import LANES, fill, run_to_the_end, shown
 
-# Frames in which some text had grown since the frame before, and when.
+# Frames in which some text had grown since the frame before.
 WATCH_FRAMES = """() => {
-  const seen = window.seen = { frames: 0, first: 0, last: 0, changed: false };
+  const seen = window.seen = { frames: 0, changed: false };
   new MutationObserver(() => { seen.changed = true; })
     .observe(document.querySelector(".lane-grid"), { childList: true, subtree: true });
-  const frame = (now) => {
-    if (seen.changed) { seen.frames += 1; seen.first ||= now; seen.last = now; seen.changed = false; }
+  const frame = () => {
+    if (seen.changed) { seen.frames += 1; seen.changed = false; }
     requestAnimationFrame(frame);
   };
   requestAnimationFrame(frame);
@@ -51,8 +51,8 @@ def test_three_lanes_of_eight_sequences_of_128_tokens(page: Page, server: str) -
     # Time that the thread ran, whatever else the machine was doing.
     longest = max(task["tdur"] for task in tasks) / 1000
     assert longest < LONGEST_TASK_MS, f"a main-thread task ran {longest:.0f} ms"
-    seen = page.evaluate("() => window.seen")
-    assert seen["frames"] >= 5 * (seen["last"] - seen["first"]) / 1000
+    # How many a second is a question of the machine: python -m bench page says.
+    assert page.evaluate("() => window.seen.frames") > 40
     final = Client(server, verbose=False).submit("Hello", 8, 128, 0.9, 21, api_name="/race").result()
     for lane in LANES:
         assert shown(page, lane) == [sequence["text"] for sequence in final["lanes"][lane]["sequences"]]

@@ -146,3 +146,39 @@ def test_columns_stack_where_there_is_no_room(page: Page) -> None:
         assert len(tops) == (3 if width == 390 else 1)
         assert all(box and box["width"] >= 280 for box in boxes)
         assert page.evaluate("() => document.documentElement.scrollWidth <= window.innerWidth")
+
+
+@pytest.mark.slow
+def test_a_time_budget_stops_each_lane_at_its_own_clock(page: Page) -> None:
+    page.click("text=More settings")
+    page.fill("#time-budget-ms input", "400")
+    fill(page, batch=4, tokens=1024)
+    run_to_the_end(page)
+    for lane in LANES:
+        expect(page.locator(f"#lane-{lane} .state")).to_contain_text("of 4 within the budget; stopped after 0.")
+        badges = page.eval_on_selector_all(f"#lane-{lane} .badge", "all => all.map(e => e.textContent)")
+        assert "time up" in badges and set(badges) <= {"time up", "end"}
+    expect(page.locator(".budget-line")).to_contain_text("finished within 400 ms of lane time: Regular")
+
+
+@pytest.mark.slow
+def test_half_speed_shows_the_same_race_later(page: Page, server: str) -> None:
+    fill(page, batch=4, tokens=200)
+    page.click("[data-switch=slow]")
+    page.click("#run")
+    page.wait_for_function("() => document.querySelector('#run').disabled")
+    page.wait_for_function("() => !document.querySelector('#run').disabled", timeout=120_000)
+    # The server is done; the page is half-way.
+    early = sum(len(text) for lane in LANES for text in shown(page, lane))
+    expect(page.locator("#lane-speculative .state")).to_have_text("Running")
+    page.click("[data-switch=slow]")
+    expect(page.locator("#lane-speculative .state")).to_contain_text("Finished")
+    final = Client(server, verbose=False).submit("Hello", 4, 200, 0.9, 3, api_name="/race").result()
+    for lane in LANES:
+        texts = [sequence["text"] for sequence in final["lanes"][lane]["sequences"]]
+        page.wait_for_function(
+            "([lane, texts]) => JSON.stringify([...document.querySelectorAll(`#lane-${lane} .sequence`)]"
+            ".map(e => e.textContent)) === JSON.stringify(texts)",
+            arg=[lane, texts],
+        )
+    assert early < sum(len(text) for lane in LANES for text in shown(page, lane))

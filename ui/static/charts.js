@@ -3,10 +3,11 @@
 (() => {
   "use strict";
   const { on, number, setText, make, laneName, plots } = window.Bass;
-  const REDRAW_MS = 220;
+  const REDRAW_MS = 300;
   const DASH = { regular: "dotted", speculative: "dashed", bass: "solid" };
-  // Pause after a drawing, in multiples of its duration: drawing gets at most a fifth of the page's thread.
-  const BUSY = 4;
+  // Pause after a drawing, in multiples of its duration: drawing gets at most a tenth of the page's thread, since
+  // on the machine that runs the models too it takes their time.
+  const BUSY = 9;
   const READINGS = {
     name: (d) => d.name ?? "n/a",
     gpu_utilization: (d) => number(d.gpu_utilization, 0, " %"),

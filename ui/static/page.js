@@ -41,6 +41,8 @@
     queue: [], lag: 0, slow: false, timer: null, ticked: 0,
 
     push(kind, value) {
+      // What was under way when Stop was pressed may still arrive.
+      if (last.phase === "stopped") return;
       const now = performance.now();
       this.queue.push({ at: now, kind, value });
       if (!this.slow && this.lag === 0) this.play(now);

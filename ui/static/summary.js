@@ -102,8 +102,10 @@
       this.drawn = this.element.clientWidth;
       const title = (text) => ({ text, standoff: 4, font: { size: 11.5 } });
       const places = narrow ? [[0, 1], [0.58, 1], [0, 1], [0, 0.38]] : [[0, 0.46], [0, 1], [0.55, 1], [0, 1]];
+      const height = narrow ? 420 : 240;
+      plot.style.height = `${height}px`;
       plots.react(plot, traces(view.lanes, colour), plots.layout(colour, run().head.run, {
-        height: narrow ? 420 : 240, hovermode: "closest", barmode: "group", margin: { l: 52, r: 10, t: 26, b: 40 },
+        height, hovermode: "closest", barmode: "group", margin: { l: 52, r: 10, t: 26, b: 40 },
         xaxis: { ...axis, domain: places[0], anchor: "y" },
         yaxis: { ...axis, domain: places[1], anchor: "x", title: title("ms per token") },
         xaxis2: { ...axis, domain: places[2], anchor: "y2", title: title("draft position"), dtick: 2 },
