@@ -75,7 +75,14 @@ def test_help_names_every_option() -> None:
     ended = start("--help")
     assert ended.returncode == 0
     for option in (
-        "--pair", "--draft", "--device", "--dtype", "--host", "--port", "--max-batch", "--max-new-tokens",
+        "--pair", "--draft", "--device", "--dtype", "--host", "--port", "--max-batch", "--share", "--replay", "--max-new-tokens",
         "--max-prompt", "--max-seconds", "--allow-any-model", "BASS_PASSWORD",
     ):  # fmt: skip
         assert option in ended.stdout
+
+
+def test_what_is_no_recording_is_refused_at_the_start(tmp_path: Path) -> None:
+    ended = start("--replay", str(tmp_path / "nothing.json"))
+    assert ended.returncode == 2 and ended.stdout == ""
+    assert "Traceback" not in ended.stderr
+    assert ended.stderr.strip().splitlines()[-1].startswith("Cannot read the recording nothing.json")

@@ -30,7 +30,7 @@ def template() -> str:
     """One figure for each chart, and the device's readings as text."""
     figures = "".join(
         f'<figure class="chart" data-chart="{name}"><figcaption><h3>{title}</h3><span>{about}</span></figcaption>'
-        f'<div class="plot" role="img" aria-label="{title}, {about}"></div></figure>'
+        f'<div class="plot" role="group" aria-label="{title}, {about}"></div></figure>'
         for name, (title, about) in CHARTS.items()
     )
     readings = "".join(

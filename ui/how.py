@@ -24,7 +24,7 @@ def template() -> str:
 run's token acceptance and speed-up.</p>
 <div class="what-if-grid"><div class="sliders">{"".join(_slider(key, *it) for key, it in SLIDERS.items())}
 <p class="what-if-line" role="status" aria-live="polite"></p></div>
-<figure class="chart"><div class="plot" role="img"
+<figure class="chart"><div class="plot" role="group"
 aria-label="Expected speed-up over token acceptance"></div></figure></div>
 <p class="small-print">{_FORMULA}</p></section></div>"""
 

@@ -9,7 +9,7 @@ def template() -> str:
 <div class="part-head"><h2 id="summary-title">Afterwards</h2><p class="part-about budget-line"></p></div>
 <figure class="chart summary-figure"><figcaption><h3>Per-token latency and acceptance by position</h3>
 <span>ms until the First and the Last sequence finished and the mean of All, by lane; accepted / drafted at each
-position</span></figcaption><div class="plot" role="img"
+position</span></figcaption><div class="plot" role="group"
 aria-label="Per-token latency First, Last and All by lane; acceptance by draft position"></div></figure>
 <div class="table-scroll" tabindex="0" role="group" aria-label="Figures of the run">
 <table class="figures-table"><caption class="spoken">Figures of the run, a column a lane</caption>
