@@ -75,8 +75,8 @@ def test_help_names_every_option() -> None:
     ended = start("--help")
     assert ended.returncode == 0
     for option in (
-        "--pair", "--draft", "--device", "--dtype", "--host", "--port", "--max-batch", "--share", "--replay", "--max-new-tokens",
-        "--max-prompt", "--max-seconds", "--allow-any-model", "BASS_PASSWORD",
+        "--pair", "--draft", "--device", "--dtype", "--host", "--port", "--max-batch", "--share", "--replay",
+        "--max-new-tokens", "--max-prompt", "--max-seconds", "--allow-any-model", "BASS_PASSWORD",
     ):  # fmt: skip
         assert option in ended.stdout
 
