@@ -87,6 +87,8 @@ def launch_options() -> dict[str, Any]:
         "run_history": False,
         # The page takes no files, and what a visitor uploads all the same would fill the disk.
         "max_file_size": 1,
+        # A copy of the page's settings is kept for every visitor, and a script is a new one with each request.
+        "state_session_capacity": 64,
     }
     known = inspect.signature(gr.Blocks.launch).parameters
     return {name: value for name, value in options.items() if name in known}

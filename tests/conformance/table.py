@@ -2,6 +2,7 @@
 
 Contract: `METHODS`, `DRAFTS` and the other axes list the choices; `covering(n)` gives cases in which every n of
 them meet at least once, always the same ones. A new method, drafter, backend or architecture is one line here.
+Non-goal: amusd, which starts a process for each pair; tests/bass_core/test_amusd.py holds it to the same with one.
 """
 
 from __future__ import annotations

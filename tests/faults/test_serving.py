@@ -7,6 +7,7 @@ be left behind: no cache, no thread of a race.
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import sys
 import time
@@ -182,6 +183,15 @@ def test_a_client_that_never_reads_its_answer(serving: None, url: str) -> None:
 def test_a_client_that_vanishes_after_its_answer(serving: None, url: str) -> None:
     with asked(url, "fine", 8) as answer:
         assert '"done": true' in list(answer)[-2]
+
+
+def test_visitors_who_are_gone_are_forgotten(url: str) -> None:
+    """A script is a new visitor with every request, of whom Gradio keeps 90 kB."""
+    for _ in range(80):
+        with asked(url, "", 8) as answer:
+            assert "event: error" in list(answer)
+    gc.collect()
+    assert sum(type(thing).__name__ == "SessionState" for thing in gc.get_objects()) <= 65
 
 
 def test_nothing_can_be_uploaded(url: str) -> None:
