@@ -135,8 +135,10 @@ class DraftClient:
         """Take in what has arrived; waits up to `timeout_s` for a first message."""
         with self._noticing():
             if self._host is not None:
-                self._host.check()
-                self._take(self._host.receive(timeout_s))
+                messages = self._host.receive(timeout_s)
+                self._take(messages)
+                if not messages:  # who has just spoken lives
+                    self._host.check()
 
     def _take(self, messages: list[object]) -> None:
         line = self.timeline

@@ -163,6 +163,7 @@ class PageFeed:
             "clock_ms": lane["clock_ms"],
             "finished": lane["finished"],
             "error": lane["error"],
+            **({"timeline": lane["timeline"]} if "timeline" in lane else {}),
         }
 
     def _sample(self, snapshot: dict[str, Any], device: dict[str, Any]) -> None:

@@ -19,18 +19,18 @@ from bass_core.amusd_timeline import Timeline
 from bass_core.lane import Lane
 from bass_core.sampling import probabilities
 
+from ..conformance import test_distribution as distribution
+from ..conformance.test_ends import PAIR as SELF
+from ..conformance.test_ends import ROWS as FIVE
+from ..conformance.test_ends import TEXTS, cut
 from ..models import NEAR, VOCAB, perturbed, prompts, reference, tiny
-from .test_ends import PAIR as SELF
-from .test_ends import ROWS as FIVE
-from .test_ends import TEXTS, cut
 from .test_head_drafter import tiny_head
-from .test_sampled import PAIR as SMALL
-from .test_sampled import PLAIN, agrees, sample
 
 TOKENS = 24
 TARGET, DRAFT = tiny("llama"), perturbed(tiny("llama"), NEAR["llama"])
 PAIR = ModelPair(TARGET, DRAFT)
 ROWS = prompts(4)
+SMALL = distribution.pair("other")
 HEAD = ModelPair(TARGET, tiny_head(TARGET))
 WARM = SamplingParams(0.9)
 
@@ -105,8 +105,8 @@ def test_every_draft_is_what_the_draft_says_of_the_text_before_it(sampling: Samp
 
 @pytest.mark.parametrize("drafter", ["cascade", "model"])
 def test_a_run_that_stood_before_is_copied(drafter: str) -> None:
-    """A copied token has q = 1, all others have the draft's. In eight tokens many runs of three come again."""
-    rows = torch.randint(0, 8, (6, 40), generator=torch.Generator().manual_seed(2)).tolist()
+    """A copied token has q = 1, all others have the draft's. In five tokens many runs of three come again."""
+    rows = torch.randint(0, 5, (6, 40), generator=torch.Generator().manual_seed(2)).tolist()
     written = [list(row) for row in rows]
     points = others = 0
     for round_ in stream(SMALL, rows, method="amusd", max_new_tokens=20, drafter=drafter, sampling=WARM):
@@ -125,6 +125,7 @@ def test_a_run_that_stood_before_is_copied(drafter: str) -> None:
     assert texts(run(SMALL, rows, **same)) == texts(generate(SMALL, rows, method="regular", **same))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["model", "adaptive"])
 def test_a_head_drafts_too(drafter: str) -> None:
     """Its text is exact, greedy and coupled; it is given the target's states with the verdicts."""
@@ -136,17 +137,20 @@ def test_a_head_drafts_too(drafter: str) -> None:
         assert out.metrics.drafted > 0
 
 
-def test_sampled_text_has_the_targets_distribution() -> None:
-    counts, origins = sample(60, 64, sampling=PLAIN, method="amusd", draft_length=3)
-    agrees(counts.sum(0), PLAIN)
-    assert {"accepted", "recovered"} <= origins
+def has_the_targets_distribution(rows: int, params: SamplingParams, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The joint distribution of seven tokens, against exact enumeration."""
+    monkeypatch.setattr(distribution, "BATCH", 256)
+    case = distribution.Case("amusd", "other", params, rows)
+    assert {"accepted", "recovered"} <= distribution.agrees(case)
+
+
+def test_sampled_text_has_the_targets_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_the_targets_distribution(4096, SamplingParams(1.0), monkeypatch)
 
 
 @pytest.mark.slow
-def test_sampled_and_filtered() -> None:
-    params = SamplingParams(0.8, top_k=5, top_p=0.9)
-    counts, _ = sample(100, 64, sampling=params, method="amusd", draft_length=1)
-    agrees(counts.sum(0), params)
+def test_sampled_and_filtered(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_the_targets_distribution(8192, SamplingParams(0.8, top_k=4, top_p=0.9), monkeypatch)
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(0.7), SamplingParams(1.0)])

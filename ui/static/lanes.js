@@ -88,6 +88,7 @@
         const key = place.dataset.figure;
         setText(place, FIGURES[key](lane.metrics[key] ?? null));
       }
+      window.Bass.timeline(this.section, lane.timeline, lane.clock_ms);
       setText(this.soFar, bothFinished || lane.metrics.speedup === null ? "" : ", so far");
       if (lane.error) setText(this.state, `Failed: ${lane.error}`);
       else if (lane.finished) setText(this.state, this.summary(lane));
