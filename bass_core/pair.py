@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from . import gpu_model
 from .draft_head import DraftHead
 from .errors import PairError
 from .lean import LeanModel, fits
@@ -74,6 +75,8 @@ class ModelPair:
 
 
 def _step_model(model: PreTrainedModel) -> StepModel:
+    if model.device.type == "cuda" and gpu_model.fits(model):
+        return gpu_model.GpuModel(model)
     lean = model.device.type == "cpu" and fits(model)
     return LeanModel(model) if lean else StepModel(model)
 

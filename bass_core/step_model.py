@@ -19,12 +19,19 @@ from . import attention
 from .cache import RaggedCache
 from .errors import PairError
 from .packed import pack_all
+from .utilization import ModelCost, model_cost
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
 class StepModel:
-    """Any transformers causal LM with an attention interface, run by its own code with ragged attention."""
+    """Any transformers causal LM with an attention interface, run by its own code with ragged attention.
+
+    `capturable` is set to False once a CUDA graph of its forward could not be made.
+    """
+
+    capturable = True
+    cost: ModelCost
 
     # Whether the padding of shorter rows is left out of the matrix products.
     skips_padding = False
@@ -43,6 +50,7 @@ class StepModel:
         # A CPU reads float32 keys faster than it converts bfloat16 ones.
         self.cache_dtype = torch.float32 if self.device.type == "cpu" else model.dtype
         self._prepare(model)
+        self.cost = model_cost(model, self.cache_bytes(1, 1))
 
     def _prepare(self, model: PreTrainedModel) -> None:
         self._shadow = shadow_of(model)
@@ -95,6 +103,17 @@ class StepModel:
         logits, states = self._forward(ids, cache, lengths, take, counts, backend, True)
         assert states is not None
         return logits, states
+
+    @torch.inference_mode()
+    def forward_anywhere(
+        self, ids: Tensor, cache: RaggedCache, lengths: Tensor, backend: str, want: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """`forward` for lengths int64 [B] that only the device knows: logits [B, S, V], and states if wanted.
+
+        It reads nothing on the host, so it can be captured and replayed; attention may look at the whole cache.
+        """
+        step = cache.begin_anywhere(lengths, ids.shape[1])
+        return self._run(ids, cache.positions.clamp(max=self.context - 1), cache, step, None, backend, want)
 
     def _forward(
         self,
