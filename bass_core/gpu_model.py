@@ -23,6 +23,7 @@ from kernels.support import obstacle
 
 from . import lean
 from .cache import RaggedCache
+from .quantize import is_quantized
 from .step_model import StepModel, shadow_of
 
 
@@ -33,8 +34,10 @@ class Plan:
     most_rows: int = 64
     gemv: bool = True
 
-    def takes(self, rows: int) -> bool:
-        return rows <= self.most_rows and (self.gemv or rows > 1)
+    def takes(self, rows: int, itemsize: int) -> bool:
+        """Whether a product of so many rows of that dtype is the kernel's; in float32 it takes 16 at most."""
+        most = min(self.most_rows, 64 if itemsize == 2 else 16)
+        return rows <= most and (self.gemv or rows > 1)
 
 
 @dataclass
@@ -53,7 +56,7 @@ def fits(model: PreTrainedModel) -> bool:
     if not lean.fits(model):
         return False
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    plain = all(layer.bias is None and type(layer.weight.data) is Tensor for layer in linears)
+    plain = all(layer.bias is None for layer in linears) and not is_quantized(model)
     return plain and len(linears) == 7 * model.config.num_hidden_layers + 1
 
 
@@ -118,7 +121,7 @@ class GpuModel(StepModel):
         residual: Tensor | None = None,
     ) -> Tensor:
         """`linear` of kernels/linear.py, by the kernel where the plan says so, else by torch."""
-        if self.has_kernels and self.plan.takes(x.numel() // x.shape[-1]):
+        if self.has_kernels and self.plan.takes(x.numel() // x.shape[-1], x.itemsize):
             from kernels import linear as module  # imports triton
 
             return module.linear(x, weight, norm=norm, eps=self.eps, gate=gate, residual=residual)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from kernels.ragged_attention import CAPTURABLE
+from kernels.support import on
 
 from .cache import RaggedCache
 from .runner import ModelRunner
@@ -43,6 +44,7 @@ Recorder = Callable[[Callable[[], Outputs]], tuple[Outputs, Callable[[], Any]]]
 _log = logging.getLogger(__name__)
 _idle: weakref.WeakKeyDictionary[StepModel, list[_Slot]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
+_capturing = threading.Lock()
 _spent = threading.local()
 
 
@@ -207,7 +209,15 @@ def record_calls(forward: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], 
 
 
 def _record_graph(forward: Callable[[], Outputs], slot: _Slot) -> tuple[Outputs, Callable[[], None]]:
-    """Warm up on a side stream (kernels are compiled, libraries make their handles), then capture."""
+    """Warm up on a side stream (kernels are compiled, libraries make their handles), then capture.
+
+    One capture at a time: another thread's would not survive the synchronisations of this one.
+    """
+    with _capturing, on(slot.cache.buffer.device):
+        return _warm_and_capture(forward, slot)
+
+
+def _warm_and_capture(forward: Callable[[], Outputs], slot: _Slot) -> tuple[Outputs, Callable[[], None]]:
     torch.cuda.synchronize()
     if slot.pool is None:
         # One pool a runner: its graphs are replayed one after another and may share what lies between.

@@ -17,6 +17,7 @@ from .draft_head import DraftHead
 from .errors import PairError
 from .lean import LeanModel, fits
 from .ngram import NgramTable
+from .quantize import is_quantized
 from .step_model import StepModel, refuse_unsupported
 
 
@@ -75,6 +76,8 @@ class ModelPair:
 
 
 def _step_model(model: PreTrainedModel) -> StepModel:
+    if is_quantized(model):
+        return StepModel(model)
     if model.device.type == "cuda" and gpu_model.fits(model):
         return gpu_model.GpuModel(model)
     lean = model.device.type == "cpu" and fits(model)

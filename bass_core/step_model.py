@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from kernels.support import on
+
 from . import attention
 from .cache import RaggedCache
 from .errors import PairError
@@ -112,8 +114,10 @@ class StepModel:
 
         It reads nothing on the host, so it can be captured and replayed; attention may look at the whole cache.
         """
-        step = cache.begin_anywhere(lengths, ids.shape[1])
-        return self._run(ids, cache.positions.clamp(max=self.context - 1), cache, step, None, backend, want)
+        with on(self.device):
+            step = cache.begin_anywhere(lengths, ids.shape[1])
+            positions = cache.positions.clamp(max=self.context - 1)
+            return self._run(ids, positions, cache, step, None, backend, want)
 
     def _forward(
         self,
@@ -125,10 +129,11 @@ class StepModel:
         backend: str,
         want: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        step = cache.begin(lengths, ids.shape[1], counts if self.skips_padding else None)
-        # Columns past the context are padding: their logits are never used, but their position must exist.
-        positions = cache.positions.clamp(max=self.context - 1)
-        return self._run(ids, positions, cache, step, take, backend, want)
+        with on(self.device):
+            step = cache.begin(lengths, ids.shape[1], counts if self.skips_padding else None)
+            # Columns past the context are padding: their logits are never used, but their position must exist.
+            positions = cache.positions.clamp(max=self.context - 1)
+            return self._run(ids, positions, cache, step, take, backend, want)
 
     def _run(
         self,
@@ -187,7 +192,7 @@ def _pack_linears(module: nn.Module) -> None:
         (parent, name, child)
         for parent in module.modules()
         for name, child in parent.named_children()
-        if type(child) is nn.Linear
+        if type(child) is nn.Linear and type(child.weight.data) is Tensor
     ]
     for (parent, name, _), packed in zip(found, pack_all([(child,) for _, _, child in found]), strict=True):
         setattr(parent, name, packed)

@@ -60,10 +60,15 @@ def model_cost(model: Any, kv_bytes: int) -> ModelCost:
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return ModelCost(
         parameters=sum(parameter.numel() for parameter in weights.values()),
-        weight_bytes=sum(parameter.nbytes for parameter in weights.values()),
+        weight_bytes=sum(_nbytes(parameter) for parameter in weights.values()),
         kv_bytes=kv_bytes,
         attention_flops=4 * config.num_hidden_layers * config.num_attention_heads * dim,
     )
+
+
+def _nbytes(weight: torch.Tensor) -> int:
+    """A quantised weight has one byte a number, whatever dtype it shows."""
+    return weight.nbytes if type(weight.data) is torch.Tensor else weight.numel()
 
 
 @dataclass

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels import accept as kernel
+from kernels.support import on
 
 from .noise import Role
 from .sampling import SamplingParams, probabilities
@@ -31,6 +32,20 @@ def verify_on_device(
     synthetic: float | None = None,
 ) -> Verdict:
     """See `verify`."""
+    with on(logits.device):
+        return _verify(logits, drafts, draft_probs, counts, keys, params, rule, synthetic)
+
+
+def _verify(
+    logits: Tensor,
+    drafts: Tensor,
+    draft_probs: Tensor | None,
+    counts: Tensor,
+    keys: Keys,
+    params: SamplingParams,
+    rule: str,
+    synthetic: float | None,
+) -> Verdict:
     seed = _seed(keys.seed, logits.device)
     where = (keys.sequence_ids, keys.positions, seed)
     p = None if params.greedy else probabilities(logits, params)
@@ -58,7 +73,8 @@ def draw_on_device(
     weights: Tensor, seed: int, sequence_ids: Tensor, positions: Tensor, roles: Tensor, ids: Tensor | None
 ) -> Tensor:
     """See `draw`."""
-    return kernel.draw(weights, sequence_ids, positions, roles, _seed(seed, weights.device), ids)
+    with on(weights.device):
+        return kernel.draw(weights, sequence_ids, positions, roles, _seed(seed, weights.device), ids)
 
 
 @lru_cache(maxsize=16)

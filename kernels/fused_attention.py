@@ -148,7 +148,7 @@ def tiles(head_dim: int, rows: int, itemsize: int, shared: int = 99 * 1024) -> d
         (n, stages): (block_m * block_d + stages * 2 * n * block_d) * itemsize + 2048 for n, stages in choices
     }
     block_n, stages = next((pair for pair in choices if needed[pair] <= shared), choices[-1])
-    warps = 8 if block_m == 64 and block_d > 128 else 4
+    warps = 8 if block_m == 64 and block_d >= 128 else 4
     return {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_D": block_d, "num_warps": warps, "num_stages": stages}
 
 

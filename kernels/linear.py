@@ -17,7 +17,8 @@ from torch import Tensor
 
 from .support import obstacle, widens
 
-MOST_ROWS = 64
+# Exact float32 products run without tensor cores, and more rows would not fit the registers.
+MOST_ROWS = {2: 64, 4: 16}
 
 
 @triton.jit
@@ -136,7 +137,7 @@ def linear(
     residual: Tensor | None = None,
     tile: dict[str, int] | None = None,
 ) -> Tensor:
-    """x [..., K] of at most 64 rows; weight [N, K], or [2N, K] with gate; norm [K]: an RMS norm's weight.
+    """x [..., K] of 1 to 64 rows (16 in float32); weight [N, K], or [2N, K] with gate; norm [K]: of an RMS norm.
 
     Returns [..., N] in x's dtype, plus residual [..., N]. x and weight have one dtype. `tile` replaces the shipped
     sizes. Raises ValueError for more rows, other shapes, or where kernels can't run.
@@ -167,8 +168,9 @@ def _check(x: Tensor, weight: Tensor, rows: int, residual: Tensor | None, n_size
     reason = obstacle(x.device)
     if reason:
         raise ValueError(f"the kernel can't run: {reason}.")
-    if not 1 <= rows <= MOST_ROWS:
-        raise ValueError(f"the kernel takes 1 to {MOST_ROWS} rows; got {rows}.")
+    most = MOST_ROWS.get(x.element_size(), 0)
+    if not 1 <= rows <= most:
+        raise ValueError(f"the kernel takes 1 to {most} rows of {x.dtype}; got {rows}.")
     if x.dtype != weight.dtype or x.shape[-1] != weight.shape[1]:
         raise ValueError(f"x {tuple(x.shape)} {x.dtype} does not fit weight {tuple(weight.shape)} {weight.dtype}.")
     if not (x.is_contiguous() and weight.is_contiguous()):

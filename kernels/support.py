@@ -7,6 +7,7 @@ On a CPU they run under Triton's interpreter alone: slowly, for tests (TRITON_IN
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
 
@@ -54,3 +55,8 @@ def shared_bytes(device: torch.device) -> int:
         return 99 * 1024
     properties = torch.cuda.get_device_properties(device)
     return int(getattr(properties, "shared_memory_per_block_optin", 0) or 99 * 1024)
+
+
+def on(device: torch.device) -> AbstractContextManager[object]:
+    """Makes the device the current one: Triton launches there, whatever tensors it is given."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

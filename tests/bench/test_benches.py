@@ -59,6 +59,18 @@ def test_exactness(smollm2_folder):
 
 
 @pytest.mark.slow
+def test_gpu(tmp_path):
+    """The dry run: every section runs to its end on a CPU, kernels and texts are equal, no time is claimed."""
+    document = run("gpu", "--quick", "--results", tmp_path, "--recordings", tmp_path)
+    check(document, "gpu")
+    assert not [row for row in document["results"] if row["case"] == "FAILED" or "failed" in row["what"]]
+    decided = {claim["name"] for claim in document["claims"] if claim["holds"] is not None}
+    assert decided == {"kernels-equal", "texts-equal-float32", "sections-that-ran"}
+    recording = json.loads((tmp_path / "cpu-dry-run-fair.json").read_text())
+    assert recording["recording"] == 1 and recording["snapshots"][-1]["done"]
+
+
+@pytest.mark.slow
 def test_mutants():
     """Every known way to break the decoder is caught, and the unbroken one passes the same cases."""
     document = run("mutants", "--quick")
