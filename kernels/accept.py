@@ -118,7 +118,8 @@ def decide(
         if RULE == 0:
             top, other = first_best(best, best_at)
             token = tl.where((accepted < tl.max(count, 1)) & (top > 0.0), other, token)
-        tl.store(next_out + row, token.to(tl.int64), mask=real)
+        # Where all is NaN no token is the best: the caller refuses such logits, and must find a token id.
+        tl.store(next_out + row, tl.minimum(token, vocab - 1).to(tl.int64), mask=real)
     else:
         token = tl.load(choices + row * (width + 1) + accepted, mask=real, other=0)
         tl.store(next_out + row, token, mask=real)
@@ -155,7 +156,7 @@ def gumbel(
         best_at = tl.where(score > best, token, best_at)
         best = tl.maximum(score, best)
     _, token = first_best(best, best_at)
-    tl.store(out + row + tl.arange(0, 1), token.to(tl.int64))
+    tl.store(out + row + tl.arange(0, 1), tl.minimum(token, vocab - 1).to(tl.int64))
 
 
 def accept(

@@ -1,10 +1,10 @@
-"""Ragged attention in one or two launches: what BASS-SPLIT computes, with as few launches as BASS-PAD.
+"""Ragged attention in two launches: what BASS-SPLIT computes, with no more launches than BASS-PAD.
 
 Contract: the same arguments and result as `pad` in ragged_attention.py, which is the torch reference. Lengths are
 read on the device, so that a captured launch serves every later step. fp16, bf16 and fp32; head_dim 16 to 256.
-Each program takes the query rows of one key-value head, (g, s) folded into one axis, and a part of the columns;
-where that cuts a row into several parts, a second launch joins them by their log-sum-exps (Milakov and
-Gimelshein, arXiv 1805.02867; flash-decoding). Non-goals: backward, dropout.
+Each program takes the query rows of one key-value head, (g, s) folded into one axis, and a part of the columns; a
+second launch joins the parts by their log-sum-exps (Milakov and Gimelshein, arXiv 1805.02867; flash-decoding).
+Non-goals: backward, dropout.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def attend(
     scaling, softcap, queries, window, splits, dim,
     HEADS: tl.constexpr, GROUP: tl.constexpr, EXACT: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PARTIAL: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Program (block of rows x split, kv head, batch row): the softmax over its columns, and their log-sum-exp.
 
-    out [B, S, Hq, D], or, PARTIAL, float32 [splits, B, S, Hq, D] and lse float32 [splits, B, S, Hq] (base 2).
+    out float32 [splits, B, S, Hq, D] and lse float32 [splits, B, S, Hq] (base 2).
     """
     split = tl.program_id(0) % splits
     block = tl.program_id(0) // splits
@@ -100,16 +100,12 @@ def attend(
         total = total * shrink + tl.sum(weights, 1)
         highest = raised
 
+    o_row = (split * tl.num_programs(2) + row) * queries * HEADS + s * HEADS + hq
+    tl.store(lse + o_row, tl.where(total == 0.0, float("-inf"), highest + tl.log2(total)), mask=real)
+    # A part without columns is left as it is: its weight is 0.
+    written = real & (total > 0.0)
     sums = sums / tl.where(total == 0.0, 1.0, total)[:, None]
-    o_row = (row * queries + s) * HEADS + hq
-    if PARTIAL:
-        o_row = split * (tl.num_programs(2).to(tl.int64) * queries * HEADS) + o_row
-        tl.store(lse + o_row, tl.where(total == 0.0, float("-inf"), highest + tl.log2(total)), mask=real)
-        tl.store(out + o_row[:, None] * size + d[None, :], sums,
-                 mask=(real & (total > 0.0))[:, None] & kept[None, :])  # fmt: skip
-    else:
-        o_at = out + o_row[:, None] * size + d[None, :]
-        tl.store(o_at, sums.to(out.dtype.element_ty), mask=real[:, None] & kept[None, :])
+    tl.store(out + o_row[:, None] * size + d[None, :], sums, mask=written[:, None] & kept[None, :])
 
 
 @triton.jit(do_not_specialize=["splits", "rows"])
@@ -184,24 +180,21 @@ def fused(
         splits = splits_for(query.device, blocks * kv_heads * batch, columns, tile["BLOCK_N"])
     out = torch.empty(batch, queries, heads, dim, dtype=query.dtype, device=query.device)
     rows = batch * queries * heads
-    parts, lse = out, out
-    if splits > 1:
-        parts = torch.empty(splits, rows, dim, dtype=torch.float32, device=query.device)
-        lse = torch.empty(splits, rows, dtype=torch.float32, device=query.device)
+    parts = torch.empty(splits, rows, dim, dtype=torch.float32, device=query.device)
+    lse = torch.empty(splits, rows, dtype=torch.float32, device=query.device)
     attend[(blocks * splits, kv_heads, batch)](
         query, key, value, step.lengths, parts, lse,
         *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
         scaling, softcap or 1.0, queries, window or 0, splits, dim,
         HEADS=heads, GROUP=group, EXACT=dim == tile["BLOCK_D"],
-        WINDOW=window is not None, SOFTCAP=softcap is not None, PARTIAL=splits > 1,
+        WINDOW=window is not None, SOFTCAP=softcap is not None,
         PRECISION="ieee" if key.dtype == torch.float32 else "tf32", WIDEN=widens(key.dtype), **tile,
     )  # fmt: skip
-    if splits > 1:
-        block_s = triton.next_power_of_2(splits)
-        merge[(rows,)](
-            parts, lse, out, splits, rows, dim,
-            EXACT=dim == tile["BLOCK_D"], BLOCK_D=tile["BLOCK_D"], BLOCK_S=block_s, num_warps=4,
-        )  # fmt: skip
+    merge[(rows,)](
+        parts, lse, out, splits, rows, dim,
+        EXACT=dim == tile["BLOCK_D"], BLOCK_D=tile["BLOCK_D"],
+        BLOCK_S=triton.next_power_of_2(splits), num_warps=4,
+    )  # fmt: skip
     return out
 
 

@@ -62,11 +62,13 @@ def _run(arguments: Namespace, device: torch.device, out: Path) -> None:
                 break
             # What comes after a group needs its share too.
             share = left - _reserved(arguments, group)
-            _start(arguments, device, out, waiting, max(share, 10.0), left + 20)
+            asked = waiting
+            crashed = _start(arguments, device, out, asked, max(share, 10.0), left + 20)
             done = {line["section"] for line in _lines(out) if line["kind"] in ("end", "failed")}
             waiting = [name for name in waiting if name not in done]
             # Sections run in order: the first that did not end is the one its process died in.
-            _note(out, waiting[:1], "its process died or ran out of time")
+            lost = waiting[:1] or (asked[-1:] if crashed else [])
+            _note(out, lost, "a process of it died or ran out of time")
             waiting = waiting[1:]
 
 
@@ -80,8 +82,8 @@ def _reserved(arguments: Namespace, group: tuple[str, ...]) -> float:
 
 def _start(
     arguments: Namespace, device: torch.device, out: Path, names: list[str], seconds: float, limit: float
-) -> None:
-    """A process for the sections, or several for one; ended when it has run for `limit` seconds."""
+) -> bool:
+    """A process for the sections, or several for one; ended after `limit` seconds. True if one ended badly."""
     command = [sys.executable, "-m", "bench.gpu.sections", *names, "--out", str(out), "--device", device.type]
     command += [
         "--seconds",
@@ -111,6 +113,7 @@ def _start(
             process.kill()
             process.wait()
             print(f"{', '.join(names)}: ended after {limit:.0f} s", flush=True)
+    return any(process.returncode for process in processes)
 
 
 def _note(out: Path, names: list[str], error: str) -> None:

@@ -119,7 +119,8 @@ def product_cases(ctx: Context) -> Iterator[tuple[str, Callable[[], None]]]:
             weight = (torch.randn(n * (2 if gate else 1), k, device=ctx.device) * k**-0.5).to(dtype)
             norm = (1 + 0.1 * torch.randn(k, device=ctx.device)).to(dtype)
             residual = torch.randn(m, n, device=ctx.device).to(dtype)
-            for extra in ({"norm": norm, "eps": 1e-5}, {"residual": residual}):
+            extras: list[dict[str, Any]] = [{"norm": norm, "eps": 1e-5}, {"residual": residual}]
+            for extra in extras:
                 wide = {name: one.double() if isinstance(one, Tensor) else one for name, one in extra.items()}
                 exact = linear_reference.linear(x.double(), weight.double(), gate=gate, **wide)
                 plain = linear_reference.linear(x, weight, gate=gate, **extra)

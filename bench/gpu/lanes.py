@@ -44,8 +44,14 @@ def batch(ctx: Context, size: int, fixed: tuple[int, ...], repeats: int) -> None
             one = record(ctx, f"b{size} a{acceptance}", "speculative", prompts, min(count, 64), 1, acceptance, 5)
             speedup(ctx, f"b{size} a{acceptance} speculative l=5", base, one)
         best: tuple[float, Any] = (0.0, None)
-        for policy in ("bass", *fixed):
-            made = record(ctx, f"b{size} a{acceptance}", "bass", prompts, count, repeats, acceptance, policy)
+        # What a round costs here is measured once, for batch 8.
+        measured = ("cost-aware",) if size == 8 else ()
+        for policy in ("bass", *measured, *fixed):
+            try:
+                made = record(ctx, f"b{size} a{acceptance}", "bass", prompts, count, repeats, acceptance, policy)
+            except Exception as error:
+                ctx.row(f"b{size} a{acceptance} l={policy}", "failed", f"{type(error).__name__}: {error}"[:200])
+                continue
             gained = speedup(ctx, f"b{size} a{acceptance} bass l={policy}", base, made)
             best = max(best, (gained, policy), key=lambda pair: pair[0])
         ctx.row(f"b{size} a{acceptance}", "best BASS / regular", best[0], "", f"draft length {best[1]}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ def milliseconds(call: Callable[[], Any], device: torch.device, repeats: int = 2
     return statistics.median(begin.elapsed_time(end) for begin, end in events)
 
 
-def captured_ms(calls: list[Callable[[], Any]], device: torch.device, repeats: int = 15) -> float:
+def captured_ms(calls: Sequence[Callable[[], Any]], device: torch.device, repeats: int = 15) -> float:
     """The median time of one of the calls, all captured in one CUDA graph: launches on the host cost nothing.
 
     Calls over different buffers keep the cache from holding what a real step would have to fetch.

@@ -79,28 +79,19 @@ def split_options(tile: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]
 
 
 def attention(shared: int) -> Iterator[Variant]:
-    """Each padded head dimension, exact and masked (80, 96), dtype and tile, with every mask on: the largest code.
-
-    Writing whole rows instead of parts changes the last store alone: tried where registers are scarcest.
-    """
+    """Each padded head dimension, exact or masked (80, 96), dtype and tile, with every mask on."""
     for dim, dtype in product(HEAD_DIMS, DTYPES):
         shapes = {tuple(fused_attention.tiles(dim, rows, dtype.itemsize, shared).items()) for rows in (1, 64)}
         for shape in sorted(shapes):
             constants, options = split_options(dict(shape))
-            whole = (dim, constants["BLOCK_M"]) in ((128, 16), (256, 64))
-            for partial in (True, False) if whole else (True,):
-                pointers = dict.fromkeys(("q", "k", "v", "out"), dtype)
-                pointers |= {"lengths": torch.int64, "lse": torch.float32}
-                if partial:
-                    pointers["out"] = torch.float32
-                constants |= {
-                    "HEADS": 32, "GROUP": 4, "EXACT": dim == constants["BLOCK_D"], "WINDOW": True, "SOFTCAP": True,
-                    "PARTIAL": partial, "PRECISION": "ieee" if dtype == torch.float32 else "tf32", "WIDEN": False,
-                }  # fmt: skip
-                label = f"{NAMES[dtype]} D={dim} M={constants['BLOCK_M']} partial={partial}"
-                yield Variant(
-                    fused_attention.attend, label, pointers, dict(constants), options, ("scaling", "softcap")
-                )
+            pointers = dict.fromkeys(("q", "k", "v"), dtype)
+            pointers |= {"out": torch.float32, "lengths": torch.int64, "lse": torch.float32}
+            constants |= {
+                "HEADS": 32, "GROUP": 4, "EXACT": dim == constants["BLOCK_D"], "WINDOW": True, "SOFTCAP": True,
+                "PRECISION": "ieee" if dtype == torch.float32 else "tf32", "WIDEN": False,
+            }  # fmt: skip
+            label = f"{NAMES[dtype]} D={dim} M={constants['BLOCK_M']}"
+            yield Variant(fused_attention.attend, label, pointers, constants, options, ("scaling", "softcap"))
     for dim in HEAD_DIMS:
         block_d = triton.next_power_of_2(dim)
         yield Variant(
@@ -175,18 +166,17 @@ def variants(arch: int) -> Iterator[Variant]:
 
 def resources(cubin: bytes) -> dict[str, int]:
     """Registers a thread, bytes of local memory a thread, and how many instructions touch local memory."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        usage, sass = (_cuobjdump(option, file.name) for option in ("--dump-resource-usage", "-sass"))
-    found = dict(re.findall(r"\b(REG|LOCAL):(\d+)", usage))
-    spills = len(re.findall(r"\b(?:STL|LDL)\b", sass))
+        command = [str(tool), "--dump-resource-usage", "-sass", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = dict(re.findall(r"\b(REG|LOCAL):(\d+)", text))
+    instructions = re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+ )?(\S+)", text, re.MULTILINE)
+    assert len(instructions) > 10, "no disassembly"
+    spills = sum(name.startswith(("STL", "LDL")) for name in instructions)
     return {"registers": int(found["REG"]), "local": int(found["LOCAL"]), "spills": spills}
-
-
-def _cuobjdump(option: str, file: str) -> str:
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    return subprocess.run([str(tool), option, file], capture_output=True, text=True, check=True).stdout
 
 
 def compile_one(arch: int, index: int) -> dict[str, Any]:
