@@ -25,9 +25,9 @@ MOST_ROWS = {2: 64, 4: 16}
 def gemv(
     x, weight, norm, residual, out, n_size, k_size, eps,
     NORM: tl.constexpr, GATE: tl.constexpr, RESIDUAL: tl.constexpr, EVEN: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Program j: BLOCK_N outputs of the one row x [K], straight from registers."""
+    """Program j: BLOCK_N outputs of the one row x [K], straight from registers; STAGES > 1 fetches ahead."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     at = weight + n[:, None].to(tl.int64) * k_size + k[None, :]
@@ -35,7 +35,7 @@ def gemv(
     sums = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     gates = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     squares = tl.zeros([BLOCK_K], tl.float32)
-    for start in range(0, k_size, BLOCK_K):
+    for start in tl.range(0, k_size, BLOCK_K, num_stages=STAGES):
         inside = live[:, None] if EVEN else live[:, None] & (start + k < k_size)[None, :]
         w = tl.load(at + start, mask=inside, other=0.0, eviction_policy="evict_first")
         if GATE:
@@ -119,7 +119,7 @@ def skinny(
 def tiles(rows: int, gate: bool, itemsize: int) -> dict[str, int]:
     """The shipped tile sizes: of `gemv` for one row, of `skinny` above. The tests compile them all."""
     if rows == 1:
-        return {"BLOCK_N": 4 if gate else 8, "BLOCK_K": 512, "num_warps": 4}
+        return {"BLOCK_N": 4 if gate else 8, "BLOCK_K": 512, "STAGES": 1, "num_warps": 4}
     block_m = 16 if rows <= 16 else 64
     if itemsize == 4:
         return {"BLOCK_M": block_m, "BLOCK_N": 16, "BLOCK_K": 32, "num_warps": 4, "num_stages": 2}

@@ -24,10 +24,10 @@ from ..report import device_name, document, parser, show, table
 from .claims import claims
 
 ROOT = Path(__file__).parents[2]
-SECTIONS = ("checks", "graphs", "roofline", "lanes", "attention", "races", "smollm2", "compiled")
+SECTIONS = ("checks", "graphs", "roofline", "lanes", "races", "attention", "products", "smollm2", "compiled")
 # The process that holds the large models runs these; the others have one each.
 _TOGETHER = ("roofline", "lanes", "races")
-_ORDER = (("checks",), ("graphs",), _TOGETHER, ("attention",), ("smollm2",), ("compiled",))
+_ORDER = (("checks",), ("graphs",), _TOGETHER, ("attention",), ("products",), ("smollm2",), ("compiled",))
 
 
 def main(argv: list[str]) -> None:
@@ -74,7 +74,7 @@ def _run(arguments: Namespace, device: torch.device, out: Path) -> None:
 
 def _reserved(arguments: Namespace, group: tuple[str, ...]) -> float:
     """Seconds to keep for later groups, of a whole run's typical need; scaled where less time was given."""
-    need = {"attention": 35.0, "smollm2": 15.0, "compiled": 75.0, "races": 70.0}
+    need = {"attention": 35.0, "products": 40.0, "smollm2": 10.0, "compiled": 70.0}
     rest = _ORDER[_ORDER.index(group) + 1 :] if group in _ORDER else ()
     later = [name for other in rest for name in other if name in arguments.sections]
     return sum(need.get(name, 0.0) for name in later) * arguments.minutes / 8.5

@@ -15,7 +15,7 @@ import torch
 
 from bass_core.gpu_model import GpuModel
 
-from . import attention, checks, graphs, lanes, races, roofline, smollm2
+from . import attention, checks, graphs, lanes, products, races, roofline, smollm2
 from .context import Context
 
 SECTIONS = {
@@ -24,6 +24,7 @@ SECTIONS = {
     "roofline": roofline.run,
     "lanes": lanes.run,
     "attention": attention.run,
+    "products": products.run,
     "races": races.run,
     "smollm2": smollm2.run,
     "compiled": lanes.compiled,

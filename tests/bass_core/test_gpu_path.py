@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import gc
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +22,8 @@ from bass_core.graphs import GraphRunner, record_calls
 from bass_core.runner import ModelRunner
 from bass_core.step_model import StepModel
 from tests.models import perturbed, prompts, reference, tiny
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -183,3 +188,17 @@ def test_graphs_are_for_cuda_and_can_be_switched_off(monkeypatch: pytest.MonkeyP
 def test_a_backend_that_is_not_here_is_refused() -> None:
     with pytest.raises(RequestError, match="flash"):
         generate(ModelPair(tiny("llama")), [1, 2], attention="flash")
+
+
+def test_all_imports_without_triton_and_the_kernels_are_refused() -> None:
+    """As on a machine that has none: a process in which triton can't be imported."""
+    code = (
+        "import sys; sys.modules['triton'] = None\n"
+        "import torch, bass_core.graphs, bass_core.verify, kernels.cache_reference, kernels.linear_reference\n"
+        "from bass_core.attention import choose_backend\n"
+        "assert choose_backend('auto', torch.device('cuda')) == 'sdpa'\n"
+        "try: choose_backend('fused', torch.device('cpu'))\n"
+        "except bass_core.RequestError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert "Triton is not installed" in done.stdout, done.stderr
