@@ -23,6 +23,7 @@ from kernels.support import obstacle
 
 from . import lean
 from .cache import RaggedCache
+from .memory import available_bytes
 from .quantize import is_quantized
 from .step_model import StepModel, shadow_of
 
@@ -58,6 +59,13 @@ def fits(model: PreTrainedModel) -> bool:
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     plain = all(layer.bias is None for layer in linears) and not is_quantized(model)
     return plain and len(linears) == 7 * model.config.num_hidden_layers + 1
+
+
+def has_room(model: PreTrainedModel) -> bool:
+    """Whether the joined copies of q, k, v and of gate, up fit the device beside the model."""
+    joined = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+    needed = sum(p.nbytes for name, p in model.named_parameters() if name.split(".")[-2] in joined)
+    return 1.25 * needed < available_bytes(model.device)
 
 
 class GpuModel(StepModel):

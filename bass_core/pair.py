@@ -78,7 +78,7 @@ class ModelPair:
 def _step_model(model: PreTrainedModel) -> StepModel:
     if is_quantized(model):
         return StepModel(model)
-    if model.device.type == "cuda" and gpu_model.fits(model):
+    if model.device.type == "cuda" and gpu_model.fits(model) and gpu_model.has_room(model):
         return gpu_model.GpuModel(model)
     lean = model.device.type == "cpu" and fits(model)
     return LeanModel(model) if lean else StepModel(model)

@@ -126,7 +126,7 @@ def dense_peak(name: str, dtype: torch.dtype) -> float | None:
 
 
 def _same(word: str, wanted: str) -> bool:
-    """ "A100-SXM4-80GB" is an A100, "A10G" is no A10."""
+    """Of the last word of a part: "A100-SXM4-80GB" is an A100, "A10G" is no A10."""
     return word == wanted or word.startswith(wanted + "-")
 
 

@@ -63,7 +63,8 @@ def _run(arguments: Namespace, device: torch.device, out: Path) -> None:
             # What comes after a group needs its share too.
             share = left - _reserved(arguments, group)
             asked = waiting
-            crashed = _start(arguments, device, out, asked, max(share, 10.0), left + 20)
+            seconds = max(share, 10.0)
+            crashed = _start(arguments, device, out, asked, seconds, min(seconds + 45, left + 20))
             done = {line["section"] for line in _lines(out) if line["kind"] in ("end", "failed")}
             waiting = [name for name in waiting if name not in done]
             # Sections run in order: the first that did not end is the one its process died in.
@@ -85,14 +86,8 @@ def _start(
 ) -> bool:
     """A process for the sections, or several for one; ended after `limit` seconds. True if one ended badly."""
     command = [sys.executable, "-m", "bench.gpu.sections", *names, "--out", str(out), "--device", device.type]
-    command += [
-        "--seconds",
-        str(seconds),
-        "--seed",
-        str(arguments.seed),
-        "--recordings",
-        str(arguments.recordings),
-    ]
+    command += ["--seconds", str(seconds), "--seed", str(arguments.seed)]
+    command += ["--recordings", str(arguments.recordings)]
     command += ["--quick"] if arguments.quick else []
     for line in _lines(out):
         if line["kind"] == "plan":

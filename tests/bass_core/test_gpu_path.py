@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bass_core import ModelPair, RequestError, generate, graphs, lane
+from bass_core import ModelPair, RequestError, generate, gpu_model, graphs, lane
 from bass_core.gpu_model import GpuModel, Plan, fits
 from bass_core.graphs import GraphRunner, record_calls
 from bass_core.runner import ModelRunner
@@ -67,6 +67,15 @@ def test_the_gpus_forward_is_the_models(architecture: str, kernels: bool) -> Non
         torch.testing.assert_close(mine, expected, atol=2e-3, rtol=1e-4)
         torch.testing.assert_close(states, expected_states, atol=1e-3, rtol=1e-4)
         lengths = [lengths[0] + width, lengths[1] + max(1, width - 2)]
+
+
+def test_copies_that_do_not_fit_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """q 64 x 64, k and v 32 x 64, gate and up 128 x 64, two layers, four bytes: 192 KiB, and a quarter more."""
+    model = tiny("llama")
+    needed = 2 * (64 + 2 * 32 + 2 * 128) * 64 * 4
+    for free, room in ((1.26 * needed, True), (1.24 * needed, False)):
+        monkeypatch.setattr(gpu_model, "available_bytes", lambda _, free=free: free)
+        assert gpu_model.has_room(model) is room
 
 
 def test_one_row_takes_the_kernel_for_one_row() -> None:
