@@ -123,14 +123,14 @@ def verify(
         accepted = _prefix((choices[:, :width] == drafts) & drafted)
         next_token = choices.gather(1, accepted[:, None])[:, 0]
         no_coin = torch.full_like(p_drafts, torch.nan)
-        return Verdict(accepted, next_token, p_drafts, q_drafts, no_coin, _at(p, accepted, next_token))
+        return Verdict(accepted, next_token, p_drafts, q_drafts, no_coin, probability_at(p, accepted, next_token))
     u = uniform(keys.seed, ids, positions, Role.ACCEPT)
     accepted = _prefix((u * q_drafts < p_drafts) & drafted)
     next_token = _recover(p, drafts, draft_probs, accepted, counts, keys)
-    return Verdict(accepted, next_token, p_drafts, q_drafts, u, _at(p, accepted, next_token))
+    return Verdict(accepted, next_token, p_drafts, q_drafts, u, probability_at(p, accepted, next_token))
 
 
-def _at(p: Tensor, position: Tensor, token: Tensor) -> Tensor:
+def probability_at(p: Tensor, position: Tensor, token: Tensor) -> Tensor:
     """p [B, l+1, V] of one token [B] at one position [B] a row: [B]."""
     return p[torch.arange(len(token), device=token.device), position, token]
 

@@ -17,7 +17,7 @@ from kernels.support import on
 from .noise import Role
 from .sampling import SamplingParams, probabilities
 from .transfer import to_device
-from .verify import Keys, Verdict
+from .verify import Keys, Verdict, probability_at
 
 
 def verify_on_device(
@@ -51,14 +51,14 @@ def _verify(
     p = None if params.greedy else probabilities(logits, params)
     if synthetic is not None:
         choices = logits.argmax(-1) if p is None else None
-        return Verdict(
-            *kernel.accept(p, None, drafts, counts, choices, *where, rule=kernel.Rule.COIN, chance=synthetic)
-        )
+        judged = kernel.accept(p, None, drafts, counts, choices, *where, rule=kernel.Rule.COIN, chance=synthetic)
+        return Verdict(*judged, next_p=torch.full_like(keys.positions, torch.nan, dtype=torch.float32))
     if p is None:
-        choices = logits.argmax(-1)
-        return Verdict(*kernel.accept(None, None, drafts, counts, choices, *where, rule=kernel.Rule.CHOICES))
+        judged = kernel.accept(None, None, drafts, counts, logits.argmax(-1), *where, rule=kernel.Rule.CHOICES)
+        return Verdict(*judged, next_p=torch.ones_like(keys.positions, dtype=torch.float32))
     if rule == "chen":
-        return Verdict(*kernel.accept(p, draft_probs, drafts, counts, None, *where, rule=kernel.Rule.CHEN))
+        judged = kernel.accept(p, draft_probs, drafts, counts, None, *where, rule=kernel.Rule.CHEN)
+        return Verdict(*judged, next_p=probability_at(p, judged[0], judged[1]))
     ids, positions = keys.at(drafts.shape[1] + 1)
     own = kernel.draw(p, ids, positions, torch.full_like(positions, int(Role.TARGET)), seed)
     accepted, next_token, *_ = kernel.accept(None, None, drafts, counts, own, *where, rule=kernel.Rule.CHOICES)
@@ -66,7 +66,9 @@ def _verify(
     q_drafts = torch.ones_like(p_drafts)
     if draft_probs is not None:
         q_drafts = draft_probs.gather(2, drafts[..., None])[..., 0]
-    return Verdict(accepted, next_token, p_drafts, q_drafts, torch.full_like(p_drafts, torch.nan))
+    no_coin = torch.full_like(p_drafts, torch.nan)
+    next_p = probability_at(p, accepted, next_token)
+    return Verdict(accepted, next_token, p_drafts, q_drafts, no_coin, next_p)
 
 
 def draw_on_device(
