@@ -116,8 +116,8 @@ class StepModel:
         """
         with on(self.device):
             step = cache.begin_anywhere(lengths, ids.shape[1])
-            positions = cache.positions.clamp(max=self.context - 1)
-            return self._run(ids, positions, cache, step, None, backend, want)
+            places = cache.positions.clamp(max=self.context - 1)
+            return self._run(ids, places, cache, step, None, backend, want)
 
     def _forward(
         self,

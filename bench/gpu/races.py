@@ -8,8 +8,10 @@ weights are random.
 from __future__ import annotations
 
 import json
+import lzma
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -93,11 +95,16 @@ def store(ctx: Context, scheduling: str, snapshots: list[dict[str, Any]]) -> Non
     batch = len(kept[-1]["lanes"]["bass"]["sequences"])
     models = "tiny models" if ctx.dry else "7.8B target and 310M draft"
     about = f"{name}: {models} with random weights, batch {batch}, synthetic acceptance 0.8, {scheduling}"
-    ctx.recordings.mkdir(parents=True, exist_ok=True)
-    path = ctx.recordings / f"{name.lower().replace(' ', '-')}-{scheduling}.json"
-    document = {"recording": 1, "about": about, "snapshots": kept}
-    path.write_text(json.dumps(rounded(document), separators=(",", ":")))
+    path = ctx.recordings / f"{name.lower().replace(' ', '-')}-{scheduling}.json.xz"
+    write_recording(path, about, kept)
     ctx.row(f"recording {scheduling}", "snapshots", len(kept), "", path.name)
+
+
+def write_recording(path: Path, about: str, snapshots: list[dict[str, Any]]) -> None:
+    """A recording as the page reads it, packed: whole snapshots repeat each other's text."""
+    document = {"recording": 1, "about": about, "snapshots": rounded(snapshots)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(lzma.compress(json.dumps(document, separators=(",", ":")).encode()))
 
 
 def rounded(value: Any) -> Any:

@@ -5,7 +5,6 @@ Contract: nothing is fetched; where the converted folder is missing the section 
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from bass_core import generate, load_pair, race
@@ -13,7 +12,7 @@ from bass_core.weights import FOLDER, cache_root, is_complete
 
 from ..prompts import mixed
 from .context import Context
-from .races import rounded
+from .races import write_recording
 
 
 def run(ctx: Context) -> None:
@@ -32,6 +31,4 @@ def run(ctx: Context) -> None:
             ctx.row(f"smollm2 b{size} {method}", "acceptance_rate", metrics.acceptance_rate)
     snapshots = list(race(pair, mixed(4), **arguments))
     about = f"smollm2 (SmolLM2-135M-Instruct) on {ctx.device}, batch 4, greedy, scheduling fair"
-    ctx.recordings.mkdir(parents=True, exist_ok=True)
-    document = {"recording": 1, "about": about, "snapshots": snapshots}
-    (ctx.recordings / "smollm2-fair.json").write_text(json.dumps(rounded(document), separators=(",", ":")))
+    write_recording(ctx.recordings / "smollm2-fair.json.xz", about, snapshots)
