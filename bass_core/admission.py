@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from .drafting import runs_model
 from .errors import RequestError
+from .graphs import release_idle
 from .lane import cache_length
 from .memory import available_bytes
 from .pair import ModelPair
@@ -35,9 +36,14 @@ def admit(pair: ModelPair, request: Request, *together: tuple[str, ...]) -> None
         asked = replace(request, max_new_tokens=tokens)
         return max(estimate_bytes(pair, asked, methods, rows) for methods in together)
 
-    free = available_bytes(pair.device)
     rows, tokens = len(request.prompts), request.max_new_tokens
-    needed, room = needs(rows, tokens), int(free * _HEADROOM)
+    needed = needs(rows, tokens)
+    if needed > int(available_bytes(pair.device) * _HEADROOM):
+        for model in (pair.target_step, pair.draft_step):
+            if model is not None:
+                release_idle(model)
+    free = available_bytes(pair.device)
+    room = int(free * _HEADROOM)
     if needed <= room:
         return
     shorter = _largest(tokens, room, lambda fewer: needs(rows, fewer))

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from kernels.ragged_attention import BACKENDS, RaggedStep
+from kernels.ragged_attention import BACKENDS, RaggedStep, unavailable
 
 from .errors import PairError, RequestError
 
@@ -25,10 +25,13 @@ _UNSUPPORTED = ("s_aux", "sinks", "position_bias", "head_mask", "alibi", "indice
 def choose_backend(attention: str, device: torch.device) -> str:
     """The backend's name for "auto" or a name. Raises RequestError for one that does not exist here."""
     if attention == "auto":
-        return "sdpa"
+        return "sdpa" if device.type == "cpu" or unavailable("fused", device) else "fused"
     if not isinstance(attention, str) or attention not in BACKENDS:
         known = ", ".join(sorted(BACKENDS))
         raise RequestError(f"attention must be auto or one of {known}; got {attention!r}.")
+    reason = unavailable(attention, device)
+    if reason:
+        raise RequestError(f'attention="{attention}" can\'t run here: {reason}. Choose attention="auto".')
     return attention
 
 

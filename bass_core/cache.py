@@ -17,6 +17,9 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from kernels.ragged_attention import RaggedStep
+from kernels.support import obstacle
+
+from .transfer import to_device
 
 
 class RaggedCache(Cache):
@@ -35,6 +38,7 @@ class RaggedCache(Cache):
         self.max_batch, self.max_len, self.kv_heads, self.head_dim = max_batch, max_len, kv_heads, head_dim
         self.buffer = torch.zeros(layers, 2, max_batch, kv_heads, max_len, head_dim, dtype=dtype, device=device)
         self.step: RaggedStep | None = None
+        self.has_kernel = self.buffer.is_cuda and obstacle(self.buffer.device) is None
         # Views of one step for all layers, made once: slicing in every layer costs more than the copies.
         self.tokens: Tensor | None = None
         self._reads: tuple[Tensor, ...] = ()
@@ -58,23 +62,40 @@ class RaggedCache(Cache):
                 f"not fit a cache of {self.max_batch} rows x {self.max_len} tokens"
             )
         device = self.buffer.device
-        lengths = torch.tensor(host_lengths, device=device)
-        self.step = RaggedStep(lengths, list(host_lengths), queries)
-        self.positions = lengths[:, None] + torch.arange(queries, device=device)
         self.tokens = None
         if counts is not None and min(counts) < queries:
-            real = torch.arange(queries, device=device) < torch.tensor(counts, device=device)[:, None]
+            real = torch.arange(queries, device=device) < to_device(counts, device)[:, None]
             self.tokens = real.flatten().nonzero()[:, 0]
-        rows = torch.arange(batch, device=device).repeat_interleave(queries)
+        step = self._open(RaggedStep(to_device(host_lengths, device), list(host_lengths), queries))
+        start, written = host_lengths[0], len(self._at[1])
+        if batch == 1:
+            self._ends = self.buffer[:, :, 0, :, start : start + written].unbind(0)
+        return step
+
+    def begin_anywhere(self, lengths: Tensor, queries: int) -> RaggedStep:
+        """Open a step whose lengths int64 [B] only the device knows, as a captured forward needs it.
+
+        Nothing is checked: every row must have room for `queries` more tokens.
+        """
+        self.tokens = None
+        return self._open(RaggedStep(lengths, [], queries, anywhere=self.max_len))
+
+    def _open(self, step: RaggedStep) -> RaggedStep:
+        batch, device = len(step.lengths), self.buffer.device
+        self.step = step
+        self.positions = step.lengths[:, None] + torch.arange(step.queries, device=device)
+        rows = torch.arange(batch, device=device)[:, None].expand(batch, step.queries).flatten()
         columns = self.positions.flatten()
         if self.tokens is not None:
             rows, columns = rows[self.tokens], columns[self.tokens]
         self._at = (slice(None), rows, slice(None), columns)
-        self._reads = self.buffer[:, :, :batch, :, : self.step.extent].flatten(0, 1).unbind(0)
-        start = host_lengths[0]
-        written = len(columns)
-        self._ends = self.buffer[:, :, 0, :, start : start + written].unbind(0) if batch == 1 else ()
-        return self.step
+        self._reads = self.buffer[:, :, :batch, :, : step.extent].flatten(0, 1).unbind(0)
+        self._ends = ()
+        return step
+
+    def reads(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, Hkv, extent, D] that the open step may read."""
+        return self._reads[2 * layer], self._reads[2 * layer + 1]
 
     def write(self, layer: int, states: Tensor) -> tuple[Tensor, Tensor]:
         """Put states [N, 2, Hkv, D], keys before values, at each row's own end; N = B x S, or the real tokens.
@@ -85,7 +106,7 @@ class RaggedCache(Cache):
             self._ends[layer].copy_(states.permute(1, 2, 0, 3))
         else:
             self.buffer[layer][self._at] = states.to(self.buffer.dtype)
-        return self._reads[2 * layer], self._reads[2 * layer + 1]
+        return self.reads(layer)
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Make row `target` hold the first `length` tokens of row `source`."""
@@ -93,7 +114,7 @@ class RaggedCache(Cache):
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """The longest row's length before the open step: what models without explicit positions would use."""
-        return max(self.step.host) if self.step else 0
+        return max(self.step.host, default=0) if self.step else 0
 
 
 class _RaggedLayer(CacheLayerMixin):
@@ -109,6 +130,11 @@ class _RaggedLayer(CacheLayerMixin):
         """Nothing is left to do: the buffer was made with the cache."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if self.cache.has_kernel and self.cache.step is not None:
+            from kernels.cache_write import write  # imports triton
+
+            write(key_states, value_states, self.cache.buffer[self.layer], self.cache.step.lengths)
+            return self.cache.reads(self.layer)
         states = torch.stack((key_states, value_states)).permute(1, 3, 0, 2, 4)
         return self.cache.write(self.layer, states.flatten(0, 1))
 

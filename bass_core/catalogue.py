@@ -19,6 +19,7 @@ from .draft_head import is_draft_head, load_draft_head
 from .errors import PairError, RequestError, WeightsError
 from .ngram import load_ngrams
 from .pair import ModelPair, check_same_tokens
+from .quantize import int8_weights, require_torchao
 from .sources import Source, load_model, load_tokenizer, locate
 from .weights import ensure_smollm2
 from .wheel import WHEEL
@@ -94,17 +95,21 @@ def load_pair(
     """Load target and draft, each a catalogue name (its target), a folder or a Hub id.
 
     draft: instead of the entry's own. device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N".
-    dtype: "auto", "float32", "bfloat16", "float16" or torch's. Raises RequestError for device and dtype,
-    PairError and WeightsError for models that can't be used or reached; an entry's own draft that can't is
-    replaced by prompt lookup, with a warning.
+    dtype: "auto", "float32", "bfloat16", "float16" or torch's, or "int8" (weights, by torchao). Raises
+    RequestError for device and dtype, PairError and WeightsError for models that can't be used or reached; an
+    entry's own draft that can't is replaced by prompt lookup, with a warning.
     """
     entry = CATALOGUE.get(name_or_path) or CatalogueEntry(name_or_path, target=name_or_path)
     where = pick_device(device)
-    number = pick_dtype(entry.dtype if dtype == "auto" else dtype, where)
+    if dtype == "int8":
+        require_torchao()
+    number = pick_dtype(entry.dtype if dtype in ("auto", "int8") else dtype, where)
     target = _source(name_or_path)
     draft_name = draft or entry.draft
     tokenizer = load_tokenizer(target)
     model = load_model(target, where, number)
+    if dtype == "int8":
+        int8_weights(model)
     default_drafter = "auto" if draft else entry.drafter
     try:
         made = _load_draft(draft_name, model, tokenizer, where, number) if draft_name else None
@@ -151,7 +156,7 @@ def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
         return default_dtype(device)
     chosen = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if chosen is None or chosen not in DTYPES.values():
-        raise RequestError(f"The dtype {dtype!r} is not supported: choose auto, {', '.join(DTYPES)}.")
+        raise RequestError(f"The dtype {dtype!r} is not supported: choose auto, {', '.join(DTYPES)} or int8.")
     return chosen
 
 

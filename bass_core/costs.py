@@ -24,9 +24,10 @@ import torch
 from .decoder import BatchDecoder, Rules
 from .drafters import Proposal
 from .drafting import make_drafter, runs_model
+from .graphs import make_runner
 from .pair import ModelPair
 from .policies import FixedLength
-from .runner import ModelRunner, PrefillSteps
+from .runner import PrefillSteps
 from .sampling import SamplingParams
 from .sequence import Sequence
 from .verify import Keys
@@ -227,7 +228,7 @@ class _Lab:
     def _decoder(self, drafter: Any) -> BatchDecoder:
         rows = [Sequence(i, i, prompt, 10**6, frozenset()) for i, prompt in enumerate(self.prompts)]
         states = hasattr(drafter, "read_states")
-        runner = ModelRunner(
+        runner = make_runner(
             self.pair.target_step, self.rows, self._length(), self.pair.vocab, self.backend, keep_states=states
         )
         decoder = BatchDecoder(rows, runner, Rules(self.sampling), drafter, FixedLength(self.limit))

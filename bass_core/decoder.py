@@ -21,6 +21,7 @@ from .policies import DraftLengthPolicy, RoundObserver
 from .runner import ModelRunner, PrefillSteps
 from .sampling import SamplingParams
 from .sequence import Round, RowRound, Sequence
+from .transfer import to_device
 from .verify import Keys, Verdict, first_tokens, mark_unsound, refuse_unsound, verify
 
 
@@ -106,7 +107,7 @@ class BatchDecoder:
         self.target_forwards += 1
         accepted, next_tokens, tests, next_p = verdict.host()
         refuse_unsound(next_tokens)
-        drafts = proposal.tokens.tolist()
+        drafts = [[int(test[3]) for test in row] for row in tests]
         for r, count in enumerate(accepted):
             self.target.cached[r] += count + 1
         if isinstance(self.drafter, StateReader):
@@ -134,7 +135,7 @@ class BatchDecoder:
 
     def _verify(self, proposal: Proposal, keys: Keys) -> Verdict:
         device = self.target.device
-        newest = torch.tensor([[row.tokens[-1]] for row in self._rows], device=device)
+        newest = to_device([[row.tokens[-1]] for row in self._rows], device)
         drafts = proposal.tokens.to(device)
         logits = self.target.feed_ids(
             torch.cat((newest, drafts), dim=1),
@@ -145,19 +146,20 @@ class BatchDecoder:
             logits,
             drafts,
             proposal.probs,
-            torch.tensor(proposal.counts, device=device),
+            to_device(proposal.counts, device),
             keys,
             self.rules.params,
             rule=self.rules.verification,
             synthetic=self.rules.synthetic,
         )
         verdict.next_token = mark_unsound(verdict.next_token, logits)
+        verdict.drafts = drafts
         return verdict
 
     def _keys(self) -> Keys:
         device = self.target.device
-        ids = torch.tensor([row.id for row in self._rows], device=device)
-        return Keys(self.rules.seed, ids, torch.tensor([len(row.tokens) for row in self._rows], device=device))
+        ids = to_device([row.id for row in self._rows], device)
+        return Keys(self.rules.seed, ids, to_device([len(row.tokens) for row in self._rows], device))
 
     def _write(
         self,

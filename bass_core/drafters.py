@@ -17,6 +17,7 @@ from .noise import Role
 from .runner import ModelRunner, PrefillSteps
 from .sampling import SamplingParams, draw, probabilities
 from .sequence import Sequence
+from .transfer import to_device
 from .verify import Keys
 
 
@@ -78,7 +79,7 @@ class ModelDrafter:
         starts = runner.cached[:batch]
         width = max(len(tokens) for tokens in pending)
         padded = [tokens + [0] * (width - len(tokens)) for tokens in pending]
-        ids = torch.tensor(padded, device=runner.device)
+        ids = to_device(padded, runner.device)
         counts = [len(tokens) for tokens in pending]
         logits = runner.feed_ids(ids, starts, [count - 1 for count in counts], counts)
         self.calls += 1

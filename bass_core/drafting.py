@@ -11,10 +11,10 @@ from typing import Any
 from .draft_head import DraftHead
 from .drafters import Drafter, ModelDrafter
 from .errors import RequestError
+from .graphs import make_runner
 from .head_drafter import HeadDrafter
 from .lookup import Cascade, LookupChain, NgramDrafter, PromptLookupDrafter, SiblingLookupDrafter
 from .pair import ModelPair
-from .runner import ModelRunner
 from .sampling import SamplingParams
 
 DRAFTERS = ("model", "prompt_lookup", "sibling_lookup", "ngram", "lookup", "cascade", "adaptive")
@@ -75,9 +75,9 @@ def make_drafter(
         assert pair.draft_step is not None
         if isinstance(pair.draft, DraftHead):
             vocab = len(pair.draft.vocabulary)
-            runner = ModelRunner(pair.draft_step, rows, length, vocab, backend, keep_states=True)
+            runner = make_runner(pair.draft_step, rows, length, vocab, backend, keep_states=True)
             return HeadDrafter(pair.draft, runner, pair.vocab, sampling, rule, confidence)
-        return ModelDrafter(ModelRunner(pair.draft_step, rows, length, pair.vocab, backend), sampling, rule)
+        return ModelDrafter(make_runner(pair.draft_step, rows, length, pair.vocab, backend), sampling, rule)
 
     def ngrams(shortest: int) -> NgramDrafter:
         assert pair.ngrams is not None

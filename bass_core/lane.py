@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -20,15 +20,16 @@ from .amusd import AmusdDecoder, build_amusd
 from .amusd_timeline import Timeline
 from .decoder import BatchDecoder, Decoder, OneByOne, Rules
 from .drafters import StateReader
-from .drafting import make_drafter
+from .drafting import make_drafter, runs_model
+from .graphs import make_runner, setup_ms
 from .memory import shortage_explained
 from .metrics import Counts, Metrics, summarise
 from .pair import ModelPair
 from .request import Request
 from .round_log import RoundLog
-from .runner import ModelRunner
 from .sequence import Round, Sequence
 from .text import TextStream
+from .utilization import Work
 
 # Pausing AMUSD's draft costs up to one of its steps: a turn this long makes that a small part.
 SLICE_MS = 100.0
@@ -52,13 +53,15 @@ class LaneClock:
                 self.ms += 1000 * (time.perf_counter() - start)
             return
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        setup = setup_ms()
         begin.record()
         try:
             yield
         finally:
             end.record()
             end.synchronize()
-            self.ms += begin.elapsed_time(end)
+            # Capturing a graph happens once for a shape, and is no decoding.
+            self.ms += max(0.0, begin.elapsed_time(end) - (setup_ms() - setup))
 
 
 class Lane:
@@ -70,6 +73,9 @@ class Lane:
         self.clock = LaneClock(pair.device)
         self.counts = Counts()
         self.log = RoundLog(pair.tokenizer)
+        self.device, self.dtype = pair.device, pair.dtype
+        draft = pair.draft_step if method != "regular" and runs_model(request.drafter) else None
+        self.work = Work(pair.target_step.cost, None if draft is None else draft.cost)
         self.first_prefill_ms: float | None = None
         self.error: str | None = None
         # A step and a view never see each other half-done.
@@ -99,6 +105,7 @@ class Lane:
         self.log.add(round_)
         for row in round_.rows:
             self._record(row.sequence, row.tokens, round_.kind == "prefill")
+        self.work.add(round_, self.sequences)
         budget = self.request.time_budget_ms
         if self._decoder.finished:
             self._release()
@@ -133,7 +140,9 @@ class Lane:
 
     def metrics(self) -> Metrics:
         """The lane's figures at this moment of its clock."""
-        return summarise(self.counts, self.sequences, self.clock.ms, self.first_prefill_ms, self._forwards)
+        metrics = summarise(self.counts, self.sequences, self.clock.ms, self.first_prefill_ms, self._forwards)
+        decode_ms = self.clock.ms - (self.first_prefill_ms or 0.0)
+        return replace(metrics, **self.work.utilization(decode_ms, self.device, self.dtype))
 
     def view(self) -> dict[str, Any]:
         """The lane as JSON-ready data, values whole."""
@@ -187,7 +196,7 @@ def build(pair: ModelPair, request: Request, method: str, sequences: list[Sequen
             drafter = make_drafter(
                 pair, request.drafter, count, length, backend, request.sampling, request.verification
             )
-        runner = ModelRunner(
+        runner = make_runner(
             pair.target_step, count, length, pair.vocab, backend, keep_states=isinstance(drafter, StateReader)
         )
         return BatchDecoder(rows, runner, rules, drafter, copy.deepcopy(request.policy) if drafts else None)

@@ -21,7 +21,7 @@ class Metrics:
     the first rejected one; mean_acceptance_length: 1 + accepted / row-rounds that drafted;
     per_position_acceptance[i]: accepted at position i / row-rounds that drafted position i. rounds:
     verifications and plain steps; target_forwards: prefills + rounds; draft_length: what the policy last asked.
-    speedup is filled in by a race: regular's ms per token / this lane's.
+    speedup is filled in by a race: regular's ms per token / this lane's. *_utilization: see utilization.py.
     """
 
     ms_per_token: float | None = None
@@ -41,6 +41,9 @@ class Metrics:
     new_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
+    flops_utilization: float | None = None
+    useful_flops_utilization: float | None = None
+    bandwidth_utilization: float | None = None
 
 
 @dataclass

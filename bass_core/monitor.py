@@ -2,7 +2,7 @@
 
 `latest()` is a plain dict whose keys are always there; what can't be read is None, never 0. GPU figures come
 from NVML, each field on its own, and are the whole board's; CPU share and memory are this process's alone.
-Non-goals: figures per lane, and GPM's.
+Non-goals: figures per lane (utilization.py).
 """
 
 from __future__ import annotations
@@ -18,8 +18,17 @@ from typing import Any
 import psutil
 import torch
 
+from .gpm import METRICS, GpmSampler
+
 MB = 2**20
-GPU_FIELDS = ("gpu_utilization", "gpu_memory_mb", "gpu_memory_total_mb", "gpu_power_w", "gpu_energy_mj")
+GPU_FIELDS = (
+    "gpu_utilization",
+    "gpu_memory_mb",
+    "gpu_memory_total_mb",
+    "gpu_power_w",
+    "gpu_energy_mj",
+    *METRICS,
+)
 
 
 class Monitor:
@@ -27,7 +36,8 @@ class Monitor:
 
     Keys of `latest()`: name, kind ("cuda" or "cpu"), gpu_utilization (percent of time busy), gpu_memory_mb,
     gpu_memory_total_mb and rss_mb (2**20 bytes), gpu_power_w, gpu_energy_mj (millijoules since the driver was
-    loaded), cpu_percent (of this process; 100 is one whole core), cpu_count (cores this process may use).
+    loaded), gpu_sm_percent, gpu_tensor_percent, gpu_dram_percent (Hopper and newer, see gpm.py), cpu_percent (of
+    this process; 100 is one whole core), cpu_count (cores this process may use).
     """
 
     def __init__(self, device: torch.device, interval_s: float = 0.2) -> None:
@@ -104,6 +114,7 @@ class NvmlDevice:
     def __init__(self, device: torch.device) -> None:
         self._nvml: Any = None
         self._handle: Any = None
+        self._gpm: GpmSampler | None = None
         try:
             import pynvml
         except ImportError:
@@ -116,6 +127,8 @@ class NvmlDevice:
         uuid = _cuda_uuid(device)
         if uuid is not None:
             self._handle = self._call(lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid))
+        if self._handle is not None:
+            self._gpm = GpmSampler(pynvml, self._handle)
 
     def read(self) -> dict[str, float | None]:
         """GPU_FIELDS, each None where the board does not tell it."""
@@ -128,10 +141,13 @@ class NvmlDevice:
             "gpu_memory_total_mb": self._call(lambda: nvml.nvmlDeviceGetMemoryInfo(board).total / MB),
             "gpu_power_w": self._call(lambda: nvml.nvmlDeviceGetPowerUsage(board) / 1000),
             "gpu_energy_mj": self._call(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(board)),
+            **(self._gpm.read() if self._gpm else dict.fromkeys(METRICS)),
         }
 
     def close(self) -> None:
         """Give NVML back; NVML itself counts how often it was initialised."""
+        if self._gpm is not None:
+            self._gpm.close()
         if self._nvml is not None:
             self._call(self._nvml.nvmlShutdown)
             self._nvml = self._handle = None

@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from . import gpu_model
 from .draft_head import DraftHead
 from .errors import PairError
 from .lean import LeanModel, fits
 from .ngram import NgramTable
+from .quantize import is_quantized
 from .step_model import StepModel, refuse_unsupported
 
 
@@ -74,6 +76,10 @@ class ModelPair:
 
 
 def _step_model(model: PreTrainedModel) -> StepModel:
+    if is_quantized(model):
+        return StepModel(model)
+    if model.device.type == "cuda" and gpu_model.fits(model) and gpu_model.has_room(model):
+        return gpu_model.GpuModel(model)
     lean = model.device.type == "cpu" and fits(model)
     return LeanModel(model) if lean else StepModel(model)
 

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .cache import RaggedCache
 from .step_model import StepModel
+from .transfer import to_device
 
 # Tokens of all rows together in one prefill chunk: a stop is noticed between two chunks.
 PREFILL_TOKENS = {"cpu": 128, "cuda": 8192}
@@ -32,11 +34,13 @@ class ModelRunner:
         vocab: int,
         backend: str,
         keep_states: bool = False,
+        *,
+        cache: RaggedCache | None = None,
     ) -> None:
         self.model, self.vocab, self.backend = model, vocab, backend
         self.keep_states = keep_states
         self.states: Tensor | None = None
-        self.cache = model.new_cache(max_batch, max_len)
+        self.cache = model.new_cache(max_batch, max_len) if cache is None else cache
         self.cached = [0] * max_batch
         self.device = model.device
 
@@ -45,7 +49,7 @@ class ModelRunner:
         width = max(len(row) for row in rows)
         padded = [row + [0] * (width - len(row)) for row in rows]
         counts = [len(row) for row in rows]
-        return self.feed_ids(torch.tensor(padded, device=self.device), self.cached[: len(rows)], take, counts)
+        return self.feed_ids(to_device(padded, self.device), self.cached[: len(rows)], take, counts)
 
     def feed_ids(
         self, ids: Tensor, lengths: list[int], take: list[int] | None = None, counts: list[int] | None = None
@@ -54,6 +58,12 @@ class ModelRunner:
 
         counts[b] tokens of a row are real; logits and states of the padding behind them mean nothing.
         """
+        return self.feed_eagerly(ids, lengths, take, counts)
+
+    def feed_eagerly(
+        self, ids: Tensor, lengths: list[int], take: list[int] | None = None, counts: list[int] | None = None
+    ) -> Tensor:
+        """`feed_ids` for a step that comes once, as a prompt's chunk does."""
         options: Any = {"take": take, "counts": counts, "backend": self.backend}
         if self.keep_states:
             logits, self.states = self.model.forward_states(ids, self.cache, lengths, **options)
@@ -97,11 +107,11 @@ class PrefillSteps:
         stop = min(start + self.width, self.longest)
         ends = [len(self.prompts[source]) for source in self.unique]
         chunk = [(self.prompts[source] + [0] * self.longest)[start:stop] for source in self.unique]
-        ids = torch.tensor(chunk, device=runner.device)
+        ids = to_device(chunk, runner.device)
         take = [min(max(end - 1 - start, 0), stop - start - 1) for end in ends]
         # A prompt that has ended already is fed one token of padding: its last logits are kept elsewhere.
         counts = [max(1, min(end, stop) - start) for end in ends]
-        logits = runner.feed_ids(ids, [start] * len(chunk), take, counts)
+        logits = runner.feed_eagerly(ids, [start] * len(chunk), take, counts)
         if runner.states is not None:
             self.chunks.append(runner.states)
         for row, end in enumerate(ends):

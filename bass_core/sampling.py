@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.support import obstacle
+
 from .errors import RequestError
 from .noise import token_uniforms
 
@@ -89,6 +91,10 @@ def draw(
     from one key with the same weights give the same token, and tokens of weight 0 are never drawn. `ids` int64 [V]
     are the tokens that the columns stand for, where that is not 0..V-1.
     """
+    if weights.is_cuda and obstacle(weights.device) is None:
+        from .verify_kernel import draw_on_device  # imports triton
+
+        return draw_on_device(weights, seed, sequence_ids, positions, roles, ids)
     tokens = weights.shape[-1] if ids is None else ids
     noise = token_uniforms(seed, sequence_ids, positions, roles, tokens)
     return (weights / noise.log_().neg_()).argmax(-1)

@@ -15,16 +15,25 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from kernels.support import on
+
 from . import attention
 from .cache import RaggedCache
 from .errors import PairError
 from .packed import pack_all
+from .utilization import ModelCost, model_cost
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
 class StepModel:
-    """Any transformers causal LM with an attention interface, run by its own code with ragged attention."""
+    """Any transformers causal LM with an attention interface, run by its own code with ragged attention.
+
+    `capturable` is set to False once a CUDA graph of its forward could not be made.
+    """
+
+    capturable = True
+    cost: ModelCost
 
     # Whether the padding of shorter rows is left out of the matrix products.
     skips_padding = False
@@ -43,6 +52,7 @@ class StepModel:
         # A CPU reads float32 keys faster than it converts bfloat16 ones.
         self.cache_dtype = torch.float32 if self.device.type == "cpu" else model.dtype
         self._prepare(model)
+        self.cost = model_cost(model, self.cache_bytes(1, 1))
 
     def _prepare(self, model: PreTrainedModel) -> None:
         self._shadow = shadow_of(model)
@@ -96,6 +106,19 @@ class StepModel:
         assert states is not None
         return logits, states
 
+    @torch.inference_mode()
+    def forward_anywhere(
+        self, ids: Tensor, cache: RaggedCache, lengths: Tensor, backend: str, want: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """`forward` for lengths int64 [B] that only the device knows: logits [B, S, V], and states if wanted.
+
+        It reads nothing on the host, so it can be captured and replayed; attention may look at the whole cache.
+        """
+        with on(self.device):
+            step = cache.begin_anywhere(lengths, ids.shape[1])
+            places = cache.positions.clamp(max=self.context - 1)
+            return self._run(ids, places, cache, step, None, backend, want)
+
     def _forward(
         self,
         ids: Tensor,
@@ -106,10 +129,11 @@ class StepModel:
         backend: str,
         want: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        step = cache.begin(lengths, ids.shape[1], counts if self.skips_padding else None)
-        # Columns past the context are padding: their logits are never used, but their position must exist.
-        positions = cache.positions.clamp(max=self.context - 1)
-        return self._run(ids, positions, cache, step, take, backend, want)
+        with on(self.device):
+            step = cache.begin(lengths, ids.shape[1], counts if self.skips_padding else None)
+            # Columns past the context are padding: their logits are never used, but their position must exist.
+            positions = cache.positions.clamp(max=self.context - 1)
+            return self._run(ids, positions, cache, step, take, backend, want)
 
     def _run(
         self,
@@ -168,7 +192,7 @@ def _pack_linears(module: nn.Module) -> None:
         (parent, name, child)
         for parent in module.modules()
         for name, child in parent.named_children()
-        if type(child) is nn.Linear
+        if type(child) is nn.Linear and type(child.weight.data) is Tensor
     ]
     for (parent, name, _), packed in zip(found, pack_all([(child,) for _, _, child in found]), strict=True):
         setattr(parent, name, packed)

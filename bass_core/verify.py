@@ -14,9 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.support import obstacle
+
 from .errors import ModelError
 from .noise import Role, uniform
 from .sampling import SamplingParams, draw, probabilities
+from .transfer import to_host
 
 
 @dataclass
@@ -38,7 +41,7 @@ class Keys:
 
 @dataclass
 class Verdict:
-    """accepted int64 [B]; next_token int64 [B]; p, q, u float32 [B, l] of the drafted tokens.
+    """accepted, next_token int64 [B]; of the drafted tokens p, q, u float32 [B, l] and drafts int64 [B, l].
 
     next_p float32 [B]: what the target gives next_token. NaN where a number does not exist under the rule.
     """
@@ -49,14 +52,16 @@ class Verdict:
     q: Tensor
     u: Tensor
     next_p: Tensor
+    drafts: Tensor | None = None
 
     def host(self) -> tuple[list[int], list[int], list[list[list[float]]], list[float]]:
-        """accepted, next tokens, [p, q, u] a row and position, and next_p, in one copy to the host."""
+        """accepted, next tokens, [p, q, u, draft] a row and position, and next_p, in one copy to the host."""
         batch, width = self.p.shape
-        numbers = torch.stack((self.p, self.q, self.u), dim=-1).double().view(batch, width * 3)
+        drafts = torch.zeros_like(self.p) if self.drafts is None else self.drafts
+        numbers = torch.stack((self.p.double(), self.q.double(), self.u.double(), drafts.double()), dim=-1)
         counts = torch.stack((self.accepted.double(), self.next_token.double(), self.next_p.double()), dim=1)
-        rows = torch.cat((counts, numbers), dim=1).tolist()
-        tests = [[row[3 + 3 * i : 6 + 3 * i] for i in range(width)] for row in rows]
+        rows = to_host(torch.cat((counts, numbers.view(batch, width * 4)), dim=1)).tolist()
+        tests = [[row[3 + 4 * i : 7 + 4 * i] for i in range(width)] for row in rows]
         return [int(row[0]) for row in rows], [int(row[1]) for row in rows], tests, [row[2] for row in rows]
 
 
@@ -85,6 +90,10 @@ def verify(
     rule "chen" is the rejection rule above; "coupled" accepts a draft that is the target's own Gumbel-max
     choice, so that the text is regular decoding's. `synthetic` replaces the test by a coin of that probability.
     """
+    if logits.is_cuda and obstacle(logits.device) is None:
+        from .verify_kernel import verify_on_device  # imports triton
+
+        return verify_on_device(logits, drafts, draft_probs, counts, keys, params, rule=rule, synthetic=synthetic)
     width = drafts.shape[1]
     drafted = torch.arange(width, device=drafts.device) < counts[:, None]
     ids, positions = keys.at(width)
@@ -114,14 +123,14 @@ def verify(
         accepted = _prefix((choices[:, :width] == drafts) & drafted)
         next_token = choices.gather(1, accepted[:, None])[:, 0]
         no_coin = torch.full_like(p_drafts, torch.nan)
-        return Verdict(accepted, next_token, p_drafts, q_drafts, no_coin, _at(p, accepted, next_token))
+        return Verdict(accepted, next_token, p_drafts, q_drafts, no_coin, probability_at(p, accepted, next_token))
     u = uniform(keys.seed, ids, positions, Role.ACCEPT)
     accepted = _prefix((u * q_drafts < p_drafts) & drafted)
     next_token = _recover(p, drafts, draft_probs, accepted, counts, keys)
-    return Verdict(accepted, next_token, p_drafts, q_drafts, u, _at(p, accepted, next_token))
+    return Verdict(accepted, next_token, p_drafts, q_drafts, u, probability_at(p, accepted, next_token))
 
 
-def _at(p: Tensor, position: Tensor, token: Tensor) -> Tensor:
+def probability_at(p: Tensor, position: Tensor, token: Tensor) -> Tensor:
     """p [B, l+1, V] of one token [B] at one position [B] a row: [B]."""
     return p[torch.arange(len(token), device=token.device), position, token]
 

@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-NAMES = ("amusd", "exactness", "fuzz", "latency", "load", "mutants", "overhead", "page")
+NAMES = ("amusd", "exactness", "fuzz", "gpu", "latency", "load", "mutants", "overhead", "page")
 
 
 def main() -> int:

@@ -76,10 +76,29 @@ def finish(
 ) -> None:
     """Print table, claims and the JSON line; write the JSON file where one was asked for."""
     print(table(results))
-    for one in claims:
+    show(document(bench, arguments, device, results, claims, weights), arguments)
+
+
+def show(made: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """Print the claims and the JSON line of a document; write the JSON file where one was asked for."""
+    for one in made["claims"]:
         verdict = {True: "holds", False: "MISSED", None: "open (quick form)"}[one["holds"]]
         print(f"{one['name']}: {one['value']} (bar: {one['bar']}) {verdict}")
-    document = {
+    if arguments.json:
+        arguments.json.write_text(json.dumps(made, indent=1) + "\n")
+    print(json.dumps(made))
+
+
+def document(
+    bench: str,
+    arguments: argparse.Namespace,
+    device: torch.device,
+    results: list[dict[str, Any]],
+    claims: list[dict[str, Any]],
+    weights: Path | None = None,
+) -> dict[str, Any]:
+    """What a bench says, JSON-ready."""
+    return {
         "bench": bench,
         "device": device_name(device),
         "versions": versions(),
@@ -91,10 +110,6 @@ def finish(
         "results": results,
         "claims": claims,
     }
-    line = json.dumps(document)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
-    print(line)
 
 
 def device_name(device: torch.device) -> str:

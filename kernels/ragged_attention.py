@@ -7,42 +7,47 @@ stand in the cache at `lengths[b] .. lengths[b]+S-1`. Query s of row b sees colu
 
 The backends share one signature and differ only in how they cut the work, as BASS does (arXiv 2404.15778):
 `pad` pads every row to the longest, `split` launches once a row at its exact length, `sdpa` hands the padded
-problem and a mask to torch. Non-goals: dropout, training.
+problem and a mask to torch, `fused` is our Triton kernel and `flash` flash-attn's; these two read the lengths on
+the device alone. `unavailable` says why a backend can't run here. Non-goals: dropout, training.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .support import obstacle
+
 
 @dataclass
 class RaggedStep:
     """Where the rows of one step stand: `lengths` int64 [B] on the device, `host` the same numbers on the host.
 
-    Masks are made once a step and shared by all layers.
+    `extent`: columns that any row of this step may see. A captured step is replayed for lengths that the host
+    does not know yet (`anywhere`): its extent is all there is. Masks are made once and shared by all layers.
     """
 
     lengths: Tensor
     host: list[int]
     queries: int
+    anywhere: int | None = None
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
     _biases: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
 
     @property
     def extent(self) -> int:
-        """Columns that any row of this step may see."""
-        return max(self.host) + self.queries
+        return max(self.host) + self.queries if self.anywhere is None else self.anywhere
 
     @property
     def needs_mask(self) -> bool:
         """False when every query sees every column of the extent (one new token, all rows equally long)."""
-        return self.queries > 1 or min(self.host) != max(self.host)
+        return self.anywhere is not None or self.queries > 1 or min(self.host) != max(self.host)
 
     def hidden(self, window: int | None) -> Tensor:
         """Bool [B, S, extent], true where a query must not look."""
@@ -148,4 +153,73 @@ def _attend(
     return out.view(batch, heads, queries, dim).transpose(1, 2).to(query.dtype)
 
 
-BACKENDS: dict[str, Callable[..., Tensor]] = {"pad": pad, "split": split, "sdpa": sdpa}
+def fused(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    step: RaggedStep,
+    *,
+    scaling: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Our Triton kernel (fused_attention.py). Same arguments and result as `pad`."""
+    from .fused_attention import fused as kernel  # imports triton
+
+    return kernel(query, key, value, step, scaling=scaling, window=window, softcap=softcap)
+
+
+def flash(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    step: RaggedStep,
+    *,
+    scaling: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """flash-attn's kernel for caches with row lengths; fp16 and bf16 alone. Arguments and result as `pad`'s."""
+    out: Tensor = _flash_attn()(
+        query.transpose(1, 2).to(key.dtype),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        cache_seqlens=(step.lengths + step.queries).to(torch.int32),
+        softmax_scale=scaling,
+        causal=True,
+        window_size=(-1, -1) if window is None else (window - 1, 0),
+        softcap=softcap or 0.0,
+    )
+    return out.to(query.dtype)
+
+
+@cache
+def _flash_attn() -> Any:
+    """The symbol, not the package, is what counts: other distributions install a namespace of that name."""
+    try:
+        from flash_attn import flash_attn_with_kvcache
+    except (ImportError, OSError, AttributeError):
+        return None
+    return flash_attn_with_kvcache
+
+
+BACKENDS: dict[str, Callable[..., Tensor]] = {
+    "pad": pad,
+    "split": split,
+    "sdpa": sdpa,
+    "fused": fused,
+    "flash": flash,
+}
+# `split` cuts its launches by the host's lengths; all others can be captured once and replayed for any lengths.
+CAPTURABLE = ("fused", "flash", "pad", "sdpa")
+
+
+def unavailable(backend: str, device: torch.device) -> str | None:
+    """Why a backend can't run on a device, in words that end a sentence, or None where it can."""
+    if backend == "fused":
+        return obstacle(device)
+    if backend == "flash":
+        if device.type != "cuda":
+            return "flash-attn needs a CUDA device"
+        return None if _flash_attn() is not None else "flash_attn_with_kvcache can't be imported"
+    return None

@@ -1,4 +1,7 @@
-"""Contract: what tests of several folders share: the real model's folder, and a browser."""
+"""Contract: what tests of several folders share: the real model's folder, a browser, and Triton's interpreter.
+
+Kernels run on CPU tensors here, under the interpreter, which must be chosen before triton is first imported.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+
+os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session")

@@ -150,7 +150,7 @@ def test_an_unknown_name_is_refused_without_asking_the_hub(
         ({"device": "tpu"}, "device"),
         ({"device": "mps"}, "device"),
         ({"device": "cuda:99"}, "sees no device"),
-        ({"dtype": "int8"}, "dtype"),
+        ({"dtype": "int4"}, "dtype"),
         ({"dtype": torch.float64}, "dtype"),
     ],
 )

@@ -23,6 +23,9 @@ GOOD = {
     "gpu_memory_total_mb": 4096,
     "gpu_power_w": 250.5,
     "gpu_energy_mj": 123456,
+    "gpu_sm_percent": None,
+    "gpu_tensor_percent": None,
+    "gpu_dram_percent": None,
 }
 
 
@@ -188,3 +191,53 @@ def test_the_real_nvml_without_a_driver_or_with_one() -> None:
     board.close()
     assert tuple(values) == GPU_FIELDS
     assert all(value is None or value >= 0 for value in values.values())
+
+
+class FakeGpm(FakeNvml):
+    """A board with GPM, as pynvml shows it: samples are read into, and a metric is asked of two of them."""
+
+    NVML_GPM_METRICS_GET_VERSION = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.allocated = self.reads = 0
+
+    def nvmlGpmQueryDeviceSupport(self, board: str) -> object:
+        return SimpleNamespace(isSupportedDevice=1)
+
+    def nvmlGpmSampleAlloc(self) -> list[int]:
+        self.allocated += 1
+        return [0]
+
+    def nvmlGpmSampleFree(self, sample: list[int]) -> None:
+        self.allocated -= 1
+
+    def nvmlGpmSampleGet(self, board: str, sample: list[int]) -> None:
+        self.reads += 1
+        sample[0] = self.reads
+
+    def c_nvmlGpmMetricsGet_t(self) -> object:
+        return SimpleNamespace(metrics=[SimpleNamespace() for _ in range(3)])
+
+    def nvmlGpmMetricsGet(self, asked: SimpleNamespace) -> None:
+        self._call("nvmlGpmMetricsGet")
+        assert asked.version == 1 and asked.numMetrics == 3
+        assert asked.sample2[0] == asked.sample1[0] + 1, "the newer sample comes second"
+        for metric in asked.metrics:
+            metric.nvmlReturn = 0 if metric.metricId != 5 else 3
+            metric.value = 10.0 * metric.metricId
+
+
+def test_gpm_figures_are_of_the_interval_between_two_samples(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeGpm()
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    board = NvmlDevice(CUDA)
+    assert board.read() == GOOD, "one sample alone says nothing"
+    for _ in range(2):
+        assert board.read() == {**GOOD, "gpu_sm_percent": 20.0, "gpu_dram_percent": 100.0}
+    fake.broken.add("nvmlGpmMetricsGet")
+    assert board.read() == GOOD
+    board.close()
+    assert fake.allocated == 0 and fake.open == 0

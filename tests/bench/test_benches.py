@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.__main__ import NAMES
+from ui.recording import load_recording
 
 ROOT = Path(__file__).parents[2]
 KEYS = {"bench", "device", "versions", "revision", "seed", "weights_sha256", "results", "claims"}
@@ -56,6 +57,18 @@ def test_exactness(smollm2_folder):
     document = run("exactness", "--quick", "--pair", smollm2_folder, "--dtype", "float32")
     check(document, "exactness")
     assert {row["arm"] for row in document["results"]} >= {"regular", "speculative", "bass"}
+
+
+@pytest.mark.slow
+def test_gpu(tmp_path):
+    """The dry run: every section runs to its end on a CPU, kernels and texts are equal, no time is claimed."""
+    document = run("gpu", "--quick", "--results", tmp_path, "--recordings", tmp_path)
+    check(document, "gpu")
+    assert not [row for row in document["results"] if row["case"] == "FAILED" or "failed" in row["what"]]
+    decided = {claim["name"] for claim in document["claims"] if claim["holds"] is not None}
+    assert decided == {"kernels-equal", "texts-equal-float32", "sections-that-ran"}
+    recording = load_recording(tmp_path / "cpu-dry-run-fair.json.xz")
+    assert recording.snapshots[-1]["done"] and "tiny models" in recording.about
 
 
 @pytest.mark.slow

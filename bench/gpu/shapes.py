@@ -1,0 +1,97 @@
+"""The models that the GPU bench measures: built from configs, with random weights.
+
+Contract: `target` has 7.8B parameters in Llama's shape, `draft` 310M, wide and shallow; `small` is for equality in
+float32. In a dry run (no GPU) each is replaced by a tiny model of the same shape.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+_NO_IDS: dict[str, Any] = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
+
+
+def target_config(dry: bool) -> LlamaConfig:
+    """32 layers x 4096, 32 heads and 8 KV heads of 128, MLP 15360, vocabulary 50304: 7.79B parameters."""
+    if dry:
+        return _config(96, 64, 128, 2, 4, 2)
+    return _config(50304, 4096, 15360, 32, 32, 8)
+
+
+def draft_config(dry: bool) -> LlamaConfig:
+    """4 layers x 2048, 16 heads and 4 KV heads of 128, MLP 6656, the same vocabulary, tied: 309M parameters."""
+    if dry:
+        return _config(96, 32, 64, 1, 2, 1, tied=True)
+    return _config(50304, 2048, 6656, 4, 16, 4, tied=True)
+
+
+def small_config(dry: bool) -> LlamaConfig:
+    """4 layers x 512, 8 heads and 2 KV heads of 64."""
+    return _config(96, 64, 128, 2, 4, 2) if dry else _config(2048, 512, 1024, 4, 8, 2)
+
+
+def _config(
+    vocab: int, hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, tied: bool = False
+) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=mlp,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=16384,
+        tie_word_embeddings=tied,
+        **_NO_IDS,
+    )
+
+
+def build(
+    config: LlamaConfig, device: torch.device, dtype: torch.dtype, seed: int, scale: float = 1.0
+) -> PreTrainedModel:
+    """A model in eval mode, made on the device; matrices are `scale` times the usual initialisation."""
+    torch.manual_seed(seed)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            model = LlamaForCausalLM(config)
+    finally:
+        torch.set_default_dtype(before)
+    model.eval().requires_grad_(False)
+    if scale != 1.0:
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(scale)
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+def perturbed(model: PreTrainedModel, amount: float, seed: int) -> PreTrainedModel:
+    """A copy that agrees with the model in part: its matrices carry noise of `amount` times their spread."""
+    other = copy.deepcopy(model)
+    torch.manual_seed(seed)
+    for parameter in other.parameters():
+        if parameter.dim() > 1:
+            parameter.add_(torch.randn_like(parameter) * parameter.float().std() * amount)
+    return other
+
+
+def prompts(count: int, shortest: int, longest: int, vocab: int, seed: int) -> list[list[int]]:
+    """Random ids, every row of another length."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(shortest, longest + 1, (count,), generator=generator).tolist()
+    return [torch.randint(0, vocab, (length,), generator=generator).tolist() for length in lengths]
+
+
+def number_words(vocab: int) -> PreTrainedTokenizerFast:
+    """A tokenizer that spells id i as "t<i>": random weights write no words."""
+    tokenizer = Tokenizer(models.WordLevel({f"t{index}": index for index in range(vocab)}, unk_token="t0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)

@@ -1,0 +1,46 @@
+"""Times of device work: CUDA events, warm-up, medians; a monotonic clock in a dry run on a CPU."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+
+def milliseconds(call: Callable[[], Any], device: torch.device, repeats: int = 20, warmup: int = 3) -> float:
+    """The median time of a call, from its first launch to the end of its last kernel."""
+    if device.type != "cuda":
+        start = time.perf_counter()
+        call()
+        return 1000 * (time.perf_counter() - start)
+    for _ in range(warmup):
+        call()
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+    for begin, end in events:
+        begin.record()
+        call()
+        end.record()
+    torch.cuda.synchronize(device)
+    return statistics.median(begin.elapsed_time(end) for begin, end in events)
+
+
+def captured_ms(calls: Sequence[Callable[[], Any]], device: torch.device, repeats: int = 15) -> float:
+    """The median time of one of the calls, all captured in one CUDA graph: launches on the host cost nothing.
+
+    Calls over different buffers keep the cache from holding what a real step would have to fetch.
+    """
+    if device.type != "cuda":
+        return milliseconds(lambda: [call() for call in calls[:1]], device)
+    stream = torch.cuda.Stream(device)
+    with torch.cuda.stream(stream):
+        for call in calls:
+            call()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for call in calls:
+            call()
+    return milliseconds(graph.replay, device, repeats) / len(calls)

@@ -1,0 +1,159 @@
+"""The accept kernel takes the decisions of bass_core/verify.py; its noise is the same, bit for bit.
+
+Contract: under Triton's interpreter, the same p, q, noise and counts. A row in which some u lies within rounding
+of p / q is left out, as both answers are right there.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+from torch import Tensor
+
+from bass_core.noise import Role, token_uniforms, uniform, words
+from bass_core.sampling import SamplingParams, draw, probabilities
+from bass_core.verify import Keys, verify
+from kernels import accept as kernel
+from kernels import noise as device
+
+SEED = 0x1234_5678_9ABC_DEF1
+# Logits on a grid spaced far wider than rounding, so that no test is a near-tie.
+SOFT = SamplingParams(temperature=1.0)
+
+
+@triton.jit
+def hashes(sequences, positions, seed, first, second, third, fourth, uniforms, spread, V: tl.constexpr):
+    row = tl.program_id(0)
+    low = tl.load(seed).to(tl.uint32)
+    high = (tl.load(seed) >> 32).to(tl.uint32)
+    sequence, position = tl.load(sequences + row), tl.load(positions + row)
+    a, b, c, d = device.words(low, high, sequence, position, 3)
+    tl.store(first + row, a.to(tl.int64))
+    tl.store(second + row, b.to(tl.int64))
+    tl.store(third + row, c.to(tl.int64))
+    tl.store(fourth + row, d.to(tl.int64))
+    tl.store(uniforms + row, device.to_uniform(a))
+    tl.store(spread + row * V + tl.arange(0, V), device.token_uniforms(a, b, tl.arange(0, V)))
+
+
+def test_noise_is_equal_bit_for_bit() -> None:
+    sequences = torch.tensor([0, 1, 2**31, 2**40 + 5, 2**62])
+    positions = torch.tensor([0, 7, 2**20, 4096, 2**33 + 1])
+    roles = torch.full_like(positions, 3)
+    made = [torch.zeros(5, dtype=torch.int64) for _ in range(4)]
+    uniforms, spread = torch.zeros(5), torch.zeros(5, 64)
+    hashes[(5,)](sequences, positions, torch.tensor([SEED]), *made, uniforms, spread, V=64)
+    for ours, theirs in zip(made, words(SEED, sequences, positions, roles), strict=True):
+        assert torch.equal(ours, theirs)
+    assert torch.equal(uniforms, uniform(SEED, sequences, positions, Role.RESIDUAL))
+    assert torch.equal(spread, token_uniforms(SEED, sequences, positions, roles, 64))
+
+
+def both(p_logits: Tensor, drafts: Tensor, q: Tensor | None, counts: Tensor, keys: Keys) -> tuple:
+    """The reference's verdict, and the kernel's."""
+    p = probabilities(p_logits, SOFT)
+    ours = kernel.accept(
+        p,
+        q,
+        drafts,
+        counts,
+        None,
+        keys.sequence_ids,
+        keys.positions,
+        torch.tensor([keys.seed]),
+        rule=kernel.Rule.CHEN,
+    )
+    return verify(p_logits, drafts, q, counts, keys, SOFT), ours
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(
+    batch=st.integers(1, 24),
+    width=st.integers(1, 5),
+    vocab=st.sampled_from([7, 96, 2500]),
+    soft=st.booleans(),
+    near=st.sampled_from([0.0, 0.3, 2.0]),
+    seed=st.integers(0, 2**62),
+)
+def test_takes_the_references_decisions(
+    batch: int, width: int, vocab: int, soft: bool, near: float, seed: int
+) -> None:
+    """Some hundred rows in all; near 0 makes q equal p, so that residuals vanish."""
+    generator = torch.Generator().manual_seed(seed % 2**31)
+    p_logits = torch.randn(batch, width + 1, vocab, generator=generator) * 2
+    noise = torch.randn(batch, width, vocab, generator=generator)
+    q = probabilities(p_logits[:, :width] + near * noise, SOFT)
+    ids = torch.randint(0, 2**40, (batch,), generator=generator)
+    keys = Keys(seed, ids, torch.randint(0, 5000, (batch,), generator=generator))
+    rows, steps = keys.at(width)
+    roles = torch.full_like(steps, int(Role.DRAFT))
+    drafts = draw(q, seed, rows.expand_as(steps), steps, roles)
+    counts = torch.randint(0, width + 1, (batch,), generator=generator)
+    theirs, ours = both(p_logits, drafts, q if soft else None, counts, keys)
+    clear = ((theirs.u * theirs.q - theirs.p).abs() > 1e-6).all(dim=1)
+    assert torch.equal(ours[0][clear], theirs.accepted[clear])
+    assert torch.equal(ours[1][clear], theirs.next_token[clear])
+    for mine, reference in zip(ours[2:], (theirs.p, theirs.q, theirs.u), strict=True):
+        assert torch.equal(mine, reference)
+
+
+@pytest.mark.parametrize("rule", ["coin", "choices"])
+def test_the_other_rules(rule: str) -> None:
+    torch.manual_seed(3)
+    logits = torch.randn(20, 4, 50)
+    choices = logits.argmax(-1)
+    drafts = torch.where(torch.rand(20, 3) < 0.7, choices[:, :3], 0)
+    counts = torch.randint(0, 4, (20,))
+    keys = Keys(SEED, torch.arange(20), torch.arange(20) * 3)
+    synthetic = 0.6 if rule == "coin" else None
+    theirs = verify(logits, drafts, None, counts, keys, SamplingParams(), synthetic=synthetic)
+    ours = kernel.accept(
+        None, None, drafts, counts, choices, keys.sequence_ids, keys.positions, torch.tensor([SEED]),
+        rule=kernel.Rule.COIN if rule == "coin" else kernel.Rule.CHOICES, chance=0.6,
+    )  # fmt: skip
+    for mine, reference in zip(
+        ours, (theirs.accepted, theirs.next_token, theirs.p, theirs.q, theirs.u), strict=True
+    ):
+        assert torch.equal(mine, reference)
+    assert 0 < theirs.accepted.sum() < counts.sum()
+
+
+def test_no_drafts_at_all() -> None:
+    keys = Keys(SEED, torch.arange(4), torch.arange(4))
+    logits = torch.randn(4, 1, 30)
+    none = torch.zeros(4, 0, dtype=torch.long)
+    theirs, ours = both(logits, none, None, torch.zeros(4, dtype=torch.long), keys)
+    assert torch.equal(ours[0], theirs.accepted) and torch.equal(ours[1], theirs.next_token)
+
+
+def test_draws_are_the_references() -> None:
+    torch.manual_seed(5)
+    weights = torch.rand(6, 3, 700) ** 4
+    ids = torch.randperm(5000)[:700]
+    keys = torch.arange(6)[:, None].expand(6, 3), torch.arange(18).view(6, 3), torch.ones(6, 3, dtype=torch.long)
+    for names in (None, ids):
+        mine = kernel.draw(weights, *keys, torch.tensor([SEED]), names)
+        assert torch.equal(mine, draw(weights, SEED, *keys, names))
+
+
+def test_two_thousand_rows_are_distributed_as_the_target() -> None:
+    """Chi-squared of the first token of 2,000 rows that draft from one fixed q and are judged by one fixed p."""
+    rows, vocab = 2000, 6
+    p_logits = torch.tensor([1.5, 0.2, -0.4, 0.9, -1.0, 0.0]).expand(rows, 2, vocab)
+    q = probabilities(torch.tensor([-0.5, 1.0, 0.3, 0.0, 0.4, -2.0]), SOFT).expand(rows, 1, vocab)
+    keys = Keys(11, torch.arange(rows), torch.full((rows,), 5))
+    roles = torch.full((rows,), int(Role.DRAFT))
+    drafts = draw(q[:, 0], 11, keys.sequence_ids, keys.positions, roles)[:, None]
+    p = probabilities(p_logits, SOFT)
+    accepted, next_token, *_ = kernel.accept(
+        p, q, drafts, torch.ones(rows, dtype=torch.long), None, keys.sequence_ids, keys.positions,
+        torch.tensor([11]), rule=kernel.Rule.CHEN,
+    )  # fmt: skip
+    first = torch.where(accepted > 0, drafts[:, 0], next_token)
+    counts = torch.bincount(first, minlength=vocab)
+    assert chisquare(counts.numpy(), (p[0, 0].double() / p[0, 0].double().sum() * rows).numpy()).pvalue > 1e-3

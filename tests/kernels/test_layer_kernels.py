@@ -1,0 +1,93 @@
+"""Cache write, rotary embedding and products against their torch references, under Triton's interpreter.
+
+Contract: float32 within rounding; low precision within three times the error of plain torch against float64, or
+two steps of the format, as the interpreter rounds towards zero; what a kernel need not write keeps its bits.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels import cache_reference, cache_write, linear, linear_reference
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(
+    lengths=st.lists(st.integers(0, 12), min_size=1, max_size=4),
+    queries=st.integers(1, 4),
+    heads=st.sampled_from([(1, 1), (4, 2), (6, 3)]),
+    dim=st.sampled_from([16, 20, 64, 80]),
+    norm=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_rotates_and_writes(
+    lengths: list[int], queries: int, heads: tuple[int, int], dim: int, norm: bool, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(len(lengths))
+    batch, (q_heads, kv_heads) = len(lengths), heads
+    qkv = torch.randn(batch, queries, q_heads + 2 * kv_heads, dim).to(dtype)
+    cache = torch.full((2, batch + 1, kv_heads, 20, dim), torch.nan, dtype=dtype)
+    # Fewer positions than columns: padding beyond the context turns as the last position does.
+    angles = torch.outer(torch.arange(14.0), 1.0 / torch.arange(1, dim // 2 + 1))
+    cos, sin = angles.cos(), angles.sin()
+    norms = (torch.rand(dim).to(dtype), torch.rand(dim).to(dtype)) if norm else None
+    expected_qkv, expected_cache = qkv.clone(), cache.clone()
+    at = torch.tensor(lengths)
+    cache_write.rotate_write(qkv, cache, at, cos, sin, norms, 1e-6)
+    cache_reference.rotate_write(expected_qkv, expected_cache, at, cos, sin, norms, 1e-6)
+    close = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 1e-2, "rtol": 1e-2}
+    torch.testing.assert_close(qkv, expected_qkv, **close)
+    torch.testing.assert_close(cache, expected_cache, equal_nan=True, **close)
+
+
+def test_writes_strided_states() -> None:
+    torch.manual_seed(0)
+    states = torch.randn(2, 3, 2, 4, 24)  # [B, S, keys and values, Hkv, D]
+    keys, values = (states[:, :, i].transpose(1, 2) for i in range(2))
+    lengths = torch.tensor([5, 0])
+    ours, theirs = torch.zeros(2, 2, 3, 4, 10, 24)
+    cache_write.write(keys, values, ours, lengths)
+    cache_reference.write(keys, values, theirs, lengths)
+    assert torch.equal(ours, theirs) and ours.abs().sum() > 0
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(
+    rows=st.sampled_from([1, 2, 8, 17, 40]),
+    n_size=st.sampled_from([16, 40, 100]),
+    k_size=st.sampled_from([64, 512, 600]),
+    norm=st.booleans(),
+    gate=st.booleans(),
+    residual=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+)
+def test_products(
+    rows: int, n_size: int, k_size: int, norm: bool, gate: bool, residual: bool, dtype: torch.dtype
+) -> None:
+    rows = min(rows, linear.MOST_ROWS[dtype.itemsize])
+    torch.manual_seed(rows + n_size + k_size)
+    x = torch.randn(rows, k_size).to(dtype)
+    weight = (torch.randn(n_size * (2 if gate else 1), k_size) * k_size**-0.5).to(dtype)
+    extra = {
+        "norm": (1 + 0.1 * torch.randn(k_size)).to(dtype) if norm else None,
+        "eps": 1e-5,
+        "gate": gate,
+        "residual": torch.randn(rows, n_size).to(dtype) if residual else None,
+    }
+    wide = {name: value.double() if isinstance(value, torch.Tensor) else value for name, value in extra.items()}
+    exact = linear_reference.linear(x.double(), weight.double(), **wide)
+    ours = (linear.linear(x, weight, **extra).double() - exact).abs().max().item()
+    plain = (linear_reference.linear(x, weight, **extra).double() - exact).abs().max().item()
+    step = 1e-5 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps * exact.abs().max().item()
+    assert ours <= max(3 * plain, step)
+
+
+@pytest.mark.parametrize(
+    ("x", "weight"), [((17, 32), (16, 32)), ((2, 32), (16, 31)), ((0, 32), (16, 32))], ids=["rows", "k", "none"]
+)
+def test_refuses_what_does_not_fit(x: tuple[int, int], weight: tuple[int, int]) -> None:
+    with pytest.raises(ValueError):
+        linear.linear(torch.zeros(x), torch.zeros(weight))
