@@ -1,6 +1,7 @@
 """Contract: what tests of several folders share: the real model's folder, a browser, and Triton's interpreter.
 
-Kernels run on CPU tensors here, under the interpreter, which must be chosen before triton is first imported.
+Kernels run on CPU tensors here, under the interpreter, which must be chosen before triton is first imported; so
+must the number of threads before torch is.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from pathlib import Path
 import pytest
 
 os.environ["TRITON_INTERPRET"] = "1"
+# Several workers test side by side: threads that wait for each other on busy cores cost a factor of ten.
+for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
 
 
 @pytest.fixture(scope="session")
