@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-NAMES = ("amusd", "exactness", "fuzz", "gpu", "latency", "load", "mutants", "overhead", "page")
+NAMES = ("amusd", "draft-length", "exactness", "fuzz", "gpu", "latency", "load", "mutants", "overhead", "page")
 
 
 def main() -> int:
@@ -11,7 +11,8 @@ def main() -> int:
     if len(sys.argv) < 2 or sys.argv[1] not in NAMES:
         print(f"usage: python -m bench {{{','.join(NAMES)}}} [--json FILE] [--quick] ...", file=sys.stderr)
         return 2
-    importlib.import_module(f"bench.{sys.argv[1]}").main(sys.argv[2:])
+    module = sys.argv[1].replace("-", "_")
+    importlib.import_module(f"bench.{module}").main(sys.argv[2:])
     return 0
 
 

@@ -72,6 +72,15 @@ def test_gpu(tmp_path):
 
 
 @pytest.mark.slow
+def test_draft_length(smollm2_folder, tmp_path, monkeypatch):
+    """In float32 every policy writes the same text; which is fastest is for the full run."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    document = run("draft-length", "--quick", "--pair", smollm2_folder, "--dtype", "float32")
+    check(document, "draft-length")
+    assert {row["arm"] for row in document["results"]} >= {"regular", "Algorithm 1", "cost-aware"}
+
+
+@pytest.mark.slow
 def test_mutants():
     """Every known way to break the decoder is caught, and the unbroken one passes the same cases."""
     document = run("mutants", "--quick")
