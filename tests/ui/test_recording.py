@@ -59,15 +59,19 @@ def test_what_is_no_recording_is_refused(content: bytes | None, says: str, tmp_p
 
 @pytest.mark.slow
 def test_the_page_plays_it(document: dict[str, Any], context: BrowserContext, tmp_path: Path) -> None:
+    # A lane that the page has no place for gets one.
+    shots = [s | {"lanes": {**s["lanes"], "fourth": s["lanes"]["bass"]}} for s in document["snapshots"]]
     file = tmp_path / "run.json"
-    file.write_text(json.dumps(document))
+    file.write_text(json.dumps(document | {"snapshots": shots}))
+    lanes = (*LANES, "fourth")
     with started(tmp_path / "log.txt", "--replay", str(file)) as server, watched(context, server) as page:
         expect(page.locator(".recording-mark")).to_contain_text("Recording")
         expect(page.locator(".about-pair")).to_have_text("a tiny pair, for a test")
         expect(page.locator("#prompt")).to_have_count(0)
-        run_to_the_end(page)
-        for lane in LANES:
-            assert shown(page, lane) == [s["text"] for s in document["snapshots"][-1]["lanes"][lane]["sequences"]]
+        run_to_the_end(page, lanes)
+        for lane in lanes:
+            assert shown(page, lane) == [s["text"] for s in shots[-1]["lanes"][lane]["sequences"]]
+        assert page.inner_text("#lane-fourth h2") == "fourth"
         expect(page.locator(".figures-table")).to_be_visible()
         # A recording without settings can't be repeated, and the page does not pretend.
         expect(page.locator(".snippet")).to_be_hidden()
