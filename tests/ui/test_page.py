@@ -163,7 +163,7 @@ def test_a_time_budget_stops_each_lane_at_its_own_clock(page: Page) -> None:
 
 @pytest.mark.slow
 def test_half_speed_shows_the_same_race_later(page: Page, server: str) -> None:
-    fill(page, batch=4, tokens=200)
+    fill(page, batch=4, tokens=120)
     page.click("[data-switch=slow]")
     page.click("#run")
     page.wait_for_function("() => document.querySelector('#run').disabled")
@@ -173,7 +173,7 @@ def test_half_speed_shows_the_same_race_later(page: Page, server: str) -> None:
     expect(page.locator("#lane-speculative .state")).to_have_text("Running")
     page.click("[data-switch=slow]")
     expect(page.locator("#lane-speculative .state")).to_contain_text("Finished")
-    final = Client(server, verbose=False).submit("Hello", 4, 200, 0.9, 3, api_name="/race").result()
+    final = Client(server, verbose=False).submit("Hello", 4, 120, 0.9, 3, api_name="/race").result()
     for lane in LANES:
         texts = [sequence["text"] for sequence in final["lanes"][lane]["sequences"]]
         page.wait_for_function(
