@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.__main__ import NAMES
+from tests.ui.conftest import save_tiny_pair
 from ui.recording import load_recording
 
 ROOT = Path(__file__).parents[2]
@@ -107,3 +108,10 @@ def test_amusd(smollm2_folder):
 def test_amusd_under_faults():
     """Forty of the thousand short runs, one with a killed draft and one with a stopped one."""
     check(run("amusd", "--stress", "--quick"), "amusd")
+
+
+@pytest.mark.slow
+def test_page(tmp_path, browser_executable):
+    """With a tiny pair: three processes and a browser take their time as it is."""
+    target, draft = save_tiny_pair(tmp_path)
+    check(run("page", "--quick", "--pair", target, "--draft", draft, "--batch", 2), "page")
