@@ -121,7 +121,9 @@ def product_cases(ctx: Context) -> Iterator[tuple[str, Callable[[], None]]]:
             residual = torch.randn(m, n, device=ctx.device).to(dtype)
             extras: list[dict[str, Any]] = [{"norm": norm, "eps": 1e-5}, {"residual": residual}]
             for extra in extras:
-                wide = {name: one.double() if isinstance(one, Tensor) else one for name, one in extra.items()}
+                wide: dict[str, Any] = {
+                    name: one.double() if isinstance(one, Tensor) else one for name, one in extra.items()
+                }
                 exact = linear_reference.linear(x.double(), weight.double(), gate=gate, **wide)
                 plain = linear_reference.linear(x, weight, gate=gate, **extra)
                 compare(linear(x, weight, gate=gate, **extra), plain, exact, steps=8.0)
