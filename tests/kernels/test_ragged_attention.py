@@ -76,7 +76,7 @@ def tensors(problem: dict) -> tuple[Tensor, Tensor, Tensor, RaggedStep]:
 
 
 @pytest.mark.parametrize("backend", HERE)
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(problem=problems())
 def test_equals_the_reference(backend: str, problem: dict) -> None:
     query, key, value, step = tensors(problem)
