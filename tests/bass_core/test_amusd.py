@@ -73,7 +73,7 @@ def test_greedy_text_is_the_targets_own(batch: int, lead: Any) -> None:
 @pytest.mark.parametrize("batch", [1, 4])
 def test_a_perfect_draft_is_accepted_whole(batch: int, sampling: SamplingParams) -> None:
     out = run(SELF, ROWS[:batch], sampling=sampling)
-    assert out.metrics.acceptance_rate == 1 and out.metrics.drafted > TOKENS / 4
+    assert out.metrics.acceptance_rate == 1 and out.metrics.drafted > 0
     if sampling.greedy:
         assert out.timeline["rolled_back"] == 0
     else:  # only the target's own draws, where no draft had come yet, can differ from what the draft drew

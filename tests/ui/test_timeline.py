@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from playwright.sync_api import Page, expect
 
-from .test_page import context, page  # noqa: F401
-
 SPANS = {
     "target": [[0, 100], [900, 1900], [1950, 2000]],
     "draft": [[1000, 1200], [1500, 1600]],
@@ -19,7 +17,7 @@ SPANS = {
 DRAW = "spans => Bass.timeline(document.getElementById('lane-bass'), spans, 2000)"
 
 
-def test_the_newest_part_is_drawn(page: Page) -> None:  # noqa: F811
+def test_the_newest_part_is_drawn(page: Page) -> None:
     page.evaluate(DRAW, SPANS)
     figure = page.locator("#lane-bass .timeline")
     expect(figure.locator("rect.target")).to_have_count(2)
