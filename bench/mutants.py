@@ -85,7 +85,7 @@ def _pytest(arguments: list[str]) -> int:
     import pytest
 
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()):
-        code = int(pytest.main(["-q", "-p", "no:cacheprovider", *arguments]))
+        code = int(pytest.main(["-q", "-n0", "-p", "no:cacheprovider", *arguments]))
     if code not in (0, 1):
         print(out.getvalue()[-2000:], file=sys.stderr)
     return code

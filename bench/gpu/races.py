@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from bass_core import ModelPair, race
-from bass_core.request import METHODS
+from bass_core.request import LANES
 
 from . import shapes
 from .context import Context
@@ -38,14 +38,14 @@ def run(ctx: Context) -> None:
     prompts = ctx.prompts(2 if ctx.dry else 8)
     for _ in race(ctx.pair, prompts, scheduling="fair", **arguments):
         pass  # captures what the measured races need
-    for method in METHODS:
+    for method in LANES:
         *_, last = race(ctx.pair, prompts, lanes=(method,), **arguments)
         report(ctx, f"{method} alone", last, method)
     for scheduling, seconds in (("fair", SECONDS), ("in_turn", SECONDS), ("overlap", 6.0)):
         if ctx.late:
             return
         one = watch(ctx, ctx.pair, prompts, scheduling, 0.0 if ctx.short else seconds, arguments)
-        for method in METHODS:
+        for method in LANES:
             report(ctx, f"{method} {scheduling}", one, method)
     small_float32(ctx)
 
@@ -129,6 +129,6 @@ def small_float32(ctx: Context) -> None:
     theirs = [own_text(pair, row, count) for row in rows]
     for scheduling in ("fair", "overlap"):
         *_, last = race(pair, rows, scheduling=scheduling, max_new_tokens=count, eos_token_id=None)
-        for method in METHODS:
+        for method in LANES:
             ours = [sequence["token_ids"] for sequence in last["lanes"][method]["sequences"]]
             ctx.row(f"float32 race {scheduling} {method}", "rows equal to generate", share(ours, theirs))
