@@ -66,6 +66,12 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
 
+def with_report(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """The option of the benches that draw."""
+    made.add_argument("--report", type=Path, metavar="FOLDER", help="draw an HTML page and PNGs there")
+    return made
+
+
 def finish(
     bench: str,
     arguments: argparse.Namespace,
