@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 
 from .drafters import Drafter, Proposal, StateReader
-from .policies import DraftLengthPolicy, RoundObserver
+from .policies import CommonStop, DraftLengthPolicy, RoundObserver
 from .runner import ModelRunner, PrefillSteps
 from .sampling import SamplingParams
 from .sequence import Round, RowRound, Sequence
@@ -108,6 +108,8 @@ class BatchDecoder:
         accepted, next_tokens, tests, next_p = verdict.host()
         refuse_unsound(next_tokens)
         drafts = [[int(test[3]) for test in row] for row in tests]
+        if isinstance(self.policy, CommonStop):
+            self.policy.cut(accepted, next_tokens, drafts)
         for r, count in enumerate(accepted):
             self.target.cached[r] += count + 1
         if isinstance(self.drafter, StateReader):

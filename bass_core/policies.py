@@ -67,6 +67,21 @@ class Algorithm1:
 
 
 @dataclass
+class CommonStop(FixedLength):
+    """A fixed length, and the whole batch stops at its first rejection: lengths stay alike, acceptance a turns
+    into a^batch. What BASS does without, kept to be compared with. The text is distributed as ever: where a row
+    had accepted more, its next accepted draft takes the place of the target's own token.
+    """
+
+    def cut(self, accepted: list[int], next_tokens: list[int], drafts: list[list[int]]) -> None:
+        """Shorten every row of a round to the shortest, in place."""
+        least = min(accepted)
+        for row, count in enumerate(accepted):
+            if count > least:
+                accepted[row], next_tokens[row] = least, drafts[row][least]
+
+
+@dataclass
 class RecordedLengths:
     """The draft lengths of an earlier run again: one for each round, then the last for ever.
 

@@ -3,7 +3,20 @@
 import importlib
 import sys
 
-NAMES = ("amusd", "draft-length", "exactness", "fuzz", "gpu", "latency", "load", "mutants", "overhead", "page")
+NAMES = (
+    "amusd",
+    "batch",
+    "draft-length",
+    "exactness",
+    "fuzz",
+    "gpu",
+    "latency",
+    "load",
+    "mutants",
+    "overhead",
+    "page",
+    "ragged",
+)
 
 
 def main() -> int:

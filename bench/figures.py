@@ -1,8 +1,8 @@
 """What a bench draws: one self-contained HTML page, and a PNG of each figure for the README.
 
-Contract: `Report.write(folder)` leaves NAME.html, which asks no other host for anything, and NAME-FIGURE.png beside
-it; without kaleido or a browser the pictures are left out with one sentence. Figures are drawn from the document
-alone, so that a stored JSON file can be drawn again.
+Contract: `Report.write(folder)` leaves NAME.html, which asks no other host for anything, and NAME-FIGURE.png
+beside it; without kaleido or a browser the pictures are left out with one sentence. Figures are drawn
+from the document alone, so that a stored JSON file can be drawn again.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
+import plotly.io as pio
+from plotly.offline import get_plotlyjs
 
 # Readable by people who don't tell red from green (Okabe and Ito 2008).
 COLOURS = {
@@ -48,30 +50,27 @@ class Report:
         page = folder / f"{self.document['bench']}.html"
         page.write_text(self._html(), encoding="utf-8")
         written = [page]
-        for name, one in self.figures.items():
-            picture = folder / f"{self.document['bench']}-{name}.png"
-            try:
-                one.write_image(picture, width=900, height=500, scale=2)
-            except (RuntimeError, ValueError, ImportError, OSError) as error:
-                why = str(error).strip().splitlines()[0]
-                print(f"No pictures: install kaleido and a Chromium or Chrome ({why}).", file=sys.stderr)
-                break
-            written.append(picture)
-        return written
+        pictures = [folder / f"{self.document['bench']}-{name}.png" for name in self.figures]
+        try:
+            pio.write_images(list(self.figures.values()), pictures, width=900, height=500, scale=2)
+        except (RuntimeError, ValueError, ImportError, OSError) as error:
+            why = str(error).strip().splitlines()[0]
+            print(f"No pictures: install kaleido and a Chromium or Chrome ({why}).", file=sys.stderr)
+            return written
+        return written + pictures
 
     def _html(self) -> str:
         made = self.document
-        drawn = [
-            one.to_html(full_html=False, include_plotlyjs=index == 0)
-            for index, one in enumerate(self.figures.values())
-        ]
+        drawn = [one.to_html(full_html=False, include_plotlyjs=False) for one in self.figures.values()]
         facts = [made["device"], made["date"], *(f"{k} {v}" for k, v in made["versions"].items())]
         title = html.escape(f"python -m bench {made['bench']}")
         return "\n".join([
             '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{title}</title><style>{_STYLE}</style></head><body><h1>{title}</h1>",
-            f"<p>{html.escape(self.about)}</p><p>{html.escape(', '.join(facts))}, revision {made['revision']}.</p>",
+            f"<p>{html.escape(self.about)}</p>",
+            f"<p>{html.escape(', '.join(facts))}, revision {made['revision']}.</p>",
+            f"<script>{get_plotlyjs()}</script>",
             *drawn,
             _table(made["results"]),
             "<h2>Claims</h2>",

@@ -4,8 +4,8 @@ from typing import ClassVar
 
 import pytest
 
-from bass_core import ModelPair, RequestError, stream
-from bass_core.policies import Algorithm1, FixedLength, make_policy
+from bass_core import ModelPair, RequestError, generate, stream
+from bass_core.policies import Algorithm1, CommonStop, FixedLength, make_policy
 
 from ..models import NEAR, perturbed, prompts, tiny
 
@@ -68,3 +68,19 @@ def test_a_decoder_asks_for_what_the_policy_says(amount):
     assert cut
     if not amount:
         assert [round_.draft_length for round_ in rounds] == [7, 9, 11, 13, 15, 17]
+
+
+def test_a_common_stop_keeps_the_lengths_alike_and_the_text():
+    """All rows of a round write what the batch's first rejection leaves; the words are the target's."""
+    target = tiny("llama")
+    pair = ModelPair(target, perturbed(target, NEAR["llama"]))
+    rows = prompts(3, longest=8)
+    plain = [s.token_ids for s in generate(pair, rows, method="regular", max_new_tokens=20).sequences]
+    texts = [[] for _ in rows]
+    own = list(stream(pair, rows, draft_length=4, max_new_tokens=20))
+    for round_ in stream(pair, rows, draft_length=CommonStop(4), max_new_tokens=20):
+        assert len({len(row.tokens) for row in round_.rows}) <= 1
+        for row in round_.rows:
+            texts[row.sequence] += row.tokens
+    assert texts == plain
+    assert any(len({len(row.tokens) for row in round_.rows}) > 1 for round_ in own), "nothing was cut short"

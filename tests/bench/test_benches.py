@@ -12,6 +12,7 @@ from tests.ui.conftest import save_tiny_pair
 from ui.recording import load_recording
 
 ROOT = Path(__file__).parents[2]
+DRAFT = ROOT / "drafts" / "smollm2"
 KEYS = {"bench", "device", "versions", "revision", "seed", "weights_sha256", "results", "claims"}
 
 
@@ -99,8 +100,7 @@ def test_the_real_server_under(name):
 @pytest.mark.slow
 def test_amusd(smollm2_folder):
     """In float32 all arms write one text; what they cost is for the full run."""
-    draft = Path(__file__).parents[2] / "drafts" / "smollm2"
-    document = run("amusd", "--quick", "--pair", smollm2_folder, "--draft", draft, "--dtype", "float32")
+    document = run("amusd", "--quick", "--pair", smollm2_folder, "--draft", DRAFT, "--dtype", "float32")
     check(document, "amusd")
 
 
@@ -115,3 +115,24 @@ def test_page(tmp_path, browser_executable):
     """With a tiny pair: three processes and a browser take their time as it is."""
     target, draft = save_tiny_pair(tmp_path)
     check(run("page", "--quick", "--pair", target, "--draft", draft, "--batch", 2), "page")
+
+
+@pytest.mark.slow
+def test_batch(smollm2_folder, browser_executable, tmp_path):
+    """In float32 all decoders write one text; the report stands alone, with a picture of each figure."""
+    document = run(
+        "batch", "--quick", "--pair", smollm2_folder, "--draft", DRAFT, "--dtype", "float32", "--report", tmp_path
+    )
+    check(document, "batch")
+    assert {row["arm"] for row in document["results"]} >= {"regular", "speculative", "bass", "generate"}
+    names = {"batch.html", "batch-latency.png", "batch-speedup.png", "batch-roofline.png"}
+    assert {path.name for path in tmp_path.iterdir()} == names == set(document["files"])
+    assert "<script src" not in (tmp_path / "batch.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_ragged(smollm2_folder):
+    """Tokens a round meet their formulas within the error of counting."""
+    document = run("ragged", "--quick", "--pair", smollm2_folder, "--draft", DRAFT, "--dtype", "float32")
+    check(document, "ragged")
+    assert {row.get("policy") for row in document["results"]} >= {"each row its own", "common stop"}

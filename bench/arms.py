@@ -1,0 +1,91 @@
+"""Decoders as arms of a bench: ours, measured on their lanes' clocks, and transformers' own beside them.
+
+Contract: every arm answers the same prompts with the same number of new tokens, greedily and without an early
+end. `ms_per_token` is the lane's (from the end of the first prefill); transformers' generate is timed from the
+moment at which it asks for its first token. Assisted generation writes several tokens at a time, so that its
+per-token figures are left out: `wall_ms`, the whole call, is there for every arm.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bass_core import ModelPair
+from bass_core.lane import Lane
+from bass_core.metrics import Metrics
+from bass_core.request import make_request
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call: its texts, wall time and figures, and what its rounds had to compute and read in decode_ms."""
+
+    tokens: list[list[int]]
+    wall_ms: float
+    metrics: Metrics
+    flops: float | None = None
+    bytes_read: float | None = None
+    decode_ms: float = 0.0
+
+
+def ours(pair: ModelPair, method: str, prompts: list[str], tokens: int, **arguments: Any) -> Sample:
+    """One of our decoders. arguments: as of bass_core.generate."""
+    start = time.perf_counter()
+    request = make_request(pair, prompts, max_new_tokens=tokens, eos_token_id=None, **arguments)
+    lane = Lane(pair, request, method)
+    while not lane.finished:
+        lane.step()
+    wall = 1000 * (time.perf_counter() - start)
+    texts = [list(one.token_ids) for one in lane.sequences]
+    since = lane.first_prefill_ms or 0.0
+    return Sample(texts, wall, lane.metrics(), lane.work.flops, lane.work.bytes_read, lane.clock.ms - since)
+
+
+class _Clock:
+    """A logits processor that changes nothing and notes when it was called."""
+
+    def __init__(self) -> None:
+        self.at: list[float] = []
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self.at.append(1000 * time.perf_counter())
+        return scores
+
+
+def theirs(pair: ModelPair, prompts: list[str], tokens: int, **assistance: Any) -> Sample:
+    """transformers' generate on the same model, in its own dtype and with eager attention, as most people run it.
+
+    assistance: assistant_model or prompt_lookup_num_tokens, for assisted generation (one prompt alone).
+    """
+    rows = make_request(pair, prompts).prompts
+    longest = max(len(row) for row in rows)
+    ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=pair.device)
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=pair.device)
+    model: Any = pair.target
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    clock = _Clock()
+    start = time.perf_counter()
+    try:
+        written = model.generate(
+            ids, attention_mask=mask, do_sample=False, max_new_tokens=tokens, min_new_tokens=tokens,
+            pad_token_id=0, logits_processor=[clock], **assistance,
+        )  # fmt: skip
+    finally:
+        model.set_attn_implementation(before)
+    end = time.perf_counter()
+    texts = written[:, longest:].tolist()
+    if assistance:
+        return Sample(texts, 1000 * (end - start), Metrics(new_tokens=tokens * len(rows)))
+    # Its first call ends the prefill, which gives the first token.
+    decode_ms = 1000 * end - clock.at[0]
+    latency = decode_ms / (tokens - 1)
+    spread = Metrics(
+        ms_per_token=decode_ms / tokens, ptl_first_ms=latency, ptl_last_ms=latency, ptl_all_ms=latency,
+        throughput_tps=len(rows) * tokens / (end - start), new_tokens=len(rows) * tokens, rounds=tokens - 1,
+    )  # fmt: skip
+    return Sample(texts, 1000 * (end - start), spread)
