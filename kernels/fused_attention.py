@@ -135,8 +135,8 @@ def tiles(head_dim: int, rows: int, itemsize: int, shared: int = 99 * 1024) -> d
     """
     block_d = max(16, triton.next_power_of_2(head_dim))
     if itemsize == 4:
-        # Exact float32 products run without tensor cores, from registers: (32, 2) spills from 128 on with triton 3.6.
-        block_m, choices = 16, [(32, 2)] if block_d <= 64 else [(16, 2)]
+        # Exact float32 products run without tensor cores, from registers.
+        block_m, choices = 16, [(32, 2)] if block_d <= 128 else [(16, 2)]
     else:
         block_m = 16 if rows <= 16 else 64
         choices = [(64, 3), (64, 2), (32, 2), (16, 2)] if block_d <= 128 else [(32, 2), (16, 2)]
@@ -144,7 +144,8 @@ def tiles(head_dim: int, rows: int, itemsize: int, shared: int = 99 * 1024) -> d
         (n, stages): (block_m * block_d + stages * 2 * n * block_d) * itemsize + 2048 for n, stages in choices
     }
     block_n, stages = next((pair for pair in choices if needed[pair] <= shared), choices[-1])
-    warps = 8 if block_m == 64 and block_d >= 128 else 4
+    # With four warps triton 3.6 spills float32 of 128 dimensions.
+    warps = 8 if (block_m == 64 and block_d >= 128) or (itemsize == 4 and block_d == 128) else 4
     return {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_D": block_d, "num_warps": warps, "num_stages": stages}
 
 
