@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import plotly.graph_objects as go
+from plotly.colors import qualitative
+
 from bass_core import Generation, ModelPair, SamplingParams, generate, load_pair
 
+from .figures import Report, figure
 from .prompts import mixed
-from .report import claim, finish, median, parser
+from .report import claim, document, median, parser, show, table, with_report
 
-FIXED = (1, 2, 3, 4, 6, 8, 10)
+FIXED = tuple(range(1, 11))
 ALGORITHM_1, COST_AWARE, REGULAR = "Algorithm 1", "cost-aware", "regular"
 # Never slower than these allow, or than the spread of the repeats where that is larger.
 OVER_FIXED, OVER_REGULAR = 0.03, 0.05
@@ -22,7 +26,7 @@ OVER_FIXED, OVER_REGULAR = 0.03, 0.05
 
 def main(argv: list[str]) -> None:
     """Measure, print, and write."""
-    options = parser("draft-length", __doc__ or "")
+    options = with_report(parser("draft-length", __doc__ or ""))
     options.add_argument("--pair", default="smollm2")
     options.add_argument("--device", default="auto")
     options.add_argument("--dtype", default="auto")
@@ -45,11 +49,17 @@ def main(argv: list[str]) -> None:
         if not arguments.temperature:
             texts = {tuple(tuple(s.token_ids) for s in run.sequences) for made in runs.values() for run in made}
             claims.append(claim(f"different texts, batch {batch}", len(texts), "1", len(texts) == 1))
-    finish("draft-length", arguments, pair.device, results, claims)
+    made = document("draft-length", arguments, pair.device, results, claims)
+    print(table(results))
+    if arguments.report:
+        about = (__doc__ or "").split("\n\n", 1)[1]
+        files = Report(made, about, {"policies": _drawn(results)}).write(arguments.report)
+        made["files"] = [path.name for path in files]
+    show(made, arguments)
 
 
 def _runs(pair: ModelPair, batch: int, fixed: tuple[int, ...], arguments: Any) -> dict[str, list[Generation]]:
-    """All runs of each arm, arm after arm in every repeat, after one unmeasured repeat."""
+    """All runs of each arm, arm after arm in every repeat, after short unmeasured ones."""
     same: dict[str, Any] = {
         "max_new_tokens": arguments.max_new_tokens,
         "sampling": SamplingParams(temperature=arguments.temperature),
@@ -61,7 +71,8 @@ def _runs(pair: ModelPair, batch: int, fixed: tuple[int, ...], arguments: Any) -
     for repeat in range(arguments.repeats + 1):
         for name, made in runs.items():
             method = {"method": "regular"} if name == REGULAR else {"draft_length": lengths[name]}
-            run = generate(pair, mixed(batch), **method, **same)
+            some = same if repeat else same | {"max_new_tokens": min(8, arguments.max_new_tokens)}
+            run = generate(pair, mixed(batch), **method, **some)
             if repeat:
                 made.append(run)
     return runs
@@ -79,6 +90,21 @@ def _row(batch: int, name: str, runs: list[Generation]) -> dict[str, Any]:
         "acceptance": last.acceptance_rate,
         "tokens/round": last.mean_acceptance_length,
     }
+
+
+def _drawn(rows: list[dict[str, Any]]) -> go.Figure:
+    """ms per token of every arm, a line a batch; regular decoding is the dashed line of the same colour."""
+    drawn = figure("Draft length and latency", "draft length or policy", "ms per token", yaxis_rangemode="tozero")
+    for batch, colour in zip(dict.fromkeys(row["batch"] for row in rows), qualitative.Safe, strict=False):
+        mine = {row["arm"]: row["ms/token"] for row in rows if row["batch"] == batch}
+        regular = mine.pop(REGULAR)
+        ordered = [*(arm for arm in mine if arm.startswith("fixed")), ALGORITHM_1, COST_AWARE]
+        y = [mine[arm] for arm in ordered]
+        drawn.add_scatter(x=ordered, y=y, name=f"batch {batch}", mode="lines+markers", line_color=colour)
+        line = {"color": colour, "dash": "dash"}
+        x, y = [ordered[0], ordered[-1]], [regular, regular]
+        drawn.add_scatter(x=x, y=y, name=f"batch {batch}, regular", mode="lines", line=line)
+    return drawn
 
 
 def _claims(
