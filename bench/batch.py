@@ -40,7 +40,7 @@ def main(argv: list[str]) -> None:
     options.add_argument("--device", default="auto")
     options.add_argument("--dtype", default="auto")
     options.add_argument("--batch", type=int, nargs="+", help="default: 1 2 4 8 16, on a GPU 32 as well")
-    options.add_argument("--max-new-tokens", type=int, default=48)
+    options.add_argument("--max-new-tokens", type=int, default=32)
     options.add_argument("--repeats", type=int, default=3)
     arguments = options.parse_args(argv)
     pair = load_pair(arguments.pair, draft=arguments.draft, device=arguments.device, dtype=arguments.dtype)
@@ -52,12 +52,13 @@ def main(argv: list[str]) -> None:
     claims: list[dict[str, Any]] = []
     for batch in sorted(batches):
         samples = _samples(pair, mixed(batch), arguments.max_new_tokens, arguments.repeats)
-        results += _rows(batch, samples, machine)
+        rows = _rows(batch, samples, machine)
+        print(table(rows), flush=True)
+        results += rows
         claims.append(_same_texts(batch, samples, exact=pair.dtype == torch.float32))
     made = document("batch", arguments, pair.device, results, claims)
     made["roofline"] = _roofline(pair, machine, results)
     made["crossover"] = {arm: crossover(results, arm) for arm in (SPECULATIVE, BASS, COST_AWARE)}
-    print(table(results))
     print(_words(made))
     if arguments.report:
         drawn = {"latency": _latency(made), "speedup": _speedup(made), "roofline": _roof(made)}

@@ -1,7 +1,7 @@
 """What every bench prints: a table for people, and one JSON document as the last line.
 
-Contract: the document is {"bench", "device", "versions", "revision", "seed", "weights_sha256", "results",
-"claims"}; a claim is {"name", "value", "bar", "holds"}, `holds` null when the quick form can't decide it.
+Contract: the document is {"bench", "command", "device", "versions", "revision", "seed", "weights_sha256", "quick",
+"date", "results", "claims"}; a claim is {"name", "value", "bar", "holds"}, `holds` null when it is left open.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ import hashlib
 import json
 import os
 import platform
+import re
+import shlex
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
@@ -106,6 +109,7 @@ def document(
     """What a bench says, JSON-ready."""
     return {
         "bench": bench,
+        "command": command(),
         "device": device_name(device),
         "versions": versions(),
         "revision": revision(),
@@ -116,6 +120,12 @@ def document(
         "results": results,
         "claims": claims,
     }
+
+
+def command() -> str:
+    """The command that is running, but for where it writes."""
+    given = re.sub(r" --(json|report) \S+", "", shlex.join(sys.argv[1:]))
+    return f"python -m bench {given}"
 
 
 def device_name(device: torch.device) -> str:

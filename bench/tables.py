@@ -1,0 +1,151 @@
+"""`python -m bench.tables`: write the tables of README.md and bench/README.md from the files in bench/results.
+
+Contract: a table stands between `<!-- table: NAME -->` and `<!-- end -->`, and holds nothing that is not in the
+result file; `--check` changes nothing and exits with 1 where a table is not what its file says. Non-goals: prose.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
+PAGES = (ROOT / "README.md", ROOT / "bench" / "README.md", ROOT / "docs" / "amusd.md")
+
+Row = dict[str, Any]
+
+
+def main(argv: list[str]) -> int:
+    """Rewrite the pages, or compare them."""
+    options = argparse.ArgumentParser(prog="python -m bench.tables", description=__doc__)
+    options.add_argument("--check", action="store_true", help="change nothing; exit with 1 where a table is old")
+    arguments = options.parse_args(argv)
+    old = 0
+    for page in PAGES:
+        before = page.read_text(encoding="utf-8")
+        after = re.sub(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", _filled, before, flags=re.DOTALL)
+        if before != after:
+            old = 1
+            print(f"{page.relative_to(ROOT)} is not what the result files say: run python -m bench.tables")
+            if not arguments.check:
+                page.write_text(after, encoding="utf-8")
+    return old if arguments.check else 0
+
+
+def _filled(found: re.Match[str]) -> str:
+    return f"{found[1]}{TABLES[found[2]]()}\n{found[3]}"
+
+
+def load(name: str) -> dict[str, Any]:
+    """A stored document."""
+    made: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return made
+
+
+def markdown(rows: list[Row], columns: dict[str, str]) -> str:
+    """A table with these columns, key to heading; numbers to the right, None as n/a."""
+    lines = [list(columns.values()), ["---:" if _number(rows, key) else "---" for key in columns]]
+    lines += [[cell(row.get(key)) for key in columns] for row in rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _number(rows: list[Row], key: str) -> bool:
+    return any(isinstance(row.get(key), int | float) for row in rows)
+
+
+def cell(value: Any) -> str:
+    """Two decimals below 10, one below 1000."""
+    if value is None:
+        return "n/a"
+    if isinstance(value, float):
+        return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}" if abs(value) < 1000 else f"{value:.0f}"
+    return str(value)
+
+
+def made_by(document: dict[str, Any]) -> str:
+    """The line below a table: where its numbers come from."""
+    versions = ", ".join(f"{name} {document['versions'][name]}" for name in ("torch", "transformers"))
+    return (
+        f"`{document['command']}`, {document['device']}, {document['date']}, {versions}, "
+        f"revision {document['revision']}."
+    )
+
+
+def _table(name: str, columns: dict[str, str], keep: Callable[[Row], bool] = bool) -> Callable[[], str]:
+    def fill() -> str:
+        document = load(name)
+        rows = [row for row in document["results"] if keep(row)]
+        return f"{markdown(rows, columns)}\n\n{made_by(document)}"
+
+    return fill
+
+
+def _claims() -> str:
+    """Every counted claim of every stored document."""
+    verdicts = {True: "holds", False: "**missed**", None: "open"}
+    parts = []
+    for path in sorted(RESULTS.glob("*.json")):
+        document = load(path.stem)
+        rows = [
+            {"claim": one["name"], "value": one["value"], "bar": one["bar"], "verdict": verdicts[one["holds"]]}
+            for one in document["claims"]
+        ]
+        columns = {"claim": "claim", "value": "value", "bar": "bar", "verdict": "verdict"}
+        parts.append(f"### {path.name}\n{made_by(document)}\n\n{markdown(rows, columns)}")
+    return "\n\n".join(parts)
+
+
+def _page() -> str:
+    """What a watching browser costs: its ms per token over those of the library alone."""
+    document = load("page-cpu")
+    rows = [row | {"cost": row["browser ms/token"] / row["library ms/token"]} for row in document["results"]]
+    columns = {
+        "lane": "lane", "library ms/token": "library alone", "client ms/token": "gradio_client",
+        "browser ms/token": "browser", "cost": "browser / library (bar: 1.10)",
+    }  # fmt: skip
+    return f"{markdown(rows, columns)}\n\n{made_by(document)}"
+
+
+_POLICIES = ("regular", "Algorithm 1", "cost-aware", "fixed 1", "fixed 2", "fixed 4", "fixed 8")
+
+TABLES: dict[str, Callable[[], str]] = {
+    "batch": _table(
+        "batch-cpu",
+        {
+            "batch": "batch", "arm": "decoder", "ms/token": "ms/token", "speed-up": "speed-up",
+            "PTL First": "PTL First", "PTL Last": "PTL Last", "PTL All": "PTL All", "tokens/s": "tokens/s",
+            "acceptance": "acceptance", "accepted length": "tokens a row-round", "wall vs regular": "whole calls",
+            "spread": "spread",
+        },
+    ),
+    "draft-length": _table(
+        "draft-length-cpu",
+        {
+            "batch": "batch", "arm": "draft length", "ms/token": "ms/token", "spread": "spread",
+            "rounds": "rounds", "acceptance": "acceptance", "tokens/round": "tokens a row-round",
+        },
+        lambda row: row["arm"] in _POLICIES,
+    ),
+    "latency": _table(
+        "latency-cpu",
+        {"case": "case", "arm": "decoder", "ms/token": "ms/token", "lowest": "lowest", "highest": "highest",
+         "vs regular": "speed-up over regular"},
+    ),
+    "page": _page,
+    "amusd": _table(
+        "amusd-cpu",
+        {"arm": "decoder", "ms/token": "ms/token", "target busy": "target busy", "draft busy": "draft busy",
+         "looked at": "looked at", "thrown away": "thrown away"},
+    ),
+    "claims": _claims,
+}  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
