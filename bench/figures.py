@@ -20,7 +20,7 @@ from plotly.offline import get_plotlyjs
 # Readable by people who don't tell red from green (Okabe and Ito 2008).
 COLOURS = {
     "regular": "#0072B2", "speculative": "#E69F00", "bass": "#009E73", "amusd": "#CC79A7",
-    "generate": "#555555", "assisted": "#56B4E9", "prompt lookup": "#D55E00",
+    "generate": "#555555", "bass, cost-aware": "#56B4E9", "assisted": "#F0E442", "prompt lookup": "#D55E00",
 }  # fmt: skip
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:1000px;margin:2rem auto;padding:0 1rem}"
