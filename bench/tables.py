@@ -18,6 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 PAGES = (ROOT / "README.md", ROOT / "bench" / "README.md", ROOT / "docs" / "amusd.md")
 
+BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
 Row = dict[str, Any]
 
 
@@ -29,7 +31,7 @@ def main(argv: list[str]) -> int:
     old = 0
     for page in PAGES:
         before = page.read_text(encoding="utf-8")
-        after = re.sub(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", _filled, before, flags=re.DOTALL)
+        after = BLOCK.sub(_filled, before)
         if before != after:
             old = 1
             print(f"{page.relative_to(ROOT)} is not what the result files say: run python -m bench.tables")
