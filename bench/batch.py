@@ -244,7 +244,8 @@ def _roof(made: dict[str, Any]) -> go.Figure:
         points = [one for one in made["roofline"]["rounds"] if one["arm"] == arm]
         drawn.add_scatter(
             x=[one["tokens"] for one in points], y=[one["ms"] for one in points],
-            text=[f"batch {one['batch']}" for one in points], textposition="top center" if arm == BASS else "bottom center",
+            text=[f"batch {one['batch']}" for one in points],
+            textposition="top center" if arm == BASS else "bottom center",
             mode="markers+text+lines", name=f"{arm}, measured", line_color=COLOURS[arm],
         )  # fmt: skip
     for key, name, dash in (("bytes_ms", "weights' bytes alone", "dash"), ("flops_ms", "products alone", "dot")):
