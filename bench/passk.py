@@ -47,8 +47,9 @@ def main(argv: list[str]) -> None:
     samples = Samples(arguments.samples)
     records, budgets = collect(pair, problems, samples, FRACTIONS, arguments)
     claims: list[dict[str, Any]] = []
+    protection = None
     if arguments.execute:
-        judge(pair, problems, records)
+        protection = judge(pair, problems, records)
         claims += canonical_claims(problems)
     lines = [
         row(records, method, n, budget, arguments.execute)
@@ -62,7 +63,7 @@ def main(argv: list[str]) -> None:
         claims.append(claim(f"regular texts of {compared} that differ with the batch", wrong, "0", wrong == 0))
     claims += _claims(records, lines, budgets, arguments)
     made = document("passk", arguments, pair.device, lines, claims)
-    made["settings"] = samples.settings
+    made |= {"settings": samples.settings, "sandbox": protection}
     print(table(lines))
     if arguments.report:
         draw(made).write(arguments.report)

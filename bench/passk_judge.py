@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,9 +23,10 @@ from .report import claim
 from .sandbox import protection, run
 
 
-def judge(pair: ModelPair, problems: list[Problem], records: list[Record]) -> None:
-    """Fill in the verdicts, in place. Says first what protects this machine."""
-    print("sandbox: " + "; ".join(f"{what}: {how}" for what, how in protection().items()))
+def judge(pair: ModelPair, problems: list[Problem], records: list[Record]) -> dict[str, str]:
+    """Fill in the verdicts, in place; what protects this machine, which is printed first."""
+    protected = protection()
+    print("sandbox: " + "; ".join(f"{what}: {how}" for what, how in protected.items()), file=sys.stderr)
     for problem, record in zip(problems, records, strict=True):
         done = [one for lane in record["lanes"].values() for one in lane if one["ended_ms"] is not None]
         texts = {tuple(one["token_ids"]): program(problem, one["text"]) for one in done}
@@ -33,6 +35,7 @@ def judge(pair: ModelPair, problems: list[Problem], records: list[Record]) -> No
         for one in done:
             key = tuple(one["token_ids"])
             one["passed"], one["logprob"] = passed[key], likely[key]
+    return protected
 
 
 def passes(programs: list[str]) -> list[bool]:

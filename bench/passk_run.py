@@ -76,12 +76,15 @@ def collect(
     if not samples.settings:
         found = arguments.budget_ms or [part * writer.alone_ms(problems) for part in fractions]
         samples.budgets(sorted(found), settings)
-    budgets: list[float] = samples.settings["budgets_ms"]
+    written: list[float] = samples.settings["budgets_ms"]
+    budgets = sorted(arguments.budget_ms or written)
+    if budgets[-1] > written[-1]:
+        raise SystemExit(f"{samples.path} was written under {written[-1]:.0f} ms: --budget-ms can't go beyond.")
     waiting = [problem for problem in problems if problem["task_id"] not in samples.records]
     if waiting:
         writer.warm_up(waiting[0])
     for index, problem in enumerate(waiting):
-        samples.add(writer.record(problem, budgets[-1], index))
+        samples.add(writer.record(problem, written[-1], index))
         print(f"{problem['task_id']}: {index + 1} of {len(waiting)}", file=sys.stderr, flush=True)
     return [samples.records[problem["task_id"]] for problem in problems], budgets
 
@@ -121,7 +124,7 @@ class Writer:
         )
 
     def alone_ms(self, problems: list[Problem]) -> float:
-        """The lane time of one regular sequence, median over some of the problems, after an unmeasured one."""
+        """The lane time of one regular sequence (ended or at its last token), median over some problems."""
         step = max(1, len(problems) // CALIBRATION)
         some = [problems[0], *problems[::step][:CALIBRATION]]
         times = [self.write(one, "regular", 1, self.max_new_tokens).sequences[0].times_ms[-1] for one in some]
