@@ -16,6 +16,7 @@ NAMES = (
     "overhead",
     "page",
     "ragged",
+    "simulate",
 )
 
 
