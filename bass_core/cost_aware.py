@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .costs import CostTable
+from .costs import RoundCosts
 
 # What is seen counts this much less with every round that follows: acceptance changes along a text.
 MEMORY = 0.97
@@ -54,9 +54,9 @@ class _Chain:
 
 
 class CostAware:
-    """Chooses the length by a CostTable. `rows` is the batch that it starts with."""
+    """Chooses the length by a CostTable or another RoundCosts. `rows` is the batch that it starts with."""
 
-    def __init__(self, table: CostTable, rows: int = 1, limit: int = 16) -> None:
+    def __init__(self, table: RoundCosts, rows: int = 1, limit: int = 16) -> None:
         self.table, self.rows, self.limit = table, rows, limit
         self._accepted, self._drafted = _Chain(limit), _Chain(limit)
         self._widest, self._forwards = _Chain(limit), _Chain(limit)

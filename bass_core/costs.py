@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -40,6 +40,17 @@ REPEATS = 5
 FORMAT = 1
 
 Point = tuple[float, float]
+
+
+class RoundCosts(Protocol):
+    """Milliseconds of a round's parts, measured (CostTable) or predicted; `padded` as in CostTable."""
+
+    @property
+    def padded(self) -> bool: ...
+
+    def verify_ms(self, rows: int, tokens: float) -> float: ...
+
+    def draft_ms(self, rows: int) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -85,7 +96,7 @@ def cost_table(
     sizes = [1 << i for i in range((rows - 1).bit_length() + 1)]
     missing = [size for size in sizes if table is None or size not in table.verify]
     if table is None or missing:
-        table = _measure(pair, drafter, backend, sampling, rule, missing, table)
+        table = measure_costs(pair, drafter, backend, sampling, rule, missing, table)
         _write(path, table)
     return table
 
@@ -123,15 +134,16 @@ def _write(path: Path, table: CostTable) -> None:
         return
 
 
-def _measure(
+def measure_costs(
     pair: ModelPair,
     drafter: Any,
     backend: str,
     sampling: SamplingParams,
     rule: str,
     sizes: list[int],
-    known: CostTable | None,
+    known: CostTable | None = None,
 ) -> CostTable:
+    """Measure now, for these numbers of rows, beside what is known; `cost_table` keeps what it measured."""
     verify = dict(known.verify) if known else {}
     draft = dict(known.draft) if known else {}
     for rows in sizes:

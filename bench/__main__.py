@@ -17,6 +17,7 @@ NAMES = (
     "page",
     "passk",
     "ragged",
+    "simulate",
 )
 
 

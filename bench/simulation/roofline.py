@@ -1,0 +1,73 @@
+"""Step times from a datasheet: what a forward must read and multiply, over what the hardware gives.
+
+Contract: a Roofline answers as a CostTable does (`RoundCosts`), for one context length; it is always a prediction.
+Model, a forward of n tokens in b rows that have t cached tokens each, on g GPUs, tensor parallel:
+- products: the larger of weights / bandwidth and 2 x parameters x n / compute, each divided by g;
+- attention: the larger of keys and values / bandwidth and its FLOPs / compute, divided by min(g, KV heads): a KV
+  head is not split. It does not overlap with the products;
+- two all-reduces a layer (Megatron, arXiv 1909.08053) of n x hidden numbers, as a ring: each GPU sends
+  2 (g - 1) / g of the bytes, at half of NVLink's figure, which counts both directions; plus a fixed time each;
+- a fixed time a layer.
+The target is split over all GPUs. The draft is split or runs whole on one, whichever is faster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .hardware import Assumptions, Hardware
+from .models import Shape
+
+_FILL = 0.9  # of the memory that weights, keys and values may take
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """RoundCosts of a pair on `gpus` GPUs at a mean context of `context` tokens a row; milliseconds."""
+
+    hardware: Hardware
+    target: Shape
+    draft: Shape
+    context: float
+    gpus: int = 1
+    assumed: Assumptions = field(default_factory=Assumptions)
+    padded: bool = True
+
+    def verify_ms(self, rows: int, tokens: float) -> float:
+        """One forward of the target over `tokens` in all rows together."""
+        return self.step_ms(self.target, rows, tokens, self.gpus)
+
+    def draft_ms(self, rows: int) -> float:
+        """One forward of the draft: a token a row."""
+        return min(self.step_ms(self.draft, rows, rows, gpus) for gpus in {1, self.gpus})
+
+    def step_ms(self, model: Shape, rows: int, tokens: float, gpus: int) -> float:
+        """The model of the module's contract."""
+        cost, assumed = model.cost, self.assumed
+        bandwidth = assumed.bandwidth * self.hardware.bandwidth * 1e9
+        compute = assumed.compute * self.hardware.flops
+        products = max(cost.weight_bytes / bandwidth, 2 * cost.parameters * tokens / compute) / gpus
+        width = tokens / rows
+        seen = tokens * (self.context + (width + 1) / 2)
+        attention = max(
+            rows * (self.context + width) * cost.kv_bytes / bandwidth, cost.attention_flops * seen / compute
+        ) / min(gpus, model.kv_heads)
+        fixed = model.layers * assumed.layer_us * 1e-6
+        return 1000 * (products + attention + fixed + self._reduce(model, tokens, gpus))
+
+    def _reduce(self, model: Shape, tokens: float, gpus: int) -> float:
+        """Seconds of a forward's all-reduces."""
+        if gpus == 1:
+            return 0.0
+        one_way = self.assumed.link * self.hardware.nvlink * 1e9 / 2
+        moved = 2 * (gpus - 1) / gpus * 2 * tokens * model.hidden
+        return 2 * model.layers * (moved / one_way + self.assumed.allreduce_us * 1e-6)
+
+    def fits(self, rows: int) -> bool:
+        """Whether weights, keys and values take at most nine tenths of the memory; each GPU holds the draft."""
+        split = self.target.held_bytes / self.gpus + self.draft.held_bytes
+        tokens = rows * self.context
+        cached = tokens * (
+            self.target.cost.kv_bytes / min(self.gpus, self.target.kv_heads) + self.draft.cost.kv_bytes
+        )
+        return split + cached <= _FILL * self.hardware.memory * 1e9

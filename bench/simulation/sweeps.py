@@ -1,0 +1,136 @@
+"""Predicted speed-ups past this machine: batches, contexts, numbers of GPUs.
+
+Contract: rows for the bench's tables, all of kind "predicted": datasheet numbers and assumptions in, no measuring.
+Speed-up is regular decoding's ms per token over the policy's, both predicted on the same step times.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from argparse import Namespace
+from typing import Any
+
+from bass_core.cost_aware import CostAware
+from bass_core.costs import RoundCosts
+from bass_core.policies import Algorithm1, FixedLength
+
+from .closed_form import tokens_per_round
+from .hardware import HARDWARE, Assumptions
+from .models import shapes
+from .roofline import Roofline
+from .rounds import Acceptance, predict
+
+BATCHES, CONTEXTS, GPUS = (1, 2, 4, 8, 16, 32, 64), (512, 2048, 8192, 32768), (1, 2, 4, 8)
+LONGEST_FIXED = 16
+POLICIES = ("Algorithm 1", "cost-aware", "best fixed")
+Row = dict[str, Any]
+
+
+def figures(
+    costs: RoundCosts, acceptance: Acceptance, rate: float, rows: int, tokens: int, seed: int, trials: int
+) -> Row:
+    """ms per token of regular decoding and of Algorithm 1, and the speed-ups of three policies.
+
+    rate: the i.i.d. acceptance by which the fixed length is chosen.
+    """
+    length = best_fixed(costs, rate, rows)
+    regular = predict(costs, FixedLength(0), acceptance, rows, tokens, seed, trials=1)
+    bass, fixed, aware = (
+        predict(costs, policy, acceptance, rows, tokens, seed, trials)
+        for policy in (Algorithm1(), FixedLength(length), CostAware(costs, rows))
+    )
+    return {
+        "regular ms/token": regular.ms_per_token,
+        "bass ms/token": bass.ms_per_token,
+        "PTL All": bass.ptl_all_ms,
+        "tokens/s": bass.throughput_tps,
+        "l": bass.draft_length,
+        "Algorithm 1": regular.ms_per_token / bass.ms_per_token,
+        "cost-aware": regular.ms_per_token / aware.ms_per_token,
+        "best fixed": regular.ms_per_token / fixed.ms_per_token,
+        "fixed l": length,
+    }
+
+
+def best_fixed(costs: RoundCosts, rate: float, rows: int) -> int:
+    """The fixed length of 0 to 16 with most tokens a ms, by formula: i.i.d. rows that never end."""
+
+    def speed(length: int) -> float:
+        round_ms = costs.verify_ms(rows, rows * (length + 1)) + length * costs.draft_ms(rows)
+        return tokens_per_round(rate, length) / round_ms
+
+    return max(range(LONGEST_FIXED + 1), key=speed)
+
+
+def crossover(points: list[tuple[int, float]]) -> float | None:
+    """The batch from which on speed-up is below 1, by a line over log2 of the batch; None where it never is."""
+    if points[0][1] < 1:
+        return float(points[0][0])
+    for (left, above), (right, below) in itertools.pairwise(points):
+        if above >= 1 > below:
+            part = (above - 1) / (above - below)
+            return float(2 ** (math.log2(left) + part * (math.log2(right) - math.log2(left))))
+    return None
+
+
+def crossovers(rows: list[Row]) -> list[Row]:
+    """Where each policy stops paying, by the rows of `batches` and of this machine."""
+    made = []
+    for name in dict.fromkeys(row["hardware"] for row in rows):
+        mine = [row for row in rows if row["hardware"] == name]
+        ends = {policy: crossover([(row["batch"], row[policy]) for row in mine]) for policy in POLICIES}
+        made.append({"kind": "predicted", "section": "crossover", "hardware": name} | ends)
+    return made
+
+
+def batches(arguments: Namespace, assumed: Assumptions) -> list[Row]:
+    """The 7.8B pair on one GPU of each kind."""
+    made = []
+    for hardware in HARDWARE.values():
+        costs = Roofline(hardware, *shapes("7.8B"), arguments.context, assumed=assumed)
+        for rows in (1, 8, 64) if arguments.quick else BATCHES:
+            made.append(
+                {**_head("batch", hardware.name, rows, arguments.context, 1), **_figures(costs, arguments, rows)}
+            )
+    return made
+
+
+def contexts(arguments: Namespace, assumed: Assumptions) -> list[Row]:
+    """The 7.8B pair, batch 8, one GPU: what a longer text does. None where it does not fit the memory."""
+    made = []
+    for hardware in HARDWARE.values():
+        for context in CONTEXTS[::3] if arguments.quick else CONTEXTS:
+            costs = Roofline(hardware, *shapes("7.8B"), context, assumed=assumed)
+            found = {"fits": True} | _figures(costs, arguments, 8) if costs.fits(8) else {"fits": False}
+            made.append({**_head("context", hardware.name, 8, context, 1), **found})
+    return made
+
+
+def gpus(arguments: Namespace, assumed: Assumptions) -> list[Row]:
+    """The 70B pair, batch 8, tensor parallel."""
+    made = []
+    for hardware in HARDWARE.values():
+        for count in GPUS[::3] if arguments.quick else GPUS:
+            costs = Roofline(hardware, *shapes("70B"), arguments.context, count, assumed)
+            found = {"fits": True} | _figures(costs, arguments, 8) if costs.fits(8) else {"fits": False}
+            made.append({**_head("gpus", hardware.name, 8, arguments.context, count), **found})
+    return made
+
+
+def _figures(costs: Roofline, arguments: Namespace, rows: int) -> Row:
+    trials = 1 if arguments.quick else 4
+    tokens = 48 if arguments.quick else 256
+    rate = arguments.acceptance
+    return figures(costs, Acceptance.same(rate), rate, rows, tokens, arguments.seed, trials)
+
+
+def _head(section: str, hardware: str, rows: int, context: int, count: int) -> Row:
+    return {
+        "kind": "predicted",
+        "section": section,
+        "hardware": hardware,
+        "batch": rows,
+        "context": context,
+        "gpus": count,
+    }

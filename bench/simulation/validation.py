@@ -1,0 +1,161 @@
+"""Predict what was left out of the measuring: one batch size, and a draft length, on this machine.
+
+Contract: in every repeat the cost table of all batch sizes but the held-out one is measured, then every arm runs;
+medians over repeats, so that a machine that slows down slows everything. Acceptance comes from runs of the largest
+batch at the fitting lengths. The held-out batch's predictions use no measurement of that batch, those of the
+held-out length none of that length, those of Algorithm 1 none of Algorithm 1. Greedy, drafter "model".
+`spread` is (highest - lowest) / median of an arm's repeats.
+"""
+
+from __future__ import annotations
+
+import statistics
+from argparse import Namespace
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bass_core import Generation, ModelPair, SamplingParams, generate
+from bass_core.attention import choose_backend
+from bass_core.costs import CostTable, RoundCosts, measure_costs
+from bass_core.policies import make_policy
+
+from ..report import claim, median
+from .rounds import Acceptance, predict
+
+FIT, HELD_LENGTH = (2, 6), 4
+WITHIN = 0.10
+# A row's rate at a position counts the rate of all rows as so many drafts of its own.
+POOLED = 4.0
+REGULAR, ALGORITHM_1 = "regular", "Algorithm 1"
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What was measured here, and how the predictions met it."""
+
+    table: CostTable
+    acceptance: Acceptance
+    rows: list[Row]
+    claims: list[dict[str, Any]]
+
+
+def run(pair: ModelPair, prompts: list[Any], arguments: Namespace) -> Validation:
+    """Measure, predict, compare. arguments: batch, held_out, max_new_tokens, repeats, seed, quick."""
+    same: dict[str, Any] = {
+        "max_new_tokens": arguments.max_new_tokens,
+        "drafter": "model",
+        "eos_token_id": None,
+        "seed": arguments.seed,
+    }
+    largest = max(arguments.batch)
+    fitted = {length: generate(pair, prompts[:largest], draft_length=length, **same) for length in FIT}
+    acceptance = measured_acceptance(fitted)
+    lengths: dict[str, Any] = {REGULAR: 0, f"fixed {HELD_LENGTH}": HELD_LENGTH, ALGORITHM_1: "bass"}
+    runs: dict[tuple[int, str], list[Generation]] = {
+        (rows, arm): [] for rows in arguments.batch for arm in lengths
+    }
+    tables = []
+    for repeat in range(arguments.repeats + 1):  # the first is not counted
+        if repeat:
+            tables.append(_table(pair, [rows for rows in arguments.batch if rows != arguments.held_out]))
+        for (rows, arm), found in runs.items():
+            method = {"method": REGULAR} if arm == REGULAR else {"draft_length": lengths[arm]}
+            one = generate(pair, prompts[:rows], **method, **same)
+            if repeat:
+                found.append(one)
+    table = median_table(tables)
+    compared = [
+        compare(table, acceptance, rows, arm, lengths[arm], found, arguments)
+        for (rows, arm), found in runs.items()
+    ]
+    return Validation(
+        table, acceptance, compared, [_claim(row, arguments.quick) for row in compared if row["held out"]]
+    )
+
+
+def _table(pair: ModelPair, sizes: list[int]) -> CostTable:
+    backend = choose_backend("auto", pair.device)
+    return measure_costs(pair, "model", backend, SamplingParams(), "chen", sizes)
+
+
+def median_table(tables: list[CostTable]) -> CostTable:
+    """Point by point."""
+    first = tables[0]
+    verify = {
+        rows: [(x, median([one.verify[rows][i][1] for one in tables])) for i, (x, _) in enumerate(points)]
+        for rows, points in first.verify.items()
+    }
+    draft = {rows: median([one.draft[rows] for one in tables]) for rows in first.draft}
+    return CostTable(verify, draft, first.padded)
+
+
+def measured_acceptance(fitted: dict[int, Generation]) -> Acceptance:
+    """Each row's rate by position, drawn towards the rate of all rows at that position.
+
+    A row's rounds are read off the tokens' origins: a round of length l ends with the target's own token, "bonus"
+    behind l accepted drafts and "recovered" behind fewer. Rounds that the end cut short are left out.
+    """
+    rows, positions = len(next(iter(fitted.values())).sequences), max(fitted)
+    tested, stood = np.zeros((rows, positions)), np.zeros((rows, positions))
+    for length, made in fitted.items():
+        for row, sequence in enumerate(made.sequences):
+            for count in accepted_counts(sequence.origins, length):
+                tested[row, : min(count + 1, length)] += 1
+                stood[row, :count] += 1
+    pool = (stood.sum(axis=0) + 1) / (tested.sum(axis=0) + 2)
+    return Acceptance((stood + POOLED * pool) / (tested + POOLED))
+
+
+def accepted_counts(origins: list[str], length: int) -> list[int]:
+    """How many drafts stood in each whole round of a row that drafts `length` tokens."""
+    counts, run = [], 0
+    for at, origin in enumerate(origins):
+        if origin == "accepted":
+            run += 1
+            continue
+        whole = len(origins) - (at - run) - 1 >= length
+        if origin in ("recovered", "bonus") and whole:
+            counts.append(run)
+        run = 0
+    return counts
+
+
+def compare(
+    costs: RoundCosts,
+    acceptance: Acceptance,
+    rows: int,
+    arm: str,
+    length: Any,
+    runs: list[Generation],
+    arguments: Namespace,
+) -> Row:
+    """One arm's measured figures beside the predicted."""
+    trials = 4 if arguments.quick else 64
+    tokens = arguments.max_new_tokens
+    predicted = predict(costs, make_policy(length), acceptance, rows, tokens, arguments.seed, trials)
+    times = [run.metrics.ms_per_token or 0.0 for run in runs]
+    measured = median(times)
+    return {
+        "kind": "measured and predicted",
+        "section": "validation",
+        "batch": rows,
+        "arm": arm,
+        "held out": rows == arguments.held_out,
+        "measured ms/token": measured,
+        "spread": (max(times) - min(times)) / measured,
+        "predicted ms/token": predicted.ms_per_token,
+        "off": predicted.ms_per_token / measured - 1,
+        "measured PTL All": statistics.median(run.metrics.ptl_all_ms or 0.0 for run in runs),
+        "predicted PTL All": predicted.ptl_all_ms,
+        "measured rounds": float(runs[-1].metrics.rounds),
+        "predicted rounds": predicted.rounds,
+    }
+
+
+def _claim(row: Row, quick: bool) -> dict[str, Any]:
+    bar = max(WITHIN, float(row["spread"]))
+    name = f"predicted / measured ms per token - 1, batch {row['batch']} held out, {row['arm']}"
+    return claim(name, row["off"], f"within {bar:.2f}", None if quick else abs(row["off"]) <= bar)

@@ -1,0 +1,233 @@
+"""The simulator: its rounds are the decoder's, its means the formulas', its step times the bytes and FLOPs.
+
+Contract: nothing here reads a clock; what the predictions are worth on a machine is for the bench's full form.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bass_core import ModelPair, generate, stream
+from bass_core.cost_aware import CostAware
+from bass_core.costs import CostTable
+from bass_core.policies import Algorithm1, FixedLength
+from bench import simulate
+from bench.simulation import checks, drawing, paper, sweeps, validation
+from bench.simulation.closed_form import algorithm_1, speedup, tokens_per_round
+from bench.simulation.hardware import HARDWARE, Assumptions
+from bench.simulation.models import shapes
+from bench.simulation.roofline import Roofline
+from bench.simulation.rounds import Acceptance, predict, rounds
+from tests.bench.test_benches import check, run
+from tests.models import perturbed, tiny
+
+TABLE = CostTable({1: [(1.0, 10.0), (9.0, 18.0)], 4: [(4.0, 12.0), (36.0, 60.0)]}, {1: 1.0, 4: 2.0}, padded=False)
+PERFECT = Assumptions(1.0, 1.0, 1.0, 0.0, 0.0)
+
+
+@pytest.fixture(scope="module")
+def pair() -> ModelPair:
+    target = tiny("llama")
+    return ModelPair(target, perturbed(target, 0.05))
+
+
+class Replay:
+    """An acceptance that repeats what rows did before."""
+
+    def __init__(self, counts):
+        self.counts = {row: deque(mine) for row, mine in counts.items()}
+
+    def draw(self, rng, rows, drafted):
+        return [self.counts[row].popleft() for row in rows]
+
+
+@pytest.mark.parametrize("policy", [Algorithm1, lambda: FixedLength(3), lambda: CostAware(TABLE, 4)])
+def test_rounds_are_those_of_the_decoder(pair, policy):
+    """Told what the real decoder accepted, the simulator asks for the same lengths and drafts as much."""
+    prompts = [[1, 2, 3], [7, 5], [11, 3, 9, 4], [2]]
+    asked = dict(draft_length=policy(), drafter="model", max_new_tokens=24, eos_token_id=None)
+    real = [one for one in stream(pair, prompts, **asked) if one.kind != "prefill"]
+    counts = {row: [r.accepted for one in real for r in one.rows if r.sequence == row] for row in range(4)}
+    played = list(rounds(policy(), Replay(counts), 4, 23, np.random.default_rng(0)))
+    assert [one.draft_length for one in real] == [one.asked for one in played]
+    assert [{r.sequence: len(r.drafted) for r in one.rows} for one in real] == [
+        dict(zip(one.rows, one.drafted, strict=True)) for one in played
+    ]
+    assert len({tuple(mine) for mine in counts.values()}) > 1
+
+
+def test_accepted_counts_are_read_off_the_origins(pair):
+    length, prompts = 3, [[1, 2, 3], [7, 5]]
+    asked = dict(draft_length=length, drafter="model", max_new_tokens=30, eos_token_id=None)
+    made = generate(pair, prompts, **asked)
+    real = {row: [] for row in range(2)}
+    for one in stream(pair, prompts, **asked):
+        for row in one.rows:
+            if one.kind != "prefill" and len(row.drafted) == length:
+                real[row.sequence].append(row.accepted)
+    found = [validation.accepted_counts(one.origins, length) for one in made.sequences]
+    assert found == list(real.values()) and 0 < np.mean(found[0]) < length
+
+
+def test_measured_acceptance_is_drawn_towards_all_rows(pair):
+    prompts = [[1, 2, 3], [7, 5]]
+    asked = dict(drafter="model", max_new_tokens=30, eos_token_id=None)
+    fitted = {length: generate(pair, prompts, draft_length=length, **asked) for length in (2, 5)}
+    rates = validation.measured_acceptance(fitted).rates
+    assert rates.shape == (2, 5) and ((rates > 0) & (rates < 1)).all()
+    counts = [
+        [c for n, made in fitted.items() for c in validation.accepted_counts(made.sequences[r].origins, n)]
+        for r in (0, 1)
+    ]
+    own = [np.mean([c > 0 for c in mine]) for mine in counts]
+    pool = (sum(c > 0 for mine in counts for c in mine) + 1) / (sum(map(len, counts)) + 2)
+    weights = [len(mine) for mine in counts]
+    expected = [
+        (n * o + validation.POOLED * pool) / (n + validation.POOLED) for n, o in zip(weights, own, strict=True)
+    ]
+    assert rates[:, 0] == pytest.approx(expected)
+
+
+def test_formulas():
+    assert tokens_per_round(0.8, 7) == pytest.approx(sum(0.8**i for i in range(8)))
+    assert tokens_per_round(1.0, 5) == 6
+    assert speedup(0.8, 5, 0.1) == pytest.approx(tokens_per_round(0.8, 5) / 1.5)
+    assert max(speedup(0.3, length, 0.31) for length in range(1, 20)) < 1 < speedup(0.3, 1, 0.29)
+
+
+@pytest.mark.parametrize(
+    ("rate", "rows", "length", "tokens"),
+    [
+        (0.7, 1, 3.3, 2.47),
+        (0.7, 8, 7.8, 3.15),
+        (0.8, 1, 4.6, 3.40),
+        (0.8, 8, 11.5, 4.65),
+        (0.9, 1, 8.0, 5.94),
+        (0.9, 8, 21.6, 9.01),
+    ],
+)
+def test_algorithm_1_against_an_earlier_simulation(rate, rows, length, tokens):
+    """Figures that another program simulated: two digits of each."""
+    assert algorithm_1(rate, rows) == pytest.approx((length, tokens), rel=0.02)
+
+
+def test_checks_hold_and_can_fail(monkeypatch):
+    _, claims = checks.run(seed=0, quick=True)
+    assert all(one["holds"] for one in claims) and len(claims) == 3
+    monkeypatch.setattr(checks, "tokens_per_round", lambda rate, length: 1.02 * tokens_per_round(rate, length))
+    assert not checks.run(seed=0, quick=True)[1][0]["holds"]
+
+
+def test_a_prediction_of_plain_steps_and_of_a_perfect_draft():
+    plain = predict(TABLE, FixedLength(0), Acceptance.same(0.5), 4, 11, trials=1)
+    assert plain.ptl_first_ms == plain.ptl_all_ms == plain.ptl_last_ms == pytest.approx(12.0)
+    assert plain.ms_per_token == pytest.approx(12.0 * 10 / 11)
+    assert plain.throughput_tps == pytest.approx(1000 * 4 / plain.ms_per_token)
+    perfect = predict(TABLE, FixedLength(4), Acceptance.same(1.0), 1, 11, trials=1)
+    assert perfect.rounds == 2 and perfect.mean_acceptance_length == 5
+    assert perfect.ptl_all_ms == pytest.approx(2 * (14.0 + 4 * 1.0) / 10)
+
+
+def test_rows_that_end_early_have_a_lower_latency():
+    rates = Acceptance(np.array([[0.95], [0.2]]))
+    made = predict(TABLE, FixedLength(4), rates, 2, 40)
+    assert made.ptl_first_ms < made.ptl_all_ms < made.ptl_last_ms
+    assert made == predict(TABLE, FixedLength(4), rates, 2, 40)
+
+
+def test_shapes_are_the_papers_sizes():
+    (target, draft), (large, small) = shapes("7.8B"), shapes("70B")
+    assert target.parameters / 1e9 == pytest.approx(7.79, abs=0.01)
+    assert draft.parameters / 1e6 == pytest.approx(309, abs=1)
+    assert (large.parameters / 1e9, small.parameters / 1e9) == pytest.approx((70.6, 1.24), rel=0.01)
+    assert target.cost.kv_bytes == 2 * 32 * 8 * 128 * 2
+
+
+@pytest.mark.parametrize("name", HARDWARE)
+def test_a_roofline_is_bytes_or_flops(name):
+    hardware, (target, draft) = HARDWARE[name], shapes("7.8B")
+    costs = Roofline(hardware, target, draft, context=0, assumed=PERFECT)
+    read = 1000 * (target.cost.weight_bytes + target.cost.kv_bytes) / (hardware.bandwidth * 1e9)
+    assert costs.verify_ms(1, 1) == pytest.approx(read, rel=1e-6)
+    flops = 2 * target.cost.parameters * 4096 / hardware.flops * 1000
+    assert costs.verify_ms(4096, 4096) == pytest.approx(flops, rel=0.1)
+    assert replace(costs, assumed=replace(PERFECT, bandwidth=0.5)).verify_ms(1, 1) == pytest.approx(2 * read)
+    longer = replace(costs, context=10_000).verify_ms(8, 8) - costs.verify_ms(8, 8)
+    assert longer == pytest.approx(1000 * 8 * 10_000 * target.cost.kv_bytes / (hardware.bandwidth * 1e9))
+    assert hardware.source.startswith("datasheet: NVIDIA")
+
+
+def test_a_roofline_over_several_gpus():
+    target, draft = shapes("70B")
+    one = Roofline(HARDWARE["B200"], target, draft, context=512, assumed=PERFECT)
+    two, eight = replace(one, gpus=2), replace(one, gpus=8)
+    reduce = 2 * 80 * (2 * (1 / 2) * 2 * 8 * 8192) / (1800e9 / 2) * 1000
+    assert two.verify_ms(8, 8) == pytest.approx(one.verify_ms(8, 8) / 2 + reduce)
+    assert eight.draft_ms(8) <= one.draft_ms(8)
+    slow = replace(eight, assumed=replace(PERFECT, allreduce_us=1000.0))
+    assert slow.verify_ms(8, 8) == pytest.approx(eight.verify_ms(8, 8) + 160)
+    assert slow.draft_ms(8) == one.draft_ms(8)
+    a100 = replace(one, hardware=HARDWARE["A100"])
+    assert [replace(a100, gpus=n).fits(8) for n in (1, 2, 4)] == [False, False, True]
+
+
+def test_best_fixed_length_and_crossover():
+    costs = CostTable({1: [(1.0, 10.0), (2.0, 10.0), (3.0, 10.0), (4.0, 100.0)]}, {1: 0.1}, padded=True)
+    assert sweeps.best_fixed(costs, 0.8, 1) == 2
+    assert sweeps.crossover([(1, 2.0), (4, 1.5), (16, 0.5)]) == pytest.approx(8.0)
+    assert sweeps.crossover([(1, 0.9), (4, 0.5)]) == 1.0
+    assert sweeps.crossover([(1, 2.0), (4, 1.0)]) is None
+
+
+def test_the_papers_figures_turned_around():
+    """The solved acceptance gives the figure back; where regular decoding takes 5.8 x 2.15 ms the two are one."""
+    base = Roofline(HARDWARE["A100"], *shapes("7.8B"), 512, assumed=Assumptions())
+    share = paper.agreeing_bandwidth(base)
+    met = replace(base, assumed=replace(base.assumed, bandwidth=share))
+    assert met.verify_ms(8, 8) == pytest.approx(5.8 * 2.15)
+    solver = paper.Solver(seed=0, trials=8)
+    for costs, agree in ((met, True), (replace(base, assumed=replace(base.assumed, bandwidth=0.9)), False)):
+        row = paper.implied(costs, solver)
+        again = predict(costs, Algorithm1(), Acceptance.same(row["a for 5.8 ms"]), 8, 256, seed=1, trials=16)
+        assert again.ptl_all_ms == pytest.approx(5.8, rel=0.03)
+        assert row["agree"] is agree
+    assert solver.solve(met, 0.001) is None
+
+
+def test_tables_are_taken_point_by_point():
+    other = CostTable({1: [(1.0, 30.0), (9.0, 1.0)], 4: TABLE.verify[4]}, {1: 3.0, 4: 2.0}, padded=False)
+    third = CostTable({1: [(1.0, 20.0), (9.0, 2.0)], 4: TABLE.verify[4]}, {1: 2.0, 4: 2.0}, padded=False)
+    made = validation.median_table([TABLE, other, third])
+    assert made.verify[1] == [(1.0, 20.0), (9.0, 2.0)] and made.draft == {1: 2.0, 4: 2.0}
+
+
+def test_a_held_out_batch_must_be_one_of_several():
+    with pytest.raises(SystemExit, match="--held-out must be one of"):
+        simulate.main(["--batch", "1", "2", "--held-out", "4"])
+
+
+@pytest.mark.slow
+def test_the_bench(tmp_path):
+    """Quick: everything but the times is decided, nothing predicted is called measured, and it draws."""
+    document = run("simulate", "--quick", "--json", tmp_path / "out.json")
+    check(document, "simulate")
+    assert json.loads((tmp_path / "out.json").read_text()) == document
+    kinds = {row["section"]: row["kind"] for row in document["results"]}
+    assert kinds.pop("checks") == "check" and kinds.pop("hardware") == "datasheet"
+    assert kinds.pop("validation") == "measured and predicted"
+    assert set(kinds.values()) == {"predicted"} and kinds.keys() == {"this machine", *simulate.SECTIONS} - {
+        "checks", "hardware", "validation",
+    }  # fmt: skip
+    open_ = [claim["name"] for claim in document["claims"] if claim["holds"] is None]
+    assert len(open_) == 3 and all("held out" in name for name in open_)
+    assert "5.8 ms/token implies a =" in document["paper"]
+    drawn = drawing.report(document).figures
+    assert drawn.keys() == {"batch", "context", "gpus", "validation"}
+    assert all(trace.y is not None and len(trace.y) for one in drawn.values() for trace in one.data)
+    assert not any(math.isnan(value) for one in drawn.values() for trace in one.data for value in trace.y)
