@@ -31,7 +31,7 @@ from .report import claim, document, parser, show, table, with_report
 
 REGULAR, BASS = "regular", "bass"
 # Of the time that regular decoding of one sequence takes.
-FRACTIONS = (0.5, 1.0, 2.0)
+FRACTIONS = (0.5, 0.75, 1.0, 2.0, 3.0)
 
 
 def main(argv: list[str]) -> None:
@@ -76,7 +76,7 @@ def _options() -> argparse.ArgumentParser:
     options.add_argument("--pair", default="smollm2")
     options.add_argument("--device", default="auto")
     options.add_argument("--dtype", default="auto")
-    options.add_argument("--problems", type=int, default=10, help="spread evenly over the 164")
+    options.add_argument("--problems", type=int, default=8, help="spread evenly over the 164")
     options.add_argument("--batch", type=int, nargs="+", default=[1, 4, 8], help="sequences a problem")
     options.add_argument("--max-new-tokens", type=int, default=96)
     options.add_argument("--temperature", type=float, default=0.2)

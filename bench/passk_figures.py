@@ -41,7 +41,7 @@ def finished(rows: list[dict[str, Any]]) -> go.Figure:
 
 
 def passed(rows: list[dict[str, Any]]) -> go.Figure:
-    """Pass@All against n at the longest budget but one, with its intervals."""
+    """Pass@All against n at the middle budget, with its intervals."""
     budgets = sorted({row["budget ms"] for row in rows})
     budget = budgets[len(budgets) // 2]
     made = figure(f"Pass@All within {budget} ms", "sequences a problem", "share of problems", barmode="group")

@@ -74,7 +74,10 @@ def collect(
     samples.begin(settings)
     writer = Writer(pair, arguments)
     if not samples.settings:
-        found = arguments.budget_ms or [part * writer.alone_ms(problems) for part in fractions]
+        found = arguments.budget_ms
+        if not found:
+            alone = writer.alone_ms(problems)
+            found = [part * alone for part in fractions]
         samples.budgets(sorted(found), settings)
     written: list[float] = samples.settings["budgets_ms"]
     budgets = sorted(arguments.budget_ms or written)
