@@ -13,8 +13,8 @@ PLOTLY = Path(plotly.__file__).resolve().parent / "package_data" / "plotly.min.j
 STYLES = STATIC / "page.css"
 # In this order: each uses the ones before it.
 SCRIPTS = (
-    "page.js", "run.js", "plots.js", "tokens.js", "timeline.js", "lanes.js", "charts.js", "inspector.js",
-    "export.js", "summary.js", "how.js",
+    "page.js", "alive.js", "run.js", "plots.js", "tokens.js", "timeline.js", "lanes.js", "charts.js",
+    "inspector.js", "export.js", "summary.js", "how.js",
 )  # fmt: skip
 
 

@@ -46,7 +46,6 @@ class Choices:
     draft_lengths: tuple[Choice, ...] = field(
         default=(
             ("Algorithm 1, the paper's rule", "bass"),
-            ("by cost, measured on this machine", "cost-aware"),
             ("cost-aware: by what a round costs here", "cost-aware"),
             *((f"fixed, {length}", str(length)) for length in range(1, MAX_DRAFT_LENGTH + 1)),
         )

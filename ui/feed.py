@@ -24,7 +24,7 @@ SHOWN_DEVICE = (
     "cpu_percent", "cpu_count", "rss_mb",
 )  # fmt: skip
 CHARTED_DEVICE = ("gpu_utilization", "gpu_memory_mb", "gpu_power_w", "cpu_percent", "rss_mb")
-CHARTED_METRICS = ("ms_per_token", "acceptance_rate", "new_tokens")
+CHARTED_METRICS = ("ms_per_token", "acceptance_rate", "new_tokens", "flops_utilization")
 CHART_POINTS = 240
 
 
@@ -90,7 +90,7 @@ class Series:
         """Append one row; a value that is missing stays None."""
         for name, column in self.rows.items():
             value = at if name == self.x else values.get(name)
-            column.append(None if value is None else round(value, 4))
+            column.append(None if value is None else round(value, 6))
 
     def thin(self) -> bool:
         """Halve the rows when there are too many; returns whether it did."""

@@ -98,9 +98,17 @@ def server(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactor
 @contextmanager
 def started(log: Path, *options: str) -> Iterator[str]:
     """app.py in a process of its own; its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    with serving(log, *options) as (address, _):
+        yield address
+
+
+@contextmanager
+def serving(log: Path, *options: str, port: int | None = None) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """app.py in a process of its own: its address and the process, which a test may kill."""
+    if port is None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
     environment = {k: v for k, v in os.environ.items() if k not in ("GRADIO_SERVER_NAME", "SPACE_ID")}
     command = [sys.executable, "app.py", *options, "--port", str(port)]
     with log.open("w") as errors:
@@ -111,7 +119,7 @@ def started(log: Path, *options: str) -> Iterator[str]:
             assert process.stdout is not None
             for line in process.stdout:
                 if found := re.search(r"open (http://\S+)", line):
-                    yield found[1].rstrip("/")
+                    yield found[1].rstrip("/"), process
                     break
             else:
                 pytest.fail("app.py ended before it served: " + log.read_text())

@@ -118,7 +118,7 @@ def test_the_inspector_shows_a_round_number_by_number(page: Page, final: dict[st
     expect(page.locator("[data-pick=follow]")).not_to_be_checked()
 
 
-def test_six_charts_have_data_or_say_n_a(page: Page) -> None:
+def test_seven_charts_have_data_or_say_n_a(page: Page) -> None:
     drawn = {}
     for name in ("latency", "race", "acceptance", "lengths", "device", "memory"):
         page.locator(f"[data-chart={name}]").scroll_into_view_if_needed()
@@ -129,6 +129,9 @@ def test_six_charts_have_data_or_say_n_a(page: Page) -> None:
     assert drawn["latency"] == drawn["race"] == ["Regular", "Speculative", "BASS"]
     assert drawn["acceptance"] == drawn["lengths"] == ["Speculative", "BASS"]
     assert (drawn["device"], drawn["memory"]) == (["CPU share"], ["Memory"])
+    flops = page.locator("[data-chart=flops]")
+    flops.scroll_into_view_if_needed()
+    expect(flops.locator(".annotation")).to_have_text("n/a")
     readings = {key: page.inner_text(f"[data-reading={key}]") for key in ("gpu_power_w", "flops_utilization")}
     assert set(readings.values()) == {"n/a"}
 
@@ -224,3 +227,30 @@ def test_how_it_works_draws_and_has_the_measured_points(page: Page) -> None:
     expect(line).to_contain_text("1.88 tokens a round, 1.07×")
     expect(line).to_contain_text("0.76× with one common stop for the batch of 2")
     page.get_by_role("tab", name="Race").click()
+
+
+def test_a_coupled_run_shows_both_rules_acceptance(page: Page, server: str) -> None:
+    labels = "[...document.querySelectorAll('.figures-table tbody th')].map(e => e.textContent)"
+    estimate = "token acceptance by rejection sampling, estimated"
+    assert estimate not in page.evaluate(labels)
+    page.click("text=More settings")
+    page.click("#verification input")
+    page.get_by_role("option", name=re.compile("coupled")).click()
+    page.click("#run")
+    page.wait_for_function("() => Bass.run().done && Bass.run().head.settings.verification === 'coupled'")
+    page.wait_for_function(f"label => {labels}.includes(label)", arg=estimate)
+    arguments = ("Hello", 3, 40, 0.9, 11, 0, 1.0, "bass", "auto", "auto", "fair", "coupled")
+    final = Client(server, verbose=False).submit(*arguments, api_name="/race").result()
+    rounds = [row for record in final["lanes"]["bass"]["rounds"] for row in record["rows"]]
+    tested = [
+        (p, q) for row in rounds for p, q in list(zip(row["p"], row["q"], strict=True))[: row["accepted"] + 1]
+    ]
+    chances = [min(1, p / q) for p, q in tested]
+    row = page.locator(".figures-table tr", has_text=estimate).locator("td").all_text_contents()
+    assert row[0] == "n/a" and number(row[2].removesuffix(" %")) == pytest.approx(
+        100 * sum(chances) / len(chances), abs=0.06
+    )
+    own = page.locator(".figures-table tr", has_text=re.compile("^token acceptance[^ ]")).locator("td")
+    assert number(own.nth(2).inner_text().removesuffix(" %")) == pytest.approx(
+        100 * final["lanes"]["bass"]["metrics"]["token_acceptance"], abs=0.06
+    )

@@ -59,7 +59,9 @@ def test_what_is_no_recording_is_refused(content: bytes | None, says: str, tmp_p
 
 @pytest.mark.slow
 def test_the_page_plays_it(document: dict[str, Any], context: BrowserContext, tmp_path: Path) -> None:
-    # A lane that the page has no place for gets one.
+    # A lane that the page has no place for gets one, and as on a GPU some lanes know their FLOPs utilisation.
+    for shot in document["snapshots"]:
+        shot["lanes"]["bass"]["metrics"]["flops_utilization"] = 0.125
     shots = [s | {"lanes": {**s["lanes"], "fourth": s["lanes"]["bass"]}} for s in document["snapshots"]]
     file = tmp_path / "run.json"
     file.write_text(json.dumps(document | {"snapshots": shots}))
@@ -71,6 +73,11 @@ def test_the_page_plays_it(document: dict[str, Any], context: BrowserContext, tm
         run_to_the_end(page, lanes)
         for lane in lanes:
             assert shown(page, lane) == [s["text"] for s in shots[-1]["lanes"][lane]["sequences"]]
+        page.locator("[data-chart=flops]").scroll_into_view_if_needed()
+        data = "document.querySelector('[data-chart=flops] .plot').data"
+        page.wait_for_function(f"() => {data}?.length === 2")
+        assert page.evaluate(f"{data}.map(t => [t.name, t.y.at(-1)])") == [["BASS", 12.5], ["fourth", 12.5]]
+        expect(page.locator("[data-reading=flops_utilization]")).to_have_text("BASS 12.5 %, fourth 12.5 %")
         assert page.inner_text("#lane-fourth h2") == "fourth"
         expect(page.locator(".figures-table")).to_be_visible()
         # A recording without settings can't be repeated, and the page does not pretend.

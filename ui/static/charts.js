@@ -64,6 +64,7 @@
   }
 
   const LANE_TIME = "seconds of lane time", RUN_TIME = "seconds since the start";
+  const SHARE = { ticksuffix: " %" };
   const PERCENT = { range: [0, 103], ticksuffix: " %" };
   const MEMORY = { ticksuffix: " MB", tickformat: ",d", nticks: 4 };
   const CHARTS = {
@@ -73,6 +74,7 @@
       [laneTraces(charts?.lanes, "clock_ms", colour, "acceptance_rate", 100), LANE_TIME, PERCENT],
     lengths: (charts, colour) =>
       [laneTraces(charts?.rounds, "time_ms", colour, "draft_length", 1, "hv"), LANE_TIME, {}],
+    flops: (charts, colour) => [laneTraces(charts?.lanes, "clock_ms", colour, "flops_utilization", 100), LANE_TIME, SHARE],
     device: (charts, colour) => [deviceTraces(charts, colour), RUN_TIME, PERCENT],
     memory: (charts, colour) => [memoryTraces(charts, colour), RUN_TIME, MEMORY, { ticksuffix: " W", nticks: 4 }],
   };

@@ -120,6 +120,7 @@
       if (phase === "done" || phase === "error") player.push("phase", phase);
       else tell("phase", phase === "lost" ? "error" : phase);
     };
+    window.Bass.lost = (message) => show("lost", message);
     watch("value", () => {
       if (!props.value) return;
       const { phase, message } = JSON.parse(props.value);

@@ -58,8 +58,11 @@
     }];
   }
 
-  /** Draw or redraw; the hover box stays where the pointer is. */
+  /** Draw or redraw; the hover box stays where the pointer is. What was empty and still is, is left alone. */
   function react(plot, traces, shape, empty = "n/a") {
+    const state = traces.length ? null : `${empty} ${shape.font.color}`;
+    if (state !== null && plot.emptyAs === state) return;
+    plot.emptyAs = state;
     if (!traces.length) nothing(palette(plot), shape, empty);
     const hovered = plot.matches(":hover") && plot.hoveredAt;
     window.Plotly.react(plot, traces, shape, CONFIG);

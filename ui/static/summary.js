@@ -3,6 +3,17 @@
   "use strict";
   const { on, run, number, setText, make, laneName, plots } = window.Bass;
   const percent = (value, digits = 1) => number(value === null || value === undefined ? null : value * 100, digits, " %");
+  const coupled = () => run().head.settings.verification === "coupled" && run().head.settings.temperature > 0;
+
+  /** Of a coupled run: the share of its tested drafts that Chen's rule would keep, the mean of min(1, p/q). */
+  function rejectionSampling(name) {
+    const steps = run().lanes.get(name).sequences.flatMap((sequence) => sequence.steps);
+    const tested = steps.flatMap(({ drafts, accepted }) => drafts.slice(0, accepted + 1));
+    const chances = tested.filter(({ p, q }) => p !== null && q > 0).map(({ p, q }) => Math.min(1, p / q));
+    return chances.length ? chances.reduce((sum, chance) => sum + chance, 0) / chances.length : null;
+  }
+
+  // What a row is called, its cell for a lane, and whether a run has it.
   const ROWS = [
     ["ms per token", (m) => number(m.ms_per_token, 2)],
     ["speed-up over regular", (m) => number(m.speedup, 2, "×")],
@@ -13,6 +24,7 @@
     ["time to first token, ms", (m) => number(m.ttft_ms, 1)],
     ["draft acceptance rate", (m) => percent(m.acceptance_rate)],
     ["token acceptance", (m) => percent(m.token_acceptance)],
+    ["token acceptance by rejection sampling, estimated", (m, lane, name) => percent(rejectionSampling(name)), coupled],
     ["mean acceptance length", (m) => number(m.mean_acceptance_length, 2)],
     ["rounds", (m) => number(m.rounds, 0)],
     ["target forwards", (m) => number(m.target_forwards, 0)],
@@ -76,8 +88,8 @@
 
     rows(lanes) {
       const names = Object.keys(lanes);
-      return [["", ...names.map(laneName)], ...ROWS.map(([label, cell]) =>
-        [label, ...names.map((name) => cell(lanes[name].metrics, lanes[name]))])];
+      return [["", ...names.map(laneName)], ...ROWS.filter(([, , has]) => !has || has()).map(([label, cell]) =>
+        [label, ...names.map((name) => cell(lanes[name].metrics, lanes[name], name))])];
     }
 
     table(lanes) {
@@ -104,6 +116,8 @@
       const places = narrow ? [[0, 1], [0.58, 1], [0, 1], [0, 0.38]] : [[0, 0.46], [0, 1], [0.55, 1], [0, 1]];
       const height = narrow ? 420 : 240;
       plot.style.height = `${height}px`;
+      // Plotly leaves the legend where it was in a figure of another height.
+      if (plot._fullLayout && plot._fullLayout.height !== height) window.Plotly.purge(plot);
       plots.react(plot, traces(view.lanes, colour), plots.layout(colour, run().head.run, {
         height, hovermode: "closest", barmode: "group", margin: { l: 52, r: 10, t: 26, b: 40 },
         xaxis: { ...axis, domain: places[0], anchor: "y" },

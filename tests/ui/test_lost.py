@@ -1,0 +1,36 @@
+"""A server that dies while its race is watched: the page says so in one sentence and keeps what came."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import BrowserContext, expect
+
+from .browser import LANES, fill, open_page, shown
+from .conftest import serving
+
+SENTENCE = "The connection to the server was lost: what came before stays here until the page is loaded again."
+
+
+@pytest.mark.slow
+def test_a_killed_server_is_one_sentence_and_no_lane_still_runs(
+    context: BrowserContext, tiny_pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    options = ("--pair", str(tiny_pair[0]), "--draft", str(tiny_pair[1]), "--device", "cpu", "--dtype", "float32")
+    # The browser itself complains in the console of a server that is gone.
+    page = context.new_page()
+    with serving(tmp_path / "log.txt", *options) as (address, process):
+        open_page(page, address)
+        fill(page, batch=8, tokens=1024)
+        page.click("#run")
+        page.wait_for_function("() => document.querySelector('#lane-regular .sequence')?.textContent.length > 5")
+        process.kill()
+        expect(page.locator(".message")).to_have_text(SENTENCE, timeout=60_000)
+    for lane in LANES:
+        expect(page.locator(f"#lane-{lane} .state")).to_have_text("Ended early")
+        badges = page.eval_on_selector_all(f"#lane-{lane} .badge", "all => all.map(e => e.textContent)")
+        assert badges == ["stopped"] * 8
+    assert all(shown(page, "regular"))
+    expect(page.locator(".figures-table")).to_be_visible()
+    page.close()
