@@ -10,6 +10,7 @@ Non-goals: prefills, early ends of text, requests that arrive over time, quantis
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,10 +47,10 @@ def main(argv: list[str]) -> None:
         arguments.batch, arguments.held_out, arguments.max_new_tokens, arguments.repeats = [1, 2, 4], 2, 16, 1
     assumed = Assumptions(**{name: getattr(arguments, name) for name in vars(Assumptions())})
     results, claims = checks.run(arguments.seed, arguments.quick)
-    device = torch.device("cpu")
+    device, weights = torch.device("cpu"), None
     if not arguments.predict_only:
         pair = _pair(arguments)
-        device = pair.device
+        device, weights = pair.device, Path(str(pair.target.name_or_path)) / "model.safetensors"
         measured = validation.run(pair, _prompts(pair, max(arguments.batch), arguments.seed), arguments)
         results += [*measured.rows, *_this_machine(measured, arguments)]
         claims += measured.claims
@@ -57,7 +58,7 @@ def main(argv: list[str]) -> None:
     results += sweeps.crossovers([row for row in results if row["section"] in ("this machine", "batch")])
     results += [*sweeps.contexts(arguments, assumed), *sweeps.gpus(arguments, assumed)]
     rows, words = paper.run(assumed, arguments.context, arguments.seed, arguments.quick)
-    made = document("simulate", arguments, device, results + rows, claims)
+    made = document("simulate", arguments, device, results + rows, claims, weights)
     made |= {"assumptions": vars(assumed) | {"acceptance": arguments.acceptance}, "paper": words}
     _print(made)
     if arguments.report:

@@ -52,13 +52,14 @@ def _batch(rows: list[Row]) -> go.Figure:
     made.update_xaxes(type="log", tickvals=sorted({row["batch"] for row in rows}))
     for colour, (name, mine) in zip(_PALETTE, _by_hardware(rows).items(), strict=False):
         batches = [row["batch"] for row in mine]
-        for policy, dash in (("Algorithm 1", "solid"), ("cost-aware", "dot")):
-            made.add_scatter(x=batches, y=[row[policy] for row in mine], mode="lines+markers", name=name,
-                             line={"color": colour, "dash": dash}, showlegend=dash == "solid")  # fmt: skip
         end = crossover([(row["batch"], row["Algorithm 1"]) for row in mine])
+        label = f"{name}: pays" if end is None else f"{name}: until {end:.0f}"
+        for policy, dash in (("Algorithm 1", "solid"), ("cost-aware", "dot")):
+            made.add_scatter(x=batches, y=[row[policy] for row in mine], mode="lines+markers", name=label,
+                             line={"color": colour, "dash": dash}, showlegend=dash == "solid")  # fmt: skip
         if end is not None:
-            made.add_scatter(x=[end], y=[1.0], mode="markers+text", text=[f"{end:.0f}"], textposition="top right",
-                             marker={"symbol": "x", "size": 12, "color": colour}, showlegend=False)  # fmt: skip
+            made.add_scatter(x=[end], y=[1.0], mode="markers", showlegend=False,
+                             marker={"symbol": "x", "size": 12, "color": colour})  # fmt: skip
     made.add_hline(y=1.0, line={"color": "#888", "width": 1})
     return made
 

@@ -10,7 +10,9 @@ held-out length none of that length, those of Algorithm 1 none of Algorithm 1. G
 from __future__ import annotations
 
 import statistics
+import sys
 from argparse import Namespace
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +30,7 @@ FIT, HELD_LENGTH = (2, 6), 4
 WITHIN = 0.10
 # A row's rate at a position counts the rate of all rows as so many drafts of its own.
 POOLED = 4.0
+WARM_UP = 4  # tokens of the runs that are not counted
 REGULAR, ALGORITHM_1 = "regular", "Algorithm 1"
 Row = dict[str, Any]
 
@@ -58,14 +61,12 @@ def run(pair: ModelPair, prompts: list[Any], arguments: Namespace) -> Validation
         (rows, arm): [] for rows in arguments.batch for arm in lengths
     }
     tables = []
-    for repeat in range(arguments.repeats + 1):  # the first is not counted
-        if repeat:
-            tables.append(_table(pair, [rows for rows in arguments.batch if rows != arguments.held_out]))
-        for (rows, arm), found in runs.items():
-            method = {"method": REGULAR} if arm == REGULAR else {"draft_length": lengths[arm]}
-            one = generate(pair, prompts[:rows], **method, **same)
-            if repeat:
-                found.append(one)
+    _round(pair, prompts, runs, lengths, same | {"max_new_tokens": WARM_UP})
+    for repeat in range(arguments.repeats):
+        print(f"measuring, repeat {repeat + 1} of {arguments.repeats}", file=sys.stderr, flush=True)
+        tables.append(_table(pair, [rows for rows in arguments.batch if rows != arguments.held_out]))
+        for key, one in _round(pair, prompts, runs, lengths, same).items():
+            runs[key].append(one)
     table = median_table(tables)
     compared = [
         compare(table, acceptance, rows, arm, lengths[arm], found, arguments)
@@ -74,6 +75,25 @@ def run(pair: ModelPair, prompts: list[Any], arguments: Namespace) -> Validation
     return Validation(
         table, acceptance, compared, [_claim(row, arguments.quick) for row in compared if row["held out"]]
     )
+
+
+def _round(
+    pair: ModelPair,
+    prompts: list[Any],
+    arms: Iterable[tuple[int, str]],
+    lengths: dict[str, Any],
+    same: dict[str, Any],
+) -> dict[tuple[int, str], Generation]:
+    """Every arm once."""
+    return {
+        (rows, arm): generate(
+            pair,
+            prompts[:rows],
+            **({"method": REGULAR} if arm == REGULAR else {"draft_length": lengths[arm]}),
+            **same,
+        )
+        for rows, arm in arms
+    }
 
 
 def _table(pair: ModelPair, sizes: list[int]) -> CostTable:
