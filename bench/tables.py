@@ -65,6 +65,8 @@ def cell(value: Any) -> str:
     """Two decimals below 10, one below 1000."""
     if value is None:
         return "n/a"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}" if abs(value) < 1000 else f"{value:.0f}"
     return str(value)
@@ -114,6 +116,22 @@ def _page() -> str:
     return f"{markdown(rows, columns)}\n\n{made_by(document)}"
 
 
+def _simulated() -> str:
+    """Predicted speed-ups of Algorithm 1 and of the cost-aware policy, a GPU a line, a batch a column."""
+    document = load("simulate-cpu")
+    found: list[Row] = document["results"]
+    rows, ends = ([row for row in found if row["section"] == name] for name in ("batch", "crossover"))
+    pays = {row["hardware"]: row["Algorithm 1"] for row in ends}
+    lines: dict[str, Row] = {}
+    for row in rows:
+        line = lines.setdefault(row["hardware"], {"GPU": row["hardware"]})
+        line[f"batch {row['batch']}"] = f"{row['Algorithm 1']:.2f} / {row['cost-aware']:.2f}"
+    for name, line in lines.items():
+        line["Algorithm 1 pays up to batch"] = "n/a" if pays[name] is None else f"{pays[name]:.0f}"
+    made = list(lines.values())
+    return f"{markdown(made, {head: head for head in made[0]})}\n\n{made_by(document)}"
+
+
 _POLICIES = ("regular", "Algorithm 1", "cost-aware", "fixed 1", "fixed 2", "fixed 4", "fixed 8")
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -144,6 +162,14 @@ TABLES: dict[str, Callable[[], str]] = {
         "amusd-cpu",
         {"arm": "decoder", "ms/token": "ms/token", "target busy": "target busy", "draft busy": "draft busy",
          "looked at": "looked at", "thrown away": "thrown away"},
+    ),
+    "simulate": _simulated,
+    "simulate-validation": _table(
+        "simulate-cpu",
+        {"batch": "batch", "arm": "decoder", "held out": "held out", "measured ms/token": "measured ms/token",
+         "spread": "spread", "predicted ms/token": "predicted ms/token", "off": "off",
+         "measured rounds": "measured rounds", "predicted rounds": "predicted rounds"},
+        lambda row: row["section"] == "validation",
     ),
     "claims": _claims,
 }  # fmt: skip
