@@ -28,6 +28,7 @@ from .passk_problems import chosen
 from .passk_run import Samples, collect
 from .passk_score import SPECULATIVE, Record, differing, row
 from .report import claim, document, parser, show, table, with_report
+from .sandbox import protection
 
 REGULAR, BASS = "regular", "bass"
 # Of the time that regular decoding of one sequence takes.
@@ -43,13 +44,15 @@ def main(argv: list[str]) -> None:
     if min(arguments.batch) < 1:
         raise SystemExit("--batch takes numbers of at least 1.")
     problems = chosen(arguments.problems)
+    protected = protection() if arguments.execute else None
+    if protected:
+        print("sandbox: " + "; ".join(f"{what}: {how}" for what, how in protected.items()))
     pair = load_pair(arguments.pair, device=arguments.device, dtype=arguments.dtype)
     samples = Samples(arguments.samples)
     records, budgets = collect(pair, problems, samples, FRACTIONS, arguments)
     claims: list[dict[str, Any]] = []
-    protection = None
     if arguments.execute:
-        protection = judge(pair, problems, records)
+        judge(pair, problems, records)
         claims += canonical_claims(problems)
     lines = [
         row(records, method, n, budget, arguments.execute)
@@ -63,7 +66,7 @@ def main(argv: list[str]) -> None:
         claims.append(claim(f"regular texts of {compared} that differ with the batch", wrong, "0", wrong == 0))
     claims += _claims(records, lines, budgets, arguments)
     made = document("passk", arguments, pair.device, lines, claims)
-    made |= {"settings": samples.settings, "sandbox": protection}
+    made |= {"settings": samples.settings, "sandbox": protected}
     print(table(lines))
     if arguments.report:
         draw(made).write(arguments.report)

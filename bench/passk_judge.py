@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import os
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,13 +19,11 @@ from bass_core import ModelPair
 from .passk_problems import Problem, canonical, program, prompt, stub
 from .passk_score import Record
 from .report import claim
-from .sandbox import protection, run
+from .sandbox import run
 
 
-def judge(pair: ModelPair, problems: list[Problem], records: list[Record]) -> dict[str, str]:
-    """Fill in the verdicts, in place; what protects this machine, which is printed first."""
-    protected = protection()
-    print("sandbox: " + "; ".join(f"{what}: {how}" for what, how in protected.items()), file=sys.stderr)
+def judge(pair: ModelPair, problems: list[Problem], records: list[Record]) -> None:
+    """Fill in the verdicts, in place."""
     for problem, record in zip(problems, records, strict=True):
         done = [one for lane in record["lanes"].values() for one in lane if one["ended_ms"] is not None]
         texts = {tuple(one["token_ids"]): program(problem, one["text"]) for one in done}
@@ -35,7 +32,6 @@ def judge(pair: ModelPair, problems: list[Problem], records: list[Record]) -> di
         for one in done:
             key = tuple(one["token_ids"])
             one["passed"], one["logprob"] = passed[key], likely[key]
-    return protected
 
 
 def passes(programs: list[str]) -> list[bool]:

@@ -39,7 +39,6 @@ def test_a_program_that_computes_passes():
         ("x = []\nwhile True: x.append('y' * 1000000)", "MemoryError"),
         ("input()", "EOFError"),
         ("import sys\nassert sys.stdin.read() == 'something'", "AssertionError"),
-        ("import subprocess\nsubprocess.run(['true'])", "PermissionError"),
         ("import sys\nsys.exit(0)", "SystemExit"),
         ("import os\nos._exit(0)", "ended early"),
         ("import os\nos.abort()", "ended early"),
@@ -102,7 +101,9 @@ def test_no_program_starts_another(layers):
     closed = run("pass", layers=layers).closed
     if os.getuid() == 0 and "seccomp" not in closed:
         pytest.skip("root's processes are not limited by setrlimit")
-    assert run(FORK, SHORT, layers).reason in ("PermissionError", "BlockingIOError")
+    for attempt in (FORK, "import subprocess\nsubprocess.run(['true'])"):
+        refused = ("PermissionError", "BlockingIOError", "ModuleNotFoundError")
+        assert run(attempt, SHORT, layers).reason in refused, attempt
 
 
 @linux
