@@ -102,6 +102,7 @@
       this.seen = new Set();
       this.timer = null;
       this.paused = false;
+      this.racing = false;
       const watch = new IntersectionObserver((entries) => {
         for (const { target, isIntersecting } of entries) {
           this.seen[isIntersecting ? "add" : "delete"](target.dataset.chart);
@@ -133,7 +134,7 @@
       this.stale.delete(name);
       draw(this.figures[name], name, this.charts);
       const pause = REDRAW_MS / Object.keys(this.figures).length;
-      this.wait(Math.max(pause, BUSY * (performance.now() - start)));
+      this.wait(this.racing ? Math.max(pause, BUSY * (performance.now() - start)) : 0);
     }
 
     pause(paused) {
@@ -174,6 +175,7 @@
       painter.charts = charts;
       painter.soon();
     });
+    on("phase", (phase) => (painter.racing = ["waiting", "running"].includes(phase)));
     plots.onTheme(() => painter.soon());
     plots.load(plotly).then(() => painter.soon());
   };
