@@ -91,7 +91,7 @@ def finish(
 def show(made: dict[str, Any], arguments: argparse.Namespace) -> None:
     """Print the claims and the JSON line of a document; write the JSON file where one was asked for."""
     for one in made["claims"]:
-        verdict = {True: "holds", False: "MISSED", None: "open (quick form)"}[one["holds"]]
+        verdict = {True: "holds", False: "MISSED", None: "open"}[one["holds"]]
         print(f"{one['name']}: {one['value']} (bar: {one['bar']}) {verdict}")
     if arguments.json:
         arguments.json.write_text(json.dumps(made, indent=1) + "\n")
