@@ -163,6 +163,18 @@ TABLES: dict[str, Callable[[], str]] = {
         {"arm": "decoder", "ms/token": "ms/token", "target busy": "target busy", "draft busy": "draft busy",
          "looked at": "looked at", "thrown away": "thrown away"},
     ),
+    "ragged": _table(
+        "ragged-cpu",
+        {"attention": "attention", "lengths": "lengths", "queries": "tokens a row", "ms": "ms a call",
+         "GB/s": "GB/s"},
+        lambda row: row.get("ms") is not None,
+    ),
+    "common-stop": _table(
+        "ragged-cpu",
+        {"policy": "the batch stops", "batch": "batch", "tokens/round": "tokens a row and round",
+         "standard error": "standard error", "formula": "formula", "ms/token": "ms/token"},
+        lambda row: "policy" in row,
+    ),
     "simulate": _simulated,
     "simulate-validation": _table(
         "simulate-cpu",
