@@ -16,6 +16,7 @@ SETTINGS = "#race?prompt=Hello&batch_size=6&max_new_tokens=1024&temperature=0.9&
 PLOT = "document.querySelector('[data-chart=race] .plot')"
 POINTS = f"{PLOT}.data[1].x.length"
 RANGE = f"{PLOT}._fullLayout.xaxis.range"
+BASS = f"{PLOT}.data.find((trace) => trace.name === 'BASS')"
 # Frames in which the chart had no hover box.
 COUNT_MISSING = """() => {
   const boxes = window.boxes = { frames: 0, missing: 0 };
@@ -54,22 +55,27 @@ def box(page: Page) -> dict[str, float]:
 
 
 def test_zoom_and_hover_box_stay_through_updates(page: Page) -> None:
-    place, said = box(page), page.locator("[data-chart=race] .hoverlayer .legend")
+    said = page.locator("[data-chart=race] .hoverlayer .legend")
+    page.wait_for_function(f"() => {BASS}?.x.length > 8", timeout=60_000)
+    place, seen = box(page), page.evaluate(f"{BASS}.x[4]")
     middle = place["y"] + place["height"] / 2
-    page.mouse.move(place["x"] + 0.3 * place["width"], middle)
+    # A box appears only within a few pixels of a point, and early points lie far apart.
+    across = f"x => {PLOT}._fullLayout.xaxis.d2p(x)"
+    there = place["x"] + page.evaluate(across, seen)
+    page.mouse.move(max(there - 0.2 * place["width"], place["x"] + 1), middle)
     page.mouse.down()
-    page.mouse.move(place["x"] + 0.7 * place["width"], middle)
+    page.mouse.move(min(there + 0.2 * place["width"], place["x"] + place["width"] - 1), middle)
     page.mouse.up()
     page.wait_for_function(f"() => {PLOT}._fullLayout.xaxis.autorange === false")
     zoomed = page.evaluate(RANGE)
-    # The pointer still rests on the plot.
-    page.mouse.move(place["x"] + 0.5 * place["width"], middle)
+    page.mouse.move(place["x"] + page.evaluate(across, seen), middle)
     expect(said).to_contain_text("BASS")
+    # From here the pointer rests on the plot.
     page.evaluate(COUNT_MISSING)
     more(page)
     assert page.evaluate("window.boxes.frames") > 0 and page.evaluate("window.boxes.missing") == 0
     assert page.evaluate(RANGE) == zoomed
-    assert page.evaluate(f"Math.max(...{PLOT}.data[1].x)") > zoomed[1]
+    page.wait_for_function(f"end => Math.max(...{PLOT}.data[1].x) > end", arg=zoomed[1], timeout=60_000)
 
 
 def test_the_inspector_follows_and_steps_back_during_the_run(page: Page) -> None:
