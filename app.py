@@ -22,6 +22,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 CONFLICT = (
     "The package 'kernels' is installed, whose name is that of a folder here: run pip uninstall kernels first."
 )
+MEASURING = "Measuring once what a round costs on this machine; --draft-length bass leaves it out."
 USER, PASSWORD = "bass", "BASS_PASSWORD"
 
 
@@ -40,6 +41,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     parser.add_argument("--host", help="address to listen on; 0.0.0.0 for every network of this machine")
     parser.add_argument("--port", type=int, help="port to listen on; without it the first free one from 7860")
+    parser.add_argument(
+        "--draft-length",
+        choices=("cost-aware", "bass"),
+        default="cost-aware",
+        help="what the page starts with: by what a round costs on this machine, measured at the first start, or "
+        "the paper's Algorithm 1",
+    )
     parser.add_argument("--max-batch", type=_positive, default=32, help="largest batch that the page accepts")
     parser.add_argument("--max-new-tokens", type=_positive, default=1024, help="most new tokens a sequence")
     parser.add_argument("--max-prompt", type=_positive, default=20_000, help="most characters of a prompt")
@@ -103,6 +111,7 @@ def race_page(options: argparse.Namespace) -> tuple[Any, str]:
     except ImportError:
         spaces = None
     from bass_core import ModelPair, load_pair
+    from bass_core.costs import measure_ahead
     from ui.choices import choices
     from ui.events import race_source
     from ui.limits import Limits
@@ -113,6 +122,10 @@ def race_page(options: argparse.Namespace) -> tuple[Any, str]:
         return load_pair(name, device=options.device, dtype=options.dtype)
 
     pair = load_pair(options.pair, draft=options.draft, device=options.device, dtype=options.dtype)
+    # A ZeroGPU Space has no device before a race.
+    draft_length = "bass" if spaces is not None else options.draft_length
+    if draft_length == "cost-aware":
+        measure_ahead(pair, options.max_batch, lambda: print(MEASURING, file=sys.stderr, flush=True))
     source = race_source(pair, Models(pair, load if options.allow_any_model else None))
     if spaces is not None:
         source = spaces.GPU(duration=gpu_seconds)(source)
@@ -125,7 +138,7 @@ def race_page(options: argparse.Namespace) -> tuple[Any, str]:
         "dtype": dtype,
     }
     limits = Limits(options.max_batch, options.max_new_tokens, options.max_prompt, options.max_seconds)
-    return build(source, limits=limits, about=about, choices=choices(pair), pair=names), about
+    return build(source, limits=limits, about=about, choices=choices(pair, draft_length), pair=names), about
 
 
 def replay_page(options: argparse.Namespace) -> tuple[Any, str]:

@@ -3,6 +3,7 @@
 Contract: a CostTable gives milliseconds of one verification of so many tokens in so many rows, and of one forward
 of the draft, interpolated between what was measured. Rounds are measured as they run: a real decoder, whose drafts
 are random tokens. The table is a plain JSON file in the user's cache; the same table gives the same answers.
+The least of REPEATS times counts: other work on the machine only ever adds to one.
 Non-goals: costs that depend on the length of the text (it is CONTEXT tokens here).
 """
 
@@ -11,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import statistics
 import time
 from bisect import bisect_left
 from collections.abc import Callable
@@ -21,9 +21,10 @@ from typing import Any, Protocol
 
 import torch
 
+from .attention import choose_backend
 from .decoder import BatchDecoder, Rules
 from .drafters import Proposal
-from .drafting import make_drafter, runs_model
+from .drafting import choose_drafter, make_drafter, runs_model
 from .graphs import make_runner
 from .pair import ModelPair
 from .policies import FixedLength
@@ -35,9 +36,12 @@ from .weights import cache_root
 
 CONTEXT = 160
 WIDTHS = (1, 2, 3, 5, 9, 17)  # tokens a row in a measured verification
-MOST_TOKENS = 160  # of all rows together
-REPEATS = 5
-FORMAT = 1
+MOST_TOKENS = 96  # of all rows together
+DRAFTED = (1, 5)  # tokens a row in two measured proposals
+# More rows are taken for as many: from here on a round's cost goes by its tokens.
+MOST_ROWS = 8
+REPEATS = 4
+FORMAT = 2
 
 Point = tuple[float, float]
 
@@ -90,15 +94,36 @@ def _between(points: list[Point], at: float) -> float:
 def cost_table(
     pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams, rows: int, rule: str = "chen"
 ) -> CostTable:
-    """The stored table of this pair, drafter and machine for `rows` rows or more; measured where there is none."""
-    path = cache_root() / "costs" / f"{_key(pair, drafter, backend, sampling)}.json"
+    """The stored table of this pair, drafter and machine for `rows` rows; what is missing is measured and kept."""
+    path = _path(pair, drafter, backend, sampling)
     table = _read(path)
-    sizes = [1 << i for i in range((rows - 1).bit_length() + 1)]
-    missing = [size for size in sizes if table is None or size not in table.verify]
+    missing = _missing(table, rows)
     if table is None or missing:
         table = measure_costs(pair, drafter, backend, sampling, rule, missing, table)
         _write(path, table)
     return table
+
+
+def measure_ahead(pair: ModelPair, rows: int, tell: Callable[[], None]) -> None:
+    """Measure now what draft_length="cost-aware", all else left as it is, will ask for: greedy and sampled.
+
+    `tell` is called once, before the first measurement; not where every table is there already.
+    """
+    drafter, backend = choose_drafter(pair, "auto"), choose_backend("auto", pair.device)
+    kinds = [SamplingParams(temperature=temperature) for temperature in (0.0, 1.0)]
+    if any(_missing(_read(_path(pair, drafter, backend, kind)), rows) for kind in kinds):
+        tell()
+    for kind in kinds:
+        cost_table(pair, drafter, backend, kind, rows)
+
+
+def _missing(table: CostTable | None, rows: int) -> list[int]:
+    sizes = [1 << i for i in range((min(rows, MOST_ROWS) - 1).bit_length() + 1)]
+    return [size for size in sizes if table is None or size not in table.verify]
+
+
+def _path(pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams) -> Path:
+    return cache_root() / "costs" / f"{_key(pair, drafter, backend, sampling)}.json"
 
 
 def _key(pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams) -> str:
@@ -147,13 +172,13 @@ def measure_costs(
     verify = dict(known.verify) if known else {}
     draft = dict(known.draft) if known else {}
     for rows in sizes:
-        lab = _Lab(pair, backend, sampling, rows)
+        lab = _Lab(pair, drafter, backend, sampling, rule, rows)
+        if lab.model is not None:
+            draft[rows] = lab.draft_ms()
         widths = [width for width in WIDTHS if width == 1 or rows * width <= MOST_TOKENS]
-        points = sorted((float(rows * width), ms) for width, ms in lab.verify(widths).items())
+        points = sorted((float(rows * width), ms) for width, ms in lab.verify_ms(widths).items())
         # A wider verification is never cheaper: where it seems so, that was noise.
         verify[rows] = [(x, max(y for other, y in points if other <= x)) for x, y in points]
-        if runs_model(drafter):
-            draft[rows] = lab.draft(rule)
     padded = not pair.target_step.skips_padding
     return CostTable(dict(sorted(verify.items())), dict(sorted(draft.items())), padded)
 
@@ -198,60 +223,57 @@ class _Timed:
 
 
 class _Lab:
-    """A batch of random prompts on which rounds are timed."""
+    """A batch of random prompts on which rounds are timed: first those of the draft model, then any number."""
 
-    def __init__(self, pair: ModelPair, backend: str, sampling: SamplingParams, rows: int) -> None:
-        self.pair, self.backend, self.sampling, self.rows = pair, backend, sampling, rows
-        self.limit = max(WIDTHS)
+    def __init__(
+        self, pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams, rule: str, rows: int
+    ) -> None:
+        self.device, limit = pair.device, max(WIDTHS)
         generator = torch.Generator().manual_seed(0)
-        context = max(1, min(CONTEXT, pair.context_length - 200))
-        self.prompts = torch.randint(0, pair.vocab, (rows, context), generator=generator).tolist()
+        # As many as would be written if every draft were accepted.
+        room = (REPEATS + 1) * (sum(WIDTHS) + sum(1 + asked for asked in DRAFTED)) + limit
+        context = max(1, min(CONTEXT, pair.context_length - room))
+        prompts = torch.randint(0, pair.vocab, (rows, context), generator=generator).tolist()
+        length = context + room
+        self.random, self.model = _Random(pair.vocab, pair.device), None
+        if runs_model(drafter):
+            self.model = _Timed(make_drafter(pair, "model", rows, length, backend, sampling, rule), self._now)
+        made = self.model or self.random
+        runner = make_runner(
+            pair.target_step, rows, length, pair.vocab, backend, keep_states=hasattr(made, "read_states")
+        )
+        sequences = [Sequence(i, i, prompt, 10**6, frozenset()) for i, prompt in enumerate(prompts)]
+        self.decoder = BatchDecoder(sequences, runner, Rules(sampling), made, FixedLength(limit))
+        while not sequences[-1].token_ids:
+            self.decoder.step()
 
-    def verify(self, widths: list[int]) -> dict[int, float]:
-        """Median ms of a round of so many tokens a row; the widths take turns."""
-        drafter = _Random(self.pair.vocab, self.pair.device)
-        decoder = self._decoder(drafter)
+    def draft_ms(self) -> float:
+        """Ms of one more drafted token."""
+        assert self.model is not None
+        times: dict[int, list[float]] = {asked: [] for asked in DRAFTED}
+        for repeat in range(REPEATS + 1):
+            for asked, values in times.items():
+                self.decoder.policy = FixedLength(asked)
+                self.decoder.step()
+                if repeat:
+                    values.append(self.model.ms)
+        few, many = DRAFTED
+        return max(0.0, min(times[many]) - min(times[few])) / (many - few)
+
+    def verify_ms(self, widths: list[int]) -> dict[int, float]:
+        """Ms of a round of so many tokens a row; the widths take turns. From here on the model drafts no more."""
+        self.decoder.drafter, self.decoder.policy = self.random, FixedLength(max(WIDTHS))
         times: dict[int, list[float]] = {width: [] for width in widths}
         for repeat in range(REPEATS + 1):
             for width in widths:
-                drafter.width = width - 1
+                self.random.width = width - 1
                 start = self._now()
-                decoder.step()
+                self.decoder.step()
                 if repeat:
                     times[width].append(self._now() - start)
-        return {width: statistics.median(values) for width, values in times.items()}
-
-    def draft(self, rule: str) -> float:
-        """Median ms of one more drafted token."""
-        length = self._length()
-        drafter = _Timed(
-            make_drafter(self.pair, "model", self.rows, length, self.backend, self.sampling, rule), self._now
-        )
-        decoder = self._decoder(drafter)
-        times: dict[int, list[float]] = {1: [], 5: []}
-        for repeat in range(REPEATS + 1):
-            for asked, values in times.items():
-                decoder.policy = FixedLength(asked)
-                decoder.step()
-                if repeat:
-                    values.append(drafter.ms)
-        return max(0.0, statistics.median(times[5]) - statistics.median(times[1])) / 4
-
-    def _decoder(self, drafter: Any) -> BatchDecoder:
-        rows = [Sequence(i, i, prompt, 10**6, frozenset()) for i, prompt in enumerate(self.prompts)]
-        states = hasattr(drafter, "read_states")
-        runner = make_runner(
-            self.pair.target_step, self.rows, self._length(), self.pair.vocab, self.backend, keep_states=states
-        )
-        decoder = BatchDecoder(rows, runner, Rules(self.sampling), drafter, FixedLength(self.limit))
-        while not rows[-1].token_ids:
-            decoder.step()
-        return decoder
-
-    def _length(self) -> int:
-        return len(self.prompts[0]) + (REPEATS + 2) * len(WIDTHS) * 2 + self.limit
+        return {width: min(values) for width, values in times.items()}
 
     def _now(self) -> float:
-        if self.pair.device.type == "cuda":
-            torch.cuda.synchronize(self.pair.device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         return 1000 * time.perf_counter()

@@ -162,7 +162,8 @@ def app(options: argparse.Namespace) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "app.py", "--pair", options.pair, "--port", str(port), "--host", "127.0.0.1"]
+    command = [sys.executable, "app.py", "--pair", options.pair, "--draft-length", "bass"]
+    command += ["--port", str(port), "--host", "127.0.0.1"]
     command += ["--draft", options.draft] if options.draft else []
     process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE)
     try:

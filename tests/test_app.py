@@ -76,7 +76,8 @@ def test_help_names_every_option() -> None:
     assert ended.returncode == 0
     for option in (
         "--pair", "--draft", "--device", "--dtype", "--host", "--port", "--max-batch", "--share", "--replay",
-        "--max-new-tokens", "--max-prompt", "--max-seconds", "--allow-any-model", "BASS_PASSWORD",
+        "--max-new-tokens", "--max-prompt", "--max-seconds", "--allow-any-model", "--draft-length",
+        "BASS_PASSWORD",
     ):  # fmt: skip
         assert option in ended.stdout
 

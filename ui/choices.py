@@ -28,6 +28,10 @@ SCHEDULING_WORDS = {
     "overlap": "overlap: all at once, competing",
     "in_turn": "in turn: one lane after another, alone",
 }
+DRAFT_LENGTH_WORDS = {
+    "bass": "Algorithm 1, the paper's rule",
+    "cost-aware": "cost-aware: by what a round costs here",
+}
 VERIFICATION_WORDS = {
     "chen": "rejection sampling: the same distribution",
     "coupled": "coupled: the same words in every lane",
@@ -43,23 +47,25 @@ class Choices:
     attentions: tuple[Choice, ...] = (("the fastest known here", "auto"),)
     schedulings: tuple[Choice, ...] = tuple((SCHEDULING_WORDS.get(name, name), name) for name in SCHEDULINGS)
     verifications: tuple[Choice, ...] = tuple((VERIFICATION_WORDS.get(name, name), name) for name in VERIFICATIONS)
-    draft_lengths: tuple[Choice, ...] = field(
-        default=(
-            ("Algorithm 1, the paper's rule", "bass"),
-            ("cost-aware: by what a round costs here", "cost-aware"),
-            *((f"fixed, {length}", str(length)) for length in range(1, MAX_DRAFT_LENGTH + 1)),
-        )
-    )
+    draft_lengths: tuple[Choice, ...] = field(default_factory=lambda: draft_lengths("bass"))
 
 
-def choices(pair: ModelPair) -> Choices:
-    """What can be chosen with this pair."""
+def draft_lengths(first: str) -> tuple[Choice, ...]:
+    """The policies, the page's own first, and the fixed lengths."""
+    policies = sorted(DRAFT_LENGTH_WORDS, key=lambda name: name != first)
+    fixed = ((f"fixed, {length}", str(length)) for length in range(1, MAX_DRAFT_LENGTH + 1))
+    return (*((DRAFT_LENGTH_WORDS[name], name) for name in policies), *fixed)
+
+
+def choices(pair: ModelPair, draft_length: str) -> Choices:
+    """What can be chosen with this pair; the page starts with this policy of draft lengths."""
     return Choices(
         lanes=tuple((LANE_WORDS.get(name, name), name) for name in METHODS),
         drafters=(
             ("the pair's own", "auto"),
             *((DRAFTER_WORDS.get(name, name), name) for name in DRAFTERS if _has_drafter(pair, name)),
         ),
+        draft_lengths=draft_lengths(draft_length),
         attentions=(("the fastest known here", "auto"), *((name, name) for name in BACKENDS)),
     )
 

@@ -7,7 +7,7 @@ import pytest
 
 from bass_core import ModelPair, generate
 from bass_core.cost_aware import FIRST_WAIT, CostAware
-from bass_core.costs import CostTable, cost_table
+from bass_core.costs import MOST_ROWS, CostTable, cost_table, measure_ahead
 from bass_core.policies import DraftLengthPolicy, FixedLength, RoundObserver
 from bass_core.request import make_request
 from bass_core.sampling import SamplingParams
@@ -110,9 +110,33 @@ def test_the_table_is_measured_once_and_kept(tmp_path, monkeypatch):
     assert json.loads(path.read_text())["padded"] is False
     monkeypatch.setattr("bass_core.costs._Lab", None)
     assert cost_table(*ask, rows=4) == table
+    # More rows than are measured go by the largest number that was.
+    with pytest.raises(TypeError):
+        cost_table(*ask, rows=MOST_ROWS)
     path.write_text("{")
     with pytest.raises(TypeError):
         cost_table(*ask, rows=1)
+
+
+def test_the_most_rows_measured_serve_for_more(tmp_path):
+    ask = (ModelPair(tiny("gpt2")), "prompt_lookup", "sdpa", SamplingParams())
+    table = cost_table(*ask, rows=10**6)
+    assert max(table.verify) == MOST_ROWS and not table.draft
+    assert table.verify_ms(10**6, MOST_ROWS) == table.verify_ms(MOST_ROWS, MOST_ROWS)
+
+
+def test_what_was_measured_ahead_is_not_measured_in_a_request(tmp_path, monkeypatch):
+    target, told = tiny("llama"), []
+    pair = ModelPair(target, perturbed(target, 0.05))
+    measure_ahead(pair, 2, lambda: told.append(len(list(tmp_path.rglob("*.json")))))
+    measure_ahead(pair, 2, lambda: told.append(-1))
+    assert told == [0]
+    monkeypatch.setattr("bass_core.costs._Lab", None)
+    for temperature in (0.0, 0.7):
+        sampling = SamplingParams(temperature=temperature, top_p=0.9)
+        make_request(pair, [1, 2, 3], n=2, draft_length="cost-aware", sampling=sampling)
+    with pytest.raises(TypeError):
+        make_request(pair, [1, 2, 3], n=4, draft_length="cost-aware")
 
 
 def test_a_cache_that_cant_be_written_is_no_obstacle(tmp_path, monkeypatch):

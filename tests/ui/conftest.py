@@ -88,9 +88,9 @@ def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="session")
 def server(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of app.py, started as a user would with --max-batch 8."""
+    """Address of app.py, started with --max-batch 8 and Algorithm 1, which the library defaults to."""
     log = tmp_path_factory.mktemp("server") / "stderr.txt"
-    options = ["--device", "cpu", "--dtype", "float32", "--max-batch", "8"]
+    options = ["--device", "cpu", "--dtype", "float32", "--max-batch", "8", "--draft-length", "bass"]
     with started(log, "--pair", str(tiny_pair[0]), "--draft", str(tiny_pair[1]), *options) as address:
         yield address
 
