@@ -223,7 +223,7 @@ class _Timed:
 
 
 class _Lab:
-    """A batch of random prompts on which rounds are timed: first those of the draft model, then any number."""
+    """A batch of equal prompts, computed once, on which rounds are timed: the draft model's first, then any."""
 
     def __init__(
         self, pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams, rule: str, rows: int
@@ -233,7 +233,7 @@ class _Lab:
         # As many as would be written if every draft were accepted.
         room = (REPEATS + 1) * (sum(WIDTHS) + sum(1 + asked for asked in DRAFTED)) + limit
         context = max(1, min(CONTEXT, pair.context_length - room))
-        prompts = torch.randint(0, pair.vocab, (rows, context), generator=generator).tolist()
+        prompt = torch.randint(0, pair.vocab, (context,), generator=generator).tolist()
         length = context + room
         self.random, self.model = _Random(pair.vocab, pair.device), None
         if runs_model(drafter):
@@ -242,7 +242,7 @@ class _Lab:
         runner = make_runner(
             pair.target_step, rows, length, pair.vocab, backend, keep_states=hasattr(made, "read_states")
         )
-        sequences = [Sequence(i, i, prompt, 10**6, frozenset()) for i, prompt in enumerate(prompts)]
+        sequences = [Sequence(i, i, prompt, 10**6, frozenset()) for i in range(rows)]
         self.decoder = BatchDecoder(sequences, runner, Rules(sampling), made, FixedLength(limit))
         while not sequences[-1].token_ids:
             self.decoder.step()
