@@ -130,12 +130,12 @@ class LeanModel(StepModel):
         if layer.query_norm is not None and layer.key_norm is not None:
             query, key, value = qkv.split((heads, kv, kv), dim=1)
             qkv = torch.cat((self._norm(query, layer.query_norm), self._norm(key, layer.key_norm), value), dim=1)
-        torch.view_as_complex(qkv.view(len(x), -1, dim // 2, 2)).mul_(turns)
+        torch.view_as_complex(qkv.view(x.shape[0], -1, dim // 2, 2)).mul_(turns)
         keys, values = cache.write(index, qkv[:, heads:].view(-1, 2, kv, dim))
         query = _padded(qkv[:, :heads], step, cache.tokens).transpose(1, 2)
         out = BACKENDS[backend](query, keys, values, step, scaling=1.0).reshape(-1, heads * dim)
         x = layer.output(out if cache.tokens is None else out[cache.tokens], x)
-        gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).view(len(x), 2, -1).unbind(1)
+        gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).view(x.shape[0], 2, -1).unbind(1)
         return layer.down(F.silu(gate).mul_(up), x)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:

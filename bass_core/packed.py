@@ -14,8 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Naming the overload spares its look-up, 20 microseconds a call.
-_multiply_halves = torch.ops.quantized.linear_dynamic_fp16.default
+# A forward calls this a hundred times and more: naming the overload spares its look-up, 20 microseconds a call, and
+# the bare operator under it the wrapper, another 4.
+_overload = torch.ops.quantized.linear_dynamic_fp16.default
+_multiply_halves = getattr(_overload, "_op", _overload)
 # From this many rows on oneDNN's float32 layout is faster than the plain one (measured on AVX-512).
 PACKED_ROWS = 4
 
@@ -42,11 +44,15 @@ class PackedLinear(nn.Module):
         keep = self.halves is None and (self.packed is None or self.compute == torch.float32)
         self.plain = joined if keep else None
 
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """`forward` itself: nobody hangs hooks on these, and looking for them takes 3 microseconds a call."""
+        return self.forward(x, residual)
+
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """x [..., in] of any float dtype; returns [..., out] in that dtype, plus `residual` where one is given."""
         inputs = x if x.dtype == self.compute else x.to(self.compute)
         if self.halves is not None:
-            out = _multiply_halves(inputs, self.halves)
+            out: Tensor = _multiply_halves(inputs, self.halves)
             out = out if x.dtype == out.dtype else out.to(x.dtype)
         elif self.plain is not None and (self.packed is None or x.numel() < PACKED_ROWS * x.shape[-1]):
             out = F.linear(inputs, self.plain, self.bias).to(x.dtype)
