@@ -1,8 +1,10 @@
 """`python -m bench fuzz`: arguments of all types, ranges, sizes and alphabets for the real app.py's /race.
 
 Contract: every request ends in a finished race or in one documented sentence (a BassError's); never in a
-traceback, an internal error, or a name of the server's files; afterwards the server answers as before and its
-memory has not grown by more than 5 %. Arguments that are fine run a race, kept short by the server's own limits.
+traceback, an internal error, or a name of the server's files; afterwards the server answers as before. Its memory
+does not grow by more than 5 % after the first fifth of the cases, in which every part of the program is met for the
+first time and Gradio's own stores fill (of the last 2,000 visitors); the table has it by tenths. Arguments that are
+fine run a race, kept short by the server's own limits.
 """
 
 from __future__ import annotations
@@ -96,7 +98,7 @@ def main(argv: list[str]) -> None:
         defaults = server.defaults()
         plain = tuple((defaults | FINE).values())
         before = _ask(server.url, plain)
-        first = server.memory_mb()
+        memory = [server.memory_mb()]
 
         @settings(
             max_examples=arguments.cases, deadline=None, database=None, derandomize=True, phases=[Phase.generate],
@@ -105,23 +107,26 @@ def main(argv: list[str]) -> None:
         @given(arguments_of(defaults))
         def one(values: tuple[Any, ...]) -> None:
             seen[verdict(_ask(server.url, values))] += 1
+            if sum(seen.values()) % (arguments.cases // 10) == 0:
+                memory.append(server.memory_mb())
 
         one()
         after = _ask(server.url, plain)
-        memory = server.memory_mb()
         healthy = server.serving and "Traceback" not in server.log()
     wrong = sum(n for name, n in seen.items() if name not in ("done", "refused"))
     same = isinstance(before, dict) and isinstance(after, dict) and _texts(before) == _texts(after)
-    growth = memory / first - 1
+    growth = memory[-1] / memory[2] - 1
+    kept = None if arguments.quick else growth <= 0.05
     claims = [
         claim("cases", sum(seen.values()), f"{arguments.cases}", sum(seen.values()) >= arguments.cases),
         claim("cases that ended otherwise than done or refused", wrong, "0", wrong == 0),
         claim("cases that ran a race", seen["done"], "above 0", seen["done"] > 0),
         claim("the same request has the same answer afterwards", float(same), "1.0", same),
         claim("the server is up and wrote no traceback", float(healthy), "1.0", healthy),
-        claim("growth of memory", growth, "at most 0.05", None if arguments.quick else growth <= 0.05),
+        claim("growth of memory after the first fifth", growth, "at most 0.05", kept),
     ]
     results = [{"outcome": name[:120], "cases": n} for name, n in seen.most_common(20)]
+    results += [{"tenth": tenth, "memory, MB": round(mb, 1)} for tenth, mb in enumerate(memory)]
     finish("fuzz", arguments, torch.device("cpu"), results, claims)
 
 
