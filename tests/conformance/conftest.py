@@ -1,16 +1,58 @@
-"""Contract: models this tiny run on one thread, where threads that wait for each other would only cost time."""
+"""How the suite runs: models this tiny on one thread, and AMUSD's drafts where they start at once.
+
+Contract: a draft that is lost fails its test, for its lane would go on as regular decoding; when the suite ends,
+no thread and no process of a draft is left.
+"""
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Iterator
 
+import psutil
 import pytest
 import torch
+
+from bass_core import ModelPair, amusd, amusd_link, amusd_process
 
 
 @pytest.fixture(scope="package", autouse=True)
 def one_thread() -> Iterator[None]:
+    """Threads that wait for each other would only cost time."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="package", autouse=True)
+def drafts_in_threads() -> Iterator[None]:
+    """A process takes seconds to start; the same draft in a thread gives the same messages in the same order.
+
+    A target that is slowed down lets it get ahead. How long a draft may be silent is no matter of this suite.
+    """
+    children, interval = set(psutil.Process().children()), sys.getswitchinterval()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ModelPair, "amusd_draft", "stream", raising=False)
+        patch.setattr(amusd, "DELAYS", (0.004, 0.0))
+        patch.setattr(amusd_process, "PATIENCE_S", 30.0)
+        patch.setattr(amusd_link, "SEND_PATIENCE_S", 30.0)
+        # Draft and target are many short calls, after each of which one waits for the other.
+        sys.setswitchinterval(interval / 10)
+        yield
+    sys.setswitchinterval(interval)
+    for pair in list(amusd_process._idle):
+        amusd_process.close(pair)
+    drafts = [thread for thread in threading.enumerate() if thread.name == "bass-amusd-draft"]
+    for thread in drafts:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in drafts), "a draft's thread is left"
+    assert set(psutil.Process().children()) <= children, "a draft's process is left"
+
+
+@pytest.fixture(autouse=True)
+def no_draft_is_lost(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    yield
+    lost = [record.getMessage() for record in caplog.get_records("call") if "amusd" in record.name]
+    assert not lost, lost

@@ -2,7 +2,7 @@
 
 Contract: `METHODS`, `DRAFTS` and the other axes list the choices; `covering(n)` gives cases in which every n of
 them meet at least once, always the same ones. A new method, drafter, backend or architecture is one line here.
-Non-goal: amusd, which starts a process for each pair; tests/bass_core/test_amusd.py holds it to the same with one.
+AMUSD's drafts run in threads here (conftest.py), in processes in test_greedy.py's slow test of them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PROMPTS = [prompt * 2 for prompt in prompts(6, longest=10)]
 class Method:
     """`drafts`: not regular decoding; `batched`: rows together; `counted`: its rounds are known beforehand.
 
-    `only` names the drafts it can use, where that is not all of them.
+    `only` names the drafts it can use, where that is not all of them; `shortest` is its smallest draft length.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Method:
     batched: bool = True
     counted: bool = True
     only: tuple[str, ...] = ()
+    shortest: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,15 @@ class Draft:
     only: tuple[str, ...] = field(default=tuple(BUILDERS))
 
 
+MODELS = ("random", "perturbed", "self", "cascade", "head", "adaptive")
 METHODS = {
     method.name: method
-    for method in (Method("regular", drafts=False), Method("speculative", batched=False), Method("bass"))
+    for method in (
+        Method("regular", drafts=False),
+        Method("speculative", batched=False),
+        Method("bass"),
+        Method("amusd", counted=False, only=MODELS, shortest=1),
+    )
 }
 DRAFTS = {
     "random": Draft("model", "random"),
@@ -102,8 +109,9 @@ class Case:
 
     @property
     def possible(self) -> bool:
-        only = METHODS[self.method].only
-        return self.architecture in DRAFTS[self.draft].only and (not only or self.draft in only)
+        method = METHODS[self.method]
+        usable = self.architecture in DRAFTS[self.draft].only and (not method.only or self.draft in method.only)
+        return usable and (self.length == "bass" or self.length >= method.shortest)
 
     def run(self) -> Generation:
         """What the method writes."""

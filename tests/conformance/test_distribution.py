@@ -3,12 +3,14 @@
 Contract: a vocabulary of 5 and seven new tokens, whose joint distribution is enumerated exactly; chi-squared of
 tokens 1-3 and of tokens 5-7 (the second round and later), p > 0.001, and not one token of probability 0. Drafts
 differ from the target by half their mass, are the target, say the opposite of it, know part of the
-vocabulary alone, or never look at it. Seeds are fixed, so a result never changes.
+vocabulary alone, or never look at it. Seeds are fixed, so a result never changes; only under AMUSD, where time
+decides which noise a position uses, it does: p > 0.00001 there, and a share of the tokens must have met a draft.
 """
 
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -19,7 +21,7 @@ import torch
 from scipy import stats
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from bass_core import ModelPair, SamplingParams, generate
+from bass_core import ModelPair, SamplingParams, amusd, generate
 from bass_core.drafters import Proposal
 from bass_core.sampling import probabilities
 
@@ -28,6 +30,8 @@ from .table import METHODS, head
 VOCAB, TOKENS, PROMPT = 5, 7, [1, 2, 3]
 # A batch this large costs a row a tenth of what it costs in a batch of 64.
 BATCH = 2048
+# AMUSD's rows are looked after one by one: its draft would not keep up with the batch above.
+TOGETHER = {"amusd": 256}
 PLAIN = SamplingParams(1.0)
 
 
@@ -111,12 +115,13 @@ class Case:
         ]
         return "-".join([self.method, self.draft, filters, *ways])
 
-    def counts(self) -> tuple[np.ndarray, set[str]]:
-        """How often each text was written, and the origins seen. Every row is a sequence of its own."""
+    def counts(self) -> tuple[np.ndarray, Counter[str]]:
+        """How often each text was written, and tokens of each origin. Every row is a sequence of its own."""
         counts = np.zeros([VOCAB] * TOKENS, dtype=int)
-        origins: set[str] = set()
-        for start in range(0, self.rows, BATCH):
-            n = min(BATCH, self.rows - start)
+        origins: Counter[str] = Counter()
+        batch = TOGETHER.get(self.method, BATCH)
+        for start in range(0, self.rows, batch):
+            n = min(batch, self.rows - start)
             arguments = {"draft_length": 3, "max_new_tokens": TOKENS, "sampling": self.params} | self.other
             out = generate(
                 pair(self.draft),
@@ -132,15 +137,15 @@ class Case:
         return counts, origins
 
 
-def agrees(case: Case) -> set[str]:
-    """Compare with the enumeration; the origins seen."""
+def agrees(case: Case) -> Counter[str]:
+    """Compare with the enumeration; tokens of each origin."""
     counts, origins = case.counts()
     joint = enumerated(case.params)
     assert counts.sum() == case.rows
     assert counts[joint == 0].sum() == 0, "a token of probability 0 was written"
     for name, summed in (("1-3", (3, 4, 5, 6)), ("5-7", (0, 1, 2, 3))):
         pvalue = chi_squared(counts.sum(summed).ravel(), joint.sum(summed).ravel())
-        assert pvalue > 1e-3, f"tokens {name}: p = {pvalue:.2g}"
+        assert pvalue > (1e-3 if METHODS[case.method].counted else 1e-5), f"tokens {name}: p = {pvalue:.2g}"
     return origins
 
 
@@ -177,10 +182,11 @@ QUICK = [
     Case(draft="reduced", params=SamplingParams(1.0, top_k=3)),
     Case(params=SamplingParams(1.0, top_p=0.8), other={"draft_length": "bass"}),
     Case(method="regular"),
+    Case(method="amusd", rows=BATCH),
 ]
-OTHERS = [name for name, method in METHODS.items() if method.drafts and method.batched and name != "bass"]
 SLOW = [
-    *(Case(method=name, rows=BATCH) for name in OTHERS),
+    *(Case(method="amusd", draft=draft, rows=BATCH) for draft in ("same", "reversed", "reduced")),
+    Case(method="amusd", params=SamplingParams(0.8, 4, 0.9), rows=BATCH),
     *(Case(draft=draft, rows=5 * BATCH) for draft in ("other", "same", "reversed", "opposite", "reduced")),
     *(Case(params=params, rows=5 * BATCH, other={"draft_length": length})
       for params, length in ((SamplingParams(0.7), 1), (SamplingParams(1.0, top_k=3), 3),
@@ -218,8 +224,17 @@ def test_one_by_one(method: str) -> None:
 def check(case: Case) -> None:
     origins = agrees(case)
     if case.method == "regular" or case.other.get("draft_length") == 0:
-        assert origins == {"sampled"}
+        assert set(origins) == {"sampled"}
     elif case.draft == "same":
-        assert origins == {"sampled", "accepted", "bonus"}
+        assert set(origins) - {"bonus"} == {"sampled", "accepted"}
+        assert "bonus" in origins or case.method == "amusd"  # a late draft stands in its place
     else:
-        assert origins >= {"sampled", "accepted", "recovered"}
+        assert set(origins) >= {"sampled", "accepted", "recovered"}
+    if case.method == "amusd":
+        assert origins["accepted"] + origins["recovered"] > origins.total() / 10, "too few tokens met a draft"
+
+
+@pytest.fixture(autouse=True)
+def slow_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AMUSD's draft has hundreds of rows to draft for."""
+    monkeypatch.setattr(amusd, "DELAYS", (0.06, 0.0))

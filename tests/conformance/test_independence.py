@@ -49,6 +49,9 @@ def test_alone_together_and_shuffled(arguments):
             if method.only and arguments.get("drafter", "model") != "model":
                 continue
             assert texts(ROWS, list(range(8)), **arguments, method=method.name) == together
+            if not method.counted:
+                assert texts([ROWS[i] for i in order], order, **arguments, method=method.name) == together
+                assert texts([ROWS[6]], [6], **arguments, method=method.name)[6] == together[6]
 
 
 def test_seeds_and_ids_matter():
