@@ -37,6 +37,8 @@ _REDUCED = [_CONFORMANCE + "distribution.py::test_quick[bass-reduced-1.0-3-1.0]"
 _GREEDY = [_CONFORMANCE + "greedy.py::test_rows_that_diverge"]
 _PERFECT = [_CONFORMANCE + "counts.py::test_perfect_draft_takes_the_fewest_verifications"]
 _ENDS = [_CONFORMANCE + "ends.py::test_an_end_at_any_place_of_a_round"]
+_NEVER_REFUSED = [_CONFORMANCE + "counts.py::test_a_perfect_draft_is_never_refused"]
+_AMUSD_SAMPLED = [_CONFORMANCE + "distribution.py::test_quick[amusd-other-1.0-0-1.0]"]
 _DRAW = "return draw(probs, keys.seed, keys.sequence_ids, keys.positions + step, roles), probs"
 
 MUTANTS = [
@@ -148,7 +150,7 @@ MUTANTS = [
         "bass_core/drafters.py",
         'self.role = Role.TARGET if rule == "coupled" else Role.DRAFT',
         "self.role = Role.DRAFT",
-        [_CONFORMANCE + "counts.py::test_a_perfect_draft_is_never_refused"],
+        _NEVER_REFUSED,
     ),
     Mutant(
         "the head reads its own state where the target's is known",
@@ -205,6 +207,41 @@ MUTANTS = [
         "roles & _MASK, ids & _MASK,",
         "roles & _MASK, 0 * ids,",
         [_CONFORMANCE + "independence.py::test_seeds_and_ids_matter"],
+    ),
+    Mutant(
+        "AMUSD: a draft of an old epoch counts",
+        "bass_core/amusd_client.py",
+        "ahead.epoch == block.epoch:",
+        "block.start == ahead.start + len(ahead.tokens):",
+        _NEVER_REFUSED,
+    ),
+    Mutant(
+        "AMUSD: the draft's cache keeps a refused token",
+        "bass_core/amusd_draft.py",
+        "self.runner.cached[place] = min(self.runner.cached[place], at)",
+        "self.runner.cached[place] = min(self.runner.cached[place], at + 1)",
+        _NEVER_REFUSED,
+    ),
+    Mutant(
+        "AMUSD: q lies where the next token's belongs",
+        "bass_core/amusd_draft.py",
+        "shared[row.index, len(row.tokens) % shared.shape[1]]",
+        "shared[row.index, (len(row.tokens) + 1) % shared.shape[1]]",
+        _AMUSD_SAMPLED,
+    ),
+    Mutant(
+        "AMUSD: a late draft counts as fed to the target",
+        "bass_core/amusd.py",
+        "settled = min(stand, counts[r]) + 1",
+        "settled = stand + 1",
+        _ENDS,
+    ),
+    Mutant(
+        "AMUSD: a late draft stands untested",
+        "bass_core/amusd.py",
+        "same = stand == tested[r] > counts[r]",
+        "same = tested[r] > counts[r] <= stand",
+        _GREEDY,
     ),
     Mutant(
         "a token drawn from NaN",
