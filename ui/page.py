@@ -140,7 +140,7 @@ def _bind(page: gr.Blocks, events: Events, settings: Form, feeds: list[gr.HTML],
         api_visibility="private",
         **DEVICE,
     )
-    # A full queue or a server that went away: no generator is there to say so.
+    # A full queue, a server that went away, a race that was stopped: no generator is there to say so.
     race.failure(None, None, [status, settings.run], js=_FAILED)
     settings.stop.click(
         events.stop,
