@@ -40,7 +40,7 @@ def template() -> str:
     return f"""<section class="bass-charts part" aria-labelledby="charts-title">
 <div class="part-head"><h2 id="charts-title">Live charts</h2>
 <ul class="line-key" aria-label="The lanes' lines"></ul>
-<button type="button" class="switch" id="pause-charts" aria-pressed="false">Pause charts</button></div>
+<button type="button" class="switch" id="pause-charts">Pause charts</button></div>
 <div class="chart-grid">{figures}</div>
 <dl class="readings"><div><dt>Device</dt><dd data-reading="name">–</dd></div>{readings}</dl>
 <p class="small-print">{SMALL_PRINT}</p></section>"""

@@ -79,8 +79,11 @@ class Events:
         yield kept, kept, kept, status, gr.update(interactive=True)
 
     def stop(self) -> tuple[Any, Any]:
-        """Returns (status, Run button); the running event itself is cancelled by Gradio."""
-        return _status("stopped"), gr.update(interactive=True)
+        """Returns (status, Run button); the running event itself is cancelled by Gradio.
+
+        Until that is through, Gradio drops a click on Run: the event's failure handler sets it free (page.py).
+        """
+        return _status("stopped"), gr.skip()
 
     def api(
         self,

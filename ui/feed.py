@@ -80,7 +80,7 @@ def _round(record: dict[str, Any]) -> list[Any]:
 
 
 class Series:
-    """Named columns over one x, thinned to CHART_POINTS by dropping every second row."""
+    """Named columns over one x; `halve` drops every second row and keeps the first and the newest."""
 
     def __init__(self, x: str, names: tuple[str, ...]) -> None:
         self.x = x
@@ -92,12 +92,14 @@ class Series:
             value = at if name == self.x else values.get(name)
             column.append(None if value is None else round(value, 6))
 
-    def thin(self) -> bool:
-        """Halve the rows when there are too many; returns whether it did."""
-        if len(self.rows[self.x]) <= CHART_POINTS:
-            return False
-        self.rows = {name: column[::2] for name, column in self.rows.items()}
-        return True
+    def full(self) -> bool:
+        """Whether there are more rows than a chart needs."""
+        return len(self.rows[self.x]) > CHART_POINTS
+
+    def halve(self) -> None:
+        """Drop every second row."""
+        first = 1 - len(self.rows[self.x]) % 2
+        self.rows = {name: column[:first] + column[first::2] for name, column in self.rows.items()}
 
 
 class PageFeed:
@@ -178,11 +180,15 @@ class PageFeed:
             if not clocks or round(lane["clock_ms"], 4) > (clocks[-1] or 0.0):
                 series.add(lane["clock_ms"], lane["metrics"])
         self.device_series.add(elapsed, device)
-        if any([series.thin() for series in (self.device_series, *self.lane_series.values())]):
+        sampled = (self.device_series, *self.lane_series.values())
+        # All at once: lanes that missed a sample fill up later, and each would double the interval again.
+        if any(series.full() for series in sampled):
             self.interval_ms *= 2
+            for series in sampled:
+                series.halve()
         for series in self.round_series.values():
-            while series.thin():
-                pass
+            while series.full():
+                series.halve()
         self.next_ms = elapsed + self.interval_ms
         columns: dict[str, Any] = {"series": self.device_series.rows}
         for key, group in (("lanes", self.lane_series), ("rounds", self.round_series)):

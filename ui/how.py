@@ -32,7 +32,8 @@ aria-label="Expected speed-up over token acceptance"></div></figure></div>
 def _section(title: str, name: str, picture: str, words: str) -> str:
     return (
         f'<section class="part how-part" aria-labelledby="how-{name}"><h2 id="how-{name}">{title}</h2>'
-        f'<div class="how-grid"><div class="words">{words}</div><div class="picture">{picture}</div></div>'
+        f'<div class="how-grid"><div class="words">{words}</div><div class="picture" tabindex="0" '
+        f'role="group" aria-label="{title}: picture">{picture}</div></div>'
         "</section>"
     )
 

@@ -48,12 +48,13 @@ def build(
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Race", id="race"), gr.Row(elem_id="workspace"):
                 with gr.Column(elem_id="settings", min_width=280, scale=0):
-                    settings = form(limits, choices or Choices(), recording=recording)
                     status = _html(
                         '<p class="message" role="alert"></p>',
                         "Bass.mountStatus(element, props, watch)",
                         elem_id="status-line",
+                        render=False,
                     )
+                    settings = form(limits, choices or Choices(), status, recording=recording)
                 with gr.Column(elem_id="results", min_width=280):
                     _html(lanes.template(), "Bass.mountLanes(element)")
                     _html(charts.template(), f"Bass.mountCharts(element, {plotly})")
@@ -102,10 +103,15 @@ _FAILED = """() => [
   {__type__: "update", interactive: true}]"""
 
 
-def _html(template: str, script: str, elem_id: str | None = None) -> gr.HTML:
+def _html(template: str, script: str, elem_id: str | None = None, render: bool = True) -> gr.HTML:
     """A component whose template is fixed and whose script alone touches what comes from outside."""
     return gr.HTML(
-        html_template=template, js_on_load=script, head=assets.head(), apply_default_css=False, elem_id=elem_id
+        html_template=template,
+        js_on_load=script,
+        head=assets.head(),
+        apply_default_css=False,
+        elem_id=elem_id,
+        render=render,
     )
 
 
@@ -134,7 +140,7 @@ def _bind(page: gr.Blocks, events: Events, settings: Form, feeds: list[gr.HTML],
         api_visibility="private",
         **DEVICE,
     )
-    # A full queue or a server that went away: no generator is there to say so.
+    # A full queue, a server that went away, a race that was stopped: no generator is there to say so.
     race.failure(None, None, [status, settings.run], js=_FAILED)
     settings.stop.click(
         events.stop,

@@ -41,12 +41,15 @@ class Form:
     stop: gr.Button
 
 
-def form(limits: Limits, choices: Choices, *, recording: bool = False) -> Form:
-    """Build the settings where this is called; a recording has settled them, so then only the buttons show."""
+def form(limits: Limits, choices: Choices, status: gr.HTML, *, recording: bool = False) -> Form:
+    """Build the settings where this is called; a recording has settled them, so then only the buttons show.
+
+    `status` is placed right below the buttons, so that a refusal is in sight however long the settings are.
+    """
     if recording:
-        with gr.Row(elem_id="buttons"):
-            run = gr.Button("Play", variant="primary", elem_id="run", min_width=110, scale=2)
-            return Form([], run, gr.Button("Stop", elem_id="stop", min_width=80, scale=1))
+        run, stop = _buttons("Play")
+        status.render()
+        return Form([], run, stop)
     prompt = gr.Textbox(
         label="Prompt", value=EXAMPLES["Code"], lines=4, max_lines=10, elem_id="prompt", autofocus=False
     )
@@ -56,9 +59,8 @@ def form(limits: Limits, choices: Choices, *, recording: bool = False) -> Form:
         tokens = _number("Max new tokens", 64, "max-new-tokens", f"per sequence, to {limits.max_new_tokens}")
         temperature = _number("Temperature", 0.7, "temperature", "0: the likeliest", step=0.1)
         seed = _number("Seed", 0, "seed", "same seed, same text")
-    with gr.Row(elem_id="buttons"):
-        run = gr.Button("Run", variant="primary", elem_id="run", min_width=110, scale=2)
-        stop = gr.Button("Stop", elem_id="stop", min_width=80, scale=1)
+    run, stop = _buttons("Run")
+    status.render()
     with gr.Accordion("More settings", open=False, elem_id="more-settings"):
         more = _more(choices)
     with examples:
@@ -68,6 +70,12 @@ def form(limits: Limits, choices: Choices, *, recording: bool = False) -> Form:
             filled = [prompt, temperature] if name == "Losing" else prompt
             button.click(None, None, filled, js=script, show_progress="hidden")
     return Form([prompt, batch, tokens, temperature, seed, *more], run, stop)
+
+
+def _buttons(start: str) -> tuple[gr.Button, gr.Button]:
+    with gr.Row(elem_id="buttons"):
+        run = gr.Button(start, variant="primary", elem_id="run", min_width=110, scale=2)
+        return run, gr.Button("Stop", elem_id="stop", min_width=80, scale=1)
 
 
 def _number(

@@ -208,6 +208,13 @@ def test_a_link_restores_the_settings(page: Page, context: BrowserContext) -> No
     other.click("text=More settings")
     expect(other.locator("#draft-length input")).to_have_value("fixed, 4")
     expect(other.locator("#scheduling input")).to_have_value(re.compile("fair"))
+    # Another link in the same tab, then back.
+    other.evaluate("location.hash = '#race?seed=12&lanes=nonsense'")
+    expect(other.locator("#seed input")).to_have_value("12", timeout=30_000)
+    other.click("text=More settings")
+    expect(other.get_by_role("checkbox", name="BASS")).to_be_checked()
+    other.go_back()
+    expect(other.locator("#seed input")).to_have_value("11", timeout=30_000)
     other.close()
 
 

@@ -88,6 +88,21 @@ def test_charts_change_a_few_times_a_second_alone() -> None:
     assert len(set(charts)) == 6
 
 
+def test_lanes_that_miss_samples_do_not_slow_the_charts_down() -> None:
+    feed, changed, before = PageFeed("r", REQUEST), 0, ""
+    for i in range(900):
+        shot = snapshot([], 100.0 * i)
+        lane = shot["lanes"]["regular"]
+        # The others stand still in some samples.
+        for name, gap in (("speculative", 10), ("bass", 7), ("amusd", 3)):
+            shot["lanes"][name] = lane | {"clock_ms": 1000.0 * (i // 2 - i // 2 // gap)}
+        charts = feed.update(shot)[2]
+        changed += i >= 600 and charts != before
+        before = charts
+    # 30 s at one sample in 400 ms, twice the 200 of the first 48 s.
+    assert changed == 75
+
+
 def test_a_lane_whose_clock_stands_adds_no_points() -> None:
     feed = PageFeed("r", REQUEST)
     for elapsed in (0.0, 500.0, 1000.0):

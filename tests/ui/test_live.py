@@ -1,13 +1,18 @@
-"""While a race runs: zoom and hover of the charts hold through updates, and the step inspector works."""
+"""While a race runs: pause, zoom and hover of the charts hold through updates, and the step inspector works."""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
-from .conftest import watched
+from bass_core import SamplingParams, load_pair, race
+
+from .conftest import started, watched
 
 pytestmark = pytest.mark.slow
 # A link's settings; drafts of one token, so that no lane is through soon.
@@ -28,6 +33,39 @@ COUNT_MISSING = """() => {
   requestAnimationFrame(frame);
 }"""
 
+# What every drawn chart shows: [lane, points, last x] a line.
+DRAWN = """() => [...document.querySelectorAll("[data-chart] .plot")].map((plot) =>
+  (plot.data ?? []).map(({ name, x }) => [name, x.length, x.at(-1)]))"""
+# How many times news for the charts came, and the lane time of the newest, in seconds.
+COUNT_NEWS = """() => {
+  const news = window.news = { count: 0, end: 0 };
+  Bass.on("charts", ({ lanes }) => {
+    news.count += 1;
+    news.end = lanes.speculative.clock_ms.at(-1) / 1000;
+  });
+}"""
+WRITTEN = "document.querySelectorAll('.sequence .token').length"
+COLOUR = f"{PLOT}.layout.font.color"
+DRAWN_END = f"{PLOT}.data.find((trace) => trace.name === 'Speculative').x.at(-1)"
+
+
+@pytest.fixture(scope="module")
+def replay(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a server that plays a real race at a snapshot every 0.6 s, however busy the machine is."""
+    pair = load_pair(str(tiny_pair[0]), draft=str(tiny_pair[1]), device="cpu", dtype="float32")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[race.__module__], "SNAPSHOT_SECONDS", 0)
+        shots = list(
+            race(pair, "Hello", n=2, sampling=SamplingParams(0.9), seed=3, max_new_tokens=100, draft_length=1)
+        )
+    shots = [*shots[: -1 : len(shots) // 60 + 1], shots[-1]]
+    for i, shot in enumerate(shots):
+        shot["elapsed_ms"] = 600.0 * i
+    folder = tmp_path_factory.mktemp("replay")
+    (folder / "run.json").write_text(json.dumps({"recording": 1, "about": "a test", "snapshots": shots}))
+    with started(folder / "stderr.txt", "--replay", str(folder / "run.json")) as address:
+        yield address
+
 
 @pytest.fixture
 def page(context: BrowserContext, server: str) -> Iterator[Page]:
@@ -41,9 +79,9 @@ def page(context: BrowserContext, server: str) -> Iterator[Page]:
 
 
 def more(page: Page, count: int = 3) -> None:
-    """Wait until the chart is drawn with `count` further points at least."""
-    before = page.evaluate(POINTS)
-    page.wait_for_function(f"least => {POINTS} >= least", arg=before + count, timeout=60_000)
+    """Wait until the chart has been drawn further `count` times; long lines lose points, and yet grow."""
+    for _ in range(count):
+        page.wait_for_function(f"end => {DRAWN_END} > end", arg=page.evaluate(DRAWN_END), timeout=60_000)
 
 
 def box(page: Page) -> dict[str, float]:
@@ -76,6 +114,38 @@ def test_zoom_and_hover_box_stay_through_updates(page: Page) -> None:
     assert page.evaluate("window.boxes.frames") > 0 and page.evaluate("window.boxes.missing") == 0
     assert page.evaluate(RANGE) == zoomed
     page.wait_for_function(f"end => Math.max(...{PLOT}.data[1].x) > end", arg=zoomed[1], timeout=60_000)
+
+
+def test_paused_charts_stand_still_while_the_lanes_grow_and_catch_up(context: BrowserContext, replay: str) -> None:
+    with watched(context, replay) as page:
+        page.evaluate(COUNT_NEWS)
+        page.click("#run")
+        page.locator("[data-chart=race]").scroll_into_view_if_needed()
+        page.wait_for_function(f"() => {PLOT}.data?.length > 1 && {POINTS} > 2", timeout=60_000)
+        page.get_by_role("button", name="Pause charts").click()
+        held, known, light = page.evaluate(DRAWN), page.evaluate("window.news.end"), page.evaluate(COLOUR)
+        for _ in range(3):
+            count, written = page.evaluate("window.news.count"), page.evaluate(WRITTEN)
+            page.wait_for_function(
+                f"([count, written]) => window.news.count >= count + 2 && {WRITTEN} > written",
+                arg=[count, written],
+                timeout=60_000,
+            )
+            assert page.evaluate(DRAWN) == held
+            expect(page.locator("#pause-charts")).to_have_text("Resume charts")
+        # Another theme is drawn, with what was held.
+        page.evaluate("document.body.classList.add('dark')")
+        page.wait_for_function(f"colour => {COLOUR} !== colour", arg=light, timeout=60_000)
+        assert page.evaluate(DRAWN_END) <= known < page.evaluate("window.news.end")
+        newest = page.evaluate("window.news.end")
+        page.get_by_role("button", name="Resume charts").click()
+        page.wait_for_function(f"newest => {DRAWN_END} >= newest", arg=newest, timeout=60_000)
+        more(page)
+        # A new run is shown from its start.
+        page.get_by_role("button", name="Pause charts").click()
+        page.click("#stop")
+        page.click("#run")
+        expect(page.locator("#pause-charts")).to_have_text("Pause charts", timeout=60_000)
 
 
 def test_the_inspector_follows_and_steps_back_during_the_run(page: Page) -> None:

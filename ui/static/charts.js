@@ -1,13 +1,15 @@
 /* Contract: draws the live charts a few times a second, those alone that can be seen, and the device's readings.
-   A value that is missing is a gap or "n/a", never 0. Pause freezes the picture, not the run. */
+   A value that is missing is a gap or "n/a", never 0. Pause holds what the charts show, not the run: a chart that
+   comes into sight and a new theme are drawn from what was held. A new run ends the pause. */
 (() => {
   "use strict";
   const { on, number, setText, make, laneName, plots } = window.Bass;
   const REDRAW_MS = 300;
   const DASH = { regular: "dotted", speculative: "dashed", bass: "solid" };
   // Pause after a drawing, in multiples of its duration: drawing gets at most a tenth of the page's thread, since
-  // on the machine that runs the models too it takes their time.
-  const BUSY = 9;
+  // on the machine that runs the models too it takes their time. But never longer than LONGEST_MS: where others keep
+  // the machine busy a drawing lasts long without taking much, and a chart that stands still is not live.
+  const BUSY = 9, LONGEST_MS = 1000;
   const READINGS = {
     name: (d) => d.name ?? "n/a",
     gpu_utilization: (d) => number(d.gpu_utilization, 0, " %"),
@@ -98,6 +100,7 @@
     constructor(figures) {
       this.figures = figures;
       this.charts = null;
+      this.newest = null;
       this.stale = new Set();
       this.seen = new Set();
       this.timer = null;
@@ -112,6 +115,16 @@
       for (const plot of Object.values(figures)) watch.observe(plot.closest("[data-chart]"));
     }
 
+    take(charts) {
+      this.newest = charts;
+      if (!this.paused) this.show();
+    }
+
+    show() {
+      this.charts = this.newest;
+      this.soon();
+    }
+
     soon() {
       for (const name of Object.keys(this.figures)) this.stale.add(name);
       this.wait(0);
@@ -122,7 +135,7 @@
     }
 
     wait(ms) {
-      if (this.timer === null && window.Plotly && !this.paused && this.next()) {
+      if (this.timer === null && window.Plotly && this.next()) {
         this.timer = setTimeout(() => this.paint(), ms);
       }
     }
@@ -130,16 +143,18 @@
     paint() {
       this.timer = null;
       const name = this.next(), start = performance.now();
-      if (!name || this.paused) return;
+      if (!name) return;
       this.stale.delete(name);
       draw(this.figures[name], name, this.charts);
-      const pause = REDRAW_MS / Object.keys(this.figures).length;
-      this.wait(this.racing ? Math.max(pause, BUSY * (performance.now() - start)) : 0);
+      const pause = REDRAW_MS / Object.keys(this.figures).length, busy = BUSY * (performance.now() - start);
+      this.wait(this.racing ? Math.max(pause, Math.min(busy, LONGEST_MS)) : 0);
     }
 
     pause(paused) {
       this.paused = paused;
-      this.wait(0);
+      if (!paused) return this.show();
+      // What is in sight stands still from here on, drawn to the end or not.
+      for (const name of this.seen) this.stale.delete(name);
     }
   }
 
@@ -161,20 +176,20 @@
     const readings = [...element.querySelectorAll("[data-reading]")];
     const painter = new Painter(figures), key = element.querySelector(".line-key");
     drawKey(key, Object.keys(DASH));
-    on("start", ({ lanes }) => drawKey(key, lanes));
-    const pause = element.querySelector("#pause-charts");
-    pause.addEventListener("click", () => {
-      const paused = pause.getAttribute("aria-pressed") !== "true";
-      pause.setAttribute("aria-pressed", String(paused));
+    const button = element.querySelector("#pause-charts");
+    const pause = (paused) => {
+      setText(button, paused ? "Resume charts" : "Pause charts");
       painter.pause(paused);
+    };
+    button.addEventListener("click", () => pause(!painter.paused));
+    on("start", ({ lanes }) => {
+      drawKey(key, lanes);
+      if (painter.paused) pause(false);
     });
     on("view", ({ device, lanes }) => {
       for (const place of readings) setText(place, READINGS[place.dataset.reading](device, lanes));
     });
-    on("charts", (charts) => {
-      painter.charts = charts;
-      painter.soon();
-    });
+    on("charts", (charts) => painter.take(charts));
     on("phase", (phase) => (painter.racing = ["waiting", "running"].includes(phase)));
     plots.onTheme(() => painter.soon());
     plots.load(plotly).then(() => painter.soon());

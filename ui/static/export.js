@@ -127,11 +127,17 @@
       const text = values?.get(name);
       if (text === null || text === undefined) return now[i];
       const known = (value) => choices === null || choices.includes(value);
-      if (kind === "list") return text.split(" ").filter(known);
+      if (kind === "list") {
+        const chosen = text.split(" ").filter(known);
+        return chosen.length ? chosen : now[i];
+      }
       if (kind === "number") return text.trim() !== "" && Number.isFinite(Number(text)) ? Number(text) : now[i];
       return known(text) ? text : now[i];
     });
   }
+
+  // A link that is followed in this very tab changes nothing but the hash, as do back and forward.
+  window.addEventListener("hashchange", () => location.hash.startsWith(`#${HASH}?`) && location.reload());
 
   function download(name, type, text) {
     const address = URL.createObjectURL(new Blob([text], { type }));

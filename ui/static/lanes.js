@@ -160,6 +160,7 @@
         lane.reset(shown.includes(lane) ? count : 0);
       }
       this.grid.append(...shown.map((lane) => lane.section));
+      this.grid.dataset.count = shown.length;
       const note = this.element.querySelector(".greedy-note");
       note.hidden = settings.temperature !== 0 || count < 2;
       setText(note, `Temperature 0: the likeliest token is always taken, so the ${count} sequences of a lane ` +

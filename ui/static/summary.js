@@ -118,12 +118,17 @@
       plot.style.height = `${height}px`;
       // Plotly leaves the legend where it was in a figure of another height.
       if (plot._fullLayout && plot._fullLayout.height !== height) window.Plotly.purge(plot);
-      plots.react(plot, traces(view.lanes, colour), plots.layout(colour, run().head.run, {
+      const drawn = traces(view.lanes, colour), drafted = drawn.some((trace) => trace.xaxis === "x2");
+      plots.react(plot, drawn, plots.layout(colour, run().head.run, {
         height, hovermode: "closest", barmode: "group", margin: { l: 52, r: 10, t: 26, b: 40 },
         xaxis: { ...axis, domain: places[0], anchor: "y" },
         yaxis: { ...axis, domain: places[1], anchor: "x", title: title("ms per token") },
         xaxis2: { ...axis, domain: places[2], anchor: "y2", title: title("draft position"), dtick: 2 },
         yaxis2: { ...axis, domain: places[3], anchor: "x2", range: [0, 103], ticksuffix: " %", title: title("accepted") },
+        annotations: drafted ? [] : [{
+          text: "n/a: nothing was drafted", showarrow: false, font: { size: 14, color: colour("soft") },
+          xref: "paper", yref: "paper", x: narrow ? 0.5 : 0.775, y: narrow ? 0.19 : 0.5,
+        }],
       }));
     }
 

@@ -38,8 +38,9 @@
       shape("line", { x1: x(at), x2: x(at), y1: 22, y2: 44 }, "rollback"));
     svg.replaceChildren(...shapes, ...marks);
     const busy = (ms) => number(clockMs > 0 ? 100 * ms / clockMs : null, 0, " %");
-    setText(figure.querySelector("figcaption"), value.note ?? `Target (above) busy ${busy(value.target_busy_ms)}, ` +
-      `draft (below) ${busy(value.draft_busy_ms)}; ${value.rolled_back} roll-backs, ${value.thrown_away} drafts thrown away`);
+    setText(figure.querySelector("figcaption"), value.note ??
+      `The newest ${WINDOW_MS / 1000} s. In all: target (above) busy ${busy(value.target_busy_ms)}, draft (below) ` +
+      `${busy(value.draft_busy_ms)}; ${value.rolled_back} roll-backs (red lines), ${value.thrown_away} drafts thrown away`);
   }
 
   window.Bass.timeline = timeline;
