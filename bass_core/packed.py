@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# A forward calls this a hundred times and more: naming the overload spares its look-up, 20 microseconds a call, and
-# the bare operator under it the wrapper, another 4.
+# A forward calls this a hundred times and more: naming the overload spares its look-up, 20 microseconds, and the
+# bare operator under it the wrapper, another 4.
 _overload = torch.ops.quantized.linear_dynamic_fp16.default
 _multiply_halves = getattr(_overload, "_op", _overload)
 # From this many rows on oneDNN's float32 layout is faster than the plain one (measured on AVX-512).

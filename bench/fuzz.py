@@ -125,7 +125,9 @@ def main(argv: list[str]) -> None:
         claim("the server is up and wrote no traceback", float(healthy), "1.0", healthy),
         claim("growth of memory after the first fifth", growth, "at most 0.05", kept),
     ]
-    results = [{"outcome": name[:120], "cases": n, "memory MB": None} for name, n in seen.most_common(20)]
+    results: list[dict[str, Any]] = [
+        {"outcome": name[:120], "cases": n, "memory MB": None} for name, n in seen.most_common(20)
+    ]
     results += [
         {"outcome": "so far", "cases": tenth * (arguments.cases // 10), "memory MB": round(mb, 1)}
         for tenth, mb in enumerate(memory)
