@@ -15,6 +15,8 @@ from typing import Any
 
 # Read by libraries while they are imported, so set before any of them is.
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+# After each request Gradio makes a table of the last so many, in the memory and on the cores that the models use.
+os.environ.setdefault("GRADIO_ANALYTICS_MAX_EVENTS", "100")
 # A waiting thread that spins steals the core that the server and a browser on this machine need.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
