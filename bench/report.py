@@ -124,7 +124,7 @@ def document(
 
 def command() -> str:
     """The command that is running, but for where it writes."""
-    given = re.sub(r" --(json|report) \S+", "", shlex.join(sys.argv[1:]))
+    given = re.sub(r" --(json|report|samples) \S+", "", shlex.join(sys.argv[1:]))
     return f"python -m bench {given}"
 
 

@@ -9,7 +9,7 @@
   // Pause after a drawing, in multiples of its duration: drawing gets at most a tenth of the page's thread, since
   // on the machine that runs the models too it takes their time. But never longer than LONGEST_MS: where others keep
   // the machine busy a drawing lasts long without taking much, and a chart that stands still is not live.
-  const BUSY = 9, LONGEST_MS = 1000;
+  const BUSY = 9, LONGEST_MS = 5000;
   const READINGS = {
     name: (d) => d.name ?? "n/a",
     gpu_utilization: (d) => number(d.gpu_utilization, 0, " %"),
