@@ -158,7 +158,7 @@ def test_the_inspector_follows_and_steps_back_during_the_run(page: Page) -> None
     expect(page.locator("[data-pick=follow]")).not_to_be_checked()
     held, words, count = at.input_value(), line.text_content(), page.inner_text("[data-rounds]")
     cells = page.locator(".round [data-row=token] td").all_text_contents()
-    expect(page.locator("[data-rounds]")).not_to_have_text(count)
+    expect(page.locator("[data-rounds]")).not_to_have_text(count, timeout=60_000)
     assert (at.input_value(), line.text_content()) == (held, words)
     assert page.locator(".round [data-row=token] td").all_text_contents() == cells
     page.click("[data-step='1']")

@@ -151,8 +151,9 @@ def test_columns_stack_where_there_is_no_room(page: Page) -> None:
 @pytest.mark.slow
 def test_a_time_budget_stops_each_lane_at_its_own_clock(page: Page) -> None:
     page.click("text=More settings")
-    page.fill("#time-budget-ms input", "400")
     fill(page, batch=4, tokens=1024)
+    # Last: the settings behind the click have just been made, and what is typed too soon is lost.
+    page.fill("#time-budget-ms input", "400")
     run_to_the_end(page)
     for lane in LANES:
         expect(page.locator(f"#lane-{lane} .state")).to_contain_text("of 4 within the budget; stopped after 0.")
