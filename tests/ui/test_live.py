@@ -150,6 +150,8 @@ def test_paused_charts_stand_still_while_the_lanes_grow_and_catch_up(context: Br
 
 def test_the_inspector_follows_and_steps_back_during_the_run(page: Page) -> None:
     at, line = page.locator("[data-pick=round]"), page.locator(".round-line")
+    # It is drawn while it can be seen.
+    at.scroll_into_view_if_needed()
     page.select_option("[data-pick=lane]", "bass")
     expect(page.locator("[data-pick=follow]")).to_be_checked()
     newest = int(at.input_value())

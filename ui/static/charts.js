@@ -3,13 +3,13 @@
    comes into sight and a new theme are drawn from what was held. A new run ends the pause. */
 (() => {
   "use strict";
-  const { on, number, setText, make, laneName, plots } = window.Bass;
+  const { on, soon, number, setText, make, laneName, plots } = window.Bass;
   const REDRAW_MS = 300;
   const DASH = { regular: "dotted", speculative: "dashed", bass: "solid" };
-  // Pause after a drawing, in multiples of its duration: drawing gets at most a tenth of the page's thread, since
+  // Pause after a drawing, in multiples of its duration: drawing gets at most a twentieth of the page's thread, since
   // on the machine that runs the models too it takes their time. But never longer than LONGEST_MS: where others keep
   // the machine busy a drawing lasts long without taking much, and a chart that stands still is not live.
-  const BUSY = 9, LONGEST_MS = 5000;
+  const BUSY = 19, LONGEST_MS = 5000;
   const READINGS = {
     name: (d) => d.name ?? "n/a",
     gpu_utilization: (d) => number(d.gpu_utilization, 0, " %"),
@@ -186,8 +186,13 @@
       drawKey(key, lanes);
       if (painter.paused) pause(false);
     });
-    on("view", ({ device, lanes }) => {
-      for (const place of readings) setText(place, READINGS[place.dataset.reading](device, lanes));
+    let view = null;
+    const read = () => {
+      for (const place of readings) setText(place, READINGS[place.dataset.reading](view.device, view.lanes));
+    };
+    on("view", (newest) => {
+      view = newest;
+      soon(read);
     });
     on("charts", (charts) => painter.take(charts));
     on("phase", (phase) => (painter.racing = ["waiting", "running"].includes(phase)));

@@ -1,9 +1,8 @@
 /* Contract: shows one round of one sequence: each draft with q(x), p(x), its chance to stand, the number drawn and
-   the verdict, and the token that the target added. Works during a run and after it. */
+   the verdict, and the token that the target added. Works during a run, drawn while it can be seen, and after it. */
 (() => {
   "use strict";
-  const { on, run, number, setText, make, laneName, quoted } = window.Bass;
-  const REDRAW_MS = 200;
+  const { on, soon, run, number, setText, make, laneName, quoted } = window.Bass;
 
   const chance = (value) => number(value, value !== null && value < 0.001 ? 6 : 3);
   const bare = (text) => (text === "" ? quoted(text) : JSON.stringify(text).slice(1, -1));
@@ -34,17 +33,23 @@
       this.table = element.querySelector(".round");
       this.line = element.querySelector(".round-line");
       this.note = element.querySelector(".round-note");
-      this.timer = null;
+      this.seen = false;
+      this.newest = this.newest.bind(this);
       for (const name of ["lane", "sequence"]) {
         this.pick[name].addEventListener("change", () => this.go(this.steps().length - 1, true));
       }
       this.pick.round.addEventListener("change", () => this.go(Number(this.pick.round.value) - 1));
-      this.pick.follow.addEventListener("change", () => this.soon());
+      this.pick.follow.addEventListener("change", this.newest);
       for (const button of element.querySelectorAll("[data-step]")) {
         button.addEventListener("click", () => this.go(this.at + Number(button.dataset.step)));
       }
       on("start", (head) => this.start(head));
-      on("line", () => this.soon());
+      on("line", () => this.seen && soon(this.newest));
+      on("phase", this.newest);
+      new IntersectionObserver((entries) => {
+        this.seen = entries.at(-1).isIntersecting;
+        this.newest();
+      }).observe(element);
     }
 
     start({ lanes, batch_size: count }) {
@@ -63,13 +68,12 @@
       return sequence ? sequence.steps.filter((step) => step.kind !== "prefill") : [];
     }
 
-    soon() {
-      if (!this.pick.follow.checked) return setText(this.element.querySelector("[data-rounds]"), `of ${this.steps().length}`);
-      this.timer ??= setTimeout(() => {
-        this.timer = null;
-        if (this.pick.follow.checked) this.at = this.steps().length - 1;
-        this.draw();
-      }, REDRAW_MS);
+    /** The newest round, for whoever follows it. */
+    newest() {
+      const rounds = this.steps().length;
+      if (!this.pick.follow.checked) return setText(this.element.querySelector("[data-rounds]"), `of ${rounds}`);
+      this.at = Math.max(0, rounds - 1);
+      this.draw();
     }
 
     /** Show a round by its place; whoever picks one no longer follows the newest. */

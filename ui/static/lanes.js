@@ -1,8 +1,8 @@
-/* Contract: draws the lanes. Numbers change when a snapshot comes; its tokens are revealed one by one until
-   the next is due, in the order and at the pace of their lane times, never before they were written. */
+/* Contract: draws the lanes. A snapshot's tokens are revealed one by one until the next is due, in the order and at
+   the pace of their lane times, never before they were written; its numbers come with the first of them. */
 (() => {
   "use strict";
-  const { on, number, setText, make, run, firstAndLast, laneName } = window.Bass;
+  const { on, soon, number, setText, make, run, firstAndLast, laneName } = window.Bass;
   const ORIGINS = { s: "sampled", a: "accepted", r: "recovered", b: "bonus" };
   const REASONS = { eos: "end", length: "length", budget: "time up", stopped: "stopped", error: "error" };
   const SNAPSHOT_MS = 100;
@@ -123,14 +123,16 @@
       this.grid = element.querySelector(".lane-grid");
       this.lanes = [...element.querySelectorAll(".lane")].map((section) => new Lane(section));
       this.pending = [];
-      this.frame = 0;
-      this.tick = this.tick.bind(this);
+      this.view = null;
+      this.draw = this.draw.bind(this);
       this.still = window.matchMedia("(prefers-reduced-motion: reduce)");
       on("start", (head) => this.start(head));
       on("line", (line) => this.read(line));
-      on("view", (view) => this.show(view));
+      on("view", (view) => {
+        this.view = view;
+        if (!this.stopped) soon(this.draw);
+      });
       on("phase", (phase) => this.phase(phase));
-      document.addEventListener("visibilitychange", () => document.hidden && this.reveal(Infinity));
     }
 
     /** The section of a lane; a name that the page does not know gets one like the others. */
@@ -152,8 +154,7 @@
 
     /** Make room for a new run: its lanes alone are shown, in its order. */
     start({ lanes, batch_size: count, settings }) {
-      this.reveal(Infinity);
-      Object.assign(this, { span: SNAPSHOT_MS, arrived: 0, stopped: false });
+      Object.assign(this, { pending: [], view: null, span: SNAPSHOT_MS, arrived: 0, stopped: false });
       const shown = lanes.map((name) => this.lane(name));
       for (const lane of this.lanes) {
         lane.section.hidden = !shown.includes(lane);
@@ -167,10 +168,12 @@
         "are the same.");
     }
 
-    show(view) {
-      if (this.stopped) return;
-      for (const [name, value] of Object.entries(view.lanes)) {
-        this.lane(name).showNumbers(value, value.finished && view.lanes.regular?.finished);
+    /** Show the newest numbers. */
+    show() {
+      const lanes = this.view?.lanes ?? {};
+      this.view = null;
+      for (const [name, value] of Object.entries(lanes)) {
+        this.lane(name).showNumbers(value, value.finished && lanes.regular?.finished);
       }
     }
 
@@ -178,25 +181,22 @@
     read(line) {
       if (this.stopped) return;
       const now = performance.now();
-      this.reveal(Infinity);
       if (this.arrived) this.span = Math.min(400, Math.max(30, 0.7 * this.span + 0.3 * (now - this.arrived)));
       this.arrived = now;
+      // What was due by now stays in front, whatever this snapshot brings.
+      for (const token of this.pending) token.due = Math.min(token.due, now);
       for (const [name, news] of Object.entries(line)) {
         this.pending.push(...this.lane(name).tokens(news, now, this.span));
       }
       this.pending.sort((a, b) => a.due - b.due);
-      if (document.hidden || this.still.matches) this.reveal(Infinity);
-      else this.schedule();
+      soon(this.draw);
     }
 
-    schedule() {
-      if (this.pending.length && !this.frame) this.frame = requestAnimationFrame(this.tick);
-    }
-
-    tick() {
-      this.frame = 0;
-      this.reveal(performance.now());
-      this.schedule();
+    /** The newest numbers, and the tokens that are due; all of them where nobody sees frames, or wants motion. */
+    draw() {
+      this.show();
+      this.reveal(document.hidden || this.still.matches ? Infinity : performance.now());
+      if (this.pending.length) soon(this.draw);
     }
 
     /** Append every pending token that is due by `now`, in order, one insertion a card. */
@@ -215,6 +215,7 @@
       // What was under way when Stop was pressed may still arrive.
       this.stopped = phase === "stopped";
       if (phase !== "stopped" && phase !== "error") return;
+      this.show();
       this.reveal(Infinity);
       for (const lane of this.lanes) lane.end(phase === "stopped" ? "Stopped" : "Ended early", "stopped");
     }
