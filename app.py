@@ -41,6 +41,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--draft", help="a Hub id or a folder with the draft model, instead of the pair's own")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    parser.add_argument(
+        "--threads",
+        type=_positive,
+        help="threads of the models on a CPU; without it one for each core, less one for the browser where the "
+        "page is served to this machine alone",
+    )
     parser.add_argument("--host", help="address to listen on; 0.0.0.0 for every network of this machine")
     parser.add_argument("--port", type=int, help="port to listen on; without it the first free one from 7860")
     parser.add_argument(
@@ -80,6 +86,29 @@ def host(option: str | None, environment: Mapping[str, str]) -> str:
     if environment.get("GRADIO_SERVER_NAME"):
         return environment["GRADIO_SERVER_NAME"]
     return "0.0.0.0" if "SPACE_ID" in environment else "127.0.0.1"
+
+
+def leaves_a_core(options: argparse.Namespace, environment: Mapping[str, str]) -> bool:
+    """Whether the browser runs on this machine too, and nobody has said how many threads the models get."""
+    local = host(options.host, environment) in ("127.0.0.1", "localhost", "::1")
+    return local and not options.share and options.threads is None and "OMP_NUM_THREADS" not in environment
+
+
+def set_threads(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    """Set the models' threads on a CPU, and return how many they are.
+
+    A core that a browser takes and gives back costs the models more than one that they never had: with two cores,
+    two threads and a browser are no faster than one thread (python -m bench page).
+    """
+    import torch
+
+    from bass_core.amusd_process import cores
+
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    elif leaves_a_core(options, environment):
+        torch.set_num_threads(max(1, min(torch.get_num_threads(), cores() - 1)))
+    return torch.get_num_threads()
 
 
 def credentials(environment: Mapping[str, str]) -> tuple[str, str] | None:
@@ -123,6 +152,7 @@ def race_page(options: argparse.Namespace) -> tuple[Any, str]:
     def load(name: str) -> ModelPair:
         return load_pair(name, device=options.device, dtype=options.dtype)
 
+    threads = set_threads(options, os.environ)
     pair = load_pair(options.pair, draft=options.draft, device=options.device, dtype=options.dtype)
     # A ZeroGPU Space has no device before a race.
     draft_length = "bass" if spaces is not None else options.draft_length
@@ -133,6 +163,8 @@ def race_page(options: argparse.Namespace) -> tuple[Any, str]:
         source = spaces.GPU(duration=gpu_seconds)(source)
     dtype = str(pair.dtype).removeprefix("torch.")
     about = f"{shown_name(pair.name or options.pair)} on {pair.device}, {dtype}"
+    if pair.device.type == "cpu":
+        about += f", {threads} thread{'s' * (threads > 1)}"
     names = {
         "pair": shown_name(options.pair),
         "draft": options.draft and shown_name(options.draft),

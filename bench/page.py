@@ -109,8 +109,10 @@ def environment() -> dict[str, str]:
 
 def work(options: argparse.Namespace) -> None:
     """A race for each line of the input, its figures as a line of JSON: the library alone."""
+    from app import parse, set_threads
     from bass_core import SamplingParams, load_pair, race
 
+    set_threads(parse(["--host", "127.0.0.1"]), os.environ)
     pair = load_pair(options.pair, draft=options.draft)
     sampling = SamplingParams(TEMPERATURE)
     print(json.dumps({"threads": torch.get_num_threads()}), flush=True)
@@ -152,7 +154,9 @@ def worker(options: argparse.Namespace) -> Iterator[Callable[[], Lanes]]:
 
     try:
         threads = json.loads(answers.readline())["threads"]
-        print(f"{threads} threads, the page's default here; OMP_WAIT_POLICY={environment()['OMP_WAIT_POLICY']}")
+        print(
+            f"{threads} of {os.cpu_count()} cores for the models, the page's default here; OMP_WAIT_POLICY={environment()['OMP_WAIT_POLICY']}"
+        )
         yield ask
     finally:
         process.terminate()

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import app
+from bass_core.amusd_process import cores
 
 ROOT = Path(app.__file__).resolve().parent
 
@@ -26,6 +28,34 @@ ROOT = Path(app.__file__).resolve().parent
 )
 def test_host(option: str | None, environment: dict[str, str], expected: str) -> None:
     assert app.host(option, environment) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "expected"),
+    [
+        ([], {}, True),
+        (["--host", "localhost"], {}, True),
+        (["--host", "0.0.0.0"], {}, False),
+        (["--share"], {}, False),
+        (["--threads", "2"], {}, False),
+        ([], {"OMP_NUM_THREADS": "2"}, False),
+        ([], {"SPACE_ID": "me/bass"}, False),
+    ],
+)
+def test_a_core_is_left_to_a_browser_on_this_machine(
+    arguments: list[str], environment: dict[str, str], expected: bool
+) -> None:
+    assert app.leaves_a_core(app.parse(arguments), environment) is expected
+
+
+@pytest.mark.parametrize(("arguments", "expected"), [(["--threads", "3"], 3), ([], max(1, cores() - 1))])
+def test_the_models_get_that_many_threads(arguments: list[str], expected: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(cores())
+    try:
+        assert app.set_threads(app.parse(arguments), {}) == torch.get_num_threads() == expected
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_defaults() -> None:
@@ -75,7 +105,7 @@ def test_help_names_every_option() -> None:
     ended = start("--help")
     assert ended.returncode == 0
     for option in (
-        "--pair", "--draft", "--device", "--dtype", "--host", "--port", "--max-batch", "--share", "--replay",
+        "--pair", "--draft", "--device", "--dtype", "--threads", "--host", "--port", "--max-batch", "--share", "--replay",
         "--max-new-tokens", "--max-prompt", "--max-seconds", "--allow-any-model", "--draft-length",
         "BASS_PASSWORD",
     ):  # fmt: skip
