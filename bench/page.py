@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 
+from app import parse, set_threads
+
 from .report import claim, finish, median, parser
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -65,6 +67,8 @@ def main(argv: list[str]) -> None:
     if options.worker:
         work(options)
         return
+    # The document names this process's threads: they are to be those of the measured ones.
+    set_threads(parse(["--host", "127.0.0.1"]), os.environ)
     arms: dict[str, list[Lanes]] = {"library": [], "client": [], "browser": []}
     with ExitStack() as stack:
         library = stack.enter_context(worker(options))
@@ -109,7 +113,6 @@ def environment() -> dict[str, str]:
 
 def work(options: argparse.Namespace) -> None:
     """A race for each line of the input, its figures as a line of JSON: the library alone."""
-    from app import parse, set_threads
     from bass_core import SamplingParams, load_pair, race
 
     set_threads(parse(["--host", "127.0.0.1"]), os.environ)
@@ -154,9 +157,8 @@ def worker(options: argparse.Namespace) -> Iterator[Callable[[], Lanes]]:
 
     try:
         threads = json.loads(answers.readline())["threads"]
-        print(
-            f"{threads} of {os.cpu_count()} cores for the models, the page's default here; OMP_WAIT_POLICY={environment()['OMP_WAIT_POLICY']}"
-        )
+        policy = environment()["OMP_WAIT_POLICY"]
+        print(f"{threads} of {os.cpu_count()} cores for the models, the page's default; OMP_WAIT_POLICY={policy}")
         yield ask
     finally:
         process.terminate()

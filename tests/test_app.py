@@ -105,7 +105,8 @@ def test_help_names_every_option() -> None:
     ended = start("--help")
     assert ended.returncode == 0
     for option in (
-        "--pair", "--draft", "--device", "--dtype", "--threads", "--host", "--port", "--max-batch", "--share", "--replay",
+        "--pair", "--draft", "--device", "--dtype", "--threads", "--host", "--port", "--max-batch", "--share",
+        "--replay",
         "--max-new-tokens", "--max-prompt", "--max-seconds", "--allow-any-model", "--draft-length",
         "BASS_PASSWORD",
     ):  # fmt: skip
