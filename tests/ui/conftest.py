@@ -30,6 +30,7 @@ HOSTILE = (
     "{{value}}",
     "\u05e9\u05dc\u05d5\u05dd",
     "a\u200bb",
+    "c\u202ed",
     "\U0001f41f",
 )
 

@@ -21,6 +21,21 @@ WATCH_FRAMES = """() => {
   };
   requestAnimationFrame(frame);
 }"""
+# Every figure that can be seen has been drawn, and the page has nothing left to do.
+AT_REST = """() => [...document.querySelectorAll("[data-chart] .plot, .bass-summary .plot")].every((plot) => {
+  const { top, bottom } = plot.getBoundingClientRect();
+  return plot.data?.length || plot.emptyAs?.startsWith("n/a") || bottom < 0 || top > innerHeight;
+}) && new Promise((resolve) => requestIdleCallback(() => resolve(true)))"""
+# The pauses that came before drawings of charts; whether the race was over, and a chart still without lines.
+WATCH_PAUSES = """(() => {
+  const pauses = window.pauses = [], later = window.setTimeout;
+  window.setTimeout = (callback, ms, ...rest) => {
+    if (!String(callback).includes("this.paint(")) return later(callback, ms, ...rest);
+    const over = document.querySelector("#status-line .message").dataset.phase === "done";
+    const empty = !document.querySelector("[data-chart=latency] .plot").data?.length;
+    return later(() => { pauses.push({ ms, over, empty }); callback(); }, ms, ...rest);
+  };
+})()"""
 LONGEST_TASK_MS = 200
 
 
@@ -56,12 +71,26 @@ def test_an_idle_page_asks_for_no_frames(page: Page) -> None:
     assert not frames, "Gradio's timers are to ask for none: ui/static/timers.js"
 
 
+def test_the_charts_of_a_first_race_do_not_wait_for_each_other(page: Page) -> None:
+    page.add_init_script(WATCH_PAUSES)
+    page.reload()
+    fill(page, batch=4, tokens=100, seed=20)
+    # Run is in sight all the same.
+    page.locator("[data-chart=latency]").scroll_into_view_if_needed()
+    run_to_the_end(page)
+    page.wait_for_function(AT_REST)
+    pauses = page.evaluate("pauses")
+    assert max(pause["ms"] for pause in pauses if pause["empty"]) <= 300
+    assert {pause["ms"] for pause in pauses if pause["over"]} == {0}
+
+
 @pytest.mark.slow
 def test_three_lanes_of_eight_sequences_of_128_tokens(page: Page, server: str) -> None:
     # A first race, so that every chart has been drawn once, the summary's too: what follows is the race alone.
     fill(page, batch=2, tokens=8, seed=20)
     run_to_the_end(page)
     expect(page.locator(".bass-summary .main-svg").first).to_be_visible()
+    page.wait_for_function(AT_REST)
     fill(page, batch=8, tokens=128, seed=21)
     page.evaluate(WATCH_FRAMES)
     cdp = page.context.new_cdp_session(page)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from gradio_client import Client
 from playwright.sync_api import BrowserContext, Page, expect
 
 from .browser import LANES, fill, run_to_the_end, shown
+from .conftest import started, watched
 
 # Lengths seen in each lane, recorded at every change of its text.
 WATCH_GROWTH = """() => {
@@ -146,6 +149,35 @@ def test_columns_stack_where_there_is_no_room(page: Page) -> None:
         assert len(tops) == (3 if width == 390 else 1)
         assert all(box and box["width"] >= 280 for box in boxes)
         assert page.evaluate("() => document.documentElement.scrollWidth <= window.innerWidth")
+
+
+@pytest.mark.slow
+def test_a_batch_of_32_stays_readable(
+    context: BrowserContext, tiny_pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    options = ["--device", "cpu", "--dtype", "float32", "--max-batch", "32", "--draft-length", "bass"]
+    with (
+        started(tmp_path / "log", "--pair", str(tiny_pair[0]), "--draft", str(tiny_pair[1]), *options) as server,
+        watched(context, server) as page,
+    ):
+        fill(page, batch=32, tokens=24)
+        run_to_the_end(page)
+        final = Client(server, verbose=False).submit("Hello", 32, 24, 0.9, 3, api_name="/race").result()
+        for lane in LANES:
+            assert shown(page, lane) == [sequence["text"] for sequence in final["lanes"][lane]["sequences"]]
+        for width in (390, 1400):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate("() => document.documentElement.scrollWidth <= window.innerWidth")
+            for lane in LANES:
+                # Two whole lines of text a card, the newest, and a list that is no longer than the window.
+                cards = page.locator(f"#lane-{lane} .window")
+                sizes = cards.evaluate_all("all => all.map(e => [e.clientHeight, e.clientWidth])")
+                assert len(sizes) == 32 and all(high >= 42 and wide >= 200 for high, wide in sizes)
+                expect(cards.last).to_have_css("font-size", "14px")
+                listed = page.locator(f"#lane-{lane} .sequences").bounding_box()
+                assert listed and listed["height"] <= 900
+                cards.last.scroll_into_view_if_needed()
+                expect(cards.last.locator(".token").last).to_be_in_viewport()
 
 
 @pytest.mark.slow

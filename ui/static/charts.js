@@ -104,13 +104,16 @@
       this.stale = new Set();
       this.seen = new Set();
       this.timer = null;
+      this.drawing = false;
       this.paused = false;
       this.racing = false;
+      // When, during a race, charts with lines may be drawn again, and those that are still empty.
+      this.due = { lines: 0, empty: 0 };
       const watch = new IntersectionObserver((entries) => {
         for (const { target, isIntersecting } of entries) {
           this.seen[isIntersecting ? "add" : "delete"](target.dataset.chart);
         }
-        this.wait(0);
+        this.plan();
       });
       for (const plot of Object.values(figures)) watch.observe(plot.closest("[data-chart]"));
     }
@@ -127,30 +130,42 @@
 
     soon() {
       for (const name of Object.keys(this.figures)) this.stale.add(name);
-      this.wait(0);
+      this.plan();
     }
 
-    next() {
-      return [...this.stale].find((name) => this.seen.has(name));
+    race(racing) {
+      this.racing = racing;
+      this.plan();
     }
 
-    wait(ms) {
-      if (this.timer === null && window.Plotly && this.next()) {
-        this.timer = setTimeout(() => this.paint(), ms);
-      }
+    kind(name) {
+      return this.figures[name].data?.length ? "lines" : "empty";
     }
 
-    paint() {
-      this.timer = null;
-      const name = this.next(), start = performance.now();
+    /** Set the timer for the next drawing: of an empty chart if there is one, since it need not rest for the others. */
+    plan() {
+      if (this.drawing || !window.Plotly) return;
+      clearTimeout(this.timer);
+      const names = [...this.stale].filter((name) => this.seen.has(name));
+      const name = names.find((name) => this.kind(name) === "empty") ?? names[0];
       if (!name) return;
+      const ms = this.racing ? this.due[this.kind(name)] - performance.now() : 0;
+      this.timer = setTimeout(() => this.paint(name), Math.max(0, ms));
+    }
+
+    paint(name) {
+      const start = performance.now(), before = this.kind(name);
+      this.drawing = true;
       this.stale.delete(name);
       draw(this.figures[name], name, this.charts);
       // A task later Plotly is through: half of what it does waits for promises.
-      this.timer = setTimeout(() => {
-        this.timer = null;
-        const pause = REDRAW_MS / Object.keys(this.figures).length, busy = BUSY * (performance.now() - start);
-        this.wait(this.racing ? Math.max(pause, Math.min(busy, LONGEST_MS)) : 0);
+      setTimeout(() => {
+        const end = performance.now(), after = this.kind(name), pause = REDRAW_MS / Object.keys(this.figures).length;
+        this.drawing = false;
+        // A chart's first lines take several times as long as all further ones, and are no reason to rest.
+        if (before === "lines") this.due.lines = end + Math.max(pause, Math.min(BUSY * (end - start), LONGEST_MS));
+        else if (after === "empty") this.due.empty = end + REDRAW_MS;
+        this.plan();
       });
     }
 
@@ -199,7 +214,7 @@
       soon(read);
     });
     on("charts", (charts) => painter.take(charts));
-    on("phase", (phase) => (painter.racing = ["waiting", "running"].includes(phase)));
+    on("phase", (phase) => painter.race(["waiting", "running"].includes(phase)));
     plots.onTheme(() => painter.soon());
     plots.load(plotly).then(() => painter.soon());
   };
