@@ -20,7 +20,7 @@ from .draft_head import DraftHead
 from .drafting import CASCADE_MATCH, sure
 from .noise import Role
 from .runner import ModelRunner, PrefillSteps
-from .sampling import draw, probabilities
+from .sampling import argmax, draw, probabilities
 from .step_model import StepModel
 
 # A run of this many tokens that stood before is copied on.
@@ -245,7 +245,7 @@ class DraftSession:
         """Columns int64 [B], and q float32 [B, V'] where somebody asks for it."""
         params = self.spec.params
         if params.greedy:
-            return logits.argmax(-1), logits.float().softmax(-1) if self.spec.confidence else None
+            return argmax(logits), logits.float().softmax(-1) if self.spec.confidence else None
         device = logits.device
         q = probabilities(logits, params)
         ids = torch.tensor([row.id for row in self.rows], device=device)

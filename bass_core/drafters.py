@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .noise import Role
 from .runner import ModelRunner, PrefillSteps
-from .sampling import SamplingParams, draw, probabilities
+from .sampling import SamplingParams, argmax, draw, probabilities
 from .sequence import Sequence
 from .transfer import to_device
 from .verify import Keys
@@ -97,7 +97,7 @@ class ModelDrafter:
 
     def _draw(self, logits: Tensor, keys: Keys, step: int) -> tuple[Tensor, Tensor | None]:
         if self.params.greedy:
-            return logits.argmax(-1), None
+            return argmax(logits), None
         probs = probabilities(logits, self.params)
         roles = torch.full_like(keys.positions, int(self.role))
         return draw(probs, keys.seed, keys.sequence_ids, keys.positions + step, roles), probs

@@ -13,7 +13,7 @@ from .draft_head import DraftHead
 from .drafters import Proposal
 from .noise import Role
 from .runner import ModelRunner, PrefillSteps
-from .sampling import SamplingParams, draw, probabilities
+from .sampling import SamplingParams, argmax, draw, probabilities
 from .sequence import Sequence
 from .verify import Keys
 
@@ -117,7 +117,7 @@ class HeadDrafter:
     def _draw(self, logits: Tensor, keys: Keys, step: int) -> tuple[Tensor, Tensor | None]:
         """A column of the head's vocabulary a row, and the distribution [B, V] over the target's."""
         if self.params.greedy:
-            return logits.argmax(-1), None
+            return argmax(logits), None
         probs = probabilities(logits, self.params)
         roles = torch.full_like(keys.positions, int(self.role))
         ids = self.head.vocabulary

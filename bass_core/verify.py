@@ -18,7 +18,7 @@ from kernels.support import obstacle
 
 from .errors import ModelError
 from .noise import Role, uniform
-from .sampling import SamplingParams, draw, probabilities
+from .sampling import SamplingParams, argmax, draw, probabilities
 from .transfer import to_host
 
 
@@ -68,7 +68,7 @@ class Verdict:
 def first_tokens(logits: Tensor, keys: Keys, params: SamplingParams) -> Tensor:
     """The target's own draw for logits [B, V], where nothing was drafted: int64 [B]."""
     if params.greedy:
-        return logits.argmax(-1)
+        return argmax(logits)
     roles = torch.full_like(keys.positions, int(Role.TARGET))
     return draw(probabilities(logits, params), keys.seed, keys.sequence_ids, keys.positions, roles)
 
@@ -105,7 +105,7 @@ def verify(
         unknown = torch.full_like(accepted, torch.nan, dtype=torch.float32)
         return Verdict(accepted, next_token, chance, torch.ones_like(u), u, unknown)
     if params.greedy:
-        choices = logits.argmax(-1)
+        choices = argmax(logits)
         agrees = (choices[:, :width] == drafts).float()
         accepted = _prefix((agrees > 0) & drafted)
         next_token = choices.gather(1, accepted[:, None])[:, 0]
