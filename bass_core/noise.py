@@ -10,7 +10,9 @@ much as the model. Uniforms lie strictly inside (0, 1), on a grid of 2**-23.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,8 +31,8 @@ class Role(IntEnum):
     SYNTHETIC = 4
 
 
-def philox(counter: tuple[Tensor, ...], key: tuple[int, int]) -> tuple[Tensor, ...]:
-    """Philox4x32-10: four int64 tensors holding 32-bit words, from four such counters and two key words."""
+def philox(counter: tuple[Any, ...], key: tuple[int, int]) -> tuple[Any, ...]:
+    """Philox4x32-10: four int64 tensors (or arrays) of 32-bit words, from four such counters and two key words."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
@@ -44,8 +46,14 @@ def philox(counter: tuple[Tensor, ...], key: tuple[int, int]) -> tuple[Tensor, .
 def words(seed: int, sequence_ids: Tensor, positions: Tensor, roles: Tensor) -> tuple[Tensor, ...]:
     """The four hash words of each key; arguments broadcast against each other, int64 on one device."""
     ids, positions, roles = torch.broadcast_tensors(sequence_ids, positions, roles)
-    counter = (positions & _MASK, roles & _MASK, ids & _MASK, (ids >> 32) & _MASK)
-    return philox(counter, (seed & _MASK, (seed >> 32) & _MASK))
+    key = seed & _MASK, (seed >> 32) & _MASK
+    if not ids.is_cpu:
+        return philox((positions & _MASK, roles & _MASK, ids & _MASK, (ids >> 32) & _MASK), key)
+    # The same operations on a few numbers: numpy starts each in a quarter of the time that torch needs.
+    at, role, row = (words_.numpy() for words_ in (positions, roles, ids))
+    with np.errstate(over="ignore"):
+        hashed = philox((at & _MASK, role & _MASK, row & _MASK, (row >> 32) & _MASK), key)
+    return tuple(torch.as_tensor(word) for word in hashed)
 
 
 def uniform(seed: int, sequence_ids: Tensor, positions: Tensor, role: Role) -> Tensor:
@@ -65,18 +73,24 @@ def token_uniforms(
     ids = torch.arange(tokens, device=first.device) if isinstance(tokens, int) else tokens
     hashed = ids.to(torch.int32) * _signed(_KEY_0)
     hashed = hashed + _wrap(first)[..., None]
-    _mix(hashed, 17, 0xED5AD4BB)
+    # In place: on a CPU, fresh memory for every step would take longer than the step.
+    shifted = torch.empty_like(hashed)
+    _fold(hashed, 17, shifted).mul_(_signed(0xED5AD4BB))
     hashed ^= _wrap(second)[..., None]
-    _mix(hashed, 11, 0xAC4C1B51)
-    _mix(hashed, 15, 0x31848BAB)
-    hashed ^= (hashed >> 14) & 0x3FFFF
-    return ((hashed >> 9) & 0x7FFFFF).float().add_(0.5).mul_(2.0**-23)
+    _fold(hashed, 11, shifted).mul_(_signed(0xAC4C1B51))
+    _fold(hashed, 15, shifted).mul_(_signed(0x31848BAB))
+    _fold(hashed, 14, shifted)
+    return _shift(hashed, 9, hashed).float().add_(0.5).mul_(2.0**-23)
 
 
-def _mix(words_: Tensor, shift: int, factor: int) -> None:
-    """One xorshift-multiply round in place, on int32 that wraps (constants: Wellons' triple32)."""
-    words_ ^= (words_ >> shift) & ((1 << (32 - shift)) - 1)
-    words_ *= _signed(factor)
+def _fold(words_: Tensor, shift: int, scratch: Tensor) -> Tensor:
+    """words ^= words >> shift, in place, on int32 that wraps (shifts and factors: Wellons' triple32)."""
+    return words_.bitwise_xor_(_shift(words_, shift, scratch))
+
+
+def _shift(words_: Tensor, shift: int, out: Tensor) -> Tensor:
+    """The words as unsigned ones, shifted to the right."""
+    return torch.bitwise_right_shift(words_, shift, out=out).bitwise_and_((1 << (32 - shift)) - 1)
 
 
 def _wrap(word: Tensor) -> Tensor:
