@@ -66,7 +66,7 @@ def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
         return one_hot.scatter_(-1, argmax(logits)[..., None], 1.0)
     scaled = logits.float()
     # Subtracting the maximum first keeps a tiny temperature from overflowing.
-    scaled = (scaled - scaled.amax(-1, keepdim=True)) / params.temperature
+    scaled = (scaled - scaled.amax(-1, keepdim=True)).div_(params.temperature)
     if 0 < params.top_k < scaled.shape[-1]:
         threshold = scaled.topk(params.top_k, dim=-1).values[..., -1:]
         scaled = scaled.masked_fill(scaled < threshold, float("-inf"))
