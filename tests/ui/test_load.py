@@ -101,8 +101,8 @@ def test_three_lanes_of_eight_sequences_of_128_tokens(page: Page, server: str) -
     # Time that the thread ran, whatever else the machine was doing.
     longest = max(task["tdur"] for task in tasks) / 1000
     assert longest < LONGEST_TASK_MS, f"a main-thread task ran {longest:.0f} ms"
-    # How many a second is a question of the machine: python -m bench page says.
-    assert page.evaluate("() => window.seen.frames") > 40
+    # It grew while it ran. How often a second is a question of the machine: python -m bench page says.
+    assert page.evaluate("() => window.seen.frames") > 10
     final = Client(server, verbose=False).submit("Hello", 8, 128, 0.9, 21, api_name="/race").result()
     for lane in LANES:
         assert shown(page, lane) == [sequence["text"] for sequence in final["lanes"][lane]["sequences"]]

@@ -142,22 +142,21 @@
       return this.figures[name].data?.length ? "lines" : "empty";
     }
 
-    /** Set the timer for the next drawing: of an empty chart if there is one, since it need not rest for the others. */
+    /** Set the timer for the next drawing, of the chart that is due first. */
     plan() {
       if (this.drawing || !window.Plotly) return;
       clearTimeout(this.timer);
-      const names = [...this.stale].filter((name) => this.seen.has(name));
-      const name = names.find((name) => this.kind(name) === "empty") ?? names[0];
+      const due = (name) => this.due[this.kind(name)];
+      const [name] = [...this.stale].filter((name) => this.seen.has(name)).sort((a, b) => due(a) - due(b));
       if (!name) return;
-      const ms = this.racing ? this.due[this.kind(name)] - performance.now() : 0;
-      this.timer = setTimeout(() => this.paint(name), Math.max(0, ms));
+      const ms = this.racing ? Math.max(0, due(name) - performance.now()) : 0;
+      this.timer = setTimeout(() => this.paint(name), ms);
     }
 
     paint(name) {
       const start = performance.now(), before = this.kind(name);
       this.drawing = true;
       this.stale.delete(name);
-      draw(this.figures[name], name, this.charts);
       // A task later Plotly is through: half of what it does waits for promises.
       setTimeout(() => {
         const end = performance.now(), after = this.kind(name), pause = REDRAW_MS / Object.keys(this.figures).length;
@@ -167,6 +166,7 @@
         else if (after === "empty") this.due.empty = end + REDRAW_MS;
         this.plan();
       });
+      draw(this.figures[name], name, this.charts);
     }
 
     pause(paused) {
@@ -174,6 +174,7 @@
       if (!paused) return this.show();
       // What is in sight stands still from here on, drawn to the end or not.
       for (const name of this.seen) this.stale.delete(name);
+      this.plan();
     }
   }
 
