@@ -204,8 +204,8 @@ MUTANTS = [
     Mutant(
         "all rows share their noise",
         "bass_core/noise.py",
-        "roles & _MASK, ids & _MASK,",
-        "roles & _MASK, 0 * ids,",
+        "broadcast_tensors(sequence_ids,",
+        "broadcast_tensors(0 * sequence_ids,",
         [_CONFORMANCE + "independence.py::test_seeds_and_ids_matter"],
     ),
     Mutant(

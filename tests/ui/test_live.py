@@ -33,14 +33,20 @@ COUNT_MISSING = """() => {
   requestAnimationFrame(frame);
 }"""
 
-# What the chart shows: [lane, points, last x] a line. Others that come into sight are drawn from what was held.
-DRAWN = f"{PLOT}.data.map(({{ name, x }}) => [name, x.length, x.at(-1)])"
+# The charts with lines in sight; one that comes into sight later is drawn from what was held.
+IN_SIGHT = """() => [...document.querySelectorAll("[data-chart]")].filter((figure) => {
+  const { top, bottom } = figure.getBoundingClientRect();
+  return figure.querySelector(".plot").data?.length && top < innerHeight && bottom > 0;
+}).map((figure) => figure.dataset.chart)"""
+# What they show: [lane, points, last x] a line.
+DRAWN = """(names) => names.map((name) => document.querySelector(`[data-chart=${name}] .plot`).data.map(
+  ({ name, x }) => [name, x.length, x.at(-1)]))"""
 # How many times news for the charts came, and the lane time of the newest, in seconds.
 COUNT_NEWS = """() => {
   const news = window.news = { count: 0, end: 0 };
   Bass.on("charts", ({ lanes }) => {
     news.count += 1;
-    news.end = lanes.speculative.clock_ms.at(-1) / 1000;
+    news.end = lanes.speculative.clock_ms.at(-1) * 1e-3;  // as the charts have it
   });
 }"""
 WRITTEN = "document.querySelectorAll('.sequence .token').length"
@@ -120,9 +126,13 @@ def test_paused_charts_stand_still_while_the_lanes_grow_and_catch_up(context: Br
         page.evaluate(COUNT_NEWS)
         page.click("#run")
         page.locator("[data-chart=race]").scroll_into_view_if_needed()
+        # Before the wait, so that the click moves nothing.
+        page.locator("#pause-charts").scroll_into_view_if_needed()
         page.wait_for_function(f"() => {PLOT}.data?.length > 1 && {POINTS} > 2", timeout=60_000)
-        page.get_by_role("button", name="Pause charts").click()
-        held, known, light = page.evaluate(DRAWN), page.evaluate("window.news.end"), page.evaluate(COLOUR)
+        page.click("#pause-charts")
+        charts, known, light = page.evaluate(IN_SIGHT), page.evaluate("window.news.end"), page.evaluate(COLOUR)
+        assert "race" in charts
+        held = page.evaluate(DRAWN, charts)
         for _ in range(3):
             count, written = page.evaluate("window.news.count"), page.evaluate(WRITTEN)
             page.wait_for_function(
@@ -130,7 +140,7 @@ def test_paused_charts_stand_still_while_the_lanes_grow_and_catch_up(context: Br
                 arg=[count, written],
                 timeout=60_000,
             )
-            assert page.evaluate(DRAWN) == held
+            assert page.evaluate(DRAWN, charts) == held
             expect(page.locator("#pause-charts")).to_have_text("Resume charts")
         # Another theme is drawn, with what was held.
         page.evaluate("document.body.classList.add('dark')")

@@ -134,6 +134,8 @@
     }
 
     race(racing) {
+      // A new race is drawn at once, however long what was drawn before it took.
+      if (racing && !this.racing) this.due = { lines: 0, empty: 0 };
       this.racing = racing;
       this.plan();
     }
