@@ -49,7 +49,7 @@ def words(seed: int, sequence_ids: Tensor, positions: Tensor, roles: Tensor) -> 
     key = seed & _MASK, (seed >> 32) & _MASK
     if not ids.is_cpu:
         return philox((positions & _MASK, roles & _MASK, ids & _MASK, (ids >> 32) & _MASK), key)
-    # The same operations on a few numbers: numpy starts each in a quarter of the time that torch needs.
+    # The same operations on a few numbers: numpy starts each sooner than torch does.
     at, role, row = (words_.numpy() for words_ in (positions, roles, ids))
     with np.errstate(over="ignore"):
         hashed = philox((at & _MASK, role & _MASK, row & _MASK, (row >> 32) & _MASK), key)
