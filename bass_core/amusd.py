@@ -10,7 +10,7 @@ A draft that crashes or hangs is given up: the lane goes on as regular decoding,
 
 Of the drafters that run the pair's draft, "model" drafts with it alone; "cascade" copies first where the text
 repeats itself, and "adaptive" moreover rests behind a draft that it is unsure of (drafting.py).
-A draft head reads the target's last hidden states: they travel with the verdicts; until then its own stand in.
+A draft head reads the target's states: they travel with the verdicts; until then its own stand in.
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@ A `Verdict` extends the agreed text and names the row's epoch from now on: a blo
 So nothing is counted up on two sides, and nothing depends on which store is seen first.
 
 Large numbers lie beside the messages in an Arena, by row and position: `q` [rows, ring, V'], what the token at
-position t was drawn from, in slot t % ring, and for a draft head `states` [rows, length, hidden], the target's
-last hidden states. The draft writes a slot of `q` before it sends the block, and never one whose position the
-target may still need: it leads by less than `ring`, and learns of the agreed text after the target has read it.
+position t was drawn from, in slot t % ring, and for a draft head `states` [rows, length, hidden], what the
+target's step reads out for it. The draft writes a slot of `q` before it sends the block, and never one whose
+position the target may still need: it leads by less than `ring`, and learns of the agreed text after the target
+has read it.
 """
 
 from __future__ import annotations

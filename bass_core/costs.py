@@ -23,6 +23,7 @@ import torch
 
 from .attention import choose_backend
 from .decoder import BatchDecoder, Rules
+from .draft_head import DraftHead
 from .drafters import Proposal
 from .drafting import choose_drafter, make_drafter, runs_model
 from .graphs import make_runner
@@ -41,7 +42,7 @@ DRAFTED = (1, 5)  # tokens a row in two measured proposals
 # More rows are taken for as many: from here on a round's cost goes by its tokens.
 MOST_ROWS = 8
 REPEATS = 4
-FORMAT = 2
+FORMAT = 3
 
 Point = tuple[float, float]
 
@@ -129,6 +130,8 @@ def _path(pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams)
 def _key(pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams) -> str:
     """Everything that a round's cost depends on."""
     draft = getattr(pair.draft, "name_or_path", None) or type(pair.draft).__name__
+    if isinstance(pair.draft, DraftHead):
+        draft = f"{pair.draft.config} {len(pair.draft.vocabulary)}"
     model = pair.target.config.get_text_config()
     facts = [
         FORMAT, str(pair.target.name_or_path), model.hidden_size, model.num_hidden_layers, str(draft),

@@ -1,9 +1,10 @@
-"""A draft head: one or more layers on top of the target's own embedding, last hidden state and head.
+"""A draft head: one or more layers on top of the target's own embedding, hidden states and head.
 
 Contract: slot t reads [embedding of token t, state of slot t-1] and gives a state that stands for the target's
 last hidden state at t, and logits over a reduced vocabulary (rows of the target's head; q is 0 elsewhere). States
-of settled tokens come from the target, those of drafted ones from the head itself (as in EAGLE, arXiv 2401.15077,
-and Recurrent Drafter, arXiv 2403.09919). Only the head's own weights are stored; what it shares with the target
+of settled tokens come from the target: its last one, or several layers' projected into one (EAGLE-3, arXiv
+2503.01840, section 3.1); those of drafted tokens from the head itself (as in EAGLE, arXiv 2401.15077, and
+Recurrent Drafter, arXiv 2403.09919). Only the head's own weights are stored; what it shares with the target
 is read from the target. Non-goals: targets that are not Llama-shaped.
 """
 
@@ -23,25 +24,34 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from .errors import PairError, WeightsError
 from .packed import PackedLinear
+from .step_model import Readout
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """How many layers, and whether the target's states are read; `hidden` must be the target's."""
+    """How many layers, and whether the target's states are read; `hidden` must be the target's own size.
+
+    reads_layers: layers of the target, ascending, that are read beside its last state (Readout, step_model.py).
+    """
 
     layers: int
     hidden: int
     reads_states: bool = True
+    reads_layers: tuple[int, ...] = ()
 
 
 class DraftHead(nn.Module):
-    """`body` is a small Llama that is fed embeddings and whose head has `len(vocabulary)` rows."""
+    """`body` is a small Llama that is fed embeddings and whose head has `len(vocabulary)` rows.
+
+    `project`, where earlier layers are read, makes one state of the target's several; the head's own need none.
+    """
 
     vocabulary: Tensor
     embedding: Tensor
     fuse: Any
+    project: Any
 
     def __init__(self, target: PreTrainedModel, config: HeadConfig, vocabulary: Tensor) -> None:
         """vocabulary int64 [V']: the target's ids that the head can propose, in any order."""
@@ -52,8 +62,16 @@ class DraftHead(nn.Module):
                 f"this draft head is for Llama-shaped targets of hidden size {config.hidden}; "
                 f"{type(target).__name__} has {own.hidden_size}: choose another draft."
             )
+        if any(layer >= own.num_hidden_layers for layer in Readout(config.reads_layers).layers):
+            raise PairError(
+                f"this draft head reads layers {config.reads_layers} of its target; {type(target).__name__} has "
+                f"{own.num_hidden_layers}: choose another draft."
+            )
         self.config = config
+        self._unpacked: dict[str, nn.Module] = {}
         self.fuse = nn.Linear((2 if config.reads_states else 1) * config.hidden, config.hidden, bias=False)
+        inputs = (len(config.reads_layers) + 1) * config.hidden
+        self.project = nn.Linear(inputs, config.hidden) if config.reads_layers else nn.Identity()
         fields = {**own.to_dict(), "num_hidden_layers": config.layers, "vocab_size": len(vocabulary)}
         fields |= {"tie_word_embeddings": False, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
         for name in ("architectures", "layer_types", "quantization_config", "dtype", "torch_dtype"):
@@ -78,18 +96,29 @@ class DraftHead(nn.Module):
         out: Tensor = self.fuse(x)
         return out
 
+    def readout(self) -> Readout:
+        """What the target's step has to return for `inputs`."""
+        return Readout(tuple(self.config.reads_layers), self._read)
+
+    def _read(self, states: Tensor) -> Tensor:
+        if isinstance(self.project, nn.Linear):
+            states = states.to(self.project.weight.dtype)
+        out: Tensor = self.project(states)
+        return out
+
     def pack(self) -> None:
-        """Lay the fusing layer out for this CPU; what was packed is not trained any more."""
-        if isinstance(self.fuse, nn.Linear) and self.fuse.weight.device.type == "cpu":
-            self._unpacked = (self.fuse,)
-            self.fuse = PackedLinear(self.fuse)
+        """Lay the fusing and projecting layers out for this CPU; what was packed is not trained any more."""
+        for name in ("fuse", "project"):
+            layer = getattr(self, name)
+            if isinstance(layer, nn.Linear) and layer.weight.device.type == "cpu":
+                self._unpacked = {**self._unpacked, name: layer}
+                setattr(self, name, PackedLinear(layer))
 
     def __getstate__(self) -> dict[str, Any]:
-        """For another process: with the layer as it was before `pack`, whose layout can't be sent."""
+        """For another process: with the layers as they were before `pack`, whose layout can't be sent."""
         state = dict(self.__dict__)
-        if unpacked := state.pop("_unpacked", None):
-            state["_modules"] = {**state["_modules"], "fuse": unpacked[0]}
-        return state
+        state["_modules"] = {**state["_modules"], **state.pop("_unpacked")}
+        return {**state, "_unpacked": {}}
 
     def own_weights(self) -> dict[str, Tensor]:
         """What is stored: all but the target's embedding and head."""
@@ -99,7 +128,11 @@ class DraftHead(nn.Module):
     def save(self, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
         """Write config and weights, each replaced whole."""
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = {name: value.detach().to(dtype).contiguous() for name, value in self.own_weights().items()}
+        tensors = {name: value.detach() for name, value in self.own_weights().items()}
+        if dtype != torch.float32:
+            # Values that float16 holds exactly as well: a CPU reads those at half the bytes (packed.py).
+            tensors = {name: value.half() for name, value in tensors.items()}
+        tensors = {name: value.to(dtype).contiguous() for name, value in tensors.items()}
         tensors["vocabulary"] = self.vocabulary.to(torch.int32)
         part = folder / (WEIGHTS + ".part")
         save_file(tensors, part)
@@ -121,7 +154,8 @@ def load_draft_head(folder: Path, target: PreTrainedModel) -> DraftHead:
     Raises PairError where it is for another target, WeightsError where its files can't be read.
     """
     try:
-        config = HeadConfig(**json.loads((folder / CONFIG).read_text())["draft_head"])
+        fields = json.loads((folder / CONFIG).read_text())["draft_head"]
+        config = HeadConfig(**{**fields, "reads_layers": tuple(fields.get("reads_layers", ()))})
         tensors = load_file(folder / WEIGHTS)
         vocabulary = tensors.pop("vocabulary").long()
     except Exception as error:

@@ -47,7 +47,11 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class StateReader(Protocol):
-    """A drafter that looks at the target's last hidden states, given as the tokens they belong to are settled."""
+    """A drafter that looks at the target's states, given as the tokens they belong to are settled.
+
+    They are what the target's step reads out (Readout in step_model.py): its last hidden states, unless the pair's
+    draft head asks for others.
+    """
 
     def read_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
         """states[r] [k, hidden]: of the k tokens of row r that entered the target's cache for good."""

@@ -99,9 +99,14 @@ class GpuModel(StepModel):
         want: bool,
     ) -> tuple[Tensor, Tensor | None]:
         x = ids.to(self.embedding.dtype) if ids.is_floating_point() else F.embedding(ids, self.embedding)
+        streams = []
         for index, layer in enumerate(self.blocks):
+            if want and index in self.readout.layers:
+                streams.append(x)
             x = self._block(x.contiguous(), index, layer, cache, step, backend)
-        states = F.rms_norm(x, (self.hidden,), self.final_norm, self.eps) if want else None
+        states = None
+        if want:
+            states = self.readout(streams, F.rms_norm(x, (self.hidden,), self.final_norm, self.eps))
         if take is not None:
             rows = torch.arange(len(take), device=x.device)
             x = x[rows, torch.tensor(take, device=x.device)]

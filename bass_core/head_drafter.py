@@ -1,4 +1,4 @@
-"""Drafts with a head that reads the target's last hidden states.
+"""Drafts with a head that reads the target's hidden states.
 
 Contract: a drafter as in drafters.py. Slots of settled tokens are fed with the target's own states as these arrive
 (`read_states`), slots of drafted tokens with the head's; the latter are fed anew once the target has settled them.

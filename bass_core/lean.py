@@ -106,9 +106,12 @@ class LeanModel(StepModel):
             ids, positions = ids[tokens], positions[tokens]
         turns = self._step_turns(positions)
         x = ids.float() if ids.is_floating_point() else F.embedding(ids, self.embedding).float()
+        streams = []
         for index, layer in enumerate(self.blocks):
+            if want and index in self.readout.layers:
+                streams.append(x)
             x = self._block(x, index, layer, turns, cache, step, backend)
-        states = _padded(self._norm(x, self.final_norm), step, tokens) if want else None
+        states = _padded(self.readout(streams, self._norm(x, self.final_norm)), step, tokens) if want else None
         if take is None:
             return _padded(self.head(self._norm(x, self.final_norm)), step, tokens), states
         wanted = torch.arange(len(take)) * step.queries + torch.tensor(take)

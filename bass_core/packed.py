@@ -3,7 +3,7 @@
 Contract: `PackedLinear` computes what `torch.nn.Linear` computes, from a copy of the weights in the first layout
 that serves them: bfloat16 for oneDNN where the CPU multiplies it natively; float16 for FBGEMM where that holds
 every weight exactly, read at half the bytes, multiplied and summed in float32, each row alike however many there
-are; float32 for oneDNN. Where none is at hand the products are torch's own.
+are; float32 for oneDNN, unless the matrix is small. Where none is at hand the products are torch's own.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ _overload = torch.ops.quantized.linear_dynamic_fp16.default
 _multiply_halves = getattr(_overload, "_op", _overload)
 # From this many rows on oneDNN's float32 layout is faster than the plain one (measured on AVX-512).
 PACKED_ROWS = 4
+# Below this many weights that layout's own launch, 40 microseconds, costs more than the product it speeds up.
+PACKED_WEIGHTS = 1 << 18
 
 
 def matmul_dtype(weights: torch.dtype) -> torch.dtype:
@@ -89,7 +91,8 @@ def _pack_halves(weight: Tensor, bias: Tensor | None) -> torch.ScriptObject | No
 
 
 def _pack(weight: Tensor) -> Tensor | None:
-    if not torch.backends.mkldnn.is_available():
+    small = weight.dtype == torch.float32 and weight.numel() < PACKED_WEIGHTS
+    if small or not torch.backends.mkldnn.is_available():
         return None
     try:
         packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, None)

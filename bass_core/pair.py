@@ -51,6 +51,7 @@ class ModelPair:
         self.target_step = _step_model(target)
         if isinstance(draft, DraftHead):
             draft.pack()
+            self.target_step.readout = draft.readout()
         self.draft_step = None if own_model is None else _step_model(own_model)
 
     @property

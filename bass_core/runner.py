@@ -23,7 +23,7 @@ PREFILL_TOKENS = {"cpu": 128, "cuda": 8192}
 class ModelRunner:
     """A step model and a cache of `max_batch` rows x `max_len` tokens; `vocab` logits are kept.
 
-    With `keep_states`, `states` holds the last hidden states [B, S, hidden] of what was fed last.
+    With `keep_states`, `states` holds what `model.readout` makes of the tokens that were fed last, [B, S, hidden].
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class PrefillSteps:
         return torch.stack([self.last[self.unique.index(source)] for source in self.sources])
 
     def states(self) -> list[Tensor]:
-        """The last hidden states [len(prompt), hidden] of each row; the runner must keep states."""
+        """The states [len(prompt), hidden] of each row; the runner must keep states."""
         states = torch.cat(self.chunks, dim=1)
         return [
             states[self.unique.index(source), : len(prompt)]

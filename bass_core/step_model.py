@@ -9,9 +9,12 @@ Non-goals: encoder-decoder models, state-space layers, training.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import chain
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -24,6 +27,28 @@ from .packed import pack_all
 from .utilization import ModelCost, model_cost
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+
+@dataclass(frozen=True)
+class Readout:
+    """What `forward_states` returns of each token: the last hidden state alone, or earlier layers' before it.
+
+    layers: how many layers the residual stream has passed where it is read, each time divided by its root mean
+    square. project: from [..., (len(layers) + 1) x hidden], the last hidden state at the end, to what is returned.
+    """
+
+    layers: tuple[int, ...] = ()
+    project: Callable[[Tensor], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        if list(self.layers) != sorted({layer for layer in self.layers if layer >= 0}):
+            raise ValueError(f"layers must be ascending and none below 0, got {self.layers}.")
+
+    def __call__(self, streams: list[Tensor], last: Tensor) -> Tensor:
+        """streams: one [..., hidden] for each of `layers`; last [..., hidden]."""
+        scaled = [F.rms_norm(x.float(), x.shape[-1:], eps=1e-6).to(last.dtype) for x in streams]
+        states = torch.cat((*scaled, last), dim=-1) if scaled else last
+        return states if self.project is None else self.project(states)
 
 
 class StepModel:
@@ -40,6 +65,7 @@ class StepModel:
 
     def __init__(self, model: PreTrainedModel) -> None:
         config = model.config.get_text_config()
+        self.readout = Readout()
         self.name = type(model).__name__
         refuse_unsupported(model)
         self.device = model.device
@@ -101,7 +127,7 @@ class StepModel:
         counts: list[int] | None = None,
         backend: str = "pad",
     ) -> tuple[Tensor, Tensor]:
-        """`forward`, and what the head reads: the last hidden states [B, S, hidden] of all columns."""
+        """`forward`, and the states [B, S, ...] of all columns that `readout` makes: if unset, the last hidden."""
         logits, states = self._forward(ids, cache, lengths, take, counts, backend, True)
         assert states is not None
         return logits, states
@@ -156,7 +182,10 @@ class StepModel:
             ragged=step,
             ragged_backend=backend,
         )
-        states = out.hidden_states[-1] if want else None
+        states = None
+        if want:
+            *streams, last = out.hidden_states
+            states = self.readout([streams[layer] for layer in self.readout.layers], last)
         if take is None or columns is None:
             return out.logits, states
         picked = torch.tensor([columns.index(column) for column in take], device=ids.device)

@@ -127,7 +127,7 @@ def _acceptances(pair: ModelPair, options: argparse.Namespace) -> Any:
                         prompts,
                         drafter=drafter,
                         temperature=temperature,
-                        draft_length="bass" if length == "bass" else int(length),
+                        draft_length=_length(length),
                         tokens=options.max_new_tokens,
                     )
                     print(json.dumps({"set": name, **row}), flush=True)
@@ -136,7 +136,7 @@ def _acceptances(pair: ModelPair, options: argparse.Namespace) -> Any:
 
 def _speeds(pair: ModelPair, options: argparse.Namespace) -> Any:
     prompts = measuring.prompt_set("committed", options.prompts)
-    lengths = ["bass" if length == "bass" else int(length) for length in options.lengths]
+    lengths = [_length(length) for length in options.lengths]
     for batch in (1, 4, 8):
         # The list is sorted by kind: a group takes one of each.
         quarter = max(1, len(prompts) // 4)
@@ -156,6 +156,11 @@ def _speeds(pair: ModelPair, options: argparse.Namespace) -> Any:
             ):
                 print(json.dumps(row), flush=True)
                 yield row
+
+
+def _length(text: str) -> int | str:
+    """A fixed draft length, or a policy's name."""
+    return int(text) if text.isdigit() else text
 
 
 def _machine(pair: ModelPair) -> dict[str, Any]:

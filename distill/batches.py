@@ -20,19 +20,19 @@ from .corpus import rows_of
 
 @dataclass
 class Batch:
-    """ids int64 [B, T]; states [B, T, hidden] of the target at each id; scored bool [B, T].
+    """ids int64 [B, T]; states [B, T, width] of the target at each id, the last hidden one at the end.
 
-    A scored slot is one whose state stands for a token that the target itself wrote next.
+    scored bool [B, T]: slots whose state stands for a token that the target itself wrote next.
     """
 
     ids: Tensor
     states: Tensor
     scored: Tensor
 
-    @property
-    def before(self) -> Tensor:
-        """The state that slot t reads: the target's at t-1, zeros at the start."""
-        return torch.cat((torch.zeros_like(self.states[:, :1]), self.states[:, :-1]), dim=1)
+
+def shifted(states: Tensor) -> Tensor:
+    """What slot t reads: the state of t-1, zeros at the start; [B, T, hidden] both."""
+    return torch.cat((torch.zeros_like(states[:, :1]), states[:, :-1]), dim=1)
 
 
 Row = tuple[Tensor, Tensor, int]
@@ -57,7 +57,7 @@ class Batches:
     """Endless batches over rows, in an order that a seed decides."""
 
     def __init__(self, rows: list[Row], longest_row: int, tokens: int, seed: int) -> None:
-        self.rows, self.longest, self.tokens, self.seed = rows, longest_row, tokens, seed
+        self.rows, self.longest, self.seed = rows, longest_row, seed
         self._per_batch = max(1, tokens // longest_row)
 
     def from_step(self, step: int) -> Iterator[Batch]:

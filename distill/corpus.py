@@ -1,9 +1,10 @@
 """The corpus: what the target writes on many prompts, with its own hidden states beside every token.
 
 Contract: shard k of a folder is a function of (settings, k) alone, and is there whole or not at all; a run that
-was killed goes on with the first missing shard. A shard holds `tokens` int32 [N], `states` float16 [N, hidden]
-(the target's last hidden state at each token, zeros at a row's last one, which was never fed), `starts` int64
-[rows + 1] and `prompts` int64 [rows], the length of each row's prompt.
+was killed goes on with the first missing shard. A shard holds `tokens` int32 [N], `states` float16 [N, width]
+(of the target at each token: the layers that the settings name, then the last hidden state, as Readout in
+step_model.py says; zeros at a row's last token, which was never fed), `starts` int64 [rows + 1], `prompts` int64
+[rows], the length of each row's prompt, and `layers` int64, which they are.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
@@ -24,6 +26,7 @@ from bass_core.policies import FixedLength
 from bass_core.request import make_request
 from bass_core.runner import ModelRunner, PrefillSteps
 from bass_core.sequence import Sequence
+from bass_core.step_model import Readout
 from bass_core.verify import Keys
 
 from .prompts import corpus_prompts
@@ -59,6 +62,7 @@ class StateRecorder:
 def write_corpus(pair: ModelPair, settings: Settings, folder: Path, tokens: int) -> int:
     """Write shards until the folder holds `tokens` new tokens; returns how many it holds."""
     folder.mkdir(parents=True, exist_ok=True)
+    check_layers(shards(folder), settings)
     with tqdm(total=tokens, unit="tok", desc="corpus") as bar:
         held = 0
         for number in range(10**6):
@@ -82,12 +86,15 @@ def write_shard(pair: ModelPair, settings: Settings, number: int) -> dict[str, T
     sampling = SamplingParams(temperature=corpus.temperatures[number % len(corpus.temperatures)])
     request = make_request(pair, ids, max_new_tokens=corpus.max_new_tokens, sampling=sampling, seed=seed)
     sequences, recorder = request.sequences(), StateRecorder()
-    runner = ModelRunner(
-        pair.target_step, len(ids), request.longest + 1, pair.vocab, request.backend, keep_states=True
-    )
-    decoder = BatchDecoder(sequences, runner, Rules(sampling, seed), recorder, FixedLength(0))
-    while not decoder.finished:
-        decoder.step()
+    step, own = pair.target_step, pair.target_step.readout
+    step.readout = Readout(tuple(corpus.layers))
+    try:
+        runner = ModelRunner(step, len(ids), request.longest + 1, pair.vocab, request.backend, keep_states=True)
+        decoder = BatchDecoder(sequences, runner, Rules(sampling, seed), recorder, FixedLength(0))
+        while not decoder.finished:
+            decoder.step()
+    finally:
+        step.readout = own
     rows = [torch.cat(recorder.states[row.index]) for row in sequences]
     # The newest token of a row was never fed, so it has no state.
     states = [torch.cat((state, state.new_zeros(1, state.shape[1]))) for state in rows]
@@ -97,6 +104,7 @@ def write_shard(pair: ModelPair, settings: Settings, number: int) -> dict[str, T
         "states": torch.cat(states),
         "starts": torch.tensor(lengths).cumsum(0),
         "prompts": torch.tensor([len(row.prompt) for row in sequences]),
+        "layers": torch.tensor(corpus.layers, dtype=torch.long),
     }
 
 
@@ -105,8 +113,20 @@ def shards(folder: Path) -> list[Path]:
     return sorted(folder.glob("shard-*.safetensors"))
 
 
+def check_layers(paths: list[Path], settings: Settings) -> None:
+    """Exits where a shard holds other layers of the target than the settings name."""
+    for path in paths:
+        with safe_open(path, "pt") as shard:
+            held = shard.get_tensor("layers").tolist() if "layers" in list(shard.keys()) else []
+        if held != settings.corpus.layers:
+            raise SystemExit(
+                f"{path} was written with the target's layers {held}, and config.json names "
+                f"{settings.corpus.layers}: name those, or write the corpus again in another --work folder."
+            )
+
+
 def rows_of(path: Path) -> Iterator[tuple[Tensor, Tensor, int]]:
-    """(tokens int64 [n], states float16 [n, hidden], length of the prompt) of each row of a shard."""
+    """(tokens int64 [n], states float16 [n, width], length of the prompt) of each row of a shard."""
     shard = load_file(path)
     starts = shard["starts"].tolist()
     for row, prompt in enumerate(shard["prompts"].tolist()):

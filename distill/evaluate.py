@@ -162,8 +162,12 @@ def cost_ratio(pair: ModelPair, batch: int = 1, repeats: int = 30) -> dict[str, 
         fed = pair.draft.inputs(ids, state) if isinstance(pair.draft, DraftHead) else ids
         draft.forward(fed, caches[1], lengths).argmax(-1).tolist()
 
+    # A head's rounds read the target's states as well.
+    step = target.forward_states if isinstance(pair.draft, DraftHead) else target.forward
+
     def one_step() -> None:
-        target.forward(ids, caches[0], lengths).argmax(-1).tolist()
+        logits = step(ids, caches[0], lengths)
+        (logits[0] if isinstance(logits, tuple) else logits).argmax(-1).tolist()
 
     times: dict[str, list[float]] = {"draft": [], "target": []}
     with torch.inference_mode():

@@ -14,26 +14,31 @@ CONFIG = Path(__file__).parent / "config.json"
 
 @dataclass(frozen=True)
 class CorpusSettings:
-    """rows: prompts a shard; temperatures: one a shard, in turn."""
+    """rows: prompts a shard; temperatures: one a shard, in turn; layers: of the target, ascending, whose residual
+    stream is kept beside the last hidden state (Readout in step_model.py).
+    """
 
     rows: int
     max_new_tokens: int
     temperatures: list[float]
+    layers: list[int]
 
 
 @dataclass(frozen=True)
 class TrainSettings:
     """How a draft head is made.
 
-    layers: how many, and start: "random", or "target" for copies of its last ones. vocabulary: how many of the
-    most frequent ids it can propose. longest_row: tokens of a row that are looked at. loss: "kl" (forward), "tv"
-    or "mix" (their sum); loss_share: of the positions, drawn anew each step. own_states: how many drafted tokens
-    deep it is trained on its own states.
+    layers: how many, and start: "random", "target" for copies of its last ones, or the folder of a trained head to
+    go on from. reads_states: whether it sees the target's states; reads_layers: all that the corpus kept, or the
+    last one alone. vocabulary: how many of the most frequent ids it can propose. longest_row: tokens of a row
+    that are looked at. loss: "kl" (forward), "tv" or "mix" (their sum); loss_share: of the positions, drawn anew
+    each step. own_states: how many drafted tokens deep it is trained on its own states.
     """
 
     layers: int
     start: str
     reads_states: bool
+    reads_layers: bool
     vocabulary: int
     longest_row: int
     tokens_per_step: int

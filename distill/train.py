@@ -1,9 +1,10 @@
 """Training a draft head on what the target wrote and on the target's whole distribution there.
 
-Contract: `train` shares the target's embedding and head, starts its own layers afresh (or from the target's last
-ones, which short trials found worse: RESULTS.md), and minimises the divergence
-that acceptance measures (DistillSpec, arXiv 2310.08461): forward KL, the total variation 1 - a, or both. A
-checkpoint is written every few minutes, and a run goes on from it; the same settings and steps give the same
+Contract: `train` shares the target's embedding and head, starts its own layers afresh (or from a head that was
+trained before, or from the target's last layers, which short trials found worse: RESULTS.md), and minimises the
+divergence that acceptance measures (DistillSpec, arXiv 2310.08461): forward KL, the total variation 1 - a, or
+both. Beside the target's last state the head may read earlier layers' (EAGLE-3, arXiv 2503.01840, section 3.1).
+A checkpoint is written every few minutes, and a run goes on from it; the same settings and steps give the same
 weights up to the rounding of the machine. The second and later drafted tokens are trained on the head's own
 states, over keys and values of the true ones, as they meet them when drafting (HASS, arXiv 2408.15766).
 """
@@ -24,19 +25,25 @@ from tqdm import tqdm
 from transformers import DynamicCache
 
 from bass_core import ModelPair
-from bass_core.draft_head import DraftHead, HeadConfig
+from bass_core.draft_head import DraftHead, HeadConfig, load_draft_head
 
-from .batches import Batch, Batches, collate, frequent_ids, load_rows
-from .corpus import shards
+from .batches import Batch, Batches, collate, frequent_ids, load_rows, shifted
+from .corpus import check_layers, shards
 from .settings import Settings, TrainSettings
 
+# Rows of each held-out shard that a checkpoint is measured on.
+CHECKED_ROWS = 24
 
-def new_head(pair: ModelPair, settings: TrainSettings, vocabulary: Tensor) -> DraftHead:
-    """A head before training; its fusion adds embedding and state."""
+
+def new_head(
+    pair: ModelPair, settings: TrainSettings, vocabulary: Tensor, reads_layers: tuple[int, ...] = ()
+) -> DraftHead:
+    """A head before training; its fusion adds embedding and state, of several layers the last one."""
     target: Any = pair.target
     hidden = target.config.hidden_size
     torch.manual_seed(0)
-    head = DraftHead(target, HeadConfig(settings.layers, hidden, settings.reads_states), vocabulary).float()
+    config = HeadConfig(settings.layers, hidden, settings.reads_states, reads_layers)
+    head = DraftHead(target, config, vocabulary).float()
     layers = head.body.model.layers
     if settings.start == "target":
         for own, parent in zip(layers, target.model.layers[-settings.layers :], strict=True):
@@ -49,6 +56,16 @@ def new_head(pair: ModelPair, settings: TrainSettings, vocabulary: Tensor) -> Dr
             # The state left the target's last norm: undo its gain, so that its size is the embedding's.
             gain = target.model.norm.weight.float()
             head.fuse.weight[:, hidden:] += torch.diag(0.1 / gain.clamp(min=gain.mean() / 4))
+        if reads_layers:
+            # At first only the last state is passed on: what other layers add is learnt.
+            head.project.weight.zero_()
+            head.project.weight[:, -hidden:] += torch.eye(hidden)
+            head.project.bias.zero_()
+    if settings.start not in ("random", "target"):
+        # The vocabulary is the new head's own, and what was trained before fits any.
+        trained = load_draft_head(Path(settings.start), target).float().own_weights()
+        trained.pop("vocabulary", None)
+        head.load_state_dict(trained, strict=False)
     return head
 
 
@@ -71,7 +88,8 @@ def depths(head: DraftHead, batch: Batch, own_states: int) -> list[Tensor]:
     cache = DynamicCache()
     places = torch.arange(size)
     positions = places[None].expand(len(batch.ids), -1)
-    seen, result = batch.before, []
+    width = head.project.in_features if head.config.reads_layers else head.config.hidden
+    seen, result = shifted(head.project(batch.states[..., -width:])), []
     for depth in range(own_states + 1):
         # Slot t sees its own keys of this depth, and of the depth above at t-1, t-2 beyond that, and so on.
         blocks = [places[:, None] - (depth - other) == places[None] for other in range(depth + 1)]
@@ -85,7 +103,7 @@ def depths(head: DraftHead, batch: Batch, own_states: int) -> list[Tensor]:
             use_cache=True,
         ).last_hidden_state
         result.append(out)
-        seen = torch.cat((torch.zeros_like(out[:, :1]), out[:, :-1]), dim=1)
+        seen = shifted(out)
     return result
 
 
@@ -96,7 +114,7 @@ def measure(head: DraftHead, batches: list[Batch], own_states: int) -> list[dict
     count = 0
     with torch.no_grad():
         for batch in batches:
-            teacher = head.body.lm_head(batch.states[batch.scored])
+            teacher = head.body.lm_head(batch.states[batch.scored][:, -head.config.hidden :])
             p = teacher.softmax(-1)
             count += len(p)
             for depth, states in enumerate(depths(head, batch, own_states)):
@@ -113,11 +131,14 @@ def train(pair: ModelPair, settings: Settings, corpus: Path, out: Path, steps: i
     paths = shards(corpus)
     if len(paths) <= options.held_out_shards:
         raise SystemExit(f"{corpus} holds {len(paths)} shards: write more with `python -m distill corpus`.")
+    check_layers(paths, settings)
     rows = load_rows(paths[options.held_out_shards :])
-    held_out = load_rows(paths[: options.held_out_shards])
-    checks = [collate(held_out[i : i + 8], options.longest_row) for i in range(0, min(32, len(held_out)), 8)]
+    # A shard's rows have one temperature: each of the held-out ones is measured by itself.
+    held_out = [load_rows([path])[:CHECKED_ROWS] for path in paths[: options.held_out_shards]]
+    checks = [[collate(part[i : i + 8], options.longest_row) for i in range(0, len(part), 8)] for part in held_out]
     vocabulary = frequent_ids(rows, options.vocabulary, set(pair.default_eos()))
-    head = new_head(pair, options, vocabulary)
+    layers = tuple(settings.corpus.layers) if options.reads_states and options.reads_layers else ()
+    head = new_head(pair, options, vocabulary, layers)
     run = _Run(head, options, out, steps)
     source = Batches(rows, options.longest_row, options.tokens_per_step, settings.seed).from_step(run.step)
     with tqdm(total=steps, initial=run.step, desc="train", unit="step") as bar:
@@ -126,7 +147,7 @@ def train(pair: ModelPair, settings: Settings, corpus: Path, out: Path, steps: i
             bar.set_postfix(loss=f"{loss:.3f}")
             bar.update(1)
             if run.due() or run.step == steps:
-                run.save(measure(head, checks, options.own_states))
+                run.save([measure(head, check, options.own_states) for check in checks])
     head.save(out)
     return run.log
 
@@ -145,6 +166,10 @@ class _Run:
         self.spent = 0.0
         if self.path.exists():
             state = torch.load(self.path, weights_only=True)
+            if state["log"]["options"] != self.log["options"]:
+                raise SystemExit(
+                    f"{self.path} was made with other settings: go on with those, or choose another --name."
+                )
             head.load_state_dict(state["head"], strict=False)
             self.optimizer.load_state_dict(state["optimizer"])
             self.step, self.log, self.spent = state["step"], state["log"], state["seconds"]
@@ -156,7 +181,7 @@ class _Run:
         picked = batch.scored & (torch.rand(batch.ids.shape) < self.options.loss_share)
         head = self.head
         with torch.no_grad():
-            teacher = head.body.lm_head(batch.states[picked])
+            teacher = head.body.lm_head(batch.states[picked][:, -head.config.hidden :])
         losses = [
             divergence(head.body.lm_head(states[picked]), teacher, self.options.loss)
             for states in depths(head, batch, self.options.own_states)
@@ -171,16 +196,16 @@ class _Run:
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         if self.step % 10 == 0 or self.step <= 10:
-            self.log["loss"].append([self.step, round(losses[0].item(), 4), round(losses[-1].item(), 4)])
+            self.log["loss"].append([self.step, *(round(loss.item(), 4) for loss in losses)])
         return losses[0].item()
 
     def due(self) -> bool:
         return time.monotonic() - self.saved > self.options.checkpoint_seconds
 
-    def save(self, held_out: list[dict[str, float]]) -> None:
+    def save(self, held_out: list[list[dict[str, float]]]) -> None:
         """Write the checkpoint and the log, each replaced whole."""
         seconds = self.spent + time.monotonic() - self.begun
-        self.log["held_out"].append({"step": self.step, "seconds": round(seconds), "drafted": held_out})
+        self.log["held_out"].append({"step": self.step, "seconds": round(seconds), "shards": held_out})
         self.path.parent.mkdir(parents=True, exist_ok=True)
         state = {
             "head": self.head.own_weights(),

@@ -73,7 +73,7 @@ def test_a_head_goes_on_from_the_targets_states():
     """After every verdict the first drafts are what the head says with the target's states in place."""
     target = tiny("llama")
     head = tiny_head(target)
-    fuse = head.fuse
+    fuse, project = head.fuse, head.project
     pair = ModelPair(target, head)
     one = session(pair, layout={"states": ((2, 80, 64), torch.float32)})
     assert not one.busy, "nothing is known before the first verdict"
@@ -87,5 +87,5 @@ def test_a_head_goes_on_from_the_targets_states():
         start = len(text)
         own = [block for block in one.step() if block.row == 0]
         if own:
-            assert own[0].tokens == expected_drafts(target, head, fuse, text, 1)[:1]
+            assert own[0].tokens == expected_drafts(target, head, fuse, project, text, 1)[:1]
         drafted(one, 0, epoch)

@@ -20,7 +20,7 @@ from bass_core import ModelPair, RequestError, generate, gpu_model, graphs, lane
 from bass_core.gpu_model import GpuModel, Plan, fits
 from bass_core.graphs import GraphRunner, record_calls
 from bass_core.runner import ModelRunner
-from bass_core.step_model import StepModel
+from bass_core.step_model import Readout, StepModel
 from tests.models import perturbed, prompts, reference, tiny
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +57,7 @@ def test_the_gpus_forward_is_the_models(architecture: str, kernels: bool) -> Non
     assert fits(model)
     ours, theirs = GpuModel(model), StepModel(model)
     ours.has_kernels = kernels
+    ours.readout = theirs.readout = Readout((0, 1))
     caches = ours.new_cache(2, 32), theirs.new_cache(2, 32)
     generator = torch.Generator().manual_seed(1)
     lengths = [0, 0]
@@ -96,6 +97,7 @@ def static_runner(model: StepModel, batch: int, length: int, backend: str = "pad
 def test_a_replay_is_the_eager_step() -> None:
     """Different lengths, batches that shrink below their bucket, widths beyond the exact ones, columns taken."""
     model = StepModel(tiny("llama"))
+    model.readout = Readout((0, 1), torch.nn.Linear(3 * 64, 64).requires_grad_(False))
     runner, eager = static_runner(model, 5, 64), ModelRunner(model, 5, 64, model.vocab, "pad", keep_states=True)
     generator = torch.Generator().manual_seed(2)
     lengths = [0, 0, 0, 0, 0]

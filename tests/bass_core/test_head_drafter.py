@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from bass_core import ModelPair, SamplingParams, generate
 from bass_core.decoder import BatchDecoder, Rules
@@ -18,10 +19,11 @@ from ..models import prompts, tiny
 DRAWN = SamplingParams(temperature=0.9, top_k=20)
 
 
-def tiny_head(target, layers=1, reads_states=True, size=40, seed=5):
+def tiny_head(target, layers=1, reads_states=True, reads_layers=(), size=40, seed=5):
     """An untrained head over part of the vocabulary: right now and then, so that rows diverge."""
     torch.manual_seed(seed)
-    head = DraftHead(target, HeadConfig(layers, 64, reads_states), torch.randperm(96)[:size].sort().values)
+    config = HeadConfig(layers, 64, reads_states, reads_layers)
+    head = DraftHead(target, config, torch.randperm(96)[:size].sort().values)
     with torch.no_grad():
         head.fuse.weight.normal_(std=0.2)
         for parameter in head.body.model.layers.parameters():
@@ -36,12 +38,14 @@ def pair():
     return ModelPair(target, tiny_head(target))
 
 
-@pytest.mark.parametrize("layers, reads_states", [(1, True), (2, True), (1, False)])
-def test_proposals_are_what_the_head_says_of_the_whole_text(layers, reads_states):
+@pytest.mark.parametrize(
+    "layers, reads_states, reads_layers", [(1, True, ()), (2, True, (0, 1)), (1, True, (1,)), (1, False, ())]
+)
+def test_proposals_are_what_the_head_says_of_the_whole_text(layers, reads_states, reads_layers):
     """Every round's proposal against one pass over all slots: true states where settled, own ones behind."""
     target = tiny("llama")
-    head = tiny_head(target, layers, reads_states)
-    fuse = head.fuse
+    head = tiny_head(target, layers, reads_states, reads_layers)
+    fuse, project = head.fuse, head.project
     pair = ModelPair(target, head)
     rows = [Sequence(i, i, prompt, 24, frozenset()) for i, prompt in enumerate(prompts(3))]
     body = ModelRunner(pair.draft_step, 3, 96, len(head.vocabulary), "pad", keep_states=True)
@@ -53,16 +57,21 @@ def test_proposals_are_what_the_head_says_of_the_whole_text(layers, reads_states
         before = {row.index: list(row.tokens) for row in rows}
         for record in decoder.step().rows:
             if record.drafted:
-                expected = expected_drafts(target, head, fuse, before[record.sequence], len(record.drafted))
+                expected = expected_drafts(
+                    target, head, fuse, project, before[record.sequence], len(record.drafted)
+                )
                 assert record.drafted == expected
                 checked += 1
     assert checked > 10
 
 
-def expected_drafts(target, head, fuse, tokens, count):
+def expected_drafts(target, head, fuse, project, tokens, count):
     """Greedy drafts from uncached passes of the target and of the head's body."""
     ids = torch.tensor([tokens])
-    states = target(ids, output_hidden_states=True).hidden_states[-1]
+    *streams, states = target(ids, output_hidden_states=True).hidden_states
+    if layers := head.config.reads_layers:
+        scaled = [F.rms_norm(streams[layer], (64,), eps=1e-6) for layer in layers]
+        states = project(torch.cat((*scaled, states), dim=-1))
     seen = torch.cat((torch.zeros_like(states[:, :1]), states[:, :-1]), dim=1)
     found = []
     for _ in range(count):
@@ -139,6 +148,43 @@ def test_states_of_another_dtype_are_taken(pair):
     head = tiny_head(tiny("llama")).to(torch.bfloat16)
     out = head.inputs(torch.tensor([[1, 2]]), torch.zeros(1, 2, 64))
     assert out.dtype == torch.bfloat16 and out.shape == (1, 2, 64)
+    head = tiny_head(tiny("llama"), reads_layers=(0, 1)).to(torch.bfloat16)
+    assert head.readout().project(torch.zeros(1, 2, 3 * 64)).shape == (1, 2, 64)
+
+
+def test_stored_weights_can_be_read_as_float16(tmp_path):
+    """What float16 would round, a CPU has to read as float32, at twice the bytes."""
+    target = tiny("llama")
+    head = tiny_head(target, reads_layers=(1,))
+    with torch.no_grad():
+        head.fuse.weight[0, :4] = torch.tensor([2.0**-30, 1.0e-6, 3.14159, -7.0e-8])
+    head.save(tmp_path)
+    loaded = load_draft_head(tmp_path, target).own_weights()
+    for name, value in loaded.items():
+        assert torch.equal(value.half().float(), value.float()), name
+        torch.testing.assert_close(value.float(), head.own_weights()[name], atol=1e-7, rtol=0.01)
+
+
+def test_layers_that_a_target_does_not_have_are_refused():
+    with pytest.raises(PairError, match="reads layers"):
+        tiny_head(tiny("llama"), reads_layers=(1, 2))
+    for layers in ((1, 0), (0, 0), (-1,)):
+        with pytest.raises(ValueError, match="ascending"):
+            tiny_head(tiny("llama"), reads_layers=layers)
+
+
+def test_a_packed_head_travels(tmp_path):
+    """As to the process in which AMUSD drafts."""
+    target = tiny("llama")
+    head = tiny_head(target, reads_layers=(0,))
+    states, ids = torch.randn(1, 3, 128), torch.tensor([[1, 2, 3]])
+    head.pack()
+    torch.save(head, tmp_path / "head.pt")
+    other = torch.load(tmp_path / "head.pt", weights_only=False)
+    other.pack()
+    seen, seen_ = head.readout().project(states), other.readout().project(states)
+    torch.testing.assert_close(seen, seen_)
+    torch.testing.assert_close(head.inputs(ids, seen), other.inputs(ids, seen_))
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), DRAWN], ids=["greedy", "sampled"])

@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from bass_core import packed
+from bass_core import ModelPair, generate, packed
 from bass_core.packed import PackedLinear, pack_all
+
+from ..models import perturbed, prompts, reference, tiny
 
 HALVES = "fbgemm" in torch.backends.quantized.supported_engines
 
@@ -28,13 +30,17 @@ def without_bfloat16(monkeypatch):
     monkeypatch.setattr(packed, "matmul_dtype", lambda dtype: torch.float32)
 
 
+@pytest.mark.parametrize("smallest", [0, 10**6])
 @pytest.mark.parametrize("rows", [1, 3, 4, 9, 40])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_joined_layers_give_what_each_gives(without_bfloat16, dtype, bias, rows):
+def test_joined_layers_give_what_each_gives(without_bfloat16, monkeypatch, dtype, bias, rows, smallest):
+    monkeypatch.setattr(packed, "PACKED_WEIGHTS", smallest)
     layers = [layer(24, 32, dtype, bias), layer(8, 32, dtype, bias, seed=1)]
     x, residual = torch.randn(2, rows, 32), torch.randn(2, rows, 32)
     linear = PackedLinear(*layers)
+    if dtype == torch.float32 and torch.backends.mkldnn.is_available():
+        assert (linear.packed is not None) == (smallest == 0)
     torch.testing.assert_close(linear(x), exact(layers, x), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(linear(x, residual), exact(layers, x) + residual, atol=1e-5, rtol=1e-5)
 
@@ -57,6 +63,15 @@ def test_weights_that_float16_would_round_stay_float32(without_bfloat16):
     huge.weight[0, 0] = 2.0**17
     assert PackedLinear(huge).halves is None
     assert PackedLinear(layer(16, 16, torch.float32)).halves is None
+
+
+@pytest.mark.parametrize("smallest", [0, 10**6])
+def test_texts_are_the_models_own_in_either_layout(monkeypatch, smallest):
+    monkeypatch.setattr(packed, "PACKED_WEIGHTS", smallest)
+    model = tiny("llama")
+    pair, rows = ModelPair(model, perturbed(model, 0.03)), prompts(3)
+    out = generate(pair, rows, draft_length=3, max_new_tokens=12)
+    assert [one.token_ids for one in out.sequences] == [reference(model, row, 12) for row in rows]
 
 
 def test_all_layers_are_packed_in_their_order(without_bfloat16):

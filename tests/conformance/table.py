@@ -169,7 +169,7 @@ def head(model: Any, size: int = 40, seed: int = 5) -> DraftHead:
     """An untrained head over part of the vocabulary: right now and then."""
     torch.manual_seed(seed)
     vocabulary = torch.randperm(model.config.vocab_size)[:size].sort().values
-    made = DraftHead(model, HeadConfig(1, model.config.hidden_size), vocabulary)
+    made = DraftHead(model, HeadConfig(1, model.config.hidden_size, True, (0,)), vocabulary)
     with torch.no_grad():
         made.fuse.weight.normal_(std=0.2)
         for parameter in made.body.model.layers.parameters():

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from bass_core import ModelPair, SamplingParams, generate
 from bass_core.draft_head import load_draft_head
 from distill import corpus as corpus_module
 from distill import train as train_module
-from distill.batches import Batches, collate, frequent_ids, load_rows
+from distill.batches import Batches, collate, frequent_ids, load_rows, shifted
 from distill.corpus import rows_of, shards, write_corpus, write_shard
 from distill.evaluate import acceptance, cost_ratio, prompt_set, speed
 from distill.ngrams import count_ngrams
@@ -58,9 +59,15 @@ def settings():
     loaded = load()
     return replace(
         loaded,
-        corpus=replace(loaded.corpus, rows=4, max_new_tokens=16),
+        corpus=replace(loaded.corpus, rows=4, max_new_tokens=16, layers=[0, 1]),
         train=replace(
-            loaded.train, vocabulary=128, tokens_per_step=512, longest_row=128, warmup_steps=2, learning_rate=0.003
+            loaded.train,
+            vocabulary=128,
+            tokens_per_step=512,
+            longest_row=128,
+            warmup_steps=2,
+            learning_rate=0.003,
+            held_out_shards=1,
         ),
         ngram=replace(loaded.ngram, contexts=100),
     )
@@ -94,7 +101,8 @@ def test_a_shard_holds_the_targets_text_and_its_states(pair, settings, corpus):
         for tokens, states, prompt in rows_of(path):
             assert len(states) == len(tokens) and len(tokens) - prompt <= 16
             whole = pair.target(tokens[None], output_hidden_states=True)
-            expected = whole.hidden_states[-1][0, :-1]
+            streams = [F.rms_norm(whole.hidden_states[layer][0, :-1], (64,)) for layer in settings.corpus.layers]
+            expected = torch.cat((*streams, whole.hidden_states[-1][0, :-1]), dim=-1)
             torch.testing.assert_close(states[:-1].float(), expected, atol=5e-3, rtol=5e-3)
             assert not states[-1].any()
             if temperature == 0:
@@ -127,7 +135,8 @@ def test_frequent_ids_and_batches(corpus):
     tokens, states, prompt = rows[0]
     cut = min(len(tokens), 128)
     assert batch.scored[0].nonzero().flatten().tolist() == list(range(prompt - 1, min(len(tokens) - 1, cut)))
-    assert torch.equal(batch.before[0, 1:cut], states[: cut - 1].float()) and not batch.before[:, 0].any()
+    before = shifted(batch.states)
+    assert torch.equal(before[0, 1:cut], states[: cut - 1].float()) and not before[:, 0].any()
     source = Batches(rows, 128, 512, 7)
     steps = [next(source.from_step(step)).ids for step in range(5)]
     running = source.from_step(0)
@@ -147,11 +156,12 @@ def test_divergences_against_their_definitions():
 def test_later_drafts_are_trained_as_they_are_drafted(pair, settings, corpus):
     """Slot t at depth d: true states up to t - d, the head's own ones behind."""
     batch = collate(load_rows(shards(corpus))[:1], 48)
-    head = new_head(pair, settings.train, torch.arange(128)).eval()
+    head = new_head(pair, settings.train, torch.arange(128), tuple(settings.corpus.layers)).eval()
+    torch.nn.init.normal_(head.project.bias)
     with torch.no_grad():
         found = depths(head, batch, 2)
         for depth, last in ((0, 20), (1, 25), (2, 40)):
-            seen = batch.before[:, : last + 1].clone()
+            seen = shifted(head.project(batch.states))[:, : last + 1].clone()
             for own in range(depth):
                 slot = last - depth + own + 1
                 x = head.inputs(batch.ids[:, :slot], seen[:, :slot])
@@ -185,6 +195,48 @@ def test_training_lowers_the_loss_and_a_killed_run_goes_on(pair, settings, corpu
     again = load_draft_head(tmp_path / "killed", pair.target)
     for name, value in whole.own_weights().items():
         torch.testing.assert_close(value, again.own_weights()[name], atol=1e-3, rtol=1e-2)
+
+
+@pytest.mark.parametrize("layers", [[1], [], [0, 2]])
+def test_a_corpus_with_other_layers_is_refused(pair, settings, corpus, tmp_path, layers):
+    other = replace(settings, corpus=replace(settings.corpus, layers=layers))
+    with pytest.raises(SystemExit, match=r"written with the target's layers \[0, 1\]"):
+        train(pair, other, corpus, tmp_path, 2)
+    with pytest.raises(SystemExit, match=r"written with the target's layers \[0, 1\]"):
+        write_corpus(pair, other, corpus, 10**6)
+
+
+def test_a_checkpoint_of_other_settings_is_refused(pair, settings, corpus, tmp_path):
+    train(pair, settings, corpus, tmp_path, 1)
+    with pytest.raises(SystemExit, match="choose another --name"):
+        train(pair, replace(settings, train=replace(settings.train, reads_layers=False)), corpus, tmp_path, 2)
+
+
+@pytest.mark.parametrize("changes", [{"reads_layers": False}, {"reads_states": False}])
+def test_a_head_may_read_less(pair, settings, corpus, tmp_path, changes):
+    less = replace(settings, train=replace(settings.train, **changes))
+    log = train(pair, less, corpus, tmp_path, 12)
+    assert log["loss"][-1][1] < log["loss"][0][1] and len(log["loss"][0]) == 3
+    assert load_draft_head(tmp_path, pair.target).config.reads_layers == ()
+
+
+def test_a_shard_leaves_the_pair_as_it_was(pair, settings):
+    before = pair.target_step.readout
+    write_shard(pair, settings, 5)
+    assert pair.target_step.readout is before
+
+
+def test_training_goes_on_from_a_trained_head(pair, settings, corpus, tmp_path):
+    """Other vocabulary, and layers that the first head did not read: before any step it drafts as that one did."""
+    first = replace(settings, train=replace(settings.train, reads_layers=False, vocabulary=100))
+    train(pair, first, corpus, tmp_path / "first", 6)
+    trained = load_draft_head(tmp_path / "first", pair.target)
+    start = replace(settings.train, start=str(tmp_path / "first"))
+    head = new_head(pair, start, torch.arange(128), tuple(settings.corpus.layers)).eval()
+    batch = collate(load_rows(shards(corpus))[:2], 64)
+    with torch.no_grad():
+        for found, expected in zip(depths(head, batch, 1), depths(trained, batch, 1), strict=True):
+            torch.testing.assert_close(found, expected)
 
 
 def test_what_was_made_is_measured(pair, settings, corpus, tmp_path):
@@ -229,7 +281,7 @@ def test_the_commands_make_a_draft_of_the_real_model(smollm2_folder, tmp_path):
     """The README's two commands, smaller: a corpus of the real target, and a loss that falls."""
     config = json.loads((REPOSITORY / "distill" / "config.json").read_text())
     config["corpus"].update(rows=6, max_new_tokens=32)
-    config["train"].update(tokens_per_step=512, warmup_steps=2)
+    config["train"].update(tokens_per_step=512, warmup_steps=2, held_out_shards=1)
     (tmp_path / "config.json").write_text(json.dumps(config))
 
     def distill(*arguments):
