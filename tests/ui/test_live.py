@@ -15,8 +15,6 @@ from bass_core import SamplingParams, load_pair, race
 from .conftest import started, watched
 
 pytestmark = pytest.mark.slow
-# A link's settings; drafts of one token, so that no lane is through soon.
-SETTINGS = "#race?prompt=Hello&batch_size=6&max_new_tokens=1024&temperature=0.9&seed=3&draft_length=1"
 # The lane that runs longest is the second: one sequence after another.
 PLOT = "document.querySelector('[data-chart=race] .plot')"
 POINTS = f"{PLOT}.data[1].x.length"
@@ -56,16 +54,16 @@ DRAWN_END = f"{PLOT}.data.find((trace) => trace.name === 'Speculative').x.at(-1)
 
 @pytest.fixture(scope="module")
 def replay(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of a server that plays a real race at a snapshot every 0.6 s, however busy the machine is."""
+    """Address of a server that plays a real race in a minute and a half, however fast or busy the machine is."""
     pair = load_pair(str(tiny_pair[0]), draft=str(tiny_pair[1]), device="cpu", dtype="float32")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules[race.__module__], "SNAPSHOT_SECONDS", 0)
         shots = list(
-            race(pair, "Hello", n=2, sampling=SamplingParams(0.9), seed=3, max_new_tokens=100, draft_length=1)
+            race(pair, "Hello", n=2, sampling=SamplingParams(0.9), seed=3, max_new_tokens=150, draft_length=1)
         )
-    shots = [*shots[: -1 : len(shots) // 60 + 1], shots[-1]]
+    shots = [*shots[: -1 : len(shots) // 90 + 1], shots[-1]]
     for i, shot in enumerate(shots):
-        shot["elapsed_ms"] = 600.0 * i
+        shot["elapsed_ms"] = 1000.0 * i
     folder = tmp_path_factory.mktemp("replay")
     (folder / "run.json").write_text(json.dumps({"recording": 1, "about": "a test", "snapshots": shots}))
     with started(folder / "stderr.txt", "--replay", str(folder / "run.json")) as address:
@@ -73,10 +71,9 @@ def replay(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture
-def page(context: BrowserContext, server: str) -> Iterator[Page]:
+def page(context: BrowserContext, replay: str) -> Iterator[Page]:
     """A long race under way, its chart in sight and drawn; closing the page ends it."""
-    with watched(context, server + SETTINGS) as page:
-        expect(page.locator("#max-new-tokens input")).to_have_value("1024")
+    with watched(context, replay) as page:
         page.click("#run")
         page.locator("[data-chart=race]").scroll_into_view_if_needed()
         page.wait_for_function(f"() => {PLOT}.data?.length > 1 && {POINTS} > 2", timeout=60_000)

@@ -1,4 +1,4 @@
-"""A full race on the page: it is the API's race, it is rendered often, and the page stays responsive."""
+"""A full race on the page: it is the API's race and is rendered often, and a page at rest asks for no frames."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ WATCH_PAUSES = """(() => {
     return later(() => { pauses.push({ ms, over, empty }); callback(); }, ms, ...rest);
   };
 })()"""
-LONGEST_TASK_MS = 200
 
 
 def trace(cdp: CDPSession) -> None:
@@ -93,15 +92,8 @@ def test_three_lanes_of_eight_sequences_of_128_tokens(page: Page, server: str) -
     page.wait_for_function(AT_REST)
     fill(page, batch=8, tokens=128, seed=21)
     page.evaluate(WATCH_FRAMES)
-    cdp = page.context.new_cdp_session(page)
-    trace(cdp)
     run_to_the_end(page)
-    tasks = [e for e in traced(cdp) if e["name"].endswith("RunTask") and "tdur" in e]
-    assert len(tasks) > 100
-    # Time that the thread ran, whatever else the machine was doing.
-    longest = max(task["tdur"] for task in tasks) / 1000
-    assert longest < LONGEST_TASK_MS, f"a main-thread task ran {longest:.0f} ms"
-    # It grew while it ran. How often a second is a question of the machine: python -m bench page says.
+    # It grew while it ran. How often a second, and how long the longest task was: python -m bench page says.
     assert page.evaluate("() => window.seen.frames") > 10
     final = Client(server, verbose=False).submit("Hello", 8, 128, 0.9, 21, api_name="/race").result()
     for lane in LANES:
