@@ -17,10 +17,27 @@ from torch import Tensor
 
 from .corpus import rows_of
 
+# Positions that `scale_of` looks at.
+SCALED_BY = 20_000
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Mean and deviation [width] of each entry of the states that are read; 0 and 1 for the last hidden state's.
+
+    Single entries of a residual stream are fifty times the others: unscaled, they alone would be learnt from.
+    """
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __call__(self, states: Tensor) -> Tensor:
+        return (states - self.mean) / self.deviation
+
 
 @dataclass
 class Batch:
-    """ids int64 [B, T]; states [B, T, width] of the target at each id, the last hidden one at the end.
+    """ids int64 [B, T]; states [B, T, width] of the target at each id, scaled, the last hidden one at the end.
 
     scored bool [B, T]: slots whose state stands for a token that the target itself wrote next.
     """
@@ -53,11 +70,22 @@ def frequent_ids(rows: list[Row], count: int, always: set[int]) -> Tensor:
     return torch.tensor(sorted(chosen))
 
 
+def scale_of(rows: list[Row], hidden: int) -> Scale:
+    """How the target's answers in `rows` are spread, entry by entry."""
+    width = rows[0][1].shape[1]
+    mean, deviation = torch.zeros(width), torch.ones(width)
+    if width > hidden:
+        answers = [states[prompt:-1] for _, states, prompt in rows[: SCALED_BY // 64]]
+        seen = torch.cat(answers)[:SCALED_BY, : width - hidden].float()
+        mean[: width - hidden], deviation[: width - hidden] = seen.mean(0), seen.std(0).clamp(min=1e-3)
+    return Scale(mean, deviation)
+
+
 class Batches:
     """Endless batches over rows, in an order that a seed decides."""
 
-    def __init__(self, rows: list[Row], longest_row: int, tokens: int, seed: int) -> None:
-        self.rows, self.longest, self.seed = rows, longest_row, seed
+    def __init__(self, rows: list[Row], scale: Scale, longest_row: int, tokens: int, seed: int) -> None:
+        self.rows, self.scale, self.longest, self.seed = rows, scale, longest_row, seed
         self._per_batch = max(1, tokens // longest_row)
 
     def from_step(self, step: int) -> Iterator[Batch]:
@@ -69,11 +97,11 @@ class Batches:
             random.Random(self.seed + epoch).shuffle(order)
             for number in range(within, per_epoch):
                 part = order[number * self._per_batch : (number + 1) * self._per_batch]
-                yield collate([self.rows[index] for index in part], self.longest)
+                yield collate([self.rows[index] for index in part], self.scale, self.longest)
             epoch, within = epoch + 1, 0
 
 
-def collate(rows: list[Row], longest: int) -> Batch:
+def collate(rows: list[Row], scale: Scale, longest: int) -> Batch:
     """Pad rows into one batch."""
     width = min(longest, max(len(tokens) for tokens, _, _ in rows))
     hidden = rows[0][1].shape[1]
@@ -85,7 +113,7 @@ def collate(rows: list[Row], longest: int) -> Batch:
     for r, (tokens, states, prompt) in enumerate(rows):
         length = min(len(tokens), width)
         batch.ids[r, :length] = tokens[:length]
-        batch.states[r, :length] = states[:length].float()
+        batch.states[r, :length] = scale(states[:length].float())
         # The last token of a row was never fed: nothing is known of what would have followed.
         batch.scored[r, prompt - 1 : min(length, len(tokens) - 1)] = True
     return batch

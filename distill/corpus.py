@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from filelock import FileLock, Timeout
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -29,6 +30,7 @@ from bass_core.sequence import Sequence
 from bass_core.step_model import Readout
 from bass_core.verify import Keys
 
+from .own_prompts import own_prompts
 from .prompts import corpus_prompts
 from .settings import Settings
 
@@ -60,7 +62,10 @@ class StateRecorder:
 
 
 def write_corpus(pair: ModelPair, settings: Settings, folder: Path, tokens: int) -> int:
-    """Write shards until the folder holds `tokens` new tokens; returns how many it holds."""
+    """Write shards until the folder holds `tokens` new tokens; returns how many it holds.
+
+    Several processes may write one folder: each takes the next shard that none has taken.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     check_layers(shards(folder), settings)
     with tqdm(total=tokens, unit="tok", desc="corpus") as bar:
@@ -69,8 +74,12 @@ def write_corpus(pair: ModelPair, settings: Settings, folder: Path, tokens: int)
             if held >= tokens:
                 break
             path = folder / f"shard-{number:05d}.safetensors"
-            if not path.exists():
-                _save(path, write_shard(pair, settings, number))
+            try:
+                with FileLock(path.with_suffix(".lock"), timeout=0):
+                    if not path.exists():
+                        _save(path, write_shard(pair, settings, number))
+            except Timeout:
+                continue  # Another process writes this one.
             written = _new_tokens(load_file(path))
             held += written
             bar.update(written)
@@ -81,12 +90,13 @@ def write_shard(pair: ModelPair, settings: Settings, number: int) -> dict[str, T
     """One batch of different prompts, answered by regular decoding at the shard's temperature."""
     corpus = settings.corpus
     seed = settings.seed * 1_000_003 + number
-    prompts = corpus_prompts(seed, corpus.rows)
+    own = round(corpus.own_share * corpus.rows)
+    prompts = corpus_prompts(seed, corpus.rows - own) + own_prompts(pair, own, seed)
     ids = [make_request(pair, prompt).prompts[0][:PROMPT_TOKENS] for prompt in prompts]
     sampling = SamplingParams(temperature=corpus.temperatures[number % len(corpus.temperatures)])
     request = make_request(pair, ids, max_new_tokens=corpus.max_new_tokens, sampling=sampling, seed=seed)
     sequences, recorder = request.sequences(), StateRecorder()
-    step, own = pair.target_step, pair.target_step.readout
+    step, readout = pair.target_step, pair.target_step.readout
     step.readout = Readout(tuple(corpus.layers))
     try:
         runner = ModelRunner(step, len(ids), request.longest + 1, pair.vocab, request.backend, keep_states=True)
@@ -94,7 +104,7 @@ def write_shard(pair: ModelPair, settings: Settings, number: int) -> dict[str, T
         while not decoder.finished:
             decoder.step()
     finally:
-        step.readout = own
+        step.readout = readout
     rows = [torch.cat(recorder.states[row.index]) for row in sequences]
     # The newest token of a row was never fed, so it has no state.
     states = [torch.cat((state, state.new_zeros(1, state.shape[1]))) for state in rows]

