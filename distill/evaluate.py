@@ -73,8 +73,13 @@ def acceptance(
     batch: int = 8,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Token acceptance a (mean over prompts, and by kind), accepted/drafted, and each position's rate."""
+    """Token acceptance a (mean over prompts, and by kind), accepted/drafted, and each position's rate.
+
+    A drafter that stops where it is unsure has a higher a than one that always drafts: drafts and tokens written a
+    row-round, of those without a draft as well, tell them apart.
+    """
     whole, each = _Tally(), [_Tally() for _ in prompts]
+    row_rounds = 0
     for start in range(0, len(prompts), batch):
         texts = [text for _, text in prompts[start : start + batch]]
         rounds = stream(
@@ -88,6 +93,7 @@ def acceptance(
             seed=seed + start,
         )
         for round_ in rounds:
+            row_rounds += len(round_.rows) if round_.kind != "prefill" else 0
             for row in round_.rows:
                 if row.drafted:
                     whole.add(len(row.drafted), row.accepted)
@@ -101,6 +107,8 @@ def acceptance(
         "a": round(mean(rate for _, rate in rates), 4),
         "by_kind": {kind: round(mean(rate for other, rate in rates if other == kind), 4) for kind in kinds},
         "accepted_per_drafted": round(whole.accepted / whole.drafted, 4),
+        "drafted_per_round": round(whole.drafted / row_rounds, 4),
+        "tokens_per_round": round(1 + whole.accepted / row_rounds, 4),
         "per_position": [round(a / b, 4) for a, b in zip(whole.passed, whole.reached, strict=True)],
         "prompts": len(rates),
     }

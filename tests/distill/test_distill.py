@@ -167,6 +167,9 @@ def test_what_was_made_is_measured(pair, settings, corpus, tmp_path):
     alone = acceptance(drafted, prompts[:1], drafter="model", temperature=0.0, draft_length=3, tokens=20, batch=1)
     assert alone["a"] == round(out.metrics.token_acceptance, 4)
     assert alone["accepted_per_drafted"] == round(out.metrics.acceptance_rate, 4)
+    # Every round writes one token more than it accepts; the prefill's own token is the first of the 20.
+    assert alone["tokens_per_round"] == round(19 / out.metrics.rounds, 4)
+    assert 0 < alone["drafted_per_round"] <= 3
     arms = {"regular": {"method": "regular"}, "bass": {"method": "bass", "drafter": "model"}}
     rows = speed(drafted, prompts, arms, batch=2, temperature=0.0, tokens=8)
     assert [row["arm"] for row in rows] == ["regular", "bass"] and rows[0]["speed_up"] == 1.0
