@@ -111,12 +111,12 @@ class LeanModel(StepModel):
             if want and index in self.readout.layers:
                 streams.append(x)
             x = self._block(x, index, layer, turns, cache, step, backend)
-        states = _padded(self.readout(streams, self._norm(x, self.final_norm)), step, tokens) if want else None
+        x = self._norm(x, self.final_norm)
+        states = _padded(self.readout(streams, x), step, tokens) if want else None
         if take is None:
-            return _padded(self.head(self._norm(x, self.final_norm)), step, tokens), states
+            return _padded(self.head(x), step, tokens), states
         wanted = torch.arange(len(take)) * step.queries + torch.tensor(take)
-        x = x[wanted if tokens is None else torch.searchsorted(tokens, wanted)]
-        return self.head(self._norm(x, self.final_norm)), states
+        return self.head(x[wanted if tokens is None else torch.searchsorted(tokens, wanted)]), states
 
     def _block(
         self,
