@@ -1,10 +1,11 @@
 """The corpus: what the target writes on many prompts, with its own hidden states beside every token.
 
-Contract: shard k of a folder is a function of (settings, k) alone, and is there whole or not at all; a run that
-was killed goes on with the first missing shard. A shard holds `tokens` int32 [N], `states` float16 [N, width]
-(of the target at each token: the layers that the settings name, then the last hidden state, as Readout in
-step_model.py says; zeros at a row's last token, which was never fed), `starts` int64 [rows + 1], `prompts` int64
-[rows], the length of each row's prompt, and `layers` int64, which they are.
+Contract: shard k of a folder is a function of the pair, the settings, the installed Python library and k alone,
+and is there whole or not at all; a run that was killed goes on with the first missing shard. A shard holds
+`tokens` int32 [N], `states` float16 [N, width] (of the target at each token: the layers that the settings name,
+then the last hidden state, as Readout in step_model.py says; zeros at a row's last token, which was never fed),
+`starts` int64 [rows + 1], `prompts` int64 [rows], the length of each row's prompt, and `layers` int64, which they
+are.
 """
 
 from __future__ import annotations
@@ -68,22 +69,36 @@ def write_corpus(pair: ModelPair, settings: Settings, folder: Path, tokens: int)
     """
     folder.mkdir(parents=True, exist_ok=True)
     check_layers(shards(folder), settings)
+    counts: dict[Path, int] = {}
     with tqdm(total=tokens, unit="tok", desc="corpus") as bar:
-        held = 0
-        for number in range(10**6):
-            if held >= tokens:
-                break
-            path = folder / f"shard-{number:05d}.safetensors"
-            try:
-                with FileLock(path.with_suffix(".lock"), timeout=0):
-                    if not path.exists():
-                        _save(path, write_shard(pair, settings, number))
-            except Timeout:
-                continue  # Another process writes this one.
-            written = _new_tokens(load_file(path))
-            held += written
-            bar.update(written)
-    return held
+        number = 0
+        while _held(folder, counts) < tokens:
+            _write_missing(pair, settings, folder, number)
+            bar.update(_held(folder, counts) - bar.n)
+            number += 1
+    return _held(folder, counts)
+
+
+def _write_missing(pair: ModelPair, settings: Settings, folder: Path, number: int) -> None:
+    path = folder / f"shard-{number:05d}.safetensors"
+    if path.exists():
+        return
+    try:
+        with FileLock(path.with_suffix(".lock"), timeout=0):
+            if not path.exists():
+                _save(path, write_shard(pair, settings, number))
+    except Timeout:
+        return  # Another process writes this one.
+
+
+def _held(folder: Path, counts: dict[Path, int]) -> int:
+    """New tokens of all shards, whoever wrote them; `counts` keeps what was read."""
+    for path in shards(folder):
+        if path not in counts:
+            with safe_open(path, "pt") as shard:
+                starts, prompts = shard.get_tensor("starts"), shard.get_tensor("prompts")
+            counts[path] = int(starts[-1] - prompts.sum())
+    return sum(counts.values())
 
 
 def write_shard(pair: ModelPair, settings: Settings, number: int) -> dict[str, Tensor]:
@@ -142,10 +157,6 @@ def rows_of(path: Path) -> Iterator[tuple[Tensor, Tensor, int]]:
     for row, prompt in enumerate(shard["prompts"].tolist()):
         part = slice(starts[row], starts[row + 1])
         yield shard["tokens"][part].long(), shard["states"][part], prompt
-
-
-def _new_tokens(shard: dict[str, Tensor]) -> int:
-    return int(shard["starts"][-1] - shard["prompts"].sum())
 
 
 def _save(path: Path, shard: dict[str, Tensor]) -> None:

@@ -79,7 +79,7 @@ def acceptance(
     row-round, of those without a draft as well, tell them apart.
     """
     whole, each = _Tally(), [_Tally() for _ in prompts]
-    row_rounds = 0
+    row_rounds = written = 0
     for start in range(0, len(prompts), batch):
         texts = [text for _, text in prompts[start : start + batch]]
         rounds = stream(
@@ -93,7 +93,9 @@ def acceptance(
             seed=seed + start,
         )
         for round_ in rounds:
-            row_rounds += len(round_.rows) if round_.kind != "prefill" else 0
+            if round_.kind != "prefill":
+                row_rounds += len(round_.rows)
+                written += sum(len(row.tokens) for row in round_.rows)
             for row in round_.rows:
                 if row.drafted:
                     whole.add(len(row.drafted), row.accepted)
@@ -108,7 +110,7 @@ def acceptance(
         "by_kind": {kind: round(mean(rate for other, rate in rates if other == kind), 4) for kind in kinds},
         "accepted_per_drafted": round(whole.accepted / whole.drafted, 4),
         "drafted_per_round": round(whole.drafted / row_rounds, 4),
-        "tokens_per_round": round(1 + whole.accepted / row_rounds, 4),
+        "tokens_per_round": round(written / row_rounds, 4),
         "per_position": [round(a / b, 4) for a, b in zip(whole.passed, whole.reached, strict=True)],
         "prompts": len(rates),
     }

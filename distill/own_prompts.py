@@ -19,6 +19,8 @@ from .prompts import evaluation_prompts
 SHORTEST, LONGEST = 4, 80
 # So many more are begun than are wanted: about one in ten gets too long.
 SPARE = 1.25
+# Each draw has a seed of its own, far from those of the answers.
+SEEDS, ATTEMPTS = 2**40, 1000
 # Below 1 fewer of them are nonsense; the answers have the shard's own temperature.
 TEMPERATURE = 0.8
 
@@ -29,12 +31,20 @@ def own_prompts(pair: ModelPair, count: int, seed: int) -> list[str]:
         return []
     taken = {prompt["text"] for prompt in evaluation_prompts()}
     opening, closing = _template(pair)
+    if closing not in pair.default_eos():
+        raise SystemExit(
+            "This target's template does not end a user's words with an end token: set own_share to 0."
+        )
     found: dict[str, None] = {}
+    attempt = 0
     while len(found) < count:
-        for text in _sample(pair, opening, closing, math.ceil(SPARE * count), seed):
-            if text not in taken:
+        # No text is drawn with the noise of another draw, nor with that of the answers.
+        for ids in _sample(pair, opening, math.ceil(SPARE * count), SEEDS + seed * ATTEMPTS + attempt):
+            text = pair.tokenizer.decode(ids[:-1]).strip()
+            again = pair.tokenizer(text, add_special_tokens=False).input_ids
+            if ids[-1] == closing and len(again) >= SHORTEST and closing not in again and text not in taken:
                 found[text] = None
-        seed += 1
+        attempt += 1
     return list(found)[:count]
 
 
@@ -46,7 +56,8 @@ def _template(pair: ModelPair) -> tuple[list[int], int]:
     return before, after[0]
 
 
-def _sample(pair: ModelPair, opening: list[int], closing: int, count: int, seed: int) -> list[str]:
+def _sample(pair: ModelPair, opening: list[int], count: int, seed: int) -> list[list[int]]:
+    """What the target writes behind `opening`, an end token at the end where it came to one."""
     sampling = SamplingParams(temperature=TEMPERATURE)
     request = make_request(pair, [opening] * count, max_new_tokens=LONGEST, sampling=sampling, seed=seed)
     rows = request.sequences()
@@ -54,6 +65,4 @@ def _sample(pair: ModelPair, opening: list[int], closing: int, count: int, seed:
     decoder = BatchDecoder(rows, runner, Rules(sampling, seed), None, FixedLength(0))
     while not decoder.finished:
         decoder.step()
-    written = [row.tokens[len(opening) :] for row in rows]
-    ended = [ids[:-1] for ids in written if ids[-1] == closing and len(ids) > SHORTEST]
-    return [pair.tokenizer.decode(ids, skip_special_tokens=True).strip() for ids in ended]
+    return [row.tokens[len(opening) :] for row in rows]

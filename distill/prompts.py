@@ -43,8 +43,8 @@ def evaluation_prompts() -> list[dict[str, str]]:
 
 
 def _make(kind: str, rng: random.Random) -> str:
-    def pick(kind: str) -> str:
-        return rng.choice(WORDS[kind])
+    def pick(words: str) -> str:
+        return rng.choice(WORDS[words])
 
     if kind == "docstring":
         name, signature, doc = rng.choice(_docstrings())

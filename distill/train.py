@@ -27,12 +27,13 @@ from transformers import DynamicCache
 from bass_core import ModelPair
 from bass_core.draft_head import DraftHead, HeadConfig, load_draft_head
 
-from .batches import Batch, Batches, collate, frequent_ids, load_rows, scale_of, shifted
+from .batches import Batch, Batches, Scale, collate, frequent_ids, load_rows, scale_of, shifted
 from .corpus import check_layers, shards
 from .settings import Settings, TrainSettings
 
 # Rows of each held-out shard that a checkpoint is measured on.
 CHECKED_ROWS = 24
+CHECKPOINT = "checkpoint.pt"
 
 
 def new_head(
@@ -133,7 +134,8 @@ def train(pair: ModelPair, settings: Settings, corpus: Path, out: Path, steps: i
         raise SystemExit(f"{corpus} holds {len(paths)} shards: write more with `python -m distill corpus`.")
     check_layers(paths, settings)
     rows = load_rows(paths[options.held_out_shards :])
-    scale = scale_of(rows, pair.target.config.hidden_size)
+    # Weights of a checkpoint belong to the scale that they were trained on.
+    scale = _saved_scale(out) or scale_of(rows, pair.target.config.hidden_size)
     # A shard's rows have one temperature: each of the held-out ones is measured by itself.
     held_out = [load_rows([path])[:CHECKED_ROWS] for path in paths[: options.held_out_shards]]
     checks = [
@@ -144,7 +146,7 @@ def train(pair: ModelPair, settings: Settings, corpus: Path, out: Path, steps: i
     head = new_head(pair, options, vocabulary, layers)
     if layers:
         absorb(head, -scale.mean / scale.deviation, 1 / scale.deviation)
-    run = _Run(head, options, out, steps)
+    run = _Run(head, options, scale, out, steps)
     source = Batches(rows, scale, options.longest_row, options.tokens_per_step, settings.seed).from_step(run.step)
     with tqdm(total=steps, initial=run.step, desc="train", unit="step") as bar:
         while run.step < steps:
@@ -166,16 +168,21 @@ def absorb(head: DraftHead, mean: Tensor, deviation: Tensor) -> None:
         head.project.bias -= head.project.weight @ mean
 
 
+def _saved_scale(out: Path) -> Scale | None:
+    path = out / CHECKPOINT
+    return Scale(*torch.load(path, weights_only=True)["scale"]) if path.exists() else None
+
+
 class _Run:
     """A run of the optimiser that can be left and taken up again."""
 
-    def __init__(self, head: DraftHead, options: TrainSettings, out: Path, steps: int) -> None:
-        self.head, self.options, self.steps, self.step = head, options, steps, 0
+    def __init__(self, head: DraftHead, options: TrainSettings, scale: Scale, out: Path, steps: int) -> None:
+        self.head, self.options, self.scale, self.steps, self.step = head, options, scale, steps, 0
         self.trained = [p for p in head.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.trained, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=options.weight_decay
         )
-        self.path, self.saved = out / "checkpoint.pt", time.monotonic()
+        self.path, self.saved = out / CHECKPOINT, time.monotonic()
         self.log: dict[str, Any] = {"options": vars(options), "loss": [], "held_out": []}
         self.spent = 0.0
         if self.path.exists():
@@ -224,6 +231,7 @@ class _Run:
         state = {
             "head": self.head.own_weights(),
             "optimizer": self.optimizer.state_dict(),
+            "scale": (self.scale.mean, self.scale.deviation),
             "step": self.step,
             "log": self.log,
             "seconds": seconds,

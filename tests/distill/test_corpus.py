@@ -65,11 +65,13 @@ def test_a_killed_corpus_goes_on_with_the_missing_shard(pair, settings, corpus, 
 
 
 def test_processes_share_a_folder(pair, settings, corpus, tmp_path):
-    """What another one is writing is left to it."""
+    """What another one is writing is left to it, and counted once it is there."""
     with FileLock(tmp_path / "shard-00000.lock"):
-        write_corpus(pair, settings, tmp_path, 64)
+        assert write_corpus(pair, settings, tmp_path, 64) == 64
     assert [path.name for path in shards(tmp_path)] == ["shard-00001.safetensors"]
     assert shards(tmp_path)[0].read_bytes() == shards(corpus)[1].read_bytes()
+    (tmp_path / "shard-00007.safetensors").write_bytes(shards(corpus)[0].read_bytes())
+    assert write_corpus(pair, settings, tmp_path, 128) == 128 and len(shards(tmp_path)) == 2
 
 
 @pytest.mark.slow

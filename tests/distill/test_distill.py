@@ -17,7 +17,7 @@ from distill.batches import Batches, Scale, collate, frequent_ids, load_rows, sc
 from distill.corpus import shards, write_corpus
 from distill.evaluate import acceptance, cost_ratio, prompt_set, speed
 from distill.ngrams import count_ngrams
-from distill.train import absorb, depths, divergence, new_head, train
+from distill.train import absorb, depths, divergence, measure, new_head, train
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 # Of two layers and the last state, 64 entries each.
@@ -136,6 +136,22 @@ def test_a_head_trained_on_scaled_states_reads_them_as_they_are(pair, settings, 
             torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
+def test_the_scale_is_folded_into_what_is_saved_and_out_of_what_is_started_from(pair, settings, corpus, tmp_path):
+    log = train(pair, settings, corpus, tmp_path / "first", 12)
+    head = load_draft_head(tmp_path / "first", pair.target).float()
+    assert head.project.weight[:, :128].abs().max() > 0
+    rows = load_rows(shards(corpus)[:1])[: train_module.CHECKED_ROWS]
+    for found, logged in zip(
+        measure(head, [collate(rows, AS_IT_IS, 128)], 1), log["held_out"][-1]["shards"][0], strict=True
+    ):
+        assert found["overlap"] == pytest.approx(logged["overlap"], abs=0.01)
+    still = replace(settings.train, start=str(tmp_path / "first"), learning_rate=0.0)
+    train(pair, replace(settings, train=still), corpus, tmp_path / "second", 1)
+    again = load_draft_head(tmp_path / "second", pair.target).float()
+    for name in ("weight", "bias"):
+        torch.testing.assert_close(getattr(again.project, name), getattr(head.project, name), atol=1e-2, rtol=1e-2)
+
+
 def test_training_goes_on_from_a_trained_head(pair, settings, corpus, tmp_path):
     """Other vocabulary, and layers that the first head did not read: before any step it drafts as that one did."""
     first = replace(settings, train=replace(settings.train, reads_layers=False, vocabulary=100))
@@ -167,7 +183,7 @@ def test_what_was_made_is_measured(pair, settings, corpus, tmp_path):
     alone = acceptance(drafted, prompts[:1], drafter="model", temperature=0.0, draft_length=3, tokens=20, batch=1)
     assert alone["a"] == round(out.metrics.token_acceptance, 4)
     assert alone["accepted_per_drafted"] == round(out.metrics.acceptance_rate, 4)
-    # Every round writes one token more than it accepts; the prefill's own token is the first of the 20.
+    # The prefill's own token is the first of the 20.
     assert alone["tokens_per_round"] == round(19 / out.metrics.rounds, 4)
     assert 0 < alone["drafted_per_round"] <= 3
     arms = {"regular": {"method": "regular"}, "bass": {"method": "bass", "drafter": "model"}}

@@ -54,7 +54,7 @@ DRAWN_END = f"{PLOT}.data.find((trace) => trace.name === 'Speculative').x.at(-1)
 
 @pytest.fixture(scope="module")
 def replay(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of a server that plays a real race in a minute and a half, however fast or busy the machine is."""
+    """Address of a server that plays a real race in about a minute, however fast or busy the machine is."""
     pair = load_pair(str(tiny_pair[0]), draft=str(tiny_pair[1]), device="cpu", dtype="float32")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules[race.__module__], "SNAPSHOT_SECONDS", 0)
