@@ -43,6 +43,7 @@ class ModelRunner:
         self.cache = model.new_cache(max_batch, max_len) if cache is None else cache
         self.cached = [0] * max_batch
         self.device = model.device
+        self.prefill_tokens = PREFILL_TOKENS.get(self.device.type, PREFILL_TOKENS["cuda"])
 
     def feed(self, rows: list[list[int]], take: list[int] | None = None) -> Tensor:
         """Logits for the tokens of each row, put at its end; shorter rows are padded to the longest."""
@@ -90,9 +91,8 @@ class PrefillSteps:
         first: dict[tuple[int, ...], int] = {}
         self.sources = [first.setdefault(tuple(prompt), row) for row, prompt in enumerate(prompts)]
         self.unique = sorted(set(self.sources))
-        budget = PREFILL_TOKENS.get(runner.device.type, PREFILL_TOKENS["cuda"])
         # Rows are computed at the front of the cache and spread to their places at the end.
-        self.width = max(1, budget // len(self.unique))
+        self.width = max(1, runner.prefill_tokens // len(self.unique))
         self.at, self.longest = 0, max(len(prompt) for prompt in prompts)
         self.last: dict[int, Tensor] = {}
         self.chunks: list[Tensor] = []

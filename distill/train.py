@@ -63,11 +63,23 @@ def new_head(
             head.project.weight[:, -hidden:] += torch.eye(hidden)
             head.project.bias.zero_()
     if settings.start not in ("random", "target"):
-        # The vocabulary is the new head's own, and what was trained before fits any.
-        trained = load_draft_head(Path(settings.start), target).float().own_weights()
-        trained.pop("vocabulary", None)
-        head.load_state_dict(trained, strict=False)
+        _go_on_from(head, load_draft_head(Path(settings.start), target).float(), settings.start)
     return head
+
+
+def _go_on_from(head: DraftHead, trained: DraftHead, start: str) -> None:
+    """Give a new head the weights of a trained one; its vocabulary is its own, and those weights fit any."""
+    ours, theirs = head.config, trained.config
+    # One that read the last state alone fits: what the other layers add is learnt.
+    layers = theirs.reads_layers or ours.reads_layers
+    if (theirs.layers, theirs.reads_states, layers) != (ours.layers, ours.reads_states, ours.reads_layers):
+        raise SystemExit(
+            f"The head in {start} is {theirs}, and the one to train {ours}: set layers, reads_states and "
+            "reads_layers as it has them, with a corpus of those layers, or start from another head."
+        )
+    weights = trained.own_weights()
+    weights.pop("vocabulary", None)
+    head.load_state_dict(weights, strict=False)
 
 
 def divergence(student: Tensor, teacher: Tensor, loss: str) -> Tensor:
@@ -134,19 +146,23 @@ def train(pair: ModelPair, settings: Settings, corpus: Path, out: Path, steps: i
         raise SystemExit(f"{corpus} holds {len(paths)} shards: write more with `python -m distill corpus`.")
     check_layers(paths, settings)
     rows = load_rows(paths[options.held_out_shards :])
+    layers = tuple(settings.corpus.layers) if options.reads_states and options.reads_layers else ()
+    # What a run was begun with, as its log and its checkpoint keep it.
+    begun = {**vars(options), "layers_read": list(layers)}
+    checkpoint = _load_checkpoint(out / CHECKPOINT, begun)
     # Weights of a checkpoint belong to the scale that they were trained on.
-    scale = _saved_scale(out) or scale_of(rows, pair.target.config.hidden_size)
+    scale = Scale(*checkpoint["scale"]) if checkpoint else scale_of(rows, pair.target.config.hidden_size)
     # A shard's rows have one temperature: each of the held-out ones is measured by itself.
     held_out = [load_rows([path])[:CHECKED_ROWS] for path in paths[: options.held_out_shards]]
     checks = [
         [collate(part[i : i + 8], scale, options.longest_row) for i in range(0, len(part), 8)] for part in held_out
     ]
     vocabulary = frequent_ids(rows, options.vocabulary, set(pair.default_eos()))
-    layers = tuple(settings.corpus.layers) if options.reads_states and options.reads_layers else ()
     head = new_head(pair, options, vocabulary, layers)
     if layers:
         absorb(head, -scale.mean / scale.deviation, 1 / scale.deviation)
-    run = _Run(head, options, scale, out, steps)
+    log = {"options": begun, "loss": [], "held_out": []}
+    run = _Run(head, options, scale, out / CHECKPOINT, steps, log, checkpoint)
     source = Batches(rows, scale, options.longest_row, options.tokens_per_step, settings.seed).from_step(run.step)
     with tqdm(total=steps, initial=run.step, desc="train", unit="step") as bar:
         while run.step < steps:
@@ -168,33 +184,40 @@ def absorb(head: DraftHead, mean: Tensor, deviation: Tensor) -> None:
         head.project.bias -= head.project.weight @ mean
 
 
-def _saved_scale(out: Path) -> Scale | None:
-    path = out / CHECKPOINT
-    return Scale(*torch.load(path, weights_only=True)["scale"]) if path.exists() else None
+def _load_checkpoint(path: Path, begun: dict[str, Any]) -> dict[str, Any] | None:
+    """What a killed run left, or None; exits where that run was begun with other settings."""
+    if not path.exists():
+        return None
+    state: dict[str, Any] = torch.load(path, weights_only=True)
+    if state["log"]["options"] != begun:
+        raise SystemExit(f"{path} was made with other settings: go on with those, or choose another --name.")
+    return state
 
 
 class _Run:
     """A run of the optimiser that can be left and taken up again."""
 
-    def __init__(self, head: DraftHead, options: TrainSettings, scale: Scale, out: Path, steps: int) -> None:
+    def __init__(
+        self,
+        head: DraftHead,
+        options: TrainSettings,
+        scale: Scale,
+        path: Path,
+        steps: int,
+        log: dict[str, Any],
+        checkpoint: dict[str, Any] | None,
+    ) -> None:
         self.head, self.options, self.scale, self.steps, self.step = head, options, scale, steps, 0
         self.trained = [p for p in head.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.trained, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=options.weight_decay
         )
-        self.path, self.saved = out / CHECKPOINT, time.monotonic()
-        self.log: dict[str, Any] = {"options": vars(options), "loss": [], "held_out": []}
-        self.spent = 0.0
-        if self.path.exists():
-            state = torch.load(self.path, weights_only=True)
-            if state["log"]["options"] != self.log["options"]:
-                raise SystemExit(
-                    f"{self.path} was made with other settings: go on with those, or choose another --name."
-                )
-            head.load_state_dict(state["head"], strict=False)
-            self.optimizer.load_state_dict(state["optimizer"])
-            self.step, self.log, self.spent = state["step"], state["log"], state["seconds"]
-        self.begun = time.monotonic()
+        self.path, self.log, self.spent = path, log, 0.0
+        if checkpoint is not None:
+            head.load_state_dict(checkpoint["head"], strict=False)
+            self.optimizer.load_state_dict(checkpoint["optimizer"])
+            self.step, self.log, self.spent = checkpoint["step"], checkpoint["log"], checkpoint["seconds"]
+        self.begun = self.saved = time.monotonic()
 
     def update(self, batch: Batch) -> float:
         """One step of the optimiser."""

@@ -112,6 +112,22 @@ def test_a_checkpoint_of_other_settings_is_refused(pair, settings, corpus, tmp_p
         train(pair, replace(settings, train=replace(settings.train, reads_layers=False)), corpus, tmp_path, 2)
 
 
+def test_a_checkpoint_of_other_layers_is_refused(pair, settings, corpus, tmp_path):
+    train(pair, settings, corpus, tmp_path / "head", 1)
+    fewer = replace(settings, corpus=replace(settings.corpus, layers=[1]))
+    write_corpus(pair, fewer, tmp_path / "corpus", 180)
+    with pytest.raises(SystemExit, match="choose another --name"):
+        train(pair, fewer, tmp_path / "corpus", tmp_path / "head", 2)
+
+
+@pytest.mark.parametrize("changes", [{"layers": 2}, {"reads_states": False}, {"reads_layers": False}])
+def test_a_head_of_another_shape_is_no_start(pair, settings, corpus, tmp_path, changes):
+    train(pair, settings, corpus, tmp_path / "first", 1)
+    other = replace(settings.train, start=str(tmp_path / "first"), **changes)
+    with pytest.raises(SystemExit, match="start from another head"):
+        train(pair, replace(settings, train=other), corpus, tmp_path / "second", 1)
+
+
 @pytest.mark.parametrize("changes", [{"reads_layers": False}, {"reads_states": False}])
 def test_a_head_may_read_less(pair, settings, corpus, tmp_path, changes):
     less = replace(settings, train=replace(settings.train, **changes))
