@@ -1,4 +1,4 @@
-"""`python -m distill corpus | train | ngrams | evaluate`: make a draft for the target, and measure it.
+"""`python -m distill corpus | train | ablate | ngrams | evaluate`: make a draft for the target, and measure it.
 
 Contract: every command goes on where an earlier one was killed; settings come from config.json (or --config), and
 what they made is written below --work until `train --install` or `ngrams --install` puts it into drafts/.
@@ -22,6 +22,7 @@ from bass_core.errors import BassError
 from bass_core.ngram import load_ngrams
 
 from . import evaluate as measuring
+from .ablation import ablate, table
 from .corpus import shards, write_corpus
 from .ngrams import count_ngrams
 from .settings import CONFIG, Settings, load
@@ -44,7 +45,9 @@ def main() -> None:
             held = write_corpus(pair, settings, work / "corpus", options.tokens)
             print(f"{work / 'corpus'} holds {held} new tokens.")
         elif options.command == "train":
-            _train(pair, settings, options, work)
+            _train(pair, _changed(settings, options), options, work)
+        elif options.command == "ablate":
+            _ablate(pair, _changed(settings, options), options, work)
         else:
             _evaluate(pair, options)
     except BassError as error:
@@ -53,15 +56,15 @@ def main() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m distill", description=__doc__)
-    parser.add_argument("command", choices=["corpus", "train", "ngrams", "evaluate"])
+    parser.add_argument("command", choices=["corpus", "train", "ablate", "ngrams", "evaluate"])
     parser.add_argument("--config", type=Path, default=CONFIG)
     parser.add_argument("--work", type=Path, default=Path("distill-work"), help="folder of corpus and checkpoints")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--tokens", type=int, default=400_000, help="corpus: new tokens to hold in all")
-    parser.add_argument("--steps", type=int, default=4000, help="train: steps of the optimiser in all")
+    parser.add_argument("--steps", type=int, default=4000, help="train, ablate: steps of the optimiser in all")
     parser.add_argument("--name", default="head", help="train: folder of this run below --work")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", help="train: instead of config.json's"
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="train, ablate: instead of config.json's"
     )
     parser.add_argument("--install", metavar="FOLDER", help="train, ngrams: put the result into drafts/FOLDER")
     parser.add_argument("--draft", type=Path, help="evaluate: a trained head, instead of the pair's own")
@@ -73,21 +76,34 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--speed", action="store_true", help="evaluate: lane times as well, at batch 1, 4 and 8")
     parser.add_argument("--no-acceptance", action="store_true", help="evaluate: lane times alone")
-    parser.add_argument("--json", type=Path, help="evaluate: write the figures there")
+    parser.add_argument("--json", type=Path, help="evaluate, ablate: write the figures there")
     return parser
 
 
-def _train(pair: ModelPair, settings: Settings, options: argparse.Namespace, work: Path) -> None:
+def _changed(settings: Settings, options: argparse.Namespace) -> Settings:
     changed: dict[str, Any] = {}
     for assignment in options.set:
         name, _, value = assignment.partition("=")
         changed[name] = value if name in ("loss", "start") else json.loads(value)
-    settings = replace(settings, train=replace(settings.train, **changed))
+    return replace(settings, train=replace(settings.train, **changed))
+
+
+def _train(pair: ModelPair, settings: Settings, options: argparse.Namespace, work: Path) -> None:
     out = work / options.name
     log = train(pair, settings, work / "corpus", out, options.steps)
     print(f"{out}: loss {log['loss'][0][1]} -> {log['loss'][-1][1]}; held out: {log['held_out'][-1]}")
     if options.install:
         load_draft_head(out, pair.target).save(DRAFTS / options.install)
+
+
+def _ablate(pair: ModelPair, settings: Settings, options: argparse.Namespace, work: Path) -> None:
+    rows = []
+    for row in ablate(pair, settings, work / "corpus", work / "ablation", options.steps):
+        rows.append(row)
+        print(table([row]).splitlines()[-1], flush=True)
+        if options.json:
+            _write(options.json, {"machine": _machine(pair), "train": vars(settings.train), "arms": rows})
+    print(table(rows))
 
 
 def _ngrams(settings: Settings, options: argparse.Namespace, work: Path) -> None:
@@ -112,8 +128,12 @@ def _evaluate(pair: ModelPair, options: argparse.Namespace) -> None:
     if options.speed:
         report["speed"] = list(_speeds(pair, options))
     if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        _write(options.json, report)
+
+
+def _write(path: Path, report: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def _acceptances(pair: ModelPair, options: argparse.Namespace) -> Any:

@@ -170,7 +170,7 @@ def train(pair: ModelPair, settings: Settings, corpus: Path, out: Path, steps: i
             bar.set_postfix(loss=f"{loss:.3f}")
             bar.update(1)
             if run.due() or run.step == steps:
-                run.save([measure(head, check, options.own_states) for check in checks])
+                run.save([measure(head, check, max(1, options.own_states)) for check in checks])
     if layers:
         absorb(head, scale.mean, scale.deviation)
     head.save(out)

@@ -13,6 +13,7 @@ import torch
 from bass_core import ModelPair, SamplingParams, generate
 from bass_core.draft_head import load_draft_head
 from distill import train as train_module
+from distill.ablation import ARMS, ablate, table
 from distill.batches import Batches, Scale, collate, frequent_ids, load_rows, scale_of, shifted
 from distill.corpus import shards, write_corpus
 from distill.evaluate import acceptance, cost_ratio, prompt_set, speed
@@ -206,6 +207,18 @@ def test_what_was_made_is_measured(pair, settings, corpus, tmp_path):
     rows = speed(drafted, prompts, arms, batch=2, temperature=0.0, tokens=8)
     assert [row["arm"] for row in rows] == ["regular", "bass"] and rows[0]["speed_up"] == 1.0
     assert cost_ratio(drafted, repeats=2)["c"] > 0
+
+
+def test_an_ablation_trains_every_arm_once(pair, settings, corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr("distill.ablation.cost_ratio", lambda drafted: {"draft_ms": 1.0, "c": 0.5})
+    rows = list(ablate(pair, settings, corpus, tmp_path, 2))
+    assert [row["arm"] for row in rows] == list(ARMS)
+    assert len({tuple(token["overlap"] for token in row["shards"][0]) for row in rows}) == len(ARMS)
+    layers = {row["arm"]: load_draft_head(tmp_path / row["arm"].replace(" ", "-"), pair.target) for row in rows}
+    assert layers["3 layers"].config.layers == 3 and not layers["no states"].config.reads_states
+    assert len(table(rows).splitlines()) == len(ARMS) + 2
+    monkeypatch.setattr(train_module._Run, "update", None)
+    assert list(ablate(pair, settings, corpus, tmp_path, 2)) == rows
 
 
 @pytest.mark.slow
