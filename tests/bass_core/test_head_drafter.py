@@ -8,7 +8,7 @@ from bass_core import ModelPair, SamplingParams, generate
 from bass_core.decoder import BatchDecoder, Rules
 from bass_core.draft_head import DraftHead, HeadConfig, is_draft_head, load_draft_head
 from bass_core.errors import PairError, WeightsError
-from bass_core.head_drafter import HeadDrafter
+from bass_core.head_drafter import HEADROOM, HeadDrafter
 from bass_core.policies import FixedLength
 from bass_core.runner import ModelRunner
 from bass_core.sequence import Sequence
@@ -198,22 +198,29 @@ def test_an_unsure_head_stops_by_what_it_knew_before_the_draw(pair, sampling):
         drafter = HeadDrafter(pair.draft, body, pair.vocab, sampling, confidence=confidence)
         drafter.start(rows)
         drafter._waiting = [torch.ones(len(row.tokens), 64) for row in rows]
-        return drafter.propose(rows, [6, 6, 2], keys)
+        proposal = drafter.propose(rows, [6, 6, 2], keys)
+        return proposal, drafter.calls
 
-    endless = proposed(0.0)
-    assert endless.counts == [6, 6, 2]
+    endless, calls = proposed(0.0)
+    assert endless.counts == [6, 6, 2] and calls == 6
     stopped = set()
     for confidence in (0.01, 0.05, 0.1, 0.3, 1.0):
-        found = proposed(confidence)
+        found, calls = proposed(confidence)
         width = found.tokens.shape[1]
         assert width == max(found.counts)
         assert torch.equal(found.tokens, endless.tokens[:, :width])
         stopped.update(found.counts)
         if endless.probs is not None:
+            worth = 1
             for r, count in enumerate(found.counts):
                 q = endless.probs[r]
                 drawn = q.gather(1, endless.tokens[r][:, None])[:, 0].cumprod(0).tolist()
                 sure = [before * peak for before, peak in zip([1.0, *drawn], q.amax(-1).tolist(), strict=False)]
                 limit = next((i for i, value in enumerate(sure) if value < confidence), 6)
-                assert count == min([6, 6, 2][r], limit)
-    assert len(stopped) > 3 and proposed(1.1).tokens.shape[1] == 0
+                # What the drafts before have, without the next one's share.
+                headroom = next((i for i, value in enumerate(drawn, 1) if value < HEADROOM * confidence), 6)
+                assert count == min([6, 6, 2][r], limit, headroom)
+                worth = max(worth, 1 + min([5, 5, 1][r], limit, headroom - 1))
+            # One forward for the first token; none for a token that no row would look at.
+            assert calls == worth
+    assert len(stopped) > 3 and proposed(1.1)[0].tokens.shape[1] == 0
