@@ -20,8 +20,9 @@ from .sampling import SamplingParams
 DRAFTERS = ("model", "prompt_lookup", "sibling_lookup", "ngram", "lookup", "cascade", "adaptive")
 # The cascade copies only after a match this long: a shorter one is right less often than the model.
 CASCADE_MATCH = 3
-# "adaptive" is the cascade whose head stops once it gives its draft less than this probability.
-CONFIDENCE = 0.2
+# "adaptive" is the cascade whose head stops once it gives its draft less than this probability: one more token in
+# a verification costs little. A forward of its own costs more (HEADROOM in head_drafter.py).
+CONFIDENCE = 0.1
 
 
 def choose_drafter(pair: ModelPair, drafter: Any) -> Any:

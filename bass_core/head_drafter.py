@@ -19,9 +19,9 @@ from .verify import Keys
 
 # Slots that are fed in one forward: the first proposal follows a whole prompt.
 CHUNK = 128
-# The next token is worth a forward where the drafts so far have this many times the confidence: its own share is to
-# come, and where they have less a forward ends with "stop" nearly always (distill/RESULTS.md).
-HEADROOM = 1.75
+# The next token is worth a forward where the drafts so far have this many times the confidence: its own share is
+# to come, and where they have less a forward ends with "stop" nearly always.
+HEADROOM = 4.0
 
 
 class HeadDrafter:
