@@ -164,13 +164,19 @@ def train(pair: ModelPair, settings: Settings, corpus: Path, out: Path, steps: i
     log = {"options": begun, "loss": [], "held_out": []}
     run = _Run(head, options, scale, out / CHECKPOINT, steps, log, checkpoint)
     source = Batches(rows, scale, options.longest_row, options.tokens_per_step, settings.seed).from_step(run.step)
+
+    def save() -> None:
+        run.save([measure(head, check, max(1, options.own_states)) for check in checks])
+
+    if not run.step:
+        save()  # The log says what the run began with.
     with tqdm(total=steps, initial=run.step, desc="train", unit="step") as bar:
         while run.step < steps:
             loss = run.update(next(source))
             bar.set_postfix(loss=f"{loss:.3f}")
             bar.update(1)
             if run.due() or run.step == steps:
-                run.save([measure(head, check, max(1, options.own_states)) for check in checks])
+                save()
     if layers:
         absorb(head, scale.mean, scale.deviation)
     head.save(out)

@@ -74,6 +74,7 @@ def test_later_drafts_are_trained_as_they_are_drafted(pair, settings, corpus):
 
 def test_training_lowers_the_loss_and_a_killed_run_goes_on(pair, settings, corpus, tmp_path, monkeypatch):
     log = train(pair, settings, corpus, tmp_path / "whole", 24)
+    assert [entry["step"] for entry in log["held_out"]] == [0, 24]
     assert log["loss"][-1][1] < 0.8 * log["loss"][0][1]
     whole = load_draft_head(tmp_path / "whole", pair.target)
 
