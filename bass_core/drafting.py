@@ -23,6 +23,8 @@ CASCADE_MATCH = 3
 # "adaptive" is the cascade whose head stops once it gives its draft less than this probability: one more token in
 # a verification costs little. A forward of its own costs more (HEADROOM in head_drafter.py).
 CONFIDENCE = 0.1
+# AMUSD's drafts are there anyway; those behind are likely to be thrown away with one that fails.
+AHEAD_CONFIDENCE = 0.2
 
 
 def choose_drafter(pair: ModelPair, drafter: Any) -> Any:
@@ -48,14 +50,14 @@ def choose_drafter(pair: ModelPair, drafter: Any) -> Any:
 
 
 def sure(tops: list[float], owns: list[float]) -> int:
-    """How many drafts in a row to look at: while they, times q's largest value, keep CONFIDENCE.
+    """How many of AMUSD's drafts in a row to look at: while they, times q's largest value, keep AHEAD_CONFIDENCE.
 
     tops[i], owns[i]: q's largest value at draft i, and that of the token drawn. What was drawn at a position has
     no say in whether it is looked at, so that q stays what it was drawn from.
     """
     chance = 1.0
     for count, (top, own) in enumerate(zip(tops, owns, strict=True)):
-        if chance * top < CONFIDENCE:
+        if chance * top < AHEAD_CONFIDENCE:
             return count
         chance *= own
     return len(tops)

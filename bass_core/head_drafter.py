@@ -19,8 +19,8 @@ from .verify import Keys
 
 # Slots that are fed in one forward: the first proposal follows a whole prompt.
 CHUNK = 128
-# The next token is worth a forward where the drafts so far have this many times the confidence: its own share is
-# to come, and where they have less a forward ends with "stop" nearly always.
+# A forward costs more than one more token in a verification: a row goes on only where its drafts so far have this
+# many times the confidence. Each row by itself, though a batch shares the forward: none depends on its neighbours.
 HEADROOM = 4.0
 
 
@@ -28,8 +28,9 @@ class HeadDrafter:
     """`runner` drives the head's body over its reduced vocabulary and keeps states; `size` is the target's V.
 
     confidence: a row drafts on while the head gives its drafts so far, times the likeliest next token, at least
-    this probability, and the drafts so far HEADROOM times it. The token that is drawn next has no say in it, so
-    that q stays what it is drawn from. 0: never stop; above 0 each drafted token synchronises with the host.
+    this probability, and the drafts so far HEADROOM times it (so from 1 / HEADROOM on one draft at most). The
+    token that is drawn next has no say in it, so that q stays what it is drawn from. 0: never stop; above 0 each
+    drafted token synchronises with the host twice.
     """
 
     def __init__(
@@ -140,5 +141,5 @@ class HeadDrafter:
 
 
 def _stopped(counts: list[int], step: int, enough: Tensor) -> list[int]:
-    """The counts, cut to the `step` drafts that are there for rows of which bool [B] `enough` says no."""
+    """`counts`, at most `step` in each row whose `enough` (bool [B]) is false."""
     return [n if ok else min(n, step) for n, ok in zip(counts, enough.tolist(), strict=True)]

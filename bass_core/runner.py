@@ -23,7 +23,8 @@ PREFILL_TOKENS = {"cpu": 128, "cuda": 8192}
 class ModelRunner:
     """A step model and a cache of `max_batch` rows x `max_len` tokens; `vocab` logits are kept.
 
-    With `keep_states`, `states` holds what `model.readout` makes of the tokens that were fed last, [B, S, hidden].
+    `prefill_tokens`, which may be set, is how many tokens of all rows a chunk of a prefill takes. With
+    `keep_states`, `states` holds what `model.readout` makes of the tokens that were fed last, [B, S, hidden].
     """
 
     def __init__(

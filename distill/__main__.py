@@ -22,7 +22,7 @@ from bass_core.errors import BassError
 from bass_core.ngram import load_ngrams
 
 from . import evaluate as measuring
-from .ablation import ablate, table
+from .ablation import ablate, as_markdown
 from .corpus import shards, write_corpus
 from .ngrams import count_ngrams
 from .settings import CONFIG, Settings, load
@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--tokens", type=int, default=400_000, help="corpus: new tokens to hold in all")
     parser.add_argument("--steps", type=int, default=4000, help="train, ablate: steps of the optimiser in all")
-    parser.add_argument("--name", default="head", help="train: folder of this run below --work")
+    parser.add_argument("--name", help="folder of this run below --work (train: head, ablate: ablation)")
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="train, ablate: instead of config.json's"
     )
@@ -89,7 +89,7 @@ def _changed(settings: Settings, options: argparse.Namespace) -> Settings:
 
 
 def _train(pair: ModelPair, settings: Settings, options: argparse.Namespace, work: Path) -> None:
-    out = work / options.name
+    out = work / (options.name or "head")
     log = train(pair, settings, work / "corpus", out, options.steps)
     print(f"{out}: loss {log['loss'][0][1]} -> {log['loss'][-1][1]}; held out: {log['held_out'][-1]}")
     if options.install:
@@ -97,13 +97,13 @@ def _train(pair: ModelPair, settings: Settings, options: argparse.Namespace, wor
 
 
 def _ablate(pair: ModelPair, settings: Settings, options: argparse.Namespace, work: Path) -> None:
-    rows = []
-    for row in ablate(pair, settings, work / "corpus", work / "ablation", options.steps):
+    rows, temperatures = [], settings.corpus.temperatures
+    for row in ablate(pair, settings, work / "corpus", work / (options.name or "ablation"), options.steps):
         rows.append(row)
-        print(table([row]).splitlines()[-1], flush=True)
+        print(as_markdown([row], temperatures).splitlines()[-1], flush=True)
         if options.json:
             _write(options.json, {"machine": _machine(pair), "train": vars(settings.train), "arms": rows})
-    print(table(rows))
+    print(as_markdown(rows, temperatures))
 
 
 def _ngrams(settings: Settings, options: argparse.Namespace, work: Path) -> None:

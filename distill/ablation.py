@@ -19,8 +19,9 @@ from .evaluate import cost_ratio
 from .settings import Settings
 from .train import train
 
+BASELINE = "baseline"
 ARMS: dict[str, dict[str, Any]] = {
-    "as in config.json": {},
+    BASELINE: {},
     "2 layers": {"layers": 2},
     "3 layers": {"layers": 3},
     "last state alone": {"reads_layers": False},
@@ -33,28 +34,33 @@ ARMS: dict[str, dict[str, Any]] = {
 
 
 def ablate(pair: ModelPair, settings: Settings, corpus: Path, out: Path, steps: int) -> Iterator[dict[str, Any]]:
-    """One row an arm: name, changes, loss of the first token, held-out shards, drafted token's ms and c."""
+    """One row an arm: name, changes, steps, seconds, held-out shards, a drafted token's ms and c.
+
+    Exits where the settings start from a trained head: arms of other shapes could not.
+    """
+    if settings.train.start not in ("random", "target"):
+        raise SystemExit('An ablation starts afresh: set start to "random" or "target".')
     for name, changes in ARMS.items():
         arm = replace(settings, train=replace(settings.train, **changes))
-        folder = out / name.replace(" ", "-")
-        log = train(pair, arm, corpus, folder, steps)
-        drafted = ModelPair(pair.target, load_draft_head(folder, pair.target), pair.tokenizer, name=pair.name)
-        yield {
-            "arm": name,
-            "changes": changes,
-            "steps": steps,
-            "loss": log["loss"][-1][1],
-            "seconds": log["held_out"][-1]["seconds"],
-            "shards": log["held_out"][-1]["shards"],
-            **cost_ratio(drafted),
-        }
+        if arm == settings and name != BASELINE:
+            continue
+        folder = out / f"{steps}-steps" / name.replace(" ", "-")
+        last = train(pair, arm, corpus, folder, steps)["held_out"][-1]
+        yield {"arm": name, "changes": changes, **last, **_cost(pair, folder)}
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """The rows as Markdown: overlap and share of equal argmax of the first drafted token, then of the second."""
-    shards = range(len(rows[0]["shards"]))
-    lines = ["| arm | " + " | ".join(f"shard {i}" for i in shards) + " | ms a draft, c |"]
-    lines.append("|---" * (len(shards) + 2) + "|")
+def _cost(pair: ModelPair, folder: Path) -> dict[str, float]:
+    head = load_draft_head(folder, pair.target)
+    return cost_ratio(ModelPair(pair.target, head, pair.tokenizer, name=pair.name))
+
+
+def as_markdown(rows: list[dict[str, Any]], temperatures: list[float]) -> str:
+    """The rows as a table: overlap and share of equal argmax of the first drafted token, then of the second.
+
+    temperatures: of the held-out shards, in turn.
+    """
+    names = [f"T {temperatures[i % len(temperatures)]:g}" for i in range(len(rows[0]["shards"]))]
+    lines = ["| arm | " + " | ".join(names) + " | ms a draft, c |", "|---" * (len(names) + 2) + "|"]
     for row in rows:
         cells = [
             " \\| ".join(f"{token['overlap']:.3f}, {token['agreement']:.3f}" for token in tokens[:2])

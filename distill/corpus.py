@@ -37,7 +37,7 @@ from .settings import Settings
 
 PROMPT_TOKENS = 256
 # Nobody stops a shard halfway: long chunks of many prompts take half the time of short ones on a CPU.
-PREFILL_TOKENS = 2048
+SHARD_PREFILL_TOKENS = 2048
 
 
 class StateRecorder:
@@ -117,7 +117,7 @@ def write_shard(pair: ModelPair, settings: Settings, number: int) -> dict[str, T
     step.readout = Readout(tuple(corpus.layers))
     try:
         runner = ModelRunner(step, len(ids), request.longest + 1, pair.vocab, request.backend, keep_states=True)
-        runner.prefill_tokens = max(runner.prefill_tokens, PREFILL_TOKENS)
+        runner.prefill_tokens = max(runner.prefill_tokens, SHARD_PREFILL_TOKENS)
         decoder = BatchDecoder(sequences, runner, Rules(sampling, seed), recorder, FixedLength(0))
         while not decoder.finished:
             decoder.step()

@@ -15,6 +15,7 @@ import json
 import math
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from tqdm import tqdm
 from transformers import DynamicCache
 
 from bass_core import ModelPair
-from bass_core.draft_head import DraftHead, HeadConfig, load_draft_head
+from bass_core.draft_head import DraftHead, HeadConfig, is_draft_head, load_draft_head
 
 from .batches import Batch, Batches, Scale, collate, frequent_ids, load_rows, scale_of, shifted
 from .corpus import check_layers, shards
@@ -74,12 +75,11 @@ def _go_on_from(head: DraftHead, trained: DraftHead, start: str) -> None:
     layers = theirs.reads_layers or ours.reads_layers
     if (theirs.layers, theirs.reads_states, layers) != (ours.layers, ours.reads_states, ours.reads_layers):
         raise SystemExit(
-            f"The head in {start} is {theirs}, and the one to train {ours}: set layers, reads_states and "
-            "reads_layers as it has them, with a corpus of those layers, or start from another head."
+            f"The head in {start} is {theirs}, and the one to train {ours}: train one of the same shape "
+            "(--set layers=..., reads_states=..., reads_layers=true or false; the corpus decides which), or start "
+            "from another head."
         )
-    weights = trained.own_weights()
-    weights.pop("vocabulary", None)
-    head.load_state_dict(weights, strict=False)
+    head.load_state_dict(trained.own_weights(), strict=False)
 
 
 def divergence(student: Tensor, teacher: Tensor, loss: str) -> Tensor:
@@ -145,11 +145,13 @@ def train(pair: ModelPair, settings: Settings, corpus: Path, out: Path, steps: i
     if len(paths) <= options.held_out_shards:
         raise SystemExit(f"{corpus} holds {len(paths)} shards: write more with `python -m distill corpus`.")
     check_layers(paths, settings)
-    rows = load_rows(paths[options.held_out_shards :])
     layers = tuple(settings.corpus.layers) if options.reads_states and options.reads_layers else ()
-    # What a run was begun with, as its log and its checkpoint keep it.
-    begun = {**vars(options), "layers_read": list(layers)}
-    checkpoint = _load_checkpoint(out / CHECKPOINT, begun)
+    # What makes two runs the same, as the log and the checkpoint keep it.
+    recipe = {**vars(options), "layers_read": list(layers), "seed": settings.seed}
+    checkpoint = _load_checkpoint(out / CHECKPOINT, recipe)
+    if checkpoint and checkpoint["step"] >= steps and is_draft_head(out):
+        return dict(checkpoint["log"])
+    rows = load_rows(paths[options.held_out_shards :])
     # Weights of a checkpoint belong to the scale that they were trained on.
     scale = Scale(*checkpoint["scale"]) if checkpoint else scale_of(rows, pair.target.config.hidden_size)
     # A shard's rows have one temperature: each of the held-out ones is measured by itself.
@@ -158,18 +160,18 @@ def train(pair: ModelPair, settings: Settings, corpus: Path, out: Path, steps: i
         [collate(part[i : i + 8], scale, options.longest_row) for i in range(0, len(part), 8)] for part in held_out
     ]
     vocabulary = frequent_ids(rows, options.vocabulary, set(pair.default_eos()))
-    head = new_head(pair, options, vocabulary, layers)
+    # A checkpoint's weights replace those that a run starts from, which may have changed since.
+    head = new_head(pair, replace(options, start="random") if checkpoint else options, vocabulary, layers)
     if layers:
         absorb(head, -scale.mean / scale.deviation, 1 / scale.deviation)
-    log = {"options": begun, "loss": [], "held_out": []}
-    run = _Run(head, options, scale, out / CHECKPOINT, steps, log, checkpoint)
-    source = Batches(rows, scale, options.longest_row, options.tokens_per_step, settings.seed).from_step(run.step)
+    run = _Run(head, options, scale, out / CHECKPOINT, steps, checkpoint or _begun(recipe))
 
     def save() -> None:
         run.save([measure(head, check, max(1, options.own_states)) for check in checks])
 
-    if not run.step:
+    if checkpoint is None:
         save()  # The log says what the run began with.
+    source = Batches(rows, scale, options.longest_row, options.tokens_per_step, settings.seed).from_step(run.step)
     with tqdm(total=steps, initial=run.step, desc="train", unit="step") as bar:
         while run.step < steps:
             loss = run.update(next(source))
@@ -190,14 +192,24 @@ def absorb(head: DraftHead, mean: Tensor, deviation: Tensor) -> None:
         head.project.bias -= head.project.weight @ mean
 
 
-def _load_checkpoint(path: Path, begun: dict[str, Any]) -> dict[str, Any] | None:
-    """What a killed run left, or None; exits where that run was begun with other settings."""
+def _load_checkpoint(path: Path, recipe: dict[str, Any]) -> dict[str, Any] | None:
+    """What a killed run left, or None; exits where that run had another recipe."""
     if not path.exists():
         return None
     state: dict[str, Any] = torch.load(path, weights_only=True)
-    if state["log"]["options"] != begun:
-        raise SystemExit(f"{path} was made with other settings: go on with those, or choose another --name.")
+    other = state["log"]["options"]
+    differing = sorted(name for name in {*other, *recipe} if other.get(name) != recipe.get(name))
+    if differing:
+        raise SystemExit(
+            f"{path} was made with other settings ({', '.join(differing)}): go on with those, or choose another "
+            "--name."
+        )
     return state
+
+
+def _begun(recipe: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint holds of a run before its first step, beside the weights."""
+    return {"step": 0, "seconds": 0.0, "log": {"options": recipe, "loss": [], "held_out": []}}
 
 
 class _Run:
@@ -210,19 +222,18 @@ class _Run:
         scale: Scale,
         path: Path,
         steps: int,
-        log: dict[str, Any],
-        checkpoint: dict[str, Any] | None,
+        state: dict[str, Any],
     ) -> None:
-        self.head, self.options, self.scale, self.steps, self.step = head, options, scale, steps, 0
+        """state: a checkpoint, or `_begun`."""
+        self.head, self.options, self.scale, self.path, self.steps = head, options, scale, path, steps
         self.trained = [p for p in head.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.trained, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=options.weight_decay
         )
-        self.path, self.log, self.spent = path, log, 0.0
-        if checkpoint is not None:
-            head.load_state_dict(checkpoint["head"], strict=False)
-            self.optimizer.load_state_dict(checkpoint["optimizer"])
-            self.step, self.log, self.spent = checkpoint["step"], checkpoint["log"], checkpoint["seconds"]
+        self.step, self.log, self.spent = state["step"], state["log"], state["seconds"]
+        if "head" in state:
+            head.load_state_dict(state["head"], strict=False)
+            self.optimizer.load_state_dict(state["optimizer"])
         self.begun = self.saved = time.monotonic()
 
     def update(self, batch: Batch) -> float:

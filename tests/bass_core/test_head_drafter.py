@@ -11,6 +11,7 @@ from bass_core.errors import PairError, WeightsError
 from bass_core.head_drafter import HEADROOM, HeadDrafter
 from bass_core.policies import FixedLength
 from bass_core.runner import ModelRunner
+from bass_core.sampling import probabilities
 from bass_core.sequence import Sequence
 from bass_core.verify import Keys
 
@@ -189,7 +190,7 @@ def test_a_packed_head_travels(tmp_path):
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), DRAWN], ids=["greedy", "sampled"])
 def test_an_unsure_head_stops_by_what_it_knew_before_the_draw(pair, sampling):
-    """Recomputed from the proposals of a head that never stops, fed the same rows and keys."""
+    """Recomputed from what a head that never stops says, fed the same rows and keys."""
     keys = Keys(2, torch.arange(3), torch.tensor([len(prompt) for prompt in prompts(3)]))
 
     def proposed(confidence):
@@ -198,29 +199,38 @@ def test_an_unsure_head_stops_by_what_it_knew_before_the_draw(pair, sampling):
         drafter = HeadDrafter(pair.draft, body, pair.vocab, sampling, confidence=confidence)
         drafter.start(rows)
         drafter._waiting = [torch.ones(len(row.tokens), 64) for row in rows]
-        proposal = drafter.propose(rows, [6, 6, 2], keys)
-        return proposal, drafter.calls
+        said, draw = [], drafter._draw
 
-    endless, calls = proposed(0.0)
+        def recorded(logits, keys, step):
+            column, full = draw(logits, keys, step)
+            q = logits.softmax(-1) if sampling.greedy else probabilities(logits, sampling)
+            said.append((q.amax(-1).tolist(), q.gather(1, column[:, None])[:, 0].tolist()))
+            return column, full
+
+        drafter._draw = recorded
+        proposal = drafter.propose(rows, [6, 6, 2], keys)
+        return proposal, drafter.calls, said
+
+    endless, calls, said = proposed(0.0)
     assert endless.counts == [6, 6, 2] and calls == 6
     stopped = set()
     for confidence in (0.01, 0.05, 0.1, 0.3, 1.0):
-        found, calls = proposed(confidence)
+        found, calls, _ = proposed(confidence)
         width = found.tokens.shape[1]
         assert width == max(found.counts)
         assert torch.equal(found.tokens, endless.tokens[:, :width])
         stopped.update(found.counts)
-        if endless.probs is not None:
-            worth = 1
-            for r, count in enumerate(found.counts):
-                q = endless.probs[r]
-                drawn = q.gather(1, endless.tokens[r][:, None])[:, 0].cumprod(0).tolist()
-                sure = [before * peak for before, peak in zip([1.0, *drawn], q.amax(-1).tolist(), strict=False)]
-                limit = next((i for i, value in enumerate(sure) if value < confidence), 6)
-                # What the drafts before have, without the next one's share.
-                headroom = next((i for i, value in enumerate(drawn, 1) if value < HEADROOM * confidence), 6)
-                assert count == min([6, 6, 2][r], limit, headroom)
-                worth = max(worth, 1 + min([5, 5, 1][r], limit, headroom - 1))
-            # One forward for the first token; none for a token that no row would look at.
-            assert calls == worth
+        worth = 1
+        for r, count in enumerate(found.counts):
+            chance, limit, headroom = 1.0, 6, 6
+            for step, (peaks, drawn) in enumerate(said):
+                if step and chance < HEADROOM * confidence:
+                    headroom = min(headroom, step)
+                if chance * peaks[r] < confidence:
+                    limit = min(limit, step)
+                chance *= drawn[r]
+            assert count == min([6, 6, 2][r], limit, headroom)
+            worth = max(worth, 1 + min([5, 5, 1][r], limit, headroom - 1))
+        # One forward for the first token; none for a token that no row would look at.
+        assert calls == worth
     assert len(stopped) > 3 and proposed(1.1)[0].tokens.shape[1] == 0

@@ -21,7 +21,7 @@ import torch
 from scipy import stats
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from bass_core import ModelPair, SamplingParams, amusd, generate
+from bass_core import ModelPair, SamplingParams, amusd, drafting, generate
 from bass_core.drafters import Proposal
 from bass_core.sampling import probabilities
 
@@ -219,6 +219,14 @@ def test_thorough(case: Case) -> None:
 def test_one_by_one(method: str) -> None:
     """A row takes its own forwards, so there are fewer; that the texts are bass's is in test_independence."""
     check(Case(method=method, rows=250, other={"draft_length": 2}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("confidence", [0.15, 0.5])
+def test_a_head_that_stops_where_it_is_unsure(confidence: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over three ids the shipped threshold never stops a head: these do, between drafts and before the first."""
+    monkeypatch.setattr(drafting, "CONFIDENCE", confidence)
+    check(Case(draft="reduced", other={"drafter": "adaptive"}))
 
 
 def check(case: Case) -> None:

@@ -13,7 +13,7 @@ import torch
 from bass_core import ModelPair, SamplingParams, generate
 from bass_core.draft_head import load_draft_head
 from distill import train as train_module
-from distill.ablation import ARMS, ablate, table
+from distill.ablation import ARMS, ablate, as_markdown
 from distill.batches import Batches, Scale, collate, frequent_ids, load_rows, scale_of, shifted
 from distill.corpus import shards, write_corpus
 from distill.evaluate import acceptance, cost_ratio, prompt_set, speed
@@ -83,17 +83,23 @@ def test_training_lowers_the_loss_and_a_killed_run_goes_on(pair, settings, corpu
 
     real = train_module._Run.update
 
-    def until_ten(run, batch):
-        if run.step == 10:
-            run.save([])
-            raise Killed
-        return real(run, batch)
+    def until(last):
+        def update(run, batch):
+            if run.step == last:
+                if last:
+                    run.save([])
+                raise Killed
+            return real(run, batch)
 
-    monkeypatch.setattr(train_module._Run, "update", until_ten)
-    with pytest.raises(Killed):
-        train(pair, settings, corpus, tmp_path / "killed", 24)
+        return update
+
+    for last in (0, 10):
+        monkeypatch.setattr(train_module._Run, "update", until(last))
+        with pytest.raises(Killed):
+            train(pair, settings, corpus, tmp_path / "killed", 24)
     monkeypatch.setattr(train_module._Run, "update", real)
-    train(pair, settings, corpus, tmp_path / "killed", 24)
+    log = train(pair, settings, corpus, tmp_path / "killed", 24)
+    assert [entry["step"] for entry in log["held_out"]] == [0, 10, 24]
     again = load_draft_head(tmp_path / "killed", pair.target)
     for name, value in whole.own_weights().items():
         torch.testing.assert_close(value, again.own_weights()[name], atol=1e-3, rtol=1e-2)
@@ -213,11 +219,22 @@ def test_what_was_made_is_measured(pair, settings, corpus, tmp_path):
 def test_an_ablation_trains_every_arm_once(pair, settings, corpus, tmp_path, monkeypatch):
     monkeypatch.setattr("distill.ablation.cost_ratio", lambda drafted: {"draft_ms": 1.0, "c": 0.5})
     rows = list(ablate(pair, settings, corpus, tmp_path, 2))
-    assert [row["arm"] for row in rows] == list(ARMS)
+    assert [row["arm"] for row in rows] == list(ARMS) and {row["step"] for row in rows} == {2}
     assert len({tuple(token["overlap"] for token in row["shards"][0]) for row in rows}) == len(ARMS)
-    layers = {row["arm"]: load_draft_head(tmp_path / row["arm"].replace(" ", "-"), pair.target) for row in rows}
-    assert layers["3 layers"].config.layers == 3 and not layers["no states"].config.reads_states
-    assert len(table(rows).splitlines()) == len(ARMS) + 2
+    heads = {
+        name: load_draft_head(tmp_path / "2-steps" / name.replace(" ", "-"), pair.target).config for name in ARMS
+    }
+    assert heads["3 layers"].layers == 3 and not heads["no states"].reads_states
+    assert (
+        "| T 1 | ms a draft" in as_markdown(rows, [1.0])
+        and len(as_markdown(rows, [1.0]).splitlines()) == len(rows) + 2
+    )
+    with pytest.raises(SystemExit, match="afresh"):
+        next(ablate(pair, replace(settings, train=replace(settings.train, start="x")), corpus, tmp_path, 2))
+    smaller = replace(settings, train=replace(settings.train, layers=2))
+    assert [row["arm"] for row in ablate(pair, smaller, corpus, tmp_path, 1)] == [
+        arm for arm in ARMS if arm != "2 layers"
+    ]
     monkeypatch.setattr(train_module._Run, "update", None)
     assert list(ablate(pair, settings, corpus, tmp_path, 2)) == rows
 
