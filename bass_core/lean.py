@@ -39,14 +39,30 @@ def fits(model: PreTrainedModel) -> bool:
     )
 
 
+class _Norm:
+    """RMSNorm of vectors [..., n] with n weights: x / |x, e| * w, where e = sqrt(n eps) and w holds sqrt(n).
+
+    Four short kernels where F.rms_norm launches seven: on a CPU the launches are what costs.
+    """
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        root = len(weight) ** 0.5
+        self.weight = weight.detach().float() * root
+        self.least = torch.tensor(root * eps**0.5)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self.least)
+        return (x / length).mul_(self.weight)
+
+
 @dataclass
 class _Layer:
-    input_norm: Tensor
+    input_norm: _Norm
     qkv: PackedLinear
-    query_norm: Tensor | None
-    key_norm: Tensor | None
+    query_norm: _Norm | None
+    key_norm: _Norm | None
     output: PackedLinear
-    mlp_norm: Tensor
+    mlp_norm: _Norm
     gate_up: PackedLinear
     down: PackedLinear
 
@@ -63,14 +79,14 @@ class LeanModel(StepModel):
     def _prepare(self, model: PreTrainedModel) -> None:
         config, body = model.config, model.model
         self.heads: int = config.num_attention_heads
-        self.eps = torch.tensor(config.rms_norm_eps)
+        eps: float = config.rms_norm_eps
         embedding: Any = model.get_input_embeddings()
         self.embedding: Tensor = embedding.weight.detach()
-        self.final_norm = body.norm.weight.detach().float()
+        self.final_norm = _Norm(body.norm.weight, eps)
         head: Any = model.get_output_embeddings()
         groups = [group for layer in body.layers for group in _products(layer, self.head_dim)]
         *packed, self.head = pack_all([*groups, (head,)])
-        self.blocks = [_block(layer, packed[4 * i : 4 * i + 4]) for i, layer in enumerate(body.layers)]
+        self.blocks = [_block(layer, packed[4 * i : 4 * i + 4], eps) for i, layer in enumerate(body.layers)]
         self._rotary: Any = shadow_of(body.rotary_emb)
         self._turns = self._make_turns(min(1024, self.context))
 
@@ -111,7 +127,7 @@ class LeanModel(StepModel):
             if want and index in self.readout.layers:
                 streams.append(x)
             x = self._block(x, index, layer, turns, cache, step, backend)
-        x = self._norm(x, self.final_norm)
+        x = self.final_norm(x)
         states = _padded(self.readout(streams, x), step, tokens) if want else None
         if take is None:
             return _padded(self.head(x), step, tokens), states
@@ -129,23 +145,17 @@ class LeanModel(StepModel):
         backend: str,
     ) -> Tensor:
         heads, kv, dim = self.heads, self.kv_heads, self.head_dim
-        qkv = layer.qkv(self._norm(x, layer.input_norm)).view(-1, heads + 2 * kv, dim)
+        qkv = layer.qkv(layer.input_norm(x)).view(-1, heads + 2 * kv, dim)
         if layer.query_norm is not None and layer.key_norm is not None:
             query, key, value = qkv.split((heads, kv, kv), dim=1)
-            qkv = torch.cat((self._norm(query, layer.query_norm), self._norm(key, layer.key_norm), value), dim=1)
+            qkv = torch.cat((layer.query_norm(query), layer.key_norm(key), value), dim=1)
         torch.view_as_complex(qkv.view(x.shape[0], -1, dim // 2, 2)).mul_(turns)
         keys, values = cache.write(index, qkv[:, heads:].view(-1, 2, kv, dim))
         query = _padded(qkv[:, :heads], step, cache.tokens).transpose(1, 2)
         out = BACKENDS[backend](query, keys, values, step, scaling=1.0).reshape(-1, heads * dim)
         x = layer.output(out if cache.tokens is None else out[cache.tokens], x)
-        gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).view(x.shape[0], 2, -1).unbind(1)
+        gate, up = layer.gate_up(layer.mlp_norm(x)).view(x.shape[0], 2, -1).unbind(1)
         return layer.down(F.silu(gate).mul_(up), x)
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        # Four short kernels where F.rms_norm launches seven: on a CPU the launches are what costs.
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        scale = torch.addcmul(self.eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()
-        return (x * scale).mul_(weight)
 
 
 def _padded(x: Tensor, step: RaggedStep, tokens: Tensor | None) -> Tensor:
@@ -180,19 +190,19 @@ def _pairs(head_dim: int) -> Tensor:
     return torch.arange(head_dim).view(2, -1).T.flatten()
 
 
-def _block(layer: Any, packed: list[PackedLinear]) -> _Layer:
-    def head_norm(name: str) -> Tensor | None:
+def _block(layer: Any, packed: list[PackedLinear], eps: float) -> _Layer:
+    def head_norm(name: str) -> _Norm | None:
         module = getattr(layer.self_attn, name, None)
-        return None if module is None else module.weight.detach().float()[_pairs(len(module.weight))]
+        return None if module is None else _Norm(module.weight[_pairs(len(module.weight))], eps)
 
     qkv, output, gate_up, down = packed
     return _Layer(
-        input_norm=layer.input_layernorm.weight.detach().float(),
+        input_norm=_Norm(layer.input_layernorm.weight, eps),
         qkv=qkv,
         query_norm=head_norm("q_norm"),
         key_norm=head_norm("k_norm"),
         output=output,
-        mlp_norm=layer.post_attention_layernorm.weight.detach().float(),
+        mlp_norm=_Norm(layer.post_attention_layernorm.weight, eps),
         gate_up=gate_up,
         down=down,
     )
