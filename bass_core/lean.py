@@ -88,21 +88,17 @@ class LeanModel(StepModel):
         *packed, self.head = pack_all([*groups, (head,)])
         self.blocks = [_block(layer, packed[4 * i : 4 * i + 4], eps) for i, layer in enumerate(body.layers)]
         self._rotary: Any = shadow_of(body.rotary_emb)
+        # Which factor of a position turns each head of queries (scaled for attention), keys and values.
+        self._kinds = torch.tensor([0] * self.heads + [1] * self.kv_heads + [2] * self.kv_heads)
         self._turns = self._make_turns(min(1024, self.context))
 
     def _make_turns(self, size: int) -> Tensor:
-        """The rotary embedding of positions 0..size-1 as complex factors [size, 1, D / 2]."""
+        """Complex factors [size, 3, D / 2] that turn the queries, keys and values of positions 0..size-1."""
         rotary: Any = self._rotary
         cos, sin = rotary(torch.zeros(1, dtype=torch.float32), torch.arange(size)[None])
         half = self.head_dim // 2
-        return torch.complex(cos[0, :, None, :half].float(), sin[0, :, None, :half].float())
-
-    def _step_turns(self, positions: Tensor) -> Tensor:
-        """Factors [N, heads, D / 2] of a step's queries (scaled for attention), keys and values."""
-        turns = self._turns[positions]
-        queries = (turns * self.head_dim**-0.5).expand(-1, self.heads, -1)
-        keys = turns.expand(-1, self.kv_heads, -1)
-        return torch.cat((queries, keys, torch.ones_like(keys)), dim=1)
+        turns = torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())
+        return torch.stack((turns * self.head_dim**-0.5, turns, torch.ones_like(turns)), dim=1)
 
     def _run(
         self,
@@ -120,7 +116,7 @@ class LeanModel(StepModel):
         ids, positions, tokens = ids.flatten(0, 1), positions.flatten(), cache.tokens
         if tokens is not None:
             ids, positions = ids[tokens], positions[tokens]
-        turns = self._step_turns(positions)
+        turns = self._turns[positions[:, None], self._kinds].flatten(1)
         x = ids.float() if ids.is_floating_point() else F.embedding(ids, self.embedding).float()
         streams = []
         for index, layer in enumerate(self.blocks):
@@ -145,16 +141,17 @@ class LeanModel(StepModel):
         backend: str,
     ) -> Tensor:
         heads, kv, dim = self.heads, self.kv_heads, self.head_dim
-        qkv = layer.qkv(layer.input_norm(x)).view(-1, heads + 2 * kv, dim)
+        qkv = layer.qkv(layer.input_norm(x))
         if layer.query_norm is not None and layer.key_norm is not None:
-            query, key, value = qkv.split((heads, kv, kv), dim=1)
-            qkv = torch.cat((layer.query_norm(query), layer.key_norm(key), value), dim=1)
-        torch.view_as_complex(qkv.view(x.shape[0], -1, dim // 2, 2)).mul_(turns)
+            query, key, value = qkv.view(-1, heads + 2 * kv, dim).split((heads, kv, kv), dim=1)
+            qkv = torch.cat((layer.query_norm(query), layer.key_norm(key), value), dim=1).flatten(1)
+        qkv.view(torch.complex64).mul_(turns)
+        qkv = qkv.view(-1, heads + 2 * kv, dim)
         keys, values = cache.write(index, qkv[:, heads:].view(-1, 2, kv, dim))
         query = _padded(qkv[:, :heads], step, cache.tokens).transpose(1, 2)
         out = BACKENDS[backend](query, keys, values, step, scaling=1.0).reshape(-1, heads * dim)
         x = layer.output(out if cache.tokens is None else out[cache.tokens], x)
-        gate, up = layer.gate_up(layer.mlp_norm(x)).view(x.shape[0], 2, -1).unbind(1)
+        gate, up = layer.gate_up(layer.mlp_norm(x)).chunk(2, dim=1)
         return layer.down(F.silu(gate).mul_(up), x)
 
 

@@ -66,21 +66,21 @@ def _measure(seed: int, rounds: int) -> tuple[list[float], list[float], float]:
             if round_.kind != "verify" or len(round_.rows) < BATCH:
                 continue
             whole.append(1000 * (ended - start))
-            bare.append(_forwards(pair, caches, lengths))
+            bare.append(_forwards(pair, caches, lengths, request.backend))
             accepted += sum(row.accepted for row in round_.rows)
             drafted += sum(len(row.drafted) for row in round_.rows)
     return whole, bare, accepted / drafted
 
 
-def _forwards(pair: ModelPair, caches: list[Any], lengths: list[int]) -> float:
+def _forwards(pair: ModelPair, caches: list[Any], lengths: list[int], backend: str) -> float:
     """Milliseconds of one round's forwards, alone."""
     assert pair.draft_step is not None
     one = torch.ones(BATCH, 1, dtype=torch.long)
     many = torch.ones(BATCH, LENGTH + 1, dtype=torch.long)
     start = time.perf_counter()
     for step in range(LENGTH):
-        pair.draft_step.forward(one, caches[0], [length + step for length in lengths])
-    pair.target_step.forward(many, caches[1], lengths)
+        pair.draft_step.forward(one, caches[0], [length + step for length in lengths], backend=backend)
+    pair.target_step.forward(many, caches[1], lengths, backend=backend)
     return 1000 * (time.perf_counter() - start)
 
 

@@ -59,13 +59,13 @@ class RaggedStep:
             self._masks[window] = hidden if window is None else hidden | (columns <= last - window)
         return self._masks[window]
 
-    def bias(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor:
-        """[B, 1, group x S, extent], -inf where a query must not look and 0 elsewhere."""
-        key = (window, group, dtype)
+    def bias(self, window: int | None, group: int, dtype: torch.dtype, kv_heads: int = 1) -> Tensor:
+        """[B x kv_heads, group x S, extent], -inf where a query must not look and 0 elsewhere."""
+        key = (window, group, dtype, kv_heads)
         if key not in self._biases:
-            hidden = self.hidden(window)
+            hidden = self.hidden(window)[:, None, None].expand(-1, kv_heads, group, -1, -1)
             bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-            self._biases[key] = bias.masked_fill_(hidden, float("-inf")).repeat(1, group, 1)[:, None]
+            self._biases[key] = bias.masked_fill_(hidden, float("-inf")).flatten(2, 3).flatten(0, 1)
         return self._biases[key]
 
 
@@ -84,8 +84,10 @@ def pad(
     query [B, Hq, S, D]; key, value [B, Hkv, extent, D]; returns [B, S, Hq, D] in the query's dtype.
     Grouped heads are folded into the query axis, so keys and values are never repeated.
     """
-    hidden = step.hidden(window) if step.needs_mask or window is not None else None
-    return _attend(query, key, value, hidden, scaling, softcap)
+    bias = None
+    if step.needs_mask or window is not None:
+        bias = step.bias(window, query.shape[1] // key.shape[1], key.dtype, key.shape[1])
+    return _attend(query, key, value, bias, scaling, softcap)
 
 
 def split(
@@ -99,12 +101,14 @@ def split(
     softcap: float | None = None,
 ) -> Tensor:
     """One launch a sequence at its exact length (BASS-SPLIT). Same arguments and result as `pad`."""
+    kv_heads, bias = key.shape[1], None
+    if step.queries > 1 or window is not None:
+        bias = step.bias(window, query.shape[1] // kv_heads, key.dtype, kv_heads)
     rows = []
     for row, cached in enumerate(step.host):
-        one = slice(row, row + 1)
-        extent = cached + step.queries
-        hidden = step.hidden(window)[one, :, :extent] if step.queries > 1 or window is not None else None
-        rows.append(_attend(query[one], key[one, :, :extent], value[one, :, :extent], hidden, scaling, softcap))
+        one, extent = slice(row, row + 1), cached + step.queries
+        mask = None if bias is None else bias[row * kv_heads : (row + 1) * kv_heads, :, :extent]
+        rows.append(_attend(query[one], key[one, :, :extent], value[one, :, :extent], mask, scaling, softcap))
     return torch.cat(rows)
 
 
@@ -129,28 +133,34 @@ def sdpa(
     kv_heads = key.shape[1]
     group = heads // kv_heads
     folded = query.to(key.dtype).reshape(batch, kv_heads, group * queries, dim)
-    bias = step.bias(window, group, key.dtype) if step.needs_mask or window is not None else None
+    bias = None
+    if step.needs_mask or window is not None:
+        bias = step.bias(window, group, key.dtype)[:, None]
     out = F.scaled_dot_product_attention(folded, key, value, attn_mask=bias, scale=scaling)
     return out.reshape(batch, heads, queries, dim).transpose(1, 2).to(query.dtype)
 
 
 def _attend(
-    query: Tensor, key: Tensor, value: Tensor, hidden: Tensor | None, scaling: float, softcap: float | None
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scaling: float, softcap: float | None
 ) -> Tensor:
+    """`bias` [B x Hkv, group x S, extent] is added to the scores."""
     batch, heads, queries, dim = query.shape
-    kv_heads, extent = key.shape[1], key.shape[2]
-    group = heads // kv_heads
-    scaled = query.to(key.dtype) if scaling == 1 else query.to(key.dtype).mul(scaling)
-    folded = scaled.reshape(batch * kv_heads, group * queries, dim)
-    scores = torch.bmm(folded, key.flatten(0, 1).transpose(1, 2)).float()
+    _, kv_heads, extent, _ = key.shape
+    # As few launches and views as it takes: on a CPU they cost as much as the products.
+    folded = query.reshape(batch * kv_heads, -1, dim)
+    folded = folded if query.dtype == key.dtype else folded.to(key.dtype)
+    keys, values = key.view(-1, extent, dim).mT, value.view(-1, extent, dim)
     if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    if hidden is not None:
-        scores = scores.view(batch, kv_heads, group, queries, extent)
-        scores = scores.masked_fill_(hidden[:, None, None], float("-inf"))
-    weights = torch.softmax(scores.view(batch * kv_heads, group * queries, extent), dim=-1)
-    out = torch.bmm(weights.to(value.dtype), value.flatten(0, 1))
-    return out.view(batch, heads, queries, dim).transpose(1, 2).to(query.dtype)
+        scores = torch.tanh(torch.bmm(folded, keys).float() * (scaling / softcap)) * softcap
+        scores = scores if bias is None else scores + bias
+    elif bias is not None:
+        scores = torch.baddbmm(bias, folded, keys, alpha=scaling)
+    else:
+        scores = torch.bmm(folded if scaling == 1 else folded * scaling, keys)
+    weights = torch.softmax(scores, -1, dtype=torch.float32)
+    out = torch.bmm(weights if value.dtype == torch.float32 else weights.to(value.dtype), values)
+    out = out.view(batch, heads, queries, dim).transpose(1, 2)
+    return out if query.dtype == key.dtype else out.to(query.dtype)
 
 
 def fused(
