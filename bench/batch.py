@@ -218,7 +218,10 @@ def _speedup(made: dict[str, Any]) -> go.Figure:
     )
     _lines(drawn, [row for row in made["results"] if row["arm"] != GENERATE], "speed-up")
     if made["crossover"][BASS]:
-        drawn.add_vline(made["crossover"][BASS], line_dash="dot", annotation_text="crossover of BASS")
+        drawn.add_vline(made["crossover"][BASS], line_dash="dot")
+        # Of an annotation a logarithmic axis wants the logarithm, of a line it does not.
+        at = math.log10(made["crossover"][BASS])
+        drawn.add_annotation(x=at, y=1, yref="paper", text="crossover of BASS", showarrow=False, xanchor="left")
     return drawn
 
 

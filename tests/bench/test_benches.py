@@ -1,6 +1,7 @@
 """Every bench runs in its quick form, and its last line is the document that bench/report.py promises."""
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.__main__ import NAMES
+from bench.batch import BASS, _speedup
 from tests.ui.conftest import save_tiny_pair
 from ui.recording import load_recording
 
@@ -115,6 +117,14 @@ def test_page(tmp_path, browser_executable):
     """With a tiny pair: three processes and a browser take their time as it is."""
     target, draft = save_tiny_pair(tmp_path)
     check(run("page", "--quick", "--pair", target, "--draft", draft, "--batch", 2), "page")
+
+
+def test_the_crossover_is_named_where_its_line_stands():
+    """A logarithmic axis takes an annotation's place as a logarithm; the number itself lay far outside."""
+    stored = json.loads((ROOT / "bench" / "results" / "batch-cpu.json").read_text(encoding="utf-8"))
+    drawn = _speedup({**stored, "crossover": {BASS: 4.0}})
+    (line,), (words,) = drawn.layout.shapes, drawn.layout.annotations
+    assert line.x0 == line.x1 == 4.0 and words.x == pytest.approx(math.log10(4.0))
 
 
 @pytest.mark.slow
