@@ -45,7 +45,7 @@ class PackedLinear(nn.Module):
         self.packed = None if self.halves is not None else _pack(joined)
         self.plain: Tensor | None = None
         if self.halves is None and self.packed is None:
-            # Stored as [in, out]: torch multiplies a few vectors by a small matrix in half the time or less.
+            # Stored as [in, out], as torch multiplies a few vectors by a small matrix soonest.
             self.plain = joined.t().contiguous().t()
         elif self.halves is None and self.compute == torch.float32:
             self.plain = joined

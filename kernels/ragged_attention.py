@@ -146,7 +146,7 @@ def _attend(
     """`bias` [B x Hkv, group x S, extent] is added to the scores."""
     batch, heads, queries, dim = query.shape
     _, kv_heads, extent, _ = key.shape
-    # As few launches and views as it takes: on a CPU they cost as much as the products.
+    # As few launches and views as it takes: for a few tokens they are much of what a CPU does here.
     folded = query.reshape(batch * kv_heads, -1, dim)
     folded = folded if query.dtype == key.dtype else folded.to(key.dtype)
     keys, values = key.view(-1, extent, dim).mT, value.view(-1, extent, dim)
