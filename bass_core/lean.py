@@ -116,7 +116,7 @@ class LeanModel(StepModel):
         ids, positions, tokens = ids.flatten(0, 1), positions.flatten(), cache.tokens
         if tokens is not None:
             ids, positions = ids[tokens], positions[tokens]
-        turns = self._turns[positions[:, None], self._kinds].flatten(1)
+        turns = self._turns.index_select(0, positions).index_select(1, self._kinds).flatten(1)
         x = ids.float() if ids.is_floating_point() else F.embedding(ids, self.embedding).float()
         streams = []
         for index, layer in enumerate(self.blocks):
@@ -147,8 +147,9 @@ class LeanModel(StepModel):
             qkv = torch.cat((layer.query_norm(query), layer.key_norm(key), value), dim=1).flatten(1)
         qkv.view(torch.complex64).mul_(turns)
         qkv = qkv.view(-1, heads + 2 * kv, dim)
-        keys, values = cache.write(index, qkv[:, heads:].view(-1, 2, kv, dim))
-        query = _padded(qkv[:, :heads], step, cache.tokens).transpose(1, 2)
+        queries, states = qkv.split_with_sizes((heads, 2 * kv), 1)
+        keys, values = cache.write(index, states)
+        query = _padded(queries, step, cache.tokens).transpose(1, 2)
         out = BACKENDS[backend](query, keys, values, step, scaling=1.0).reshape(-1, heads * dim)
         x = layer.output(out if cache.tokens is None else out[cache.tokens], x)
         gate, up = layer.gate_up(layer.mlp_norm(x)).chunk(2, dim=1)

@@ -71,7 +71,7 @@ class ModelRunner:
             logits, self.states = self.model.forward_states(ids, self.cache, lengths, **options)
         else:
             logits = self.model.forward(ids, self.cache, lengths, **options)
-        return logits[..., : self.vocab]
+        return logits if logits.shape[-1] == self.vocab else logits[..., : self.vocab]
 
     def prefill(self, prompts: list[list[int]]) -> PrefillSteps:
         """Chunk by chunk over the prompts; equal prompts are computed once and copied."""

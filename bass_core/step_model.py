@@ -158,7 +158,8 @@ class StepModel:
         with on(self.device):
             step = cache.begin(lengths, ids.shape[1], counts if self.skips_padding else None)
             # Columns past the context are padding: their logits are never used, but their position must exist.
-            positions = cache.positions.clamp(max=self.context - 1)
+            inside = max(lengths) + ids.shape[1] <= self.context
+            positions = cache.positions if inside else cache.positions.clamp(max=self.context - 1)
             return self._run(ids, positions, cache, step, take, backend, want)
 
     def _run(

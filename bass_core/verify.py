@@ -56,12 +56,13 @@ class Verdict:
 
     def host(self) -> tuple[list[int], list[int], list[list[list[float]]], list[float]]:
         """accepted, next tokens, [p, q, u, draft] a row and position, and next_p, in one copy to the host."""
-        batch, width = self.p.shape
+        width = self.p.shape[1]
         drafts = torch.zeros_like(self.p) if self.drafts is None else self.drafts
-        numbers = torch.stack((self.p.double(), self.q.double(), self.u.double(), drafts.double()), dim=-1)
-        counts = torch.stack((self.accepted.double(), self.next_token.double(), self.next_p.double()), dim=1)
-        rows = to_host(torch.cat((counts, numbers.view(batch, width * 4)), dim=1)).tolist()
-        tests = [[row[3 + 4 * i : 7 + 4 * i] for i in range(width)] for row in rows]
+        # One float32 tensor: counts and token ids are below 2**24, so all of them are exact in it.
+        singles = [column[:, None] for column in (self.accepted, self.next_token, self.next_p)]
+        rows = to_host(torch.cat((*singles, self.p, self.q, self.u, drafts), dim=1)).tolist()
+        parts = [[row[3 + i * width : 3 + (i + 1) * width] for i in range(4)] for row in rows]
+        tests = [[list(test) for test in zip(*part, strict=True)] for part in parts]
         return [int(row[0]) for row in rows], [int(row[1]) for row in rows], tests, [row[2] for row in rows]
 
 

@@ -124,8 +124,8 @@ MUTANTS = [
     Mutant(
         "positions off by one in one row",
         "bass_core/step_model.py",
-        "positions = cache.positions.clamp(max=self.context - 1)",
-        "positions = (cache.positions + (torch.arange(len(ids))[:, None] == 1)).clamp(max=self.context - 1)",
+        "positions = cache.positions if inside",
+        "positions = cache.positions + (torch.arange(len(ids))[:, None] == 1) if inside",
         _GREEDY,
     ),
     Mutant(
