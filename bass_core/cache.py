@@ -38,7 +38,7 @@ class RaggedCache(Cache):
         self.max_batch, self.max_len, self.kv_heads, self.head_dim = max_batch, max_len, kv_heads, head_dim
         self.buffer = torch.zeros(layers, 2, max_batch, kv_heads, max_len, head_dim, dtype=dtype, device=device)
         self.step: RaggedStep | None = None
-        # The buffer as vectors [2 x max_batch x kv_heads x max_len, head_dim] a layer, and what finds one there.
+        # Each layer as vectors [2 x max_batch x kv_heads x max_len, head_dim]; where rows and heads begin there.
         self._vectors = self.buffer.view(layers, -1, head_dim).unbind(0)
         self._columns = torch.arange(max_len, device=device)
         self._firsts = torch.arange(max_batch, device=device)[:, None] * kv_heads * max_len
@@ -47,7 +47,9 @@ class RaggedCache(Cache):
         self.has_kernel = self.buffer.is_cuda and obstacle(self.buffer.device) is None
         # Views of one step for all layers, made once: slicing in every layer costs more than the copies.
         self.tokens: Tensor | None = None
+        self._places: Tensor | None = None
         self._reads: tuple[Tensor, ...] = ()
+        self._ends: tuple[Tensor, ...] = ()
         # A layer that held its cache would keep the buffer until the garbage collector comes by.
         self.ragged = [_RaggedLayer(weakref.proxy(self), layer) for layer in range(layers)]
         super().__init__(layers=list(self.ragged))
@@ -70,7 +72,11 @@ class RaggedCache(Cache):
         if counts is not None and min(counts) < queries:
             real = torch.arange(queries, device=device) < to_device(counts, device)[:, None]
             self.tokens = real.flatten().nonzero()[:, 0]
-        return self._open(RaggedStep(to_device(host_lengths, device), list(host_lengths), queries))
+        step = self._open(RaggedStep(to_device(host_lengths, device), list(host_lengths), queries))
+        if batch == 1:
+            start, written = host_lengths[0], queries if self.tokens is None else len(self.tokens)
+            self._ends = self.buffer[:, :, 0, :, start : start + written].unbind(0)
+        return step
 
     def begin_anywhere(self, lengths: Tensor, queries: int) -> RaggedStep:
         """Open a step whose lengths int64 [B] only the device knows, as a captured forward needs it.
@@ -84,10 +90,9 @@ class RaggedCache(Cache):
         batch = len(step.lengths)
         self.step = step
         self.positions = step.lengths[:, None] + self._columns[: step.queries]
-        starts = (self.positions + self._firsts[:batch]).flatten()
-        starts = starts if self.tokens is None else starts[self.tokens]
-        self._places = (starts[:, None] + self._heads).flatten()
+        self._places = None
         self._reads = self.buffer[:, :, :batch, :, : step.extent].flatten(0, 1).unbind(0)
+        self._ends = ()
         return step
 
     def reads(self, layer: int) -> tuple[Tensor, Tensor]:
@@ -99,8 +104,14 @@ class RaggedCache(Cache):
 
         Returns what this step may read: keys and values [B, Hkv, extent, D].
         """
-        vectors = states.reshape(-1, self.head_dim)
-        vectors = vectors if vectors.dtype == self.buffer.dtype else vectors.to(self.buffer.dtype)
+        if self._ends:
+            self._ends[layer].copy_(states.permute(1, 2, 0, 3))
+            return self.reads(layer)
+        if self._places is None:
+            starts = (self.positions + self._firsts[: len(self.positions)]).flatten()
+            starts = starts if self.tokens is None else starts[self.tokens]
+            self._places = (starts[:, None] + self._heads).flatten()
+        vectors = states.reshape(-1, self.head_dim).to(self.buffer.dtype)
         self._vectors[layer].index_copy_(0, self._places, vectors)
         return self.reads(layer)
 

@@ -148,7 +148,7 @@ class LeanModel(StepModel):
         qkv.view(torch.complex64).mul_(turns)
         qkv = qkv.view(-1, heads + 2 * kv, dim)
         queries, states = qkv.split_with_sizes((heads, 2 * kv), 1)
-        keys, values = cache.write(index, states)
+        keys, values = cache.write(index, states.view(-1, 2, kv, dim))
         query = _padded(queries, step, cache.tokens).transpose(1, 2)
         out = BACKENDS[backend](query, keys, values, step, scaling=1.0).reshape(-1, heads * dim)
         x = layer.output(out if cache.tokens is None else out[cache.tokens], x)
