@@ -35,6 +35,21 @@ from .utilization import Work
 SLICE_MS = 100.0
 
 
+class FairLock:
+    """A mutex that who waits for it gets next: a thread that steps on and on would keep a threading.Lock."""
+
+    def __init__(self) -> None:
+        self._turn, self._held = threading.Lock(), threading.Lock()
+
+    def __enter__(self) -> None:
+        # Who waits holds the turn, so that the last holder can't come back before.
+        with self._turn:
+            self._held.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._held.release()
+
+
 class LaneClock:
     """Milliseconds the device spent inside `running()`: CUDA events there, a monotonic clock on a CPU."""
 
@@ -79,7 +94,7 @@ class Lane:
         self.first_prefill_ms: float | None = None
         self.error: str | None = None
         # A step and a view never see each other half-done.
-        self.lock = threading.Lock()
+        self.lock = FairLock()
         self.texts = [TextStream(pair.tokenizer) if pair.tokenizer is not None else None for _ in self.sequences]
         with shortage_explained():
             self._decoder: Decoder | None = build(pair, request, method, self.sequences)

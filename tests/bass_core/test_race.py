@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -146,6 +147,26 @@ def test_fair_steps_the_lane_that_is_furthest_behind(steps: list[tuple[str, dict
     assert {method for method, _ in steps} == set(METHODS)
     for method, clocks in steps:
         assert clocks[method] == min(clocks.values())
+
+
+def test_who_waits_for_a_lane_gets_it_next() -> None:
+    """A thread that steps on and on can't come back before who wants to look."""
+    for _ in range(20):
+        lock, order = lane_module.FairLock(), []
+
+        def look(lock: Any = lock, order: list[str] = order) -> None:
+            with lock:
+                order.append("look")
+
+        thread = threading.Thread(target=look)
+        with lock:
+            thread.start()
+            while not lock._turn.locked():
+                time.sleep(0.001)
+        with lock:
+            order.append("step")
+        thread.join()
+        assert order == ["look", "step"]
 
 
 def test_in_turn_runs_one_lane_to_its_end(steps: list[tuple[str, dict[str, float]]]) -> None:
