@@ -161,7 +161,9 @@ def test_who_waits_for_a_lane_gets_it_next() -> None:
         thread = threading.Thread(target=look)
         with lock:
             thread.start()
-            while not lock._turn.locked():
+            for _ in range(5000):
+                if lock._turn.locked():
+                    break
                 time.sleep(0.001)
         with lock:
             order.append("step")
