@@ -80,7 +80,7 @@ def change(folder: Path, old: str, new: str) -> None:
         lambda folder: (folder / weights.MANIFEST).unlink(),
         lambda folder: (folder / weights.MANIFEST).write_text("["),
         lambda folder: (folder / weights.MANIFEST).write_text("[]"),
-        lambda folder: change(folder, '"format": 1', '"format": 0'),
+        lambda folder: change(folder, f'"format": {weights.FORMAT}', '"format": 1'),
         lambda folder: change(folder, wheel.GGUF_SHA256, "0" * 64),
     ],
     ids=[

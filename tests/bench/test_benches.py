@@ -42,6 +42,12 @@ def test_overhead(tmp_path):
 
 
 @pytest.mark.slow
+def test_start(tmp_path):
+    save_tiny_pair(tmp_path)
+    check(run("start", "--quick", "--pair", tmp_path / "target"), "start")
+
+
+@pytest.mark.slow
 def test_latency(smollm2_folder):
     """With the real model: a tiny one has no text to repeat."""
     document = run("latency", "--quick", "--pair", smollm2_folder, "--dtype", "float32", "--batch", 1, 2)
