@@ -72,19 +72,20 @@ class DraftHead(nn.Module):
         self.fuse = nn.Linear((2 if config.reads_states else 1) * config.hidden, config.hidden, bias=False)
         inputs = (len(config.reads_layers) + 1) * config.hidden
         self.project = nn.Linear(inputs, config.hidden) if config.reads_layers else nn.Identity()
-        fields = {**own.to_dict(), "num_hidden_layers": config.layers, "vocab_size": len(vocabulary)}
+        # One id while it is made: numbers drawn at random for a head that is then replaced take 0.2 s.
+        fields = {**own.to_dict(), "num_hidden_layers": config.layers, "vocab_size": 1}
         fields |= {"tie_word_embeddings": False, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
         for name in ("architectures", "layer_types", "quantization_config", "dtype", "torch_dtype"):
             fields.pop(name, None)
         self.body = LlamaForCausalLM(LlamaConfig(**fields))
-        self.body.model.embed_tokens = nn.Embedding(1, config.hidden)
-        self.body.lm_head.requires_grad_(False)
         self.body.model.embed_tokens.requires_grad_(False)
         self.register_buffer("vocabulary", vocabulary, persistent=False)
         table: Any = target.get_input_embeddings()
         self.register_buffer("embedding", table.weight.detach(), persistent=False)
         head: Any = target.get_output_embeddings()
-        self.body.lm_head.weight.data = head.weight.detach()[vocabulary].to(self.body.dtype)
+        rows = head.weight.detach()[vocabulary].to(self.body.dtype)
+        self.body.lm_head.weight = nn.Parameter(rows, requires_grad=False)
+        self.body.lm_head.out_features = self.body.config.vocab_size = len(vocabulary)
 
     def inputs(self, ids: Tensor, states: Tensor) -> Tensor:
         """What the body is fed [B, S, hidden] for ids int64 [B, S] and the states [B, S, hidden] before them."""

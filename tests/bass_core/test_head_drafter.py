@@ -214,7 +214,7 @@ def test_an_unsure_head_stops_by_what_it_knew_before_the_draw(pair, sampling):
     endless, calls, said = proposed(0.0)
     assert endless.counts == [6, 6, 2] and calls == 6
     stopped = set()
-    for confidence in (0.01, 0.05, 0.1, 0.3, 1.0):
+    for confidence in (0.002, 0.005, 0.01, 0.03, 0.05, 0.1, 0.3, 1.0):
         found, calls, _ = proposed(confidence)
         width = found.tokens.shape[1]
         assert width == max(found.counts)
