@@ -152,8 +152,9 @@ def race_page(options: argparse.Namespace) -> tuple[Any, str]:
     def load(name: str) -> ModelPair:
         return load_pair(name, device=options.device, dtype=options.dtype)
 
-    threads = set_threads(options, os.environ)
     pair = load_pair(options.pair, draft=options.draft, device=options.device, dtype=options.dtype)
+    # Afterwards: the weights are laid out on all cores.
+    threads = set_threads(options, os.environ)
     # A ZeroGPU Space has no device before a race.
     draft_length = "bass" if spaces is not None else options.draft_length
     if draft_length == "cost-aware":
