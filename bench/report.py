@@ -7,7 +7,6 @@ Contract: the document is {"bench", "command", "device", "versions", "revision",
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import platform
@@ -23,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from bass_core.wheel import sha256
 
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:
@@ -114,7 +115,7 @@ def document(
         "versions": versions(),
         "revision": revision(),
         "seed": arguments.seed,
-        "weights_sha256": None if weights is None else _sha256(weights),
+        "weights_sha256": sha256(weights) if weights is not None and weights.exists() else None,
         "quick": arguments.quick,
         "date": time.strftime("%Y-%m-%d"),
         "results": results,
@@ -162,16 +163,6 @@ def revision() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return head.stdout.strip()[:12] + ("+" if dirty.stdout.strip() else "")
-
-
-def _sha256(path: Path) -> str | None:
-    if not path.exists():
-        return None
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _cell(value: Any) -> str:
