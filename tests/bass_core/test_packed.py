@@ -55,6 +55,17 @@ def test_a_row_is_the_same_bit_for_bit_however_many_stand_beside_it(without_bflo
         assert torch.equal(linear(x[:rows]), whole[:rows])
 
 
+@pytest.mark.skipif(not HALVES, reason="this build of torch has no FBGEMM")
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_tall_matrix_is_packed_in_pieces_that_give_the_same_bits(without_bfloat16, monkeypatch, bias):
+    tall, x, residual = layer(96, 32, torch.bfloat16, bias), torch.randn(3, 32), torch.randn(3, 96)
+    whole = PackedLinear(tall)
+    monkeypatch.setattr(packed, "HALVES_ROWS", 40)
+    pieces = PackedLinear(tall)
+    assert [len(whole.halves), len(pieces.halves)] == [1, 3]
+    assert torch.equal(pieces(x, residual), whole(x, residual))
+
+
 def test_weights_that_float16_would_round_stay_float32(without_bfloat16):
     tiny = layer(16, 16, torch.bfloat16)
     tiny.weight[3, 5] = 2.0**-30
