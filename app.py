@@ -24,6 +24,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 CONFLICT = (
     "The package 'kernels' is installed, whose name is that of a folder here: run pip uninstall kernels first."
 )
+LOADING = "Loading; the address to open follows."
 MEASURING = "Measuring once what a round costs on this machine; --draft-length bass leaves it out."
 USER, PASSWORD = "bass", "BASS_PASSWORD"
 
@@ -227,6 +228,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     refusal = conflict()
     if refusal is None:
+        # Importing torch and transformers alone takes seconds.
+        print(LOADING, file=sys.stderr, flush=True)
         from bass_core import BassError
 
         try:

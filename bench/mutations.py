@@ -34,7 +34,9 @@ _CONFORMANCE = "tests/conformance/test_"
 _SAMPLED = [_CONFORMANCE + "distribution.py::test_quick[bass-other-1.0-0-1.0]"]
 _FILTERED = [_CONFORMANCE + "distribution.py::test_quick[bass-other-1.0-0-0.8-bass]"]
 _REDUCED = [_CONFORMANCE + "distribution.py::test_quick[bass-reduced-1.0-3-1.0]"]
-_GREEDY = [_CONFORMANCE + "greedy.py::test_rows_that_diverge"]
+_GREEDY = [_CONFORMANCE + "greedy.py::test_rows_that_diverge[llama-bass]"]
+_WINDOW = [_CONFORMANCE + "greedy.py::test_rows_that_diverge[gemma3-bass]"]
+_AMUSD_GREEDY = [_CONFORMANCE + "greedy.py::test_rows_that_diverge[llama-amusd]"]
 _PERFECT = [_CONFORMANCE + "counts.py::test_perfect_draft_takes_the_fewest_verifications"]
 _ENDS = [_CONFORMANCE + "ends.py::test_an_end_at_any_place_of_a_round"]
 _NEVER_REFUSED = [_CONFORMANCE + "counts.py::test_a_perfect_draft_is_never_refused"]
@@ -136,7 +138,7 @@ MUTANTS = [
         _GREEDY,
     ),
     Mutant(
-        "window ignored", "kernels/ragged_attention.py", "hidden | (columns <= last - window)", "hidden", _GREEDY
+        "window ignored", "kernels/ragged_attention.py", "hidden | (columns <= last - window)", "hidden", _WINDOW
     ),
     Mutant(
         "a row's cache left behind when it moves",
@@ -241,7 +243,7 @@ MUTANTS = [
         "bass_core/amusd.py",
         "same = stand == tested[r] > counts[r]",
         "same = tested[r] > counts[r] <= stand",
-        _GREEDY,
+        _AMUSD_GREEDY,
     ),
     Mutant(
         "a token drawn from NaN",

@@ -98,7 +98,8 @@ def test_an_unknown_pair_is_one_sentence_and_status_2(tmp_path: Path) -> None:
     ended = start("--pair", str(tmp_path / "nothing-here"), HF_HUB_OFFLINE="1")
     assert ended.returncode == 2 and ended.stdout == ""
     assert "Traceback" not in ended.stderr
-    assert "nothing-here" in ended.stderr.strip().splitlines()[-1]
+    first, *_, last = ended.stderr.strip().splitlines()
+    assert first == app.LOADING and "nothing-here" in last
 
 
 def test_help_names_every_option() -> None:
