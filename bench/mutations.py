@@ -36,7 +36,11 @@ _FILTERED = [_CONFORMANCE + "distribution.py::test_quick[bass-other-1.0-0-0.8-ba
 _REDUCED = [_CONFORMANCE + "distribution.py::test_quick[bass-reduced-1.0-3-1.0]"]
 _GREEDY = [_CONFORMANCE + "greedy.py::test_rows_that_diverge[llama-bass]"]
 _WINDOW = [_CONFORMANCE + "greedy.py::test_rows_that_diverge[gemma3-bass]"]
-_AMUSD_GREEDY = [_CONFORMANCE + "greedy.py::test_rows_that_diverge[llama-amusd]"]
+# One of them alone may pass where a draft is never late.
+_AMUSD_GREEDY = [
+    _CONFORMANCE + f"greedy.py::test_rows_that_diverge[{architecture}-amusd]"
+    for architecture in ("llama", "qwen3", "opt", "gpt2", "gpt_neox", "gemma3")
+]
 _PERFECT = [_CONFORMANCE + "counts.py::test_perfect_draft_takes_the_fewest_verifications"]
 _ENDS = [_CONFORMANCE + "ends.py::test_an_end_at_any_place_of_a_round"]
 _NEVER_REFUSED = [_CONFORMANCE + "counts.py::test_a_perfect_draft_is_never_refused"]
