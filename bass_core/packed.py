@@ -23,7 +23,7 @@ PACKED_ROWS = 4
 # Below this many weights that layout's own launch, 40 microseconds, costs more than the product it speeds up.
 PACKED_WEIGHTS = 1 << 18
 # FBGEMM reads a weight column by column, a cache line of each row at a time. Of more rows than this those lines
-# outgrow a second-level cache of 1 MB, and laying out a head of 49152 rows takes three times as long; multiplying
+# outgrow a second-level cache of 1 MB, and laying out a head of 49152 rows takes over twice as long; multiplying
 # its three pieces takes 1 % of a step longer than multiplying it whole.
 HALVES_ROWS = 1 << 14
 
