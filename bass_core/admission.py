@@ -1,6 +1,6 @@
 """Whether a request fits the memory, asked before any is taken.
 
-Contract: an estimate of caches, logits and attention scores of all lanes at once against the memory that is free
+Contract: an estimate of caches, logits and working memory of all lanes at once against the memory that is free
 now; what does not fit is refused with the largest batch and the largest number of new tokens that would. Weights
 are in memory already and are not counted again.
 """
@@ -11,6 +11,11 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
+
+from kernels.ragged_attention import captured_extent
+from kernels.support import is_accelerator, processors
+
 from .drafting import runs_model
 from .errors import RequestError
 from .graphs import release_idle
@@ -18,14 +23,16 @@ from .lane import cache_length
 from .memory import available_bytes
 from .pair import ModelPair
 from .request import Request
-from .runner import PREFILL_TOKENS
+from .runner import prefill_tokens
 
 # Copies of the logits that live at once while a distribution is filtered, compared and drawn from.
 _LOGIT_COPIES = 6
 # Scores before and after the softmax, float32.
 _SCORE_BYTES = 8
-# A layer's inputs, heads and wider middle, in float32, for each number of the hidden state.
-_HIDDEN_BYTES = 16 * 4
+# A layer's inputs, heads and wider middle: so many numbers for each one of the hidden state.
+_HIDDEN_NUMBERS = 16
+# fused_attention.py cuts a step into at most so many parts, and aims at so many rows a multiprocessor.
+_MOST_PARTS, _PART_ROWS = 32, 3 * 64
 _HEADROOM = 0.9
 
 
@@ -84,8 +91,40 @@ def estimate_bytes(pair: ModelPair, request: Request, methods: tuple[str, ...], 
                 total += pair.draft_step.cache_bytes(batch, length)
         logits = batch * width * pair.vocab * 4
         total += logits * (1 if request.sampling.greedy else _LOGIT_COPIES)
-        chunk = PREFILL_TOKENS.get(pair.device.type, PREFILL_TOKENS["cuda"])
-        config = pair.target.config.get_text_config()
-        scores = config.num_attention_heads * length * _SCORE_BYTES
-        total += max(batch * width, chunk) * (scores + config.hidden_size * _HIDDEN_BYTES)
+        longest = max(len(prompt) for prompt in request.prompts)
+        looked_at = captured_extent(request.backend, length, 2 * length) if is_accelerator(pair.device) else length
+        total += max(
+            _working_bytes(pair, request.backend, batch * width, looked_at),
+            _working_bytes(pair, request.backend, _chunk(pair, request, batch), longest),
+        )
     return total
+
+
+def _chunk(pair: ModelPair, request: Request, batch: int) -> int:
+    """Tokens of the largest chunk of a prefill: equal prompts are fed once, shorter ones padded to the longest."""
+    different = len({tuple(prompt) for prompt in request.prompts[:batch]})
+    longest = max(len(prompt) for prompt in request.prompts)
+    return min(different * longest, max(different, prefill_tokens(pair.device)))
+
+
+def _working_bytes(pair: ModelPair, backend: str, tokens: int, columns: int) -> int:
+    """What one layer holds beside the cache while `tokens` look at up to `columns` cached ones, in bytes."""
+    config = pair.target.config.get_text_config()
+    number = pair.target_step.cache_dtype.itemsize if is_accelerator(pair.device) else 4
+    heads = tokens * config.num_attention_heads
+    return tokens * config.hidden_size * _HIDDEN_NUMBERS * number + _attention_bytes(
+        backend, heads, columns, pair.target_step.head_dim, pair.device
+    )
+
+
+def _attention_bytes(backend: str, heads: int, columns: int, dim: int, device: torch.device) -> int:
+    """What a backend holds for `heads` (tokens x query heads) of `dim` numbers over so many columns, in bytes.
+
+    pad, split and sdpa make a matrix of scores; flash makes none; nor does fused, which writes float32 parts.
+    """
+    if backend == "flash":
+        return 0
+    if backend == "fused":
+        parts = min(_MOST_PARTS * heads, heads + _PART_ROWS * processors(device))
+        return parts * (dim + 1) * 4
+    return heads * columns * _SCORE_BYTES

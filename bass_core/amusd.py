@@ -24,26 +24,29 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from kernels.support import is_accelerator, runtime
+
 from .amusd_client import DraftClient
+from .amusd_pace import Pace
 from .amusd_process import split_threads
 from .amusd_timeline import Timeline
 from .decoder import BatchDecoder, Rules
 from .draft_head import DraftHead
 from .drafting import runs_model, sure
 from .errors import RequestError
+from .graphs import make_runner
 from .pair import ModelPair
 from .policies import FixedLength
 from .request import Request
 from .runner import ModelRunner, PrefillSteps
 from .sequence import Round, RowRound, Sequence
+from .transfer import to_device
 from .verify import Keys, mark_unsound, refuse_unsound, verify
 
 # How far the draft runs ahead where no integer draft_length says so, and the most that one can say.
 LEAD, LONGEST_LEAD = 8, 64
 # For tests: seconds up to which each step of target and draft is delayed at random.
 DELAYS = (0.0, 0.0)
-# How much a new measurement moves a running mean.
-_NEWS = 0.2
 
 
 def refuse_amusd(pair: ModelPair, request: Request) -> None:
@@ -69,7 +72,7 @@ def build_amusd(pair: ModelPair, request: Request, rules: Rules, sequences: list
     lead, confidence = lead_of(request), request.drafter == "adaptive"
     keep_states = isinstance(pair.draft, DraftHead)
     length = request.longest + lead + 2
-    runner = ModelRunner(
+    runner = make_runner(
         pair.target_step, len(sequences), length, pair.vocab, request.backend, keep_states=keep_states
     )
     client = DraftClient(
@@ -100,9 +103,8 @@ class AmusdDecoder(BatchDecoder):
     ) -> None:
         super().__init__(sequences, target, rules)
         self.client, self.lead, self.confidence = client, lead, confidence
-        self._split = target.device.type == "cpu"
-        self._plain_ms: float | None = None
-        self._accepted, self._tested = 1, 2
+        self._split = not is_accelerator(target.device)
+        self._pace = Pace()
 
     @property
     def timeline(self) -> Timeline:
@@ -144,8 +146,7 @@ class AmusdDecoder(BatchDecoder):
         self.timeline.add_target(begin, time.perf_counter())
         if prefill.done:
             if self.target.keep_states:
-                for row, states in zip(rows, prefill.states(), strict=True):
-                    self.client.write_states(row, 0, states)
+                self.client.write_states(rows, [0] * len(rows), prefill.states())
             verdicts = [
                 self.client.agree(row, record.tokens, same=False)
                 for row, record in zip(rows, round_.rows, strict=True)
@@ -155,6 +156,7 @@ class AmusdDecoder(BatchDecoder):
 
     def _round(self) -> Round:
         rows, keys = list(self._rows), self._keys()
+        keys.epochs = to_device([self.client.ahead[row.index].begin for row in rows], self.target.device)
         counts = self._counts()
         begin = time.perf_counter()
         logits = self._feed(counts)
@@ -164,13 +166,13 @@ class AmusdDecoder(BatchDecoder):
         accepted, next_tokens, tests, next_p = self._judge(logits, drafts, tested, starts, keys)
         self.target_forwards += 1
         self._measure(counts, begin)
-        records, verdicts = [], []
+        records, verdicts, states = [], [], []
         for r, row in enumerate(rows):
             stand = accepted[r]
             settled = min(stand, counts[r]) + 1
             self.target.cached[r] += settled
             if self.target.states is not None:
-                self.client.write_states(row, starts[r] - 1, self.target.states[r, :settled])
+                states.append(self.target.states[r, :settled])
             # A late draft is looked at only where everything before it stands.
             seen = tested[r] if stand >= counts[r] else counts[r]
             seen = min(seen, tested[r])
@@ -180,6 +182,8 @@ class AmusdDecoder(BatchDecoder):
             records.append(record)
             self._count(record)
             verdicts.append(self.client.agree(row, record.tokens, same))
+        if states:
+            self.client.write_states(rows, [start - 1 for start in starts], states)
         self.client.send(verdicts)
         self._drop_finished()
         return Round("verify" if max(tested) else "plain", max(tested), records)
@@ -204,24 +208,17 @@ class AmusdDecoder(BatchDecoder):
         return sure(ahead.tops[:count], ahead.owns[:count]) if self.confidence else count
 
     def _worth_waiting(self, counts: list[int], waited: float) -> bool:
-        """Whether one more draft a row, a draft's step from now, raises the expected tokens per ms.
-
-        With a token acceptance of a, n drafts give 1 + a + ... + a^n tokens for a target step of t ms (Leviathan
-        et al., 2211.17192). One more gives a^(n+1) for d ms: worth it while
-        a^(n+1) (t + waited) > d (1 + ... + a^n).
-        """
-        d, t = self.client.step_ms, self._plain_ms
-        if d is None or t is None or not self.client.alive:
+        """Whether the draft, a step of its from now, will have made it pay that the target waited."""
+        step_ms = self.client.step_ms
+        if step_ms is None or not self.client.alive:
             return False
-        a = self._accepted / self._tested
         growing = [
             n
             == len(self.client.ahead[row.index].tokens)
             < min(self.lead, row.remaining - 1, self.client.room(row))
             for n, row in zip(counts, self._rows, strict=True)
         ]
-        gain = sum(a ** (n + 1) for n, grows in zip(counts, growing, strict=True) if grows)
-        return gain * (t + waited) > d * sum((1 - a ** (n + 1)) / (1 - a) for n in counts)
+        return self._pace.worth_waiting(step_ms, counts, growing, waited)
 
     def _feed(self, counts: list[int]) -> Tensor:
         """The target's logits [B, width + 1, V] for each row's newest token and its drafts; finished on return."""
@@ -231,12 +228,12 @@ class AmusdDecoder(BatchDecoder):
             time.sleep(random.random() * DELAYS[0])
         device = self.target.device
         logits = self.target.feed_ids(
-            torch.tensor(ids, device=device),
+            to_device(ids, device),
             self.target.cached[: len(ids)],
             counts=[count + 1 for count in counts],
         )
-        if device.type == "cuda":
-            torch.cuda.current_stream(device).synchronize()
+        if is_accelerator(device):
+            runtime(device).current_stream(device).synchronize()
         return logits
 
     def _drafts(self, counts: list[int]) -> list[list[int]]:
@@ -266,9 +263,9 @@ class AmusdDecoder(BatchDecoder):
         q = self.client.q(self._rows, starts, width)
         verdict = verify(
             logits[:, : width + 1],
-            torch.tensor(drafts, dtype=torch.long, device=device).view(len(tested), width),
-            None if q is None else q.to(device),
-            torch.tensor(tested, device=device),
+            to_device(torch.tensor(drafts, dtype=torch.long).view(len(tested), width), device),
+            q,
+            to_device(tested, device),
             keys,
             self.rules.params,
             rule=self.rules.verification,
@@ -282,13 +279,8 @@ class AmusdDecoder(BatchDecoder):
     def _measure(self, counts: list[int], begin: float) -> None:
         end = time.perf_counter()
         self.timeline.add_target(begin, end)
-        spent = 1000 * (end - begin)
-        if self._plain_ms is None or spent < self._plain_ms:
-            self._plain_ms = spent
-        elif not max(counts):
-            self._plain_ms += _NEWS * (spent - self._plain_ms)
+        self._pace.measure(1000 * (end - begin), plain=not max(counts))
 
     def _count(self, record: RowRound) -> None:
         self.timeline.looked_at += len(record.drafted)
-        self._accepted += record.accepted
-        self._tested += min(record.accepted + 1, len(record.drafted))
+        self._pace.count(record.accepted, len(record.drafted))

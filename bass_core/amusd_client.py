@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .amusd_arena import Arena, Layout
+from .amusd_arena import Arena, Layout, LocalArena
 from .amusd_link import Close, DraftLostError, Drafts, Open, Pause, Resume, RowVerdict, Verdict
+from .amusd_pace import NEWS
 from .amusd_process import DraftHost, borrow, give_back
 from .amusd_timeline import Timeline
 from .attention import choose_backend
@@ -26,19 +27,22 @@ from .decoder import Rules
 from .draft_head import DraftHead
 from .pair import ModelPair
 from .sequence import Sequence
+from .transfer import to_device
 
-# How much a new measurement of the draft's step moves its running mean.
-_NEWS = 0.2
 _sessions = itertools.count(1)
 _log = logging.getLogger(__name__)
 
 
 @dataclass
 class Ahead:
-    """Drafts of one row from position `start` on; `tops`, `owns` as in amusd_link.Block."""
+    """Drafts of one row from position `start` on; `tops`, `owns` as in amusd_link.Block.
+
+    `begin`: where the epoch began in the row's text; 0 until the first verdict, and no draft is judged before it.
+    """
 
     start: int
     epoch: int = 0
+    begin: int = 0
     tokens: list[int] = field(default_factory=list)
     tops: list[float] = field(default_factory=list)
     owns: list[float] = field(default_factory=list)
@@ -48,7 +52,9 @@ class Ahead:
         """The text reaches to `start` now; drafts beyond it stay if the text went on as drafted, else none do."""
         count = start - self.start if same else len(self.tokens)
         del self.tokens[:count], self.tops[:count], self.owns[:count], self.copied[:count]
-        self.start, self.epoch = start, self.epoch + (not same)
+        self.start = start
+        if not same:
+            self.epoch, self.begin = self.epoch + 1, start
 
 
 class DraftClient:
@@ -75,7 +81,7 @@ class DraftClient:
         self.step_ms: float | None = None
         self._session, self._lead = next(_sessions), lead
         self._head = pair.draft if isinstance(pair.draft, DraftHead) else None
-        self._vocab = pair.vocab
+        self._vocab, self._device = pair.vocab, pair.device
         self._host: DraftHost | None = None
         self._arena: Arena | None = None
         self._context = pair.draft_step.context if pair.draft_step is not None else 0
@@ -86,7 +92,7 @@ class DraftClient:
         with self._noticing():
             host = self._host = borrow(pair)
             self._release = weakref.finalize(self, _release, pair, host, self._session)
-            self._arena = Arena(layout)
+            self._arena = Arena(layout) if host.device is not None else LocalArena(layout, pair.device)
             device = host.device or pair.device
             message = Open(
                 self._session,
@@ -151,7 +157,9 @@ class DraftClient:
                 line.add_rollback(message.begin)
             if message.made > line.made and not any(any(block.copied) for block in message.blocks):
                 spent = 1000 * (message.end - message.begin)
-                self.step_ms = spent if self.step_ms is None else self.step_ms + _NEWS * (spent - self.step_ms)
+                if self.step_ms is None or 2 * spent < self.step_ms:  # a first step may have compiled kernels
+                    self.step_ms = spent
+                self.step_ms += NEWS * (spent - self.step_ms)
             line.made = message.made
             for block in message.blocks:
                 ahead = self.ahead.get(block.row)
@@ -183,25 +191,33 @@ class DraftClient:
         """float32 [B, width, V]: what the tokens from position starts[r] on were drawn from; None if unused."""
         if self._arena is None or "q" not in self._arena or width == 0:
             return None
-        shared = self._arena["q"]
-        ring = shared.shape[1]
-        slots = [[(start + i) % ring for i in range(width)] for start in starts]
-        q = shared[torch.tensor([row.index for row in rows])[:, None], torch.tensor(slots)]
+        ring = self._arena["q"].shape[1]
+        slots = [(start + i) % ring for start in starts for i in range(width)]
+        indices = [row.index for row in rows for _ in range(width)]
+        q = self._arena.read("q", indices, slots, self._device).view(len(rows), width, -1)
         if self._head is not None:
-            full = torch.zeros(*q.shape[:2], self._vocab)
-            q = full.index_copy_(2, self._head.vocabulary.to(q.device), q)
-        for r, row in enumerate(rows):
-            ahead = self.ahead[row.index]
-            for i, (token, copied) in enumerate(zip(ahead.tokens[:width], ahead.copied, strict=False)):
-                if copied:
-                    q[r, i] = 0
-                    q[r, i, token] = 1
+            full = torch.zeros(*q.shape[:2], self._vocab, device=self._device)
+            q = full.index_copy_(2, self._head.vocabulary.to(self._device), q)
+        copies = [
+            (r, i, token)
+            for r, row in enumerate(rows)
+            for i, (token, copied) in enumerate(
+                zip(self.ahead[row.index].tokens[:width], self.ahead[row.index].copied, strict=False)
+            )
+            if copied
+        ]
+        if copies:
+            r, i, token = to_device(copies, self._device).unbind(1)
+            q[r, i] = 0
+            q[r, i, token] = 1
         return q
 
-    def write_states(self, row: Sequence, start: int, states: Tensor) -> None:
-        """The target's states [k, hidden] of the tokens of a row from position `start` on."""
+    def write_states(self, rows: list[Sequence], starts: list[int], states: list[Tensor]) -> None:
+        """The target's states [k, hidden] of k tokens of each row from position starts[r] on."""
         if self._arena is not None:
-            self._arena["states"][row.index, start : start + len(states)] = states.to("cpu", torch.float32)
+            indices = [row.index for row, own in zip(rows, states, strict=True) for _ in own]
+            places = [start + i for start, own in zip(starts, states, strict=True) for i in range(len(own))]
+            self._arena.write("states", indices, places, torch.cat(states))
 
     def pause(self) -> None:
         """Let the draft finish its step and wait, until `resume`: another lane has the machine."""

@@ -3,7 +3,7 @@
 Contract: `step` runs one forward for all rows that may go on (or one chunk of prefill) and returns what it
 drafted; `judge` takes the target's verdict. A row rolls back only where its text differs from the verdict's; what
 it drafted beyond that stays, and is announced anew under the new epoch. Each token is drawn with the noise of
-(seed, sequence id, position, role), from the q that is written beside it.
+(seed, sequence id, position, where the epoch began), from the q that is written beside it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,19 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from kernels.support import is_accelerator, runtime
+
 from .amusd_arena import Arena
 from .amusd_link import Block, Open, RowVerdict
+from .amusd_states import HeadStates
 from .draft_head import DraftHead
 from .drafting import CASCADE_MATCH, sure
-from .noise import Role
-from .runner import ModelRunner, PrefillSteps
+from .graphs import make_runner
+from .noise import Role, stream
+from .runner import PrefillSteps
 from .sampling import argmax, draw, probabilities
 from .step_model import StepModel
+from .transfer import to_device
 
 # A run of this many tokens that stood before is copied on.
 COPY_RUN = CASCADE_MATCH
@@ -39,6 +44,8 @@ class Row:
     tokens: list[int]
     agreed: int
     epoch: int = 0
+    # Where the epoch began, as far as the draft knows.
+    begin: int = 0
     tops: list[float] = field(default_factory=list)
     owns: list[float] = field(default_factory=list)
     copied: list[bool] = field(default_factory=list)
@@ -64,7 +71,7 @@ class DraftSession:
         self.spec, self.arena, self.head = spec, arena, head
         length = max(spec.ends) + 2 * spec.lead + CHUNK
         outputs = vocab if head is None else len(head.vocabulary)
-        self.runner = ModelRunner(
+        self.runner = make_runner(
             model, len(spec.prompts), length, outputs, spec.backend, keep_states=head is not None
         )
         limit = model.context
@@ -79,9 +86,7 @@ class DraftSession:
         if head is None:
             self._prefill = self.runner.prefill([prompt[:limit] for prompt in spec.prompts])
         else:
-            # What slot t reads: the state of token t - 1, the target's own where it is known.
-            size = (len(spec.prompts), max(spec.ends) + 1, head.config.hidden)
-            self.states = torch.zeros(size, device=model.device)
+            self.states = HeadStates(head, arena, len(spec.prompts), max(spec.ends) + 1, model.device)
 
     @property
     def busy(self) -> bool:
@@ -108,6 +113,8 @@ class DraftSession:
             self._early += verdicts
             return []
         blocks = [self._judge_row(verdict) for verdict in verdicts]
+        if self.head is not None:
+            self.states.fetch()
         return [block for block in blocks if block is not None]
 
     def _judge_row(self, verdict: RowVerdict) -> Block | None:
@@ -133,10 +140,10 @@ class DraftSession:
             del row.tops[:same], row.owns[:same], row.copied[:same]
         row.agreed = end
         if self.head is not None:
-            self._read_states(place, verdict.start, end)
+            self._bring_states(place, verdict.start, end)
         if verdict.epoch == row.epoch:
             return None
-        row.epoch = verdict.epoch
+        row.epoch, row.begin = verdict.epoch, end
         return self._block(row, end) if len(row.tokens) > end else None
 
     def _block(self, row: Row, start: int) -> Block:
@@ -145,16 +152,19 @@ class DraftSession:
             row.index, row.epoch, start, row.tokens[start:], row.tops[at:], row.owns[at:], row.copied[at:]
         )
 
-    def _read_states(self, place: int, start: int, end: int) -> None:
+    def _bring_states(self, place: int, start: int, end: int) -> None:
         """The target's states of all agreed tokens but the newest are known: slots behind them are fed anew."""
         row = self.rows[place]
         first = 0 if row.epoch == 0 else start - 1
-        self.states[row.index, first : end - 1] = self.arena["states"][row.index, first : end - 1].to(
-            self.states.device
-        )
+        self.states.bring(row.index, first, end - 1)
         self.runner.cached[place] = min(self.runner.cached[place], first + 1 if first else 0)
         # Own states of drafts that are gone must not be read; those of drafts that stay may.
         row.known = max(end - 1, min(row.known, len(row.tokens))) if len(row.tokens) > end else end - 1
+
+    def close(self) -> None:
+        """Nothing that was queued touches the request's memory after this; who takes that next may write to it."""
+        if is_accelerator(self.runner.device):
+            runtime(self.runner.device).current_stream(self.runner.device).synchronize()
 
     def _forget(self, place: int) -> None:
         last = len(self.rows) - 1
@@ -177,13 +187,13 @@ class DraftSession:
         logits = self._feed(going)
         columns, q = self._draw(logits)
         tokens = columns if self.head is None else self.head.vocabulary[columns]
+        if q is not None and "q" in self.arena:
+            self._write_q(going, q)
         drawn = tokens.tolist()
         if q is None:
             sure_of = [(1.0, 1.0)] * len(drawn)
         else:
             sure_of = torch.stack((q.amax(-1), q.gather(-1, columns[:, None])[:, 0]), dim=-1).tolist()
-            if "q" in self.arena:
-                self._write_q(going, q)
         return [self._append(row, [drawn[r]], sure_of[r]) for r, row in enumerate(self.rows) if going[r]]
 
     def _prefill_step(self, prefill: PrefillSteps) -> list[Block]:
@@ -211,19 +221,23 @@ class DraftSession:
             take = [max(count - 1, 0) for count in left]
             fed = [max(count, 1) for count in left]
             chunk = runner.feed_ids(self._inputs(begins, left, width), begins, take, fed)
-            fresh = torch.tensor([count > at for count in counts], device=chunk.device)
+            fresh = to_device([count > at for count in counts], chunk.device)
             logits = chunk if at == 0 else torch.where(fresh[:, None], chunk, logits)
             if self.head is not None:
-                assert runner.states is not None
-                for r, row in enumerate(self.rows):
-                    # The head's own state stands in for the target's until a verdict brings that.
-                    if left[r] and at + left[r] == counts[r]:
-                        self.states[row.index, len(row.tokens) - 1] = runner.states[r, take[r]].float()
-                        row.known = len(row.tokens)
+                self._keep_states([r for r, n in enumerate(left) if n and at + n == counts[r]], take)
         for r, row in enumerate(self.rows):
             if going[r]:
                 runner.cached[r] = len(row.tokens)
         return logits
+
+    def _keep_states(self, ended: list[int], take: list[int]) -> None:
+        """The head's own state of a row's last token stands in for the target's until a verdict brings that."""
+        assert self.runner.states is not None
+        rows = [self.rows[r] for r in ended]
+        places = [len(row.tokens) - 1 for row in rows]
+        self.states.keep([row.index for row in rows], places, self.runner.states, [(r, take[r]) for r in ended])
+        for row in rows:
+            row.known = len(row.tokens)
 
     def _inputs(self, starts: list[int], counts: list[int], width: int) -> Tensor:
         """Ids [B, width], or what a head's body is fed [B, width, hidden]."""
@@ -231,15 +245,8 @@ class DraftSession:
             (row.tokens[start : start + count] + [0] * width)[:width]
             for row, start, count in zip(self.rows, starts, counts, strict=True)
         ]
-        ids = torch.tensor(padded, device=self.runner.device)
-        if self.head is None:
-            return ids
-        before = torch.zeros(len(padded), width, self.head.config.hidden, device=self.runner.device)
-        for r, (row, start, count) in enumerate(zip(self.rows, starts, counts, strict=True)):
-            skip = 1 if start == 0 else 0
-            if count > skip:
-                before[r, skip:count] = self.states[row.index, start + skip - 1 : start + count - 1]
-        return self.head.inputs(ids, before)
+        ids = to_device(padded, self.runner.device)
+        return ids if self.head is None else self.states.inputs(ids, [row.index for row in self.rows], starts)
 
     def _draw(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
         """Columns int64 [B], and q float32 [B, V'] where somebody asks for it."""
@@ -248,16 +255,17 @@ class DraftSession:
             return argmax(logits), logits.float().softmax(-1) if self.spec.confidence else None
         device = logits.device
         q = probabilities(logits, params)
-        ids = torch.tensor([row.id for row in self.rows], device=device)
-        positions = torch.tensor([len(row.tokens) for row in self.rows], device=device)
-        roles = torch.full_like(positions, int(self.role))
-        return draw(q, self.spec.seed, ids, positions, roles, self.head.vocabulary if self.head else None), q
+        keys = [[row.id, len(row.tokens), row.begin] for row in self.rows]
+        ids, positions, begins = to_device(keys, device).unbind(1)
+        streams = stream(self.role, begins)
+        return draw(q, self.spec.seed, ids, positions, streams, self.head.vocabulary if self.head else None), q
 
     def _write_q(self, going: list[bool], q: Tensor) -> None:
-        shared = self.arena["q"]
-        for r, row in enumerate(self.rows):
-            if going[r]:
-                shared[row.index, len(row.tokens) % shared.shape[1]] = q[r].to(shared.device)
+        ring = self.arena["q"].shape[1]
+        places = [(row.index, len(row.tokens) % ring) for row, go in zip(self.rows, going, strict=True) if go]
+        if not all(going):
+            q = q[to_device([r for r, go in enumerate(going) if go], q.device)]
+        self.arena.write("q", [index for index, _ in places], [slot for _, slot in places], q)
 
     def _append(self, row: Row, tokens: list[int], sure_of: Sequence[float] | None) -> Block:
         """Draft `tokens`; `sure_of`: q's largest value and the token's, None for a copy."""

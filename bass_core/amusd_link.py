@@ -9,7 +9,9 @@ Large numbers lie beside the messages in an Arena, by row and position: `q` [row
 position t was drawn from, in slot t % ring, and for a draft head `states` [rows, length, hidden], what the
 target's step reads out for it. The draft writes a slot of `q` before it sends the block, and never one whose
 position the target may still need: it leads by less than `ring`, and learns of the agreed text after the target
-has read it.
+has read it. The target writes the states of a row's tokens, once each, before it sends the verdict that settles
+them. On an accelerator that both share, "written" means queued on the writer's stream, and "read" on the reader's:
+the arena puts an event behind each, for which the other's stream waits.
 """
 
 from __future__ import annotations

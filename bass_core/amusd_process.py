@@ -12,35 +12,48 @@ without a main guard, or a notebook, works.
 
 from __future__ import annotations
 
+import atexit
+import math
 import os
 import pickle
+import queue
+import select
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import weakref
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
 from typing import Any
 
 import torch
 
+from kernels.support import is_accelerator, own_stream, runtime
+
 from .amusd_arena import Arena
 from .amusd_link import DraftLostError, Drafts, Failed, Open, Ready, receive_all, socket_pair
-from .amusd_worker import READ, STAMP, WATCH, WORKING, Worker, session_maker
+from .amusd_pulse import Pulse
+from .amusd_worker import READ, STAMP, WATCH, LoadedDraft, Worker
 from .draft_head import DraftHead
 from .pair import ModelPair
 
+# A start, or the first step of a request, may take this long: kernels are compiled, libraries loaded.
 START_PATIENCE_S = 300.0
+# A starting process that neither uses CPU time nor gets a step further for this long is stopped or stuck.
+QUIET_S = 10.0
 # A draft that shows no life for this long hangs, unless its steps are known to be slow.
 PATIENCE_S = 0.75
 SLOW_STEPS = 4
+# On an accelerator each new shape of a step is compiled and captured, one model after the other.
+ACCELERATOR_PATIENCE_S = 30.0
 # The first place to import from is this project's, not the folder that the program happens to be in.
 _START = "import sys; sys.path[0] = sys.argv[1]; from bass_core.amusd_worker import main; main(sys.argv[2:])"
 _HOME = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_lock = threading.Lock()
+# Given back by a finalizer too, which the garbage collector may call anywhere.
+_lock = threading.RLock()
 
 
 def cores() -> int:
@@ -59,11 +72,10 @@ def place(pair: ModelPair) -> torch.device | None:
     wanted = getattr(pair, "amusd_draft", "auto")
     if wanted != "auto":
         return None if wanted == "stream" else torch.device(wanted)
-    if pair.device.type == "cpu":
+    if not is_accelerator(pair.device):
         return pair.device
-    if torch.cuda.device_count() < 2:
-        return None
-    return torch.device("cuda", ((pair.device.index or 0) + 1) % torch.cuda.device_count())
+    count = runtime(pair.device).device_count()
+    return None if count < 2 else torch.device(pair.device.type, ((pair.device.index or 0) + 1) % count)
 
 
 class DraftHost:
@@ -75,6 +87,11 @@ class DraftHost:
         self.owner = os.getpid()
         self.device = place(pair)
         self.process: subprocess.Popen[bytes] | None = None
+        self._pulse: Pulse | None = None
+        self._arenas: queue.SimpleQueue[Arena] = queue.SimpleQueue()
+        self._floor_s = ACCELERATOR_PATIENCE_S if is_accelerator(self.device or pair.device) else 0.0
+        # The request at hand, and whether the model has drafted a token for it.
+        self._session, self._drafted = 0, False
         self.sent, self.unread_since, self.slowest_s = 0, 0.0, 0.0
         self.paused = False
         try:
@@ -89,14 +106,17 @@ class DraftHost:
 
     def _start_thread(self, pair: ModelPair, theirs: Connection) -> None:
         step, device = pair.draft_step, pair.device
-        worker = Worker(theirs, session_maker(pair.draft, step, pair.vocab), self.watch)
+        assert step is not None
+        worker = Worker(theirs, LoadedDraft(pair.draft, step, pair.vocab), self.watch, self._arenas.get)
 
         def run() -> None:
-            with torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext():
+            with own_stream(device):
                 worker.run()
             theirs.close()
 
-        threading.Thread(target=run, name="bass-amusd-draft", daemon=True).start()
+        thread = threading.Thread(target=run, name="bass-amusd-draft", daemon=True)
+        _threads[thread] = self.link
+        thread.start()
 
     def _start_process(self, pair: ModelPair, theirs: Connection, device: torch.device) -> None:
         threads = str(split_threads()[1])
@@ -111,28 +131,42 @@ class DraftHost:
             fds = (theirs.fileno(), model.fileno(), self.watch.fd)
             command = [sys.executable, "-c", _START, _HOME, *map(str, fds), threads, str(device)]
             self.process = subprocess.Popen(command, env=environment, pass_fds=fds, stdin=subprocess.DEVNULL)
+            self._pulse = Pulse(self.process.pid)
         theirs.close()
 
     def _await_ready(self) -> None:
-        until = time.perf_counter() + START_PATIENCE_S
-        while time.perf_counter() < until:
-            if any(isinstance(message, Ready) for message in self.receive(timeout=1.0)):
-                return
-        self.end()
-        raise DraftLostError("The draft process did not get ready.")
+        begin = time.perf_counter()
+        while not any(isinstance(message, Ready) for message in self.receive(timeout=0.2)):
+            # A thread can't be stopped alone.
+            moved = math.inf if self._pulse is None else self._pulse.moved()
+            alive, now = max(float(self.watch["watch"][STAMP]), moved), time.perf_counter()
+            if now - begin > START_PATIENCE_S or now - alive > QUIET_S:
+                self.end()
+                raise DraftLostError("The draft process did not get ready.")
 
     def send(self, message: Any, arena: Arena | None = None) -> None:
         """Hand a message over, with the arena that an Open speaks of."""
         if float(self.watch["watch"][READ]) >= self.sent:
             self.unread_since = time.perf_counter()
+        if isinstance(message, Open):
+            assert arena is not None
+            self._session, self._drafted = message.session, False
+            self._arenas.put(arena)
         try:
+            self._await_room()
             self.link.send(message)
-            if isinstance(message, Open):
-                assert arena is not None
-                send_handle(self.link, arena.fd, None)
+            if isinstance(message, Open) and self.process is not None:
+                send_handle(self.link, self._arenas.get().fd, None)
         except (OSError, EOFError) as error:
             raise self._lost(error) from error
         self.sent += 1
+
+    def _await_room(self) -> None:
+        """Wait until the link takes a message: while a draft compiles its first step, hundreds wait to be read."""
+        room = select.poll()
+        room.register(self.link, select.POLLOUT)
+        while not room.poll(100):
+            self.check()
 
     def receive(self, timeout: float = 0.0) -> list[Any]:
         """What the draft has sent; waits up to `timeout` seconds for a first message."""
@@ -145,18 +179,25 @@ class DraftHost:
                 raise _failed(message)
             if isinstance(message, Drafts):
                 self.slowest_s = max(self.slowest_s, message.end - message.begin)
+                own = any(not all(block.copied) for block in message.blocks)
+                self._drafted |= own and message.session == self._session
         return messages
 
     @property
     def patience_s(self) -> float:
         """How long the draft may show no life."""
-        return max(PATIENCE_S, SLOW_STEPS * self.slowest_s)
+        return max(PATIENCE_S, SLOW_STEPS * self.slowest_s, self._floor_s)
 
     def check(self) -> None:
         """Raises DraftLostError when the draft works, or has a message to read, and shows no life."""
-        stamp, working, read = self.watch["watch"].tolist()
-        since = stamp if working else max(stamp, self.unread_since)
-        if (working or read < self.sent) and time.perf_counter() - since > self.patience_s:
+        stamp, read = self.watch["watch"].tolist()
+        if stamp < 0 and read >= self.sent:
+            return
+        now, since = time.perf_counter(), stamp if stamp > 0 else max(-stamp, self.unread_since)
+        if not self._drafted and now - since < START_PATIENCE_S:
+            # From within a step that compiles no stamp comes; a process that is not stopped uses CPU time.
+            since = now if self._pulse is None else max(since, self._pulse.moved())
+        if now - since > self.patience_s:
             raise DraftLostError("The draft process hangs.")
 
     @property
@@ -184,7 +225,7 @@ class DraftHost:
         return DraftLostError("The draft process ended" + ("." if code is None else f" (exit status {code})."))
 
 
-assert (STAMP, WORKING, READ) == (0, 1, 2), "the order in which `check` reads"
+assert (STAMP, READ) == (0, 1), "the order in which `check` reads"
 
 
 def _end(link: Connection, process: subprocess.Popen[bytes] | None, owner: int) -> None:
@@ -202,6 +243,19 @@ def _failed(message: Failed) -> DraftLostError:
 
 def _memory() -> Any:
     return os.fdopen(os.memfd_create("bass-amusd-model"), "w+b")
+
+
+# Drafts in threads, and the target's end of each one's link.
+_threads: weakref.WeakKeyDictionary[threading.Thread, Connection] = weakref.WeakKeyDictionary()
+
+
+@atexit.register
+def _join_threads() -> None:
+    """A thread that comes back from torch when the interpreter is gone would abort the program."""
+    for link in list(_threads.values()):
+        link.close()
+    for thread in list(_threads):
+        thread.join(QUIET_S)
 
 
 # The one host of each pair that waits for a request.

@@ -17,7 +17,7 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from kernels.ragged_attention import RaggedStep
-from kernels.support import obstacle
+from kernels.support import is_accelerator, obstacle
 
 from .transfer import to_device
 
@@ -44,7 +44,7 @@ class RaggedCache(Cache):
         self._firsts = torch.arange(max_batch, device=device)[:, None] * kv_heads * max_len
         kinds = torch.arange(2, device=device)[:, None] * max_batch * kv_heads
         self._heads = ((kinds + torch.arange(kv_heads, device=device)) * max_len).flatten()
-        self.has_kernel = self.buffer.is_cuda and obstacle(self.buffer.device) is None
+        self.has_kernel = is_accelerator(self.buffer.device) and obstacle(self.buffer.device) is None
         # Views of one step for all layers, made once: slicing in every layer costs more than the copies.
         self.tokens: Tensor | None = None
         self._places: Tensor | None = None
@@ -78,13 +78,13 @@ class RaggedCache(Cache):
             self._ends = self.buffer[:, :, 0, :, start : start + written].unbind(0)
         return step
 
-    def begin_anywhere(self, lengths: Tensor, queries: int) -> RaggedStep:
+    def begin_anywhere(self, lengths: Tensor, queries: int, extent: int | None = None) -> RaggedStep:
         """Open a step whose lengths int64 [B] only the device knows, as a captured forward needs it.
 
-        Nothing is checked: every row must have room for `queries` more tokens.
+        Nothing is checked: every row must have room for `queries` more tokens in `extent` columns (None: in all).
         """
         self.tokens = None
-        return self._open(RaggedStep(lengths, [], queries, anywhere=self.max_len))
+        return self._open(RaggedStep(lengths, [], queries, anywhere=extent or self.max_len))
 
     def _open(self, step: RaggedStep) -> RaggedStep:
         batch = len(step.lengths)

@@ -1,7 +1,9 @@
 """Contract: `load_pair` makes a ModelPair from a catalogue name, a local folder or a Hub id.
 
 `CATALOGUE` is the table of the names. Both models are put on the same device in the same dtype, in eval mode,
-without gradients; a draft with another tokenizer than the target's is refused.
+without gradients; a draft with another tokenizer than the target's is refused. On ZeroGPU both are made ready on
+the host and then moved, so that nothing is computed on tensors whose device is not there yet (read in spaces
+0.51.3, which would compute on the host's copies instead; not run on a Space).
 Non-goals: fetching and reading files (weights.py, sources.py).
 """
 
@@ -15,7 +17,9 @@ from typing import Any
 
 import torch
 
-from .draft_head import is_draft_head, load_draft_head
+from kernels.support import on_zero_gpu
+
+from .draft_head import DraftHead, is_draft_head, load_draft_head
 from .errors import PairError, RequestError, WeightsError
 from .ngram import load_ngrams
 from .pair import ModelPair, check_same_tokens
@@ -95,9 +99,10 @@ def load_pair(
     """Load target and draft, each a catalogue name (its target), a folder or a Hub id.
 
     draft: instead of the entry's own. device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N".
-    dtype: "auto", "float32", "bfloat16", "float16" or torch's, or "int8" (weights, by torchao). Raises
-    RequestError for device and dtype, PairError and WeightsError for models that can't be used or reached; an
-    entry's own draft that can't is replaced by prompt lookup, with a warning.
+    dtype: "auto", "float32", "bfloat16", "float16" or torch's, or "int8" (weights, by torchao: half the memory of
+    bfloat16, and slower on a GPU, see quantize.py). Raises RequestError for device and dtype, PairError and
+    WeightsError for models that can't be used or reached; an entry's own draft that can't is replaced by prompt
+    lookup, with a warning.
     """
     entry = CATALOGUE.get(name_or_path) or CatalogueEntry(name_or_path, target=name_or_path)
     where = pick_device(device)
@@ -107,12 +112,11 @@ def load_pair(
     target = _source(name_or_path)
     draft_name = draft or entry.draft
     tokenizer = load_tokenizer(target)
-    model = load_model(target, where, number)
-    if dtype == "int8":
-        int8_weights(model)
+    home = torch.device("cpu") if on_zero_gpu() else where
+    model = load_model(target, home, number)
     default_drafter = "auto" if draft else entry.drafter
     try:
-        made = _load_draft(draft_name, model, tokenizer, where, number) if draft_name else None
+        made = _load_draft(draft_name, model, tokenizer, home, number) if draft_name else None
         ngrams = load_ngrams(REPOSITORY / entry.ngrams) if entry.ngrams else None
     except (PairError, WeightsError) as error:
         if draft:
@@ -120,7 +124,20 @@ def load_pair(
         # The entry's own draft: nobody asked for it by name, and the target races without it.
         _log.warning("The draft of %s can't be used, so drafts are copied from the text: %s", name_or_path, error)
         made, ngrams, default_drafter = None, None, "prompt_lookup"
+    if dtype == "int8":
+        # Not before: a draft head takes rows of the target's head, which quantised weights don't give.
+        int8_weights(model)
+    if home != where:
+        _move(model, made, where)
     return ModelPair(model, made, tokenizer, name=entry.name, default_drafter=default_drafter, ngrams=ngrams)
+
+
+def _move(target: Any, draft: Any, device: torch.device) -> None:
+    target.to(device)
+    if draft is not None:
+        draft.to(device)
+    if isinstance(draft, DraftHead):
+        draft.share_embedding(target)
 
 
 def _load_draft(name: str, target: Any, tokenizer: Any, device: torch.device, dtype: torch.dtype) -> Any:
@@ -161,8 +178,13 @@ def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
 
 
 def default_dtype(device: torch.device) -> torch.dtype:
-    """What "auto" means on a device."""
-    return torch.bfloat16
+    """What "auto" means on a device: bfloat16, or float16 on a CUDA device whose tensor cores have no other.
+
+    Those are the ones below compute capability 8.0, as a T4. A model whose numbers outgrow float16's 65504 needs
+    float32 there.
+    """
+    old = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
+    return torch.float16 if old else torch.bfloat16
 
 
 def _source(name: str) -> Source:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .costs import RoundCosts
+from .cost_table import RoundCosts
 
 # What is seen counts this much less with every round that follows: acceptance changes along a text.
 MEMORY = 0.97

@@ -1,8 +1,7 @@
 """What a round costs on this machine: measured once for a pair and a device, and kept.
 
-Contract: a CostTable gives milliseconds of one verification of so many tokens in so many rows, and of one forward
-of the draft, interpolated between what was measured. Rounds are measured as they run: a real decoder, whose drafts
-are random tokens. The table is a plain JSON file in the user's cache; the same table gives the same answers.
+Contract: rounds are measured as they run: a real decoder, whose drafts are random tokens. The table
+(cost_table.py) is kept in a file in the user's cache; the same table gives the same answers.
 The least of REPEATS times counts: other work on the machine only ever adds to one.
 Non-goals: costs that depend on the length of the text (it is CONTEXT tokens here).
 """
@@ -13,25 +12,30 @@ import hashlib
 import json
 import os
 import time
-from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
+from kernels.support import is_accelerator, runtime
+
 from .attention import choose_backend
+from .capture import enabled
+from .cost_table import CostTable, read_table, write_table
 from .decoder import BatchDecoder, Rules
 from .draft_head import DraftHead
-from .drafters import Proposal
+from .drafters import Drafter, Proposal, reads_states
 from .drafting import choose_drafter, make_drafter, runs_model
+from .errors import WeightsError
 from .graphs import make_runner
 from .pair import ModelPair
 from .policies import FixedLength
+from .quantize import is_quantized
 from .runner import PrefillSteps
 from .sampling import SamplingParams
 from .sequence import Sequence
+from .transfer import to_device
 from .verify import Keys
 from .weights import cache_root
 
@@ -42,54 +46,7 @@ DRAFTED = (1, 5)  # tokens a row in two measured proposals
 # More rows are taken for as many: from here on a round's cost goes by its tokens.
 MOST_ROWS = 8
 REPEATS = 4
-FORMAT = 3
-
-Point = tuple[float, float]
-
-
-class RoundCosts(Protocol):
-    """Milliseconds of a round's parts, measured (CostTable) or predicted; `padded` as in CostTable."""
-
-    @property
-    def padded(self) -> bool: ...
-
-    def verify_ms(self, rows: int, tokens: float) -> float: ...
-
-    def draft_ms(self, rows: int) -> float: ...
-
-
-@dataclass(frozen=True)
-class CostTable:
-    """verify[rows] lists (tokens of all rows, ms), draft[rows] the ms of one forward of the draft; rows ascend.
-
-    `padded` says that a row's padding costs what its tokens cost: tokens are then rows x the widest row.
-    """
-
-    verify: dict[int, list[Point]]
-    draft: dict[int, float]
-    padded: bool
-
-    def verify_ms(self, rows: int, tokens: float) -> float:
-        """One verification of `tokens` in all rows together; beyond what was measured the last slope goes on."""
-        return _between([(size, _line(points, tokens)) for size, points in self.verify.items()], rows)
-
-    def draft_ms(self, rows: int) -> float:
-        """One forward of the draft; 0 where the drafter runs no model."""
-        return _between(list(self.draft.items()), rows) if self.draft else 0.0
-
-
-def _line(points: list[Point], at: float) -> float:
-    """Piecewise linear through the points, going on at both ends."""
-    if len(points) == 1:
-        return points[0][1]
-    index = min(max(bisect_left(points, (at, 0.0)), 1), len(points) - 1)
-    (x0, y0), (x1, y1) = points[index - 1], points[index]
-    return y0 + (y1 - y0) * (at - x0) / (x1 - x0)
-
-
-def _between(points: list[Point], at: float) -> float:
-    inside = min(max(at, points[0][0]), points[-1][0])
-    return _line(points, inside)
+FORMAT = 4
 
 
 def cost_table(
@@ -97,25 +54,31 @@ def cost_table(
 ) -> CostTable:
     """The stored table of this pair, drafter and machine for `rows` rows; what is missing is measured and kept."""
     path = _path(pair, drafter, backend, sampling)
-    table = _read(path)
+    table = _stored(path, drafter)
     missing = _missing(table, rows)
     if table is None or missing:
         table = measure_costs(pair, drafter, backend, sampling, rule, missing, table)
-        _write(path, table)
+        write_table(path, table)
     return table
 
 
 def measure_ahead(pair: ModelPair, rows: int, tell: Callable[[], None]) -> None:
-    """Measure now what draft_length="cost-aware", all else left as it is, will ask for: greedy and sampled.
+    """Measure the tables that draft_length="cost-aware" needs with all other settings at their defaults.
 
     `tell` is called once, before the first measurement; not where every table is there already.
     """
-    drafter, backend = choose_drafter(pair, "auto"), choose_backend("auto", pair.device)
+    drafter, backend = choose_drafter(pair, "auto"), choose_backend("auto", pair.device, pair.dtype)
     kinds = [SamplingParams(temperature=temperature) for temperature in (0.0, 1.0)]
-    if any(_missing(_read(_path(pair, drafter, backend, kind)), rows) for kind in kinds):
+    if any(_missing(_stored(_path(pair, drafter, backend, kind), drafter), rows) for kind in kinds):
         tell()
     for kind in kinds:
         cost_table(pair, drafter, backend, kind, rows)
+
+
+def _stored(path: Path | None, drafter: Any) -> CostTable | None:
+    """The table that was kept; None as well where it says of a draft model that it costs nothing."""
+    table = read_table(path)
+    return table if table is None or bool(table.draft) == runs_model(drafter) else None
 
 
 def _missing(table: CostTable | None, rows: int) -> list[int]:
@@ -123,8 +86,13 @@ def _missing(table: CostTable | None, rows: int) -> list[int]:
     return [size for size in sizes if table is None or size not in table.verify]
 
 
-def _path(pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams) -> Path:
-    return cache_root() / "costs" / f"{_key(pair, drafter, backend, sampling)}.json"
+def _path(pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams) -> Path | None:
+    """Where the table is kept; None for a user who has no folder for such files."""
+    try:
+        root = cache_root()
+    except WeightsError:
+        return None
+    return root / "costs" / f"{_key(pair, drafter, backend, sampling)}.json"
 
 
 def _key(pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams) -> str:
@@ -136,30 +104,11 @@ def _key(pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams) 
     facts = [
         FORMAT, str(pair.target.name_or_path), model.hidden_size, model.num_hidden_layers, str(draft),
         str(drafter), backend, str(pair.dtype), str(pair.device), torch.__version__, torch.get_num_threads(),
-        sampling.greedy,
-        torch.cuda.get_device_name(pair.device) if pair.device.type == "cuda" else os.cpu_count(),
+        sampling.greedy, type(pair.target_step).__name__, is_quantized(pair.target),
+        enabled(pair.device) and pair.target_step.capturable,
+        runtime(pair.device).get_device_name(pair.device) if is_accelerator(pair.device) else os.cpu_count(),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
-
-
-def _read(path: Path) -> CostTable | None:
-    try:
-        stored = json.loads(path.read_text())
-        verify = {int(rows): [(x, y) for x, y in points] for rows, points in stored["verify"].items()}
-        return CostTable(verify, {int(rows): ms for rows, ms in stored["draft"].items()}, stored["padded"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
-def _write(path: Path, table: CostTable) -> None:
-    """Kept if it can be: a cache that can't be written costs the next start a few seconds, and nothing else."""
-    part = path.with_suffix(f".{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(asdict(table), indent=1))
-        os.replace(part, path)
-    except OSError:
-        return
 
 
 def measure_costs(
@@ -199,7 +148,8 @@ class _Random:
         return None
 
     def propose(self, rows: list[Sequence], caps: list[int], keys: Keys) -> Proposal:
-        tokens = torch.randint(0, self.vocab, (len(rows), self.width), device=self.device)
+        # Drawn on the host: a GPU's generator refuses once a capture has failed, or while one is under way.
+        tokens = to_device(torch.randint(0, self.vocab, (len(rows), self.width)), self.device)
         return Proposal(tokens, [self.width] * len(rows))
 
     def settle(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
@@ -209,20 +159,23 @@ class _Random:
         return None
 
 
-class _Timed:
-    """A drafter whose proposals are timed."""
+class _TimedDecoder(BatchDecoder):
+    """A decoder that notes how long its last proposal took, `proposal_ms`."""
 
-    def __init__(self, drafter: Any, now: Callable[[], float]) -> None:
-        self.drafter, self.now, self.ms = drafter, now, 0.0
+    proposal_ms = 0.0
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.drafter, name)
-
-    def propose(self, rows: list[Sequence], caps: list[int], keys: Keys) -> Proposal:
-        start = self.now()
-        proposal: Proposal = self.drafter.propose(rows, caps, keys)
-        self.ms = self.now() - start
+    def _propose(self, asked: int, keys: Keys) -> Proposal:
+        start = _now(self.target.device)
+        proposal = super()._propose(asked, keys)
+        self.proposal_ms = _now(self.target.device) - start
         return proposal
+
+
+def _now(device: torch.device) -> float:
+    """Milliseconds, once the device has done what was asked of it."""
+    if is_accelerator(device):
+        runtime(device).synchronize(device)
+    return 1000 * time.perf_counter()
 
 
 class _Lab:
@@ -238,15 +191,14 @@ class _Lab:
         context = max(1, min(CONTEXT, pair.context_length - room))
         prompt = torch.randint(0, pair.vocab, (context,), generator=generator).tolist()
         length = context + room
-        self.random, self.model = _Random(pair.vocab, pair.device), None
+        self.random = _Random(pair.vocab, pair.device)
+        self.model: Drafter | None = None
         if runs_model(drafter):
-            self.model = _Timed(make_drafter(pair, "model", rows, length, backend, sampling, rule), self._now)
-        made = self.model or self.random
-        runner = make_runner(
-            pair.target_step, rows, length, pair.vocab, backend, keep_states=hasattr(made, "read_states")
-        )
+            self.model = make_drafter(pair, "model", rows, length, backend, sampling, rule)
+        made: Drafter = self.model or self.random
+        runner = make_runner(pair.target_step, rows, length, pair.vocab, backend, keep_states=reads_states(made))
         sequences = [Sequence(i, i, prompt, 10**6, frozenset()) for i in range(rows)]
-        self.decoder = BatchDecoder(sequences, runner, Rules(sampling), made, FixedLength(limit))
+        self.decoder = _TimedDecoder(sequences, runner, Rules(sampling), made, FixedLength(limit))
         while not sequences[-1].token_ids:
             self.decoder.step()
 
@@ -259,7 +211,7 @@ class _Lab:
                 self.decoder.policy = FixedLength(asked)
                 self.decoder.step()
                 if repeat:
-                    values.append(self.model.ms)
+                    values.append(self.decoder.proposal_ms)
         few, many = DRAFTED
         return max(0.0, min(times[many]) - min(times[few])) / (many - few)
 
@@ -270,13 +222,8 @@ class _Lab:
         for repeat in range(REPEATS + 1):
             for width in widths:
                 self.random.width = width - 1
-                start = self._now()
+                start = _now(self.device)
                 self.decoder.step()
                 if repeat:
-                    times[width].append(self._now() - start)
+                    times[width].append(_now(self.device) - start)
         return {width: min(values) for width, values in times.items()}
-
-    def _now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return 1000 * time.perf_counter()

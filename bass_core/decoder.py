@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
-from .drafters import Drafter, Proposal, StateReader
-from .policies import CommonStop, DraftLengthPolicy, RoundObserver
+from .drafters import Drafter, Proposal, reads_states
+from .policies import CommonStop, DraftLengthPolicy
 from .runner import ModelRunner, PrefillSteps
 from .sampling import SamplingParams
 from .sequence import Round, RowRound, Sequence
@@ -71,6 +72,16 @@ class BatchDecoder:
     def finished(self) -> bool:
         return not self._rows
 
+    def prepare(self) -> None:
+        """Before the first step: let the models make ready for the shapes of a plain and of the first round."""
+        rows = len(self._rows)
+        asked = self.policy.length if self.policy is not None else 0
+        for width in sorted({1, 1 + min(asked, max(row.remaining for row in self._rows) - 1)}):
+            self.target.prepare(torch.zeros(rows, width, dtype=torch.long, device=self.target.device))
+        prepare = getattr(self.drafter, "prepare", None)
+        if prepare is not None:
+            prepare(rows)
+
     @torch.inference_mode()
     def step(self) -> Round:
         """One prefill chunk or one round; the first tokens come with the last chunk."""
@@ -90,8 +101,7 @@ class BatchDecoder:
         logits = prefill.logits()
         tokens = mark_unsound(first_tokens(logits, keys, self.rules.params), logits).tolist()
         refuse_unsound(tokens)
-        if isinstance(self.drafter, StateReader):
-            self.drafter.read_states(self._rows, prefill.states())
+        self._hand_states(self._rows, prefill.states)
         self._prefill = self._draft_prefill = None
         rows = [self._write(row, [], [], 0, token) for row, token in zip(self._rows, tokens, strict=True)]
         self._drop_finished()
@@ -100,7 +110,7 @@ class BatchDecoder:
     def _round(self) -> Round:
         rows, keys = self._rows, self._keys()
         asked = self.policy.length if self.policy is not None else 0
-        calls = self.drafter.calls if self.drafter is not None else 0
+        calls = self._draft_calls()
         proposal = self._propose(asked, keys)
         counts = proposal.counts
         verdict = self._verify(proposal, keys)
@@ -108,25 +118,39 @@ class BatchDecoder:
         accepted, next_tokens, tests, next_p = verdict.host()
         refuse_unsound(next_tokens)
         drafts = [[int(test[3]) for test in row] for row in tests]
+        cut = [False] * len(rows)
         if isinstance(self.policy, CommonStop):
-            self.policy.cut(accepted, next_tokens, drafts)
+            cut = self.policy.cut(accepted, next_tokens, next_p, tests)
         for r, count in enumerate(accepted):
             self.target.cached[r] += count + 1
-        if isinstance(self.drafter, StateReader):
-            assert self.target.states is not None
-            self.drafter.read_states(rows, [self.target.states[r, : n + 1] for r, n in enumerate(accepted)])
+        self._hand_states(rows, lambda: [self._states()[r, : n + 1] for r, n in enumerate(accepted)])
         records = [
-            self._write(row, drafts[r][: counts[r]], tests[r], accepted[r], next_tokens[r], next_p[r])
+            self._write(row, drafts[r][: counts[r]], tests[r], accepted[r], next_tokens[r], next_p[r], cut[r])
             for r, row in enumerate(rows)
         ]
         if self.drafter is not None:
             self.drafter.settle(rows, proposal, accepted)
-        if isinstance(self.policy, RoundObserver) and self.drafter is not None:
-            self.policy.observe(asked, counts, accepted, self.drafter.calls - calls)
+        forwards = self._draft_calls() - calls
+        observe = getattr(self.policy, "observe", None)
+        if observe is not None and self.drafter is not None:
+            observe(asked, counts, accepted, forwards)
         if self.policy is not None and any(count == asked for count in counts):
             self.policy.update(accepted)
         self._drop_finished()
-        return Round("verify" if max(counts) else "plain", asked, records)
+        return Round("verify" if max(counts) else "plain", asked, records, draft_forwards=forwards)
+
+    def _draft_calls(self) -> int:
+        return 0 if self.drafter is None else self.drafter.calls
+
+    def _hand_states(self, rows: list[Sequence], states: Callable[[], list[Tensor]]) -> None:
+        """Give the drafter the target's states of what was settled, if it reads them."""
+        if reads_states(self.drafter):
+            reader: Any = self.drafter
+            reader.read_states(rows, states())
+
+    def _states(self) -> Tensor:
+        assert self.target.states is not None, "the runner was made to keep states"
+        return self.target.states
 
     def _propose(self, asked: int, keys: Keys) -> Proposal:
         nothing = Proposal(torch.zeros(len(self._rows), 0, dtype=torch.long), [0] * len(self._rows))
@@ -138,7 +162,7 @@ class BatchDecoder:
     def _verify(self, proposal: Proposal, keys: Keys) -> Verdict:
         device = self.target.device
         newest = to_device([[row.tokens[-1]] for row in self._rows], device)
-        drafts = proposal.tokens.to(device)
+        drafts = to_device(proposal.tokens, device)
         logits = self.target.feed_ids(
             torch.cat((newest, drafts), dim=1),
             self.target.cached[: len(self._rows)],
@@ -171,9 +195,11 @@ class BatchDecoder:
         accepted: int,
         next_token: int | None,
         next_p: float = math.nan,
+        cut: bool = False,
     ) -> RowRound:
-        """Append what was accepted and the target's own token (None: it has added none)."""
+        """Append what was accepted and the next token: the target's own, where `cut` a draft, or none (None)."""
         last = "sampled" if not drafted else ("bonus" if accepted == len(drafted) else "recovered")
+        last = "accepted" if cut else last
         own = [] if next_token is None else [next_token]
         tokens = [*drafted[:accepted], *own]
         origins = ["accepted"] * accepted + [last] * len(own)
@@ -212,6 +238,12 @@ class OneByOne:
     @property
     def finished(self) -> bool:
         return not self._waiting and (self._current is None or self._current.finished)
+
+    def prepare(self) -> None:
+        """`BatchDecoder.prepare` for the first sequence; the others find what was captured for it."""
+        if self._current is None and self._waiting:
+            self._current = self._make(self._waiting.pop(0))
+            self._current.prepare()
 
     def step(self) -> Round:
         if self._current is None or self._current.finished:

@@ -22,6 +22,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from kernels.support import is_accelerator
+
 from .errors import PairError, WeightsError
 from .packed import PackedLinear
 from .step_model import Readout
@@ -80,12 +82,17 @@ class DraftHead(nn.Module):
         self.body = LlamaForCausalLM(LlamaConfig(**fields))
         self.body.model.embed_tokens.requires_grad_(False)
         self.register_buffer("vocabulary", vocabulary, persistent=False)
-        table: Any = target.get_input_embeddings()
-        self.register_buffer("embedding", table.weight.detach(), persistent=False)
+        self.register_buffer("embedding", None, persistent=False)
+        self.share_embedding(target)
         head: Any = target.get_output_embeddings()
         rows = head.weight.detach()[vocabulary].to(self.body.dtype)
         self.body.lm_head.weight = nn.Parameter(rows, requires_grad=False)
         self.body.lm_head.out_features = self.body.config.vocab_size = len(vocabulary)
+
+    def share_embedding(self, target: PreTrainedModel) -> None:
+        """Read the target's own table of embeddings, where it lies now."""
+        table: Any = target.get_input_embeddings()
+        self.embedding = table.weight.detach()
 
     def inputs(self, ids: Tensor, states: Tensor) -> Tensor:
         """What the body is fed [B, S, hidden] for ids int64 [B, S] and the states [B, S, hidden] before them."""
@@ -111,7 +118,7 @@ class DraftHead(nn.Module):
         """Lay the fusing and projecting layers out for this CPU; what was packed is not trained any more."""
         for name in ("fuse", "project"):
             layer = getattr(self, name)
-            if isinstance(layer, nn.Linear) and layer.weight.device.type == "cpu":
+            if isinstance(layer, nn.Linear) and not is_accelerator(layer.weight.device):
                 self._unpacked = {**self._unpacked, name: layer}
                 setattr(self, name, PackedLinear(layer))
 

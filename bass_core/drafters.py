@@ -8,11 +8,12 @@ A drafter follows the decoder's rows: 0..B-1, the last taking the place of one t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from .draft_chain import chains, follow
 from .noise import Role
 from .runner import ModelRunner, PrefillSteps
 from .sampling import SamplingParams, argmax, draw, probabilities
@@ -31,7 +32,13 @@ class Proposal:
 
 
 class Drafter(Protocol):
-    """What a decoder asks of a drafter. `calls` counts forwards of a draft model."""
+    """What a decoder asks of a drafter. `calls` counts forwards of a draft model.
+
+    With an attribute `reads_states` that is true it is also given the target's states, as the tokens they belong
+    to are settled: `read_states(rows, states)`, states[r] [k, hidden] of the k tokens of row r that entered the
+    target's cache for good. They are what the target's step reads out (Readout in step_model.py): its last hidden
+    states, unless the pair's draft head asks for others.
+    """
 
     @property
     def calls(self) -> int: ...
@@ -45,20 +52,19 @@ class Drafter(Protocol):
     def move_row(self, source: int, target: int) -> None: ...
 
 
-@runtime_checkable
-class StateReader(Protocol):
-    """A drafter that looks at the target's states, given as the tokens they belong to are settled.
+def reads_states(drafter: Any) -> bool:
+    """Whether a drafter asks for the target's states; None, and a drafter that does not say so, do not.
 
-    They are what the target's step reads out (Readout in step_model.py): its last hidden states, unless the pair's
-    draft head asks for others.
+    A plain attribute: since Python 3.12 an isinstance of a Protocol does not see what __getattr__ offers. A
+    drafter without the attribute reads states if it has a method `read_states`.
     """
-
-    def read_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
-        """states[r] [k, hidden]: of the k tokens of row r that entered the target's cache for good."""
+    return bool(getattr(drafter, "reads_states", hasattr(drafter, "read_states")))
 
 
 class ModelDrafter:
     """Drafts with a second model, one forward a token, for the whole batch at once."""
+
+    reads_states = False
 
     def __init__(self, runner: ModelRunner, params: SamplingParams, rule: str = "chen") -> None:
         self.runner, self.params = runner, params
@@ -68,6 +74,11 @@ class ModelDrafter:
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         limit = self.runner.model.context
         return self.runner.prefill([row.prompt[:limit] for row in rows])
+
+    def prepare(self, rows: int) -> None:
+        """Before the first step: let the model make ready for one token a row, and for two."""
+        for width in (1, 2):
+            self.runner.prepare(torch.zeros(rows, width, dtype=torch.long, device=self.runner.device))
 
     def propose(self, rows: list[Sequence], caps: list[int], keys: Keys) -> Proposal:
         runner, batch = self.runner, len(rows)
@@ -88,6 +99,12 @@ class ModelDrafter:
         logits = runner.feed_ids(ids, starts, [count - 1 for count in counts], counts)
         self.calls += 1
         ends = [start + len(tokens) for start, tokens in zip(starts, pending, strict=True)]
+        if self.params.greedy and chains(runner):
+            first = argmax(logits)
+            rest = follow(runner, first, ends, length - 1)
+            if rest is not None:
+                self.calls += length - 1
+                return Proposal(torch.cat((first[:, None], rest), dim=1), caps)
         tokens_, probs = [], []
         for step in range(length):
             token, prob = self._draw(logits, keys, step)
@@ -103,8 +120,7 @@ class ModelDrafter:
         if self.params.greedy:
             return argmax(logits), None
         probs = probabilities(logits, self.params)
-        roles = torch.full_like(keys.positions, int(self.role))
-        return draw(probs, keys.seed, keys.sequence_ids, keys.positions + step, roles), probs
+        return draw(probs, keys.seed, keys.sequence_ids, keys.positions + step, keys.stream(self.role)), probs
 
     def settle(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
         """The cache holds what was fed: all but the last draft; after a full acceptance that one is missing."""

@@ -4,15 +4,12 @@ Contract: `make_runner` gives the runner that suits the device; above it nothing
 its tokens and row lengths from static buffers, so a replay costs one launch and no round trip to the host. Caches
 and their graphs go back to a pool when a runner is dropped, and serve the next request. Batches run in the next
 power of two, rows that are not there being of length 0. An architecture that can't be captured runs eagerly and
-says so once. Off on ZeroGPU and with BASS_GRAPHS=0. Non-goals: prefill, which runs once and at any width.
+says so once. Non-goals: how a step is captured (capture.py); prefill, which runs once and at any width.
 """
 
 from __future__ import annotations
 
-import logging
-import os
 import threading
-import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
@@ -22,41 +19,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.ragged_attention import CAPTURABLE
-from kernels.support import on
+from kernels.ragged_attention import CAPTURABLE, captured_extent
 
 from .cache import RaggedCache
+from .capture import Outputs, Pool, capture, empty_cache, enabled, refuse
 from .runner import ModelRunner
+from .setup_time import setting_up
 from .step_model import StepModel
 from .transfer import to_device
 
-# Bytes of static outputs that one runner keeps; the graph used longest ago goes first.
-OUTPUT_BYTES = 1 << 30
+# Bytes that the steps of one cache may hold; the one used longest ago goes first.
+STEP_BYTES = 1 << 30
 # Wider steps run eagerly: capturing them costs more than it saves.
 WIDEST = 33
 _EXACT_WIDTHS, _WIDTH_STEP = 9, 4
 _LENGTH_STEP = 256
 _MOST_IDLE = 4
 
-Outputs = tuple[Tensor, "Tensor | None"]
 Recorder = Callable[[Callable[[], Outputs]], tuple[Outputs, Callable[[], Any]]]
 
-_log = logging.getLogger(__name__)
 _idle: weakref.WeakKeyDictionary[StepModel, list[_Slot]] = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
-_capturing = threading.Lock()
-_spent = threading.local()
-
-
-def enabled(device: torch.device) -> bool:
-    """Whether steps on the device are captured."""
-    off = os.environ.get("SPACES_ZERO_GPU") or os.environ.get("BASS_GRAPHS") == "0"
-    return device.type == "cuda" and not off
-
-
-def setup_ms() -> float:
-    """Milliseconds that this thread has spent on capturing: no lane's clock counts them."""
-    return getattr(_spent, "ms", 0.0)
+# Re-entrant: the garbage collector may drop a runner, and so give a slot back, while a slot is taken.
+_lock = threading.RLock()
 
 
 def make_runner(
@@ -71,23 +55,28 @@ def make_runner(
 def release_idle(model: StepModel) -> None:
     """Free the caches and graphs that wait for a next request."""
     with _lock:
-        _idle.pop(model, None)
-    if model.device.type == "cuda":
-        torch.cuda.empty_cache()
+        idle = _idle.pop(model, None)
+    del idle
+    empty_cache(model.device)
 
 
 @dataclass
 class StaticStep:
-    """Static inputs of one shape, what a replay does, and where its outputs lie."""
+    """Static inputs of one shape, what a replay does, and where its outputs lie.
+
+    taken: bytes by which the pool grew when the step was captured. What lies between its layers is in there if no
+    earlier step had needed as much.
+    """
 
     ids: Tensor
     lengths: Tensor
     outputs: Outputs
     replay: Callable[[], Any]
+    taken: int = 0
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.outputs if tensor is not None)
+        return max(self.taken, sum(tensor.nbytes for tensor in self.outputs if tensor is not None))
 
 
 @dataclass(eq=False)
@@ -95,8 +84,8 @@ class _Slot:
     """A cache and the steps captured over it."""
 
     cache: RaggedCache
+    pool: Pool
     steps: OrderedDict[tuple[Any, ...], StaticStep] = field(default_factory=OrderedDict)
-    pool: Any = None
 
 
 class GraphRunner(ModelRunner):
@@ -115,7 +104,7 @@ class GraphRunner(ModelRunner):
         slot = _take_slot(model, max_batch, max_len)
         super().__init__(model, max_batch, max_len, vocab, backend, keep_states, cache=slot.cache)
         self.slot = slot
-        self._record = record or (lambda forward: _record_graph(forward, slot))
+        self._record = record or (lambda forward: capture(forward, slot.pool))
         weakref.finalize(self, _give_slot, model, slot).atexit = False
 
     @torch.inference_mode()
@@ -135,6 +124,14 @@ class GraphRunner(ModelRunner):
             return logits
         return logits[torch.arange(batch, device=logits.device), to_device(take, logits.device)]
 
+    @torch.inference_mode()
+    def prepare(self, ids: Tensor) -> None:
+        """Capture the step that serves this shape, if that was not done before."""
+        batch, width = ids.shape[:2]
+        shape = self._shape(batch, width, 0)
+        if shape is not None:
+            self._step(ids, [0] * batch, *shape)
+
     def _shape(self, batch: int, width: int, longest: int) -> tuple[int, int] | None:
         """The captured shape that serves this one, or None to run eagerly."""
         if width > WIDEST or not self.model.capturable:
@@ -148,13 +145,13 @@ class GraphRunner(ModelRunner):
     def _step(self, ids: Tensor, lengths: list[int], rows: int, columns: int) -> StaticStep | None:
         """The step of that shape, run for these tokens; None where it can't be captured."""
         plan = getattr(self.model, "plan", None)
-        key = (rows, columns, ids.dtype, self.backend, self.keep_states, plan)
+        extent = captured_extent(self.backend, max(lengths) + columns, self.cache.max_len)
+        key = (rows, columns, ids.dtype, self.backend, self.keep_states, plan, extent)
         step = self.slot.steps.get(key)
         lengths_ = to_device(lengths + [0] * (rows - len(lengths)), ids.device)
         if step is None:
-            started = time.perf_counter()
-            step = self._capture(ids, lengths_, rows, columns)
-            _spent.ms = setup_ms() + 1000 * (time.perf_counter() - started)
+            with setting_up(ids.device):
+                step = self._capture(ids, lengths_, rows, columns, extent)
             if step is None:
                 return None
             self.slot.steps[key] = step
@@ -165,7 +162,7 @@ class GraphRunner(ModelRunner):
         step.replay()
         return step
 
-    def _capture(self, ids: Tensor, lengths: Tensor, rows: int, columns: int) -> StaticStep | None:
+    def _capture(self, ids: Tensor, lengths: Tensor, rows: int, columns: int, extent: int) -> StaticStep | None:
         """Capturing runs the step: on these very tokens, so that what it writes is what a replay will write."""
         static_ids = torch.zeros(rows, columns, *ids.shape[2:], dtype=ids.dtype, device=ids.device)
         static_ids[: ids.shape[0], : ids.shape[1]] = ids
@@ -174,25 +171,23 @@ class GraphRunner(ModelRunner):
         model, cache, backend, want = self.model, self.cache, self.backend, self.keep_states
 
         def forward() -> Outputs:
-            return model.forward_anywhere(static_ids, cache, static_lengths, backend, want)
+            return model.forward_anywhere(static_ids, cache, static_lengths, backend, want, extent)
 
+        before = self.slot.pool.reserved()
         try:
             outputs, replay = self._record(forward)
-        except torch.cuda.OutOfMemoryError:
+        except torch.OutOfMemoryError:
             self.slot.steps.clear()
+            # torch takes no more captures into a pool whose graphs are all gone.
+            self.slot.pool = Pool(self.model.device)
             return None
         except Exception as error:
-            if self.model.capturable:
-                self.model.capturable = False
-                _log.warning(
-                    "%s can't be captured in a CUDA graph and runs eagerly (%s: %s).",
-                    self.model.name, type(error).__name__, str(error).splitlines()[0] if str(error) else "",
-                )  # fmt: skip
+            refuse(model, error)
             return None
-        return StaticStep(static_ids, static_lengths, outputs, replay)
+        return StaticStep(static_ids, static_lengths, outputs, replay, self.slot.pool.reserved() - before)
 
     def _evict(self) -> None:
-        while len(self.slot.steps) > 1 and sum(step.nbytes for step in self.slot.steps.values()) > OUTPUT_BYTES:
+        while len(self.slot.steps) > 1 and sum(step.nbytes for step in self.slot.steps.values()) > STEP_BYTES:
             self.slot.steps.popitem(last=False)
 
 
@@ -208,42 +203,22 @@ def record_calls(forward: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], 
     return outputs, replay
 
 
-def _record_graph(forward: Callable[[], Outputs], slot: _Slot) -> tuple[Outputs, Callable[[], None]]:
-    """Warm up on a side stream (kernels are compiled, libraries make their handles), then capture.
-
-    One capture at a time: another thread's would not survive the synchronisations of this one.
-    """
-    with _capturing, on(slot.cache.buffer.device):
-        return _warm_and_capture(forward, slot)
-
-
-def _warm_and_capture(forward: Callable[[], Outputs], slot: _Slot) -> tuple[Outputs, Callable[[], None]]:
-    torch.cuda.synchronize()
-    if slot.pool is None:
-        # One pool a runner: its graphs are replayed one after another and may share what lies between.
-        slot.pool = torch.cuda.graph_pool_handle()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            forward()
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=slot.pool, stream=stream, capture_error_mode="thread_local"):
-        outputs = forward()
-    torch.cuda.synchronize()
-    return outputs, graph.replay
-
-
 def _take_slot(model: StepModel, max_batch: int, max_len: int) -> _Slot:
     """An idle cache that is large enough, and not four times too large, or a new one."""
     with _lock:
         idle = _idle.setdefault(model, [])
-        for slot in idle:
-            cache = slot.cache
-            if max_batch <= cache.max_batch <= 2 * max_batch and max_len <= cache.max_len <= 2 * max_len + 512:
+        # A slot that is given back meanwhile may push one out.
+        fitting = [slot for slot in idle if _serves(slot.cache, max_batch, max_len)]
+        for slot in fitting:
+            if slot in idle:
                 idle.remove(slot)
                 return slot
-    return _Slot(model.new_cache(max_batch, -(-max_len // _LENGTH_STEP) * _LENGTH_STEP))
+    cache = model.new_cache(max_batch, -(-max_len // _LENGTH_STEP) * _LENGTH_STEP)
+    return _Slot(cache, Pool(model.device))
+
+
+def _serves(cache: RaggedCache, max_batch: int, max_len: int) -> bool:
+    return max_batch <= cache.max_batch <= 2 * max_batch and max_len <= cache.max_len <= 2 * max_len + 512
 
 
 def _give_slot(model: StepModel, slot: _Slot) -> None:

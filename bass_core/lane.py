@@ -16,20 +16,23 @@ from typing import Any
 
 import torch
 
+from kernels.support import is_accelerator, on, runtime
+
 from .amusd import AmusdDecoder, build_amusd
 from .amusd_timeline import Timeline
 from .decoder import BatchDecoder, Decoder, OneByOne, Rules
-from .drafters import StateReader
+from .drafters import reads_states
 from .drafting import make_drafter, runs_model
-from .graphs import make_runner, setup_ms
+from .graphs import make_runner
 from .memory import shortage_explained
 from .metrics import Counts, Metrics, summarise
 from .pair import ModelPair
 from .request import Request
 from .round_log import RoundLog
 from .sequence import Round, Sequence
+from .setup_time import setup_ms, watch_compiler
 from .text import TextStream
-from .utilization import Work
+from .utilization import Work, known_bandwidth
 
 # Pausing AMUSD's draft costs up to one of its steps: a turn this long makes that a small part.
 SLICE_MS = 100.0
@@ -54,29 +57,32 @@ class LaneClock:
     """Milliseconds the device spent inside `running()`: CUDA events there, a monotonic clock on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
-        self.cuda = device.type == "cuda"
+        self.device, self.queued = device, is_accelerator(device)
         self.ms = 0.0
+        if self.queued:
+            watch_compiler()
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Count the time until the block ends; on a GPU until its work is done."""
-        if not self.cuda:
+        """Count the time until the block ends; on a GPU until its work is done, without what happens once."""
+        if not self.queued:
             start = time.perf_counter()
             try:
                 yield
             finally:
                 self.ms += 1000 * (time.perf_counter() - start)
             return
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (runtime(self.device).Event(enable_timing=True) for _ in range(2))
         setup = setup_ms()
-        begin.record()
-        try:
-            yield
-        finally:
-            end.record()
-            end.synchronize()
-            # Capturing a graph happens once for a shape, and is no decoding.
-            self.ms += max(0.0, begin.elapsed_time(end) - (setup_ms() - setup))
+        # An event is recorded on the current device, whichever the lane's is.
+        with on(self.device):
+            begin.record()
+            try:
+                yield
+            finally:
+                end.record()
+                end.synchronize()
+                self.ms += max(0.0, begin.elapsed_time(end) - (setup_ms() - setup))
 
 
 class Lane:
@@ -90,7 +96,9 @@ class Lane:
         self.log = RoundLog(pair.tokenizer)
         self.device, self.dtype = pair.device, pair.dtype
         draft = pair.draft_step if method != "regular" and runs_model(request.drafter) else None
-        self.work = Work(pair.target_step.cost, None if draft is None else draft.cost)
+        self.work = Work(
+            pair.target_step.cost, None if draft is None else draft.cost, bandwidth=known_bandwidth(pair.device)
+        )
         self.first_prefill_ms: float | None = None
         self.error: str | None = None
         # A step and a view never see each other half-done.
@@ -136,6 +144,13 @@ class Lane:
                 sequence.finish_reason = reason
                 if text is not None:
                     text.end()
+
+    def prepare(self) -> None:
+        """Have captured, off the clock, what the first round will replay."""
+        prepare = getattr(self._decoder, "prepare", None)
+        if prepare is not None:
+            with shortage_explained():
+                prepare()
 
     def pause(self) -> None:
         """Before another lane is stepped: what works on for this one between its steps comes to a halt."""
@@ -212,7 +227,7 @@ def build(pair: ModelPair, request: Request, method: str, sequences: list[Sequen
                 pair, request.drafter, count, length, backend, request.sampling, request.verification
             )
         runner = make_runner(
-            pair.target_step, count, length, pair.vocab, backend, keep_states=isinstance(drafter, StateReader)
+            pair.target_step, count, length, pair.vocab, backend, keep_states=reads_states(drafter)
         )
         return BatchDecoder(rows, runner, rules, drafter, copy.deepcopy(request.policy) if drafts else None)
 

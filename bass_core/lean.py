@@ -86,6 +86,7 @@ class LeanModel(StepModel):
         head: Any = model.get_output_embeddings()
         groups = [group for layer in body.layers for group in _products(layer, self.head_dim)]
         *packed, self.head = pack_all([*groups, (head,)])
+        self.low_precision = any(one.compute != torch.float32 for one in (*packed, self.head))
         self.blocks = [_block(layer, packed[4 * i : 4 * i + 4], eps) for i, layer in enumerate(body.layers)]
         self._rotary: Any = shadow_of(body.rotary_emb)
         # Which factor of a position turns each head of queries (scaled for attention), keys and values.

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .drafters import Proposal, StateReader
+from .drafters import Proposal, reads_states
 from .ngram import NgramTable
 from .runner import PrefillSteps
 from .sequence import Sequence
+from .transfer import to_device
 from .verify import Keys
 
 
@@ -149,8 +150,15 @@ class Cascade:
         """size: the target's V. The model is a ModelDrafter or a HeadDrafter."""
         self.lookup, self.model, self.size = lookup, model, size
         self._modelled: Proposal | None = None
-        if isinstance(model, StateReader):
-            self.read_states = model.read_states
+        self.reads_states = reads_states(model)
+
+    def prepare(self, rows: int) -> None:
+        """Before the first step: the model's own preparation."""
+        self.model.prepare(rows)
+
+    def read_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
+        """Hand the target's states on to the model that reads them."""
+        self.model.read_states(rows, states)
 
     @property
     def calls(self) -> int:
@@ -174,8 +182,10 @@ class Cascade:
     def _merge(self, copied: Proposal, modelled: Proposal) -> Proposal:
         width = max(copied.tokens.shape[1], modelled.tokens.shape[1])
         device = modelled.tokens.device
-        copies = torch.tensor(copied.counts, device=device) > 0
-        tokens = torch.where(copies[:, None], _widen(copied.tokens, width), _widen(modelled.tokens, width))
+        # What is copied stands on the host, what the model drafted on its device.
+        copies = to_device(copied.counts, device) > 0
+        copied_tokens = _widen(to_device(copied.tokens, device), width)
+        tokens = torch.where(copies[:, None], copied_tokens, _widen(modelled.tokens, width))
         counts = [a or b for a, b in zip(copied.counts, modelled.counts, strict=True)]
         if modelled.probs is None:
             return Proposal(tokens, counts)

@@ -11,6 +11,7 @@ import os
 import platform
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -124,9 +125,9 @@ class NvmlDevice:
         except pynvml.NVMLError:
             return
         self._nvml = pynvml
-        uuid = _cuda_uuid(device)
-        if uuid is not None:
-            self._handle = self._call(lambda: pynvml.nvmlDeviceGetHandleByUUID(uuid))
+        for uuid in _cuda_uuids(device):
+            if self._handle is None:
+                self._handle = self._call(partial(pynvml.nvmlDeviceGetHandleByUUID, uuid))
         if self._handle is not None:
             self._gpm = GpmSampler(pynvml, self._handle)
 
@@ -160,13 +161,16 @@ class NvmlDevice:
             return None
 
 
-def _cuda_uuid(device: torch.device) -> str | None:
-    """NVML's name of a CUDA device: NVML's own numbers ignore CUDA_VISIBLE_DEVICES and have another order."""
+def _cuda_uuids(device: torch.device) -> list[str]:
+    """What NVML may call a CUDA device, a whole board or a MIG slice of one; torch does not say which it is.
+
+    NVML's own numbers ignore CUDA_VISIBLE_DEVICES and have another order.
+    """
     try:
         uuid = str(torch.cuda.get_device_properties(device).uuid)
     except (AssertionError, AttributeError, RuntimeError):
-        return None
-    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+        return []
+    return [uuid] if uuid.startswith(("GPU-", "MIG-")) else [f"GPU-{uuid}", f"MIG-{uuid}"]
 
 
 def device_name(device: torch.device) -> str:

@@ -1,10 +1,11 @@
-"""Random numbers that are a pure function of (seed, sequence id, position, role, token).
+"""Random numbers that are a pure function of (seed, sequence id, position, stream, token).
 
 Contract: the same key gives the same number on every device, in every batch, in every order of calls, so a
-row's text does not depend on its neighbours. Streams of different roles are independent. A key is hashed by
-Philox4x32-10 (Salmon et al., SC 2011); the numbers of one position's tokens are spread from two words of that
-hash by an invertible 32-bit mixer, because ten Philox rounds for each of 50,000 tokens would cost a CPU as
-much as the model. Uniforms lie strictly inside (0, 1), on a grid of 2**-23.
+row's text does not depend on its neighbours. A stream is a role and, but for the target's own draws, the place
+where the round began; different streams are independent. A key is hashed by Philox4x32-10 (Salmon et al., SC
+2011); the numbers of one position's tokens are spread from two words of that hash by an invertible 32-bit mixer,
+because ten Philox rounds for each of 50,000 tokens would cost a CPU as much as the model. Uniforms lie strictly
+inside (0, 1); the small ones, on which unlikely tokens hang, are 2**-32 apart.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from torch import Tensor
 _MASK = 0xFFFFFFFF
 _ROUND_0, _ROUND_1 = 0xD2511F53, 0xCD9E8D57
 _KEY_0, _KEY_1 = 0x9E3779B9, 0xBB67AE85
+# The streams of one round are this many.
+_STREAMS = 8
 
 
 class Role(IntEnum):
@@ -29,6 +32,17 @@ class Role(IntEnum):
     ACCEPT = 2
     RESIDUAL = 3
     SYNTHETIC = 4
+
+
+def stream(role: Role, begins: Tensor) -> Tensor:
+    """The stream of a role in rounds that began at the positions `begins` int64 [...]: int64 [...].
+
+    Rounds, and epochs of AMUSD, begin at ascending positions, and each asks for one role and position at most
+    once: no number is used twice, so the next draft length may depend on earlier drafts. The target's own draw at
+    a position is either written there or never seen. It needs no round, and regular and coupled texts stay the
+    same wherever rounds end.
+    """
+    return torch.zeros_like(begins) if role == Role.TARGET else _STREAMS * begins + int(role)
 
 
 def philox(counter: tuple[Any, ...], key: tuple[int, int]) -> tuple[Any, ...]:
@@ -43,33 +57,40 @@ def philox(counter: tuple[Any, ...], key: tuple[int, int]) -> tuple[Any, ...]:
     return c0, c1, c2, c3
 
 
-def words(seed: int, sequence_ids: Tensor, positions: Tensor, roles: Tensor) -> tuple[Tensor, ...]:
+def words(seed: int, sequence_ids: Tensor, positions: Tensor, streams: Tensor) -> tuple[Tensor, ...]:
     """The four hash words of each key; arguments broadcast against each other, int64 on one device."""
-    ids, positions, roles = torch.broadcast_tensors(sequence_ids, positions, roles)
+    ids, positions, streams = torch.broadcast_tensors(sequence_ids, positions, streams)
     key = seed & _MASK, (seed >> 32) & _MASK
     if not ids.is_cpu:
-        return philox((positions & _MASK, roles & _MASK, ids & _MASK, (ids >> 32) & _MASK), key)
+        return philox((positions & _MASK, streams & _MASK, ids & _MASK, (ids >> 32) & _MASK), key)
     # The same operations on a few numbers: numpy starts each sooner than torch does.
-    at, role, row = (words_.numpy() for words_ in (positions, roles, ids))
+    at, use, row = (words_.numpy() for words_ in (positions, streams, ids))
     with np.errstate(over="ignore"):
-        hashed = philox((at & _MASK, role & _MASK, row & _MASK, (row >> 32) & _MASK), key)
+        hashed = philox((at & _MASK, use & _MASK, row & _MASK, (row >> 32) & _MASK), key)
     return tuple(torch.as_tensor(word) for word in hashed)
 
 
-def uniform(seed: int, sequence_ids: Tensor, positions: Tensor, role: Role) -> Tensor:
+def uniform(seed: int, sequence_ids: Tensor, positions: Tensor, streams: Tensor) -> Tensor:
     """One float32 uniform in (0, 1) for each key."""
-    first = words(seed, sequence_ids, positions, torch.full_like(positions, int(role)))[0]
-    return ((first >> 9).float() + 0.5) * 2.0**-23
+    return to_uniform(words(seed, sequence_ids, positions, streams)[0].float())
+
+
+def to_uniform(words_: Tensor) -> Tensor:
+    """Unsigned 32-bit words, rounded to float32 [...], as uniforms (word + 0.5) / 2**32 in (0, 1); in place.
+
+    Rounded to nearest at each step: 2**-33 at least, and held below 1, where the logarithm of 1 - u is infinite.
+    """
+    return words_.mul_(2.0**-32).add_(2.0**-33).clamp_(max=1 - 2.0**-24)
 
 
 def token_uniforms(
-    seed: int, sequence_ids: Tensor, positions: Tensor, roles: Tensor, tokens: int | Tensor
+    seed: int, sequence_ids: Tensor, positions: Tensor, streams: Tensor, tokens: int | Tensor
 ) -> Tensor:
     """One float32 uniform in (0, 1) for each key and token: keys' shape + [V].
 
     tokens: V, for the ids 0..V-1, or the ids themselves, int64 [V].
     """
-    first, second, _, _ = words(seed, sequence_ids, positions, roles)
+    first, second, _, _ = words(seed, sequence_ids, positions, streams)
     ids = torch.arange(tokens, device=first.device) if isinstance(tokens, int) else tokens
     hashed = ids.to(torch.int32) * _signed(_KEY_0)
     hashed = hashed + _wrap(first)[..., None]
@@ -79,8 +100,17 @@ def token_uniforms(
     hashed ^= _wrap(second)[..., None]
     _fold(hashed, 11, shifted).mul_(_signed(0xAC4C1B51))
     _fold(hashed, 15, shifted).mul_(_signed(0x31848BAB))
-    _fold(hashed, 14, shifted)
-    return _shift(hashed, 9, hashed).float().add_(0.5).mul_(2.0**-23)
+    return to_uniform(_fold(hashed, 14, shifted).view(torch.uint32).float())
+
+
+def exponentials(
+    seed: int, sequence_ids: Tensor, positions: Tensor, streams: Tensor, tokens: int | Tensor
+) -> Tensor:
+    """One float32 number of the exponential distribution for each key and token, as `token_uniforms`; above 0.
+
+    -log(1 - u), so that small ones, which win, are as fine as u is there.
+    """
+    return token_uniforms(seed, sequence_ids, positions, streams, tokens).neg_().log1p_().neg_()
 
 
 def _fold(words_: Tensor, shift: int, scratch: Tensor) -> Tensor:

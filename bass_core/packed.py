@@ -1,9 +1,13 @@
 """Linear layers whose weights are laid out once for the CPU's matrix library.
 
 Contract: `PackedLinear` computes what `torch.nn.Linear` computes, from a copy of the weights in the first layout
-that serves them: bfloat16 for oneDNN where the CPU multiplies it natively; float16 for FBGEMM where that holds
-every weight exactly, read at half the bytes, multiplied and summed in float32, each row alike however many there
-are; float32 for oneDNN, unless the matrix is small. Where none is at hand the products are torch's own.
+that serves them:
+- float16 for FBGEMM, where that holds every weight of a 16-bit model exactly: read at half the bytes of float32,
+  multiplied and summed in float32, each row alike however many there are;
+- bfloat16 for oneDNN, where the CPU multiplies it natively;
+- float32 for oneDNN, unless the matrix is small. Where none is at hand the products are torch's own.
+Only the first keeps a text independent of the number of tokens beside it. So it comes first, although oneDNN's
+bfloat16 is faster where a step has many tokens.
 """
 
 from __future__ import annotations
@@ -30,9 +34,13 @@ HALVES_ROWS = 1 << 14
 
 def matmul_dtype(weights: torch.dtype) -> torch.dtype:
     """The dtype in which this CPU multiplies weights of the given dtype fastest without losing precision."""
-    native = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
-    native = native or getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
-    return torch.bfloat16 if native and weights == torch.bfloat16 else torch.float32
+    return torch.bfloat16 if native_bfloat16() and weights == torch.bfloat16 else torch.float32
+
+
+def native_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 natively (AVX-512 BF16 or AMX)."""
+    known = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, name, lambda: False)() for name in known)
 
 
 class PackedLinear(nn.Module):
@@ -40,12 +48,13 @@ class PackedLinear(nn.Module):
 
     def __init__(self, *layers: nn.Linear) -> None:
         super().__init__()
-        weights = [layer.weight for layer in layers]
-        self.compute = matmul_dtype(weights[0].dtype)
-        joined = torch.cat([weight.detach() for weight in weights]).to(self.compute)
+        joined = torch.cat([layer.weight.detach() for layer in layers])
         biases = [layer.bias for layer in layers]
-        self.bias = None if biases[0] is None else torch.cat([b.detach() for b in biases]).to(self.compute)
-        self.halves = _pack_halves(joined, self.bias) if weights[0].dtype != torch.float32 else None
+        bias = None if biases[0] is None else torch.cat([b.detach() for b in biases])
+        self.halves = None if joined.dtype == torch.float32 else _pack_halves(joined.float(), _float(bias))
+        self.compute = torch.float32 if self.halves is not None else matmul_dtype(joined.dtype)
+        joined = joined.to(self.compute)
+        self.bias = None if bias is None else bias.to(self.compute)
         self.packed = None if self.halves is not None else _pack(joined)
         self.plain: Tensor | None = None
         self.small: Tensor | None = None
@@ -88,6 +97,10 @@ def pack_all(groups: list[tuple[nn.Linear, ...]]) -> list[PackedLinear]:
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         tasks = {index: pool.submit(PackedLinear, *groups[index]) for index in largest_first}
     return [tasks[index].result() for index in range(len(groups))]
+
+
+def _float(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.float()
 
 
 def _pack_halves(weight: Tensor, bias: Tensor | None) -> list[torch.ScriptObject] | None:

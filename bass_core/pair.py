@@ -12,7 +12,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from . import gpu_model
+from kernels.support import is_accelerator, on_zero_gpu
+
+from . import gpu_model, int8_model
+from .capture import mark_capturable
 from .draft_head import DraftHead
 from .errors import PairError
 from .lean import LeanModel, fits
@@ -44,6 +47,7 @@ class ModelPair:
         for model in (target, own_model):
             if model is not None:
                 refuse_unsupported(model)
+                _refuse_device(model.device)
         self.target, self.draft, self.tokenizer, self.name = target, draft, tokenizer, name
         self.default_drafter, self.ngrams = default_drafter, ngrams
         whole = None if isinstance(draft, DraftHead) else draft
@@ -77,12 +81,26 @@ class ModelPair:
 
 
 def _step_model(model: PreTrainedModel) -> StepModel:
+    step = _choose_step(model)
+    mark_capturable(step)
+    return step
+
+
+def _choose_step(model: PreTrainedModel) -> StepModel:
     if is_quantized(model):
-        return StepModel(model)
-    if model.device.type == "cuda" and gpu_model.fits(model) and gpu_model.has_room(model):
-        return gpu_model.GpuModel(model)
-    lean = model.device.type == "cpu" and fits(model)
-    return LeanModel(model) if lean else StepModel(model)
+        chosen = is_accelerator(model.device) and not on_zero_gpu() and int8_model.enabled()
+        return int8_model.Int8Model(model) if chosen and int8_model.fits(model) else StepModel(model)
+    if not is_accelerator(model.device):
+        return LeanModel(model) if fits(model) else StepModel(model)
+    # On ZeroGPU no device is there yet to join weights on (see on_zero_gpu).
+    joined = not on_zero_gpu() and gpu_model.fits(model) and gpu_model.has_room(model)
+    return gpu_model.GpuModel(model) if joined else StepModel(model)
+
+
+def _refuse_device(device: torch.device) -> None:
+    """Raises PairError for a device that is neither the CPU nor driven by streams and events."""
+    if device.type == "mps":
+        raise PairError("Models on the device mps are not supported: move them to the CPU or to a CUDA device.")
 
 
 def _outputs(model: PreTrainedModel) -> int:

@@ -10,14 +10,19 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 from .errors import RequestError
 
+LONGEST = 1024  # draft tokens a row and round that anyone may ask for
 
-@runtime_checkable
+
 class DraftLengthPolicy(Protocol):
-    """What a decoder asks of a policy. `limit` is the largest length it will ever ask for."""
+    """What a decoder asks of a policy. `limit` is the largest length it will ever ask for.
+
+    A policy with a method `observe(asked, drafted, accepted, forwards)` is moreover told of every round: the
+    length asked for, what each row drafted and accepted, and the draft's forwards.
+    """
 
     limit: int
 
@@ -25,13 +30,6 @@ class DraftLengthPolicy(Protocol):
     def length(self) -> int: ...
 
     def update(self, accepted: list[int]) -> None: ...
-
-
-@runtime_checkable
-class RoundObserver(Protocol):
-    """A policy that is told of every round: what each row drafted and accepted, and the draft's forwards."""
-
-    def observe(self, asked: int, drafted: list[int], accepted: list[int], forwards: int) -> None: ...
 
 
 @dataclass
@@ -73,12 +71,17 @@ class CommonStop(FixedLength):
     had accepted more, its next accepted draft takes the place of the target's own token.
     """
 
-    def cut(self, accepted: list[int], next_tokens: list[int], drafts: list[list[int]]) -> None:
-        """Shorten every row of a round to the shortest, in place."""
+    def cut(
+        self, accepted: list[int], next_tokens: list[int], next_p: list[float], tests: list[list[list[float]]]
+    ) -> list[bool]:
+        """Shorten every row of a round to the shortest, in place; which were cut. Arguments: `Verdict.host`."""
         least = min(accepted)
-        for row, count in enumerate(accepted):
-            if count > least:
-                accepted[row], next_tokens[row] = least, drafts[row][least]
+        longer = [count > least for count in accepted]
+        for row, cut in enumerate(longer):
+            if cut:
+                p, _, _, draft = tests[row][least]
+                accepted[row], next_tokens[row], next_p[row] = least, int(draft), p
+        return longer
 
 
 @dataclass
@@ -94,6 +97,11 @@ class RecordedLengths:
     def __post_init__(self) -> None:
         if not self.lengths:
             raise RequestError("RecordedLengths needs at least one draft length.")
+        for length in self.lengths:
+            if not _is_length(length):
+                raise RequestError(
+                    f"RecordedLengths takes whole numbers from 0 to {LONGEST}, one for each round; got {length!r}."
+                )
         self.limit = max(self.lengths)
 
     @property
@@ -107,6 +115,10 @@ class RecordedLengths:
         self.position = min(self.position + 1, len(self.lengths) - 1)
 
 
+def _is_length(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LONGEST
+
+
 def make_policy(draft_length: object) -> DraftLengthPolicy:
     """A fresh policy from "bass", a whole number of at least 0, or a policy object (copied).
 
@@ -114,12 +126,12 @@ def make_policy(draft_length: object) -> DraftLengthPolicy:
     """
     if draft_length == "bass":
         return Algorithm1()
-    if isinstance(draft_length, int) and not isinstance(draft_length, bool):
-        if 0 <= draft_length <= 1024:
-            return FixedLength(draft_length)
-    elif isinstance(draft_length, DraftLengthPolicy):
-        return copy.deepcopy(draft_length)
+    if _is_length(draft_length):
+        return FixedLength(draft_length)
+    if all(hasattr(draft_length, name) for name in ("length", "limit", "update")):
+        policy: Any = copy.deepcopy(draft_length)
+        return policy
     raise RequestError(
-        'draft_length must be "bass", "cost-aware", a whole number from 0 to 1024, or an object with `length`, '
-        f"`limit` and `update`; got {draft_length!r}."
+        f'draft_length must be "bass", "cost-aware", a whole number from 0 to {LONGEST}, or an object with '
+        f"`length`, `limit` and `update`; got {draft_length!r}."
     )

@@ -1,11 +1,16 @@
 """Contract: `int8_weights` turns a model's linear layers into 8-bit ones, through torchao's weight-only config.
 
-A model that is quantised runs transformers' own forward; products are made in its old dtype. torchao is optional
-(requirements-gpu.txt): without it int8 is refused in one sentence. Non-goals: 8-bit activations and caches.
+A model that is quantised runs transformers' own forward; products are made in its old dtype. That saves memory,
+not time: torchao widens a whole weight for each product, so that five bytes move where bfloat16 moves two, and a
+GPU is slower with int8 than with bfloat16 (read in torchao 0.18, not measured). int8_model.py is a way to read the
+bytes alone, which no GPU has measured either.
+torchao is optional (requirements-gpu.txt): without it int8 is refused in one sentence.
+Non-goals: 8-bit activations and caches.
 """
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -29,7 +34,9 @@ def require_torchao() -> Any:
 def int8_weights(model: nn.Module) -> None:
     """Quantise in place: one scale for each output of each linear layer."""
     config, quantize = require_torchao()
-    quantize(model, config())
+    # Version 1 was all there was before torchao 0.15, is deprecated from there on, and gone from 0.18.
+    versioned = "version" in inspect.signature(config).parameters
+    quantize(model, config(version=2) if versioned else config())
 
 
 def is_quantized(model: nn.Module) -> bool:

@@ -15,13 +15,16 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 
+from kernels.support import is_accelerator, own_stream, runtime
+
 from .admission import admit
 from .amusd import refuse_amusd
+from .capture import empty_cache
+from .comparison import comparison
 from .errors import BassError, MemoryShortage, RequestError
 from .lane import Lane
 from .monitor import Monitor
@@ -75,13 +78,12 @@ def _run(pair: ModelPair, request: Request, methods: tuple[str, ...], scheduling
             snapshot = _snapshot(lanes, monitor, scheduling, start)
             if not snapshot["done"]:
                 yield snapshot
-        yield _snapshot(lanes, monitor, scheduling, start)
+        yield _snapshot(lanes, monitor, scheduling, start) | comparison(pair, request, lanes)
     finally:
         monitor.stop()
         for lane in lanes:
             lane.end("stopped")
-        if pair.device.type == "cuda":
-            torch.cuda.empty_cache()
+        empty_cache(pair.device)
 
 
 def _fair(lanes: list[Lane], device: torch.device) -> Iterator[None]:
@@ -110,6 +112,10 @@ def _in_turn(lanes: list[Lane], device: torch.device) -> Iterator[None]:
 
 def _overlap(lanes: list[Lane], device: torch.device) -> Iterator[None]:
     """A thread a lane; yields on time while any of them runs, and joins them all before it ends."""
+    # Before any clock runs: a capture holds up the device for all lanes.
+    for lane in lanes:
+        _guarded(lane, lane.prepare)
+    built = runtime(device).current_stream(device) if is_accelerator(device) else None
     stop = threading.Event()
     short: list[MemoryShortage] = []
 
@@ -121,8 +127,10 @@ def _overlap(lanes: list[Lane], device: torch.device) -> Iterator[None]:
             stop.set()
 
     def run(lane: Lane) -> None:
-        stream = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
-        with stream:
+        with own_stream(device):
+            if built is not None:
+                # The stream that made the lanes may still be clearing their buffers.
+                runtime(device).current_stream(device).wait_stream(built)
             while not lane.finished and not stop.is_set():
                 _step(lane)
 

@@ -107,7 +107,7 @@ def make_request(
         raise RequestError(f"sequence_ids must be a list of {len(prompts)} numbers, one a row; got {ids!r}.")
     for key in ids:
         _whole("a sequence id", key, 0, 2**63 - 1)
-    drafter, backend = choose_drafter(pair, drafter), choose_backend(attention, pair.device)
+    drafter, backend = choose_drafter(pair, drafter), choose_backend(attention, pair.device, pair.dtype)
     policy: DraftLengthPolicy
     if draft_length == "cost-aware":
         table = cost_table(pair, drafter, backend, sampling, len(prompts), verification)

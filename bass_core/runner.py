@@ -12,12 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.support import is_accelerator
+
 from .cache import RaggedCache
 from .step_model import StepModel
 from .transfer import to_device
 
 # Tokens of all rows together in one prefill chunk: a stop is noticed between two chunks.
-PREFILL_TOKENS = {"cpu": 128, "cuda": 8192}
+PREFILL_TOKENS = {"cpu": 128, "accelerator": 8192}
+
+
+def prefill_tokens(device: torch.device) -> int:
+    """Tokens of all rows together in one prefill chunk on a device."""
+    return PREFILL_TOKENS["accelerator" if is_accelerator(device) else "cpu"]
 
 
 class ModelRunner:
@@ -44,7 +51,7 @@ class ModelRunner:
         self.cache = model.new_cache(max_batch, max_len) if cache is None else cache
         self.cached = [0] * max_batch
         self.device = model.device
-        self.prefill_tokens = PREFILL_TOKENS.get(self.device.type, PREFILL_TOKENS["cuda"])
+        self.prefill_tokens = prefill_tokens(self.device)
 
     def feed(self, rows: list[list[int]], take: list[int] | None = None) -> Tensor:
         """Logits for the tokens of each row, put at its end; shorter rows are padded to the longest."""
@@ -72,6 +79,12 @@ class ModelRunner:
         else:
             logits = self.model.forward(ids, self.cache, lengths, **options)
         return logits if logits.shape[-1] == self.vocab else logits[..., : self.vocab]
+
+    def prepare(self, ids: Tensor) -> None:
+        """Make ready for steps of the shape [B, S] and the type of ids, whose values mean nothing.
+
+        To be called while the cache is empty, and when it may take time; there is nothing to do without graphs.
+        """
 
     def prefill(self, prompts: list[list[int]]) -> PrefillSteps:
         """Chunk by chunk over the prompts; equal prompts are computed once and copied."""

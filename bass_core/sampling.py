@@ -1,8 +1,9 @@
 """From logits to the distribution that is sampled, and a draw from it.
 
 Contract: temperature, top-k and top-p are applied once, in float32, alike for target and draft, before any
-ratio or residual is formed. At temperature 0 the distribution is one-hot on the largest logit. Non-goals:
-repetition penalties and other processors that read the text.
+ratio or residual is formed. At temperature 0 the distribution is one-hot on the largest logit, and below
+COLDEST too, where a float32 could not hold what is divided. Non-goals: repetition penalties and other processors
+that read the text.
 """
 
 from __future__ import annotations
@@ -13,18 +14,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.support import obstacle
+from kernels.support import is_accelerator, obstacle
 
 from .errors import RequestError
-from .noise import token_uniforms
+from .noise import exponentials
 
 # A CPU sorts a whole vocabulary ten times slower than it finds this many of its largest values.
 _NUCLEUS_PREFIX = 1024
+# The smallest temperature that is drawn with, vLLM's bound.
+COLDEST = 1e-5
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """temperature >= 0 (0 = greedy), top_k >= 0 (0 = off), 0 < top_p <= 1. Raises RequestError otherwise."""
+    """temperature >= 0 (greedy below COLDEST), top_k >= 0 (0 = off), 0 < top_p <= 1; else a RequestError."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -42,7 +45,8 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0
+        """Whether the likeliest token is taken, without a draw."""
+        return self.temperature < COLDEST
 
 
 def _number(value: object) -> bool:
@@ -79,32 +83,40 @@ def _nucleus(probs: Tensor, top_p: float) -> Tensor:
 
     Tokens exactly as likely as the crossing one stay as well, so that the result never depends on a sort's order.
     """
-    size = probs.shape[-1]
-    few = min(size, _NUCLEUS_PREFIX) if probs.device.type == "cpu" else size
+    filtered = probs.masked_fill(probs < _threshold(probs, top_p), 0.0)
+    return filtered / filtered.sum(-1, keepdim=True)
+
+
+def _threshold(probs: Tensor, top_p: float) -> Tensor:
+    """The least probability that is kept: [..., 1]."""
+    accelerator, size = is_accelerator(probs.device), probs.shape[-1]
+    if accelerator and obstacle(probs.device) is None:
+        from .verify_kernel import threshold_on_device  # imports triton
+
+        return threshold_on_device(probs, top_p)
+    few = size if accelerator else min(size, _NUCLEUS_PREFIX)
     ordered = probs.topk(few, dim=-1).values
     mass = ordered.cumsum(-1)
     if few < size and bool((mass[..., -1] < top_p).any()):
         ordered = probs.sort(dim=-1, descending=True).values
         mass = ordered.cumsum(-1)
     kept = (mass - ordered < top_p).sum(-1, keepdim=True).clamp(min=1)
-    threshold = ordered.gather(-1, kept - 1)
-    filtered = probs.masked_fill(probs < threshold, 0.0)
-    return filtered / filtered.sum(-1, keepdim=True)
+    return ordered.gather(-1, kept - 1)
 
 
 def draw(
-    weights: Tensor, seed: int, sequence_ids: Tensor, positions: Tensor, roles: Tensor, ids: Tensor | None = None
+    weights: Tensor, seed: int, sequence_ids: Tensor, positions: Tensor, streams: Tensor, ids: Tensor | None = None
 ) -> Tensor:
     """One column a key of weights [..., V] (need not be normalised), by Gumbel-max: int64 [...].
 
-    argmax(log w + Gumbel) is computed as argmax(w / -log u), the same order with one logarithm less. Two draws
-    from one key with the same weights give the same token, and tokens of weight 0 are never drawn. `ids` int64 [V]
-    are the tokens that the columns stand for, where that is not 0..V-1.
+    argmax(log w + Gumbel) is computed as argmax(w / exponential), the same order with one logarithm less. Two
+    draws from one key with the same weights give the same token, and tokens of weight 0 are never drawn. `ids`
+    int64 [V] are the tokens that the columns stand for, where that is not 0..V-1; `streams` are noise.py's.
     """
-    if weights.is_cuda and obstacle(weights.device) is None:
+    if is_accelerator(weights.device) and obstacle(weights.device) is None:
         from .verify_kernel import draw_on_device  # imports triton
 
-        return draw_on_device(weights, seed, sequence_ids, positions, roles, ids)
+        return draw_on_device(weights, seed, sequence_ids, positions, streams, ids)
     tokens = weights.shape[-1] if ids is None else ids
-    noise = token_uniforms(seed, sequence_ids, positions, roles, tokens)
-    return argmax(weights / noise.log_().neg_())
+    noise = exponentials(seed, sequence_ids, positions, streams, tokens)
+    return argmax(weights / noise)

@@ -54,8 +54,9 @@ class RowRound:
 
     `drafted`, `p`, `q`, `u`: the drafted tokens and their test; `accepted`: how many of them stand; `tokens`
     and `origins`: what was written. Drafts behind an accepted end-of-text token are left out everywhere.
-    `next_p` is p of the token behind the accepted ones. NaN stands for a number that does not exist there (u
-    under coupled verification, next_p of a prefill).
+    A row that CommonStop cut short ends with one more accepted draft in place of the target's own token, which
+    `accepted` does not count. `next_p` is p of the token behind the accepted ones. NaN stands for a number that
+    does not exist there (u under coupled verification, next_p of a prefill).
     """
 
     sequence: int
@@ -74,10 +75,12 @@ class RowRound:
 class Round:
     """One step of a decoder: kind "prefill" (a chunk, or the one that wrote first tokens), "plain" or "verify".
 
-    `draft_length` is the length the policy asked for, `time_ms` the lane time at its end.
+    `draft_length` is the length the policy asked for, `draft_forwards` how many forwards of a draft model the
+    drafts took, `time_ms` the lane time at its end.
     """
 
     kind: str
     draft_length: int = 0
     rows: list[RowRound] = field(default_factory=list)
     time_ms: float = 0.0
+    draft_forwards: int = 0

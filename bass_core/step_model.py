@@ -12,18 +12,20 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from kernels.support import on
+from kernels.support import is_accelerator, on
 
 from . import attention
 from .cache import RaggedCache
 from .errors import PairError
 from .packed import pack_all
+from .transfer import to_device
 from .utilization import ModelCost, model_cost
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -54,10 +56,11 @@ class Readout:
 class StepModel:
     """Any transformers causal LM with an attention interface, run by its own code with ragged attention.
 
-    `capturable` is set to False once a CUDA graph of its forward could not be made.
+    `capturable` is False where its forward is known to read values on the host, and set to False once a CUDA
+    graph of it could not be made. `low_precision`: sums are rounded to 16 bits between the products, so that the
+    tokens beside a row may decide its near ties.
     """
 
-    capturable = True
     cost: ModelCost
 
     # Whether the padding of shorter rows is left out of the matrix products.
@@ -69,6 +72,7 @@ class StepModel:
         self.name = type(model).__name__
         refuse_unsupported(model)
         self.device = model.device
+        self.capturable = not _turns_with_length(config)
         self.layers: int = config.num_hidden_layers
         self.context: int = config.max_position_embeddings
         self.vocab: int = model.get_output_embeddings().weight.shape[0]
@@ -76,14 +80,15 @@ class StepModel:
         self.kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         # A CPU reads float32 keys faster than it converts bfloat16 ones.
-        self.cache_dtype = torch.float32 if self.device.type == "cpu" else model.dtype
+        self.cache_dtype = model.dtype if is_accelerator(self.device) else torch.float32
+        self.low_precision = model.dtype != torch.float32
         self._prepare(model)
         self.cost = model_cost(model, self.cache_bytes(1, 1))
 
     def _prepare(self, model: PreTrainedModel) -> None:
         self._shadow = shadow_of(model)
         self._shadow.set_attn_implementation(attention.NAME)
-        if self.device.type == "cpu":
+        if not is_accelerator(self.device):
             _pack_linears(self._shadow)
 
     def new_cache(self, max_batch: int, max_len: int) -> RaggedCache:
@@ -134,14 +139,21 @@ class StepModel:
 
     @torch.inference_mode()
     def forward_anywhere(
-        self, ids: Tensor, cache: RaggedCache, lengths: Tensor, backend: str, want: bool
+        self,
+        ids: Tensor,
+        cache: RaggedCache,
+        lengths: Tensor,
+        backend: str,
+        want: bool,
+        extent: int | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """`forward` for lengths int64 [B] that only the device knows: logits [B, S, V], and states if wanted.
 
-        It reads nothing on the host, so it can be captured and replayed; attention may look at the whole cache.
+        It reads nothing on the host, so it can be captured and replayed. Attention may look at the first `extent`
+        columns of the cache, which no row may outgrow (None: at all of them).
         """
         with on(self.device):
-            step = cache.begin_anywhere(lengths, ids.shape[1])
+            step = cache.begin_anywhere(lengths, ids.shape[1], extent)
             places = cache.positions.clamp(max=self.context - 1)
             return self._run(ids, places, cache, step, None, backend, want)
 
@@ -179,7 +191,7 @@ class StepModel:
             past_key_values=cache,
             use_cache=True,
             output_hidden_states=want,
-            logits_to_keep=0 if columns is None else torch.tensor(columns, device=ids.device),
+            logits_to_keep=0 if columns is None else to_device(columns, ids.device),
             ragged=step,
             ragged_backend=backend,
         )
@@ -189,7 +201,7 @@ class StepModel:
             states = self.readout([streams[layer] for layer in self.readout.layers], last)
         if take is None or columns is None:
             return out.logits, states
-        picked = torch.tensor([columns.index(column) for column in take], device=ids.device)
+        picked = to_device([columns.index(column) for column in take], ids.device)
         return out.logits[torch.arange(len(take), device=ids.device), picked], states
 
 
@@ -215,6 +227,15 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
         reason = "it has no language-model head"
     if reason:
         raise PairError(f"{type(model).__name__} is not supported: {reason}. Choose another causal LM.")
+
+
+def _turns_with_length(config: Any) -> bool:
+    """Whether rotary embeddings change with the longest position, which transformers reads on the host."""
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    # One for all layers, or one for each type of layer.
+    kinds = [rope, *(part for part in rope.values() if isinstance(part, dict))]
+    types = [str(kind.get("rope_type", kind.get("type", ""))) for kind in kinds]
+    return any("dynamic" in name or name == "longrope" for name in types)
 
 
 def _pack_linears(module: nn.Module) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from kernels.support import is_accelerator, on, runtime
+
 from .sequence import Round, Sequence
 
 # (part of the name, dense float16 and bfloat16 TFLOP/s, float32 TFLOP/s); the first that fits counts.
@@ -37,6 +39,10 @@ PEAKS = (
     ("RTX 4090", 165.2, 82.6),
     ("RTX 3090", 71.0, 35.6),
 )
+
+
+# Far more than any cache on the way to the memory holds.
+COPY_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -73,10 +79,14 @@ def _nbytes(weight: torch.Tensor) -> int:
 
 @dataclass
 class Work:
-    """Running sums over the rounds of a lane. `draft` None: nothing is drafted with a model."""
+    """Running sums over the rounds of a lane. `draft` None: nothing is drafted with a model.
+
+    bandwidth: `known_bandwidth` of the device; None leaves bandwidth_utilization out.
+    """
 
     target: ModelCost
     draft: ModelCost | None = None
+    bandwidth: float | None = None
     flops: float = 0.0
     useful_flops: float = 0.0
     bytes_read: float = 0.0
@@ -101,12 +111,13 @@ class Work:
     def utilization(self, decode_ms: float, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
         """flops_utilization, useful_flops_utilization and bandwidth_utilization, plain ratios or None."""
         names = ("flops_utilization", "useful_flops_utilization", "bandwidth_utilization")
-        if decode_ms <= 0 or device.type != "cuda":
+        if decode_ms <= 0 or not is_accelerator(device):
             return dict.fromkeys(names)
-        peak, copy = dense_peak(torch.cuda.get_device_name(device), dtype), copy_bandwidth(device)
+        peak = dense_peak(runtime(device).get_device_name(device), dtype)
         seconds = decode_ms / 1000
         flops = (None, None) if peak is None else (self.flops / seconds / peak, self.useful_flops / seconds / peak)
-        return dict(zip(names, (*flops, self.bytes_read / seconds / copy), strict=True))
+        copied = None if self.bandwidth is None else self.bytes_read / seconds / self.bandwidth
+        return dict(zip(names, (*flops, copied), strict=True))
 
 
 def _flops(cost: ModelCost, tokens: int, before: int) -> float:
@@ -130,19 +141,32 @@ def _same(word: str, wanted: str) -> bool:
     return word == wanted or word.startswith(wanted + "-")
 
 
+def known_bandwidth(device: torch.device) -> float | None:
+    """`copy_bandwidth`; None on a CPU, or while there is no memory to measure it with."""
+    if not is_accelerator(device):
+        return None
+    try:
+        return copy_bandwidth(device)
+    except torch.OutOfMemoryError:
+        return None
+
+
 @cache
 def copy_bandwidth(device: torch.device) -> float:
-    """Bytes a second that a copy inside the device's memory reads and writes, both counted; median of nine."""
-    free, _ = torch.cuda.mem_get_info(device)
-    size = max(1 << 26, min(1 << 31, free // 8))
-    source = torch.empty(size, dtype=torch.uint8, device=device).random_()
-    target = torch.empty_like(source)
-    times = []
-    for _ in range(12):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        target.copy_(source)
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return 2 * size / (sorted(times[3:])[4] / 1000)
+    """Bytes a second that a copy inside the device's memory reads and writes, both counted; median of nine.
+
+    Measured at the first call, which should come when nothing else runs on the device.
+    """
+    with on(device):
+        # Not random: another thread may be capturing, and torch's generator is one for the device.
+        source = torch.zeros(COPY_BYTES, dtype=torch.uint8, device=device)
+        target = torch.empty_like(source)
+        times = []
+        for _ in range(12):
+            begin, end = (runtime(device).Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            target.copy_(source)
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end))
+    return 2 * COPY_BYTES / (sorted(times[3:])[4] / 1000)

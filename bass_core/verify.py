@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.support import obstacle
+from kernels.support import is_accelerator, obstacle
 
 from .errors import ModelError
-from .noise import Role, uniform
+from .noise import Role, stream, uniform
 from .sampling import SamplingParams, argmax, draw, probabilities
 from .transfer import to_host
 
@@ -26,12 +26,23 @@ from .transfer import to_host
 class Keys:
     """What the noise of a round is a function of, beside role and token.
 
-    `sequence_ids` int64 [B]; `positions` int64 [B]: where in the text the first token of this round will stand.
+    `sequence_ids` int64 [B]; `positions` int64 [B]: where in the text the first token of this round will stand;
+    `epochs` int64 [B]: where each row's epoch began, under AMUSD, else None: there the round itself is the epoch.
     """
 
     seed: int
     sequence_ids: Tensor
     positions: Tensor
+    epochs: Tensor | None = None
+
+    @property
+    def begins(self) -> Tensor:
+        """Where what is drafted and judged began in each row's text: int64 [B]."""
+        return self.positions if self.epochs is None else self.epochs
+
+    def stream(self, role: Role) -> Tensor:
+        """The stream of a role in this round (noise.py): int64 [B]."""
+        return stream(role, self.begins)
 
     def at(self, width: int) -> tuple[Tensor, Tensor]:
         """Ids [B, 1] and positions [B, width] of the next `width` tokens."""
@@ -70,8 +81,9 @@ def first_tokens(logits: Tensor, keys: Keys, params: SamplingParams) -> Tensor:
     """The target's own draw for logits [B, V], where nothing was drafted: int64 [B]."""
     if params.greedy:
         return argmax(logits)
-    roles = torch.full_like(keys.positions, int(Role.TARGET))
-    return draw(probabilities(logits, params), keys.seed, keys.sequence_ids, keys.positions, roles)
+    p = probabilities(logits, params)
+    tokens = draw(p, keys.seed, keys.sequence_ids, keys.positions, keys.stream(Role.TARGET))
+    return mark_unlikely(tokens, p.gather(-1, tokens[:, None])[:, 0])
 
 
 def verify(
@@ -91,7 +103,7 @@ def verify(
     rule "chen" is the rejection rule above; "coupled" accepts a draft that is the target's own Gumbel-max
     choice, so that the text is regular decoding's. `synthetic` replaces the test by a coin of that probability.
     """
-    if logits.is_cuda and obstacle(logits.device) is None:
+    if is_accelerator(logits.device) and obstacle(logits.device) is None:
         from .verify_kernel import verify_on_device  # imports triton
 
         return verify_on_device(logits, drafts, draft_probs, counts, keys, params, rule=rule, synthetic=synthetic)
@@ -99,7 +111,7 @@ def verify(
     drafted = torch.arange(width, device=drafts.device) < counts[:, None]
     ids, positions = keys.at(width)
     if synthetic is not None:
-        u = uniform(keys.seed, ids, positions, Role.SYNTHETIC)
+        u = uniform(keys.seed, ids, positions, keys.stream(Role.SYNTHETIC)[:, None])
         chance = torch.full_like(u, synthetic)
         accepted = _prefix((u < chance) & drafted)
         next_token = _own_choice(logits, keys, params, accepted)
@@ -119,16 +131,17 @@ def verify(
         q_drafts = draft_probs.gather(2, drafts[..., None])[..., 0]
     if rule == "coupled":
         ids, positions = keys.at(width + 1)
-        roles = torch.full_like(positions, int(Role.TARGET))
-        choices = draw(p, keys.seed, ids, positions, roles)
+        choices = draw(p, keys.seed, ids, positions, keys.stream(Role.TARGET)[:, None])
         accepted = _prefix((choices[:, :width] == drafts) & drafted)
         next_token = choices.gather(1, accepted[:, None])[:, 0]
-        no_coin = torch.full_like(p_drafts, torch.nan)
-        return Verdict(accepted, next_token, p_drafts, q_drafts, no_coin, probability_at(p, accepted, next_token))
-    u = uniform(keys.seed, ids, positions, Role.ACCEPT)
-    accepted = _prefix((u * q_drafts < p_drafts) & drafted)
-    next_token = _recover(p, drafts, draft_probs, accepted, counts, keys)
-    return Verdict(accepted, next_token, p_drafts, q_drafts, u, probability_at(p, accepted, next_token))
+        u = torch.full_like(p_drafts, torch.nan)
+    else:
+        # u is spaced 2**-32 near 0 and 2**-24 near 1: as fine as p and q are in float32.
+        u = uniform(keys.seed, ids, positions, keys.stream(Role.ACCEPT)[:, None])
+        accepted = _prefix((u * q_drafts < p_drafts) & drafted)
+        next_token = _recover(p, drafts, draft_probs, accepted, counts, keys)
+    next_p = probability_at(p, accepted, next_token)
+    return Verdict(accepted, mark_unlikely(next_token, next_p), p_drafts, q_drafts, u, next_p)
 
 
 def probability_at(p: Tensor, position: Tensor, token: Tensor) -> Tensor:
@@ -154,7 +167,7 @@ def _recover(
     rows = torch.arange(len(accepted), device=accepted.device)
     at_end = p[rows, accepted]
     rejected = accepted < counts
-    roles = torch.where(rejected, int(Role.RESIDUAL), int(Role.TARGET))
+    streams = torch.where(rejected, keys.stream(Role.RESIDUAL), keys.stream(Role.TARGET))
     weights = at_end
     if drafts.shape[1]:
         index = accepted.clamp(max=drafts.shape[1] - 1)
@@ -165,7 +178,7 @@ def _recover(
         # Rounding can leave nothing of p - q where the two agree; p itself is the limit then.
         usable = rejected & (residual.sum(-1) > 0)
         weights = torch.where(usable[:, None], residual, at_end)
-    return draw(weights, keys.seed, keys.sequence_ids, keys.positions + accepted, roles)
+    return draw(weights, keys.seed, keys.sequence_ids, keys.positions + accepted, streams)
 
 
 UNSOUND = -1
@@ -177,10 +190,15 @@ def mark_unsound(tokens: Tensor, logits: Tensor) -> Tensor:
     return tokens.where(sound if sound.dim() == 1 else sound.all(-1), UNSOUND)
 
 
+def mark_unlikely(tokens: Tensor, chances: Tensor) -> Tensor:
+    """int64 [B]: `tokens`, and UNSOUND where a token's probability [B] is NaN or 0, so that it was not drawn."""
+    return tokens.where(chances > 0, UNSOUND)
+
+
 def refuse_unsound(tokens: list[int]) -> None:
     """Raises ModelError where a row was marked: whatever was drawn there means nothing."""
     if UNSOUND in tokens:
         raise ModelError(
-            "The model computed numbers that are none (NaN or infinite), so its text ends here: use other "
-            "weights, or load it with dtype float32."
+            "The model produced NaN or infinite numbers, so its text ends here: use other weights, or load it "
+            "with dtype float32."
         )

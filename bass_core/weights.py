@@ -32,9 +32,20 @@ MANIFEST = "manifest.json"
 
 
 def cache_root() -> Path:
-    """Our folder in the user's cache: $XDG_CACHE_HOME/bass, else ~/.cache/bass."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "bass"
+    """Our folder in the user's cache: $XDG_CACHE_HOME/bass, else ~/.cache/bass; WeightsError without either.
+
+    A relative $XDG_CACHE_HOME counts for none, as the XDG specification asks.
+    """
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if base.is_absolute():
+        return base / "bass"
+    try:
+        return Path.home() / ".cache" / "bass"
+    except RuntimeError as error:  # HOME is not set, and nobody knows this user's number
+        raise WeightsError(
+            "There is no home folder to keep the model in: set XDG_CACHE_HOME to the absolute path of a folder "
+            "that can be written."
+        ) from error
 
 
 def ensure_smollm2() -> Path:
@@ -65,7 +76,7 @@ def is_complete(folder: Path) -> bool:
         checksums: dict[str, int] = manifest["crc32"]
         same = same and all((folder / name).stat().st_size == size for name, size in sizes.items())
         return same and checksums.keys() == sizes.keys() and _unchanged(folder, checksums)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
 
 

@@ -18,6 +18,7 @@ NAMES = (
     "passk",
     "ragged",
     "simulate",
+    "smoke",
     "start",
 )
 

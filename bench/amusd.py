@@ -184,7 +184,7 @@ def _step_costs(pair: ModelPair, repeats: int) -> dict[str, float]:
         )
         row.write([1], ["sampled"])
         if isinstance(pair.draft, DraftHead):
-            client.write_states(row, 0, torch.zeros(8, pair.draft.config.hidden))
+            client.write_states([row], [0], [torch.zeros(8, pair.draft.config.hidden)])
         client.send([client.agree(row, [1], same=False)])
         client.resume()
         client.collect(5.0)

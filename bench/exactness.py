@@ -1,22 +1,38 @@
-"""`python -m bench exactness`: how often low precision writes other words than regular decoding at batch 1.
+"""`python -m bench exactness`: how often another word is written than regular decoding writes for that row alone.
 
-Contract: greedy, in the pair's dtype; a row's reference is regular decoding of its prompt alone. For every method,
-drafter and batch size: the share of identical rows, and for the others the first place of a difference and how far
-the target's two best logits lay apart there (a near-tie that rounding decided). Nothing here is a time.
+Contract: in the pair's dtype, greedy and coupled, so that every decoder owes each row the text that regular
+decoding writes for its prompt alone with the same sequence id and seed. For every arm and batch: the share of
+identical rows, and for each row that differs its prompt, the place, both tokens and what the target gives them
+there (bass_core/comparison.py). The document's "cpu" says whether this CPU multiplies bfloat16 natively, and
+whether the model's sums were rounded to 16 bits. Nothing here is a time.
+
+Regular decoding of one row is the reference itself, so it has no arm at batch 1. Speculative decoding runs one
+sequence at a time, so it has an arm at the first batch size alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import torch
 
-from bass_core import ModelPair, generate, load_pair, packed
+from bass_core import ModelPair, SamplingParams, generate, load_pair, packed
+from bass_core.comparison import first_difference, next_logits, weigh
 from bass_core.request import make_request
 
 from .prompts import mixed
-from .report import claim, finish, parser
+from .report import claim, document, parser, show, table
+from .tables import described
+
+GREEDY = {"sampling": SamplingParams(), "verification": "chen"}
+COUPLED = {"sampling": SamplingParams(temperature=0.7), "verification": "coupled"}
+TEXTS = {"greedy": GREEDY, "coupled": COUPLED}
+FIXED = 4
+
+Row = dict[str, Any]
 
 
 def main(argv: list[str]) -> None:
@@ -39,24 +55,109 @@ def main(argv: list[str]) -> None:
     if arguments.quick:
         arguments.batch, arguments.prompts, arguments.max_new_tokens = [1, 2], 2, 12
     pair = load_pair(arguments.pair, device=arguments.device, dtype=arguments.dtype)
-    prompts, tokens = mixed(arguments.prompts), arguments.max_new_tokens
-    alone = [_texts(pair, [prompt], tokens, method="regular")[0] for prompt in prompts]
-    results: list[dict[str, Any]] = []
-    for batch in arguments.batch:
-        for name, ways in _arms(pair).items():
-            if name == "speculative" and batch > min(arguments.batch):
-                continue  # one sequence at a time whatever the batch
-            results.append({"batch": batch, "arm": name, **_compare(pair, prompts, alone, batch, tokens, ways)})
-    claims = [
-        claim(
-            f"{row['arm']}, batch {row['batch']}, {arguments.products} products: identical rows",
-            row["identical"],
-            "1.0",
-            row["identical"] == 1,
-        )
-        for row in results
+    results = list(compare(pair, mixed(arguments.prompts), arguments))
+    print(table([{key: value for key, value in row.items() if key != "differences"} for row in results]))
+    for row in results:
+        for one in row["differences"]:
+            print(f"{row['text']}, {row['arm']}, batch {row['batch']}: {described(one)}")
+    made = document(
+        "exactness", arguments, pair.device, results, [_claim(row, arguments.products) for row in results]
+    )
+    if pair.device.type == "cpu":
+        made["cpu"] = {
+            "multiplies bfloat16 natively": packed.native_bfloat16(),
+            "sums rounded to 16 bits": pair.target_step.low_precision,
+        }
+    show(made, arguments)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One way to write, for all arms: the prompts, and what every call is given."""
+
+    pair: ModelPair
+    prompts: list[str]
+    options: dict[str, Any]
+
+    def texts(self, rows: list[int], **ways: Any) -> list[list[int]]:
+        """The token ids of these prompts, written together."""
+        prompts = [self.prompts[row] for row in rows]
+        out = generate(self.pair, prompts, sequence_ids=rows, **self.options, **ways)
+        return [sequence.token_ids for sequence in out.sequences]
+
+
+def compare(pair: ModelPair, prompts: list[str], arguments: Any) -> Iterator[Row]:
+    """A row for every text, batch and arm."""
+    rows = list(range(len(prompts)))
+    for text, options in TEXTS.items():
+        shared = {"max_new_tokens": arguments.max_new_tokens, "seed": arguments.seed, **options}
+        job = _Job(pair, prompts, shared)
+        alone = [job.texts([row], method="regular")[0] for row in rows]
+        for batch in arguments.batch:
+            for name, ways in arms(pair, batch, first=batch == min(arguments.batch)).items():
+                written: list[list[int]] = []
+                for start in range(0, len(rows), batch):
+                    written += job.texts(rows[start : start + batch], **ways)
+                yield {"text": text, "batch": batch, "arm": name, **_judge(job, written, alone)}
+
+
+def arms(pair: ModelPair, batch: int, first: bool) -> dict[str, Row]:
+    """The arguments of `generate` by the name of the arm."""
+    made: dict[str, Row] = {}
+    if batch > 1:
+        made["regular"] = {"method": "regular"}
+    if first:
+        made["speculative"] = {"method": "speculative"}
+    drafters = {"auto": "bass", "model": "bass, model", "prompt_lookup": "bass, prompt lookup"}
+    for drafter, name in drafters.items():
+        if drafter != "model" or pair.draft is not None:
+            made[name] = {"method": "bass", "drafter": drafter}
+            made[f"{name}, fixed {FIXED}"] = {"method": "bass", "drafter": drafter, "draft_length": FIXED}
+    if pair.draft is not None:
+        made["amusd"] = {"method": "amusd"}
+    return made
+
+
+def _judge(job: _Job, written: list[list[int]], alone: list[list[int]]) -> Row:
+    found = [
+        _difference(job, row, ours, theirs)
+        for row, (ours, theirs) in enumerate(zip(written, alone, strict=True))
+        if ours != theirs
     ]
-    finish("exactness", arguments, pair.device, results, claims)
+    ties = [one["tie"] for one in found if one["tie"] is not None]
+    return {
+        "rows": len(alone),
+        "identical": 1 - len(found) / len(alone),
+        "first difference at": median(one["at"] for one in found) if found else None,
+        "farthest tie": min(ties) if ties else None,
+        "differences": found,
+    }
+
+
+def _difference(job: _Job, row: int, ours: list[int], theirs: list[int]) -> Row:
+    """Where a row parts from its reference; a text that merely ends sooner has no token there."""
+    pair, request = job.pair, make_request(job.pair, job.prompts[row], **job.options)
+    at = first_difference(ours, theirs)
+    place = min(len(ours), len(theirs)) if at is None else at
+    tokens = [text[place] if place < len(text) else None for text in (ours, theirs)]
+    weighed: Row = dict.fromkeys(("p_ours", "p_theirs", "tie"))
+    if at is not None:
+        text = [*request.prompts[0], *theirs[:at]]
+        logits = next_logits(pair, text, request.backend)
+        weighed = weigh(logits, request.sampling, request.seed, row, len(text), (ours[at], theirs[at]))
+    return {
+        "prompt": row, "at": place, "ours": tokens[0], "theirs": tokens[1],
+        "ours text": _spelled(pair, tokens[0]), "theirs text": _spelled(pair, tokens[1]), **weighed,
+    }  # fmt: skip
+
+
+def _spelled(pair: ModelPair, token: int | None) -> str | None:
+    return None if token is None or pair.tokenizer is None else str(pair.tokenizer.decode([token]))
+
+
+def _claim(row: Row, products: str) -> Row:
+    name = f"{row['text']}, {row['arm']}, batch {row['batch']}, {products} products: identical rows"
+    return claim(name, row["identical"], "1.0", row["identical"] == 1)
 
 
 def _choose_products(name: str) -> None:
@@ -65,51 +166,3 @@ def _choose_products(name: str) -> None:
         dtype = getattr(torch, name)
         packed.matmul_dtype = lambda weights: dtype
         packed._pack_halves = lambda weight, bias: None
-
-
-def _arms(pair: ModelPair) -> dict[str, dict[str, Any]]:
-    arms = {"regular": {"method": "regular"}, "speculative": {"method": "speculative"}}
-    arms["bass"] = {"method": "bass"}
-    arms["bass, prompt lookup"] = {"method": "bass", "drafter": "prompt_lookup"}
-    return arms
-
-
-def _texts(pair: ModelPair, prompts: list[str], tokens: int, **ways: Any) -> list[list[int]]:
-    out = generate(pair, prompts, max_new_tokens=tokens, **ways)
-    return [sequence.token_ids for sequence in out.sequences]
-
-
-def _compare(
-    pair: ModelPair, prompts: list[str], alone: list[list[int]], batch: int, tokens: int, ways: dict[str, Any]
-) -> dict[str, Any]:
-    places: list[int] = []
-    margins: list[float] = []
-    for start in range(0, len(prompts), batch):
-        part = slice(start, start + batch)
-        together = _texts(pair, prompts[part], tokens, **ways)
-        for prompt, ours, theirs in zip(prompts[part], together, alone[part], strict=True):
-            if ours != theirs:
-                places.append(_first_difference(ours, theirs))
-                margins.append(_margin(pair, prompt, theirs[: places[-1]]))
-    return {
-        "rows": len(prompts),
-        "identical": 1 - len(places) / len(prompts),
-        "first difference at": median(places) if places else None,
-        "largest margin": max(margins) if margins else None,
-    }
-
-
-def _first_difference(ours: list[int], theirs: list[int]) -> int:
-    pairs = zip(ours, theirs, strict=False)
-    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
-
-
-def _margin(pair: ModelPair, prompt: str, written: list[int]) -> float:
-    """How far the two best logits lie apart after the common text."""
-    ids = [*make_request(pair, prompt).prompts[0], *written]
-    cache = pair.target_step.new_cache(1, len(ids))
-    logits = pair.target_step.forward(
-        torch.tensor([ids], device=pair.device), cache, [0], take=[len(ids) - 1]
-    ).float()
-    best = logits[0].topk(2).values
-    return float(best[0] - best[1])

@@ -28,6 +28,8 @@ _WHOLE = [
     "tests/conformance",
     "tests/kernels",
     "tests/faults/test_broken_models.py",
+    "tests/bass_core/test_amusd_client.py",
+    "tests/bass_core/test_amusd_session.py",
     "tests/bass_core/test_head_drafter.py",
     "tests/bass_core/test_lookup.py",
 ]

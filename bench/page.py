@@ -166,12 +166,12 @@ def worker(options: argparse.Namespace) -> Iterator[Callable[[], Lanes]]:
 
 
 @contextmanager
-def app(options: argparse.Namespace) -> Iterator[str]:
-    """app.py as a user starts it; its address."""
+def app(options: argparse.Namespace, draft_length: str = "bass") -> Iterator[str]:
+    """app.py as a user starts it; its address. Without draft_length="cost-aware" no costs are measured."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "app.py", "--pair", options.pair, "--draft-length", "bass"]
+    command = [sys.executable, "app.py", "--pair", options.pair, "--draft-length", draft_length]
     command += ["--port", str(port), "--host", "127.0.0.1"]
     command += ["--draft", options.draft] if options.draft else []
     process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE)

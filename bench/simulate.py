@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from bass_core import ModelPair, load_pair
-from bass_core.costs import CostTable
+from bass_core.cost_table import CostTable
 
 from .gpu.shapes import build, perturbed, prompts, target_config
 from .prompts import mixed

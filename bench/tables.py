@@ -145,6 +145,43 @@ def _passk() -> str:
     return f"{markdown(rows, columns)}\n\n{made_by(document)}"
 
 
+def _exactness() -> str:
+    """Every stored run of the bench, a kind of CPU each: rows like the reference, a batch a column."""
+    kinds = {True: "multiplies bfloat16 natively", False: "multiplies bfloat16 in float32"}
+    parts = []
+    for path in sorted(RESULTS.glob("exactness*.json")):
+        document = load(path.stem)
+        kind = kinds.get(document.get("cpu", {}).get("multiplies bfloat16 natively"), "kind of CPU not noted")
+        parts.append(f"#### {path.name}: {kind}\n{_alike(document['results'])}\n\n{made_by(document)}")
+    return "\n\n".join(parts)
+
+
+def described(one: Row) -> str:
+    """A row of the exactness bench that is not its reference, in words."""
+    names = ("ours", "theirs")
+    ours, theirs = (one[name] if one[f"{name} text"] is None else repr(one[f"{name} text"]) for name in names)
+    words = f"prompt {one['prompt']} at {one['at']}, {ours} for {theirs}"
+    if one["tie"] is None:
+        return words
+    return f"{words}: {one['p_ours']:.4f} against {one['p_theirs']:.4f}, tie {one['tie']:.4f}"
+
+
+def _alike(results: list[Row]) -> str:
+    """Rows alike of one run, and below them the rows that differ."""
+    batches = sorted({row["batch"] for row in results})
+    lines: dict[tuple[str, str], Row] = {}
+    unlike = []
+    for row in results:
+        text = row.get("text", "greedy")
+        line = lines.setdefault((text, row["arm"]), {"text": text, "arm": row["arm"]})
+        line[str(row["batch"])] = f"{round(row['identical'] * row['rows'])} of {row['rows']}"
+        where = f"{text}, {row['arm']}, batch {row['batch']}"
+        unlike += [f"- {where}: {described(one)}" for one in row.get("differences", ())]
+    made = [{str(batch): "" for batch in batches} | line for line in lines.values()]
+    columns = {"text": "text", "arm": "decoder", **{str(batch): f"batch {batch}" for batch in batches}}
+    return "\n".join([markdown(made, columns), *([""] if unlike else []), *unlike])
+
+
 _POLICIES = ("regular", "Algorithm 1", "cost-aware", "fixed 1", "fixed 2", "fixed 4", "fixed 8")
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -197,6 +234,7 @@ TABLES: dict[str, Callable[[], str]] = {
         lambda row: row["section"] == "validation",
     ),
     "passk": _passk,
+    "exactness": _exactness,
     "claims": _claims,
 }  # fmt: skip
 

@@ -180,7 +180,7 @@ def _speeds(pair: ModelPair, options: argparse.Namespace) -> Any:
 
 def _length(text: str) -> int | str:
     """A fixed draft length, or a policy's name."""
-    return int(text) if text.isdigit() else text
+    return int(text) if text.isdecimal() else text
 
 
 def _machine(pair: ModelPair) -> dict[str, Any]:

@@ -43,6 +43,8 @@ SHARD_PREFILL_TOKENS = 2048
 class StateRecorder:
     """A drafter that proposes nothing and keeps what it is shown."""
 
+    reads_states = True
+
     def __init__(self) -> None:
         self.calls = 0
         self.states: dict[int, list[Tensor]] = {}

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .noise import to_uniform, token_uniforms, words
+from .noise import exponential, to_uniform, token_uniforms, words
 from .support import interpreting, obstacle
 
 BLOCK_V = 2048
@@ -34,7 +34,7 @@ class Rule(IntEnum):
 
 @triton.jit(do_not_specialize=["batch", "width"])
 def decide(
-    p, q, drafts, counts, choices, sequences, positions, seed,
+    p, q, drafts, counts, choices, sequences, positions, begins, seed,
     accepted_out, next_out, p_out, q_out, u_out,
     chance, batch, width, vocab,
     RULE: tl.constexpr, SOFT: tl.constexpr, DRAWN: tl.constexpr,
@@ -42,7 +42,7 @@ def decide(
 ):  # fmt: skip
     """A program judges ROWS rows. SOFT: q is given; DRAWN: the next token is drawn, else taken from choices.
 
-    The roles are bass_core/noise.py's: 0 target, 2 accept, 3 residual, 4 synthetic.
+    The streams are bass_core/noise.py's: 0 target, and 8 * begin + 2 accept, + 3 residual, + 4 synthetic.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     real = row < batch
@@ -59,11 +59,12 @@ def decide(
     draft = tl.load(drafts + at, mask=known, other=0)
     p_row = p + row[:, None] * (width + 1) * vocab
     q_row = q + row[:, None] * width * vocab
-    test_role = 4 if RULE == 2 else 2
-    own_role = tl.where((i < count) & (RULE == 0), 3, 0)
+    begin = 8 * tl.load(begins + row, mask=real, other=0)[:, None]
+    own = tl.where((i < count) & (RULE == 0), begin + 3, 0)
+    stream = tl.where(tests, begin + (4 if RULE == 2 else 2), own)
     sequence = tl.load(sequences + row, mask=real, other=0)[:, None]
     position = tl.load(positions + row, mask=real, other=0)[:, None] + i
-    first, second, _, _ = words(seed_low, seed_high, sequence, position, tl.where(tests, test_role, own_role))
+    first, second, _, _ = words(seed_low, seed_high, sequence, position, stream)
     u = to_uniform(first)
     ones = u * 0.0 + 1.0
     p_draft = ones * chance
@@ -101,7 +102,7 @@ def decide(
             token = start + tl.arange(0, BLOCK_V)[None, :]
             exists = real[:, None] & (token < vocab)
             weight = tl.load(p_row + accepted[:, None] * vocab + token, mask=exists, other=0.0)
-            noise = -tl.log(token_uniforms(first, second, token))
+            noise = exponential(token_uniforms(first, second, token))
             score = tl.where(exists, weight / noise, -1.0)
             plain_at = tl.where(score > plain, token, plain_at)
             plain = tl.maximum(score, plain)
@@ -134,15 +135,15 @@ def first_best(scores, tokens):
 
 @triton.jit
 def gumbel(
-    weights, sequences, positions, roles, seed, ids, out, vocab, NAMED: tl.constexpr, BLOCK_V: tl.constexpr
+    weights, sequences, positions, streams, seed, ids, out, vocab, NAMED: tl.constexpr, BLOCK_V: tl.constexpr
 ):  # fmt: skip
     """Program r draws a column of row r of weights float32 [R, V]. NAMED: the columns stand for tokens ids [V]."""
     row = tl.program_id(0).to(tl.int64)
     seed_low = tl.load(seed).to(tl.uint32)
     seed_high = (tl.load(seed) >> 32).to(tl.uint32)
     position = tl.load(positions + row)
-    role = tl.load(roles + row)
-    first, second, _, _ = words(seed_low, seed_high, tl.load(sequences + row), position, role)
+    stream = tl.load(streams + row)
+    first, second, _, _ = words(seed_low, seed_high, tl.load(sequences + row), position, stream)
     best = tl.full([1, BLOCK_V], -1.0, tl.float32)
     best_at = tl.zeros([1, BLOCK_V], tl.int32)
     for start in range(0, vocab, BLOCK_V):
@@ -152,7 +153,7 @@ def gumbel(
         name = token
         if NAMED:
             name = tl.load(ids + token, mask=exists, other=0).to(tl.int32)
-        score = tl.where(exists, weight / -tl.log(token_uniforms(first, second, name)), -1.0)
+        score = tl.where(exists, weight / exponential(token_uniforms(first, second, name)), -1.0)
         best_at = tl.where(score > best, token, best_at)
         best = tl.maximum(score, best)
     _, token = first_best(best, best_at)
@@ -169,6 +170,7 @@ def accept(
     positions: Tensor,
     seed: Tensor,
     *,
+    begins: Tensor | None = None,
     rule: Rule,
     chance: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -176,7 +178,8 @@ def accept(
 
     p float32 [B, l+1, V], q float32 [B, l, V] or None (point masses), choices int64 [B, l+1]: the target's own;
     with choices the next token is taken from them, else it is drawn. sequences, positions int64 [B]: the key of
-    the round's first token; seed int64 [1] on the device. Raises ValueError for shapes that don't fit.
+    the round's first token; begins int64 [B]: where its epoch began, None outside AMUSD; seed int64 [1] on the
+    device. Raises ValueError for shapes that don't fit.
     """
     batch, width = drafts.shape
     _check(drafts)
@@ -192,7 +195,8 @@ def accept(
     rows = _ROWS_INTERPRETED if interpreting() else 1
     decide[(triton.cdiv(batch, rows),)](
         _dense(p, tested[0]), _dense(q, tested[0]), drafts.contiguous(), counts,
-        drafts if choices is None else choices.contiguous(), sequences, positions, seed,
+        drafts if choices is None else choices.contiguous(), sequences, positions,
+        positions if begins is None else begins, seed,
         accepted, next_token, *tested, chance, batch, width, 0 if p is None else p.shape[2],
         RULE=int(rule), SOFT=q is not None, DRAWN=choices is None, ROWS=rows,
         BLOCK_L=2 * triton.next_power_of_2(width + 1), BLOCK_V=BLOCK_V, num_warps=WARPS,
@@ -202,7 +206,7 @@ def accept(
 
 
 def draw(
-    weights: Tensor, sequences: Tensor, positions: Tensor, roles: Tensor, seed: Tensor, ids: Tensor | None = None
+    weights: Tensor, sequences: Tensor, positions: Tensor, streams: Tensor, seed: Tensor, ids: Tensor | None = None
 ) -> Tensor:
     """One column a key of weights float32 [..., V], by Gumbel-max: int64 [...]; keys broadcast to [...].
 
@@ -210,7 +214,7 @@ def draw(
     """
     _check(weights)
     shape = weights.shape[:-1]
-    keys = [key.expand(shape).contiguous() for key in (sequences, positions, roles)]
+    keys = [key.expand(shape).contiguous() for key in (sequences, positions, streams)]
     out = torch.empty(shape, dtype=torch.int64, device=weights.device)
     if out.numel():
         gumbel[(out.numel(),)](

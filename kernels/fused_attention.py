@@ -1,9 +1,11 @@
-"""Ragged attention in two launches: what BASS-SPLIT computes, with no more launches than BASS-PAD.
+"""Ragged attention in one launch or two: what BASS-SPLIT computes, with no more launches than BASS-PAD.
 
 Contract: the same arguments and result as `pad` in ragged_attention.py, which is the torch reference. Lengths are
 read on the device, so that a captured launch serves every later step. fp16, bf16 and fp32; head_dim 16 to 256.
-Each program takes the query rows of one key-value head, (g, s) folded into one axis, and a part of the columns; a
-second launch joins the parts by their log-sum-exps (Milakov and Gimelshein, arXiv 1805.02867; flash-decoding).
+Each program takes a block of the query rows of one key-value head, (g, s) folded into one axis, and a part of the
+columns that any of these rows may see; a second launch joins the parts by their log-sum-exps (Milakov and
+Gimelshein, arXiv 1805.02867; flash-decoding). Where the rows alone fill the device, as in a prefill, columns are
+not parted and one launch is enough.
 Non-goals: backward, dropout.
 """
 
@@ -15,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .ragged_attention import RaggedStep
-from .support import obstacle, processors, shared_bytes, widens
+from .support import has_tensor_cores, obstacle, processors, shared_bytes, widens
 
 _LOG2E = 1.4426950408889634
 # Programs a multiprocessor should have in flight before columns are no longer split.
@@ -31,12 +33,13 @@ def attend(
     scaling, softcap, queries, window, splits, dim,
     HEADS: tl.constexpr, GROUP: tl.constexpr, EXACT: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, WHOLE: tl.constexpr,
     PRECISION: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Program (block of rows x split, kv head, batch row): the softmax over its columns, and their log-sum-exp.
 
-    out float32 [splits, B, S, Hq, D] and lse float32 [splits, B, S, Hq] (base 2).
+    out float32 [splits, B, S, Hq, D] and lse float32 [splits, B, S, Hq] (base 2). WHOLE: there is one split, out
+    [B, S, Hq, D] is the result in its own dtype, and lse is not written.
     """
     split = tl.program_id(0) % splits
     block = tl.program_id(0) // splits
@@ -58,10 +61,14 @@ def attend(
         queries_ = queries_.to(tl.float32)
     last = length + s
 
+    # What no row of this block sees is not visited: in a prefill that is half of all columns. A block that reaches
+    # into the next head holds the first queries as well as the last.
+    query = block * BLOCK_M % queries
     first = 0
     if WINDOW:
-        first = tl.maximum(length - window + 1, 0) // BLOCK_N * BLOCK_N
-    end = length + queries
+        first = tl.where(query + BLOCK_M <= queries, length + query, length) - window + 1
+        first = tl.maximum(first, 0) // BLOCK_N * BLOCK_N
+    end = length + tl.minimum(query + BLOCK_M, queries)
     share = tl.cdiv(tl.cdiv(end - first, BLOCK_N), splits) * BLOCK_N
     low = first + split * share
     high = tl.minimum(low + share, end)
@@ -101,11 +108,14 @@ def attend(
         highest = raised
 
     o_row = (split * tl.num_programs(2) + row) * queries * HEADS + s * HEADS + hq
-    tl.store(lse + o_row, tl.where(total == 0.0, float("-inf"), highest + tl.log2(total)), mask=real)
-    # A part without columns is left as it is: its weight is 0.
-    written = real & (total > 0.0)
+    written = real
+    if not WHOLE:
+        tl.store(lse + o_row, tl.where(total == 0.0, float("-inf"), highest + tl.log2(total)), mask=real)
+        # A part without columns is left as it is: its weight is 0.
+        written = real & (total > 0.0)
     sums = sums / tl.where(total == 0.0, 1.0, total)[:, None]
-    tl.store(out + o_row[:, None] * size + d[None, :], sums, mask=written[:, None] & kept[None, :])
+    at = out + o_row[:, None] * size + d[None, :]
+    tl.store(at, sums.to(out.dtype.element_ty), mask=written[:, None] & kept[None, :])
 
 
 @triton.jit(do_not_specialize=["splits", "rows"])
@@ -127,15 +137,18 @@ def merge(
     tl.store(out + row * size + d, joined.to(out.dtype.element_ty), mask=d < size)
 
 
-def tiles(head_dim: int, rows: int, itemsize: int, shared: int = 99 * 1024) -> dict[str, int]:
+def tiles(
+    head_dim: int, rows: int, itemsize: int, shared: int = 99 * 1024, tensor_cores: bool = True
+) -> dict[str, int]:
     """Tile sizes of `attend`: rows is group x queries of one key-value head, itemsize the bytes of a key element.
 
     `shared` is the shared memory a program may take, in bytes. The tests compile each size for each architecture
     and look for spills.
     """
     block_d = max(16, triton.next_power_of_2(head_dim))
-    if itemsize == 4:
-        # Exact float32 products run without tensor cores, from registers.
+    plain = itemsize == 4 or not tensor_cores
+    if plain:
+        # Products run from registers: exact float32 ones, and all on old devices.
         block_m, choices = 16, [(32, 2)] if block_d <= 128 else [(16, 2)]
     else:
         block_m = 16 if rows <= 16 else 64
@@ -144,8 +157,8 @@ def tiles(head_dim: int, rows: int, itemsize: int, shared: int = 99 * 1024) -> d
         (n, stages): (block_m * block_d + stages * 2 * n * block_d) * itemsize + 2048 for n, stages in choices
     }
     block_n, stages = next((pair for pair in choices if needed[pair] <= shared), choices[-1])
-    # With four warps triton 3.6 spills float32 of 128 dimensions.
-    warps = 8 if (block_m == 64 and block_d >= 128) or (itemsize == 4 and block_d == 128) else 4
+    # With four warps some versions of Triton spill float32 of 128 dimensions and more.
+    warps = 8 if (block_m == 64 and block_d >= 128) or (plain and block_d >= 128) else 4
     return {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_D": block_d, "num_warps": warps, "num_stages": stages}
 
 
@@ -175,27 +188,31 @@ def fused(
     kv_heads, columns = key.shape[1], key.shape[2]
     _check(query, key, value, step)
     group = heads // kv_heads
-    tile = tiles(dim, group * queries, key.element_size(), shared_bytes(query.device))
+    shared, cores = shared_bytes(query.device), has_tensor_cores(query.device)
+    tile = tiles(dim, group * queries, key.element_size(), shared, cores)
     blocks = triton.cdiv(group * queries, tile["BLOCK_M"])
     if splits is None:
         splits = splits_for(query.device, blocks * kv_heads * batch, columns, tile["BLOCK_N"])
     out = torch.empty(batch, queries, heads, dim, dtype=query.dtype, device=query.device)
     rows = batch * queries * heads
-    parts = torch.empty(splits, rows, dim, dtype=torch.float32, device=query.device)
-    lse = torch.empty(splits, rows, dtype=torch.float32, device=query.device)
+    parts, lse = out, out
+    if splits > 1:
+        parts = torch.empty(splits, rows, dim, dtype=torch.float32, device=query.device)
+        lse = torch.empty(splits, rows, dtype=torch.float32, device=query.device)
     attend[(blocks * splits, kv_heads, batch)](
         query, key, value, step.lengths, parts, lse,
         *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
         scaling, softcap or 1.0, queries, window or 0, splits, dim,
         HEADS=heads, GROUP=group, EXACT=dim == tile["BLOCK_D"],
-        WINDOW=window is not None, SOFTCAP=softcap is not None,
+        WINDOW=window is not None, SOFTCAP=softcap is not None, WHOLE=splits == 1,
         PRECISION="ieee" if key.dtype == torch.float32 else "tf32", WIDEN=widens(key.dtype), **tile,
     )  # fmt: skip
-    merge[(rows,)](
-        parts, lse, out, splits, rows, dim,
-        EXACT=dim == tile["BLOCK_D"], BLOCK_D=tile["BLOCK_D"],
-        BLOCK_S=triton.next_power_of_2(splits), num_warps=4,
-    )  # fmt: skip
+    if splits > 1:
+        merge[(rows,)](
+            parts, lse, out, splits, rows, dim,
+            EXACT=dim == tile["BLOCK_D"], BLOCK_D=tile["BLOCK_D"],
+            BLOCK_S=triton.next_power_of_2(splits), num_warps=4,
+        )  # fmt: skip
     return out
 
 

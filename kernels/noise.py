@@ -1,8 +1,8 @@
 """The noise of bass_core/noise.py as Triton device functions, equal to it bit for bit in words and uniforms.
 
-Contract: a key is (seed, sequence id, position, role); `words` is Philox4x32-10 (Salmon et al., SC 2011) of it,
-`to_uniform` makes a float32 in (0, 1) of its first word, `token_uniforms` one for each token id. The torch
-reference is bass_core/noise.py.
+Contract: a key is (seed, sequence id, position, stream); `words` is Philox4x32-10 (Salmon et al., SC 2011) of it,
+`to_uniform` makes a float32 in (0, 1) of its first word, `token_uniforms` one for each token id, and `exponential`
+a number of the exponential distribution of such a uniform. The torch reference is bass_core/noise.py.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def philox(c0, c1, c2, c3, k0, k1):
 
 
 @triton.jit
-def words(seed_low, seed_high, sequence, position, role):
-    """Hash words of int64 sequence ids and positions (scalars or a block of one shape); role int32."""
+def words(seed_low, seed_high, sequence, position, stream):
+    """Hash words of int64 sequence ids, positions and streams (scalars or a block of one shape)."""
     c0 = position.to(tl.uint32)
-    c1 = (position * 0 + role).to(tl.uint32)
+    c1 = (position * 0 + stream).to(tl.uint32)
     c2 = (position * 0 + sequence).to(tl.uint32)
     c3 = (position * 0 + (sequence >> 32)).to(tl.uint32)
     return philox(c0, c1, c2, c3, seed_low, seed_high)
@@ -35,8 +35,16 @@ def words(seed_low, seed_high, sequence, position, role):
 
 @triton.jit
 def to_uniform(word):
-    """A hash word as a float32 in (0, 1), on a grid of 2**-23."""
-    return ((word >> 9).to(tl.float32) + 0.5) * 1.1920928955078125e-07
+    """A hash word as the float32 (word + 0.5) / 2**32, held between 2**-33 and 1 - 2**-24."""
+    # The product is exact: that the two are fused into one operation changes nothing.
+    return tl.minimum(word.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10, 0.9999999403953552)
+
+
+@triton.jit
+def exponential(u):
+    """-log(1 - u), exact to the last places where u is small: Kahan's formula, as not every Triton has log1p."""
+    rest = 1.0 - u
+    return tl.where(rest == 1.0, u, -tl.log(rest) * (u / tl.where(rest == 1.0, 1.0, 1.0 - rest)))
 
 
 @triton.jit

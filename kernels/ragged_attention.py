@@ -30,7 +30,7 @@ class RaggedStep:
     """Where the rows of one step stand: `lengths` int64 [B] on the device, `host` the same numbers on the host.
 
     `extent`: columns that any row of this step may see. A captured step is replayed for lengths that the host
-    does not know yet (`anywhere`): its extent is all there is. Masks are made once and shared by all layers.
+    does not know yet, which reach up to `anywhere`. What layers share (masks, `ends`) is made once a step.
     """
 
     lengths: Tensor
@@ -39,6 +39,7 @@ class RaggedStep:
     anywhere: int | None = None
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
     _biases: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
+    _ends: Tensor | None = None
 
     @property
     def extent(self) -> int:
@@ -48,6 +49,13 @@ class RaggedStep:
     def needs_mask(self) -> bool:
         """False when every query sees every column of the extent (one new token, all rows equally long)."""
         return self.anywhere is not None or self.queries > 1 or min(self.host) != max(self.host)
+
+    @property
+    def ends(self) -> Tensor:
+        """int32 [B]: how long each row is with its new tokens."""
+        if self._ends is None:
+            self._ends = (self.lengths + self.queries).to(torch.int32)
+        return self._ends
 
     def hidden(self, window: int | None) -> Tensor:
         """Bool [B, S, extent], true where a query must not look."""
@@ -194,7 +202,7 @@ def flash(
         query.transpose(1, 2).to(key.dtype),
         key.transpose(1, 2),
         value.transpose(1, 2),
-        cache_seqlens=(step.lengths + step.queries).to(torch.int32),
+        cache_seqlens=step.ends,
         softmax_scale=scaling,
         causal=True,
         window_size=(-1, -1) if window is None else (window - 1, 0),
@@ -222,14 +230,39 @@ BACKENDS: dict[str, Callable[..., Tensor]] = {
 }
 # `split` cuts its launches by the host's lengths; all others can be captured once and replayed for any lengths.
 CAPTURABLE = ("fused", "flash", "pad", "sdpa")
+_LEAST_EXTENT = 256
 
 
-def unavailable(backend: str, device: torch.device) -> str | None:
-    """Why a backend can't run on a device, in words that end a sentence, or None where it can."""
+def captured_extent(backend: str, columns: int, most: int) -> int:
+    """Columns that a captured step looks at when its longest row fills `columns`, of `most` in the cache.
+
+    `fused` and `flash` stop at each row's own end, so one capture serves all lengths; the others compute every
+    column, and are captured for each power of two.
+    """
+    if backend in ("fused", "flash"):
+        return most
+    return min(most, max(_LEAST_EXTENT, 1 << (columns - 1).bit_length()))
+
+
+def unavailable(backend: str, device: torch.device, dtype: torch.dtype | None = None) -> str | None:
+    """Why a backend can't run on a device, or not with a model of that dtype, in words that end a sentence.
+
+    None where it can.
+    """
     if backend == "fused":
         return obstacle(device)
     if backend == "flash":
-        if device.type != "cuda":
-            return "flash-attn needs a CUDA device"
-        return None if _flash_attn() is not None else "flash_attn_with_kvcache can't be imported"
+        return _no_flash(device, dtype)
+    return None
+
+
+def _no_flash(device: torch.device, dtype: torch.dtype | None) -> str | None:
+    if device.type != "cuda":
+        return "flash-attn needs a CUDA device"
+    if _flash_attn() is None:
+        return "flash_attn_with_kvcache can't be imported"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "flash-attn needs a GPU of compute capability 8.0 or newer"
+    if dtype not in (None, torch.float16, torch.bfloat16):
+        return f"flash-attn takes float16 and bfloat16, and this model's numbers are {str(dtype)[6:]}"
     return None

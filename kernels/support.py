@@ -10,11 +10,22 @@ import os
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 
 # Programs that a launch spreads a problem over where the number of multiprocessors is not known.
 _FALLBACK_PROCESSORS = 4
+
+
+def is_accelerator(device: torch.device) -> bool:
+    """Whether the device computes beside the host: its work is queued, and reading a value waits for it."""
+    return device.type != "cpu"
+
+
+def runtime(device: torch.device) -> Any:
+    """The module that drives an accelerator's streams, events, graphs and memory: torch.cuda for a CUDA device."""
+    return torch.get_device_module(device)
 
 
 def interpreting() -> bool:
@@ -27,6 +38,7 @@ def widens(dtype: torch.dtype) -> bool:
     return dtype == torch.bfloat16 and interpreting()
 
 
+@cache
 def obstacle(device: torch.device) -> str | None:
     """Why Triton kernels can't run on the device, or None where they can."""
     if find_spec("triton") is None:
@@ -38,6 +50,23 @@ def obstacle(device: torch.device) -> str | None:
     if torch.cuda.get_device_capability(device) < (7, 5):
         return "Triton kernels need a GPU of compute capability 7.5 or newer"
     return None
+
+
+def on_zero_gpu() -> bool:
+    """Whether this is a Hugging Face Space on ZeroGPU: it has a device only while it answers a request.
+
+    Until then its CUDA tensors are placeholders for numbers on the host, which go to the device in a forked
+    process (read in spaces 0.51.3; not run on a Space).
+    """
+    return os.environ.get("SPACES_ZERO_GPU", "").lower() in ("1", "t", "true")
+
+
+def has_tensor_cores(device: torch.device) -> bool:
+    """Whether Triton's products reach tensor cores on a CUDA device: below 8.0 it emits plain multiply-adds.
+
+    True under the interpreter, where nothing depends on it.
+    """
+    return interpreting() or device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 @cache
@@ -57,6 +86,18 @@ def shared_bytes(device: torch.device) -> int:
     return int(getattr(properties, "shared_memory_per_block_optin", 0) or 99 * 1024)
 
 
+def own_stream(device: torch.device) -> AbstractContextManager[object]:
+    """A stream of one's own on an accelerator, behind all that this thread's stream was given; on a CPU nothing.
+
+    A new thread's is the default stream, on which models and caches are made as a rule.
+    """
+    if not is_accelerator(device):
+        return nullcontext()
+    stream = runtime(device).Stream(device)
+    stream.wait_stream(runtime(device).current_stream(device))
+    return runtime(device).stream(stream)
+
+
 def on(device: torch.device) -> AbstractContextManager[object]:
     """Makes the device the current one: Triton launches there, whatever tensors it is given."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    return runtime(device).device(device) if is_accelerator(device) else nullcontext()

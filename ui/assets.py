@@ -14,8 +14,8 @@ PLOTLY = Path(plotly.__file__).resolve().parent / "package_data" / "plotly.min.j
 STYLES = STATIC / "page.css"
 # In this order: each uses the ones before it.
 SCRIPTS = (
-    "page.js", "frames.js", "alive.js", "run.js", "plots.js", "tokens.js", "timeline.js", "lanes.js", "charts.js",
-    "inspector.js", "export.js", "summary.js", "how.js",
+    "page.js", "frames.js", "alive.js", "run.js", "compare.js", "plots.js", "tokens.js", "timeline.js", "lanes.js",
+    "charts.js", "inspector.js", "export.js", "summary.js", "how.js",
 )  # fmt: skip
 
 

@@ -36,17 +36,25 @@ VERIFICATION_WORDS = {
     "chen": "rejection sampling: the same distribution",
     "coupled": "coupled: the same words in every lane",
 }
+COUPLED = "Coupled: all lanes draw with the same dice, so their words agree at any temperature."
+# Where sums are rounded to 16 bits (StepModel.low_precision) the words above would promise too much.
+NEAR_TIES_WORDS = "coupled: the same words, near ties aside"
+NEAR_TIES = (
+    f"{COUPLED} But here the weights are multiplied in 16 bits, so lanes can differ where two tokens are almost "
+    "equally likely; a row that differs says where."
+)
 
 
 @dataclass(frozen=True)
 class Choices:
-    """(words, value) of each setting that is picked from a list."""
+    """(words, value) of each setting that is picked from a list; `verification` explains one of them."""
 
     lanes: tuple[Choice, ...] = tuple((LANE_WORDS[name], name) for name in LANES)
     drafters: tuple[Choice, ...] = (("the pair's own", "auto"),)
     attentions: tuple[Choice, ...] = (("the fastest known here", "auto"),)
     schedulings: tuple[Choice, ...] = tuple((SCHEDULING_WORDS.get(name, name), name) for name in SCHEDULINGS)
     verifications: tuple[Choice, ...] = tuple((VERIFICATION_WORDS.get(name, name), name) for name in VERIFICATIONS)
+    verification: str = COUPLED
     draft_lengths: tuple[Choice, ...] = field(default_factory=lambda: draft_lengths("bass"))
 
 
@@ -59,12 +67,16 @@ def draft_lengths(first: str) -> tuple[Choice, ...]:
 
 def choices(pair: ModelPair, draft_length: str) -> Choices:
     """What can be chosen with this pair; the page starts with this policy of draft lengths."""
+    near_ties = pair.target_step.low_precision
+    coupled = {"coupled": NEAR_TIES_WORDS} if near_ties else {}
     return Choices(
         lanes=tuple((LANE_WORDS.get(name, name), name) for name in METHODS),
         drafters=(
             ("the pair's own", "auto"),
             *((DRAFTER_WORDS.get(name, name), name) for name in DRAFTERS if _has_drafter(pair, name)),
         ),
+        verifications=tuple(((VERIFICATION_WORDS | coupled).get(name, name), name) for name in VERIFICATIONS),
+        verification=NEAR_TIES if near_ties else COUPLED,
         draft_lengths=draft_lengths(draft_length),
         attentions=(("the fastest known here", "auto"), *((name, name) for name in BACKENDS)),
     )

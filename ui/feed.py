@@ -125,6 +125,8 @@ class PageFeed:
         self._sample(snapshot, device)
         lanes = {name: self._figures(lane) for name, lane in snapshot["lanes"].items()}
         view = {"run": self.run, "done": snapshot["done"], "lanes": lanes, "device": device}
+        if "comparison" in snapshot:
+            view["comparison"] = snapshot["comparison"]
         return self.log, _text(view), self.charts
 
     def _head(self, snapshot: dict[str, Any]) -> dict[str, Any]:

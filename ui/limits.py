@@ -10,7 +10,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from bass_core import RequestError
+from bass_core import RequestError, SamplingParams
 
 MAX_NEW_TOKENS = 1024
 MAX_PROMPT = 20_000
@@ -133,7 +133,8 @@ def _temperature(value: object) -> float:
     number = _number(value)
     if number is None or number < 0:
         raise RequestError("Temperature must be a number of 0 or more; at 0 the likeliest token is always taken.")
-    return number
+    # So small a temperature is 0 to the sampler: then the page says so too.
+    return 0.0 if SamplingParams(number).greedy else number
 
 
 def _top_p(value: object) -> float:
@@ -145,7 +146,7 @@ def _top_p(value: object) -> float:
 
 def _draft_length(value: object) -> str | int:
     """A policy's name as it is, for the library to judge; a number, also one written as text, within the limit."""
-    if isinstance(value, str) and not value.strip().isdigit():
+    if isinstance(value, str) and not value.strip().isdecimal():
         return value
     number = int(value) if isinstance(value, str) and len(value) < 9 else value
     return _whole("A fixed draft length", number, 1, MAX_DRAFT_LENGTH)

@@ -23,8 +23,23 @@ from ui.settings import Form, form, restore_script
 TITLE = "BASS: batched speculative decoding"
 # The reader's own fonts: whole alphabets in every weight, and nothing to fetch.
 FONT = ("Segoe UI", "Roboto", "Helvetica Neue", "Noto Sans", "Liberation Sans", "Arial", "sans-serif")
+MISFIT = "The request holds a value of another kind than its field"
 # One queue slot for the device, whoever asks: the page and the API share it.
 DEVICE: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "device"}
+
+
+class Page(gr.Blocks):
+    """Blocks that answer a request of the wrong form in a sentence, and leave no traceback of it in the log."""
+
+    async def preprocess_data(self, block_fn: Any, inputs: list[Any], *rest: Any, **options: Any) -> Any:
+        """The handler's arguments from a request's values; raises gr.Error where they are too few or don't fit."""
+        try:
+            return await super().preprocess_data(block_fn, inputs, *rest, **options)
+        except Exception as error:
+            missing = len(block_fn.inputs) - len(inputs)
+            message = f"The request lacks {missing} of {len(block_fn.inputs)} values" if missing > 0 else MISFIT
+            message = error.message if isinstance(error, gr.Error) else f"{message}: /gradio_api/info lists them."
+            raise gr.Error(message, print_exception=False) from error
 
 
 def build(
@@ -44,7 +59,7 @@ def build(
     assets.serve()
     events = Events(source, limits, pair)
     plotly = json.dumps(assets.url(assets.PLOTLY))
-    with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True) as page:
+    with Page(title=TITLE, analytics_enabled=False, fill_width=True) as page:
         gr.HTML(html_template=_header(recording), value=about, js_on_load=_ABOUT, apply_default_css=False)
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Race", id="race"), gr.Row(elem_id="workspace"):

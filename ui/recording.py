@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bass_core import BassError
+from ui.feed import PageFeed
 from ui.limits import RaceRequest
 
 # A pause between two snapshots is never longer than this: a stall of the recorded machine is no news.
@@ -45,23 +46,57 @@ def load_recording(path: Path) -> Recording:
     """Read a file. Raises BassError, one sentence, where it can't be read or is no recording."""
     try:
         data = path.read_bytes()
-        document = json.loads(lzma.decompress(data) if path.suffix == ".xz" else data)
+        text = lzma.decompress(data) if path.suffix == ".xz" else data
+        document = json.loads(text, parse_constant=_no_number)
     except OSError as error:
         raise BassError(f"Cannot read the recording {path.name}: {error.strerror}.") from error
-    except (ValueError, lzma.LZMAError) as error:
+    except (ValueError, RecursionError, lzma.LZMAError) as error:
         raise BassError(f"{path.name} is not a recording: it holds no JSON document.") from error
     if not isinstance(document, dict) or document.get("recording") != 1:
         raise BassError(f'{path.name} is not a recording: it lacks "recording": 1.')
     snapshots = document.get("snapshots")
-    if not isinstance(snapshots, list) or not snapshots or not all(map(_is_snapshot, snapshots)):
+    if not isinstance(snapshots, list) or not snapshots or not _can_be_shown(snapshots):
         raise BassError(f"{path.name} is not a recording: its snapshots are missing or not those of a race.")
     settings = document.get("settings")
     about = str(document.get("about") or "recorded on an unnamed machine")
     return Recording(about, settings if isinstance(settings, dict) else {}, snapshots)
 
 
+def _no_number(name: str) -> float:
+    """NaN and Infinity, which Python reads and a browser does not."""
+    raise ValueError(f"{name} is no number")
+
+
+def _can_be_shown(snapshots: list[Any]) -> bool:
+    """Whether the page can draw them: each is one of a race, and its feed takes them, in this order."""
+    if not all(map(_is_snapshot, snapshots)):
+        return False
+    feed = PageFeed("", RaceRequest("", 1, 1, 0, 0))
+    try:
+        for snapshot in snapshots:
+            feed.update(snapshot)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        return False
+    return True
+
+
 def _is_snapshot(value: object) -> bool:
     if not isinstance(value, dict) or not value.keys() >= SNAPSHOT:
         return False
     lanes = value["lanes"]
-    return isinstance(lanes, dict) and bool(lanes) and all(lane.keys() >= LANE for lane in lanes.values())
+    if not isinstance(lanes, dict) or not lanes or not isinstance(value["elapsed_ms"], int | float):
+        return False
+    return all(isinstance(lane, dict) and lane.keys() >= LANE for lane in lanes.values()) and _is_comparison(
+        value.get("comparison", {}), lanes
+    )
+
+
+def _is_comparison(value: object, lanes: dict[str, Any]) -> bool:
+    """Whether it is {lane: [None or {"at": a place, ...}, one for each of the lane's rows]}."""
+    return isinstance(value, dict) and all(
+        isinstance(rows, list)
+        and name in lanes
+        and len(rows) == len(lanes[name]["sequences"])
+        and all(row is None or (isinstance(row, dict) and type(row.get("at")) is int) for row in rows)
+        for name, rows in value.items()
+    )

@@ -113,7 +113,7 @@ def _more(choices: Choices) -> list[gr.components.Component]:
             "Verification",
             choices.verifications,
             "verification",
-            "Coupled: all lanes draw with the same dice, so their words agree at any temperature.",
+            choices.verification,
         ),
         _number(
             "Time budget, ms",

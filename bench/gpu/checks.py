@@ -8,7 +8,7 @@ kernel passed; a case that fails or raises is named, and the others go on.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,34 +23,26 @@ from kernels.ragged_attention import RaggedStep, pad, unavailable
 
 from .context import Context
 
+Cases = Iterator[tuple[Hashable, str, Callable[[], None]]]
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def run(ctx: Context) -> None:
-    """All kernels, each over its grid; of several processes each takes its share of the cases."""
+    """All kernels, each over its grid; of several processes each takes its share of the kernels' variants."""
     reason = unavailable("fused", ctx.device)
     if reason:
         ctx.row("kernels", "not run", reason)
         return
+    groups = {
+        "attention": attention_cases(ctx),
+        "products": product_cases(ctx),
+        "int8 products": int8_cases(ctx),
+        "cache write": write_cases(ctx),
+        "accept": accept_cases(ctx),
+    }
     with poisoned():
-        for name, cases in (
-            ("attention", attention_cases(ctx)),
-            ("products", product_cases(ctx)),
-            ("cache write", write_cases(ctx)),
-            ("accept", accept_cases(ctx)),
-        ):
-            passed, failed = 0, 0
-            part, parts = ctx.part
-            for label, case in itertools.islice(cases, part, None, parts):
-                if ctx.late:
-                    break
-                try:
-                    case()
-                    passed += 1
-                except Exception as error:
-                    failed += 1
-                    ctx.row(f"{name}: {label}", "failed", f"{type(error).__name__}: {error}"[:300])
-            ctx.row(name, "cases passed", passed, f"of {passed + failed}")
+        ctx.cases((name, variant, label, case) for name, cases in groups.items() for variant, label, case in cases)
 
 
 @contextmanager
@@ -75,7 +67,7 @@ def compare(ours: Tensor, plain: Tensor, exact: Tensor, steps: float = 2.0) -> N
         raise AssertionError(f"error {error:.2e}, plain torch {allowed:.2e}")
 
 
-def attention_cases(ctx: Context) -> Iterator[tuple[str, Callable[[], None]]]:
+def attention_cases(ctx: Context) -> Cases:
     dims = (64, 128) if ctx.short else (64, 80, 96, 128, 256)
     widths = (1, 5) if ctx.dry else (1, 5, 9, 33)
     extras: list[dict[str, Any]] = [{}] if ctx.dry else [{}, {"window": 37, "softcap": 20.0}]
@@ -97,14 +89,14 @@ def attention_cases(ctx: Context) -> Iterator[tuple[str, Callable[[], None]]]:
                 ours = fused(query, key, value, step, scaling=0.1, splits=splits, **extra)
                 compare(ours, plain, exact)
 
-        yield f"D={dim} S={width} {dtype} {extra}", case
+        yield (dim, dtype), f"D={dim} S={width} {dtype} {extra}", case
 
 
 def _cut(key: Tensor, value: Tensor, step: RaggedStep) -> tuple[Tensor, Tensor]:
     return key[:, :, : step.extent], value[:, :, : step.extent]
 
 
-def product_cases(ctx: Context) -> Iterator[tuple[str, Callable[[], None]]]:
+def product_cases(ctx: Context) -> Cases:
     rows = (1, 8) if ctx.short else (1, 2, 8, 16, 40, 64)
     sizes = [(40, 96)] if ctx.dry else [(1024, 4096), (300, 1000)]
     dtypes = DTYPES[:1] if ctx.dry else DTYPES
@@ -126,12 +118,36 @@ def product_cases(ctx: Context) -> Iterator[tuple[str, Callable[[], None]]]:
                 }
                 exact = linear_reference.linear(x.double(), weight.double(), gate=gate, **wide)
                 plain = linear_reference.linear(x, weight, gate=gate, **extra)
-                compare(linear(x, weight, gate=gate, **extra), plain, exact, steps=8.0)
+                for split_k in (False, True) if m > 16 else (False,):
+                    ours = linear(x, weight, gate=gate, split_k=split_k, **extra)
+                    compare(ours, plain, exact, steps=8.0)
 
-        yield f"M={m} N={n} K={k} {dtype} gate={gate}", case
+        yield (1 if m == 1 else 16 if m <= 16 else 64, dtype, gate), f"M={m} N={n} K={k} {dtype} gate={gate}", case
 
 
-def write_cases(ctx: Context) -> Iterator[tuple[str, Callable[[], None]]]:
+def int8_cases(ctx: Context) -> Cases:
+    """Exact products of the bytes: float64 of the reference."""
+    n, k = (40, 96) if ctx.dry else (1024, 4096)
+    rows, dtypes = ((1, 8), DTYPES[:1]) if ctx.dry else ((1, 8, 40), DTYPES[1:])
+    for m, dtype, gate in itertools.product(rows, dtypes, (False, True)):
+
+        def case(m: int = m, dtype: torch.dtype = dtype, gate: bool = gate) -> None:
+            from kernels.linear_int8 import linear
+
+            x = torch.randn(m, k, device=ctx.device).to(dtype)
+            weight = torch.randint(-127, 128, (n * (2 if gate else 1), k), dtype=torch.int8, device=ctx.device)
+            scale = torch.rand(len(weight), device=ctx.device) * k**-0.5 / 64
+            norm = (1 + 0.1 * torch.randn(k, device=ctx.device)).to(dtype)
+            options: dict[str, Any] = {"gate": gate, "eps": 1e-5}
+            reference = linear_reference.linear_int8
+            exact = reference(x.double(), weight, scale.double(), norm=norm.double(), **options)
+            plain = reference(x, weight, scale, norm=norm, **options)
+            compare(linear(x, weight, scale, norm=norm, **options), plain, exact, steps=8.0)
+
+        yield (1 if m == 1 else 16 if m <= 16 else 64, dtype, gate), f"M={m} {dtype} gate={gate}", case
+
+
+def write_cases(ctx: Context) -> Cases:
     for dim, dtype, norm in itertools.product((64, 80, 128), DTYPES, (False, True)):
 
         def case(dim: int = dim, dtype: torch.dtype = dtype, norm: bool = norm) -> None:
@@ -156,10 +172,10 @@ def write_cases(ctx: Context) -> Iterator[tuple[str, Callable[[], None]]]:
             cache_reference.write(keys, values, expected_cache, lengths)
             torch.testing.assert_close(cache, expected_cache, atol=close, rtol=close)
 
-        yield f"D={dim} {dtype} norm={norm}", case
+        yield (dim, dtype), f"D={dim} {dtype} norm={norm}", case
 
 
-def accept_cases(ctx: Context) -> Iterator[tuple[str, Callable[[], None]]]:
+def accept_cases(ctx: Context) -> Cases:
     """The reference runs on the CPU, on copies: there `verify` is torch alone."""
     vocab, rows = (50, 8) if ctx.dry else (32000, 64)
     for temperature, top_p, rule, soft in (
@@ -201,8 +217,8 @@ def accept_cases(ctx: Context) -> Iterator[tuple[str, Callable[[], None]]]:
             if rule != "coupled" and not torch.equal(ours.u.cpu(), theirs.u):
                 raise AssertionError("the uniforms differ")
 
-        yield f"temperature {temperature} top_p {top_p} {rule} soft={soft}", case
-    yield "distribution", lambda: _distribution(ctx)
+        yield (rule, soft), f"temperature {temperature} top_p {top_p} {rule} soft={soft}", case
+    yield "distribution", "distribution", lambda: _distribution(ctx)
 
 
 def _distribution(ctx: Context) -> None:

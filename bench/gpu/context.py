@@ -1,19 +1,23 @@
 """What the sections of the GPU bench share: the device, the models, the deadline, and where results go.
 
 Contract: a row is written to the file at once, so that nothing that was measured is lost when a later section
-fails. In a dry run (no GPU) the same code runs on tiny models under Triton's interpreter, and no figure counts.
+fails; a case is named before it runs, so that one that breaks its process is known. In a dry run (no GPU) the same
+code runs on tiny models under Triton's interpreter, and no figure counts.
 """
 
 from __future__ import annotations
 
-import json
+import os
 import time
+import traceback
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from bass_core import ModelPair
 from bass_core.cache import RaggedCache
@@ -21,8 +25,28 @@ from bass_core.gpu_model import GpuModel
 from bass_core.graphs import GraphRunner, record_calls
 from bass_core.step_model import StepModel
 from bass_core.utilization import copy_bandwidth
+from kernels.support import is_accelerator, runtime
 
-from . import shapes
+from . import results, shapes
+
+# The status of a process that ended itself as its device had stopped answering.
+BROKEN = 3
+
+
+def answers(device: torch.device) -> bool:
+    """Whether the device still does what it is asked: after an illegal access every call fails for good."""
+    if not is_accelerator(device):
+        return True
+    try:
+        runtime(device).synchronize(device)
+    except Exception:
+        traceback.print_exc()
+        return False
+    try:
+        runtime(device).empty_cache()
+    except Exception:  # torch refuses it after a capture that failed, and all else goes on
+        traceback.print_exc()
+    return True
 
 
 @dataclass
@@ -37,6 +61,7 @@ class Context:
     recordings: Path
     section: str = ""
     part: tuple[int, int] = (0, 1)
+    after: int = 0
 
     @property
     def dry(self) -> bool:
@@ -53,8 +78,7 @@ class Context:
 
     def emit(self, **fields: Any) -> None:
         """Append one JSON line to the results."""
-        with self.out.open("a") as file:
-            file.write(json.dumps(fields) + "\n")
+        results.append(self.out, **fields)
 
     def row(self, case: str, what: str, value: float | str | None, unit: str = "", note: str = "") -> None:
         """One figure."""
@@ -62,6 +86,30 @@ class Context:
             value = float(f"{value:.5g}")
         self.emit(kind="row", section=self.section, case=case, what=what, value=value, unit=unit, note=note)
         print(f"  {case:40s} {what:28s} {value} {unit} {note}", flush=True)
+
+    def cases(self, cases: Iterable[tuple[str, Hashable, str, Callable[[], object]]]) -> None:
+        """Run (group, variant, label, case) one after another, those of this process that were not run already.
+
+        Variants, such as the kernels that cases compile, are dealt out to the processes; a case that raises is
+        noted, and the others go on, in a new process where the device no longer answers.
+        """
+        part, parts = self.part
+        variants: dict[Hashable, int] = {}
+        own = [one for one in cases if variants.setdefault((one[0], one[1]), len(variants)) % parts == part]
+        for index, (group, _, label, case) in list(enumerate(own))[self.after :]:
+            if self.late:
+                return
+            place = {"section": self.section, "part": part, "index": index, "group": group, "label": label}
+            self.emit(kind="begun", **place)
+            try:
+                case()
+                self.emit(kind="verdict", error=None, **place)
+            except Exception as error:
+                text = f"{type(error).__name__}: {error}"[:300]
+                print(f"  {group}: {label} failed: {text}", flush=True)
+                self.emit(kind="verdict", error=text, **place)
+                if not answers(self.device):
+                    os._exit(BROKEN)
 
     @cached_property
     def bandwidth(self) -> float:
@@ -77,12 +125,14 @@ class Context:
         """The 7.8B target and the 310M draft."""
         target = shapes.build(shapes.target_config(self.dry), self.device, self.dtype, self.seed)
         draft = shapes.build(shapes.draft_config(self.dry), self.device, self.dtype, self.seed + 1)
-        pair = ModelPair(target, draft, shapes.number_words(target.config.vocab_size))
-        if self.dry:
-            pair.target_step, pair.draft_step = GpuModel(target), GpuModel(draft)
-            for step in (pair.target_step, pair.draft_step):
-                # What is interpreted is the kernels section; here it would only take time.
-                step.has_kernels = False
+        return self.as_on_a_gpu(ModelPair(target, draft, shapes.number_words(target.config.vocab_size)))
+
+    def as_on_a_gpu(self, pair: ModelPair) -> ModelPair:
+        """In a dry run the pair with the GPU's forward, in torch: interpreting kernels is the checks' matter."""
+        if self.dry and isinstance(pair.draft, PreTrainedModel):
+            target, draft = GpuModel(pair.target), GpuModel(pair.draft)
+            target.has_kernels = draft.has_kernels = False
+            pair.target_step, pair.draft_step = target, draft
         return pair
 
     def prompts(self, count: int) -> list[list[int]]:

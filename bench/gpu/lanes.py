@@ -8,14 +8,19 @@ one capture of a graph. The fastest policy of each case is named. `generate` on 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from bass_core import generate
+from bass_core import generate, load_pair, race
 from bass_core.generation import Generation
+from bass_core.gpu_model import GpuModel
+from bass_core.weights import FOLDER, cache_root, is_complete
 
+from ..prompts import mixed
 from .context import Context
+from .races import write_recording
 
 ACCEPTANCES = (0.6, 0.7, 0.8, 0.9)
 
@@ -24,6 +29,7 @@ def run(ctx: Context) -> None:
     """Batch 8 with many policies, then generate, then the other batches with fewer."""
     fixed = (2, 3) if ctx.dry else (4, 6) if ctx.quick else (3, 4, 5, 6, 7, 8, 10)
     batch(ctx, 2 if ctx.dry else 8, fixed, repeats=1 if ctx.short else 3)
+    chained_drafts(ctx, 2 if ctx.dry else 8, fixed[:1] if ctx.short else (4, 6, 8))
     transformers_generate(ctx)
     for size in () if ctx.short else (1, 16, 4, 2, 32):
         batch(ctx, size, (4, 6), repeats=1)
@@ -55,6 +61,23 @@ def batch(ctx: Context, size: int, fixed: tuple[int, ...], repeats: int) -> None
             gained = speedup(ctx, f"b{size} a{acceptance} bass l={policy}", base, made)
             best = max(best, (gained, policy), key=lambda pair: pair[0])
         ctx.row(f"b{size} a{acceptance}", "best BASS / regular", best[0], "", f"draft length {best[1]}")
+
+
+def chained_drafts(ctx: Context, size: int, lengths: tuple[int, ...]) -> None:
+    """BASS with a round's greedy drafts in one captured step, over the same without; nothing ships it."""
+    draft = ctx.pair.draft_step
+    if ctx.late or not isinstance(draft, GpuModel):
+        return
+    prompts, count, plan = ctx.prompts(size), 6 if ctx.dry else 128, draft.plan
+    for length in lengths:
+        times = []
+        for chain in (False, True):
+            draft.plan = replace(plan, chain=chain)
+            case = f"b{size}, {'drafts in one graph' if chain else 'draft by draft'},"
+            made = record(ctx, case, "bass", prompts, count, 1, 0.8, length)
+            times.append(made.metrics.ms_per_token or float("nan"))
+        draft.plan = plan
+        ctx.row(f"b{size} l={length}", "drafts in one graph / draft by draft", times[1] / times[0])
 
 
 def record(
@@ -141,3 +164,22 @@ def compiled(ctx: Context) -> None:
         return
     ms = generate_ms(ctx, 8, 4, 36, {"cache_implementation": "static"})
     ctx.row("b8", "generate, static + compile", ms, "ms/token", "transformers")
+
+
+def smollm2(ctx: Context) -> None:
+    """The `smollm2` pair where its weights are at hand, greedy on real text; nothing is fetched."""
+    if ctx.dry or not is_complete(cache_root() / FOLDER):
+        ctx.row("smollm2", "not run", "a dry run" if ctx.dry else f"no weights in {cache_root()}")
+        return
+    pair = load_pair("smollm2", device=ctx.device)
+    arguments: dict[str, Any] = {"max_new_tokens": 128, "eos_token_id": None}
+    for size in (1, 8):
+        prompts = mixed(size)
+        for method in ("regular", "bass"):
+            generate(pair, prompts, method=method, **arguments)
+            metrics = generate(pair, prompts, method=method, **arguments).metrics
+            ctx.row(f"smollm2 b{size} {method}", "ms_per_token", metrics.ms_per_token, "ms")
+            ctx.row(f"smollm2 b{size} {method}", "acceptance_rate", metrics.acceptance_rate)
+    snapshots = list(race(pair, mixed(4), **arguments))
+    about = f"smollm2 (SmolLM2-135M-Instruct) on {ctx.device}, batch 4, greedy, scheduling fair"
+    write_recording(ctx.recordings / "smollm2-fair.json.xz", about, snapshots)

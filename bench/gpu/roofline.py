@@ -1,10 +1,13 @@
 """Decode, verify and draft steps of the 7.8B shape against the time that reading their bytes takes.
 
 Contract: floor = (bytes of weights and of live keys and values) / copy bandwidth. First, each plan for the
-products is timed and the fastest is used from there on, which the rows say.
+products is timed, the best tiles of products.py as one of them; the fastest is used from there on, also in the
+sections behind, which the rows say.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -12,15 +15,21 @@ from bass_core.gpu_model import GpuModel, Plan
 from bass_core.graphs import release_idle
 from bass_core.step_model import StepModel
 
-from .context import Context
+from . import results
+from .context import Context, answers
 from .timing import milliseconds
 
+Tiles = dict[tuple[int, bool], dict[str, int]]
+_shipped: Any = None
 PLANS = {
     "ours": Plan(),
     "ours up to 16 rows": Plan(most_rows=16),
     "ours, torch at 1 row": Plan(gemv=False),
     "torch": Plan(most_rows=0),
+    "ours, K in parts": Plan(split_k=True),
+    "ours, best tiles": Plan(),
 }
+TILED = "ours, best tiles"
 
 
 def run(ctx: Context) -> None:
@@ -54,12 +63,16 @@ def choose_plans(ctx: Context) -> None:
         # Batch 1 and batch 8 weigh alike; a verify step matters for the target alone.
         shapes = ((1, 1), (8, 1)) if name == "draft" else ((1, 1), (8, 1), (8, 5))
         scores: dict[str, float] = {}
-        for label, plan in PLANS.items():
+        for label in PLANS:
+            if label == TILED and (name == "draft" or not best_tiles(ctx)):
+                continue  # tiles serve both models, and are measured on the target's products
             try:
-                model.plan = plan
+                use(ctx, name, label)
                 times = [step_ms(ctx, model, batch, width, kv) for batch, width in shapes]
             except Exception as error:
                 ctx.row(f"{name}, {label}", "failed", f"{type(error).__name__}: {error}"[:200])
+                if not answers(ctx.device):
+                    raise
                 continue
             for (batch, width), ms in zip(shapes, times, strict=True):
                 ctx.row(f"{name}, {label}", f"b{batch} x {width}", ms, "ms")
@@ -67,9 +80,44 @@ def choose_plans(ctx: Context) -> None:
                 ms / step_floor(ctx, model, *shape, kv) for shape, ms in zip(shapes, times, strict=True)
             )
         best = min(scores, key=lambda label: scores[label])
-        model.plan = PLANS[best]
+        use(ctx, name, best)
         ctx.row(name, "plan", best)
         ctx.emit(kind="plan", model=name, plan=best)
+
+
+def use(ctx: Context, name: str, label: str) -> None:
+    """Give the target or the draft the plan of that label; the target's decides on the tiles as well."""
+    model = ctx.pair.target_step if name == "target" else ctx.pair.draft_step
+    if isinstance(model, GpuModel):
+        model.plan = PLANS[label]
+    if name == "target" and best_tiles(ctx):
+        set_tiles(best_tiles(ctx) if label == TILED else {})
+
+
+def apply_chosen(ctx: Context) -> None:
+    """Use what an earlier process found fastest."""
+    for line in results.read(ctx.out):
+        if line["kind"] == "plan":
+            use(ctx, line["model"], line["plan"])
+
+
+def best_tiles(ctx: Context) -> Tiles:
+    """What products.py found: tiles by rows and gate."""
+    lines = results.read(ctx.out)
+    return {(line["rows"], line["gate"]): line["tile"] for line in lines if line["kind"] == "tile"}
+
+
+def set_tiles(best: Tiles) -> None:
+    """Replace the shipped tiles of this process by the best: of 8 rows for 2 to 16, of 40 for more."""
+    from kernels import linear
+
+    def tiles(rows: int, gate: bool, itemsize: int) -> dict[str, int]:
+        measured = 1 if rows == 1 else 8 if rows <= 16 else 40
+        return best.get((measured, gate)) or _shipped(rows, gate, itemsize)
+
+    global _shipped
+    _shipped = _shipped or linear.tiles
+    linear.tiles = tiles
 
 
 def report(ctx: Context, model: StepModel, case: str, batch: int, width: int, kv: int) -> None:

@@ -1,13 +1,41 @@
-"""Times of device work: CUDA events, warm-up, medians; a monotonic clock in a dry run on a CPU."""
+"""Times of device work (events, warm-up, medians; a monotonic clock in a dry run on a CPU), and of compiling."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+from .context import Context
+
+
+@contextmanager
+def counted_compiles(ctx: Context) -> Iterator[None]:
+    """Rows, at the end: how many kernels Triton compiled meanwhile, in how many seconds, and how many it had."""
+    found: list[tuple[bool, float]] = []
+
+    def listen(*_: Any, times: Any = None, cache_hit: bool = False, **__: Any) -> None:
+        found.append((cache_hit, float(getattr(times, "total", 0)) / 1e6))
+
+    try:
+        from triton import knobs
+
+        knobs.compilation.listener = listen
+    except (ImportError, AttributeError):  # no Triton, or one before 3.4
+        yield
+        return
+    try:
+        yield
+    finally:
+        knobs.compilation.listener = None
+        made = [seconds for hit, seconds in found if not hit]
+        ctx.row(
+            "Triton", "compiling", sum(made), "s", f"{len(made)} kernels, {len(found) - len(made)} from its cache"
+        )
 
 
 def milliseconds(call: Callable[[], Any], device: torch.device, repeats: int = 20, warmup: int = 3) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bass_core.costs import CostTable
+from bass_core.cost_table import CostTable
 from bass_core.policies import Algorithm1, DraftLengthPolicy, FixedLength
 
 from ..report import claim

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bass_core.costs import RoundCosts
-from bass_core.policies import DraftLengthPolicy, RoundObserver
+from bass_core.cost_table import RoundCosts
+from bass_core.policies import DraftLengthPolicy
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,9 @@ def rounds(
         drafted = [min(asked, left[row] - 1) for row in live]
         accepted = acceptance.draw(rng, live, drafted)
         yield Played(asked, live, drafted, accepted)
-        if isinstance(policy, RoundObserver):
-            policy.observe(asked, drafted, accepted, max(drafted))
+        observe = getattr(policy, "observe", None)
+        if observe is not None:
+            observe(asked, drafted, accepted, max(drafted))
         if any(count == asked for count in drafted):
             policy.update(accepted)
         for row, count in zip(live, accepted, strict=True):

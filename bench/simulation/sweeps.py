@@ -12,7 +12,7 @@ from argparse import Namespace
 from typing import Any
 
 from bass_core.cost_aware import CostAware
-from bass_core.costs import RoundCosts
+from bass_core.cost_table import RoundCosts
 from bass_core.policies import Algorithm1, FixedLength
 
 from .closed_form import tokens_per_round

@@ -20,7 +20,8 @@ import numpy as np
 
 from bass_core import Generation, ModelPair, SamplingParams, generate
 from bass_core.attention import choose_backend
-from bass_core.costs import CostTable, RoundCosts, measure_costs
+from bass_core.cost_table import CostTable, RoundCosts
+from bass_core.costs import measure_costs
 from bass_core.policies import make_policy
 
 from ..report import claim, median

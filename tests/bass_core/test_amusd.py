@@ -14,14 +14,18 @@ import pytest
 import torch
 
 import bass_core.amusd as amusd
-from bass_core import ModelPair, RequestError, SamplingParams, generate, race, stream
+import bass_core.amusd_draft as amusd_draft
+from bass_core import ModelPair, RequestError, SamplingParams, generate, graphs, race, stream
 from bass_core.amusd_process import close, split_threads
 from bass_core.amusd_timeline import Timeline
+from bass_core.graphs import GraphRunner, record_calls
 from bass_core.lane import Lane
 from bass_core.sampling import probabilities
+from bass_core.step_model import StepModel
 
 from ..conformance import test_distribution as distribution
 from ..models import NEAR, perturbed, prompts, tiny
+from .test_head_drafter import tiny_head
 
 TOKENS = 24
 TARGET, DRAFT = tiny("llama"), perturbed(tiny("llama"), NEAR["llama"])
@@ -68,6 +72,38 @@ def test_a_perfect_draft_is_hardly_ever_rolled_back(sampling: SamplingParams) ->
     assert out.timeline["rolled_back"] <= (0 if sampling.greedy else own)
 
 
+@pytest.mark.parametrize("kind", ["model", "head"])
+def test_captured_steps_of_both_sides_write_the_same_text(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where replays write into static buffers; here a replay calls again."""
+    made: list[GraphRunner] = []
+
+    def make(model: Any, batch: int, length: int, vocab: int, backend: str, keep_states: bool = False) -> Any:
+        made.append(GraphRunner(model, batch, length, vocab, backend, keep_states, record=record_calls))
+        return made[-1]
+
+    monkeypatch.setattr(amusd, "make_runner", make)
+    monkeypatch.setattr(amusd_draft, "make_runner", make)
+    pair = ModelPair(TARGET, TARGET if kind == "model" else tiny_head(TARGET))
+    pair.amusd_draft = "stream"
+    pair.target_step = StepModel(TARGET)
+    if kind == "head":
+        pair.target_step.readout = pair.draft.readout()
+    pair.draft_step = StepModel(TARGET if kind == "model" else pair.draft.body)
+    for sampling in (SamplingParams(), WARM):
+        rule = {} if sampling.greedy else {"verification": "coupled"}
+        out = run(pair, sampling=sampling, **rule)
+        assert texts(out) == texts(run_regular(sampling, **rule))
+        assert out.metrics.drafted > 0 and (kind == "head" or out.metrics.acceptance_rate == 1)
+    close(pair)
+    assert all(runner.slot.steps for runner in made)
+    assert {runner.model for runner in made} == {pair.target_step, pair.draft_step}
+    graphs._idle.clear()
+
+
+def run_regular(sampling: SamplingParams, **rule: Any) -> Any:
+    return generate(PAIR, ROWS, method="regular", max_new_tokens=TOKENS, sampling=sampling, **rule)
+
+
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(0.8, top_k=30)])
 def test_every_draft_is_what_the_draft_says_of_the_text_before_it(sampling: SamplingParams) -> None:
     """A stale token in the draft's cache, a block of an old epoch or a wrong q would show here."""
@@ -87,6 +123,25 @@ def test_every_draft_is_what_the_draft_says_of_the_text_before_it(sampling: Samp
                 checked += len(drafted)
             before += row.tokens
     assert checked > 30
+
+
+def test_what_an_epoch_judged_is_judged_again_with_noise_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts behind a refused one go, and their places come again: never with the same coin."""
+    judged: list[tuple[int, int, int]] = []
+    judge = amusd.verify
+
+    def watched(logits: Any, drafts: Any, q: Any, counts: Any, keys: Any, *rest: Any, **options: Any) -> Any:
+        for row, at, begin, count in zip(
+            keys.sequence_ids.tolist(), keys.positions.tolist(), keys.begins.tolist(), counts.tolist(), strict=True
+        ):
+            assert begin <= at
+            judged.extend((row, begin, at + i) for i in range(count))
+        return judge(logits, drafts, q, counts, keys, *rest, **options)
+
+    monkeypatch.setattr(amusd, "verify", watched)
+    run(sampling=WARM, max_new_tokens=60)
+    assert len(set(judged)) == len(judged)
+    assert len({(row, at) for row, _, at in judged}) < len(judged), "no place came again"
 
 
 @pytest.mark.parametrize("drafter", ["cascade", "model"])

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bass_core import ModelPair, SamplingParams
+from bass_core import ModelPair, SamplingParams, amusd_draft
 from bass_core.amusd_arena import Arena
 from bass_core.amusd_draft import DraftSession
 from bass_core.amusd_link import Open, RowVerdict
+from bass_core.noise import Role, stream
+from bass_core.sampling import draw
 
 from ..models import NEAR, perturbed, prompts, reference, tiny
 from .test_head_drafter import expected_drafts, tiny_head
@@ -19,9 +21,11 @@ PAIR = ModelPair(TARGET, DRAFT)
 ROWS = prompts(2)
 
 
-def session(pair=PAIR, lead=4, rows=ROWS, new=40, layout=None):
+def session(pair=PAIR, lead=4, rows=ROWS, new=40, layout=None, sampling=None, rule="chen"):
     ends = [len(row) + new for row in rows]
-    spec = Open(1, rows, list(range(len(rows))), ends, lead, SamplingParams(), 0, "chen", "pad", layout or {})
+    spec = Open(
+        1, rows, list(range(len(rows))), ends, lead, sampling or SamplingParams(), 0, rule, "pad", layout or {}
+    )
     head = pair.draft if hasattr(pair.draft, "vocabulary") else None
     return DraftSession(spec, Arena(spec.layout), pair.draft_step, head, pair.vocab)
 
@@ -50,6 +54,31 @@ def test_drafts_that_agree_are_kept_and_announced_again_under_a_new_epoch():
     assert drafted(one, 0, 1) == reference(DRAFT, ROWS[0], 5)[4:]
 
 
+@pytest.mark.parametrize("rule", ["chen", "coupled"])
+def test_a_new_epoch_drafts_with_noise_of_its_own(rule, monkeypatch):
+    """But where drafts are the target's own draws, whose noise knows places alone."""
+    drawn = []
+
+    def recorded(q, seed, ids, positions, streams, names):
+        drawn.append((int(ids[0]), int(positions[0]), int(streams[0])))
+        return draw(q, seed, ids, positions, streams, names)
+
+    monkeypatch.setattr(amusd_draft, "draw", recorded)
+    one = session(sampling=SamplingParams(0.9), rule=rule)
+    start = len(ROWS[0])
+    # A prefill and three drafts, of which the second is refused.
+    first, second, _ = (block.tokens[0] for _ in range(4) for block in one.step() if block.row == 0)
+    one.judge([RowVerdict(0, 1, start, [first, (second + 1) % 90])])
+    one.step()
+    before, after = drawn[:3], drawn[3]
+    assert [at for _, at, _ in before] == [start, start + 1, start + 2] and after[1] == start + 2
+    if rule == "coupled":
+        assert {use for *_, use in drawn} == {int(Role.TARGET)}
+    else:
+        assert {use for *_, use in before} == {int(Role.DRAFT)}
+        assert after[2] == stream(Role.DRAFT, torch.tensor(start + 2))
+
+
 @pytest.mark.parametrize("at", [0, 1, 3])
 def test_a_different_token_takes_back_what_was_drafted_from_there(at):
     """And no stale token stays in the cache: the next drafts are those of the text as it is now."""
@@ -59,6 +88,23 @@ def test_a_different_token_takes_back_what_was_drafted_from_there(at):
     assert one.judge([RowVerdict(0, 1, len(ROWS[0]), text)]) == []
     assert one.rolled_back == 1
     assert drafted(one, 0, 1) == reference(DRAFT, ROWS[0] + text, 4)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_after_a_refusal_the_drafts_are_those_of_the_new_text(at):
+    """Four steps, a verdict that refuses draft `at` of one row, three steps more; compared without a cache."""
+    one = session(lead=8)
+    one.step()
+    ahead = [block.tokens for _ in range(4) for block in one.step() if block.row == 0]
+    other = [(token + 1) % 90 for token in ahead[at]]
+    text = [token for block in ahead[:at] for token in block] + other
+    one.judge([RowVerdict(0, 1, len(ROWS[0]), text)])
+    for _ in range(3):
+        (block,) = [block for block in one.step() if block.row == 0]
+        ids = torch.tensor([ROWS[0] + text])
+        assert block.tokens == [int(DRAFT(ids, use_cache=False).logits[0, -1].argmax())]
+        assert (block.epoch, block.start) == (1, ids.shape[1])
+        text += block.tokens
 
 
 def test_a_verdict_that_is_longer_than_the_drafts_and_one_that_comes_before_the_prompt_is_fed():

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from bass_core import PairError, RequestError, WeightsError, catalogue, load_pair, sources
-from bass_core.draft_head import DraftHead, HeadConfig
+from bass_core.draft_head import DraftHead
 from tests.models import VOCAB, tiny
 
 HUB_ID = "someone/tiny-llama"
@@ -107,14 +107,6 @@ def test_an_entry_names_draft_drafter_and_dtype(
     assert pair.draft.name_or_path == str(tmp_path / "repository" / "drafts" / "mine")
     other = load_pair("mine", draft="mine", device="cpu")
     assert other.draft.name_or_path == str(folder) and other.default_drafter == "auto"
-
-
-def test_a_folder_with_a_draft_head_is_a_draft(folder: Path, tmp_path: Path) -> None:
-    target = load_pair(str(folder), device="cpu", dtype="float32").target
-    head = DraftHead(target, HeadConfig(1, target.config.hidden_size), torch.arange(VOCAB // 2))
-    head.save(tmp_path / "head")
-    pair = load_pair(str(folder), draft=str(tmp_path / "head"), device="cpu", dtype="float32")
-    assert isinstance(pair.draft, DraftHead) and len(pair.draft.vocabulary) == VOCAB // 2
 
 
 def test_the_catalogue() -> None:

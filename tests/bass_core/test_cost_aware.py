@@ -2,16 +2,19 @@
 
 import itertools
 import json
+import os
 
 import pytest
 
 from bass_core import ModelPair, generate
 from bass_core.cost_aware import FIRST_WAIT, CostAware
-from bass_core.costs import MOST_ROWS, CostTable, cost_table, measure_ahead
-from bass_core.policies import DraftLengthPolicy, FixedLength, RoundObserver
+from bass_core.cost_table import CostTable, read_table
+from bass_core.costs import MOST_ROWS, cost_table, measure_ahead
+from bass_core.policies import FixedLength, make_policy
 from bass_core.request import make_request
 from bass_core.sampling import SamplingParams
 
+from ..conformance.table import head
 from ..models import NEAR, perturbed, prompts, tiny
 
 # A round costs 10 ms and 1 ms a token; a draft forward 0.5 ms.
@@ -80,8 +83,8 @@ def test_rows_that_stop_early_make_a_longer_cap_no_dearer():
 
 def test_it_is_a_policy_that_sees_rounds():
     policy = CostAware(CHEAP)
-    assert isinstance(policy, DraftLengthPolicy) and isinstance(policy, RoundObserver)
-    assert not isinstance(FixedLength(2), RoundObserver)
+    assert isinstance(make_policy(policy), CostAware) and hasattr(policy, "observe")
+    assert not hasattr(FixedLength(2), "observe")
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -118,6 +121,69 @@ def test_the_table_is_measured_once_and_kept(tmp_path, monkeypatch):
         cost_table(*ask, rows=1)
 
 
+SOUND = {"verify": {"1": [[1, 5.0], [2, 6.0]], "2": [[2, 7.0]]}, "draft": {"1": 0.5, "2": 0.5}, "padded": True}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"verify": {"1": []}},
+        {"verify": {"1": [[1, "5"]]}},
+        {"verify": {"1": [[1, None]]}},
+        {"verify": {"1": [[1, 5.0], [1, 6.0]]}},
+        {"verify": {"1": [[1, 0.0]]}},
+        {"verify": {"1": [[1, -2.0]]}},
+        {"verify": {"1": [[1, float("nan")]]}},
+        {"verify": {"1": [[float("inf"), 1.0]]}},
+        {"verify": {"1": [[1, 10**400]]}},
+        {"verify": {"1": [[2, 5.0], [1, 6.0]]}},
+        {"verify": {"1": [[1, 20.0], [9, 10.0]]}},
+        {"verify": {"2": [[2, 5.0]], "1": [[1, 6.0]]}},
+        {"verify": {"0": [[1, 5.0]]}},
+        {"draft": {"1": -0.5, "2": 0.5}},
+        {"draft": {"1": "0.5", "2": 0.5}},
+        {"draft": {"1": 0.5}},
+        {"padded": "no"},
+        {"verify": {"1": [[1, True]]}},
+    ],
+)
+def test_a_table_that_was_not_measured_is_measured_anew(damage, tmp_path):
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps(SOUND))
+    assert read_table(path).verify_ms(2, 2) == 7.0
+    # Where only the verifications are damaged, no draft says whose rows are missing.
+    path.write_text(json.dumps(SOUND | ({"draft": {}} if "verify" in damage else {}) | damage))
+    assert read_table(path) is None
+
+
+def test_a_table_without_its_draft_is_measured_anew(tmp_path, monkeypatch):
+    """Else a draft model would cost nothing for ever."""
+    target = tiny("llama")
+    ask = (ModelPair(target, perturbed(target, 0.05)), "model", "sdpa", SamplingParams())
+    cost_table(*ask, rows=1)
+    (path,) = (tmp_path / "bass" / "costs").iterdir()
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"draft": {}}))
+    assert cost_table(*ask, rows=1).draft
+    monkeypatch.setattr("bass_core.costs._Lab", None)
+    assert cost_table(*ask, rows=1).draft_ms(1) >= 0
+
+
+def test_a_table_nested_too_deeply_is_measured_anew(tmp_path):
+    (tmp_path / "table.json").write_text("[" * 100_000)
+    assert read_table(tmp_path / "table.json") is None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("drafter", ["model", "adaptive"])
+def test_costs_are_measured_with_a_draft_head(temperature, drafter):
+    """A head reads the target's states: a lab that does not hand them on dies in its first proposal."""
+    target = tiny("llama")
+    sampling = SamplingParams(temperature=temperature)
+    table = cost_table(ModelPair(target, head(target)), drafter, "sdpa", sampling, rows=2)
+    assert list(table.verify) == list(table.draft) == [1, 2]
+    assert all(ms > 0 for points in table.verify.values() for _, ms in points)
+
+
 def test_the_most_rows_measured_serve_for_more(tmp_path):
     ask = (ModelPair(tiny("gpt2")), "prompt_lookup", "sdpa", SamplingParams())
     table = cost_table(*ask, rows=10**6)
@@ -139,9 +205,13 @@ def test_what_was_measured_ahead_is_not_measured_in_a_request(tmp_path, monkeypa
         make_request(pair, [1, 2, 3], n=4, draft_length="cost-aware")
 
 
-def test_a_cache_that_cant_be_written_is_no_obstacle(tmp_path, monkeypatch):
+@pytest.mark.parametrize("home", [True, False])
+def test_a_cache_that_cant_be_written_is_no_obstacle(home, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file") if home else "")
+    if not home:
+        monkeypatch.delenv("HOME")
+        monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
     pair = ModelPair(tiny("gpt2"))
     policy = make_request(pair, [1, 2, 3], draft_length="cost-aware", drafter="prompt_lookup").policy
     assert isinstance(policy, CostAware)

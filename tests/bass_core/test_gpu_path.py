@@ -70,10 +70,10 @@ def test_the_gpus_forward_is_the_models(architecture: str, kernels: bool) -> Non
         lengths = [lengths[0] + width, lengths[1] + max(1, width - 2)]
 
 
-def test_copies_that_do_not_fit_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """q 64 x 64, k and v 32 x 64, gate and up 128 x 64, two layers, four bytes: 192 KiB, and a quarter more."""
-    model = tiny("llama")
-    needed = 2 * (64 + 2 * 32 + 2 * 128) * 64 * 4
+def test_weights_are_not_joined_where_a_layer_more_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """q 64 x 64, k and v 32 x 64, gate and up 128 x 64, four bytes: 96 KiB a layer, and a quarter more."""
+    model = tiny("llama", layers=3)
+    needed = (64 + 2 * 32 + 2 * 128) * 64 * 4
     for free, room in ((1.26 * needed, True), (1.24 * needed, False)):
         monkeypatch.setattr(gpu_model, "available_bytes", lambda _, free=free: free)
         assert gpu_model.has_room(model) is room
@@ -88,6 +88,29 @@ def test_one_row_takes_the_kernel_for_one_row() -> None:
         ours.plan = plan
         mine = ours.forward(ids, ours.new_cache(1, 8), [0])
         torch.testing.assert_close(mine, plain, atol=2e-3, rtol=1e-4)
+
+
+def test_the_products_in_parts_are_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan says so, `linear` hears it, and the logits stay the same; one row is not asked to split."""
+    from kernels import linear
+
+    taken: list[dict[str, int]] = []
+    split_tiles = linear.split_tiles
+
+    def in_parts(*arguments: object) -> dict[str, int]:
+        tile = split_tiles(*arguments)
+        taken.append(tile | ({"SPLIT_K": 2} if "BLOCK_M" in tile else {}))
+        return taken[-1]
+
+    monkeypatch.setattr(linear, "split_tiles", in_parts)
+    model = tiny("llama")
+    ours, ids = GpuModel(model), torch.arange(1, 11)[None]
+    plain = ours.forward(ids, ours.new_cache(1, 16), [0])
+    assert not taken
+    ours.plan = Plan(split_k=True)
+    mine = ours.forward(ids, ours.new_cache(1, 16), [0])
+    assert len(taken) == 4 * ours.layers + 1
+    torch.testing.assert_close(mine, plain, atol=2e-3, rtol=1e-4)
 
 
 def static_runner(model: StepModel, batch: int, length: int, backend: str = "pad") -> GraphRunner:
@@ -142,7 +165,7 @@ def test_the_least_used_step_goes_when_outputs_take_too_much(monkeypatch: pytest
     runner = static_runner(model, 1, 64)
     one = torch.ones(1, 1, dtype=torch.long)
     runner.feed_ids(one, [0])
-    monkeypatch.setattr(graphs, "OUTPUT_BYTES", 3 * next(iter(runner.slot.steps.values())).nbytes)
+    monkeypatch.setattr(graphs, "STEP_BYTES", 3 * next(iter(runner.slot.steps.values())).nbytes)
     runner.feed_ids(one.expand(1, 2), [0])
     runner.feed_ids(one, [0])
     runner.feed_ids(one.expand(1, 3), [0])

@@ -4,11 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bass_core import ModelPair, SamplingParams, generate
+from bass_core import ModelPair, SamplingParams, generate, head_drafter
 from bass_core.decoder import BatchDecoder, Rules
 from bass_core.draft_head import DraftHead, HeadConfig, is_draft_head, load_draft_head
 from bass_core.errors import PairError, WeightsError
-from bass_core.head_drafter import HEADROOM, HeadDrafter
+from bass_core.head_drafter import HEADROOM, LOOK_EVERY, HeadDrafter
 from bass_core.policies import FixedLength
 from bass_core.runner import ModelRunner
 from bass_core.sampling import probabilities
@@ -188,9 +188,14 @@ def test_a_packed_head_travels(tmp_path):
     torch.testing.assert_close(head.inputs(ids, seen), other.inputs(ids, seen_))
 
 
+@pytest.mark.parametrize("lazy", [False, True], ids=["host", "accelerator"])
 @pytest.mark.parametrize("sampling", [SamplingParams(), DRAWN], ids=["greedy", "sampled"])
-def test_an_unsure_head_stops_by_what_it_knew_before_the_draw(pair, sampling):
-    """Recomputed from what a head that never stops says, fed the same rows and keys."""
+def test_an_unsure_head_stops_by_what_it_knew_before_the_draw(pair, sampling, lazy, monkeypatch):
+    """Recomputed from what a head that never stops says, fed the same rows and keys.
+
+    An accelerator looks now and then alone whether all rows rest: it may run in vain, and proposes the same.
+    """
+    monkeypatch.setattr(head_drafter, "is_accelerator", lambda device: lazy)
     keys = Keys(2, torch.arange(3), torch.tensor([len(prompt) for prompt in prompts(3)]))
 
     def proposed(confidence):
@@ -198,14 +203,14 @@ def test_an_unsure_head_stops_by_what_it_knew_before_the_draw(pair, sampling):
         body = ModelRunner(pair.draft_step, 3, 96, len(pair.draft.vocabulary), "pad", keep_states=True)
         drafter = HeadDrafter(pair.draft, body, pair.vocab, sampling, confidence=confidence)
         drafter.start(rows)
-        drafter._waiting = [torch.ones(len(row.tokens), 64) for row in rows]
+        drafter._waiting = [[torch.ones(len(row.tokens), 64)] for row in rows]
         said, draw = [], drafter._draw
 
-        def recorded(logits, keys, step):
-            column, full = draw(logits, keys, step)
+        def recorded(logits, q, keys, step):
+            column = draw(logits, q, keys, step)
             q = logits.softmax(-1) if sampling.greedy else probabilities(logits, sampling)
             said.append((q.amax(-1).tolist(), q.gather(1, column[:, None])[:, 0].tolist()))
-            return column, full
+            return column
 
         drafter._draw = recorded
         proposal = drafter.propose(rows, [6, 6, 2], keys)
@@ -232,5 +237,6 @@ def test_an_unsure_head_stops_by_what_it_knew_before_the_draw(pair, sampling):
             assert count == min([6, 6, 2][r], limit, headroom)
             worth = max(worth, 1 + min([5, 5, 1][r], limit, headroom - 1))
         # One forward for the first token; none for a token that no row would look at.
-        assert calls == worth
+        assert calls == worth if not lazy else worth <= calls <= min(6, worth + LOOK_EVERY)
+        assert found.probs is None or torch.equal(found.probs, endless.probs[:, :width])
     assert len(stopped) > 3 and proposed(1.1)[0].tokens.shape[1] == 0

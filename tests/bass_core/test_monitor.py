@@ -39,6 +39,7 @@ class FakeNvml(ModuleType):
         super().__init__("pynvml")
         self.broken: set[str] = set()
         self.open = 0
+        self.boards = {"GPU-ffffffff-0000-0000-0000-000000000000": "wrong", f"GPU-{UUID}": "right"}
 
     def _call(self, name: str, value: object = None) -> object:
         if name in self.broken:
@@ -54,8 +55,9 @@ class FakeNvml(ModuleType):
         self._call("nvmlShutdown")
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> object:
-        boards = {"GPU-ffffffff-0000-0000-0000-000000000000": "wrong", f"GPU-{UUID}": "right"}
-        return self._call("nvmlDeviceGetHandleByUUID", boards[uuid])
+        if uuid not in self.boards:
+            raise self.NVMLError("not found")
+        return self._call("nvmlDeviceGetHandleByUUID", self.boards[uuid])
 
     def nvmlDeviceGetUtilizationRates(self, board: str) -> object:
         return self._call("nvmlDeviceGetUtilizationRates", SimpleNamespace(gpu=87 if board == "right" else 1))
@@ -139,6 +141,16 @@ def test_all_fields_of_the_board_that_torch_means(nvml: FakeNvml) -> None:
         assert (sample["name"], sample["kind"]) == ("Board 9000", "cuda") and sample["rss_mb"] is not None
         assert nvml.open == 1
     assert nvml.open == 0
+
+
+@pytest.mark.parametrize("told", [UUID, f"MIG-{UUID}"])
+def test_a_slice_of_a_board_is_found_by_its_own_name(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, told: str
+) -> None:
+    nvml.boards = {"GPU-ffffffff-0000-0000-0000-000000000000": "wrong", f"MIG-{UUID}": "right"}
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=told))
+    with Monitor(CUDA, interval_s=60) as monitor:
+        assert gpu_fields(monitor.latest()) == GOOD
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,8 @@
-"""Packed linear layers: what torch computes, in whichever layout the weights take."""
+"""Packed linear layers: what torch computes, in whichever layout the weights take.
+
+Contract: both kinds of CPU are covered on either of them, by setting what `matmul_dtype` answers: one that
+multiplies bfloat16 natively, and one that would have to emulate it.
+"""
 
 import pytest
 import torch
@@ -45,14 +49,42 @@ def test_joined_layers_give_what_each_gives(without_bfloat16, monkeypatch, dtype
     torch.testing.assert_close(linear(x, residual), exact(layers, x) + residual, atol=1e-5, rtol=1e-5)
 
 
+@pytest.fixture(params=[torch.bfloat16, torch.float32], ids=["native bfloat16", "emulated bfloat16"])
+def native(request, monkeypatch):
+    """Either kind of CPU: the dtype in which it multiplies bfloat16 weights."""
+    monkeypatch.setattr(
+        packed, "matmul_dtype", lambda dtype: request.param if dtype == torch.bfloat16 else torch.float32
+    )
+    return request.param
+
+
 @pytest.mark.skipif(not HALVES, reason="this build of torch has no FBGEMM")
-def test_a_row_is_the_same_bit_for_bit_however_many_stand_beside_it(without_bfloat16):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_that_float16_holds_take_its_layout_on_either_kind_of_cpu(native, dtype):
+    linear = PackedLinear(layer(24, 32, dtype, True), layer(8, 32, dtype, True, seed=1))
+    assert linear.halves is not None and linear.packed is None and linear.compute == torch.float32
+
+
+@pytest.mark.parametrize("value", [2.0**-30, 2.0**17])
+def test_weights_that_float16_cannot_hold_take_what_this_cpu_multiplies(native, monkeypatch, value):
+    monkeypatch.setattr(packed, "PACKED_WEIGHTS", 0)
+    one, x = layer(16, 16, torch.bfloat16), torch.randn(5, 16)
+    one.weight[3, 5] = value
+    linear = PackedLinear(one)
+    assert linear.halves is None and linear.compute == native
+    error = 1e-5 if native == torch.float32 else 2e-2 * exact([one], x).abs().max().item()
+    assert (linear(x) - exact([one], x)).abs().max() <= error
+
+
+@pytest.mark.skipif(not HALVES, reason="this build of torch has no FBGEMM")
+def test_a_row_is_the_same_bit_for_bit_however_many_stand_beside_it(native):
     linear = PackedLinear(layer(192, 128, torch.bfloat16))
     assert linear.halves is not None and linear.plain is None
     x = torch.randn(64, 128)
     whole = linear(x)
     for rows in range(1, 64):
         assert torch.equal(linear(x[:rows]), whole[:rows])
+        assert torch.equal(linear(x[rows : rows + 1]), whole[rows : rows + 1])
 
 
 @pytest.mark.skipif(not HALVES, reason="this build of torch has no FBGEMM")
@@ -66,14 +98,9 @@ def test_a_tall_matrix_is_packed_in_pieces_that_give_the_same_bits(without_bfloa
     assert torch.equal(pieces(x, residual), whole(x, residual))
 
 
-def test_weights_that_float16_would_round_stay_float32(without_bfloat16):
-    tiny = layer(16, 16, torch.bfloat16)
-    tiny.weight[3, 5] = 2.0**-30
-    assert PackedLinear(tiny).halves is None
-    huge = layer(16, 16, torch.bfloat16)
-    huge.weight[0, 0] = 2.0**17
-    assert PackedLinear(huge).halves is None
-    assert PackedLinear(layer(16, 16, torch.float32)).halves is None
+def test_float32_weights_stay_float32(native):
+    linear = PackedLinear(layer(16, 16, torch.float32))
+    assert linear.halves is None and linear.compute == torch.float32
 
 
 @pytest.mark.parametrize("smallest", [0, 10**6])
@@ -90,3 +117,15 @@ def test_all_layers_are_packed_in_their_order(without_bfloat16):
     x = torch.randn(2, 16)
     for group, linear in zip(groups, pack_all(groups), strict=True):
         torch.testing.assert_close(linear(x), exact(group, x), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.skipif(not HALVES, reason="this build of torch has no FBGEMM")
+def test_a_model_says_whether_its_sums_are_rounded_to_16_bits(native):
+    assert not ModelPair(tiny("llama")).target_step.low_precision
+    model = tiny("llama").to(torch.bfloat16)
+    for weight in model.parameters():
+        weight[weight.abs() < 2.0**-14] = 0  # below, float16 has fewer bits than bfloat16
+    assert not ModelPair(model).target_step.low_precision
+    model.lm_head.weight[0, 0] = 2.0**17
+    assert ModelPair(model).target_step.low_precision == (native == torch.bfloat16)
+    assert ModelPair(tiny("gpt2").to(torch.bfloat16)).target_step.low_precision

@@ -9,7 +9,10 @@ import pytest
 import torch
 from transformers import MambaConfig, MambaForCausalLM, T5Config, T5ForConditionalGeneration
 
-from bass_core import ModelPair, PairError, RequestError, generate
+from bass_core import ModelPair, PairError, RequestError, generate, pair
+from bass_core.gpu_model import GpuModel
+from bass_core.lean import LeanModel
+from bass_core.step_model import StepModel
 
 from ..models import prompts, reference, tiny
 
@@ -22,9 +25,9 @@ def test_the_models_stay_ordinary_transformers_models():
     before = reference(target, prompt, 12)
     weights = {name: tensor.clone() for name, tensor in target.state_dict().items()}
     attention = target.config._attn_implementation
-    pair = ModelPair(target, target)
+    made = ModelPair(target, target)
     during = []
-    thread = threading.Thread(target=lambda: generate(pair, prompts(4), max_new_tokens=60))
+    thread = threading.Thread(target=lambda: generate(made, prompts(4), max_new_tokens=60))
     thread.start()
     while thread.is_alive():
         during.append(reference(target, prompt, 12))
@@ -55,6 +58,16 @@ def test_what_cannot_be_supported_is_refused_by_name():
 def test_a_pair_without_a_draft_refuses_the_model_drafter():
     with pytest.raises(RequestError, match="no draft model"):
         generate(ModelPair(tiny("llama")), [1, 2], drafter="model")
+
+
+def test_weights_are_joined_on_a_gpu_and_left_alone_on_zero_gpu(monkeypatch: pytest.MonkeyPatch):
+    assert type(ModelPair(tiny("llama")).target_step) is LeanModel
+    monkeypatch.setattr(pair, "is_accelerator", lambda device: True)
+    monkeypatch.setattr(pair.gpu_model, "has_room", lambda model: True)
+    assert type(ModelPair(tiny("llama")).target_step) is GpuModel
+    assert type(ModelPair(tiny("gpt2")).target_step) is StepModel
+    monkeypatch.setenv("SPACES_ZERO_GPU", "true")
+    assert type(ModelPair(tiny("llama")).target_step) is StepModel
 
 
 def test_transformers_imports_beside_our_kernels_folder():

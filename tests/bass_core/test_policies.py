@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import pytest
 
-from bass_core import ModelPair, RequestError, generate, stream
+from bass_core import ModelPair, RequestError, SamplingParams, generate, stream
 from bass_core.policies import Algorithm1, CommonStop, FixedLength, make_policy
 
 from ..models import NEAR, perturbed, prompts, tiny
@@ -76,11 +76,39 @@ def test_a_common_stop_keeps_the_lengths_alike_and_the_text():
     pair = ModelPair(target, perturbed(target, NEAR["llama"]))
     rows = prompts(3, longest=8)
     plain = [s.token_ids for s in generate(pair, rows, method="regular", max_new_tokens=20).sequences]
+    others = 0
     texts = [[] for _ in rows]
     own = list(stream(pair, rows, draft_length=4, max_new_tokens=20))
     for round_ in stream(pair, rows, draft_length=CommonStop(4), max_new_tokens=20):
         assert len({len(row.tokens) for row in round_.rows}) <= 1
+        least = min((row.accepted for row in round_.rows), default=0)
         for row in round_.rows:
             texts[row.sequence] += row.tokens
+            assert row.accepted == least or row.finish_reason
+            if round_.kind == "verify" and len(row.tokens) > least and len(row.drafted) > least:
+                # The last token is a draft that stood, or the target's own where this row was refused.
+                stood = row.p[least] == 1
+                assert row.origins[least] == ("accepted" if stood else "recovered")
+                assert row.tokens[least] == row.drafted[least] or not stood
+                others += stood
     assert texts == plain
+    assert others
     assert any(len({len(row.tokens) for row in round_.rows}) > 1 for round_ in own), "nothing was cut short"
+
+
+def test_a_common_stop_hands_on_the_draft_with_its_probability():
+    """Sampled: the draft in the place of the target's own token keeps p as it was tested by."""
+    target = tiny("llama")
+    pair = ModelPair(target, perturbed(target, NEAR["llama"]))
+    cut = 0
+    arguments = {"draft_length": CommonStop(4), "max_new_tokens": 20, "sampling": SamplingParams(0.9)}
+    for round_ in stream(pair, prompts(4, longest=8), **arguments):
+        for row in round_.rows:
+            n = row.accepted
+            if round_.kind == "verify" and row.origins[n:] == ["accepted"]:
+                cut += 1
+                assert row.tokens[n] == row.drafted[n] and row.next_p == row.p[n]
+                assert row.u[n] * row.q[n] < row.p[n]
+            elif len(row.origins) > n and round_.kind == "verify" and len(row.drafted) > n:
+                assert row.origins[n] == "recovered" and row.u[n] * row.q[n] >= row.p[n]
+    assert cut

@@ -83,6 +83,12 @@ def test_a_run_repeats_from_its_recorded_lengths() -> None:
     assert [s.token_ids for s in again.sequences] == [s["token_ids"] for s in first]
 
 
+@pytest.mark.parametrize("length", [2.5, "x", -3, None, True, 1025])
+def test_a_recorded_length_that_is_none_is_refused(length: Any) -> None:
+    with pytest.raises(RequestError, match=r"whole numbers from 0 to 1024, one for each round; got .*\.$"):
+        RecordedLengths([4, length])
+
+
 def test_no_lengths_are_refused() -> None:
     with pytest.raises(RequestError, match="at least one"):
         RecordedLengths([])

@@ -1,11 +1,11 @@
-"""The largest value's index, on which every greedy choice and every draw rests."""
+"""The largest value's index, on which every greedy choice and every draw rests, and what is drawn from."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from bass_core.sampling import argmax
+from bass_core.sampling import COLDEST, SamplingParams, argmax, probabilities
 
 
 @pytest.mark.parametrize("shape", [(7,), (1, 49152), (3, 5, 1000), (2, 0, 9)])
@@ -23,3 +23,15 @@ def test_argmax_takes_the_lowest_of_equals_and_reads_slices() -> None:
     assert argmax(values[..., 6:]).eq(11).all() and argmax(values[1:3, 0]).shape == (2,)
     with torch.inference_mode():
         assert argmax(torch.ones(2, 9)).tolist() == [0, 0]
+
+
+def test_the_coldest_temperature_that_is_drawn_with() -> None:
+    """vLLM's bound; below it, and at 0, the likeliest token is taken."""
+    assert SamplingParams(COLDEST) != SamplingParams() and not SamplingParams(COLDEST).greedy
+    assert all(SamplingParams(t).greedy for t in (0, 0.0, 5e-324, 1e-46, 0.999e-5))
+    logits = torch.tensor([[3.0, 3.0, -2.0], [1.0, 1.0 + 2**-20, -3e38]])
+    for temperature in (COLDEST, 1e-4, 1.0, 1e9):
+        p = probabilities(logits, SamplingParams(temperature))
+        assert p.isfinite().all() and torch.allclose(p.sum(-1), torch.ones(2))
+        assert p[0, 0] == p[0, 1] and p[1, 1] >= p[1, 0]
+    assert probabilities(logits, SamplingParams(1e-46)).tolist() == [[1, 0, 0], [0, 1, 0]]

@@ -131,12 +131,26 @@ def test_a_cache_that_can_not_be_written_is_one_sentence(cache: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "expected"), [("/elsewhere", "/elsewhere/bass"), ("", "/home/me/.cache/bass")]
+    ("variable", "expected"),
+    [("/elsewhere", "/elsewhere/bass"), ("", "/home/me/.cache/bass"), ("here", "/home/me/.cache/bass")],
 )
 def test_where_the_cache_is(variable: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setenv("XDG_CACHE_HOME", variable)
     assert weights.cache_root() == Path(expected)
+
+
+@pytest.mark.parametrize("variable", [None, "", "here"])
+def test_a_user_without_a_home_is_told_what_to_set(variable: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container under a number that its password file does not know."""
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("XDG_CACHE_HOME", variable)
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
+    with pytest.raises(WeightsError, match="XDG_CACHE_HOME") as refusal:
+        weights.ensure_smollm2()
+    assert str(refusal.value).endswith(".") and "\n" not in str(refusal.value)
 
 
 def test_killed_in_the_middle_leaves_nothing_that_is_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,8 +75,14 @@ def test_gpu(tmp_path):
     document = run("gpu", "--quick", "--results", tmp_path, "--recordings", tmp_path)
     check(document, "gpu")
     assert not [row for row in document["results"] if row["case"] == "FAILED" or "failed" in row["what"]]
+    passed = {(row["section"], row["case"]): row for row in document["results"] if row["what"] == "cases passed"}
+    assert (passed["smoke", "smoke"]["value"], passed["faults", "faults"]["value"]) == (5, 11)
+    assert all(row["unit"] == f"of {row['value']}" for row in passed.values())
+    measured = {(row["section"], row["case"]) for row in document["results"]}
+    assert {("roofline", "target, ours, best tiles"), ("profile", "round b2 l=5 temperature 0.8")} <= measured
     decided = {claim["name"] for claim in document["claims"] if claim["holds"] is not None}
     assert decided == {"kernels-equal", "texts-equal-float32", "sections-that-ran"}
+    assert not list(tmp_path.glob("*.json*l")) and not list(tmp_path.glob("*.json"))
     recording = load_recording(tmp_path / "cpu-dry-run-fair.json.xz")
     assert recording.snapshots[-1]["done"] and "tiny models" in recording.about
 

@@ -15,7 +15,7 @@ import pytest
 
 from bass_core import ModelPair, generate, stream
 from bass_core.cost_aware import CostAware
-from bass_core.costs import CostTable
+from bass_core.cost_table import CostTable
 from bass_core.policies import Algorithm1, FixedLength
 from bench import simulate
 from bench.simulation import checks, drawing, paper, sweeps, validation

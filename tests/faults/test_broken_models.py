@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from bass_core import ModelError, ModelPair, SamplingParams, generate, race
+from bass_core import ModelError, ModelPair, SamplingParams, generate, race, verify
+from bass_core.sampling import probabilities
 
 from ..models import prompts, reference, tiny
 from .conftest import left_behind
@@ -44,6 +45,35 @@ def test_a_target_that_breaks_is_an_error_and_no_text(method: str, value: float,
             max_new_tokens=200,
             sampling=SamplingParams(temperature),
         )
+
+
+@pytest.mark.parametrize("value", [float("nan"), 0.0])
+@pytest.mark.parametrize("where", ["a plain step", "a verification"])
+@pytest.mark.parametrize("verification", ["chen", "coupled"])
+def test_probabilities_that_are_none_are_an_error(
+    monkeypatch: pytest.MonkeyPatch, value: float, where: str, verification: str
+) -> None:
+    """Finite logits are no proof: what is drawn from is looked at."""
+
+    def broken(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+        found = probabilities(logits, params)
+        return torch.full_like(found, value) if (found.dim() == 3) == (where == "a verification") else found
+
+    monkeypatch.setattr(verify, "probabilities", broken)
+    warm = {"max_new_tokens": 20, "sampling": SamplingParams(0.8), "verification": verification}
+    methods = ("regular", "speculative", "bass") if where == "a plain step" else ("speculative", "bass")
+    for method in methods:
+        with pytest.raises(ModelError, match="NaN or infinite"):
+            generate(ModelPair(TARGET, TARGET), ROW, method=method, draft_length=3, **warm)
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-46, 7e-46, 1e-38, 1e-6, 9.99e-6])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_temperature_too_small_to_divide_by_is_greedy(method: str, temperature: float) -> None:
+    out = generate(
+        ModelPair(TARGET, TARGET), ROW, method=method, max_new_tokens=12, sampling=SamplingParams(temperature)
+    )
+    assert out.sequences[0].token_ids == TEXT[:12]
 
 
 def test_the_text_before_the_break_stays_and_the_next_race_works() -> None:

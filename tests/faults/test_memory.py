@@ -6,12 +6,15 @@ import json
 import multiprocessing
 import resource
 import weakref
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 import torch
+from transformers import Qwen3Config
 
 from bass_core import MemoryShortage, ModelPair, RequestError, SamplingParams, generate, race
 from bass_core import admission as admission_module
@@ -20,6 +23,7 @@ from bass_core.admission import estimate_bytes
 from bass_core.cache import RaggedCache
 from bass_core.drafters import Proposal
 from bass_core.request import make_request
+from kernels import fused_attention
 
 from ..models import NEAR, perturbed, prompts, tiny
 
@@ -167,3 +171,60 @@ def test_the_estimate_covers_what_a_race_takes(tmp_path: Path) -> None:
         peak = max(peak, held)
     estimate = estimate_bytes(PAIR, request, ("bass",), 32)
     assert estimate / 3 < peak <= estimate
+
+
+def _qwen3(layers: int, **sizes: int) -> tuple[Any, Any]:
+    """The config of a Qwen3 in bfloat16, and what its cache takes."""
+    config = Qwen3Config(num_hidden_layers=layers, num_key_value_heads=8, head_dim=128, **sizes)
+    per_token = 2 * layers * 8 * 128 * 2
+    step = SimpleNamespace(
+        cache_bytes=lambda batch, length: batch * length * per_token, cache_dtype=torch.bfloat16, head_dim=128
+    )
+    return SimpleNamespace(config=config), step
+
+
+def _on_a_large_gpu(prompts: list[list[int]], new: int, backend: str) -> int:
+    """Bytes that three lanes with Qwen3-8B and a draft of 0.6B ask for on an H100."""
+    target, target_step = _qwen3(36, hidden_size=4096, num_attention_heads=32)
+    _, draft_step = _qwen3(28, hidden_size=1024, num_attention_heads=16)
+    pair: Any = SimpleNamespace(
+        target=target, target_step=target_step, draft_step=draft_step, vocab=151936, device=torch.device("cuda")
+    )
+    request = make_request(PAIR, [1], max_new_tokens=new)
+    request = replace(request, prompts=prompts, backend=backend, drafter="model", context=40960)
+    return estimate_bytes(pair, request, ("regular", "speculative", "bass"), len(prompts))
+
+
+def test_a_short_prompt_asks_for_little_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fused and flash make no scores, and 30 tokens are no chunk of 8192: tens of MiB where it was 6 GiB."""
+    monkeypatch.setattr(admission_module, "processors", lambda device: 132)
+    one, mib, gib = [[7] * 30], 2**20, 2**30
+    for backend in ("fused", "flash"):
+        assert 10 * mib < _on_a_large_gpu(one, 1, backend) < 100 * mib
+        assert _on_a_large_gpu([[row] * 64 for row in range(4)], 64, backend) < gib
+        long = _on_a_large_gpu([list(range(8192))], 64, backend)
+        assert 3 * 8192 * 147456 < long < 9 * gib
+    # The same prompt in every row is fed once.
+    same, different = ([[row * i] * 2048 for row in range(4)] for i in (0, 1))
+    assert _on_a_large_gpu(same, 1, "flash") < _on_a_large_gpu(different, 1, "flash")
+    # Scores of 8192 x 8192 are made where torch does the softmax.
+    assert _on_a_large_gpu([list(range(8192))], 64, "pad") > 3 * 32 * 8192 * 8192 * 8
+
+
+def test_the_parts_of_fused_attention_are_covered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the shape, its kernel allocates no more parts than were counted, and not far less."""
+    for module in (admission_module, fused_attention):
+        monkeypatch.setattr(module, "processors", lambda device: 132)
+    nearest = 0.0
+    for batch in (1, 3, 8, 64):
+        for queries in (1, 5, 33, 8192 // batch):
+            for columns in (64, 2000, 40960):
+                tile = fused_attention.tiles(128, 4 * queries, 2)
+                programs = -(-4 * queries // tile["BLOCK_M"]) * 8 * batch
+                splits = fused_attention.splits_for(torch.device("cuda"), programs, columns, tile["BLOCK_N"])
+                heads = batch * queries * 32
+                taken = splits * heads * 129 * 4
+                counted = admission_module._attention_bytes("fused", heads, columns, 128, torch.device("cuda"))
+                assert taken <= counted
+                nearest = max(nearest, taken / counted)
+    assert nearest > 0.9

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from torch import Tensor
 
-from bass_core.noise import Role, token_uniforms, uniform, words
+from bass_core.noise import Role, exponentials, stream, to_uniform, token_uniforms, uniform, words
 from bass_core.sampling import SamplingParams, draw, probabilities
-from bass_core.verify import Keys, verify
+from bass_core.verify import UNSOUND, Keys, verify
+from bass_core.verify_kernel import verify_on_device
 from kernels import accept as kernel
 from kernels import noise as device
 
@@ -27,31 +28,59 @@ SOFT = SamplingParams(temperature=1.0)
 
 
 @triton.jit
-def hashes(sequences, positions, seed, first, second, third, fourth, uniforms, spread, V: tl.constexpr):
+def hashes(
+    sequences, positions, streams, seed, first, second, third, fourth, uniforms, spread, noise, V: tl.constexpr
+):  # fmt: skip
     row = tl.program_id(0)
     low = tl.load(seed).to(tl.uint32)
     high = (tl.load(seed) >> 32).to(tl.uint32)
     sequence, position = tl.load(sequences + row), tl.load(positions + row)
-    a, b, c, d = device.words(low, high, sequence, position, 3)
+    a, b, c, d = device.words(low, high, sequence, position, tl.load(streams + row))
     tl.store(first + row, a.to(tl.int64))
     tl.store(second + row, b.to(tl.int64))
     tl.store(third + row, c.to(tl.int64))
     tl.store(fourth + row, d.to(tl.int64))
     tl.store(uniforms + row, device.to_uniform(a))
-    tl.store(spread + row * V + tl.arange(0, V), device.token_uniforms(a, b, tl.arange(0, V)))
+    token = tl.arange(0, V)
+    u = device.token_uniforms(a, b, token)
+    tl.store(spread + row * V + token, u)
+    tl.store(noise + row * V + token, device.exponential(u))
 
 
 def test_noise_is_equal_bit_for_bit() -> None:
     sequences = torch.tensor([0, 1, 2**31, 2**40 + 5, 2**62])
     positions = torch.tensor([0, 7, 2**20, 4096, 2**33 + 1])
-    roles = torch.full_like(positions, 3)
+    begins = torch.tensor([0, 5, 2**20 - 3, 2**29 - 1, 2**33])
+    streams = stream(Role.RESIDUAL, begins)
     made = [torch.zeros(5, dtype=torch.int64) for _ in range(4)]
-    uniforms, spread = torch.zeros(5), torch.zeros(5, 64)
-    hashes[(5,)](sequences, positions, torch.tensor([SEED]), *made, uniforms, spread, V=64)
-    for ours, theirs in zip(made, words(SEED, sequences, positions, roles), strict=True):
+    uniforms, spread, noise = torch.zeros(5), torch.zeros(5, 4096), torch.zeros(5, 4096)
+    hashes[(5,)](sequences, positions, streams, torch.tensor([SEED]), *made, uniforms, spread, noise, V=4096)
+    for ours, theirs in zip(made, words(SEED, sequences, positions, streams), strict=True):
         assert torch.equal(ours, theirs)
-    assert torch.equal(uniforms, uniform(SEED, sequences, positions, Role.RESIDUAL))
-    assert torch.equal(spread, token_uniforms(SEED, sequences, positions, roles, 64))
+    assert torch.equal(uniforms, uniform(SEED, sequences, positions, streams))
+    assert torch.equal(spread, token_uniforms(SEED, sequences, positions, streams, 4096))
+    own = exponentials(SEED, sequences, positions, streams, 4096)
+    torch.testing.assert_close(noise, own, rtol=4e-7, atol=0)
+
+
+@triton.jit
+def convert(words_, uniforms, noise, N: tl.constexpr):
+    at = tl.arange(0, N)
+    u = device.to_uniform(tl.load(words_ + at).to(tl.uint32))
+    tl.store(uniforms + at, u)
+    tl.store(noise + at, device.exponential(u))
+
+
+def test_the_extreme_words_are_the_same_numbers() -> None:
+    """The ends, the places where float32 starts to round, ties of that rounding, and words in between."""
+    ends = [word + i for word in (0, 2**23, 2**24, 2**25, 2**31, 2**32) for i in range(-9, 10)]
+    some = torch.randint(0, 2**32, (4096,), generator=torch.Generator().manual_seed(0)).tolist()
+    tested = torch.tensor([*(word for word in ends if 0 <= word < 2**32), *some][:4096])
+    uniforms, noise = torch.zeros(4096), torch.zeros(4096)
+    convert[(1,)](tested, uniforms, noise, N=4096)
+    assert torch.equal(uniforms, to_uniform(tested.float()))
+    assert uniforms.min() == 2.0**-33 and uniforms.max() == 1 - 2.0**-24
+    torch.testing.assert_close(noise.double(), -torch.log1p(-uniforms.double()), rtol=4e-7, atol=0)
 
 
 def both(p_logits: Tensor, drafts: Tensor, q: Tensor | None, counts: Tensor, keys: Keys) -> tuple:
@@ -66,6 +95,7 @@ def both(p_logits: Tensor, drafts: Tensor, q: Tensor | None, counts: Tensor, key
         keys.sequence_ids,
         keys.positions,
         torch.tensor([keys.seed]),
+        begins=keys.begins,
         rule=kernel.Rule.CHEN,
     )
     return verify(p_logits, drafts, q, counts, keys, SOFT), ours
@@ -78,10 +108,11 @@ def both(p_logits: Tensor, drafts: Tensor, q: Tensor | None, counts: Tensor, key
     vocab=st.sampled_from([7, 96, 2500]),
     soft=st.booleans(),
     near=st.sampled_from([0.0, 0.3, 2.0]),
+    epochs=st.booleans(),
     seed=st.integers(0, 2**62),
 )
 def test_takes_the_references_decisions(
-    batch: int, width: int, vocab: int, soft: bool, near: float, seed: int
+    batch: int, width: int, vocab: int, soft: bool, near: float, epochs: bool, seed: int
 ) -> None:
     """Some hundred rows in all; near 0 makes q equal p, so that residuals vanish."""
     generator = torch.Generator().manual_seed(seed % 2**31)
@@ -89,10 +120,10 @@ def test_takes_the_references_decisions(
     noise = torch.randn(batch, width, vocab, generator=generator)
     q = probabilities(p_logits[:, :width] + near * noise, SOFT)
     ids = torch.randint(0, 2**40, (batch,), generator=generator)
-    keys = Keys(seed, ids, torch.randint(0, 5000, (batch,), generator=generator))
+    at = torch.randint(0, 5000, (batch,), generator=generator)
+    keys = Keys(seed, ids, at, at - 3 if epochs else None)
     rows, steps = keys.at(width)
-    roles = torch.full_like(steps, int(Role.DRAFT))
-    drafts = draw(q, seed, rows.expand_as(steps), steps, roles)
+    drafts = draw(q, seed, rows.expand_as(steps), steps, keys.stream(Role.DRAFT)[:, None].expand_as(steps))
     counts = torch.randint(0, width + 1, (batch,), generator=generator)
     theirs, ours = both(p_logits, drafts, q if soft else None, counts, keys)
     clear = ((theirs.u * theirs.q - theirs.p).abs() > 1e-6).all(dim=1)
@@ -147,8 +178,7 @@ def test_two_thousand_rows_are_distributed_as_the_target() -> None:
     p_logits = torch.tensor([1.5, 0.2, -0.4, 0.9, -1.0, 0.0]).expand(rows, 2, vocab)
     q = probabilities(torch.tensor([-0.5, 1.0, 0.3, 0.0, 0.4, -2.0]), SOFT).expand(rows, 1, vocab)
     keys = Keys(11, torch.arange(rows), torch.full((rows,), 5))
-    roles = torch.full((rows,), int(Role.DRAFT))
-    drafts = draw(q[:, 0], 11, keys.sequence_ids, keys.positions, roles)[:, None]
+    drafts = draw(q[:, 0], 11, keys.sequence_ids, keys.positions, keys.stream(Role.DRAFT))[:, None]
     p = probabilities(p_logits, SOFT)
     accepted, next_token, *_ = kernel.accept(
         p, q, drafts, torch.ones(rows, dtype=torch.long), None, keys.sequence_ids, keys.positions,
@@ -157,3 +187,34 @@ def test_two_thousand_rows_are_distributed_as_the_target() -> None:
     first = torch.where(accepted > 0, drafts[:, 0], next_token)
     counts = torch.bincount(first, minlength=vocab)
     assert chisquare(counts.numpy(), (p[0, 0].double() / p[0, 0].double().sum() * rows).numpy()).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("rule", ["chen", "coupled", "synthetic"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_verify_on_a_device_is_verify(rule: str, temperature: float) -> None:
+    """With AMUSD's epochs, and a row whose probabilities are none."""
+    torch.manual_seed(7)
+    params = SamplingParams(temperature)
+    logits = torch.randn(12, 4, 50) * 3
+    near = probabilities(logits[:, :3] + torch.randn(12, 3, 50) * 0.5, SOFT)
+    at = torch.arange(12) * 7 + 9
+    keys = Keys(SEED, torch.arange(12) * 2**33, at, at - 4)
+    ids, positions = keys.at(3)
+    role = Role.TARGET if rule == "coupled" else Role.DRAFT
+    streams = keys.stream(role)[:, None].expand(12, 3)
+    drafts = draw(near, SEED, ids.expand(12, 3), positions, streams) if temperature else near.argmax(-1)
+    counts = torch.randint(0, 4, (12,))
+    options = {"synthetic": 0.7} if rule == "synthetic" else {"rule": rule}
+    if temperature:
+        logits[3] = torch.nan
+    arguments = logits, drafts, near if temperature else None, counts, keys, params
+    theirs, ours = verify(*arguments, **options), verify_on_device(*arguments, **options)
+    for name in ("accepted", "next_token"):
+        mine, reference = getattr(ours, name), getattr(theirs, name)
+        sound = torch.ones(12, dtype=torch.bool) if not temperature else torch.arange(12) != 3
+        assert torch.equal(mine[sound], reference[sound]), name
+    assert 0 < theirs.accepted.sum() < counts.sum()
+    if temperature:
+        assert theirs.next_token[3] == ours.next_token[3] == UNSOUND
+    if rule == "chen" and temperature:
+        assert torch.equal(ours.u, theirs.u)

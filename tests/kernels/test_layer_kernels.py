@@ -54,7 +54,7 @@ def test_writes_strided_states() -> None:
     assert torch.equal(ours, theirs) and ours.abs().sum() > 0
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(
     rows=st.sampled_from([1, 2, 8, 17, 40]),
     n_size=st.sampled_from([16, 40, 100]),
@@ -63,10 +63,12 @@ def test_writes_strided_states() -> None:
     gate=st.booleans(),
     residual=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    parts=st.sampled_from([0, 2, 8]),
 )
 def test_products(
-    rows: int, n_size: int, k_size: int, norm: bool, gate: bool, residual: bool, dtype: torch.dtype
+    rows: int, n_size: int, k_size: int, norm: bool, gate: bool, residual: bool, dtype: torch.dtype, parts: int
 ) -> None:
+    """In `parts` parts of K, some of them empty, where that is not 0."""
     rows = min(rows, linear.MOST_ROWS[dtype.itemsize])
     torch.manual_seed(rows + n_size + k_size)
     x = torch.randn(rows, k_size).to(dtype)
@@ -79,10 +81,18 @@ def test_products(
     }
     wide = {name: value.double() if isinstance(value, torch.Tensor) else value for name, value in extra.items()}
     exact = linear_reference.linear(x.double(), weight.double(), **wide)
-    ours = (linear.linear(x, weight, **extra).double() - exact).abs().max().item()
+    tile = {"BLOCK_M": 16 if rows <= 16 else 64, "BLOCK_N": 32, "BLOCK_K": 128, "SPLIT_K": parts}
+    ours = (linear.linear(x, weight, **extra, tile=tile if parts else None).double() - exact).abs().max().item()
     plain = (linear_reference.linear(x, weight, **extra).double() - exact).abs().max().item()
     step = 1e-5 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps * exact.abs().max().item()
     assert ours <= max(3 * plain, step)
+
+
+@pytest.mark.parametrize(("outputs", "parts"), [(640, 8), (4096, 4), (15360, 1)])
+def test_parts_fill_the_device(outputs: int, parts: int) -> None:
+    tile = linear.split_tiles(40, outputs, gate=False, itemsize=2, programs=264)
+    assert (tile["BLOCK_N"], tile["SPLIT_K"]) == (64, parts)
+    assert "SPLIT_K" not in linear.split_tiles(8, outputs, gate=False, itemsize=2, programs=264)
 
 
 @pytest.mark.parametrize(

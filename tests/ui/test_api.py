@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from gradio_client import Client
 from gradio_client.exceptions import AppError
@@ -75,6 +77,28 @@ def test_a_cancelled_race_makes_room_for_the_next(client: Client) -> None:
     next(iter(job))
     job.cancel()
     assert client.submit("Hello", 1, 4, 0, 0, api_name="/race").result()["done"]
+
+
+def test_a_raw_call_with_too_few_values_gets_a_sentence(server: str) -> None:
+    """The server's log must hold no traceback at the end, which the fixture looks after."""
+    call = f"{server}/gradio_api/call/race"
+    event = httpx.post(call, json={"data": ["Hello", 2]}).json()["event_id"]
+    answer = httpx.get(f"{call}/{event}").text
+    assert "event: error" in answer
+    assert "The request lacks 13 of 15 values: /gradio_api/info lists them." in answer
+
+
+@pytest.mark.parametrize("values", [["Hello"], ["Hello", 2, 3, 0.5, 0, 0, 1.0, ["no choice"], *[None] * 6]])
+def test_a_raw_call_of_the_page_s_own_event_gets_a_sentence(values: list[Any], server: str) -> None:
+    events = httpx.get(f"{server}/config").json()["dependencies"]
+    (run,) = [event["id"] for event in events if event["backend_fn"] and len(event["inputs"]) == 14]
+    who = {"session_hash": f"raw{len(values)}"}
+    queue = f"{server}/gradio_api/queue"
+    assert httpx.post(f"{queue}/join", json={"fn_index": run, "data": values, **who}).is_success
+    with httpx.stream("GET", f"{queue}/data", params=who) as answer:
+        lines = [line for line in answer.iter_lines() if "process_completed" in line]
+    (done,) = [json.loads(line.removeprefix("data: ")) for line in lines]
+    assert not done["success"] and "\n" not in done["output"]["error"]
 
 
 @pytest.mark.parametrize(

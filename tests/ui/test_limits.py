@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from bass_core import RequestError
+from bass_core.policies import make_policy
 from ui.limits import Limits, RaceRequest
 
 GOOD: dict[str, Any] = {
@@ -16,6 +17,14 @@ GOOD: dict[str, Any] = {
 
 def test_good_input_is_taken_as_it_is() -> None:
     assert Limits().check(**GOOD) == RaceRequest("Hello", 4, 64, 0.7, 0)
+
+
+@pytest.mark.parametrize("text", ["\u00b2", "\u2460", "five", ""])
+def test_a_length_that_is_no_decimal_number_is_a_policy_s_name(text: str) -> None:
+    """A superscript two is a digit to Python, yet int() does not take it; the library refuses it as a name."""
+    assert Limits().check(**GOOD, draft_length=text).draft_length == text
+    with pytest.raises(RequestError, match="draft_length must be"):
+        make_policy(text)
 
 
 def test_whole_floats_from_the_browser_become_integers() -> None:

@@ -29,10 +29,10 @@ def state(page: Page, lane: str) -> str:
 
 
 def test_three_columns_grow_and_end_with_the_api_s_texts(page: Page, server: str) -> None:
-    fill(page, tokens=60)
+    fill(page, tokens=200)
     page.evaluate(WATCH_GROWTH)
     run_to_the_end(page)
-    final = Client(server, verbose=False).submit("Hello", 2, 60, 0.9, 3, api_name="/race").result()
+    final = Client(server, verbose=False).submit("Hello", 2, 200, 0.9, 3, api_name="/race").result()
     for lane in LANES:
         expected = [sequence["text"] for sequence in final["lanes"][lane]["sequences"]]
         page.wait_for_function(

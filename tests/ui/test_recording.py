@@ -57,6 +57,46 @@ def test_what_is_no_recording_is_refused(content: bytes | None, says: str, tmp_p
     assert str(refusal.value).endswith(".") and "\n" not in str(refusal.value)
 
 
+def _spoilt(document: dict[str, Any], *path: Any, value: Any) -> bytes:
+    """The recording with one value, found along the path from its first snapshot, replaced."""
+    spoilt = json.loads(json.dumps(document))
+    at = spoilt["snapshots"][0]
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    return json.dumps(spoilt).encode()
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("lanes", "bass"), 7),
+        (("lanes", "bass"), []),
+        (("elapsed_ms",), "soon"),
+        (("elapsed_ms",), None),
+        (("device",), None),
+        (("lanes", "bass", "sequences"), 7),
+        (("lanes", "bass", "sequences", 0), {}),
+        (("lanes", "bass", "clock_ms"), "late"),
+        (("lanes", "bass", "metrics"), None),
+        (("lanes", "bass", "rounds"), [{}]),
+    ],
+)
+def test_a_damaged_snapshot_is_refused(
+    document: dict[str, Any], path: tuple[Any, ...], value: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "run.json").write_bytes(_spoilt(document, *path, value=value))
+    with pytest.raises(BassError, match="its snapshots are missing or not those of a race"):
+        load_recording(tmp_path / "run.json")
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"recording": NaN}', b'{"about": Infinity}'])
+def test_a_document_that_a_browser_could_not_read_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_bytes(content)
+    with pytest.raises(BassError, match="holds no JSON document"):
+        load_recording(tmp_path / "run.json")
+
+
 @pytest.mark.slow
 def test_the_page_plays_it(document: dict[str, Any], context: BrowserContext, tmp_path: Path) -> None:
     # A lane that the page has no place for gets one, and as on a GPU some lanes know their FLOPs utilisation.

@@ -20,7 +20,8 @@
       })),
     }]);
     return JSON.stringify({
-      run: 1, settings: head.settings, pair: head.pair, device: view?.device ?? null, lanes: Object.fromEntries(laneData),
+      run: 1, settings: head.settings, pair: head.pair, device: view?.device ?? null,
+      comparison: window.Bass.comparison(), lanes: Object.fromEntries(laneData),
     }, null, 1);
   }
 

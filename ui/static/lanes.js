@@ -34,7 +34,9 @@
       scroll.setAttribute("aria-label", `${label}; arrow keys explain its tokens`);
       scroll.setAttribute("role", "group");
       scroll.append(this.text);
-      item.append(gutter, scroll);
+      this.compared = make("p", "compared");
+      this.compared.hidden = true;
+      item.append(gutter, scroll, this.compared);
       list.append(item);
       this.item = item;
       this.count = 0;
@@ -81,6 +83,16 @@
       this.running = false;
       setText(this.state, state);
       for (const card of this.cards) if (!card.badge.textContent) setText(card.badge, badge);
+    }
+
+    /** Below each row whether it is Regular's; an empty line keeps the place, in Regular for rows to stay level. */
+    compare(rows) {
+      this.cards.forEach(({ compared }, i) => {
+        compared.hidden = false;
+        compared.title = rows[i]?.title ?? "";
+        compared.classList.toggle("differs", Boolean(rows[i]?.differs));
+        setText(compared, rows[i]?.text ?? "");
+      });
     }
 
     showNumbers(lane, bothFinished) {
@@ -153,13 +165,15 @@
     }
 
     /** Make room for a new run: its lanes alone are shown, in its order. */
-    start({ lanes, batch_size: count, settings }) {
+    start(head) {
+      const { lanes, batch_size: count, settings } = head;
       Object.assign(this, { pending: [], view: null, span: SNAPSHOT_MS, arrived: 0, stopped: false });
       const shown = lanes.map((name) => this.lane(name));
       for (const lane of this.lanes) {
         lane.section.hidden = !shown.includes(lane);
         lane.reset(shown.includes(lane) ? count : 0);
       }
+      if (window.Bass.owed(head)) for (const lane of shown) lane.compare([]);
       this.grid.append(...shown.map((lane) => lane.section));
       this.grid.dataset.count = shown.length;
       const note = this.element.querySelector(".greedy-note");
@@ -175,6 +189,7 @@
       for (const [name, value] of Object.entries(lanes)) {
         this.lane(name).showNumbers(value, value.finished && lanes.regular?.finished);
       }
+      for (const [name, rows] of Object.entries(window.Bass.compared())) this.lane(name).compare(rows);
     }
 
     /** Take in one snapshot's news. */

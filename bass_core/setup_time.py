@@ -1,0 +1,112 @@
+"""The time that a thread spends on what happens once: capturing a graph, compiling a kernel.
+
+Contract: `setup_ms` only grows; a lane's clock takes what it grew by off the time between two events. The device
+must therefore idle for as long: a stretch begins when what the thread queued before is done. Stretches inside one
+another count once. Non-goals: first calls of libraries, which take milliseconds.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from kernels.support import is_accelerator, runtime
+
+
+class _Thread(threading.local):
+    ms = 0.0
+    busy = False
+    compiling: float | None = None
+    loading: float | None = None
+
+
+_thread = _Thread()
+
+
+def setup_ms() -> float:
+    """Milliseconds that this thread has spent on setting up."""
+    return _thread.ms
+
+
+@contextmanager
+def setting_up(device: torch.device) -> Iterator[None]:
+    """Count the block as setting up, once what this thread queued on the device before is done."""
+    if _thread.busy:
+        yield
+        return
+    _drain(device)
+    start = time.perf_counter()
+    _thread.busy = True
+    try:
+        yield
+    finally:
+        _thread.busy = False
+        _add(start)
+
+
+@cache
+def watch_compiler() -> None:
+    """Count what Triton compiles from now on as setting up, where there is a Triton that has hooks."""
+    try:
+        knobs = import_module("triton.knobs").runtime
+        compiles, compiled = knobs.jit_cache_hook, knobs.jit_post_compile_hook
+    except (ImportError, AttributeError):
+        return
+    knobs.jit_cache_hook = _before(compiles)
+    knobs.jit_post_compile_hook = _after(compiled)
+    loaded: Any = getattr(knobs, "kernel_load_end_hook", None)
+    if hasattr(loaded, "add"):
+        loaded.add(_loaded)
+
+
+def _before(other: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Triton's hook before it compiles; `other` is who was called there before."""
+
+    def hook(**facts: Any) -> Any:
+        if not _thread.busy:
+            # Triton compiles for the current device.
+            _drain(torch.device("cuda"))
+            _thread.compiling = time.perf_counter()
+        return None if other is None else other(**facts)
+
+    return hook
+
+
+def _after(other: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Triton's hook once it has compiled: what is left is the launcher, and loading both."""
+
+    def hook(**facts: Any) -> Any:
+        start, _thread.compiling = _thread.compiling, None
+        if start is not None:
+            _add(start)
+            _thread.loading = None if facts.get("is_manual_warmup") else time.perf_counter()
+        return None if other is None else other(**facts)
+
+    return hook
+
+
+def _loaded(*_: Any) -> None:
+    start, _thread.loading = _thread.loading, None
+    if start is not None:
+        _add(start)
+
+
+def _add(start: float) -> None:
+    _thread.ms += 1000 * (time.perf_counter() - start)
+
+
+def _drain(device: torch.device) -> None:
+    """Wait for the thread's own stream; other threads' work goes on."""
+    if not is_accelerator(device):
+        return
+    module = runtime(device)
+    # A stream that is being captured can't be waited for: somebody compiles without having warmed up.
+    if not getattr(module, "is_current_stream_capturing", bool)():
+        module.current_stream(device).synchronize()

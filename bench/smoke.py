@@ -1,0 +1,142 @@
+"""`python -m bench smoke`: whether the whole program works on this machine and under this Python.
+
+Contract: in a cache folder that is empty but for the weights (linked from the usual one, which is made first where
+it is missing) it measures costs with the shipped draft head, races all lanes with every drafter for 16 tokens,
+greedy and sampled, then starts the page, whose costs are measured anew, and asks it for one race. A claim is
+missed where a lane ends with an error or without its tokens, where a greedy lane's text is not regular decoding's,
+or where the page does not answer. Nothing here is a time.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bass_core import ModelPair, RequestError, SamplingParams, load_pair, race
+from bass_core.costs import measure_ahead
+from bass_core.drafting import DRAFTERS, runs_model
+from bass_core.request import LANES
+from bass_core.weights import FOLDER, cache_root, ensure_smollm2
+
+from .page import PROMPT, app
+from .report import claim, finish, parser
+
+ROWS, TOKENS = 2, 16
+TEMPERATURES = (0.0, 0.7)
+
+
+def main(argv: list[str]) -> None:
+    """Run all of it, print, and write."""
+    made = parser("smoke", __doc__ or "")
+    made.set_defaults(pair="smollm2", draft=None)
+    options = made.parse_args(argv)
+    drafters = DRAFTERS[-1:] if options.quick else DRAFTERS
+    with fresh_cache() as root:
+        pair = load_pair(options.pair)
+        measure_ahead(pair, ROWS, lambda: None)
+        tables = len(list((root / "costs").glob("*.json")))
+        races = [(drafter, temperature) for drafter in drafters for temperature in TEMPERATURES]
+        results = [row for race_ in races for row in lanes(pair, *race_)]
+        with app(options, draft_length="cost-aware") as address:
+            answer = ask(address)
+        results += judge("the page", answer, TEMPERATURES[1], whole=False)
+    failed = sum(row["error"] is not None for row in results)
+    greedy = [row["same"] for row in results if row["same"] is not None]
+    claims = [
+        claim("cost tables measured with the draft head", tables, "2", tables == 2),
+        claim("lanes that failed", failed, f"0 of {len(results)}", failed == 0 and len(results) > len(races)),
+        claim("greedy lanes with regular's text", sum(greedy), f"all {len(greedy)}", bool(greedy) and all(greedy)),
+        claim("the page answered with whole lanes", float(done(answer)), "1.0", done(answer)),
+    ]
+    finish("smoke", options, pair.device, results, claims, weights=ensure_smollm2() / "model.safetensors")
+
+
+@contextmanager
+def fresh_cache() -> Iterator[Path]:
+    """A cache folder of our own that holds the weights alone, for this process and those that it starts."""
+    weights = ensure_smollm2()
+    before = os.environ.get("XDG_CACHE_HOME")
+    with tempfile.TemporaryDirectory(prefix="bass-smoke-") as folder:
+        os.environ["XDG_CACHE_HOME"] = folder
+        try:
+            cache_root().mkdir()
+            (cache_root() / FOLDER).symlink_to(weights, target_is_directory=True)
+            yield cache_root()
+        finally:
+            if before is None:
+                del os.environ["XDG_CACHE_HOME"]
+            else:
+                os.environ["XDG_CACHE_HOME"] = before
+
+
+def lanes(pair: ModelPair, drafter: str, temperature: float) -> list[dict[str, Any]]:
+    """A race of every lane that can use the drafter."""
+    methods = (*LANES, "amusd") if runs_model(drafter) else LANES
+    name = f"{drafter}, temperature {temperature}"
+    try:
+        *_, last = race(
+            pair,
+            PROMPT,
+            n=ROWS,
+            max_new_tokens=TOKENS,
+            sampling=SamplingParams(temperature),
+            draft_length="cost-aware",
+            drafter=drafter,
+            lanes=methods,
+            eos_token_id=None,
+        )
+    except RequestError as error:
+        return [{"case": name, "lane": "all", "tokens": 0, "same": None, "error": str(error)}]
+    return judge(name, last, temperature)
+
+
+def judge(case: str, snapshot: dict[str, Any], temperature: float, whole: bool = True) -> list[dict[str, Any]]:
+    """A row for each lane of a finished race: its tokens, whether a greedy text is regular's, and what failed.
+
+    whole: no row may end before its TOKENS.
+    """
+    texts = {name: [row["token_ids"] for row in lane["sequences"]] for name, lane in snapshot["lanes"].items()}
+    return [
+        {
+            "case": case,
+            "lane": name,
+            "tokens": sum(map(len, texts[name])),
+            "same": texts[name] == texts["regular"] if temperature == 0 and name != "regular" else None,
+            "error": lane["error"] or lost_draft(lane) or missing(texts[name], whole),
+        }
+        for name, lane in snapshot["lanes"].items()
+    ]
+
+
+def missing(rows: list[list[int]], whole: bool) -> str | None:
+    """What the rows of a lane lack."""
+    least = TOKENS if whole else 1
+    short = len(rows) != ROWS or min(map(len, rows)) < least
+    return f"not {ROWS} rows of {least} tokens" if short else None
+
+
+def lost_draft(lane: dict[str, Any]) -> str | None:
+    """What AMUSD's timeline says of a draft that was given up."""
+    note: str | None = lane.get("timeline", {}).get("note")
+    return note
+
+
+def ask(address: str) -> dict[str, Any]:
+    """One race through the page's API, at its defaults but for the number of tokens."""
+    from gradio_client import Client
+
+    arguments = (PROMPT, ROWS, TOKENS, TEMPERATURES[1], 0, 0, 1.0, "cost-aware")
+    *_, last = Client(address, verbose=False).submit(*arguments, api_name="/race")
+    answer: dict[str, Any] = last
+    return answer
+
+
+def done(snapshot: dict[str, Any]) -> bool:
+    """Whether every lane wrote its rows to their ends."""
+    rows = [row for lane in snapshot["lanes"].values() for row in lane["sequences"]]
+    whole = all(row["finish_reason"] in ("eos", "length") and row["text"] for row in rows)
+    return bool(snapshot["done"]) and len(rows) == ROWS * len(LANES) and whole

@@ -1,0 +1,68 @@
+"""Contract: what tests on the emulated accelerator share here: its models, and a process as if it were new."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from bass_core import ModelPair, capture, generate, utilization
+from bass_core.step_model import StepModel
+from kernels.support import runtime
+from tests.devices import capture as emulated_capture
+from tests.devices import emulated
+from tests.devices.conftest import accelerator  # noqa: F401
+from tests.models import perturbed, prompts, tiny
+
+DEVICE = torch.device(emulated.TYPE, 0)
+ROWS = prompts(3)
+COUNT = 8
+TEXT: dict[str, Any] = {"max_new_tokens": COUNT, "draft_length": 3, "eos_token_id": None}
+
+
+@pytest.fixture
+def small(accelerator: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:  # noqa: F811
+    """As in a new process; copies that are measured are short."""
+    monkeypatch.setattr(capture, "_failed", False)
+    monkeypatch.setattr(utilization, "COPY_BYTES", 1 << 12)
+    monkeypatch.setattr(emulated_capture, "captured", 0)
+    measured = utilization.copy_bandwidth
+    yield
+    measured.cache_clear()
+
+
+def on_device(device: torch.device = DEVICE, plain: bool = False) -> ModelPair:
+    """A target and a draft on the device; `plain` runs transformers' own forward."""
+    target = copy.deepcopy(tiny("llama")).to(device)
+    pair = ModelPair(target, perturbed(tiny("llama"), 0.03).to(device))
+    if plain:
+        pair.target_step = StepModel(target)
+    return pair
+
+
+def texts(pair: ModelPair, **arguments: Any) -> list[list[int]]:
+    """The new tokens of each row."""
+    return [sequence.token_ids for sequence in generate(pair, ROWS, **TEXT, **arguments).sequences]
+
+
+def while_capturing(monkeypatch: pytest.MonkeyPatch, model: StepModel, action: Callable[[], None]) -> None:
+    """Let the action happen inside each capture of the model's forward."""
+    forward = model.forward_anywhere
+
+    def acts(*arguments: Any) -> Any:
+        if runtime(DEVICE).is_current_stream_capturing():
+            action()
+        return forward(*arguments)
+
+    monkeypatch.setattr(model, "forward_anywhere", acts)
+
+
+def beside(action: Callable[[], None]) -> None:
+    """In another thread, to its end."""
+    thread = threading.Thread(target=action)
+    thread.start()
+    thread.join()

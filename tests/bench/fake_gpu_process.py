@@ -1,0 +1,49 @@
+"""Stands in for a process of the GPU bench: no model, and a device that dies where the plan says so.
+
+`python fake_gpu_process.py PLAN ...` takes the options of bench.gpu.sections; PLAN is JSON: {section: what},
+"dies" (killed in the middle), "sticky" (an error after which the device answers no more), "raises" (one that
+passes), or {"cases": [what, ...]}, each of them "passes", "raises", "sticky" or "dies". Other sections run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from bench.gpu import context, sections
+
+plan = json.loads(sys.argv.pop(1))
+broken = False
+
+
+def answers(_device):
+    return not broken
+
+
+def act(what):
+    global broken
+    if what == "dies":
+        os._exit(9)
+    broken = broken or what == "sticky"
+    if what in ("sticky", "raises"):
+        raise RuntimeError(f"CUDA error: {what}")
+
+
+def run(ctx):
+    what = plan.get(ctx.section, "runs")
+    ctx.row("a row", "written before", 1)
+    if isinstance(what, dict):
+        cases = enumerate(what["cases"])
+        ctx.cases(("group", index, f"case {index}", lambda one=one: act(one)) for index, one in cases)
+    else:
+        act(what)
+
+
+context.answers = sections.answers = answers
+sections.SECTIONS = dict.fromkeys(sections.SECTIONS, run)
+sections.roofline.apply_chosen = lambda ctx: None
+sections.main()

@@ -1,0 +1,218 @@
+"""Graphs of the emulated device: a capture keeps a tape of operators, a replay runs it again.
+
+Contract: as with CUDA, a capture computes nothing: what stood before stands after it, and its outputs are NaN
+until a replay. Host numbers are frozen as they were; memory made inside is NaN before each replay; reading or
+waiting in a capture raises and makes it fail at its end. `at_end` is called as a capture ends: it may raise, or
+take time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from . import memory, order, streams
+from .memory import Memory
+
+at_end: Callable[[], None] | None = None
+# Captures that began, failed ones too.
+captured = 0
+_handles = itertools.count(1)
+
+
+@dataclass
+class Pool:
+    """Memory that graphs share: they must not run side by side."""
+
+    writer: tuple[order.Key, int] | None = None
+    readers: dict[order.Key, int] = field(default_factory=dict)
+
+
+_pools: dict[Any, Pool] = {}
+
+
+@dataclass
+class Recorded:
+    """An operator with CPU tensors in place of the device's, and where its results go."""
+
+    operator: Callable[..., Any]
+    args: tuple[Any, ...]
+    named: dict[str, Any]
+    results: list[Tensor]
+
+    def run(self) -> None:
+        fresh = [out for out in tree_leaves(self.operator(*self.args, **self.named)) if isinstance(out, Tensor)]
+        for old, new in zip(self.results, fresh, strict=True):
+            # A view, or what was written in place, stands where it stood.
+            if old.untyped_storage()._cdata != new.untyped_storage()._cdata:
+                old.copy_(new)
+
+
+@dataclass
+class Capture:
+    """A tape that is being written."""
+
+    key: order.Key
+    mode: str
+    pool: Any
+    thread: int = field(default_factory=threading.get_ident)
+    broken: str | None = None
+    tape: list[Recorded] = field(default_factory=list)
+    made: list[Tensor] = field(default_factory=list)
+    reads: dict[int, Memory] = field(default_factory=dict)
+    writes: dict[int, Memory] = field(default_factory=dict)
+    inside: dict[int, Memory] = field(default_factory=dict)
+    before: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    def will_write(self, target: Memory) -> None:
+        """Remember what stands there now, to be put back: a capture writes nothing."""
+        if id(target) not in self.writes and id(target) not in self.inside:
+            now = _bytes(target)
+            self.before.append((now, now.clone()))
+            self.writes[id(target)] = target
+
+    def will_read(self, source: Memory) -> None:
+        if id(source) not in self.inside:
+            self.reads[id(source)] = source
+
+    def undo(self) -> None:
+        for target, content in self.before:
+            target.copy_(content)
+        poison(self.made)
+
+
+def _bytes(target: Memory) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8).set_(target.storage, 0, (target.storage.nbytes(),), (1,))
+
+
+def poison(tensors: list[Tensor]) -> None:
+    """NaN, or an integer that is no index."""
+    for tensor in tensors:
+        if tensor.is_floating_point() or tensor.is_complex():
+            tensor.fill_(torch.nan)
+        elif tensor.dtype == torch.bool:
+            tensor.fill_(True)
+        else:
+            tensor.fill_(torch.iinfo(tensor.dtype).max)
+
+
+def of(key: order.Key) -> Capture | None:
+    """The capture that a stream is in."""
+    return next((capture for capture in order.captures if capture.key == key), None)
+
+
+def is_current_stream_capturing() -> bool:
+    return of(streams.current_stream().key) is not None
+
+
+def graph_pool_handle() -> tuple[int, int]:
+    """A name for memory that graphs may share."""
+    return (0, next(_handles))
+
+
+class CUDAGraph:
+    """A tape that can be run again."""
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        self._capture: Capture | None = None
+        self._pool: Any = None
+        self._outside: list[weakref.ref[Memory]] = []
+        self.nbytes = self.device = self.replays = 0
+
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global", **_: Any) -> None:
+        global captured
+        captured += 1
+        stream = streams.current_stream()
+        if stream.stream_id == 0:
+            raise RuntimeError("a graph can't be captured on the default stream")
+        if order.captures:
+            raise RuntimeError("another capture is under way")
+        self._pool = graph_pool_handle() if pool is None else pool
+        self._capture = Capture(stream.key, capture_error_mode, self._pool)
+        self.device = stream.key[0]
+        order.captures.append(self._capture)
+
+    def capture_end(self) -> None:
+        """Raises where the capture was broken; the allocator and the thread's stream then stay as they are."""
+        capture = self._capture
+        assert capture is not None, "capture_end without capture_begin"
+        order.captures.remove(capture)
+        capture.undo()
+        self.nbytes = sum(made.nbytes for made in capture.made)
+        if capture.made:
+            weakref.finalize(self, memory.give_back, self.device, self._pool, self.nbytes).atexit = False
+        try:
+            if at_end is not None:
+                at_end()
+            if capture.broken:
+                raise torch.AcceleratorError(
+                    f"operation failed due to a previous error during capture: {capture.broken}"
+                )
+        except BaseException:
+            memory.stuck = True
+            self._capture = None
+            raise
+        self._outside = [weakref.ref(m) for m in {**capture.reads, **capture.writes}.values()]
+        self._reads = [weakref.ref(m) for m in capture.reads.values()]
+        self._writes = [weakref.ref(m) for m in capture.writes.values()]
+        capture.reads, capture.writes, capture.before = {}, {}, []
+
+    def replay(self) -> None:
+        """Run the tape on what stands in its inputs now, in the order of the current stream."""
+        if self._capture is None:
+            raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
+        if any(ref() is None for ref in self._outside):
+            raise RuntimeError("a replay reads or writes memory that was freed after its capture")
+        with order.lock:
+            key = streams.current_stream(self.device).key
+            reads = [m for ref in self._reads if (m := ref()) is not None]
+            writes = [m for ref in self._writes if (m := ref()) is not None]
+            inside = list(self._capture.inside.values())
+            order.touch(key, reads, [*writes, *inside, _pools.setdefault(self._pool, Pool())], "replay")
+            order.queue(key).ms += order.OP_MS * len(self._capture.tape)
+            poison(self._capture.made)
+            for recorded in self._capture.tape:
+                recorded.run()
+            self.replays += 1
+
+    def reset(self) -> None:
+        self._capture = None
+
+    def pool(self) -> Any:
+        return self._pool
+
+
+class graph:
+    """A capture for the length of a block, with torch.cuda.graph's signature and its order of steps."""
+
+    def __init__(
+        self,
+        cuda_graph: CUDAGraph,
+        pool: Any = None,
+        stream: streams.Stream | None = None,
+        capture_error_mode: str = "global",
+        enable_annotations: bool = False,
+        check_input_liveness: bool = False,
+    ) -> None:
+        self.capture_stream = streams.Stream() if stream is None else stream
+        self.stream_ctx = streams.stream(self.capture_stream)
+        self.cuda_graph, self.pool, self.mode = cuda_graph, pool, capture_error_mode
+
+    def __enter__(self) -> None:
+        order.synchronize()
+        memory.empty_cache()
+        self.stream_ctx.__enter__()
+        self.cuda_graph.capture_begin(pool=self.pool, capture_error_mode=self.mode)
+
+    def __exit__(self, *error: object) -> None:
+        # As in torch: where this raises, the thread is left on the capture's stream.
+        self.cuda_graph.capture_end()
+        self.stream_ctx.__exit__(*error)

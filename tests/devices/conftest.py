@@ -1,0 +1,24 @@
+"""Contract: each test finds the emulated device as if nothing had been done there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def accelerator() -> Iterator[torch.device]:
+    """The first emulated device, nothing counted; no graph or cache outlives the test."""
+    from bass_core import graphs
+
+    from . import emulated, runtime  # noqa: F401  registers the device
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    runtime.restore()
+    yield torch.device("emul", 0)
+    graphs._idle.clear()
+    runtime.restore()
+    torch.set_num_threads(threads)

@@ -1,0 +1,172 @@
+"""Which work of the emulated device comes after which, and what the host waits for.
+
+Contract: work is done at once, in the order in which the host asks for it; what is emulated is what the order
+would have been worth on a GPU. Each stream has a vector clock; memory that two streams touch without an order
+between them is noted in `ledger.races`. Copies to the host that do not block arrive when the host waits for them.
+Times are made up: each operator takes OP_MS of its stream, so that equal work takes equal times.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from . import ledger
+
+TYPE = "emul"
+DEVICES = 2
+OP_MS = 0.01
+
+Key = tuple[int, int]
+Clock = dict[Key, int]
+
+
+class Touched(Protocol):
+    """Memory as far as its order is concerned: who wrote it last, and who has read it since."""
+
+    writer: tuple[Key, int] | None
+    readers: dict[Key, int]
+
+
+class Underway(Protocol):
+    """A capture, as far as calls of the host are concerned."""
+
+    key: Key
+    thread: int
+    mode: str
+    broken: str | None
+
+
+@dataclass
+class Queue:
+    """The work of one stream: what is known to come before its end, its time, and copies still under way."""
+
+    clock: Clock = field(default_factory=dict)
+    ms: float = 0.0
+    arriving: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
+
+
+lock = threading.RLock()
+captures: list[Underway] = []
+sync_debug_mode = 0
+_queues: dict[Key, Queue] = {}
+host: Clock = {}
+local = threading.local()
+
+
+def index_of(device: Any = None) -> int:
+    """The number of a device given as torch takes it; the current device for None or one without a number."""
+    if device is None:
+        return current_device()
+    if isinstance(device, int):
+        found: int | None = device
+    else:
+        device = torch.device(device)
+        if device.type != TYPE:
+            raise ValueError(f"Expected a device of type {TYPE}, got {device}")
+        found = device.index
+    number = current_device() if found is None else found
+    if not 0 <= number < DEVICES:
+        raise RuntimeError(f"{TYPE} has no device {number}: invalid device ordinal")
+    return number
+
+
+def current_device() -> int:
+    """The current device of this thread."""
+    return getattr(local, "device", 0)
+
+
+def set_device(device: Any) -> None:
+    """Make a device this thread's current one."""
+    local.device = index_of(device)
+
+
+@contextmanager
+def device(device: Any) -> Iterator[None]:
+    """The device as the current one of this thread, for a while."""
+    before = current_device()
+    set_device(device)
+    try:
+        yield
+    finally:
+        local.device = before
+
+
+def queue(key: Key) -> Queue:
+    return _queues.setdefault(key, Queue(clock={key: 0}))
+
+
+def forbid(what: str, key: Key | None = None) -> None:
+    """Raises where a capture under way forbids a call that waits, and ends that capture, as CUDA does."""
+    for capture in captures:
+        own = capture.thread == threading.get_ident()
+        if capture.key == key or capture.mode == "global" or (capture.mode == "thread_local" and own):
+            capture.broken = what
+            raise torch.AcceleratorError(f"{what}: operation not permitted when stream is capturing")
+
+
+def check_synchronising(what: str) -> None:
+    """Raises under set_sync_debug_mode("error")."""
+    if sync_debug_mode == 2:
+        raise RuntimeError(f"called a synchronizing operation: {what}")
+
+
+def host_waits(clock: Clock) -> None:
+    """The host now knows that all of `clock` is done: copies arrive, and later work comes after it."""
+    for key, tick in clock.items():
+        host[key] = max(tick, host.get(key, 0))
+        own = queue(key)
+        for due, copy in [entry for entry in own.arriving if entry[0] <= tick]:
+            own.arriving.remove((due, copy))
+            copy()
+
+
+def follows(clock: Clock, other: Clock) -> None:
+    """What comes after `clock` now comes after `other` as well."""
+    for key, tick in other.items():
+        clock[key] = max(tick, clock.get(key, 0))
+
+
+def touch(key: Key, reads: Iterable[Touched], writes: Iterable[Touched], operator: str) -> int:
+    """One operator on a stream; notes a race for what no event or wait has put before it. Its tick."""
+    own = queue(key)
+    follows(own.clock, host)
+    own.clock[key] += 1
+    own.ms += OP_MS
+    tick, written = own.clock[key], list(writes)
+    for memory in [*reads, *written]:
+        if memory.writer is not None and own.clock.get(memory.writer[0], 0) < memory.writer[1]:
+            ledger.races.append(ledger.Race(operator, key, memory.writer[0], "after a write"))
+    for memory in written:
+        for reader, at in memory.readers.items():
+            if own.clock.get(reader, 0) < at:
+                ledger.races.append(ledger.Race(operator, key, reader, "a write after a read"))
+        memory.writer, memory.readers = (key, tick), {}
+    for memory in reads:
+        memory.readers[key] = tick
+    return tick
+
+
+def synchronize(device: Any = None) -> None:
+    """Wait for all streams of a device."""
+    number = index_of(device)
+    forbid("synchronize")
+    with lock:
+        ledger.waits["device"] += 1
+        for key in [key for key in _queues if key[0] == number]:
+            host_waits(queue(key).clock)
+
+
+def set_sync_debug_mode(mode: int | str) -> None:
+    """0 or "default"; 2 or "error": reading on the host raises ("warn" is taken for "default")."""
+    global sync_debug_mode
+    sync_debug_mode = {"default": 0, "warn": 1, "error": 2}[mode] if isinstance(mode, str) else mode
+
+
+def get_sync_debug_mode() -> int:
+    return sync_debug_mode

@@ -1,0 +1,76 @@
+"""Every method on a device that is not the host: the CPU's own texts, no devices mixed, and one wait a round.
+
+Contract: the cases are those of the conformance suite in which every two choices meet, and sampled ones under the
+rejection rule. A round reads one thing on the host, and two more where a head asks how sure it is ("adaptive"); it
+waits for no copy to the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from bass_core import ModelPair, SamplingParams, amusd_link, amusd_process, generate, stream
+
+from ..conformance import table
+from . import ledger
+from .models import TOKENS, pair, run, texts
+
+WARM = SamplingParams(0.9, top_k=30, top_p=0.95)
+
+
+@pytest.fixture(autouse=True)
+def patient_drafts_beside_their_targets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """AMUSD's draft shares the device with its target; an emulated operator takes its time."""
+    monkeypatch.setattr(ModelPair, "amusd_draft", "stream", raising=False)
+    monkeypatch.setattr(amusd_process, "PATIENCE_S", 30.0)
+    monkeypatch.setattr(amusd_link, "SEND_PATIENCE_S", 30.0)
+    yield
+    for one in list(amusd_process._idle):
+        amusd_process.close(one)
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs have tests of their own (test_graphs.py)."""
+    monkeypatch.setenv("BASS_GRAPHS", "0")
+
+
+@pytest.mark.parametrize("case", table.covering(2), ids=str)
+def test_every_two_choices_write_the_cpus_text(case: table.Case) -> None:
+    out = run(case)
+    assert texts(out) == [text[:TOKENS] for text in case.expected()]
+    # AMUSD's draft reads each of its tokens.
+    if case.method != "amusd" and case.draft != "adaptive":
+        assert ledger.reads.total() == out.metrics.target_forwards
+    assert not ledger.races
+
+
+@pytest.mark.parametrize("name", table.DRAFTS)
+@pytest.mark.parametrize("method", ["speculative", "bass"])
+def test_sampled_text_of_the_rejection_rule_is_the_cpus(name: str, method: str) -> None:
+    draft = table.DRAFTS[name]
+    asked: dict[str, Any] = {
+        "method": method,
+        "drafter": draft.drafter,
+        "draft_length": 3,
+        "max_new_tokens": TOKENS,
+        "sampling": WARM,
+        "seed": 11,
+    }
+    rows = table.PROMPTS[:3]
+    wanted = texts(generate(table.pair("llama", draft.kind), rows, **asked))
+    ledger.clear()
+    written: list[list[int]] = [[] for _ in rows]
+    for round_ in stream(pair("llama", draft.kind), rows, **asked):
+        for row in round_.rows:
+            written[row.sequence] += row.tokens
+        # Whether anything is drafted on, and how much was, is the head's to ask, at a length of 3 once each.
+        asks = 2 if draft.drafter == "adaptive" and round_.kind != "prefill" else 0
+        assert bool(round_.rows) <= ledger.reads.total() <= bool(round_.rows) + asks
+        assert round_.kind == "prefill" or not ledger.uploads["blocking"]
+        assert not ledger.races
+        ledger.clear()
+    assert written == wanted

@@ -1,0 +1,115 @@
+"""Steps captured on an accelerator: a forward waits for nothing, and a replay writes what an eager step does.
+
+Contract: logits of a replay lie within float32 rounding of an eager step's, whose attention sees less padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from bass_core import generate
+from bass_core.gpu_model import GpuModel
+from bass_core.graphs import GraphRunner
+from bass_core.step_model import Readout, StepModel
+from kernels.ragged_attention import CAPTURABLE
+from kernels.support import runtime
+
+from ..conformance import table
+from ..models import BUILDERS, tiny
+from . import capture, emulated, ledger
+from .models import TOKENS, pair, texts
+
+EMUL = torch.device(emulated.TYPE, 0)
+OWN = [(GpuModel, name) for name in ("llama", "qwen3")]
+FORWARDS: list[tuple[type[StepModel], str]] = [*((StepModel, name) for name in BUILDERS), *OWN]
+BACKENDS = sorted(set(CAPTURABLE) & {"pad", "sdpa"})
+
+
+def record(forward: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+    """As bass_core captures, in its plainest form: once to warm up, once on the tape."""
+    module = runtime(EMUL)
+    stream = module.Stream(EMUL)
+    stream.wait_stream(module.current_stream(EMUL))
+    with module.stream(stream):
+        forward()
+    stream.synchronize()
+    graph = module.CUDAGraph()
+    with module.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        outputs = forward()
+    stream.synchronize()
+    return outputs, graph.replay
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("kind", "architecture"), FORWARDS, ids=lambda value: getattr(value, "__name__", value))
+def test_a_captured_forward_waits_for_nothing(kind: type[StepModel], architecture: str, backend: str) -> None:
+    """Reads and blocking copies would raise; a copy that is queued would freeze numbers of the host."""
+    model = kind(tiny(architecture).to(EMUL))
+    model.readout = Readout((0, 1))
+    ids, lengths = torch.ones(2, 3, dtype=torch.long, device=EMUL), torch.zeros(2, dtype=torch.long, device=EMUL)
+    cache, eager = model.new_cache(2, 32), model.new_cache(2, 32)
+    ledger.clear()
+    (logits, states), replay = record(lambda: model.forward_anywhere(ids, cache, lengths, backend, True))
+    assert not ledger.reads and not ledger.uploads and not ledger.races
+    generator = torch.Generator().manual_seed(1)
+    for step in range(3):
+        ids.copy_(torch.randint(1, 90, (2, 3), generator=generator))
+        lengths.copy_(torch.tensor([step, 2 * step]))
+        replay()
+        wanted = model.forward_states(ids, eager, lengths.tolist(), backend=backend)
+        for mine, theirs in zip((logits, states), wanted, strict=True):
+            torch.testing.assert_close(mine.cpu(), theirs.cpu(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_a_runner_of_captured_steps_reads_nothing_itself(architecture: str) -> None:
+    """Batches below their bucket, columns taken, a width that occurs twice."""
+    model = pair(architecture, "none").target_step
+    runner = GraphRunner(model, 4, 64, model.vocab, "pad", record=record)
+    eager = model.new_cache(4, 64)
+    lengths = [0, 0, 0]
+    for width in (4, 2, 2, 1):
+        ids = torch.arange(3 * width).view(3, width) % 90 + 1
+        before = ledger.reads.total()
+        mine = runner.feed_ids(ids.to(EMUL), lengths, [width - 1] * 3)
+        assert ledger.reads.total() == before
+        theirs = model.forward(ids.to(EMUL), eager, lengths, take=[width - 1] * 3, backend="pad")
+        torch.testing.assert_close(mine.cpu(), theirs.cpu(), atol=1e-4, rtol=1e-4)
+        lengths = [length + 1 + row % width for row, length in enumerate(lengths)]
+    assert sorted(key[:2] for key in runner.slot.steps) == [(4, 1), (4, 2), (4, 4)]
+
+
+@pytest.mark.parametrize("architecture", BUILDERS)
+@pytest.mark.parametrize("method", ["regular", "bass"])
+def test_captured_steps_write_the_eager_text(method: str, architecture: str) -> None:
+    draft = "perturbed"
+    rows = table.PROMPTS[:3]
+    out = generate(
+        pair(architecture, draft), rows, method=method, draft_length=3, attention="pad", max_new_tokens=TOKENS
+    )
+    assert texts(out) == [text[:TOKENS] for text in table.expected(architecture, "greedy")[:3]]
+    assert capture.captured > 0 and pair(architecture, draft).target_step.capturable
+    assert not ledger.races and not ledger.uploads["captured"]
+
+
+@pytest.mark.parametrize("name", ["head", "adaptive", "cascade", "perturbed"])
+@pytest.mark.parametrize("method", ["speculative", "bass"])
+def test_captured_sampled_text_is_the_eager_one(method: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    draft, rows = table.DRAFTS[name], table.PROMPTS[:2]
+
+    def run() -> list[list[int]]:
+        return texts(
+            generate(
+                pair("llama", draft.kind), rows, method=method, drafter=draft.drafter, draft_length=3,
+                attention="sdpa", max_new_tokens=TOKENS, sampling=table.SAMPLING["coupled, filtered"], seed=5,
+            )
+        )  # fmt: skip
+
+    captured = run()
+    assert capture.captured > 0
+    monkeypatch.setenv("BASS_GRAPHS", "0")
+    assert run() == captured

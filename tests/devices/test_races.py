@@ -1,0 +1,105 @@
+"""Races, clocks and costs on an accelerator: streams side by side, two devices, and times that are measured."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bass_core import ModelPair, amusd_link, amusd_process, costs, generate, race
+from bass_core.lane import LaneClock
+from kernels.support import on, own_stream, runtime
+
+from ..conformance import table
+from ..models import perturbed, tiny
+from . import emulated, ledger
+from .models import TOKENS, pair, texts
+
+EMUL, OTHER = torch.device(emulated.TYPE, 0), torch.device(emulated.TYPE, 1)
+METHODS = ("regular", "speculative", "bass", "amusd")
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are not captured, and AMUSD's draft is patient with an emulated operator."""
+    monkeypatch.setenv("BASS_GRAPHS", "0")
+    monkeypatch.setattr(ModelPair, "amusd_draft", "stream", raising=False)
+    monkeypatch.setattr(amusd_process, "PATIENCE_S", 30.0)
+    monkeypatch.setattr(amusd_link, "SEND_PATIENCE_S", 30.0)
+
+
+@pytest.mark.parametrize("scheduling", ["fair", "overlap", "in_turn"])
+@pytest.mark.parametrize("architecture", ["llama", "opt"])
+def test_every_lane_of_a_race_writes_the_same_text(scheduling: str, architecture: str) -> None:
+    one = pair(architecture, "perturbed")
+    rows = table.PROMPTS[:2]
+    *_, last = race(one, rows, lanes=METHODS, scheduling=scheduling, max_new_tokens=TOKENS, draft_length=3)
+    amusd_process.close(one)
+    wanted = [text[:TOKENS] for text in table.expected(architecture, "greedy")[:2]]
+    for method in METHODS:
+        lane = last["lanes"][method]
+        assert lane["error"] is None
+        assert [sequence["token_ids"] for sequence in lane["sequences"]] == wanted
+        assert lane["clock_ms"] > 0
+    assert not ledger.races
+
+
+def test_a_fair_race_waits_for_no_whole_device() -> None:
+    *_, last = race(pair("llama", "none"), table.PROMPTS[0], lanes=("regular",), max_new_tokens=TOKENS)
+    assert last["done"] and not ledger.waits["device"]
+
+
+def test_a_stream_of_ones_own_comes_after_what_was_queued_before() -> None:
+    """What another thread made on the default stream, as a pair's weights and a lane's caches are."""
+    made = torch.zeros(4, device=EMUL)
+
+    def work() -> None:
+        with own_stream(EMUL):
+            made.add_(1)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert not ledger.races
+
+
+def test_a_lane_is_timed_on_its_own_device() -> None:
+    """The current device is another one."""
+    clock = LaneClock(OTHER)
+    x = torch.zeros(4, device=OTHER)
+    with clock.running():
+        for _ in range(10):
+            x.add_(1)
+    assert clock.ms == pytest.approx(0.1)
+
+
+def test_a_pair_on_the_second_device_writes_the_same_text() -> None:
+    target = tiny("llama")
+    one = ModelPair(target.to(OTHER), perturbed(tiny("llama"), 0.025).to(OTHER))
+    with on(OTHER):
+        out = generate(one, table.PROMPTS[:2], draft_length=2, max_new_tokens=TOKENS)
+    assert texts(out) == [text[:TOKENS] for text in table.expected("llama", "greedy")[:2]]
+    assert out.metrics.ms_per_token and not ledger.races
+    assert runtime(OTHER).current_device() == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "drafter"), [("perturbed", "model"), ("head", "adaptive"), ("none", "prompt_lookup")]
+)
+def test_costs_are_measured_on_the_device_and_kept(
+    kind: str, drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(costs, "REPEATS", 1)
+    monkeypatch.setattr(costs, "WIDTHS", (1, 2, 4))
+    asked: dict[str, Any] = {"drafter": drafter, "draft_length": "cost-aware", "max_new_tokens": TOKENS}
+    out = generate(pair("llama", kind), table.PROMPTS[:2], **asked)
+    assert texts(out) == [text[:TOKENS] for text in table.expected("llama", "greedy")[:2]]
+    kept = list(tmp_path.rglob("*.json"))
+    assert len(kept) == 1 and ledger.waits["device"] > 0
+    ledger.clear()
+    generate(pair("llama", kind), table.PROMPTS[:2], **asked)
+    assert list(tmp_path.rglob("*.json")) == kept and not ledger.waits["device"]

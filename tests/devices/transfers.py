@@ -1,0 +1,91 @@
+"""Copies between the host and the emulated device, and what they make the host wait for.
+
+Contract: `copy` is copy_ between any two devices. A copy to the host that does not block arrives when the host
+waits.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from . import capture, ledger, order, streams
+from .memory import is_emulated, memory_of, raw_of
+
+
+def host_reads(what: str, device: int) -> None:
+    """A value of the device is wanted on the host, which is going to wait for the current stream."""
+    key = streams.current_stream(device).key
+    order.forbid(what, key)
+    order.check_synchronising(what)
+    ledger.reads[what] += 1
+
+
+def upload(what: str, blocking: bool, device: int) -> None:
+    """Numbers of the host go to the device; from memory that is not pinned the host waits."""
+    key = streams.current_stream(device).key
+    if blocking:
+        order.forbid(f"a blocking copy from the host ({what})", key)
+        order.check_synchronising(f"a blocking copy from the host ({what})")
+        ledger.uploads["blocking"] += 1
+        order.host_waits(order.queue(key).clock)
+    else:
+        ledger.uploads["queued" if capture.of(key) is None else "captured"] += 1
+
+
+def copy(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+    """copy_ between any two devices."""
+    with order.lock, torch._C._InferenceMode(False), torch.no_grad():
+        if is_emulated(source) and not is_emulated(target):
+            _to_host(source, target, non_blocking)
+        else:
+            device = target.device.index
+            if not is_emulated(source):
+                upload("copy", not non_blocking, device)
+                # The caller may change its own at once.
+                source = source.clone()
+            _on_device(source, target, device)
+    return target
+
+
+def _on_device(source: Tensor, target: Tensor, device: int) -> None:
+    key = streams.current_stream(device).key
+    at = capture.of(key)
+    reads = [memory_of(source)] if is_emulated(source) else []
+    if reads and source.device != target.device:
+        # Between two devices torch makes the streams of both wait for each other.
+        order.follows(order.queue(key).clock, order.queue(streams.current_stream(source.device).key).clock)
+    args = (raw_of(target), raw_of(source))
+    if at is None:
+        torch.ops.aten.copy_.default(*args)
+        order.touch(key, reads, [memory_of(target)], "aten::copy_")
+        return
+    at.will_write(memory_of(target))
+    for memory_read in reads:
+        at.will_read(memory_read)
+    torch.ops.aten.copy_.default(*args)
+    at.tape.append(capture.Recorded(torch.ops.aten.copy_.default, args, {}, [args[0]]))
+
+
+def _to_host(source: Tensor, target: Tensor, non_blocking: bool) -> None:
+    """At once, or, if it does not block, when the host waits: until then the target is as it was."""
+    device = source.device.index
+    key = streams.current_stream(device).key
+    order.forbid("a copy to the host", key)
+    tick = order.touch(key, [memory_of(source)], [], "copy to the host")
+    if not non_blocking:
+        host_reads("copy to the host", device)
+        order.host_waits(order.queue(key).clock)
+        _arrive(target, raw_of(source))
+        return
+    ledger.reads["copy to the host"] += 1
+    content = raw_of(source).clone()
+    order.queue(key).arriving.append((tick, partial(_arrive, target, content)))
+
+
+def _arrive(target: Tensor, content: Tensor) -> None:
+    """The target may be an inference tensor, which takes writes in that mode alone."""
+    plain = torch.empty(0, dtype=target.dtype)
+    plain.set_(target.untyped_storage(), target.storage_offset(), target.size(), target.stride()).copy_(content)

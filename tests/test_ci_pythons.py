@@ -1,0 +1,78 @@
+"""The script that runs the smoke test under other Pythons finds those that work, and no others.
+
+Small programs stand in for Pythons: one fails as a shim does, one works, and of one the smoke test fails.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / ".ci" / "pythons"
+SHIM = "echo 'python3.99: command not found' >&2; exit 127"
+# Answers as a Python 3.99 would, makes an environment whose programs are itself, and runs the smoke test.
+WORKING = """
+case "$1" in
+  -c) exec REAL -c "import sys; sys.version_info = (3, 99, 1); $2" ;;
+  -m) if [ "$2" = venv ]; then mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; cp "$0" "$3/bin/pip"; exit 0; fi
+      echo '{"claims": [{"name": "it works", "holds": VERDICT}]}' > "$5"; exit 0 ;;
+  install) exit 0 ;;
+  -) exec REAL "$@" ;;
+esac
+"""
+
+
+def program(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def working(verdict: str) -> str:
+    import sys
+
+    return WORKING.replace("VERDICT", verdict).replace("REAL", sys.executable)
+
+
+def run(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join((str(folder / "path"), os.environ["PATH"]))
+    env = {**os.environ, "PATH": path, "PYENV_ROOT": str(folder / "pyenv"), "TMPDIR": str(folder), **environment}
+    return subprocess.run(["bash", str(SCRIPT), "3.99"], env=env, capture_output=True, text=True)
+
+
+def test_another_version_under_the_name_is_not_taken(tmp_path: Path) -> None:
+    program(tmp_path / "path" / "python3.99", working("true").replace("(3, 99, 1)", "(3, 98, 1)"))
+    assert "Python 3.99: none on this machine works" in run(tmp_path).stdout
+
+
+def test_a_shim_that_fails_is_no_python_and_a_version_of_pyenv_is(tmp_path: Path) -> None:
+    program(tmp_path / "path" / "python3.99", SHIM)
+    program(tmp_path / "pyenv" / "versions" / "3.99.1" / "bin" / "python", working("true"))
+    done = run(tmp_path, BASS_REQUIRE_PYTHONS="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "pyenv/versions/3.99.1/bin/python" in done.stdout and "the smoke test holds" in done.stdout
+    assert not list(tmp_path.glob("bass-python-*")), "the environment is left"
+
+
+@pytest.mark.parametrize("verdict", ["false", "null"])
+def test_a_claim_that_does_not_hold_fails(tmp_path: Path, verdict: str) -> None:
+    program(tmp_path / "path" / "python3.99", working(verdict))
+    done = run(tmp_path)
+    assert done.returncode == 1 and "missed: it works" in done.stderr and "FAILED" in done.stdout
+
+
+def test_a_python_that_cannot_be_set_up_fails(tmp_path: Path) -> None:
+    program(tmp_path / "path" / "python3.99", 'if [ "$1" = -c ]; then exit 0; fi; exit 3')
+    assert run(tmp_path).returncode == 1
+
+
+@pytest.mark.parametrize(("required", "code"), [("", 0), ("1", 1)])
+def test_what_is_not_there_is_said_and_fails_only_where_one_is_required(
+    tmp_path: Path, required: str, code: int
+) -> None:
+    program(tmp_path / "path" / "python3.99", SHIM)
+    done = run(tmp_path, BASS_REQUIRE_PYTHONS=required)
+    assert done.returncode == code and "Python 3.99: none on this machine works" in done.stdout
