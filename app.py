@@ -103,7 +103,7 @@ def set_threads(options: argparse.Namespace, environment: Mapping[str, str]) -> 
     """
     import torch
 
-    from bass_core.amusd_process import cores
+    from bass_core.amusd.process import cores
 
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -143,12 +143,12 @@ def race_page(options: argparse.Namespace) -> tuple[Any, str]:
     except ImportError:
         spaces = None
     from bass_core import ModelPair, load_pair
-    from bass_core.costs import measure_ahead
-    from ui.choices import choices
-    from ui.events import race_source
-    from ui.limits import Limits
-    from ui.models import Models
-    from ui.page import build
+    from bass_core.decoding.calibrate import measure_ahead
+    from ui.page.choices import choices
+    from ui.page.events import race_source
+    from ui.page.limits import Limits
+    from ui.page.page import build
+    from ui.sources.models import Models
 
     def load(name: str) -> ModelPair:
         return load_pair(name, device=options.device, dtype=options.dtype)
@@ -179,9 +179,9 @@ def race_page(options: argparse.Namespace) -> tuple[Any, str]:
 
 def replay_page(options: argparse.Namespace) -> tuple[Any, str]:
     """The page over a recording."""
-    from ui.limits import Limits
-    from ui.page import build
-    from ui.recording import load_recording
+    from ui.page.limits import Limits
+    from ui.page.page import build
+    from ui.race.recording import load_recording
 
     recording = load_recording(options.replay)
     page = build(recording.source, limits=Limits(), about=recording.about, recording=True)
@@ -191,7 +191,7 @@ def replay_page(options: argparse.Namespace) -> tuple[Any, str]:
 def launch(page: Any, about: str, options: argparse.Namespace) -> None:
     """Serve until interrupted. Raises BassError where the address can't be had."""
     from bass_core import BassError
-    from ui.page import launch_options
+    from ui.page.page import launch_options
 
     address = host(options.host, os.environ)
     try:

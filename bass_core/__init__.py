@@ -3,15 +3,15 @@
 Contract: the names below are the public API and stay stable. Speculation never changes what the target says.
 """
 
-from .catalogue import load_pair
+from .budget.policies import RecordedLengths
 from .errors import BassError, MemoryShortage, ModelError, PairError, RequestError, WeightsError
-from .generation import Generation, generate, stream
-from .metrics import Metrics
-from .monitor import Monitor
-from .pair import ModelPair
-from .policies import RecordedLengths
-from .race import race
-from .sampling import SamplingParams
+from .lanes.generation import Generation, generate, stream
+from .lanes.metrics import Metrics
+from .lanes.race import race
+from .loading.catalogue import load_pair
+from .machine.monitor import Monitor
+from .models.pair import ModelPair
+from .sampling.distribution import SamplingParams
 from .sequence import Round, RowRound
 
 __all__ = [

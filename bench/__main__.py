@@ -3,33 +3,32 @@
 import importlib
 import sys
 
-NAMES = (
-    "amusd",
-    "batch",
-    "draft-length",
-    "exactness",
-    "fuzz",
-    "gpu",
-    "latency",
-    "load",
-    "mutants",
-    "overhead",
-    "page",
-    "passk",
-    "ragged",
-    "simulate",
-    "smoke",
-    "start",
-)
+MODULES = {
+    "amusd": "cpu.amusd",
+    "batch": "cpu.batch",
+    "draft-length": "cpu.draft_length",
+    "exactness": "cpu.exactness",
+    "fuzz": "robustness.fuzz",
+    "gpu": "gpu",
+    "latency": "cpu.latency",
+    "load": "robustness.load",
+    "mutants": "robustness.mutants",
+    "overhead": "cpu.overhead",
+    "page": "cpu.page",
+    "passk": "passk.command",
+    "ragged": "cpu.ragged",
+    "simulate": "simulation.command",
+    "smoke": "smoke",
+    "start": "cpu.start",
+}
 
 
 def main() -> int:
     """Run the named bench with the remaining arguments; 2 for an unknown name."""
-    if len(sys.argv) < 2 or sys.argv[1] not in NAMES:
-        print(f"usage: python -m bench {{{','.join(NAMES)}}} [--json FILE] [--quick] ...", file=sys.stderr)
+    if len(sys.argv) < 2 or sys.argv[1] not in MODULES:
+        print(f"usage: python -m bench {{{','.join(MODULES)}}} [--json FILE] [--quick] ...", file=sys.stderr)
         return 2
-    module = sys.argv[1].replace("-", "_")
-    importlib.import_module(f"bench.{module}").main(sys.argv[2:])
+    importlib.import_module(f"bench.{MODULES[sys.argv[1]]}").main(sys.argv[2:])
     return 0
 
 

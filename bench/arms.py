@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from bass_core import ModelPair
-from bass_core.lane import Lane
-from bass_core.metrics import Metrics
-from bass_core.request import make_request
+from bass_core.decoding.request import make_request
+from bass_core.lanes.lane import Lane
+from bass_core.lanes.metrics import Metrics
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What this machine can do at best: bytes a second from memory, and products a second.
 
 Contract: both are measured; products in float32 on a CPU, which is what its low-precision weights are multiplied
-in. On a GPU that bass_core/utilization.py knows their rate is the datasheet's. The roofline of a step is the
+in. On a GPU that bass_core/lanes/utilization.py knows their rate is the datasheet's. The roofline of a step is the
 longer of the times that its bytes and its products take at these rates: no step can be faster.
 Source: Williams, Waterman and Patterson, "Roofline", CACM 2009.
 """
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import torch
 
-from bass_core.utilization import ModelCost, copy_bandwidth, dense_peak
+from bass_core.lanes.utilization import ModelCost, copy_bandwidth, dense_peak
 
-from .report import median
+from .report.report import median
 
 
 @dataclass(frozen=True)

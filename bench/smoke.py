@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from bass_core import ModelPair, RequestError, SamplingParams, load_pair, race
-from bass_core.costs import measure_ahead
-from bass_core.drafting import DRAFTERS, runs_model
-from bass_core.request import LANES
-from bass_core.weights import FOLDER, cache_root, ensure_smollm2
+from bass_core.decoding.calibrate import measure_ahead
+from bass_core.decoding.request import LANES
+from bass_core.drafting.registry import DRAFTERS, runs_model
+from bass_core.loading.weights import FOLDER, cache_root, ensure_smollm2
 
-from .page import PROMPT, app
-from .report import claim, finish, parser
+from .cpu.page import PROMPT, app
+from .report.report import claim, finish, parser
 
 ROWS, TOKENS = 2, 16
 TEMPERATURES = (0.0, 0.7)

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from bass_core import ModelPair, load_pair
-from bass_core.draft_head import load_draft_head
 from bass_core.errors import BassError
-from bass_core.ngram import load_ngrams
+from bass_core.models.draft_head import load_draft_head
+from bass_core.models.ngram import load_ngrams
 
 from . import evaluate as measuring
 from .ablation import ablate, as_markdown

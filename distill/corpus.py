@@ -3,7 +3,7 @@
 Contract: shard k of a folder is a function of the pair, the settings, the installed Python library and k alone,
 and is there whole or not at all; a run that was killed goes on with the first missing shard. A shard holds
 `tokens` int32 [N], `states` float16 [N, width] (of the target at each token: the layers that the settings name,
-then the last hidden state, as Readout in step_model.py says; zeros at a row's last token, which was never fed),
+then the last hidden state, as Readout in models/base.py says; zeros at a row's last token, which was never fed),
 `starts` int64 [rows + 1], `prompts` int64 [rows], the length of each row's prompt, and `layers` int64, which they
 are.
 """
@@ -22,14 +22,14 @@ from torch import Tensor
 from tqdm import tqdm
 
 from bass_core import ModelPair, SamplingParams
-from bass_core.decoder import BatchDecoder, Rules
-from bass_core.drafters import Proposal
-from bass_core.policies import FixedLength
-from bass_core.request import make_request
-from bass_core.runner import ModelRunner, PrefillSteps
+from bass_core.budget.policies import FixedLength
+from bass_core.decoding.batch import BatchDecoder, Rules
+from bass_core.decoding.request import make_request
+from bass_core.drafting.base import Proposal
+from bass_core.engine.runner import ModelRunner, PrefillSteps
+from bass_core.models.base import Readout
 from bass_core.sequence import Sequence
-from bass_core.step_model import Readout
-from bass_core.verify import Keys
+from bass_core.verification.rejection import Keys
 
 from .own_prompts import own_prompts
 from .prompts import corpus_prompts

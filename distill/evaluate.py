@@ -19,7 +19,7 @@ import torch
 from tqdm import tqdm
 
 from bass_core import ModelPair, SamplingParams, generate, stream
-from bass_core.draft_head import DraftHead
+from bass_core.models.draft_head import DraftHead
 
 from .prompts import evaluation_prompts
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from bass_core.ngram import NgramTable, context_key
+from bass_core.models.ngram import NgramTable, context_key
 
 from .corpus import rows_of
 from .settings import NgramSettings

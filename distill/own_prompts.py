@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 
 from bass_core import ModelPair, SamplingParams
-from bass_core.decoder import BatchDecoder, Rules
-from bass_core.policies import FixedLength
-from bass_core.request import make_request
-from bass_core.runner import ModelRunner
+from bass_core.budget.policies import FixedLength
+from bass_core.decoding.batch import BatchDecoder, Rules
+from bass_core.decoding.request import make_request
+from bass_core.engine.runner import ModelRunner
 
 from .prompts import evaluation_prompts
 

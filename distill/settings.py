@@ -16,7 +16,7 @@ CONFIG = Path(__file__).parent / "config.json"
 class CorpusSettings:
     """rows: prompts a shard; own_share: of them, made up by the target itself (own_prompts.py); temperatures: one
     a shard, in turn; layers: of the target, ascending, whose residual stream is kept beside the last hidden state
-    (Readout in step_model.py).
+    (Readout in models/base.py).
     """
 
     rows: int

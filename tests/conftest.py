@@ -21,7 +21,7 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 @pytest.fixture(scope="session")
 def smollm2_folder() -> Path:
     """The real model as safetensors, from the user's cache; fetched and converted where it is not there."""
-    from bass_core.weights import ensure_smollm2
+    from bass_core.loading.weights import ensure_smollm2
 
     return ensure_smollm2()
 

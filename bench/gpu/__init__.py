@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ..report import command, device_name, parser, revision, show, versions
+from ..report.report import command, device_name, parser, revision, show, versions
 from . import results
 from .plan import DEFAULT, MINUTES, SECTIONS
 from .processes import run

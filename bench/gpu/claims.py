@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..report import claim
+from ..report.report import claim
 
 Rows = list[dict[str, Any]]
 _EQUALITIES = ("kernels-equal", "texts-equal-float32")

@@ -20,11 +20,11 @@ import torch
 from transformers import PreTrainedModel
 
 from bass_core import ModelPair
-from bass_core.cache import RaggedCache
-from bass_core.gpu_model import GpuModel
-from bass_core.graphs import GraphRunner, record_calls
-from bass_core.step_model import StepModel
-from bass_core.utilization import copy_bandwidth
+from bass_core.attention.cache import RaggedCache
+from bass_core.engine.cuda_graphs import GraphRunner, record_calls
+from bass_core.lanes.utilization import copy_bandwidth
+from bass_core.models.base import StepModel
+from bass_core.models.llama_cuda import GpuModel
 from kernels.support import is_accelerator, runtime
 
 from . import results, shapes

@@ -21,7 +21,7 @@ from . import results
 from .plan import ORDER, SECTIONS, SHARED, seconds
 
 ROOT = Path(__file__).parents[2]
-PROCESS = [sys.executable, "-m", "bench.gpu.sections"]
+PROCESS = [sys.executable, "-m", "bench.gpu.section_process"]
 # A section that began in time may end what it is at.
 GRACE = 45.0
 

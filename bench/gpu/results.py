@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .. import report
+from ..report import report
 from .claims import claims
 from .plan import SECTIONS
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from bass_core.cost_table import CostTable
-from bass_core.policies import Algorithm1, DraftLengthPolicy, FixedLength
+from bass_core.budget.cost_table import CostTable
+from bass_core.budget.policies import Algorithm1, DraftLengthPolicy, FixedLength
 
-from ..report import claim
+from ..report.report import claim
 from .closed_form import algorithm_1, speedup, tokens_per_round
 from .rounds import Acceptance, rounds
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from ..figures import COLOURS, Report, figure
+from ..report.figures import COLOURS, Report, figure
 from .sweeps import crossover
 
 ABOUT = (

@@ -2,7 +2,7 @@
 
 Contract: `Hardware` holds datasheet numbers alone, none of them measured here; `Assumptions` holds everything that
 is neither datasheet nor measurement, each an option of the bench. Dense peaks are those of
-bass_core/utilization.py (where a datasheet gives figures with sparsity, half of them).
+bass_core/lanes/utilization.py (where a datasheet gives figures with sparsity, half of them).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cached_property
 
 import torch
 
-from bass_core.utilization import dense_peak
+from bass_core.lanes.utilization import dense_peak
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The models that are predicted for: what one forward of each reads and multiplies.
 
 Contract: a shape is counted on a model built on torch's meta device from its config, so no weight exists; costs
-are those of bass_core/utilization.py, with bfloat16 weights, keys and values.
+are those of bass_core/lanes/utilization.py, with bfloat16 weights, keys and values.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from transformers import LlamaConfig
 
-from bass_core.utilization import ModelCost, model_cost
+from bass_core.lanes.utilization import ModelCost, model_cost
 
 from ..gpu.shapes import build, draft_config, target_config
 

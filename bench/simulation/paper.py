@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bass_core.cost_table import RoundCosts
-from bass_core.policies import Algorithm1, FixedLength
+from bass_core.budget.cost_table import RoundCosts
+from bass_core.budget.policies import Algorithm1, FixedLength
 
 from .hardware import HARDWARE, Assumptions
 from .models import shapes

@@ -1,6 +1,6 @@
 """Rounds played with a real draft-length policy: seeded, on given step times and a given acceptance.
 
-Contract: a batch of rows does round after round what BatchDecoder does (bass_core/decoder.py): a row drafts
+Contract: a batch of rows does round after round what BatchDecoder does (bass_core/decoding/batch.py): a row drafts
 min(asked, what it may still write - 1), keeps the accepted ones and one token of the target, and leaves when it
 has written all; the policy is told as there. The same seed gives the same rounds.
 Non-goals: prefills, drafters that propose fewer tokens than asked, early ends of text, a common stop.
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bass_core.cost_table import RoundCosts
-from bass_core.policies import DraftLengthPolicy
+from bass_core.budget.cost_table import RoundCosts
+from bass_core.budget.policies import DraftLengthPolicy
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ def rounds(
 
 @dataclass(frozen=True)
 class Prediction:
-    """Means over runs. Times in ms and names as in bass_core/metrics.py, but nothing here counts a prefill."""
+    """Means over runs. Times in ms and names as in bass_core/lanes/metrics.py, but nothing here counts a
+    prefill."""
 
     ms_per_token: float
     ptl_first_ms: float

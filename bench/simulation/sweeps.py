@@ -11,9 +11,9 @@ import math
 from argparse import Namespace
 from typing import Any
 
-from bass_core.cost_aware import CostAware
-from bass_core.cost_table import RoundCosts
-from bass_core.policies import Algorithm1, FixedLength
+from bass_core.budget.cost_aware import CostAware
+from bass_core.budget.cost_table import RoundCosts
+from bass_core.budget.policies import Algorithm1, FixedLength
 
 from .closed_form import tokens_per_round
 from .hardware import HARDWARE, Assumptions

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from bass_core import Generation, ModelPair, SamplingParams, generate
-from bass_core.attention import choose_backend
-from bass_core.cost_table import CostTable, RoundCosts
-from bass_core.costs import measure_costs
-from bass_core.policies import make_policy
+from bass_core.attention.huggingface import choose_backend
+from bass_core.budget.cost_table import CostTable, RoundCosts
+from bass_core.budget.policies import make_policy
+from bass_core.decoding.calibrate import measure_costs
 
-from ..report import claim, median
+from ..report.report import claim, median
 from .rounds import Acceptance, predict
 
 FIT, HELD_LENGTH = (2, 6), 4

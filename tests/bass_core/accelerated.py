@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from bass_core import ModelPair, capture, generate, utilization
-from bass_core.step_model import StepModel
+from bass_core import ModelPair, generate
+from bass_core.engine import capture
+from bass_core.lanes import utilization
+from bass_core.models.base import StepModel
 from kernels.support import runtime
-from tests.devices import capture as emulated_capture
-from tests.devices import emulated
 from tests.devices.conftest import accelerator  # noqa: F401
+from tests.devices.emulation import capture as emulated_capture
+from tests.devices.emulation import emulated
 from tests.models import perturbed, prompts, tiny
 
 DEVICE = torch.device(emulated.TYPE, 0)

@@ -14,7 +14,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.gpu import context, sections
+from bench.gpu import context
+from bench.gpu import section_process as sections
 
 plan = json.loads(sys.argv.pop(1))
 broken = False

@@ -1,4 +1,4 @@
-"""Every bench runs in its quick form, and its last line is the document that bench/report.py promises."""
+"""Every bench runs in its quick form, and its last line is the document that bench/report/report.py promises."""
 
 import json
 import math
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.__main__ import NAMES
-from bench.batch import BASS, _speedup
+from bench.__main__ import MODULES
+from bench.cpu.batch import BASS, _speedup
 from tests.ui.conftest import save_tiny_pair
-from ui.recording import load_recording
+from ui.race.recording import load_recording
 
 ROOT = Path(__file__).parents[2]
 DRAFT = ROOT / "drafts" / "smollm2"
@@ -58,7 +58,7 @@ def test_latency(smollm2_folder):
 def test_unknown_bench_is_refused():
     done = subprocess.run([sys.executable, "-m", "bench", "nothing"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
-    assert all(name in done.stderr for name in NAMES)
+    assert all(name in done.stderr for name in MODULES)
 
 
 @pytest.mark.slow

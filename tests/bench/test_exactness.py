@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from bass_core import ModelPair, generate
-from bench import exactness
-from bench.tables import described
+from bench.cpu import exactness
+from bench.report.tables import described
 
 from ..models import NEAR, perturbed, tiny
 

@@ -7,11 +7,11 @@ import torch
 from plotly.graph_objects import Figure
 
 from bass_core import load_pair
-from bench.passk_figures import draw
-from bench.passk_judge import mean_logprobs, passes
-from bench.passk_problems import canonical, chosen, ends, problems, program, prompt, stub
-from bench.passk_run import Samples
-from bench.passk_score import differing, row, wilson
+from bench.passk.figures import draw
+from bench.passk.judge import mean_logprobs, passes
+from bench.passk.problems import canonical, chosen, ends, problems, program, prompt, stub
+from bench.passk.run import Samples
+from bench.passk.score import differing, row, wilson
 from tests.bench.test_benches import check, run
 
 

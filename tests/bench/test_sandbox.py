@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from bench import sandbox
-from bench.sandbox import LAYERS, Limits, run
+from bench.passk import sandbox
+from bench.passk.sandbox import LAYERS, Limits, run
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="namespaces, Landlock and seccomp are Linux's")
 SHORT = Limits(cpu_s=1, wall_s=20)

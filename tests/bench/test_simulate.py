@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from bass_core import ModelPair, generate, stream
-from bass_core.cost_aware import CostAware
-from bass_core.cost_table import CostTable
-from bass_core.policies import Algorithm1, FixedLength
-from bench import simulate
+from bass_core.budget.cost_aware import CostAware
+from bass_core.budget.cost_table import CostTable
+from bass_core.budget.policies import Algorithm1, FixedLength
 from bench.simulation import checks, drawing, paper, sweeps, validation
+from bench.simulation import command as simulate
 from bench.simulation.closed_form import algorithm_1, speedup, tokens_per_round
 from bench.simulation.hardware import HARDWARE, Assumptions
 from bench.simulation.models import shapes

@@ -2,7 +2,7 @@
 
 import json
 
-from bench import tables
+from bench.report import tables
 
 
 def test_the_pages_are_up_to_date():

@@ -14,7 +14,10 @@ import psutil
 import pytest
 import torch
 
-from bass_core import ModelPair, amusd, amusd_link, amusd_process
+from bass_core import ModelPair
+from bass_core.amusd import decoder as amusd
+from bass_core.amusd import link as amusd_link
+from bass_core.amusd import process as amusd_process
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from bass_core import ModelPair, SamplingParams, generate
-from bass_core.draft_head import DraftHead, HeadConfig
-from bass_core.generation import Generation
-from bass_core.ngram import NgramTable, context_key
+from bass_core.lanes.generation import Generation
+from bass_core.models.draft_head import DraftHead, HeadConfig
+from bass_core.models.ngram import NgramTable, context_key
 
 from ..models import BUILDERS, NEAR, VOCAB, perturbed, prompts, reference, tiny
 

@@ -21,9 +21,11 @@ import torch
 from scipy import stats
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from bass_core import ModelPair, SamplingParams, amusd, drafting, generate
-from bass_core.drafters import Proposal
-from bass_core.sampling import probabilities
+from bass_core import ModelPair, SamplingParams, generate
+from bass_core.amusd import decoder as amusd
+from bass_core.drafting import registry as drafting
+from bass_core.drafting.base import Proposal
+from bass_core.sampling.distribution import probabilities
 
 from .table import METHODS, head
 

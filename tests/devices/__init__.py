@@ -1,10 +1,11 @@
 """An accelerator that isn't one: a device that computes on the CPU but is not the CPU.
 
-`from tests.devices import emulated` makes the device "emul" (emul:0 and emul:1), and `kernels.support.runtime` of
-it a module of torch.cuda's shape. On it, what a machine without a GPU can't otherwise show is shown: operators
-that mix devices, values read on the host, work of two streams that nothing orders, events of another device, what
-a graph freezes, memory that a replay finds gone or unwritten, and what a capture that fails leaves behind. A test
-of another folder that uses it takes its fixture: `from tests.devices.conftest import accelerator`.
+`from tests.devices.emulation import emulated` makes the device "emul" (emul:0 and emul:1), and
+`kernels.support.runtime` of it a module of torch.cuda's shape. On it, what a machine without a GPU can't
+otherwise show is shown: operators that mix devices, values read on the host, work of two streams that nothing
+orders, events of another device, what a graph freezes, memory that a replay finds gone or unwritten, and what a
+capture that fails leaves behind. A test of another folder that uses it takes its fixture: `from
+tests.devices.conftest import accelerator`.
 
     emulated.py   tensors and operators           order.py    who comes after whom, and what the host waits for
     transfers.py  copies from and to the host     streams.py  streams and events

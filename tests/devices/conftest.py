@@ -11,9 +11,9 @@ import torch
 @pytest.fixture(autouse=True)
 def accelerator() -> Iterator[torch.device]:
     """The first emulated device, nothing counted; no graph or cache outlives the test."""
-    from bass_core import graphs
+    from bass_core.engine import cuda_graphs as graphs
 
-    from . import emulated, runtime  # noqa: F401  registers the device
+    from .emulation import emulated, runtime  # noqa: F401  registers the device
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

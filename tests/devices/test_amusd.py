@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from bass_core import ModelPair, SamplingParams, amusd, amusd_link, amusd_process, generate
-from bass_core.amusd_draft import DraftSession
+from bass_core import ModelPair, SamplingParams, generate
+from bass_core.amusd import decoder as amusd
+from bass_core.amusd import link as amusd_link
+from bass_core.amusd import process as amusd_process
+from bass_core.amusd.draft import DraftSession
 
 from ..conformance import table
-from . import capture, ledger
-from .models import TOKENS, pair, texts
+from .emulation import capture, ledger
+from .emulation.models import TOKENS, pair, texts
 
 WARM = SamplingParams(0.9, top_k=30, top_p=0.95)
 ROWS = table.PROMPTS[:3]

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from kernels.support import runtime
 
-from . import capture, emulated
-from .models import numbers
+from .emulation import capture, emulated
+from .emulation.models import numbers
 
 EMUL = torch.device(emulated.TYPE, 0)
 

@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
-from bass_core import ModelPair, SamplingParams, amusd_link, amusd_process, generate, stream
+from bass_core import ModelPair, SamplingParams, generate, stream
+from bass_core.amusd import link as amusd_link
+from bass_core.amusd import process as amusd_process
 
 from ..conformance import table
-from . import ledger
-from .models import TOKENS, pair, run, texts
+from .emulation import ledger
+from .emulation.models import TOKENS, pair, run, texts
 
 WARM = SamplingParams(0.9, top_k=30, top_p=0.95)
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from kernels.support import is_accelerator, on, runtime
 
-from . import emulated, ledger, memory
-from .models import numbers
+from .emulation import emulated, ledger, memory
+from .emulation.models import numbers
 
 EMUL = torch.device(emulated.TYPE, 0)
 

@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from bass_core import generate
-from bass_core.gpu_model import GpuModel
-from bass_core.graphs import GraphRunner
-from bass_core.step_model import Readout, StepModel
-from kernels.ragged_attention import CAPTURABLE
+from bass_core.engine.cuda_graphs import GraphRunner
+from bass_core.models.base import Readout, StepModel
+from bass_core.models.llama_cuda import GpuModel
+from kernels.backends import CAPTURABLE
 from kernels.support import runtime
 
 from ..conformance import table
 from ..models import BUILDERS, tiny
-from . import capture, emulated, ledger
-from .models import TOKENS, pair, texts
+from .emulation import capture, emulated, ledger
+from .emulation.models import TOKENS, pair, texts
 
 EMUL = torch.device(emulated.TYPE, 0)
 OWN = [(GpuModel, name) for name in ("llama", "qwen3")]

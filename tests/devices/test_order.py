@@ -7,11 +7,11 @@ import threading
 import pytest
 import torch
 
-from bass_core.verify_kernel import _seed
+from bass_core.verification.rejection_triton import _seed
 from kernels.support import own_stream, runtime
 
-from . import emulated, ledger
-from .models import numbers
+from .emulation import emulated, ledger
+from .emulation.models import numbers
 
 EMUL = torch.device(emulated.TYPE, 0)
 

@@ -9,14 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from bass_core import ModelPair, amusd_link, amusd_process, costs, generate, race
-from bass_core.lane import LaneClock
+from bass_core import ModelPair, generate, race
+from bass_core.amusd import link as amusd_link
+from bass_core.amusd import process as amusd_process
+from bass_core.decoding import calibrate as costs
+from bass_core.lanes.lane import LaneClock
 from kernels.support import on, own_stream, runtime
 
 from ..conformance import table
 from ..models import perturbed, tiny
-from . import emulated, ledger
-from .models import TOKENS, pair, texts
+from .emulation import emulated, ledger
+from .emulation.models import TOKENS, pair, texts
 
 EMUL, OTHER = torch.device(emulated.TYPE, 0), torch.device(emulated.TYPE, 1)
 METHODS = ("regular", "speculative", "bass", "amusd")

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from bass_core import ModelError, ModelPair, SamplingParams, generate, race, verify
-from bass_core.sampling import probabilities
+from bass_core import ModelError, ModelPair, SamplingParams, generate, race
+from bass_core.sampling.distribution import probabilities
+from bass_core.verification import rejection as verify
 
 from ..models import prompts, reference, tiny
 from .conftest import left_behind

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from bass_core import WeightsError, catalogue, load_pair, race, smollm2, weights, wheel
+from bass_core import WeightsError, load_pair, race
 from bass_core.errors import PairError
+from bass_core.loading import catalogue, smollm2, weights, wheel
 
 from ..models import byte_tokenizer, tiny
 

@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from bass_core import BassError, ModelPair, RequestError, load_pair, race
-from bass_core.request import make_request
-from bench.fuzz import JUNK, NEAR, arguments_of, verdict
-from bench.serving import save_tiny_pair
-from ui.events import Events, race_source
-from ui.limits import Limits
+from bass_core.decoding.request import make_request
+from bench.robustness.fuzz import JUNK, NEAR, arguments_of, verdict
+from bench.robustness.serving import save_tiny_pair
+from ui.page.events import Events, race_source
+from ui.page.limits import Limits
 
 from .conftest import left_behind
 

@@ -17,13 +17,13 @@ import torch
 from transformers import Qwen3Config
 
 from bass_core import MemoryShortage, ModelPair, RequestError, SamplingParams, generate, race
-from bass_core import admission as admission_module
-from bass_core import memory as memory_module
-from bass_core.admission import estimate_bytes
-from bass_core.cache import RaggedCache
-from bass_core.drafters import Proposal
-from bass_core.request import make_request
-from kernels import fused_attention
+from bass_core.attention.cache import RaggedCache
+from bass_core.decoding import admission as admission_module
+from bass_core.decoding.admission import estimate_bytes
+from bass_core.decoding.request import make_request
+from bass_core.drafting.base import Proposal
+from bass_core.machine import memory as memory_module
+from kernels.triton import attention as fused_attention
 
 from ..models import NEAR, perturbed, prompts, tiny
 

@@ -25,12 +25,12 @@ from gradio_client import Client
 from gradio_client.exceptions import AppError
 
 from bass_core import ModelPair, Monitor, race
-from bass_core.drafters import Proposal
-from ui.events import Events, Snapshot
-from ui.limits import Limits, RaceRequest
-from ui.page import build, launch_options
+from bass_core.drafting.base import Proposal
+from ui.page.events import Events, Snapshot
+from ui.page.limits import Limits, RaceRequest
+from ui.page.page import build, launch_options
 
-from ..bass_core.test_monitor import UUID, FakeNvml
+from ..bass_core.machine.test_monitor import UUID, FakeNvml
 from ..models import NEAR, perturbed, tiny
 from .conftest import left_behind
 
@@ -206,7 +206,7 @@ def test_nvml_that_vanishes_midway_costs_its_figures_alone(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=UUID))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Board 9000")
     cuda = torch.device("cuda", 0)
-    race_module = import_module("bass_core.race")
+    race_module = import_module("bass_core.lanes.race")
     monkeypatch.setattr(race_module, "Monitor", lambda device: Monitor(cuda, interval_s=0.005))
     monkeypatch.setattr(race_module, "SNAPSHOT_SECONDS", 0.02)
     seen = []

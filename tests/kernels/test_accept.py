@@ -1,4 +1,5 @@
-"""The accept kernel takes the decisions of bass_core/verify.py; its noise is the same, bit for bit.
+"""The accept kernel takes the decisions of bass_core/verification/rejection.py; its noise is the same, bit for
+bit.
 
 Contract: under Triton's interpreter, the same p, q, noise and counts. A row in which some u lies within rounding
 of p / q is left out, as both answers are right there.
@@ -15,12 +16,12 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from torch import Tensor
 
-from bass_core.noise import Role, exponentials, stream, to_uniform, token_uniforms, uniform, words
-from bass_core.sampling import SamplingParams, draw, probabilities
-from bass_core.verify import UNSOUND, Keys, verify
-from bass_core.verify_kernel import verify_on_device
-from kernels import accept as kernel
-from kernels import noise as device
+from bass_core.sampling.distribution import SamplingParams, draw, probabilities
+from bass_core.sampling.noise import Role, exponentials, stream, to_uniform, token_uniforms, uniform, words
+from bass_core.verification.rejection import UNSOUND, Keys, verify
+from bass_core.verification.rejection_triton import verify_on_device
+from kernels.triton import accept as kernel
+from kernels.triton import noise as device
 
 SEED = 0x1234_5678_9ABC_DEF1
 # Logits on a grid spaced far wider than rounding, so that no test is a near-tie.

@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels import fused_attention
-from kernels.ragged_attention import RaggedStep
+from kernels.backends import RaggedStep
+from kernels.triton import attention as fused_attention
 from tests.kernels.test_ragged_attention import reference, tensors
 
 

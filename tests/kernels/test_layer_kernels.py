@@ -11,7 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import cache_reference, cache_write, linear, linear_reference
+from kernels.reference import cache as cache_reference
+from kernels.reference import linear as linear_reference
+from kernels.triton import cache_write, linear
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)

@@ -17,7 +17,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import linear_int8, linear_reference
+from kernels.reference import linear as linear_reference
+from kernels.triton import linear_int8
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,7 +78,7 @@ def test_compiles_without_spills(arch: int, tmp_path: Path) -> None:
     """In a process without the interpreter; more rows than one are multiplied on tensor cores."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.compile_int8", str(arch)],
+        [sys.executable, "-m", "tests.kernels.compilation.compile_int8", str(arch)],
         cwd=ROOT, env=environment | {"TRITON_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bass_core import sampling
-from bass_core.sampling import SamplingParams, probabilities
-from kernels import nucleus
+from bass_core.sampling import distribution as sampling
+from bass_core.sampling.distribution import SamplingParams, probabilities
+from kernels.triton import nucleus
 
 
 @pytest.mark.parametrize("vocab", [3, 1000, 2500])

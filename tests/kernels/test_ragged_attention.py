@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.ragged_attention import BACKENDS, RaggedStep, unavailable
+from kernels.backends import BACKENDS, RaggedStep, unavailable
 
 DIM = 8
 HUGE = 1e30

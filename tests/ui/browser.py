@@ -32,6 +32,21 @@ def fill(page: Page, *, prompt: str = "Hello", batch: object = 2, tokens: object
         page.fill(f"#{name} input", str(value))
 
 
+def fill_more(page: Page, name: str, value: str) -> None:
+    """Type one of the settings behind "More settings", which are made when they are first opened."""
+    field = page.locator(f"#{name} input")
+    if not field.is_visible():
+        page.click("text=More settings")
+    expect(field).to_be_visible()
+    # What is typed while Gradio still fills in the first values is lost: type until it stays.
+    for _ in range(20):
+        page.wait_for_timeout(300)
+        if field.input_value() == value:
+            return
+        field.fill(value)
+    raise AssertionError(f"{name} did not keep {value!r}")
+
+
 def shown(page: Page, lane: str) -> list[str]:
     """The texts of a lane's sequences."""
     texts: list[str] = page.eval_on_selector_all(f"#lane-{lane} .sequence", "all => all.map(e => e.textContent)")

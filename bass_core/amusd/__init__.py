@@ -1,0 +1,1 @@
+"""AMUSD: a draft model in a process of its own drafts ahead while the target verifies."""

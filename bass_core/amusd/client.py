@@ -1,0 +1,275 @@
+"""The target's view of its draft: what is drafted ahead of each row, and what the target has decided.
+
+Contract: `ahead[row]` holds the drafts of a row's own epoch that have arrived and follow its text without a gap;
+blocks of another epoch are dropped. Any call may find the draft lost; it is then ended, `ahead` stays empty,
+`alive` is False and `timeline.note` says why: nothing here raises for a lost draft.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..attention.huggingface import choose_backend
+from ..decoding.batch import Rules
+from ..machine.transfer import to_device
+from ..models.draft_head import DraftHead
+from ..models.pair import ModelPair
+from ..sequence import Sequence
+from .link import Close, DraftLostError, Drafts, Open, Pause, Resume, RowVerdict, Verdict
+from .pace import NEWS
+from .process import DraftHost, borrow, give_back
+from .shared_memory import Arena, Layout, LocalArena
+from .timeline import Timeline
+
+_sessions = itertools.count(1)
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Ahead:
+    """Drafts of one row from position `start` on; `tops`, `owns` as in amusd_link.Block.
+
+    `begin`: where the epoch began in the row's text; 0 until the first verdict, and no draft is judged before it.
+    """
+
+    start: int
+    epoch: int = 0
+    begin: int = 0
+    tokens: list[int] = field(default_factory=list)
+    tops: list[float] = field(default_factory=list)
+    owns: list[float] = field(default_factory=list)
+    copied: list[bool] = field(default_factory=list)
+
+    def move(self, start: int, same: bool) -> None:
+        """The text reaches to `start` now; drafts beyond it stay if the text went on as drafted, else none do."""
+        count = start - self.start if same else len(self.tokens)
+        del self.tokens[:count], self.tops[:count], self.owns[:count], self.copied[:count]
+        self.start = start
+        if not same:
+            self.epoch, self.begin = self.epoch + 1, start
+
+
+class DraftClient:
+    """One request at the pair's draft.
+
+    lead: how far it drafts beyond the agreed text; confidence: only up to where it is sure (drafting/registry.py,
+    `sure`); copies: from the text, where that repeats itself; delay_s: for tests, see amusd/decoder.py.
+    """
+
+    def __init__(
+        self,
+        pair: ModelPair,
+        rows: list[Sequence],
+        rules: Rules,
+        *,
+        lead: int,
+        confidence: bool,
+        copies: bool,
+        backend: str,
+        delay_s: float,
+    ) -> None:
+        self.timeline = Timeline()
+        self.ahead = {row.index: Ahead(len(row.prompt)) for row in rows}
+        self.step_ms: float | None = None
+        self._session, self._lead = next(_sessions), lead
+        self._head = pair.draft if isinstance(pair.draft, DraftHead) else None
+        self._vocab, self._device = pair.vocab, pair.device
+        self._host: DraftHost | None = None
+        self._arena: Arena | None = None
+        self._context = pair.draft_step.context if pair.draft_step is not None else 0
+        # Steps of the draft that have been heard of.
+        self.received = 0
+        ends = [len(row.prompt) + row.max_new_tokens for row in rows]
+        layout = self._layout(len(rows), max(ends), rules)
+        with self._noticing():
+            host = self._host = borrow(pair)
+            self._release = weakref.finalize(self, _release, pair, host, self._session)
+            self._arena = Arena(layout) if host.device is not None else LocalArena(layout, pair.device)
+            device = host.device or pair.device
+            message = Open(
+                self._session,
+                [row.prompt for row in rows],
+                [row.id for row in rows],
+                ends,
+                lead,
+                rules.params,
+                rules.seed,
+                rules.verification,
+                backend if device.type == pair.device.type else choose_backend("auto", device),
+                layout,
+                confidence,
+                copies,
+                delay_s,
+            )
+            host.send(message, self._arena)
+            host.paused = True
+            self._arena.close_fd()
+
+    def _layout(self, rows: int, length: int, rules: Rules) -> Layout:
+        layout: Layout = {}
+        if not rules.params.greedy and rules.verification == "chen" and rules.synthetic is None:
+            outputs = self._vocab if self._head is None else len(self._head.vocabulary)
+            layout["q"] = ((rows, self._lead + 1, outputs), torch.float32)
+        if self._head is not None:
+            layout["states"] = ((rows, length + 1, self._head.config.hidden), torch.float32)
+        return layout
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is a draft."""
+        return self._host is not None
+
+    @property
+    def process(self) -> int | None:
+        """The id of the draft's process, where it has one."""
+        process = self._host.process if self._host is not None else None
+        return None if process is None else process.pid
+
+    def room(self, row: Sequence) -> int:
+        """Drafts that the draft's own context has room for, behind the row's text."""
+        return self._context - len(row.tokens)
+
+    def collect(self, timeout_s: float = 0.0) -> None:
+        """Take in what has arrived; waits up to `timeout_s` for a first message."""
+        with self._noticing():
+            if self._host is not None:
+                messages = self._host.receive(timeout_s)
+                self._take(messages)
+                if not messages:  # who has just spoken lives
+                    self._host.check()
+
+    def _take(self, messages: list[object]) -> None:
+        line = self.timeline
+        for message in messages:
+            if not isinstance(message, Drafts) or message.session != self._session:
+                continue
+            self.received += 1
+            line.add_draft(message.begin, message.end)
+            for _ in range(message.rolled_back - line.rolled_back):
+                line.add_rollback(message.begin)
+            if message.made > line.made and not any(any(block.copied) for block in message.blocks):
+                spent = 1000 * (message.end - message.begin)
+                if self.step_ms is None or 2 * spent < self.step_ms:  # a first step may have compiled kernels
+                    self.step_ms = spent
+                self.step_ms += NEWS * (spent - self.step_ms)
+            line.made = message.made
+            for block in message.blocks:
+                ahead = self.ahead.get(block.row)
+                if ahead is not None and ahead.epoch == block.epoch:
+                    assert block.start == ahead.start + len(ahead.tokens), "blocks of one epoch leave no gap"
+                    ahead.tokens += block.tokens
+                    ahead.tops += block.tops
+                    ahead.owns += block.owns
+                    ahead.copied += block.copied
+        line.waiting = sum(len(ahead.tokens) for ahead in self.ahead.values())
+
+    def agree(self, row: Sequence, tokens: list[int], same: bool) -> RowVerdict:
+        """Row `row` has just written `tokens`, `same` as they were drafted or not; the verdict to send."""
+        ahead = self.ahead[row.index]
+        start = ahead.start
+        ahead.move(len(row.tokens), same)
+        if row.finish_reason:
+            del self.ahead[row.index]
+        return RowVerdict(row.index, ahead.epoch, start, tokens, row.finish_reason is not None)
+
+    def send(self, verdicts: list[RowVerdict]) -> None:
+        """Let the draft know."""
+        self.timeline.waiting = sum(len(ahead.tokens) for ahead in self.ahead.values())
+        with self._noticing():
+            if self._host is not None:
+                self._host.send(Verdict(self._session, verdicts))
+
+    def q(self, rows: list[Sequence], starts: list[int], width: int) -> Tensor | None:
+        """float32 [B, width, V]: what the tokens from position starts[r] on were drawn from; None if unused."""
+        if self._arena is None or "q" not in self._arena or width == 0:
+            return None
+        ring = self._arena["q"].shape[1]
+        slots = [(start + i) % ring for start in starts for i in range(width)]
+        indices = [row.index for row in rows for _ in range(width)]
+        q = self._arena.read("q", indices, slots, self._device).view(len(rows), width, -1)
+        if self._head is not None:
+            full = torch.zeros(*q.shape[:2], self._vocab, device=self._device)
+            q = full.index_copy_(2, self._head.vocabulary.to(self._device), q)
+        copies = [
+            (r, i, token)
+            for r, row in enumerate(rows)
+            for i, (token, copied) in enumerate(
+                zip(self.ahead[row.index].tokens[:width], self.ahead[row.index].copied, strict=False)
+            )
+            if copied
+        ]
+        if copies:
+            r, i, token = to_device(copies, self._device).unbind(1)
+            q[r, i] = 0
+            q[r, i, token] = 1
+        return q
+
+    def write_states(self, rows: list[Sequence], starts: list[int], states: list[Tensor]) -> None:
+        """The target's states [k, hidden] of k tokens of each row from position starts[r] on."""
+        if self._arena is not None:
+            indices = [row.index for row, own in zip(rows, states, strict=True) for _ in own]
+            places = [start + i for start, own in zip(starts, states, strict=True) for i in range(len(own))]
+            self._arena.write("states", indices, places, torch.cat(states))
+
+    def pause(self) -> None:
+        """Let the draft finish its step and wait, until `resume`: another lane has the machine."""
+        with self._noticing():
+            host = self._host
+            if host is None or host.paused:
+                return
+            host.send(Pause(self._session))
+            host.paused = True
+            while True:
+                messages = host.receive(host.patience_s / 4)
+                self._take(messages)
+                if any(isinstance(message, Pause) for message in messages):
+                    return
+                host.check()
+
+    def resume(self) -> None:
+        """Let the draft go on, if it was paused."""
+        with self._noticing():
+            if self._host is not None and self._host.paused:
+                self._host.paused = False
+                self._host.send(Resume())
+
+    def close(self) -> None:
+        """Give the draft back, at rest; what it still holds for this request is freed."""
+        self.pause()
+        self.timeline.waiting = 0
+        if self._host is not None:
+            self._host = self._arena = None
+            self._release()
+
+    @contextmanager
+    def _noticing(self) -> Iterator[None]:
+        """A draft that turns out to be lost in the block is ended and noted."""
+        try:
+            yield
+        except DraftLostError as error:
+            note = f"{error} This lane goes on as regular decoding."
+            _log.warning(note)
+            self.timeline.note = note
+            if self._host is not None:
+                self._release.detach()
+                self._host.end()
+            self._host = self._arena = None
+            for ahead in self.ahead.values():
+                ahead.move(ahead.start, same=False)
+
+
+def _release(pair: ModelPair, host: DraftHost, session: int) -> None:
+    try:
+        host.paused = False
+        host.send(Close(session))
+        give_back(pair, host)
+    except DraftLostError:
+        host.end()

@@ -1,0 +1,287 @@
+"""AMUSD (arXiv 2410.17375): draft and target work at the same time, on two devices; batched, and with sampling.
+
+Contract: the draft (amusd/draft.py, in a process of its own) never waits for a verdict: it drafts on, up to `lead`
+tokens beyond those that are being verified. The target verifies whatever is there. Its logits behind the last
+token it was fed judge one token more, the one that was drafted meanwhile (the *late* draft): where that stands,
+draft and target stay in step and nothing is rolled back. The text is the target's own by the same rule as
+everywhere (verification/rejection.py), with the q that each draft was really drawn from. When nothing is there
+the target takes a plain step, unless the next draft is due so soon that the wait is worth its cost
+(`_worth_waiting`). A draft that crashes or hangs is given up: the lane goes on as regular decoding, and
+`timeline.note` says so.
+
+Of the drafters that run the pair's draft, "model" drafts with it alone; "cascade" copies first where the text
+repeats itself, and "adaptive" moreover rests behind a draft that it is unsure of (drafting/registry.py).
+A draft head reads the target's states: they travel with the verdicts; until then its own stand in.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from kernels.support import is_accelerator, runtime
+
+from ..budget.policies import FixedLength
+from ..decoding.batch import BatchDecoder, Rules
+from ..decoding.request import Request
+from ..drafting.registry import runs_model, sure
+from ..engine.cuda_graphs import make_runner
+from ..engine.runner import ModelRunner, PrefillSteps
+from ..errors import RequestError
+from ..machine.transfer import to_device
+from ..models.draft_head import DraftHead
+from ..models.pair import ModelPair
+from ..sequence import Round, RowRound, Sequence
+from ..verification.rejection import Keys, mark_unsound, refuse_unsound, verify
+from .client import DraftClient
+from .pace import Pace
+from .process import split_threads
+from .timeline import Timeline
+
+# How far the draft runs ahead where no integer draft_length says so, and the most that one can say.
+LEAD, LONGEST_LEAD = 8, 64
+# For tests: seconds up to which each step of target and draft is delayed at random.
+DELAYS = (0.0, 0.0)
+
+
+def refuse_amusd(pair: ModelPair, request: Request) -> None:
+    """Raises RequestError for a request that AMUSD can't answer."""
+    if pair.draft is None or not runs_model(request.drafter):
+        raise RequestError(
+            'method="amusd" runs a draft model beside the target, and copying from the text is none: load the '
+            'pair with draft= and choose drafter="model".'
+        )
+    if lead_of(request) < 1:
+        raise RequestError('method="amusd" needs a draft_length of at least 1: choose one, or leave it out.')
+
+
+def lead_of(request: Request) -> int:
+    """Tokens that the draft may be ahead of the target: an integer draft_length; every other policy is ignored."""
+    policy = request.policy
+    return min(policy.limit, LONGEST_LEAD) if isinstance(policy, FixedLength) else LEAD
+
+
+def build_amusd(pair: ModelPair, request: Request, rules: Rules, sequences: list[Sequence]) -> AmusdDecoder:
+    """The decoder of a request; its draft process is started where it is not running yet."""
+    refuse_amusd(pair, request)
+    lead, confidence = lead_of(request), request.drafter == "adaptive"
+    keep_states = isinstance(pair.draft, DraftHead)
+    length = request.longest + lead + 2
+    runner = make_runner(
+        pair.target_step, len(sequences), length, pair.vocab, request.backend, keep_states=keep_states
+    )
+    client = DraftClient(
+        pair,
+        sequences,
+        rules,
+        # While `lead` drafts are verified the draft makes one that comes late, and the next `lead`.
+        lead=2 * lead + 1,
+        confidence=confidence,
+        copies=request.drafter in ("cascade", "adaptive"),
+        backend=request.backend,
+        delay_s=DELAYS[1],
+    )
+    return AmusdDecoder(sequences, runner, rules, client, lead, confidence)
+
+
+class AmusdDecoder(BatchDecoder):
+    """The target's side. A round feeds each row what is drafted ahead of it, at most `lead` tokens."""
+
+    def __init__(
+        self,
+        sequences: list[Sequence],
+        target: ModelRunner,
+        rules: Rules,
+        client: DraftClient,
+        lead: int,
+        confidence: bool,
+    ) -> None:
+        super().__init__(sequences, target, rules)
+        self.client, self.lead, self.confidence = client, lead, confidence
+        self._split = not is_accelerator(target.device)
+        self._pace = Pace()
+
+    @property
+    def timeline(self) -> Timeline:
+        """When who was busy."""
+        return self.client.timeline
+
+    def step(self) -> Round:
+        """As every decoder's; the draft goes on drafting when it returns, until `pause`."""
+        with self._slice():
+            self.client.resume()
+            return super().step()
+
+    def pause(self) -> None:
+        """Hold the draft still while another lane has the machine; the wait for its step is this lane's time."""
+        with self._slice():
+            self.client.pause()
+
+    def close(self) -> None:
+        """Give the draft back."""
+        self.client.close()
+
+    @contextmanager
+    def _slice(self) -> Iterator[None]:
+        """This lane's time; on a CPU with its own share of the cores, the rest being the draft's."""
+        before, own = torch.get_num_threads(), split_threads()[0]
+        split = self._split and self.client.alive and own != before
+        if split:
+            torch.set_num_threads(own)
+        try:
+            with self.timeline.slice():
+                yield
+        finally:
+            if split:
+                torch.set_num_threads(before)
+
+    def _prefill_step(self, prefill: PrefillSteps) -> Round:
+        rows, begin = list(self._rows), time.perf_counter()
+        round_ = super()._prefill_step(prefill)
+        self.timeline.add_target(begin, time.perf_counter())
+        if prefill.done:
+            if self.target.keep_states:
+                self.client.write_states(rows, [0] * len(rows), prefill.states())
+            verdicts = [
+                self.client.agree(row, record.tokens, same=False)
+                for row, record in zip(rows, round_.rows, strict=True)
+            ]
+            self.client.send(verdicts)
+        return round_
+
+    def _round(self) -> Round:
+        rows, keys = list(self._rows), self._keys()
+        keys.epochs = to_device([self.client.ahead[row.index].begin for row in rows], self.target.device)
+        counts = self._counts()
+        begin = time.perf_counter()
+        logits = self._feed(counts)
+        tested = self._tested_counts(counts)
+        starts = [len(row.tokens) for row in rows]
+        drafts = self._drafts(tested)
+        accepted, next_tokens, tests, next_p = self._judge(logits, drafts, tested, starts, keys)
+        self.target_forwards += 1
+        self._measure(counts, begin)
+        records, verdicts, states = [], [], []
+        for r, row in enumerate(rows):
+            stand = accepted[r]
+            settled = min(stand, counts[r]) + 1
+            self.target.cached[r] += settled
+            if self.target.states is not None:
+                states.append(self.target.states[r, :settled])
+            # A late draft is looked at only where everything before it stands.
+            seen = tested[r] if stand >= counts[r] else counts[r]
+            seen = min(seen, tested[r])
+            same = stand == tested[r] > counts[r]
+            own = (None, math.nan) if same else (next_tokens[r], next_p[r])
+            record = self._write(row, drafts[r][:seen], tests[r], stand, *own)
+            records.append(record)
+            self._count(record)
+            verdicts.append(self.client.agree(row, record.tokens, same))
+        if states:
+            self.client.write_states(rows, [start - 1 for start in starts], states)
+        self.client.send(verdicts)
+        self._drop_finished()
+        return Round("verify" if max(tested) else "plain", max(tested), records)
+
+    def _counts(self) -> list[int]:
+        """How many drafts of each row to feed; waits for more while that pays."""
+        self.client.collect()
+        waited = 0.0
+        while self._worth_waiting(counts := [self._ready(row) for row in self._rows], waited):
+            assert self.client.step_ms is not None
+            begin, before = time.perf_counter(), self.client.received
+            self.client.collect(3 * self.client.step_ms / 1000)
+            waited += 1000 * (time.perf_counter() - begin)
+            if self.client.received == before:
+                break
+        self.timeline.waited_ms += waited
+        return counts
+
+    def _ready(self, row: Sequence) -> int:
+        ahead = self.client.ahead[row.index]
+        count = min(len(ahead.tokens), self.lead, row.remaining - 1)
+        return sure(ahead.tops[:count], ahead.owns[:count]) if self.confidence else count
+
+    def _worth_waiting(self, counts: list[int], waited: float) -> bool:
+        """Whether the draft, a step of its from now, will have made it pay that the target waited."""
+        step_ms = self.client.step_ms
+        if step_ms is None or not self.client.alive:
+            return False
+        growing = [
+            n
+            == len(self.client.ahead[row.index].tokens)
+            < min(self.lead, row.remaining - 1, self.client.room(row))
+            for n, row in zip(counts, self._rows, strict=True)
+        ]
+        return self._pace.worth_waiting(step_ms, counts, growing, waited)
+
+    def _feed(self, counts: list[int]) -> Tensor:
+        """The target's logits [B, width + 1, V] for each row's newest token and its drafts; finished on return."""
+        newest = [[row.tokens[-1]] for row in self._rows]
+        ids = [one + drafts for one, drafts in zip(newest, self._drafts(counts), strict=True)]
+        if DELAYS[0]:
+            time.sleep(random.random() * DELAYS[0])
+        device = self.target.device
+        logits = self.target.feed_ids(
+            to_device(ids, device),
+            self.target.cached[: len(ids)],
+            counts=[count + 1 for count in counts],
+        )
+        if is_accelerator(device):
+            runtime(device).current_stream(device).synchronize()
+        return logits
+
+    def _drafts(self, counts: list[int]) -> list[list[int]]:
+        """The first drafts of each row, padded with zeros to the longest."""
+        width = max(counts)
+        found = [self.client.ahead[row.index].tokens[:n] for row, n in zip(self._rows, counts, strict=True)]
+        return [tokens + [0] * (width - len(tokens)) for tokens in found]
+
+    def _tested_counts(self, counts: list[int]) -> list[int]:
+        """What can be judged now: what was fed, and a late draft where one has come."""
+        self.client.collect()
+        if not self.client.alive:  # with the draft its q is gone: what was fed of it is left out
+            return [0] * len(counts)
+        return [
+            count + (len(self.client.ahead[row.index].tokens) > count and row.remaining > count)
+            for row, count in zip(self._rows, counts, strict=True)
+        ]
+
+    def _judge(
+        self, logits: Tensor, drafts: list[list[int]], tested: list[int], starts: list[int], keys: Keys
+    ) -> tuple[list[int], list[int], list[list[list[float]]], list[float]]:
+        """What `Verdict.host` returns."""
+        width, device = max(tested), logits.device
+        if width == logits.shape[1]:
+            # Behind a late draft nothing is read, but verify wants a column there.
+            logits = torch.cat((logits, logits[:, -1:]), dim=1)
+        q = self.client.q(self._rows, starts, width)
+        verdict = verify(
+            logits[:, : width + 1],
+            to_device(torch.tensor(drafts, dtype=torch.long).view(len(tested), width), device),
+            q,
+            to_device(tested, device),
+            keys,
+            self.rules.params,
+            rule=self.rules.verification,
+            synthetic=self.rules.synthetic,
+        )
+        verdict.next_token = mark_unsound(verdict.next_token, logits)
+        accepted, next_tokens, tests, next_p = verdict.host()
+        refuse_unsound(next_tokens)
+        return accepted, next_tokens, tests, next_p
+
+    def _measure(self, counts: list[int], begin: float) -> None:
+        end = time.perf_counter()
+        self.timeline.add_target(begin, end)
+        self._pace.measure(1000 * (end - begin), plain=not max(counts))
+
+    def _count(self, record: RowRound) -> None:
+        self.timeline.looked_at += len(record.drafted)
+        self._pace.count(record.accepted, len(record.drafted))

@@ -1,0 +1,156 @@
+"""What target and draft tell each other in AMUSD (arXiv 2410.17375), and how.
+
+Contract: one stream of small messages each way, read in the order in which they were sent. A row's text is
+agreed on up to some length; every drafted block names its row, its epoch and the position at which it starts.
+A `Verdict` extends the agreed text and names the row's epoch from now on: a block of any other epoch is stale.
+So nothing is counted up on two sides, and nothing depends on which store is seen first.
+
+Large numbers lie beside the messages in an Arena, by row and position: `q` [rows, ring, V'], what the token at
+position t was drawn from, in slot t % ring, and for a draft head `states` [rows, length, hidden], what the
+target's step reads out for it. The draft writes a slot of `q` before it sends the block, and never one whose
+position the target may still need: it leads by less than `ring`, and learns of the agreed text after the target
+has read it. The target writes the states of a row's tokens, once each, before it sends the verdict that settles
+them. On an accelerator that both share, "written" means queued on the writer's stream, and "read" on the reader's:
+the arena puts an event behind each, for which the other's stream waits.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+from ..errors import BassError
+from ..sampling.distribution import SamplingParams
+from .shared_memory import Layout
+
+# A message that can't be handed over for this long: nobody is reading.
+SEND_PATIENCE_S = 0.7
+
+
+class DraftLostError(BassError, RuntimeError):
+    """The draft process crashed, hangs or could not be started; the message says which."""
+
+
+@dataclass(frozen=True)
+class Open:
+    """Begin a request, paused. `ends[r]`: tokens the row may have at most; `lead`: how far beyond agreed text."""
+
+    session: int
+    prompts: list[list[int]]
+    sequence_ids: list[int]
+    ends: list[int]
+    lead: int
+    params: SamplingParams
+    seed: int
+    rule: str
+    backend: str
+    layout: Layout
+    confidence: bool = False
+    copies: bool = False
+    delay_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class RowVerdict:
+    """`tokens` stand from position `start` on; the row's epoch is `epoch` now; a finished row is forgotten."""
+
+    row: int
+    epoch: int
+    start: int
+    tokens: list[int]
+    finished: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the target decided in one step."""
+
+    session: int
+    rows: list[RowVerdict]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Drafted `tokens` from position `start` on. `tops`, `owns`: q's largest value, and the token's; or empty.
+
+    A token with `copied` true was copied from the text: its q is a point mass.
+    """
+
+    row: int
+    epoch: int
+    start: int
+    tokens: list[int]
+    tops: list[float] = field(default_factory=list)
+    owns: list[float] = field(default_factory=list)
+    copied: list[bool] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """What one step of the draft made, and when it was busy (time.perf_counter, one clock for all processes).
+
+    `made` and `rolled_back`: tokens drafted and roll-backs, of the whole request so far.
+    """
+
+    session: int
+    blocks: list[Block]
+    begin: float
+    end: float
+    made: int = 0
+    rolled_back: int = 0
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Stop before the next step and answer with the same object."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Go on after a pause, or begin."""
+
+
+@dataclass(frozen=True)
+class Close:
+    """Forget the request and free its memory."""
+
+    session: int
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The draft's model is loaded."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The draft's own error, as one line; the process ends."""
+
+    message: str
+
+
+def socket_pair() -> tuple[Connection, Connection]:
+    """Two ends of one link; sending into a full one gives up after SEND_PATIENCE_S (BlockingIOError)."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    seconds, rest = divmod(SEND_PATIENCE_S, 1)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds), int(rest * 1e6)))
+    return Connection(ours.detach()), Connection(theirs.detach())
+
+
+def receive_all(link: Connection, timeout: float = 0.0) -> list[Any]:
+    """The messages that are there; waits up to `timeout` seconds for a first one. EOFError without a peer."""
+    found: list[Any] = []
+    while link.poll(timeout):
+        try:
+            found.append(link.recv())
+        except (EOFError, OSError):
+            if not found:
+                raise
+            break  # the last words come first
+        timeout = 0.0
+    return found

@@ -1,0 +1,88 @@
+"""Ragged attention inside transformers' models.
+
+Contract: a model whose attention implementation is NAME attends by the row lengths of the step that travels
+with the call (`model(..., ragged=step, ragged_backend="pad")`), never by a mask. A layer's sliding window and
+logit soft-cap are honoured; what an architecture adds beyond that is refused, not ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+from kernels.backends import BACKENDS, RaggedStep, unavailable
+from kernels.support import has_tensor_cores, is_accelerator
+
+from ..errors import PairError, RequestError
+
+NAME = "bass_ragged"
+_UNSUPPORTED = ("s_aux", "sinks", "position_bias", "head_mask", "alibi", "indices_topk")
+
+
+def choose_backend(attention: str, device: torch.device, dtype: torch.dtype | None = None) -> str:
+    """The backend's name for "auto" or a name; dtype: the model's, where it is known.
+
+    Raises RequestError for a backend that does not exist here or can't take that dtype.
+    """
+    if attention == "auto":
+        return _fastest(device, dtype)
+    if not isinstance(attention, str) or attention not in BACKENDS:
+        known = ", ".join(sorted(BACKENDS))
+        raise RequestError(f"attention must be auto or one of {known}; got {attention!r}.")
+    reason = unavailable(attention, device, dtype)
+    if reason:
+        raise RequestError(f'attention="{attention}" can\'t run here: {reason}. Choose attention="auto".')
+    return attention
+
+
+def _fastest(device: torch.device, dtype: torch.dtype | None) -> str:
+    """Our kernel; flash-attn where Triton is missing; torch's elsewhere.
+
+    A T4 (compute capability 7.5) takes torch's as well: its half-precision kernels use the tensor cores there,
+    ours would compute on plain ones (read from the code that is emitted; not measured).
+    """
+    if not is_accelerator(device):
+        return "sdpa"
+    if unavailable("fused", device) is None and has_tensor_cores(device):
+        return "fused"
+    return "flash" if dtype is not None and unavailable("flash", device, dtype) is None else "sdpa"
+
+
+def ragged_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    ragged: RaggedStep | None = None,
+    ragged_backend: str = "pad",
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: query [B, Hq, S, D], key and value [B, Hkv, extent, D] from RaggedCache.
+
+    Returns ([B, S, Hq, D], None). Raises PairError where the model asks for attention that is not built.
+    """
+    asked = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
+    if ragged is None or asked:
+        what = f"attention with {', '.join(asked)}" if asked else "an attention call without row lengths"
+        raise PairError(f"{type(module).__name__} needs {what}, which is not supported; choose another model.")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    backend = BACKENDS[ragged_backend]
+    out = backend(query, key, value, ragged, scaling=scale, window=sliding_window, softcap=softcap)
+    return out, None
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    """The lengths say what a query may see: no mask is built."""
+    return None
+
+
+AttentionInterface.register(NAME, ragged_attention)
+AttentionMaskInterface.register(NAME, _no_mask)

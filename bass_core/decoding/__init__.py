@@ -1,0 +1,1 @@
+"""What a request asks, whether it fits the memory, and the loop that answers it."""

@@ -1,0 +1,130 @@
+"""Whether a request fits the memory, asked before any is taken.
+
+Contract: an estimate of caches, logits and working memory of all lanes at once against the memory that is free
+now; what does not fit is refused with the largest batch and the largest number of new tokens that would. Weights
+are in memory already and are not counted again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from kernels.backends import captured_extent
+from kernels.support import is_accelerator, processors
+
+from ..drafting.registry import runs_model
+from ..engine.cuda_graphs import release_idle
+from ..engine.runner import prefill_tokens
+from ..errors import RequestError
+from ..lanes.lane import cache_length
+from ..machine.memory import available_bytes
+from ..models.pair import ModelPair
+from .request import Request
+
+# Copies of the logits that live at once while a distribution is filtered, compared and drawn from.
+_LOGIT_COPIES = 6
+# Scores before and after the softmax, float32.
+_SCORE_BYTES = 8
+# A layer's inputs, heads and wider middle: so many numbers for each one of the hidden state.
+_HIDDEN_NUMBERS = 16
+# triton/attention.py cuts a step into at most so many parts, and aims at so many rows a multiprocessor.
+_MOST_PARTS, _PART_ROWS = 32, 3 * 64
+_HEADROOM = 0.9
+
+
+def admit(pair: ModelPair, request: Request, *together: tuple[str, ...]) -> None:
+    """Raises RequestError unless each group of methods that run `together` fits, one group after another."""
+
+    def needs(rows: int, tokens: int) -> int:
+        asked = replace(request, max_new_tokens=tokens)
+        return max(estimate_bytes(pair, asked, methods, rows) for methods in together)
+
+    rows, tokens = len(request.prompts), request.max_new_tokens
+    needed = needs(rows, tokens)
+    if needed > int(available_bytes(pair.device) * _HEADROOM):
+        for model in (pair.target_step, pair.draft_step):
+            if model is not None:
+                release_idle(model)
+    free = available_bytes(pair.device)
+    room = int(free * _HEADROOM)
+    if needed <= room:
+        return
+    shorter = _largest(tokens, room, lambda fewer: needs(rows, fewer))
+    ways = []
+    if smaller := _largest(rows, room, lambda fewer: needs(fewer, tokens)):
+        ways.append(f"a batch of {smaller} would fit")
+    if shorter:
+        ways.append(f"{_tokens(shorter)} would fit")
+    if not ways and (alone := _largest(tokens, room, lambda fewer: needs(1, fewer))):
+        ways.append(f"a batch of 1 with {_tokens(alone)} would fit")
+    advice = ", or ".join(ways) or "shorten the prompt or ask for fewer tokens"
+    raise RequestError(
+        f"This request needs about {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free: {advice}."
+    )
+
+
+def _tokens(count: int) -> str:
+    return "1 new token" if count == 1 else f"{count} new tokens"
+
+
+def _largest(below: int, room: int, needs: Callable[[int], int]) -> int:
+    """The largest number under `below` whose need fits the room; 0 where none does."""
+    return bisect_right(range(1, below), room, key=needs)
+
+
+def estimate_bytes(pair: ModelPair, request: Request, methods: tuple[str, ...], rows: int) -> int:
+    """Bytes of caches and working memory of all methods, for a batch of `rows`."""
+    total = 0
+    for method in methods:
+        drafts = method != "regular"
+        batch = 1 if method == "speculative" else rows
+        length = cache_length(request, drafts)
+        total += pair.target_step.cache_bytes(batch, length)
+        width = 1
+        if drafts:
+            width += min(request.policy.limit, request.max_new_tokens)
+            if runs_model(request.drafter) and pair.draft_step is not None:
+                total += pair.draft_step.cache_bytes(batch, length)
+        logits = batch * width * pair.vocab * 4
+        total += logits * (1 if request.sampling.greedy else _LOGIT_COPIES)
+        longest = max(len(prompt) for prompt in request.prompts)
+        looked_at = captured_extent(request.backend, length, 2 * length) if is_accelerator(pair.device) else length
+        total += max(
+            _working_bytes(pair, request.backend, batch * width, looked_at),
+            _working_bytes(pair, request.backend, _chunk(pair, request, batch), longest),
+        )
+    return total
+
+
+def _chunk(pair: ModelPair, request: Request, batch: int) -> int:
+    """Tokens of the largest chunk of a prefill: equal prompts are fed once, shorter ones padded to the longest."""
+    different = len({tuple(prompt) for prompt in request.prompts[:batch]})
+    longest = max(len(prompt) for prompt in request.prompts)
+    return min(different * longest, max(different, prefill_tokens(pair.device)))
+
+
+def _working_bytes(pair: ModelPair, backend: str, tokens: int, columns: int) -> int:
+    """What one layer holds beside the cache while `tokens` look at up to `columns` cached ones, in bytes."""
+    config = pair.target.config.get_text_config()
+    number = pair.target_step.cache_dtype.itemsize if is_accelerator(pair.device) else 4
+    heads = tokens * config.num_attention_heads
+    return tokens * config.hidden_size * _HIDDEN_NUMBERS * number + _attention_bytes(
+        backend, heads, columns, pair.target_step.head_dim, pair.device
+    )
+
+
+def _attention_bytes(backend: str, heads: int, columns: int, dim: int, device: torch.device) -> int:
+    """What a backend holds for `heads` (tokens x query heads) of `dim` numbers over so many columns, in bytes.
+
+    pad, split and sdpa make a matrix of scores; flash makes none; nor does fused, which writes float32 parts.
+    """
+    if backend == "flash":
+        return 0
+    if backend == "fused":
+        parts = min(_MOST_PARTS * heads, heads + _PART_ROWS * processors(device))
+        return parts * (dim + 1) * 4
+    return heads * columns * _SCORE_BYTES

@@ -1,0 +1,82 @@
+"""Greedy drafts of a round as one step, so that a CUDA graph holds all of them: argmax, embedding, forward, again.
+
+Contract: `follow` gives the tokens that step-by-step drafting would give, in one replay where the runner replays.
+Off unless the draft's `plan` says `chain` (Plan in models/llama_cuda.py): no GPU has measured it. Non-goals:
+sampled drafts, drafts that stop by themselves, draft heads.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..attention.cache import RaggedCache
+from ..engine.runner import ModelRunner
+from ..models.base import StepModel
+from ..sampling.distribution import argmax
+
+
+class ChainedModel:
+    """A model whose one step is `steps` greedy steps of another: tokens int64 [B, 1, steps] stand for logits.
+
+    It has what a runner asks of a StepModel. Captured steps are told apart by `plan`.
+    """
+
+    def __init__(self, model: StepModel, steps: int, vocab: int) -> None:
+        self.model, self.steps, self.vocab = model, steps, vocab
+        self.name, self.device = model.name, model.device
+        self.plan = (getattr(model, "plan", None), steps, vocab)
+
+    @property
+    def capturable(self) -> bool:
+        return self.model.capturable
+
+    @capturable.setter
+    def capturable(self, capturable: bool) -> None:
+        self.model.capturable = capturable
+
+    def forward(self, ids: Tensor, cache: RaggedCache, lengths: list[int], *, backend: str, **_: Any) -> Tensor:
+        """Feed ids int64 [B, 1] at `lengths`, and what follows behind them."""
+        tokens = [ids]
+        for step in range(self.steps):
+            ends = [length + step for length in lengths]
+            tokens.append(self._choice(self.model.forward(tokens[-1], cache, ends, backend=backend)))
+        return torch.stack(tokens[1:], dim=2)
+
+    def forward_anywhere(
+        self, ids: Tensor, cache: RaggedCache, lengths: Tensor, backend: str, want: bool, extent: int | None = None
+    ) -> tuple[Tensor, None]:
+        """`forward` for lengths int64 [B] that only the device knows.
+
+        `extent`, made for the first token, is too short for those behind it: all look at the whole cache.
+        """
+        tokens = [ids]
+        for step in range(self.steps):
+            logits, _ = self.model.forward_anywhere(tokens[-1], cache, lengths + step, backend, False)
+            tokens.append(self._choice(logits))
+        return torch.stack(tokens[1:], dim=2), None
+
+    def _choice(self, logits: Tensor) -> Tensor:
+        return argmax(logits[..., : self.vocab])
+
+
+def chains(runner: ModelRunner) -> bool:
+    """Whether the draft's plan asks for chains."""
+    return bool(getattr(getattr(runner.model, "plan", None), "chain", False))
+
+
+def follow(runner: ModelRunner, first: Tensor, ends: list[int], steps: int) -> Tensor | None:
+    """The next `steps` tokens int64 [B, steps] behind first int64 [B], which is fed at `ends`.
+
+    None for zero steps, or where a row lacks room.
+    """
+    if steps == 0 or max(ends) + steps > runner.cache.max_len:
+        return None
+    # The same cache and captured steps under another model; it lives no longer than this call.
+    chained: Any = copy.copy(runner)
+    chained.model, chained.vocab = ChainedModel(runner.model, steps, runner.vocab), steps
+    tokens: Tensor = chained.feed_ids(first[:, None], ends)
+    return tokens[:, 0]

@@ -1,0 +1,182 @@
+"""Drafts with a head that reads the target's hidden states.
+
+Contract: a drafter as in drafting/base.py. Slots of settled tokens are fed with the target's own states as these
+arrive (`read_states`), slots of drafted tokens with the head's; the latter are fed anew once the target has
+settled them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.support import is_accelerator
+
+from ..engine.runner import ModelRunner, PrefillSteps
+from ..machine.transfer import to_device, to_host
+from ..models.draft_head import DraftHead
+from ..sampling.distribution import SamplingParams, argmax, draw, probabilities
+from ..sampling.noise import Role
+from ..sequence import Sequence
+from ..verification.rejection import Keys
+from .base import Proposal
+
+# Slots that are fed in one forward: the first proposal follows a whole prompt.
+CHUNK = 128
+# A forward costs more than one more token in a verification: a row goes on only where its drafts so far have this
+# many times the confidence. Each row by itself, though a batch shares the forward: none depends on its neighbours.
+HEADROOM = 4.0
+# On an accelerator a forward in vain costs less than to wait for it: whether all rows rest is read every so many.
+LOOK_EVERY = 3
+
+
+class HeadDrafter:
+    """`runner` drives the head's body over its reduced vocabulary and keeps states; `size` is the target's V.
+
+    confidence: a row drafts on while the head gives its drafts so far, times the likeliest next token, at least
+    this probability, and the drafts so far HEADROOM times it (so from 1 / HEADROOM on one draft at most). The
+    token that is drawn next has no say in it, so that q stays what it is drawn from. 0: never stop; above 0 a
+    proposal waits for the device once, and before each LOOK_EVERY-th token.
+    """
+
+    reads_states = True
+
+    def __init__(
+        self,
+        head: DraftHead,
+        runner: ModelRunner,
+        size: int,
+        params: SamplingParams,
+        rule: str = "chen",
+        confidence: float = 0.0,
+    ) -> None:
+        self.head, self.runner, self.size, self.params = head, runner, size, params
+        self.role = Role.TARGET if rule == "coupled" else Role.DRAFT
+        self.confidence = confidence
+        self.calls = 0
+        self._waiting: list[list[Tensor]] = []
+
+    def start(self, rows: list[Sequence]) -> PrefillSteps | None:
+        zero = torch.zeros(1, self.head.config.hidden, device=self.runner.device)
+        # Slot t reads the state of t - 1, and nothing stands before the first token.
+        self._waiting = [[zero] for _ in rows]
+        return None
+
+    @torch.inference_mode()
+    def prepare(self, rows: int) -> None:
+        """Before the first step: let the body make ready for one token a row, and for two."""
+        for width in (1, 2):
+            ids = torch.zeros(rows, width, dtype=torch.long, device=self.runner.device)
+            states = torch.zeros(rows, width, self.head.config.hidden, device=self.runner.device)
+            self.runner.prepare(self.head.inputs(ids, states))
+
+    def read_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
+        """Keep the target's states: copies, for the next step of the target writes over them."""
+        kept = torch.cat(states).split([len(new) for new in states])
+        for waiting, new in zip(self._waiting[: len(rows)], kept, strict=True):
+            waiting.append(new)
+
+    def propose(self, rows: list[Sequence], caps: list[int], keys: Keys) -> Proposal:
+        logits, states = self._catch_up(rows)
+        ends = list(self.runner.cached[: len(rows)])
+        # Row by row: in which steps it may draft, whether it still does, how much it has, and how likely that is.
+        room = to_device([[cap > step for cap in caps] for step in range(1 + max(caps))], logits.device)
+        going, drafted = room[0], torch.zeros_like(room[0], dtype=torch.long)
+        sure = torch.ones(len(rows), device=logits.device)
+        tokens: list[Tensor] = []
+        probs: list[Tensor] = []
+        for step in range(max(caps)):
+            if step:
+                if self.confidence:
+                    going = going & room[step] & (sure >= HEADROOM * self.confidence)
+                    if _all_rest(going, step):
+                        break
+                x = self.head.inputs(tokens[-1][:, None], states[:, None])
+                logits = self.runner.feed_ids(x, [end + step - 1 for end in ends])[:, 0]
+                states = self._states()[:, 0]
+                self.calls += 1
+            q = self._distribution(logits)
+            if q is not None and self.confidence:
+                going = going & (sure * q.amax(-1) >= self.confidence)
+                if _all_rest(going, step):
+                    break
+            column = self._draw(logits, q, keys, step)
+            if q is not None and self.confidence:
+                sure = sure * q.gather(1, column[:, None])[:, 0]
+                drafted += going
+            tokens.append(self.head.vocabulary[column])
+            if q is not None and not self.params.greedy:
+                probs.append(self._over_all(q))
+        counts = to_host(drafted).tolist() if self.confidence else list(caps)
+        width = max(counts)
+        if not width:
+            return Proposal(torch.zeros(len(rows), 0, dtype=torch.long, device=logits.device), counts)
+        full = torch.stack(probs[:width], dim=1) if probs else None
+        return Proposal(torch.stack(tokens[:width], dim=1), counts, full)
+
+    def _catch_up(self, rows: list[Sequence]) -> tuple[Tensor, Tensor]:
+        """Feed what was settled since the last proposal; logits [B, V'], states [B, hidden] of the last slots."""
+        runner, batch, device = self.runner, len(rows), self.runner.device
+        starts = runner.cached[:batch]
+        counts = [len(row.tokens) - start for row, start in zip(rows, starts, strict=True)]
+        width = max(counts)
+        padded = [(row.tokens[start:] + [0] * width)[:width] for row, start in zip(rows, starts, strict=True)]
+        x = self.head.inputs(to_device(padded, device), self._settled(counts))
+        logits = states = torch.empty(0)
+        for start in range(0, width, CHUNK):
+            stop = min(start + CHUNK, width)
+            take = [min(max(count - 1 - start, 0), stop - start - 1) for count in counts]
+            real = [max(1, min(count, stop) - start) for count in counts]
+            fed = runner.feed_ids(x[:, start:stop], [at + start for at in starts], take, real)
+            read = self._states()[torch.arange(batch, device=device), to_device(take, device)]
+            self.calls += 1
+            if start == 0:
+                logits, states = fed, read
+            else:
+                fresh = to_device([[count > start] for count in counts], device)
+                logits, states = torch.where(fresh, fed, logits), torch.where(fresh, read, states)
+        runner.cached[:batch] = [len(row.tokens) for row in rows]
+        return logits, states
+
+    def _settled(self, counts: list[int]) -> Tensor:
+        """The states [B, max(counts), hidden] that wait; behind a row's counts[r] its last one again."""
+        waiting, self._waiting[: len(counts)] = self._waiting[: len(counts)], [[] for _ in counts]
+        assert [sum(map(len, row)) for row in waiting] == counts, "each slot has the state before it"
+        own = torch.tensor(counts)
+        places = torch.arange(max(counts)).minimum(own[:, None] - 1) + (own.cumsum(0) - own)[:, None]
+        return torch.cat([states for row in waiting for states in row])[to_device(places, self.runner.device)]
+
+    def _states(self) -> Tensor:
+        assert self.runner.states is not None, "the runner was made to keep states"
+        return self.runner.states
+
+    def _distribution(self, logits: Tensor) -> Tensor | None:
+        """q [B, V'] over the head's vocabulary, where somebody asks for it."""
+        if self.params.greedy:
+            return logits.softmax(-1) if self.confidence else None
+        return probabilities(logits, self.params)
+
+    def _draw(self, logits: Tensor, q: Tensor | None, keys: Keys, step: int) -> Tensor:
+        """A column of the head's vocabulary a row."""
+        if self.params.greedy or q is None:
+            return argmax(logits)
+        ids, positions = self.head.vocabulary, keys.positions + step
+        return draw(q, keys.seed, keys.sequence_ids, positions, keys.stream(self.role), ids)
+
+    def _over_all(self, q: Tensor) -> Tensor:
+        """q over the target's vocabulary: [B, V]."""
+        return torch.zeros(len(q), self.size, device=q.device).index_copy_(1, self.head.vocabulary, q)
+
+    def settle(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
+        """Nothing: the slots of drafted tokens lie behind what counts, and are fed again with true states."""
+
+    def move_row(self, source: int, target: int) -> None:
+        self.runner.move_row(source, target)
+        self._waiting[target] = self._waiting[source]
+
+
+def _all_rest(going: Tensor, step: int) -> bool:
+    """Whether no row drafts on; an accelerator is asked now and then, and drafts in vain in between."""
+    if is_accelerator(going.device) and step % LOOK_EVERY:
+        return False
+    return not going.any()

@@ -1,0 +1,207 @@
+"""How one step is captured in a CUDA graph, and the memory that captures hold.
+
+Contract: `capture` runs a forward once, records it once and returns its outputs and the replay. One capture is
+made at a time, and `empty_cache` leaves it alone. torch can't take back a capture whose end failed: its allocator
+takes the capture for unfinished, and raises when cached memory is given back. For the rest of the process nothing
+is captured any more then, and `empty_cache` does nothing. What would make a capture fail is found out before:
+`mark_capturable` says of a model whether its forward waits for the device. Off on ZeroGPU and with BASS_GRAPHS=0.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.support import is_accelerator, on, on_zero_gpu, runtime
+
+from ..machine.memory import private_pools
+from ..models.base import StepModel
+
+# A capture can't take memory that torch keeps cached: with less than this free, the cache is given back first.
+LEAST_FREE = 1 << 29
+
+Outputs = tuple[Tensor, "Tensor | None"]
+
+_log = logging.getLogger(__name__)
+_turn = threading.RLock()
+_underway = False
+_failed = False
+
+
+class CaptureUnavailable(RuntimeError):
+    """Nothing is captured in this process any more."""
+
+
+def enabled(device: torch.device) -> bool:
+    """Whether steps on the device are captured."""
+    off = on_zero_gpu() or os.environ.get("BASS_GRAPHS") == "0" or _failed
+    return not off and is_accelerator(device) and hasattr(runtime(device), "CUDAGraph")
+
+
+def empty_cache(device: torch.device) -> None:
+    """Give cached memory back to the device; nothing on a CPU, during a capture, or after a failed one.
+
+    It never blocks: the garbage collector may call it anywhere. What stays cached can be had all the same.
+    """
+    if not is_accelerator(device) or not _turn.acquire(blocking=False):
+        return
+    try:
+        if not (_failed or _underway):
+            runtime(device).empty_cache()
+    finally:
+        _turn.release()
+
+
+@dataclass(eq=False)
+class Pool:
+    """Where the captures over one cache keep their memory: they are replayed one after another, and share it.
+
+    torch shares blocks between captures on the same stream only, so there is one, made on first use.
+    """
+
+    device: torch.device
+    handle: Any = None
+    stream: Any = None
+
+    def open(self) -> None:
+        """Make the pool and its stream, if that was not done before."""
+        if self.handle is None:
+            module = runtime(self.device)
+            self.handle = module.graph_pool_handle()
+            # Streams of one priority are handed out in turn, and what another thread queued on this one would be
+            # captured as well: no lane takes its stream from among these.
+            self.stream = module.Stream(self.device, priority=-1)
+
+    def reserved(self) -> int:
+        """Bytes that the captures hold, for good or in between."""
+        return 0 if self.handle is None else private_pools(self.device).get(tuple(self.handle), (0, 0))[0]
+
+
+def capture(forward: Callable[[], Outputs], pool: Pool) -> tuple[Outputs, Callable[[], Any]]:
+    """Warm up (kernels are compiled, libraries make their handles), then capture on the pool's stream.
+
+    Raises what the forward or torch raises, and CaptureUnavailable once a capture has failed.
+    """
+    global _underway
+    with _turn, on(pool.device):
+        if _failed:
+            raise CaptureUnavailable("an earlier capture failed")
+        module = runtime(pool.device)
+        forward()
+        module.current_stream(pool.device).synchronize()
+        if module.mem_get_info(pool.device)[0] < LEAST_FREE:
+            module.empty_cache()
+        pool.open()
+        _underway = True
+        try:
+            return _record(forward, pool)
+        finally:
+            _underway = False
+
+
+def _record(forward: Callable[[], Outputs], pool: Pool) -> tuple[Outputs, Callable[[], Any]]:
+    module = runtime(pool.device)
+    graph = module.CUDAGraph()
+    _clear_workspaces()
+    # Not torch.cuda.graph: it waits for the whole device, gives all caches back, and stays on its stream when the
+    # end of the capture fails.
+    with module.stream(pool.stream), _no_collection():
+        with _final():
+            graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
+        try:
+            outputs = forward()
+        finally:
+            with _final():
+                graph.capture_end()
+    _clear_workspaces()
+    return outputs, graph.replay
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage is collected: a graph that is destroyed on this thread would end the capture under way."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+@contextmanager
+def _final() -> Iterator[None]:
+    """What must not fail: all captures are over if it does."""
+    global _failed
+    try:
+        yield
+    except Exception:
+        _failed = True
+        raise
+
+
+def _clear_workspaces() -> None:
+    """Let cuBLAS take a workspace out of the graph's own pool, and forget it.
+
+    One that lay outside, or served several graphs, would be freed with the first and written by the others. Before
+    torch 2.10 nothing guards the workspaces against other threads' products, and graphs that go free none of them.
+    """
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None and torch.__version__ >= "2.10":
+        clear()
+
+
+def mark_capturable(model: StepModel) -> None:
+    """Set `model.capturable` to False, with a warning, where its forward waits for the device.
+
+    To be called when the model is made: torch refuses waits in the whole process or not at all, so that another
+    thread's would raise as well. Of the forwards that are our own it is known that they don't wait.
+    """
+    module = runtime(model.device) if enabled(model.device) else None
+    if type(model) is not StepModel or not model.capturable or not hasattr(module, "set_sync_debug_mode"):
+        return
+    cache = model.new_cache(1, 8)
+    ids, lengths = (torch.zeros(shape, dtype=torch.long, device=model.device) for shape in ((1, 2), (1,)))
+    try:
+        with _turn:
+            model.forward_anywhere(ids, cache, lengths, "pad", True)
+            with _waits_refused(module):
+                model.forward_anywhere(ids, cache, lengths, "pad", True)
+    except torch.OutOfMemoryError:
+        return
+    except Exception as error:
+        refuse(model, error)
+
+
+def refuse(model: StepModel, error: Exception) -> None:
+    """Let the model run eagerly from now on, and say so once, of a capture that failed once for all models."""
+    if model.capturable and not isinstance(error, CaptureUnavailable):
+        # What went wrong inside the capture says more than that it could not be ended.
+        cause = error.__context__ or error
+        reason = f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}"
+        rest = " All else runs eagerly as well until the next start." if _failed else ""
+        _log.warning("%s can't be captured in a CUDA graph and runs eagerly (%s).%s", model.name, reason, rest)
+    model.capturable = False
+
+
+@contextmanager
+def _waits_refused(module: Any) -> Iterator[None]:
+    before = module.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        # That it does not detect every wait yet: one that it misses ends in a capture that fails.
+        warnings.simplefilter("ignore")
+        module.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        module.set_sync_debug_mode(before)

@@ -1,0 +1,242 @@
+"""A decoder with its own clock: what one column of the race shows.
+
+Contract: `step()` runs one step of the decoder and counts only the time the device spent on it; `view()` is the
+lane as plain data. `build` makes a lane for a method. An exception inside a step leaves the lane finished.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+
+from kernels.support import is_accelerator, on, runtime
+
+from ..amusd.decoder import AmusdDecoder, build_amusd
+from ..amusd.timeline import Timeline
+from ..decoding.batch import BatchDecoder, Decoder, OneByOne, Rules
+from ..decoding.request import Request
+from ..drafting.base import reads_states
+from ..drafting.registry import make_drafter, runs_model
+from ..engine.cuda_graphs import make_runner
+from ..machine.memory import shortage_explained
+from ..machine.setup_time import setup_ms, watch_compiler
+from ..models.pair import ModelPair
+from ..sequence import Round, Sequence
+from .detokenizer import TextStream
+from .metrics import Counts, Metrics, summarise
+from .trace import RoundLog
+from .utilization import Work, known_bandwidth
+
+# Pausing AMUSD's draft costs up to one of its steps: a turn this long makes that a small part.
+SLICE_MS = 100.0
+
+
+class FairLock:
+    """A mutex that who waits for it gets next: a thread that steps on and on would keep a threading.Lock."""
+
+    def __init__(self) -> None:
+        self._turn, self._held = threading.Lock(), threading.Lock()
+
+    def __enter__(self) -> None:
+        # Who waits holds the turn, so that the last holder can't come back before.
+        with self._turn:
+            self._held.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._held.release()
+
+
+class LaneClock:
+    """Milliseconds the device spent inside `running()`: CUDA events there, a monotonic clock on a CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.queued = device, is_accelerator(device)
+        self.ms = 0.0
+        if self.queued:
+            watch_compiler()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count the time until the block ends; on a GPU until its work is done, without what happens once."""
+        if not self.queued:
+            start = time.perf_counter()
+            try:
+                yield
+            finally:
+                self.ms += 1000 * (time.perf_counter() - start)
+            return
+        begin, end = (runtime(self.device).Event(enable_timing=True) for _ in range(2))
+        setup = setup_ms()
+        # An event is recorded on the current device, whichever the lane's is.
+        with on(self.device):
+            begin.record()
+            try:
+                yield
+            finally:
+                end.record()
+                end.synchronize()
+                self.ms += max(0.0, begin.elapsed_time(end) - (setup_ms() - setup))
+
+
+class Lane:
+    """One method answering one request. `sequences` are its own; `error` is set when a step failed."""
+
+    def __init__(self, pair: ModelPair, request: Request, method: str) -> None:
+        self.method, self.request = method, request
+        self.sequences = request.sequences()
+        self.clock = LaneClock(pair.device)
+        self.counts = Counts()
+        self.log = RoundLog(pair.tokenizer)
+        self.device, self.dtype = pair.device, pair.dtype
+        draft = pair.draft_step if method != "regular" and runs_model(request.drafter) else None
+        self.work = Work(
+            pair.target_step.cost, None if draft is None else draft.cost, bandwidth=known_bandwidth(pair.device)
+        )
+        self.first_prefill_ms: float | None = None
+        self.error: str | None = None
+        # A step and a view never see each other half-done.
+        self.lock = FairLock()
+        self.texts = [TextStream(pair.tokenizer) if pair.tokenizer is not None else None for _ in self.sequences]
+        with shortage_explained():
+            self._decoder: Decoder | None = build(pair, request, method, self.sequences)
+        # Of a lane whose draft works beside its target: when who was busy, and its shortest turn in a fair race.
+        self.slice_ms = SLICE_MS if isinstance(self._decoder, AmusdDecoder) else 0.0
+        self.timeline: Timeline | None = (
+            self._decoder.timeline if isinstance(self._decoder, AmusdDecoder) else None
+        )
+        self._forwards = 0
+
+    @property
+    def finished(self) -> bool:
+        return self._decoder is None
+
+    def step(self) -> Round:
+        """One step, timed. Sequences get their tokens' times; a spent time budget ends the lane."""
+        assert self._decoder is not None, "a finished lane is not stepped"
+        with self.clock.running(), shortage_explained():
+            round_ = self._decoder.step()
+        round_.time_ms = self.clock.ms
+        self._forwards = self._decoder.target_forwards
+        self.counts.add(round_)
+        self.log.add(round_)
+        for row in round_.rows:
+            self._record(row.sequence, row.tokens, round_.kind == "prefill")
+        self.work.add(round_, self.sequences)
+        budget = self.request.time_budget_ms
+        if self._decoder.finished:
+            self._release()
+        elif budget is not None and self.clock.ms >= budget:
+            self.end("budget")
+        return round_
+
+    def end(self, reason: str) -> None:
+        """Finish what is unfinished and free the caches."""
+        self._release()
+        for sequence, text in zip(self.sequences, self.texts, strict=True):
+            if sequence.finish_reason is None:
+                sequence.finish_reason = reason
+                if text is not None:
+                    text.end()
+
+    def prepare(self) -> None:
+        """Have captured, off the clock, what the first round will replay."""
+        prepare = getattr(self._decoder, "prepare", None)
+        if prepare is not None:
+            with shortage_explained():
+                prepare()
+
+    def pause(self) -> None:
+        """Before another lane is stepped: what works on for this one between its steps comes to a halt."""
+        if isinstance(self._decoder, AmusdDecoder):
+            with self.clock.running():
+                self._decoder.pause()
+
+    def _release(self) -> None:
+        if isinstance(self._decoder, AmusdDecoder):
+            self._decoder.close()
+        self._decoder = None
+
+    def fail(self, message: str) -> None:
+        """End the lane with a message for the user."""
+        self.error = message
+        self.end("error")
+
+    def metrics(self) -> Metrics:
+        """The lane's figures at this moment of its clock."""
+        metrics = summarise(self.counts, self.sequences, self.clock.ms, self.first_prefill_ms, self._forwards)
+        decode_ms = self.clock.ms - (self.first_prefill_ms or 0.0)
+        return replace(metrics, **self.work.utilization(decode_ms, self.device, self.dtype))
+
+    def view(self) -> dict[str, Any]:
+        """The lane as JSON-ready data, values whole."""
+        sequences = [
+            {
+                "text": None if text is None else text.text,
+                "token_ids": list(sequence.token_ids),
+                "pieces": None if text is None else list(text.pieces),
+                "origins": list(sequence.origins),
+                "times_ms": list(sequence.times_ms),
+                "finish_reason": sequence.finish_reason,
+            }
+            for sequence, text in zip(self.sequences, self.texts, strict=True)
+        ]
+        timeline = {} if self.timeline is None else {"timeline": self.timeline.view()}
+        return {
+            "sequences": sequences,
+            "metrics": asdict(self.metrics()),
+            "rounds": self.log.view(),
+            "clock_ms": self.clock.ms,
+            "finished": self.finished,
+            "error": self.error,
+            **timeline,
+        }
+
+    def _record(self, index: int, tokens: list[int], prefill: bool) -> None:
+        sequence, text = self.sequences[index], self.texts[index]
+        if prefill:
+            sequence.prefilled_ms = self.clock.ms
+            if self.first_prefill_ms is None:
+                self.first_prefill_ms = self.clock.ms
+        sequence.times_ms += [self.clock.ms] * len(tokens)
+        if text is not None:
+            for token in tokens:
+                text.push(token)
+            if sequence.finish_reason:
+                text.end()
+
+
+def build(pair: ModelPair, request: Request, method: str, sequences: list[Sequence]) -> Decoder:
+    """The decoder of a method: regular has no drafter, speculative runs one row at a time, bass all at once."""
+    rules = Rules(request.sampling, request.seed, request.verification, request.synthetic_acceptance)
+    if method == "amusd":
+        return build_amusd(pair, request, rules, sequences)
+    drafts = method != "regular"
+
+    def batch(rows: list[Sequence]) -> BatchDecoder:
+        count, length, backend = len(rows), cache_length(request, drafts), request.backend
+        drafter = None
+        if drafts:
+            drafter = make_drafter(
+                pair, request.drafter, count, length, backend, request.sampling, request.verification
+            )
+        runner = make_runner(
+            pair.target_step, count, length, pair.vocab, backend, keep_states=reads_states(drafter)
+        )
+        return BatchDecoder(rows, runner, rules, drafter, copy.deepcopy(request.policy) if drafts else None)
+
+    if method == "speculative":
+        return OneByOne(sequences, lambda row: batch([row]))
+    return batch(sequences)
+
+
+def cache_length(request: Request, drafts: bool) -> int:
+    """Tokens a row of the cache must hold: a round may write its padding past a row that is nearly done."""
+    padding = min(request.policy.limit, request.max_new_tokens) if drafts else 0
+    return request.longest + padding + 1

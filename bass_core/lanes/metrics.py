@@ -1,0 +1,125 @@
+"""What is counted while a lane runs, and the figures made of it.
+
+Contract: counts come from rounds alone, times from the lane's own clock. A figure that does not apply or is not
+known yet is None, never 0. Names follow vLLM's where it has them; formulas are stated at each field.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..sequence import Round, Sequence
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """ms_per_token: n x lane time since its first prefill ended / all new tokens so far.
+
+    ptl_*: per-token latency of the first and last sequence to finish and the mean, see `latency`; ttft_ms: lane
+    time of the lane's first token; throughput_tps: all new tokens / lane time until the last finished (so far).
+    acceptance_rate: accepted / drafted; token_acceptance: accepted / tested, tested = drafts up to and including
+    the first rejected one; mean_acceptance_length: 1 + accepted / row-rounds that drafted;
+    per_position_acceptance[i]: accepted at position i / row-rounds that drafted position i. rounds:
+    verifications and plain steps; target_forwards: prefills + rounds; draft_length: what the policy last asked.
+    speedup is filled in by a race: regular's ms per token / this lane's. *_utilization: see lanes/utilization.py.
+    """
+
+    ms_per_token: float | None = None
+    speedup: float | None = None
+    throughput_tps: float | None = None
+    acceptance_rate: float | None = None
+    token_acceptance: float | None = None
+    mean_acceptance_length: float | None = None
+    per_position_acceptance: list[float] | None = None
+    ptl_first_ms: float | None = None
+    ptl_last_ms: float | None = None
+    ptl_all_ms: float | None = None
+    ttft_ms: float | None = None
+    rounds: int = 0
+    target_forwards: int = 0
+    draft_length: int | None = None
+    new_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    flops_utilization: float | None = None
+    useful_flops_utilization: float | None = None
+    bandwidth_utilization: float | None = None
+
+
+@dataclass
+class Counts:
+    """Running sums over the rounds of one lane."""
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    tested: int = 0
+    drafting_rows: int = 0
+    drafted_at: list[int] = field(default_factory=list)
+    accepted_at: list[int] = field(default_factory=list)
+    draft_length: int | None = None
+
+    def add(self, round_: Round) -> None:
+        """Count one round; prefills draft nothing."""
+        if round_.kind == "prefill":
+            return
+        self.rounds += 1
+        self.draft_length = round_.draft_length
+        for row in round_.rows:
+            length = len(row.drafted)
+            if not length:
+                continue
+            self.drafting_rows += 1
+            self.drafted += length
+            self.accepted += row.accepted
+            self.tested += min(row.accepted + 1, length)
+            self.drafted_at += [0] * (length - len(self.drafted_at))
+            self.accepted_at += [0] * (length - len(self.accepted_at))
+            for position in range(length):
+                self.drafted_at[position] += 1
+                self.accepted_at[position] += position < row.accepted
+
+
+def latency(sequence: Sequence, since_ms: float | None) -> float | None:
+    """(Time of its last token - since) / (new tokens - 1), in ms; None unless it finished with two or more."""
+    if since_ms is None or sequence.finish_reason is None or len(sequence.token_ids) < 2:
+        return None
+    return (sequence.times_ms[-1] - since_ms) / (len(sequence.token_ids) - 1)
+
+
+def summarise(
+    counts: Counts,
+    sequences: list[Sequence],
+    clock_ms: float,
+    first_prefill_ms: float | None,
+    target_forwards: int,
+) -> Metrics:
+    """The figures of a lane at lane time `clock_ms`."""
+    tokens = sum(len(sequence.token_ids) for sequence in sequences)
+    since = first_prefill_ms
+    ended = [(s.times_ms[-1], latency(s, since)) for s in sequences if s.finish_reason and s.times_ms]
+    timed = [latency_ms for _, latency_ms in sorted(ended, key=lambda e: e[0]) if latency_ms is not None]
+    running = any(s.finish_reason is None for s in sequences)
+    end_ms = clock_ms if running or not ended else max(at for at, _ in ended)
+    elapsed = None if since is None else end_ms - since
+    drafts = counts.drafted > 0
+    return Metrics(
+        ms_per_token=len(sequences) * elapsed / tokens if elapsed and tokens else None,
+        throughput_tps=1000 * tokens / end_ms if tokens and end_ms > 0 else None,
+        acceptance_rate=counts.accepted / counts.drafted if drafts else None,
+        token_acceptance=counts.accepted / counts.tested if drafts else None,
+        mean_acceptance_length=1 + counts.accepted / counts.drafting_rows if drafts else None,
+        per_position_acceptance=(
+            [a / d for a, d in zip(counts.accepted_at, counts.drafted_at, strict=True)] if drafts else None
+        ),
+        ptl_first_ms=timed[0] if timed else None,
+        ptl_last_ms=timed[-1] if timed and not running else None,
+        ptl_all_ms=sum(timed) / len(timed) if timed and not running else None,
+        ttft_ms=since,
+        rounds=counts.rounds,
+        target_forwards=target_forwards,
+        draft_length=counts.draft_length,
+        new_tokens=tokens,
+        drafted=counts.drafted,
+        accepted=counts.accepted,
+    )

@@ -1,0 +1,74 @@
+"""The rounds of a lane as plain data, for those who want to look inside.
+
+Contract: `add` takes each Round once and keeps it as a JSON-ready record that never changes afterwards; `view`
+is the whole log so far. A number that does not exist is None. Non-goals: counting (lanes/metrics.py), texts of
+what was written (lanes/detokenizer.py).
+
+A record: {"round", "kind", "draft_length", "time_ms", "rows"}, where `round` counts the lane's
+verifications and plain steps from 1 (0: prefill). A row: {"sequence", "start", "drafted", "drafted_text", "p",
+"q", "u", "accepted", "written", "next_p"}: it wrote `written` tokens from index `start` of its sequence on.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..sequence import Round, RowRound
+
+
+class RoundLog:
+    """What happened in each round of one lane; `tokenizer` None leaves the drafts' texts out."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.records: list[dict[str, Any]] = []
+        self._rounds = 0
+        self._written: dict[int, int] = {}
+        self._spelled: dict[int, str] = {}
+
+    def add(self, round_: Round) -> None:
+        """Keep one round; a prefill chunk that wrote nothing is no news."""
+        self._rounds += round_.kind != "prefill"
+        if not round_.rows:
+            return
+        self.records.append(
+            {
+                "round": 0 if round_.kind == "prefill" else self._rounds,
+                "kind": round_.kind,
+                "draft_length": round_.draft_length,
+                "time_ms": round_.time_ms,
+                "rows": [self._row(row) for row in round_.rows],
+            }
+        )
+
+    def view(self) -> list[dict[str, Any]]:
+        """All records so far, in a list of its own."""
+        return list(self.records)
+
+    def _row(self, row: RowRound) -> dict[str, Any]:
+        start = self._written.get(row.sequence, 0)
+        self._written[row.sequence] = start + len(row.tokens)
+        texts = None if self.tokenizer is None else [self._spell(token) for token in row.drafted]
+        return {
+            "sequence": row.sequence,
+            "start": start,
+            "drafted": list(row.drafted),
+            "drafted_text": texts,
+            "p": [_known(value) for value in row.p],
+            "q": [_known(value) for value in row.q],
+            "u": [_known(value) for value in row.u],
+            "accepted": row.accepted,
+            "written": len(row.tokens),
+            "next_p": _known(row.next_p),
+        }
+
+    def _spell(self, token: int) -> str:
+        """A token by itself; half a character reads as the replacement character."""
+        if token not in self._spelled:
+            self._spelled[token] = str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))
+        return self._spelled[token]
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -1,0 +1,1 @@
+"""From a name to a pair of models: the catalogue, downloads and conversions."""

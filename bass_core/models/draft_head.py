@@ -1,0 +1,180 @@
+"""A draft head: one or more layers on top of the target's own embedding, hidden states and head.
+
+Contract: slot t reads [embedding of token t, state of slot t-1] and gives a state that stands for the target's
+last hidden state at t, and logits over a reduced vocabulary (rows of the target's head; q is 0 elsewhere). States
+of settled tokens come from the target: its last one, or several layers' projected into one (EAGLE-3, arXiv
+2503.01840, section 3.1); those of drafted tokens from the head itself (as in EAGLE, arXiv 2401.15077, and
+Recurrent Drafter, arXiv 2403.09919). Only the head's own weights are stored; what it shares with the target
+is read from the target. Non-goals: targets that are not Llama-shaped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from kernels.support import is_accelerator
+
+from ..errors import PairError, WeightsError
+from .base import Readout
+from .weights.cpu_linear import PackedLinear
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """How many layers, and whether the target's states are read; `hidden` must be the target's own size.
+
+    reads_layers: layers of the target, ascending, that are read beside its last state (Readout, models/base.py).
+    """
+
+    layers: int
+    hidden: int
+    reads_states: bool = True
+    reads_layers: tuple[int, ...] = ()
+
+
+class DraftHead(nn.Module):
+    """`body` is a small Llama that is fed embeddings and whose head has `len(vocabulary)` rows.
+
+    `project`, where earlier layers are read, makes one state of the target's several; the head's own need none.
+    """
+
+    vocabulary: Tensor
+    embedding: Tensor
+    fuse: Any
+    project: Any
+
+    def __init__(self, target: PreTrainedModel, config: HeadConfig, vocabulary: Tensor) -> None:
+        """vocabulary int64 [V']: the target's ids that the head can propose, in any order."""
+        super().__init__()
+        own: Any = target.config.get_text_config()
+        if own.model_type != "llama" or own.hidden_size != config.hidden:
+            raise PairError(
+                f"this draft head is for Llama-shaped targets of hidden size {config.hidden}; "
+                f"{type(target).__name__} has {own.hidden_size}: choose another draft."
+            )
+        if any(layer >= own.num_hidden_layers for layer in Readout(config.reads_layers).layers):
+            raise PairError(
+                f"this draft head reads layers {config.reads_layers} of its target; {type(target).__name__} has "
+                f"{own.num_hidden_layers}: choose another draft."
+            )
+        self.config = config
+        self._unpacked: dict[str, nn.Module] = {}
+        self.fuse = nn.Linear((2 if config.reads_states else 1) * config.hidden, config.hidden, bias=False)
+        inputs = (len(config.reads_layers) + 1) * config.hidden
+        self.project = nn.Linear(inputs, config.hidden) if config.reads_layers else nn.Identity()
+        # One id while it is made: numbers drawn at random for a head that is then replaced take 0.2 s.
+        fields = {**own.to_dict(), "num_hidden_layers": config.layers, "vocab_size": 1}
+        fields |= {"tie_word_embeddings": False, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+        for name in ("architectures", "layer_types", "quantization_config", "dtype", "torch_dtype"):
+            fields.pop(name, None)
+        self.body = LlamaForCausalLM(LlamaConfig(**fields))
+        self.body.model.embed_tokens.requires_grad_(False)
+        self.register_buffer("vocabulary", vocabulary, persistent=False)
+        self.register_buffer("embedding", None, persistent=False)
+        self.share_embedding(target)
+        head: Any = target.get_output_embeddings()
+        rows = head.weight.detach()[vocabulary].to(self.body.dtype)
+        self.body.lm_head.weight = nn.Parameter(rows, requires_grad=False)
+        self.body.lm_head.out_features = self.body.config.vocab_size = len(vocabulary)
+
+    def share_embedding(self, target: PreTrainedModel) -> None:
+        """Read the target's own table of embeddings, where it lies now."""
+        table: Any = target.get_input_embeddings()
+        self.embedding = table.weight.detach()
+
+    def inputs(self, ids: Tensor, states: Tensor) -> Tensor:
+        """What the body is fed [B, S, hidden] for ids int64 [B, S] and the states [B, S, hidden] before them."""
+        x = F.embedding(ids, self.embedding).to(states.dtype)
+        if self.config.reads_states:
+            x = torch.cat((x, states), dim=-1)
+        if isinstance(self.fuse, nn.Linear):
+            x = x.to(self.fuse.weight.dtype)
+        out: Tensor = self.fuse(x)
+        return out
+
+    def readout(self) -> Readout:
+        """What the target's step has to return for `inputs`."""
+        return Readout(tuple(self.config.reads_layers), self._read)
+
+    def _read(self, states: Tensor) -> Tensor:
+        if isinstance(self.project, nn.Linear):
+            states = states.to(self.project.weight.dtype)
+        out: Tensor = self.project(states)
+        return out
+
+    def pack(self) -> None:
+        """Lay the fusing and projecting layers out for this CPU; what was packed is not trained any more."""
+        for name in ("fuse", "project"):
+            layer = getattr(self, name)
+            if isinstance(layer, nn.Linear) and not is_accelerator(layer.weight.device):
+                self._unpacked = {**self._unpacked, name: layer}
+                setattr(self, name, PackedLinear(layer))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process: with the layers as they were before `pack`, whose layout can't be sent."""
+        state = dict(self.__dict__)
+        state["_modules"] = {**state["_modules"], **state.pop("_unpacked")}
+        return {**state, "_unpacked": {}}
+
+    def own_weights(self) -> dict[str, Tensor]:
+        """What is stored: all but the target's embedding and head."""
+        shared = ("body.lm_head", "body.model.embed_tokens")
+        return {name: value for name, value in self.state_dict().items() if not name.startswith(shared)}
+
+    def save(self, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+        """Write config and weights, each replaced whole."""
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {name: value.detach() for name, value in self.own_weights().items()}
+        if dtype != torch.float32:
+            # Values that float16 holds exactly as well: a CPU reads those at half the bytes
+            # (models/weights/cpu_linear.py).
+            tensors = {name: value.half() for name, value in tensors.items()}
+        tensors = {name: value.to(dtype).contiguous() for name, value in tensors.items()}
+        tensors["vocabulary"] = self.vocabulary.to(torch.int32)
+        part = folder / (WEIGHTS + ".part")
+        save_file(tensors, part)
+        (folder / CONFIG).write_text(json.dumps({"draft_head": asdict(self.config)}, indent=4) + "\n")
+        os.replace(part, folder / WEIGHTS)
+
+
+def is_draft_head(folder: Path) -> bool:
+    """Whether a folder holds a draft head (and no model of its own)."""
+    try:
+        return "draft_head" in json.loads((folder / CONFIG).read_text())
+    except (OSError, ValueError):
+        return False
+
+
+def load_draft_head(folder: Path, target: PreTrainedModel) -> DraftHead:
+    """The head stored in a folder, on the target's device, in its dtype.
+
+    Raises PairError where it is for another target, WeightsError where its files can't be read.
+    """
+    try:
+        fields = json.loads((folder / CONFIG).read_text())["draft_head"]
+        config = HeadConfig(**{**fields, "reads_layers": tuple(fields.get("reads_layers", ()))})
+        tensors = load_file(folder / WEIGHTS)
+        vocabulary = tensors.pop("vocabulary").long()
+    except Exception as error:
+        raise WeightsError(
+            f"The draft in {folder} can't be read ({error}): fetch it again, or train one with "
+            "`python -m distill train`."
+        ) from error
+    head = DraftHead(target, config, vocabulary)
+    missing = set(head.own_weights()) - set(tensors)
+    if missing:
+        raise WeightsError(f"The draft in {folder} lacks {sorted(missing)[0]}: fetch it again or train one.")
+    head.load_state_dict(tensors, strict=False)
+    return head.to(target.device, target.dtype).eval().requires_grad_(False)

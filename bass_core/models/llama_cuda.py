@@ -1,0 +1,221 @@
+"""A short forward for Llama-shaped models on a GPU: per layer four products, one rotation, one attention.
+
+Contract: the same `forward` as StepModel, equal to the model's own within rounding. Weights are joined (q, k, v
+and gate, up), and on an accelerator kept once: there the model's own parameters, still with their values, become
+views of the joined ones. `plan` says which products run on kernels/triton/linear.py; all others are torch's.
+Nothing here reads lengths on the host, so that every step can be captured in a CUDA graph
+(engine/cuda_graphs.py). Runs on a CPU as well, in torch, or under Triton's interpreter: slowly, for tests.
+Non-goals: rotary embeddings that depend on the length of the text, attention biases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from kernels.backends import BACKENDS, RaggedStep
+from kernels.reference import cache as cache_reference
+from kernels.reference import linear as linear_reference
+from kernels.support import has_tensor_cores, is_accelerator, obstacle
+
+from ..attention.cache import RaggedCache
+from ..machine.memory import available_bytes
+from ..machine.transfer import to_device
+from . import llama_cpu as lean
+from .base import StepModel, shadow_of
+from .weights.quantize import is_quantized
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Up to `most_rows` rows (batch x query tokens) products run on our kernel; at one row only with `gemv`.
+
+    split_k: above 16 rows with the tiles of `split_tiles` in kernels/triton/linear.py. chain: of a draft, a
+    round's greedy drafts in one captured step (drafting/chain.py).
+    """
+
+    most_rows: int = 64
+    gemv: bool = True
+    split_k: bool = False
+    chain: bool = False
+
+    def takes(self, rows: int, itemsize: int) -> bool:
+        """Whether a product of so many rows of that dtype is the kernel's; in float32 it takes 16 at most."""
+        most = min(self.most_rows, 64 if itemsize == 2 else 16)
+        return rows <= most and (self.gemv or rows > 1)
+
+
+@dataclass
+class _Layer:
+    """What is multiplied is what the model's `join` makes: tensors here."""
+
+    input_norm: Tensor
+    qkv: Any
+    head_norms: tuple[Tensor, Tensor] | None
+    output: Any
+    mlp_norm: Tensor
+    gate_up: Any
+    down: Any
+
+
+def fits(model: PreTrainedModel) -> bool:
+    """Whether the model has the shape that this forward computes, with plain weights and no biases."""
+    return fits_shape(model) and not is_quantized(model)
+
+
+def fits_shape(model: PreTrainedModel) -> bool:
+    """`fits`, whatever numbers the weights are stored in."""
+    if not lean.fits(model):
+        return False
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    plain = all(layer.bias is None for layer in linears)
+    return plain and len(linears) == 7 * model.config.num_hidden_layers + 1
+
+
+def has_room(model: PreTrainedModel) -> bool:
+    """Whether the weights that are joined fit the device twice, one layer at a time."""
+    joined = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+    needed = sum(p.nbytes for name, p in model.named_parameters() if name.split(".")[-2] in joined)
+    return 1.25 * needed / model.config.num_hidden_layers < available_bytes(model.device)
+
+
+class GpuModel(StepModel):
+    """A Llama or Qwen3 model whose weights are joined once; `plan` may be replaced between captures."""
+
+    def _prepare(self, model: PreTrainedModel) -> None:
+        config, body = model.config, model.model
+        # Without tensor cores under Triton torch's products, which reach them, are several times faster.
+        self.plan = Plan() if has_tensor_cores(self.device) else Plan(most_rows=0)
+        self.has_kernels = obstacle(self.device) is None
+        self.cache_dtype = model.dtype
+        self.heads: int = config.num_attention_heads
+        self.eps = float(config.rms_norm_eps)
+        self.embedding = _weight(model.get_input_embeddings())
+        self.head: Any = self.join(model.get_output_embeddings())
+        self.final_norm = _weight(body.norm)
+        self.blocks = [_block(layer, self.join) for layer in body.layers]
+        rotary: Any = shadow_of(body.rotary_emb)
+        positions = torch.arange(self.context, device=self.device)[None]
+        cos, sin = rotary(torch.zeros(1, dtype=torch.float32, device=self.device), positions)
+        half = self.head_dim // 2
+        self.cos, self.sin = (turn[0, :, :half].float().contiguous() for turn in (cos, sin))
+
+    @staticmethod
+    def join(*modules: Any) -> Any:
+        """What `product` multiplies with: the modules' weights [N, K], one below the other."""
+        return _joined(*modules)
+
+    def _run(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        cache: RaggedCache,
+        step: RaggedStep,
+        take: list[int] | None,
+        backend: str,
+        want: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        x = ids.to(self.embedding.dtype) if ids.is_floating_point() else F.embedding(ids, self.embedding)
+        streams = []
+        for index, layer in enumerate(self.blocks):
+            if want and index in self.readout.layers:
+                streams.append(x)
+            x = self._block(x.contiguous(), index, layer, cache, step, backend)
+        states = None
+        if want:
+            states = self.readout(streams, F.rms_norm(x, (self.hidden,), self.final_norm, self.eps))
+        if take is not None:
+            rows = torch.arange(len(take), device=x.device)
+            x = x[rows, to_device(take, x.device)]
+        return self.product(x, self.head, norm=self.final_norm), states
+
+    def _block(
+        self, x: Tensor, index: int, layer: _Layer, cache: RaggedCache, step: RaggedStep, backend: str
+    ) -> Tensor:
+        batch, queries, _ = x.shape
+        qkv = self.product(x, layer.qkv, norm=layer.input_norm).view(batch, queries, -1, self.head_dim)
+        self._rotate_write(qkv, cache.buffer[index], step.lengths, layer.head_norms)
+        query = qkv[:, :, : self.heads].transpose(1, 2)
+        keys, values = cache.reads(index)
+        out = BACKENDS[backend](query, keys, values, step, scaling=self.head_dim**-0.5)
+        x = self.product(out.reshape(batch, queries, -1), layer.output, residual=x)
+        wide = self.product(x, layer.gate_up, norm=layer.mlp_norm, gate=True)
+        return self.product(wide, layer.down, residual=x)
+
+    def product(
+        self,
+        x: Tensor,
+        weight: Any,
+        norm: Tensor | None = None,
+        gate: bool = False,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """`linear` of kernels/triton/linear.py, by the kernel where the plan says so, else by torch."""
+        if self.has_kernels and self.plan.takes(x.numel() // x.shape[-1], x.itemsize):
+            from kernels.triton import linear as module  # imports triton
+
+            options: Any = {"norm": norm, "eps": self.eps, "gate": gate, "residual": residual}
+            return module.linear(x, weight, **options, split_k=self.plan.split_k)
+        return linear_reference.linear(x, weight, norm=norm, eps=self.eps, gate=gate, residual=residual)
+
+    def _rotate_write(
+        self, qkv: Tensor, cache: Tensor, lengths: Tensor, norms: tuple[Tensor, Tensor] | None
+    ) -> None:
+        rotate_write = cache_reference.rotate_write
+        if self.has_kernels:
+            from kernels.triton.cache_write import rotate_write  # imports triton
+        rotate_write(qkv, cache, lengths, self.cos, self.sin, norms, self.eps)
+
+
+def _weight(module: Any) -> Tensor:
+    weight: Tensor = module.weight.detach()
+    return weight
+
+
+def _joined(*modules: Any) -> Tensor:
+    """The modules' weights [N, K], one below the other; on an accelerator theirs become views of it."""
+    weights = [_weight(module) for module in modules]
+    if len(weights) == 1:
+        return weights[0].contiguous()
+    if not is_accelerator(weights[0].device):
+        return torch.cat(weights)
+    whole = _as_one(weights)
+    if whole is None:
+        # The model stays one that can be trained, wherever the pair is made.
+        with torch.inference_mode(False):
+            whole = torch.cat(weights)
+            for module, part in zip(modules, whole.split([len(weight) for weight in weights]), strict=True):
+                module.weight.data = part
+    return whole
+
+
+def _as_one(weights: list[Tensor]) -> Tensor | None:
+    """What the weights are views of, where an earlier pair has joined them, else None."""
+    first, end = weights[0], weights[0].storage_offset()
+    for weight in weights:
+        same = weight.untyped_storage()._cdata == first.untyped_storage()._cdata
+        if not (same and weight.is_contiguous() and weight.storage_offset() == end):
+            return None
+        end += weight.numel()
+    width = first.shape[1]
+    return first.as_strided(((end - first.storage_offset()) // width, width), (width, 1))
+
+
+def _block(layer: Any, join: Callable[..., Any]) -> _Layer:
+    attn, mlp = layer.self_attn, layer.mlp
+    norms = [getattr(attn, name, None) for name in ("q_norm", "k_norm")]
+    return _Layer(
+        input_norm=_weight(layer.input_layernorm),
+        qkv=join(attn.q_proj, attn.k_proj, attn.v_proj),
+        head_norms=None if norms[0] is None else (_weight(norms[0]), _weight(norms[1])),
+        output=join(attn.o_proj),
+        mlp_norm=_weight(layer.post_attention_layernorm),
+        gate_up=join(mlp.gate_proj, mlp.up_proj),
+        down=join(mlp.down_proj),
+    )

@@ -1,0 +1,1 @@
+"""Layouts and low-bit forms of weights."""

@@ -1,0 +1,46 @@
+"""Contract: `int8_weights` turns a model's linear layers into 8-bit ones, through torchao's weight-only config.
+
+A model that is quantised runs transformers' own forward; products are made in its old dtype. That saves memory,
+not time: torchao widens a whole weight for each product, so that five bytes move where bfloat16 moves two, and a
+GPU is slower with int8 than with bfloat16 (read in torchao 0.18, not measured). models/weights/llama_int8.py is a
+way to read the bytes alone, which no GPU has measured either.
+torchao is optional (requirements-gpu.txt): without it int8 is refused in one sentence.
+Non-goals: 8-bit activations and caches.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...errors import RequestError
+
+
+def require_torchao() -> Any:
+    """torchao.quantization; RequestError where it can't be imported or lacks the weight-only config."""
+    try:
+        from torchao import quantization
+
+        return quantization.Int8WeightOnlyConfig, quantization.quantize_
+    except (ImportError, AttributeError, OSError, RuntimeError) as error:
+        raise RequestError(
+            'dtype="int8" needs torchao: pip install -r requirements-gpu.txt, or choose bfloat16.'
+        ) from error
+
+
+def int8_weights(model: nn.Module) -> None:
+    """Quantise in place: one scale for each output of each linear layer."""
+    config, quantize = require_torchao()
+    # Version 1 was all there was before torchao 0.15, is deprecated from there on, and gone from 0.18.
+    versioned = "version" in inspect.signature(config).parameters
+    quantize(model, config(version=2) if versioned else config())
+
+
+def is_quantized(model: nn.Module) -> bool:
+    """Whether a linear layer's weight is anything but a plain tensor."""
+    return any(
+        type(module.weight.data) is not torch.Tensor for module in model.modules() if isinstance(module, nn.Linear)
+    )

@@ -1,0 +1,1 @@
+"""Distributions over tokens and the random numbers that choose from them."""

@@ -1,0 +1,1 @@
+"""Benches of whole runs on the machine at hand."""

@@ -1,0 +1,213 @@
+"""`python -m bench amusd`: AMUSD beside regular decoding and synchronous speculation, on the same cores.
+
+Contract: greedy, one sequence, the same prompts and the same number of new tokens for every arm, arms interleaved
+prompt by prompt; ms/token is lane time since the prefill. "1 core" and "2 cores" say how many threads the arm's
+target has; AMUSD's target has one thread and its draft another (on one core they share it). `formula`: target
+steps a token, from the measured a (token acceptance), c (draft step / target step) and l (drafts fed a round):
+synchronous (1 + l c) / E, AMUSD (max(l c, 1) + (1 - a^(l+1)) c) / E, where E = 1 + a + ... + a^l and the last term
+is the refill: after a roll-back the target waits for one draft. It takes a verification for a plain step: what one
+costs here is among the claims. `coin`: accepted by a coin of that chance instead of the test, which shows at what
+acceptance the overlap pays. `--stress`: the thousand short runs instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bass_core import Generation, ModelPair, SamplingParams, generate, load_pair
+from bass_core.amusd.client import DraftClient
+from bass_core.amusd.process import close, cores, prepare
+from bass_core.attention.huggingface import choose_backend
+from bass_core.decoding.batch import Rules
+from bass_core.engine.runner import ModelRunner
+from bass_core.models.draft_head import DraftHead
+from bass_core.sequence import Sequence
+
+from ..prompts import MIXED
+from ..report.report import claim, finish, median, parser
+from ..robustness.amusd_stress import stress
+
+BAR = 1.15
+COINS = (0.6, 0.8, 0.95)
+WIDTHS = (2, 3, 5, 9)
+
+
+def main(argv: list[str]) -> None:
+    """Measure, print, and write."""
+    options = parser("amusd", __doc__ or "")
+    options.add_argument("--pair", default="smollm2")
+    options.add_argument("--draft", default=None)
+    options.add_argument("--dtype", default="auto")
+    options.add_argument("--prompts", type=int, default=6)
+    options.add_argument("--max-new-tokens", type=int, default=48)
+    options.add_argument("--stress", action="store_true", help="a thousand short runs with faults instead")
+    arguments = options.parse_args(argv)
+    if arguments.stress:
+        stress(arguments)
+        return
+    if arguments.quick:
+        arguments.prompts, arguments.max_new_tokens = 1, 4
+    pair = load_pair(arguments.pair, draft=arguments.draft, device="cpu", dtype=arguments.dtype)
+    before = torch.get_num_threads()
+    prepare(pair)
+    outs = _measure(pair, arguments)
+    torch.set_num_threads(1)
+    costs = _step_costs(pair, 2 if arguments.quick else 8)
+    close(pair)
+    torch.set_num_threads(before)
+    results = [_row(name, arm, outs[name], outs) for name, arm in _arms(arguments.quick).items()]
+    weights = Path(str(pair.target.name_or_path)) / "model.safetensors"
+    finish("amusd", arguments, pair.device, results, _claims(outs, costs, arguments.quick), weights)
+
+
+def _arms(quick: bool) -> dict[str, dict[str, Any]]:
+    """name: threads of the target, and arguments of generate."""
+    model = {"drafter": "model"}
+    arms: dict[str, dict[str, Any]] = {
+        "regular, 1 core": {"threads": 1, "method": "regular"},
+        "regular, 2 cores": {"threads": 2, "method": "regular"},
+        "synchronous, 1 core": {"threads": 1, "method": "speculative", **model},
+        "synchronous, 2 cores": {"threads": 2, "method": "speculative", **model},
+        "synchronous l=2, 1 core": {"threads": 1, "method": "speculative", "draft_length": 2, **model},
+        "synchronous l=4, 1 core": {"threads": 1, "method": "speculative", "draft_length": 4, **model},
+        "amusd": {"threads": 1, "method": "amusd", **model},
+        "amusd lead 2": {"threads": 1, "method": "amusd", "draft_length": 2, **model},
+        "default drafter, 1 core": {"threads": 1, "method": "speculative"},
+        "default drafter, 2 cores": {"threads": 2, "method": "speculative"},
+        "amusd, default drafter": {"threads": 1, "method": "amusd"},
+    }
+    for coin in () if quick else COINS:
+        same = {"threads": 1, "synthetic_acceptance": coin, "draft_length": 4, **model}
+        arms[f"coin {coin}: synchronous l=4, 1 core"] = {"method": "speculative", **same}
+        arms[f"coin {coin}: amusd lead 4"] = {"method": "amusd", **same}
+    return arms
+
+
+def _measure(pair: ModelPair, arguments: argparse.Namespace) -> dict[str, list[Generation]]:
+    outs: dict[str, list[Generation]] = {}
+    arms = _arms(arguments.quick)
+    # Once unmeasured: the first forward of each width lays memory out.
+    for prompt in [*([] if arguments.quick else [MIXED[-1]]), *MIXED[: arguments.prompts]]:
+        for name, arm in arms.items():
+            keywords = {key: value for key, value in arm.items() if key != "threads"}
+            torch.set_num_threads(min(arm["threads"], cores()))
+            tokens = 8 if prompt is MIXED[-1] else arguments.max_new_tokens
+            out = generate(pair, prompt, max_new_tokens=tokens, eos_token_id=None, **keywords)
+            if prompt is not MIXED[-1]:
+                outs.setdefault(name, []).append(out)
+    return outs
+
+
+def _ms(outs: list[Generation]) -> float:
+    return median([out.metrics.ms_per_token or 0.0 for out in outs])
+
+
+def _row(
+    name: str, arm: dict[str, Any], outs: list[Generation], all_: dict[str, list[Generation]]
+) -> dict[str, Any]:
+    lines = [out.timeline for out in outs if out.timeline is not None]
+    accepted = sum(out.metrics.accepted for out in outs)
+    drafted = sum(out.metrics.drafted for out in outs)
+    rounds = sum(out.metrics.rounds for out in outs)
+    lane_ms = sum(out.sequences[0].times_ms[-1] for out in outs)
+    fed = drafted / rounds
+    if arm["method"] == "amusd":
+        fed = max(0.0, fed - accepted / max(drafted, 1))  # about one late draft an accepted run is not fed
+    return {
+        "arm": name,
+        "ms/token": _ms(outs),
+        "vs regular": _ms(all_[f"regular, {min(arm['threads'], 2)} core{'s' * (arm['threads'] > 1)}"]) / _ms(outs),
+        "a": _mean([out.metrics.token_acceptance for out in outs]),
+        "drafts/round": fed,
+        "formula": _formula(arm["method"], fed, _mean([o.metrics.token_acceptance for o in outs]), _cost(all_)),
+        "in target steps": _ms(outs) / _ms(all_["regular, 1 core"]),
+        "target busy": sum(line["target_busy_ms"] for line in lines) / lane_ms if lines else None,
+        "draft busy": sum(line["draft_busy_ms"] for line in lines) / lane_ms if lines else None,
+        "looked at": drafted,
+        "thrown away": sum(line["thrown_away"] for line in lines) if lines else None,
+        "rolled back": sum(line["rolled_back"] for line in lines) if lines else None,
+    }
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _cost(outs: dict[str, list[Generation]]) -> float:
+    """c: a step of the draft beside a plain step of the target, one core each."""
+    lines = [out.timeline for out in outs["amusd"] if out.timeline is not None]
+    step = sum(line["draft_busy_ms"] for line in lines) / max(1, sum(line["drafted"] for line in lines))
+    return step / _ms(outs["regular, 1 core"])
+
+
+def _formula(method: str, length: float, a: float | None, c: float) -> float | None:
+    if method == "regular" or a is None:
+        return None
+    emitted = (1 - a ** (length + 1)) / (1 - a) if a < 1 else length + 1
+    if method == "speculative":
+        return (1 + length * c) / emitted
+    return (max(length * c, 1) + (1 - a ** (length + 1)) * c) / emitted
+
+
+def _step_costs(pair: ModelPair, repeats: int) -> dict[str, float]:
+    """The target's step on one core, in plain steps alone: beside a working draft, and wider."""
+    times: dict[str, list[float]] = {}
+    runner = ModelRunner(pair.target_step, 1, 64, pair.vocab, choose_backend("auto", pair.device))
+
+    def step(name: str, width: int = 1) -> None:
+        start = time.perf_counter()
+        runner.feed_ids(torch.ones(1, width, dtype=torch.long), [32])
+        times.setdefault(name, []).append(1000 * (time.perf_counter() - start))
+
+    for repeat in range(repeats + 1):
+        if repeat == 1:  # the first of each width lays memory out
+            times.clear()
+        step("alone")
+        for width in WIDTHS:
+            step(f"target's step with {width} tokens", width)
+        row = Sequence(0, 0, [1] * 8, 64, frozenset())
+        client = DraftClient(
+            pair,
+            [row],
+            Rules(SamplingParams()),
+            lead=48,
+            confidence=False,
+            copies=False,
+            backend="pad",
+            delay_s=0.0,
+        )
+        row.write([1], ["sampled"])
+        if isinstance(pair.draft, DraftHead):
+            client.write_states([row], [0], [torch.zeros(8, pair.draft.config.hidden)])
+        client.send([client.agree(row, [1], same=False)])
+        client.resume()
+        client.collect(5.0)
+        step("target's step beside a working draft")
+        client.close()
+    alone = median(times.pop("alone"))
+    return {name: median(values) / alone for name, values in times.items()}
+
+
+def _claims(outs: dict[str, list[Generation]], costs: dict[str, float], quick: bool) -> list[dict[str, Any]]:
+    real = [name for name in outs if not name.startswith("coin")]
+    texts = {name: [out.sequences[0].token_ids for out in outs[name]] for name in real}
+    same = sum(text == texts["regular, 1 core"] for text in texts.values()) / len(texts)
+    best = min(_ms(outs[name]) for name in real if name.startswith("synchronous") and name.endswith("1 core"))
+    claims = [claim("arms that write regular's text", same, "1.0", same == 1.0)]
+    for name, value in (
+        ("amusd / synchronous, one core for the target", _ms(outs["synchronous, 1 core"]) / _ms(outs["amusd"])),
+        ("amusd / the best synchronous length, one core", best / _ms(outs["amusd"])),
+    ):
+        claims.append(claim(name, value, f"at least {BAR}", None if quick else value >= BAR))
+    for coin in () if quick else COINS:
+        ratio = _ms(outs[f"coin {coin}: synchronous l=4, 1 core"]) / _ms(outs[f"coin {coin}: amusd lead 4"])
+        claims.append(claim(f"the same were {coin} accepted, length 4", ratio, f"at least {BAR}", ratio >= BAR))
+    claims += [claim(f"{name}, in plain steps", value, "none", True) for name, value in costs.items()]
+    claims.append(claim("c, draft step / target step", _cost(outs), "none", True))
+    return claims

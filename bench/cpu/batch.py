@@ -1,0 +1,257 @@
+"""`python -m bench batch`: what a batch does to regular, speculative and batched speculative decoding.
+
+Contract: different prompts, greedy, no early end; arms interleaved, medians of the repeats. Per-token latencies
+are the lanes' own; `wall` is the time of whole calls. The crossover is the batch up to which BASS is faster than
+regular decoding, by a straight line between the measured ones. Shares of bandwidth and FLOPs are of what
+bench/machine.py measured in this run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import plotly.graph_objects as go
+import torch
+from transformers import PreTrainedModel
+
+from bass_core import ModelPair, load_pair
+
+from ..arms import Sample, ours, theirs
+from ..machine import Machine, measure
+from ..prompts import mixed
+from ..report.figures import COLOURS, Report, figure
+from ..report.report import claim, document, median, parser, show, table, with_report
+
+REGULAR, SPECULATIVE, BASS, COST_AWARE, GENERATE = "regular", "speculative", "bass", "bass, cost-aware", "generate"
+# Tokens that a lookup may copy: transformers' own example value.
+LOOKUP = 10
+
+Row = dict[str, Any]
+
+
+def main(argv: list[str]) -> None:
+    """Measure, print, draw, and write."""
+    options = with_report(parser("batch", __doc__ or ""))
+    options.add_argument("--pair", default="smollm2")
+    options.add_argument("--draft", help="a folder or Hub id, in place of the pair's own")
+    options.add_argument("--device", default="auto")
+    options.add_argument("--dtype", default="auto")
+    options.add_argument("--batch", type=int, nargs="+", help="default: 1 2 4 8 16, on a GPU 32 as well")
+    options.add_argument("--max-new-tokens", type=int, default=32)
+    options.add_argument("--repeats", type=int, default=3)
+    arguments = options.parse_args(argv)
+    pair = load_pair(arguments.pair, draft=arguments.draft, device=arguments.device, dtype=arguments.dtype)
+    batches = arguments.batch or [1, 2, 4, 8, 16] + ([32] if pair.device.type == "cuda" else [])
+    if arguments.quick:
+        batches, arguments.max_new_tokens, arguments.repeats = [1, 2], 12, 1
+    machine = measure(pair.device, pair.dtype)
+    results: list[Row] = []
+    claims: list[dict[str, Any]] = []
+    for batch in sorted(batches):
+        samples = _samples(pair, mixed(batch), arguments.max_new_tokens, arguments.repeats)
+        rows = _rows(batch, samples, machine)
+        print(table(rows), flush=True)
+        results += rows
+        claims.append(_same_texts(batch, samples, exact=pair.dtype == torch.float32))
+    made = document("batch", arguments, pair.device, results, claims)
+    made["roofline"] = _roofline(pair, machine, results)
+    made["crossover"] = {arm: crossover(results, arm) for arm in (SPECULATIVE, BASS, COST_AWARE)}
+    print(_words(made))
+    if arguments.report:
+        drawn = {"latency": _latency(made), "speedup": _speedup(made), "roofline": _roof(made)}
+        made["files"] = [path.name for path in Report(made, _words(made), drawn).write(arguments.report)]
+    show(made, arguments)
+
+
+def _arms(pair: ModelPair, prompts: list[str], tokens: int) -> dict[str, Callable[[], Sample]]:
+    arms: dict[str, Callable[[], Sample]] = {
+        REGULAR: lambda: ours(pair, "regular", prompts, tokens),
+        SPECULATIVE: lambda: ours(pair, "speculative", prompts, tokens),
+        BASS: lambda: ours(pair, "bass", prompts, tokens),
+        COST_AWARE: lambda: ours(pair, "bass", prompts, tokens, draft_length="cost-aware"),
+        GENERATE: lambda: theirs(pair, prompts, tokens),
+    }
+    if len(prompts) == 1:
+        arms["prompt lookup"] = lambda: theirs(pair, prompts, tokens, prompt_lookup_num_tokens=LOOKUP)
+        if isinstance(pair.draft, PreTrainedModel):  # a draft head is no model that transformers could run
+            arms["assisted"] = lambda: theirs(pair, prompts, tokens, assistant_model=pair.draft)
+    return arms
+
+
+def _samples(pair: ModelPair, prompts: list[str], tokens: int, repeats: int) -> dict[str, list[Sample]]:
+    """`repeats` of each arm, in turn, after a short unmeasured one."""
+    for arm in _arms(pair, prompts, min(tokens, 8)).values():
+        arm()
+    arms = _arms(pair, prompts, tokens)
+    samples: dict[str, list[Sample]] = {name: [] for name in arms}
+    for _ in range(repeats):
+        for name, arm in arms.items():
+            samples[name].append(arm())
+    return samples
+
+
+def _rows(batch: int, samples: dict[str, list[Sample]], machine: Machine) -> list[Row]:
+    def ms(name: str) -> float | None:
+        times = [one.metrics.ms_per_token for one in samples[name]]
+        return median([t for t in times if t is not None]) if None not in times else None
+
+    def wall(name: str) -> float:
+        return median([one.wall_ms for one in samples[name]])
+
+    base = ms(REGULAR)
+    rows = []
+    for name, made in samples.items():
+        mine, walls, last = ms(name), [one.wall_ms for one in made], made[-1].metrics
+        tokens = sum(len(text) for text in made[-1].tokens)
+        rows.append({
+            "batch": batch,
+            "arm": name,
+            "ms/token": mine,
+            "speed-up": base / mine if base and mine else None,
+            **{f"PTL {which}": _median(made, f"ptl_{which.lower()}_ms") for which in ("First", "Last", "All")},
+            "tokens/s": 1000 * tokens / wall(name),
+            "wall vs regular": wall(REGULAR) / wall(name),
+            "spread": (max(walls) - min(walls)) / wall(name),
+            "acceptance": last.acceptance_rate,
+            "accepted length": last.mean_acceptance_length,
+            "draft length": _fed(last, batch, drafted=True) if last.drafted else None,
+            "ms/round": _round_ms(made),
+            "tokens/round": _fed(last, batch) if made[-1].flops is not None else None,
+            "bandwidth": _share(made, "bytes_read", machine.bandwidth),
+            "FLOPs": _share(made, "flops", machine.flops),
+        })  # fmt: skip
+    return rows
+
+
+def _median(made: list[Sample], name: str) -> float | None:
+    values = [getattr(one.metrics, name) for one in made]
+    return None if None in values else median(values)
+
+
+def _round_ms(made: list[Sample]) -> float | None:
+    return median([one.decode_ms / one.metrics.rounds for one in made]) if made[-1].decode_ms else None
+
+
+def _fed(metrics: Any, batch: int, drafted: bool = False) -> float:
+    """Tokens that a round verified in all rows together, or drafts a row in it."""
+    row_rounds = metrics.new_tokens - batch - metrics.accepted
+    return float(metrics.drafted / row_rounds if drafted else (row_rounds + metrics.drafted) / metrics.rounds)
+
+
+def _share(made: list[Sample], name: str, most: float) -> float | None:
+    """Of what the machine can do, in the time since the first prefill."""
+    values = [(getattr(one, name), one.decode_ms) for one in made]
+    if any(done is None or not ms for done, ms in values):
+        return None
+    return median([done / (ms / 1000) / most for done, ms in values])
+
+
+def _same_texts(batch: int, samples: dict[str, list[Sample]], exact: bool) -> dict[str, Any]:
+    """Rows that all our decoders wrote alike: all of them in float32, where low precision breaks near-ties."""
+    mine = [one.tokens for name in (REGULAR, SPECULATIVE, BASS, COST_AWARE) for one in samples[name]]
+    same = sum(all(text[row] == mine[0][row] for text in mine) for row in range(batch)) / batch
+    return claim(
+        f"rows alike in our decoders, batch {batch}", same, "1.0 in float32", same == 1 if exact else None
+    )
+
+
+def crossover(rows: list[Row], arm: str) -> float | None:
+    """The batch at which the arm's speed-up falls to 1, interpolated in log2; None where it never does."""
+    points = [(math.log2(row["batch"]), row["speed-up"]) for row in rows if row["arm"] == arm]
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if y0 >= 1 > y1:
+            return float(2 ** (x0 + (x1 - x0) * (y0 - 1) / (y0 - y1)))
+    return None if not points or points[0][1] >= 1 else 0.0
+
+
+def _roofline(pair: ModelPair, machine: Machine, rows: list[Row]) -> dict[str, Any]:
+    """Measured rounds (tokens in all rows, ms) beside what bytes and products alone would take."""
+    cost, context = pair.target_step.cost, 100
+    rounds = [
+        {"arm": row["arm"], "batch": row["batch"], "tokens": row["tokens/round"],
+         "ms": row["ms/round"]}
+        for row in rows if row["arm"] in (REGULAR, BASS)
+    ]  # fmt: skip
+    most = max(one["tokens"] for one in rounds)
+    grid = [most ** (i / 24) for i in range(25)] if most > 1 else [1.0]
+    return {
+        "bandwidth_gb_s": machine.bandwidth / 1e9,
+        "gflop_s": machine.flops / 1e9,
+        "ridge_tokens": machine.ridge(cost, 1, context),
+        "rounds": rounds,
+        "bytes_ms": [[tokens, machine.bytes_ms(cost, 1, context)] for tokens in grid],
+        "flops_ms": [[tokens, machine.flops_ms(cost, tokens, context)] for tokens in grid],
+    }
+
+
+def _words(made: dict[str, Any]) -> str:
+    """The crossover and its reason in a few sentences."""
+    roof, cross = made["roofline"], made["crossover"][BASS]
+    where = (
+        "BASS was faster than regular decoding at every measured batch."
+        if cross is None
+        else "BASS was slower than regular decoding at every measured batch."
+        if not cross
+        else f"BASS was faster than regular decoding up to a batch of {cross:.1f}."
+    )
+    return (
+        f"{where} This machine reads {roof['bandwidth_gb_s']:.1f} GB/s and does {roof['gflop_s']:.0f} GFLOP/s. "
+        f"Up to {roof['ridge_tokens']:.0f} tokens a step reading the weights takes longer than the products, and "
+        f"drafts beside them cost little; beyond that every further draft costs its full time."
+    )
+
+
+def _latency(made: dict[str, Any]) -> go.Figure:
+    drawn = figure(
+        "Per-token latency of a sequence (PTL All)", "batch", "ms", xaxis_type="log", yaxis_rangemode="tozero"
+    )
+    _lines(drawn, made["results"], "PTL All")
+    return drawn
+
+
+def _speedup(made: dict[str, Any]) -> go.Figure:
+    drawn = figure(
+        "Speed-up over regular decoding", "batch", "regular's ms per token / the arm's", xaxis_type="log"
+    )
+    _lines(drawn, [row for row in made["results"] if row["arm"] != GENERATE], "speed-up")
+    if made["crossover"][BASS]:
+        drawn.add_vline(made["crossover"][BASS], line_dash="dot")
+        # Of an annotation a logarithmic axis wants the logarithm, of a line it does not.
+        at = math.log10(made["crossover"][BASS])
+        drawn.add_annotation(x=at, y=1, yref="paper", text="crossover of BASS", showarrow=False, xanchor="left")
+    return drawn
+
+
+def _lines(drawn: go.Figure, rows: list[Row], key: str) -> None:
+    for arm in dict.fromkeys(row["arm"] for row in rows if row[key] is not None):
+        points = [(row["batch"], row[key]) for row in rows if row["arm"] == arm]
+        x, y = zip(*points, strict=True)
+        colour = COLOURS.get(arm, "#56B4E9")
+        drawn.add_scatter(x=x, y=y, name=arm, mode="lines+markers", line_color=colour)
+    batches = sorted({row["batch"] for row in rows})
+    drawn.update_xaxes(tickvals=batches, ticktext=[str(batch) for batch in batches])
+
+
+def _roof(made: dict[str, Any]) -> go.Figure:
+    drawn = figure(
+        "Rounds against the roofline",
+        "tokens of all rows in a round",
+        "ms a round",
+        xaxis_type="log",
+        yaxis_type="log",
+    )
+    for arm in (REGULAR, BASS):
+        points = [one for one in made["roofline"]["rounds"] if one["arm"] == arm]
+        drawn.add_scatter(
+            x=[one["tokens"] for one in points], y=[one["ms"] for one in points],
+            text=[f"batch {one['batch']}" for one in points],
+            textposition="top center" if arm == BASS else "bottom center",
+            mode="markers+text+lines", name=f"{arm}, measured", line_color=COLOURS[arm],
+        )  # fmt: skip
+    for key, name, dash in (("bytes_ms", "weights' bytes alone", "dash"), ("flops_ms", "products alone", "dot")):
+        x, y = zip(*made["roofline"][key], strict=True)
+        drawn.add_scatter(x=x, y=y, name=name, mode="lines", line={"color": "#888", "dash": dash})
+    return drawn

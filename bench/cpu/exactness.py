@@ -1,0 +1,169 @@
+"""`python -m bench exactness`: how often another word is written than regular decoding writes for that row alone.
+
+Contract: in the pair's dtype, greedy and coupled, so that every decoder owes each row the text that regular
+decoding writes for its prompt alone with the same sequence id and seed. For every arm and batch: the share of
+identical rows, and for each row that differs its prompt, the place, both tokens and what the target gives them
+there (bass_core/lanes/comparison.py). The document's "cpu" says whether this CPU multiplies bfloat16 natively, and
+whether the model's sums were rounded to 16 bits. Nothing here is a time.
+
+Regular decoding of one row is the reference itself, so it has no arm at batch 1. Speculative decoding runs one
+sequence at a time, so it has an arm at the first batch size alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+
+from bass_core import ModelPair, SamplingParams, generate, load_pair
+from bass_core.decoding.request import make_request
+from bass_core.lanes.comparison import first_difference, next_logits, weigh
+from bass_core.models.weights import cpu_linear as packed
+
+from ..prompts import mixed
+from ..report.report import claim, document, parser, show, table
+from ..report.tables import described
+
+GREEDY = {"sampling": SamplingParams(), "verification": "chen"}
+COUPLED = {"sampling": SamplingParams(temperature=0.7), "verification": "coupled"}
+TEXTS = {"greedy": GREEDY, "coupled": COUPLED}
+FIXED = 4
+
+Row = dict[str, Any]
+
+
+def main(argv: list[str]) -> None:
+    """Compare, print, and write."""
+    options = parser("exactness", __doc__ or "")
+    options.add_argument("--pair", default="smollm2")
+    options.add_argument("--device", default="auto")
+    options.add_argument("--dtype", default="auto")
+    options.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16])
+    options.add_argument("--prompts", type=int, default=16)
+    options.add_argument("--max-new-tokens", type=int, default=96)
+    options.add_argument(
+        "--products",
+        choices=["chosen", "float32", "bfloat16"],
+        default="chosen",
+        help="on a CPU: the layout that is chosen (the same sums whatever the number of rows), or one that is not",
+    )
+    arguments = options.parse_args(argv)
+    _choose_products(arguments.products)
+    if arguments.quick:
+        arguments.batch, arguments.prompts, arguments.max_new_tokens = [1, 2], 2, 12
+    pair = load_pair(arguments.pair, device=arguments.device, dtype=arguments.dtype)
+    results = list(compare(pair, mixed(arguments.prompts), arguments))
+    print(table([{key: value for key, value in row.items() if key != "differences"} for row in results]))
+    for row in results:
+        for one in row["differences"]:
+            print(f"{row['text']}, {row['arm']}, batch {row['batch']}: {described(one)}")
+    made = document(
+        "exactness", arguments, pair.device, results, [_claim(row, arguments.products) for row in results]
+    )
+    if pair.device.type == "cpu":
+        made["cpu"] = {
+            "multiplies bfloat16 natively": packed.native_bfloat16(),
+            "sums rounded to 16 bits": pair.target_step.low_precision,
+        }
+    show(made, arguments)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One way to write, for all arms: the prompts, and what every call is given."""
+
+    pair: ModelPair
+    prompts: list[str]
+    options: dict[str, Any]
+
+    def texts(self, rows: list[int], **ways: Any) -> list[list[int]]:
+        """The token ids of these prompts, written together."""
+        prompts = [self.prompts[row] for row in rows]
+        out = generate(self.pair, prompts, sequence_ids=rows, **self.options, **ways)
+        return [sequence.token_ids for sequence in out.sequences]
+
+
+def compare(pair: ModelPair, prompts: list[str], arguments: Any) -> Iterator[Row]:
+    """A row for every text, batch and arm."""
+    rows = list(range(len(prompts)))
+    for text, options in TEXTS.items():
+        shared = {"max_new_tokens": arguments.max_new_tokens, "seed": arguments.seed, **options}
+        job = _Job(pair, prompts, shared)
+        alone = [job.texts([row], method="regular")[0] for row in rows]
+        for batch in arguments.batch:
+            for name, ways in arms(pair, batch, first=batch == min(arguments.batch)).items():
+                written: list[list[int]] = []
+                for start in range(0, len(rows), batch):
+                    written += job.texts(rows[start : start + batch], **ways)
+                yield {"text": text, "batch": batch, "arm": name, **_judge(job, written, alone)}
+
+
+def arms(pair: ModelPair, batch: int, first: bool) -> dict[str, Row]:
+    """The arguments of `generate` by the name of the arm."""
+    made: dict[str, Row] = {}
+    if batch > 1:
+        made["regular"] = {"method": "regular"}
+    if first:
+        made["speculative"] = {"method": "speculative"}
+    drafters = {"auto": "bass", "model": "bass, model", "prompt_lookup": "bass, prompt lookup"}
+    for drafter, name in drafters.items():
+        if drafter != "model" or pair.draft is not None:
+            made[name] = {"method": "bass", "drafter": drafter}
+            made[f"{name}, fixed {FIXED}"] = {"method": "bass", "drafter": drafter, "draft_length": FIXED}
+    if pair.draft is not None:
+        made["amusd"] = {"method": "amusd"}
+    return made
+
+
+def _judge(job: _Job, written: list[list[int]], alone: list[list[int]]) -> Row:
+    found = [
+        _difference(job, row, ours, theirs)
+        for row, (ours, theirs) in enumerate(zip(written, alone, strict=True))
+        if ours != theirs
+    ]
+    ties = [one["tie"] for one in found if one["tie"] is not None]
+    return {
+        "rows": len(alone),
+        "identical": 1 - len(found) / len(alone),
+        "first difference at": median(one["at"] for one in found) if found else None,
+        "farthest tie": min(ties) if ties else None,
+        "differences": found,
+    }
+
+
+def _difference(job: _Job, row: int, ours: list[int], theirs: list[int]) -> Row:
+    """Where a row parts from its reference; a text that merely ends sooner has no token there."""
+    pair, request = job.pair, make_request(job.pair, job.prompts[row], **job.options)
+    at = first_difference(ours, theirs)
+    place = min(len(ours), len(theirs)) if at is None else at
+    tokens = [text[place] if place < len(text) else None for text in (ours, theirs)]
+    weighed: Row = dict.fromkeys(("p_ours", "p_theirs", "tie"))
+    if at is not None:
+        text = [*request.prompts[0], *theirs[:at]]
+        logits = next_logits(pair, text, request.backend)
+        weighed = weigh(logits, request.sampling, request.seed, row, len(text), (ours[at], theirs[at]))
+    return {
+        "prompt": row, "at": place, "ours": tokens[0], "theirs": tokens[1],
+        "ours text": _spelled(pair, tokens[0]), "theirs text": _spelled(pair, tokens[1]), **weighed,
+    }  # fmt: skip
+
+
+def _spelled(pair: ModelPair, token: int | None) -> str | None:
+    return None if token is None or pair.tokenizer is None else str(pair.tokenizer.decode([token]))
+
+
+def _claim(row: Row, products: str) -> Row:
+    name = f"{row['text']}, {row['arm']}, batch {row['batch']}, {products} products: identical rows"
+    return claim(name, row["identical"], "1.0", row["identical"] == 1)
+
+
+def _choose_products(name: str) -> None:
+    """Go without FBGEMM's float16 layout, which sums each row alike however many there are."""
+    if name != "chosen":
+        dtype = getattr(torch, name)
+        packed.matmul_dtype = lambda weights: dtype
+        packed._pack_halves = lambda weight, bias: None

@@ -1,0 +1,106 @@
+"""`python -m bench overhead`: what the engine itself costs, beside its model forwards.
+
+Contract: 2-layer, hidden-64 models, batch 8, draft length 4, one CPU thread. A whole BASS round is timed
+against the sum of the forwards it makes (one draft forward a drafted token, one verification), timed bare on
+the same shapes and lengths, round by round in the same run. Medians.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from bass_core import ModelPair
+from bass_core.decoding.request import make_request
+from bass_core.lanes.lane import Lane
+
+from ..report.report import claim, finish, median, parser
+
+BATCH, LENGTH = 8, 4
+
+
+def main(argv: list[str]) -> None:
+    """Measure, print, and write."""
+    arguments = parser("overhead", __doc__ or "").parse_args(argv)
+    torch.set_num_threads(1)
+    rounds = 20 if arguments.quick else 300
+    whole, bare, accepted = _measure(arguments.seed, rounds)
+    ratio = median(whole) / median(bare)
+    results: list[dict[str, Any]] = [
+        {
+            "round ms": median(whole),
+            "its forwards ms": median(bare),
+            "ratio": ratio,
+            "rounds": len(whole),
+            "acceptance": accepted,
+        }
+    ]
+    quick = arguments.quick
+    claims = [
+        claim("round / its forwards", ratio, "at most 1.5", None if quick else ratio <= 1.5),
+        claim("round, ms", median(whole), "at most 5", None if quick else median(whole) <= 5),
+        # A draft that is always right or always wrong would spare the round what rejections cost.
+        claim("acceptance", accepted, "0.2 to 0.8", 0.2 <= accepted <= 0.8),
+    ]
+    finish("overhead", arguments, torch.device("cpu"), results, claims)
+
+
+def _measure(seed: int, rounds: int) -> tuple[list[float], list[float], float]:
+    pair = _pair(seed)
+    generator = torch.Generator().manual_seed(seed)
+    prompts = [torch.randint(1, 1000, (length,), generator=generator).tolist() for length in range(16, 16 + BATCH)]
+    whole: list[float] = []
+    bare: list[float] = []
+    accepted = drafted = 0
+    while len(whole) < rounds:
+        request = make_request(pair, prompts, max_new_tokens=400, draft_length=LENGTH, eos_token_id=None)
+        lane = Lane(pair, request, "bass")
+        caches = [pair.target_step.new_cache(BATCH, 1024), pair.target_step.new_cache(BATCH, 1024)]
+        while not lane.finished and len(whole) < rounds:
+            lengths = [len(sequence.tokens) - 1 for sequence in lane.sequences]
+            start = time.perf_counter()
+            round_ = lane.step()
+            ended = time.perf_counter()
+            if round_.kind != "verify" or len(round_.rows) < BATCH:
+                continue
+            whole.append(1000 * (ended - start))
+            bare.append(_forwards(pair, caches, lengths, request.backend))
+            accepted += sum(row.accepted for row in round_.rows)
+            drafted += sum(len(row.drafted) for row in round_.rows)
+    return whole, bare, accepted / drafted
+
+
+def _forwards(pair: ModelPair, caches: list[Any], lengths: list[int], backend: str) -> float:
+    """Milliseconds of one round's forwards, alone."""
+    assert pair.draft_step is not None
+    one = torch.ones(BATCH, 1, dtype=torch.long)
+    many = torch.ones(BATCH, LENGTH + 1, dtype=torch.long)
+    start = time.perf_counter()
+    for step in range(LENGTH):
+        pair.draft_step.forward(one, caches[0], [length + step for length in lengths], backend=backend)
+    pair.target_step.forward(many, caches[1], lengths, backend=backend)
+    return 1000 * (time.perf_counter() - start)
+
+
+def _pair(seed: int) -> ModelPair:
+    """A target and a draft that agrees with it in part, so that rows diverge."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=1000,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+    )
+    target = LlamaForCausalLM(config).eval().requires_grad_(False)
+    draft = LlamaForCausalLM(config).eval().requires_grad_(False)
+    for ours, theirs in zip(draft.parameters(), target.parameters(), strict=True):
+        if theirs.dim() > 1:
+            theirs.mul_(8)
+            ours.copy_(theirs + torch.randn_like(theirs) * theirs.std() * 0.03)
+    return ModelPair(target, draft)

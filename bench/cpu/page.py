@@ -1,0 +1,232 @@
+"""`python -m bench page`: what a browser that watches costs the lanes.
+
+Contract: the same race (three lanes, fair) by turns in a process without a server ("library"), through the running
+app.py by gradio_client ("client"), and in headless Chromium on the page that app.py serves ("browser"), each with
+the page's own thread count and wait policy. Medians of each lane's ms per token, and the page's own health: how
+often it rendered new text, and its longest main-thread task once the charts had been drawn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from app import parse, set_threads
+
+from ..report.report import claim, finish, median, parser
+
+ROOT = Path(__file__).resolve().parents[2]
+PROMPT = "Write a short story about a lighthouse keeper who finds a message in a bottle."
+TEMPERATURE, SEED = 0.7, 0
+LANES = ("regular", "speculative", "bass")
+Lanes = dict[str, Any]
+# Counts the times that some text had grown, each one frame's, and keeps the longest task. It asks for no frame of
+# its own: every frame costs the lanes.
+WATCH = """() => {
+  const seen = window.seen = { updates: 0, longest: 0, first: 0, last: 0 };
+  window.watch?.disconnect();
+  window.watch = new MutationObserver((changes) => {
+    if (!changes.some(({ target }) => target.classList.contains("sequence"))) return;
+    seen.updates += 1;
+    seen.last = performance.now();
+    seen.first ||= seen.last;
+  });
+  window.watch.observe(document.querySelector(".lane-grid"), { childList: true, subtree: true });
+  new PerformanceObserver((list) => {
+    for (const task of list.getEntries()) seen.longest = Math.max(seen.longest, task.duration);
+  }).observe({ type: "longtask" });
+}"""
+POLL_MS = 500
+ENDED = "() => [...document.querySelectorAll('.lane .state')].every((e) => /Finished/.test(e.textContent))"
+
+
+def main(argv: list[str]) -> None:
+    """Measure, print, and write."""
+    made = parser("page", __doc__ or "")
+    made.add_argument("--pair", default="smollm2")
+    made.add_argument("--draft")
+    made.add_argument("--batch", type=int, default=4)
+    made.add_argument("--max-new-tokens", type=int, default=64)
+    made.add_argument("--repeats", type=int, default=3)
+    made.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = made.parse_args(argv)
+    if options.quick:
+        options.repeats, options.max_new_tokens = 1, 16
+    if options.worker:
+        work(options)
+        return
+    # The document names this process's threads: they are to be those of the measured ones.
+    set_threads(parse(["--host", "127.0.0.1"]), os.environ)
+    arms: dict[str, list[Lanes]] = {"library": [], "client": [], "browser": []}
+    with ExitStack() as stack:
+        library = stack.enter_context(worker(options))
+        address = stack.enter_context(app(options))
+        page = stack.enter_context(browser(address))
+        run: dict[str, Callable[[], Lanes]] = {
+            "library": library,
+            "client": lambda: client(address, options),
+            "browser": lambda: watched(page, options),
+        }
+        # One unmeasured round first: whatever is made once is made there.
+        for repeat in range(options.repeats + 1):
+            for name, arm in run.items():
+                lanes = arm()
+                if repeat:
+                    arms[name].append(lanes)
+    report(options, arms)
+
+
+def report(options: argparse.Namespace, arms: dict[str, list[Lanes]]) -> None:
+    """The table and the claims."""
+    results, claims, quick = [], [], options.quick
+    for lane in LANES:
+        times = {name: median([run[lane]["ms_per_token"] for run in runs]) for name, runs in arms.items()}
+        cost = times["browser"] / times["library"] - 1
+        results.append({"lane": lane, **{f"{name} ms/token": value for name, value in times.items()}})
+        claims.append(claim(f"a browser's cost to {lane}", cost, "at most 0.1", None if quick else cost <= 0.1))
+    health = [run["page"] for run in arms["browser"]]
+    updates, longest = min(h["updates_per_s"] for h in health), max(h["longest_task_ms"] for h in health)
+    claims.append(claim("rendered updates a second", updates, "at least 5", None if quick else updates >= 5))
+    claims.append(claim("longest task, ms", longest, "at most 200", None if quick else longest <= 200))
+    texts = [[run[lane]["texts"] for lane in LANES] for runs in arms.values() for run in runs]
+    same = all(one == texts[0] for one in texts)
+    claims.append(claim("runs whose texts agree", len(texts), f"all {len(texts)}", same))
+    finish("page", options, torch.device("cpu"), results, claims)
+
+
+def environment() -> dict[str, str]:
+    """What app.py sets for itself before torch is imported."""
+    return os.environ | {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
+
+
+def work(options: argparse.Namespace) -> None:
+    """A race for each line of the input, its figures as a line of JSON: the library alone."""
+    from bass_core import SamplingParams, load_pair, race
+
+    set_threads(parse(["--host", "127.0.0.1"]), os.environ)
+    pair = load_pair(options.pair, draft=options.draft)
+    sampling = SamplingParams(TEMPERATURE)
+    print(json.dumps({"threads": torch.get_num_threads()}), flush=True)
+    for _ in sys.stdin:
+        *_, last = race(
+            pair, PROMPT, n=options.batch, max_new_tokens=options.max_new_tokens, sampling=sampling, seed=SEED
+        )
+        print(json.dumps(figures(last["lanes"])), flush=True)
+
+
+def figures(lanes: dict[str, Any]) -> Lanes:
+    """Of each lane what is compared."""
+    return {
+        name: {
+            "ms_per_token": lanes[name]["metrics"]["ms_per_token"],
+            "texts": [sequence["text"] for sequence in lanes[name]["sequences"]],
+        }
+        for name in LANES
+    }
+
+
+@contextmanager
+def worker(options: argparse.Namespace) -> Iterator[Callable[[], Lanes]]:
+    """A process that loads the pair once and races when asked."""
+    command = [sys.executable, "-m", "bench", "page", "--worker", "--pair", options.pair]
+    command += ["--batch", str(options.batch), "--max-new-tokens", str(options.max_new_tokens)]
+    command += ["--draft", options.draft] if options.draft else []
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment(), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdin and process.stdout
+    requests, answers = process.stdin, process.stdout
+
+    def ask() -> Lanes:
+        requests.write("go\n")
+        requests.flush()
+        answer: Lanes = json.loads(answers.readline())
+        return answer
+
+    try:
+        threads = json.loads(answers.readline())["threads"]
+        policy = environment()["OMP_WAIT_POLICY"]
+        print(f"{threads} of {os.cpu_count()} cores for the models, the page's default; OMP_WAIT_POLICY={policy}")
+        yield ask
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextmanager
+def app(options: argparse.Namespace, draft_length: str = "bass") -> Iterator[str]:
+    """app.py as a user starts it; its address. Without draft_length="cost-aware" no costs are measured."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "app.py", "--pair", options.pair, "--draft-length", draft_length]
+    command += ["--port", str(port), "--host", "127.0.0.1"]
+    command += ["--draft", options.draft] if options.draft else []
+    process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout
+        for line in process.stdout:
+            if found := re.search(r"open (http://\S+)", line):
+                yield found[1].rstrip("/")
+                return
+        raise SystemExit("app.py ended before it served.")
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def client(address: str, options: argparse.Namespace) -> Lanes:
+    """The race through the API, every snapshot taken."""
+    from gradio_client import Client
+
+    arguments = (PROMPT, options.batch, options.max_new_tokens, TEMPERATURE, SEED)
+    *_, last = Client(address, verbose=False).submit(*arguments, api_name="/race")
+    return figures(last["lanes"])
+
+
+@contextmanager
+def browser(address: str) -> Iterator[Any]:
+    """The page, open in headless Chromium."""
+    from playwright.sync_api import sync_playwright
+
+    names = (os.environ.get("BASS_BROWSER"), "chromium", "chromium-browser", "google-chrome")
+    found = next((path for name in names if name and (path := shutil.which(name))), None)
+    if found is None:
+        raise SystemExit("No Chromium or Chrome is installed: install one, or name it in BASS_BROWSER.")
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+        page = chromium.new_page(viewport={"width": 1400, "height": 1000})
+        page.goto(address)
+        page.wait_for_function("() => window.Plotly && document.querySelector('[data-chart] .main-svg')")
+        yield page
+        chromium.close()
+
+
+def watched(page: Any, options: argparse.Namespace) -> Lanes:
+    """The race on the page, with the charts in sight."""
+    page.fill("#prompt textarea", PROMPT)
+    values = {"batch-size": options.batch, "max-new-tokens": options.max_new_tokens, "temperature": TEMPERATURE}
+    for name, value in {**values, "seed": SEED}.items():
+        page.fill(f"#{name} input", str(value))
+    page.locator("[data-chart=latency]").scroll_into_view_if_needed()
+    page.evaluate(WATCH)
+    page.click("#run")
+    page.wait_for_function("() => window.seen.updates > 0", timeout=0, polling=POLL_MS)
+    page.wait_for_function(ENDED, timeout=0, polling=POLL_MS)
+    page.wait_for_timeout(1500)
+    seen, lanes = page.evaluate("() => [window.seen, JSON.parse(Bass.asJson()).lanes]")
+    seconds = (seen["last"] - seen["first"]) / 1000
+    health = {"updates_per_s": seen["updates"] / max(seconds, 1e-3), "longest_task_ms": seen["longest"]}
+    return {**figures(lanes), "page": health}

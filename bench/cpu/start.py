@@ -1,0 +1,75 @@
+"""`python -m bench start`: how long a second start takes until the model is ready.
+
+Contract: each start is a fresh process that imports bass_core and calls `load_pair`, and another that is
+`python app.py --draft-length bass` until it serves the page. The first of both, which may convert the model and
+reads its files from disk, is not counted. Seconds, medians. That the model was ready shows in what it writes
+afterwards: every start the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+import torch
+
+from ..report.report import claim, finish, median, parser
+from .page import PROMPT, ROOT, app
+
+STARTS = 7
+START = """
+import json, sys, time
+begun = time.perf_counter()
+from bass_core import generate, load_pair
+imported = time.perf_counter()
+pair = load_pair(sys.argv[1])
+ready = time.perf_counter()
+written = generate(pair, sys.argv[2], max_new_tokens=8).sequences[0].token_ids
+print(json.dumps([imported - begun, ready - imported, written]))
+"""
+
+
+def main(argv: list[str]) -> None:
+    """Measure, print, and write."""
+    made = parser("start", __doc__ or "")
+    made.add_argument("--pair", default="smollm2")
+    made.set_defaults(draft=None)
+    arguments = made.parse_args(argv)
+    wanted = 1 if arguments.quick else STARTS
+    starts = [(*_library(arguments.pair), _page(arguments)) for _ in range(1 + wanted)]
+    names = ("import torch and transformers", "load_pair", "python app.py, all of it")
+    imports, loads, texts, pages = zip(*starts, strict=True)
+    phases = dict(zip(names, (imports[1:], loads[1:], pages[1:]), strict=True))
+    results: list[dict[str, Any]] = [
+        {
+            "phase": name,
+            "starts": wanted,
+            "median s": median(list(times)),
+            "fastest s": min(times),
+            "slowest s": max(times),
+        }
+        for name, times in phases.items()
+    ]
+    ready = median(list(phases["load_pair"]))
+    claims = [
+        claim("model ready, s", ready, "under 5", None if arguments.quick else ready < 5),
+        claim("different texts", len(set(texts)), "1", len(set(texts)) == 1),
+    ]
+    finish("start", arguments, torch.device("cpu"), results, claims)
+
+
+def _library(pair: str) -> tuple[float, float, tuple[int, ...]]:
+    command = [sys.executable, "-c", START, pair, PROMPT]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    importing, loading, written = json.loads(done.stdout.splitlines()[-1])
+    return importing, loading, tuple(written)
+
+
+def _page(arguments: argparse.Namespace) -> float:
+    begun = time.perf_counter()
+    with app(arguments):
+        return time.perf_counter() - begun

@@ -1,0 +1,1 @@
+"""The sections of the GPU bench, each a list of measurements."""

@@ -1,0 +1,74 @@
+"""Ragged attention alone: fused, pad, split, sdpa and flash over the same caches, in GB/s of live keys and values.
+
+Contract: times of captured launches (no host in the way) over several caches in turn, so that no level of cache
+holds them; each backend gets what it would have in a step: masks are made once, outside the time.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.backends import BACKENDS, RaggedStep, unavailable
+
+from ..context import Context
+from ..timing import captured_ms
+
+HEADS, KV_HEADS, DIM = 32, 8, 128
+
+
+def run(ctx: Context) -> None:
+    """The grid: batch x lengths x query tokens."""
+    names = [name for name in BACKENDS if unavailable(name, ctx.device) is None]
+    for missing in sorted(set(BACKENDS) - set(names)):
+        ctx.row(missing, "not run", unavailable(missing, ctx.device) or "")
+    for batch, label, lengths in grids(ctx):
+        for width in (1,) if ctx.dry else (1, 5):
+            if ctx.late:
+                return
+            measure(ctx, names, f"b{batch} {label} x {width}", lengths, width)
+
+
+def grids(ctx: Context) -> list[tuple[int, str, list[int]]]:
+    """(batch, label, lengths): alike and very different."""
+    if ctx.dry:
+        return [(2, "kv8", [8, 8])]
+    generator = torch.Generator().manual_seed(ctx.seed)
+    batches = (8,) if ctx.quick else (1, 8, 32)
+    found = [(batch, f"kv{kv}", [kv] * batch) for batch in batches for kv in (512, 4096)]
+    for batch in (8,) if ctx.quick else (8, 32):
+        ragged = (64 * 2 ** (7 * torch.rand(batch, generator=generator))).int().tolist()
+        found.append((batch, "ragged64-8192", ragged))
+    return found
+
+
+@torch.inference_mode()
+def measure(ctx: Context, names: list[str], case: str, lengths: list[int], width: int) -> None:
+    """One case for all backends."""
+    batch, extent = len(lengths), max(lengths) + width
+    live = sum(length + width for length in lengths) * KV_HEADS * DIM * 2 * ctx.dtype.itemsize
+    allocated = batch * extent * KV_HEADS * DIM * 2 * ctx.dtype.itemsize
+    buffers = 1 if ctx.dry else max(2, min(16, (1 << 29) // allocated))
+    caches = [
+        torch.randn(2, batch, KV_HEADS, extent, DIM, dtype=ctx.dtype, device=ctx.device) for _ in range(buffers)
+    ]
+    query = torch.randn(batch, HEADS, width, DIM, dtype=ctx.dtype, device=ctx.device)
+    step = RaggedStep(torch.tensor(lengths, device=ctx.device), lengths, width)
+    step.hidden(None)
+    times = {}
+    for name in names:
+        backend = BACKENDS[name]
+        try:
+            calls = [
+                lambda key=key, value=value, backend=backend: backend(query, key, value, step, scaling=DIM**-0.5)
+                for key, value in caches
+            ]
+            times[name] = captured_ms(calls, ctx.device)
+        except Exception as error:
+            ctx.row(case, f"{name} failed", f"{type(error).__name__}: {error}"[:200])
+            continue
+        ctx.row(case, name, 1000 * times[name], "us", f"{live / times[name] / 1e6:.0f} GB/s")
+    if "fused" in times:
+        ctx.row(case, "fused share of copy", live / (times["fused"] / 1000) / ctx.bandwidth)
+        others = [ms for name, ms in times.items() if name in ("pad", "split", "sdpa")]
+        if others:
+            ctx.row(case, "fused / best other", times["fused"] / min(others))

@@ -1,0 +1,134 @@
+"""`race()` of the three lanes, fair, in turn and overlapped, watched by NVML, and recordings for the page.
+
+Contract: synthetic acceptance 0.8, batch 8, Algorithm 1. Each scheduling runs whole races until its time is up;
+the first race's snapshots are stored (thinned) as {"recording": 1, "about", "snapshots"}. "t17" is token 17: the
+weights are random.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bass_core import ModelPair, race
+from bass_core.decoding.request import LANES
+
+from .. import shapes
+from ..context import Context
+
+SECONDS = 20.0
+MOST_SNAPSHOTS = 48
+
+
+def run(ctx: Context) -> None:
+    """Alone, fair, in turn, overlapped."""
+    arguments: dict[str, Any] = {
+        "max_new_tokens": 6 if ctx.dry else 256,
+        "synthetic_acceptance": 0.8,
+        "drafter": "model",
+        "eos_token_id": None,
+        "attention": ctx.backend,
+    }
+    prompts = ctx.prompts(2 if ctx.dry else 8)
+    for _ in race(ctx.pair, prompts, scheduling="fair", **arguments):
+        pass  # captures what the measured races need
+    for method in LANES:
+        *_, last = race(ctx.pair, prompts, lanes=(method,), **arguments)
+        report(ctx, f"{method} alone", last, method)
+    for scheduling, seconds in (("fair", SECONDS), ("in_turn", SECONDS), ("overlap", 6.0)):
+        if ctx.late:
+            return
+        one = watch(ctx, ctx.pair, prompts, scheduling, 0.0 if ctx.short else seconds, arguments)
+        for method in LANES:
+            report(ctx, f"{method} {scheduling}", one, method)
+    small_float32(ctx)
+
+
+def watch(
+    ctx: Context,
+    pair: ModelPair,
+    prompts: list[list[int]],
+    scheduling: str,
+    seconds: float,
+    arguments: dict[str, Any],
+) -> dict[str, Any]:
+    """Races until the time is up; the last snapshot of the first."""
+    started = time.monotonic()
+    busy: dict[str, list[float]] = {}
+    first: list[dict[str, Any]] = []
+    while not first or time.monotonic() - started < seconds:
+        snapshots = []
+        for snapshot in race(pair, prompts, scheduling=scheduling, **arguments):
+            snapshots.append(snapshot)
+            for name, value in snapshot["device"].items():
+                if name.startswith("gpu_") and isinstance(value, int | float):
+                    busy.setdefault(name, []).append(float(value))
+        first = first or snapshots
+        if ctx.late:
+            break
+    for name, values in busy.items():
+        ctx.row(f"NVML, {scheduling}", name, statistics.mean(values), "", "mean of the whole board")
+    store(ctx, scheduling, first)
+    return first[-1]
+
+
+def report(ctx: Context, case: str, snapshot: dict[str, Any], method: str) -> None:
+    """A lane's figures in a snapshot."""
+    lane = snapshot["lanes"][method]
+    if lane["error"]:
+        ctx.row(case, "error", lane["error"])
+    for what in ("ms_per_token", "acceptance_rate", "flops_utilization", "bandwidth_utilization"):
+        ctx.row(case, what, lane["metrics"][what])
+
+
+def store(ctx: Context, scheduling: str, snapshots: list[dict[str, Any]]) -> None:
+    """Write a recording: every k-th snapshot and the last."""
+    step = -(-len(snapshots) // MOST_SNAPSHOTS)
+    kept = snapshots[:-1][::step] + snapshots[-1:]
+    name = "cpu-dry-run" if ctx.dry else torch.cuda.get_device_name(ctx.device)
+    batch = len(kept[-1]["lanes"]["bass"]["sequences"])
+    models = "tiny models" if ctx.dry else "7.8B target and 310M draft"
+    about = f"{name}: {models} with random weights, batch {batch}, synthetic acceptance 0.8, {scheduling}"
+    path = ctx.recordings / f"{name.lower().replace(' ', '-')}-{scheduling}.json.xz"
+    write_recording(path, about, kept)
+    ctx.row(f"recording {scheduling}", "snapshots", len(kept), "", path.name)
+
+
+def write_recording(path: Path, about: str, snapshots: list[dict[str, Any]]) -> None:
+    """A recording as the page reads it, packed: whole snapshots repeat each other's text."""
+    document = {"recording": 1, "about": about, "snapshots": rounded(snapshots)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(lzma.compress(json.dumps(document, separators=(",", ":")).encode()))
+
+
+def rounded(value: Any) -> Any:
+    """Floats to three decimals: a recording is looked at, not computed with."""
+    if isinstance(value, float):
+        return round(value, 3)
+    if isinstance(value, dict):
+        return {key: rounded(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [rounded(one) for one in value]
+    return value
+
+
+def small_float32(ctx: Context) -> None:
+    """What a race writes against `generate` of transformers, in float32 on a small shape: equal, every row."""
+    from .graphs import own_text, share
+
+    target = shapes.build(shapes.small_config(ctx.dry), ctx.device, torch.float32, ctx.seed, scale=6.0)
+    pair = ModelPair(target, shapes.perturbed(target, 0.03, ctx.seed))
+    rows = shapes.prompts(4, 5, 40, pair.vocab, ctx.seed)
+    count = 6 if ctx.dry else 48
+    theirs = [own_text(pair, row, count) for row in rows]
+    for scheduling in ("fair", "overlap"):
+        *_, last = race(pair, rows, scheduling=scheduling, max_new_tokens=count, eos_token_id=None)
+        for method in LANES:
+            ours = [sequence["token_ids"] for sequence in last["lanes"][method]["sequences"]]
+            ctx.row(f"float32 race {scheduling} {method}", "rows equal to generate", share(ours, theirs))

@@ -1,0 +1,1 @@
+"""Finished answers within a time budget: HumanEval problems, solved and judged."""

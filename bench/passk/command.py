@@ -1,0 +1,116 @@
+"""`python -m bench passk`: HumanEval within a time budget: regular, single-sequence speculation and BASS.
+
+Contract: the same problems, prompts and noise for all arms; each arm a lane with its own clock, which starts with
+its prefill; arms interleaved problem by problem. A sequence is finished when it writes the fence that closes its
+code block, or the model's end of text, and counts for a budget when that token came within it
+(bench/passk/problems.py says why a fence). Pass@First: the finished sequence with the highest mean
+log-probability passes (under the target at temperature 1, one forward outside the clocks); Pass@All: any does;
+Pass@Finished: the share of finished sequences that do.
+Budgets are fractions of the time in which regular decoding of a single sequence ends on this machine, measured
+first (median over a few of the problems), or --budget-ms. Generated programs are executed only with --execute, in
+bench/passk/sandbox.py; without it the pass figures are null.
+
+The default form is a sample of the problems. All of them, resumable (hours on two cores):
+    python -m bench passk --problems 164 --batch 1 4 8 16 --max-new-tokens 256 --samples FILE.jsonl --execute
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from bass_core import load_pair
+
+from ..report.report import claim, document, parser, show, table, with_report
+from .figures import draw
+from .judge import canonical_claims, judge
+from .problems import chosen
+from .run import Samples, collect
+from .sandbox import protection
+from .score import SPECULATIVE, Record, differing, row
+
+REGULAR, BASS = "regular", "bass"
+# Of the time that regular decoding of one sequence takes.
+FRACTIONS = (0.5, 0.75, 1.0, 2.0, 3.0)
+
+
+def main(argv: list[str]) -> None:
+    """Write, judge, count, print."""
+    arguments = _options().parse_args(argv)
+    if arguments.quick:
+        arguments.problems, arguments.batch, arguments.max_new_tokens = 2, [1, 2], 16
+    arguments.batch = sorted(set(arguments.batch))
+    if min(arguments.batch) < 1:
+        raise SystemExit("--batch takes numbers of at least 1.")
+    problems = chosen(arguments.problems)
+    protected = protection() if arguments.execute else None
+    if protected:
+        print("sandbox: " + "; ".join(f"{what}: {how}" for what, how in protected.items()))
+    pair = load_pair(arguments.pair, device=arguments.device, dtype=arguments.dtype)
+    samples = Samples(arguments.samples)
+    records, budgets = collect(pair, problems, samples, FRACTIONS, arguments)
+    claims: list[dict[str, Any]] = []
+    if arguments.execute:
+        judge(pair, problems, records)
+        claims += canonical_claims(problems)
+    lines = [
+        row(records, method, n, budget, arguments.execute)
+        for budget in budgets
+        for n in arguments.batch
+        for method in (REGULAR, SPECULATIVE, BASS)
+        if method != BASS or n > 1
+    ]
+    wrong, compared = differing(records, arguments.batch)
+    if compared:
+        claims.append(claim(f"regular texts of {compared} that differ with the batch", wrong, "0", wrong == 0))
+    claims += _claims(records, lines, budgets, arguments)
+    made = document("passk", arguments, pair.device, lines, claims)
+    made |= {"settings": samples.settings, "sandbox": protected}
+    print(table(lines))
+    if arguments.report:
+        draw(made).write(arguments.report)
+    show(made, arguments)
+
+
+def _options() -> argparse.ArgumentParser:
+    options = with_report(parser("passk", __doc__ or ""))
+    options.formatter_class = argparse.RawDescriptionHelpFormatter
+    options.add_argument("--pair", default="smollm2")
+    options.add_argument("--device", default="auto")
+    options.add_argument("--dtype", default="auto")
+    options.add_argument("--problems", type=int, default=8, help="spread evenly over the 164")
+    options.add_argument("--batch", type=int, nargs="+", default=[1, 4, 8], help="sequences a problem")
+    options.add_argument("--max-new-tokens", type=int, default=96)
+    options.add_argument("--temperature", type=float, default=0.2)
+    options.add_argument("--top-p", type=float, default=0.95)
+    options.add_argument("--draft-length", default="bass", help='"bass" (Algorithm 1), "cost-aware" or a number')
+    options.add_argument("--budget-ms", type=float, nargs="+", help="instead of budgets measured here")
+    options.add_argument(
+        "--samples", type=Path, metavar="FILE", help="keep what was written there, and go on from it"
+    )
+    options.add_argument("--execute", action="store_true", help="run the generated programs, in a sandbox")
+    return options
+
+
+def _claims(
+    records: list[Record], lines: list[dict[str, Any]], budgets: list[float], arguments: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """The paper's comparison at the middle budget: BASS at the largest batch beside the others."""
+    budget, n = round(sorted(budgets)[len(budgets) // 2]), arguments.batch[-1]
+    at = {(line["method"], line["n"]): line for line in lines if line["budget ms"] == budget}
+    if n == 1:
+        return []
+    made = []
+    ours = at[BASS, n]
+    for method in (REGULAR, SPECULATIVE):
+        more = (ours["finished"] - at[method, n]["finished"]) / len(records)
+        name = f"finished within {budget} ms, BASS {n} more than {method} {n}, a problem"
+        made.append(claim(name, more, "above 0", None if arguments.quick else more > 0))
+    if arguments.execute:
+        single = at[SPECULATIVE, arguments.batch[0]]
+        more = ours["Pass@All"] - single["Pass@All"]
+        apart = ours["95 % all"][0] > single["95 % all"][1]
+        name = f"Pass@All within {budget} ms, BASS {n} more than speculative {single['n']}"
+        made.append(claim(name, more, "above 0, intervals apart", None if arguments.quick else apart))
+    return made

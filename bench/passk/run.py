@@ -1,0 +1,157 @@
+"""Who writes what, and when: the lanes of one passk run.
+
+Contract: `collect` gives one record a problem (bench/passk/score.py) and the budgets in milliseconds, shortest
+first. With a samples file each record is appended as soon as it is there, and a later call with the same settings
+goes on behind the last; other settings are refused. Single-sequence speculation runs at the largest n alone: its
+sequences come one after another, so the first n of them are the lane of n.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+from bass_core import Generation, ModelPair, SamplingParams, generate
+
+from ..report.report import device_name
+from .problems import Problem, ends, prompt
+from .score import SPECULATIVE, Record
+
+# Problems on which the time of one regular sequence is measured.
+CALIBRATION = 5
+
+
+class Samples:
+    """The file with what was written, or none: `settings` (a dict, None at first) and `records` by task."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path, self.settings = path, dict[str, Any]()
+        self.records: dict[str, Record] = {}
+        if path is not None and path.exists() and (text := path.read_text()):
+            # An interrupted write leaves a line without its end: that problem is run again.
+            whole = text[: text.rfind("\n") + 1]
+            path.write_text(whole)
+            self.settings, *rest = [json.loads(line) for line in whole.splitlines()] or [{}]
+            self.records = {record["task_id"]: record for record in rest}
+
+    def begin(self, settings: dict[str, Any]) -> None:
+        """Keep the settings of a new run. Raises SystemExit where the file holds a run with others."""
+        known = {key: value for key, value in self.settings.items() if key != "budgets_ms"}
+        if known and known != settings:
+            raise SystemExit(f"{self.path} holds a run with other settings ({known}): name another file.")
+
+    def budgets(self, found: list[float], settings: dict[str, Any]) -> None:
+        """The run's budgets, kept with its settings."""
+        self.settings = {**settings, "budgets_ms": found}
+        self._append(self.settings)
+
+    def add(self, record: Record) -> None:
+        """One more problem."""
+        self.records[record["task_id"]] = record
+        self._append(record)
+
+    def _append(self, line: dict[str, Any]) -> None:
+        if self.path is not None:
+            with self.path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def collect(
+    pair: ModelPair,
+    problems: list[Problem],
+    samples: Samples,
+    fractions: Seq[float],
+    arguments: argparse.Namespace,
+) -> tuple[list[Record], list[float]]:
+    """Run all arms on every problem that is not in the samples yet."""
+    names = ("pair", "dtype", "batch", "max_new_tokens", "temperature", "top_p", "draft_length", "seed")
+    settings = {name: getattr(arguments, name) for name in names} | {"device": device_name(pair.device)}
+    samples.begin(settings)
+    writer = Writer(pair, arguments)
+    if not samples.settings:
+        found = arguments.budget_ms
+        if not found:
+            alone = writer.alone_ms(problems)
+            found = [part * alone for part in fractions]
+        samples.budgets(sorted(found), settings)
+    written: list[float] = samples.settings["budgets_ms"]
+    budgets = sorted(arguments.budget_ms or written)
+    if budgets[-1] > written[-1]:
+        raise SystemExit(f"{samples.path} was written under {written[-1]:.0f} ms: --budget-ms can't go beyond.")
+    waiting = [problem for problem in problems if problem["task_id"] not in samples.records]
+    if waiting:
+        writer.warm_up(waiting[0])
+    for index, problem in enumerate(waiting):
+        samples.add(writer.record(problem, written[-1], index))
+        print(f"{problem['task_id']}: {index + 1} of {len(waiting)}", file=sys.stderr, flush=True)
+    return [samples.records[problem["task_id"]] for problem in problems], budgets
+
+
+class Writer:
+    """Writes completions of problems with one pair and one set of options."""
+
+    def __init__(self, pair: ModelPair, arguments: argparse.Namespace) -> None:
+        self.pair, self.seed = pair, arguments.seed
+        length = arguments.draft_length
+        self.same: dict[str, Any] = {
+            "sampling": SamplingParams(arguments.temperature, top_p=arguments.top_p),
+            "draft_length": int(length) if length.isdecimal() else length,
+            "eos_token_id": ends(pair),
+            "raw": True,
+        }
+        self.max_new_tokens = arguments.max_new_tokens
+        self.arms = [
+            (method, n) for n in arguments.batch for method in ("regular", "bass") if (method, n) != ("bass", 1)
+        ]
+        self.arms.append((SPECULATIVE, arguments.batch[-1]))
+
+    def write(
+        self, problem: Problem, method: str, n: int, tokens: int, budget_ms: float | None = None
+    ) -> Generation:
+        """One lane. Every problem has noise of its own, the same in all arms."""
+        number = int(problem["task_id"].rsplit("/", 1)[1])
+        return generate(
+            self.pair,
+            prompt(self.pair, problem),
+            method=method,
+            n=n,
+            max_new_tokens=tokens,
+            seed=1000 * self.seed + number,
+            time_budget_ms=budget_ms,
+            **self.same,
+        )
+
+    def alone_ms(self, problems: list[Problem]) -> float:
+        """The lane time of one regular sequence (ended or at its last token), median over some problems."""
+        step = max(1, len(problems) // CALIBRATION)
+        some = [problems[0], *problems[::step][:CALIBRATION]]
+        times = [self.write(one, "regular", 1, self.max_new_tokens).sequences[0].times_ms[-1] for one in some]
+        return statistics.median(times[1:])
+
+    def warm_up(self, problem: Problem) -> None:
+        """What is made once is made here."""
+        for method, n in self.arms:
+            self.write(problem, method, n, 4)
+
+    def record(self, problem: Problem, budget_ms: float, turn: int) -> Record:
+        """All arms on one problem, each time another one first."""
+        lanes = {}
+        first = turn % len(self.arms)
+        for method, n in self.arms[first:] + self.arms[:first]:
+            made = self.write(problem, method, n, self.max_new_tokens, budget_ms)
+            lanes[f"{method} {n}"] = [
+                {
+                    "text": one.text,
+                    "token_ids": one.token_ids,
+                    "ended_ms": one.times_ms[-1] if one.finish_reason == "eos" else None,
+                    "logprob": None,
+                    "passed": None,
+                }
+                for one in made.sequences
+            ]
+        return {"task_id": problem["task_id"], "lanes": lanes}

@@ -1,0 +1,1 @@
+"""From result files to tables and figures."""

@@ -1,0 +1,244 @@
+"""`python -m bench.report.tables`: write the tables of README.md and bench/README.md from the files in
+bench/results.
+
+Contract: a table stands between `<!-- table: NAME -->` and `<!-- end -->`, and holds nothing that is not in the
+result file; `--check` changes nothing and exits with 1 where a table is not what its file says. Non-goals: prose.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "bench" / "results"
+PAGES = (ROOT / "README.md", ROOT / "bench" / "README.md", ROOT / "docs" / "amusd.md")
+
+BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+Row = dict[str, Any]
+
+
+def main(argv: list[str]) -> int:
+    """Rewrite the pages, or compare them."""
+    options = argparse.ArgumentParser(prog="python -m bench.report.tables", description=__doc__)
+    options.add_argument("--check", action="store_true", help="change nothing; exit with 1 where a table is old")
+    arguments = options.parse_args(argv)
+    old = 0
+    for page in PAGES:
+        before = page.read_text(encoding="utf-8")
+        after = BLOCK.sub(_filled, before)
+        if before != after:
+            old = 1
+            print(f"{page.relative_to(ROOT)} is not what the result files say: run python -m bench.report.tables")
+            if not arguments.check:
+                page.write_text(after, encoding="utf-8")
+    return old if arguments.check else 0
+
+
+def _filled(found: re.Match[str]) -> str:
+    return f"{found[1]}{TABLES[found[2]]()}\n{found[3]}"
+
+
+def load(name: str) -> dict[str, Any]:
+    """A stored document."""
+    made: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return made
+
+
+def markdown(rows: list[Row], columns: dict[str, str]) -> str:
+    """A table with these columns, key to heading; numbers to the right, None as n/a."""
+    lines = [list(columns.values()), ["---:" if _number(rows, key) else "---" for key in columns]]
+    lines += [[cell(row.get(key)) for key in columns] for row in rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _number(rows: list[Row], key: str) -> bool:
+    return any(isinstance(row.get(key), int | float) for row in rows)
+
+
+def cell(value: Any) -> str:
+    """Two decimals below 10, one below 1000."""
+    if value is None:
+        return "n/a"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}" if abs(value) < 1000 else f"{value:.0f}"
+    return str(value)
+
+
+def made_by(document: dict[str, Any]) -> str:
+    """The line below a table: where its numbers come from."""
+    versions = ", ".join(f"{name} {document['versions'][name]}" for name in ("torch", "transformers"))
+    return (
+        f"`{document['command']}`, {document['device']}, {document['date']}, {versions}, "
+        f"revision {document['revision']}."
+    )
+
+
+def _table(name: str, columns: dict[str, str], keep: Callable[[Row], bool] = bool) -> Callable[[], str]:
+    def fill() -> str:
+        document = load(name)
+        rows = [row for row in document["results"] if keep(row)]
+        return f"{markdown(rows, columns)}\n\n{made_by(document)}"
+
+    return fill
+
+
+def _claims() -> str:
+    """Every counted claim of every stored document."""
+    verdicts = {True: "holds", False: "**missed**", None: "open"}
+    parts = []
+    for path in sorted(RESULTS.glob("*.json")):
+        document = load(path.stem)
+        rows = [
+            {"claim": one["name"], "value": one["value"], "bar": one["bar"], "verdict": verdicts[one["holds"]]}
+            for one in document["claims"]
+        ]
+        columns = {"claim": "claim", "value": "value", "bar": "bar", "verdict": "verdict"}
+        parts.append(f"### {path.name}\n{made_by(document)}\n\n{markdown(rows, columns)}")
+    return "\n\n".join(parts)
+
+
+def _page() -> str:
+    """What a watching browser costs: its ms per token over those of the library alone."""
+    document = load("page-cpu")
+    rows = [row | {"cost": row["browser ms/token"] / row["library ms/token"]} for row in document["results"]]
+    columns = {
+        "lane": "lane", "library ms/token": "library alone", "client ms/token": "gradio_client",
+        "browser ms/token": "browser", "cost": "browser / library (bar: 1.10)",
+    }  # fmt: skip
+    return f"{markdown(rows, columns)}\n\n{made_by(document)}"
+
+
+def _simulated() -> str:
+    """Predicted speed-ups of Algorithm 1 and of the cost-aware policy, a GPU a line, a batch a column."""
+    document = load("simulate-cpu")
+    found: list[Row] = document["results"]
+    rows, ends = ([row for row in found if row["section"] == name] for name in ("batch", "crossover"))
+    pays = {row["hardware"]: row["Algorithm 1"] for row in ends}
+    lines: dict[str, Row] = {}
+    for row in rows:
+        line = lines.setdefault(row["hardware"], {"GPU": row["hardware"]})
+        line[f"batch {row['batch']}"] = f"{row['Algorithm 1']:.2f} / {row['cost-aware']:.2f}"
+    for name, line in lines.items():
+        line["Algorithm 1 pays up to batch"] = "n/a" if pays[name] is None else f"{pays[name]:.0f}"
+    made = list(lines.values())
+    return f"{markdown(made, {head: head for head in made[0]})}\n\n{made_by(document)}"
+
+
+def _passk() -> str:
+    """Who finished within the middle budget and within the longest."""
+    document = load("passk-cpu")
+    budgets = sorted({row["budget ms"] for row in document["results"]})
+    rows = [row for row in document["results"] if row["budget ms"] in (budgets[len(budgets) // 2], budgets[-1])]
+    columns = {
+        "budget ms": "budget, ms", "n": "sequences a problem", "method": "decoder", "finished": "finished",
+        "finished share": "share finished", "problems with one": "problems with one", "Pass@All": "Pass@All",
+        "95 % all": "95 %",
+    }  # fmt: skip
+    return f"{markdown(rows, columns)}\n\n{made_by(document)}"
+
+
+def _exactness() -> str:
+    """Every stored run of the bench, a kind of CPU each: rows like the reference, a batch a column."""
+    kinds = {True: "multiplies bfloat16 natively", False: "multiplies bfloat16 in float32"}
+    parts = []
+    for path in sorted(RESULTS.glob("exactness*.json")):
+        document = load(path.stem)
+        kind = kinds.get(document.get("cpu", {}).get("multiplies bfloat16 natively"), "kind of CPU not noted")
+        parts.append(f"#### {path.name}: {kind}\n{_alike(document['results'])}\n\n{made_by(document)}")
+    return "\n\n".join(parts)
+
+
+def described(one: Row) -> str:
+    """A row of the exactness bench that is not its reference, in words."""
+    names = ("ours", "theirs")
+    ours, theirs = (one[name] if one[f"{name} text"] is None else repr(one[f"{name} text"]) for name in names)
+    words = f"prompt {one['prompt']} at {one['at']}, {ours} for {theirs}"
+    if one["tie"] is None:
+        return words
+    return f"{words}: {one['p_ours']:.4f} against {one['p_theirs']:.4f}, tie {one['tie']:.4f}"
+
+
+def _alike(results: list[Row]) -> str:
+    """Rows alike of one run, and below them the rows that differ."""
+    batches = sorted({row["batch"] for row in results})
+    lines: dict[tuple[str, str], Row] = {}
+    unlike = []
+    for row in results:
+        text = row.get("text", "greedy")
+        line = lines.setdefault((text, row["arm"]), {"text": text, "arm": row["arm"]})
+        line[str(row["batch"])] = f"{round(row['identical'] * row['rows'])} of {row['rows']}"
+        where = f"{text}, {row['arm']}, batch {row['batch']}"
+        unlike += [f"- {where}: {described(one)}" for one in row.get("differences", ())]
+    made = [{str(batch): "" for batch in batches} | line for line in lines.values()]
+    columns = {"text": "text", "arm": "decoder", **{str(batch): f"batch {batch}" for batch in batches}}
+    return "\n".join([markdown(made, columns), *([""] if unlike else []), *unlike])
+
+
+_POLICIES = ("regular", "Algorithm 1", "cost-aware", "fixed 1", "fixed 2", "fixed 4", "fixed 8")
+
+TABLES: dict[str, Callable[[], str]] = {
+    "batch": _table(
+        "batch-cpu",
+        {
+            "batch": "batch", "arm": "decoder", "ms/token": "ms/token", "speed-up": "speed-up",
+            "PTL First": "PTL First", "PTL Last": "PTL Last", "PTL All": "PTL All", "tokens/s": "tokens/s",
+            "acceptance": "acceptance", "accepted length": "tokens a row-round", "wall vs regular": "whole calls",
+            "spread": "spread",
+        },
+    ),
+    "draft-length": _table(
+        "draft-length-cpu",
+        {
+            "batch": "batch", "arm": "draft length", "ms/token": "ms/token", "spread": "spread",
+            "rounds": "rounds", "acceptance": "acceptance", "tokens/round": "tokens a row-round",
+        },
+        lambda row: row["arm"] in _POLICIES,
+    ),
+    "latency": _table(
+        "latency-cpu",
+        {"case": "case", "arm": "decoder", "ms/token": "ms/token", "lowest": "lowest", "highest": "highest",
+         "vs regular": "speed-up over regular"},
+    ),
+    "page": _page,
+    "amusd": _table(
+        "amusd-cpu",
+        {"arm": "decoder", "ms/token": "ms/token", "target busy": "target busy", "draft busy": "draft busy",
+         "looked at": "looked at", "thrown away": "thrown away"},
+    ),
+    "ragged": _table(
+        "ragged-cpu",
+        {"attention": "attention", "lengths": "lengths", "queries": "tokens a row", "ms": "ms a call",
+         "GB/s": "GB/s"},
+        lambda row: row.get("ms") is not None,
+    ),
+    "common-stop": _table(
+        "ragged-cpu",
+        {"policy": "the batch stops", "batch": "batch", "tokens/round": "tokens a row and round",
+         "standard error": "standard error", "formula": "formula", "ms/token": "ms/token"},
+        lambda row: "policy" in row,
+    ),
+    "simulate": _simulated,
+    "simulate-validation": _table(
+        "simulate-cpu",
+        {"batch": "batch", "arm": "decoder", "held out": "held out", "measured ms/token": "measured ms/token",
+         "spread": "spread", "predicted ms/token": "predicted ms/token", "off": "off",
+         "measured rounds": "measured rounds", "predicted rounds": "predicted rounds"},
+        lambda row: row["section"] == "validation",
+    ),
+    "passk": _passk,
+    "exactness": _exactness,
+    "claims": _claims,
+}  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Broken inputs, broken decoders, many users."""

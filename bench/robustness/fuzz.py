@@ -1,0 +1,161 @@
+"""`python -m bench fuzz`: arguments of all types, ranges, sizes and alphabets for the real app.py's /race.
+
+Contract: every request ends in a finished race or in one documented sentence (a BassError's); never in a
+traceback, an internal error, or a name of the server's files; afterwards the server answers as before. Its
+memory does not grow by more than 5 % after the first fifth of the cases, in which every part of the program is
+met for the first time and Gradio's own stores fill (of the last 2,000 visitors); the table has it by tenths.
+Arguments that are fine run a race, kept short by the server's own limits.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from typing import Any
+
+import httpx
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from ..report.report import claim, finish, parser
+from .serving import ROOT, Server
+
+LIMITS = ("--max-batch", "3", "--max-new-tokens", "6", "--max-prompt", "300")
+# The lone surrogates that JSON can carry, direction marks, zero-width and combining characters, and 1 MB of text.
+TEXTS = st.one_of(
+    st.text(max_size=40),
+    st.text(st.characters(codec=None), max_size=20),
+    st.sampled_from(["", " ", "\0", "\ud800", "\u202e\u200b\u0301", "a" * 2**20, "{{value}}", "../../etc/passwd"]),
+)
+JUNK = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    TEXTS,
+    st.lists(st.integers(), max_size=3),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+)
+
+
+# What comes near to being right, where junk alone would never get past the first check.
+NEAR: dict[str, st.SearchStrategy[Any]] = {
+    "prompt": st.one_of(st.just("Hello"), TEXTS),
+    "batch_size": st.integers(-1, 5),
+    "max_new_tokens": st.integers(-1, 8),
+    "temperature": st.one_of(st.floats(-1, 5), st.sampled_from([0, 1e-30, 1e30])),
+    "seed": st.integers(-1, 2**33),
+    "pair": st.sampled_from(["", "", "", "/etc/passwd", "..", "owner/model", "smollm2-1.7b"]),
+    "top_k": st.integers(-1, 300),
+    "top_p": st.floats(-0.5, 1.5),
+    "draft_length": st.sampled_from(["bass", 1, "3", 16, 17, "long"]),
+    "drafter": st.sampled_from(["auto", "model", "prompt_lookup", "adaptive", "oracle"]),
+    "attention": st.sampled_from(["auto", "pad", "split", "sdpa", "flash", "no"]),
+    "scheduling": st.sampled_from(["fair", "in_turn", "overlap", "slowly"]),
+    "verification": st.sampled_from(["chen", "coupled", "hope"]),
+    "time_budget_ms": st.sampled_from([None, 1, 50, -1, 0]),
+    "lanes": st.lists(st.sampled_from(["regular", "speculative", "bass", "guess"]), max_size=3),
+}
+
+
+FINE = {"prompt": "Hello", "batch_size": 2, "max_new_tokens": 5}
+
+
+@st.composite
+def arguments_of(draw: st.DrawFn, defaults: dict[str, Any]) -> tuple[Any, ...]:
+    """Values for the parameters of /race in their order: up to three of them strange, the others fine."""
+    strange = draw(st.sets(st.sampled_from(list(defaults)), max_size=3))
+    fine = defaults | FINE
+    return tuple(
+        draw(st.one_of(NEAR.get(name, JUNK), JUNK)) if name in strange else fine[name] for name in defaults
+    )
+
+
+def verdict(outcome: Any) -> str:
+    """ "done", "refused", or what is wrong with an outcome: the last snapshot, or the error's text."""
+    if isinstance(outcome, dict):
+        failed = [lane["error"] for lane in outcome["lanes"].values() if lane["error"]]
+        return "done" if outcome["done"] and not failed else f"unfinished: {failed}"
+    text = str(outcome)
+    if "went wrong on the server" in text or "internal error" in text or re.search(r"Traceback|File \"", text):
+        return f"undocumented: {text}"
+    if "\n" in text.strip() or len(text) > 2000 or str(ROOT) in text or "site-packages" in text:
+        return f"no clear sentence: {text[:200]}"
+    return "refused"
+
+
+def main(argv: list[str]) -> None:
+    """Serve, fuzz, print, and write."""
+    options = parser("fuzz", __doc__ or "")
+    options.add_argument("--cases", type=int, default=10_000)
+    arguments = options.parse_args(argv)
+    if arguments.quick:
+        arguments.cases = 120
+    seen: Counter[str] = Counter()
+    with Server(*LIMITS) as server:
+        defaults = server.defaults()
+        plain = tuple((defaults | FINE).values())
+        before = _ask(server.url, plain)
+        memory = [server.memory_mb()]
+
+        @settings(
+            max_examples=arguments.cases, deadline=None, database=None, derandomize=True, phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )  # fmt: skip
+        @given(arguments_of(defaults))
+        def one(values: tuple[Any, ...]) -> None:
+            seen[verdict(_ask(server.url, values))] += 1
+            if sum(seen.values()) % (arguments.cases // 10) == 0:
+                memory.append(server.memory_mb())
+
+        one()
+        after = _ask(server.url, plain)
+        healthy = server.serving and "Traceback" not in server.log()
+    wrong = sum(n for name, n in seen.items() if name not in ("done", "refused"))
+    same = isinstance(before, dict) and isinstance(after, dict) and _texts(before) == _texts(after)
+    growth = memory[-1] / memory[2] - 1
+    kept = None if arguments.quick else growth <= 0.05
+    claims = [
+        claim("cases", sum(seen.values()), f"{arguments.cases}", sum(seen.values()) >= arguments.cases),
+        claim("cases that ended otherwise than done or refused", wrong, "0", wrong == 0),
+        claim("cases that ran a race", seen["done"], "above 0", seen["done"] > 0),
+        claim("the same request has the same answer afterwards", float(same), "1.0", same),
+        claim("the server is up and wrote no traceback", float(healthy), "1.0", healthy),
+        claim("growth of memory after the first fifth", growth, "at most 0.05", kept),
+    ]
+    results: list[dict[str, Any]] = [
+        {"outcome": name[:120], "cases": n, "memory MB": None} for name, n in seen.most_common(20)
+    ]
+    results += [
+        {"outcome": "so far", "cases": tenth * (arguments.cases // 10), "memory MB": round(mb, 1)}
+        for tenth, mb in enumerate(memory)
+    ]
+    finish("fuzz", arguments, torch.device("cpu"), results, claims)
+
+
+_clients: dict[str, Any] = {}
+
+
+def _ask(url: str, values: tuple[Any, ...]) -> Any:
+    """The last snapshot, or the error's text."""
+    client = _clients.setdefault(url, httpx.Client(base_url=f"{url}/gradio_api", timeout=120))
+    # Python's own writer: it sends NaN, infinities and lone surrogates, as a hostile client would.
+    body = json.dumps({"data": list(values)}).encode()
+    joined = client.post("/call/race", content=body, headers={"content-type": "application/json"})
+    if joined.status_code != 200:
+        return f"{joined.status_code}: {joined.text}"
+    event, last = "", ""
+    with client.stream("GET", f"/call/race/{joined.json()['event_id']}") as answer:
+        for line in answer.iter_lines():
+            if line.startswith("event: "):
+                event = line[7:]
+            elif line.startswith("data: ") and event != "heartbeat":
+                last = line[6:]
+    value = json.loads(last or "null")
+    return value[0] if isinstance(value, list) else value.get("error", value) if isinstance(value, dict) else value
+
+
+def _texts(snapshot: dict[str, Any]) -> list[str]:
+    return [one["text"] for lane in snapshot["lanes"].values() for one in lane["sequences"]]

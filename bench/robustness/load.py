@@ -1,0 +1,149 @@
+"""`python -m bench load`: many clients at once, and a third of them cancel or vanish midway.
+
+Contract: real clients over loopback against the real app.py with a tiny pair. Every client gets a complete and
+correct answer (the texts that the library gives for that seed) or the sentence that the queue is full; none hangs;
+the server's memory at the end is within 5 % of that after the first race. Nothing here is a speed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from itertools import count
+from typing import Any
+
+import httpx
+import torch
+from gradio_client import Client
+from gradio_client.exceptions import AppError
+
+from bass_core import ModelPair, SamplingParams, load_pair, race
+
+from ..report.report import claim, finish, parser
+from .serving import Server
+
+PROMPT, TEMPERATURE, SEEDS = "Hello", 0.8, 8
+# A guard against hanging for ever, far above what a race behind a full queue takes.
+PATIENCE_S = 180.0
+
+
+def main(argv: list[str]) -> None:
+    """Serve, load, compare, print, and write."""
+    options = parser("load", __doc__ or "")
+    options.add_argument("--clients", type=int, default=32)
+    options.add_argument("--minutes", type=float, default=5.0)
+    arguments = options.parse_args(argv)
+    if arguments.quick:
+        arguments.clients, arguments.minutes = 20, 0.1
+    with Server("--max-batch", "8") as server:
+        pair = load_pair(str(server.target), draft=str(server.draft), device="cpu", dtype="float32")
+        expected = [_expected(pair, seed) for seed in range(SEEDS)]
+        Client(server.url, verbose=False).submit(*_settings(0), api_name="/race").result()
+        first = server.memory_mb()
+        outcomes, hung = _load(server, expected, arguments.clients, arguments.minutes * 60)
+        # Whoever vanished last may still be running.
+        last = Client(server.url, verbose=False).submit(*_settings(1), api_name="/race").result(PATIENCE_S)
+        memory = server.memory_mb()
+        healthy = server.serving and "Traceback" not in server.log()
+    answered = outcomes["complete"] + outcomes["queue is full"] + outcomes["cancelled"] + outcomes["vanished"]
+    wrong = sum(outcomes.values()) - answered
+    results: list[dict[str, Any]] = [{"outcome": name, "requests": n} for name, n in sorted(outcomes.items())]
+    results.append({"outcome": "MB after the first race", "requests": round(first, 1)})
+    results.append({"outcome": "MB at the end", "requests": round(memory, 1)})
+    growth = memory / first - 1
+    claims = [
+        claim("requests without a complete, correct answer or a clear refusal", wrong, "0", wrong == 0),
+        claim("clients that hung", hung, "0", hung == 0),
+        claim("complete answers", outcomes["complete"], "above 0", outcomes["complete"] > 0),
+        claim("the race after the load is correct", float(_texts(last) == expected[1]), "1.0",
+              _texts(last) == expected[1]),
+        claim("the server is up and wrote no traceback", float(healthy), "1.0", healthy),
+        claim("growth of memory", growth, "at most 0.05", None if arguments.quick else growth <= 0.05),
+    ]  # fmt: skip
+    finish("load", arguments, torch.device("cpu"), results, claims)
+
+
+def _settings(seed: int) -> tuple[Any, ...]:
+    return PROMPT, 2, 16, TEMPERATURE, seed
+
+
+def _expected(pair: ModelPair, seed: int) -> dict[str, list[str]]:
+    prompt, n, tokens, temperature, _ = _settings(seed)
+    sampling = SamplingParams(temperature=temperature)
+    *_, last = race(pair, prompt, n=n, max_new_tokens=tokens, sampling=sampling, seed=seed)
+    return _texts(last)
+
+
+def _texts(snapshot: dict[str, Any]) -> dict[str, list[str]]:
+    return {name: [one["text"] for one in lane["sequences"]] for name, lane in snapshot["lanes"].items()}
+
+
+def _load(
+    server: Server, expected: list[dict[str, list[str]]], clients: int, seconds: float
+) -> tuple[Counter[str], int]:
+    """How often each outcome came, and how many clients had not ended long after the time was up."""
+    outcomes: Counter[str] = Counter()
+    url, defaults = server.url, list(server.defaults().values())
+    end, lock = time.monotonic() + seconds, threading.Lock()
+
+    def work(number: int) -> None:
+        # Of every three requests of a client one is given up; of those every second without a word.
+        for turn in count(number):
+            if time.monotonic() >= end:
+                return
+            seed = turn % SEEDS
+            try:
+                if turn % 6 == 0:
+                    outcome = _vanish(url, [*_settings(seed), *defaults[5:]])
+                else:
+                    # A visitor of its own each time: one client's next request can meet the end of its own stream.
+                    outcome = _ask(Client(url, verbose=False), seed, expected[seed], cancel=turn % 6 == 3)
+            except Exception as error:
+                outcome = f"{type(error).__name__}: {error}"[:80]
+            with lock:
+                outcomes[outcome] += 1
+            if outcome == "queue is full":
+                time.sleep(2.0)  # a person would not ask at once again
+
+    threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, end + PATIENCE_S - time.monotonic()))
+    return outcomes, sum(thread.is_alive() for thread in threads)
+
+
+def _ask(client: Client, seed: int, expected: dict[str, list[str]], cancel: bool) -> str:
+    job = client.submit(*_settings(seed), api_name="/race")
+    try:
+        if cancel:
+            # Not next(job): the client's iterator never ends where the server refuses.
+            while not job.done() and not job.outputs():
+                time.sleep(0.01)
+            if job.done():
+                job.result()  # raises the refusal
+            job.cancel()
+            return "cancelled"
+        last = job.result(PATIENCE_S)
+    except Exception as error:
+        if "queue is full" in str(error).lower():
+            return "queue is full"
+        if isinstance(error, AppError):
+            return f"refused: {error}"[:80]
+        raise
+    if not last["done"]:
+        return "incomplete"
+    return "complete" if _texts(last) == expected else "wrong texts"
+
+
+def _vanish(url: str, values: list[Any]) -> str:
+    """Ask as a script would, read a little of the answer, and drop the connection."""
+    with httpx.Client(base_url=f"{url}/gradio_api", timeout=PATIENCE_S) as client:
+        joined = client.post("/call/race", json={"data": values})
+        if joined.status_code == 503:
+            return "queue is full"
+        joined.raise_for_status()
+        with client.stream("GET", f"/call/race/{joined.json()['event_id']}") as answer:
+            next(answer.iter_lines(), None)
+    return "vanished"

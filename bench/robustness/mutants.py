@@ -1,0 +1,93 @@
+"""`python -m bench mutants`: break the decoder in known ways and see the tests fail on every one.
+
+Contract: each mutant is one edit of a copy of the sources, in a process of its own; a claim `holds` when the tests
+failed on it. The unbroken copy must pass the same cases. The quick form runs the smallest cases meant to catch a
+mutant, the full form all quick tests of the decoder. A survivor is a missing test.
+"""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import shutil
+import sys
+import tempfile
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from ..report.report import claim, finish, parser
+from .mutations import MUTANTS, Mutant
+
+ROOT = Path(__file__).resolve().parents[2]
+_WHOLE = [
+    "tests/conformance",
+    "tests/kernels",
+    "tests/faults/test_broken_models.py",
+    "tests/bass_core/amusd/test_client.py",
+    "tests/bass_core/amusd/test_session.py",
+    "tests/bass_core/drafting/test_head.py",
+    "tests/bass_core/drafting/test_lookup.py",
+]
+
+
+def main(argv: list[str]) -> None:
+    """Break, test, print, and write."""
+    options = parser("mutants", __doc__ or "")
+    options.add_argument("--only", nargs="+", metavar="NAME", help="these mutants alone")
+    arguments = options.parse_args(argv)
+    chosen = [mutant for mutant in MUTANTS if not arguments.only or mutant.name in arguments.only]
+    cases = {mutant.name: mutant.cases if arguments.quick else _WHOLE for mutant in chosen}
+    unbroken = sorted({case for mutant in chosen for case in cases[mutant.name]})
+    # Whatever the tests import is imported once, before the processes part: each would need seconds for it.
+    _pytest(["--collect-only", *unbroken])
+    code = _tests_on(None, unbroken)
+    results: list[dict[str, Any]] = [{"mutant": "none", "tests": "pass" if code == 0 else f"exit {code}"}]
+    claims = [claim("the unbroken decoder passes", float(code == 0), "1.0", code == 0)]
+    for mutant in tqdm(chosen, desc="mutants"):
+        code = _tests_on(mutant, cases[mutant.name])
+        # pytest's 1 is "tests failed"; anything else would be a mutant that never ran.
+        results.append({"mutant": mutant.name, "tests": "fail" if code == 1 else f"exit {code}"})
+        claims.append(claim(f"caught: {mutant.name}", float(code == 1), "1.0", code == 1))
+    finish("mutants", arguments, torch.device("cpu"), results, claims)
+
+
+def _tests_on(mutant: Mutant | None, cases: list[str]) -> int:
+    """pytest's exit status on a copy of the sources with the mutant's edit."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        copy = Path(folder)
+        for name in ("bass_core", "kernels", "tests"):
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", copy)
+        if mutant is not None:
+            mutant.apply(copy)
+        context = multiprocessing.get_context("fork")
+        process = context.Process(target=_run_tests, args=(copy, cases, 0 if mutant is None else 1))
+        process.start()
+        process.join()
+        return process.exitcode if process.exitcode is not None else -1
+
+
+def _run_tests(copy: Path, cases: list[str], expected: int) -> None:
+    os.chdir(copy)
+    # transformers has imported our `kernels` by its name already.
+    for name in [name for name in sys.modules if name.split(".")[0] in ("bass_core", "kernels", "tests")]:
+        del sys.modules[name]
+    sys.path[:] = [str(copy), *(entry for entry in sys.path if Path(entry or ".").resolve() != ROOT)]
+    torch.set_num_threads(1)
+    os._exit(_pytest(["-x", "-m", "not slow", *cases], expected))
+
+
+def _pytest(arguments: list[str], expected: int = 0) -> int:
+    """pytest's exit status; its words only where that is not as expected."""
+    import pytest
+
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()):
+        code = int(pytest.main(["-q", "-n0", "-p", "no:cacheprovider", *arguments]))
+    if code != expected:
+        print(out.getvalue()[-4000:], file=sys.stderr, flush=True)
+    return code

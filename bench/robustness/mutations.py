@@ -1,0 +1,279 @@
+"""The known ways to break the decoder: mistakes that real projects have shipped, each as one edit.
+
+Contract: `old` occurs exactly once in the file, so that a mutant that no longer fits the sources is noticed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`cases` are the smallest tests meant to catch it."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    cases: list[str]
+
+    def apply(self, root: Path) -> None:
+        """Edit the file below `root`. Raises ValueError where `old` does not occur once."""
+        path = root / self.file
+        text = path.read_text()
+        if text.count(self.old) != 1:
+            raise ValueError(f"the mutant {self.name!r} does not fit {self.file} any more")
+        path.write_text(text.replace(self.old, self.new))
+
+
+_ACCEPT = "accepted = _prefix((u * q_drafts < p_drafts) & drafted)"
+_WEIGHTS = "weights = torch.where(usable[:, None], residual, at_end)"
+_CONFORMANCE = "tests/conformance/test_"
+_SAMPLED = [_CONFORMANCE + "distribution.py::test_quick[bass-other-1.0-0-1.0]"]
+_REDUCED = [_CONFORMANCE + "distribution.py::test_quick[bass-reduced-1.0-3-1.0]"]
+_GREEDY = [_CONFORMANCE + "greedy.py::test_rows_that_diverge[llama-bass]"]
+_WINDOW = [_CONFORMANCE + "greedy.py::test_rows_that_diverge[gemma3-bass]"]
+# One of them alone may pass where a draft is never late.
+_AMUSD_GREEDY = [
+    _CONFORMANCE + f"greedy.py::test_rows_that_diverge[{architecture}-amusd]"
+    for architecture in ("llama", "qwen3", "opt", "gpt2", "gpt_neox", "gemma3")
+]
+_PERFECT = [_CONFORMANCE + "counts.py::test_perfect_draft_takes_the_fewest_verifications"]
+_ENDS = [_CONFORMANCE + "ends.py::test_an_end_at_any_place_of_a_round"]
+_NEVER_REFUSED = [_CONFORMANCE + "counts.py::test_a_perfect_draft_is_never_refused"]
+_AMUSD_SAMPLED = [_CONFORMANCE + "distribution.py::test_quick[amusd-other-1.0-0-1.0]"]
+_DRAW = "return draw(probs, keys.seed, keys.sequence_ids, keys.positions + step, keys.stream(self.role)), probs"
+
+MUTANTS = [
+    Mutant(
+        "every draft accepted",
+        "bass_core/verification/rejection.py",
+        _ACCEPT,
+        "accepted = _prefix((u < 2) & drafted)",
+        _SAMPLED,
+    ),
+    Mutant(
+        "q ignored in the test",
+        "bass_core/verification/rejection.py",
+        _ACCEPT,
+        "accepted = _prefix((u < p_drafts) & drafted)",
+        _PERFECT,
+    ),
+    Mutant(
+        "q is not what was sampled from",
+        "bass_core/drafting/base.py",
+        _DRAW,
+        _DRAW.replace(")), probs", ")), probs.sqrt() / probs.sqrt().sum(-1, keepdim=True)"),
+        _SAMPLED,
+    ),
+    Mutant(
+        "argmax drafts with a soft q",
+        "bass_core/drafting/base.py",
+        _DRAW,
+        "return probs.argmax(-1), probs",
+        _SAMPLED,
+    ),
+    Mutant(
+        "one noise stream for draft and test",
+        "bass_core/verification/rejection.py",
+        "u = uniform(keys.seed, ids, positions, keys.stream(Role.ACCEPT)[:, None])",
+        "from .noise import token_uniforms\n"
+        "        streams = keys.stream(Role.DRAFT)[:, None]\n"
+        "        u = token_uniforms(keys.seed, ids, positions, streams, p.shape[-1])\n"
+        "        u = u.gather(2, drafts[..., None])[..., 0]",
+        _SAMPLED,
+    ),
+    Mutant(
+        "the key without the round",
+        "bass_core/sampling/noise.py",
+        "_STREAMS * begins + int(role)",
+        "torch.full_like(begins, int(role))",
+        [_CONFORMANCE + "stopping.py::test_quick[leaking]"],
+    ),
+    Mutant(
+        "recovered token drawn from p",
+        "bass_core/verification/rejection.py",
+        _WEIGHTS,
+        "weights = at_end",
+        _SAMPLED,
+    ),
+    Mutant(
+        "top-p on the residual",
+        "bass_core/verification/rejection.py",
+        _WEIGHTS,
+        _WEIGHTS + "\n        from .sampling import _nucleus\n"
+        "        weights = _nucleus(weights / weights.sum(-1, keepdim=True), 0.8)",
+        _SAMPLED,
+    ),
+    Mutant(
+        "residual not normalised, the rest to the last token",
+        "bass_core/verification/rejection.py",
+        _WEIGHTS,
+        "rest = torch.zeros_like(residual)\n"
+        "        rest[:, -1] = 1 - residual.sum(-1)\n"
+        "        weights = torch.where(usable[:, None], residual + rest, at_end)",
+        _SAMPLED,
+    ),
+    Mutant(
+        "no bonus token",
+        "bass_core/verification/rejection.py",
+        "accepted = _prefix((agrees > 0) & drafted)",
+        "accepted = _prefix((agrees > 0) & drafted).clamp(max=max(width - 1, 0))",
+        _PERFECT,
+    ),
+    Mutant(
+        "padding of shorter rows accepted",
+        "bass_core/verification/rejection.py",
+        "accepted = _prefix((agrees > 0) & drafted)",
+        "accepted = _prefix(agrees > 0)",
+        [
+            _CONFORMANCE + "ends.py::test_the_context_ends_a_text",
+            _CONFORMANCE + "greedy.py::test_every_two_choices",
+        ],
+    ),
+    Mutant(
+        "draft cache lacks the last accepted draft",
+        "bass_core/drafting/base.py",
+        "before + min(accepted[r], width - 1)",
+        "before + accepted[r]",
+        _PERFECT,
+    ),
+    Mutant(
+        "stale lengths in the draft loop",
+        "bass_core/drafting/base.py",
+        "[end + step for end in ends]",
+        "list(ends)",
+        _PERFECT,
+    ),
+    Mutant(
+        "positions off by one in one row",
+        "bass_core/models/base.py",
+        "positions = cache.positions if inside",
+        "positions = cache.positions + (torch.arange(len(ids))[:, None] == 1) if inside",
+        _GREEDY,
+    ),
+    Mutant(
+        "stale tail attended",
+        "kernels/backends.py",
+        "hidden = columns > last\n",
+        "hidden = columns > last + 1\n",
+        _GREEDY,
+    ),
+    Mutant("window ignored", "kernels/backends.py", "hidden | (columns <= last - window)", "hidden", _WINDOW),
+    Mutant(
+        "a row's cache left behind when it moves",
+        "bass_core/decoding/batch.py",
+        "                self.target.move_row(last, r)\n",
+        "                pass\n",
+        _ENDS,
+    ),
+    Mutant(
+        "coupled draft with a noise of its own",
+        "bass_core/drafting/base.py",
+        'self.role = Role.TARGET if rule == "coupled" else Role.DRAFT',
+        "self.role = Role.DRAFT",
+        _NEVER_REFUSED,
+    ),
+    Mutant(
+        "the head reads an older state than the target's newest",
+        "bass_core/drafting/head.py",
+        ".minimum(own[:, None] - 1)",
+        ".minimum((own[:, None] - 2).clamp(min=0))",
+        ["tests/bass_core/drafting/test_head.py::test_proposals_are_what_the_head_says_of_the_whole_text"],
+    ),
+    Mutant(
+        "copied drafts judged by the model's q",
+        "bass_core/drafting/lookup.py",
+        "torch.where(copies[:, None, None], points, probs)",
+        "probs",
+        ["tests/bass_core/drafting/test_lookup.py::test_a_cascade_spares_the_model_where_every_row_copies"],
+    ),
+    Mutant(
+        "text goes on behind its end",
+        "bass_core/sequence.py",
+        "            if self.finish_reason:\n                return count",
+        '            if self.finish_reason == "length":\n                return count',
+        _ENDS,
+    ),
+    Mutant(
+        "one end-of-text id of several",
+        "bass_core/decoding/request.py",
+        "    return frozenset(ids)",
+        "    return frozenset(sorted(ids)[:1])",
+        _ENDS,
+    ),
+    Mutant(
+        "drafts for which there is no room",
+        "bass_core/decoding/batch.py",
+        "min(asked, row.remaining - 1)",
+        "min(asked, row.remaining)",
+        [_CONFORMANCE + "counts.py::test_drafts_that_are_right_so_far"],
+    ),
+    Mutant(
+        "a draft that skips what rounds without drafts wrote",
+        "bass_core/drafting/base.py",
+        "row.tokens[runner.cached[r] :] if",
+        "row.tokens[max(runner.cached[r], len(row.tokens) - 2) :] if",
+        [_CONFORMANCE + "counts.py::test_rounds_without_drafts_leave_the_draft_in_step"],
+    ),
+    Mutant(
+        "q of a reduced vocabulary at other ids",
+        "bass_core/drafting/head.py",
+        ".index_copy_(1, self.head.vocabulary, q)",
+        ".index_copy_(1, torch.arange(q.shape[1], device=q.device), q)",
+        _REDUCED,
+    ),
+    Mutant(
+        "all rows share their noise",
+        "bass_core/sampling/noise.py",
+        "broadcast_tensors(sequence_ids,",
+        "broadcast_tensors(0 * sequence_ids,",
+        [_CONFORMANCE + "independence.py::test_seeds_and_ids_matter"],
+    ),
+    Mutant(
+        "AMUSD: a draft of an old epoch counts",
+        "bass_core/amusd/client.py",
+        "ahead.epoch == block.epoch:",
+        "block.start == ahead.start + len(ahead.tokens):",
+        [
+            "tests/bass_core/amusd/test_client.py::test_a_block_of_an_old_epoch_is_dropped_though_it_continues_the_text"
+        ],
+    ),
+    Mutant(
+        "AMUSD: the draft's cache keeps a refused token",
+        "bass_core/amusd/draft.py",
+        "self.runner.cached[place] = min(self.runner.cached[place], at)",
+        "self.runner.cached[place] = min(self.runner.cached[place], at + 1)",
+        ["tests/bass_core/amusd/test_session.py::test_after_a_refusal_the_drafts_are_those_of_the_new_text"],
+    ),
+    Mutant(
+        "AMUSD: q lies where the next token's belongs",
+        "bass_core/amusd/draft.py",
+        "(row.index, len(row.tokens) % ring)",
+        "(row.index, (len(row.tokens) + 1) % ring)",
+        _AMUSD_SAMPLED,
+    ),
+    Mutant(
+        "AMUSD: a late draft counts as fed to the target",
+        "bass_core/amusd/decoder.py",
+        "settled = min(stand, counts[r]) + 1",
+        "settled = stand + 1",
+        _ENDS,
+    ),
+    Mutant(
+        "AMUSD: a late draft stands untested",
+        "bass_core/amusd/decoder.py",
+        "same = stand == tested[r] > counts[r]",
+        "same = tested[r] > counts[r] <= stand",
+        _AMUSD_GREEDY,
+    ),
+    Mutant(
+        "a token drawn from NaN",
+        "bass_core/verification/rejection.py",
+        "    if UNSOUND in tokens:",
+        "    if False:",
+        ["tests/faults/test_broken_models.py::test_a_target_that_breaks_is_an_error_and_no_text"],
+    ),
+]

@@ -1,0 +1,108 @@
+"""A tiny random pair on disk, and the real app.py serving it in a process of its own.
+
+Contract: `Server` is a context manager whose `url` answers when it is entered, and whose process is gone when it
+is left; `log()` is what the server wrote to stderr. Non-goals: models that say anything sensible.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+import torch
+from gradio_client import Client
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def save_tiny_pair(folder: Path) -> tuple[Path, Path]:
+    """A target and a draft that agrees with it in part, with a tokenizer of a character a token."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate(["</s>", *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(fast), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=4096, initializer_range=0.2, bos_token_id=None,
+        eos_token_id=0, tie_word_embeddings=False,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    paths = folder / "target", folder / "draft"
+    for path, noise in zip(paths, (0.0, 0.03), strict=True):
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.add_(noise * torch.randn_like(weight))
+        model.save_pretrained(path)
+        fast.save_pretrained(path)
+    return paths
+
+
+class Server:
+    """app.py over the tiny pair; further options as on its command line."""
+
+    def __init__(self, *options: str) -> None:
+        self.options = options
+        self.url = ""
+
+    def __enter__(self) -> Server:
+        self._folder = tempfile.TemporaryDirectory(prefix="bass-serving-")
+        folder = Path(self._folder.name)
+        self.target, self.draft = save_tiny_pair(folder)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        command = [sys.executable, "app.py", "--pair", str(self.target), "--draft", str(self.draft)]
+        command += ["--device", "cpu", "--dtype", "float32", "--draft-length", "bass"]
+        command += ["--port", str(port), *self.options]
+        environment = {k: v for k, v in os.environ.items() if k not in ("GRADIO_SERVER_NAME", "SPACE_ID")}
+        self._log = folder / "stderr.txt"
+        with self._log.open("w") as errors:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=errors
+            )
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if found := re.search(r"open (http://\S+)", line):
+                self.url = found[1].rstrip("/")
+                return self
+        self.__exit__(None, None, None)
+        raise RuntimeError("app.py ended before it served")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.process.terminate()
+        self.process.wait()
+        self._folder.cleanup()
+
+    def log(self) -> str:
+        """What the server wrote to stderr so far."""
+        return self._log.read_text(errors="replace")
+
+    def defaults(self) -> dict[str, Any]:
+        """The arguments of /race in their order: a script that posts has to send every one."""
+        api: Any = Client(self.url, verbose=False).view_api(return_format="dict", print_info=False)
+        parameters = api["named_endpoints"]["/race"]["parameters"]
+        return {one["parameter_name"]: one.get("parameter_default") for one in parameters}
+
+    def memory_mb(self) -> float:
+        """Resident memory of the server, in 2**20 bytes."""
+        return float(psutil.Process(self.process.pid).memory_info().rss / 2**20)
+
+    @property
+    def serving(self) -> bool:
+        return self.process.poll() is None

@@ -1,0 +1,1 @@
+"""The same as the Triton kernels in plain torch."""

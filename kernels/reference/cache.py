@@ -1,0 +1,46 @@
+"""The torch references of kernels/triton/cache_write.py; imports no triton.
+
+Contract: the same arguments and effects.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def write(keys: Tensor, values: Tensor, cache: Tensor, lengths: Tensor) -> None:
+    """Keys and values to each row's end: see kernels/triton/cache_write.py."""
+    batch, _, queries, _ = keys.shape
+    rows = torch.arange(batch, device=lengths.device)[:, None]
+    places = lengths[:, None] + torch.arange(queries, device=lengths.device)
+    cache[0, rows, :, places] = keys.transpose(1, 2).to(cache.dtype)
+    cache[1, rows, :, places] = values.transpose(1, 2).to(cache.dtype)
+
+
+def rotate_write(
+    qkv: Tensor,
+    cache: Tensor,
+    lengths: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    norms: tuple[Tensor, Tensor] | None = None,
+    eps: float = 0.0,
+) -> None:
+    """Rotate queries in place, and put keys and values: see kernels/triton/cache_write.py."""
+    queries, total, dim = qkv.shape[1:]
+    kv_heads = cache.shape[2]
+    heads = total - 2 * kv_heads
+    turned = qkv[:, :, : heads + kv_heads].float()
+    if norms is not None:
+        turned = turned * torch.rsqrt(turned.square().mean(-1, keepdim=True) + eps)
+        weights = [norms[0].float().expand(heads, dim), norms[1].float().expand(kv_heads, dim)]
+        turned = turned * torch.cat(weights)
+    places = lengths[:, None] + torch.arange(queries, device=lengths.device)
+    places = places.clamp(max=cos.shape[0] - 1)
+    c, n = cos[places][:, :, None], sin[places][:, :, None]
+    x, y = turned.chunk(2, dim=-1)
+    turned = torch.cat((x * c - y * n, y * c + x * n), dim=-1).to(qkv.dtype)
+    qkv[:, :, :heads] = turned[:, :, :heads]
+    keys, values = turned[:, :, heads:], qkv[:, :, heads + kv_heads :]
+    write(keys.transpose(1, 2), values.transpose(1, 2), cache, lengths)

@@ -1,0 +1,236 @@
+"""Which drafts stand and which token follows, for all rows in one launch; and draws by Gumbel-max.
+
+Contract: what bass_core/verification/rejection.py and bass_core/sampling/distribution.py compute from
+probabilities, with the same noise: these are the torch references. Nothing is read on the host. `accept` makes
+one launch a round, a program a row: the test of its drafts, then one pass over the vocabulary for the token
+behind the accepted ones. `draw` makes one launch, a program a key. Non-goals: temperature, top-k and top-p, which
+come before (bass_core/sampling/distribution.py).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..support import interpreting, obstacle
+from .noise import exponential, to_uniform, token_uniforms, words
+
+BLOCK_V = 2048
+WARPS = 8
+# The interpreter's time is the number of programs, a GPU's the work of one.
+_ROWS_INTERPRETED = 16
+
+
+class Rule(IntEnum):
+    """CHEN: u < p / q. CHOICES: a draft stands if it is the target's own choice. COIN: u < chance."""
+
+    CHEN = 0
+    CHOICES = 1
+    COIN = 2
+
+
+@triton.jit(do_not_specialize=["batch", "width"])
+def decide(
+    p, q, drafts, counts, choices, sequences, positions, begins, seed,
+    accepted_out, next_out, p_out, q_out, u_out,
+    chance, batch, width, vocab,
+    RULE: tl.constexpr, SOFT: tl.constexpr, DRAWN: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """A program judges ROWS rows. SOFT: q is given; DRAWN: the next token is drawn, else taken from choices.
+
+    The streams are bass_core/sampling/noise.py's: 0 target, and 8 * begin + 2 accept, + 3 residual, + 4 synthetic.
+    """
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    real = row < batch
+    # One hash for all: the upper half of the lanes tests draft i, the lower half draws the token behind i drafts.
+    lane = tl.arange(0, BLOCK_L)[None, :]
+    i = lane % (BLOCK_L // 2)
+    tests = lane >= BLOCK_L // 2
+    known = real[:, None] & (i < width)
+    inside = known & tests
+    count = tl.load(counts + row, mask=real, other=0)[:, None]
+    seed_low = tl.load(seed).to(tl.uint32)
+    seed_high = (tl.load(seed) >> 32).to(tl.uint32)
+    at = row[:, None] * width + i
+    draft = tl.load(drafts + at, mask=known, other=0)
+    p_row = p + row[:, None] * (width + 1) * vocab
+    q_row = q + row[:, None] * width * vocab
+    begin = 8 * tl.load(begins + row, mask=real, other=0)[:, None]
+    own = tl.where((i < count) & (RULE == 0), begin + 3, 0)
+    stream = tl.where(tests, begin + (4 if RULE == 2 else 2), own)
+    sequence = tl.load(sequences + row, mask=real, other=0)[:, None]
+    position = tl.load(positions + row, mask=real, other=0)[:, None] + i
+    first, second, _, _ = words(seed_low, seed_high, sequence, position, stream)
+    u = to_uniform(first)
+    ones = u * 0.0 + 1.0
+    p_draft = ones * chance
+    q_draft = ones
+    if SOFT:
+        q_draft = tl.load(q_row + i * vocab + draft, mask=inside, other=1.0)
+    if RULE == 2:
+        passed = u < p_draft
+    elif RULE == 1:
+        choice = tl.load(choices + row[:, None] * (width + 1) + i, mask=inside, other=-1)
+        passed = choice == draft
+        u = ones * 0.5
+        p_draft = passed.to(tl.float32)
+    else:
+        p_draft = tl.load(p_row + i * vocab + draft, mask=inside, other=0.0)
+        passed = u * q_draft < p_draft
+    # The accepted prefix ends at the first draft that failed or was not drafted.
+    accepted = tl.min(tl.where(inside & ~(passed & (i < count)), i, width), 1)
+    tl.store(accepted_out + row, accepted.to(tl.int64), mask=real)
+    tl.store(p_out + at, p_draft, mask=inside)
+    tl.store(q_out + at, q_draft, mask=inside)
+    tl.store(u_out + at, u, mask=inside)
+    if DRAWN:
+        here = (i == accepted[:, None]) & ~tests
+        first = tl.max(tl.where(here, first, 0), 1)[:, None]
+        second = tl.max(tl.where(here, second, 0), 1)[:, None]
+        lost = tl.max(tl.where(here, draft, 0), 1)[:, None]
+        rejected = (RULE == 0) & (accepted[:, None] < count)
+        # Where nothing of p - q is left, p itself is drawn from, with the same noise: both are kept track of.
+        best = tl.full([ROWS, BLOCK_V], -1.0, tl.float32)
+        best_at = tl.zeros([ROWS, BLOCK_V], tl.int32)
+        plain = tl.full([ROWS, BLOCK_V], -1.0, tl.float32)
+        plain_at = tl.zeros([ROWS, BLOCK_V], tl.int32)
+        for start in range(0, vocab, BLOCK_V):
+            token = start + tl.arange(0, BLOCK_V)[None, :]
+            exists = real[:, None] & (token < vocab)
+            weight = tl.load(p_row + accepted[:, None] * vocab + token, mask=exists, other=0.0)
+            noise = exponential(token_uniforms(first, second, token))
+            score = tl.where(exists, weight / noise, -1.0)
+            plain_at = tl.where(score > plain, token, plain_at)
+            plain = tl.maximum(score, plain)
+            if RULE == 0:
+                if SOFT:
+                    taken = tl.load(q_row + accepted[:, None] * vocab + token, mask=exists & rejected, other=0.0)
+                    left = tl.maximum(weight - taken, 0.0)
+                else:
+                    left = tl.where(token == lost, 0.0, weight)
+                score = tl.where(exists, left / noise, -1.0)
+                best_at = tl.where(score > best, token, best_at)
+                best = tl.maximum(score, best)
+        top, token = first_best(plain, plain_at)
+        if RULE == 0:
+            top, other = first_best(best, best_at)
+            token = tl.where((accepted < tl.max(count, 1)) & (top > 0.0), other, token)
+        # Where all is NaN no token is the best: the caller refuses such logits, and must find a token id.
+        tl.store(next_out + row, tl.minimum(token, vocab - 1).to(tl.int64), mask=real)
+    else:
+        token = tl.load(choices + row * (width + 1) + accepted, mask=real, other=0)
+        tl.store(next_out + row, token, mask=real)
+
+
+@triton.jit
+def first_best(scores, tokens):
+    """The highest score of each row [R, V], and the lowest token that has it, as argmax would say."""
+    top = tl.max(scores, 1)
+    return top, tl.min(tl.where(scores == top[:, None], tokens, 2147483647), 1)
+
+
+@triton.jit
+def gumbel(
+    weights, sequences, positions, streams, seed, ids, out, vocab, NAMED: tl.constexpr, BLOCK_V: tl.constexpr
+):  # fmt: skip
+    """Program r draws a column of row r of weights float32 [R, V]. NAMED: the columns stand for tokens ids [V]."""
+    row = tl.program_id(0).to(tl.int64)
+    seed_low = tl.load(seed).to(tl.uint32)
+    seed_high = (tl.load(seed) >> 32).to(tl.uint32)
+    position = tl.load(positions + row)
+    stream = tl.load(streams + row)
+    first, second, _, _ = words(seed_low, seed_high, tl.load(sequences + row), position, stream)
+    best = tl.full([1, BLOCK_V], -1.0, tl.float32)
+    best_at = tl.zeros([1, BLOCK_V], tl.int32)
+    for start in range(0, vocab, BLOCK_V):
+        token = start + tl.arange(0, BLOCK_V)[None, :]
+        exists = token < vocab
+        weight = tl.load(weights + row * vocab + token, mask=exists, other=0.0)
+        name = token
+        if NAMED:
+            name = tl.load(ids + token, mask=exists, other=0).to(tl.int32)
+        score = tl.where(exists, weight / exponential(token_uniforms(first, second, name)), -1.0)
+        best_at = tl.where(score > best, token, best_at)
+        best = tl.maximum(score, best)
+    _, token = first_best(best, best_at)
+    tl.store(out + row + tl.arange(0, 1), tl.minimum(token, vocab - 1).to(tl.int64))
+
+
+def accept(
+    p: Tensor | None,
+    q: Tensor | None,
+    drafts: Tensor,
+    counts: Tensor,
+    choices: Tensor | None,
+    sequences: Tensor,
+    positions: Tensor,
+    seed: Tensor,
+    *,
+    begins: Tensor | None = None,
+    rule: Rule,
+    chance: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """accepted, next_token int64 [B], and p, q, u float32 [B, l] of drafts int64 [B, l] (counts[b] of them real).
+
+    p float32 [B, l+1, V], q float32 [B, l, V] or None (point masses), choices int64 [B, l+1]: the target's own;
+    with choices the next token is taken from them, else it is drawn. sequences, positions int64 [B]: the key of
+    the round's first token; begins int64 [B]: where its epoch began, None outside AMUSD; seed int64 [1] on the
+    device. Raises ValueError for shapes that don't fit.
+    """
+    batch, width = drafts.shape
+    _check(drafts)
+    given = p if p is not None else choices
+    if given is None or given.shape[:2] != (batch, width + 1) or (rule == Rule.CHOICES and choices is None):
+        raise ValueError("accept needs p, or the target's choices, for one position more than was drafted.")
+    if rule == Rule.CHEN and p is None:
+        raise ValueError("Chen's rule needs p.")
+    if q is not None and (p is None or q.shape != (batch, width, p.shape[2])):
+        raise ValueError(f"q has shape {tuple(q.shape)}, which does not fit p.")
+    accepted, next_token = torch.empty(2, batch, dtype=torch.int64, device=drafts.device).unbind(0)
+    tested = torch.empty(3, batch, width, device=drafts.device).unbind(0)
+    rows = _ROWS_INTERPRETED if interpreting() else 1
+    decide[(triton.cdiv(batch, rows),)](
+        _dense(p, tested[0]), _dense(q, tested[0]), drafts.contiguous(), counts,
+        drafts if choices is None else choices.contiguous(), sequences, positions,
+        positions if begins is None else begins, seed,
+        accepted, next_token, *tested, chance, batch, width, 0 if p is None else p.shape[2],
+        RULE=int(rule), SOFT=q is not None, DRAWN=choices is None, ROWS=rows,
+        BLOCK_L=2 * triton.next_power_of_2(width + 1), BLOCK_V=BLOCK_V, num_warps=WARPS,
+    )  # fmt: skip
+    p_draft, q_draft, u = tested
+    return accepted, next_token, p_draft, q_draft, u
+
+
+def draw(
+    weights: Tensor, sequences: Tensor, positions: Tensor, streams: Tensor, seed: Tensor, ids: Tensor | None = None
+) -> Tensor:
+    """One column a key of weights float32 [..., V], by Gumbel-max: int64 [...]; keys broadcast to [...].
+
+    ids int64 [V]: the tokens that the columns stand for, where that is not 0..V-1; seed int64 [1] on the device.
+    """
+    _check(weights)
+    shape = weights.shape[:-1]
+    keys = [key.expand(shape).contiguous() for key in (sequences, positions, streams)]
+    out = torch.empty(shape, dtype=torch.int64, device=weights.device)
+    if out.numel():
+        gumbel[(out.numel(),)](
+            _dense(weights, weights), *keys, seed, out if ids is None else ids, out, weights.shape[-1],
+            NAMED=ids is not None, BLOCK_V=BLOCK_V, num_warps=WARPS,
+        )  # fmt: skip
+    return out
+
+
+def _dense(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
+    """float32 and contiguous; a stand-in where nothing is read."""
+    return stand_in if tensor is None else tensor.float().contiguous()
+
+
+def _check(tensor: Tensor) -> None:
+    reason = obstacle(tensor.device)
+    if reason:
+        raise ValueError(f"the kernel can't run: {reason}.")

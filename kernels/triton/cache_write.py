@@ -1,0 +1,125 @@
+"""New keys and values of all rows into the cache, each row at its own end, in one launch.
+
+Contract: `write` puts what a model computed; `rotate_write` reads the joined product [B, S, Hq + 2 Hkv, D] of a
+layer, normalises the heads where the architecture does, rotates queries (in place) and keys, and puts keys and
+values: one pass where torch makes four. Positions are lengths + 0..S-1. The torch references are in
+reference/cache.py.
+Non-goals: rotary embeddings of a part of a head, or whose factors depend on the text's length.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..support import obstacle
+
+
+@triton.jit(do_not_specialize=["queries"])
+def put(
+    keys, values, cache, lengths, queries, k_b, k_h, k_s, v_b, v_h, v_s, c_kv, c_b, c_h, c_n,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Program (token, head) copies one key and one value to its row's end."""
+    row = (tl.program_id(0) // queries).to(tl.int64)
+    s = tl.program_id(0) % queries
+    head = tl.program_id(1)
+    d = tl.arange(0, BLOCK_D)
+    at = cache + row * c_b + head * c_h + (tl.load(lengths + row) + s) * c_n + d
+    key = tl.load(keys + row * k_b + head * k_h + s * k_s + d, mask=d < DIM)
+    value = tl.load(values + row * v_b + head * v_h + s * v_s + d, mask=d < DIM)
+    tl.store(at, key.to(cache.dtype.element_ty), mask=d < DIM)
+    tl.store(at + c_kv, value.to(cache.dtype.element_ty), mask=d < DIM)
+
+
+@triton.jit(do_not_specialize=["queries", "last_position"])
+def rotate(
+    qkv, cache, lengths, cos, sin, q_norm, k_norm, queries, last_position, eps, c_kv, c_b, c_h, c_n,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """Program (token, head of q, k or v): the two halves of a head turned against each other (RoFormer)."""
+    token = tl.program_id(0).to(tl.int64)
+    row = token // queries
+    s = token % queries
+    head = tl.program_id(1)
+    i = tl.arange(0, BLOCK)
+    inside = i < HALF
+    at = qkv + (token * (HEADS + 2 * KV_HEADS) + head) * (2 * HALF) + i
+    a = tl.load(at, mask=inside, other=0.0)
+    b = tl.load(at + HALF, mask=inside, other=0.0)
+    place = tl.load(lengths + row) + s
+    kv_head = tl.where(head < HEADS + KV_HEADS, head - HEADS, head - HEADS - KV_HEADS)
+    is_value = head >= HEADS + KV_HEADS
+    to = cache + row * c_b + kv_head * c_h + place * c_n + i + tl.where(is_value, c_kv, 0)
+    if is_value:
+        tl.store(to, a.to(cache.dtype.element_ty), mask=inside)
+        tl.store(to + HALF, b.to(cache.dtype.element_ty), mask=inside)
+    else:
+        x, y = a.to(tl.float32), b.to(tl.float32)
+        if NORM:
+            scale = tl.rsqrt((tl.sum(x * x, 0) + tl.sum(y * y, 0)) / (2 * HALF) + eps)
+            weight = q_norm
+            if head >= HEADS:
+                weight = k_norm
+            x = x * scale * tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
+            y = y * scale * tl.load(weight + HALF + i, mask=inside, other=0.0).to(tl.float32)
+        angle = tl.minimum(place, last_position) * HALF + i
+        c = tl.load(cos + angle, mask=inside, other=0.0)
+        n = tl.load(sin + angle, mask=inside, other=0.0)
+        turned = (x * c - y * n, y * c + x * n)
+        if head < HEADS:
+            tl.store(at, turned[0].to(qkv.dtype.element_ty), mask=inside)
+            tl.store(at + HALF, turned[1].to(qkv.dtype.element_ty), mask=inside)
+        else:
+            tl.store(to, turned[0].to(cache.dtype.element_ty), mask=inside)
+            tl.store(to + HALF, turned[1].to(cache.dtype.element_ty), mask=inside)
+
+
+def write(keys: Tensor, values: Tensor, cache: Tensor, lengths: Tensor) -> None:
+    """keys, values [B, Hkv, S, D] into cache [2, >=B, Hkv, L, D] at lengths int64 [B]; L is not checked here."""
+    _check(keys, cache, lengths)
+    batch, heads, queries, dim = keys.shape
+    if keys.stride(3) != 1 or values.stride(3) != 1 or keys.shape != values.shape:
+        raise ValueError("keys and values must be alike and contiguous in their last dimension.")
+    put[(batch * queries, heads)](
+        keys, values, cache, lengths, queries,
+        *keys.stride()[:3], *values.stride()[:3], *cache.stride()[:4],
+        DIM=dim, BLOCK_D=triton.next_power_of_2(dim), num_warps=1,
+    )  # fmt: skip
+
+
+def rotate_write(
+    qkv: Tensor,
+    cache: Tensor,
+    lengths: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    norms: tuple[Tensor, Tensor] | None = None,
+    eps: float = 0.0,
+) -> None:
+    """qkv [B, S, Hq + 2 Hkv, D], contiguous: its queries are rotated in place, keys and values go to the cache.
+
+    cache [2, >=B, Hkv, L, D]; lengths int64 [B]; cos, sin float32 [positions, D / 2], the last one used beyond
+    their end; norms: weights [D] of the queries' and keys' RMS norms.
+    """
+    _check(qkv, cache, lengths)
+    batch, queries, total, dim = qkv.shape
+    kv_heads = cache.shape[2]
+    if not qkv.is_contiguous() or dim % 2 or cos.shape[1] * 2 != dim or cos.dtype != torch.float32:
+        raise ValueError("qkv must be contiguous, with an even head_dim, and cos and sin float32 of half of it.")
+    q_norm, k_norm = norms or (cos, cos)
+    rotate[(batch * queries, total)](
+        qkv, cache, lengths, cos, sin, q_norm, k_norm, queries, cos.shape[0] - 1, eps, *cache.stride()[:4],
+        HEADS=total - 2 * kv_heads, KV_HEADS=kv_heads, HALF=dim // 2,
+        BLOCK=triton.next_power_of_2(dim // 2), NORM=norms is not None, num_warps=1,
+    )  # fmt: skip
+
+
+def _check(states: Tensor, cache: Tensor, lengths: Tensor) -> None:
+    reason = obstacle(states.device)
+    if reason:
+        raise ValueError(f"the kernel can't run: {reason}.")
+    if cache.stride(4) != 1 or cache.shape[4] != states.shape[3] or lengths.shape != states.shape[:1]:
+        raise ValueError(f"a cache of shape {tuple(cache.shape)} does not fit states {tuple(states.shape)}.")

@@ -1,0 +1,261 @@
+"""Products of a few rows with a large weight, read once, and what stands before and after them in a layer.
+
+Contract: y = act(norm(x) W^T) + residual for x [M, K] with M up to 64 and W [N, K] (or [2N, K]: gate above up, and
+then act is silu(gate) * up). At so few rows the time is that of reading W; the norm, the gate and the sum are
+done on the way, so that a layer is four such launches beside its attention. A tile with SPLIT_K above 1 cuts K
+into that many parts, which a second launch adds up, always in the same order. reference/linear.py is the same in
+torch, and what runs where M is larger. Non-goals: biases, backward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..support import obstacle, processors, widens
+
+# Exact float32 products run without tensor cores, and more rows would not fit the registers.
+MOST_ROWS = {2: 64, 4: 16}
+# Outputs that one program of `add_parts` adds up.
+BLOCK_OF_SUMS = 1024
+
+
+@triton.jit
+def gemv(
+    x, weight, norm, residual, out, n_size, k_size, eps,
+    NORM: tl.constexpr, GATE: tl.constexpr, RESIDUAL: tl.constexpr, EVEN: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Program j: BLOCK_N outputs of the one row x [K], straight from registers; STAGES > 1 fetches ahead."""
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    at = weight + n[:, None].to(tl.int64) * k_size + k[None, :]
+    live = n < n_size
+    sums = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    gates = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    squares = tl.zeros([BLOCK_K], tl.float32)
+    for start in tl.range(0, k_size, BLOCK_K, num_stages=STAGES):
+        inside = live[:, None] if EVEN else live[:, None] & (start + k < k_size)[None, :]
+        w = tl.load(at + start, mask=inside, other=0.0, eviction_policy="evict_first")
+        if GATE:
+            up = tl.load(
+                at + n_size.to(tl.int64) * k_size + start, mask=inside, other=0.0, eviction_policy="evict_first"
+            )
+        at_x = start + k
+        value = tl.load(x + at_x) if EVEN else tl.load(x + at_x, mask=at_x < k_size, other=0.0)
+        if NORM:
+            wide = value.to(tl.float32)
+            squares += wide * wide
+            scale = tl.load(norm + at_x) if EVEN else tl.load(norm + at_x, mask=at_x < k_size, other=0.0)
+            value = wide * scale.to(tl.float32)
+        sums += w.to(tl.float32) * value.to(tl.float32)[None, :]
+        if GATE:
+            gates += up.to(tl.float32) * value.to(tl.float32)[None, :]
+    result = tl.sum(sums, 1)
+    factor = 1.0
+    if NORM:
+        factor = tl.rsqrt(tl.sum(squares, 0) / k_size + eps)
+        result = result * factor
+    if GATE:
+        result = result * tl.sigmoid(result) * (tl.sum(gates, 1) * factor)
+    if RESIDUAL:
+        result += tl.load(residual + n, mask=live, other=0.0).to(tl.float32)
+    tl.store(out + n, result.to(out.dtype.element_ty), mask=live)
+
+
+@triton.jit(do_not_specialize=["m_size"])
+def skinny(
+    x, weight, norm, residual, out, m_size, n_size, k_size, eps,
+    NORM: tl.constexpr, GATE: tl.constexpr, RESIDUAL: tl.constexpr, EVEN: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PRECISION: tl.constexpr, WIDEN: tl.constexpr, SPLIT_K: tl.constexpr = 1,
+):  # fmt: skip
+    """Program (j, part): BLOCK_N outputs of all rows from a part of K, on tensor cores.
+
+    SPLIT_K > 1: out is float32, the parts' sums [SPLIT_K, M, N or 2N] and behind them their squares [SPLIT_K, M].
+    """
+    m = tl.arange(0, BLOCK_M)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    rows = m < m_size
+    live = n < n_size
+    at_x = x + m[:, None] * k_size + k[None, :]
+    at = weight + n[None, :].to(tl.int64) * k_size + k[:, None]
+    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    gates = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    squares = tl.zeros([BLOCK_M], tl.float32)
+    low = 0
+    high = k_size
+    if SPLIT_K > 1:
+        share = tl.cdiv(tl.cdiv(k_size, BLOCK_K), SPLIT_K) * BLOCK_K
+        low = tl.program_id(1) * share
+        high = tl.minimum(low + share, k_size)
+    for start in range(low, high, BLOCK_K):
+        inside = start + k < k_size
+        x_mask = rows[:, None] if EVEN else rows[:, None] & inside[None, :]
+        w_mask = live[None, :] if EVEN else live[None, :] & inside[:, None]
+        w = tl.load(at + start, mask=w_mask, other=0.0, eviction_policy="evict_first")
+        value = tl.load(at_x + start, mask=x_mask, other=0.0)
+        if NORM:
+            wide = value.to(tl.float32)
+            squares += tl.sum(wide * wide, 1)
+            scale = tl.load(norm + start + k) if EVEN else tl.load(norm + start + k, mask=inside, other=0.0)
+            value = (wide * scale.to(tl.float32)[None, :]).to(weight.dtype.element_ty)
+        if WIDEN:
+            value, w = value.to(tl.float32), w.to(tl.float32)
+        sums = tl.dot(value, w, sums, input_precision=PRECISION)
+        if GATE:
+            up = tl.load(
+                at + n_size.to(tl.int64) * k_size + start, mask=w_mask, other=0.0, eviction_policy="evict_first"
+            )
+            if WIDEN:
+                up = up.to(tl.float32)
+            gates = tl.dot(value, up, gates, input_precision=PRECISION)
+    mask = rows[:, None] & live[None, :]
+    if SPLIT_K > 1:
+        width = n_size * 2 if GATE else n_size
+        row = tl.program_id(1) * m_size + m
+        at_part = out + row[:, None] * width + n[None, :]
+        tl.store(at_part, sums, mask=mask)
+        if GATE:
+            tl.store(at_part + n_size, gates, mask=mask)
+        # All programs of a part have the same squares.
+        if NORM and tl.program_id(0) == 0:
+            tl.store(out + SPLIT_K * m_size * width + row, squares, mask=rows)
+    else:
+        if NORM:
+            factor = tl.rsqrt(squares / k_size + eps)[:, None]
+            sums = sums * factor
+            gates = gates * factor
+        if GATE:
+            sums = sums * tl.sigmoid(sums) * gates
+        at_out = m[:, None] * n_size + n[None, :]
+        if RESIDUAL:
+            sums += tl.load(residual + at_out, mask=mask, other=0.0).to(tl.float32)
+        tl.store(out + at_out, sums.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["m_size"])
+def add_parts(
+    parts, residual, out, m_size, n_size, k_size, eps,
+    NORM: tl.constexpr, GATE: tl.constexpr, RESIDUAL: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program (j, m): BLOCK outputs of row m from what `skinny` left, part after part."""
+    row = tl.program_id(1)
+    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    live = n < n_size
+    width = n_size * 2 if GATE else n_size
+    result = tl.zeros([BLOCK], tl.float32)
+    gates = tl.zeros([BLOCK], tl.float32)
+    squares = 0.0
+    for part in tl.static_range(SPLIT_K):
+        at = parts + (part * m_size + row) * width + n
+        result += tl.load(at, mask=live, other=0.0)
+        if GATE:
+            gates += tl.load(at + n_size, mask=live, other=0.0)
+        if NORM:
+            squares += tl.load(parts + SPLIT_K * m_size * width + part * m_size + row)
+    if NORM:
+        factor = tl.rsqrt(squares / k_size + eps)
+        result = result * factor
+        gates = gates * factor
+    if GATE:
+        result = result * tl.sigmoid(result) * gates
+    at_out = row * n_size + n
+    if RESIDUAL:
+        result += tl.load(residual + at_out, mask=live, other=0.0).to(tl.float32)
+    tl.store(out + at_out, result.to(out.dtype.element_ty), mask=live)
+
+
+def tiles(rows: int, gate: bool, itemsize: int) -> dict[str, int]:
+    """The shipped tile sizes: of `gemv` for one row, of `skinny` above. The tests compile them all."""
+    if rows == 1:
+        return {"BLOCK_N": 4 if gate else 8, "BLOCK_K": 512, "STAGES": 1, "num_warps": 4}
+    block_m = 16 if rows <= 16 else 64
+    if itemsize == 4:
+        return {"BLOCK_M": block_m, "BLOCK_N": 16, "BLOCK_K": 32, "num_warps": 4, "num_stages": 2}
+    wide = 16 if gate or block_m == 16 else 32
+    return {"BLOCK_M": block_m, "BLOCK_N": wide, "BLOCK_K": 128, "num_warps": 4, "num_stages": 4}
+
+
+def split_tiles(rows: int, outputs: int, gate: bool, itemsize: int, programs: int) -> dict[str, int]:
+    """Like `tiles`, but above 16 rows 64 outputs a program and K in parts, about `programs` programs in all.
+
+    A program reads all rows of x for its rows of the weight: at M = 40 and 32 outputs more of x than of W. Not
+    shipped before a GPU has measured it.
+    """
+    if rows <= 16 or itemsize == 4:
+        return tiles(rows, gate, itemsize)
+    parts = min(8, max(1, programs // triton.cdiv(outputs, 64)))
+    tile = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
+    # Powers of two: each is a kernel of its own.
+    return tile | {"SPLIT_K": 1 << (parts.bit_length() - 1)}
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+    gate: bool = False,
+    residual: Tensor | None = None,
+    tile: dict[str, int] | None = None,
+    split_k: bool = False,
+) -> Tensor:
+    """x [..., K] of 1 to 64 rows (16 in float32); weight [N, K], or [2N, K] with gate; norm [K]: of an RMS norm.
+
+    Returns [..., N] in x's dtype, plus residual [..., N]. x and weight have one dtype. `tile` replaces the shipped
+    sizes, `split_k` takes them from `split_tiles`. Raises ValueError for more rows, other shapes, or where kernels
+    can't run.
+    """
+    rows, k_size = x.numel() // x.shape[-1], x.shape[-1]
+    n_size = weight.shape[0] // (2 if gate else 1)
+    _check(x, weight, rows, residual, n_size)
+    if tile is None and split_k:
+        tile = split_tiles(rows, n_size, gate, x.element_size(), 2 * processors(x.device))
+    tile = tile or tiles(rows, gate, x.element_size())
+    out = torch.empty(*x.shape[:-1], n_size, dtype=x.dtype, device=x.device)
+    flags: dict[str, Any] = {
+        "NORM": norm is not None,
+        "GATE": gate,
+        "RESIDUAL": residual is not None,
+        "EVEN": k_size % tile["BLOCK_K"] == 0,
+    }
+    pointers = (x, weight, x if norm is None else norm, x if residual is None else residual, out)
+    blocks = triton.cdiv(n_size, tile["BLOCK_N"])
+    if "BLOCK_M" not in tile:
+        gemv[(blocks,)](*pointers, n_size, k_size, eps, **flags, **tile)
+    else:
+        precision = "ieee" if x.dtype == torch.float32 else "tf32"
+        flags |= {"PRECISION": precision, "WIDEN": widens(x.dtype)}
+        splits, parts = tile.get("SPLIT_K", 1), out
+        if splits > 1:
+            # The sums, and behind them the squares.
+            parts = torch.empty(splits * rows * (weight.shape[0] + 1), dtype=torch.float32, device=x.device)
+        skinny[(blocks, splits)](*pointers[:4], parts, rows, n_size, k_size, eps, **flags, **tile)
+        if splits > 1:
+            flags = {name: flags[name] for name in ("NORM", "GATE", "RESIDUAL")} | {"SPLIT_K": splits}
+            add_parts[(triton.cdiv(n_size, BLOCK_OF_SUMS), rows)](
+                parts, pointers[3], out, rows, n_size, k_size, eps, **flags, BLOCK=BLOCK_OF_SUMS, num_warps=4
+            )
+    return out
+
+
+def _check(x: Tensor, weight: Tensor, rows: int, residual: Tensor | None, n_size: int) -> None:
+    reason = obstacle(x.device)
+    if reason:
+        raise ValueError(f"the kernel can't run: {reason}.")
+    most = MOST_ROWS.get(x.element_size(), 0)
+    if not 1 <= rows <= most:
+        raise ValueError(f"the kernel takes 1 to {most} rows of {x.dtype}; got {rows}.")
+    if x.dtype != weight.dtype or x.shape[-1] != weight.shape[1]:
+        raise ValueError(f"x {tuple(x.shape)} {x.dtype} does not fit weight {tuple(weight.shape)} {weight.dtype}.")
+    if not (x.is_contiguous() and weight.is_contiguous()):
+        raise ValueError("x and weight must be contiguous.")
+    if residual is not None and (residual.shape[-1] != n_size or not residual.is_contiguous()):
+        raise ValueError(f"a residual of shape {tuple(residual.shape)} does not fit, or is not contiguous.")

@@ -1,0 +1,52 @@
+"""The least probability that top-p keeps, found without a sort.
+
+Contract: what bass_core/sampling/distribution.py's `_threshold` says, which is the torch reference: the least
+probability of which all likelier tokens together have less than top_p. A program a row: eight are tried in one
+pass over the vocabulary, and about ten passes find it. Nothing is read on the host.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..support import obstacle
+
+BLOCK_V = 1024
+WARPS = 8
+
+
+@triton.jit
+def least_kept(probs, out, vocab, top_p, BLOCK_V: tl.constexpr):
+    """Row r of probs float32 [R, V], all in [0, 1]: their bits are ordered as they are."""
+    row = tl.program_id(0).to(tl.int64)
+    # The smallest number beyond which there is less than top_p; beyond 1.0 there is nothing.
+    low = tl.program_id(0) * 0
+    high = low + 0x3F800000
+    while low < high:
+        step = (high - low + 7) // 8
+        tried = tl.minimum(low + tl.arange(0, 8) * step, high)
+        mass = tl.zeros([8, BLOCK_V], tl.float32)
+        for start in range(0, vocab, BLOCK_V):
+            token = start + tl.arange(0, BLOCK_V)
+            p = tl.load(probs + row * vocab + token, mask=token < vocab, other=0.0)
+            likelier = p.to(tl.int32, bitcast=True)[None, :] > tried[:, None]
+            mass += tl.where(likelier, p[None, :], 0.0)
+        short = tl.sum(mass, 1) < top_p
+        high = tl.min(tl.where(short, tried, high), 0)
+        low = tl.max(tl.where(short, low, tried + 1), 0)
+    tl.store(out + row + tl.arange(0, 1), (low + tl.zeros([1], tl.int32)).to(tl.float32, bitcast=True))
+
+
+def threshold(probs: Tensor, top_p: float) -> Tensor:
+    """The least probability float32 [..., 1] that top_p keeps of probs float32 [..., V]."""
+    reason = obstacle(probs.device)
+    if reason:
+        raise ValueError(f"the kernel can't run: {reason}.")
+    out = torch.empty(*probs.shape[:-1], 1, device=probs.device)
+    if out.numel():
+        vocab = probs.shape[-1]
+        least_kept[(out.numel(),)](probs.contiguous(), out, vocab, top_p, BLOCK_V=BLOCK_V, num_warps=WARPS)
+    return out

@@ -1,0 +1,138 @@
+"""The draft's side alone, in this process: what it keeps and what it takes back after a verdict."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bass_core import ModelPair, SamplingParams
+from bass_core.amusd import draft as amusd_draft
+from bass_core.amusd.draft import DraftSession
+from bass_core.amusd.link import Open, RowVerdict
+from bass_core.amusd.shared_memory import Arena
+from bass_core.sampling.distribution import draw
+from bass_core.sampling.noise import Role, stream
+
+from ...models import NEAR, perturbed, prompts, reference, tiny
+from ..drafting.test_head import expected_drafts, tiny_head
+
+TARGET = tiny("llama")
+DRAFT = perturbed(TARGET, NEAR["llama"])
+PAIR = ModelPair(TARGET, DRAFT)
+ROWS = prompts(2)
+
+
+def session(pair=PAIR, lead=4, rows=ROWS, new=40, layout=None, sampling=None, rule="chen"):
+    ends = [len(row) + new for row in rows]
+    spec = Open(
+        1, rows, list(range(len(rows))), ends, lead, sampling or SamplingParams(), 0, rule, "pad", layout or {}
+    )
+    head = pair.draft if hasattr(pair.draft, "vocabulary") else None
+    return DraftSession(spec, Arena(spec.layout), pair.draft_step, head, pair.vocab)
+
+
+def drafted(one, row, epoch):
+    """Everything that is announced for a row until the session has nothing to do."""
+    found = []
+    while one.busy:
+        found += [block for block in one.step() if block.row == row]
+    assert all(block.epoch == epoch for block in found)
+    return [token for block in found for token in block.tokens]
+
+
+def test_it_drafts_as_far_as_the_lead_and_no_further():
+    one = session(lead=5)
+    assert drafted(one, 0, 0) == reference(DRAFT, ROWS[0], 5)
+    assert one.made == 10 and not one.busy
+
+
+def test_drafts_that_agree_are_kept_and_announced_again_under_a_new_epoch():
+    one = session()
+    ahead = drafted(one, 0, 0)
+    (block,) = one.judge([RowVerdict(0, 1, len(ROWS[0]), ahead[:1])])
+    assert (block.epoch, block.start, block.tokens) == (1, len(ROWS[0]) + 1, ahead[1:])
+    assert one.rolled_back == 0
+    assert drafted(one, 0, 1) == reference(DRAFT, ROWS[0], 5)[4:]
+
+
+@pytest.mark.parametrize("rule", ["chen", "coupled"])
+def test_a_new_epoch_drafts_with_noise_of_its_own(rule, monkeypatch):
+    """But where drafts are the target's own draws, whose noise knows places alone."""
+    drawn = []
+
+    def recorded(q, seed, ids, positions, streams, names):
+        drawn.append((int(ids[0]), int(positions[0]), int(streams[0])))
+        return draw(q, seed, ids, positions, streams, names)
+
+    monkeypatch.setattr(amusd_draft, "draw", recorded)
+    one = session(sampling=SamplingParams(0.9), rule=rule)
+    start = len(ROWS[0])
+    # A prefill and three drafts, of which the second is refused.
+    first, second, _ = (block.tokens[0] for _ in range(4) for block in one.step() if block.row == 0)
+    one.judge([RowVerdict(0, 1, start, [first, (second + 1) % 90])])
+    one.step()
+    before, after = drawn[:3], drawn[3]
+    assert [at for _, at, _ in before] == [start, start + 1, start + 2] and after[1] == start + 2
+    if rule == "coupled":
+        assert {use for *_, use in drawn} == {int(Role.TARGET)}
+    else:
+        assert {use for *_, use in before} == {int(Role.DRAFT)}
+        assert after[2] == stream(Role.DRAFT, torch.tensor(start + 2))
+
+
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_a_different_token_takes_back_what_was_drafted_from_there(at):
+    """And no stale token stays in the cache: the next drafts are those of the text as it is now."""
+    one = session()
+    ahead = drafted(one, 0, 0)
+    text = [*ahead[:at], (ahead[at] + 1) % 90]
+    assert one.judge([RowVerdict(0, 1, len(ROWS[0]), text)]) == []
+    assert one.rolled_back == 1
+    assert drafted(one, 0, 1) == reference(DRAFT, ROWS[0] + text, 4)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_after_a_refusal_the_drafts_are_those_of_the_new_text(at):
+    """Four steps, a verdict that refuses draft `at` of one row, three steps more; compared without a cache."""
+    one = session(lead=8)
+    one.step()
+    ahead = [block.tokens for _ in range(4) for block in one.step() if block.row == 0]
+    other = [(token + 1) % 90 for token in ahead[at]]
+    text = [token for block in ahead[:at] for token in block] + other
+    one.judge([RowVerdict(0, 1, len(ROWS[0]), text)])
+    for _ in range(3):
+        (block,) = [block for block in one.step() if block.row == 0]
+        ids = torch.tensor([ROWS[0] + text])
+        assert block.tokens == [int(DRAFT(ids, use_cache=False).logits[0, -1].argmax())]
+        assert (block.epoch, block.start) == (1, ids.shape[1])
+        text += block.tokens
+
+
+def test_a_verdict_that_is_longer_than_the_drafts_and_one_that_comes_before_the_prompt_is_fed():
+    one = session()
+    text = reference(TARGET, ROWS[1], 7)
+    one.judge([RowVerdict(1, 1, len(ROWS[1]), text), RowVerdict(0, 1, len(ROWS[0]), [5], finished=True)])
+    assert drafted(one, 1, 1) == reference(DRAFT, ROWS[1] + text, 4)
+    assert [row.index for row in one.rows] == [1]
+
+
+def test_a_head_goes_on_from_the_targets_states():
+    """After every verdict the first drafts are what the head says with the target's states in place."""
+    target = tiny("llama")
+    head = tiny_head(target)
+    fuse, project = head.fuse, head.project
+    pair = ModelPair(target, head)
+    one = session(pair, layout={"states": ((2, 80, 64), torch.float32)})
+    assert not one.busy, "nothing is known before the first verdict"
+    text, start = list(ROWS[0]), len(ROWS[0])
+    for epoch, new in enumerate((1, 3, 2), start=1):
+        text += reference(target, text, new)
+        states = target(torch.tensor([text]), output_hidden_states=True).hidden_states[-1][0]
+        first = 0 if epoch == 1 else start - 1
+        one.arena["states"][0, first : len(text) - 1] = states[first : len(text) - 1]
+        one.judge([RowVerdict(0, epoch, start, text[start:])])
+        start = len(text)
+        own = [block for block in one.step() if block.row == 0]
+        if own:
+            assert own[0].tokens == expected_drafts(target, head, fuse, project, text, 1)[:1]
+        drafted(one, 0, epoch)

@@ -1,0 +1,76 @@
+"""What a forward is asked for, and what it may not do: columns of the cache, and numbers from the host."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from bass_core.engine import cuda_graphs as graphs
+from bass_core.engine.cuda_graphs import GraphRunner, record_calls
+from bass_core.engine.runner import ModelRunner
+from bass_core.models.base import StepModel
+from bass_core.models.llama_cuda import GpuModel
+from kernels.backends import captured_extent
+from tests.models import tiny
+
+
+@pytest.mark.parametrize("kind", [StepModel, GpuModel])
+@pytest.mark.parametrize("backend", ["pad", "sdpa"])
+def test_a_captured_step_looks_no_further_than_its_extent(kind: Any, backend: str) -> None:
+    """The same logits as an eager step over ragged rows, with what lies behind the extent made unusable."""
+    model = kind(tiny("llama"))
+    caches = [model.new_cache(2, 64) for _ in range(2)]
+    torch.manual_seed(0)
+    ids = torch.randint(1, 90, (2, 9))
+    for cache in caches:
+        model.forward(ids, cache, [0, 0])
+        cache.buffer[..., 16:, :] = torch.nan
+    more, lengths = torch.randint(1, 90, (2, 3)), [9, 4]
+    eager = model.forward(more, caches[0], lengths, backend=backend)
+    anywhere, _ = model.forward_anywhere(more, caches[1], torch.tensor(lengths), backend, False, 16)
+    torch.testing.assert_close(anywhere, eager, atol=1e-4, rtol=1e-4)
+    assert caches[1].reads(0)[0].shape[2] == 16
+    model.forward_anywhere(more, caches[1], torch.tensor(lengths), backend, False)
+    assert caches[1].reads(0)[0].shape[2] == 64
+
+
+def test_extents_grow_by_powers_of_two() -> None:
+    """Few captures, less than twice the columns that are needed; what stops at each row's end needs one."""
+    extents = {columns: captured_extent("pad", columns, 3000) for columns in range(1, 3001)}
+    assert sorted(set(extents.values())) == [256, 512, 1024, 2048, 3000]
+    assert all(columns <= extent <= max(256, 2 * columns) for columns, extent in extents.items())
+    assert captured_extent("sdpa", 10, 64) == 64
+    assert {captured_extent(backend, 10, 3000) for backend in ("fused", "flash")} == {3000}
+
+
+@pytest.mark.parametrize("backend", ["pad", "sdpa"])
+def test_a_replay_computes_no_columns_that_no_row_has_reached(backend: str) -> None:
+    """A cache of 512 columns: a step is captured over 256, and anew where a row outgrows them."""
+    model = StepModel(tiny("llama"))
+    runner = GraphRunner(model, 2, 512, model.vocab, backend, record=record_calls)
+    eager = ModelRunner(model, 2, 512, model.vocab, backend)
+    ids = torch.tensor([[5, 6], [7, 8]])
+    for lengths, captured in (([0, 0], [256]), ([254, 9], [256]), ([255, 9], [256, 512]), ([300, 9], [256, 512])):
+        mine, expected = runner.feed_ids(ids, lengths), eager.feed_ids(ids, lengths)
+        torch.testing.assert_close(mine, expected, atol=1e-4, rtol=1e-4)
+        assert [key[-1] for key in runner.slot.steps] == captured
+    graphs._idle.clear()
+
+
+@pytest.mark.parametrize("kind", [StepModel, GpuModel])
+def test_numbers_reach_the_device_without_a_wait(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.tensor(list, device=...) copies from memory that is not pinned, and waits for the stream."""
+    model = kind(tiny("llama"))
+    real = torch.tensor
+
+    def checked(*values: Any, **options: Any) -> torch.Tensor:
+        assert "device" not in options, "to_device is for that"
+        return real(*values, **options)
+
+    ids, lengths, take = torch.ones(2, 4, dtype=torch.long), [0, 0], [3, 1]
+    whole = model.forward(ids, model.new_cache(2, 8), lengths)
+    monkeypatch.setattr(torch, "tensor", checked)
+    taken = model.forward(ids, model.new_cache(2, 8), lengths, take=take)
+    torch.testing.assert_close(taken, whole[torch.arange(2), take], atol=1e-4, rtol=1e-4)

@@ -1,0 +1,172 @@
+"""Lanes on an accelerator that isn't one: who waits for whom, whose time counts, and what is measured when.
+
+Contract: see tests/devices for what the emulated device can show; a clock's arithmetic is test_clock.py's.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bass_core import ModelPair, generate, race
+from bass_core.decoding.request import make_request
+from bass_core.engine import cuda_graphs as graphs
+from bass_core.lanes import utilization
+from bass_core.lanes.lane import Lane, LaneClock
+from bass_core.machine import setup_time
+from kernels.support import own_stream, runtime
+from tests.bass_core.accelerated import (  # noqa: F401
+    DEVICE,
+    ROWS,
+    TEXT,
+    accelerator,
+    beside,
+    on_device,
+    small,
+    texts,
+    while_capturing,
+)
+from tests.bass_core.drafting.test_head import tiny_head
+from tests.devices.emulation import capture as emulated_capture
+from tests.devices.emulation import ledger, order
+from tests.models import tiny
+
+pytestmark = pytest.mark.usefixtures("small")
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_lane_waits_for_what_clears_its_buffers(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are made on the stream of whoever runs the race, and the lane's thread has its own."""
+    if not captured:
+        monkeypatch.setenv("BASS_GRAPHS", "0")
+    pair = on_device()
+    with own_stream(DEVICE):
+        *_, last = race(pair, ROWS, scheduling="overlap", **TEXT)
+    assert [lane["error"] for lane in last["lanes"].values()] == [None] * 3
+    assert bool(emulated_capture.captured) is captured and ledger.races == []
+
+
+@pytest.mark.parametrize("drafter", ["model", "head", "cascade", "prompt_lookup"])
+def test_lanes_that_overlap_find_their_first_shapes_captured(
+    drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a first round replays is captured before the clock runs."""
+    pair = on_device()
+    if drafter == "head":
+        pair = ModelPair(pair.target, tiny_head(tiny("llama")).to(DEVICE))
+    by: list[str] = []
+    real = graphs.capture
+
+    def noted(*arguments: Any) -> Any:
+        by.append(threading.current_thread().name)
+        return real(*arguments)
+
+    monkeypatch.setattr(graphs, "capture", noted)
+    arguments = {**TEXT, "drafter": "model" if drafter == "head" else drafter}
+    for method in ("regular", "speculative", "bass"):
+        lane = Lane(pair, make_request(pair, ROWS, **arguments), method)
+        lane.prepare()
+        prepared = len(by)
+        assert prepared and lane.clock.ms == 0
+        while lane.step().kind == "prefill":
+            pass
+        # A head is fed the whole prompt in its first round, at a width that comes once.
+        assert len(by) - prepared <= (drafter == "head" and method != "regular")
+        lane.end("stopped")
+        by.clear()
+        gc.collect()
+        graphs._idle.clear()
+    list(race(pair, ROWS, scheduling="overlap", **arguments))
+    assert by[0] == threading.current_thread().name and not ledger.races
+
+
+def test_captures_cost_a_lane_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take 200 ms each, in which the device idles: the host's clock is the stream's."""
+    pair = on_device()
+    stream = order.queue(runtime(DEVICE).current_stream(DEVICE).key)
+
+    def slow() -> None:
+        stream.ms += 200
+
+    monkeypatch.setattr(emulated_capture, "at_end", slow)
+    monkeypatch.setattr(setup_time, "time", SimpleNamespace(perf_counter=lambda: stream.ms / 1000))
+    clocks = []
+    for _ in range(2):
+        lane = Lane(pair, make_request(pair, ROWS, **TEXT), "bass")
+        while not lane.finished:
+            lane.step()
+        clocks.append(lane.clock.ms)
+        del lane
+        gc.collect()
+    assert emulated_capture.captured > 1 and clocks[0] == pytest.approx(clocks[1]) and clocks[1] > 0
+
+
+def test_a_clock_is_of_the_lanes_device() -> None:
+    """The current device is another."""
+    other = torch.device("emul", 1)
+    clock = LaneClock(other)
+    x = torch.ones(2, device=other)
+    stream = order.queue(runtime(DEVICE).current_stream(other).key)
+    before = stream.ms
+    assert runtime(DEVICE).current_device() == 0
+    with clock.running():
+        for _ in range(5):
+            x = torch.neg(x)
+    assert clock.ms == pytest.approx(stream.ms - before) and clock.ms >= 5 * order.OP_MS
+
+
+def test_a_lane_on_another_device_than_the_current_has_a_clock() -> None:
+    device = torch.device("emul", 1)
+    out = generate(on_device(device), ROWS, **TEXT)
+    assert out.metrics.ms_per_token is not None and out.metrics.ms_per_token > 0
+    assert out.metrics.bandwidth_utilization is not None
+    assert runtime(DEVICE).current_device() == 0
+
+
+def test_bandwidth_is_measured_on_the_device_and_draws_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While another thread captures, a random number would end the capture."""
+    other = torch.device("emul", 1)
+    assert utilization.copy_bandwidth(other) == pytest.approx(2 * (1 << 12) / (order.OP_MS / 1000))
+    utilization.copy_bandwidth.cache_clear()
+    done: list[float] = []
+
+    def measure() -> None:
+        done.append(utilization.copy_bandwidth(other))
+
+    model = on_device().target_step
+    while_capturing(monkeypatch, model, lambda: beside(measure))
+    runner = graphs.make_runner(model, 1, 64, model.vocab, "pad")
+    runner.feed_ids(torch.ones(1, 1, dtype=torch.long, device=DEVICE), [0])
+    assert done
+
+
+def test_no_view_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[torch.device] = []
+
+    def copy_bandwidth(device: torch.device) -> float:
+        measured.append(device)
+        return 1e9
+
+    monkeypatch.setattr(utilization, "copy_bandwidth", copy_bandwidth)
+    pair = on_device()
+    lane = Lane(pair, make_request(pair, ROWS, **TEXT), "bass")
+    assert measured == [DEVICE]
+    while not lane.finished:
+        lane.step()
+    assert lane.view()["metrics"]["bandwidth_utilization"] > 0
+    assert measured == [DEVICE]
+
+
+def test_a_device_without_memory_for_a_measurement_has_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(device: torch.device) -> float:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(utilization, "copy_bandwidth", short)
+    assert utilization.known_bandwidth(DEVICE) is None and utilization.known_bandwidth(torch.device("cpu")) is None
+    out = generate(on_device(), ROWS, **TEXT)
+    assert out.metrics.bandwidth_utilization is None

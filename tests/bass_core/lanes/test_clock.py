@@ -1,0 +1,172 @@
+"""What a lane's clock counts: the device's time on its work, not what happens once.
+
+Contract: a host and a stream whose times the test sets; `Host` is torch.cuda as far as a clock uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bass_core.lanes import lane
+from bass_core.lanes.lane import LaneClock
+from bass_core.machine import setup_time
+from bass_core.machine.setup_time import setting_up, setup_ms
+from kernels import support
+
+DEVICE = torch.device("cuda", 0)
+
+
+class Host:
+    """`now` ms on the host; the stream's work ends at `busy_until`."""
+
+    def __init__(self) -> None:
+        self.now = self.busy_until = 0.0
+        self.capturing = False
+
+    def queue(self, ms: float) -> None:
+        """Launch work that takes so long: it begins when all before it is done."""
+        self.busy_until = max(self.busy_until, self.now) + ms
+
+    def synchronize(self) -> None:
+        assert not self.capturing, "a stream that is being captured can't be waited for"
+        self.now = max(self.now, self.busy_until)
+
+    def Event(self, enable_timing: bool) -> Any:
+        event = SimpleNamespace(synchronize=self.synchronize)
+
+        def record() -> None:
+            event.at = max(self.now, self.busy_until)
+
+        event.record, event.elapsed_time = record, lambda end: end.at - event.at
+        return event
+
+    def current_stream(self, device: torch.device) -> Host:
+        return self
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.capturing
+
+    @contextmanager
+    def device(self, device: torch.device) -> Iterator[None]:
+        yield
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Host:
+    made = Host()
+    for module in (lane, setup_time, support):
+        monkeypatch.setattr(module, "runtime", lambda device: made)
+    monkeypatch.setattr(setup_time, "time", SimpleNamespace(perf_counter=lambda: made.now / 1000))
+    return made
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Triton's hooks, ours in them; `seen` are calls of the hooks that were there before."""
+    seen: list[str] = []
+    loaded: list[Callable[..., None]] = []
+    knobs = SimpleNamespace(
+        jit_cache_hook=lambda **facts: seen.append("cache"),
+        jit_post_compile_hook=lambda **facts: seen.append("compiled"),
+        kernel_load_end_hook=SimpleNamespace(add=loaded.append),
+        seen=seen,
+        loaded=loaded,
+    )
+    monkeypatch.setattr(setup_time, "import_module", lambda name: SimpleNamespace(runtime=knobs))
+    setup_time.watch_compiler.__wrapped__()
+    return knobs
+
+
+def launch(host: Host, knobs: Any, compile_ms: float = 0.0, load_ms: float = 0.0, run_ms: float = 0.0) -> None:
+    """A kernel's first launch, as Triton's JITFunction.run goes about it."""
+    facts = {"compile": {"device": 0}, "is_manual_warmup": False}
+    knobs.jit_cache_hook(**facts)
+    host.now += compile_ms
+    knobs.jit_post_compile_hook(**facts)
+    host.now += load_ms
+    for hook in knobs.loaded:
+        hook(None, None, "kernel", {}, "")
+    host.queue(run_ms)
+
+
+def test_what_is_queued_counts_until_it_is_done(host: Host) -> None:
+    clock = LaneClock(DEVICE)
+    host.queue(7)
+    host.synchronize()
+    with clock.running():
+        host.queue(30)
+        host.now += 2
+        host.queue(5)
+    assert clock.ms == pytest.approx(35) and host.now == 42
+
+
+def test_setting_up_is_left_out_and_what_was_queued_before_it_is_not(host: Host) -> None:
+    clock = LaneClock(DEVICE)
+    with clock.running():
+        host.queue(30)
+        with setting_up(DEVICE):
+            host.now += 100
+            with setting_up(DEVICE):
+                host.now += 50
+        host.queue(5)
+    assert clock.ms == pytest.approx(35)
+    with clock.running():
+        host.queue(5)
+    assert clock.ms == pytest.approx(40)
+
+
+def test_compiling_is_left_out(host: Host, compiler: Any) -> None:
+    clock = LaneClock(DEVICE)
+    with clock.running():
+        host.queue(30)
+        launch(host, compiler, compile_ms=2000, load_ms=300, run_ms=3)
+        launch(host, compiler, compile_ms=500, run_ms=4)
+        host.now += 1
+    assert clock.ms == pytest.approx(37)
+    assert compiler.seen == ["cache", "compiled"] * 2
+
+
+def test_compiling_while_setting_up_counts_once(host: Host, compiler: Any) -> None:
+    before = setup_ms()
+    with setting_up(DEVICE):
+        launch(host, compiler, compile_ms=2000, load_ms=300)
+        host.now += 10
+    assert setup_ms() - before == pytest.approx(2310)
+
+
+def test_a_compiler_that_failed_is_forgotten(host: Host, compiler: Any) -> None:
+    """It ends without the second hook; what is loaded later has nothing to do with it."""
+    before = setup_ms()
+    compiler.jit_cache_hook(compile={"device": 0})
+    host.now += 1000
+    launch(host, compiler, compile_ms=20)
+    host.now += 1000
+    for hook in compiler.loaded:
+        hook()
+    assert setup_ms() - before == pytest.approx(20)
+
+
+def test_a_stream_that_is_being_captured_is_not_waited_for(host: Host, compiler: Any) -> None:
+    host.capturing = True
+    launch(host, compiler, compile_ms=20)
+
+
+def test_no_triton_and_no_hooks_are_no_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise ModuleNotFoundError(name)
+
+    for found in (missing, lambda name: SimpleNamespace(runtime=SimpleNamespace())):
+        monkeypatch.setattr(setup_time, "import_module", found)
+        setup_time.watch_compiler.__wrapped__()
+
+
+def test_the_installed_triton_has_these_hooks() -> None:
+    knobs = pytest.importorskip("triton.knobs").runtime
+    assert hasattr(knobs, "jit_cache_hook") and hasattr(knobs, "jit_post_compile_hook")
+    assert hasattr(knobs.kernel_load_end_hook, "add")

@@ -1,0 +1,48 @@
+"""What `stream` yields and what the figures are made of: rounds that add up."""
+
+import pytest
+
+from bass_core import ModelPair, generate, stream
+from bass_core.lanes.metrics import Counts, latency, summarise
+from bass_core.sequence import Round, RowRound, Sequence
+
+from ...models import prompts, tiny
+
+TARGET = tiny("llama")
+PAIR = ModelPair(TARGET, TARGET)
+
+
+@pytest.mark.parametrize("method", ["regular", "speculative", "bass"])
+def test_stream_adds_up_to_generate(method):
+    rounds = list(stream(PAIR, prompts(3), method=method, max_new_tokens=20, draft_length=3))
+    texts = {index: [] for index in range(3)}
+    for round_ in rounds:
+        for row in round_.rows:
+            texts[row.sequence] += row.tokens
+    out = generate(PAIR, prompts(3), method=method, max_new_tokens=20, draft_length=3)
+    assert list(texts.values()) == [s.token_ids for s in out.sequences]
+    assert [r.time_ms for r in rounds] == sorted(r.time_ms for r in rounds)
+
+
+def _row(drafted, accepted):
+    return RowRound(0, [0] * drafted, [], [], [], accepted, [0] * (accepted + 1), [], None)
+
+
+def test_figures_of_hand_made_rounds():
+    counts = Counts()
+    counts.add(Round("prefill", rows=[_row(0, 0), _row(0, 0)]))
+    counts.add(Round("verify", 3, [_row(3, 3), _row(3, 1)]))
+    counts.add(Round("verify", 3, [_row(2, 0), _row(0, 0)]))
+    done = Sequence(0, 0, [1], 9, frozenset(), [1] * 5, [], [10.0, 20.0, 30.0, 40.0, 50.0], "length")
+    slow = Sequence(1, 1, [1], 9, frozenset(), [1] * 5, [], [10.0, 30.0, 50.0, 70.0, 90.0], "eos")
+    figures = summarise(counts, [done, slow], 95.0, 10.0, 3)
+    assert figures.acceptance_rate == 4 / 8
+    assert figures.token_acceptance == 4 / (3 + 2 + 1)
+    assert figures.mean_acceptance_length == 1 + 4 / 3
+    assert figures.per_position_acceptance == [2 / 3, 1 / 3, 1 / 2]
+    assert figures.rounds == 2
+    assert figures.ms_per_token == 2 * 80 / 10
+    assert (figures.ptl_first_ms, figures.ptl_last_ms, figures.ptl_all_ms) == (10, 20, 15)
+    assert figures.throughput_tps == 1000 * 10 / 90
+    assert latency(Sequence(0, 0, [1], 9, frozenset(), [1], [], [5.0], "eos"), 0.0) is None
+    assert summarise(Counts(), [done], 50.0, 10.0, 1).acceptance_rate is None

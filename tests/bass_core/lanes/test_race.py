@@ -1,0 +1,259 @@
+"""A race: snapshots that grow, lanes that fail alone, and nothing left behind.
+
+Contract: the snapshot's keys are what the page and API clients read. Fair scheduling is checked with clocks that
+the test sets. Freeing is checked without the garbage collector: memory must go when the generator does.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+import bass_core.lanes.lane as lane_module
+from bass_core import ModelPair, RequestError, generate, race
+from bass_core.attention.cache import RaggedCache
+
+from ...models import NEAR, byte_tokenizer, perturbed, prompts, tiny
+
+race_module = import_module("bass_core.lanes.race")  # the package gives this name to the function
+TARGET = tiny("llama")
+PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]), byte_tokenizer())
+METHODS = ("regular", "speculative", "bass")
+SCHEDULINGS = ("fair", "overlap", "in_turn")
+ROWS = prompts(3)
+
+SEQUENCE = {"text", "token_ids", "pieces", "origins", "times_ms", "finish_reason"}
+METRICS = {
+    "ms_per_token", "speedup", "throughput_tps", "acceptance_rate", "token_acceptance", "mean_acceptance_length",
+    "per_position_acceptance", "ptl_first_ms", "ptl_last_ms", "ptl_all_ms", "ttft_ms", "rounds", "target_forwards",
+    "draft_length", "new_tokens",
+}  # fmt: skip
+DEVICE = {
+    "name", "kind", "gpu_utilization", "gpu_memory_mb", "gpu_memory_total_mb", "gpu_power_w", "gpu_energy_mj",
+    "cpu_percent", "cpu_count", "rss_mb",
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot after every step (under overlap: every millisecond)."""
+    monkeypatch.setattr(race_module, "SNAPSHOT_SECONDS", 0.001)
+
+
+def run(**arguments: Any) -> list[dict[str, Any]]:
+    """All snapshots, each through JSON, as a client would get them."""
+    arguments = {"max_new_tokens": 14, "draft_length": 3} | arguments
+    return [json.loads(json.dumps(s, allow_nan=False)) for s in race(PAIR, ROWS, **arguments)]
+
+
+@pytest.mark.parametrize("scheduling", SCHEDULINGS)
+def test_snapshots_grow_and_the_last_is_done(scheduling: str) -> None:
+    shots = run(scheduling=scheduling)
+    # How many there are is a question of time.
+    assert len(shots) > 1
+    assert [shot["done"] for shot in shots] == [False] * (len(shots) - 1) + [True]
+    for shot in shots:
+        assert set(shot) - {"comparison"} == {"done", "scheduling", "elapsed_ms", "lanes", "device"}
+        assert ("comparison" in shot) == shot["done"]
+        assert shot["scheduling"] == scheduling and set(shot["lanes"]) == set(METHODS)
+        assert set(shot["device"]) >= DEVICE
+        for lane in shot["lanes"].values():
+            check_lane(lane)
+    for before, after in pairwise(shots):
+        assert before["elapsed_ms"] <= after["elapsed_ms"]
+        for method in METHODS:
+            check_growth(before["lanes"][method], after["lanes"][method])
+    for method, lane in shots[-1]["lanes"].items():
+        expected = generate(PAIR, ROWS, method=method, max_new_tokens=14, draft_length=3)
+        assert lane["finished"] and lane["error"] is None
+        assert [s["token_ids"] for s in lane["sequences"]] == [s.token_ids for s in expected.sequences]
+        assert [s["text"] for s in lane["sequences"]] == [s.text for s in expected.sequences]
+
+
+def check_lane(lane: dict[str, Any]) -> None:
+    assert set(lane) == {"sequences", "metrics", "rounds", "clock_ms", "finished", "error"}
+    assert set(lane["metrics"]) >= METRICS
+    assert len(lane["sequences"]) == len(ROWS)
+    for sequence in lane["sequences"]:
+        assert set(sequence) == SEQUENCE
+        count = len(sequence["token_ids"])
+        assert len(sequence["pieces"]) == len(sequence["origins"]) == len(sequence["times_ms"]) == count
+        assert "".join(sequence["pieces"]) == sequence["text"]
+        assert sequence["times_ms"] == sorted(sequence["times_ms"])
+        assert all(time <= lane["clock_ms"] for time in sequence["times_ms"])
+        assert set(sequence["origins"]) <= {"sampled", "accepted", "recovered", "bonus"}
+        assert sequence["finish_reason"] in (None, "length")
+    assert lane["finished"] == all(sequence["finish_reason"] for sequence in lane["sequences"])
+    assert lane["metrics"]["new_tokens"] == sum(len(sequence["token_ids"]) for sequence in lane["sequences"])
+
+
+def check_growth(before: dict[str, Any], after: dict[str, Any]) -> None:
+    assert before["clock_ms"] <= after["clock_ms"]
+    for old, new in zip(before["sequences"], after["sequences"], strict=True):
+        assert new["text"].startswith(old["text"])
+        for name in ("token_ids", "origins", "times_ms"):
+            assert new[name][: len(old[name])] == old[name]
+        if old["finish_reason"]:
+            assert new == old
+
+
+def test_figures_that_do_not_apply_are_none() -> None:
+    first, *_, last = run(lanes=("bass", "regular"))
+    regular = last["lanes"]["regular"]["metrics"]
+    assert first["lanes"]["bass"]["metrics"]["ptl_last_ms"] is None
+    for name in ("acceptance_rate", "token_acceptance", "mean_acceptance_length", "per_position_acceptance"):
+        assert regular[name] is None and last["lanes"]["bass"]["metrics"][name] is not None
+    assert regular["speedup"] == 1
+    own = last["lanes"]["bass"]["metrics"]
+    assert own["speedup"] == pytest.approx(regular["ms_per_token"] / own["ms_per_token"])
+    alone = run(lanes=("bass",))[-1]["lanes"]["bass"]["metrics"]
+    assert alone["speedup"] is None
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, float]]]:
+    """What was stepped, and every unfinished lane's clock just before; a lane's step takes a set time."""
+    cost = {"regular": 10.0, "speculative": 4.0, "bass": 25.0}
+    seen: list[tuple[str, dict[str, float]]] = []
+    lanes: list[lane_module.Lane] = []
+
+    class Clocked(lane_module.Lane):
+        def __init__(self, pair: ModelPair, request: Any, method: str) -> None:
+            super().__init__(pair, request, method)
+            self.clock.running = self.running  # type: ignore[method-assign]
+            lanes.append(self)
+
+        @contextmanager
+        def running(self) -> Iterator[None]:
+            seen.append((self.method, {lane.method: lane.clock.ms for lane in lanes if not lane.finished}))
+            yield
+            self.clock.ms += cost[self.method]
+
+    monkeypatch.setattr(race_module, "Lane", Clocked)
+    return seen
+
+
+def test_fair_steps_the_lane_that_is_furthest_behind(steps: list[tuple[str, dict[str, float]]]) -> None:
+    run(scheduling="fair")
+    assert {method for method, _ in steps} == set(METHODS)
+    for method, clocks in steps:
+        assert clocks[method] == min(clocks.values())
+
+
+def test_who_waits_for_a_lane_gets_it_next() -> None:
+    """A thread that steps on and on can't come back before who wants to look."""
+    for _ in range(20):
+        lock, order = lane_module.FairLock(), []
+
+        def look(lock: Any = lock, order: list[str] = order) -> None:
+            with lock:
+                order.append("look")
+
+        thread = threading.Thread(target=look)
+        with lock:
+            thread.start()
+            for _ in range(5000):
+                if lock._turn.locked():
+                    break
+                time.sleep(0.001)
+        with lock:
+            order.append("step")
+        thread.join()
+        assert order == ["look", "step"]
+
+
+def test_in_turn_runs_one_lane_to_its_end(steps: list[tuple[str, dict[str, float]]]) -> None:
+    shots = run(scheduling="in_turn", lanes=("bass", "regular"))
+    order = [method for method, _ in steps]
+    assert order == sorted(order, key=("bass", "regular").index)
+    waiting = [s["lanes"]["regular"]["clock_ms"] for s in shots if not s["lanes"]["bass"]["finished"]]
+    assert waiting and set(waiting) == {0.0}
+
+
+@pytest.mark.parametrize("scheduling", SCHEDULINGS)
+@pytest.mark.parametrize("known", [True, False])
+def test_a_lane_that_fails_ends_alone(scheduling: str, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = lane_module.build
+
+    def build(pair: ModelPair, request: Any, method: str, sequences: Any) -> Any:
+        decoder = real(pair, request, method, sequences)
+        return Failing(decoder, known) if method == "bass" else decoder
+
+    monkeypatch.setattr(lane_module, "build", build)
+    last = run(scheduling=scheduling)[-1]
+    failed = last["lanes"]["bass"]
+    assert failed["finished"]
+    assert failed["error"] == "Choose less." if known else "RuntimeError" in failed["error"]
+    assert {s["finish_reason"] for s in failed["sequences"]} == {"error"}
+    assert all(s["token_ids"] for s in failed["sequences"])
+    for method in ("regular", "speculative"):
+        lane = last["lanes"][method]
+        assert lane["error"] is None and {s["finish_reason"] for s in lane["sequences"]} == {"length"}
+
+
+class Failing:
+    """A decoder that breaks at its fourth step."""
+
+    finished = False
+
+    def __init__(self, decoder: Any, known: bool) -> None:
+        self.decoder, self.known, self.left = decoder, known, 3
+
+    @property
+    def target_forwards(self) -> int:
+        return int(self.decoder.target_forwards)
+
+    def step(self) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            raise RequestError("Choose less.") if self.known else RuntimeError("secret detail")
+        return self.decoder.step()
+
+
+@pytest.mark.parametrize("taken", [1, 6, None])
+@pytest.mark.parametrize("scheduling", SCHEDULINGS)
+def test_closing_frees_everything_at_once(
+    scheduling: str, taken: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive: list[weakref.ref[Any]] = []
+    real_cache, real_lane = RaggedCache.__init__, race_module.Lane.__init__
+
+    def cache(self: RaggedCache, *arguments: Any) -> None:
+        real_cache(self, *arguments)
+        alive.append(weakref.ref(self))
+
+    def lane(self: lane_module.Lane, *arguments: Any) -> None:
+        real_lane(self, *arguments)
+        alive.append(weakref.ref(self))
+
+    monkeypatch.setattr(RaggedCache, "__init__", cache)
+    monkeypatch.setattr(race_module.Lane, "__init__", lane)
+    threads = set(threading.enumerate())
+    gc.collect()
+    gc.disable()
+    try:
+        running = race(PAIR, ROWS, scheduling=scheduling, max_new_tokens=14 if taken is None else 400)
+        for _ in range(taken) if taken else running:
+            if taken:
+                assert not next(running)["done"]
+        assert len(alive) >= len(METHODS)
+        running.close()
+        assert set(threading.enumerate()) == threads
+        assert [ref() for ref in alive if ref() is not None] == []
+    finally:
+        gc.enable()
+
+
+def test_a_race_that_was_never_started_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(race_module, "Lane", None)
+    race(PAIR, ROWS).close()

@@ -1,0 +1,94 @@
+"""The log of a race's rounds explains every token, and a recorded run can be run again."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from bass_core import ModelPair, RecordedLengths, RequestError, SamplingParams, generate, race
+from bass_core.budget.policies import Algorithm1
+
+from ...models import NEAR, byte_tokenizer, perturbed, prompts, tiny
+
+TARGET = tiny("llama")
+PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]), byte_tokenizer())
+ROWS = prompts(3)
+
+
+def last(**arguments: Any) -> dict[str, Any]:
+    """The lanes of the last snapshot, through JSON."""
+    arguments = {"max_new_tokens": 24, "sampling": SamplingParams(0.8), "seed": 3} | arguments
+    *_, snapshot = race(PAIR, ROWS, **arguments)
+    lanes: dict[str, Any] = json.loads(json.dumps(snapshot["lanes"], allow_nan=False))
+    return lanes
+
+
+@pytest.mark.parametrize("verification", ["chen", "coupled"])
+def test_every_token_has_its_round_and_every_draft_its_verdict(verification: str) -> None:
+    for name, lane in last(verification=verification, draft_length=3).items():
+        written = [0] * len(ROWS)
+        drafted = accepted = 0
+        for record in lane["rounds"]:
+            for row in record["rows"]:
+                sequence = lane["sequences"][row["sequence"]]
+                start, end = row["start"], row["start"] + row["written"]
+                assert start == written[row["sequence"]]
+                written[row["sequence"]] = end
+                kept = row["accepted"]
+                assert row["drafted"][:kept] == sequence["token_ids"][start : start + kept]
+                assert sequence["origins"][start:end].count("accepted") == kept
+                assert set(sequence["times_ms"][start:end]) == {record["time_ms"]}
+                widths = {len(row[key]) for key in ("drafted", "drafted_text", "p", "q", "u")}
+                assert widths == {len(row["drafted"])}
+                drafted += len(row["drafted"])
+                accepted += kept
+                check_verdicts(row, record["kind"], verification)
+        assert written == [len(sequence["token_ids"]) for sequence in lane["sequences"]]
+        assert (drafted, accepted) == (lane["metrics"]["drafted"], lane["metrics"]["accepted"])
+        numbers = [record["round"] for record in lane["rounds"] if record["kind"] != "prefill"]
+        assert numbers == list(range(1, lane["metrics"]["rounds"] + 1)), name
+
+
+def check_verdicts(row: dict[str, Any], kind: str, verification: str) -> None:
+    """Chen's rule can be done again by hand from what is written down."""
+    if kind == "prefill":
+        assert row["next_p"] is None and not row["drafted"]
+        return
+    assert 0 < row["next_p"] <= 1
+    if verification == "coupled":
+        assert set(row["u"]) <= {None}
+        return
+    stands = [u * q < p for p, q, u in zip(row["p"], row["q"], row["u"], strict=True)]
+    kept = row["accepted"]
+    assert all(stands[:kept]) and not any(stands[kept : kept + 1])
+
+
+class Growing(Algorithm1):
+    """Not the default rule: a run that only the recorded lengths can repeat."""
+
+    def update(self, accepted: list[int]) -> None:
+        self.length = 1 + (self.length + sum(accepted)) % 5
+
+
+def test_a_run_repeats_from_its_recorded_lengths() -> None:
+    rounds = last(draft_length=Growing())["bass"]["rounds"]
+    lengths = [record["draft_length"] for record in rounds if record["kind"] != "prefill"]
+    assert len(set(lengths)) > 2
+    again = generate(
+        PAIR, ROWS, max_new_tokens=24, sampling=SamplingParams(0.8), seed=3, draft_length=RecordedLengths(lengths)
+    )
+    first = last(draft_length=Growing())["bass"]["sequences"]
+    assert [s.token_ids for s in again.sequences] == [s["token_ids"] for s in first]
+
+
+@pytest.mark.parametrize("length", [2.5, "x", -3, None, True, 1025])
+def test_a_recorded_length_that_is_none_is_refused(length: Any) -> None:
+    with pytest.raises(RequestError, match=r"whole numbers from 0 to 1024, one for each round; got .*\.$"):
+        RecordedLengths([4, length])
+
+
+def test_no_lengths_are_refused() -> None:
+    with pytest.raises(RequestError, match="at least one"):
+        RecordedLengths([])

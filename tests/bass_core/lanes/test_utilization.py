@@ -1,0 +1,74 @@
+"""Peaks by name, and the sums behind FLOPs and bandwidth utilisation, counted by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bass_core import ModelPair
+from bass_core.decoding.request import make_request
+from bass_core.lanes.lane import Lane
+from bass_core.lanes.utilization import ModelCost, Work, dense_peak
+from bass_core.models.base import StepModel
+from bass_core.sequence import Round, RowRound, Sequence
+from tests.models import perturbed, prompts, tiny
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops"),
+    [
+        ("NVIDIA H200", 989.4),
+        ("NVIDIA H100 80GB HBM3", 989.4),
+        ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA A100-SXM4-80GB", 312.0),
+        ("NVIDIA L4", 121.0),
+        ("NVIDIA L40S", 362.0),
+        ("NVIDIA A10G", 70.0),
+        ("Tesla T4", 65.0),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 503.8),
+        ("NVIDIA L40", None),
+        ("Some CPU", None),
+    ],
+)
+def test_peaks(name: str, teraflops: float | None) -> None:
+    assert dense_peak(name, torch.bfloat16) == (None if teraflops is None else pytest.approx(1e12 * teraflops))
+
+
+def test_the_a100_of_the_paper_in_float32() -> None:
+    assert dense_peak("NVIDIA A100-SXM4-80GB", torch.float32) == pytest.approx(19.5e12)
+
+
+def test_one_round_by_hand() -> None:
+    """A row of 10 tokens drafts 3 and writes 2; another of 4 drafts 1 and writes 2."""
+    target, draft = ModelCost(100, 200, 8, 5), ModelCost(10, 20, 2, 1)
+    sequences = [Sequence(i, i, [1] * n, 9, frozenset()) for i, n in enumerate((10, 4))]
+    rows = []
+    for index, drafted in ((0, 3), (1, 1)):
+        sequences[index].write([1, 1], ["accepted", "recovered"])
+        nothing = [0.0] * drafted
+        rows.append(RowRound(index, [1] * drafted, nothing, nothing, nothing, 1, [1, 1], ["", ""], None))
+    work = Work(target, draft)
+    work.add(Round("prefill"), sequences)
+    assert work.flops == 0
+    work.add(Round("verify", 3, rows), sequences)
+    # Attention: 4 queries see 11 + 12 + 13 + 14 columns, 2 see 5 + 6; drafts 11 + 12 + 13 and 5.
+    assert work.flops == 2 * 100 * 6 + 5 * (50 + 11) + 2 * 10 * 4 + 36 + 5
+    assert work.useful_flops == 2 * 100 * 4 + 5 * (23 + 11)
+    # One read of the target, three of the draft; keys and values of the target once, of the draft per token.
+    assert work.bytes_read == 200 + 3 * 20 + 8 * (13 + 5) + 2 * (10 + 11 + 12 + 4)
+
+
+def test_a_lane_counts_its_own() -> None:
+    model = tiny("llama")
+    pair = ModelPair(model, perturbed(model, 0.02))
+    lane = Lane(pair, make_request(pair, prompts(2), max_new_tokens=6, draft_length=2), "bass")
+    while not lane.finished:
+        lane.step()
+    metrics = lane.metrics()
+    assert metrics.flops_utilization is None and metrics.bandwidth_utilization is None
+    assert lane.work.flops > lane.work.useful_flops > 0 and lane.work.bytes_read > 0
+    cost = StepModel(model).cost
+    assert (
+        cost.parameters == sum(p.numel() for p in model.parameters()) - model.get_input_embeddings().weight.numel()
+    )
+    assert cost.weight_bytes == 4 * cost.parameters and cost.kv_bytes == 2 * 2 * 2 * 16 * 4

@@ -1,0 +1,56 @@
+"""Folders that hold a draft head: load_pair makes it of the target's own rows, whatever becomes of the target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bass_core import load_pair
+from bass_core.loading import catalogue
+from bass_core.models.draft_head import DraftHead, HeadConfig
+from tests.bass_core.loading.test_catalogue import save
+from tests.models import VOCAB
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("target") / "model")
+
+
+def test_a_folder_with_a_draft_head_is_a_draft(folder: Path, tmp_path: Path) -> None:
+    target = load_pair(str(folder), device="cpu", dtype="float32").target
+    head = DraftHead(target, HeadConfig(1, target.config.hidden_size), torch.arange(VOCAB // 2))
+    head.save(tmp_path / "head")
+    pair = load_pair(str(folder), draft=str(tmp_path / "head"), device="cpu", dtype="float32")
+    assert isinstance(pair.draft, DraftHead) and len(pair.draft.vocabulary) == VOCAB // 2
+
+
+@pytest.mark.parametrize("zero", [False, True])
+def test_a_head_takes_its_rows_on_the_host_and_before_they_are_quantised(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zero: bool
+) -> None:
+    """Rows of a quantised weight can't be had; on ZeroGPU the device, here torch's "meta", has no numbers yet."""
+    target = load_pair(str(folder), device="cpu", dtype="float32").target
+    DraftHead(target, HeadConfig(1, target.config.hidden_size), torch.arange(VOCAB // 2)).save(tmp_path / "head")
+    done: list[tuple[str, str]] = []
+    real = catalogue.load_draft_head
+
+    def load_head(folder: Path, target: Any) -> Any:
+        done.append(("rows", target.device.type))
+        return real(folder, target)
+
+    monkeypatch.setattr(catalogue, "load_draft_head", load_head)
+    monkeypatch.setattr(catalogue, "require_torchao", lambda: None)
+    monkeypatch.setattr(catalogue, "int8_weights", lambda model: done.append(("int8", model.device.type)))
+    if zero:
+        monkeypatch.setenv("SPACES_ZERO_GPU", "true")
+        monkeypatch.setattr(catalogue, "pick_device", lambda device: torch.device("meta"))
+    pair = load_pair(str(folder), draft=str(tmp_path / "head"), device="cpu", dtype="int8")
+    assert done == [("rows", "cpu"), ("int8", "cpu")]
+    parts = [pair.target, pair.draft, pair.draft.body]
+    assert {weight.device.type for part in parts for weight in part.parameters()} == {"meta" if zero else "cpu"}
+    shared = pair.target.get_input_embeddings().weight
+    assert pair.draft.embedding.untyped_storage()._cdata == shared.untyped_storage()._cdata

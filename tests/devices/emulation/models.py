@@ -1,0 +1,63 @@
+"""The conformance suite's models and cases, on the emulated device; and tensors there.
+
+Contract: `run` gives what a case writes there; a pair is made once, and its models share nothing with the CPU's.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bass_core import ModelPair, generate
+from bass_core.lanes.generation import Generation
+
+from ...conformance import table
+from ...models import NEAR, perturbed, tiny
+
+TYPE = "emul"
+# Of the conformance suite's texts only the beginning: each operator of the device costs a Python call.
+TOKENS = 8
+
+
+@cache
+def pair(architecture: str, kind: str) -> ModelPair:
+    """The conformance suite's pair of that name, on the device."""
+    target = tiny(architecture)
+    drafts: dict[str, Any] = {
+        "random": lambda: tiny(architecture, seed=5, layers=1),
+        "perturbed": lambda: perturbed(target, NEAR[architecture]),
+        "none": lambda: None,
+        "head": lambda: table.head(target),
+    }
+    draft = target if kind == "self" else drafts[kind]()
+    if draft is not None:
+        draft = draft.to(TYPE)
+    return ModelPair(target.to(TYPE), draft, ngrams=table._ngrams(architecture))
+
+
+def run(case: table.Case, **arguments: Any) -> Generation:
+    """What the case's method writes there; arguments in place of the case's own."""
+    draft = table.DRAFTS[case.draft]
+    asked = {
+        "method": case.method,
+        "drafter": draft.drafter,
+        "attention": case.attention,
+        "draft_length": case.length,
+        "max_new_tokens": TOKENS,
+        "sampling": table.SAMPLING[case.text],
+        "verification": "chen" if case.text == "greedy" else "coupled",
+        "seed": table.SEED,
+    }
+    return generate(pair(case.architecture, draft.kind), table.PROMPTS[: case.batch], **{**asked, **arguments})
+
+
+def texts(out: Generation) -> list[list[int]]:
+    return [sequence.token_ids for sequence in out.sequences]
+
+
+def numbers(count: int = 6) -> Tensor:
+    """0, 1, 2 ... as float32 on the device."""
+    return torch.arange(count, dtype=torch.float32, device=TYPE)

@@ -1,0 +1,102 @@
+"""`python -m tests.kernels.compilation.compile_variants --capability 75 80 89 90 120`: compile every kernel, with
+no GPU.
+
+Contract: compiles each variant of variants.py with the Triton that is installed; needs torch and Triton alone, and
+must run without TRITON_INTERPRET. One JSON line a variant and capability: {"kernel", "variant", "capability",
+"registers", "local", "spills", "set_aside", "shared", "shared_limit"}, read from the cubin (spills are accesses to
+local memory in loops, set_aside those outside), or {"kernel", "variant", "capability", "error"}. Where one failed,
+spills, keeps local memory or takes more shared memory than there is, its line also goes to stderr, and the exit
+status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+
+from tests.kernels.compilation.variants import SHARED, variants
+
+# Accesses to local memory outside loops that are let pass.
+SET_ASIDE = 8
+
+
+def resources(cubin: bytes) -> dict[str, int]:
+    """Registers and bytes of local memory a thread, and how many instructions touch local memory, in loops or not.
+
+    What the compiler sets aside before a loop and fetches behind it costs nothing that could be measured.
+    """
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(tool), "--dump-resource-usage", "-sass", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = dict(re.findall(r"\b(REG|LOCAL):(\d+)", text))
+    code = re.findall(r"^\s+/\*([0-9a-f]+)\*/\s+(?:@!?U?P\w+ )?(\S+)(.*)", text, re.MULTILINE)
+    assert len(code) > 10, "no disassembly"
+    spills = [int(at, 16) for at, name, _ in code if name.startswith(("STL", "LDL"))]
+    jumps = [(int(at, 16), re.search(r"0x[0-9a-f]+", rest)) for at, name, rest in code if name.startswith("BRA")]
+    loops = [(int(to[0], 16), at) for at, to in jumps if to and int(to[0], 16) < at]
+    inside = sum(any(start <= at <= end for start, end in loops) for at in spills)
+    counts = {"spills": inside, "set_aside": len(spills) - inside}
+    return {"registers": int(found["REG"]), "local": int(found["LOCAL"])} | counts
+
+
+def compile_one(capability: int, index: int) -> dict[str, Any]:
+    """What the cubin of variant `index` takes, or why there is none."""
+    variant = next(islice(variants(capability), index, None))
+    row: dict[str, Any] = {
+        "kernel": variant.function.__name__, "variant": variant.label, "capability": capability
+    }  # fmt: skip
+    target = GPUTarget("cuda", capability, 32)
+    try:
+        compiled = triton.compile(variant.source(), target=target, options=dict(variant.options))
+    except Exception as error:
+        # The first line names the class alone in some versions.
+        return row | {"error": f"{type(error).__name__}: {' '.join(str(error).split())[-600:]}"}
+    row |= resources(compiled.asm["cubin"])
+    return row | {"shared": compiled.metadata.shared, "shared_limit": SHARED[capability]}
+
+
+def faulty(row: dict[str, Any]) -> bool:
+    """Whether the variant could not be compiled, spills, or would not fit."""
+    spills = "error" in row or row["spills"] or row["local"] or row["set_aside"] > SET_ASIDE
+    return bool(spills or row["shared"] > row["shared_limit"])
+
+
+def main() -> int:
+    """Compile on all cores, print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--capability", type=int, nargs="+", choices=list(SHARED), default=list(SHARED))
+    parser.add_argument("--kernel", help="this kernel alone, as attend")
+    asked = parser.parse_args()
+    jobs = [
+        (capability, index)
+        for capability in asked.capability
+        for index, variant in enumerate(variants(capability))
+        if asked.kernel in (None, variant.function.__name__)
+    ]
+    failed = 0
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for row in pool.map(compile_one, *zip(*jobs, strict=True), chunksize=4):
+            print(json.dumps(row), flush=True)
+            if faulty(row):
+                failed += 1
+                print(json.dumps(row), file=sys.stderr, flush=True)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

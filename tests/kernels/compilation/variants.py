@@ -1,0 +1,200 @@
+"""Every variant of every kernel that is shipped or may be chosen, as Triton would see it at a launch.
+
+Contract: `variants(capability)` names them for one compute capability: in each dtype with every flag set, and in
+the dtype that models have there also without (no window, no norm, blocks that are not full). Non-goals: sizes of K
+that are no multiple of 16 at more than 16 rows, which no model has: they compile, and spill; products below
+compute capability 8.0, which are torch's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import torch
+import triton
+from triton.compiler import ASTSource
+
+from kernels.triton import accept, cache_write, linear, nucleus
+from kernels.triton import attention as fused_attention
+
+NAMES = {
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.int64: "i64",
+    torch.int32: "i32",
+}
+# Shared memory a program may take, in bytes (CUDA C++ Programming Guide, compute capabilities).
+SHARED = {75: 64 * 1024, 80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}
+# 96 shares the kernel of 80.
+HEAD_DIMS = (64, 80, 128, 256)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass
+class Variant:
+    """A kernel with the dtypes of its pointers, its floats, its constexprs and its launch options.
+
+    odd: the name of a size that is no multiple of 16.
+    """
+
+    function: Any
+    label: str
+    pointers: dict[str, torch.dtype]
+    constants: dict[str, Any]
+    options: dict[str, int]
+    floats: tuple[str, ...] = ()
+    odd: str = ""
+
+    def source(self) -> ASTSource:
+        """The kernel as Triton would see it at such a launch: pointers and sizes divisible by 16."""
+        signature: dict[str, str] = {}
+        attrs: dict[tuple[int], list[list[Any]]] = {}
+        for index, name in enumerate(self.function.arg_names):
+            if name in self.constants:
+                signature[name] = "constexpr"
+            elif name in self.pointers:
+                signature[name] = "*" + NAMES[self.pointers[name]]
+                attrs[(index,)] = [["tt.divisibility", 16]]
+            elif name in self.floats:
+                signature[name] = "fp32"
+            else:
+                signature[name] = "i32"
+                # Strides: but for the batch's and the number of query tokens all are multiples of a head.
+                if re.fullmatch(r"dim|vocab|[a-z]+_([a-z]|size|kv)", name) and name not in ("m_size", self.odd):
+                    attrs[(index,)] = [["tt.divisibility", 16]]
+        return ASTSource(self.function, signature, constexprs=self.constants, attrs=attrs)
+
+
+def split_options(tile: dict[str, int]) -> tuple[dict[str, Any], dict[str, int]]:
+    """Constexprs and launch options of a tile."""
+    options = {name: tile[name] for name in ("num_warps", "num_stages") if name in tile}
+    return {name: size for name, size in tile.items() if name not in options}, options
+
+
+def attention(capability: int, usual: torch.dtype) -> Iterator[Variant]:
+    """Each padded head dimension, exact or masked (80, 96), dtype and tile: in parts with every mask, and bare."""
+    for dim, dtype, masks, whole in product(HEAD_DIMS, DTYPES, (True, False), (False, True)):
+        if (dtype != usual and not masks) or (masks and whole):
+            continue
+        device = SHARED[capability], capability >= 80
+        tiles = (fused_attention.tiles(dim, rows, dtype.itemsize, *device) for rows in (1, 64))
+        for shape in sorted({tuple(tile.items()) for tile in tiles}):
+            constants, options = split_options(dict(shape))
+            pointers = dict.fromkeys(("q", "k", "v"), dtype) | {"lengths": torch.int64}
+            pointers |= dict.fromkeys(("out", "lse"), dtype if whole else torch.float32)
+            constants |= {
+                "HEADS": 32, "GROUP": 4, "EXACT": dim == constants["BLOCK_D"], "WHOLE": whole,
+                "WINDOW": masks, "SOFTCAP": masks,
+                "PRECISION": "ieee" if dtype == torch.float32 else "tf32", "WIDEN": False,
+            }  # fmt: skip
+            label = f"{NAMES[dtype]} D={dim} M={constants['BLOCK_M']}"
+            label += f"{' masks' if masks else ''}{' whole' if whole else ''}"
+            yield Variant(fused_attention.attend, label, pointers, constants, options, ("scaling", "softcap"))
+    for dim, dtype in product(HEAD_DIMS, DTYPES):
+        if dtype != usual and dim != 128:
+            continue
+        block_d = triton.next_power_of_2(dim)
+        pointers = {"parts": torch.float32, "lse": torch.float32, "out": dtype}
+        constants = {"EXACT": dim == block_d, "BLOCK_D": block_d, "BLOCK_S": 32}
+        label = f"{NAMES[dtype]} D={dim} splits=32"
+        yield Variant(fused_attention.merge, label, pointers, constants, {"num_warps": 4})
+
+
+def products(usual: torch.dtype) -> Iterator[Variant]:
+    """Each tile that is shipped or a choice: with everything before and after the product, and bare."""
+    for dtype, rows, gate, bare in product(DTYPES, (1, 16, 64), (False, True), (False, True)):
+        if rows > linear.MOST_ROWS[dtype.itemsize] or (bare and dtype != usual):
+            continue
+        shapes = [linear.tiles(rows, gate, dtype.itemsize)]
+        if rows == 64 and dtype == usual:
+            # One part, and eight.
+            shapes += [linear.split_tiles(64, outputs, gate, 2, 264) for outputs in (50304, 640)]
+        for tile in shapes:
+            yield from one_product(dtype, rows, gate, bare, tile)
+
+
+def one_product(dtype: torch.dtype, rows: int, gate: bool, bare: bool, tile: dict[str, int]) -> Iterator[Variant]:
+    """The launch, or the two, of one product; a bare one has blocks of K that are not full."""
+    constants, options = split_options(tile)
+    flags = {"NORM": not bare, "GATE": gate, "RESIDUAL": not bare}
+    parts = tile.get("SPLIT_K", 1)
+    constants |= flags | {"EVEN": not bare}
+    label = f"{NAMES[dtype]} M={rows} N={tile['BLOCK_N']} parts={parts}"
+    label += f"{' gate' if gate else ''}{' bare' if bare else ''}"
+    if rows > 1:
+        precision = "ieee" if dtype == torch.float32 else "tf32"
+        constants |= {"SPLIT_K": parts, "PRECISION": precision, "WIDEN": False}
+    odd = "k_size" if bare and rows <= 16 else ""
+    pointers = dict.fromkeys(("x", "weight", "norm", "residual", "out"), dtype)
+    if parts > 1:
+        pointers["out"] = torch.float32
+        sums = {"parts": torch.float32, "residual": dtype, "out": dtype}
+        sizes = flags | {"SPLIT_K": parts, "BLOCK": linear.BLOCK_OF_SUMS}
+        yield Variant(linear.add_parts, label, sums, sizes, {"num_warps": 4}, ("eps",), odd)
+    function = linear.gemv if rows == 1 else linear.skinny
+    yield Variant(function, label, pointers, constants, options, ("eps",), odd)
+
+
+def writes(usual: torch.dtype) -> Iterator[Variant]:
+    """Cache writes, with heads that are normalised and without, and of 80 dimensions."""
+    for dtype, dim in product(DTYPES, (80, 128)):
+        if dtype != usual and dim != 128:
+            continue
+        pointers = dict.fromkeys(("qkv", "cache", "q_norm", "k_norm", "keys", "values"), dtype)
+        pointers |= {"lengths": torch.int64, "cos": torch.float32, "sin": torch.float32}
+        block = triton.next_power_of_2(dim)
+        for norm in (False, True):
+            heads = {"HEADS": 32, "KV_HEADS": 8, "HALF": dim // 2, "BLOCK": block // 2, "NORM": norm}
+            label = f"{NAMES[dtype]} D={dim}{' norm' if norm else ''}"
+            yield Variant(cache_write.rotate, label, pointers, heads, {"num_warps": 1}, ("eps",))
+        sizes = {"DIM": dim, "BLOCK_D": block}
+        yield Variant(cache_write.put, f"{NAMES[dtype]} D={dim}", pointers, sizes, {"num_warps": 1})
+
+
+def decisions() -> Iterator[Variant]:
+    """Each rule as it is launched: q or point masses, the next token drawn or the target's own choice; draws.
+
+    A vocabulary is seldom a multiple of 16: with two lanes it is none.
+    """
+    floats = dict.fromkeys(("p", "q", "p_out", "q_out", "u_out", "weights"), torch.float32)
+    integers = ("drafts", "counts", "choices", "sequences", "positions", "begins", "seed", "streams", "ids")
+    pointers = floats | dict.fromkeys((*integers, "accepted_out", "next_out", "out"), torch.int64)
+    options = {"num_warps": accept.WARPS}
+    # (rule, soft, drawn)
+    launches = [
+        (accept.Rule.CHEN, True, True),
+        (accept.Rule.CHEN, False, True),
+        (accept.Rule.CHOICES, False, False),
+        (accept.Rule.COIN, False, True),
+        (accept.Rule.COIN, False, False),
+    ]
+    for (rule, soft, drawn), lanes in [(launches[0], 2), *((launch, 128) for launch in launches)]:
+        constants = {
+            "RULE": int(rule), "SOFT": soft, "DRAWN": drawn, "ROWS": 1, "BLOCK_L": lanes, "BLOCK_V": accept.BLOCK_V
+        }  # fmt: skip
+        label = f"{rule.name}{' soft' if soft else ''}{' drawn' if drawn else ''} lanes={lanes}"
+        odd = "vocab" if lanes == 2 else ""
+        yield Variant(accept.decide, label, pointers, constants, options, ("chance",), odd)
+    for named in (False, True):
+        constants = {"NAMED": named, "BLOCK_V": accept.BLOCK_V}
+        odd = "" if named else "vocab"
+        yield Variant(accept.gumbel, "named" if named else "", pointers, constants, options, odd=odd)
+    kept = {"probs": torch.float32, "out": torch.float32}
+    constants, options = {"BLOCK_V": nucleus.BLOCK_V}, {"num_warps": nucleus.WARPS}
+    for odd in ("", "vocab"):
+        yield Variant(nucleus.least_kept, odd, kept, constants, options, ("top_p",), odd)
+
+
+def variants(capability: int) -> Iterator[Variant]:
+    """All for one compute capability."""
+    usual = torch.float16 if capability < 80 else torch.bfloat16
+    yield from attention(capability, usual)
+    if capability >= 80:
+        yield from products(usual)
+    yield from writes(usual)
+    yield from decisions()

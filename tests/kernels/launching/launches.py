@@ -1,0 +1,119 @@
+"""One call of each kernel at sizes that fill no block, for tests that look at launches and not at results.
+
+Contract: LAUNCHES[name](place) makes fresh inputs, always the same, hands each to `place`, launches, and returns
+what was written. Rows end where their cache does, so that one column more would lie outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.backends import RaggedStep
+from kernels.triton import accept, cache_write, linear, nucleus
+from kernels.triton import attention as fused_attention
+
+Place = Callable[[Tensor], Tensor]
+
+
+def _attention(place: Place, dtype: torch.dtype, splits: int, window: int | None) -> tuple[Tensor, ...]:
+    """Two rows of 3 and 41 tokens, and 7 queries of 2 x 3 heads of 20 dimensions: 21 rows a block of 16."""
+    torch.manual_seed(1)
+    lengths = [3, 41]
+    query = torch.randn(2, 7, 6, 20).to(dtype).transpose(1, 2)
+    keys, values = torch.randn(2, 2, 2, 48, 20).to(dtype)
+    step = RaggedStep(place(torch.tensor(lengths)), lengths, 7)
+    placed = place(query), place(keys), place(values)
+    return (fused_attention.fused(*placed, step, scaling=0.2, splits=splits, window=window),)
+
+
+def _product(
+    place: Place, rows: int, k_size: int, gate: bool, tile: dict[str, int] | None = None, bare: bool = False
+) -> tuple[Tensor, ...]:
+    """13 outputs."""
+    torch.manual_seed(2)
+    x, weight = torch.randn(rows, k_size), torch.randn(26 if gate else 13, k_size)
+    norm, residual = torch.rand(k_size), torch.randn(rows, 13)
+    extra = {} if bare else {"norm": place(norm), "residual": place(residual)}
+    return (linear.linear(place(x), place(weight), gate=gate, eps=1e-5, tile=tile, **extra),)
+
+
+def _put(place: Place) -> tuple[Tensor, ...]:
+    """Strided states of 3 tokens a row to the very end of a cache of 9, in its last row."""
+    torch.manual_seed(3)
+    states = place(torch.randn(2, 3, 2, 4, 20))  # [B, S, keys and values, Hkv, D]
+    cache = place(torch.zeros(2, 2, 4, 9, 20))
+    keys, values = (states[:, :, i].transpose(1, 2) for i in range(2))
+    cache_write.write(keys, values, cache, place(torch.tensor([0, 6])))
+    return (cache,)
+
+
+def _rotate(place: Place, norm: bool) -> tuple[Tensor, ...]:
+    """As `_put`; the last two positions lie behind the end of cos and sin."""
+    torch.manual_seed(4)
+    qkv, cache = place(torch.randn(2, 3, 8, 20)), place(torch.zeros(2, 2, 2, 9, 20))
+    angles = torch.outer(torch.arange(7.0), torch.rand(10))
+    norms = (place(torch.rand(20)), place(torch.rand(20))) if norm else None
+    lengths = place(torch.tensor([0, 6]))
+    cache_write.rotate_write(qkv, cache, lengths, place(angles.cos()), place(angles.sin()), norms, 1e-6)
+    return qkv, cache
+
+
+def _decide(place: Place, rule: accept.Rule, soft: bool, drawn: bool) -> tuple[Tensor, ...]:
+    """19 rows, more than one program of the interpreter takes, of 0 to 3 drafts; 2500 tokens are two blocks."""
+    torch.manual_seed(5)
+    p, q = torch.rand(19, 4, 2500).softmax(-1), torch.rand(19, 3, 2500).softmax(-1)
+    drafts = torch.randint(0, 2500, (19, 3))
+    # All drafts of the last row stand, so that p's last numbers are read.
+    q[-1], drafts[-1, -1] = p[-1, :3], 2499
+    counts, choices = (torch.arange(19) + 1) % 4, torch.cat((drafts, drafts[:, :1]), 1)
+    return accept.accept(
+        place(p) if drawn or rule == accept.Rule.CHEN else None,
+        place(q) if soft else None,
+        place(drafts), place(counts), None if drawn else place(choices),
+        place(torch.arange(19)), place(torch.arange(19) * 3), place(torch.tensor([7])),
+        begins=place(torch.arange(19)), rule=rule, chance=0.5,
+    )  # fmt: skip
+
+
+def _draw(place: Place, named: bool) -> tuple[Tensor, ...]:
+    torch.manual_seed(6)
+    weights, keys = torch.rand(5, 2500), torch.arange(5)
+    ids = place(torch.randperm(5000)[:2500]) if named else None
+    placed = place(weights), place(keys), place(keys * 3), place(torch.ones_like(keys))
+    return (accept.draw(*placed, place(torch.tensor([7])), ids),)
+
+
+def _least_kept(place: Place) -> tuple[Tensor, ...]:
+    torch.manual_seed(7)
+    return (nucleus.threshold(place(torch.randn(5, 2500).softmax(-1)), 0.9),)
+
+
+_PARTS = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 32, "SPLIT_K": 3}
+
+LAUNCHES: dict[str, Callable[[Place], tuple[Any, ...]]] = {
+    "attend, whole": partial(_attention, dtype=torch.float32, splits=1, window=None),
+    "attend, a window": partial(_attention, dtype=torch.bfloat16, splits=1, window=5),
+    "attend and merge": partial(_attention, dtype=torch.float32, splits=3, window=None),
+    "gemv": partial(_product, rows=1, k_size=70, gate=True),
+    "gemv, full blocks": partial(_product, rows=1, k_size=512, gate=False),
+    "skinny": partial(_product, rows=5, k_size=70, gate=True),
+    "skinny, full blocks": partial(_product, rows=5, k_size=64, gate=False, bare=True),
+    "skinny and add_parts": partial(_product, rows=5, k_size=70, gate=True, tile=_PARTS),
+    "skinny and add_parts, a part empty": partial(_product, rows=5, k_size=64, gate=False, tile=_PARTS),
+    "put": _put,
+    "rotate": partial(_rotate, norm=False),
+    "rotate, heads normalised": partial(_rotate, norm=True),
+    "decide": partial(_decide, rule=accept.Rule.CHEN, soft=True, drawn=True),
+    "decide, point masses": partial(_decide, rule=accept.Rule.CHEN, soft=False, drawn=True),
+    "decide, choices": partial(_decide, rule=accept.Rule.CHOICES, soft=False, drawn=False),
+    "decide, coin": partial(_decide, rule=accept.Rule.COIN, soft=False, drawn=True),
+    "decide, coin and choices": partial(_decide, rule=accept.Rule.COIN, soft=False, drawn=False),
+    "gumbel": partial(_draw, named=False),
+    "gumbel, named": partial(_draw, named=True),
+    "least_kept": _least_kept,
+}

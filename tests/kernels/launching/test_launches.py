@@ -1,0 +1,90 @@
+"""What must hold of every launch: any order of its programs, and no access outside its tensors.
+
+Contract: under Triton's interpreter. The order is permuted where the interpreter is told which program it runs;
+accesses are caught by the processor, in a child process (guard.py).
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.runtime.interpreter import interpreter_builder
+
+from tests.kernels.launching.launches import LAUNCHES
+
+ROOT = Path(__file__).parents[3]
+
+
+@contextmanager
+def permuted(seed: int) -> Iterator[None]:
+    """While this lasts, the programs of a launch run in a random order."""
+    dim, index = interpreter_builder.set_grid_dim, interpreter_builder.set_grid_idx
+    order: list[tuple[int, ...]] = []
+    waiting: list[tuple[int, ...]] = []
+
+    def set_dim(*grid: int) -> None:
+        order[:] = list(torch.cartesian_prod(*(torch.arange(size) for size in grid)).tolist())
+        random.Random(seed).shuffle(order)
+        waiting[:] = order
+        dim(*grid)
+
+    def set_index(*_: int) -> None:
+        index(*waiting.pop())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter_builder, "set_grid_dim", set_dim)
+        patch.setattr(interpreter_builder, "set_grid_idx", set_index)
+        yield
+
+
+@pytest.mark.parametrize("name", LAUNCHES)
+def test_the_order_of_programs_does_not_matter(name: str) -> None:
+    usual = LAUNCHES[name](lambda tensor: tensor)
+    with permuted(1):
+        other = LAUNCHES[name](lambda tensor: tensor)
+    for one, two in zip(usual, other, strict=True):
+        assert torch.equal(one.nan_to_num(), two.nan_to_num())
+
+
+@triton.jit
+def last_one_wins(out):
+    tl.store(out, tl.program_id(0) + 10 * tl.program_id(1))
+
+
+def test_a_launch_that_depends_on_the_order_is_seen() -> None:
+    found = set()
+    for seed in range(8):
+        out = torch.zeros(1, dtype=torch.int32)
+        with permuted(seed):
+            last_one_wins[(3, 2)](out)
+        found.add(out.item())
+    assert len(found) > 1 and found <= {0, 1, 2, 10, 11, 12}
+
+
+def guard(side: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.kernels.launching.guard", side]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pages are protected by mprotect")
+@pytest.mark.parametrize("side", ["end", "start"])
+def test_no_launch_leaves_its_tensors(side: str) -> None:
+    done = guard(side)
+    names = done.stdout.splitlines()
+    assert done.returncode == 0, f"in {names[-1:]}: {done.returncode} {done.stderr[-2000:]}"
+    assert names == list(LAUNCHES)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pages are protected by mprotect")
+def test_a_launch_beyond_a_tensor_is_seen() -> None:
+    assert guard("beyond").returncode == -signal.SIGSEGV

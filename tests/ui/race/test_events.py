@@ -1,0 +1,98 @@
+"""The page's generator event closes the race in every path and leaves the page able to start the next one."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import json
+import pickle
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bass_core import BassError, ModelPair, load_pair
+from bass_core.attention.cache import RaggedCache
+from ui.page.events import UNEXPECTED, Events, Snapshot, race_source
+from ui.page.limits import Limits, RaceRequest
+
+SETTINGS = ("Hello", 2, 60, 0.9, 0)
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_pair: tuple[Path, Path]) -> Iterator[ModelPair]:
+    # Threads that wait for each other cost such a small model far more than they help.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield load_pair(str(tiny_pair[0]), draft=str(tiny_pair[1]), device="cpu", dtype="float32")
+    torch.set_num_threads(threads)
+
+
+def is_skip(update: Any) -> bool:
+    """Whether this output is left as the page has it."""
+    return update == {"__type__": "update"}
+
+
+def phase(updates: tuple[Any, ...]) -> str:
+    return str(json.loads(updates[3])["phase"])
+
+
+def caches() -> int:
+    return sum(isinstance(thing, RaggedCache) for thing in gc.get_objects())
+
+
+def test_run_is_disabled_while_the_race_runs(pair: ModelPair) -> None:
+    first, *middle, last = Events(race_source(pair), Limits()).run(*SETTINGS)
+    assert phase(first) == "running" and all(map(is_skip, first[:3])) and first[4]["interactive"] is False
+    assert middle and all(is_skip(update) for updates in middle for update in updates[3:])
+    assert all(lane["finished"] for lane in json.loads(middle[-1][1])["lanes"].values())
+    assert phase(last) == "done" and all(map(is_skip, last[:3])) and last[4]["interactive"] is True
+
+
+def test_bad_input_changes_nothing_but_the_message(pair: ModelPair) -> None:
+    (only,) = Events(race_source(pair), Limits()).run("", *SETTINGS[1:])
+    assert phase(only) == "error" and "prompt is empty" in only[3]
+    assert all(map(is_skip, only[:3])) and only[4]["interactive"] is True
+
+
+def test_closing_the_event_frees_the_caches_at_once(pair: ModelPair) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        before = caches()
+        running = Events(race_source(pair), Limits()).run("Hello", 4, 1000, 0.9, 0)
+        next(running), next(running)
+        assert caches() > before
+        running.close()
+        assert caches() == before
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("error", "says"), [(BassError("Too big: ask for less."), "Too big"), (KeyError("x"), UNEXPECTED)]
+)
+def test_an_error_inside_the_race_is_a_sentence_and_run_works_again(error: Exception, says: str) -> None:
+    def source(request: RaceRequest) -> Generator[Snapshot, None, None]:
+        raise error
+        yield {}
+
+    *_, last = Events(source, Limits()).run(*SETTINGS)
+    assert phase(last) == "error" and json.loads(last[3])["message"].startswith(says)
+    assert last[4]["interactive"] is True
+
+
+def test_stop_leaves_run_to_the_end_of_the_cancelled_race(pair: ModelPair) -> None:
+    status, button = Events(race_source(pair), Limits()).stop()
+    assert json.loads(status)["phase"] == "stopped" and is_skip(button)
+
+
+def test_the_source_is_fit_for_a_worker_that_pickles_what_goes_in_and_out(pair: ModelPair) -> None:
+    """ZeroGPU forks: a sync generator function, plain data alone."""
+    source, request = race_source(pair), Limits().check(*SETTINGS)
+    assert inspect.isgeneratorfunction(source)
+    assert pickle.loads(pickle.dumps(request)) == request
+    *_, last = source(pickle.loads(pickle.dumps(request)))
+    assert pickle.loads(pickle.dumps(last)) == json.loads(json.dumps(last))

@@ -1,0 +1,147 @@
+"""What the page draws holds every token once, with its origin and lane time, and no number that is not known."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ui.page.limits import RaceRequest
+from ui.race.feed import CHART_POINTS, PageFeed
+
+REQUEST = RaceRequest("Hello", 1, 64, 0.7, 0)
+
+
+def snapshot(pieces: list[str], at: float, *, done: bool = False) -> dict[str, Any]:
+    origins = ["sampled", "accepted", "recovered", "bonus"]
+    sequence = {
+        "text": "".join(pieces), "token_ids": [1] * len(pieces), "pieces": pieces, "finish_reason": None,
+        "origins": [origins[i % 4] for i in range(len(pieces))],
+        "times_ms": [10.0 * i for i in range(len(pieces))],
+    }  # fmt: skip
+    lane = {
+        "sequences": [sequence], "clock_ms": at, "finished": done, "error": None,
+        "metrics": {"ms_per_token": 10.0, "acceptance_rate": None, "speedup": None},
+    }  # fmt: skip
+    device = {"name": "toy", "kind": "cpu", "cpu_percent": 50.0, "gpu_utilization": None}
+    return {
+        "done": done, "scheduling": "fair", "elapsed_ms": at, "lanes": {"regular": lane}, "device": device,
+    }  # fmt: skip
+
+
+def tokens(log: str) -> list[list[Any]]:
+    """Every token of the one sequence, in order."""
+    lines = [json.loads(line) for line in log.split("\n")[1:]]
+    return [token for line in lines for token in line["regular"]["new"].get("0", [])]
+
+
+def test_the_log_holds_origin_text_and_time_of_each_token() -> None:
+    log, _, _ = PageFeed("r", REQUEST).update(snapshot(["a", "", "bc", "d"], 40))
+    head = json.loads(log.split("\n")[0])
+    assert (head["run"], head["batch_size"], head["lanes"]) == ("r", 1, ["regular"])
+    assert head["settings"] == REQUEST.settings()
+    assert tokens(log) == [["s", "a", 0.0, 1], ["a", "", 10.0, 1], ["r", "bc", 20.0, 1], ["b", "d", 30.0, 1]]
+
+
+def test_the_log_only_grows() -> None:
+    feed = PageFeed("r", REQUEST)
+    first, _, _ = feed.update(snapshot(["a", "b"], 40))
+    second, _, _ = feed.update(snapshot(["a", "b", "c"], 80))
+    assert second.startswith(first) and [text for _, text, _, _ in tokens(second)] == ["a", "b", "c"]
+
+
+def test_text_that_the_last_token_held_back_is_added_to_it() -> None:
+    feed = PageFeed("r", REQUEST)
+    feed.update(snapshot(["a", ""], 40))
+    log, _, _ = feed.update(snapshot(["a", "\ufffd", "c"], 80))
+    assert tokens(log)[2:] == [["+", "\ufffd", 10.0, -1], ["r", "c", 20.0, 1]]
+    assert "".join(text for _, text, _, _ in tokens(log)) == "a\ufffdc"
+
+
+def test_no_text_can_hold_a_tag_or_end_a_line() -> None:
+    log, view, charts = PageFeed("r", REQUEST).update(snapshot(["<script>\n"], 40))
+    assert "<" not in log + view + charts and log.count("\n") == 1
+    assert tokens(log) == [["s", "<script>\n", 0.0, 1]]
+
+
+def test_missing_values_stay_missing() -> None:
+    _, view, charts = PageFeed("r", REQUEST).update(snapshot(["a"], 40))
+    assert json.loads(view)["lanes"]["regular"]["metrics"]["throughput_tps"] is None
+    device = json.loads(view)["device"]
+    assert device["gpu_utilization"] is None and device["gpu_power_w"] is None
+    assert json.loads(charts)["lanes"]["regular"]["acceptance_rate"] == [None]
+    assert json.loads(charts)["series"]["rss_mb"] == [None]
+
+
+def test_charts_stay_small_and_end_with_the_last_snapshot() -> None:
+    feed = PageFeed("r", REQUEST)
+    for i in range(3000):
+        feed.update(snapshot([], 200.0 * i))
+    charts = json.loads(feed.update(snapshot([], 600_001.0, done=True))[2])
+    for series in (charts["series"]["elapsed_ms"], charts["lanes"]["regular"]["clock_ms"]):
+        assert CHART_POINTS / 4 < len(series) <= CHART_POINTS + 1
+        assert series[0] == 0.0 and series[-1] == 600_001.0 and series == sorted(series)
+
+
+def test_charts_change_a_few_times_a_second_alone() -> None:
+    feed = PageFeed("r", REQUEST)
+    charts = [feed.update(snapshot([], 50.0 * i))[2] for i in range(21)]
+    assert len(set(charts)) == 6
+
+
+def test_lanes_that_miss_samples_do_not_slow_the_charts_down() -> None:
+    feed, changed, before = PageFeed("r", REQUEST), 0, ""
+    for i in range(900):
+        shot = snapshot([], 100.0 * i)
+        lane = shot["lanes"]["regular"]
+        # The others stand still in some samples.
+        for name, gap in (("speculative", 10), ("bass", 7), ("amusd", 3)):
+            shot["lanes"][name] = lane | {"clock_ms": 1000.0 * (i // 2 - i // 2 // gap)}
+        charts = feed.update(shot)[2]
+        changed += i >= 600 and charts != before
+        before = charts
+    # 30 s at one sample in 400 ms, twice the 200 of the first 48 s.
+    assert changed == 75
+
+
+def test_a_lane_whose_clock_stands_adds_no_points() -> None:
+    feed = PageFeed("r", REQUEST)
+    for elapsed in (0.0, 500.0, 1000.0):
+        _, _, charts = feed.update(snapshot(["a"], 40.0) | {"elapsed_ms": elapsed})
+    assert json.loads(charts)["lanes"]["regular"]["clock_ms"] == [40.0]
+    assert json.loads(charts)["series"]["elapsed_ms"] == [0.0, 500.0, 1000.0]
+
+
+def record(number: int, at: float, drafted: list[str]) -> dict[str, Any]:
+    """A round of one row as bass_core logs it."""
+    row = {
+        "sequence": 0, "start": number, "drafted": [1] * len(drafted), "drafted_text": drafted,
+        "p": [0.123456789] * len(drafted), "q": [0.5] * len(drafted), "u": [None] * len(drafted),
+        "accepted": 0, "written": 1, "next_p": None,
+    }  # fmt: skip
+    return {
+        "round": number, "kind": "verify", "draft_length": 3 + number, "time_ms": at,
+        "rows": [row],
+    }  # fmt: skip
+
+
+def test_each_round_is_sent_once_and_its_length_is_charted() -> None:
+    feed, rounds = PageFeed("r", REQUEST), [record(1, 10, ["x", "<b>"]), record(2, 20, [])]
+    for count in (1, 2, 2):
+        shot = snapshot(["a"] * count, 20.0 * count)
+        shot["lanes"]["regular"]["rounds"] = rounds[:count]
+        shot["elapsed_ms"] *= 20
+        log, _, charts = feed.update(shot)
+    sent = [line for text in log.split("\n")[1:] for line in json.loads(text)["regular"]["rounds"]]
+    drafts = [["x", 0.123457, 0.5, None], ["<b>", 0.123457, 0.5, None]]
+    assert sent == [
+        [1, "ve", 4, 10, [[0, 1, 1, 0, None, drafts]]],
+        [2, "ve", 5, 20, [[0, 2, 1, 0, None, []]]],
+    ]
+    assert json.loads(charts)["rounds"]["regular"] == {"time_ms": [10, 20], "draft_length": [4, 5]}
+
+
+def test_a_recording_names_its_own_lanes_rows_and_settings() -> None:
+    shot = snapshot(["a"], 10) | {"settings": {}}
+    shot["lanes"] = {"bass": shot["lanes"]["regular"], "new": shot["lanes"]["regular"]}
+    head = json.loads(PageFeed("r", REQUEST).update(shot)[0].split("\n")[0])
+    assert (head["lanes"], head["settings"], head["batch_size"]) == (["bass", "new"], {}, 1)

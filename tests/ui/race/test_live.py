@@ -1,0 +1,177 @@
+"""While a race runs: pause, zoom and hover of the charts hold through updates, and the step inspector works."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import BrowserContext, Page, expect
+
+from bass_core import SamplingParams, load_pair, race
+
+from ..conftest import started, watched
+
+pytestmark = pytest.mark.slow
+# The lane that runs longest is the second: one sequence after another.
+PLOT = "document.querySelector('[data-chart=race] .plot')"
+POINTS = f"{PLOT}.data[1].x.length"
+RANGE = f"{PLOT}._fullLayout.xaxis.range"
+BASS = f"{PLOT}.data.find((trace) => trace.name === 'BASS')"
+# Frames in which the chart had no hover box.
+COUNT_MISSING = """() => {
+  const boxes = window.boxes = { frames: 0, missing: 0 };
+  const frame = () => {
+    boxes.frames += 1;
+    boxes.missing += document.querySelector("[data-chart=race] .hoverlayer .legend") === null;
+    if (window.boxes === boxes) requestAnimationFrame(frame);
+  };
+  requestAnimationFrame(frame);
+}"""
+
+# The charts with lines in sight; one that comes into sight later is drawn from what was held.
+IN_SIGHT = """() => [...document.querySelectorAll("[data-chart]")].filter((figure) => {
+  const { top, bottom } = figure.getBoundingClientRect();
+  return figure.querySelector(".plot").data?.length && top < innerHeight && bottom > 0;
+}).map((figure) => figure.dataset.chart)"""
+# What they show: [lane, points, last x] a line.
+DRAWN = """(names) => names.map((name) => document.querySelector(`[data-chart=${name}] .plot`).data.map(
+  ({ name, x }) => [name, x.length, x.at(-1)]))"""
+# How many times news for the charts came, and the lane time of the newest, in seconds.
+COUNT_NEWS = """() => {
+  const news = window.news = { count: 0, end: 0 };
+  Bass.on("charts", ({ lanes }) => {
+    news.count += 1;
+    news.end = lanes.speculative.clock_ms.at(-1) * 1e-3;  // as the charts have it
+  });
+}"""
+WRITTEN = "document.querySelectorAll('.sequence .token').length"
+COLOUR = f"{PLOT}.layout.font.color"
+DRAWN_END = f"{PLOT}.data.find((trace) => trace.name === 'Speculative').x.at(-1)"
+
+
+@pytest.fixture(scope="module")
+def replay(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a server that plays a real race in about a minute, however fast or busy the machine is."""
+    pair = load_pair(str(tiny_pair[0]), draft=str(tiny_pair[1]), device="cpu", dtype="float32")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[race.__module__], "SNAPSHOT_SECONDS", 0)
+        shots = list(
+            race(pair, "Hello", n=2, sampling=SamplingParams(0.9), seed=3, max_new_tokens=150, draft_length=1)
+        )
+    shots = [*shots[: -1 : len(shots) // 90 + 1], shots[-1]]
+    for i, shot in enumerate(shots):
+        shot["elapsed_ms"] = 1000.0 * i
+    folder = tmp_path_factory.mktemp("replay")
+    (folder / "run.json").write_text(json.dumps({"recording": 1, "about": "a test", "snapshots": shots}))
+    with started(folder / "stderr.txt", "--replay", str(folder / "run.json")) as address:
+        yield address
+
+
+@pytest.fixture
+def page(context: BrowserContext, replay: str) -> Iterator[Page]:
+    """A long race under way, its chart in sight and drawn; closing the page ends it."""
+    with watched(context, replay) as page:
+        page.click("#run")
+        page.locator("[data-chart=race]").scroll_into_view_if_needed()
+        page.wait_for_function(f"() => {PLOT}.data?.length > 1 && {POINTS} > 2", timeout=60_000)
+        yield page
+
+
+def more(page: Page, count: int = 3) -> None:
+    """Wait until the chart has been drawn further `count` times; long lines lose points, and yet grow."""
+    for _ in range(count):
+        page.wait_for_function(f"end => {DRAWN_END} > end", arg=page.evaluate(DRAWN_END), timeout=60_000)
+
+
+def box(page: Page) -> dict[str, float]:
+    """Where the chart's lines are drawn."""
+    page.locator("[data-chart=race]").scroll_into_view_if_needed()
+    found = page.locator("[data-chart=race] .nsewdrag").bounding_box()
+    assert found
+    return dict(found)
+
+
+def test_zoom_and_hover_box_stay_through_updates(page: Page) -> None:
+    said = page.locator("[data-chart=race] .hoverlayer .legend")
+    page.wait_for_function(f"() => {BASS}?.x.length > 8", timeout=60_000)
+    place, seen = box(page), page.evaluate(f"{BASS}.x[4]")
+    middle = place["y"] + place["height"] / 2
+    # A box appears only within a few pixels of a point, and early points lie far apart.
+    across = f"x => {PLOT}._fullLayout.xaxis.d2p(x)"
+    there = place["x"] + page.evaluate(across, seen)
+    page.mouse.move(max(there - 0.2 * place["width"], place["x"] + 1), middle)
+    page.mouse.down()
+    page.mouse.move(min(there + 0.2 * place["width"], place["x"] + place["width"] - 1), middle)
+    page.mouse.up()
+    page.wait_for_function(f"() => {PLOT}._fullLayout.xaxis.autorange === false")
+    zoomed = page.evaluate(RANGE)
+    page.mouse.move(place["x"] + page.evaluate(across, seen), middle)
+    expect(said).to_contain_text("BASS")
+    # From here the pointer rests on the plot.
+    page.evaluate(COUNT_MISSING)
+    more(page)
+    assert page.evaluate("window.boxes.frames") > 0 and page.evaluate("window.boxes.missing") == 0
+    assert page.evaluate(RANGE) == zoomed
+    page.wait_for_function(f"end => Math.max(...{PLOT}.data[1].x) > end", arg=zoomed[1], timeout=60_000)
+
+
+def test_paused_charts_stand_still_while_the_lanes_grow_and_catch_up(context: BrowserContext, replay: str) -> None:
+    with watched(context, replay) as page:
+        page.evaluate(COUNT_NEWS)
+        page.click("#run")
+        page.locator("[data-chart=race]").scroll_into_view_if_needed()
+        # Before the wait, so that the click moves nothing.
+        page.locator("#pause-charts").scroll_into_view_if_needed()
+        page.wait_for_function(f"() => {PLOT}.data?.length > 1 && {POINTS} > 2", timeout=60_000)
+        page.click("#pause-charts")
+        charts, known, light = page.evaluate(IN_SIGHT), page.evaluate("window.news.end"), page.evaluate(COLOUR)
+        assert "race" in charts
+        held = page.evaluate(DRAWN, charts)
+        for _ in range(3):
+            count, written = page.evaluate("window.news.count"), page.evaluate(WRITTEN)
+            page.wait_for_function(
+                f"([count, written]) => window.news.count >= count + 2 && {WRITTEN} > written",
+                arg=[count, written],
+                timeout=60_000,
+            )
+            assert page.evaluate(DRAWN, charts) == held
+            expect(page.locator("#pause-charts")).to_have_text("Resume charts")
+        # Another theme is drawn, with what was held.
+        page.evaluate("document.body.classList.add('dark')")
+        page.wait_for_function(f"colour => {COLOUR} !== colour", arg=light, timeout=60_000)
+        assert page.evaluate(DRAWN_END) <= known < page.evaluate("window.news.end")
+        newest = page.evaluate("window.news.end")
+        page.get_by_role("button", name="Resume charts").click()
+        page.wait_for_function(f"newest => {DRAWN_END} >= newest", arg=newest, timeout=60_000)
+        more(page)
+        # A new run is shown from its start.
+        page.get_by_role("button", name="Pause charts").click()
+        page.click("#stop")
+        page.click("#run")
+        expect(page.locator("#pause-charts")).to_have_text("Pause charts", timeout=60_000)
+
+
+def test_the_inspector_follows_and_steps_back_during_the_run(page: Page) -> None:
+    at, line = page.locator("[data-pick=round]"), page.locator(".round-line")
+    # It is drawn while it can be seen.
+    at.scroll_into_view_if_needed()
+    page.select_option("[data-pick=lane]", "bass")
+    expect(page.locator("[data-pick=follow]")).to_be_checked()
+    newest = int(at.input_value())
+    page.wait_for_function("was => Number(document.querySelector('[data-pick=round]').value) > was", arg=newest)
+    page.click("[data-step='-1']")
+    expect(page.locator("[data-pick=follow]")).not_to_be_checked()
+    held, words, count = at.input_value(), line.text_content(), page.inner_text("[data-rounds]")
+    cells = page.locator(".round [data-row=token] td").all_text_contents()
+    expect(page.locator("[data-rounds]")).not_to_have_text(count, timeout=60_000)
+    assert (at.input_value(), line.text_content()) == (held, words)
+    assert page.locator(".round [data-row=token] td").all_text_contents() == cells
+    page.click("[data-step='1']")
+    expect(at).to_have_value(str(int(held) + 1))
+    page.check("[data-pick=follow]")
+    page.wait_for_function(
+        "was => Number(document.querySelector('[data-pick=round]').value) > was", arg=int(held) + 1
+    )

@@ -1,0 +1,124 @@
+"""A recording is read or refused in one sentence, and plays on the page as what it is."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import BrowserContext, expect
+
+from bass_core import BassError, SamplingParams, load_pair, race
+from ui.page.limits import RaceRequest
+from ui.race.recording import load_recording
+
+from ..browser import LANES, run_to_the_end, shown
+from ..conftest import started, watched
+
+
+@pytest.fixture(scope="module")
+def document(tiny_pair: tuple[Path, Path]) -> dict[str, Any]:
+    """A short race, as a file would hold it."""
+    pair = load_pair(str(tiny_pair[0]), draft=str(tiny_pair[1]), device="cpu", dtype="float32")
+    snapshots = list(race(pair, "Hello", n=2, max_new_tokens=30, sampling=SamplingParams(0.9), seed=1))
+    return {"recording": 1, "about": "a tiny pair, for a test", "snapshots": snapshots}
+
+
+def test_snapshots_come_back_in_order_and_marked(document: dict[str, Any], tmp_path: Path) -> None:
+    for name, pack in (("run.json", bytes), ("run.json.xz", lzma.compress)):
+        (tmp_path / name).write_bytes(pack(json.dumps(document).encode()))
+        recording = load_recording(tmp_path / name)
+        played = list(recording.source(RaceRequest("anything", 1, 1, 0, 0)))
+        assert recording.about == "a tiny pair, for a test"
+        assert [s["elapsed_ms"] for s in played] == [s["elapsed_ms"] for s in document["snapshots"]]
+        assert played[-1]["lanes"] == json.loads(json.dumps(document["snapshots"][-1]["lanes"]))
+        assert all(s["settings"] == {} for s in played)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"not json", "holds no JSON document"),
+        (b"[]", 'lacks "recording": 1'),
+        (b'{"recording": 2, "snapshots": []}', 'lacks "recording": 1'),
+        (b'{"recording": 1, "snapshots": []}', "snapshots are missing"),
+        (b'{"recording": 1, "snapshots": [{"done": true}]}', "snapshots are missing"),
+        (None, "Cannot read the recording"),
+    ],
+)
+def test_what_is_no_recording_is_refused(content: bytes | None, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(BassError, match=says) as refusal:
+        load_recording(file)
+    assert str(refusal.value).endswith(".") and "\n" not in str(refusal.value)
+
+
+def _spoilt(document: dict[str, Any], *path: Any, value: Any) -> bytes:
+    """The recording with one value, found along the path from its first snapshot, replaced."""
+    spoilt = json.loads(json.dumps(document))
+    at = spoilt["snapshots"][0]
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    return json.dumps(spoilt).encode()
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("lanes", "bass"), 7),
+        (("lanes", "bass"), []),
+        (("elapsed_ms",), "soon"),
+        (("elapsed_ms",), None),
+        (("device",), None),
+        (("lanes", "bass", "sequences"), 7),
+        (("lanes", "bass", "sequences", 0), {}),
+        (("lanes", "bass", "clock_ms"), "late"),
+        (("lanes", "bass", "metrics"), None),
+        (("lanes", "bass", "rounds"), [{}]),
+    ],
+)
+def test_a_damaged_snapshot_is_refused(
+    document: dict[str, Any], path: tuple[Any, ...], value: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "run.json").write_bytes(_spoilt(document, *path, value=value))
+    with pytest.raises(BassError, match="its snapshots are missing or not those of a race"):
+        load_recording(tmp_path / "run.json")
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"recording": NaN}', b'{"about": Infinity}'])
+def test_a_document_that_a_browser_could_not_read_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_bytes(content)
+    with pytest.raises(BassError, match="holds no JSON document"):
+        load_recording(tmp_path / "run.json")
+
+
+@pytest.mark.slow
+def test_the_page_plays_it(document: dict[str, Any], context: BrowserContext, tmp_path: Path) -> None:
+    # A lane that the page has no place for gets one, and as on a GPU some lanes know their FLOPs utilisation.
+    for shot in document["snapshots"]:
+        shot["lanes"]["bass"]["metrics"]["flops_utilization"] = 0.125
+    shots = [s | {"lanes": {**s["lanes"], "fourth": s["lanes"]["bass"]}} for s in document["snapshots"]]
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(document | {"snapshots": shots}))
+    lanes = (*LANES, "fourth")
+    with started(tmp_path / "log.txt", "--replay", str(file)) as server, watched(context, server) as page:
+        expect(page.locator(".recording-mark")).to_contain_text("Recording")
+        expect(page.locator(".about-pair")).to_have_text("a tiny pair, for a test")
+        expect(page.locator("#prompt")).to_have_count(0)
+        run_to_the_end(page, lanes)
+        for lane in lanes:
+            assert shown(page, lane) == [s["text"] for s in shots[-1]["lanes"][lane]["sequences"]]
+        page.locator("[data-chart=flops]").scroll_into_view_if_needed()
+        data = "document.querySelector('[data-chart=flops] .plot').data"
+        page.wait_for_function(f"() => {data}?.length === 2")
+        assert page.evaluate(f"{data}.map(t => [t.name, t.y.at(-1)])") == [["BASS", 12.5], ["fourth", 12.5]]
+        expect(page.locator("[data-reading=flops_utilization]")).to_have_text("BASS 12.5 %, fourth 12.5 %")
+        assert page.inner_text("#lane-fourth h2") == "fourth"
+        expect(page.locator(".figures-table")).to_be_visible()
+        # A recording without settings can't be repeated, and the page does not pretend.
+        expect(page.locator(".snippet")).to_be_hidden()

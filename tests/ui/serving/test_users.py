@@ -1,0 +1,93 @@
+"""Stop, reload, a second tab and a second user: each leaves the device as it was before the race.
+
+The page is served by this very process, so that the caches alive in it can be counted.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from playwright.sync_api import BrowserContext, Page, expect
+
+from bass_core import load_pair
+from bass_core.attention.cache import RaggedCache
+from ui.page.choices import choices
+from ui.page.events import race_source
+from ui.page.limits import Limits
+from ui.page.page import build, launch_options
+
+from ..browser import fill, open_page, run_to_the_end
+
+GROWN = "() => document.querySelector('#lane-regular .sequence')?.textContent.length > 5"
+
+
+@pytest.fixture(scope="module")
+def here(tiny_pair: tuple[Path, Path]) -> Iterator[str]:
+    """Address of the page, served from here."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    pair = load_pair(str(tiny_pair[0]), draft=str(tiny_pair[1]), device="cpu", dtype="float32")
+    page = build(race_source(pair), limits=Limits(max_batch=8), about="here", choices=choices(pair, "bass"))
+    _, url, _ = page.launch(server_name="127.0.0.1", prevent_thread_lock=True, quiet=True, **launch_options())
+    yield url.rstrip("/")
+    page.close()
+    torch.set_num_threads(threads)
+
+
+def caches() -> int:
+    """Caches alive in this process; nothing else of a race holds memory of the device."""
+    gc.collect()
+    return sum(isinstance(thing, RaggedCache) for thing in gc.get_objects())
+
+
+def ends_with(count: int, what: Callable[[], int] = caches) -> bool:
+    """Whether that many are left soon; the deadline is a guard against waiting for ever."""
+    deadline = time.monotonic() + 60
+    while what() != count:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+    return True
+
+
+def start(page: Page) -> None:
+    fill(page, batch=8, tokens=1024)
+    page.click("#run")
+    page.wait_for_function(GROWN, timeout=60_000)
+
+
+@pytest.mark.slow
+def test_stop_reload_and_a_second_user_give_the_memory_back(here: str, context: BrowserContext) -> None:
+    before = caches()
+    # Gradio itself complains in the console of a page that is reloaded while it listens.
+    page = context.new_page()
+    open_page(page, here)
+    start(page)
+    assert caches() > before
+    page.click("#stop")
+    assert ends_with(before), "Stop kept memory"
+    start(page)
+    page.reload()
+    assert ends_with(before), "a reload kept memory"
+    open_page(page, here)
+    assert page.locator(".sequence").count() == 0
+    start(page)
+    second = context.new_page()
+    open_page(second, here)
+    fill(second, batch=1, tokens=4)
+    second.click("#run")
+    expect(second.locator(".message")).to_have_text("Waiting for the device…")
+    # Gradio's own line: the place in the queue and its length.
+    expect(second.locator("#status-line")).to_contain_text("queue: 1/1")
+    page.click("#stop")
+    expect(second.locator("#lane-bass .state")).to_contain_text("Finished", timeout=60_000)
+    expect(second.locator("#status-line")).not_to_contain_text("queue")
+    run_to_the_end(second)
+    second.close()
+    assert ends_with(before), "a second user kept memory"
+    page.close()

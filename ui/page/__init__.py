@@ -1,0 +1,1 @@
+"""The page: its layout, its settings and their limits."""

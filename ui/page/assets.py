@@ -1,0 +1,78 @@
+"""Contract: which files the browser may fetch, and the tags that fetch them; all from the page's own host."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import gradio as gr
+import plotly
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+STATIC = Path(__file__).resolve().parents[1] / "static"
+PLOTLY = Path(plotly.__file__).resolve().parent / "package_data" / "plotly.min.js"
+STYLES = STATIC / "page.css"
+# In this order: each uses the ones before it.
+SCRIPTS = (
+    "page.js", "frames.js", "alive.js", "run.js", "compare.js", "plots.js", "tokens.js", "timeline.js", "lanes.js",
+    "charts.js", "inspector.js", "export.js", "summary.js", "how.js",
+)  # fmt: skip
+
+
+def serve() -> None:
+    """Let Gradio serve the page's own scripts and plotly.min.js, and nothing else of those packages."""
+    gr.set_static_paths([STATIC, PLOTLY])
+
+
+def url(file: Path) -> str:
+    """Address of a served file, relative to the page; the digest makes a changed file a new address."""
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+    return f"gradio_api/file={file.as_posix()}?{digest}"
+
+
+def head() -> str:
+    """Script tags for gr.HTML(head=): loaded once and in this order, before any js_on_load runs."""
+    return "".join(f'<script src="{url(STATIC / name)}"></script>' for name in SCRIPTS)
+
+
+class FirstScript:
+    """ASGI middleware: timers.js at the head of every HTML page, where Blocks.launch(head=) comes too late.
+
+    Only HTML is held back to its end; everything else, streams of events above all, passes as it comes.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start: Message = {}
+        body = b""
+
+        async def insert(message: Message) -> None:
+            nonlocal start, body
+            if message["type"] == "http.response.start" and _is_html(message):
+                start = message
+            elif start and message["type"] == "http.response.body":
+                body += message.get("body", b"")
+                if not message.get("more_body"):
+                    await _send_page(start, body, send)
+            else:
+                await send(message)
+
+        await self.app(scope, receive, insert if scope["type"] == "http" else send)
+
+
+def _is_html(start: Message) -> bool:
+    headers = dict(start["headers"])
+    return b"content-encoding" not in headers and headers.get(b"content-type", b"").startswith(b"text/html")
+
+
+async def _send_page(start: Message, body: bytes, send: Send) -> None:
+    page = body.replace(b"<head>", f'<head><script src="{url(STATIC / "timers.js")}"></script>'.encode(), 1)
+    grown = len(page) - len(body)
+    headers = [
+        (name, str(int(value) + grown).encode() if name == b"content-length" else value)
+        for name, value in start["headers"]
+    ]
+    await send({**start, "headers": headers})
+    await send({"type": "http.response.body", "body": page})

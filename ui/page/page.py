@@ -1,0 +1,185 @@
+"""Contract: puts the page together: settings, lanes, charts, inspector, summary, and the events that join them.
+
+Element ids are kept stable for users' own scripts: prompt, batch-size, max-new-tokens, temperature, seed,
+run, stop, lane-regular, lane-speculative, lane-bass; each sequence is an element of class "sequence".
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import gradio as gr
+from starlette.middleware import Middleware
+
+from ui.page import assets
+from ui.page.choices import Choices
+from ui.page.events import Events, Source
+from ui.page.limits import Limits
+from ui.page.settings import Form, form, restore_script
+from ui.race import charts, how, inspector, lanes, summary
+
+TITLE = "BASS: batched speculative decoding"
+# The reader's own fonts: whole alphabets in every weight, and nothing to fetch.
+FONT = ("Segoe UI", "Roboto", "Helvetica Neue", "Noto Sans", "Liberation Sans", "Arial", "sans-serif")
+MISFIT = "The request holds a value of another kind than its field"
+# One queue slot for the device, whoever asks: the page and the API share it.
+DEVICE: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "device"}
+
+
+class Page(gr.Blocks):
+    """Blocks that answer a request of the wrong form in a sentence, and leave no traceback of it in the log."""
+
+    async def preprocess_data(self, block_fn: Any, inputs: list[Any], *rest: Any, **options: Any) -> Any:
+        """The handler's arguments from a request's values; raises gr.Error where they are too few or don't fit."""
+        try:
+            return await super().preprocess_data(block_fn, inputs, *rest, **options)
+        except Exception as error:
+            missing = len(block_fn.inputs) - len(inputs)
+            message = f"The request lacks {missing} of {len(block_fn.inputs)} values" if missing > 0 else MISFIT
+            message = error.message if isinstance(error, gr.Error) else f"{message}: /gradio_api/info lists them."
+            raise gr.Error(message, print_exception=False) from error
+
+
+def build(
+    source: Source,
+    *,
+    limits: Limits,
+    about: str,
+    choices: Choices | None = None,
+    pair: Mapping[str, Any] | None = None,
+    recording: bool = False,
+) -> gr.Blocks:
+    """The page over `source`; `about` names the models and the device. Launch it with launch_options().
+
+    `choices` is what the settings offer, `pair` the arguments of load_pair for the page's snippet. With
+    `recording`, `about` is what was recorded, and Run plays it.
+    """
+    assets.serve()
+    events = Events(source, limits, pair)
+    plotly = json.dumps(assets.url(assets.PLOTLY))
+    with Page(title=TITLE, analytics_enabled=False, fill_width=True) as page:
+        gr.HTML(html_template=_header(recording), value=about, js_on_load=_ABOUT, apply_default_css=False)
+        with gr.Tabs(elem_id="tabs"):
+            with gr.Tab("Race", id="race"), gr.Row(elem_id="workspace"):
+                with gr.Column(elem_id="settings", min_width=280, scale=0):
+                    status = _html(
+                        '<p class="message" role="alert"></p>',
+                        "Bass.mountStatus(element, props, watch)",
+                        elem_id="status-line",
+                        render=False,
+                    )
+                    settings = form(limits, choices or Choices(), status, recording=recording)
+                with gr.Column(elem_id="results", min_width=280):
+                    _html(lanes.template(), "Bass.mountLanes(element)")
+                    _html(charts.template(), f"Bass.mountCharts(element, {plotly})")
+                    _html(inspector.template(), "Bass.mountInspector(element)")
+                    _html(summary.template(), f"Bass.mountSummary(element, {plotly})")
+                    feeds = [_feed(kind) for kind in ("log", "view", "charts")]
+            with gr.Tab("How it works", id="how", render_children=True):
+                _html(how.template(), f"Bass.mountHow(element, {plotly})")
+        _bind(page, events, settings, feeds, status)
+    page.queue(max_size=16)
+    _calm(page)
+    return page
+
+
+def _calm(page: gr.Blocks) -> None:
+    """Let Gradio's queue look for work as seldom as it does on Windows: 20 times a second.
+
+    Elsewhere that is every millisecond (gradio 6.31), and each look takes Python's lock from the decoder.
+    """
+    for name in ("sleep_when_free", "progress_update_sleep_when_free"):
+        if hasattr(page._queue, name):
+            setattr(page._queue, name, 0.05)
+
+
+def launch_options() -> dict[str, Any]:
+    """Keywords for Blocks.launch(): the page's look, and no part of Gradio that it does not use."""
+    # Gradio's own greys and its blue are too light to read on white.
+    theme = gr.themes.Default(primary_hue="blue", neutral_hue="slate", font=FONT).set(
+        block_info_text_color="*neutral_600",
+        block_info_text_color_dark="*neutral_300",
+        body_text_color_subdued="*neutral_600",
+        body_text_color_subdued_dark="*neutral_300",
+        button_primary_background_fill="*primary_700",
+        button_primary_background_fill_hover="*primary_800",
+        color_accent="*primary_700",
+    )
+    options = {
+        "theme": theme,
+        "css_paths": [assets.STYLES],
+        "footer_links": ["api"],
+        "show_error": False,
+        "ssr_mode": False,
+        "app_kwargs": {"middleware": [Middleware(assets.FirstScript)]},
+        "run_history": False,
+        # The page takes no files, and what a visitor uploads all the same would fill the disk.
+        "max_file_size": 1,
+        # A copy of the page's settings is kept for every visitor, and a script is a new one with each request.
+        "state_session_capacity": 64,
+    }
+    known = inspect.signature(gr.Blocks.launch).parameters
+    return {name: value for name, value in options.items() if name in known}
+
+
+_ABOUT = "element.querySelector('.about-pair').textContent = props.value"
+
+
+_FAILED = """() => [
+  JSON.stringify({phase: "lost", message: "The server is busy or gone: try again in a moment.", key: Date.now()}),
+  {__type__: "update", interactive: true}]"""
+
+
+def _html(template: str, script: str, elem_id: str | None = None, render: bool = True) -> gr.HTML:
+    """A component whose template is fixed and whose script alone touches what comes from outside."""
+    return gr.HTML(
+        html_template=template,
+        js_on_load=script,
+        head=assets.head(),
+        apply_default_css=False,
+        elem_id=elem_id,
+        render=render,
+    )
+
+
+def _feed(kind: str) -> gr.HTML:
+    """Shows nothing; hands its value, a text, to the scripts that draw it."""
+    return _html('<div class="feed" hidden></div>', f"Bass.mountFeed({json.dumps(kind)}, props, watch)")
+
+
+def _header(recording: bool) -> str:
+    mark = '<p class="recording-mark">Recording, played back at its own pace</p>' if recording else ""
+    return (
+        '<header class="bass-header"><h1>BASS</h1><p>One prompt, one model, several ways to decode: who is '
+        f'faster, and why.</p>{mark}<p class="about-pair"></p></header>'
+    )
+
+
+def _bind(page: gr.Blocks, events: Events, settings: Form, feeds: list[gr.HTML], status: gr.HTML) -> None:
+    race = settings.run.click(
+        events.run,
+        inputs=settings.fields,
+        outputs=[*feeds, status, settings.run],
+        trigger_mode="once",
+        # Gradio's own line says where in the queue one is.
+        show_progress="minimal",
+        show_progress_on=status,
+        api_visibility="private",
+        **DEVICE,
+    )
+    # A full queue, a server that went away, a race that was stopped: no generator is there to say so.
+    race.failure(None, None, [status, settings.run], js=_FAILED)
+    settings.stop.click(
+        events.stop,
+        outputs=[status, settings.run],
+        cancels=[race],
+        queue=False,
+        show_progress="hidden",
+        api_visibility="private",
+    )
+    if settings.fields:
+        page.load(None, settings.fields, settings.fields, js=restore_script(settings), show_progress="hidden")
+    gr.api(events.api, api_name="race", **DEVICE)

@@ -1,0 +1,198 @@
+"""Contract: turns a race's snapshots into what the page's script draws: three texts, log, view and charts.
+
+They are texts because gr.HTML follows a nested value badly: it copies and watches every number in it, and under
+ten updates a second the browser can end up doing nothing else. The log holds every token and round once and only
+grows, so that Gradio sends its new tail alone; view (the figures of this moment) and charts (whole series) are
+small and replaced. The script works from these alone; nothing here estimates or smooths a number.
+
+The log's first line is the run: {"run", "settings", "pair", "lanes", "batch_size"}. Each further line is one
+snapshot: {lane: {"clock_ms", "new": {index: tokens}, "rounds": rounds}}; see SequenceFeed.fresh and `_round`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from bass_core import Metrics
+from ui.page.limits import RaceRequest
+
+SHOWN_DEVICE = (
+    "name", "kind", "gpu_utilization", "gpu_memory_mb", "gpu_memory_total_mb", "gpu_power_w",
+    "cpu_percent", "cpu_count", "rss_mb",
+)  # fmt: skip
+CHARTED_DEVICE = ("gpu_utilization", "gpu_memory_mb", "gpu_power_w", "cpu_percent", "rss_mb")
+CHARTED_METRICS = ("ms_per_token", "acceptance_rate", "new_tokens", "flops_utilization")
+CHART_POINTS = 240
+
+
+def _text(value: object) -> str:
+    """JSON on one line that holds no tag: gr.HTML warns about values with a script tag in them."""
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _short(value: float | None) -> float | None:
+    """Six significant digits are enough to redo a test by hand."""
+    return None if value is None else float(f"{value:.6g}")
+
+
+class SequenceFeed:
+    """How much of one sequence the log has."""
+
+    def __init__(self) -> None:
+        self.tokens, self.characters = 0, 0
+
+    def fresh(self, sequence: dict[str, Any]) -> list[list[Any]]:
+        """What is new: [origin's letter, text, lane ms, id] a token; "+" adds text that the token before held."""
+        pieces, origins, times = sequence["pieces"], sequence["origins"], sequence["times_ms"]
+        seen = sum(map(len, pieces[: self.tokens]))
+        new: list[list[Any]] = []
+        if seen > self.characters:
+            new.append(["+", sequence["text"][self.characters : seen], round(times[self.tokens - 1], 3), -1])
+        for i in range(self.tokens, len(pieces)):
+            new.append([origins[i][0], pieces[i], round(times[i], 3), sequence["token_ids"][i]])
+        self.tokens, self.characters = len(pieces), len(sequence["text"])
+        return new
+
+
+def _round(record: dict[str, Any]) -> list[Any]:
+    """[round, kind's two letters, draft length, lane ms, rows] of a record of bass_core's round log.
+
+    A row: [sequence, start, written, accepted, p of the last token, drafts], a draft: [text, p, q, u].
+    """
+    rows = [
+        [
+            row["sequence"],
+            row["start"],
+            row["written"],
+            row["accepted"],
+            _short(row["next_p"]),
+            [
+                [text, _short(p), _short(q), _short(u)]
+                for text, p, q, u in zip(row["drafted_text"] or (), row["p"], row["q"], row["u"], strict=True)
+            ],
+        ]
+        for row in record["rows"]
+    ]
+    return [record["round"], record["kind"][:2], record["draft_length"], round(record["time_ms"], 3), rows]
+
+
+class Series:
+    """Named columns over one x; `halve` drops every second row and keeps the first and the newest."""
+
+    def __init__(self, x: str, names: tuple[str, ...]) -> None:
+        self.x = x
+        self.rows: dict[str, list[float | None]] = {name: [] for name in (x, *names)}
+
+    def add(self, at: float, values: dict[str, Any]) -> None:
+        """Append one row; a value that is missing stays None."""
+        for name, column in self.rows.items():
+            value = at if name == self.x else values.get(name)
+            column.append(None if value is None else round(value, 6))
+
+    def full(self) -> bool:
+        """Whether there are more rows than a chart needs."""
+        return len(self.rows[self.x]) > CHART_POINTS
+
+    def halve(self) -> None:
+        """Drop every second row."""
+        first = 1 - len(self.rows[self.x]) % 2
+        self.rows = {name: column[:first] + column[first::2] for name, column in self.rows.items()}
+
+
+class PageFeed:
+    """Everything one run has shown so far. `pair` names the models for the page's snippet."""
+
+    def __init__(self, run: str, request: RaceRequest, pair: Mapping[str, Any] | None = None) -> None:
+        self.run, self.request, self.pair = run, request, dict(pair or {})
+        self.log = ""
+        self.sequences: dict[tuple[str, int], SequenceFeed] = {}
+        self.rounds: dict[str, int] = {}
+        self.lane_series: dict[str, Series] = {}
+        self.round_series: dict[str, Series] = {}
+        self.device_series = Series("elapsed_ms", CHARTED_DEVICE)
+        self.interval_ms, self.next_ms = 200.0, 0.0
+        self.charts = ""
+
+    def update(self, snapshot: dict[str, Any]) -> tuple[str, str, str]:
+        """(log, view, charts) for this snapshot."""
+        device = {key: snapshot["device"].get(key) for key in SHOWN_DEVICE}
+        if not self.log:
+            self.log = _text(self._head(snapshot))
+        self._write(snapshot["lanes"])
+        self._sample(snapshot, device)
+        lanes = {name: self._figures(lane) for name, lane in snapshot["lanes"].items()}
+        view = {"run": self.run, "done": snapshot["done"], "lanes": lanes, "device": device}
+        if "comparison" in snapshot:
+            view["comparison"] = snapshot["comparison"]
+        return self.log, _text(view), self.charts
+
+    def _head(self, snapshot: dict[str, Any]) -> dict[str, Any]:
+        """What does not change. A recording brings its own lanes and rows, whatever was asked for."""
+        rows = max(len(lane["sequences"]) for lane in snapshot["lanes"].values())
+        return {
+            "run": self.run,
+            "settings": snapshot["settings"] if "settings" in snapshot else self.request.settings(),
+            "pair": self.pair,
+            "lanes": list(snapshot["lanes"]),
+            "batch_size": rows,
+            "scheduling": snapshot.get("scheduling"),
+        }
+
+    def _write(self, lanes: dict[str, Any]) -> None:
+        """One line for this snapshot: every lane's clock, its new rounds, and new tokens of sequences by index."""
+        line: dict[str, Any] = {}
+        for name, lane in lanes.items():
+            new = {}
+            for index, sequence in enumerate(lane["sequences"]):
+                tokens = self.sequences.setdefault((name, index), SequenceFeed()).fresh(sequence)
+                if tokens:
+                    new[index] = tokens
+            records = lane.get("rounds", [])[self.rounds.get(name, 0) :]
+            self.rounds[name] = self.rounds.get(name, 0) + len(records)
+            lengths = self.round_series.setdefault(name, Series("time_ms", ("draft_length",)))
+            for record in records:
+                if record["kind"] == "verify":
+                    lengths.add(record["time_ms"], record)
+            line[name] = {"clock_ms": lane["clock_ms"], "new": new, "rounds": [_round(r) for r in records]}
+        self.log += "\n" + _text(line)
+
+    def _figures(self, lane: dict[str, Any]) -> dict[str, Any]:
+        metrics = lane["metrics"]
+        return {
+            "metrics": {key: metrics.get(key) for key in {*(f.name for f in fields(Metrics)), *metrics}},
+            "finish_reasons": [sequence["finish_reason"] for sequence in lane["sequences"]],
+            "clock_ms": lane["clock_ms"],
+            "finished": lane["finished"],
+            "error": lane["error"],
+            **({"timeline": lane["timeline"]} if "timeline" in lane else {}),
+        }
+
+    def _sample(self, snapshot: dict[str, Any], device: dict[str, Any]) -> None:
+        """Add a row to every chart, at most one each interval; the last snapshot always counts."""
+        elapsed = snapshot["elapsed_ms"]
+        if elapsed < self.next_ms and not snapshot["done"]:
+            return
+        for name, lane in snapshot["lanes"].items():
+            series = self.lane_series.setdefault(name, Series("clock_ms", CHARTED_METRICS))
+            clocks = series.rows["clock_ms"]
+            # A lane that waits for its turn or has finished adds nothing.
+            if not clocks or round(lane["clock_ms"], 4) > (clocks[-1] or 0.0):
+                series.add(lane["clock_ms"], lane["metrics"])
+        self.device_series.add(elapsed, device)
+        sampled = (self.device_series, *self.lane_series.values())
+        # All at once: lanes that missed a sample fill up later, and each would double the interval again.
+        if any(series.full() for series in sampled):
+            self.interval_ms *= 2
+            for series in sampled:
+                series.halve()
+        for series in self.round_series.values():
+            while series.full():
+                series.halve()
+        self.next_ms = elapsed + self.interval_ms
+        columns: dict[str, Any] = {"series": self.device_series.rows}
+        for key, group in (("lanes", self.lane_series), ("rounds", self.round_series)):
+            columns[key] = {name: series.rows for name, series in group.items()}
+        self.charts = _text({"run": self.run, "device": device, **columns})

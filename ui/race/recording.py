@@ -1,0 +1,102 @@
+"""Contract: plays a recorded race on the page, at the pace at which it ran, marked as a recording.
+
+A recording is a JSON file {"recording": 1, "about": "...", "snapshots": [...]}, its snapshots those of
+bass_core.lanes.race; a name that ends in .xz is unpacked. "settings" (the fields of RaceRequest) may say what was
+asked. Non-goals: making recordings; running a model.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bass_core import BassError
+from ui.page.limits import RaceRequest
+from ui.race.feed import PageFeed
+
+# A pause between two snapshots is never longer than this: a stall of the recorded machine is no news.
+LONGEST_PAUSE_S = 1.0
+SNAPSHOT = {"done", "elapsed_ms", "lanes", "device"}
+LANE = {"sequences", "metrics", "clock_ms", "finished", "error"}
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a file holds; `about` says on what it was recorded."""
+
+    about: str
+    settings: dict[str, Any]
+    snapshots: list[dict[str, Any]]
+
+    def source(self, request: RaceRequest) -> Generator[dict[str, Any], None, None]:
+        """The recorded snapshots, whatever is asked for; a generator as race_source's is."""
+        before = 0.0
+        for snapshot in self.snapshots:
+            time.sleep(min(max(0.0, snapshot["elapsed_ms"] - before) / 1000, LONGEST_PAUSE_S))
+            before = snapshot["elapsed_ms"]
+            yield {**snapshot, "settings": self.settings}
+
+
+def load_recording(path: Path) -> Recording:
+    """Read a file. Raises BassError, one sentence, where it can't be read or is no recording."""
+    try:
+        data = path.read_bytes()
+        text = lzma.decompress(data) if path.suffix == ".xz" else data
+        document = json.loads(text, parse_constant=_no_number)
+    except OSError as error:
+        raise BassError(f"Cannot read the recording {path.name}: {error.strerror}.") from error
+    except (ValueError, RecursionError, lzma.LZMAError) as error:
+        raise BassError(f"{path.name} is not a recording: it holds no JSON document.") from error
+    if not isinstance(document, dict) or document.get("recording") != 1:
+        raise BassError(f'{path.name} is not a recording: it lacks "recording": 1.')
+    snapshots = document.get("snapshots")
+    if not isinstance(snapshots, list) or not snapshots or not _can_be_shown(snapshots):
+        raise BassError(f"{path.name} is not a recording: its snapshots are missing or not those of a race.")
+    settings = document.get("settings")
+    about = str(document.get("about") or "recorded on an unnamed machine")
+    return Recording(about, settings if isinstance(settings, dict) else {}, snapshots)
+
+
+def _no_number(name: str) -> float:
+    """NaN and Infinity, which Python reads and a browser does not."""
+    raise ValueError(f"{name} is no number")
+
+
+def _can_be_shown(snapshots: list[Any]) -> bool:
+    """Whether the page can draw them: each is one of a race, and its feed takes them, in this order."""
+    if not all(map(_is_snapshot, snapshots)):
+        return False
+    feed = PageFeed("", RaceRequest("", 1, 1, 0, 0))
+    try:
+        for snapshot in snapshots:
+            feed.update(snapshot)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        return False
+    return True
+
+
+def _is_snapshot(value: object) -> bool:
+    if not isinstance(value, dict) or not value.keys() >= SNAPSHOT:
+        return False
+    lanes = value["lanes"]
+    if not isinstance(lanes, dict) or not lanes or not isinstance(value["elapsed_ms"], int | float):
+        return False
+    return all(isinstance(lane, dict) and lane.keys() >= LANE for lane in lanes.values()) and _is_comparison(
+        value.get("comparison", {}), lanes
+    )
+
+
+def _is_comparison(value: object, lanes: dict[str, Any]) -> bool:
+    """Whether it is {lane: [None or {"at": a place, ...}, one for each of the lane's rows]}."""
+    return isinstance(value, dict) and all(
+        isinstance(rows, list)
+        and name in lanes
+        and len(rows) == len(lanes[name]["sequences"])
+        and all(row is None or (isinstance(row, dict) and type(row.get("at")) is int) for row in rows)
+        for name, rows in value.items()
+    )
