@@ -3,9 +3,9 @@
 Contract: shard k of a folder is a function of the pair, the settings, the installed Python library and k alone,
 and is there whole or not at all; a run that was killed goes on with the first missing shard. A shard holds
 `tokens` int32 [N], `states` float16 [N, width] (of the target at each token: the layers that the settings name,
-then the last hidden state, as Readout in models/base.py says; zeros at a row's last token, which was never fed),
-`starts` int64 [rows + 1], `prompts` int64 [rows], the length of each row's prompt, and `layers` int64, which they
-are.
+then the last hidden state, as HiddenStateTap in models/base.py says; zeros at a row's last token, which was never
+fed), `starts` int64 [rows + 1], `prompts` int64 [rows], the length of each row's prompt, and `layers` int64,
+which they are.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from bass_core.decoding.batch import BatchDecoder, Rules
 from bass_core.decoding.request import make_request
 from bass_core.drafting.base import Proposal
 from bass_core.engine.runner import ModelRunner, PrefillSteps
-from bass_core.models.base import Readout
+from bass_core.models.base import HiddenStateTap
 from bass_core.sequence import Sequence
-from bass_core.verification.rejection import Keys
+from bass_core.verification.rejection import NoiseKeys
 
 from .own_prompts import own_prompts
 from .prompts import corpus_prompts
@@ -43,7 +43,7 @@ SHARD_PREFILL_TOKENS = 2048
 class StateRecorder:
     """A drafter that proposes nothing and keeps what it is shown."""
 
-    reads_states = True
+    observes_states = True
 
     def __init__(self) -> None:
         self.calls = 0
@@ -52,16 +52,16 @@ class StateRecorder:
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         return None
 
-    def propose(self, rows: list[Sequence], caps: list[int], keys: Keys) -> Proposal:
+    def propose(self, rows: list[Sequence], caps: list[int], keys: NoiseKeys) -> Proposal:
         return Proposal(torch.zeros(len(rows), 0, dtype=torch.long), [0] * len(rows))
 
-    def settle(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
+    def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
         return None
 
     def move_row(self, source: int, target: int) -> None:
         return None
 
-    def read_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
+    def observe_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
         for row, state in zip(rows, states, strict=True):
             self.states.setdefault(row.index, []).append(state.to("cpu", torch.float16, copy=True))
 
@@ -116,7 +116,7 @@ def write_shard(pair: ModelPair, settings: Settings, number: int) -> dict[str, T
     request = make_request(pair, ids, max_new_tokens=corpus.max_new_tokens, sampling=sampling, seed=seed)
     sequences, recorder = request.sequences(), StateRecorder()
     step, readout = pair.target_step, pair.target_step.readout
-    step.readout = Readout(tuple(corpus.layers))
+    step.readout = HiddenStateTap(tuple(corpus.layers))
     try:
         runner = ModelRunner(step, len(ids), request.longest + 1, pair.vocab, request.backend, keep_states=True)
         runner.prefill_tokens = max(runner.prefill_tokens, SHARD_PREFILL_TOKENS)

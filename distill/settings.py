@@ -16,7 +16,7 @@ CONFIG = Path(__file__).parent / "config.json"
 class CorpusSettings:
     """rows: prompts a shard; own_share: of them, made up by the target itself (own_prompts.py); temperatures: one
     a shard, in turn; layers: of the target, ascending, whose residual stream is kept beside the last hidden state
-    (Readout in models/base.py).
+    (HiddenStateTap in models/base.py).
     """
 
     rows: int
@@ -31,8 +31,8 @@ class TrainSettings:
     """How a draft head is made.
 
     layers: how many, and start: "random", "target" for copies of its last ones, or the folder of a trained head to
-    go on from. reads_states: whether it sees the target's states; reads_layers: all that the corpus kept, or the
-    last one alone. vocabulary: how many of the most frequent ids it can propose. longest_row: tokens of a row
+    go on from. reads_states: whether it sees the target's states; reads_layers: all that the corpus kept, or
+    the last one alone. vocabulary: how many of the most frequent ids it can propose. longest_row: tokens of a row
     that are looked at. loss: "kl" (forward), "tv" or "mix" (their sum); loss_share: of the positions, drawn anew
     each step. own_states: how many drafted tokens deep it is trained on its own states.
     """

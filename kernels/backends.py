@@ -22,11 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .support import obstacle
+from .support import why_unavailable
 
 
 @dataclass
-class RaggedStep:
+class AttentionPlan:
     """Where the rows of one step stand: `lengths` int64 [B] on the device, `host` the same numbers on the host.
 
     `extent`: columns that any row of this step may see. A captured step is replayed for lengths that the host
@@ -81,7 +81,7 @@ def pad(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    step: RaggedStep,
+    step: AttentionPlan,
     *,
     scaling: float,
     window: int | None = None,
@@ -102,7 +102,7 @@ def split(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    step: RaggedStep,
+    step: AttentionPlan,
     *,
     scaling: float,
     window: int | None = None,
@@ -124,7 +124,7 @@ def sdpa(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    step: RaggedStep,
+    step: AttentionPlan,
     *,
     scaling: float,
     window: int | None = None,
@@ -175,7 +175,7 @@ def fused(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    step: RaggedStep,
+    step: AttentionPlan,
     *,
     scaling: float,
     window: int | None = None,
@@ -191,7 +191,7 @@ def flash(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    step: RaggedStep,
+    step: AttentionPlan,
     *,
     scaling: float,
     window: int | None = None,
@@ -250,7 +250,7 @@ def unavailable(backend: str, device: torch.device, dtype: torch.dtype | None = 
     None where it can.
     """
     if backend == "fused":
-        return obstacle(device)
+        return why_unavailable(device)
     if backend == "flash":
         return _no_flash(device, dtype)
     return None

@@ -1,6 +1,6 @@
 """Whether Triton kernels can run on a device, and what their launches need to know about it.
 
-Contract: importing this imports no triton; `obstacle` says in one sentence why kernels can't run, or None.
+Contract: importing this imports no triton; `why_unavailable` says in one sentence why kernels can't run, or None.
 On a CPU they run under Triton's interpreter alone: slowly, for tests (TRITON_INTERPRET=1, set before the start).
 """
 
@@ -39,7 +39,7 @@ def widens(dtype: torch.dtype) -> bool:
 
 
 @cache
-def obstacle(device: torch.device) -> str | None:
+def why_unavailable(device: torch.device) -> str | None:
     """Why Triton kernels can't run on the device, or None where they can."""
     if find_spec("triton") is None:
         return "Triton is not installed here (pip install triton, Linux only)"
@@ -50,6 +50,11 @@ def obstacle(device: torch.device) -> str | None:
     if torch.cuda.get_device_capability(device) < (7, 5):
         return "Triton kernels need a GPU of compute capability 7.5 or newer"
     return None
+
+
+def available(device: torch.device) -> bool:
+    """Whether Triton kernels can run on the device."""
+    return why_unavailable(device) is None
 
 
 def on_zero_gpu() -> bool:

@@ -23,7 +23,7 @@ from ..machine.transfer import to_device
 from ..models.draft_head import DraftHead
 from ..models.pair import ModelPair
 from ..sequence import Sequence
-from .link import Close, DraftLostError, Drafts, Open, Pause, Resume, RowVerdict, Verdict
+from .link import Close, DraftLostError, Drafts, Open, Pause, Resume, RowUpdate, TextUpdate
 from .pace import NEWS
 from .process import DraftHost, borrow, give_back
 from .shared_memory import Arena, Layout, LocalArena
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Ahead:
-    """Drafts of one row from position `start` on; `tops`, `owns` as in amusd_link.Block.
+    """Drafts of one row from position `start` on; `max_probs`, `token_probs` as in amusd_link.Block.
 
     `begin`: where the epoch began in the row's text; 0 until the first verdict, and no draft is judged before it.
     """
@@ -44,14 +44,14 @@ class Ahead:
     epoch: int = 0
     begin: int = 0
     tokens: list[int] = field(default_factory=list)
-    tops: list[float] = field(default_factory=list)
-    owns: list[float] = field(default_factory=list)
+    max_probs: list[float] = field(default_factory=list)
+    token_probs: list[float] = field(default_factory=list)
     copied: list[bool] = field(default_factory=list)
 
     def move(self, start: int, same: bool) -> None:
         """The text reaches to `start` now; drafts beyond it stay if the text went on as drafted, else none do."""
         count = start - self.start if same else len(self.tokens)
-        del self.tokens[:count], self.tops[:count], self.owns[:count], self.copied[:count]
+        del self.tokens[:count], self.max_probs[:count], self.token_probs[:count], self.copied[:count]
         self.start = start
         if not same:
             self.epoch, self.begin = self.epoch + 1, start
@@ -61,7 +61,8 @@ class DraftClient:
     """One request at the pair's draft.
 
     lead: how far it drafts beyond the agreed text; confidence: only up to where it is sure (drafting/registry.py,
-    `sure`); copies: from the text, where that repeats itself; delay_s: for tests, see amusd/decoder.py.
+    `confident_prefix`); copies: from the text, where that repeats itself; delay_s: for tests, see
+    amusd/decoder.py.
     """
 
     def __init__(
@@ -166,26 +167,26 @@ class DraftClient:
                 if ahead is not None and ahead.epoch == block.epoch:
                     assert block.start == ahead.start + len(ahead.tokens), "blocks of one epoch leave no gap"
                     ahead.tokens += block.tokens
-                    ahead.tops += block.tops
-                    ahead.owns += block.owns
+                    ahead.max_probs += block.max_probs
+                    ahead.token_probs += block.token_probs
                     ahead.copied += block.copied
         line.waiting = sum(len(ahead.tokens) for ahead in self.ahead.values())
 
-    def agree(self, row: Sequence, tokens: list[int], same: bool) -> RowVerdict:
+    def agree(self, row: Sequence, tokens: list[int], same: bool) -> RowUpdate:
         """Row `row` has just written `tokens`, `same` as they were drafted or not; the verdict to send."""
         ahead = self.ahead[row.index]
         start = ahead.start
         ahead.move(len(row.tokens), same)
         if row.finish_reason:
             del self.ahead[row.index]
-        return RowVerdict(row.index, ahead.epoch, start, tokens, row.finish_reason is not None)
+        return RowUpdate(row.index, ahead.epoch, start, tokens, row.finish_reason is not None)
 
-    def send(self, verdicts: list[RowVerdict]) -> None:
+    def send(self, verdicts: list[RowUpdate]) -> None:
         """Let the draft know."""
         self.timeline.waiting = sum(len(ahead.tokens) for ahead in self.ahead.values())
         with self._noticing():
             if self._host is not None:
-                self._host.send(Verdict(self._session, verdicts))
+                self._host.send(TextUpdate(self._session, verdicts))
 
     def q(self, rows: list[Sequence], starts: list[int], width: int) -> Tensor | None:
         """float32 [B, width, V]: what the tokens from position starts[r] on were drawn from; None if unused."""

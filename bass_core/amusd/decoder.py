@@ -30,7 +30,7 @@ from kernels.support import is_accelerator, runtime
 from ..budget.policies import FixedLength
 from ..decoding.batch import BatchDecoder, Rules
 from ..decoding.request import Request
-from ..drafting.registry import runs_model, sure
+from ..drafting.registry import confident_prefix, runs_model
 from ..engine.cuda_graphs import make_runner
 from ..engine.runner import ModelRunner, PrefillSteps
 from ..errors import RequestError
@@ -38,7 +38,7 @@ from ..machine.transfer import to_device
 from ..models.draft_head import DraftHead
 from ..models.pair import ModelPair
 from ..sequence import Round, RowRound, Sequence
-from ..verification.rejection import Keys, mark_unsound, refuse_unsound, verify
+from ..verification.rejection import NoiseKeys, mark_unsound, refuse_unsound, verify
 from .client import DraftClient
 from .pace import Pace
 from .process import split_threads
@@ -206,7 +206,7 @@ class AmusdDecoder(BatchDecoder):
     def _ready(self, row: Sequence) -> int:
         ahead = self.client.ahead[row.index]
         count = min(len(ahead.tokens), self.lead, row.remaining - 1)
-        return sure(ahead.tops[:count], ahead.owns[:count]) if self.confidence else count
+        return confident_prefix(ahead.max_probs[:count], ahead.token_probs[:count]) if self.confidence else count
 
     def _worth_waiting(self, counts: list[int], waited: float) -> bool:
         """Whether the draft, a step of its from now, will have made it pay that the target waited."""
@@ -254,9 +254,9 @@ class AmusdDecoder(BatchDecoder):
         ]
 
     def _judge(
-        self, logits: Tensor, drafts: list[list[int]], tested: list[int], starts: list[int], keys: Keys
+        self, logits: Tensor, drafts: list[list[int]], tested: list[int], starts: list[int], keys: NoiseKeys
     ) -> tuple[list[int], list[int], list[list[list[float]]], list[float]]:
-        """What `Verdict.host` returns."""
+        """What `Outcome.host` returns."""
         width, device = max(tested), logits.device
         if width == logits.shape[1]:
             # Behind a late draft nothing is read, but verify wants a column there.

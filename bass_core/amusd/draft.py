@@ -16,15 +16,15 @@ from torch import Tensor
 
 from kernels.support import is_accelerator, runtime
 
-from ..drafting.registry import CASCADE_MATCH, sure
+from ..drafting.registry import CASCADE_MATCH, confident_prefix
 from ..engine.cuda_graphs import make_runner
 from ..engine.runner import PrefillSteps
 from ..machine.transfer import to_device
-from ..models.base import StepModel
+from ..models.base import CausalModel
 from ..models.draft_head import DraftHead
 from ..sampling.distribution import argmax, draw, probabilities
 from ..sampling.noise import Role, stream
-from .link import Block, Open, RowVerdict
+from .link import Block, Open, RowUpdate
 from .shared_memory import Arena
 from .states import HeadStates
 
@@ -46,8 +46,8 @@ class Row:
     epoch: int = 0
     # Where the epoch began, as far as the draft knows.
     begin: int = 0
-    tops: list[float] = field(default_factory=list)
-    owns: list[float] = field(default_factory=list)
+    max_probs: list[float] = field(default_factory=list)
+    token_probs: list[float] = field(default_factory=list)
     copied: list[bool] = field(default_factory=list)
     # Tokens from the first on whose state a head can read; the last token's is not needed.
     known: int = 0
@@ -67,7 +67,7 @@ class Row:
 class DraftSession:
     """One request. `model` is the draft's, `head` the draft head that it is the body of, if it is one."""
 
-    def __init__(self, spec: Open, arena: Arena, model: StepModel, head: DraftHead | None, vocab: int) -> None:
+    def __init__(self, spec: Open, arena: Arena, model: CausalModel, head: DraftHead | None, vocab: int) -> None:
         self.spec, self.arena, self.head = spec, arena, head
         length = max(spec.ends) + 2 * spec.lead + CHUNK
         outputs = vocab if head is None else len(head.vocabulary)
@@ -82,7 +82,7 @@ class DraftSession:
         self.made = self.rolled_back = 0
         self.role = Role.TARGET if spec.rule == "coupled" else Role.DRAFT
         self._prefill: PrefillSteps | None = None
-        self._early: list[RowVerdict] = []
+        self._early: list[RowUpdate] = []
         if head is None:
             self._prefill = self.runner.prefill([prompt[:limit] for prompt in spec.prompts])
         else:
@@ -96,7 +96,7 @@ class DraftSession:
     def _room(self, row: Row) -> int:
         ahead = len(row.tokens) - row.agreed
         # Behind a draft that is unsure the target would not look at another.
-        if self.spec.confidence and sure(row.tops, row.owns) < ahead:
+        if self.spec.confidence and confident_prefix(row.max_probs, row.token_probs) < ahead:
             return 0
         return min(row.end - len(row.tokens), self.spec.lead - ahead)
 
@@ -107,7 +107,7 @@ class DraftSession:
         """Whether the model can be asked: a head needs the state of each token but the last."""
         return self._room(row) > 0 and (self.head is None or len(row.tokens) - 1 <= row.known)
 
-    def judge(self, verdicts: list[RowVerdict]) -> list[Block]:
+    def judge(self, verdicts: list[RowUpdate]) -> list[Block]:
         """Take over what the target decided; the drafts that survive a new epoch, to be announced again."""
         if self._prefill is not None:  # rows keep their places until their prompts are in the cache
             self._early += verdicts
@@ -117,7 +117,7 @@ class DraftSession:
             self.states.fetch()
         return [block for block in blocks if block is not None]
 
-    def _judge_row(self, verdict: RowVerdict) -> Block | None:
+    def _judge_row(self, verdict: RowUpdate) -> Block | None:
         place = next(r for r, row in enumerate(self.rows) if row.index == verdict.row)
         if verdict.finished:
             self._forget(place)
@@ -135,9 +135,9 @@ class DraftSession:
             self.rolled_back += at < len(row.tokens)
             row.tokens[at:] = verdict.tokens[same:]
             self.runner.cached[place] = min(self.runner.cached[place], at)
-            row.tops, row.owns, row.copied = [], [], []
+            row.max_probs, row.token_probs, row.copied = [], [], []
         else:
-            del row.tops[:same], row.owns[:same], row.copied[:same]
+            del row.max_probs[:same], row.token_probs[:same], row.copied[:same]
         row.agreed = end
         if self.head is not None:
             self._bring_states(place, verdict.start, end)
@@ -149,7 +149,13 @@ class DraftSession:
     def _block(self, row: Row, start: int) -> Block:
         at = start - row.agreed
         return Block(
-            row.index, row.epoch, start, row.tokens[start:], row.tops[at:], row.owns[at:], row.copied[at:]
+            row.index,
+            row.epoch,
+            start,
+            row.tokens[start:],
+            row.max_probs[at:],
+            row.token_probs[at:],
+            row.copied[at:],
         )
 
     def _bring_states(self, place: int, start: int, end: int) -> None:
@@ -272,8 +278,8 @@ class DraftSession:
         start = len(row.tokens)
         top, own = (1.0, 1.0) if sure_of is None else sure_of
         row.tokens += tokens
-        row.tops += [top] * len(tokens)
-        row.owns += [own] * len(tokens)
+        row.max_probs += [top] * len(tokens)
+        row.token_probs += [own] * len(tokens)
         row.copied += [sure_of is None] * len(tokens)
         self.made += len(tokens)
         return self._block(row, start)

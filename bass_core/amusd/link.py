@@ -2,7 +2,7 @@
 
 Contract: one stream of small messages each way, read in the order in which they were sent. A row's text is
 agreed on up to some length; every drafted block names its row, its epoch and the position at which it starts.
-A `Verdict` extends the agreed text and names the row's epoch from now on: a block of any other epoch is stale.
+A `TextUpdate` extends the agreed text and names the row's epoch from now on: a block of any other epoch is stale.
 So nothing is counted up on two sides, and nothing depends on which store is seen first.
 
 Large numbers lie beside the messages in an Arena, by row and position: `q` [rows, ring, V'], what the token at
@@ -54,7 +54,7 @@ class Open:
 
 
 @dataclass(frozen=True)
-class RowVerdict:
+class RowUpdate:
     """`tokens` stand from position `start` on; the row's epoch is `epoch` now; a finished row is forgotten."""
 
     row: int
@@ -65,16 +65,17 @@ class RowVerdict:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TextUpdate:
     """What the target decided in one step."""
 
     session: int
-    rows: list[RowVerdict]
+    rows: list[RowUpdate]
 
 
 @dataclass(frozen=True)
 class Block:
-    """Drafted `tokens` from position `start` on. `tops`, `owns`: q's largest value, and the token's; or empty.
+    """Drafted `tokens` from position `start` on. `max_probs`, `token_probs`: q's largest value, and the token's;
+    or empty.
 
     A token with `copied` true was copied from the text: its q is a point mass.
     """
@@ -83,8 +84,8 @@ class Block:
     epoch: int
     start: int
     tokens: list[int]
-    tops: list[float] = field(default_factory=list)
-    owns: list[float] = field(default_factory=list)
+    max_probs: list[float] = field(default_factory=list)
+    token_probs: list[float] = field(default_factory=list)
     copied: list[bool] = field(default_factory=list)
 
 

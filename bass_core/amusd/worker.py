@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 
 from ..attention.huggingface import choose_backend
-from ..models.base import StepModel
+from ..models.base import CausalModel
 from ..models.draft_head import DraftHead
 from ..sampling.distribution import SamplingParams
 from .draft import DraftSession
-from .link import Block, Close, Drafts, Failed, Open, Pause, Ready, Resume, RowVerdict, Verdict
+from .link import Block, Close, Drafts, Failed, Open, Pause, Ready, Resume, RowUpdate, TextUpdate
 from .shared_memory import Arena, Layout, LocalArena
 
 # For the one who waits: when the draft last showed life, negative while it waits for a message, and how many
@@ -42,7 +42,7 @@ class LoadedDraft:
     """A pair's draft, a causal LM or a head, and the step of the one or of the other's body."""
 
     model: Any
-    step: StepModel
+    step: CausalModel
     vocab: int
 
     @property
@@ -63,7 +63,7 @@ class LoadedDraft:
         for params in (SamplingParams(), SamplingParams(1.0)):
             spec = Open(0, [[0, 0]] * 2, [0, 1], [5, 5], 2, params, 0, "chen", backend, layout)
             session = self.session(spec, LocalArena(layout, device))
-            session.judge([RowVerdict(row, 1, 2, [0]) for row in range(2)])
+            session.judge([RowUpdate(row, 1, 2, [0]) for row in range(2)])
             while session.busy:
                 session.step()
             session.close()
@@ -130,7 +130,7 @@ class Worker:
     def _handle(self, message: Any) -> None:
         if isinstance(message, Open):
             self.session, self.paused = self.draft.session(message, self._arena(message.layout)), True
-        elif isinstance(message, Verdict):
+        elif isinstance(message, TextUpdate):
             begin = time.perf_counter()
             if self.session is not None and (blocks := self.session.judge(message.rows)):
                 self._announce(blocks, begin)

@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
-from kernels.backends import RaggedStep
-from kernels.support import is_accelerator, obstacle
+from kernels.backends import AttentionPlan
+from kernels.support import available, is_accelerator
 
 from ..machine.transfer import to_device
 
@@ -37,14 +37,14 @@ class RaggedCache(Cache):
     ) -> None:
         self.max_batch, self.max_len, self.kv_heads, self.head_dim = max_batch, max_len, kv_heads, head_dim
         self.buffer = torch.zeros(layers, 2, max_batch, kv_heads, max_len, head_dim, dtype=dtype, device=device)
-        self.step: RaggedStep | None = None
+        self.step: AttentionPlan | None = None
         # Each layer as vectors [2 x max_batch x kv_heads x max_len, head_dim]; where rows and heads begin there.
         self._vectors = self.buffer.view(layers, -1, head_dim).unbind(0)
         self._columns = torch.arange(max_len, device=device)
         self._firsts = torch.arange(max_batch, device=device)[:, None] * kv_heads * max_len
         kinds = torch.arange(2, device=device)[:, None] * max_batch * kv_heads
         self._heads = ((kinds + torch.arange(kv_heads, device=device)) * max_len).flatten()
-        self.has_kernel = is_accelerator(self.buffer.device) and obstacle(self.buffer.device) is None
+        self.has_kernel = is_accelerator(self.buffer.device) and available(self.buffer.device)
         # Views of one step for all layers, made once: slicing in every layer costs more than the copies.
         self.tokens: Tensor | None = None
         self._places: Tensor | None = None
@@ -54,7 +54,7 @@ class RaggedCache(Cache):
         self.ragged = [_RaggedLayer(weakref.proxy(self), layer) for layer in range(layers)]
         super().__init__(layers=list(self.ragged))
 
-    def begin(self, host_lengths: list[int], queries: int, counts: list[int] | None = None) -> RaggedStep:
+    def begin(self, host_lengths: list[int], queries: int, counts: list[int] | None = None) -> AttentionPlan:
         """Open a step of `queries` new tokens a row over rows that are `host_lengths` long.
 
         With `counts` only the first counts[b] tokens of row b are written: `tokens` int64 [N] says where these
@@ -72,21 +72,21 @@ class RaggedCache(Cache):
         if counts is not None and min(counts) < queries:
             real = torch.arange(queries, device=device) < to_device(counts, device)[:, None]
             self.tokens = real.flatten().nonzero()[:, 0]
-        step = self._open(RaggedStep(to_device(host_lengths, device), list(host_lengths), queries))
+        step = self._open(AttentionPlan(to_device(host_lengths, device), list(host_lengths), queries))
         if batch == 1:
             start, written = host_lengths[0], queries if self.tokens is None else len(self.tokens)
             self._ends = self.buffer[:, :, 0, :, start : start + written].unbind(0)
         return step
 
-    def begin_anywhere(self, lengths: Tensor, queries: int, extent: int | None = None) -> RaggedStep:
+    def begin_anywhere(self, lengths: Tensor, queries: int, extent: int | None = None) -> AttentionPlan:
         """Open a step whose lengths int64 [B] only the device knows, as a captured forward needs it.
 
         Nothing is checked: every row must have room for `queries` more tokens in `extent` columns (None: in all).
         """
         self.tokens = None
-        return self._open(RaggedStep(lengths, [], queries, anywhere=extent or self.max_len))
+        return self._open(AttentionPlan(lengths, [], queries, anywhere=extent or self.max_len))
 
-    def _open(self, step: RaggedStep) -> RaggedStep:
+    def _open(self, step: AttentionPlan) -> AttentionPlan:
         batch = len(step.lengths)
         self.step = step
         self.positions = step.lengths[:, None] + self._columns[: step.queries]

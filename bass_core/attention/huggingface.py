@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from kernels.backends import BACKENDS, RaggedStep, unavailable
+from kernels.backends import BACKENDS, AttentionPlan, unavailable
 from kernels.support import has_tensor_cores, is_accelerator
 
 from ..errors import PairError, RequestError
@@ -61,7 +61,7 @@ def ragged_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    ragged: RaggedStep | None = None,
+    ragged: AttentionPlan | None = None,
     ragged_backend: str = "pad",
     **kwargs: Any,
 ) -> tuple[Tensor, None]:

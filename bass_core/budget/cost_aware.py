@@ -37,14 +37,14 @@ class _Chain:
         self.tried = [MEMORY * count for count in self.tried]
         self.reached = [MEMORY * count for count in self.reached]
 
-    def add(self, count: int, asked: int) -> None:
-        """A count that could have been `asked`."""
-        for position in range(min(count + 1, asked)):
+    def add(self, count: int, requested: int) -> None:
+        """Note a count that could have reached `requested`."""
+        for position in range(min(count + 1, requested)):
             self.tried[position] += 1
             self.reached[position] += count > position
 
     def expected(self, prior: float) -> list[float]:
-        """E[min(count, l)] for l = 0 .. limit, when asked for at least l."""
+        """E[min(count, l)] for l = 0 .. limit, when at least l are requested."""
         sums, alive, rate = [0.0], 1.0, prior
         for tried, reached in zip(self.tried, self.reached, strict=True):
             rate = (reached + PRIOR * rate) / (tried + PRIOR)
@@ -66,20 +66,20 @@ class CostAware:
     def update(self, accepted: list[int]) -> None:
         """Nothing: `observe` is told more."""
 
-    def observe(self, asked: int, drafted: list[int], accepted: list[int], forwards: int) -> None:
-        """What each row drafted and accepted in a round of length `asked`, and forwards of the draft it took.
+    def observe(self, requested: int, drafted: list[int], accepted: list[int], forwards: int) -> None:
+        """What each row drafted and accepted in a round of length `requested`, and forwards of the draft it took.
 
-        A row counts as asked for what it drafted where it was cut short by its own end.
+        A row counts as if what it drafted was requested where it was cut short by its own end.
         """
         self.rows = len(drafted)
-        if asked:
+        if requested:
             for chain in (self._accepted, self._drafted, self._widest, self._forwards):
                 chain.fade()
             for tried, stood in zip(drafted, accepted, strict=True):
-                self._drafted.add(tried, asked)
-                self._accepted.add(stood, asked)
-            self._widest.add(max(drafted), asked)
-            self._forwards.add(forwards, asked)
+                self._drafted.add(tried, requested)
+                self._accepted.add(stood, requested)
+            self._widest.add(max(drafted), requested)
+            self._forwards.add(forwards, requested)
         self.length = self._choose()
         if self.length:
             self._plain = 0

@@ -78,7 +78,7 @@ def read_table(path: Path | None) -> CostTable | None:
 
 
 def _is_sound(table: CostTable) -> bool:
-    """Whether it could have been measured: what is asked of it then divides by nothing and is a finite number."""
+    """Whether it could have been measured: its figures then divide by nothing and is a finite number."""
     lines = list(table.verify.values())
     numbers = [number for points in lines for point in points for number in point] + list(table.draft.values())
     return (

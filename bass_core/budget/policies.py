@@ -20,8 +20,8 @@ LONGEST = 1024  # draft tokens a row and round that anyone may ask for
 class DraftLengthPolicy(Protocol):
     """What a decoder asks of a policy. `limit` is the largest length it will ever ask for.
 
-    A policy with a method `observe(asked, drafted, accepted, forwards)` is moreover told of every round: the
-    length asked for, what each row drafted and accepted, and the draft's forwards.
+    A policy with a method `observe(requested, drafted, accepted, forwards)` is moreover told of every round: the
+    length requested, what each row drafted and accepted, and the draft's forwards.
     """
 
     limit: int
@@ -74,7 +74,7 @@ class CommonStop(FixedLength):
     def cut(
         self, accepted: list[int], next_tokens: list[int], next_p: list[float], tests: list[list[list[float]]]
     ) -> list[bool]:
-        """Shorten every row of a round to the shortest, in place; which were cut. Arguments: `Verdict.host`."""
+        """Shorten every row of a round to the shortest, in place; which were cut. Arguments: `Outcome.host`."""
         least = min(accepted)
         longer = [count > least for count in accepted]
         for row, cut in enumerate(longer):
@@ -111,7 +111,7 @@ class RecordedLengths:
     def update(self, accepted: list[int]) -> None:
         """Nothing: `observe` hears of every round."""
 
-    def observe(self, asked: int, drafted: list[int], accepted: list[int], forwards: int) -> None:
+    def observe(self, requested: int, drafted: list[int], accepted: list[int], forwards: int) -> None:
         self.position = min(self.position + 1, len(self.lengths) - 1)
 
 

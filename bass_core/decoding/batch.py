@@ -2,8 +2,8 @@
 
 Contract: `step()` does one bounded piece of work (a prefill chunk, or one round) and returns what it did;
 `finished` says that nothing is left. Regular decoding is the loop without a drafter, speculative decoding is
-the batch of one, run row after row (`OneByOne`), and BASS (arXiv 2404.15778) is the batch in which every row
-accepts its own number of drafts. Each round synchronises with the host once. Clocks and texts are not known
+the batch of one, run row after row (`SequentialDecoder`), and BASS (arXiv 2404.15778) is the batch in which every
+row accepts its own number of drafts. Each round synchronises with the host once. Clocks and texts are not known
 here.
 """
 
@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from ..budget.policies import CommonStop, DraftLengthPolicy
-from ..drafting.base import Drafter, Proposal, reads_states
+from ..drafting.base import Drafter, Proposal, observes_states
 from ..engine.runner import ModelRunner, PrefillSteps
 from ..machine.transfer import to_device
 from ..sampling.distribution import SamplingParams
 from ..sequence import Round, RowRound, Sequence
-from ..verification.rejection import Keys, Verdict, first_tokens, mark_unsound, refuse_unsound, verify
+from ..verification.rejection import NoiseKeys, Outcome, first_tokens, mark_unsound, refuse_unsound, verify
 
 
 class Decoder(Protocol):
@@ -75,8 +75,8 @@ class BatchDecoder:
     def prepare(self) -> None:
         """Before the first step: let the models make ready for the shapes of a plain and of the first round."""
         rows = len(self._rows)
-        asked = self.policy.length if self.policy is not None else 0
-        for width in sorted({1, 1 + min(asked, max(row.remaining for row in self._rows) - 1)}):
+        requested = self.policy.length if self.policy is not None else 0
+        for width in sorted({1, 1 + min(requested, max(row.remaining for row in self._rows) - 1)}):
             self.target.prepare(torch.zeros(rows, width, dtype=torch.long, device=self.target.device))
         prepare = getattr(self.drafter, "prepare", None)
         if prepare is not None:
@@ -109,9 +109,9 @@ class BatchDecoder:
 
     def _round(self) -> Round:
         rows, keys = self._rows, self._keys()
-        asked = self.policy.length if self.policy is not None else 0
+        requested = self.policy.length if self.policy is not None else 0
         calls = self._draft_calls()
-        proposal = self._propose(asked, keys)
+        proposal = self._propose(requested, keys)
         counts = proposal.counts
         verdict = self._verify(proposal, keys)
         self.target_forwards += 1
@@ -129,37 +129,37 @@ class BatchDecoder:
             for r, row in enumerate(rows)
         ]
         if self.drafter is not None:
-            self.drafter.settle(rows, proposal, accepted)
+            self.drafter.on_verified(rows, proposal, accepted)
         forwards = self._draft_calls() - calls
         observe = getattr(self.policy, "observe", None)
         if observe is not None and self.drafter is not None:
-            observe(asked, counts, accepted, forwards)
-        if self.policy is not None and any(count == asked for count in counts):
+            observe(requested, counts, accepted, forwards)
+        if self.policy is not None and any(count == requested for count in counts):
             self.policy.update(accepted)
         self._drop_finished()
-        return Round("verify" if max(counts) else "plain", asked, records, draft_forwards=forwards)
+        return Round("verify" if max(counts) else "plain", requested, records, draft_forwards=forwards)
 
     def _draft_calls(self) -> int:
         return 0 if self.drafter is None else self.drafter.calls
 
     def _hand_states(self, rows: list[Sequence], states: Callable[[], list[Tensor]]) -> None:
         """Give the drafter the target's states of what was settled, if it reads them."""
-        if reads_states(self.drafter):
+        if observes_states(self.drafter):
             reader: Any = self.drafter
-            reader.read_states(rows, states())
+            reader.observe_states(rows, states())
 
     def _states(self) -> Tensor:
         assert self.target.states is not None, "the runner was made to keep states"
         return self.target.states
 
-    def _propose(self, asked: int, keys: Keys) -> Proposal:
+    def _propose(self, requested: int, keys: NoiseKeys) -> Proposal:
         nothing = Proposal(torch.zeros(len(self._rows), 0, dtype=torch.long), [0] * len(self._rows))
-        caps = [min(asked, row.remaining - 1) for row in self._rows]
-        if self.drafter is None or max(caps) <= 0:
+        max_drafts = [min(requested, row.remaining - 1) for row in self._rows]
+        if self.drafter is None or max(max_drafts) <= 0:
             return nothing
-        return self.drafter.propose(self._rows, caps, keys)
+        return self.drafter.propose(self._rows, max_drafts, keys)
 
-    def _verify(self, proposal: Proposal, keys: Keys) -> Verdict:
+    def _verify(self, proposal: Proposal, keys: NoiseKeys) -> Outcome:
         device = self.target.device
         newest = to_device([[row.tokens[-1]] for row in self._rows], device)
         drafts = to_device(proposal.tokens, device)
@@ -182,10 +182,10 @@ class BatchDecoder:
         verdict.drafts = drafts
         return verdict
 
-    def _keys(self) -> Keys:
+    def _keys(self) -> NoiseKeys:
         device = self.target.device
         ids = to_device([row.id for row in self._rows], device)
-        return Keys(self.rules.seed, ids, to_device([len(row.tokens) for row in self._rows], device))
+        return NoiseKeys(self.rules.seed, ids, to_device([len(row.tokens) for row in self._rows], device))
 
     def _write(
         self,
@@ -223,7 +223,7 @@ class BatchDecoder:
                 self._rows.pop()
 
 
-class OneByOne:
+class SequentialDecoder:
     """Sequences decoded one after another, each as a batch of one; the caches of the last are freed first."""
 
     def __init__(self, sequences: list[Sequence], make: Callable[[Sequence], BatchDecoder]) -> None:

@@ -23,7 +23,7 @@ from kernels.support import is_accelerator, runtime
 from ..attention.huggingface import choose_backend
 from ..budget.cost_table import CostTable, read_table, write_table
 from ..budget.policies import FixedLength
-from ..drafting.base import Drafter, Proposal, reads_states
+from ..drafting.base import Drafter, Proposal, observes_states
 from ..drafting.registry import choose_drafter, make_drafter, runs_model
 from ..engine.capture import enabled
 from ..engine.cuda_graphs import make_runner
@@ -36,7 +36,7 @@ from ..models.pair import ModelPair
 from ..models.weights.quantize import is_quantized
 from ..sampling.distribution import SamplingParams
 from ..sequence import Sequence
-from ..verification.rejection import Keys
+from ..verification.rejection import NoiseKeys
 from .batch import BatchDecoder, Rules
 
 CONTEXT = 160
@@ -147,12 +147,12 @@ class _Random:
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         return None
 
-    def propose(self, rows: list[Sequence], caps: list[int], keys: Keys) -> Proposal:
+    def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         # Drawn on the host: a GPU's generator refuses once a capture has failed, or while one is under way.
         tokens = to_device(torch.randint(0, self.vocab, (len(rows), self.width)), self.device)
         return Proposal(tokens, [self.width] * len(rows))
 
-    def settle(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
+    def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
         return None
 
     def move_row(self, source: int, target: int) -> None:
@@ -164,15 +164,15 @@ class _TimedDecoder(BatchDecoder):
 
     proposal_ms = 0.0
 
-    def _propose(self, asked: int, keys: Keys) -> Proposal:
+    def _propose(self, requested: int, keys: NoiseKeys) -> Proposal:
         start = _now(self.target.device)
-        proposal = super()._propose(asked, keys)
+        proposal = super()._propose(requested, keys)
         self.proposal_ms = _now(self.target.device) - start
         return proposal
 
 
 def _now(device: torch.device) -> float:
-    """Milliseconds, once the device has done what was asked of it."""
+    """Milliseconds, once the device has done all that was queued."""
     if is_accelerator(device):
         runtime(device).synchronize(device)
     return 1000 * time.perf_counter()
@@ -187,7 +187,7 @@ class _Lab:
         self.device, limit = pair.device, max(WIDTHS)
         generator = torch.Generator().manual_seed(0)
         # As many as would be written if every draft were accepted.
-        room = (REPEATS + 1) * (sum(WIDTHS) + sum(1 + asked for asked in DRAFTED)) + limit
+        room = (REPEATS + 1) * (sum(WIDTHS) + sum(1 + requested for requested in DRAFTED)) + limit
         context = max(1, min(CONTEXT, pair.context_length - room))
         prompt = torch.randint(0, pair.vocab, (context,), generator=generator).tolist()
         length = context + room
@@ -196,7 +196,8 @@ class _Lab:
         if runs_model(drafter):
             self.model = make_drafter(pair, "model", rows, length, backend, sampling, rule)
         made: Drafter = self.model or self.random
-        runner = make_runner(pair.target_step, rows, length, pair.vocab, backend, keep_states=reads_states(made))
+        keep_states = observes_states(made)
+        runner = make_runner(pair.target_step, rows, length, pair.vocab, backend, keep_states=keep_states)
         sequences = [Sequence(i, i, prompt, 10**6, frozenset()) for i in range(rows)]
         self.decoder = _TimedDecoder(sequences, runner, Rules(sampling), made, FixedLength(limit))
         while not sequences[-1].token_ids:
@@ -205,10 +206,10 @@ class _Lab:
     def draft_ms(self) -> float:
         """Ms of one more drafted token."""
         assert self.model is not None
-        times: dict[int, list[float]] = {asked: [] for asked in DRAFTED}
+        times: dict[int, list[float]] = {requested: [] for requested in DRAFTED}
         for repeat in range(REPEATS + 1):
-            for asked, values in times.items():
-                self.decoder.policy = FixedLength(asked)
+            for requested, values in times.items():
+                self.decoder.policy = FixedLength(requested)
                 self.decoder.step()
                 if repeat:
                     values.append(self.decoder.proposal_ms)

@@ -1,8 +1,8 @@
 """Who proposes tokens: the interface, and BASS's own way, a small model (others: drafting/head.py,
 drafting/lookup.py).
 
-Contract: `propose` returns up to caps[r] tokens for each row of the batch, and, when sampling from a model, the
-distributions they were drawn from; what is proposed never changes what the decoder writes, only how fast.
+Contract: `propose` returns up to max_drafts[r] tokens for each row of the batch, and, when sampling from a model,
+the distributions they were drawn from; what is proposed never changes what the decoder writes, only how fast.
 A drafter follows the decoder's rows: 0..B-1, the last taking the place of one that leaves.
 """
 
@@ -19,7 +19,7 @@ from ..machine.transfer import to_device
 from ..sampling.distribution import SamplingParams, argmax, draw, probabilities
 from ..sampling.noise import Role
 from ..sequence import Sequence
-from ..verification.rejection import Keys
+from ..verification.rejection import NoiseKeys
 from .chain import chains, follow
 
 
@@ -35,10 +35,10 @@ class Proposal:
 class Drafter(Protocol):
     """What a decoder asks of a drafter. `calls` counts forwards of a draft model.
 
-    With an attribute `reads_states` that is true it is also given the target's states, as the tokens they belong
-    to are settled: `read_states(rows, states)`, states[r] [k, hidden] of the k tokens of row r that entered the
-    target's cache for good. They are what the target's step reads out (Readout in models/base.py): its last hidden
-    states, unless the pair's draft head asks for others.
+    With an attribute `observes_states` that is true it is also given the target's states, as the tokens they
+    belong to are settled: `observe_states(rows, states)`, states[r] [k, hidden] of the k tokens of row r that
+    entered the target's cache for good. They are what the target's step reads out (HiddenStateTap in
+    models/base.py): its last hidden states, unless the pair's draft head asks for others.
     """
 
     @property
@@ -46,26 +46,26 @@ class Drafter(Protocol):
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None: ...
 
-    def propose(self, rows: list[Sequence], caps: list[int], keys: Keys) -> Proposal: ...
+    def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal: ...
 
-    def settle(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None: ...
+    def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None: ...
 
     def move_row(self, source: int, target: int) -> None: ...
 
 
-def reads_states(drafter: Any) -> bool:
+def observes_states(drafter: Any) -> bool:
     """Whether a drafter asks for the target's states; None, and a drafter that does not say so, do not.
 
     A plain attribute: since Python 3.12 an isinstance of a Protocol does not see what __getattr__ offers. A
-    drafter without the attribute reads states if it has a method `read_states`.
+    drafter without the attribute reads states if it has a method `observe_states`.
     """
-    return bool(getattr(drafter, "reads_states", hasattr(drafter, "read_states")))
+    return bool(getattr(drafter, "observes_states", hasattr(drafter, "observe_states")))
 
 
 class ModelDrafter:
     """Drafts with a second model, one forward a token, for the whole batch at once."""
 
-    reads_states = False
+    observes_states = False
 
     def __init__(self, runner: ModelRunner, params: SamplingParams, rule: str = "chen") -> None:
         self.runner, self.params = runner, params
@@ -81,16 +81,19 @@ class ModelDrafter:
         for width in (1, 2):
             self.runner.prepare(torch.zeros(rows, width, dtype=torch.long, device=self.runner.device))
 
-    def propose(self, rows: list[Sequence], caps: list[int], keys: Keys) -> Proposal:
+    def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         runner, batch = self.runner, len(rows)
         # A draft with a shorter context than the target's falls silent when a text outgrows it.
-        caps = [
-            max(0, min(cap, runner.model.context - len(row.tokens))) for row, cap in zip(rows, caps, strict=True)
+        max_drafts = [
+            max(0, min(cap, runner.model.context - len(row.tokens)))
+            for row, cap in zip(rows, max_drafts, strict=True)
         ]
-        length = max(caps)
+        length = max(max_drafts)
         if length == 0:
-            return Proposal(torch.zeros(batch, 0, dtype=torch.long, device=runner.device), caps)
-        pending = [row.tokens[runner.cached[r] :] if caps[r] else row.tokens[-1:] for r, row in enumerate(rows)]
+            return Proposal(torch.zeros(batch, 0, dtype=torch.long, device=runner.device), max_drafts)
+        pending = [
+            row.tokens[runner.cached[r] :] if max_drafts[r] else row.tokens[-1:] for r, row in enumerate(rows)
+        ]
         # A row that drafts nothing is fed as padding, behind its own valid tokens.
         starts = runner.cached[:batch]
         width = max(len(tokens) for tokens in pending)
@@ -105,7 +108,7 @@ class ModelDrafter:
             rest = follow(runner, first, ends, length - 1)
             if rest is not None:
                 self.calls += length - 1
-                return Proposal(torch.cat((first[:, None], rest), dim=1), caps)
+                return Proposal(torch.cat((first[:, None], rest), dim=1), max_drafts)
         tokens_, probs = [], []
         for step in range(length):
             token, prob = self._draw(logits, keys, step)
@@ -115,15 +118,15 @@ class ModelDrafter:
                 logits = runner.feed_ids(token[:, None], [end + step for end in ends])[:, 0]
                 self.calls += 1
         stacked = None if probs[0] is None else torch.stack([p for p in probs if p is not None], dim=1)
-        return Proposal(torch.stack(tokens_, dim=1), caps, stacked)
+        return Proposal(torch.stack(tokens_, dim=1), max_drafts, stacked)
 
-    def _draw(self, logits: Tensor, keys: Keys, step: int) -> tuple[Tensor, Tensor | None]:
+    def _draw(self, logits: Tensor, keys: NoiseKeys, step: int) -> tuple[Tensor, Tensor | None]:
         if self.params.greedy:
             return argmax(logits), None
         probs = probabilities(logits, self.params)
         return draw(probs, keys.seed, keys.sequence_ids, keys.positions + step, keys.stream(self.role)), probs
 
-    def settle(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
+    def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
         """The cache holds what was fed: all but the last draft; after a full acceptance that one is missing."""
         width = proposal.tokens.shape[1]
         if width == 0:

@@ -15,17 +15,17 @@ from torch import Tensor
 
 from ..attention.cache import RaggedCache
 from ..engine.runner import ModelRunner
-from ..models.base import StepModel
+from ..models.base import CausalModel
 from ..sampling.distribution import argmax
 
 
 class ChainedModel:
     """A model whose one step is `steps` greedy steps of another: tokens int64 [B, 1, steps] stand for logits.
 
-    It has what a runner asks of a StepModel. Captured steps are told apart by `plan`.
+    It has what a runner asks of a CausalModel. Captured steps are told apart by `plan`.
     """
 
-    def __init__(self, model: StepModel, steps: int, vocab: int) -> None:
+    def __init__(self, model: CausalModel, steps: int, vocab: int) -> None:
         self.model, self.steps, self.vocab = model, steps, vocab
         self.name, self.device = model.name, model.device
         self.plan = (getattr(model, "plan", None), steps, vocab)
@@ -46,7 +46,7 @@ class ChainedModel:
             tokens.append(self._choice(self.model.forward(tokens[-1], cache, ends, backend=backend)))
         return torch.stack(tokens[1:], dim=2)
 
-    def forward_anywhere(
+    def forward_captured(
         self, ids: Tensor, cache: RaggedCache, lengths: Tensor, backend: str, want: bool, extent: int | None = None
     ) -> tuple[Tensor, None]:
         """`forward` for lengths int64 [B] that only the device knows.
@@ -55,7 +55,7 @@ class ChainedModel:
         """
         tokens = [ids]
         for step in range(self.steps):
-            logits, _ = self.model.forward_anywhere(tokens[-1], cache, lengths + step, backend, False)
+            logits, _ = self.model.forward_captured(tokens[-1], cache, lengths + step, backend, False)
             tokens.append(self._choice(logits))
         return torch.stack(tokens[1:], dim=2), None
 

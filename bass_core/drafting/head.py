@@ -1,7 +1,7 @@
 """Drafts with a head that reads the target's hidden states.
 
 Contract: a drafter as in drafting/base.py. Slots of settled tokens are fed with the target's own states as these
-arrive (`read_states`), slots of drafted tokens with the head's; the latter are fed anew once the target has
+arrive (`observe_states`), slots of drafted tokens with the head's; the latter are fed anew once the target has
 settled them.
 """
 
@@ -18,7 +18,7 @@ from ..models.draft_head import DraftHead
 from ..sampling.distribution import SamplingParams, argmax, draw, probabilities
 from ..sampling.noise import Role
 from ..sequence import Sequence
-from ..verification.rejection import Keys
+from ..verification.rejection import NoiseKeys
 from .base import Proposal
 
 # Slots that are fed in one forward: the first proposal follows a whole prompt.
@@ -39,7 +39,7 @@ class HeadDrafter:
     proposal waits for the device once, and before each LOOK_EVERY-th token.
     """
 
-    reads_states = True
+    observes_states = True
 
     def __init__(
         self,
@@ -70,22 +70,23 @@ class HeadDrafter:
             states = torch.zeros(rows, width, self.head.config.hidden, device=self.runner.device)
             self.runner.prepare(self.head.inputs(ids, states))
 
-    def read_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
+    def observe_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
         """Keep the target's states: copies, for the next step of the target writes over them."""
         kept = torch.cat(states).split([len(new) for new in states])
         for waiting, new in zip(self._waiting[: len(rows)], kept, strict=True):
             waiting.append(new)
 
-    def propose(self, rows: list[Sequence], caps: list[int], keys: Keys) -> Proposal:
+    def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         logits, states = self._catch_up(rows)
         ends = list(self.runner.cached[: len(rows)])
         # Row by row: in which steps it may draft, whether it still does, how much it has, and how likely that is.
-        room = to_device([[cap > step for cap in caps] for step in range(1 + max(caps))], logits.device)
+        allowed = [[most > step for most in max_drafts] for step in range(1 + max(max_drafts))]
+        room = to_device(allowed, logits.device)
         going, drafted = room[0], torch.zeros_like(room[0], dtype=torch.long)
         sure = torch.ones(len(rows), device=logits.device)
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
-        for step in range(max(caps)):
+        for step in range(max(max_drafts)):
             if step:
                 if self.confidence:
                     going = going & room[step] & (sure >= HEADROOM * self.confidence)
@@ -107,7 +108,7 @@ class HeadDrafter:
             tokens.append(self.head.vocabulary[column])
             if q is not None and not self.params.greedy:
                 probs.append(self._over_all(q))
-        counts = to_host(drafted).tolist() if self.confidence else list(caps)
+        counts = to_host(drafted).tolist() if self.confidence else list(max_drafts)
         width = max(counts)
         if not width:
             return Proposal(torch.zeros(len(rows), 0, dtype=torch.long, device=logits.device), counts)
@@ -156,7 +157,7 @@ class HeadDrafter:
             return logits.softmax(-1) if self.confidence else None
         return probabilities(logits, self.params)
 
-    def _draw(self, logits: Tensor, q: Tensor | None, keys: Keys, step: int) -> Tensor:
+    def _draw(self, logits: Tensor, q: Tensor | None, keys: NoiseKeys, step: int) -> Tensor:
         """A column of the head's vocabulary a row."""
         if self.params.greedy or q is None:
             return argmax(logits)
@@ -167,7 +168,7 @@ class HeadDrafter:
         """q over the target's vocabulary: [B, V]."""
         return torch.zeros(len(q), self.size, device=q.device).index_copy_(1, self.head.vocabulary, q)
 
-    def settle(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
+    def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
         """Nothing: the slots of drafted tokens lie behind what counts, and are fed again with true states."""
 
     def move_row(self, source: int, target: int) -> None:

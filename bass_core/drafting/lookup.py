@@ -16,8 +16,8 @@ from ..engine.runner import PrefillSteps
 from ..machine.transfer import to_device
 from ..models.ngram import NgramTable
 from ..sequence import Sequence
-from ..verification.rejection import Keys
-from .base import Proposal, reads_states
+from ..verification.rejection import NoiseKeys
+from .base import Proposal, observes_states
 
 
 class PromptLookupDrafter:
@@ -37,11 +37,11 @@ class PromptLookupDrafter:
         self._indexed = [0 for _ in rows]
         return None
 
-    def propose(self, rows: list[Sequence], caps: list[int], keys: Keys) -> Proposal:
+    def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         for r, row in enumerate(rows):
             self._index(r, row.tokens)
         return _points(
-            [self._lookup(r, row.tokens, cap) for r, (row, cap) in enumerate(zip(rows, caps, strict=True))]
+            [self._lookup(r, row.tokens, cap) for r, (row, cap) in enumerate(zip(rows, max_drafts, strict=True))]
         )
 
     def _index(self, row: int, tokens: list[int]) -> None:
@@ -62,7 +62,7 @@ class PromptLookupDrafter:
                 return [text[at + i % (len(text) - at)] for i in range(count)]
         return []
 
-    def settle(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
+    def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
         return None
 
     def move_row(self, source: int, target: int) -> None:
@@ -91,8 +91,8 @@ class NgramDrafter:
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         return None
 
-    def propose(self, rows: list[Sequence], caps: list[int], keys: Keys) -> Proposal:
-        return _points([self._chain(row.tokens, cap) for row, cap in zip(rows, caps, strict=True)])
+    def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
+        return _points([self._chain(row.tokens, cap) for row, cap in zip(rows, max_drafts, strict=True)])
 
     def _chain(self, tokens: list[int], count: int) -> list[int]:
         context, found = tokens[-self.table.longest :], []
@@ -104,7 +104,7 @@ class NgramDrafter:
             context = [*context, token][-self.table.longest :]
         return found
 
-    def settle(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
+    def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
         return None
 
     def move_row(self, source: int, target: int) -> None:
@@ -123,17 +123,17 @@ class LookupChain:
             drafter.start(rows)
         return None
 
-    def propose(self, rows: list[Sequence], caps: list[int], keys: Keys) -> Proposal:
-        proposals = [drafter.propose(rows, caps, keys) for drafter in self.drafters]
+    def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
+        proposals = [drafter.propose(rows, max_drafts, keys) for drafter in self.drafters]
         chosen: list[list[int]] = [[] for _ in rows]
         for proposal in reversed(proposals):
             for r, (tokens, count) in enumerate(zip(proposal.tokens.tolist(), proposal.counts, strict=True)):
                 chosen[r] = tokens[:count] or chosen[r]
         return _points(chosen)
 
-    def settle(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
+    def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
         for drafter in self.drafters:
-            drafter.settle(rows, proposal, accepted)
+            drafter.on_verified(rows, proposal, accepted)
 
     def move_row(self, source: int, target: int) -> None:
         for drafter in self.drafters:
@@ -150,15 +150,15 @@ class Cascade:
         """size: the target's V. The model is a ModelDrafter or a HeadDrafter."""
         self.lookup, self.model, self.size = lookup, model, size
         self._modelled: Proposal | None = None
-        self.reads_states = reads_states(model)
+        self.observes_states = observes_states(model)
 
     def prepare(self, rows: int) -> None:
         """Before the first step: the model's own preparation."""
         self.model.prepare(rows)
 
-    def read_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
+    def observe_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
         """Hand the target's states on to the model that reads them."""
-        self.model.read_states(rows, states)
+        self.model.observe_states(rows, states)
 
     @property
     def calls(self) -> int:
@@ -169,9 +169,9 @@ class Cascade:
         prefill: PrefillSteps | None = self.model.start(rows)
         return prefill
 
-    def propose(self, rows: list[Sequence], caps: list[int], keys: Keys) -> Proposal:
-        copied: Proposal = self.lookup.propose(rows, caps, keys)
-        left = [0 if count else cap for count, cap in zip(copied.counts, caps, strict=True)]
+    def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
+        copied: Proposal = self.lookup.propose(rows, max_drafts, keys)
+        left = [0 if count else cap for count, cap in zip(copied.counts, max_drafts, strict=True)]
         self._modelled = None
         if max(left) == 0:
             return copied
@@ -194,10 +194,10 @@ class Cascade:
         points = torch.zeros_like(probs).scatter_(2, tokens[..., None], 1.0)
         return Proposal(tokens, counts, torch.where(copies[:, None, None], points, probs))
 
-    def settle(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
-        self.lookup.settle(rows, proposal, accepted)
+    def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
+        self.lookup.on_verified(rows, proposal, accepted)
         if self._modelled is not None:
-            self.model.settle(rows, self._modelled, accepted)
+            self.model.on_verified(rows, self._modelled, accepted)
             self._modelled = None
 
     def move_row(self, source: int, target: int) -> None:

@@ -49,18 +49,18 @@ def choose_drafter(pair: ModelPair, drafter: Any) -> Any:
     return drafter
 
 
-def sure(tops: list[float], owns: list[float]) -> int:
+def confident_prefix(max_probs: list[float], token_probs: list[float]) -> int:
     """How many of AMUSD's drafts in a row to look at: while they, times q's largest value, keep AHEAD_CONFIDENCE.
 
-    tops[i], owns[i]: q's largest value at draft i, and that of the token drawn. What was drawn at a position has
-    no say in whether it is looked at, so that q stays what it was drawn from.
+    max_probs[i], token_probs[i]: q's largest value at draft i, and that of the token drawn. What was drawn at a
+    position has no say in whether it is looked at, so that q stays what it was drawn from.
     """
     chance = 1.0
-    for count, (top, own) in enumerate(zip(tops, owns, strict=True)):
+    for count, (top, own) in enumerate(zip(max_probs, token_probs, strict=True)):
         if chance * top < AHEAD_CONFIDENCE:
             return count
         chance *= own
-    return len(tops)
+    return len(max_probs)
 
 
 def runs_model(drafter: Any) -> bool:

@@ -25,7 +25,7 @@ from torch import Tensor
 from kernels.support import is_accelerator, on, on_zero_gpu, runtime
 
 from ..machine.memory import private_pools
-from ..models.base import StepModel
+from ..models.base import CausalModel
 
 # A capture can't take memory that torch keeps cached: with less than this free, the cache is given back first.
 LEAST_FREE = 1 << 29
@@ -161,29 +161,29 @@ def _clear_workspaces() -> None:
         clear()
 
 
-def mark_capturable(model: StepModel) -> None:
+def mark_capturable(model: CausalModel) -> None:
     """Set `model.capturable` to False, with a warning, where its forward waits for the device.
 
     To be called when the model is made: torch refuses waits in the whole process or not at all, so that another
     thread's would raise as well. Of the forwards that are our own it is known that they don't wait.
     """
     module = runtime(model.device) if enabled(model.device) else None
-    if type(model) is not StepModel or not model.capturable or not hasattr(module, "set_sync_debug_mode"):
+    if type(model) is not CausalModel or not model.capturable or not hasattr(module, "set_sync_debug_mode"):
         return
     cache = model.new_cache(1, 8)
     ids, lengths = (torch.zeros(shape, dtype=torch.long, device=model.device) for shape in ((1, 2), (1,)))
     try:
         with _turn:
-            model.forward_anywhere(ids, cache, lengths, "pad", True)
+            model.forward_captured(ids, cache, lengths, "pad", True)
             with _waits_refused(module):
-                model.forward_anywhere(ids, cache, lengths, "pad", True)
+                model.forward_captured(ids, cache, lengths, "pad", True)
     except torch.OutOfMemoryError:
         return
     except Exception as error:
         refuse(model, error)
 
 
-def refuse(model: StepModel, error: Exception) -> None:
+def refuse(model: CausalModel, error: Exception) -> None:
     """Let the model run eagerly from now on, and say so once, of a capture that failed once for all models."""
     if model.capturable and not isinstance(error, CaptureUnavailable):
         # What went wrong inside the capture says more than that it could not be ended.

@@ -24,7 +24,7 @@ from kernels.backends import CAPTURABLE, captured_extent
 from ..attention.cache import RaggedCache
 from ..machine.setup_time import setting_up
 from ..machine.transfer import to_device
-from ..models.base import StepModel
+from ..models.base import CausalModel
 from .capture import Outputs, Pool, capture, empty_cache, enabled, refuse
 from .runner import ModelRunner
 
@@ -38,13 +38,13 @@ _MOST_IDLE = 4
 
 Recorder = Callable[[Callable[[], Outputs]], tuple[Outputs, Callable[[], Any]]]
 
-_idle: weakref.WeakKeyDictionary[StepModel, list[_Slot]] = weakref.WeakKeyDictionary()
+_idle: weakref.WeakKeyDictionary[CausalModel, list[_Slot]] = weakref.WeakKeyDictionary()
 # Re-entrant: the garbage collector may drop a runner, and so give a slot back, while a slot is taken.
 _lock = threading.RLock()
 
 
 def make_runner(
-    model: StepModel, max_batch: int, max_len: int, vocab: int, backend: str, keep_states: bool = False
+    model: CausalModel, max_batch: int, max_len: int, vocab: int, backend: str, keep_states: bool = False
 ) -> ModelRunner:
     """A runner for the model; arguments as for ModelRunner."""
     if enabled(model.device) and model.capturable and backend in CAPTURABLE:
@@ -52,7 +52,7 @@ def make_runner(
     return ModelRunner(model, max_batch, max_len, vocab, backend, keep_states)
 
 
-def release_idle(model: StepModel) -> None:
+def release_idle(model: CausalModel) -> None:
     """Free the caches and graphs that wait for a next request."""
     with _lock:
         idle = _idle.pop(model, None)
@@ -93,7 +93,7 @@ class GraphRunner(ModelRunner):
 
     def __init__(
         self,
-        model: StepModel,
+        model: CausalModel,
         max_batch: int,
         max_len: int,
         vocab: int,
@@ -171,7 +171,7 @@ class GraphRunner(ModelRunner):
         model, cache, backend, want = self.model, self.cache, self.backend, self.keep_states
 
         def forward() -> Outputs:
-            return model.forward_anywhere(static_ids, cache, static_lengths, backend, want, extent)
+            return model.forward_captured(static_ids, cache, static_lengths, backend, want, extent)
 
         before = self.slot.pool.reserved()
         try:
@@ -203,7 +203,7 @@ def record_calls(forward: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], 
     return outputs, replay
 
 
-def _take_slot(model: StepModel, max_batch: int, max_len: int) -> _Slot:
+def _take_slot(model: CausalModel, max_batch: int, max_len: int) -> _Slot:
     """An idle cache that is large enough, and not four times too large, or a new one."""
     with _lock:
         idle = _idle.setdefault(model, [])
@@ -221,7 +221,7 @@ def _serves(cache: RaggedCache, max_batch: int, max_len: int) -> bool:
     return max_batch <= cache.max_batch <= 2 * max_batch and max_len <= cache.max_len <= 2 * max_len + 512
 
 
-def _give_slot(model: StepModel, slot: _Slot) -> None:
+def _give_slot(model: CausalModel, slot: _Slot) -> None:
     with _lock:
         idle = _idle.setdefault(model, [])
         idle.append(slot)

@@ -16,7 +16,7 @@ from kernels.support import is_accelerator
 
 from ..attention.cache import RaggedCache
 from ..machine.transfer import to_device
-from ..models.base import StepModel
+from ..models.base import CausalModel
 
 # Tokens of all rows together in one prefill chunk: a stop is noticed between two chunks.
 PREFILL_TOKENS = {"cpu": 128, "accelerator": 8192}
@@ -36,7 +36,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: StepModel,
+        model: CausalModel,
         max_batch: int,
         max_len: int,
         vocab: int,

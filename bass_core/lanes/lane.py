@@ -20,9 +20,9 @@ from kernels.support import is_accelerator, on, runtime
 
 from ..amusd.decoder import AmusdDecoder, build_amusd
 from ..amusd.timeline import Timeline
-from ..decoding.batch import BatchDecoder, Decoder, OneByOne, Rules
+from ..decoding.batch import BatchDecoder, Decoder, Rules, SequentialDecoder
 from ..decoding.request import Request
-from ..drafting.base import reads_states
+from ..drafting.base import observes_states
 from ..drafting.registry import make_drafter, runs_model
 from ..engine.cuda_graphs import make_runner
 from ..machine.memory import shortage_explained
@@ -31,7 +31,7 @@ from ..models.pair import ModelPair
 from ..sequence import Round, Sequence
 from .detokenizer import TextStream
 from .metrics import Counts, Metrics, summarise
-from .trace import RoundLog
+from .trace import Trace
 from .utilization import Work, known_bandwidth
 
 # Pausing AMUSD's draft costs up to one of its steps: a turn this long makes that a small part.
@@ -93,7 +93,7 @@ class Lane:
         self.sequences = request.sequences()
         self.clock = LaneClock(pair.device)
         self.counts = Counts()
-        self.log = RoundLog(pair.tokenizer)
+        self.log = Trace(pair.tokenizer)
         self.device, self.dtype = pair.device, pair.dtype
         draft = pair.draft_step if method != "regular" and runs_model(request.drafter) else None
         self.work = Work(
@@ -227,12 +227,12 @@ def build(pair: ModelPair, request: Request, method: str, sequences: list[Sequen
                 pair, request.drafter, count, length, backend, request.sampling, request.verification
             )
         runner = make_runner(
-            pair.target_step, count, length, pair.vocab, backend, keep_states=reads_states(drafter)
+            pair.target_step, count, length, pair.vocab, backend, keep_states=observes_states(drafter)
         )
         return BatchDecoder(rows, runner, rules, drafter, copy.deepcopy(request.policy) if drafts else None)
 
     if method == "speculative":
-        return OneByOne(sequences, lambda row: batch([row]))
+        return SequentialDecoder(sequences, lambda row: batch([row]))
     return batch(sequences)
 
 

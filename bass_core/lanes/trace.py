@@ -17,7 +17,7 @@ from typing import Any
 from ..sequence import Round, RowRound
 
 
-class RoundLog:
+class Trace:
     """What happened in each round of one lane; `tokenizer` None leaves the drafts' texts out."""
 
     def __init__(self, tokenizer: Any) -> None:

@@ -1,6 +1,6 @@
 """One forward of a causal language model over rows of different lengths.
 
-Contract: `StepModel.forward` feeds S tokens a row at each row's own length and returns logits; it keeps no
+Contract: `CausalModel.forward` feeds S tokens a row at each row's own length and returns logits; it keeps no
 state between calls, so several lanes may be inside it at once, each with its own cache. The model that was
 handed in is never touched: we work on a shadow, a copy of its modules that shares its weights.
 Non-goals: encoder-decoder models, state-space layers, training.
@@ -32,7 +32,7 @@ _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 
 @dataclass(frozen=True)
-class Readout:
+class HiddenStateTap:
     """What `forward_states` returns of each token: the last hidden state alone, or earlier layers' before it.
 
     layers: how many layers the residual stream has passed where it is read, each time divided by its root mean
@@ -53,7 +53,7 @@ class Readout:
         return states if self.project is None else self.project(states)
 
 
-class StepModel:
+class CausalModel:
     """Any transformers causal LM with an attention interface, run by its own code with ragged attention.
 
     `capturable` is False where its forward is known to read values on the host, and set to False once a CUDA
@@ -68,7 +68,7 @@ class StepModel:
 
     def __init__(self, model: PreTrainedModel) -> None:
         config = model.config.get_text_config()
-        self.readout = Readout()
+        self.readout = HiddenStateTap()
         self.name = type(model).__name__
         refuse_unsupported(model)
         self.device = model.device
@@ -138,7 +138,7 @@ class StepModel:
         return logits, states
 
     @torch.inference_mode()
-    def forward_anywhere(
+    def forward_captured(
         self,
         ids: Tensor,
         cache: RaggedCache,
@@ -179,7 +179,7 @@ class StepModel:
         ids: Tensor,
         positions: Tensor,
         cache: RaggedCache,
-        step: attention.RaggedStep,
+        step: attention.AttentionPlan,
         take: list[int] | None,
         backend: str,
         want: bool,

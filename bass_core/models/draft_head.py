@@ -25,7 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from kernels.support import is_accelerator
 
 from ..errors import PairError, WeightsError
-from .base import Readout
+from .base import HiddenStateTap
 from .weights.cpu_linear import PackedLinear
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -35,7 +35,8 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 class HeadConfig:
     """How many layers, and whether the target's states are read; `hidden` must be the target's own size.
 
-    reads_layers: layers of the target, ascending, that are read beside its last state (Readout, models/base.py).
+    reads_layers: layers of the target, ascending, that are read beside its last state (HiddenStateTap,
+    models/base.py).
     """
 
     layers: int
@@ -64,7 +65,7 @@ class DraftHead(nn.Module):
                 f"this draft head is for Llama-shaped targets of hidden size {config.hidden}; "
                 f"{type(target).__name__} has {own.hidden_size}: choose another draft."
             )
-        if any(layer >= own.num_hidden_layers for layer in Readout(config.reads_layers).layers):
+        if any(layer >= own.num_hidden_layers for layer in HiddenStateTap(config.reads_layers).layers):
             raise PairError(
                 f"this draft head reads layers {config.reads_layers} of its target; {type(target).__name__} has "
                 f"{own.num_hidden_layers}: choose another draft."
@@ -104,9 +105,9 @@ class DraftHead(nn.Module):
         out: Tensor = self.fuse(x)
         return out
 
-    def readout(self) -> Readout:
+    def readout(self) -> HiddenStateTap:
         """What the target's step has to return for `inputs`."""
-        return Readout(tuple(self.config.reads_layers), self._read)
+        return HiddenStateTap(tuple(self.config.reads_layers), self._read)
 
     def _read(self, states: Tensor) -> Tensor:
         if isinstance(self.project, nn.Linear):

@@ -1,6 +1,6 @@
 """A short forward for Llama-shaped models on a CPU: four joined matrix products a layer.
 
-Contract: the same `forward` as StepModel, equal to the model's own within float32 rounding. The residual stream
+Contract: the same `forward` as CausalModel, equal to the model's own within float32 rounding. The residual stream
 is float32 whatever the weights are. Only the shapes listed in `fits` take this way; all others run their own
 code. Non-goals: scaled rotary embeddings that depend on the length of the text.
 """
@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from kernels.backends import BACKENDS, RaggedStep
+from kernels.backends import BACKENDS, AttentionPlan
 
 from ..attention.cache import RaggedCache
-from .base import StepModel, shadow_of
+from .base import CausalModel, shadow_of
 from .weights.cpu_linear import PackedLinear, pack_all
 
 _CLASSES = {"LlamaForCausalLM", "Qwen3ForCausalLM"}
@@ -67,7 +67,7 @@ class _Layer:
     down: PackedLinear
 
 
-class LeanModel(StepModel):
+class LlamaCpu(CausalModel):
     """A Llama or Qwen3 model on a CPU, its weights joined and packed once.
 
     The residual stream is [N, hidden], N the real tokens of all rows: a round whose rows drafted 7, 1, 0 and 0
@@ -106,7 +106,7 @@ class LeanModel(StepModel):
         ids: Tensor,
         positions: Tensor,
         cache: RaggedCache,
-        step: RaggedStep,
+        step: AttentionPlan,
         take: list[int] | None,
         backend: str,
         want: bool,
@@ -138,7 +138,7 @@ class LeanModel(StepModel):
         layer: _Layer,
         turns: Tensor,
         cache: RaggedCache,
-        step: RaggedStep,
+        step: AttentionPlan,
         backend: str,
     ) -> Tensor:
         heads, kv, dim = self.heads, self.kv_heads, self.head_dim
@@ -157,7 +157,7 @@ class LeanModel(StepModel):
         return layer.down(F.silu(gate).mul_(up), x)
 
 
-def _padded(x: Tensor, step: RaggedStep, tokens: Tensor | None) -> Tensor:
+def _padded(x: Tensor, step: AttentionPlan, tokens: Tensor | None) -> Tensor:
     """[N, ...] as [B, S, ...]: the real tokens at their places, zeros elsewhere."""
     rows = len(step.host)
     if tokens is not None:

@@ -1,6 +1,6 @@
 """A short forward for Llama-shaped models on a GPU: per layer four products, one rotation, one attention.
 
-Contract: the same `forward` as StepModel, equal to the model's own within rounding. Weights are joined (q, k, v
+Contract: the same `forward` as CausalModel, equal to the model's own within rounding. Weights are joined (q, k, v
 and gate, up), and on an accelerator kept once: there the model's own parameters, still with their values, become
 views of the joined ones. `plan` says which products run on kernels/triton/linear.py; all others are torch's.
 Nothing here reads lengths on the host, so that every step can be captured in a CUDA graph
@@ -19,16 +19,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from kernels.backends import BACKENDS, RaggedStep
+from kernels.backends import BACKENDS, AttentionPlan
 from kernels.reference import cache as cache_reference
 from kernels.reference import linear as linear_reference
-from kernels.support import has_tensor_cores, is_accelerator, obstacle
+from kernels.support import available, has_tensor_cores, is_accelerator
 
 from ..attention.cache import RaggedCache
 from ..machine.memory import available_bytes
 from ..machine.transfer import to_device
 from . import llama_cpu as lean
-from .base import StepModel, shadow_of
+from .base import CausalModel, shadow_of
 from .weights.quantize import is_quantized
 
 
@@ -85,14 +85,14 @@ def has_room(model: PreTrainedModel) -> bool:
     return 1.25 * needed / model.config.num_hidden_layers < available_bytes(model.device)
 
 
-class GpuModel(StepModel):
+class LlamaCuda(CausalModel):
     """A Llama or Qwen3 model whose weights are joined once; `plan` may be replaced between captures."""
 
     def _prepare(self, model: PreTrainedModel) -> None:
         config, body = model.config, model.model
         # Without tensor cores under Triton torch's products, which reach them, are several times faster.
         self.plan = Plan() if has_tensor_cores(self.device) else Plan(most_rows=0)
-        self.has_kernels = obstacle(self.device) is None
+        self.has_kernels = available(self.device)
         self.cache_dtype = model.dtype
         self.heads: int = config.num_attention_heads
         self.eps = float(config.rms_norm_eps)
@@ -116,7 +116,7 @@ class GpuModel(StepModel):
         ids: Tensor,
         positions: Tensor,
         cache: RaggedCache,
-        step: RaggedStep,
+        step: AttentionPlan,
         take: list[int] | None,
         backend: str,
         want: bool,
@@ -136,7 +136,7 @@ class GpuModel(StepModel):
         return self.product(x, self.head, norm=self.final_norm), states
 
     def _block(
-        self, x: Tensor, index: int, layer: _Layer, cache: RaggedCache, step: RaggedStep, backend: str
+        self, x: Tensor, index: int, layer: _Layer, cache: RaggedCache, step: AttentionPlan, backend: str
     ) -> Tensor:
         batch, queries, _ = x.shape
         qkv = self.product(x, layer.qkv, norm=layer.input_norm).view(batch, queries, -1, self.head_dim)

@@ -17,9 +17,9 @@ from kernels.support import is_accelerator, on_zero_gpu
 from ..engine.capture import mark_capturable
 from ..errors import PairError
 from . import llama_cuda as gpu_model
-from .base import StepModel, refuse_unsupported
+from .base import CausalModel, refuse_unsupported
 from .draft_head import DraftHead
-from .llama_cpu import LeanModel, fits
+from .llama_cpu import LlamaCpu, fits
 from .ngram import NgramTable
 from .weights import llama_int8 as int8_model
 from .weights.quantize import is_quantized
@@ -81,21 +81,21 @@ class ModelPair:
         return frozenset([ids] if isinstance(ids, int) else ids)
 
 
-def _step_model(model: PreTrainedModel) -> StepModel:
+def _step_model(model: PreTrainedModel) -> CausalModel:
     step = _choose_step(model)
     mark_capturable(step)
     return step
 
 
-def _choose_step(model: PreTrainedModel) -> StepModel:
+def _choose_step(model: PreTrainedModel) -> CausalModel:
     if is_quantized(model):
         chosen = is_accelerator(model.device) and not on_zero_gpu() and int8_model.enabled()
-        return int8_model.Int8Model(model) if chosen and int8_model.fits(model) else StepModel(model)
+        return int8_model.LlamaInt8(model) if chosen and int8_model.fits(model) else CausalModel(model)
     if not is_accelerator(model.device):
-        return LeanModel(model) if fits(model) else StepModel(model)
+        return LlamaCpu(model) if fits(model) else CausalModel(model)
     # On ZeroGPU no device is there yet to join weights on (see on_zero_gpu).
     joined = not on_zero_gpu() and gpu_model.fits(model) and gpu_model.has_room(model)
-    return gpu_model.GpuModel(model) if joined else StepModel(model)
+    return gpu_model.LlamaCuda(model) if joined else CausalModel(model)
 
 
 def _refuse_device(device: torch.device) -> None:

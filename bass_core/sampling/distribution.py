@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.support import is_accelerator, obstacle
+from kernels.support import available, is_accelerator
 
 from ..errors import RequestError
 from .noise import exponentials
@@ -90,7 +90,7 @@ def _nucleus(probs: Tensor, top_p: float) -> Tensor:
 def _threshold(probs: Tensor, top_p: float) -> Tensor:
     """The least probability that is kept: [..., 1]."""
     accelerator, size = is_accelerator(probs.device), probs.shape[-1]
-    if accelerator and obstacle(probs.device) is None:
+    if accelerator and available(probs.device):
         from ..verification.rejection_triton import threshold_on_device  # imports triton
 
         return threshold_on_device(probs, top_p)
@@ -113,7 +113,7 @@ def draw(
     draws from one key with the same weights give the same token, and tokens of weight 0 are never drawn. `ids`
     int64 [V] are the tokens that the columns stand for, where that is not 0..V-1; `streams` are noise.py's.
     """
-    if is_accelerator(weights.device) and obstacle(weights.device) is None:
+    if is_accelerator(weights.device) and available(weights.device):
         from ..verification.rejection_triton import draw_on_device  # imports triton
 
         return draw_on_device(weights, seed, sequence_ids, positions, streams, ids)

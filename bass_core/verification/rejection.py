@@ -3,7 +3,7 @@
 Contract (p = target, q = draft, Leviathan's letters; Chen et al. 2302.01318 write them the other way round):
 draft x_i is accepted while u_i < p_i(x_i) / q_i(x_i); after the first rejection at i the next token comes from
 norm(max(0, p_i - q_i)), after none from p_{l+1}. So the text is distributed as the target's own, whatever the
-draft. Each row has its own number of drafts and of acceptances. Everything stays on the device; `Verdict.host`
+draft. Each row has its own number of drafts and of acceptances. Everything stays on the device; `Outcome.host`
 is the round's one synchronisation.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.support import is_accelerator, obstacle
+from kernels.support import available, is_accelerator
 
 from ..errors import ModelError
 from ..machine.transfer import to_host
@@ -23,7 +23,7 @@ from ..sampling.noise import Role, stream, uniform
 
 
 @dataclass
-class Keys:
+class NoiseKeys:
     """What the noise of a round is a function of, beside role and token.
 
     `sequence_ids` int64 [B]; `positions` int64 [B]: where in the text the first token of this round will stand;
@@ -51,7 +51,7 @@ class Keys:
 
 
 @dataclass
-class Verdict:
+class Outcome:
     """accepted, next_token int64 [B]; of the drafted tokens p, q, u float32 [B, l] and drafts int64 [B, l].
 
     next_p float32 [B]: what the target gives next_token. NaN where a number does not exist under the rule.
@@ -77,7 +77,7 @@ class Verdict:
         return [int(row[0]) for row in rows], [int(row[1]) for row in rows], tests, [row[2] for row in rows]
 
 
-def first_tokens(logits: Tensor, keys: Keys, params: SamplingParams) -> Tensor:
+def first_tokens(logits: Tensor, keys: NoiseKeys, params: SamplingParams) -> Tensor:
     """The target's own draw for logits [B, V], where nothing was drafted: int64 [B]."""
     if params.greedy:
         return argmax(logits)
@@ -91,19 +91,19 @@ def verify(
     drafts: Tensor,
     draft_probs: Tensor | None,
     counts: Tensor,
-    keys: Keys,
+    keys: NoiseKeys,
     params: SamplingParams,
     *,
     rule: str = "chen",
     synthetic: float | None = None,
-) -> Verdict:
+) -> Outcome:
     """Judge drafts int64 [B, l] (the first counts[b] of a row) by the target's logits [B, l+1, V].
 
     draft_probs float32 [B, l, V] is what each draft was drawn from; None says that drafts are point masses.
     rule "chen" is the rejection rule above; "coupled" accepts a draft that is the target's own Gumbel-max
     choice, so that the text is regular decoding's. `synthetic` replaces the test by a coin of that probability.
     """
-    if is_accelerator(logits.device) and obstacle(logits.device) is None:
+    if is_accelerator(logits.device) and available(logits.device):
         from .rejection_triton import verify_on_device  # imports triton
 
         return verify_on_device(logits, drafts, draft_probs, counts, keys, params, rule=rule, synthetic=synthetic)
@@ -116,14 +116,14 @@ def verify(
         accepted = _prefix((u < chance) & drafted)
         next_token = _own_choice(logits, keys, params, accepted)
         unknown = torch.full_like(accepted, torch.nan, dtype=torch.float32)
-        return Verdict(accepted, next_token, chance, torch.ones_like(u), u, unknown)
+        return Outcome(accepted, next_token, chance, torch.ones_like(u), u, unknown)
     if params.greedy:
         choices = argmax(logits)
         agrees = (choices[:, :width] == drafts).float()
         accepted = _prefix((agrees > 0) & drafted)
         next_token = choices.gather(1, accepted[:, None])[:, 0]
         sure = torch.ones_like(accepted, dtype=torch.float32)
-        return Verdict(accepted, next_token, agrees, torch.ones_like(agrees), torch.full_like(agrees, 0.5), sure)
+        return Outcome(accepted, next_token, agrees, torch.ones_like(agrees), torch.full_like(agrees, 0.5), sure)
     p = probabilities(logits, params)
     p_drafts = p[:, :width].gather(2, drafts[..., None])[..., 0]
     q_drafts = torch.ones_like(p_drafts)
@@ -141,7 +141,7 @@ def verify(
         accepted = _prefix((u * q_drafts < p_drafts) & drafted)
         next_token = _recover(p, drafts, draft_probs, accepted, counts, keys)
     next_p = probability_at(p, accepted, next_token)
-    return Verdict(accepted, mark_unlikely(next_token, next_p), p_drafts, q_drafts, u, next_p)
+    return Outcome(accepted, mark_unlikely(next_token, next_p), p_drafts, q_drafts, u, next_p)
 
 
 def probability_at(p: Tensor, position: Tensor, token: Tensor) -> Tensor:
@@ -154,14 +154,14 @@ def _prefix(passed: Tensor) -> Tensor:
     return passed.long().cumprod(dim=1).sum(dim=1)
 
 
-def _own_choice(logits: Tensor, keys: Keys, params: SamplingParams, accepted: Tensor) -> Tensor:
+def _own_choice(logits: Tensor, keys: NoiseKeys, params: SamplingParams, accepted: Tensor) -> Tensor:
     rows = torch.arange(len(accepted), device=accepted.device)
-    moved = Keys(keys.seed, keys.sequence_ids, keys.positions + accepted)
+    moved = NoiseKeys(keys.seed, keys.sequence_ids, keys.positions + accepted)
     return first_tokens(logits[rows, accepted], moved, params)
 
 
 def _recover(
-    p: Tensor, drafts: Tensor, draft_probs: Tensor | None, accepted: Tensor, counts: Tensor, keys: Keys
+    p: Tensor, drafts: Tensor, draft_probs: Tensor | None, accepted: Tensor, counts: Tensor, keys: NoiseKeys
 ) -> Tensor:
     """The token after the accepted prefix: recovered where a draft was rejected, else the target's own."""
     rows = torch.arange(len(accepted), device=accepted.device)

@@ -20,7 +20,7 @@ from kernels.triton import nucleus
 from ..machine.transfer import to_device
 from ..sampling.distribution import SamplingParams, probabilities
 from ..sampling.noise import Role
-from .rejection import Keys, Verdict, mark_unlikely, probability_at
+from .rejection import NoiseKeys, Outcome, mark_unlikely, probability_at
 
 
 def verify_on_device(
@@ -28,12 +28,12 @@ def verify_on_device(
     drafts: Tensor,
     draft_probs: Tensor | None,
     counts: Tensor,
-    keys: Keys,
+    keys: NoiseKeys,
     params: SamplingParams,
     *,
     rule: str = "chen",
     synthetic: float | None = None,
-) -> Verdict:
+) -> Outcome:
     """See `verify`."""
     with on(logits.device):
         return _verify(logits, drafts, draft_probs, counts, keys, params, rule, synthetic)
@@ -44,11 +44,11 @@ def _verify(
     drafts: Tensor,
     draft_probs: Tensor | None,
     counts: Tensor,
-    keys: Keys,
+    keys: NoiseKeys,
     params: SamplingParams,
     rule: str,
     synthetic: float | None,
-) -> Verdict:
+) -> Outcome:
     seed = _seed(keys.seed, logits.device)
     where = (keys.sequence_ids, keys.positions, seed)
     accept = partial(kernel.accept, begins=keys.begins)
@@ -61,14 +61,14 @@ def _verify(
         if p is not None:
             next_token = mark_unlikely(next_token, probability_at(p, accepted, next_token))
         unknown = torch.full_like(keys.positions, torch.nan, dtype=torch.float32)
-        return Verdict(accepted, next_token, tests[0], tests[1], tests[2], unknown)
+        return Outcome(accepted, next_token, tests[0], tests[1], tests[2], unknown)
     if p is None:
         judged = accept(None, None, drafts, counts, logits.argmax(-1), *where, rule=kernel.Rule.CHOICES)
-        return Verdict(*judged, next_p=torch.ones_like(keys.positions, dtype=torch.float32))
+        return Outcome(*judged, next_p=torch.ones_like(keys.positions, dtype=torch.float32))
     if rule == "chen":
         accepted, next_token, *tests = accept(p, draft_probs, drafts, counts, None, *where, rule=kernel.Rule.CHEN)
         next_p = probability_at(p, accepted, next_token)
-        return Verdict(accepted, mark_unlikely(next_token, next_p), tests[0], tests[1], tests[2], next_p)
+        return Outcome(accepted, mark_unlikely(next_token, next_p), tests[0], tests[1], tests[2], next_p)
     ids, positions = keys.at(drafts.shape[1] + 1)
     own = kernel.draw(p, ids, positions, keys.stream(Role.TARGET)[:, None], seed)
     accepted, next_token, *_ = accept(None, None, drafts, counts, own, *where, rule=kernel.Rule.CHOICES)
@@ -78,7 +78,7 @@ def _verify(
         q_drafts = draft_probs.gather(2, drafts[..., None])[..., 0]
     no_coin = torch.full_like(p_drafts, torch.nan)
     next_p = probability_at(p, accepted, next_token)
-    return Verdict(accepted, mark_unlikely(next_token, next_p), p_drafts, q_drafts, no_coin, next_p)
+    return Outcome(accepted, mark_unlikely(next_token, next_p), p_drafts, q_drafts, no_coin, next_p)
 
 
 def draw_on_device(

@@ -22,7 +22,7 @@ from bass_core import ModelPair, load_pair
 from bass_core.budget.policies import CommonStop, FixedLength
 from bass_core.decoding.request import make_request
 from bass_core.lanes.lane import Lane
-from kernels.backends import BACKENDS, RaggedStep, unavailable
+from kernels.backends import BACKENDS, AttentionPlan, unavailable
 
 from ..prompts import mixed
 from ..report.figures import COLOURS, Report, figure
@@ -103,7 +103,7 @@ def _times(
     device: torch.device, lengths: list[int], tensors: tuple[Any, ...], repeats: int
 ) -> dict[str, list[float]]:
     """Milliseconds of each backend's calls; none where it can't run: Triton's interpreter measures nothing."""
-    step = RaggedStep(torch.tensor(lengths, device=device), lengths, tensors[0].shape[2])
+    step = AttentionPlan(torch.tensor(lengths, device=device), lengths, tensors[0].shape[2])
     scaling = tensors[0].shape[-1] ** -0.5
     names = [
         name

@@ -23,8 +23,8 @@ from bass_core import ModelPair
 from bass_core.attention.cache import RaggedCache
 from bass_core.engine.cuda_graphs import GraphRunner, record_calls
 from bass_core.lanes.utilization import copy_bandwidth
-from bass_core.models.base import StepModel
-from bass_core.models.llama_cuda import GpuModel
+from bass_core.models.base import CausalModel
+from bass_core.models.llama_cuda import LlamaCuda
 from kernels.support import is_accelerator, runtime
 
 from . import results, shapes
@@ -130,7 +130,7 @@ class Context:
     def as_on_a_gpu(self, pair: ModelPair) -> ModelPair:
         """In a dry run the pair with the GPU's forward, in torch: interpreting kernels is the checks' matter."""
         if self.dry and isinstance(pair.draft, PreTrainedModel):
-            target, draft = GpuModel(pair.target), GpuModel(pair.draft)
+            target, draft = LlamaCuda(pair.target), LlamaCuda(pair.draft)
             target.has_kernels = draft.has_kernels = False
             pair.target_step, pair.draft_step = target, draft
         return pair
@@ -144,7 +144,7 @@ class Context:
     def backend(self) -> str:
         return "pad" if self.dry else "fused"
 
-    def runner(self, model: StepModel, batch: int, length: int) -> GraphRunner:
+    def runner(self, model: CausalModel, batch: int, length: int) -> GraphRunner:
         """A runner whose cache holds random keys and values, as zeros would be too kind."""
         record = record_calls if self.dry else None
         runner = GraphRunner(model, batch, length, model.vocab, self.backend, record=record)

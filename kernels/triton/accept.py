@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..support import interpreting, obstacle
+from ..support import interpreting, why_unavailable
 from .noise import exponential, to_uniform, token_uniforms, words
 
 BLOCK_V = 2048
@@ -231,6 +231,6 @@ def _dense(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
 
 
 def _check(tensor: Tensor) -> None:
-    reason = obstacle(tensor.device)
+    reason = why_unavailable(tensor.device)
     if reason:
         raise ValueError(f"the kernel can't run: {reason}.")

@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..backends import RaggedStep
-from ..support import has_tensor_cores, obstacle, processors, shared_bytes, widens
+from ..backends import AttentionPlan
+from ..support import has_tensor_cores, processors, shared_bytes, why_unavailable, widens
 
 _LOG2E = 1.4426950408889634
 # Programs a multiprocessor should have in flight before columns are no longer split.
@@ -172,7 +172,7 @@ def fused(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    step: RaggedStep,
+    step: AttentionPlan,
     *,
     scaling: float,
     window: int | None = None,
@@ -216,8 +216,8 @@ def fused(
     return out
 
 
-def _check(query: Tensor, key: Tensor, value: Tensor, step: RaggedStep) -> None:
-    reason = obstacle(query.device)
+def _check(query: Tensor, key: Tensor, value: Tensor, step: AttentionPlan) -> None:
+    reason = why_unavailable(query.device)
     if reason:
         raise ValueError(f"fused attention can't run: {reason}.")
     batch, heads, queries, dim = query.shape

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..support import obstacle
+from ..support import why_unavailable
 
 
 @triton.jit(do_not_specialize=["queries"])
@@ -118,7 +118,7 @@ def rotate_write(
 
 
 def _check(states: Tensor, cache: Tensor, lengths: Tensor) -> None:
-    reason = obstacle(states.device)
+    reason = why_unavailable(states.device)
     if reason:
         raise ValueError(f"the kernel can't run: {reason}.")
     if cache.stride(4) != 1 or cache.shape[4] != states.shape[3] or lengths.shape != states.shape[:1]:

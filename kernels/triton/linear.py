@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..support import obstacle, processors, widens
+from ..support import processors, why_unavailable, widens
 
 # Exact float32 products run without tensor cores, and more rows would not fit the registers.
 MOST_ROWS = {2: 64, 4: 16}
@@ -247,7 +247,7 @@ def linear(
 
 
 def _check(x: Tensor, weight: Tensor, rows: int, residual: Tensor | None, n_size: int) -> None:
-    reason = obstacle(x.device)
+    reason = why_unavailable(x.device)
     if reason:
         raise ValueError(f"the kernel can't run: {reason}.")
     most = MOST_ROWS.get(x.element_size(), 0)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..support import obstacle, widens
+from ..support import why_unavailable, widens
 
 # As in linear.py: x in float32 is multiplied without tensor cores.
 MOST_ROWS = {2: 64, 4: 16}
@@ -164,7 +164,7 @@ def linear(
 
 
 def _check(x: Tensor, weight: Tensor, scale: Tensor, rows: int, residual: Tensor | None, n_size: int) -> None:
-    reason = obstacle(x.device)
+    reason = why_unavailable(x.device)
     if reason:
         raise ValueError(f"the kernel can't run: {reason}.")
     most = MOST_ROWS.get(x.element_size(), 0)

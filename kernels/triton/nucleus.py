@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..support import obstacle
+from ..support import why_unavailable
 
 BLOCK_V = 1024
 WARPS = 8
@@ -42,7 +42,7 @@ def least_kept(probs, out, vocab, top_p, BLOCK_V: tl.constexpr):
 
 def threshold(probs: Tensor, top_p: float) -> Tensor:
     """The least probability float32 [..., 1] that top_p keeps of probs float32 [..., V]."""
-    reason = obstacle(probs.device)
+    reason = why_unavailable(probs.device)
     if reason:
         raise ValueError(f"the kernel can't run: {reason}.")
     out = torch.empty(*probs.shape[:-1], 1, device=probs.device)

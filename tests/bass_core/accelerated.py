@@ -13,7 +13,7 @@ import torch
 from bass_core import ModelPair, generate
 from bass_core.engine import capture
 from bass_core.lanes import utilization
-from bass_core.models.base import StepModel
+from bass_core.models.base import CausalModel
 from kernels.support import runtime
 from tests.devices.conftest import accelerator  # noqa: F401
 from tests.devices.emulation import capture as emulated_capture
@@ -42,7 +42,7 @@ def on_device(device: torch.device = DEVICE, plain: bool = False) -> ModelPair:
     target = copy.deepcopy(tiny("llama")).to(device)
     pair = ModelPair(target, perturbed(tiny("llama"), 0.03).to(device))
     if plain:
-        pair.target_step = StepModel(target)
+        pair.target_step = CausalModel(target)
     return pair
 
 
@@ -51,16 +51,16 @@ def texts(pair: ModelPair, **arguments: Any) -> list[list[int]]:
     return [sequence.token_ids for sequence in generate(pair, ROWS, **TEXT, **arguments).sequences]
 
 
-def while_capturing(monkeypatch: pytest.MonkeyPatch, model: StepModel, action: Callable[[], None]) -> None:
+def while_capturing(monkeypatch: pytest.MonkeyPatch, model: CausalModel, action: Callable[[], None]) -> None:
     """Let the action happen inside each capture of the model's forward."""
-    forward = model.forward_anywhere
+    forward = model.forward_captured
 
     def acts(*arguments: Any) -> Any:
         if runtime(DEVICE).is_current_stream_capturing():
             action()
         return forward(*arguments)
 
-    monkeypatch.setattr(model, "forward_anywhere", acts)
+    monkeypatch.setattr(model, "forward_captured", acts)
 
 
 def beside(action: Callable[[], None]) -> None:

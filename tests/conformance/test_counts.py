@@ -100,15 +100,15 @@ class Scripted:
     def start(self, rows):
         return None
 
-    def propose(self, rows, caps, keys):
-        drafts = torch.zeros(len(rows), max(caps), dtype=torch.long)
+    def propose(self, rows, max_drafts, keys):
+        drafts = torch.zeros(len(rows), max(max_drafts), dtype=torch.long)
         for r, row in enumerate(rows):
-            coming = self.texts[row.id][len(row.token_ids) :][: caps[r]]
+            coming = self.texts[row.id][len(row.token_ids) :][: max_drafts[r]]
             for i, token in enumerate(coming):
                 drafts[r, i] = token if i < self.right else (token + 1) % VOCAB
-        return Proposal(drafts, caps)
+        return Proposal(drafts, max_drafts)
 
-    def settle(self, rows, proposal, accepted):
+    def on_verified(self, rows, proposal, accepted):
         pass
 
     def move_row(self, source, target):

@@ -61,10 +61,10 @@ class Stubborn:
     def start(self, rows: Any) -> None:
         return None
 
-    def propose(self, rows: Any, caps: list[int], keys: Any) -> Proposal:
-        return Proposal(torch.full((len(rows), max(caps)), 3), caps)
+    def propose(self, rows: Any, max_drafts: list[int], keys: Any) -> Proposal:
+        return Proposal(torch.full((len(rows), max(max_drafts)), 3), max_drafts)
 
-    def settle(self, rows: Any, proposal: Any, accepted: Any) -> None:
+    def on_verified(self, rows: Any, proposal: Any, accepted: Any) -> None:
         pass
 
     def move_row(self, source: int, target: int) -> None:

@@ -13,7 +13,7 @@ tests.devices.conftest import accelerator`.
     ledger.py     what a test may look at         runtime.py  torch.emul, and `restore()` before each test
 
 What it can't show:
-- anything of CUDA, Triton or NVML themselves; `obstacle` sends every part to torch, so kernels are not run;
+- anything of CUDA, Triton or NVML themselves; `why_unavailable` sends every part to torch, so kernels are not run;
 - times: an operator takes 0.01 ms of its stream, whatever it does, and a wait of the host takes none;
 - work that is still running: all is done at once, so a missing order is noted, but the values are right;
 - bits that differ from the CPU's;

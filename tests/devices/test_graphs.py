@@ -13,8 +13,8 @@ import torch
 
 from bass_core import generate
 from bass_core.engine.cuda_graphs import GraphRunner
-from bass_core.models.base import Readout, StepModel
-from bass_core.models.llama_cuda import GpuModel
+from bass_core.models.base import CausalModel, HiddenStateTap
+from bass_core.models.llama_cuda import LlamaCuda
 from kernels.backends import CAPTURABLE
 from kernels.support import runtime
 
@@ -24,8 +24,8 @@ from .emulation import capture, emulated, ledger
 from .emulation.models import TOKENS, pair, texts
 
 EMUL = torch.device(emulated.TYPE, 0)
-OWN = [(GpuModel, name) for name in ("llama", "qwen3")]
-FORWARDS: list[tuple[type[StepModel], str]] = [*((StepModel, name) for name in BUILDERS), *OWN]
+OWN = [(LlamaCuda, name) for name in ("llama", "qwen3")]
+FORWARDS: list[tuple[type[CausalModel], str]] = [*((CausalModel, name) for name in BUILDERS), *OWN]
 BACKENDS = sorted(set(CAPTURABLE) & {"pad", "sdpa"})
 
 
@@ -46,14 +46,14 @@ def record(forward: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("kind", "architecture"), FORWARDS, ids=lambda value: getattr(value, "__name__", value))
-def test_a_captured_forward_waits_for_nothing(kind: type[StepModel], architecture: str, backend: str) -> None:
+def test_a_captured_forward_waits_for_nothing(kind: type[CausalModel], architecture: str, backend: str) -> None:
     """Reads and blocking copies would raise; a copy that is queued would freeze numbers of the host."""
     model = kind(tiny(architecture).to(EMUL))
-    model.readout = Readout((0, 1))
+    model.readout = HiddenStateTap((0, 1))
     ids, lengths = torch.ones(2, 3, dtype=torch.long, device=EMUL), torch.zeros(2, dtype=torch.long, device=EMUL)
     cache, eager = model.new_cache(2, 32), model.new_cache(2, 32)
     ledger.clear()
-    (logits, states), replay = record(lambda: model.forward_anywhere(ids, cache, lengths, backend, True))
+    (logits, states), replay = record(lambda: model.forward_captured(ids, cache, lengths, backend, True))
     assert not ledger.reads and not ledger.uploads and not ledger.races
     generator = torch.Generator().manual_seed(1)
     for step in range(3):

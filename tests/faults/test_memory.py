@@ -43,13 +43,13 @@ class Hungry:
     def start(self, rows: Any) -> None:
         return None
 
-    def propose(self, rows: Any, caps: list[int], keys: Any) -> Proposal:
+    def propose(self, rows: Any, max_drafts: list[int], keys: Any) -> Proposal:
         self.rounds += 1
         if self.rounds == 3:
             torch.empty(2**60)
-        return Proposal(torch.full((len(rows), max(caps)), 3), caps)
+        return Proposal(torch.full((len(rows), max(max_drafts)), 3), max_drafts)
 
-    def settle(self, rows: Any, proposal: Any, accepted: Any) -> None:
+    def on_verified(self, rows: Any, proposal: Any, accepted: Any) -> None:
         pass
 
     def move_row(self, source: int, target: int) -> None:
@@ -83,7 +83,7 @@ def test_generate_says_it_too() -> None:
 
 def test_other_errors_of_a_step_keep_their_own_words() -> None:
     class Broken(Hungry):
-        def propose(self, rows: Any, caps: list[int], keys: Any) -> Proposal:
+        def propose(self, rows: Any, max_drafts: list[int], keys: Any) -> Proposal:
             raise RuntimeError("shapes do not match")
 
     with pytest.raises(RuntimeError, match="shapes do not match"):

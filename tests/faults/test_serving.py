@@ -58,15 +58,15 @@ class Fails:
     def start(self, rows: Any) -> None:
         return None
 
-    def propose(self, rows: Any, caps: list[int], keys: Any) -> Proposal:
+    def propose(self, rows: Any, max_drafts: list[int], keys: Any) -> Proposal:
         self.rounds += 1
         if self.rounds == 2:
             if self.how == "memory":
                 torch.empty(2**60)
             raise KeyError("a detail that is nobody's business")
-        return Proposal(torch.full((len(rows), max(caps)), 3), caps)
+        return Proposal(torch.full((len(rows), max(max_drafts)), 3), max_drafts)
 
-    def settle(self, rows: Any, proposal: Any, accepted: Any) -> None:
+    def on_verified(self, rows: Any, proposal: Any, accepted: Any) -> None:
         pass
 
     def move_row(self, source: int, target: int) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bass_core.sampling.distribution import SamplingParams, draw, probabilities
 from bass_core.sampling.noise import Role, exponentials, stream, to_uniform, token_uniforms, uniform, words
-from bass_core.verification.rejection import UNSOUND, Keys, verify
+from bass_core.verification.rejection import UNSOUND, NoiseKeys, verify
 from bass_core.verification.rejection_triton import verify_on_device
 from kernels.triton import accept as kernel
 from kernels.triton import noise as device
@@ -84,7 +84,7 @@ def test_the_extreme_words_are_the_same_numbers() -> None:
     torch.testing.assert_close(noise.double(), -torch.log1p(-uniforms.double()), rtol=4e-7, atol=0)
 
 
-def both(p_logits: Tensor, drafts: Tensor, q: Tensor | None, counts: Tensor, keys: Keys) -> tuple:
+def both(p_logits: Tensor, drafts: Tensor, q: Tensor | None, counts: Tensor, keys: NoiseKeys) -> tuple:
     """The reference's verdict, and the kernel's."""
     p = probabilities(p_logits, SOFT)
     ours = kernel.accept(
@@ -122,7 +122,7 @@ def test_takes_the_references_decisions(
     q = probabilities(p_logits[:, :width] + near * noise, SOFT)
     ids = torch.randint(0, 2**40, (batch,), generator=generator)
     at = torch.randint(0, 5000, (batch,), generator=generator)
-    keys = Keys(seed, ids, at, at - 3 if epochs else None)
+    keys = NoiseKeys(seed, ids, at, at - 3 if epochs else None)
     rows, steps = keys.at(width)
     drafts = draw(q, seed, rows.expand_as(steps), steps, keys.stream(Role.DRAFT)[:, None].expand_as(steps))
     counts = torch.randint(0, width + 1, (batch,), generator=generator)
@@ -141,7 +141,7 @@ def test_the_other_rules(rule: str) -> None:
     choices = logits.argmax(-1)
     drafts = torch.where(torch.rand(20, 3) < 0.7, choices[:, :3], 0)
     counts = torch.randint(0, 4, (20,))
-    keys = Keys(SEED, torch.arange(20), torch.arange(20) * 3)
+    keys = NoiseKeys(SEED, torch.arange(20), torch.arange(20) * 3)
     synthetic = 0.6 if rule == "coin" else None
     theirs = verify(logits, drafts, None, counts, keys, SamplingParams(), synthetic=synthetic)
     ours = kernel.accept(
@@ -156,7 +156,7 @@ def test_the_other_rules(rule: str) -> None:
 
 
 def test_no_drafts_at_all() -> None:
-    keys = Keys(SEED, torch.arange(4), torch.arange(4))
+    keys = NoiseKeys(SEED, torch.arange(4), torch.arange(4))
     logits = torch.randn(4, 1, 30)
     none = torch.zeros(4, 0, dtype=torch.long)
     theirs, ours = both(logits, none, None, torch.zeros(4, dtype=torch.long), keys)
@@ -178,7 +178,7 @@ def test_two_thousand_rows_are_distributed_as_the_target() -> None:
     rows, vocab = 2000, 6
     p_logits = torch.tensor([1.5, 0.2, -0.4, 0.9, -1.0, 0.0]).expand(rows, 2, vocab)
     q = probabilities(torch.tensor([-0.5, 1.0, 0.3, 0.0, 0.4, -2.0]), SOFT).expand(rows, 1, vocab)
-    keys = Keys(11, torch.arange(rows), torch.full((rows,), 5))
+    keys = NoiseKeys(11, torch.arange(rows), torch.full((rows,), 5))
     drafts = draw(q[:, 0], 11, keys.sequence_ids, keys.positions, keys.stream(Role.DRAFT))[:, None]
     p = probabilities(p_logits, SOFT)
     accepted, next_token, *_ = kernel.accept(
@@ -199,7 +199,7 @@ def test_verify_on_a_device_is_verify(rule: str, temperature: float) -> None:
     logits = torch.randn(12, 4, 50) * 3
     near = probabilities(logits[:, :3] + torch.randn(12, 3, 50) * 0.5, SOFT)
     at = torch.arange(12) * 7 + 9
-    keys = Keys(SEED, torch.arange(12) * 2**33, at, at - 4)
+    keys = NoiseKeys(SEED, torch.arange(12) * 2**33, at, at - 4)
     ids, positions = keys.at(3)
     role = Role.TARGET if rule == "coupled" else Role.DRAFT
     streams = keys.stream(role)[:, None].expand(12, 3)

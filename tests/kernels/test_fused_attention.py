@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.backends import RaggedStep
+from kernels.backends import AttentionPlan
 from kernels.triton import attention as fused_attention
 from tests.kernels.test_ragged_attention import reference, tensors
 
@@ -46,7 +46,7 @@ def test_no_block_visits_what_none_of_its_rows_sees(splits: int) -> None:
     """
     torch.manual_seed(6)
     query, key, value = torch.randn(1, 1, 64, 16), *torch.randn(2, 1, 1, 164, 16)
-    step = RaggedStep(torch.tensor([100]), [100], 64)
+    step = AttentionPlan(torch.tensor([100]), [100], 64)
     clean = fused_attention.fused(query, key, value, step, scaling=0.3, splits=splits)
     value[0, 0, 116:] = torch.nan
     out = fused_attention.fused(query, key, value, step, scaling=0.3, splits=splits)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.backends import BACKENDS, RaggedStep, unavailable
+from kernels.backends import BACKENDS, AttentionPlan, unavailable
 
 DIM = 8
 HUGE = 1e30
@@ -62,11 +62,11 @@ def problems(draw: st.DrawFn) -> dict:
     }
 
 
-def tensors(problem: dict) -> tuple[Tensor, Tensor, Tensor, RaggedStep]:
+def tensors(problem: dict) -> tuple[Tensor, Tensor, Tensor, AttentionPlan]:
     """query, key and value of a step; beyond each row's own tokens the cache holds huge numbers."""
     torch.manual_seed(problem["seed"])
     lengths, queries = problem["lengths"], problem["queries"]
-    step = RaggedStep(torch.tensor(lengths), lengths, queries)
+    step = AttentionPlan(torch.tensor(lengths), lengths, queries)
     query = torch.randn(len(lengths), problem["heads"], queries, DIM)
     key, value = torch.randn(2, len(lengths), problem["kv_heads"], max(lengths) + queries, DIM)
     for b, length in enumerate(lengths):

@@ -37,7 +37,7 @@ VERIFICATION_WORDS = {
     "coupled": "coupled: the same words in every lane",
 }
 COUPLED = "Coupled: all lanes draw with the same dice, so their words agree at any temperature."
-# Where sums are rounded to 16 bits (StepModel.low_precision) the words above would promise too much.
+# Where sums are rounded to 16 bits (CausalModel.low_precision) the words above would promise too much.
 NEAR_TIES_WORDS = "coupled: the same words, near ties aside"
 NEAR_TIES = (
     f"{COUPLED} But here the weights are multiplied in 16 bits, so lanes can differ where two tokens are almost "

@@ -8,7 +8,7 @@ ROWS = {
     "p": "p(x), the target's probability",
     "ratio": "min(1, p/q), the chance to stand",
     "u": "u, the number drawn",
-    "verdict": "Verdict",
+    "verdict": "Outcome",
 }
 
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from kernels.reference import linear as linear_reference
 from kernels.support import is_accelerator
 
-from ..llama_cuda import GpuModel, fits_shape
+from ..llama_cuda import LlamaCuda, fits_shape
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def _scaled_by_rows(weight: Any) -> bool:
     return isinstance(values, Tensor) and values.dtype == torch.int8 and weight.scale.numel() == len(values)
 
 
-class Int8Model(GpuModel):
+class LlamaInt8(LlamaCuda):
     """A quantised Llama or Qwen3 model on an accelerator."""
 
     @staticmethod
@@ -69,7 +69,7 @@ class Int8Model(GpuModel):
         gate: bool = False,
         residual: Tensor | None = None,
     ) -> Tensor:
-        """As GpuModel's, of an Int8Weight."""
+        """As LlamaCuda's, of an Int8Weight."""
         options: Any = {"norm": norm, "eps": self.eps, "gate": gate, "residual": residual}
         if self.has_kernels and self.plan.takes(x.numel() // x.shape[-1], x.itemsize):
             from kernels.triton import linear_int8  # imports triton

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.backends import BACKENDS, RaggedStep, unavailable
+from kernels.backends import BACKENDS, AttentionPlan, unavailable
 
 from ..context import Context
 from ..timing import captured_ms
@@ -52,7 +52,7 @@ def measure(ctx: Context, names: list[str], case: str, lengths: list[int], width
         torch.randn(2, batch, KV_HEADS, extent, DIM, dtype=ctx.dtype, device=ctx.device) for _ in range(buffers)
     ]
     query = torch.randn(batch, HEADS, width, DIM, dtype=ctx.dtype, device=ctx.device)
-    step = RaggedStep(torch.tensor(lengths, device=ctx.device), lengths, width)
+    step = AttentionPlan(torch.tensor(lengths, device=ctx.device), lengths, width)
     step.hidden(None)
     times = {}
     for name in names:

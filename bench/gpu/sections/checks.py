@@ -17,8 +17,8 @@ from torch import Tensor
 
 from bass_core.sampling.distribution import SamplingParams, draw, probabilities
 from bass_core.sampling.noise import Role
-from bass_core.verification.rejection import Keys, verify
-from kernels.backends import RaggedStep, pad, unavailable
+from bass_core.verification.rejection import NoiseKeys, verify
+from kernels.backends import AttentionPlan, pad, unavailable
 from kernels.reference import cache as cache_reference
 from kernels.reference import linear as linear_reference
 
@@ -78,7 +78,7 @@ def attention_cases(ctx: Context) -> Cases:
 
         def case(dim: int = dim, dtype: torch.dtype = dtype, width: int = width, extra: Any = extra) -> None:
             lengths = torch.randint(0, longest, (4,)).tolist()
-            step = RaggedStep(torch.tensor(lengths, device=ctx.device), lengths, width)
+            step = AttentionPlan(torch.tensor(lengths, device=ctx.device), lengths, width)
             wide = torch.randn(4, 8, width, dim, device=ctx.device)
             caches = torch.randn(2, 4, 2, step.extent + 3, dim, device=ctx.device)
             query, (key, value) = wide.to(dtype), caches.to(dtype)
@@ -93,7 +93,7 @@ def attention_cases(ctx: Context) -> Cases:
         yield (dim, dtype), f"D={dim} S={width} {dtype} {extra}", case
 
 
-def _cut(key: Tensor, value: Tensor, step: RaggedStep) -> tuple[Tensor, Tensor]:
+def _cut(key: Tensor, value: Tensor, step: AttentionPlan) -> tuple[Tensor, Tensor]:
     return key[:, :, : step.extent], value[:, :, : step.extent]
 
 
@@ -194,7 +194,7 @@ def accept_cases(ctx: Context) -> Cases:
             near = logits[:, :7] + torch.randn(rows, 7, vocab) * 0.5
             q = None if params.greedy else probabilities(near, params)
             ids, at = torch.arange(rows) * 2**33, torch.randint(0, 9999, (rows,))
-            keys = Keys(2**40 + 7, ids, at)
+            keys = NoiseKeys(2**40 + 7, ids, at)
             sequences, positions = keys.at(7)
             roles = torch.full_like(positions, int(Role.DRAFT))
             drafts = near.argmax(-1)
@@ -204,7 +204,7 @@ def accept_cases(ctx: Context) -> Cases:
             counts = torch.randint(0, 8, (rows,))
             options: dict[str, Any] = {"synthetic": 0.7} if rule == "coin" else {"rule": rule}
             theirs = verify(logits, drafts, q, counts, keys, params, **options)
-            here = Keys(keys.seed, ids.to(ctx.device), at.to(ctx.device))
+            here = NoiseKeys(keys.seed, ids.to(ctx.device), at.to(ctx.device))
             from bass_core.verification.rejection_triton import verify_on_device
 
             ours = verify_on_device(

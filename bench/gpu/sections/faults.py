@@ -22,7 +22,7 @@ from bass_core.decoding.request import LANES
 from bass_core.engine import cuda_graphs as graphs
 from bass_core.engine.cuda_graphs import GraphRunner, record_calls, release_idle
 from bass_core.engine.runner import ModelRunner
-from bass_core.models.base import StepModel
+from bass_core.models.base import CausalModel
 from bass_core.models.draft_head import DraftHead, HeadConfig
 from bass_core.models.weights.quantize import int8_weights, require_torchao
 from kernels.support import runtime
@@ -202,7 +202,7 @@ def _int8(ctx: Context) -> None:
         _share(ctx, f"int8, {type(pair.target_step).__name__}", texts, _texts(ctx, pair, "regular"))
 
 
-def _runner(ctx: Context, model: StepModel, fails: bool | None) -> GraphRunner:
+def _runner(ctx: Context, model: CausalModel, fails: bool | None) -> GraphRunner:
     def refuse(_: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing")
 
@@ -212,7 +212,7 @@ def _runner(ctx: Context, model: StepModel, fails: bool | None) -> GraphRunner:
 
 @torch.inference_mode()
 def _equals_eager(
-    ctx: Context, model: StepModel, steps: list[tuple[int, int]], fails: bool | None = False
+    ctx: Context, model: CausalModel, steps: list[tuple[int, int]], fails: bool | None = False
 ) -> GraphRunner:
     """Steps of (batch, width) over one cache, against eager ones.
 
@@ -255,13 +255,13 @@ def _failed_capture(ctx: Context) -> None:
     """A forward that waits for the device can't be captured: the step runs eagerly, and the process lives on."""
     pair = _pair(ctx)
     model = pair.target_step
-    forward = model.forward_anywhere
+    forward = model.forward_captured
 
     def waits(ids: torch.Tensor, *rest: Any, **more: Any) -> Any:
         ids.sum().item()
         return forward(ids, *rest, **more)
 
-    model.forward_anywhere = waits  # type: ignore[method-assign]
+    model.forward_captured = waits  # type: ignore[method-assign]
     _equals_eager(ctx, model, [(2, 1), (2, 3)], fails=True)
     ctx.row("a capture that fails", "runs eagerly", 1)
     other = _pair(ctx)

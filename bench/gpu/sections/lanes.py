@@ -16,7 +16,7 @@ import torch
 from bass_core import generate, load_pair, race
 from bass_core.lanes.generation import Generation
 from bass_core.loading.weights import FOLDER, cache_root, is_complete
-from bass_core.models.llama_cuda import GpuModel
+from bass_core.models.llama_cuda import LlamaCuda
 
 from ...prompts import mixed
 from ..context import Context
@@ -66,7 +66,7 @@ def batch(ctx: Context, size: int, fixed: tuple[int, ...], repeats: int) -> None
 def chained_drafts(ctx: Context, size: int, lengths: tuple[int, ...]) -> None:
     """BASS with a round's greedy drafts in one captured step, over the same without; nothing ships it."""
     draft = ctx.pair.draft_step
-    if ctx.late or not isinstance(draft, GpuModel):
+    if ctx.late or not isinstance(draft, LlamaCuda):
         return
     prompts, count, plan = ctx.prompts(size), 6 if ctx.dry else 128, draft.plan
     for length in lengths:

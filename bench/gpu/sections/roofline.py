@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from bass_core.engine.cuda_graphs import release_idle
-from bass_core.models.base import StepModel
-from bass_core.models.llama_cuda import GpuModel, Plan
+from bass_core.models.base import CausalModel
+from bass_core.models.llama_cuda import LlamaCuda, Plan
 
 from .. import results
 from ..context import Context, answers
@@ -57,7 +57,7 @@ def choose_plans(ctx: Context) -> None:
     """Set both models' plans to the fastest of the measured ones; the target decides on its slower half."""
     kv = 16 if ctx.dry else 512
     for name, model in (("target", ctx.pair.target_step), ("draft", ctx.pair.draft_step)):
-        if not isinstance(model, GpuModel):
+        if not isinstance(model, LlamaCuda):
             ctx.row(name, "plan", "transformers' forward")
             continue
         # Batch 1 and batch 8 weigh alike; a verify step matters for the target alone.
@@ -88,7 +88,7 @@ def choose_plans(ctx: Context) -> None:
 def use(ctx: Context, name: str, label: str) -> None:
     """Give the target or the draft the plan of that label; the target's decides on the tiles as well."""
     model = ctx.pair.target_step if name == "target" else ctx.pair.draft_step
-    if isinstance(model, GpuModel):
+    if isinstance(model, LlamaCuda):
         model.plan = PLANS[label]
     if name == "target" and best_tiles(ctx):
         set_tiles(best_tiles(ctx) if label == TILED else {})
@@ -120,7 +120,7 @@ def set_tiles(best: Tiles) -> None:
     linear.tiles = tiles
 
 
-def report(ctx: Context, model: StepModel, case: str, batch: int, width: int, kv: int) -> None:
+def report(ctx: Context, model: CausalModel, case: str, batch: int, width: int, kv: int) -> None:
     """A step's time, its floor, and their ratio."""
     ms, floor = step_ms(ctx, model, batch, width, kv), step_floor(ctx, model, batch, width, kv)
     ctx.row(case, "step", ms, "ms")
@@ -128,13 +128,13 @@ def report(ctx: Context, model: StepModel, case: str, batch: int, width: int, kv
     ctx.row(case, "step / floor", ms / floor)
 
 
-def step_floor(ctx: Context, model: StepModel, batch: int, width: int, kv: int) -> float:
+def step_floor(ctx: Context, model: CausalModel, batch: int, width: int, kv: int) -> float:
     """Milliseconds that reading the weights and the live keys and values takes at copy bandwidth."""
     return 1000 * (model.cost.weight_bytes + batch * (kv + width) * model.cost.kv_bytes) / ctx.bandwidth
 
 
 @torch.inference_mode()
-def step_ms(ctx: Context, model: StepModel, batch: int, width: int, kv: int) -> float:
+def step_ms(ctx: Context, model: CausalModel, batch: int, width: int, kv: int) -> float:
     """The median time of a replay."""
     runner = ctx.runner(model, batch, kv + width)
     ids = torch.randint(0, model.vocab, (batch, width), device=ctx.device)

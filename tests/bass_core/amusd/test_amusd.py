@@ -21,7 +21,7 @@ from bass_core.amusd.timeline import Timeline
 from bass_core.engine import cuda_graphs as graphs
 from bass_core.engine.cuda_graphs import GraphRunner, record_calls
 from bass_core.lanes.lane import Lane
-from bass_core.models.base import StepModel
+from bass_core.models.base import CausalModel
 from bass_core.sampling.distribution import probabilities
 
 from ...conformance import test_distribution as distribution
@@ -86,10 +86,10 @@ def test_captured_steps_of_both_sides_write_the_same_text(kind: str, monkeypatch
     monkeypatch.setattr(amusd_draft, "make_runner", make)
     pair = ModelPair(TARGET, TARGET if kind == "model" else tiny_head(TARGET))
     pair.amusd_draft = "stream"
-    pair.target_step = StepModel(TARGET)
+    pair.target_step = CausalModel(TARGET)
     if kind == "head":
         pair.target_step.readout = pair.draft.readout()
-    pair.draft_step = StepModel(TARGET if kind == "model" else pair.draft.body)
+    pair.draft_step = CausalModel(TARGET if kind == "model" else pair.draft.body)
     for sampling in (SamplingParams(), WARM):
         rule = {} if sampling.greedy else {"verification": "coupled"}
         out = run(pair, sampling=sampling, **rule)

@@ -18,7 +18,7 @@ import pytest
 
 from bass_core import ModelPair, SamplingParams, generate
 from bass_core.amusd import decoder as amusd
-from bass_core.amusd.link import RowVerdict, Verdict
+from bass_core.amusd.link import RowUpdate, TextUpdate
 from bass_core.amusd.process import PATIENCE_S, borrow, close, give_back, prepare
 from bass_core.lanes.generation import _lane
 
@@ -97,7 +97,7 @@ def test_an_error_inside_the_draft() -> None:
     client = lane._decoder.client
     for _ in range(4):
         lane.step()
-    client._host.send(Verdict(client._session, [RowVerdict(0, 9, 1, [1])]))
+    client._host.send(TextUpdate(client._session, [RowUpdate(0, 9, 1, [1])]))
     while not lane.finished:
         lane.step()
     assert "failed (AssertionError)" in lane.timeline.note

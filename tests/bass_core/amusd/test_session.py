@@ -8,7 +8,7 @@ import torch
 from bass_core import ModelPair, SamplingParams
 from bass_core.amusd import draft as amusd_draft
 from bass_core.amusd.draft import DraftSession
-from bass_core.amusd.link import Open, RowVerdict
+from bass_core.amusd.link import Open, RowUpdate
 from bass_core.amusd.shared_memory import Arena
 from bass_core.sampling.distribution import draw
 from bass_core.sampling.noise import Role, stream
@@ -49,7 +49,7 @@ def test_it_drafts_as_far_as_the_lead_and_no_further():
 def test_drafts_that_agree_are_kept_and_announced_again_under_a_new_epoch():
     one = session()
     ahead = drafted(one, 0, 0)
-    (block,) = one.judge([RowVerdict(0, 1, len(ROWS[0]), ahead[:1])])
+    (block,) = one.judge([RowUpdate(0, 1, len(ROWS[0]), ahead[:1])])
     assert (block.epoch, block.start, block.tokens) == (1, len(ROWS[0]) + 1, ahead[1:])
     assert one.rolled_back == 0
     assert drafted(one, 0, 1) == reference(DRAFT, ROWS[0], 5)[4:]
@@ -69,7 +69,7 @@ def test_a_new_epoch_drafts_with_noise_of_its_own(rule, monkeypatch):
     start = len(ROWS[0])
     # A prefill and three drafts, of which the second is refused.
     first, second, _ = (block.tokens[0] for _ in range(4) for block in one.step() if block.row == 0)
-    one.judge([RowVerdict(0, 1, start, [first, (second + 1) % 90])])
+    one.judge([RowUpdate(0, 1, start, [first, (second + 1) % 90])])
     one.step()
     before, after = drawn[:3], drawn[3]
     assert [at for _, at, _ in before] == [start, start + 1, start + 2] and after[1] == start + 2
@@ -86,7 +86,7 @@ def test_a_different_token_takes_back_what_was_drafted_from_there(at):
     one = session()
     ahead = drafted(one, 0, 0)
     text = [*ahead[:at], (ahead[at] + 1) % 90]
-    assert one.judge([RowVerdict(0, 1, len(ROWS[0]), text)]) == []
+    assert one.judge([RowUpdate(0, 1, len(ROWS[0]), text)]) == []
     assert one.rolled_back == 1
     assert drafted(one, 0, 1) == reference(DRAFT, ROWS[0] + text, 4)
 
@@ -99,7 +99,7 @@ def test_after_a_refusal_the_drafts_are_those_of_the_new_text(at):
     ahead = [block.tokens for _ in range(4) for block in one.step() if block.row == 0]
     other = [(token + 1) % 90 for token in ahead[at]]
     text = [token for block in ahead[:at] for token in block] + other
-    one.judge([RowVerdict(0, 1, len(ROWS[0]), text)])
+    one.judge([RowUpdate(0, 1, len(ROWS[0]), text)])
     for _ in range(3):
         (block,) = [block for block in one.step() if block.row == 0]
         ids = torch.tensor([ROWS[0] + text])
@@ -111,7 +111,7 @@ def test_after_a_refusal_the_drafts_are_those_of_the_new_text(at):
 def test_a_verdict_that_is_longer_than_the_drafts_and_one_that_comes_before_the_prompt_is_fed():
     one = session()
     text = reference(TARGET, ROWS[1], 7)
-    one.judge([RowVerdict(1, 1, len(ROWS[1]), text), RowVerdict(0, 1, len(ROWS[0]), [5], finished=True)])
+    one.judge([RowUpdate(1, 1, len(ROWS[1]), text), RowUpdate(0, 1, len(ROWS[0]), [5], finished=True)])
     assert drafted(one, 1, 1) == reference(DRAFT, ROWS[1] + text, 4)
     assert [row.index for row in one.rows] == [1]
 
@@ -130,7 +130,7 @@ def test_a_head_goes_on_from_the_targets_states():
         states = target(torch.tensor([text]), output_hidden_states=True).hidden_states[-1][0]
         first = 0 if epoch == 1 else start - 1
         one.arena["states"][0, first : len(text) - 1] = states[first : len(text) - 1]
-        one.judge([RowVerdict(0, epoch, start, text[start:])])
+        one.judge([RowUpdate(0, epoch, start, text[start:])])
         start = len(text)
         own = [block for block in one.step() if block.row == 0]
         if own:

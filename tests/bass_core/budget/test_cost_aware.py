@@ -29,13 +29,13 @@ def own_cache(monkeypatch, tmp_path):
 
 
 def play(policy, rounds, rows, accepts):
-    """Lengths asked for when every row drafts what it is asked for and accepts at most `accepts` of them."""
-    asked = []
+    """Lengths requested when every row drafts what is requested and accepts at most `accepts` of them."""
+    requested = []
     for _ in range(rounds):
         length = policy.length
-        asked.append(length)
+        requested.append(length)
         policy.observe(length, [length] * rows, [min(length, accepts)] * rows, length)
-    return asked
+    return requested
 
 
 def test_costs_are_interpolated_and_go_on_at_the_ends():
@@ -56,12 +56,12 @@ def test_it_drafts_long_where_all_is_accepted_and_short_where_nothing_is():
 
 
 def test_where_drafting_loses_it_stops_and_tries_again_ever_more_seldom():
-    asked = play(CostAware(DEAR, rows=8), 200, 8, 0)
-    tried = [at for at, length in enumerate(asked) if length]
+    requested = play(CostAware(DEAR, rows=8), 200, 8, 0)
+    tried = [at for at, length in enumerate(requested) if length]
     gaps = [b - a for a, b in itertools.pairwise(tried)]
     assert gaps[0] >= FIRST_WAIT
     assert gaps == sorted(gaps) and gaps[-1] > gaps[0]
-    assert all(asked[at] == 1 for at in tried[1:])
+    assert all(requested[at] == 1 for at in tried[1:])
 
 
 def test_it_comes_back_when_drafts_are_accepted_again():

@@ -15,8 +15,8 @@ from bass_core.drafting.chain import ChainedModel, follow
 from bass_core.engine import cuda_graphs as graphs
 from bass_core.engine.cuda_graphs import GraphRunner, record_calls
 from bass_core.engine.runner import ModelRunner
-from bass_core.models.base import StepModel
-from bass_core.models.llama_cuda import GpuModel, Plan
+from bass_core.models.base import CausalModel
+from bass_core.models.llama_cuda import LlamaCuda, Plan
 from tests.models import perturbed, prompts, reference, tiny
 
 
@@ -27,9 +27,9 @@ def no_idle_caches() -> Iterator[None]:
     graphs._idle.clear()
 
 
-def plain(model: torch.nn.Module) -> GpuModel:
+def plain(model: torch.nn.Module) -> LlamaCuda:
     """The GPU's forward, with products and attention of torch."""
-    made = GpuModel(model)
+    made = LlamaCuda(model)
     made.has_kernels = False
     return made
 
@@ -86,7 +86,7 @@ def test_texts_and_acceptance_are_the_same(noise: float, monkeypatch: pytest.Mon
     rows = prompts(3)
     made: list[GraphRunner] = []
 
-    def make(model_: StepModel, *arguments: object) -> object:
+    def make(model_: CausalModel, *arguments: object) -> object:
         made.append(GraphRunner(model_, *arguments, record=record_calls))
         return made[-1]
 

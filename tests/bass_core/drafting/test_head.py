@@ -14,7 +14,7 @@ from bass_core.errors import PairError, WeightsError
 from bass_core.models.draft_head import DraftHead, HeadConfig, is_draft_head, load_draft_head
 from bass_core.sampling.distribution import probabilities
 from bass_core.sequence import Sequence
-from bass_core.verification.rejection import Keys
+from bass_core.verification.rejection import NoiseKeys
 
 from ...models import prompts, tiny
 
@@ -93,8 +93,8 @@ def test_q_is_zero_outside_the_vocabulary_and_what_was_sampled_from(pair):
     body = ModelRunner(pair.draft_step, 2, 96, len(pair.draft.vocabulary), "pad", keep_states=True)
 
     class Watched(HeadDrafter):
-        def propose(self, rows, caps, keys):
-            rounds.append(super().propose(rows, caps, keys))
+        def propose(self, rows, max_drafts, keys):
+            rounds.append(super().propose(rows, max_drafts, keys))
             return rounds[-1]
 
     drafter = Watched(pair.draft, body, pair.vocab, DRAWN)
@@ -197,7 +197,7 @@ def test_an_unsure_head_stops_by_what_it_knew_before_the_draw(pair, sampling, la
     An accelerator looks now and then alone whether all rows rest: it may run in vain, and proposes the same.
     """
     monkeypatch.setattr(head_drafter, "is_accelerator", lambda device: lazy)
-    keys = Keys(2, torch.arange(3), torch.tensor([len(prompt) for prompt in prompts(3)]))
+    keys = NoiseKeys(2, torch.arange(3), torch.tensor([len(prompt) for prompt in prompts(3)]))
 
     def proposed(confidence):
         rows = [Sequence(i, i, prompt, 24, frozenset()) for i, prompt in enumerate(prompts(3))]

@@ -9,12 +9,12 @@ from bass_core.drafting.lookup import Cascade, LookupChain, NgramDrafter, Prompt
 from bass_core.errors import RequestError, WeightsError
 from bass_core.models.ngram import NgramTable, context_key, load_ngrams
 from bass_core.sequence import Sequence
-from bass_core.verification.rejection import Keys
+from bass_core.verification.rejection import NoiseKeys
 
 from ...models import perturbed, prompts, tiny
 
 CPU = torch.device("cpu")
-KEYS = Keys(0, torch.zeros(2, dtype=torch.long), torch.zeros(2, dtype=torch.long))
+KEYS = NoiseKeys(0, torch.zeros(2, dtype=torch.long), torch.zeros(2, dtype=torch.long))
 
 
 def row(tokens, index=0):
@@ -27,8 +27,8 @@ def table(pairs, longest=4):
     return NgramTable(np.array(keys, dtype=np.uint64), np.array(tokens, dtype=np.uint32), longest)
 
 
-def proposed(drafter, rows, caps):
-    proposal = drafter.propose(rows, caps, KEYS)
+def proposed(drafter, rows, max_drafts):
+    proposal = drafter.propose(rows, max_drafts, KEYS)
     assert proposal.probs is None
     return [tokens[:count] for tokens, count in zip(proposal.tokens.tolist(), proposal.counts, strict=True)]
 
@@ -108,24 +108,24 @@ def test_a_cascade_spares_the_model_where_every_row_copies():
         def start(self, rows):
             return None
 
-        def propose(self, rows, caps, keys):
+        def propose(self, rows, max_drafts, keys):
             self.calls += 1
-            self.caps = caps
-            return PromptLookupDrafter(CPU).propose([], [], keys) if not rows else self.fixed(rows, caps)
+            self.max_drafts = max_drafts
+            return PromptLookupDrafter(CPU).propose([], [], keys) if not rows else self.fixed(rows, max_drafts)
 
-        def fixed(self, rows, caps):
+        def fixed(self, rows, max_drafts):
             from bass_core.drafting.base import Proposal
 
-            width = max(caps)
+            width = max(max_drafts)
             probs = torch.full((len(rows), width, 10), 0.1)
-            return Proposal(torch.full((len(rows), width), 5), caps, probs)
+            return Proposal(torch.full((len(rows), width), 5), max_drafts, probs)
 
     rows = [row([1, 2, 3, 8, 1, 2, 3]), row([4, 5, 6], 1)]
     model = Counting()
     cascade = Cascade(PromptLookupDrafter(CPU, shortest=3), model, 10)
     cascade.start(rows)
     proposal = cascade.propose(rows, [3, 2], KEYS)
-    assert model.caps == [0, 2] and proposal.counts == [3, 2]
+    assert model.max_drafts == [0, 2] and proposal.counts == [3, 2]
     assert proposal.tokens.tolist() == [[8, 1, 2], [5, 5, 0]]
     assert proposal.probs[0].argmax(-1).tolist() == [8, 1, 2] and proposal.probs[0].sum() == 3
     assert torch.allclose(proposal.probs[1, :2], torch.full((2, 10), 0.1))

@@ -18,7 +18,7 @@ from bass_core import ModelPair, race
 from bass_core.engine import capture
 from bass_core.engine import cuda_graphs as graphs
 from bass_core.machine.memory import available_bytes, private_pools
-from bass_core.models.base import StepModel
+from bass_core.models.base import CausalModel
 from kernels.support import runtime
 from tests.bass_core.accelerated import (  # noqa: F401
     DEVICE,
@@ -98,14 +98,14 @@ def test_what_fails_inside_a_capture_that_ends_well_concerns_one_model(
 def test_a_forward_that_waits_is_found_out_before_it_is_captured(
     reads: bool, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = StepModel._run
+    run = CausalModel._run
 
-    def run_and_read(self: StepModel, ids: Any, positions: Any, *rest: Any) -> Any:
+    def run_and_read(self: CausalModel, ids: Any, positions: Any, *rest: Any) -> Any:
         if reads and int(positions.max()) < 0:
             raise AssertionError
         return run(self, ids, positions, *rest)
 
-    monkeypatch.setattr(StepModel, "_run", run_and_read)
+    monkeypatch.setattr(CausalModel, "_run", run_and_read)
     pair = on_device(plain=True)
     with caplog.at_level(logging.WARNING):
         capture.mark_capturable(pair.target_step)
@@ -116,7 +116,7 @@ def test_a_forward_that_waits_is_found_out_before_it_is_captured(
 
 
 def test_a_pair_asks_its_models_when_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[StepModel] = []
+    asked: list[CausalModel] = []
     monkeypatch.setattr("bass_core.models.pair.mark_capturable", asked.append)
     pair = on_device()
     assert asked == [pair.target_step, pair.draft_step]
@@ -144,7 +144,7 @@ def test_embeddings_that_turn_with_the_length_are_not_captured(rope: Any, known:
 def test_a_model_with_dynamic_embeddings_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     model = copy.deepcopy(tiny("llama"))
     model.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    assert not StepModel(model).capturable and StepModel(tiny("llama")).capturable
+    assert not CausalModel(model).capturable and CausalModel(tiny("llama")).capturable
 
 
 def test_workspaces_are_dropped_on_either_side_of_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,8 @@ from bass_core.engine.cuda_graphs import GraphRunner, record_calls
 from bass_core.engine.runner import ModelRunner
 from bass_core.lanes import lane
 from bass_core.models import llama_cuda as gpu_model
-from bass_core.models.base import Readout, StepModel
-from bass_core.models.llama_cuda import GpuModel, Plan, fits
+from bass_core.models.base import CausalModel, HiddenStateTap
+from bass_core.models.llama_cuda import LlamaCuda, Plan, fits
 from tests.models import perturbed, prompts, reference, tiny
 
 ROOT = Path(__file__).parents[3]
@@ -58,9 +58,9 @@ def test_the_gpus_forward_is_the_models(architecture: str, kernels: bool) -> Non
     """Logits and states of ragged rows; with kernels: products, rotation, write and attention interpreted."""
     model = tiny(architecture)
     assert fits(model)
-    ours, theirs = GpuModel(model), StepModel(model)
+    ours, theirs = LlamaCuda(model), CausalModel(model)
     ours.has_kernels = kernels
-    ours.readout = theirs.readout = Readout((0, 1))
+    ours.readout = theirs.readout = HiddenStateTap((0, 1))
     caches = ours.new_cache(2, 32), theirs.new_cache(2, 32)
     generator = torch.Generator().manual_seed(1)
     lengths = [0, 0]
@@ -84,9 +84,9 @@ def test_weights_are_not_joined_where_a_layer_more_does_not_fit(monkeypatch: pyt
 
 def test_one_row_takes_the_kernel_for_one_row() -> None:
     model = tiny("llama")
-    ours = GpuModel(model)
+    ours = LlamaCuda(model)
     ids = torch.tensor([[5]])
-    plain = StepModel(model).forward(ids, StepModel(model).new_cache(1, 8), [0])
+    plain = CausalModel(model).forward(ids, CausalModel(model).new_cache(1, 8), [0])
     for plan in (Plan(), Plan(gemv=False), Plan(most_rows=0)):
         ours.plan = plan
         mine = ours.forward(ids, ours.new_cache(1, 8), [0])
@@ -107,7 +107,7 @@ def test_the_products_in_parts_are_a_choice(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(linear, "split_tiles", in_parts)
     model = tiny("llama")
-    ours, ids = GpuModel(model), torch.arange(1, 11)[None]
+    ours, ids = LlamaCuda(model), torch.arange(1, 11)[None]
     plain = ours.forward(ids, ours.new_cache(1, 16), [0])
     assert not taken
     ours.plan = Plan(split_k=True)
@@ -116,14 +116,14 @@ def test_the_products_in_parts_are_a_choice(monkeypatch: pytest.MonkeyPatch) -> 
     torch.testing.assert_close(mine, plain, atol=2e-3, rtol=1e-4)
 
 
-def static_runner(model: StepModel, batch: int, length: int, backend: str = "pad") -> GraphRunner:
+def static_runner(model: CausalModel, batch: int, length: int, backend: str = "pad") -> GraphRunner:
     return GraphRunner(model, batch, length, model.vocab, backend, keep_states=True, record=record_calls)
 
 
 def test_a_replay_is_the_eager_step() -> None:
     """Different lengths, batches that shrink below their bucket, widths beyond the exact ones, columns taken."""
-    model = StepModel(tiny("llama"))
-    model.readout = Readout((0, 1), torch.nn.Linear(3 * 64, 64).requires_grad_(False))
+    model = CausalModel(tiny("llama"))
+    model.readout = HiddenStateTap((0, 1), torch.nn.Linear(3 * 64, 64).requires_grad_(False))
     runner, eager = static_runner(model, 5, 64), ModelRunner(model, 5, 64, model.vocab, "pad", keep_states=True)
     generator = torch.Generator().manual_seed(2)
     lengths = [0, 0, 0, 0, 0]
@@ -139,7 +139,7 @@ def test_a_replay_is_the_eager_step() -> None:
 
 
 def test_what_fits_no_shape_runs_eagerly() -> None:
-    model = StepModel(tiny("llama"))
+    model = CausalModel(tiny("llama"))
     runner = static_runner(model, 1, 64)
     runner.feed_ids(torch.ones(1, 40, dtype=torch.long), [0])
     with pytest.raises(ValueError, match="does not fit"):
@@ -151,7 +151,7 @@ def test_what_fits_no_shape_runs_eagerly() -> None:
 
 
 def test_a_cache_and_its_steps_serve_the_next_runner() -> None:
-    model = StepModel(tiny("llama"))
+    model = CausalModel(tiny("llama"))
     first = static_runner(model, 2, 40)
     first.feed_ids(torch.ones(2, 1, dtype=torch.long), [0, 0])
     slot = first.slot
@@ -164,7 +164,7 @@ def test_a_cache_and_its_steps_serve_the_next_runner() -> None:
 
 
 def test_the_least_used_step_goes_when_outputs_take_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = StepModel(tiny("llama"))
+    model = CausalModel(tiny("llama"))
     runner = static_runner(model, 1, 64)
     one = torch.ones(1, 1, dtype=torch.long)
     runner.feed_ids(one, [0])
@@ -176,7 +176,7 @@ def test_the_least_used_step_goes_when_outputs_take_too_much(monkeypatch: pytest
 
 
 def test_what_cannot_be_captured_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    model = StepModel(tiny("llama"))
+    model = CausalModel(tiny("llama"))
 
     def refuse(forward: object) -> object:
         raise RuntimeError("operation not permitted when stream is capturing")
@@ -194,13 +194,13 @@ def test_texts_are_the_same_with_captured_steps(monkeypatch: pytest.MonkeyPatch)
     """Whole lanes, target and draft, as on a GPU: greedy texts, and acceptance that shows no stale length."""
     model = tiny("llama")
     pair = ModelPair(model, model)
-    pair.target_step, pair.draft_step = StepModel(model), StepModel(model)
+    pair.target_step, pair.draft_step = CausalModel(model), CausalModel(model)
     rows = prompts(3)
     expected = [reference(model, row, 12) for row in rows]
     made: list[GraphRunner] = []
 
     def make(
-        model_: StepModel, batch: int, length: int, vocab: int, backend: str, keep_states: bool = False
+        model_: CausalModel, batch: int, length: int, vocab: int, backend: str, keep_states: bool = False
     ) -> object:
         made.append(GraphRunner(model_, batch, length, vocab, backend, keep_states, record=record_calls))
         return made[-1]

@@ -10,13 +10,13 @@ import torch
 from bass_core.engine import cuda_graphs as graphs
 from bass_core.engine.cuda_graphs import GraphRunner, record_calls
 from bass_core.engine.runner import ModelRunner
-from bass_core.models.base import StepModel
-from bass_core.models.llama_cuda import GpuModel
+from bass_core.models.base import CausalModel
+from bass_core.models.llama_cuda import LlamaCuda
 from kernels.backends import captured_extent
 from tests.models import tiny
 
 
-@pytest.mark.parametrize("kind", [StepModel, GpuModel])
+@pytest.mark.parametrize("kind", [CausalModel, LlamaCuda])
 @pytest.mark.parametrize("backend", ["pad", "sdpa"])
 def test_a_captured_step_looks_no_further_than_its_extent(kind: Any, backend: str) -> None:
     """The same logits as an eager step over ragged rows, with what lies behind the extent made unusable."""
@@ -29,10 +29,10 @@ def test_a_captured_step_looks_no_further_than_its_extent(kind: Any, backend: st
         cache.buffer[..., 16:, :] = torch.nan
     more, lengths = torch.randint(1, 90, (2, 3)), [9, 4]
     eager = model.forward(more, caches[0], lengths, backend=backend)
-    anywhere, _ = model.forward_anywhere(more, caches[1], torch.tensor(lengths), backend, False, 16)
+    anywhere, _ = model.forward_captured(more, caches[1], torch.tensor(lengths), backend, False, 16)
     torch.testing.assert_close(anywhere, eager, atol=1e-4, rtol=1e-4)
     assert caches[1].reads(0)[0].shape[2] == 16
-    model.forward_anywhere(more, caches[1], torch.tensor(lengths), backend, False)
+    model.forward_captured(more, caches[1], torch.tensor(lengths), backend, False)
     assert caches[1].reads(0)[0].shape[2] == 64
 
 
@@ -48,7 +48,7 @@ def test_extents_grow_by_powers_of_two() -> None:
 @pytest.mark.parametrize("backend", ["pad", "sdpa"])
 def test_a_replay_computes_no_columns_that_no_row_has_reached(backend: str) -> None:
     """A cache of 512 columns: a step is captured over 256, and anew where a row outgrows them."""
-    model = StepModel(tiny("llama"))
+    model = CausalModel(tiny("llama"))
     runner = GraphRunner(model, 2, 512, model.vocab, backend, record=record_calls)
     eager = ModelRunner(model, 2, 512, model.vocab, backend)
     ids = torch.tensor([[5, 6], [7, 8]])
@@ -59,7 +59,7 @@ def test_a_replay_computes_no_columns_that_no_row_has_reached(backend: str) -> N
     graphs._idle.clear()
 
 
-@pytest.mark.parametrize("kind", [StepModel, GpuModel])
+@pytest.mark.parametrize("kind", [CausalModel, LlamaCuda])
 def test_numbers_reach_the_device_without_a_wait(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.tensor(list, device=...) copies from memory that is not pinned, and waits for the stream."""
     model = kind(tiny("llama"))

@@ -9,7 +9,7 @@ from bass_core import ModelPair
 from bass_core.decoding.request import make_request
 from bass_core.lanes.lane import Lane
 from bass_core.lanes.utilization import ModelCost, Work, dense_peak
-from bass_core.models.base import StepModel
+from bass_core.models.base import CausalModel
 from bass_core.sequence import Round, RowRound, Sequence
 from tests.models import perturbed, prompts, tiny
 
@@ -67,7 +67,7 @@ def test_a_lane_counts_its_own() -> None:
     metrics = lane.metrics()
     assert metrics.flops_utilization is None and metrics.bandwidth_utilization is None
     assert lane.work.flops > lane.work.useful_flops > 0 and lane.work.bytes_read > 0
-    cost = StepModel(model).cost
+    cost = CausalModel(model).cost
     assert (
         cost.parameters == sum(p.numel() for p in model.parameters()) - model.get_input_embeddings().weight.numel()
     )

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from bass_core.models import llama_cuda as gpu_model
 from bass_core.models.draft_head import DraftHead, HeadConfig
-from bass_core.models.llama_cuda import GpuModel
+from bass_core.models.llama_cuda import LlamaCuda
 from tests.models import prompts, reference, tiny
 
 
@@ -34,7 +34,7 @@ def held(*tensors: Tensor) -> int:
     return sum({storage(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}.values())
 
 
-def weights_of(step: GpuModel) -> list[Tensor]:
+def weights_of(step: LlamaCuda) -> list[Tensor]:
     layers = [(layer.qkv, layer.gate_up, layer.output, layer.down) for layer in step.blocks]
     return [step.embedding, step.head, *(weight for layer in layers for weight in layer)]
 
@@ -45,7 +45,7 @@ def test_a_model_is_kept_once_and_writes_what_it_wrote(architecture: str) -> Non
     before, text = held(*model.parameters()), reference(model, prompt, 12)
     values = {name: value.clone() for name, value in model.state_dict().items()}
     own = list(model.parameters())
-    step = GpuModel(model)
+    step = LlamaCuda(model)
     assert held(*model.parameters(), *weights_of(step)) == before
     assert all(ours is theirs for ours, theirs in zip(own, model.parameters(), strict=True))
     assert reference(model, prompt, 12) == text
@@ -58,7 +58,7 @@ def test_a_model_is_kept_once_and_writes_what_it_wrote(architecture: str) -> Non
 
 def test_a_second_pair_of_the_same_model_joins_nothing_anew() -> None:
     model = tiny("llama")
-    first, second = GpuModel(model), GpuModel(model)
+    first, second = LlamaCuda(model), LlamaCuda(model)
     for ours, theirs in zip(weights_of(first), weights_of(second), strict=True):
         assert storage(ours) == storage(theirs) and torch.equal(ours, theirs)
 
@@ -68,7 +68,7 @@ def test_a_weight_that_layers_share_stays_shared() -> None:
     layers = model.model.layers
     layers[1].self_attn.q_proj.weight = layers[0].self_attn.q_proj.weight
     text = reference(model, [5, 6, 7], 8)
-    step = GpuModel(model)
+    step = LlamaCuda(model)
     assert layers[1].self_attn.q_proj.weight is layers[0].self_attn.q_proj.weight
     assert torch.equal(step.blocks[0].qkv[:64], step.blocks[1].qkv[:64])
     assert reference(model, [5, 6, 7], 8) == text
@@ -78,7 +78,7 @@ def test_tied_embeddings_stay_tied() -> None:
     config = tiny("llama").config
     config.tie_word_embeddings = True
     model = type(tiny("llama"))(config).eval()
-    step = GpuModel(model)
+    step = LlamaCuda(model)
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert storage(step.head) == storage(step.embedding) == storage(model.lm_head.weight)
 
@@ -92,7 +92,7 @@ def test_it_can_still_be_saved_copied_and_trained(tmp_path: Path) -> None:
     model = tiny("llama").requires_grad_(True)
     values = {name: value.clone() for name, value in model.state_dict().items()}
     with torch.inference_mode():
-        step = GpuModel(model)
+        step = LlamaCuda(model)
     for name, value in loaded(model, tmp_path / "saved").items():
         assert torch.equal(values[name], value), name
     torch.save(model.state_dict(), tmp_path / "state")
@@ -117,7 +117,7 @@ def test_it_can_still_be_saved_copied_and_trained(tmp_path: Path) -> None:
 def test_a_draft_head_whose_body_was_joined_is_stored(tmp_path: Path, dtype: torch.dtype) -> None:
     head = DraftHead(tiny("llama"), HeadConfig(1, 64), torch.arange(40)).to(dtype)
     names = set(head.own_weights())
-    GpuModel(head.body)
+    LlamaCuda(head.body)
     head.save(tmp_path, dtype)
     stored = load_file(tmp_path / "model.safetensors")
     assert names | {"vocabulary"} == set(stored)

@@ -14,10 +14,10 @@ from bass_core import RequestError
 from bass_core.attention.huggingface import choose_backend
 from bass_core.loading.catalogue import default_dtype, pick_dtype
 from bass_core.models import llama_cuda as gpu_model
-from bass_core.models.llama_cuda import GpuModel, Plan
+from bass_core.models.llama_cuda import LlamaCuda, Plan
 from kernels import backends as ragged_attention
-from kernels.backends import RaggedStep
-from kernels.support import obstacle
+from kernels.backends import AttentionPlan
+from kernels.support import why_unavailable
 from tests.models import tiny
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -30,13 +30,13 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.delenv("TRITON_INTERPRET")
 
     def look(capability: tuple[int, int], triton: bool = True, flash: Any = None) -> None:
-        obstacle.cache_clear()
+        why_unavailable.cache_clear()
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
         monkeypatch.setattr("kernels.support.find_spec", lambda name: triton or None)
         monkeypatch.setattr(ragged_attention, "_flash_attn", lambda: flash)
 
     yield look
-    obstacle.cache_clear()
+    why_unavailable.cache_clear()
 
 
 def test_a_t4_gets_float16(gpu: Any) -> None:
@@ -87,9 +87,9 @@ def test_flash_is_refused_where_it_can_not_run(gpu: Any, capability: Any, dtype:
 def test_products_are_torchs_where_triton_reaches_no_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels of cache and rotation stay: they multiply nothing."""
     model = tiny("llama")
-    assert GpuModel(model).plan == Plan()
+    assert LlamaCuda(model).plan == Plan()
     monkeypatch.setattr(gpu_model, "has_tensor_cores", lambda device: False)
-    ours = GpuModel(model)
+    ours = LlamaCuda(model)
     assert ours.has_kernels and not any(ours.plan.takes(rows, 2) for rows in (1, 8, 64))
 
 
@@ -101,7 +101,7 @@ def test_flash_is_given_lengths_that_are_made_once_a_step(monkeypatch: pytest.Mo
         return query
 
     monkeypatch.setattr(ragged_attention, "_flash_attn", lambda: kernel)
-    step = RaggedStep(torch.tensor([3, 0]), [3, 0], 2)
+    step = AttentionPlan(torch.tensor([3, 0]), [3, 0], 2)
     states = torch.zeros(2, 1, 8, 16)
     for _ in range(2):
         ragged_attention.flash(states[:, :, :2], states, states, step, scaling=1.0)

@@ -11,9 +11,9 @@ from transformers import MambaConfig, MambaForCausalLM, T5Config, T5ForCondition
 
 from bass_core import ModelPair, PairError, RequestError, generate
 from bass_core.models import pair
-from bass_core.models.base import StepModel
-from bass_core.models.llama_cpu import LeanModel
-from bass_core.models.llama_cuda import GpuModel
+from bass_core.models.base import CausalModel
+from bass_core.models.llama_cpu import LlamaCpu
+from bass_core.models.llama_cuda import LlamaCuda
 
 from ...models import prompts, reference, tiny
 
@@ -62,13 +62,13 @@ def test_a_pair_without_a_draft_refuses_the_model_drafter():
 
 
 def test_weights_are_joined_on_a_gpu_and_left_alone_on_zero_gpu(monkeypatch: pytest.MonkeyPatch):
-    assert type(ModelPair(tiny("llama")).target_step) is LeanModel
+    assert type(ModelPair(tiny("llama")).target_step) is LlamaCpu
     monkeypatch.setattr(pair, "is_accelerator", lambda device: True)
     monkeypatch.setattr(pair.gpu_model, "has_room", lambda model: True)
-    assert type(ModelPair(tiny("llama")).target_step) is GpuModel
-    assert type(ModelPair(tiny("gpt2")).target_step) is StepModel
+    assert type(ModelPair(tiny("llama")).target_step) is LlamaCuda
+    assert type(ModelPair(tiny("gpt2")).target_step) is CausalModel
     monkeypatch.setenv("SPACES_ZERO_GPU", "true")
-    assert type(ModelPair(tiny("llama")).target_step) is StepModel
+    assert type(ModelPair(tiny("llama")).target_step) is CausalModel
 
 
 def test_transformers_imports_beside_our_kernels_folder():

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from bass_core import ModelPair, RequestError, generate, load_pair
 from bass_core.models import pair
-from bass_core.models.base import StepModel
-from bass_core.models.llama_cuda import GpuModel, Plan
+from bass_core.models.base import CausalModel
+from bass_core.models.llama_cuda import LlamaCuda, Plan
 from bass_core.models.weights import quantize
-from bass_core.models.weights.llama_int8 import Int8Model, fits
+from bass_core.models.weights.llama_int8 import LlamaInt8, fits
 from bass_core.models.weights.quantize import int8_weights, is_quantized
 from tests.models import prompts, reference, tiny
 
@@ -68,7 +68,7 @@ def test_a_quantised_model_runs_its_own_forward() -> None:
     int8_weights(model)
     assert is_quantized(model)
     pair = ModelPair(model)
-    assert type(pair.target_step) is StepModel and pair.target_step.cost.weight_bytes < full / 2
+    assert type(pair.target_step) is CausalModel and pair.target_step.cost.weight_bytes < full / 2
     rows = prompts(2)
     for method in ("regular", "bass"):
         out = generate(pair, rows, method=method, max_new_tokens=8, eos_token_id=None)
@@ -81,7 +81,7 @@ def test_the_bytes_alone_give_the_same_logits(architecture: str, kernels: bool) 
     """Three rows, and one, against the model's own forward over the widened weights."""
     model = in_bytes(architecture)
     assert is_quantized(model) and fits(model) and not fits(tiny(architecture))
-    theirs, ours = StepModel(model), Int8Model(model)
+    theirs, ours = CausalModel(model), LlamaInt8(model)
     ours.has_kernels = kernels
     caches = ours.new_cache(2, 16), theirs.new_cache(2, 16)
     ids = torch.randint(1, 90, (2, 4), generator=torch.Generator().manual_seed(0))
@@ -99,10 +99,10 @@ def test_the_bytes_are_read_only_where_that_was_chosen(monkeypatch: pytest.Monke
         monkeypatch.setattr(module, "is_accelerator", lambda device: True)
     monkeypatch.setattr(pair.gpu_model, "has_room", lambda model: True)
     model = in_bytes()
-    assert type(ModelPair(model).target_step) is StepModel
+    assert type(ModelPair(model).target_step) is CausalModel
     monkeypatch.setenv("BASS_INT8_KERNELS", "1")
     step = ModelPair(model).target_step
-    assert type(step) is Int8Model and type(ModelPair(tiny("llama")).target_step) is GpuModel
+    assert type(step) is LlamaInt8 and type(ModelPair(tiny("llama")).target_step) is LlamaCuda
     attn = model.model.layers[0].self_attn
     joined = step.blocks[0].qkv.values.untyped_storage().data_ptr()
     assert {part.weight.qdata.untyped_storage().data_ptr() for part in (attn.q_proj, attn.v_proj)} == {joined}

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.backends import RaggedStep
+from kernels.backends import AttentionPlan
 from kernels.triton import accept, cache_write, linear, nucleus
 from kernels.triton import attention as fused_attention
 
@@ -26,7 +26,7 @@ def _attention(place: Place, dtype: torch.dtype, splits: int, window: int | None
     lengths = [3, 41]
     query = torch.randn(2, 7, 6, 20).to(dtype).transpose(1, 2)
     keys, values = torch.randn(2, 2, 2, 48, 20).to(dtype)
-    step = RaggedStep(place(torch.tensor(lengths)), lengths, 7)
+    step = AttentionPlan(place(torch.tensor(lengths)), lengths, 7)
     placed = place(query), place(keys), place(values)
     return (fused_attention.fused(*placed, step, scaling=0.2, splits=splits, window=window),)
 
