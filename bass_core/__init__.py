@@ -11,7 +11,7 @@ from .lanes.race import race
 from .loading.catalogue import load_pair
 from .machine.monitor import Monitor
 from .models.pair import ModelPair
-from .sampling.distribution import SamplingParams
+from .sampling.params import SamplingParams
 from .sequence import Round, RowRound
 
 __all__ = [

@@ -23,13 +23,14 @@ from tqdm import tqdm
 
 from bass_core import ModelPair, SamplingParams
 from bass_core.budget.policies import FixedLength
-from bass_core.decoding.batch import BatchDecoder, Rules
+from bass_core.decoding.base import DecodingParams
+from bass_core.decoding.batch import BatchDecoder
 from bass_core.decoding.request import make_request
 from bass_core.drafting.base import Proposal
 from bass_core.engine.runner import ModelRunner, PrefillSteps
 from bass_core.models.base import HiddenStateTap
+from bass_core.sampling.noise import NoiseKeys
 from bass_core.sequence import Sequence
-from bass_core.verification.rejection import NoiseKeys
 
 from .own_prompts import own_prompts
 from .prompts import corpus_prompts
@@ -120,7 +121,7 @@ def write_shard(pair: ModelPair, settings: Settings, number: int) -> dict[str, T
     try:
         runner = ModelRunner(step, len(ids), request.longest + 1, pair.vocab, request.backend, keep_states=True)
         runner.prefill_tokens = max(runner.prefill_tokens, SHARD_PREFILL_TOKENS)
-        decoder = BatchDecoder(sequences, runner, Rules(sampling, seed), recorder, FixedLength(0))
+        decoder = BatchDecoder(sequences, runner, DecodingParams(sampling, seed), recorder, FixedLength(0))
         while not decoder.finished:
             decoder.step()
     finally:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..attention.huggingface import choose_backend
-from ..decoding.batch import Rules
+from ..decoding.base import DecodingParams
 from ..machine.transfer import to_device
 from ..models.draft_head import DraftHead
 from ..models.pair import ModelPair
@@ -69,7 +69,7 @@ class DraftClient:
         self,
         pair: ModelPair,
         rows: list[Sequence],
-        rules: Rules,
+        rules: DecodingParams,
         *,
         lead: int,
         confidence: bool,
@@ -114,7 +114,7 @@ class DraftClient:
             host.paused = True
             self._arena.close_fd()
 
-    def _layout(self, rows: int, length: int, rules: Rules) -> Layout:
+    def _layout(self, rows: int, length: int, rules: DecodingParams) -> Layout:
         layout: Layout = {}
         if not rules.params.greedy and rules.verification == "chen" and rules.synthetic is None:
             outputs = self._vocab if self._head is None else len(self._head.vocabulary)

@@ -28,7 +28,8 @@ from torch import Tensor
 from kernels.support import is_accelerator, runtime
 
 from ..budget.policies import FixedLength
-from ..decoding.batch import BatchDecoder, Rules
+from ..decoding.base import DecodingParams
+from ..decoding.batch import BatchDecoder
 from ..decoding.request import Request
 from ..drafting.registry import confident_prefix, runs_model
 from ..engine.cuda_graphs import make_runner
@@ -37,8 +38,10 @@ from ..errors import RequestError
 from ..machine.transfer import to_device
 from ..models.draft_head import DraftHead
 from ..models.pair import ModelPair
+from ..sampling.noise import NoiseKeys
 from ..sequence import Round, RowRound, Sequence
-from ..verification.rejection import NoiseKeys, mark_unsound, refuse_unsound, verify
+from ..verification.acceptance import mark_unsound, refuse_unsound
+from ..verification.rejection import verify
 from .client import DraftClient
 from .pace import Pace
 from .process import split_threads
@@ -67,7 +70,9 @@ def lead_of(request: Request) -> int:
     return min(policy.limit, LONGEST_LEAD) if isinstance(policy, FixedLength) else LEAD
 
 
-def build_amusd(pair: ModelPair, request: Request, rules: Rules, sequences: list[Sequence]) -> AmusdDecoder:
+def build_amusd(
+    pair: ModelPair, request: Request, rules: DecodingParams, sequences: list[Sequence]
+) -> AmusdDecoder:
     """The decoder of a request; its draft process is started where it is not running yet."""
     refuse_amusd(pair, request)
     lead, confidence = lead_of(request), request.drafter == "adaptive"
@@ -97,7 +102,7 @@ class AmusdDecoder(BatchDecoder):
         self,
         sequences: list[Sequence],
         target: ModelRunner,
-        rules: Rules,
+        rules: DecodingParams,
         client: DraftClient,
         lead: int,
         confidence: bool,

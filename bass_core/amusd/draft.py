@@ -22,7 +22,8 @@ from ..engine.runner import PrefillSteps
 from ..machine.transfer import to_device
 from ..models.base import CausalModel
 from ..models.draft_head import DraftHead
-from ..sampling.distribution import argmax, draw, probabilities
+from ..sampling.distribution import argmax, probabilities
+from ..sampling.draw import draw
 from ..sampling.noise import Role, stream
 from .link import Block, Open, RowUpdate
 from .shared_memory import Arena

@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ..errors import BassError
-from ..sampling.distribution import SamplingParams
+from ..sampling.params import SamplingParams
 from .shared_memory import Layout
 
 # A message that can't be handed over for this long: nobody is reading.

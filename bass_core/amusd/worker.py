@@ -26,7 +26,7 @@ from torch import Tensor
 from ..attention.huggingface import choose_backend
 from ..models.base import CausalModel
 from ..models.draft_head import DraftHead
-from ..sampling.distribution import SamplingParams
+from ..sampling.params import SamplingParams
 from .draft import DraftSession
 from .link import Block, Close, Drafts, Failed, Open, Pause, Ready, Resume, RowUpdate, TextUpdate
 from .shared_memory import Arena, Layout, LocalArena

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
-from kernels.backends import AttentionPlan
+from kernels.plan import AttentionPlan
 from kernels.support import available, is_accelerator
 
 from ..machine.transfer import to_device

@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from kernels.backends import BACKENDS, AttentionPlan, unavailable
+from kernels.backends import BACKENDS, unavailable
+from kernels.plan import AttentionPlan
 from kernels.support import has_tensor_cores, is_accelerator
 
 from ..errors import PairError, RequestError

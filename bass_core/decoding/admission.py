@@ -20,7 +20,6 @@ from ..drafting.registry import runs_model
 from ..engine.cuda_graphs import release_idle
 from ..engine.runner import prefill_tokens
 from ..errors import RequestError
-from ..lanes.lane import cache_length
 from ..machine.memory import available_bytes
 from ..models.pair import ModelPair
 from .request import Request
@@ -128,3 +127,9 @@ def _attention_bytes(backend: str, heads: int, columns: int, dim: int, device: t
         parts = min(_MOST_PARTS * heads, heads + _PART_ROWS * processors(device))
         return parts * (dim + 1) * 4
     return heads * columns * _SCORE_BYTES
+
+
+def cache_length(request: Request, drafts: bool) -> int:
+    """Tokens a row of the cache must hold: a round may write its padding past a row that is nearly done."""
+    padding = min(request.policy.limit, request.max_new_tokens) if drafts else 0
+    return request.longest + padding + 1

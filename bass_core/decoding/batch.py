@@ -1,10 +1,8 @@
 """The decoding loop: regular, speculative and BASS are one loop over a batch of rows.
 
-Contract: `step()` does one bounded piece of work (a prefill chunk, or one round) and returns what it did;
-`finished` says that nothing is left. Regular decoding is the loop without a drafter, speculative decoding is
-the batch of one, run row after row (`SequentialDecoder`), and BASS (arXiv 2404.15778) is the batch in which every
-row accepts its own number of drafts. Each round synchronises with the host once. Clocks and texts are not known
-here.
+Contract: a decoder (base.py). Regular decoding is the loop without a drafter, speculative decoding the batch of
+one, run row after row (sequential.py), and BASS (arXiv 2404.15778) the batch in which every row accepts its own
+number of drafts. Each round waits for the device once. Clocks and texts are not known here.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,31 +19,11 @@ from ..budget.policies import CommonStop, DraftLengthPolicy
 from ..drafting.base import Drafter, Proposal, observes_states
 from ..engine.runner import ModelRunner, PrefillSteps
 from ..machine.transfer import to_device
-from ..sampling.distribution import SamplingParams
+from ..sampling.noise import NoiseKeys
 from ..sequence import Round, RowRound, Sequence
-from ..verification.rejection import NoiseKeys, Outcome, first_tokens, mark_unsound, refuse_unsound, verify
-
-
-class Decoder(Protocol):
-    """What a lane steps."""
-
-    @property
-    def target_forwards(self) -> int: ...
-
-    @property
-    def finished(self) -> bool: ...
-
-    def step(self) -> Round: ...
-
-
-@dataclass
-class Rules:
-    """How a decoder samples and judges: the same for every lane of a race."""
-
-    params: SamplingParams
-    seed: int = 0
-    verification: str = "chen"
-    synthetic: float | None = None
+from ..verification.acceptance import Outcome, mark_unsound, refuse_unsound
+from ..verification.rejection import first_tokens, verify
+from .base import DecodingParams, Timeline
 
 
 @dataclass
@@ -54,7 +32,7 @@ class BatchDecoder:
 
     sequences: list[Sequence]
     target: ModelRunner
-    rules: Rules
+    rules: DecodingParams
     drafter: Drafter | None = None
     policy: DraftLengthPolicy | None = None
     target_forwards: int = 0
@@ -71,6 +49,17 @@ class BatchDecoder:
     @property
     def finished(self) -> bool:
         return not self._rows
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """None: nothing overlaps."""
+        return None
+
+    def pause(self) -> None:
+        """Nothing works on between steps."""
+
+    def close(self) -> None:
+        """Nothing is held beyond the decoder's own memory."""
 
     def prepare(self) -> None:
         """Before the first step: let the models make ready for the shapes of a plain and of the first round."""
@@ -221,33 +210,3 @@ class BatchDecoder:
                     self.drafter.move_row(last, r)
                 self._rows[r] = self._rows[last]
                 self._rows.pop()
-
-
-class SequentialDecoder:
-    """Sequences decoded one after another, each as a batch of one; the caches of the last are freed first."""
-
-    def __init__(self, sequences: list[Sequence], make: Callable[[Sequence], BatchDecoder]) -> None:
-        self._waiting, self._make = list(sequences), make
-        self._current: BatchDecoder | None = None
-        self._done_forwards = 0
-
-    @property
-    def target_forwards(self) -> int:
-        return self._done_forwards + (self._current.target_forwards if self._current else 0)
-
-    @property
-    def finished(self) -> bool:
-        return not self._waiting and (self._current is None or self._current.finished)
-
-    def prepare(self) -> None:
-        """`BatchDecoder.prepare` for the first sequence; the others find what was captured for it."""
-        if self._current is None and self._waiting:
-            self._current = self._make(self._waiting.pop(0))
-            self._current.prepare()
-
-    def step(self) -> Round:
-        if self._current is None or self._current.finished:
-            self._done_forwards = self.target_forwards
-            self._current = None
-            self._current = self._make(self._waiting.pop(0))
-        return self._current.step()

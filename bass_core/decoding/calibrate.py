@@ -34,10 +34,11 @@ from ..machine.transfer import to_device
 from ..models.draft_head import DraftHead
 from ..models.pair import ModelPair
 from ..models.weights.quantize import is_quantized
-from ..sampling.distribution import SamplingParams
+from ..sampling.noise import NoiseKeys
+from ..sampling.params import SamplingParams
 from ..sequence import Sequence
-from ..verification.rejection import NoiseKeys
-from .batch import BatchDecoder, Rules
+from .base import DecodingParams
+from .batch import BatchDecoder
 
 CONTEXT = 160
 WIDTHS = (1, 2, 3, 5, 9, 17)  # tokens a row in a measured verification
@@ -199,7 +200,7 @@ class _Lab:
         keep_states = observes_states(made)
         runner = make_runner(pair.target_step, rows, length, pair.vocab, backend, keep_states=keep_states)
         sequences = [Sequence(i, i, prompt, 10**6, frozenset()) for i in range(rows)]
-        self.decoder = _TimedDecoder(sequences, runner, Rules(sampling), made, FixedLength(limit))
+        self.decoder = _TimedDecoder(sequences, runner, DecodingParams(sampling), made, FixedLength(limit))
         while not sequences[-1].token_ids:
             self.decoder.step()
 

@@ -17,7 +17,7 @@ from ..budget.policies import DraftLengthPolicy, make_policy
 from ..drafting.registry import choose_drafter
 from ..errors import RequestError
 from ..models.pair import ModelPair
-from ..sampling.distribution import SamplingParams
+from ..sampling.params import SamplingParams
 from ..sequence import Sequence
 from .calibrate import cost_table
 

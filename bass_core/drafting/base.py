@@ -16,10 +16,11 @@ from torch import Tensor
 
 from ..engine.runner import ModelRunner, PrefillSteps
 from ..machine.transfer import to_device
-from ..sampling.distribution import SamplingParams, argmax, draw, probabilities
-from ..sampling.noise import Role
+from ..sampling.distribution import argmax, probabilities
+from ..sampling.draw import draw
+from ..sampling.noise import NoiseKeys, Role
+from ..sampling.params import SamplingParams
 from ..sequence import Sequence
-from ..verification.rejection import NoiseKeys
 from .chain import chains, follow
 
 

@@ -15,10 +15,11 @@ from kernels.support import is_accelerator
 from ..engine.runner import ModelRunner, PrefillSteps
 from ..machine.transfer import to_device, to_host
 from ..models.draft_head import DraftHead
-from ..sampling.distribution import SamplingParams, argmax, draw, probabilities
-from ..sampling.noise import Role
+from ..sampling.distribution import argmax, probabilities
+from ..sampling.draw import draw
+from ..sampling.noise import NoiseKeys, Role
+from ..sampling.params import SamplingParams
 from ..sequence import Sequence
-from ..verification.rejection import NoiseKeys
 from .base import Proposal
 
 # Slots that are fed in one forward: the first proposal follows a whole prompt.

@@ -15,8 +15,8 @@ from torch import Tensor
 from ..engine.runner import PrefillSteps
 from ..machine.transfer import to_device
 from ..models.ngram import NgramTable
+from ..sampling.noise import NoiseKeys
 from ..sequence import Sequence
-from ..verification.rejection import NoiseKeys
 from .base import Proposal, observes_states
 
 

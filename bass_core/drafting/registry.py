@@ -12,7 +12,7 @@ from ..engine.cuda_graphs import make_runner
 from ..errors import RequestError
 from ..models.draft_head import DraftHead
 from ..models.pair import ModelPair
-from ..sampling.distribution import SamplingParams
+from ..sampling.params import SamplingParams
 from .base import Drafter, ModelDrafter
 from .head import HeadDrafter
 from .lookup import Cascade, LookupChain, NgramDrafter, PromptLookupDrafter, SiblingLookupDrafter

@@ -21,8 +21,9 @@ from kernels.support import is_accelerator
 from ..decoding.request import Request
 from ..engine.runner import ModelRunner
 from ..models.pair import ModelPair
-from ..sampling.distribution import SamplingParams, probabilities
+from ..sampling.distribution import probabilities
 from ..sampling.noise import Role, exponentials
+from ..sampling.params import SamplingParams
 from .lane import Lane
 
 REFERENCE = "regular"

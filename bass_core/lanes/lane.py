@@ -6,83 +6,24 @@ lane as plain data. `build` makes a lane for a method. An exception inside a ste
 
 from __future__ import annotations
 
-import copy
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
-import torch
-
-from kernels.support import is_accelerator, on, runtime
-
-from ..amusd.decoder import AmusdDecoder, build_amusd
-from ..amusd.timeline import Timeline
-from ..decoding.batch import BatchDecoder, Decoder, Rules, SequentialDecoder
+from ..decoding.base import Decoder, Timeline
 from ..decoding.request import Request
-from ..drafting.base import observes_states
-from ..drafting.registry import make_drafter, runs_model
-from ..engine.cuda_graphs import make_runner
+from ..drafting.registry import runs_model
 from ..machine.memory import shortage_explained
-from ..machine.setup_time import setup_ms, watch_compiler
 from ..models.pair import ModelPair
-from ..sequence import Round, Sequence
+from ..sequence import Round
+from .clock import FairLock, LaneClock
 from .detokenizer import TextStream
+from .methods import build
 from .metrics import Counts, Metrics, summarise
 from .trace import Trace
 from .utilization import Work, known_bandwidth
 
 # Pausing AMUSD's draft costs up to one of its steps: a turn this long makes that a small part.
 SLICE_MS = 100.0
-
-
-class FairLock:
-    """A mutex that who waits for it gets next: a thread that steps on and on would keep a threading.Lock."""
-
-    def __init__(self) -> None:
-        self._turn, self._held = threading.Lock(), threading.Lock()
-
-    def __enter__(self) -> None:
-        # Who waits holds the turn, so that the last holder can't come back before.
-        with self._turn:
-            self._held.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._held.release()
-
-
-class LaneClock:
-    """Milliseconds the device spent inside `running()`: CUDA events there, a monotonic clock on a CPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.queued = device, is_accelerator(device)
-        self.ms = 0.0
-        if self.queued:
-            watch_compiler()
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Count the time until the block ends; on a GPU until its work is done, without what happens once."""
-        if not self.queued:
-            start = time.perf_counter()
-            try:
-                yield
-            finally:
-                self.ms += 1000 * (time.perf_counter() - start)
-            return
-        begin, end = (runtime(self.device).Event(enable_timing=True) for _ in range(2))
-        setup = setup_ms()
-        # An event is recorded on the current device, whichever the lane's is.
-        with on(self.device):
-            begin.record()
-            try:
-                yield
-            finally:
-                end.record()
-                end.synchronize()
-                self.ms += max(0.0, begin.elapsed_time(end) - (setup_ms() - setup))
 
 
 class Lane:
@@ -107,10 +48,8 @@ class Lane:
         with shortage_explained():
             self._decoder: Decoder | None = build(pair, request, method, self.sequences)
         # Of a lane whose draft works beside its target: when who was busy, and its shortest turn in a fair race.
-        self.slice_ms = SLICE_MS if isinstance(self._decoder, AmusdDecoder) else 0.0
-        self.timeline: Timeline | None = (
-            self._decoder.timeline if isinstance(self._decoder, AmusdDecoder) else None
-        )
+        self.timeline: Timeline | None = self._decoder.timeline
+        self.slice_ms = 0.0 if self.timeline is None else SLICE_MS
         self._forwards = 0
 
     @property
@@ -147,19 +86,18 @@ class Lane:
 
     def prepare(self) -> None:
         """Have captured, off the clock, what the first round will replay."""
-        prepare = getattr(self._decoder, "prepare", None)
-        if prepare is not None:
+        if self._decoder is not None:
             with shortage_explained():
-                prepare()
+                self._decoder.prepare()
 
     def pause(self) -> None:
         """Before another lane is stepped: what works on for this one between its steps comes to a halt."""
-        if isinstance(self._decoder, AmusdDecoder):
+        if self._decoder is not None and self.timeline is not None:
             with self.clock.running():
                 self._decoder.pause()
 
     def _release(self) -> None:
-        if isinstance(self._decoder, AmusdDecoder):
+        if self._decoder is not None:
             self._decoder.close()
         self._decoder = None
 
@@ -210,33 +148,3 @@ class Lane:
                 text.push(token)
             if sequence.finish_reason:
                 text.end()
-
-
-def build(pair: ModelPair, request: Request, method: str, sequences: list[Sequence]) -> Decoder:
-    """The decoder of a method: regular has no drafter, speculative runs one row at a time, bass all at once."""
-    rules = Rules(request.sampling, request.seed, request.verification, request.synthetic_acceptance)
-    if method == "amusd":
-        return build_amusd(pair, request, rules, sequences)
-    drafts = method != "regular"
-
-    def batch(rows: list[Sequence]) -> BatchDecoder:
-        count, length, backend = len(rows), cache_length(request, drafts), request.backend
-        drafter = None
-        if drafts:
-            drafter = make_drafter(
-                pair, request.drafter, count, length, backend, request.sampling, request.verification
-            )
-        runner = make_runner(
-            pair.target_step, count, length, pair.vocab, backend, keep_states=observes_states(drafter)
-        )
-        return BatchDecoder(rows, runner, rules, drafter, copy.deepcopy(request.policy) if drafts else None)
-
-    if method == "speculative":
-        return SequentialDecoder(sequences, lambda row: batch([row]))
-    return batch(sequences)
-
-
-def cache_length(request: Request, drafts: bool) -> int:
-    """Tokens a row of the cache must hold: a round may write its padding past a row that is nearly done."""
-    padding = min(request.policy.limit, request.max_new_tokens) if drafts else 0
-    return request.longest + padding + 1

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from kernels.backends import BACKENDS, AttentionPlan
+from kernels.backends import BACKENDS
+from kernels.plan import AttentionPlan
 
 from ..attention.cache import RaggedCache
 from .base import CausalModel, shadow_of

@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from kernels.backends import BACKENDS, AttentionPlan
+from kernels.backends import BACKENDS
+from kernels.plan import AttentionPlan
 from kernels.reference import cache as cache_reference
 from kernels.reference import linear as linear_reference
 from kernels.support import available, has_tensor_cores, is_accelerator

@@ -1,56 +1,21 @@
-"""From logits to the distribution that is sampled, and a draw from it.
+"""From logits to the distribution that is sampled.
 
 Contract: temperature, top-k and top-p are applied once, in float32, alike for target and draft, before any
 ratio or residual is formed. At temperature 0 the distribution is one-hot on the largest logit, and below
-COLDEST too, where a float32 could not hold what is divided. Non-goals: repetition penalties and other processors
-that read the text.
+COLDEST too, where a float32 could not hold what is divided.
 """
 
 from __future__ import annotations
-
-import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kernels.support import available, is_accelerator
 
-from ..errors import RequestError
-from .noise import exponentials
+from .params import SamplingParams
 
 # A CPU sorts a whole vocabulary ten times slower than it finds this many of its largest values.
 _NUCLEUS_PREFIX = 1024
-# The smallest temperature that is drawn with, vLLM's bound.
-COLDEST = 1e-5
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """temperature >= 0 (greedy below COLDEST), top_k >= 0 (0 = off), 0 < top_p <= 1; else a RequestError."""
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not _number(self.temperature) or self.temperature < 0:
-            raise RequestError(
-                f"temperature must be a number of at least 0 (0 is greedy); got {self.temperature!r}."
-            )
-        if isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 0:
-            raise RequestError(f"top_k must be a whole number of at least 0 (0 turns it off); got {self.top_k!r}.")
-        if not _number(self.top_p) or not 0 < self.top_p <= 1:
-            raise RequestError(f"top_p must be above 0 and at most 1 (1 turns it off); got {self.top_p!r}.")
-
-    @property
-    def greedy(self) -> bool:
-        """Whether the likeliest token is taken, without a draw."""
-        return self.temperature < COLDEST
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def argmax(values: Tensor) -> Tensor:
@@ -91,7 +56,7 @@ def _threshold(probs: Tensor, top_p: float) -> Tensor:
     """The least probability that is kept: [..., 1]."""
     accelerator, size = is_accelerator(probs.device), probs.shape[-1]
     if accelerator and available(probs.device):
-        from ..verification.rejection_triton import threshold_on_device  # imports triton
+        from .draw_triton import threshold_on_device  # imports triton
 
         return threshold_on_device(probs, top_p)
     few = size if accelerator else min(size, _NUCLEUS_PREFIX)
@@ -102,21 +67,3 @@ def _threshold(probs: Tensor, top_p: float) -> Tensor:
         mass = ordered.cumsum(-1)
     kept = (mass - ordered < top_p).sum(-1, keepdim=True).clamp(min=1)
     return ordered.gather(-1, kept - 1)
-
-
-def draw(
-    weights: Tensor, seed: int, sequence_ids: Tensor, positions: Tensor, streams: Tensor, ids: Tensor | None = None
-) -> Tensor:
-    """One column a key of weights [..., V] (need not be normalised), by Gumbel-max: int64 [...].
-
-    argmax(log w + Gumbel) is computed as argmax(w / exponential), the same order with one logarithm less. Two
-    draws from one key with the same weights give the same token, and tokens of weight 0 are never drawn. `ids`
-    int64 [V] are the tokens that the columns stand for, where that is not 0..V-1; `streams` are noise.py's.
-    """
-    if is_accelerator(weights.device) and available(weights.device):
-        from ..verification.rejection_triton import draw_on_device  # imports triton
-
-        return draw_on_device(weights, seed, sequence_ids, positions, streams, ids)
-    tokens = weights.shape[-1] if ids is None else ids
-    noise = exponentials(seed, sequence_ids, positions, streams, tokens)
-    return argmax(weights / noise)

@@ -10,6 +10,7 @@ inside (0, 1); the small ones, on which unlikely tokens hang, are 2**-32 apart.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -130,3 +131,31 @@ def _wrap(word: Tensor) -> Tensor:
 
 def _signed(word: int) -> int:
     return word - (1 << 32) if word >= 1 << 31 else word
+
+
+@dataclass
+class NoiseKeys:
+    """What the noise of a round is a function of, beside role and token.
+
+    `sequence_ids` int64 [B]; `positions` int64 [B]: where in the text the first token of this round will stand;
+    `epochs` int64 [B]: where each row's epoch began, under AMUSD, else None: there the round itself is the epoch.
+    """
+
+    seed: int
+    sequence_ids: Tensor
+    positions: Tensor
+    epochs: Tensor | None = None
+
+    @property
+    def begins(self) -> Tensor:
+        """Where what is drafted and judged began in each row's text: int64 [B]."""
+        return self.positions if self.epochs is None else self.epochs
+
+    def stream(self, role: Role) -> Tensor:
+        """The stream of a role in this round (noise.py): int64 [B]."""
+        return stream(role, self.begins)
+
+    def at(self, width: int) -> tuple[Tensor, Tensor]:
+        """Ids [B, 1] and positions [B, width] of the next `width` tokens."""
+        steps = torch.arange(width, device=self.positions.device)
+        return self.sequence_ids[:, None], self.positions[:, None] + steps

@@ -1,26 +1,24 @@
-"""`verify`, `draw` and top-p on a GPU: the same decisions and the same noise, by kernels/triton/accept.py and
-triton/nucleus.py.
+"""`verify` on a GPU: the same decisions with the same noise, by kernels/triton/accept.py.
 
-Contract: the arguments and results of bass_core/verification/rejection.py and bass_core/sampling/distribution.py,
-which are the reference. What else comes before the test (temperature, top-k) stays torch's. Nothing synchronises
-with the host.
+Contract: the arguments and results of rejection.py, which is the reference. Temperature, top-k and top-p stay
+torch's. Nothing waits for the device. Importing this imports triton.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from kernels.support import is_accelerator, on, runtime
+from kernels.support import on
 from kernels.triton import accept as kernel
-from kernels.triton import nucleus
 
-from ..machine.transfer import to_device
-from ..sampling.distribution import SamplingParams, probabilities
-from ..sampling.noise import Role
-from .rejection import NoiseKeys, Outcome, mark_unlikely, probability_at
+from ..sampling.distribution import probabilities
+from ..sampling.draw_triton import seed_on
+from ..sampling.noise import NoiseKeys, Role
+from ..sampling.params import SamplingParams
+from .acceptance import Outcome, mark_unlikely, probability_at
 
 
 def verify_on_device(
@@ -49,7 +47,7 @@ def _verify(
     rule: str,
     synthetic: float | None,
 ) -> Outcome:
-    seed = _seed(keys.seed, logits.device)
+    seed = seed_on(keys.seed, logits.device)
     where = (keys.sequence_ids, keys.positions, seed)
     accept = partial(kernel.accept, begins=keys.begins)
     p = None if params.greedy else probabilities(logits, params)
@@ -79,26 +77,3 @@ def _verify(
     no_coin = torch.full_like(p_drafts, torch.nan)
     next_p = probability_at(p, accepted, next_token)
     return Outcome(accepted, mark_unlikely(next_token, next_p), p_drafts, q_drafts, no_coin, next_p)
-
-
-def draw_on_device(
-    weights: Tensor, seed: int, sequence_ids: Tensor, positions: Tensor, streams: Tensor, ids: Tensor | None
-) -> Tensor:
-    """See `draw`."""
-    with on(weights.device):
-        return kernel.draw(weights, sequence_ids, positions, streams, _seed(seed, weights.device), ids)
-
-
-def threshold_on_device(probs: Tensor, top_p: float) -> Tensor:
-    """The least probability [..., 1] that top-p keeps of probs [..., V]."""
-    with on(probs.device):
-        return nucleus.threshold(probs, top_p)
-
-
-@lru_cache(maxsize=16)
-def _seed(seed: int, device: torch.device) -> Tensor:
-    """The seed on the device, kept for lanes on any stream: so this waits, once a seed, until it is there."""
-    made = to_device([seed], device)
-    if is_accelerator(device):
-        runtime(device).current_stream(device).synchronize()
-    return made

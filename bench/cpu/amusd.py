@@ -23,7 +23,7 @@ from bass_core import Generation, ModelPair, SamplingParams, generate, load_pair
 from bass_core.amusd.client import DraftClient
 from bass_core.amusd.process import close, cores, prepare
 from bass_core.attention.huggingface import choose_backend
-from bass_core.decoding.batch import Rules
+from bass_core.decoding.base import DecodingParams
 from bass_core.engine.runner import ModelRunner
 from bass_core.models.draft_head import DraftHead
 from bass_core.sequence import Sequence
@@ -175,7 +175,7 @@ def _step_costs(pair: ModelPair, repeats: int) -> dict[str, float]:
         client = DraftClient(
             pair,
             [row],
-            Rules(SamplingParams()),
+            DecodingParams(SamplingParams()),
             lead=48,
             confidence=False,
             copies=False,

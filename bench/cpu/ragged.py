@@ -22,7 +22,8 @@ from bass_core import ModelPair, load_pair
 from bass_core.budget.policies import CommonStop, FixedLength
 from bass_core.decoding.request import make_request
 from bass_core.lanes.lane import Lane
-from kernels.backends import BACKENDS, AttentionPlan, unavailable
+from kernels.backends import BACKENDS, unavailable
+from kernels.plan import AttentionPlan
 
 from ..prompts import mixed
 from ..report.figures import COLOURS, Report, figure

@@ -28,7 +28,7 @@ class Mutant:
         path.write_text(text.replace(self.old, self.new))
 
 
-_ACCEPT = "accepted = _prefix((u * q_drafts < p_drafts) & drafted)"
+_ACCEPT = "accepted = accepted_prefix((u * q_drafts < p_drafts) & drafted)"
 _WEIGHTS = "weights = torch.where(usable[:, None], residual, at_end)"
 _CONFORMANCE = "tests/conformance/test_"
 _SAMPLED = [_CONFORMANCE + "distribution.py::test_quick[bass-other-1.0-0-1.0]"]
@@ -51,14 +51,14 @@ MUTANTS = [
         "every draft accepted",
         "bass_core/verification/rejection.py",
         _ACCEPT,
-        "accepted = _prefix((u < 2) & drafted)",
+        "accepted = accepted_prefix((u < 2) & drafted)",
         _SAMPLED,
     ),
     Mutant(
         "q ignored in the test",
         "bass_core/verification/rejection.py",
         _ACCEPT,
-        "accepted = _prefix((u < p_drafts) & drafted)",
+        "accepted = accepted_prefix((u < p_drafts) & drafted)",
         _PERFECT,
     ),
     Mutant(
@@ -119,15 +119,15 @@ MUTANTS = [
     Mutant(
         "no bonus token",
         "bass_core/verification/rejection.py",
-        "accepted = _prefix((agrees > 0) & drafted)",
-        "accepted = _prefix((agrees > 0) & drafted).clamp(max=max(width - 1, 0))",
+        "accepted = accepted_prefix((agrees > 0) & drafted)",
+        "accepted = accepted_prefix((agrees > 0) & drafted).clamp(max=max(width - 1, 0))",
         _PERFECT,
     ),
     Mutant(
         "padding of shorter rows accepted",
         "bass_core/verification/rejection.py",
-        "accepted = _prefix((agrees > 0) & drafted)",
-        "accepted = _prefix(agrees > 0)",
+        "accepted = accepted_prefix((agrees > 0) & drafted)",
+        "accepted = accepted_prefix(agrees > 0)",
         [
             _CONFORMANCE + "ends.py::test_the_context_ends_a_text",
             _CONFORMANCE + "greedy.py::test_every_two_choices",
@@ -156,12 +156,12 @@ MUTANTS = [
     ),
     Mutant(
         "stale tail attended",
-        "kernels/backends.py",
+        "kernels/plan.py",
         "hidden = columns > last\n",
         "hidden = columns > last + 1\n",
         _GREEDY,
     ),
-    Mutant("window ignored", "kernels/backends.py", "hidden | (columns <= last - window)", "hidden", _WINDOW),
+    Mutant("window ignored", "kernels/plan.py", "hidden | (columns <= last - window)", "hidden", _WINDOW),
     Mutant(
         "a row's cache left behind when it moves",
         "bass_core/decoding/batch.py",
@@ -207,8 +207,8 @@ MUTANTS = [
     Mutant(
         "drafts for which there is no room",
         "bass_core/decoding/batch.py",
-        "min(asked, row.remaining - 1)",
-        "min(asked, row.remaining)",
+        "min(requested, row.remaining - 1)",
+        "min(requested, row.remaining)",
         [_CONFORMANCE + "counts.py::test_drafts_that_are_right_so_far"],
     ),
     Mutant(
@@ -271,7 +271,7 @@ MUTANTS = [
     ),
     Mutant(
         "a token drawn from NaN",
-        "bass_core/verification/rejection.py",
+        "bass_core/verification/acceptance.py",
         "    if UNSOUND in tokens:",
         "    if False:",
         ["tests/faults/test_broken_models.py::test_a_target_that_breaks_is_an_error_and_no_text"],

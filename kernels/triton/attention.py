@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..backends import AttentionPlan
+from ..plan import AttentionPlan
 from ..support import has_tensor_cores, processors, shared_bytes, why_unavailable, widens
 
 _LOG2E = 1.4426950408889634

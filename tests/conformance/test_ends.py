@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bass_core import ModelPair, SamplingParams, generate, stream
-from bass_core.lanes.lane import LaneClock
+from bass_core.lanes.clock import LaneClock
 
 from ..models import VOCAB, byte_tokenizer, prompts, reference, tiny
 from .table import METHODS

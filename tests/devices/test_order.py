@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from bass_core.verification.rejection_triton import _seed
+from bass_core.sampling.draw_triton import seed_on
 from kernels.support import own_stream, runtime
 
 from .emulation import emulated, ledger
@@ -38,7 +38,7 @@ def test_streams_race_unless_something_orders_them(order: str) -> None:
 def test_the_seed_is_there_for_lanes_on_other_streams() -> None:
     """It is kept for all that draw with it: the copy that another lane queued must not be waited for by luck."""
     module = runtime(EMUL)
-    seed = _seed.__wrapped__
+    seed = seed_on.__wrapped__
     with module.stream(module.Stream(EMUL)):
         made = seed(7, EMUL)
     with module.stream(module.Stream(EMUL)):

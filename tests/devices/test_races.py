@@ -13,7 +13,7 @@ from bass_core import ModelPair, generate, race
 from bass_core.amusd import link as amusd_link
 from bass_core.amusd import process as amusd_process
 from bass_core.decoding import calibrate as costs
-from bass_core.lanes.lane import LaneClock
+from bass_core.lanes.clock import LaneClock
 from kernels.support import on, own_stream, runtime
 
 from ..conformance import table

@@ -16,9 +16,21 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from torch import Tensor
 
-from bass_core.sampling.distribution import SamplingParams, draw, probabilities
-from bass_core.sampling.noise import Role, exponentials, stream, to_uniform, token_uniforms, uniform, words
-from bass_core.verification.rejection import UNSOUND, NoiseKeys, verify
+from bass_core.sampling.distribution import probabilities
+from bass_core.sampling.draw import draw
+from bass_core.sampling.noise import (
+    NoiseKeys,
+    Role,
+    exponentials,
+    stream,
+    to_uniform,
+    token_uniforms,
+    uniform,
+    words,
+)
+from bass_core.sampling.params import SamplingParams
+from bass_core.verification.acceptance import UNSOUND
+from bass_core.verification.rejection import verify
 from bass_core.verification.rejection_triton import verify_on_device
 from kernels.triton import accept as kernel
 from kernels.triton import noise as device

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.backends import AttentionPlan
+from kernels.plan import AttentionPlan
 from kernels.triton import attention as fused_attention
 from tests.kernels.test_ragged_attention import reference, tensors
 

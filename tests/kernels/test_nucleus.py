@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from bass_core.sampling import distribution as sampling
-from bass_core.sampling.distribution import SamplingParams, probabilities
+from bass_core.sampling.distribution import probabilities
+from bass_core.sampling.params import SamplingParams
 from kernels.triton import nucleus
 
 

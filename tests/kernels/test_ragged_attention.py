@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.backends import BACKENDS, AttentionPlan, unavailable
+from kernels.backends import BACKENDS, unavailable
+from kernels.plan import AttentionPlan
 
 DIM = 8
 HUGE = 1e30

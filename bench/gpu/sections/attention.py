@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from kernels.backends import BACKENDS, AttentionPlan, unavailable
+from kernels.backends import BACKENDS, unavailable
+from kernels.plan import AttentionPlan
 
 from ..context import Context
 from ..timing import captured_ms

@@ -15,12 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bass_core.sampling.distribution import SamplingParams, draw, probabilities
-from bass_core.sampling.noise import Role
-from bass_core.verification.rejection import NoiseKeys, verify
-from kernels.backends import AttentionPlan, pad, unavailable
+from bass_core.sampling.distribution import probabilities
+from bass_core.sampling.draw import draw
+from bass_core.sampling.noise import NoiseKeys, Role
+from bass_core.sampling.params import SamplingParams
+from bass_core.verification.rejection import verify
+from kernels.backends import unavailable
+from kernels.plan import AttentionPlan
 from kernels.reference import cache as cache_reference
 from kernels.reference import linear as linear_reference
+from kernels.reference.attention import pad
 
 from ..context import Context
 

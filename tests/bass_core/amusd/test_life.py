@@ -26,7 +26,7 @@ from bass_core.amusd.process import DraftHost
 from bass_core.amusd.shared_memory import Arena, LocalArena
 from bass_core.amusd.worker import Worker
 from bass_core.lanes.generation import _lane
-from bass_core.sampling.distribution import SamplingParams
+from bass_core.sampling.params import SamplingParams
 from bass_core.sequence import Round
 
 from ...models import NEAR, perturbed, prompts, tiny

@@ -10,7 +10,7 @@ from bass_core.amusd import draft as amusd_draft
 from bass_core.amusd.draft import DraftSession
 from bass_core.amusd.link import Open, RowUpdate
 from bass_core.amusd.shared_memory import Arena
-from bass_core.sampling.distribution import draw
+from bass_core.sampling.draw import draw
 from bass_core.sampling.noise import Role, stream
 
 from ...models import NEAR, perturbed, prompts, reference, tiny

@@ -12,7 +12,7 @@ from bass_core.budget.cost_table import CostTable, read_table
 from bass_core.budget.policies import FixedLength, make_policy
 from bass_core.decoding.calibrate import MOST_ROWS, cost_table, measure_ahead
 from bass_core.decoding.request import make_request
-from bass_core.sampling.distribution import SamplingParams
+from bass_core.sampling.params import SamplingParams
 
 from ...conformance.table import head
 from ...models import NEAR, perturbed, prompts, tiny

@@ -8,8 +8,8 @@ from bass_core import ModelPair, generate
 from bass_core.drafting.lookup import Cascade, LookupChain, NgramDrafter, PromptLookupDrafter, SiblingLookupDrafter
 from bass_core.errors import RequestError, WeightsError
 from bass_core.models.ngram import NgramTable, context_key, load_ngrams
+from bass_core.sampling.noise import NoiseKeys
 from bass_core.sequence import Sequence
-from bass_core.verification.rejection import NoiseKeys
 
 from ...models import perturbed, prompts, tiny
 

@@ -17,7 +17,8 @@ from bass_core import ModelPair, generate, race
 from bass_core.decoding.request import make_request
 from bass_core.engine import cuda_graphs as graphs
 from bass_core.lanes import utilization
-from bass_core.lanes.lane import Lane, LaneClock
+from bass_core.lanes.clock import LaneClock
+from bass_core.lanes.lane import Lane
 from bass_core.machine import setup_time
 from kernels.support import own_stream, runtime
 from tests.bass_core.accelerated import (  # noqa: F401

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from bass_core.lanes import lane
-from bass_core.lanes.lane import LaneClock
+from bass_core.lanes import clock
+from bass_core.lanes.clock import LaneClock
 from bass_core.machine import setup_time
 from bass_core.machine.setup_time import setting_up, setup_ms
 from kernels import support
@@ -60,7 +60,7 @@ class Host:
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     made = Host()
-    for module in (lane, setup_time, support):
+    for module in (clock, setup_time, support):
         monkeypatch.setattr(module, "runtime", lambda device: made)
     monkeypatch.setattr(setup_time, "time", SimpleNamespace(perf_counter=lambda: made.now / 1000))
     return made

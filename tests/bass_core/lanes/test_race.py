@@ -22,6 +22,7 @@ import pytest
 import bass_core.lanes.lane as lane_module
 from bass_core import ModelPair, RequestError, generate, race
 from bass_core.attention.cache import RaggedCache
+from bass_core.lanes.clock import FairLock
 
 from ...models import NEAR, byte_tokenizer, perturbed, prompts, tiny
 
@@ -153,7 +154,7 @@ def test_fair_steps_the_lane_that_is_furthest_behind(steps: list[tuple[str, dict
 def test_who_waits_for_a_lane_gets_it_next() -> None:
     """A thread that steps on and on can't come back before who wants to look."""
     for _ in range(20):
-        lock, order = lane_module.FairLock(), []
+        lock, order = FairLock(), []
 
         def look(lock: Any = lock, order: list[str] = order) -> None:
             with lock:
@@ -205,9 +206,11 @@ class Failing:
     """A decoder that breaks at its fourth step."""
 
     finished = False
+    timeline = None
 
     def __init__(self, decoder: Any, known: bool) -> None:
         self.decoder, self.known, self.left = decoder, known, 3
+        self.prepare, self.pause, self.close = decoder.prepare, decoder.pause, decoder.close
 
     @property
     def target_forwards(self) -> int:

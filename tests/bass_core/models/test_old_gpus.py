@@ -16,7 +16,7 @@ from bass_core.loading.catalogue import default_dtype, pick_dtype
 from bass_core.models import llama_cuda as gpu_model
 from bass_core.models.llama_cuda import LlamaCuda, Plan
 from kernels import backends as ragged_attention
-from kernels.backends import AttentionPlan
+from kernels.plan import AttentionPlan
 from kernels.support import why_unavailable
 from tests.models import tiny
 

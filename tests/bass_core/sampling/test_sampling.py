@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bass_core.sampling.distribution import COLDEST, SamplingParams, argmax, probabilities
+from bass_core.sampling.distribution import argmax, probabilities
+from bass_core.sampling.params import COLDEST, SamplingParams
 
 
 @pytest.mark.parametrize("shape", [(7,), (1, 49152), (3, 5, 1000), (2, 0, 9)])

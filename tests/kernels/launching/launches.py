@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.backends import AttentionPlan
+from kernels.plan import AttentionPlan
 from kernels.triton import accept, cache_write, linear, nucleus
 from kernels.triton import attention as fused_attention
 

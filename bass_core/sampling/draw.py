@@ -1,0 +1,31 @@
+"""A draw from a distribution, as a function of the noise key.
+
+Contract: the same weights and key give the same token on every device; tokens of weight 0 are never drawn.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kernels.support import available, is_accelerator
+
+from .distribution import argmax
+from .noise import exponentials
+
+
+def draw(
+    weights: Tensor, seed: int, sequence_ids: Tensor, positions: Tensor, streams: Tensor, ids: Tensor | None = None
+) -> Tensor:
+    """One column a key of weights [..., V] (need not be normalised), by Gumbel-max: int64 [...].
+
+    argmax(log w + Gumbel) is computed as argmax(w / exponential), the same order with one logarithm less. Two
+    draws from one key with the same weights give the same token, and tokens of weight 0 are never drawn. `ids`
+    int64 [V] are the tokens that the columns stand for, where that is not 0..V-1; `streams` are noise.py's.
+    """
+    if is_accelerator(weights.device) and available(weights.device):
+        from .draw_triton import draw_on_device  # imports triton
+
+        return draw_on_device(weights, seed, sequence_ids, positions, streams, ids)
+    tokens = weights.shape[-1] if ids is None else ids
+    noise = exponentials(seed, sequence_ids, positions, streams, tokens)
+    return argmax(weights / noise)

@@ -1,0 +1,107 @@
+"""Ragged attention in plain torch, cut three ways; the reference of kernels/triton/attention.py.
+
+Contract: the three functions take the same arguments and return the same numbers within rounding; see
+kernels/backends.py for what they compute.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..plan import AttentionPlan
+
+
+def pad(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    step: AttentionPlan,
+    *,
+    scaling: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """One batched QK, one softmax and one batched PV over the padded maximum (BASS-PAD).
+
+    query [B, Hq, S, D]; key, value [B, Hkv, extent, D]; returns [B, S, Hq, D] in the query's dtype.
+    Grouped heads are folded into the query axis, so keys and values are never repeated.
+    """
+    bias = None
+    if step.needs_mask or window is not None:
+        bias = step.bias(window, query.shape[1] // key.shape[1], key.dtype, key.shape[1])
+    return _attend(query, key, value, bias, scaling, softcap)
+
+
+def split(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    step: AttentionPlan,
+    *,
+    scaling: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """One launch a sequence at its exact length (BASS-SPLIT). Same arguments and result as `pad`."""
+    kv_heads, bias = key.shape[1], None
+    if step.queries > 1 or window is not None:
+        bias = step.bias(window, query.shape[1] // kv_heads, key.dtype, kv_heads)
+    rows = []
+    for row, cached in enumerate(step.host):
+        one, extent = slice(row, row + 1), cached + step.queries
+        mask = None if bias is None else bias[row * kv_heads : (row + 1) * kv_heads, :, :extent]
+        rows.append(_attend(query[one], key[one, :, :extent], value[one, :, :extent], mask, scaling, softcap))
+    return torch.cat(rows)
+
+
+def sdpa(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    step: AttentionPlan,
+    *,
+    scaling: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """torch's scaled_dot_product_attention with an explicit mask. Same arguments and result as `pad`.
+
+    Grouped heads are folded into the query axis here as well. A logit soft-cap is not part of that function's
+    contract, so capped layers take `pad`'s way.
+    """
+    if softcap is not None:
+        return pad(query, key, value, step, scaling=scaling, window=window, softcap=softcap)
+    batch, heads, queries, dim = query.shape
+    kv_heads = key.shape[1]
+    group = heads // kv_heads
+    folded = query.to(key.dtype).reshape(batch, kv_heads, group * queries, dim)
+    bias = None
+    if step.needs_mask or window is not None:
+        bias = step.bias(window, group, key.dtype)[:, None]
+    out = F.scaled_dot_product_attention(folded, key, value, attn_mask=bias, scale=scaling)
+    return out.reshape(batch, heads, queries, dim).transpose(1, 2).to(query.dtype)
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scaling: float, softcap: float | None
+) -> Tensor:
+    """`bias` [B x Hkv, group x S, extent] is added to the scores."""
+    batch, heads, queries, dim = query.shape
+    _, kv_heads, extent, _ = key.shape
+    # As few launches and views as it takes: for a few tokens they are much of what a CPU does here.
+    folded = query.reshape(batch * kv_heads, -1, dim)
+    folded = folded if query.dtype == key.dtype else folded.to(key.dtype)
+    keys, values = key.view(-1, extent, dim).mT, value.view(-1, extent, dim)
+    if softcap is not None:
+        scores = torch.tanh(torch.bmm(folded, keys).float() * (scaling / softcap)) * softcap
+        scores = scores if bias is None else scores + bias
+    elif bias is not None:
+        scores = torch.baddbmm(bias, folded, keys, alpha=scaling)
+    else:
+        scores = torch.bmm(folded if scaling == 1 else folded * scaling, keys)
+    weights = torch.softmax(scores, -1, dtype=torch.float32)
+    out = torch.bmm(weights if value.dtype == torch.float32 else weights.to(value.dtype), values)
+    out = out.view(batch, heads, queries, dim).transpose(1, 2)
+    return out if query.dtype == key.dtype else out.to(query.dtype)
