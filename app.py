@@ -103,7 +103,7 @@ def set_threads(options: argparse.Namespace, environment: Mapping[str, str]) -> 
     """
     import torch
 
-    from bass_core.amusd.process import cores
+    from bass_core.machine.cpu import cores
 
     if options.threads is not None:
         torch.set_num_threads(options.threads)

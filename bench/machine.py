@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import torch
 
-from bass_core.lanes.utilization import ModelCost, copy_bandwidth, dense_peak
+from bass_core.machine.hardware import copy_bandwidth, dense_peak
+from bass_core.models.cost import ModelCost
 
 from .report.report import median
 

@@ -20,7 +20,8 @@ from bass_core import ModelPair, RequestError, SamplingParams, load_pair, race
 from bass_core.decoding.calibrate import measure_ahead
 from bass_core.decoding.request import LANES
 from bass_core.drafting.registry import DRAFTERS, runs_model
-from bass_core.loading.weights import FOLDER, cache_root, ensure_smollm2
+from bass_core.loading.weights import FOLDER, ensure_smollm2
+from bass_core.machine.user_cache import cache_root
 
 from .cpu.page import PROMPT, app
 from .report.report import claim, finish, parser

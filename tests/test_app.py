@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import app
-from bass_core.amusd.process import cores
+from bass_core.machine.cpu import cores
 
 ROOT = Path(app.__file__).resolve().parent
 

@@ -34,6 +34,7 @@ import torch
 
 from kernels.support import is_accelerator, own_stream, runtime
 
+from ..machine.cpu import cores
 from ..models.draft_head import DraftHead
 from ..models.pair import ModelPair
 from .link import DraftLostError, Drafts, Failed, Open, Ready, receive_all, socket_pair
@@ -55,11 +56,6 @@ _START = "import sys; sys.path[0] = sys.argv[1]; from bass_core.amusd.worker imp
 _HOME = str(Path(__file__).resolve().parents[2])
 # Given back by a finalizer too, which the garbage collector may call anywhere.
 _lock = threading.RLock()
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def split_threads() -> tuple[int, int]:

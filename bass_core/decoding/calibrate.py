@@ -29,8 +29,8 @@ from ..engine.capture import enabled
 from ..engine.cuda_graphs import make_runner
 from ..engine.runner import PrefillSteps
 from ..errors import WeightsError
-from ..loading.weights import cache_root
 from ..machine.transfer import to_device
+from ..machine.user_cache import cache_root
 from ..models.draft_head import DraftHead
 from ..models.pair import ModelPair
 from ..models.weights.quantize import is_quantized

@@ -12,6 +12,7 @@ from typing import Any
 from ..decoding.base import Decoder, Timeline
 from ..decoding.request import Request
 from ..drafting.registry import runs_model
+from ..machine.hardware import known_bandwidth
 from ..machine.memory import shortage_explained
 from ..models.pair import ModelPair
 from ..sequence import Round
@@ -20,7 +21,7 @@ from .detokenizer import TextStream
 from .methods import build
 from .metrics import Counts, Metrics, summarise
 from .trace import Trace
-from .utilization import Work, known_bandwidth
+from .utilization import Work
 
 # Pausing AMUSD's draft costs up to one of its steps: a turn this long makes that a small part.
 SLICE_MS = 100.0

@@ -24,28 +24,12 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from ..errors import WeightsError
+from ..machine.user_cache import cache_root
 from . import wheel
 
 FOLDER = "smollm2-135m-instruct-q4_1"
 FORMAT = 2  # raise it when the conversion changes: older folders are then made again
 MANIFEST = "manifest.json"
-
-
-def cache_root() -> Path:
-    """Our folder in the user's cache: $XDG_CACHE_HOME/bass, else ~/.cache/bass; WeightsError without either.
-
-    A relative $XDG_CACHE_HOME counts for none, as the XDG specification asks.
-    """
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if base.is_absolute():
-        return base / "bass"
-    try:
-        return Path.home() / ".cache" / "bass"
-    except RuntimeError as error:  # HOME is not set, and nobody knows this user's number
-        raise WeightsError(
-            "There is no home folder to keep the model in: set XDG_CACHE_HOME to the absolute path of a folder "
-            "that can be written."
-        ) from error
 
 
 def ensure_smollm2() -> Path:

@@ -7,7 +7,6 @@ Non-goals: figures per lane (lanes/utilization.py).
 
 from __future__ import annotations
 
-import os
 import platform
 import threading
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import Any
 import psutil
 import torch
 
+from .cpu import cores
 from .gpm import METRICS, GpmSampler
 
 MB = 2**20
@@ -97,7 +97,7 @@ class Monitor:
             **self._fixed,
             **(self._gpu.read() if self._gpu else dict.fromkeys(GPU_FIELDS)),
             "cpu_percent": self._quietly(self._process.cpu_percent),
-            "cpu_count": _cpu_count(),
+            "cpu_count": cores(),
             "rss_mb": self._quietly(lambda: self._process.memory_info().rss / MB),
         }
 
@@ -187,9 +187,3 @@ def device_name(device: torch.device) -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine() or "CPU"
-
-
-def _cpu_count() -> int | None:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()

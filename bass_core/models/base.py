@@ -24,8 +24,8 @@ from kernels.support import is_accelerator, on
 from ..attention import huggingface as attention
 from ..attention.cache import RaggedCache
 from ..errors import PairError
-from ..lanes.utilization import ModelCost, model_cost
 from ..machine.transfer import to_device
+from .cost import ModelCost, model_cost
 from .weights.cpu_linear import pack_all
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from bass_core import ModelPair
 from bass_core.attention.cache import RaggedCache
 from bass_core.engine.cuda_graphs import GraphRunner, record_calls
-from bass_core.lanes.utilization import copy_bandwidth
+from bass_core.machine.hardware import copy_bandwidth
 from bass_core.models.base import CausalModel
 from bass_core.models.llama_cuda import LlamaCuda
 from kernels.support import is_accelerator, runtime

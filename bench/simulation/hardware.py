@@ -12,7 +12,7 @@ from functools import cached_property
 
 import torch
 
-from bass_core.lanes.utilization import dense_peak
+from bass_core.machine.hardware import dense_peak
 
 
 @dataclass(frozen=True)

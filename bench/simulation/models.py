@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from transformers import LlamaConfig
 
-from bass_core.lanes.utilization import ModelCost, model_cost
+from bass_core.models.cost import ModelCost, model_cost
 
 from ..gpu.shapes import build, draft_config, target_config
 

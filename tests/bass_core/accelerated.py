@@ -12,7 +12,7 @@ import torch
 
 from bass_core import ModelPair, generate
 from bass_core.engine import capture
-from bass_core.lanes import utilization
+from bass_core.machine import hardware
 from bass_core.models.base import CausalModel
 from kernels.support import runtime
 from tests.devices.conftest import accelerator  # noqa: F401
@@ -30,9 +30,9 @@ TEXT: dict[str, Any] = {"max_new_tokens": COUNT, "draft_length": 3, "eos_token_i
 def small(accelerator: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:  # noqa: F811
     """As in a new process; copies that are measured are short."""
     monkeypatch.setattr(capture, "_failed", False)
-    monkeypatch.setattr(utilization, "COPY_BYTES", 1 << 12)
+    monkeypatch.setattr(hardware, "COPY_BYTES", 1 << 12)
     monkeypatch.setattr(emulated_capture, "captured", 0)
-    measured = utilization.copy_bandwidth
+    measured = hardware.copy_bandwidth
     yield
     measured.cache_clear()
 

@@ -15,7 +15,8 @@ import torch
 
 from bass_core import generate, load_pair, race
 from bass_core.lanes.generation import Generation
-from bass_core.loading.weights import FOLDER, cache_root, is_complete
+from bass_core.loading.weights import FOLDER, is_complete
+from bass_core.machine.user_cache import cache_root
 from bass_core.models.llama_cuda import LlamaCuda
 
 from ...prompts import mixed

@@ -16,10 +16,9 @@ import torch
 from bass_core import ModelPair, generate, race
 from bass_core.decoding.request import make_request
 from bass_core.engine import cuda_graphs as graphs
-from bass_core.lanes import utilization
 from bass_core.lanes.clock import LaneClock
 from bass_core.lanes.lane import Lane
-from bass_core.machine import setup_time
+from bass_core.machine import hardware, setup_time
 from kernels.support import own_stream, runtime
 from tests.bass_core.accelerated import (  # noqa: F401
     DEVICE,
@@ -132,12 +131,12 @@ def test_a_lane_on_another_device_than_the_current_has_a_clock() -> None:
 def test_bandwidth_is_measured_on_the_device_and_draws_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """While another thread captures, a random number would end the capture."""
     other = torch.device("emul", 1)
-    assert utilization.copy_bandwidth(other) == pytest.approx(2 * (1 << 12) / (order.OP_MS / 1000))
-    utilization.copy_bandwidth.cache_clear()
+    assert hardware.copy_bandwidth(other) == pytest.approx(2 * (1 << 12) / (order.OP_MS / 1000))
+    hardware.copy_bandwidth.cache_clear()
     done: list[float] = []
 
     def measure() -> None:
-        done.append(utilization.copy_bandwidth(other))
+        done.append(hardware.copy_bandwidth(other))
 
     model = on_device().target_step
     while_capturing(monkeypatch, model, lambda: beside(measure))
@@ -153,7 +152,7 @@ def test_no_view_measures(monkeypatch: pytest.MonkeyPatch) -> None:
         measured.append(device)
         return 1e9
 
-    monkeypatch.setattr(utilization, "copy_bandwidth", copy_bandwidth)
+    monkeypatch.setattr(hardware, "copy_bandwidth", copy_bandwidth)
     pair = on_device()
     lane = Lane(pair, make_request(pair, ROWS, **TEXT), "bass")
     assert measured == [DEVICE]
@@ -167,7 +166,7 @@ def test_a_device_without_memory_for_a_measurement_has_no_figure(monkeypatch: py
     def short(device: torch.device) -> float:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(utilization, "copy_bandwidth", short)
-    assert utilization.known_bandwidth(DEVICE) is None and utilization.known_bandwidth(torch.device("cpu")) is None
+    monkeypatch.setattr(hardware, "copy_bandwidth", short)
+    assert hardware.known_bandwidth(DEVICE) is None and hardware.known_bandwidth(torch.device("cpu")) is None
     out = generate(on_device(), ROWS, **TEXT)
     assert out.metrics.bandwidth_utilization is None

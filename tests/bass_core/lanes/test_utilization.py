@@ -8,8 +8,10 @@ import torch
 from bass_core import ModelPair
 from bass_core.decoding.request import make_request
 from bass_core.lanes.lane import Lane
-from bass_core.lanes.utilization import ModelCost, Work, dense_peak
+from bass_core.lanes.utilization import Work
+from bass_core.machine.hardware import dense_peak
 from bass_core.models.base import CausalModel
+from bass_core.models.cost import ModelCost
 from bass_core.sequence import Round, RowRound, Sequence
 from tests.models import perturbed, prompts, tiny
 

@@ -1,0 +1,83 @@
+"""What the hardware can do: peaks from datasheets, and the copy bandwidth, measured.
+
+Contract: None where a figure is not known, as on a CPU. Peaks are the vendors', dense, without sparsity.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from kernels.support import is_accelerator, on, runtime
+
+# (part of the name, dense float16 and bfloat16 TFLOP/s, float32 TFLOP/s); the first that fits counts.
+PEAKS = (
+    ("B200", 2250.0, 75.0),
+    ("H200 NVL", 835.5, 60.0),
+    ("H200", 989.4, 66.9),
+    ("H100 PCIe", 756.0, 51.2),
+    ("H100 NVL", 835.5, 60.0),
+    ("H100", 989.4, 66.9),
+    ("A100", 312.0, 19.5),
+    ("A10G", 70.0, 35.0),
+    ("A10", 125.0, 31.2),
+    ("L40S", 362.0, 91.6),
+    ("L4", 121.0, 30.3),
+    ("T4", 65.0, 8.1),
+    ("RTX PRO 6000 Blackwell", 503.8, 125.0),
+    ("RTX 6000 Ada", 364.2, 91.1),
+    ("RTX 5090", 209.5, 104.8),
+    ("RTX 4090", 165.2, 82.6),
+    ("RTX 3090", 71.0, 35.6),
+)
+
+
+# Far more than any cache on the way to the memory holds.
+COPY_BYTES = 256 << 20
+
+
+def dense_peak(name: str, dtype: torch.dtype) -> float | None:
+    """FLOP/s that the device's datasheet gives for dense products of the dtype, or None for an unknown device."""
+    for part, low, single in PEAKS:
+        words, wanted = name.split(), part.split()
+        spans = (words[i : i + len(wanted)] for i in range(len(words)))
+        if any(" ".join(span).startswith(part) and _same(span[-1], wanted[-1]) for span in spans if span):
+            return 1e12 * (single if dtype == torch.float32 else low)
+    return None
+
+
+def _same(word: str, wanted: str) -> bool:
+    """Of the last word of a part: "A100-SXM4-80GB" is an A100, "A10G" is no A10."""
+    return word == wanted or word.startswith(wanted + "-")
+
+
+def known_bandwidth(device: torch.device) -> float | None:
+    """`copy_bandwidth`; None on a CPU, or while there is no memory to measure it with."""
+    if not is_accelerator(device):
+        return None
+    try:
+        return copy_bandwidth(device)
+    except torch.OutOfMemoryError:
+        return None
+
+
+@cache
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes a second that a copy inside the device's memory reads and writes, both counted; median of nine.
+
+    Measured at the first call, which should come when nothing else runs on the device.
+    """
+    with on(device):
+        # Not random: another thread may be capturing, and torch's generator is one for the device.
+        source = torch.zeros(COPY_BYTES, dtype=torch.uint8, device=device)
+        target = torch.empty_like(source)
+        times = []
+        for _ in range(12):
+            begin, end = (runtime(device).Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            target.copy_(source)
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end))
+    return 2 * COPY_BYTES / (sorted(times[3:])[4] / 1000)
