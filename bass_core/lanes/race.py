@@ -24,8 +24,8 @@ from kernels.support import is_accelerator, own_stream, runtime
 from ..amusd.decoder import refuse_amusd
 from ..decoding.admission import admit
 from ..decoding.request import LANES, METHODS, Request, check_method, make_request
-from ..engine.capture import empty_cache
 from ..errors import BassError, MemoryShortage, RequestError
+from ..machine.capture import empty_cache
 from ..machine.monitor import Monitor
 from ..models.pair import ModelPair
 from .comparison import comparison
