@@ -17,9 +17,10 @@ from ..machine.transfer import to_device, to_host
 from ..models.draft_head import DraftHead
 from ..sampling.distribution import argmax, probabilities
 from ..sampling.draw import draw
-from ..sampling.noise import NoiseKeys, Role
+from ..sampling.noise import NoiseKeys
 from ..sampling.params import SamplingParams
 from ..sequence import Sequence
+from ..verification.table import find_verification
 from .base import Drafter, Proposal
 
 # Slots that are fed in one forward: the first proposal follows a whole prompt.
@@ -48,11 +49,11 @@ class HeadDrafter(Drafter):
         runner: ModelRunner,
         size: int,
         params: SamplingParams,
-        rule: str = "chen",
+        verification: str = "chen",
         confidence: float = 0.0,
     ) -> None:
         self.head, self.runner, self.size, self.params = head, runner, size, params
-        self.role = Role.TARGET if rule == "coupled" else Role.DRAFT
+        self.role = find_verification(verification).draft_role
         self.confidence = confidence
         self._waiting: list[list[Tensor]] = []
 

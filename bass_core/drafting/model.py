@@ -12,9 +12,10 @@ from ..engine.runner import ModelRunner, PrefillSteps
 from ..machine.transfer import to_device
 from ..sampling.distribution import argmax, probabilities
 from ..sampling.draw import draw
-from ..sampling.noise import NoiseKeys, Role
+from ..sampling.noise import NoiseKeys
 from ..sampling.params import SamplingParams
 from ..sequence import Sequence
+from ..verification.table import find_verification
 from .base import Drafter, Proposal
 from .chain import chains, follow
 
@@ -22,9 +23,9 @@ from .chain import chains, follow
 class ModelDrafter(Drafter):
     """Drafts with a second model, one forward a token, for the whole batch at once."""
 
-    def __init__(self, runner: ModelRunner, params: SamplingParams, rule: str = "chen") -> None:
+    def __init__(self, runner: ModelRunner, params: SamplingParams, verification: str = "chen") -> None:
         self.runner, self.params = runner, params
-        self.role = Role.TARGET if rule == "coupled" else Role.DRAFT
+        self.role = find_verification(verification).draft_role
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         limit = self.runner.model.context

@@ -24,6 +24,7 @@ from ..models.pair import ModelPair
 from ..sampling.distribution import probabilities
 from ..sampling.noise import Role, exponentials
 from ..sampling.params import SamplingParams
+from ..verification.table import find_verification
 from .lane import Lane
 
 REFERENCE = "regular"
@@ -44,7 +45,7 @@ def comparison(pair: ModelPair, request: Request, lanes: Seq[Lane]) -> dict[str,
     """
     rows = {lane.method: [sequence.token_ids for sequence in lane.sequences] for lane in lanes}
     reference = rows.pop(REFERENCE, None)
-    repeats = request.sampling.greedy or request.verification == "coupled"
+    repeats = request.sampling.greedy or find_verification(request.verification).coupled
     if reference is None or not rows or not repeats or request.synthetic_acceptance is not None:
         return {}
     target = _Target(pair, request)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 
 from ..amusd.decoder import build_amusd
+from ..budget.policies import EqualRows
 from ..decoding.admission import cache_length
 from ..decoding.base import Decoder, DecodingParams
 from ..decoding.batch import BatchDecoder
@@ -21,21 +22,22 @@ from ..sequence import Sequence
 
 def build(pair: ModelPair, request: Request, method: str, sequences: list[Sequence]) -> Decoder:
     """The decoder of a method: regular has no drafter, speculative runs one row at a time, bass all at once."""
-    rules = DecodingParams(request.sampling, request.seed, request.verification, request.synthetic_acceptance)
+    params = DecodingParams(request.sampling, request.seed, request.verification, request.synthetic_acceptance)
     if method == "amusd":
-        return build_amusd(pair, request, rules, sequences)
+        return build_amusd(pair, request, params, sequences)
     drafts = method != "regular"
 
     def batch(rows: list[Sequence]) -> BatchDecoder:
         count, length, backend = len(rows), cache_length(request, drafts), request.backend
-        drafter, keep_states = None, False
+        drafter, budget, keep_states = None, None, False
         if drafts:
             drafter = make_drafter(
                 pair, request.drafter, count, length, backend, request.sampling, request.verification
             )
             keep_states = drafter.observes_states
+            budget = EqualRows(copy.deepcopy(request.policy))
         runner = make_runner(pair.target_step, count, length, pair.vocab, backend, keep_states=keep_states)
-        return BatchDecoder(rows, runner, rules, drafter, copy.deepcopy(request.policy) if drafts else None)
+        return BatchDecoder(rows, runner, params, drafter, budget)
 
     if method == "speculative":
         return SequentialDecoder(sequences, lambda row: batch([row]))

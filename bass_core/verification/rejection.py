@@ -19,6 +19,7 @@ from ..sampling.draw import draw
 from ..sampling.noise import NoiseKeys, Role, uniform
 from ..sampling.params import SamplingParams
 from .acceptance import Outcome, accepted_prefix, mark_unlikely, probability_at
+from .table import find_verification
 
 
 def first_tokens(logits: Tensor, keys: NoiseKeys, params: SamplingParams) -> Tensor:
@@ -38,19 +39,21 @@ def verify(
     keys: NoiseKeys,
     params: SamplingParams,
     *,
-    rule: str = "chen",
+    verification: str = "chen",
     synthetic: float | None = None,
 ) -> Outcome:
     """Judge drafts int64 [B, l] (the first counts[b] of a row) by the target's logits [B, l+1, V].
 
     draft_probs float32 [B, l, V] is what each draft was drawn from; None says that drafts are point masses.
-    rule "chen" is the rejection rule above; "coupled" accepts a draft that is the target's own Gumbel-max
-    choice, so that the text is regular decoding's. `synthetic` replaces the test by a coin of that probability.
+    verification: a name of table.py; those that are not coupled are the rejection rule above. `synthetic` replaces
+    the test by a coin of that probability.
     """
     if is_accelerator(logits.device) and available(logits.device):
         from .rejection_triton import verify_on_device  # imports triton
 
-        return verify_on_device(logits, drafts, draft_probs, counts, keys, params, rule=rule, synthetic=synthetic)
+        return verify_on_device(
+            logits, drafts, draft_probs, counts, keys, params, verification=verification, synthetic=synthetic
+        )
     width = drafts.shape[1]
     drafted = torch.arange(width, device=drafts.device) < counts[:, None]
     ids, positions = keys.at(width)
@@ -60,20 +63,21 @@ def verify(
         accepted = accepted_prefix((u < chance) & drafted)
         next_token = _own_choice(logits, keys, params, accepted)
         unknown = torch.full_like(accepted, torch.nan, dtype=torch.float32)
-        return Outcome(accepted, next_token, chance, torch.ones_like(u), u, unknown)
+        return Outcome(accepted, next_token, chance, torch.ones_like(u), u, unknown, drafts)
     if params.greedy:
         choices = argmax(logits)
         agrees = (choices[:, :width] == drafts).float()
         accepted = accepted_prefix((agrees > 0) & drafted)
         next_token = choices.gather(1, accepted[:, None])[:, 0]
-        sure = torch.ones_like(accepted, dtype=torch.float32)
-        return Outcome(accepted, next_token, agrees, torch.ones_like(agrees), torch.full_like(agrees, 0.5), sure)
+        ones, half = torch.ones_like(agrees), torch.full_like(agrees, 0.5)
+        certain = torch.ones_like(accepted, dtype=torch.float32)
+        return Outcome(accepted, next_token, agrees, ones, half, certain, drafts)
     p = probabilities(logits, params)
     p_drafts = p[:, :width].gather(2, drafts[..., None])[..., 0]
     q_drafts = torch.ones_like(p_drafts)
     if draft_probs is not None:
         q_drafts = draft_probs.gather(2, drafts[..., None])[..., 0]
-    if rule == "coupled":
+    if find_verification(verification).coupled:
         ids, positions = keys.at(width + 1)
         choices = draw(p, keys.seed, ids, positions, keys.stream(Role.TARGET)[:, None])
         accepted = accepted_prefix((choices[:, :width] == drafts) & drafted)
@@ -85,7 +89,7 @@ def verify(
         accepted = accepted_prefix((u * q_drafts < p_drafts) & drafted)
         next_token = _recover(p, drafts, draft_probs, accepted, counts, keys)
     next_p = probability_at(p, accepted, next_token)
-    return Outcome(accepted, mark_unlikely(next_token, next_p), p_drafts, q_drafts, u, next_p)
+    return Outcome(accepted, mark_unlikely(next_token, next_p), p_drafts, q_drafts, u, next_p, drafts)
 
 
 def _own_choice(logits: Tensor, keys: NoiseKeys, params: SamplingParams, accepted: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ WARPS = 8
 _ROWS_INTERPRETED = 16
 
 
-class Rule(IntEnum):
+class Verification(IntEnum):
     """CHEN: u < p / q. CHOICES: a draft stands if it is the target's own choice. COIN: u < chance."""
 
     CHEN = 0
@@ -38,7 +38,7 @@ def decide(
     p, q, drafts, counts, choices, sequences, positions, begins, seed,
     accepted_out, next_out, p_out, q_out, u_out,
     chance, batch, width, vocab,
-    RULE: tl.constexpr, SOFT: tl.constexpr, DRAWN: tl.constexpr,
+    VERIFICATION: tl.constexpr, SOFT: tl.constexpr, DRAWN: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """A program judges ROWS rows. SOFT: q is given; DRAWN: the next token is drawn, else taken from choices.
@@ -61,8 +61,8 @@ def decide(
     p_row = p + row[:, None] * (width + 1) * vocab
     q_row = q + row[:, None] * width * vocab
     begin = 8 * tl.load(begins + row, mask=real, other=0)[:, None]
-    own = tl.where((i < count) & (RULE == 0), begin + 3, 0)
-    stream = tl.where(tests, begin + (4 if RULE == 2 else 2), own)
+    own = tl.where((i < count) & (VERIFICATION == 0), begin + 3, 0)
+    stream = tl.where(tests, begin + (4 if VERIFICATION == 2 else 2), own)
     sequence = tl.load(sequences + row, mask=real, other=0)[:, None]
     position = tl.load(positions + row, mask=real, other=0)[:, None] + i
     first, second, _, _ = words(seed_low, seed_high, sequence, position, stream)
@@ -72,9 +72,9 @@ def decide(
     q_draft = ones
     if SOFT:
         q_draft = tl.load(q_row + i * vocab + draft, mask=inside, other=1.0)
-    if RULE == 2:
+    if VERIFICATION == 2:
         passed = u < p_draft
-    elif RULE == 1:
+    elif VERIFICATION == 1:
         choice = tl.load(choices + row[:, None] * (width + 1) + i, mask=inside, other=-1)
         passed = choice == draft
         u = ones * 0.5
@@ -93,7 +93,7 @@ def decide(
         first = tl.max(tl.where(here, first, 0), 1)[:, None]
         second = tl.max(tl.where(here, second, 0), 1)[:, None]
         lost = tl.max(tl.where(here, draft, 0), 1)[:, None]
-        rejected = (RULE == 0) & (accepted[:, None] < count)
+        rejected = (VERIFICATION == 0) & (accepted[:, None] < count)
         # Where nothing of p - q is left, p itself is drawn from, with the same noise: both are kept track of.
         best = tl.full([ROWS, BLOCK_V], -1.0, tl.float32)
         best_at = tl.zeros([ROWS, BLOCK_V], tl.int32)
@@ -107,7 +107,7 @@ def decide(
             score = tl.where(exists, weight / noise, -1.0)
             plain_at = tl.where(score > plain, token, plain_at)
             plain = tl.maximum(score, plain)
-            if RULE == 0:
+            if VERIFICATION == 0:
                 if SOFT:
                     taken = tl.load(q_row + accepted[:, None] * vocab + token, mask=exists & rejected, other=0.0)
                     left = tl.maximum(weight - taken, 0.0)
@@ -117,7 +117,7 @@ def decide(
                 best_at = tl.where(score > best, token, best_at)
                 best = tl.maximum(score, best)
         top, token = first_best(plain, plain_at)
-        if RULE == 0:
+        if VERIFICATION == 0:
             top, other = first_best(best, best_at)
             token = tl.where((accepted < tl.max(count, 1)) & (top > 0.0), other, token)
         # Where all is NaN no token is the best: the caller refuses such logits, and must find a token id.
@@ -172,7 +172,7 @@ def accept(
     seed: Tensor,
     *,
     begins: Tensor | None = None,
-    rule: Rule,
+    verification: Verification,
     chance: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """accepted, next_token int64 [B], and p, q, u float32 [B, l] of drafts int64 [B, l] (counts[b] of them real).
@@ -185,9 +185,13 @@ def accept(
     batch, width = drafts.shape
     _check(drafts)
     given = p if p is not None else choices
-    if given is None or given.shape[:2] != (batch, width + 1) or (rule == Rule.CHOICES and choices is None):
+    if (
+        given is None
+        or given.shape[:2] != (batch, width + 1)
+        or (verification == Verification.CHOICES and choices is None)
+    ):
         raise ValueError("accept needs p, or the target's choices, for one position more than was drafted.")
-    if rule == Rule.CHEN and p is None:
+    if verification == Verification.CHEN and p is None:
         raise ValueError("Chen's rule needs p.")
     if q is not None and (p is None or q.shape != (batch, width, p.shape[2])):
         raise ValueError(f"q has shape {tuple(q.shape)}, which does not fit p.")
@@ -199,7 +203,7 @@ def accept(
         drafts if choices is None else choices.contiguous(), sequences, positions,
         positions if begins is None else begins, seed,
         accepted, next_token, *tested, chance, batch, width, 0 if p is None else p.shape[2],
-        RULE=int(rule), SOFT=q is not None, DRAWN=choices is None, ROWS=rows,
+        VERIFICATION=int(verification), SOFT=q is not None, DRAWN=choices is None, ROWS=rows,
         BLOCK_L=2 * triton.next_power_of_2(width + 1), BLOCK_V=BLOCK_V, num_warps=WARPS,
     )  # fmt: skip
     p_draft, q_draft, u = tested
