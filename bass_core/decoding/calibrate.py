@@ -20,14 +20,14 @@ import torch
 
 from kernels.support import is_accelerator, runtime
 
-from ..attention.huggingface import choose_backend
+from ..attention.select import choose_backend
 from ..budget.cost_table import CostTable, read_table, write_table
 from ..budget.policies import EqualRows, FixedLength
 from ..drafting.base import Drafter, Proposal
 from ..drafting.registry import choose_drafter, make_drafter, runs_model
-from ..engine.capture import enabled
 from ..engine.cuda_graphs import make_runner
 from ..errors import WeightsError
+from ..machine.capture import enabled
 from ..machine.transfer import to_device
 from ..machine.user_cache import cache_root
 from ..models.draft_head import DraftHead
