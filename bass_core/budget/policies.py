@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeGuard
 from ..errors import RequestError
 from .base import Feedback
 
-LONGEST = 1024  # draft tokens a row and round that anyone may ask for
+LONGEST = 1024  # the longest draft, in tokens a row and round, that may be asked for
 
 
 class DraftLengthPolicy(Protocol):
@@ -89,7 +89,7 @@ class Algorithm1:
 
 @dataclass
 class RecordedLengths:
-    """The draft lengths of an earlier run again: one for each round, then the last for ever.
+    """Replays the draft lengths of an earlier run: one for each round, then the last one again and again.
 
     With the same prompts, seed and drafter the run repeats itself, sampled text included, whatever chose them.
     """
@@ -112,7 +112,7 @@ class RecordedLengths:
         return self.lengths[self.position]
 
     def update(self, accepted: list[int]) -> None:
-        """Nothing: `observe` hears of every round."""
+        """Does nothing: `observe` is told of every round."""
 
     def observe(self, requested: int, drafted: list[int], accepted: list[int], forwards: int) -> None:
         self.position = min(self.position + 1, len(self.lengths) - 1)

@@ -99,7 +99,7 @@ class BatchDecoder:
         rows, keys = self._rows, self._keys()
         requested, before = self._requested(), self._draft_work()
         proposal = self._propose(self._usable(requested), keys)
-        counts = proposal.num_drafted
+        num_drafted = proposal.num_drafted
         outcomes = self._verify(proposal, keys).host()
         self.target_forwards += 1
         refuse_unsound([outcome.next_token for outcome in outcomes])
@@ -112,16 +112,16 @@ class BatchDecoder:
         self._hand_states(rows, lambda: [self._states()[r, : n + 1] for r, n in enumerate(accepted)])
         records = [
             self._write(row, [test.token for test in outcome.tests[:count]], *outcome)
-            for row, outcome, count in zip(rows, outcomes, counts, strict=True)
+            for row, outcome, count in zip(rows, outcomes, num_drafted, strict=True)
         ]
         forwards, drawn = 0, 0
         if self.drafter is not None:
             self.drafter.on_verified(rows, proposal, accepted)
             forwards, drawn = (now - then for now, then in zip(self._draft_work(), before, strict=True))
             if self.budget is not None:
-                self.budget.observe(Feedback(requested, counts, accepted, forwards))
+                self.budget.observe(Feedback(requested, num_drafted, accepted, forwards))
         self._drop_finished()
-        kind = "verify" if max(counts) else "plain"
+        kind = "verify" if max(num_drafted) else "plain"
         return Round(kind, max(requested), records, draft_forwards=forwards, draft_tokens=drawn)
 
     def _requested(self) -> list[int]:
@@ -131,7 +131,7 @@ class BatchDecoder:
         return self.budget.max_drafts([row.remaining for row in self._rows])
 
     def _usable(self, requested: list[int]) -> list[int]:
-        """Of these drafts a row, those that it has room for: the target adds a token of its own."""
+        """These numbers of drafts, cut to what each row has room for: the target adds a token of its own."""
         return [min(most, row.remaining - 1) for most, row in zip(requested, self._rows, strict=True)]
 
     def _draft_work(self) -> tuple[int, int]:
@@ -139,7 +139,7 @@ class BatchDecoder:
         return (0, 0) if self.drafter is None else (self.drafter.calls, self.drafter.drafted)
 
     def _hand_states(self, rows: list[Sequence], states: Callable[[], list[Tensor]]) -> None:
-        """Give the drafter the target's states of what was settled, if it reads them."""
+        """Give the drafter the target's states of the tokens that are in its cache for good, if it reads them."""
         if self.drafter is not None and self.drafter.observes_states:
             self.drafter.observe_states(rows, states())
 

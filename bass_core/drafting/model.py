@@ -38,7 +38,7 @@ class ModelDrafter(Drafter):
 
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         runner, batch = self.runner, len(rows)
-        # A draft with a shorter context than the target's falls silent when a text outgrows it.
+        # A draft model with a shorter context than the target's stops drafting when a text outgrows it.
         max_drafts = [
             max(0, min(most, runner.model.context - len(row.tokens)))
             for row, most in zip(rows, max_drafts, strict=True)
@@ -83,7 +83,7 @@ class ModelDrafter(Drafter):
         return draw(probs, keys.seed, keys.sequence_ids, keys.positions + step, keys.stream(self.role)), probs
 
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
-        """The cache holds what was fed: all but the last draft; after a full acceptance that one is missing."""
+        """The last draft was never fed, so after a full acceptance the cache lacks it."""
         width = proposal.tokens.shape[1]
         if width == 0:
             return

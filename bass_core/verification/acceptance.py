@@ -82,22 +82,23 @@ def accepted_prefix(passed: Tensor) -> Tensor:
     return passed.long().cumprod(dim=1).sum(dim=1)
 
 
+# Stands in the place of a token id.
 UNSOUND = -1
 
 
 def mark_unsound(tokens: Tensor, logits: Tensor) -> Tensor:
-    """int64 [B]: `tokens`, and UNSOUND where a row's logits [B, V] or [B, l+1, V] hold a NaN or nothing finite."""
+    """int64 [B]: `tokens`, but UNSOUND where a row's logits [B, V] or [B, l+1, V] hold a NaN or nothing finite."""
     sound = logits.amax(-1).isfinite()
     return tokens.where(sound if sound.dim() == 1 else sound.all(-1), UNSOUND)
 
 
 def mark_unlikely(tokens: Tensor, chances: Tensor) -> Tensor:
-    """int64 [B]: `tokens`, and UNSOUND where a token's probability [B] is NaN or 0, so that it was not drawn."""
+    """int64 [B]: `tokens`, but UNSOUND where a token's probability [B] is NaN or 0, so that it was not drawn."""
     return tokens.where(chances > 0, UNSOUND)
 
 
 def refuse_unsound(tokens: list[int]) -> None:
-    """Raises ModelError where a row was marked: whatever was drawn there means nothing."""
+    """Raises ModelError if a row was marked UNSOUND: what was drawn for it means nothing."""
     if UNSOUND in tokens:
         raise ModelError(
             "The model produced NaN or infinite numbers, so its text ends here: use other weights, or load it "

@@ -1,7 +1,7 @@
-"""`verify` on a GPU: the same decisions with the same noise, by kernels/triton/accept.py.
+"""`verify` on an accelerator: the same decisions with the same noise, by kernels/triton/accept.py.
 
-Contract: the arguments and results of rejection.py, which is the reference. Temperature, top-k and top-p stay
-torch's. Nothing waits for the device. Importing this imports triton.
+Contract: the arguments and results of rejection.py, which is the reference. PyTorch applies temperature, top-k and
+top-p. Nothing waits for the device. Importing this module imports triton.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def verify_on_device(
     logits: Tensor,
     drafts: Tensor,
     draft_probs: Tensor | None,
-    counts: Tensor,
+    num_drafted: Tensor,
     keys: NoiseKeys,
     params: SamplingParams,
     *,
@@ -35,14 +35,14 @@ def verify_on_device(
 ) -> Outcome:
     """See `verify`."""
     with on(logits.device):
-        return _verify(logits, drafts, draft_probs, counts, keys, params, verification, synthetic)
+        return _verify(logits, drafts, draft_probs, num_drafted, keys, params, verification, synthetic)
 
 
 def _verify(
     logits: Tensor,
     drafts: Tensor,
     draft_probs: Tensor | None,
-    counts: Tensor,
+    num_drafted: Tensor,
     keys: NoiseKeys,
     params: SamplingParams,
     verification: str,
@@ -51,12 +51,12 @@ def _verify(
     seed = seed_on(keys.seed, logits.device)
     where = (keys.sequence_ids, keys.positions, seed)
     accept = partial(kernel.accept, begins=keys.begins)
-    choose = partial(accept, None, None, drafts, counts, verification=kernel.Verification.CHOICES)
+    choose = partial(accept, None, None, drafts, num_drafted, verification=kernel.Verification.CHOICES)
     p = None if params.greedy else probabilities(logits, params)
     if synthetic is not None:
         choices = logits.argmax(-1) if p is None else None
         accepted, next_token, *tests = accept(
-            p, None, drafts, counts, choices, *where, verification=kernel.Verification.COIN, chance=synthetic
+            p, None, drafts, num_drafted, choices, *where, verification=kernel.Verification.COIN, chance=synthetic
         )
         if p is not None:
             next_token = mark_unlikely(next_token, probability_at(p, accepted, next_token))
@@ -67,7 +67,7 @@ def _verify(
         return Outcome(*judged, next_p=torch.ones_like(keys.positions, dtype=torch.float32), drafts=drafts)
     if not find_verification(verification).coupled:
         accepted, next_token, *tests = accept(
-            p, draft_probs, drafts, counts, None, *where, verification=kernel.Verification.CHEN
+            p, draft_probs, drafts, num_drafted, None, *where, verification=kernel.Verification.CHEN
         )
         next_p = probability_at(p, accepted, next_token)
         return Outcome(accepted, mark_unlikely(next_token, next_p), tests[0], tests[1], tests[2], next_p, drafts)

@@ -162,7 +162,7 @@ def decisions() -> Iterator[Variant]:
     A vocabulary is seldom a multiple of 16: with two lanes it is none.
     """
     floats = dict.fromkeys(("p", "q", "p_out", "q_out", "u_out", "weights"), torch.float32)
-    integers = ("drafts", "counts", "choices", "sequences", "positions", "begins", "seed", "streams", "ids")
+    integers = ("drafts", "num_drafted", "choices", "sequences", "positions", "begins", "seed", "streams", "ids")
     pointers = floats | dict.fromkeys((*integers, "accepted_out", "next_out", "out"), torch.int64)
     options = {"num_warps": accept.WARPS}
     # (verification, soft, drawn)
