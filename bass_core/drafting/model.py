@@ -65,16 +65,16 @@ class ModelDrafter(Drafter):
             if rest is not None:
                 self.calls += length - 1
                 return Proposal(torch.cat((first[:, None], rest), dim=1), max_drafts)
-        tokens_, probs = [], []
+        drawn, probs = [], []
         for step in range(length):
             token, prob = self._draw(logits, keys, step)
-            tokens_.append(token)
+            drawn.append(token)
             probs.append(prob)
             if step + 1 < length:
                 logits = runner.feed_ids(token[:, None], [end + step for end in ends])[:, 0]
                 self.calls += 1
         stacked = None if probs[0] is None else torch.stack([p for p in probs if p is not None], dim=1)
-        return Proposal(torch.stack(tokens_, dim=1), max_drafts, stacked)
+        return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked)
 
     def _draw(self, logits: Tensor, keys: NoiseKeys, step: int) -> tuple[Tensor, Tensor | None]:
         if self.params.greedy:
