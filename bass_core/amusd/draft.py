@@ -24,7 +24,8 @@ from ..models.base import CausalModel
 from ..models.draft_head import DraftHead
 from ..sampling.distribution import argmax, probabilities
 from ..sampling.draw import draw
-from ..sampling.noise import Role, stream
+from ..sampling.noise import stream
+from ..verification.table import find_verification
 from .link import Block, Open, RowUpdate
 from .shared_memory import Arena
 from .states import HeadStates
@@ -81,7 +82,7 @@ class DraftSession:
             for index, prompt in enumerate(spec.prompts)
         ]
         self.made = self.rolled_back = 0
-        self.role = Role.TARGET if spec.rule == "coupled" else Role.DRAFT
+        self.role = find_verification(spec.verification).draft_role
         self._prefill: PrefillSteps | None = None
         self._early: list[RowUpdate] = []
         if head is None:
