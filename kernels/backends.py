@@ -29,7 +29,7 @@ def fused(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    step: AttentionPlan,
+    plan: AttentionPlan,
     *,
     scaling: float,
     window: int | None = None,
@@ -38,14 +38,14 @@ def fused(
     """Our Triton kernel (triton/attention.py). Same arguments and result as `pad`."""
     from .triton.attention import fused as kernel  # imports triton
 
-    return kernel(query, key, value, step, scaling=scaling, window=window, softcap=softcap)
+    return kernel(query, key, value, plan, scaling=scaling, window=window, softcap=softcap)
 
 
 def flash(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    step: AttentionPlan,
+    plan: AttentionPlan,
     *,
     scaling: float,
     window: int | None = None,
@@ -56,7 +56,7 @@ def flash(
         query.transpose(1, 2).to(key.dtype),
         key.transpose(1, 2),
         value.transpose(1, 2),
-        cache_seqlens=step.ends,
+        cache_seqlens=plan.new_lengths,
         softmax_scale=scaling,
         causal=True,
         window_size=(-1, -1) if window is None else (window - 1, 0),

@@ -19,6 +19,7 @@ from ..budget.policies import CommonStop, DraftLengthPolicy
 from ..drafting.base import Drafter, Proposal, observes_states
 from ..engine.runner import ModelRunner, PrefillSteps
 from ..machine.transfer import to_device
+from ..models.forward import ForwardBatch, ForwardOutput
 from ..sampling.noise import NoiseKeys
 from ..sequence import Round, RowRound, Sequence
 from ..verification.acceptance import Outcome, mark_unsound, refuse_unsound
@@ -36,13 +37,16 @@ class BatchDecoder:
     drafter: Drafter | None = None
     policy: DraftLengthPolicy | None = None
     target_forwards: int = 0
+    # Whether the target's forwards return hidden states, for the drafter or for who else reads them.
+    return_states: bool = False
     _prefill: PrefillSteps | None = None
     _draft_prefill: PrefillSteps | None = None
     _rows: list[Sequence] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._rows = list(self.sequences)
-        self._prefill = self.target.prefill([row.prompt for row in self._rows])
+        self.return_states = self.return_states or observes_states(self.drafter)
+        self._prefill = self.target.prefill([row.prompt for row in self._rows], self.return_states)
         if self.drafter is not None:
             self._draft_prefill = self.drafter.start(self._rows)
 
@@ -66,7 +70,8 @@ class BatchDecoder:
         rows = len(self._rows)
         requested = self.policy.length if self.policy is not None else 0
         for width in sorted({1, 1 + min(requested, max(row.remaining for row in self._rows) - 1)}):
-            self.target.prepare(torch.zeros(rows, width, dtype=torch.long, device=self.target.device))
+            tokens = torch.zeros(rows, width, dtype=torch.long, device=self.target.device)
+            self.target.prepare(ForwardBatch(tokens, [0] * rows, return_states=self.return_states))
         prepare = getattr(self.drafter, "prepare", None)
         if prepare is not None:
             prepare(rows)
@@ -102,19 +107,21 @@ class BatchDecoder:
         calls = self._draft_calls()
         proposal = self._propose(requested, keys)
         counts = proposal.counts
-        verdict = self._verify(proposal, keys)
+        drafts = to_device(proposal.tokens, self.target.device)
+        output = self._forward(drafts, counts)
+        verdict = self._verify(output.logits, drafts, proposal, keys)
         self.target_forwards += 1
         accepted, next_tokens, tests, next_p = verdict.host()
         refuse_unsound(next_tokens)
-        drafts = [[int(test[3]) for test in row] for row in tests]
+        drafted = [[int(test[3]) for test in row] for row in tests]
         cut = [False] * len(rows)
         if isinstance(self.policy, CommonStop):
             cut = self.policy.cut(accepted, next_tokens, next_p, tests)
         for r, count in enumerate(accepted):
-            self.target.cached[r] += count + 1
-        self._hand_states(rows, lambda: [self._states()[r, : n + 1] for r, n in enumerate(accepted)])
+            self.target.commit(r, self.target.lengths[r] + count + 1)
+        self._hand_states(rows, lambda: [output.require_states()[r, : n + 1] for r, n in enumerate(accepted)])
         records = [
-            self._write(row, drafts[r][: counts[r]], tests[r], accepted[r], next_tokens[r], next_p[r], cut[r])
+            self._write(row, drafted[r][: counts[r]], tests[r], accepted[r], next_tokens[r], next_p[r], cut[r])
             for r, row in enumerate(rows)
         ]
         if self.drafter is not None:
@@ -137,10 +144,6 @@ class BatchDecoder:
             reader: Any = self.drafter
             reader.observe_states(rows, states())
 
-    def _states(self) -> Tensor:
-        assert self.target.states is not None, "the runner was made to keep states"
-        return self.target.states
-
     def _propose(self, requested: int, keys: NoiseKeys) -> Proposal:
         nothing = Proposal(torch.zeros(len(self._rows), 0, dtype=torch.long), [0] * len(self._rows))
         max_drafts = [min(requested, row.remaining - 1) for row in self._rows]
@@ -148,20 +151,19 @@ class BatchDecoder:
             return nothing
         return self.drafter.propose(self._rows, max_drafts, keys)
 
-    def _verify(self, proposal: Proposal, keys: NoiseKeys) -> Outcome:
-        device = self.target.device
-        newest = to_device([[row.tokens[-1]] for row in self._rows], device)
-        drafts = to_device(proposal.tokens, device)
-        logits = self.target.feed_ids(
-            torch.cat((newest, drafts), dim=1),
-            self.target.cached[: len(self._rows)],
-            counts=[count + 1 for count in proposal.counts],
-        )
+    def _forward(self, drafts: Tensor, counts: list[int]) -> ForwardOutput:
+        """The target's output for each row's newest token and its drafts int64 [B, l], counts[r] of them real."""
+        newest = to_device([[row.tokens[-1]] for row in self._rows], self.target.device)
+        tokens, lengths = torch.cat((newest, drafts), dim=1), self.target.lengths[: len(self._rows)]
+        real = [count + 1 for count in counts]
+        return self.target.forward(ForwardBatch(tokens, lengths, real, return_states=self.return_states))
+
+    def _verify(self, logits: Tensor, drafts: Tensor, proposal: Proposal, keys: NoiseKeys) -> Outcome:
         verdict = verify(
             logits,
             drafts,
             proposal.probs,
-            to_device(proposal.counts, device),
+            to_device(proposal.counts, logits.device),
             keys,
             self.rules.params,
             rule=self.rules.verification,

@@ -23,7 +23,7 @@ from kernels.support import is_accelerator, runtime
 from ..attention.select import choose_backend
 from ..budget.cost_table import CostTable, read_table, write_table
 from ..budget.policies import FixedLength
-from ..drafting.base import Drafter, Proposal, observes_states
+from ..drafting.base import Drafter, Proposal
 from ..drafting.registry import choose_drafter, make_drafter, runs_model
 from ..engine.cuda_graphs import make_runner
 from ..engine.runner import PrefillSteps
@@ -197,8 +197,7 @@ class _Lab:
         if runs_model(drafter):
             self.model = make_drafter(pair, "model", rows, length, backend, sampling, rule)
         made: Drafter = self.model or self.random
-        keep_states = observes_states(made)
-        runner = make_runner(pair.target_step, rows, length, pair.vocab, backend, keep_states=keep_states)
+        runner = make_runner(pair.target_step, rows, length, pair.vocab, backend)
         sequences = [Sequence(i, i, prompt, 10**6, frozenset()) for i in range(rows)]
         self.decoder = _TimedDecoder(sequences, runner, DecodingParams(sampling), made, FixedLength(limit))
         while not sequences[-1].token_ids:

@@ -78,7 +78,7 @@ def make_drafter(
         assert pair.draft_step is not None
         if isinstance(pair.draft, DraftHead):
             vocab = len(pair.draft.vocabulary)
-            runner = make_runner(pair.draft_step, rows, length, vocab, backend, keep_states=True)
+            runner = make_runner(pair.draft_step, rows, length, vocab, backend)
             return HeadDrafter(pair.draft, runner, pair.vocab, sampling, rule, confidence)
         return ModelDrafter(make_runner(pair.draft_step, rows, length, pair.vocab, backend), sampling, rule)
 

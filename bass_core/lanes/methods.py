@@ -13,7 +13,6 @@ from ..decoding.base import Decoder, DecodingParams
 from ..decoding.batch import BatchDecoder
 from ..decoding.request import Request
 from ..decoding.sequential import SequentialDecoder
-from ..drafting.base import observes_states
 from ..drafting.registry import make_drafter
 from ..engine.cuda_graphs import make_runner
 from ..models.pair import ModelPair
@@ -34,9 +33,7 @@ def build(pair: ModelPair, request: Request, method: str, sequences: list[Sequen
             drafter = make_drafter(
                 pair, request.drafter, count, length, backend, request.sampling, request.verification
             )
-        runner = make_runner(
-            pair.target_step, count, length, pair.vocab, backend, keep_states=observes_states(drafter)
-        )
+        runner = make_runner(pair.target_step, count, length, pair.vocab, backend)
         return BatchDecoder(rows, runner, rules, drafter, copy.deepcopy(request.policy) if drafts else None)
 
     if method == "speculative":

@@ -13,6 +13,7 @@ import torch
 
 from ..machine.capture import CaptureUnavailable, failed, refuses_waits, waits_refused
 from .base import CausalModel
+from .forward import CapturedBatch
 
 _log = logging.getLogger(__name__)
 
@@ -26,10 +27,11 @@ def mark_capturable(model: CausalModel) -> None:
         return
     cache = model.new_cache(1, 8)
     ids, lengths = (torch.zeros(shape, dtype=torch.long, device=model.device) for shape in ((1, 2), (1,)))
+    batch = CapturedBatch(ids, lengths, return_states=True)
     try:
-        model.forward_captured(ids, cache, lengths, "pad", True)
+        model.forward_captured(batch, cache)
         with waits_refused(model.device):
-            model.forward_captured(ids, cache, lengths, "pad", True)
+            model.forward_captured(batch, cache)
     except torch.OutOfMemoryError:
         return
     except Exception as error:

@@ -20,6 +20,7 @@ from kernels.plan import AttentionPlan
 
 from ..attention.cache import RaggedCache
 from .base import CausalModel, shadow_of
+from .forward import CapturedBatch, ForwardBatch, ForwardOutput
 from .weights.cpu_linear import PackedLinear, pack_all
 
 _CLASSES = {"LlamaForCausalLM", "Qwen3ForCausalLM"}
@@ -103,35 +104,30 @@ class LlamaCpu(CausalModel):
         turns = torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())
         return torch.stack((turns * self.head_dim**-0.5, turns, torch.ones_like(turns)), dim=1)
 
-    def _run(
-        self,
-        ids: Tensor,
-        positions: Tensor,
-        cache: RaggedCache,
-        step: AttentionPlan,
-        take: list[int] | None,
-        backend: str,
-        want: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        last = min(max(step.host) + step.queries, self.context)
+    def _compute(
+        self, batch: ForwardBatch | CapturedBatch, plan: AttentionPlan, cache: RaggedCache, backend: str
+    ) -> ForwardOutput:
+        last = min(plan.extent, self.context)
         if last > self._turns.shape[0]:
             self._turns = self._make_turns(min(2 * last, self.context))
-        ids, positions, tokens = ids.flatten(0, 1), positions.flatten(), cache.tokens
-        if tokens is not None:
-            ids, positions = ids[tokens], positions[tokens]
+        ids, positions = batch.tokens.flatten(0, 1), self._positions(plan).flatten()
+        if plan.tokens is not None:
+            ids, positions = ids[plan.tokens], positions[plan.tokens]
         turns = self._turns.index_select(0, positions).index_select(1, self._kinds).flatten(1)
         x = ids.float() if ids.is_floating_point() else F.embedding(ids, self.embedding).float()
         streams = []
         for index, layer in enumerate(self.blocks):
-            if want and index in self.readout.layers:
+            if batch.return_states and index in self.readout.layers:
                 streams.append(x)
-            x = self._block(x, index, layer, turns, cache, step, backend)
+            x = self._block(x, index, layer, turns, cache, plan, backend)
         x = self.final_norm(x)
-        states = _padded(self.readout(streams, x), step, tokens) if want else None
-        if take is None:
-            return _padded(self.head(x), step, tokens), states
-        wanted = torch.arange(len(take)) * step.queries + torch.tensor(take)
-        return self.head(x[wanted if tokens is None else torch.searchsorted(tokens, wanted)]), states
+        states = _padded(self.readout(streams, x), plan) if batch.return_states else None
+        if batch.take is None:
+            return ForwardOutput(_padded(self.head(x), plan), states)
+        wanted = torch.arange(len(batch.take)) * plan.queries + torch.tensor(batch.take)
+        return ForwardOutput(
+            self.head(x[wanted if plan.tokens is None else torch.searchsorted(plan.tokens, wanted)]), states
+        )
 
     def _block(
         self,
@@ -140,7 +136,7 @@ class LlamaCpu(CausalModel):
         layer: _Layer,
         turns: Tensor,
         cache: RaggedCache,
-        step: AttentionPlan,
+        plan: AttentionPlan,
         backend: str,
     ) -> Tensor:
         heads, kv, dim = self.heads, self.kv_heads, self.head_dim
@@ -151,20 +147,20 @@ class LlamaCpu(CausalModel):
         qkv.view(torch.complex64).mul_(turns)
         qkv = qkv.view(-1, heads + 2 * kv, dim)
         queries, states = qkv.split_with_sizes((heads, 2 * kv), 1)
-        keys, values = cache.write(index, states.view(-1, 2, kv, dim))
-        query = _padded(queries, step, cache.tokens).transpose(1, 2)
-        out = BACKENDS[backend](query, keys, values, step, scaling=1.0).reshape(-1, heads * dim)
-        x = layer.output(out if cache.tokens is None else out[cache.tokens], x)
+        keys, values = cache.write(index, states.view(-1, 2, kv, dim), plan)
+        query = _padded(queries, plan).transpose(1, 2)
+        out = BACKENDS[backend](query, keys, values, plan, scaling=1.0).reshape(-1, heads * dim)
+        x = layer.output(out if plan.tokens is None else out[plan.tokens], x)
         gate, up = layer.gate_up(layer.mlp_norm(x)).chunk(2, dim=1)
         return layer.down(F.silu(gate).mul_(up), x)
 
 
-def _padded(x: Tensor, step: AttentionPlan, tokens: Tensor | None) -> Tensor:
+def _padded(x: Tensor, plan: AttentionPlan) -> Tensor:
     """[N, ...] as [B, S, ...]: the real tokens at their places, zeros elsewhere."""
-    rows = len(step.host)
-    if tokens is not None:
-        x = x.new_zeros(rows * step.queries, *x.shape[1:]).index_copy_(0, tokens, x)
-    return x.view(rows, step.queries, *x.shape[1:])
+    rows = len(plan.lengths)
+    if plan.tokens is not None:
+        x = x.new_zeros(rows * plan.queries, *x.shape[1:]).index_copy_(0, plan.tokens, x)
+    return x.view(rows, plan.queries, *x.shape[1:])
 
 
 def _products(layer: Any, head_dim: int) -> list[tuple[nn.Linear, ...]]:

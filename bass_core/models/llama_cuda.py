@@ -30,6 +30,7 @@ from ..machine.memory import available_bytes
 from ..machine.transfer import to_device
 from . import llama_cpu as lean
 from .base import CausalModel, shadow_of
+from .forward import CapturedBatch, ForwardBatch, ForwardOutput
 from .weights.quantize import is_quantized
 
 
@@ -114,39 +115,33 @@ class LlamaCuda(CausalModel):
         """What `product` multiplies with: the modules' weights [N, K], one below the other."""
         return _joined(*modules)
 
-    def _run(
-        self,
-        ids: Tensor,
-        positions: Tensor,
-        cache: RaggedCache,
-        step: AttentionPlan,
-        take: list[int] | None,
-        backend: str,
-        want: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        x = ids.to(self.embedding.dtype) if ids.is_floating_point() else F.embedding(ids, self.embedding)
+    def _compute(
+        self, batch: ForwardBatch | CapturedBatch, plan: AttentionPlan, cache: RaggedCache, backend: str
+    ) -> ForwardOutput:
+        x = batch.tokens
+        x = x.to(self.embedding.dtype) if x.is_floating_point() else F.embedding(x, self.embedding)
         streams = []
         for index, layer in enumerate(self.blocks):
-            if want and index in self.readout.layers:
+            if batch.return_states and index in self.readout.layers:
                 streams.append(x)
-            x = self._block(x.contiguous(), index, layer, cache, step, backend)
+            x = self._block(x.contiguous(), index, layer, cache, plan, backend)
         states = None
-        if want:
+        if batch.return_states:
             states = self.readout(streams, F.rms_norm(x, (self.hidden,), self.final_norm, self.eps))
-        if take is not None:
-            rows = torch.arange(len(take), device=x.device)
-            x = x[rows, to_device(take, x.device)]
-        return self.product(x, self.head, norm=self.final_norm), states
+        if batch.take is not None:
+            rows = torch.arange(len(batch.take), device=x.device)
+            x = x[rows, to_device(batch.take, x.device)]
+        return ForwardOutput(self.product(x, self.head, norm=self.final_norm), states)
 
     def _block(
-        self, x: Tensor, index: int, layer: _Layer, cache: RaggedCache, step: AttentionPlan, backend: str
+        self, x: Tensor, index: int, layer: _Layer, cache: RaggedCache, plan: AttentionPlan, backend: str
     ) -> Tensor:
         batch, queries, _ = x.shape
         qkv = self.product(x, layer.qkv, norm=layer.input_norm).view(batch, queries, -1, self.head_dim)
-        self._rotate_write(qkv, cache.buffer[index], step.lengths, layer.head_norms)
+        self._rotate_write(qkv, cache.buffer[index], plan.lengths, layer.head_norms)
         query = qkv[:, :, : self.heads].transpose(1, 2)
-        keys, values = cache.reads(index)
-        out = BACKENDS[backend](query, keys, values, step, scaling=self.head_dim**-0.5)
+        keys, values = plan.reads(index)
+        out = BACKENDS[backend](query, keys, values, plan, scaling=self.head_dim**-0.5)
         x = self.product(out.reshape(batch, queries, -1), layer.output, residual=x)
         wide = self.product(x, layer.gate_up, norm=layer.mlp_norm, gate=True)
         return self.product(wide, layer.down, residual=x)
