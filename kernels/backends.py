@@ -2,8 +2,8 @@
 
 Contract: row b has `lengths[b]` tokens cached before this step and S new ones, whose keys and values already
 stand in the cache at `lengths[b] .. lengths[b]+S-1`. Query s of row b sees column c when
-`c <= lengths[b] + s` and, with a sliding window w, `c > lengths[b] + s - w`. Whatever else the cache holds
-(rejected drafts, padding) never reaches a result.
+`c <= lengths[b] + s` and, with a sliding window w, `c > lengths[b] + s - w`. Other
+contents of the cache (rejected drafts, padding) never affect a result.
 
 The backends share one signature and differ only in how they cut the work, as BASS does (arXiv 2404.15778):
 `pad` pads every row to the longest, `split` launches once a row at its exact length, `sdpa` hands the padded
@@ -67,7 +67,7 @@ def flash(
 
 @cache
 def _flash_attn() -> Any:
-    """The symbol, not the package, is what counts: other distributions install a namespace of that name."""
+    """flash-attn's function or None: a package of that name is no proof, others install such a namespace too."""
     try:
         from flash_attn import flash_attn_with_kvcache
     except (ImportError, OSError, AttributeError):

@@ -1,8 +1,8 @@
-"""Greedy drafts of a round as one step, so that a CUDA graph holds all of them: argmax, embedding, forward, again.
+"""All greedy drafts of a round as one step, so that one CUDA graph holds them: forward, argmax, forward, ...
 
-Contract: `follow` gives the tokens that step-by-step drafting would give, in one replay where the runner replays.
-Off unless the draft's `plan` says `chain` (Plan in models/llama_cuda.py): no GPU has measured it. Non-goals:
-sampled drafts, drafts that stop by themselves, draft heads.
+Contract: `follow` gives the tokens that step-by-step drafting would give, in one replay where the runner
+replays. Off unless the draft's `plan` says `chain` (Plan in models/llama_cuda.py), because no GPU has measured
+it. Non-goals: sampled drafts, drafts that stop by themselves, draft heads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..sampling.distribution import argmax
 class ChainedModel:
     """A model whose one step is `steps` greedy steps of another: tokens int64 [B, 1, steps] stand for logits.
 
-    It has what a runner asks of a CausalModel. Captured steps are told apart by `plan`.
+    It has what a runner asks of a CausalModel; `plan` tells its captured steps from the model's own.
     """
 
     def __init__(self, model: CausalModel, steps: int, vocab: int) -> None:
@@ -75,7 +75,7 @@ def follow(runner: ModelRunner, first: Tensor, ends: list[int], steps: int) -> T
     """
     if steps == 0 or max(ends) + steps > runner.cache.max_len:
         return None
-    # The same cache and captured steps under another model; it lives no longer than this call.
+    # The same cache and captured steps under another model, for the duration of this call.
     chained: Any = copy.copy(runner)
     chained.model, chained.vocab = ChainedModel(runner.model, steps, runner.vocab), steps
     output: ForwardOutput = chained.forward(ForwardBatch(first[:, None], ends))

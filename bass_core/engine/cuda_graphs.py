@@ -1,10 +1,10 @@
 """CUDA graphs under a ModelRunner: one for each (batch, query length), captured on first use and replayed.
 
-Contract: `make_runner` gives the runner that suits the device; above it nothing knows which. A captured step reads
-its tokens and row lengths from static buffers, so a replay costs one launch and no round trip to the host. Caches
-and their graphs go back to a pool when a runner is dropped, and serve the next request. Batches run in the next
-power of two, rows that are not there being of length 0. An architecture that can't be captured runs eagerly and
-says so once. Non-goals: how a step is captured (machine/capture.py); prefill, which runs once and at any width.
+Contract: `make_runner` chooses the runner for the device; its callers need not know which one they have. A
+captured step reads its tokens and row lengths from static buffers, so a replay costs one launch and no round
+trip to the host. When a runner is dropped, its cache and graphs wait for the next request. A batch runs in the
+shape of the next power of two; missing rows have length 0. A model that can't be captured runs eagerly, with one
+warning. Non-goals: how a step is captured (machine/capture.py); prefill, which runs once and at any width.
 """
 
 from __future__ import annotations
@@ -30,29 +30,32 @@ from ..models.capturable import refuse_capture
 from ..models.forward import CapturedBatch, ForwardBatch, ForwardOutput
 from .runner import ModelRunner
 
-# Bytes that the steps of one cache may hold; the one used longest ago goes first.
+# Bytes that the captured steps of one cache may hold; the least recently used is dropped first.
 STEP_BYTES = 1 << 30
-# Wider steps run eagerly: capturing them costs more than it saves.
+# Tokens a row up to which steps are captured: for wider ones, capturing costs more than it saves.
 WIDEST = 33
+# Steps up to 9 tokens wide are captured exactly, wider ones at every fourth width.
 _EXACT_WIDTHS, _WIDTH_STEP = 9, 4
+# Caches are made in multiples of this many tokens, so that one fits later requests too.
 _LENGTH_STEP = 256
+# Caches of one model that are kept for later requests.
 _MOST_IDLE = 4
 
 Recorder = Callable[[Callable[[], ForwardOutput]], tuple[ForwardOutput, Callable[[], Any]]]
 
 _idle: weakref.WeakKeyDictionary[CausalModel, list[_Slot]] = weakref.WeakKeyDictionary()
-# Re-entrant: the garbage collector may drop a runner, and so give a slot back, while a slot is taken.
+# Re-entrant: while a slot is taken, the garbage collector may drop a runner, which gives its slot back.
 _lock = threading.RLock()
 
 
 def make_runner(model: CausalModel, max_batch: int, max_len: int, vocab: int, backend: str) -> ModelRunner:
-    """A runner for the model; arguments as for ModelRunner."""
+    """A runner for the model, one that captures steps where that is possible; arguments as for ModelRunner."""
     captured = enabled(model.device) and model.capturable and backend in CAPTURABLE
     return (GraphRunner if captured else ModelRunner)(model, max_batch, max_len, vocab, backend)
 
 
 def release_idle(model: CausalModel) -> None:
-    """Free the caches and graphs that wait for a next request."""
+    """Free the model's caches and graphs that no runner uses."""
     with _lock:
         idle = _idle.pop(model, None)
     del idle
@@ -63,8 +66,8 @@ def release_idle(model: CausalModel) -> None:
 class StaticStep:
     """What a captured step of one shape reads, what replays it, and where its output lies.
 
-    taken: bytes by which the pool grew when the step was captured. What lies between its layers is in there if no
-    earlier step had needed as much.
+    taken: bytes by which the pool grew when the step was captured. They include memory for intermediate results
+    only as far as no earlier step had needed as much.
     """
 
     batch: CapturedBatch
@@ -87,7 +90,10 @@ class _Slot:
 
 
 class GraphRunner(ModelRunner):
-    """A ModelRunner that replays. `record` is how a step is captured: a CUDA graph, or on a CPU `record_calls`."""
+    """A ModelRunner that replays captured steps.
+
+    record: captures a forward; None for a CUDA graph, `record_calls` on a CPU.
+    """
 
     def __init__(
         self,
@@ -106,7 +112,7 @@ class GraphRunner(ModelRunner):
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
-        """As ModelRunner's; what it returns stands in static buffers until the next step of this shape."""
+        """As ModelRunner's; the output is overwritten by the next step of this shape."""
         step = None if batch.eager else self._replay(batch, max(batch.lengths))
         if step is None:
             return super().forward(batch)
@@ -120,7 +126,7 @@ class GraphRunner(ModelRunner):
 
     @torch.inference_mode()
     def prepare(self, batch: ForwardBatch) -> None:
-        """Capture the step that serves this shape, if that was not done before."""
+        """Capture the step that serves this shape, unless it is captured already."""
         self._replay(batch, 0)
 
     def _shape(self, batch: int, width: int, longest: int) -> tuple[int, int] | None:
@@ -159,12 +165,12 @@ class GraphRunner(ModelRunner):
         return step
 
     def _capture(self, batch: ForwardBatch, lengths: Tensor, columns: int, extent: int) -> StaticStep | None:
-        """Capturing runs the step: on these very tokens, so that what it writes is what a replay will write."""
+        """Capture a step. That runs it, on the batch's own tokens, so the cache gets what a replay would write."""
         tokens = batch.tokens
         static = torch.zeros(len(lengths), columns, *tokens.shape[2:], dtype=tokens.dtype, device=tokens.device)
         static[: tokens.shape[0], : tokens.shape[1]] = tokens
         buffers = CapturedBatch(static, lengths.clone(), extent, batch.return_states)
-        # Not through self: a captured step outlives the runner.
+        # No reference to self: a captured step outlives the runner.
         model, cache, backend = self.model, self.cache, self.backend
 
         def forward() -> ForwardOutput:
@@ -175,7 +181,7 @@ class GraphRunner(ModelRunner):
             output, replay = self._record(forward)
         except torch.OutOfMemoryError:
             self.slot.steps.clear()
-            # torch takes no more captures into a pool whose graphs are all gone.
+            # torch accepts no capture into a pool whose graphs have all been freed.
             self.slot.pool = Pool(self.model.device)
             return None
         except Exception as error:
@@ -189,7 +195,7 @@ class GraphRunner(ModelRunner):
 
 
 def record_calls(forward: Callable[[], ForwardOutput]) -> tuple[ForwardOutput, Callable[[], None]]:
-    """Stands in for a CUDA graph on a CPU: a replay calls again, and writes into the same output."""
+    """Replaces a CUDA graph on a CPU: a replay calls `forward` again and writes into the same output."""
     output = forward()
 
     def replay() -> None:
@@ -204,10 +210,10 @@ def _tensors(output: ForwardOutput) -> list[Tensor]:
 
 
 def _take_slot(model: CausalModel, max_batch: int, max_len: int) -> _Slot:
-    """An idle cache that is large enough, and not four times too large, or a new one."""
+    """An idle cache that is large enough and not far too large, or a new one."""
     with _lock:
         idle = _idle.setdefault(model, [])
-        # A slot that is given back meanwhile may push one out.
+        # A slot that is given back meanwhile may have pushed another out of the list.
         fitting = [slot for slot in idle if _serves(slot.cache, max_batch, max_len)]
         for slot in fitting:
             if slot in idle:
@@ -233,7 +239,7 @@ def _next_power_of_two(number: int) -> int:
 
 
 def _wider(width: int) -> int:
-    """Exact up to 9, then every fourth width: Algorithm 1 visits most of them."""
+    """The captured width for steps of `width` tokens: Algorithm 1 asks for most widths up to 33."""
     if width <= _EXACT_WIDTHS:
         return width
     return -(-(width - 1) // _WIDTH_STEP) * _WIDTH_STEP + 1

@@ -19,7 +19,7 @@ from ..machine.transfer import to_device
 from ..models.base import CausalModel
 from ..models.forward import ForwardBatch, ForwardOutput
 
-# Tokens of all rows together in one prefill chunk: a stop is noticed between two chunks.
+# Tokens of all rows together in one prefill chunk. A request to stop is noticed between two chunks.
 PREFILL_TOKENS = {"cpu": 128, "accelerator": 8192}
 
 
@@ -70,31 +70,31 @@ class ModelRunner:
         return output
 
     def prepare(self, batch: ForwardBatch) -> None:
-        """Make ready for batches of this shape and type, asked alike for states; the values mean nothing.
+        """Prepare for batches of this shape, dtype and return_states; the values of the tokens don't matter.
 
-        To be called while the cache is empty, and when it may take time; there is nothing to do without graphs.
+        Call it while the cache is empty and time doesn't matter. Without graphs there is nothing to do.
         """
 
     def prefill(self, prompts: list[list[int]], return_states: bool = False) -> PrefillSteps:
-        """Chunk by chunk over the prompts; equal prompts are computed once and copied."""
+        """Steps that feed the prompts chunk by chunk; equal prompts are computed once and copied."""
         return PrefillSteps(self, prompts, return_states)
 
     def move_row(self, source: int, target: int) -> None:
-        """Let row `source` take the place of row `target`."""
+        """Copy row `source` over row `target`, and its length with it."""
         if source != target:
             self.cache.copy_row(source, target, self.lengths[source])
             self.commit(target, self.lengths[source])
 
 
 class PrefillSteps:
-    """The prompts' way into the cache, one bounded chunk a call, so that a stop never waits long."""
+    """Feeds prompts to the cache, one chunk of bounded size a call, so that a request to stop never waits long."""
 
     def __init__(self, runner: ModelRunner, prompts: list[list[int]], return_states: bool) -> None:
         self.runner, self.prompts, self.return_states = runner, prompts, return_states
         first: dict[tuple[int, ...], int] = {}
         self.sources = [first.setdefault(tuple(prompt), row) for row, prompt in enumerate(prompts)]
         self.unique = sorted(set(self.sources))
-        # Rows are computed at the front of the cache and spread to their places at the end.
+        # Unique prompts are computed in the first rows of the cache and copied to their own rows at the end.
         self.width = max(1, runner.prefill_tokens // len(self.unique))
         self.at, self.longest = 0, max(len(prompt) for prompt in prompts)
         self.last: dict[int, Tensor] = {}
@@ -112,7 +112,7 @@ class PrefillSteps:
         chunk = [(self.prompts[source] + [0] * self.longest)[start:stop] for source in self.unique]
         ids = to_device(chunk, runner.device)
         take = [min(max(end - 1 - start, 0), stop - start - 1) for end in ends]
-        # A prompt that has ended already is fed one token of padding: its last logits are kept elsewhere.
+        # A prompt that has ended is fed one token of padding; its last logits are in self.last.
         counts = [max(1, min(end, stop) - start) for end in ends]
         starts = [start] * len(chunk)
         output = runner.forward(ForwardBatch(ids, starts, counts, take, self.return_states, eager=True))

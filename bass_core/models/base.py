@@ -1,9 +1,9 @@
 """One forward of a causal language model over rows of different lengths.
 
-Contract: `CausalModel.forward` feeds S tokens a row at each row's own length (models/forward.py); it keeps no
-state between calls, so several lanes may be inside it at once, each with its own cache. The model that was
-handed in is never touched: we work on a shadow, a copy of its modules that shares its weights.
-Non-goals: encoder-decoder models, state-space layers, training.
+Contract: `CausalModel.forward` feeds S tokens a row at each row's own length (models/forward.py). It keeps no
+state between calls, so several lanes may call it at once, each with its own cache. The user's model is never
+changed: we work on a shadow, a copy of its modules that shares its weights. Non-goals: encoder-decoder models,
+state-space layers, training.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class HiddenStateTap:
 class CausalModel:
     """Any transformers causal LM with an attention interface, run by its own code with ragged attention.
 
-    `capturable` is False where its forward is known to read values on the host, and set to False once a CUDA
-    graph of it could not be made. `low_precision`: sums are rounded to 16 bits between the products, so that the
-    tokens beside a row may decide its near ties.
+    capturable: False where the forward is known to read values on the host, and from the first CUDA graph on that
+    could not be made. low_precision: sums are rounded to 16 bits between the products, so that near ties of a row
+    may depend on the number of tokens beside it.
     """
 
     cost: ModelCost
@@ -83,7 +83,7 @@ class CausalModel:
         self.hidden: int = config.hidden_size
         self.kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        # A CPU reads float32 keys faster than it converts bfloat16 ones.
+        # On a CPU, reading float32 keys is faster than converting bfloat16 ones.
         self.cache_dtype = model.dtype if is_accelerator(self.device) else torch.float32
         self.low_precision = model.dtype != torch.float32
         self._prepare(model)
@@ -101,7 +101,7 @@ class CausalModel:
         )
 
     def cache_bytes(self, max_batch: int, max_len: int) -> int:
-        """What a cache of that size will take, in bytes."""
+        """Bytes that a cache of that size takes."""
         per_token = 2 * self.layers * self.kv_heads * self.head_dim * self.cache_dtype.itemsize
         return max_batch * max_len * per_token
 
@@ -161,7 +161,7 @@ def shadow_of(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def refuse_unsupported(model: PreTrainedModel) -> None:
-    """Raises PairError, naming the class, for a model whose attention or cache we can't drive."""
+    """Raises PairError, naming the class, for a model whose attention or cache we don't support."""
     config = model.config.get_text_config()
     reason = None
     if getattr(config, "is_encoder_decoder", False):
@@ -179,7 +179,7 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
 
 
 def _turns_with_length(config: Any) -> bool:
-    """Whether rotary embeddings change with the longest position, which transformers reads on the host."""
+    """Whether the rotary embeddings depend on the longest position, which transformers reads on the host."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     # One for all layers, or one for each type of layer.
     kinds = [rope, *(part for part in rope.values() if isinstance(part, dict))]

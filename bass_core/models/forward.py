@@ -1,7 +1,7 @@
 """What goes into one forward of a model, and what comes out.
 
-Contract: plain data. A `ForwardBatch` is made by who wants logits, and passed on as it is down to the model's own
-computation; a new kind of step is one more field of it.
+Contract: plain data. Whoever wants logits makes a `ForwardBatch`, which is passed unchanged to the model's own
+computation. A new kind of step is one more field of it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class ForwardBatch:
     tokens: ids int64 [B, S], or embeddings [B, S, hidden]. lengths: tokens of each row that are cached already.
     counts: how many tokens of each row are real, None for all; logits and states of the padding behind them mean
     nothing, and a model may leave it out. take: the one column of each row whose logits are wanted, None for all.
-    return_states: whether the hidden states that the model's `readout` makes are wanted. eager: whether a step of
-    this shape comes once, as a prompt's chunk does, so that capturing it would not pay.
+    return_states: whether to return the hidden states that the model's `readout` makes. eager: do not capture the
+    step, because it comes only once, as a chunk of a prompt does.
     """
 
     tokens: Tensor
@@ -33,10 +33,10 @@ class ForwardBatch:
 
 @dataclass(slots=True)
 class CapturedBatch:
-    """What a captured step reads: buffers that a replay finds refilled, so nothing of it is known on the host.
+    """What a captured step reads: static buffers, refilled before each replay, whose values the host doesn't know.
 
-    tokens: as in ForwardBatch. lengths: int64 [B] on the device. extent: columns of the cache that no row outgrows
-    with its new tokens, and at which attention looks; None for all.
+    tokens: as in ForwardBatch. lengths: int64 [B] on the device. extent: attention reads the first `extent`
+    columns of the cache, which no row may outgrow with its new tokens; None for all.
     """
 
     tokens: Tensor
@@ -54,7 +54,7 @@ class CapturedBatch:
 class ForwardOutput:
     """logits [B, S, V], or [B, V] where one column a row was taken; states [B, S, ...] where they were asked for.
 
-    Both may be views of buffers that the next forward writes over: who keeps them, copies them.
+    Both may be views of buffers that the next forward overwrites: copy what is kept longer.
     """
 
     logits: Tensor

@@ -1,9 +1,9 @@
 """A short forward for Llama-shaped models on a CPU: four joined matrix products a layer.
 
-Contract: the same `forward` as CausalModel, equal to the model's own within float32 rounding. The residual stream
-is float32 whatever the weights are. Only the shapes listed in `fits` take this way; all others run their own
-code. What is done in an unusual way here, and why, is in models/weights/cpu_tricks.py. Non-goals: scaled rotary
-embeddings that depend on the length of the text.
+Contract: the same `forward` as CausalModel's, equal to the model's own within float32 rounding. The residual
+stream is float32 whatever the weights are. For the models that `fits` accepts; others run their own code. The
+tricks that are used here, and why, are in models/weights/cpu_tricks.py. Non-goals: rotary embeddings that depend
+on the length of the text.
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ class LlamaCpu(CausalModel):
         self.low_precision = any(one.compute != torch.float32 for one in (*packed, self.head))
         self.blocks = [_block(layer, packed[4 * i : 4 * i + 4], eps) for i, layer in enumerate(body.layers)]
         self._rotary: Any = shadow_of(body.rotary_emb)
-        # Which factor of a position turns each head of queries (scaled for attention), keys and values.
+        # For each head of queries, keys and values: which of a position's three factors turns it.
         self._kinds = torch.tensor([0] * self.heads + [1] * self.kv_heads + [2] * self.kv_heads)
         self._factors = self._make_factors(min(1024, self.context))
 
     def _make_factors(self, size: int) -> Tensor:
-        """Complex factors [size, 3, D / 2] that turn the queries, keys and values of positions 0..size-1."""
+        """Complex factors [size, 3, D / 2] of positions 0..size-1: for queries (and scaling), keys, values."""
         rotary: Any = self._rotary
         cos, sin = rotary(torch.zeros(1, dtype=torch.float32), torch.arange(size)[None])
         keys = turns(cos[0], sin[0])
