@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..budget.policies import CommonStop, DraftLengthPolicy
-from ..drafting.base import Drafter, Proposal, observes_states
+from ..drafting.base import Drafter, Proposal, check_chain
 from ..engine.runner import ModelRunner, PrefillSteps
 from ..machine.transfer import to_device
 from ..models.forward import ForwardBatch, ForwardOutput
@@ -45,7 +44,7 @@ class BatchDecoder:
 
     def __post_init__(self) -> None:
         self._rows = list(self.sequences)
-        self.return_states = self.return_states or observes_states(self.drafter)
+        self.return_states |= self.drafter is not None and self.drafter.observes_states
         self._prefill = self.target.prefill([row.prompt for row in self._rows], self.return_states)
         if self.drafter is not None:
             self._draft_prefill = self.drafter.start(self._rows)
@@ -72,9 +71,8 @@ class BatchDecoder:
         for width in sorted({1, 1 + min(requested, max(row.remaining for row in self._rows) - 1)}):
             tokens = torch.zeros(rows, width, dtype=torch.long, device=self.target.device)
             self.target.prepare(ForwardBatch(tokens, [0] * rows, return_states=self.return_states))
-        prepare = getattr(self.drafter, "prepare", None)
-        if prepare is not None:
-            prepare(rows)
+        if self.drafter is not None:
+            self.drafter.prepare(rows)
 
     @torch.inference_mode()
     def step(self) -> Round:
@@ -104,9 +102,9 @@ class BatchDecoder:
     def _round(self) -> Round:
         rows, keys = self._rows, self._keys()
         requested = self.policy.length if self.policy is not None else 0
-        calls = self._draft_calls()
+        calls, drawn = self._draft_work()
         proposal = self._propose(requested, keys)
-        counts = proposal.counts
+        counts = proposal.num_drafted
         drafts = to_device(proposal.tokens, self.target.device)
         output = self._forward(drafts, counts)
         verdict = self._verify(output.logits, drafts, proposal, keys)
@@ -126,30 +124,32 @@ class BatchDecoder:
         ]
         if self.drafter is not None:
             self.drafter.on_verified(rows, proposal, accepted)
-        forwards = self._draft_calls() - calls
+        forwards, drawn = (now - before for now, before in zip(self._draft_work(), (calls, drawn), strict=True))
         observe = getattr(self.policy, "observe", None)
         if observe is not None and self.drafter is not None:
             observe(requested, counts, accepted, forwards)
         if self.policy is not None and any(count == requested for count in counts):
             self.policy.update(accepted)
         self._drop_finished()
-        return Round("verify" if max(counts) else "plain", requested, records, draft_forwards=forwards)
+        return Round(
+            "verify" if max(counts) else "plain", requested, records, draft_forwards=forwards, draft_tokens=drawn
+        )
 
-    def _draft_calls(self) -> int:
-        return 0 if self.drafter is None else self.drafter.calls
+    def _draft_work(self) -> tuple[int, int]:
+        """Forwards of a draft model so far, and tokens that it drew."""
+        return (0, 0) if self.drafter is None else (self.drafter.calls, self.drafter.drafted)
 
     def _hand_states(self, rows: list[Sequence], states: Callable[[], list[Tensor]]) -> None:
         """Give the drafter the target's states of what was settled, if it reads them."""
-        if observes_states(self.drafter):
-            reader: Any = self.drafter
-            reader.observe_states(rows, states())
+        if self.drafter is not None and self.drafter.observes_states:
+            self.drafter.observe_states(rows, states())
 
     def _propose(self, requested: int, keys: NoiseKeys) -> Proposal:
         nothing = Proposal(torch.zeros(len(self._rows), 0, dtype=torch.long), [0] * len(self._rows))
         max_drafts = [min(requested, row.remaining - 1) for row in self._rows]
         if self.drafter is None or max(max_drafts) <= 0:
             return nothing
-        return self.drafter.propose(self._rows, max_drafts, keys)
+        return check_chain(self.drafter.propose(self._rows, max_drafts, keys))
 
     def _forward(self, drafts: Tensor, counts: list[int]) -> ForwardOutput:
         """The target's output for each row's newest token and its drafts int64 [B, l], counts[r] of them real."""
@@ -163,7 +163,7 @@ class BatchDecoder:
             logits,
             drafts,
             proposal.probs,
-            to_device(proposal.counts, logits.device),
+            to_device(proposal.num_drafted, logits.device),
             keys,
             self.rules.params,
             rule=self.rules.verification,

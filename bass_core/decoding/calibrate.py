@@ -26,7 +26,6 @@ from ..budget.policies import FixedLength
 from ..drafting.base import Drafter, Proposal
 from ..drafting.registry import choose_drafter, make_drafter, runs_model
 from ..engine.cuda_graphs import make_runner
-from ..engine.runner import PrefillSteps
 from ..errors import WeightsError
 from ..machine.capture import enabled
 from ..machine.transfer import to_device
@@ -136,28 +135,18 @@ def measure_costs(
     return CostTable(dict(sorted(verify.items())), dict(sorted(draft.items())), padded)
 
 
-class _Random:
+class _Random(Drafter):
     """Proposes `width` random tokens a row: what is proposed does not change what a round costs."""
 
-    calls = 0
     width = 0
 
     def __init__(self, vocab: int, device: torch.device) -> None:
         self.vocab, self.device = vocab, device
 
-    def start(self, rows: list[Sequence]) -> PrefillSteps | None:
-        return None
-
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         # Drawn on the host: a GPU's generator refuses once a capture has failed, or while one is under way.
         tokens = to_device(torch.randint(0, self.vocab, (len(rows), self.width)), self.device)
         return Proposal(tokens, [self.width] * len(rows))
-
-    def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
-        return None
-
-    def move_row(self, source: int, target: int) -> None:
-        return None
 
 
 class _TimedDecoder(BatchDecoder):

@@ -20,7 +20,7 @@ from bass_core import ModelPair, RequestError, generate
 from bass_core.engine import cuda_graphs as graphs
 from bass_core.engine.cuda_graphs import GraphRunner, record_calls
 from bass_core.engine.runner import ModelRunner
-from bass_core.lanes import methods
+from bass_core.lanes import build
 from bass_core.models import llama_cuda as gpu_model
 from bass_core.models.base import CausalModel, HiddenStateTap
 from bass_core.models.forward import ForwardBatch
@@ -209,7 +209,7 @@ def test_texts_are_the_same_with_captured_steps(monkeypatch: pytest.MonkeyPatch)
         made.append(GraphRunner(model_, batch, length, vocab, backend, record=record_calls))
         return made[-1]
 
-    monkeypatch.setattr(methods, "make_runner", make)
+    monkeypatch.setattr(build, "make_runner", make)
     monkeypatch.setattr("bass_core.drafting.registry.make_runner", make)
     for method in ("regular", "speculative", "bass"):
         out = generate(pair, rows, method=method, max_new_tokens=12, draft_length=3, eos_token_id=None)
