@@ -41,7 +41,7 @@ from ..models.forward import ForwardOutput
 from ..models.pair import ModelPair
 from ..sampling.noise import NoiseKeys
 from ..sequence import Round, RowRound, Sequence
-from ..verification.acceptance import mark_unsound, refuse_unsound
+from ..verification.acceptance import RowOutcome, mark_unsound, refuse_unsound
 from ..verification.rejection import verify
 from .client import DraftClient
 from .pace import Pace
@@ -72,7 +72,7 @@ def lead_of(request: Request) -> int:
 
 
 def build_amusd(
-    pair: ModelPair, request: Request, rules: DecodingParams, sequences: list[Sequence]
+    pair: ModelPair, request: Request, params: DecodingParams, sequences: list[Sequence]
 ) -> AmusdDecoder:
     """The decoder of a request; its draft process is started where it is not running yet."""
     refuse_amusd(pair, request)
@@ -82,7 +82,7 @@ def build_amusd(
     client = DraftClient(
         pair,
         sequences,
-        rules,
+        params,
         # While `lead` drafts are verified the draft makes one that comes late, and the next `lead`.
         lead=2 * lead + 1,
         confidence=kind.stops_when_unsure,
@@ -91,7 +91,7 @@ def build_amusd(
         delay_s=DELAYS[1],
     )
     states = isinstance(pair.draft, DraftHead)
-    return AmusdDecoder(sequences, runner, rules, client, lead, kind.stops_when_unsure, states)
+    return AmusdDecoder(sequences, runner, params, client, lead, kind.stops_when_unsure, states)
 
 
 class AmusdDecoder(BatchDecoder):
@@ -101,13 +101,13 @@ class AmusdDecoder(BatchDecoder):
         self,
         sequences: list[Sequence],
         target: ModelRunner,
-        rules: DecodingParams,
+        params: DecodingParams,
         client: DraftClient,
         lead: int,
         confidence: bool,
         return_states: bool,
     ) -> None:
-        super().__init__(sequences, target, rules, return_states=return_states)
+        super().__init__(sequences, target, params, return_states=return_states)
         self.client, self.lead, self.confidence = client, lead, confidence
         self._split = not is_accelerator(target.device)
         self._pace = Pace()
@@ -169,12 +169,12 @@ class AmusdDecoder(BatchDecoder):
         tested = self._tested_counts(counts)
         starts = [len(row.tokens) for row in rows]
         drafts = self._drafts(tested)
-        accepted, next_tokens, tests, next_p = self._judge(output.logits, drafts, tested, starts, keys)
+        outcomes = self._judge(output.logits, drafts, tested, starts, keys)
         self.target_forwards += 1
         self._measure(counts, begin)
         records, verdicts, states = [], [], []
         for r, row in enumerate(rows):
-            stand = accepted[r]
+            outcome, stand = outcomes[r], outcomes[r].accepted
             settled = min(stand, counts[r]) + 1
             self.target.commit(r, self.target.lengths[r] + settled)
             if output.states is not None:
@@ -183,8 +183,8 @@ class AmusdDecoder(BatchDecoder):
             seen = tested[r] if stand >= counts[r] else counts[r]
             seen = min(seen, tested[r])
             same = stand == tested[r] > counts[r]
-            own = (None, math.nan) if same else (next_tokens[r], next_p[r])
-            record = self._write(row, drafts[r][:seen], tests[r], stand, *own)
+            token, chance = (None, math.nan) if same else (outcome.next_token, outcome.next_p)
+            record = self._write(row, drafts[r][:seen], stand, token, chance, outcome.tests)
             records.append(record)
             self._count(record)
             verdicts.append(self.client.agree(row, record.tokens, same))
@@ -255,7 +255,7 @@ class AmusdDecoder(BatchDecoder):
 
     def _judge(
         self, logits: Tensor, drafts: list[list[int]], tested: list[int], starts: list[int], keys: NoiseKeys
-    ) -> tuple[list[int], list[int], list[list[list[float]]], list[float]]:
+    ) -> list[RowOutcome]:
         """What `Outcome.host` returns."""
         width, device = max(tested), logits.device
         if width == logits.shape[1]:
@@ -268,14 +268,14 @@ class AmusdDecoder(BatchDecoder):
             q,
             to_device(tested, device),
             keys,
-            self.rules.params,
-            rule=self.rules.verification,
-            synthetic=self.rules.synthetic,
+            self.params.sampling,
+            verification=self.params.verification,
+            synthetic=self.params.synthetic,
         )
         verdict.next_token = mark_unsound(verdict.next_token, logits)
-        accepted, next_tokens, tests, next_p = verdict.host()
-        refuse_unsound(next_tokens)
-        return accepted, next_tokens, tests, next_p
+        outcomes = verdict.host()
+        refuse_unsound([outcome.next_token for outcome in outcomes])
+        return outcomes
 
     def _measure(self, counts: list[int], begin: float) -> None:
         end = time.perf_counter()

@@ -25,7 +25,8 @@ from ..models.draft_head import DraftHead
 from ..models.forward import ForwardBatch
 from ..sampling.distribution import argmax, probabilities
 from ..sampling.draw import draw
-from ..sampling.noise import Role, stream
+from ..sampling.noise import stream
+from ..verification.table import find_verification
 from .link import Block, Open, RowUpdate
 from .shared_memory import Arena
 from .states import HeadStates
@@ -80,7 +81,7 @@ class DraftSession:
             for index, prompt in enumerate(spec.prompts)
         ]
         self.made = self.rolled_back = 0
-        self.role = Role.TARGET if spec.rule == "coupled" else Role.DRAFT
+        self.role = find_verification(spec.verification).draft_role
         self._prefill: PrefillSteps | None = None
         self._early: list[RowUpdate] = []
         if head is None:

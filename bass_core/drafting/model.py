@@ -13,9 +13,10 @@ from ..machine.transfer import to_device
 from ..models.forward import ForwardBatch
 from ..sampling.distribution import argmax, probabilities
 from ..sampling.draw import draw
-from ..sampling.noise import NoiseKeys, Role
+from ..sampling.noise import NoiseKeys
 from ..sampling.params import SamplingParams
 from ..sequence import Sequence
+from ..verification.table import find_verification
 from .base import Drafter, Proposal
 from .chain import chains, follow
 
@@ -23,9 +24,9 @@ from .chain import chains, follow
 class ModelDrafter(Drafter):
     """Drafts with a second model, one forward a token, for the whole batch at once."""
 
-    def __init__(self, runner: ModelRunner, params: SamplingParams, rule: str = "chen") -> None:
+    def __init__(self, runner: ModelRunner, params: SamplingParams, verification: str = "chen") -> None:
         self.runner, self.params = runner, params
-        self.role = Role.TARGET if rule == "coupled" else Role.DRAFT
+        self.role = find_verification(verification).draft_role
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         limit = self.runner.model.context
@@ -39,7 +40,7 @@ class ModelDrafter(Drafter):
 
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         runner, batch = self.runner, len(rows)
-        # A draft with a shorter context than the target's falls silent when a text outgrows it.
+        # A draft model with a shorter context than the target's stops drafting when a text outgrows it.
         max_drafts = [
             max(0, min(most, runner.model.context - len(row.tokens)))
             for row, most in zip(rows, max_drafts, strict=True)
@@ -66,17 +67,17 @@ class ModelDrafter(Drafter):
             if rest is not None:
                 self.calls += length - 1
                 return Proposal(torch.cat((first[:, None], rest), dim=1), max_drafts)
-        tokens_, probs = [], []
+        drawn, probs = [], []
         for step in range(length):
             token, prob = self._draw(logits, keys, step)
-            tokens_.append(token)
+            drawn.append(token)
             probs.append(prob)
             if step + 1 < length:
                 fed = ForwardBatch(token[:, None], [end + step for end in ends])
                 logits = runner.forward(fed).logits[:, 0]
                 self.calls += 1
         stacked = None if probs[0] is None else torch.stack([p for p in probs if p is not None], dim=1)
-        return Proposal(torch.stack(tokens_, dim=1), max_drafts, stacked)
+        return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked)
 
     def _draw(self, logits: Tensor, keys: NoiseKeys, step: int) -> tuple[Tensor, Tensor | None]:
         if self.params.greedy:
@@ -85,7 +86,7 @@ class ModelDrafter(Drafter):
         return draw(probs, keys.seed, keys.sequence_ids, keys.positions + step, keys.stream(self.role)), probs
 
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
-        """The cache holds what was fed: all but the last draft; after a full acceptance that one is missing."""
+        """The last draft was never fed, so after a full acceptance the cache lacks it."""
         width = proposal.tokens.shape[1]
         if width == 0:
             return

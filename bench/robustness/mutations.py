@@ -79,7 +79,7 @@ MUTANTS = [
         "one noise stream for draft and test",
         "bass_core/verification/rejection.py",
         "u = uniform(keys.seed, ids, positions, keys.stream(Role.ACCEPT)[:, None])",
-        "from .noise import token_uniforms\n"
+        "from ..sampling.noise import token_uniforms\n"
         "        streams = keys.stream(Role.DRAFT)[:, None]\n"
         "        u = token_uniforms(keys.seed, ids, positions, streams, p.shape[-1])\n"
         "        u = u.gather(2, drafts[..., None])[..., 0]",
@@ -103,7 +103,7 @@ MUTANTS = [
         "top-p on the residual",
         "bass_core/verification/rejection.py",
         _WEIGHTS,
-        _WEIGHTS + "\n        from .sampling import _nucleus\n"
+        _WEIGHTS + "\n        from ..sampling.distribution import _nucleus\n"
         "        weights = _nucleus(weights / weights.sum(-1, keepdim=True), 0.8)",
         _SAMPLED,
     ),
@@ -171,9 +171,9 @@ MUTANTS = [
     ),
     Mutant(
         "coupled draft with a noise of its own",
-        "bass_core/drafting/model.py",
-        'self.role = Role.TARGET if rule == "coupled" else Role.DRAFT',
-        "self.role = Role.DRAFT",
+        "bass_core/verification/table.py",
+        "return Role.TARGET if self.coupled else Role.DRAFT",
+        "return Role.DRAFT",
         _NEVER_REFUSED,
     ),
     Mutant(
@@ -207,8 +207,8 @@ MUTANTS = [
     Mutant(
         "drafts for which there is no room",
         "bass_core/decoding/batch.py",
-        "min(requested, row.remaining - 1)",
-        "min(requested, row.remaining)",
+        "min(most, row.remaining - 1)",
+        "min(most, row.remaining)",
         [_CONFORMANCE + "counts.py::test_drafts_that_are_right_so_far"],
     ),
     Mutant(

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from bass_core import ModelPair, SamplingParams, generate
-from bass_core.budget.policies import FixedLength
+from bass_core.budget.policies import EqualRows, FixedLength
 from bass_core.decoding.base import DecodingParams
 from bass_core.decoding.batch import BatchDecoder
 from bass_core.drafting import head as head_drafter
@@ -54,7 +54,7 @@ def test_proposals_are_what_the_head_says_of_the_whole_text(layers, reads_states
     body = ModelRunner(pair.draft_step, 3, 96, len(head.vocabulary), "pad")
     drafter = HeadDrafter(head, body, pair.vocab, SamplingParams())
     runner = ModelRunner(pair.target_step, 3, 96, pair.vocab, "pad")
-    decoder = BatchDecoder(rows, runner, DecodingParams(SamplingParams()), drafter, FixedLength(3))
+    decoder = BatchDecoder(rows, runner, DecodingParams(SamplingParams()), drafter, EqualRows(FixedLength(3)))
     checked = 0
     while not decoder.finished:
         before = {row.index: list(row.tokens) for row in rows}
@@ -100,7 +100,7 @@ def test_q_is_zero_outside_the_vocabulary_and_what_was_sampled_from(pair):
 
     drafter = Watched(pair.draft, body, pair.vocab, DRAWN)
     runner = ModelRunner(pair.target_step, 2, 96, pair.vocab, "pad")
-    decoder = BatchDecoder(rows, runner, DecodingParams(DRAWN, 1), drafter, FixedLength(2))
+    decoder = BatchDecoder(rows, runner, DecodingParams(DRAWN, 1), drafter, EqualRows(FixedLength(2)))
     while not decoder.finished:
         decoder.step()
     known = set(pair.draft.vocabulary.tolist())
