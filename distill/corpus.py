@@ -108,7 +108,7 @@ def write_shard(pair: ModelPair, settings: Settings, number: int) -> dict[str, T
     step, readout = pair.target_step, pair.target_step.readout
     step.readout = HiddenStateTap(tuple(corpus.layers))
     try:
-        runner = ModelRunner(step, len(ids), request.longest + 1, pair.vocab, request.backend, keep_states=True)
+        runner = ModelRunner(step, len(ids), request.longest + 1, pair.vocab, request.backend)
         runner.prefill_tokens = max(runner.prefill_tokens, SHARD_PREFILL_TOKENS)
         decoder = BatchDecoder(sequences, runner, DecodingParams(sampling, seed), recorder)
         while not decoder.finished:

@@ -37,6 +37,7 @@ from ..engine.runner import ModelRunner, PrefillSteps
 from ..errors import RequestError
 from ..machine.transfer import to_device
 from ..models.draft_head import DraftHead
+from ..models.forward import ForwardOutput
 from ..models.pair import ModelPair
 from ..sampling.noise import NoiseKeys
 from ..sequence import Round, RowRound, Sequence
@@ -76,11 +77,8 @@ def build_amusd(
     """The decoder of a request; its draft process is started where it is not running yet."""
     refuse_amusd(pair, request)
     lead, kind = lead_of(request), DRAFTERS[request.drafter]
-    keep_states = isinstance(pair.draft, DraftHead)
     length = request.longest + lead + 2
-    runner = make_runner(
-        pair.target_step, len(sequences), length, pair.vocab, request.backend, keep_states=keep_states
-    )
+    runner = make_runner(pair.target_step, len(sequences), length, pair.vocab, request.backend)
     client = DraftClient(
         pair,
         sequences,
@@ -92,7 +90,8 @@ def build_amusd(
         backend=request.backend,
         delay_s=DELAYS[1],
     )
-    return AmusdDecoder(sequences, runner, params, client, lead, kind.stops_when_unsure)
+    states = isinstance(pair.draft, DraftHead)
+    return AmusdDecoder(sequences, runner, params, client, lead, kind.stops_when_unsure, states)
 
 
 class AmusdDecoder(BatchDecoder):
@@ -106,8 +105,9 @@ class AmusdDecoder(BatchDecoder):
         client: DraftClient,
         lead: int,
         confidence: bool,
+        return_states: bool,
     ) -> None:
-        super().__init__(sequences, target, params)
+        super().__init__(sequences, target, params, return_states=return_states)
         self.client, self.lead, self.confidence = client, lead, confidence
         self._split = not is_accelerator(target.device)
         self._pace = Pace()
@@ -151,7 +151,7 @@ class AmusdDecoder(BatchDecoder):
         round_ = super()._prefill_step(prefill)
         self.timeline.add_target(begin, time.perf_counter())
         if prefill.done:
-            if self.target.keep_states:
+            if self.return_states:
                 self.client.write_states(rows, [0] * len(rows), prefill.states())
             verdicts = [
                 self.client.agree(row, record.tokens, same=False)
@@ -165,20 +165,20 @@ class AmusdDecoder(BatchDecoder):
         keys.epochs = to_device([self.client.ahead[row.index].begin for row in rows], self.target.device)
         counts = self._counts()
         begin = time.perf_counter()
-        logits = self._feed(counts)
+        output = self._feed(counts)
         tested = self._tested_counts(counts)
         starts = [len(row.tokens) for row in rows]
         drafts = self._drafts(tested)
-        outcomes = self._judge(logits, drafts, tested, starts, keys)
+        outcomes = self._judge(output.logits, drafts, tested, starts, keys)
         self.target_forwards += 1
         self._measure(counts, begin)
         records, verdicts, states = [], [], []
         for r, row in enumerate(rows):
             outcome, stand = outcomes[r], outcomes[r].accepted
             settled = min(stand, counts[r]) + 1
-            self.target.cached[r] += settled
-            if self.target.states is not None:
-                states.append(self.target.states[r, :settled])
+            self.target.commit(r, self.target.lengths[r] + settled)
+            if output.states is not None:
+                states.append(output.states[r, :settled])
             # A late draft is looked at only where everything before it stands.
             seen = tested[r] if stand >= counts[r] else counts[r]
             seen = min(seen, tested[r])
@@ -226,21 +226,16 @@ class AmusdDecoder(BatchDecoder):
         ]
         return self._pace.worth_waiting(step_ms, counts, growing, waited)
 
-    def _feed(self, counts: list[int]) -> Tensor:
-        """The target's logits [B, width + 1, V] for each row's newest token and its drafts; finished on return."""
-        newest = [[row.tokens[-1]] for row in self._rows]
-        ids = [one + drafts for one, drafts in zip(newest, self._drafts(counts), strict=True)]
+    def _feed(self, counts: list[int]) -> ForwardOutput:
+        """The target's output for each row's newest token and its drafts, [B, width + 1]; computed on return."""
         if DELAYS[0]:
             time.sleep(random.random() * DELAYS[0])
         device = self.target.device
-        logits = self.target.feed_ids(
-            to_device(ids, device),
-            self.target.cached[: len(ids)],
-            counts=[count + 1 for count in counts],
-        )
+        drafts = torch.tensor(self._drafts(counts), dtype=torch.long).view(len(counts), max(counts))
+        output = self._forward(to_device(drafts, device), counts)
         if is_accelerator(device):
             runtime(device).current_stream(device).synchronize()
-        return logits
+        return output
 
     def _drafts(self, counts: list[int]) -> list[list[int]]:
         """The first drafts of each row, padded with zeros to the longest."""

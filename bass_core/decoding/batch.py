@@ -19,6 +19,7 @@ from ..budget.base import Budget, Feedback
 from ..drafting.base import Drafter, Proposal, check_chain
 from ..engine.runner import ModelRunner, PrefillSteps
 from ..machine.transfer import to_device
+from ..models.forward import ForwardBatch, ForwardOutput
 from ..sampling.noise import NoiseKeys
 from ..sequence import Round, RowRound, Sequence
 from ..verification.acceptance import DraftTest, Outcome, mark_unsound, refuse_unsound
@@ -37,13 +38,16 @@ class BatchDecoder:
     drafter: Drafter | None = None
     budget: Budget | None = None
     target_forwards: int = 0
+    # Whether the target's forwards return hidden states, for the drafter or for who else reads them.
+    return_states: bool = False
     _prefill: PrefillSteps | None = None
     _draft_prefill: PrefillSteps | None = None
     _rows: list[Sequence] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._rows = list(self.sequences)
-        self._prefill = self.target.prefill([row.prompt for row in self._rows])
+        self.return_states |= self.drafter is not None and self.drafter.observes_states
+        self._prefill = self.target.prefill([row.prompt for row in self._rows], self.return_states)
         if self.drafter is not None:
             self._draft_prefill = self.drafter.start(self._rows)
 
@@ -66,7 +70,8 @@ class BatchDecoder:
         """Before the first step: let the models make ready for the shapes of a plain and of the first round."""
         rows = len(self._rows)
         for width in sorted({1, 1 + max(self._usable(self._requested()))}):
-            self.target.prepare(torch.zeros(rows, width, dtype=torch.long, device=self.target.device))
+            tokens = torch.zeros(rows, width, dtype=torch.long, device=self.target.device)
+            self.target.prepare(ForwardBatch(tokens, [0] * rows, return_states=self.return_states))
         if self.drafter is not None:
             self.drafter.prepare(rows)
 
@@ -100,7 +105,9 @@ class BatchDecoder:
         requested, before = self._requested(), self._draft_work()
         proposal = self._propose(self._usable(requested), keys)
         num_drafted = proposal.num_drafted
-        outcomes = self._verify(proposal, keys).host()
+        drafts = to_device(proposal.tokens, self.target.device)
+        output = self._forward(drafts, num_drafted)
+        outcomes = self._verify(output.logits, drafts, proposal, keys).host()
         self.target_forwards += 1
         refuse_unsound([outcome.next_token for outcome in outcomes])
         adjust = find_verification(self.params.verification).adjust
@@ -108,8 +115,8 @@ class BatchDecoder:
             outcomes = adjust(outcomes)
         accepted = [outcome.accepted for outcome in outcomes]
         for r, count in enumerate(accepted):
-            self.target.cached[r] += count + 1
-        self._hand_states(rows, lambda: [self._states()[r, : n + 1] for r, n in enumerate(accepted)])
+            self.target.commit(r, self.target.lengths[r] + count + 1)
+        self._hand_states(rows, lambda: [output.require_states()[r, : n + 1] for r, n in enumerate(accepted)])
         records = [
             self._write(row, [test.token for test in outcome.tests[:count]], *outcome)
             for row, outcome, count in zip(rows, outcomes, num_drafted, strict=True)
@@ -143,29 +150,24 @@ class BatchDecoder:
         if self.drafter is not None and self.drafter.observes_states:
             self.drafter.observe_states(rows, states())
 
-    def _states(self) -> Tensor:
-        assert self.target.states is not None, "the runner was made to keep states"
-        return self.target.states
-
     def _propose(self, max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         if self.drafter is None or max(max_drafts) <= 0:
             return Proposal(torch.zeros(len(max_drafts), 0, dtype=torch.long), [0] * len(max_drafts))
         return check_chain(self.drafter.propose(self._rows, max_drafts, keys))
 
-    def _verify(self, proposal: Proposal, keys: NoiseKeys) -> Outcome:
-        device = self.target.device
-        newest = to_device([[row.tokens[-1]] for row in self._rows], device)
-        drafts = to_device(proposal.tokens, device)
-        logits = self.target.feed_ids(
-            torch.cat((newest, drafts), dim=1),
-            self.target.cached[: len(self._rows)],
-            counts=[count + 1 for count in proposal.num_drafted],
-        )
+    def _forward(self, drafts: Tensor, num_drafted: list[int]) -> ForwardOutput:
+        """The target's output for each row's newest token and the first num_drafted[r] of its drafts [B, l]."""
+        newest = to_device([[row.tokens[-1]] for row in self._rows], self.target.device)
+        tokens, lengths = torch.cat((newest, drafts), dim=1), self.target.lengths[: len(self._rows)]
+        real = [count + 1 for count in num_drafted]
+        return self.target.forward(ForwardBatch(tokens, lengths, real, return_states=self.return_states))
+
+    def _verify(self, logits: Tensor, drafts: Tensor, proposal: Proposal, keys: NoiseKeys) -> Outcome:
         outcome = verify(
             logits,
             drafts,
             proposal.probs,
-            to_device(proposal.num_drafted, device),
+            to_device(proposal.num_drafted, logits.device),
             keys,
             self.params.sampling,
             verification=self.params.verification,

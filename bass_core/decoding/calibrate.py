@@ -186,8 +186,7 @@ class _Lab:
         if runs_model(drafter):
             self.model = make_drafter(pair, "model", rows, length, backend, sampling, verification)
         made: Drafter = self.model or self.random
-        keep_states = made.observes_states
-        runner = make_runner(pair.target_step, rows, length, pair.vocab, backend, keep_states=keep_states)
+        runner = make_runner(pair.target_step, rows, length, pair.vocab, backend)
         sequences = [Sequence(i, i, prompt, 10**6, frozenset()) for i in range(rows)]
         self.decoder = _TimedDecoder(
             sequences, runner, DecodingParams(sampling), made, EqualRows(FixedLength(limit))

@@ -15,6 +15,7 @@ from kernels.support import is_accelerator
 from ..engine.runner import ModelRunner, PrefillSteps
 from ..machine.transfer import to_device, to_host
 from ..models.draft_head import DraftHead
+from ..models.forward import ForwardBatch
 from ..sampling.distribution import argmax, probabilities
 from ..sampling.draw import draw
 from ..sampling.noise import NoiseKeys
@@ -34,7 +35,7 @@ LOOK_EVERY = 3
 
 
 class HeadDrafter(Drafter):
-    """`runner` drives the head's body over its reduced vocabulary and keeps states; `size` is the target's V.
+    """`runner` drives the head's body over its reduced vocabulary; `size` is the target's V.
 
     confidence: a row drafts on while the head gives its drafts so far, times the likeliest next token, at least
     this probability, and the drafts so far HEADROOM times it (from 1 / HEADROOM on: one draft at most). Whether to
@@ -70,7 +71,8 @@ class HeadDrafter(Drafter):
         for width in (1, 2):
             ids = torch.zeros(rows, width, dtype=torch.long, device=self.runner.device)
             states = torch.zeros(rows, width, self.head.config.hidden, device=self.runner.device)
-            self.runner.prepare(self.head.inputs(ids, states))
+            fed = self.head.inputs(ids, states)
+            self.runner.prepare(ForwardBatch(fed, [0] * rows, return_states=True))
 
     def observe_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
         """Keep copies of the target's states: its next forward overwrites them."""
@@ -80,7 +82,7 @@ class HeadDrafter(Drafter):
 
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         logits, states = self._catch_up(rows)
-        ends = list(self.runner.cached[: len(rows)])
+        ends = list(self.runner.lengths[: len(rows)])
         # Row by row: in which steps it may draft, whether it still does, how much it has, and how likely that is.
         allowed = [[most > step for most in max_drafts] for step in range(1 + max(max_drafts))]
         room = to_device(allowed, logits.device)
@@ -95,8 +97,9 @@ class HeadDrafter(Drafter):
                     if _all_rest(going, step):
                         break
                 x = self.head.inputs(tokens[-1][:, None], states[:, None])
-                logits = self.runner.feed_ids(x, [end + step - 1 for end in ends])[:, 0]
-                states = self._states()[:, 0]
+                fed = ForwardBatch(x, [end + step - 1 for end in ends], return_states=True)
+                output = self.runner.forward(fed)
+                logits, states = output.logits[:, 0], output.require_states()[:, 0]
                 self.calls += 1
             q = self._distribution(logits)
             if q is not None and self.confidence:
@@ -121,7 +124,7 @@ class HeadDrafter(Drafter):
     def _catch_up(self, rows: list[Sequence]) -> tuple[Tensor, Tensor]:
         """Feed what was settled since the last proposal; logits [B, V'], states [B, hidden] of the last slots."""
         runner, batch, device = self.runner, len(rows), self.runner.device
-        starts = runner.cached[:batch]
+        starts = runner.lengths[:batch]
         counts = [len(row.tokens) - start for row, start in zip(rows, starts, strict=True)]
         width = max(counts)
         padded = [(row.tokens[start:] + [0] * width)[:width] for row, start in zip(rows, starts, strict=True)]
@@ -131,15 +134,18 @@ class HeadDrafter(Drafter):
             stop = min(start + CHUNK, width)
             take = [min(max(count - 1 - start, 0), stop - start - 1) for count in counts]
             real = [max(1, min(count, stop) - start) for count in counts]
-            fed = runner.feed_ids(x[:, start:stop], [at + start for at in starts], take, real)
-            read = self._states()[torch.arange(batch, device=device), to_device(take, device)]
+            begins = [at + start for at in starts]
+            output = runner.forward(ForwardBatch(x[:, start:stop], begins, real, take, return_states=True))
+            fed, read = output.logits, output.require_states()
+            read = read[torch.arange(batch, device=device), to_device(take, device)]
             self.calls += 1
             if start == 0:
                 logits, states = fed, read
             else:
                 fresh = to_device([[count > start] for count in counts], device)
                 logits, states = torch.where(fresh, fed, logits), torch.where(fresh, read, states)
-        runner.cached[:batch] = [len(row.tokens) for row in rows]
+        for r, row in enumerate(rows):
+            runner.commit(r, len(row.tokens))
         return logits, states
 
     def _settled(self, counts: list[int]) -> Tensor:
@@ -149,10 +155,6 @@ class HeadDrafter(Drafter):
         own = torch.tensor(counts)
         places = torch.arange(max(counts)).minimum(own[:, None] - 1) + (own.cumsum(0) - own)[:, None]
         return torch.cat([states for row in waiting for states in row])[to_device(places, self.runner.device)]
-
-    def _states(self) -> Tensor:
-        assert self.runner.states is not None, "the runner was made to keep states"
-        return self.runner.states
 
     def _distribution(self, logits: Tensor) -> Tensor | None:
         """q [B, V'] over the head's vocabulary, where somebody asks for it."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..engine.runner import ModelRunner, PrefillSteps
 from ..machine.transfer import to_device
+from ..models.forward import ForwardBatch
 from ..sampling.distribution import argmax, probabilities
 from ..sampling.draw import draw
 from ..sampling.noise import NoiseKeys
@@ -34,7 +35,8 @@ class ModelDrafter(Drafter):
     def prepare(self, rows: int) -> None:
         """Before the first step: let the model make ready for one token a row, and for two."""
         for width in (1, 2):
-            self.runner.prepare(torch.zeros(rows, width, dtype=torch.long, device=self.runner.device))
+            tokens = torch.zeros(rows, width, dtype=torch.long, device=self.runner.device)
+            self.runner.prepare(ForwardBatch(tokens, [0] * rows))
 
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         runner, batch = self.runner, len(rows)
@@ -48,15 +50,15 @@ class ModelDrafter(Drafter):
         if length == 0:
             return Proposal(torch.zeros(batch, 0, dtype=torch.long, device=runner.device), max_drafts)
         pending = [
-            row.tokens[runner.cached[r] :] if max_drafts[r] else row.tokens[-1:] for r, row in enumerate(rows)
+            row.tokens[runner.lengths[r] :] if max_drafts[r] else row.tokens[-1:] for r, row in enumerate(rows)
         ]
         # A row that drafts nothing is fed as padding, behind its own valid tokens.
-        starts = runner.cached[:batch]
+        starts = runner.lengths[:batch]
         width = max(len(tokens) for tokens in pending)
         padded = [tokens + [0] * (width - len(tokens)) for tokens in pending]
         ids = to_device(padded, runner.device)
         counts = [len(tokens) for tokens in pending]
-        logits = runner.feed_ids(ids, starts, [count - 1 for count in counts], counts)
+        logits = runner.forward(ForwardBatch(ids, starts, counts, [count - 1 for count in counts])).logits
         self.calls += 1
         ends = [start + len(tokens) for start, tokens in zip(starts, pending, strict=True)]
         if self.params.greedy and chains(runner):
@@ -71,7 +73,8 @@ class ModelDrafter(Drafter):
             drawn.append(token)
             probs.append(prob)
             if step + 1 < length:
-                logits = runner.feed_ids(token[:, None], [end + step for end in ends])[:, 0]
+                fed = ForwardBatch(token[:, None], [end + step for end in ends])
+                logits = runner.forward(fed).logits[:, 0]
                 self.calls += 1
         stacked = None if probs[0] is None else torch.stack([p for p in probs if p is not None], dim=1)
         return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked)
@@ -90,7 +93,7 @@ class ModelDrafter(Drafter):
         for r, row in enumerate(rows):
             if proposal.num_drafted[r]:
                 before = len(row.tokens) - 1 - accepted[r]
-                self.runner.cached[r] = before + min(accepted[r], width - 1)
+                self.runner.commit(r, before + min(accepted[r], width - 1))
 
     def move_row(self, source: int, target: int) -> None:
         self.runner.move_row(source, target)

@@ -48,7 +48,7 @@ class Parts:
         assert pair.draft_step is not None
         made = (self.rows, self.length)
         if isinstance(draft, DraftHead):
-            runner = make_runner(pair.draft_step, *made, len(draft.vocabulary), self.backend, keep_states=True)
+            runner = make_runner(pair.draft_step, *made, len(draft.vocabulary), self.backend)
             return HeadDrafter(draft, runner, pair.vocab, self.sampling, self.verification, confidence)
         runner = make_runner(pair.draft_step, *made, pair.vocab, self.backend)
         return ModelDrafter(runner, self.sampling, self.verification)

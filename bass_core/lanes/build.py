@@ -43,14 +43,13 @@ def build_overlapped(pair: ModelPair, request: Request, sequences: list[Sequence
 
 def _batch(pair: ModelPair, request: Request, rows: list[Sequence], drafts: bool) -> BatchDecoder:
     count, length, backend = len(rows), cache_length(request, drafts), request.backend
-    drafter, budget, keep_states = None, None, False
+    drafter, budget = None, None
     if drafts:
         drafter = make_drafter(
             pair, request.drafter, count, length, backend, request.sampling, request.verification
         )
-        keep_states = drafter.observes_states
         budget = EqualRows(copy.deepcopy(request.policy))
-    runner = make_runner(pair.target_step, count, length, pair.vocab, backend, keep_states=keep_states)
+    runner = make_runner(pair.target_step, count, length, pair.vocab, backend)
     return BatchDecoder(rows, runner, _params(request), drafter, budget)
 
 

@@ -150,8 +150,8 @@ MUTANTS = [
     Mutant(
         "positions off by one in one row",
         "bass_core/models/base.py",
-        "positions = cache.positions if inside",
-        "positions = cache.positions + (torch.arange(len(ids))[:, None] == 1) if inside",
+        "positions = plan.positions\n",
+        "positions = plan.positions + (torch.arange(len(plan.positions))[:, None] == 1)\n",
         _GREEDY,
     ),
     Mutant(
@@ -214,8 +214,8 @@ MUTANTS = [
     Mutant(
         "a draft that skips what rounds without drafts wrote",
         "bass_core/drafting/model.py",
-        "row.tokens[runner.cached[r] :] if",
-        "row.tokens[max(runner.cached[r], len(row.tokens) - 2) :] if",
+        "row.tokens[runner.lengths[r] :] if",
+        "row.tokens[max(runner.lengths[r], len(row.tokens) - 2) :] if",
         [_CONFORMANCE + "counts.py::test_rounds_without_drafts_leave_the_draft_in_step"],
     ),
     Mutant(
@@ -244,8 +244,8 @@ MUTANTS = [
     Mutant(
         "AMUSD: the draft's cache keeps a refused token",
         "bass_core/amusd/draft.py",
-        "self.runner.cached[place] = min(self.runner.cached[place], at)",
-        "self.runner.cached[place] = min(self.runner.cached[place], at + 1)",
+        "self.runner.commit(place, min(self.runner.lengths[place], at))",
+        "self.runner.commit(place, min(self.runner.lengths[place], at + 1))",
         ["tests/bass_core/amusd/test_session.py::test_after_a_refusal_the_drafts_are_those_of_the_new_text"],
     ),
     Mutant(
