@@ -28,6 +28,8 @@ from .models.pair import ModelPair
 from .sampling.params import SamplingParams
 from .sequence import Round, RowRound
 
+__version__ = "0.1.0"
+
 __all__ = [
     "ATTENTIONS",
     "DEFAULT_LANES",
@@ -59,6 +61,7 @@ __all__ = [
     "SequenceSnapshot",
     "Snapshot",
     "WeightsError",
+    "__version__",
     "generate",
     "load_pair",
     "race",

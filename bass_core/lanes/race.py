@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Seq
 from typing import Any, cast
 
@@ -21,16 +21,22 @@ import torch
 
 from kernels.support import is_accelerator, own_stream, runtime
 
+from ..budget.policies import DraftLengthPolicy
 from ..decoding.admission import admit
-from ..decoding.request import Request, make_request
+from ..decoding.request import DEFAULT_DRAFT_LENGTH, Request, make_request
+from ..drafting.base import Drafter
 from ..engine.capture import empty_cache
 from ..errors import BassError, MemoryShortage, RequestError
 from ..machine.monitor import Monitor
 from ..models.pair import ModelPair
+from ..sampling.params import SamplingParams
+from .arguments import refuse_unknown
 from .comparison import comparison, reference_lane
 from .lane import Lane
 from .methods import DEFAULT_LANES, METHODS, Method, find_method
 from .snapshot import DeviceReading, LaneSnapshot, Snapshot
+from .view import lane_view
+from .warmup import warm_up
 
 SCHEDULINGS = ("fair", "overlap", "in_turn")
 SNAPSHOT_SECONDS = 0.1
@@ -44,13 +50,41 @@ def race(
     *,
     lanes: Seq[str] = DEFAULT_LANES,
     scheduling: str = "fair",
+    n: int = 1,
+    max_new_tokens: int = 64,
+    sampling: SamplingParams | None = None,
+    draft_length: str | int | DraftLengthPolicy = DEFAULT_DRAFT_LENGTH,
+    drafter: str | Drafter = "auto",
+    attention: str = "auto",
+    verification: str = "chen",
+    seed: int = 0,
+    sequence_ids: Seq[int] | None = None,
+    eos_token_id: str | int | Collection[int] | None = "auto",
+    raw: bool = False,
+    time_budget_ms: float | None = None,
+    synthetic_acceptance: float | None = None,
+    **unknown: Any,
+) -> Iterator[Snapshot]:
+    """Snapshots of the lanes' methods answering the prompt.
+
+    lanes: names of METHODS. scheduling: "fair", "overlap" or "in_turn", see above. The other arguments are those
+    of `generate`. Raises RequestError at once for an argument that is unknown or out of range or a request that
+    does not fit the memory, and MemoryShortage midway where the memory runs out all the same; everything is freed
+    then.
+    """
+    return _race(**locals())
+
+
+def _race(
+    pair: ModelPair,
+    prompt: str | Seq[Any],
+    lanes: Seq[str],
+    scheduling: str,
+    unknown: dict[str, Any],
     **arguments: Any,
 ) -> Iterator[Snapshot]:
-    """Snapshots of the lanes' methods answering the prompt; further arguments as for `generate`.
-
-    Raises RequestError at once for a bad argument or a request that does not fit the memory, and MemoryShortage
-    midway where the memory runs out all the same; everything is freed then.
-    """
+    """Check the arguments of `race`, and start."""
+    refuse_unknown(race, unknown)
     known = f"lanes must name different methods out of {', '.join(METHODS)}; got {lanes!r}."
     if not isinstance(lanes, list | tuple) or not lanes:
         raise RequestError(known)
@@ -68,12 +102,13 @@ def race(
 
 
 def _run(pair: ModelPair, request: Request, methods: list[Method], scheduling: str) -> Iterator[Snapshot]:
-    start = time.perf_counter()
     monitor = Monitor(pair.device)
     lanes: list[Lane] = []
     schedule = {"fair": _fair, "overlap": _overlap, "in_turn": _in_turn}[scheduling]
     try:
         monitor.start()
+        warm_up(pair, request)
+        start = time.perf_counter()
         lanes += [Lane(pair, request, method.name) for method in methods]
         for _ in schedule(lanes, pair.device):
             snapshot = _snapshot(lanes, monitor, scheduling, start)
@@ -178,7 +213,7 @@ def _snapshot(lanes: list[Lane], monitor: Monitor, scheduling: str, start: float
     views: dict[str, LaneSnapshot] = {}
     for lane in lanes:
         with lane.lock:
-            views[lane.method] = lane.view()
+            views[lane.method] = lane_view(lane)
     reference = reference_lane(lanes)
     base = None if reference is None else views[reference.method]["metrics"]["ms_per_token"]
     for view in views.values():
