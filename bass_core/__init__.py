@@ -11,7 +11,8 @@ from .errors import BassError, MemoryShortage, ModelError, PairError, RequestErr
 from .lanes.generation import Generation, generate, stream
 from .lanes.methods import DEFAULT_LANES, DEFAULT_METHOD, METHODS, Method, register, unregister
 from .lanes.metrics import Metrics
-from .lanes.race import SCHEDULINGS, race
+from .lanes.race import race
+from .lanes.schedule import SCHEDULINGS
 from .lanes.snapshot import (
     DeviceReading,
     Difference,

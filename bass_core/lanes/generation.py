@@ -19,11 +19,11 @@ from ..drafting.base import Drafter
 from ..models.pair import ModelPair
 from ..sampling.params import SamplingParams
 from ..sequence import Round
-from .arguments import refuse_unknown
 from .lane import Lane
 from .methods import DEFAULT_METHOD, find_method
 from .metrics import Metrics, latency
-from .warmup import warm_up
+from .setup.arguments import refuse_unknown
+from .setup.warmup import warm_up
 
 
 @dataclass(frozen=True, repr=False)

@@ -17,10 +17,10 @@ from ..machine.memory import shortage_explained
 from ..models.pair import ModelPair
 from ..sequence import Round
 from .clock import FairLock, LaneClock
-from .detokenizer import TextStream
 from .methods import find_method
 from .metrics import Counts, Metrics, summarise
-from .trace import Trace
+from .output.detokenizer import TextStream
+from .output.trace import Trace
 from .utilization import Work
 
 # Pausing AMUSD's draft costs up to one of its steps: a turn this long makes that a small part.

@@ -9,39 +9,30 @@ after another. The texts are the same in all three for greedy or coupled text or
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
-import traceback
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Seq
 from typing import Any, cast
-
-import torch
-
-from kernels.support import is_accelerator, own_stream, runtime
 
 from ..budget.policies import DraftLengthPolicy
 from ..decoding.admission import admit
 from ..decoding.request import DEFAULT_DRAFT_LENGTH, Request, make_request
 from ..drafting.base import Drafter
 from ..engine.capture import empty_cache
-from ..errors import BassError, MemoryShortage, RequestError
+from ..errors import RequestError
 from ..machine.monitor import Monitor
 from ..models.pair import ModelPair
 from ..sampling.params import SamplingParams
-from .arguments import refuse_unknown
 from .comparison import comparison, reference_lane
 from .lane import Lane
 from .methods import DEFAULT_LANES, METHODS, Method, find_method
+from .schedule import SCHEDULINGS
+from .setup.arguments import refuse_unknown
+from .setup.warmup import warm_up
 from .snapshot import DeviceReading, LaneSnapshot, Snapshot
 from .view import lane_view
-from .warmup import warm_up
 
-SCHEDULINGS = ("fair", "overlap", "in_turn")
 SNAPSHOT_SECONDS = 0.1
-
-_log = logging.getLogger(__name__)
 
 
 def race(
@@ -91,7 +82,7 @@ def _race(
     methods = [find_method(method) for method in lanes]
     if len({method.name for method in methods}) != len(methods):
         raise RequestError(known)
-    if scheduling not in SCHEDULINGS:
+    if not isinstance(scheduling, str) or scheduling not in SCHEDULINGS:
         raise RequestError(f"scheduling must be one of {', '.join(SCHEDULINGS)}; got {scheduling!r}.")
     request = make_request(pair, prompt, **arguments)
     for method in methods:
@@ -104,13 +95,12 @@ def _race(
 def _run(pair: ModelPair, request: Request, methods: list[Method], scheduling: str) -> Iterator[Snapshot]:
     monitor = Monitor(pair.device)
     lanes: list[Lane] = []
-    schedule = {"fair": _fair, "overlap": _overlap, "in_turn": _in_turn}[scheduling]
     try:
         monitor.start()
         warm_up(pair, request)
         start = time.perf_counter()
         lanes += [Lane(pair, request, method.name) for method in methods]
-        for _ in schedule(lanes, pair.device):
+        for _ in SCHEDULINGS[scheduling](lanes, pair.device, SNAPSHOT_SECONDS):
             snapshot = _snapshot(lanes, monitor, scheduling, start)
             if not snapshot["done"]:
                 yield snapshot
@@ -124,89 +114,6 @@ def _run(pair: ModelPair, request: Request, methods: list[Method], scheduling: s
         for lane in lanes:
             lane.end("stopped")
         empty_cache(pair.device)
-
-
-def _fair(lanes: list[Lane], device: torch.device) -> Iterator[None]:
-    """Steps the lane that is furthest behind; yields whenever a snapshot is due.
-
-    A lane that works on between its steps (AMUSD's draft) has a slice of its own and is then paused.
-    """
-    due = time.perf_counter() + SNAPSHOT_SECONDS
-    while running := [lane for lane in lanes if not lane.finished]:
-        lane = min(running, key=lambda lane: lane.clock.ms)
-        until = lane.clock.ms + lane.slice_ms
-        _step(lane)
-        while not lane.finished and lane.clock.ms < until:
-            _step(lane)
-        _guarded(lane, lane.pause)
-        if time.perf_counter() >= due:
-            yield
-            due = time.perf_counter() + SNAPSHOT_SECONDS
-
-
-def _in_turn(lanes: list[Lane], device: torch.device) -> Iterator[None]:
-    """Runs each lane alone, to its end."""
-    for lane in lanes:
-        yield from _fair([lane], device)
-
-
-def _overlap(lanes: list[Lane], device: torch.device) -> Iterator[None]:
-    """A thread a lane; yields on time while any of them runs, and joins them all before it ends."""
-    # Before any clock runs: a capture holds up the device for all lanes.
-    for lane in lanes:
-        _guarded(lane, lane.prepare)
-    built = runtime(device).current_stream(device) if is_accelerator(device) else None
-    stop = threading.Event()
-    short: list[MemoryShortage] = []
-
-    def work(lane: Lane) -> None:
-        try:
-            run(lane)
-        except MemoryShortage as error:
-            short.append(error)
-            stop.set()
-
-    def run(lane: Lane) -> None:
-        with own_stream(device):
-            if built is not None:
-                # The stream that made the lanes may still be clearing their buffers.
-                runtime(device).current_stream(device).wait_stream(built)
-            while not lane.finished and not stop.is_set():
-                _step(lane)
-
-    threads = [threading.Thread(target=work, args=(lane,), daemon=True) for lane in lanes]
-    try:
-        for thread in threads:
-            thread.start()
-        while any(thread.is_alive() for thread in threads):
-            time.sleep(SNAPSHOT_SECONDS)
-            yield
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    if short:
-        raise short[0]
-
-
-def _step(lane: Lane) -> None:
-    """One step; a lane that fails ends with a message, and the others go on. Memory is everyone's."""
-    _guarded(lane, lane.step)
-
-
-def _guarded(lane: Lane, action: Callable[[], object]) -> None:
-    try:
-        with lane.lock:
-            action()
-    except MemoryShortage:
-        raise
-    except BassError as error:
-        lane.fail(str(error))
-    except Exception as error:
-        _log.exception("the %s lane failed", lane.method)
-        # The frames of the failed step hold its caches, and live as long as whoever keeps the log record.
-        traceback.clear_frames(error.__traceback__)
-        lane.fail(f"This lane stopped on an internal error ({type(error).__name__}); the others go on.")
 
 
 def _snapshot(lanes: list[Lane], monitor: Monitor, scheduling: str, start: float) -> Snapshot:

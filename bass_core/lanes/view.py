@@ -10,8 +10,8 @@ from dataclasses import asdict
 from typing import cast
 
 from ..sequence import Sequence
-from .detokenizer import TextStream
 from .lane import Lane
+from .output.detokenizer import TextStream
 from .snapshot import LaneSnapshot, MetricsRecord, SequenceSnapshot
 
 

@@ -12,8 +12,8 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
-from ..errors import RequestError
-from ..sampling.params import SamplingParams
+from ...errors import RequestError
+from ...sampling.params import SamplingParams
 
 _SAMPLING = tuple(field.name for field in fields(SamplingParams))
 

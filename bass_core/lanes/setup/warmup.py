@@ -15,8 +15,8 @@ import weakref
 
 from kernels.support import is_accelerator, runtime
 
-from ..decoding.request import Request, make_request
-from ..models.pair import ModelPair
+from ...decoding.request import Request, make_request
+from ...models.pair import ModelPair
 from .build import build_bass
 
 # Long enough for a real prefill; the cost is that of a few steps.
