@@ -11,7 +11,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..attention.huggingface import choose_backend
+from ..attention.select import choose_backend
 from ..budget.cost_aware import CostAware
 from ..budget.policies import DraftLengthPolicy, make_policy
 from ..drafting.registry import choose_drafter
@@ -19,11 +19,11 @@ from ..errors import RequestError
 from ..models.pair import ModelPair
 from ..sampling.params import SamplingParams
 from ..sequence import Sequence
+from ..verification.table import find_verification
 from .calibrate import cost_table
 
 # Far above what any memory holds: a list of that many prompts is made before the memory is looked at.
 MAX_ROWS = 2**20
-VERIFICATIONS = ("chen", "coupled")
 # What generate, stream, race and the page do where nobody says how much to draft.
 DEFAULT_DRAFT_LENGTH = "bass"
 
@@ -88,8 +88,7 @@ def make_request(
     sampling = SamplingParams() if sampling is None else sampling
     if not isinstance(sampling, SamplingParams):
         raise RequestError(f"sampling must be a SamplingParams; got {sampling!r}.")
-    if verification not in VERIFICATIONS:
-        raise RequestError(f"verification must be one of {', '.join(VERIFICATIONS)}; got {verification!r}.")
+    find_verification(verification)
     if time_budget_ms is not None and not _positive(time_budget_ms):
         raise RequestError(f"time_budget_ms must be above 0, or None; got {time_budget_ms!r}.")
     if synthetic_acceptance is not None and not (

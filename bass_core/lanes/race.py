@@ -18,8 +18,8 @@ from ..budget.policies import DraftLengthPolicy
 from ..decoding.admission import admit
 from ..decoding.request import DEFAULT_DRAFT_LENGTH, Request, make_request
 from ..drafting.base import Drafter
-from ..engine.capture import empty_cache
 from ..errors import RequestError
+from ..machine.capture import empty_cache
 from ..machine.monitor import Monitor
 from ..models.pair import ModelPair
 from ..sampling.params import SamplingParams

@@ -1,8 +1,8 @@
 """A target model, its draft and their tokenizer.
 
-Contract: both models use the same token-to-id map; this is checked when the pair is made, as is that each model
-can be run at all. The models handed in stay as they were. Where only padding rows of the output differ, logits
-are cut to the ids both have.
+Contract: both models use the same token-to-id map. This, and whether each model is supported, is checked when
+the pair is made. The user's models are not changed. Where only padding rows of the output differ, logits are cut
+to the ids that both have.
 """
 
 from __future__ import annotations
@@ -12,17 +12,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from kernels.support import is_accelerator, on_zero_gpu
-
-from ..engine.capture import mark_capturable
 from ..errors import PairError
-from . import llama_cuda as gpu_model
-from .base import CausalModel, refuse_unsupported
+from .base import refuse_unsupported
 from .draft_head import DraftHead
-from .llama_cpu import LlamaCpu, fits
 from .ngram import NgramTable
-from .weights import llama_int8 as int8_model
-from .weights.quantize import is_quantized
+from .select import select_model
 
 
 class ModelPair:
@@ -53,11 +47,11 @@ class ModelPair:
         self.default_drafter, self.ngrams = default_drafter, ngrams
         whole = None if isinstance(draft, DraftHead) else draft
         self.vocab = _common_vocabulary(target, whole, tokenizer)
-        self.target_step = _step_model(target)
+        self.target_step = select_model(target)
         if isinstance(draft, DraftHead):
             draft.pack()
             self.target_step.readout = draft.readout()
-        self.draft_step = None if own_model is None else _step_model(own_model)
+        self.draft_step = None if own_model is None else select_model(own_model)
 
     def __repr__(self) -> str:
         draft = "no draft" if self.draft is None else f"draft {type(self.draft).__name__}"
@@ -74,11 +68,11 @@ class ModelPair:
 
     @property
     def context_length(self) -> int:
-        """Tokens of prompt and answer together that the target can hold."""
+        """The most tokens, prompt and answer together, that the target can hold."""
         return self.target_step.context
 
     def default_eos(self) -> frozenset[int]:
-        """The ids that end a text by the target's generation config."""
+        """The ids that end a text, from the target's generation config."""
         config = getattr(self.target, "generation_config", None)
         ids = config.eos_token_id if config is not None else self.target.config.eos_token_id
         if ids is None:
@@ -86,25 +80,8 @@ class ModelPair:
         return frozenset([ids] if isinstance(ids, int) else ids)
 
 
-def _step_model(model: PreTrainedModel) -> CausalModel:
-    step = _choose_step(model)
-    mark_capturable(step)
-    return step
-
-
-def _choose_step(model: PreTrainedModel) -> CausalModel:
-    if is_quantized(model):
-        chosen = is_accelerator(model.device) and not on_zero_gpu() and int8_model.enabled()
-        return int8_model.LlamaInt8(model) if chosen and int8_model.fits(model) else CausalModel(model)
-    if not is_accelerator(model.device):
-        return LlamaCpu(model) if fits(model) else CausalModel(model)
-    # On ZeroGPU no device is there yet to join weights on (see on_zero_gpu).
-    joined = not on_zero_gpu() and gpu_model.fits(model) and gpu_model.has_room(model)
-    return gpu_model.LlamaCuda(model) if joined else CausalModel(model)
-
-
 def _refuse_device(device: torch.device) -> None:
-    """Raises PairError for a device that is neither the CPU nor driven by streams and events."""
+    """Raises PairError for a device that has no streams and events, such as mps."""
     if device.type == "mps":
         raise PairError("Models on the device mps are not supported: move them to the CPU or to a CUDA device.")
 
@@ -114,7 +91,7 @@ def _outputs(model: PreTrainedModel) -> int:
 
 
 def _common_vocabulary(target: PreTrainedModel, draft: PreTrainedModel | None, tokenizer: Any) -> int:
-    """How many logits to keep. Raises PairError where the two models can't mean the same ids."""
+    """How many logits to keep. Raises PairError where the two models' ids can't be the same."""
     size = _outputs(target)
     if draft is None:
         return size

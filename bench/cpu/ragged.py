@@ -2,7 +2,7 @@
 
 Contract, first part: the attention backends over the same caches, all rows equally long and very different: time
 of a call, and gigabytes of live keys and values a second. A backend that can't run here is named. Second part:
-each row its own acceptance against a batch that stops at its first rejection (`CommonStop`), by a coin of known
+each row its own acceptance against a batch that stops at its first rejection ("common_stop"), by a coin of known
 probability in place of the test: tokens a row and round, counted, beside (1 - a^(l+1)) / (1 - a) and, for the
 common stop, the same with a^batch (Leviathan et al. 2211.17192, equation 1). Rounds that a row's end cut are left
 out.
@@ -19,10 +19,9 @@ import plotly.graph_objects as go
 import torch
 
 from bass_core import ModelPair, load_pair
-from bass_core.budget.policies import CommonStop, FixedLength
 from bass_core.decoding.request import make_request
 from bass_core.lanes.lane import Lane
-from kernels.backends import BACKENDS, unavailable
+from kernels.backends import BACKENDS, why_backend_unavailable
 from kernels.plan import AttentionPlan
 
 from ..prompts import mixed
@@ -94,7 +93,7 @@ def _attention(pair: ModelPair, seed: int, repeats: int, quick: bool) -> list[Ro
             rows += [
                 {"attention": name, "lengths": case, "queries": queries, "ms": median(values) if values else None,
                  "GB/s": live * token / median(values) / 1e6 if values else None,
-                 "note": "" if values else unavailable(name, pair.device)}
+                 "note": "" if values else why_backend_unavailable(name, pair.device)}
                 for name, values in times.items()
             ]  # fmt: skip
     return rows
@@ -109,7 +108,7 @@ def _times(
     names = [
         name
         for name in BACKENDS
-        if unavailable(name, device) is None and (name != "fused" or device.type == "cuda")
+        if why_backend_unavailable(name, device) is None and (name != "fused" or device.type == "cuda")
     ]
 
     def call(name: str) -> None:
@@ -127,7 +126,7 @@ def _stopping(pair: ModelPair, policy: str, batch: int, arguments: Any) -> Row:
     a = arguments.acceptance
     request = make_request(
         pair, mixed(batch), max_new_tokens=arguments.max_new_tokens, eos_token_id=None, seed=arguments.seed,
-        draft_length=(FixedLength if policy == OWN else CommonStop)(LENGTH), drafter=arguments.drafter,
+        draft_length=LENGTH, verification="chen" if policy == OWN else "common_stop", drafter=arguments.drafter,
         synthetic_acceptance=a,
     )  # fmt: skip
     lane = Lane(pair, request, "bass")
