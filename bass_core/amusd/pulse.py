@@ -1,4 +1,7 @@
-"""Whether another process does anything: the sign of life of a draft that can't say yet how it is."""
+"""Whether another process does anything: the sign of life of a draft that can't say yet how it is.
+
+Contract: CPU time that the process has used since it was last asked is a sign of life; waiting is none.
+"""
 
 from __future__ import annotations
 
