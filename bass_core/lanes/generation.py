@@ -49,7 +49,7 @@ class GeneratedSequence:
 
 @dataclass(frozen=True, repr=False)
 class Generation:
-    """What `generate` returns. timeline: method "amusd" alone, when draft and target were busy; see docs/amusd.md."""
+    """What `generate` returns. timeline: of "amusd" alone, when draft and target were busy; see docs/amusd.md."""
 
     method: str
     sequences: list[GeneratedSequence]
