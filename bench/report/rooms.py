@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 import tarfile
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -48,7 +49,9 @@ def main(argv: list[str]) -> None:
     old = arguments.which is not None  # an older tree is shown and held to nothing
     claims = [
         claim("circles of files", made["circles of files"], "0", None if old else made["circles of files"] == 0),
-        claim("files in the fullest room", made["fullest"], "at most 12", None if old else made["fullest"] <= 12),
+        claim(
+            "files in the fullest folder", made["fullest"], "at most 12", None if old else made["fullest"] <= 12
+        ),
         claim("lines of the median file", made["median"], "below 100", None if old else made["median"] < 100),
     ]
     finish("rooms", arguments, torch.device("cpu"), [made], claims)
@@ -138,12 +141,19 @@ def figures(found: dict[str, Module]) -> dict[str, Any]:
         "lines": sum(found[name].lines for name in library),
         "median": statistics.median(found[name].lines for name in library),
         "boxes": len(own),
-        "fullest": max(map(len, own.values())) if len(own) < len(library) else len(library),
+        "fullest": max(
+            Counter(_folder(name, found) for name in found if room(name) not in ("ui", "kernels")).values()
+        ),
         "arrows of boxes": len(arrows),
         "floors of boxes": 1 + max(floors_of(list(files), arrows).values()),
         "floors of files": 1 + max(floors_of(library, inside).values()),
         "circles of files": len(circles(between)),
     }
+
+
+def _folder(name: str, found: dict[str, Module]) -> str:
+    """Where the module's file lies; a package's __init__ lies in the package."""
+    return name if any(other.startswith(f"{name}.") for other in found) else name.rpartition(".")[0]
 
 
 def picture(found: dict[str, Module], revision: str | None) -> str:

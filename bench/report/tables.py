@@ -122,7 +122,7 @@ def _rooms() -> str:
     rows = [{"tree": name} | document["results"][0] for name, document in named.items()]
     columns = {
         "tree": "tree", "files": "files of bass_core", "lines": "lines", "median": "lines of the median file",
-        "boxes": "rooms", "fullest": "files in the fullest", "floors of boxes": "floors",
+        "boxes": "rooms", "fullest": "files in the fullest folder", "floors of boxes": "floors",
         "arrows of boxes": "arrows between rooms", "circles of files": "circles of files",
     }  # fmt: skip
     made = " and ".join(f"`{document['command']}`" for document in named.values())

@@ -47,3 +47,4 @@ def test_the_picture_is_an_svg_with_each_box(tmp_path, monkeypatch, capsys):
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert document["results"][0]["files"] == 4 and document["results"][0]["circles of files"] == 0
     assert {one["name"]: one["holds"] for one in document["claims"]}["circles of files"] is True
+    assert document["results"][0]["fullest"] == 3  # lanes: race, lane and __init__
