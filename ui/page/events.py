@@ -16,8 +16,10 @@ from uuid import uuid4
 
 import gradio as gr
 
-from bass_core import BassError, ModelPair, SamplingParams, race
-from ui.page.limits import LANES, Limits, RaceRequest
+from bass_core import BassError, ModelPair, race
+from ui.page.limits import Limits
+from ui.page.request import RaceRequest, describe, make_request
+from ui.page.setting import shown
 from ui.race.feed import PageFeed
 from ui.sources.models import Models
 
@@ -26,7 +28,8 @@ log = logging.getLogger(__name__)
 Snapshot = dict[str, Any]
 Source = Callable[[RaceRequest], Generator[Snapshot, None, None]]
 # What a recording is asked for does not matter.
-PLAYED = ("a recording", 1, 1, 0, 0)
+PLAYED = {"prompt": "a recording"}
+ABOUT_API = 'One prompt, several decoders: yields snapshots {"done", "lanes", "device"}, the last with done=True.'
 UNEXPECTED = "Something went wrong on the server; its log has the details, and what was shown before is kept."
 
 
@@ -35,21 +38,7 @@ def race_source(pair: ModelPair, models: Models | None = None) -> Source:
     shelf = models or Models(pair)
 
     def snapshots(request: RaceRequest) -> Generator[Snapshot, None, None]:
-        yield from race(
-            shelf.get(request.pair),
-            request.prompt,
-            n=request.batch_size,
-            lanes=request.lanes,
-            scheduling=request.scheduling,
-            max_new_tokens=request.max_new_tokens,
-            sampling=SamplingParams(temperature=request.temperature, top_k=request.top_k, top_p=request.top_p),
-            draft_length=request.draft_length,
-            drafter=request.drafter,
-            attention=request.attention,
-            verification=request.verification,
-            seed=request.seed,
-            time_budget_ms=request.time_budget_ms,
-        )
+        yield from race(shelf.get(request.pair), **request.arguments())
 
     return snapshots
 
@@ -61,13 +50,14 @@ class Events:
         self.source, self.limits, self.pair = source, limits, pair
 
     def run(self, *values: object) -> Iterator[tuple[Any, ...]]:
-        """Takes the settings in the order of RaceRequest's fields, later ones left out or not; a recording: none.
+        """Takes the form's values in the order of the table, later ones left out or not; a recording sends none.
 
         Yields (log, view, charts, status, Run button); gr.skip() leaves what is there as it is.
         """
         kept, status = gr.skip(), _status("done")
         try:
-            request = self.limits.check(*values or PLAYED)
+            names = [setting.name for setting in shown()]
+            request = make_request(dict(zip(names, values, strict=False)) if values else PLAYED, self.limits)
             yield kept, kept, kept, _status("running"), gr.update(interactive=False)
             feed = PageFeed(uuid4().hex, request, self.pair)
             with closing(self._race(request)) as snapshots:
@@ -87,30 +77,20 @@ class Events:
         """
         return _status("stopped"), gr.skip()
 
-    def api(
-        self,
-        prompt: str = "Write a Python function that reverses a string.",
-        batch_size: int = 4,
-        max_new_tokens: int = 64,
-        temperature: float = 0.7,
-        seed: int = 0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        draft_length: str = "bass",
-        drafter: str = "auto",
-        attention: str = "auto",
-        scheduling: str = "fair",
-        verification: str = "chen",
-        time_budget_ms: float | None = None,
-        lanes: list[str] | None = None,
-        pair: str = "",
-    ) -> Iterator[dict[str, Any]]:
-        """One prompt, several decoders: yields snapshots {"done", "lanes", "device"}, the last with done=True."""
+    @property
+    def api(self) -> Callable[..., Iterator[Snapshot]]:
+        """The handler of `/race`: its parameters are the settings, with their defaults."""
+
+        def race(*values: object, **named: object) -> Iterator[Snapshot]:
+            yield from self._answer(signature.bind(*values, **named).arguments)
+
+        race.__doc__ = ABOUT_API
+        signature = describe(race, Iterator[Snapshot])
+        return race
+
+    def _answer(self, given: Mapping[str, Any]) -> Iterator[Snapshot]:
         try:
-            request = self.limits.check(
-                prompt, batch_size, max_new_tokens, temperature, seed, top_k, top_p, draft_length, drafter,
-                attention, scheduling, verification, time_budget_ms, LANES if lanes is None else lanes, pair,
-            )  # fmt: skip
+            request = make_request(given, self.limits)
             with closing(self._race(request)) as snapshots:
                 for snapshot in snapshots:
                     yield snapshot if snapshot["done"] else _without_rounds(snapshot)

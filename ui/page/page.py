@@ -17,8 +17,8 @@ from starlette.middleware import Middleware
 from ui.page import assets
 from ui.page.choices import Choices
 from ui.page.events import Events, Source
+from ui.page.form import Form, form, restore_script
 from ui.page.limits import Limits
-from ui.page.settings import Form, form, restore_script
 from ui.race import charts, how, inspector, lanes, summary
 
 TITLE = "BASS: batched speculative decoding"
@@ -159,9 +159,10 @@ def _header(recording: bool) -> str:
 
 
 def _bind(page: gr.Blocks, events: Events, settings: Form, feeds: list[gr.HTML], status: gr.HTML) -> None:
+    fields = list(settings.fields.values())
     race = settings.run.click(
         events.run,
-        inputs=settings.fields,
+        inputs=fields,
         outputs=[*feeds, status, settings.run],
         trigger_mode="once",
         # Gradio's own line says where in the queue one is.
@@ -180,6 +181,6 @@ def _bind(page: gr.Blocks, events: Events, settings: Form, feeds: list[gr.HTML],
         show_progress="hidden",
         api_visibility="private",
     )
-    if settings.fields:
-        page.load(None, settings.fields, settings.fields, js=restore_script(settings), show_progress="hidden")
+    if fields:
+        page.load(None, fields, fields, js=restore_script(settings), show_progress="hidden")
     gr.api(events.api, api_name="race", **DEVICE)

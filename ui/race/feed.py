@@ -17,7 +17,7 @@ from dataclasses import fields
 from typing import Any
 
 from bass_core import Metrics
-from ui.page.limits import RaceRequest
+from ui.page.request import RaceRequest, keywords
 
 SHOWN_DEVICE = (
     "name", "kind", "gpu_utilization", "gpu_memory_mb", "gpu_memory_total_mb", "gpu_power_w",
@@ -135,6 +135,7 @@ class PageFeed:
         return {
             "run": self.run,
             "settings": snapshot["settings"] if "settings" in snapshot else self.request.settings(),
+            "keywords": keywords(),
             "pair": self.pair,
             "lanes": list(snapshot["lanes"]),
             "batch_size": rows,

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from bass_core import BassError
-from ui.page.limits import RaceRequest
+from ui.page.limits import Limits
+from ui.page.request import RaceRequest, make_request
 from ui.race.feed import PageFeed
 
 # A pause between two snapshots is never longer than this: a stall of the recorded machine is no news.
@@ -71,7 +72,7 @@ def _can_be_shown(snapshots: list[Any]) -> bool:
     """Whether the page can draw them: each is one of a race, and its feed takes them, in this order."""
     if not all(map(_is_snapshot, snapshots)):
         return False
-    feed = PageFeed("", RaceRequest("", 1, 1, 0, 0))
+    feed = PageFeed("", make_request({"prompt": "a recording"}, Limits()))
     try:
         for snapshot in snapshots:
             feed.update(snapshot)

@@ -79,17 +79,35 @@
     return { rows };
   }
 
-  function snippet({ head: { settings: s, pair }, lanes }) {
+  /** A value as Python reads it. */
+  function literal(value) {
+    if (typeof value === "string") return py(value);
+    return typeof value === "boolean" ? (value ? "True" : "False") : `${value}`;
+  }
+
+  // Keywords of `race` that the snippet writes itself, or that `generate` does not take.
+  const APART = new Set(["prompt", "n", "draft_length", "scheduling", "lanes", "time_budget_ms"]);
+  const SAMPLING = "sampling.";
+
+  /** Keyword arguments of `generate`, one a line; those that sampling takes are put together. */
+  function argumentLines({ settings, keywords }) {
+    const given = Object.entries(keywords).filter(([name, keyword]) =>
+      keyword && !APART.has(keyword) && settings[name] !== null && settings[name] !== undefined);
+    const words = (pairs) => pairs.map(([name, keyword]) =>
+      `${keyword.replace(SAMPLING, "")}=${literal(settings[name])}`);
+    const sampling = words(given.filter(([, keyword]) => keyword.startsWith(SAMPLING)));
+    const others = words(given.filter(([, keyword]) => !keyword.startsWith(SAMPLING)));
+    return [...others, `sampling=SamplingParams(${sampling.join(", ")})`].map((line) => `    ${line},`);
+  }
+
+  function snippet({ head, lanes }) {
+    const { settings: s, pair } = head;
     const load = Object.entries(pair).filter(([name, value]) => name !== "pair" && value)
       .map(([name, value]) => `, ${name}=${py(value)}`).join("");
     const lines = [
       "from bass_core import RecordedLengths, SamplingParams, generate, load_pair", "",
       `pair = load_pair(${py(pair.pair ?? "smollm2")}${load})`,
-      "settings = dict(", `    max_new_tokens=${s.max_new_tokens},`,
-      `    sampling=SamplingParams(temperature=${s.temperature}, top_k=${s.top_k}, top_p=${s.top_p}),`,
-      `    drafter=${py(s.drafter)},`, `    attention=${py(s.attention)},`, `    verification=${py(s.verification)},`,
-      `    seed=${s.seed},`,
-      ")", `prompt = ${py(s.prompt)}`, "texts = {}",
+      "settings = dict(", ...argumentLines(head), ")", `prompt = ${py(s.prompt)}`, "texts = {}",
     ];
     if (s.time_budget_ms) lines.push(`# The run had a budget of ${s.time_budget_ms} ms of lane time; this writes on.`);
     for (const lane of lanes.values()) lines.push("", ...laneLines(lane, s.batch_size));
@@ -124,15 +142,15 @@
   /** Settings from the address; what is missing or not on offer stays as it is. */
   function restore(allowed, now) {
     const values = location.hash.startsWith(`#${HASH}?`) ? new URLSearchParams(location.hash.slice(HASH.length + 2)) : null;
-    return Object.entries(allowed).map(([name, { kind, choices }], i) => {
+    return Object.entries(allowed).map(([name, { control, choices }], i) => {
       const text = values?.get(name);
       if (text === null || text === undefined) return now[i];
       const known = (value) => choices === null || choices.includes(value);
-      if (kind === "list") {
+      if (control === "boxes") {
         const chosen = text.split(" ").filter(known);
         return chosen.length ? chosen : now[i];
       }
-      if (kind === "number") return text.trim() !== "" && Number.isFinite(Number(text)) ? Number(text) : now[i];
+      if (control === "number") return text.trim() !== "" && Number.isFinite(Number(text)) ? Number(text) : now[i];
       return known(text) ? text : now[i];
     });
   }

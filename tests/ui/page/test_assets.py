@@ -12,8 +12,9 @@ from starlette.testclient import TestClient
 
 from ui.page.assets import STATIC, FirstScript, url
 from ui.page.events import Snapshot
-from ui.page.limits import Limits, RaceRequest
+from ui.page.limits import Limits
 from ui.page.page import build
+from ui.page.request import RaceRequest
 
 PAGE = "<!doctype html><html><head><title>t</title></head><body>ä</body></html>"
 

@@ -16,7 +16,8 @@ import torch
 from bass_core import BassError, ModelPair, load_pair
 from bass_core.attention.cache import RaggedCache
 from ui.page.events import UNEXPECTED, Events, Snapshot, race_source
-from ui.page.limits import Limits, RaceRequest
+from ui.page.limits import Limits
+from ui.page.request import RaceRequest, make_request
 
 SETTINGS = ("Hello", 2, 60, 0.9, 0)
 
@@ -91,7 +92,10 @@ def test_stop_leaves_run_to_the_end_of_the_cancelled_race(pair: ModelPair) -> No
 
 def test_the_source_is_fit_for_a_worker_that_pickles_what_goes_in_and_out(pair: ModelPair) -> None:
     """ZeroGPU forks: a sync generator function, plain data alone."""
-    source, request = race_source(pair), Limits().check(*SETTINGS)
+    source, request = (
+        race_source(pair),
+        make_request({"prompt": "Hello", "batch_size": 2, "max_new_tokens": 60}, Limits()),
+    )
     assert inspect.isgeneratorfunction(source)
     assert pickle.loads(pickle.dumps(request)) == request
     *_, last = source(pickle.loads(pickle.dumps(request)))

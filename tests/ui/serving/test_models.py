@@ -13,7 +13,8 @@ import pytest
 import app
 from bass_core import BassError, ModelPair, RequestError, load_pair
 from ui.page.events import Events, Snapshot, race_source
-from ui.page.limits import Limits, RaceRequest
+from ui.page.limits import Limits
+from ui.page.request import RaceRequest
 from ui.sources.models import Models
 
 
