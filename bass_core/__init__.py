@@ -4,9 +4,9 @@ Contract: the names below are the public API and stay stable. Speculation never 
 """
 
 from .attention.huggingface import BACKENDS as ATTENTIONS
-from .budget.policies import RecordedLengths
+from .budget.policies import Algorithm1, RecordedLengths
 from .decoding.request import VERIFICATIONS
-from .drafting.registry import DRAFTERS
+from .drafting.registry import DRAFTERS, choose_drafter
 from .errors import BassError, MemoryShortage, ModelError, PairError, RequestError, WeightsError
 from .lanes.generation import Generation, generate, stream
 from .lanes.methods import DEFAULT_LANES, DEFAULT_METHOD, METHODS, Method, register, unregister
@@ -36,6 +36,7 @@ __all__ = [
     "METHODS",
     "SCHEDULINGS",
     "VERIFICATIONS",
+    "Algorithm1",
     "BassError",
     "DeviceReading",
     "Difference",
@@ -59,6 +60,7 @@ __all__ = [
     "SequenceSnapshot",
     "Snapshot",
     "WeightsError",
+    "choose_drafter",
     "generate",
     "load_pair",
     "race",

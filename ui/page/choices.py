@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bass_core import METHODS, BassError, ModelPair
-from bass_core.attention.huggingface import BACKENDS
-from bass_core.decoding.request import VERIFICATIONS
-from bass_core.drafting.registry import DRAFTERS, choose_drafter
-from bass_core.lanes.race import SCHEDULINGS
-from ui.page.limits import LANES, MAX_DRAFT_LENGTH
+from bass_core import (
+    ATTENTIONS,
+    DRAFTERS,
+    METHODS,
+    SCHEDULINGS,
+    VERIFICATIONS,
+    BassError,
+    ModelPair,
+    choose_drafter,
+)
+from ui.page.limits import MAX_DRAFT_LENGTH
 
 Choice = tuple[str, str]
 
@@ -22,7 +27,6 @@ DRAFTER_WORDS = {
     "cascade": "prompt lookup, else draft model",
     "adaptive": "prompt lookup, else draft head where it is sure",
 }
-LANE_WORDS = {"regular": "Regular", "speculative": "Speculative", "bass": "BASS", "amusd": "AMUSD"}
 SCHEDULING_WORDS = {
     "fair": "fair: whoever is furthest behind goes next",
     "overlap": "overlap: all at once, competing",
@@ -49,13 +53,18 @@ NEAR_TIES = (
 class Choices:
     """(words, value) of each setting that is picked from a list; `verification` explains one of them."""
 
-    lanes: tuple[Choice, ...] = tuple((LANE_WORDS[name], name) for name in LANES)
+    lanes: tuple[Choice, ...] = field(default_factory=lambda: lanes())
     drafters: tuple[Choice, ...] = (("the pair's own", "auto"),)
     attentions: tuple[Choice, ...] = (("the fastest known here", "auto"),)
     schedulings: tuple[Choice, ...] = tuple((SCHEDULING_WORDS.get(name, name), name) for name in SCHEDULINGS)
     verifications: tuple[Choice, ...] = tuple((VERIFICATION_WORDS.get(name, name), name) for name in VERIFICATIONS)
     verification: str = COUPLED
     draft_lengths: tuple[Choice, ...] = field(default_factory=lambda: draft_lengths("bass"))
+
+
+def lanes() -> tuple[Choice, ...]:
+    """Every method that there is."""
+    return tuple((method.label, name) for name, method in METHODS.items())
 
 
 def draft_lengths(first: str) -> tuple[Choice, ...]:
@@ -70,7 +79,6 @@ def choices(pair: ModelPair, draft_length: str) -> Choices:
     near_ties = pair.target_step.low_precision
     coupled = {"coupled": NEAR_TIES_WORDS} if near_ties else {}
     return Choices(
-        lanes=tuple((LANE_WORDS.get(name, name), name) for name in METHODS),
         drafters=(
             ("the pair's own", "auto"),
             *((DRAFTER_WORDS.get(name, name), name) for name in DRAFTERS if _has_drafter(pair, name)),
@@ -78,7 +86,7 @@ def choices(pair: ModelPair, draft_length: str) -> Choices:
         verifications=tuple(((VERIFICATION_WORDS | coupled).get(name, name), name) for name in VERIFICATIONS),
         verification=NEAR_TIES if near_ties else COUPLED,
         draft_lengths=draft_lengths(draft_length),
-        attentions=(("the fastest known here", "auto"), *((name, name) for name in BACKENDS)),
+        attentions=(("the fastest known here", "auto"), *((name, name) for name in ATTENTIONS)),
     )
 
 

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import gradio as gr
 
-from bass_core import BassError, ModelPair, race
+from bass_core import BassError, LaneSnapshot, ModelPair, Snapshot, race
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest, describe, make_request
 from ui.page.setting import shown
@@ -25,7 +25,6 @@ from ui.sources.models import Models
 
 log = logging.getLogger(__name__)
 
-Snapshot = dict[str, Any]
 Source = Callable[[RaceRequest], Generator[Snapshot, None, None]]
 # What a recording is asked for does not matter.
 PLAYED = {"prompt": "a recording"}
@@ -81,12 +80,12 @@ class Events:
     def api(self) -> Callable[..., Iterator[Snapshot]]:
         """The handler of `/race`: its parameters are the settings, with their defaults."""
 
-        def race(*values: object, **named: object) -> Iterator[Snapshot]:
+        def answer(*values: object, **named: object) -> Iterator[Snapshot]:
             yield from self._answer(signature.bind(*values, **named).arguments)
 
-        race.__doc__ = ABOUT_API
-        signature = describe(race, Iterator[Snapshot])
-        return race
+        answer.__doc__ = ABOUT_API
+        signature = describe(answer, Iterator[Snapshot])
+        return answer
 
     def _answer(self, given: Mapping[str, Any]) -> Iterator[Snapshot]:
         try:
@@ -125,7 +124,7 @@ def _give_memory_back() -> None:
 
 def _without_rounds(snapshot: Snapshot) -> Snapshot:
     """Gradio compares each whole value with the one before; the log of rounds is worth that once, at the end."""
-    lanes = {name: {**lane, "rounds": []} for name, lane in snapshot["lanes"].items()}
+    lanes: dict[str, LaneSnapshot] = {name: {**lane, "rounds": []} for name, lane in snapshot["lanes"].items()}
     return {**snapshot, "lanes": lanes}
 
 

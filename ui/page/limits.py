@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from bass_core import RequestError, SamplingParams
+from bass_core import DEFAULT_LANES, RequestError, SamplingParams
 
 MAX_NEW_TOKENS = 1024
 MAX_PROMPT = 20_000
@@ -21,7 +21,6 @@ MAX_SEED = 2**32 - 1
 MAX_TOP_K = 2**20
 MAX_DRAFT_LENGTH = 16
 MAX_PAIR_NAME = 200
-LANES = ("regular", "speculative", "bass")
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ def time_budget(label: str, value: object, limits: Limits) -> float | None:
 def lanes(label: str, value: object, limits: Limits) -> tuple[str, ...]:
     """One name or more; None, which a script may send, are the page's own."""
     if value is None:
-        return LANES
+        return DEFAULT_LANES
     if not isinstance(value, list | tuple) or not value:
         raise RequestError("Choose at least one lane.")
     return tuple(str(one) for one in value)

@@ -1,7 +1,7 @@
 """Contract: puts the page together: settings, lanes, charts, inspector, summary, and the events that join them.
 
 Element ids are kept stable for users' own scripts: prompt, batch-size, max-new-tokens, temperature, seed,
-run, stop, lane-regular, lane-speculative, lane-bass; each sequence is an element of class "sequence".
+run, stop, and "lane-" with its name for each lane; each sequence is an element of class "sequence".
 """
 
 from __future__ import annotations

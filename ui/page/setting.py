@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from bass_core import DEFAULT_LANES
 from ui.page import limits
 from ui.page.choices import Choice, Choices
-from ui.page.limits import LANES, Check, Limits
+from ui.page.limits import Check, Limits
 
 Words = str | Callable[[Limits, Choices], str]
 
@@ -120,7 +121,7 @@ _TABLE = (
     ),
     Setting(
         "lanes", None, list[str] | None, limits.lanes, "lanes",
-        "Lanes", "boxes", "Who takes part.", lambda known: known.lanes, start=LANES,
+        "Lanes", "boxes", "Who takes part.", lambda known: known.lanes, start=DEFAULT_LANES,
     ),
     # A script may name another pair; the page races the operator's own.
     Setting("pair", "", str, limits.pair, ""),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from bass_core import DEFAULT_LANES
+from ui.race.looks import look
+
 CHARTS = {
     "latency": ("ms per token", "over lane time, lower is better"),
     "race": ("The race", "new tokens of all sequences over lane time"),
@@ -27,6 +30,13 @@ SMALL_PRINT = (
 )
 
 
+def _key(name: str) -> str:
+    """A lane's line and label, until a race brings its own lanes."""
+    shown = look(name)
+    line = f'<span class="line line-{shown["dash"]}" style="--line-colour: var(--{shown["colour"]})"></span>'
+    return f"<li>{line}{shown['label']}</li>"
+
+
 def template() -> str:
     """One figure for each chart, and the device's readings as text."""
     figures = "".join(
@@ -39,7 +49,7 @@ def template() -> str:
     )
     return f"""<section class="bass-charts part" aria-labelledby="charts-title">
 <div class="part-head"><h2 id="charts-title">Live charts</h2>
-<ul class="line-key" aria-label="The lanes' lines"></ul>
+<ul class="line-key" aria-label="The lanes' lines">{"".join(map(_key, DEFAULT_LANES))}</ul>
 <button type="button" class="switch" id="pause-charts">Pause charts</button></div>
 <div class="chart-grid">{figures}</div>
 <dl class="readings"><div><dt>Device</dt><dd data-reading="name">–</dd></div>{readings}</dl>

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from bass_core.budget.policies import Algorithm1
+from bass_core import DEFAULT_LANES, METHODS, Algorithm1
 
 # Kept tokens before the round, and how many of four drafts stand, row by row.
 CACHE_ROWS = ((7, 4), (4, 1), (9, 2), (6, 0))
@@ -39,17 +39,18 @@ def text(x: float, y: float, words: str, anchor: str = "start", kind: str = "") 
 def decoders() -> str:
     """What each decoder does with the same stretch of time, for two sequences."""
     target, draft, gap, height = 54, 16, 3, 26
+    labels = [METHODS[name].label for name in DEFAULT_LANES]
     lanes = (
-        ("Regular", [("T", "both", 1)] * 10, "10 steps, 1 token for each sequence: 20 tokens"),
-        ("Speculative", [("D", "", 0)] * 3 + [("T", "row 1", 4)] + [("D", "", 0)] * 3 + [("T", "row 1", 2)]
+        ([("T", "both", 1)] * 10, "10 steps, 1 token for each sequence: 20 tokens"),
+        ([("D", "", 0)] * 3 + [("T", "row 1", 4)] + [("D", "", 0)] * 3 + [("T", "row 1", 2)]
          + [("D", "", 0)] * 3 + [("T", "row 2", 3)] + [("D", "", 0)] * 3 + [("T", "row 2", 4)]
          + [("D", "", 0)] * 3 + [("T", "row 2", 3)], "5 rounds of one sequence each: 16 tokens"),
-        ("BASS", ([("D", "", 0)] * 3 + [("T", "both", 6)]) * 5, "5 rounds of both sequences: 30 tokens"),
+        (([("D", "", 0)] * 3 + [("T", "both", 6)]) * 5, "5 rounds of both sequences: 30 tokens"),
     )  # fmt: skip
     parts = []
-    for i, (name, steps, sum_up) in enumerate(lanes):
+    for i, (name, (steps, sum_up)) in enumerate(zip(labels, lanes, strict=True)):
         y, x = 8 + 66 * i, 92.0
-        parts.append(text(0, y + 18, name, kind=f"strong lane-{name.lower()}"))
+        parts.append(text(0, y + 18, name, kind=f"strong lane-{i + 1}"))
         for step, whose, _ in steps:
             width = target if step == "T" else draft
             parts.append(rect(x, y, width, height, "box-target" if step == "T" else "box-draft"))

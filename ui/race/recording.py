@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bass_core import BassError
+from bass_core import BassError, Snapshot
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest, make_request
-from ui.race.feed import PageFeed
+from ui.race.feed import PageFeed, RecordedSnapshot
 
 # A pause between two snapshots is never longer than this: a stall of the recorded machine is no news.
 LONGEST_PAUSE_S = 1.0
@@ -32,15 +32,15 @@ class Recording:
 
     about: str
     settings: dict[str, Any]
-    snapshots: list[dict[str, Any]]
+    snapshots: list[Snapshot]
 
-    def source(self, request: RaceRequest) -> Generator[dict[str, Any], None, None]:
+    def source(self, request: RaceRequest) -> Generator[Snapshot, None, None]:
         """The recorded snapshots, whatever is asked for; a generator as race_source's is."""
         before = 0.0
         for snapshot in self.snapshots:
             time.sleep(min(max(0.0, snapshot["elapsed_ms"] - before) / 1000, LONGEST_PAUSE_S))
             before = snapshot["elapsed_ms"]
-            yield {**snapshot, "settings": self.settings}
+            yield RecordedSnapshot(**snapshot, settings=self.settings)
 
 
 def load_recording(path: Path) -> Recording:

@@ -3,9 +3,8 @@
    comes into sight and a new theme are drawn from what was held. A new run ends the pause. */
 (() => {
   "use strict";
-  const { on, soon, number, setText, make, laneName, plots } = window.Bass;
+  const { on, soon, number, setText, make, lookOf, laneName, plots } = window.Bass;
   const REDRAW_MS = 300;
-  const DASH = { regular: "dotted", speculative: "dashed", bass: "solid" };
   // Pause after a drawing, in multiples of its duration: drawing gets at most a twentieth of the page's thread, since
   // on the machine that runs the models too it takes their time. But never longer than LONGEST_MS: where others keep
   // the machine busy a drawing lasts long without taking much, and a chart that stands still is not live.
@@ -183,8 +182,9 @@
   /** Names the lines of a run's lanes. */
   function drawKey(list, lanes) {
     list.replaceChildren(...lanes.map((name) => {
-      const item = make("li", "", laneName(name)), line = make("span", `line line-${DASH[name] ?? "dashed"}`);
-      line.style.setProperty("--line-colour", `var(--lane-${name}, var(--lane-other))`);
+      const { colour, dash } = lookOf(name);
+      const item = make("li", "", laneName(name)), line = make("span", `line line-${dash}`);
+      line.style.setProperty("--line-colour", `var(--${colour})`);
       item.prepend(line);
       return item;
     }));
@@ -197,7 +197,6 @@
     }
     const readings = [...element.querySelectorAll("[data-reading]")];
     const painter = new Painter(figures), key = element.querySelector(".line-key");
-    drawKey(key, Object.keys(DASH));
     const button = element.querySelector("#pause-charts");
     const pause = (paused) => {
       setText(button, paused ? "Resume charts" : "Pause charts");

@@ -2,7 +2,7 @@
    back. All of them are made from what the page has, without the server. */
 (() => {
   "use strict";
-  const { run, stepOf } = window.Bass;
+  const { run, stepOf, lookOf } = window.Bass;
   const HASH = "race";
 
   function asJson({ head, view, lanes }) {
@@ -70,8 +70,8 @@
   /** The draft lengths of the run; a list for each sequence where they were written one by one. */
   function lengthsOf(lane) {
     const played = lane.rounds.filter((round) => round.kind !== "prefill");
-    if (lane.name === "bass") return { all: played.map((round) => round.length) };
-    if (lane.name !== "speculative") return { all: [] };
+    const { lengths } = lookOf(lane.name);
+    if (lengths !== "row") return { all: lengths === "batch" ? played.map((round) => round.length) : [] };
     const rows = lane.sequences.map(({ steps }) => {
       const rounds = new Set(steps.map((step) => step.round));
       return played.filter((round) => rounds.has(round.round)).map((round) => round.length);

@@ -54,7 +54,7 @@
       const colour = plots.palette(this.plot), axis = plots.axis(colour);
       const x = Array.from({ length: POINTS }, (_, i) => i / (POINTS - 1));
       const line = (name, f, look) => ({ type: "scatter", mode: "lines", name, x, y: x.map(f), line: look });
-      const own = { color: colour("lane-bass"), width: 3 }, common = { color: colour("lane-speculative"), width: 2, dash: "dash" };
+      const own = { color: colour("own-end"), width: 3 }, common = { color: colour("common-stop"), width: 2, dash: "dash" };
       plots.react(this.plot, [
         line("an end for each row (BASS), expected", (v) => speedup(v, l, c), own),
         line(`one common stop, batch ${b}, expected`, (v) => speedup(v ** b, l, c), common),

@@ -2,7 +2,7 @@
    the pace of their lane times, never before they were written; its numbers come with the first of them. */
 (() => {
   "use strict";
-  const { on, soon, number, setText, make, run, firstAndLast, laneName } = window.Bass;
+  const { on, soon, number, setText, make, run, firstAndLast, lookOf, laneName } = window.Bass;
   const ORIGINS = { s: "sampled", a: "accepted", r: "recovered", b: "bonus" };
   const REASONS = { eos: "end", length: "length", budget: "time up", stopped: "stopped", error: "error" };
   const SNAPSHOT_MS = 100;
@@ -85,7 +85,7 @@
       for (const card of this.cards) if (!card.badge.textContent) setText(card.badge, badge);
     }
 
-    /** Below each row whether it is Regular's; an empty line keeps the place, in Regular for rows to stay level. */
+    /** Below each row whether it is the reference lane's; there an empty line keeps the rows level. */
     compare(rows) {
       this.cards.forEach(({ compared }, i) => {
         compared.hidden = false;
@@ -157,9 +157,11 @@
       section.setAttribute("aria-labelledby", `lane-${name}-title`);
       const title = section.querySelector("h2");
       title.id = `lane-${name}-title`;
-      setText(title, laneName(name));
+      const { label, about, colour } = lookOf(name);
+      section.style.setProperty("--lane", `var(--${colour})`);
+      setText(title, label);
       section.querySelector(".sequences").setAttribute("aria-labelledby", title.id);
-      setText(section.querySelector(".about"), name === "amusd" ? "Drafts and verifies at the same time." : "");
+      setText(section.querySelector(".about"), about);
       this.lanes.push(new Lane(section));
       return this.lanes.at(-1);
     }
@@ -187,7 +189,7 @@
       const lanes = this.view?.lanes ?? {};
       this.view = null;
       for (const [name, value] of Object.entries(lanes)) {
-        this.lane(name).showNumbers(value, value.finished && lanes.regular?.finished);
+        this.lane(name).showNumbers(value, value.finished && lanes[run().head.reference]?.finished);
       }
       for (const [name, rows] of Object.entries(window.Bass.compared())) this.lane(name).compare(rows);
     }

@@ -3,7 +3,6 @@
    once, from the page's own host. */
 (() => {
   "use strict";
-  const DASHES = { regular: "dot", speculative: "dash", bass: "solid", amusd: "dashdot" };
   const CONFIG = {
     responsive: true, displaylogo: false, plotlyServerURL: "", locale: "en-US",
     modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "toImage"],
@@ -29,7 +28,8 @@
   }
 
   function lineOf(colour, lane, width = 2.5) {
-    return { color: colour(`lane-${lane}`) || colour("lane-other"), dash: DASHES[lane] ?? "longdash", width };
+    const look = window.Bass.lookOf(lane);
+    return { color: colour(look.colour), dash: look.dash, width };
   }
 
   function axis(colour) {

@@ -7,7 +7,9 @@
   const { on } = window.Bass;
   const ORIGINS = { s: "sampled", a: "accepted", r: "recovered", b: "bonus" };
   const KINDS = { pr: "prefill", pl: "plain", ve: "verify" };
-  const NAMES = { regular: "Regular", speculative: "Speculative", bass: "BASS", amusd: "AMUSD" };
+  const OTHER = { about: "", colour: "lane-other", dash: "longdash", lengths: "" };
+  // Of all runs so far: what was drawn before may still be drawn again once a new run has started.
+  const looks = {};
   let current = null;
 
   function addTokens(sequence, tokens) {
@@ -29,6 +31,7 @@
   }
 
   on("start", (head) => {
+    Object.assign(looks, head.looks);
     const lanes = head.lanes.map((name) => [name, {
       name, clock: 0, rounds: [],
       sequences: Array.from({ length: head.batch_size }, () => ({ tokens: [], steps: [] })),
@@ -75,7 +78,9 @@
   /** A text in quotes; what writes nothing (the end of a text, half a character) is said in words. */
   const quoted = (text) => (text === "" ? "(no text)" : JSON.stringify(text));
 
-  const laneName = (name) => NAMES[name] ?? name.replaceAll("_", " ");
+  /** How a lane looks: {label, about, colour, dash, lengths}, see ui/race/looks.py. */
+  const lookOf = (name) => looks[name] ?? { ...OTHER, label: name };
+  const laneName = (name) => lookOf(name).label;
 
-  Object.assign(window.Bass, { run: () => current, stepOf, firstAndLast, laneName, quoted });
+  Object.assign(window.Bass, { run: () => current, stepOf, firstAndLast, lookOf, laneName, quoted });
 })();

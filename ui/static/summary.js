@@ -16,7 +16,7 @@
   // What a row is called, its cell for a lane, and whether a run has it.
   const ROWS = [
     ["ms per token", (m) => number(m.ms_per_token, 2)],
-    ["speed-up over regular", (m) => number(m.speedup, 2, "×")],
+    [() => `speed-up over ${laneName(run().head.reference).toLowerCase()}`, (m) => number(m.speedup, 2, "×")],
     ["throughput, tokens/s", (m) => number(m.throughput_tps, 1)],
     ["per-token latency, First, ms", (m) => number(m.ptl_first_ms, 2)],
     ["per-token latency, Last, ms", (m) => number(m.ptl_last_ms, 2)],
@@ -89,7 +89,7 @@
     rows(lanes) {
       const names = Object.keys(lanes);
       return [["", ...names.map(laneName)], ...ROWS.filter(([, , has]) => !has || has()).map(([label, cell]) =>
-        [label, ...names.map((name) => cell(lanes[name].metrics, lanes[name], name))])];
+        [typeof label === "string" ? label : label(), ...names.map((name) => cell(lanes[name].metrics, lanes[name], name))])];
     }
 
     table(lanes) {
