@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, suppress
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import gradio as gr
@@ -29,6 +29,8 @@ Source = Callable[[RaceRequest], Generator[Snapshot, None, None]]
 # What a recording is asked for does not matter.
 PLAYED = {"prompt": "a recording"}
 ABOUT_API = 'One prompt, several decoders: yields snapshots {"done", "lanes", "device"}, the last with done=True.'
+# What the status line says while a snapshot carries this "phase".
+PHASES = {"measuring": "Measuring once what a round costs on this machine (at most 5 s)"}
 UNEXPECTED = "Something went wrong on the server; its log has the details, and what was shown before is kept."
 
 
@@ -60,8 +62,9 @@ class Events:
             yield kept, kept, kept, _status("running"), gr.update(interactive=False)
             feed = PageFeed(uuid4().hex, request, self.pair)
             with closing(self._race(request)) as snapshots:
-                for snapshot in snapshots:
-                    yield *feed.update(snapshot), kept, kept
+                for told, snapshot in _told(snapshots):
+                    drawn = feed.update(snapshot) if snapshot["lanes"] else (kept, kept, kept)
+                    yield *drawn, kept if told is None else _status("running", told), kept
         except BassError as error:
             status = _status("error", str(error))
         except Exception:
@@ -113,6 +116,15 @@ class Events:
                         )
         finally:
             _give_memory_back()
+
+
+def _told(snapshots: Iterator[Snapshot]) -> Iterator[tuple[str | None, Snapshot]]:
+    """Each snapshot with what the status line is to say from now on; None leaves the line as it is."""
+    before = ""
+    for snapshot in snapshots:
+        words = PHASES.get(cast(Mapping[str, Any], snapshot).get("phase", ""), "")
+        yield (None if words == before else words), snapshot
+        before = words
 
 
 def _give_memory_back() -> None:

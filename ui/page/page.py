@@ -25,6 +25,7 @@ TITLE = "BASS: batched speculative decoding"
 # The reader's own fonts: whole alphabets in every weight, and nothing to fetch.
 FONT = ("Segoe UI", "Roboto", "Helvetica Neue", "Noto Sans", "Liberation Sans", "Arial", "sans-serif")
 MISFIT = "The request holds a value of another kind than its field"
+BROWSER_ALONE = "This event belongs to the page's own script and does nothing on the server: call /race."
 # One queue slot for the device, whoever asks: the page and the API share it.
 DEVICE: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "device"}
 
@@ -33,7 +34,12 @@ class Page(gr.Blocks):
     """Blocks that answer a request of the wrong form in a sentence, and leave no traceback of it in the log."""
 
     async def preprocess_data(self, block_fn: Any, inputs: list[Any], *rest: Any, **options: Any) -> Any:
-        """The handler's arguments from a request's values; raises gr.Error where they are too few or don't fit."""
+        """The handler's arguments from a request's values.
+
+        Raises gr.Error where they are too few or don't fit, and for an event that has no handler on the server.
+        """
+        if block_fn.fn is None:
+            raise gr.Error(BROWSER_ALONE, print_exception=False)
         try:
             return await super().preprocess_data(block_fn, inputs, *rest, **options)
         except Exception as error:

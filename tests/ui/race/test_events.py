@@ -85,6 +85,30 @@ def test_an_error_inside_the_race_is_a_sentence_and_run_works_again(error: Excep
     assert last[4]["interactive"] is True
 
 
+def test_the_status_line_says_while_costs_are_measured() -> None:
+    device: Any = {"name": "toy", "kind": "cpu"}
+    bare: Any = {"done": False, "scheduling": "fair", "elapsed_ms": 1.0, "lanes": {}, "device": device}
+    lane = {"sequences": [], "metrics": {}, "rounds": [], "clock_ms": 0.0, "finished": False, "error": None}
+
+    def source(request: RaceRequest) -> Generator[Snapshot, None, None]:
+        yield bare | {"phase": "measuring"}
+        yield bare | {"phase": "measuring", "lanes": {"one": lane}}
+        yield bare | {"lanes": {"one": lane}}
+        yield bare | {"lanes": {"one": lane}, "done": True}
+
+    _, *middle, last = Events(source, Limits()).run(*SETTINGS)
+    told = [None if is_skip(update[3]) else json.loads(update[3]) for update in middle]
+    words = "Measuring once what a round costs on this machine (at most 5 s)"
+    assert [one and (one["phase"], one["message"]) for one in told] == [
+        ("running", words),
+        None,
+        ("running", ""),
+        None,
+    ]
+    # Without lanes there is nothing to draw.
+    assert [is_skip(update[0]) for update in middle] == [True, False, False, False] and phase(last) == "done"
+
+
 def test_stop_leaves_run_to_the_end_of_the_cancelled_race(pair: ModelPair) -> None:
     status, button = Events(race_source(pair), Limits()).stop()
     assert json.loads(status)["phase"] == "stopped" and is_skip(button)

@@ -101,6 +101,20 @@ def test_a_raw_call_of_the_page_s_own_event_gets_a_sentence(values: list[Any], s
     assert not done["success"] and "\n" not in done["output"]["error"]
 
 
+def test_a_raw_call_of_an_event_of_the_page_s_script_gets_a_sentence(server: str) -> None:
+    """The server's log must hold no traceback at the end, which the fixture looks after."""
+    events = httpx.get(f"{server}/config").json()["dependencies"]
+    idle = [event["id"] for event in events if not event["backend_fn"]]
+    assert idle
+    queue = f"{server}/gradio_api/queue"
+    for event in idle:
+        who = {"session_hash": f"idle{event}"}
+        assert httpx.post(f"{queue}/join", json={"fn_index": event, "data": [], **who}).is_success
+        with httpx.stream("GET", f"{queue}/data", params=who) as answer:
+            (done,) = [json.loads(line[5:]) for line in answer.iter_lines() if "process_completed" in line]
+        assert not done["success"] and "belongs to the page's own script" in done["output"]["error"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
