@@ -11,12 +11,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 STATIC = Path(__file__).resolve().parents[1] / "static"
 PLOTLY = Path(plotly.__file__).resolve().parent / "package_data" / "plotly.min.js"
-STYLES = STATIC / "page.css"
+STYLES = STATIC / "page/page.css"
 # In this order: each uses the ones before it.
 SCRIPTS = (
-    "page.js", "frames.js", "alive.js", "run.js", "compare.js", "plots.js", "tokens.js", "timeline.js", "lanes.js",
-    "charts.js", "inspector.js", "export.js", "summary.js", "how.js",
+    "page/page.js", "page/frames.js", "page/alive.js", "race/run.js", "race/compare.js", "page/plots.js",
+    "race/tokens.js", "race/timeline.js", "race/lanes.js", "race/charts.js", "race/inspector.js", "race/export.js",
+    "race/summary.js", "page/how.js",
 )  # fmt: skip
+FIRST = STATIC / "page/timers.js"
 
 
 def serve() -> None:
@@ -68,7 +70,7 @@ def _is_html(start: Message) -> bool:
 
 
 async def _send_page(start: Message, body: bytes, send: Send) -> None:
-    page = body.replace(b"<head>", f'<head><script src="{url(STATIC / "timers.js")}"></script>'.encode(), 1)
+    page = body.replace(b"<head>", f'<head><script src="{url(FIRST)}"></script>'.encode(), 1)
     grown = len(page) - len(body)
     headers = [
         (name, str(int(value) + grown).encode() if name == b"content-length" else value)

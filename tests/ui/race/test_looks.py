@@ -55,7 +55,7 @@ def test_no_file_of_the_page_names_a_method(path: Path) -> None:
 def test_each_method_has_a_colour_and_a_line_of_its_own() -> None:
     known = looks(list(METHODS))
     assert len({(one["colour"], one["dash"]) for one in known.values()}) == len(METHODS)
-    style = (ROOT / "ui/static/page.css").read_text()
+    style = (ROOT / "ui/static/page/page.css").read_text()
     for colour in (*COLOURS, OTHER_COLOUR):
         assert style.count(f"--{colour}:") == 2, "one for light, one for dark"
     for dash in {*DASHES, OTHER_DASH} - {"solid"}:
