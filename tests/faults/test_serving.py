@@ -146,7 +146,7 @@ def test_a_model_that_computes_nan_ends_its_lanes(serving: None, client: Client)
 
 
 def test_what_nobody_foresaw_is_one_sentence(serving: None, client: Client) -> None:
-    with pytest.raises(AppError, match="Something went wrong on the server") as refusal:
+    with pytest.raises(AppError, match="An internal error stopped the race") as refusal:
         ask(client, "server")
     assert "secret" not in str(refusal.value)
 

@@ -1,7 +1,7 @@
-"""Contract: the two generator events, the page's and the API's, over one and the same race.
+"""The two generator events: the page's Run and the API's `/race`.
 
-Each yields until the race is done and closes it in every path: cancelled (GeneratorExit), failed or finished.
-No thread-bound context is held across a yield, since Gradio may resume a generator on another thread.
+Contract: each yields until its race is done, and closes the race on every path: cancelled (GeneratorExit), failed
+or finished. Neither holds a thread-bound context across a yield: Gradio may resume a generator on another thread.
 """
 
 import ctypes
@@ -26,16 +26,16 @@ from ui.sources.models import Models
 log = logging.getLogger(__name__)
 
 Source = Callable[[RaceRequest], Generator[Snapshot, None, None]]
-# What a recording is asked for does not matter.
+# A recording ignores the request, which only has to pass the checks.
 PLAYED = {"prompt": "a recording"}
 ABOUT_API = 'One prompt, several decoders: yields snapshots {"done", "lanes", "device"}, the last with done=True.'
-# What the status line says while a snapshot carries this "phase".
+# By a snapshot's "phase": what the status line says while it lasts.
 PHASES = {"measuring": "Measuring once what a round costs on this machine (at most 5 s)"}
-UNEXPECTED = "Something went wrong on the server; its log has the details, and what was shown before is kept."
+UNEXPECTED = "An internal error stopped the race; the server's log has the details. What was shown before is kept."
 
 
 def race_source(pair: ModelPair, models: Models | None = None) -> Source:
-    """A generator function of plain data in and out, so that a ZeroGPU worker can run it."""
+    """A generator function with plain data in and out, so that a ZeroGPU worker process can run it."""
     shelf = models or Models(pair)
 
     def snapshots(request: RaceRequest) -> Generator[Snapshot, None, None]:
@@ -51,9 +51,9 @@ class Events:
         self.source, self.limits, self.pair = source, limits, pair
 
     def run(self, *values: object) -> Iterator[tuple[Any, ...]]:
-        """Takes the form's values in the order of the table, later ones left out or not; a recording sends none.
+        """Takes the form's values in the table's order, trailing ones left out or not; a recording has none.
 
-        Yields (log, view, charts, status, Run button); gr.skip() leaves what is there as it is.
+        Yields (log, view, charts, status, Run button); gr.skip() leaves an output unchanged.
         """
         kept, status = gr.skip(), _status("done")
         try:
@@ -73,9 +73,9 @@ class Events:
         yield kept, kept, kept, status, gr.update(interactive=True)
 
     def stop(self) -> tuple[Any, Any]:
-        """Returns (status, Run button); the running event itself is cancelled by Gradio.
+        """Returns (status, Run button); Gradio cancels the running event itself.
 
-        Until that is through, Gradio drops a click on Run: the event's failure handler sets it free (page.py).
+        Gradio drops clicks on Run until it has, so the failure handler of that event (page.py) enables Run.
         """
         return _status("stopped"), gr.skip()
 
@@ -103,7 +103,7 @@ class Events:
             raise gr.Error(UNEXPECTED, print_exception=False) from error
 
     def _race(self, request: RaceRequest) -> Generator[Snapshot, None, None]:
-        """The source's snapshots, ended by a BassError once the operator's time for a race is spent."""
+        """The source's snapshots. Raises BassError once the operator's time limit for a race is reached."""
         end = time.monotonic() + self.limits.max_seconds
         try:
             with closing(self.source(request)) as snapshots:
@@ -111,7 +111,7 @@ class Events:
                     yield snapshot
                     if not snapshot["done"] and time.monotonic() >= end:
                         raise BassError(
-                            f"This race was ended after {self.limits.max_seconds:g} s, the server's limit: ask "
+                            f"The race was stopped after {self.limits.max_seconds:g} s, this server's limit: ask "
                             "for fewer tokens or a smaller batch."
                         )
         finally:
@@ -119,7 +119,7 @@ class Events:
 
 
 def _told(snapshots: Iterator[Snapshot]) -> Iterator[tuple[str | None, Snapshot]]:
-    """Each snapshot with what the status line is to say from now on; None leaves the line as it is."""
+    """Each snapshot with the status line's new words; None leaves the line unchanged."""
     before = ""
     for snapshot in snapshots:
         words = PHASES.get(cast(Mapping[str, Any], snapshot).get("phase", ""), "")
@@ -128,18 +128,18 @@ def _told(snapshots: Iterator[Snapshot]) -> Iterator[tuple[str | None, Snapshot]
 
 
 def _give_memory_back() -> None:
-    """Hand what a race freed back to the system: glibc keeps it, a piece in each thread's arena, while we live."""
+    """Return freed memory to the system: glibc would keep it in each thread's arena."""
     if sys.platform == "linux":
-        with suppress(AttributeError):  # a C library of another kind
+        with suppress(AttributeError):  # another C library has no malloc_trim
             ctypes.CDLL(None).malloc_trim(0)
 
 
 def _without_rounds(snapshot: Snapshot) -> Snapshot:
-    """Gradio compares each whole value with the one before; the log of rounds is worth that once, at the end."""
+    """The snapshot without its long logs of rounds: Gradio compares every value with the one before, in full."""
     lanes: dict[str, LaneSnapshot] = {name: {**lane, "rounds": []} for name, lane in snapshot["lanes"].items()}
     return {**snapshot, "lanes": lanes}
 
 
 def _status(phase: str, message: str = "") -> str:
-    """For the page's script; a fresh key, so that the same sentence twice in a row is still news."""
+    """The status as the page's script reads it; the key makes the same sentence a new value each time."""
     return json.dumps({"phase": phase, "message": message, "key": uuid4().hex})

@@ -31,9 +31,9 @@ class Form:
 
 
 def form(limits: Limits, choices: Choices, status: gr.HTML, *, recording: bool = False) -> Form:
-    """Build the settings where this is called; a recording has settled them, so then only the buttons show.
+    """Build the settings in the current layout; for a recording, the buttons alone.
 
-    `status` is placed right below the buttons, so that a refusal is in sight however long the settings are.
+    `status` goes right below the buttons, so that a refusal is in sight above long settings.
     """
     if recording:
         run, stop = _buttons("Play")
@@ -62,7 +62,7 @@ def _buttons(start: str) -> tuple[gr.Button, gr.Button]:
 
 
 def _section(name: str, limits: Limits, choices: Choices) -> Fields:
-    """The controls of one section; neighbours that stand beside each other share a row."""
+    """The controls of one section; neighbouring settings with `beside` share a row."""
     fields: Fields = {}
 
     def make(setting: Setting) -> None:
@@ -115,12 +115,12 @@ CONTROLS: dict[str, Callable[..., gr.components.Component]] = {
 
 
 def restore_script(form: Form) -> str:
-    """JavaScript that gives every field its value from the address, or leaves it: for Blocks.load(js=)."""
+    """JavaScript for Blocks.load(js=) that fills the fields from the page's address."""
     allowed: dict[str, Any] = {}
     for setting in shown():
         values = getattr(form.fields[setting.name], "choices", None)
         offered = [value for _, value in values] if values else None
         allowed[setting.name] = {"control": setting.control, "choices": offered}
-    # The page's scripts may come later than this.
+    # The page's scripts may load after this runs.
     wait = "while (!window.Bass?.restore) await new Promise((go) => setTimeout(go, 30));"
     return f"async (...now) => {{ {wait} return Bass.restore({json.dumps(allowed)}, now); }}"

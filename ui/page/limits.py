@@ -42,7 +42,8 @@ def prompt(label: str, value: object, limits: Limits) -> str:
         raise RequestError("The prompt is empty: write one, or pick an example.")
     if len(value) > limits.max_prompt:
         raise RequestError(
-            f"The prompt has {len(value)} characters and this server takes {limits.max_prompt}: shorten it."
+            f"The prompt has {len(value)} characters and this server takes at most {limits.max_prompt}: "
+            "shorten it."
         )
     return value
 
@@ -76,10 +77,10 @@ def whole(low: int, high: Callable[[Limits], int]) -> Check:
 
 
 def temperature(label: str, value: object, limits: Limits) -> float:
-    """A number of 0 or more; one so small that the sampler is greedy becomes 0, so that the page says so too."""
+    """A number of 0 or more; 0.0 for one so small that sampling is greedy, so that the page says so too."""
     number = _number(value)
     if number is None or number < 0:
-        raise RequestError("Temperature must be a number of 0 or more; at 0 the likeliest token is always taken.")
+        raise RequestError("Temperature must be a number of 0 or more; 0 always takes the likeliest token.")
     return 0.0 if SamplingParams(number).greedy else number
 
 
@@ -87,7 +88,7 @@ def top_p(label: str, value: object, limits: Limits) -> float:
     """A number above 0 and at most 1."""
     number = _number(value)
     if number is None or not 0 < number <= 1:
-        raise RequestError("Top-p must be a number above 0 and at most 1; 1 leaves every token in.")
+        raise RequestError("Top-p must be a number above 0 and at most 1; 1 keeps every token.")
     return number
 
 

@@ -57,7 +57,7 @@ EXAMPLES = {
         "The tide came in slowly over the flat sand. The children ran ahead of the tide and the dog ran after "
         "the children, and when the tide turned, the children turned, and the dog turned with them."
     ),
-    # Sets the temperature as well: what nobody can guess, a draft can't either.
+    # Also sets a high temperature: the draft model can't predict this text.
     "Losing": "List forty unrelated words, each from another language.",
 }
 LOSING_TEMPERATURE = 1.5
@@ -79,7 +79,8 @@ _TABLE = (
     ),
     Setting(
         "temperature", 0.7, float, limits.temperature, "sampling.temperature",
-        "Temperature", "number", "0: the likeliest", step=0.1, section="numbers", beside=True,
+        "Temperature", "number", "0: greedy, the likeliest token", step=0.1,
+        section="numbers", beside=True,
     ),
     Setting(
         "seed", 0, int, limits.whole(0, lambda _: limits.MAX_SEED), "seed",
@@ -87,28 +88,29 @@ _TABLE = (
     ),
     Setting(
         "top_k", 0, int, limits.whole(0, lambda _: limits.MAX_TOP_K), "sampling.top_k",
-        "Top-k", "number", "only the k likeliest; 0: all", beside=True,
+        "Top-k", "number", "keep the k likeliest tokens; 0: all", beside=True,
     ),
     Setting(
         "top_p", 1.0, float, limits.top_p, "sampling.top_p",
-        "Top-p", "number", "only the likeliest that reach p", step=0.05, beside=True,
+        "Top-p", "number", "keep the likeliest tokens that sum to p", step=0.05, beside=True,
     ),
     Setting(
         "draft_length", "bass", str, limits.draft_length, "draft_length",
-        "Draft length", "list", "How many tokens to guess before the target checks them.",
+        "Draft length", "list", "How many tokens to draft before the target checks them.",
         lambda known: known.draft_lengths,
     ),
     Setting(
         "drafter", "auto", str, limits.name, "drafter",
-        "Drafter", "list", "Who guesses. A bad guess costs time, never quality.", lambda known: known.drafters,
+        "Drafter", "list", "What makes the drafts. A bad draft costs time, never quality.",
+        lambda known: known.drafters,
     ),
     Setting(
         "attention", "auto", str, limits.name, "attention",
-        "Attention", "list", "How rows of different lengths are attended.", lambda known: known.attentions,
+        "Attention", "list", "How attention handles rows of different lengths.", lambda known: known.attentions,
     ),
     Setting(
         "scheduling", "fair", str, limits.name, "scheduling",
-        "Scheduling", "list", "How the lanes share the one device.", lambda known: known.schedulings,
+        "Scheduling", "list", "How the lanes share the device.", lambda known: known.schedulings,
     ),
     Setting(
         "verification", "chen", str, limits.name, "verification",
@@ -116,12 +118,12 @@ _TABLE = (
     ),
     Setting(
         "time_budget_ms", None, float | None, limits.time_budget, "time_budget_ms",
-        "Time budget, ms", "number", "Each lane stops at this time on its own clock; empty: no budget.",
+        "Time budget, ms", "number", "Stops each lane at this time on its own clock; empty: no budget.",
         step=500, placeholder="none",
     ),
     Setting(
         "lanes", None, list[str] | None, limits.lanes, "lanes",
-        "Lanes", "boxes", "Who takes part.", lambda known: known.lanes, start=DEFAULT_LANES,
+        "Lanes", "boxes", "The decoders that take part.", lambda known: known.lanes, start=DEFAULT_LANES,
     ),
     # A script may name another pair; the page races the operator's own.
     Setting("pair", "", str, limits.pair, ""),

@@ -1,4 +1,4 @@
-"""Contract: the static HTML of the live charts; charts.js draws them with Plotly from the page's value."""
+"""The live charts. Contract: static HTML, in which charts.js draws the feed's series with Plotly."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ CHARTS = {
     "acceptance": ("Draft acceptance rate", "accepted / drafted, over lane time"),
     "lengths": ("Draft length", "of each round, over lane time"),
     "flops": ("FLOPs utilisation", "of the device's dense peak, by lane, over lane time"),
-    "device": ("Device", "share of time busy; a mixture of the lanes that run"),
-    "memory": ("Memory and power", "of the device, or of this process where there is no GPU"),
+    "device": ("Device", "share of time busy, all running lanes together"),
+    "memory": ("Memory and power", "of the device, or of this process without a GPU"),
 }
 READINGS = {
     "gpu_utilization": "GPU utilization (NVML: share of time busy)",
@@ -23,10 +23,12 @@ READINGS = {
     "rss_mb": "Memory of this process",
 }
 SMALL_PRINT = (
-    "Each lane has its own clock, which counts only the time the device spent on that lane: the lanes advance as "
-    "on three identical machines, only slower. Tokens appear in the order and at the pace of their lane's clock, "
-    "at most one update (about a tenth of a second) after they were written. Long runs are charted with every "
-    "second, fourth, ... point."
+    "Each lane has its own clock, which counts only the time that the device spent on that lane: the lanes "
+    "advance as they would on identical machines, only slower. Tokens appear in the order and at the pace of "
+    "their lane's clock, at most one update (about a tenth of a second) after they were written. The charts of "
+    "long runs show every second, fourth, ... point. A lane's ms per token is n × (lane time without its "
+    "prefills) / (new tokens − sequences that have begun), for n sequences; its tokens/s are new tokens / lane "
+    "time until the last sequence finished, prefills included."
 )
 
 

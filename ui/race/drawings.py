@@ -1,6 +1,7 @@
-"""Contract: the pictures of "How it works" as inline SVG; colours come from page.css through class names.
+"""The pictures of "How it works", as inline SVG.
 
-Numbers in them are examples, except Algorithm 1's line, which the library's own rule draws.
+Contract: colours come from page.css through class names. The numbers are examples; the draft lengths are computed
+by bass_core's Algorithm1 from an example.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from collections.abc import Iterable
 
 from bass_core import DEFAULT_LANES, METHODS, Algorithm1
 
-# Kept tokens before the round, and how many of four drafts stand, row by row.
+# For each row: tokens in the cache before the round, and how many of its four drafts are accepted.
 CACHE_ROWS = ((7, 4), (4, 1), (9, 2), (6, 0))
 DRAFTED = 4
-# Probabilities of five tokens: target p, draft q.
+# Five tokens: (text, the target's probability p, the draft's probability q).
 TOKENS = (("the", 0.40, 0.25), ("a", 0.25, 0.45), ("my", 0.20, 0.10), ("one", 0.10, 0.15), ("his", 0.05, 0.05))
-# Largest accepted count of each round, as in the paper's rule.
+# For each round: accepted drafts of the row that accepted most.
 BEST = (7, 9, 3, 2, 0, 5, 5, 7, 4, 1)
 
 
@@ -37,7 +38,7 @@ def text(x: float, y: float, words: str, anchor: str = "start", kind: str = "") 
 
 
 def decoders() -> str:
-    """What each decoder does with the same stretch of time, for two sequences."""
+    """What each decoder does in the same time, for two sequences."""
     target, draft, gap, height = 54, 16, 3, 26
     labels = [METHODS[name].label for name in DEFAULT_LANES]
     lanes = (
@@ -78,18 +79,18 @@ def cache() -> str:
             parts.append(rect(48 + i * step, y, size, size, f"cell-{kind}"))
         length = 48 + (kept + 1 + accepted) * step - 1.5
         parts.append(f'<path d="M{length:g} {y - 4} v{size + 8}" class="mark"/>')
-    key = (("kept", "in the cache before"), ("fit", "draft that stands"), ("unfit", "rejected draft"))
+    key = (("kept", "in the cache before"), ("fit", "accepted draft"), ("unfit", "rejected draft"))
     for i, (kind, words) in enumerate(key):
         parts.append(rect(48 + 160 * i, 168, 14, 14, f"cell-{kind}"))
         parts.append(text(68 + 160 * i, 180, words, kind="soft"))
-    parts.append(text(0, 14, "lengths after the round: the bars", kind="soft"))
+    parts.append(text(0, 14, "bars: lengths after the round", kind="soft"))
     return svg(
         560, 188, "A cache whose rows accepted four, one, two and no drafts; each has its own length", parts
     )
 
 
 def rejection() -> str:
-    """min(p, q) stands; where q is larger a draft may fall; max(0, p - q) is drawn from instead."""
+    """Accepted: min(p, q). Where q is larger, a draft may be rejected; then max(0, p - q) is drawn from."""
     scale, base, parts = 300, 168, []
     for i, (word, p, q) in enumerate(TOKENS):
         x, stands = 18 + 104 * i, min(p, q)
@@ -110,7 +111,7 @@ def rejection() -> str:
         parts.append(rect(x, 218, 14, 14, f"bar-{kind}") + text(x + 20, 230, words, kind="soft"))
         x += width + 20
     accepted = sum(min(p, q) for _, p, q in TOKENS)
-    return svg(540, 238, f"Five tokens with p and q; {accepted:.0%} of the drafts stand", parts)
+    return svg(540, 238, f"Five tokens with p and q; {accepted:.0%} of the drafts are accepted", parts)
 
 
 def lengths() -> str:

@@ -1,11 +1,11 @@
-"""Contract: turns a race's snapshots into what the page's script draws: three texts, log, view and charts.
+"""Turns a race's snapshots into what the page's scripts draw: three texts, called log, view and charts.
 
-They are texts because gr.HTML follows a nested value badly: it copies and watches every number in it, and under
-ten updates a second the browser can end up doing nothing else. The log holds every token and round once and only
-grows, so that Gradio sends its new tail alone; view (the figures of this moment) and charts (whole series) are
-small and replaced. The script works from these alone; nothing here estimates or smooths a number.
+Contract: the scripts work from these alone, and nothing here estimates or smooths a number. They are texts because
+gr.HTML copies and watches every number of a nested value, which at ten updates a second can take all of the
+browser's time. The log holds every token and round once and only grows, so that Gradio sends its new tail alone;
+view (the present figures) and charts (whole series) are small and are replaced.
 
-The log's first line is the run: {"run", "settings", "pair", "lanes", "batch_size"}. Each further line is one
+The log's first line is the run's head, see PageFeed._head. Each further line is one
 snapshot: {lane: {"clock_ms", "new": {index: tokens}, "rounds": rounds}}; see SequenceFeed.fresh and `_round`.
 """
 
@@ -36,23 +36,23 @@ class RecordedSnapshot(Snapshot, total=False):
 
 
 def _text(value: object) -> str:
-    """JSON on one line that holds no tag: gr.HTML warns about values with a script tag in them."""
+    """JSON on one line without tags: gr.HTML warns about values with a script tag in them."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _short(value: float | None) -> float | None:
-    """Six significant digits are enough to redo a test by hand."""
+    """The value with six significant digits, enough to repeat an acceptance test by hand."""
     return None if value is None else float(f"{value:.6g}")
 
 
 class SequenceFeed:
-    """How much of one sequence the log has."""
+    """How much of one sequence is in the log: its tokens, and the characters of its text."""
 
     def __init__(self) -> None:
         self.tokens, self.characters = 0, 0
 
     def fresh(self, sequence: SequenceSnapshot) -> list[list[Any]]:
-        """What is new: [origin's letter, text, lane ms, id] a token; "+" adds text that the token before held."""
+        """The new tokens, each [origin's first letter, text, lane ms, id]; "+" adds text to the token before."""
         pieces, text = sequence["pieces"] or [], sequence["text"] or ""
         origins, times = sequence["origins"], sequence["times_ms"]
         seen = sum(map(len, pieces[: self.tokens]))
@@ -66,7 +66,7 @@ class SequenceFeed:
 
 
 def _round(record: RoundRecord) -> list[Any]:
-    """[round, kind's two letters, draft length, lane ms, rows] of a record of bass_core's round log.
+    """[round, first two letters of its kind, draft length, lane ms, rows] of one round.
 
     A row: [sequence, start, written, accepted, p of the last token, drafts], a draft: [text, p, q, u].
     """
@@ -111,7 +111,7 @@ class Series:
 
 
 class PageFeed:
-    """Everything one run has shown so far. `pair` names the models for the page's snippet."""
+    """What one run has shown so far. `pair` names the models for the page's snippet."""
 
     def __init__(self, run: str, request: RaceRequest, pair: Mapping[str, Any] | None = None) -> None:
         self.run, self.request, self.pair = run, request, dict(pair or {})
@@ -139,7 +139,7 @@ class PageFeed:
         return self.log, _text(view), self.charts
 
     def _head(self, snapshot: Snapshot) -> dict[str, Any]:
-        """What does not change. A recording brings its own lanes and rows, whatever was asked for."""
+        """What stays the same in a run. Lanes and rows are the snapshot's: a recording ignores the request."""
         rows = max(len(lane["sequences"]) for lane in snapshot["lanes"].values())
         return {
             "run": self.run,
@@ -190,12 +190,12 @@ class PageFeed:
         for name, lane in snapshot["lanes"].items():
             series = self.lane_series.setdefault(name, Series("clock_ms", CHARTED_METRICS))
             clocks = series.rows["clock_ms"]
-            # A lane that waits for its turn or has finished adds nothing.
+            # A lane that waits for its turn or has finished adds no point.
             if not clocks or round(lane["clock_ms"], 4) > (clocks[-1] or 0.0):
                 series.add(lane["clock_ms"], lane["metrics"])
         self.device_series.add(elapsed, device)
         sampled = (self.device_series, *self.lane_series.values())
-        # All at once: lanes that missed a sample fill up later, and each would double the interval again.
+        # Halved together: lanes that missed samples fill up later, and each would double the interval again.
         if any(series.full() for series in sampled):
             self.interval_ms *= 2
             for series in sampled:

@@ -1,7 +1,7 @@
-"""Contract: the static HTML of the lanes; lanes.js fills it with textContent alone.
+"""The lanes' columns. Contract: static HTML, which lanes.js fills with textContent alone.
 
-No value from outside ever enters this template: Gradio evaluates templates as code, and model text is only text.
-A lane that a race brings and that has no section here gets one from lanes.js.
+No value from outside enters this template: Gradio evaluates templates as code. lanes.js adds a section for a lane
+that has none here.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from bass_core import DEFAULT_LANES
 from ui.race.looks import look, reference
 
 ORIGINS = {
-    "sampled": "by the target alone",
-    "accepted": "drafted, and stands",
+    "sampled": "from the target, nothing drafted",
+    "accepted": "drafted and accepted",
     "recovered": "replaces a rejected draft",
-    "bonus": "follows a fully accepted draft",
+    "bonus": "follows a draft accepted in full",
 }
 
 
@@ -34,8 +34,8 @@ def _toolbar() -> str:
     )
     switches = (
         _switch("colours", "Origins", True, "Colour tokens by where they came from")
-        + _switch("whole", "Whole texts", False, "Show texts at their full length")
-        + _switch("slow", "Half speed", False, "Show the race at half its speed")
+        + _switch("whole", "Whole texts", False, "Show each text in full")
+        + _switch("slow", "Half speed", False, "Show the race at half speed")
     )
     return f"""<div class="toolbar"><ul class="legend" aria-label="Where a token came from">{keys}</ul>
 <span class="switches">{switches}</span></div>"""
@@ -50,22 +50,23 @@ def _switch(name: str, label: str, on: bool, title: str) -> str:
 
 
 def _figures() -> dict[str, tuple[str, str]]:
-    """A lane's small figures: by the metric's name, the label and what it means."""
+    """A lane's small figures: metric -> (label, meaning)."""
     other = look(reference())["label"].lower()
     return {
         "speedup": (
             f'over {other}<span class="so-far"></span>',
             f"ms per token of {other} decoding / ms per token of this lane",
         ),
-        "throughput_tps": ("tokens/s", "new tokens / lane time until the last sequence finished, prompt included"),
+        "throughput_tps": (
+            "tokens/s",
+            "new tokens / lane time until the last sequence finished, prefills included",
+        ),
         "acceptance_rate": ("acceptance", "accepted / drafted tokens"),
         "new_tokens": ("new tokens", "of all sequences"),
     }
 
 
-MS_PER_TOKEN = (
-    "sequences × (lane time without the reading of prompts) / (new tokens − one for each sequence that has begun)"
-)
+MS_PER_TOKEN = "n × (lane time without its prefills) / (new tokens − sequences that have begun), for n sequences"
 
 
 def _lane(name: str) -> str:

@@ -63,7 +63,7 @@ def test_a_tip_gives_round_position_p_q_and_verdict(page: Page, final: dict[str,
     tip = page.locator(".token-tip")
     expect(tip).to_contain_text(f"round {record['round']}, position 1 ({len(row['drafted'])} drafted)")
     expect(tip).to_contain_text(f"p(x) {row['p'][0]:.3f}, q(x) {row['q'][0]:.3f}")
-    expect(tip).to_contain_text("stands: u")
+    expect(tip).to_contain_text("accepted: u")
     spans.nth(row["start"] + row["accepted"]).hover()
     expect(tip).to_contain_text("recovered")
     expect(tip).to_contain_text(f"position {row['accepted'] + 1} ")
@@ -111,7 +111,7 @@ def test_the_inspector_shows_a_round_number_by_number(page: Page, final: dict[st
         assert json.loads(f'"{cells["token"][i]}"') == row["drafted_text"][i]
     rejected = ["rejected"] if kept < count else []
     untested = ["not tested"] * (count - kept - len(rejected))
-    assert cells["verdict"] == ["stands"] * kept + rejected + untested + [verdict]
+    assert cells["verdict"] == ["accepted"] * kept + rejected + untested + [verdict]
     # One further, and back.
     page.click("[data-step='1']")
     expect(page.locator("[data-pick=round]")).to_have_value(str(min(own.index(row) + 2, len(own))))

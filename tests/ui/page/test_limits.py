@@ -48,7 +48,7 @@ def test_the_later_settings_have_defaults_and_a_length_may_be_text() -> None:
         ("prompt", "", "prompt is empty"),
         ("prompt", " \n", "prompt is empty"),
         ("prompt", None, "prompt is empty"),
-        ("prompt", "x" * 20_001, "has 20001 characters and this server takes 20000"),
+        ("prompt", "x" * 20_001, "has 20001 characters and this server takes at most 20000"),
         ("pair", 7, "The pair must be a name"),
         ("pair", "x" * 201, "The pair must be a name"),
         ("batch_size", 0, "Batch size must be a whole number from 1 to 8"),

@@ -13,7 +13,7 @@ from ui.page.choices import DRAFT_LENGTH_WORDS
 from ..browser import LANES, fill, open_page, shown
 from ..conftest import serving
 
-SENTENCE = "The connection to the server was lost: what came before stays here until the page is loaded again."
+SENTENCE = "The connection to the server was lost. What was shown before stays here until the page is reloaded."
 
 
 @pytest.mark.slow

@@ -1,12 +1,12 @@
-/* Contract: whether each row is the reference lane's, where the lanes owe the same text (greedy or coupled). Bass.comparison()
+/* Compares each row's text with the reference lane's, where both must be the same (greedy or coupled). Contract: Bass.comparison()
    is {lane: [null, the same as far as both reach, or {at, ours, theirs, p_ours, p_theirs, tie}]}, as the last snapshot
    has it; of a run that ended before its last snapshot it is made here, without the probabilities; null where nothing
    is claimed. Bass.compared() is the same in words, {} for null. Draws nothing. */
 (() => {
   "use strict";
   const { on, run, laneName, quoted } = window.Bass;
-  // From here on two scores, the lesser over the larger, are nearly tied: bfloat16 has steps of 1/8 between logits of
-  // 16 and 32, and exp(-1/8) is 0.88.
+  // A near tie: the lesser of two scores is at least this share of the larger. bfloat16 has steps of 1/8 between
+  // logits of 16 and 32, and exp(-1/8) is 0.88.
   const NEAR = 0.7;
   let cut = false;
 
@@ -36,7 +36,7 @@
     ]));
   }
 
-  /** Both numbers with two digits, or as many as it takes to tell them apart. */
+  /** Both numbers with two digits, or as many as are needed to tell them apart. */
   function chances(a, b) {
     const digits = [2, 3, 4, 5, 6].find((some) => a.toFixed(some) !== b.toFixed(some));
     return digits ? `${a.toFixed(digits)} against ${b.toFixed(digits)}` : `${a.toFixed(2)} each`;
@@ -61,7 +61,7 @@
     return { text: `same as ${laneName(reference)}${ended(lane) && ended(reference) ? "" : " so far"}` };
   }
 
-  /** {lane: [{text, title, differs}]}; the reference has nothing to say. */
+  /** {lane: [{text, title, differs}]}; an empty list for the reference lane. */
   function compared() {
     const found = comparison(), reference = run()?.head.reference;
     if (!found || !run().lanes.has(reference)) return {};

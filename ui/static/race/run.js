@@ -1,4 +1,4 @@
-/* Contract: the run so far as plain objects, for whoever wants to look inside: Bass.run() is null or
+/* The run so far as plain objects, for other scripts and the console. Contract: Bass.run() is null or
    {head, view, done, lanes: Map name -> {name, clock, sequences, rounds}}; a sequence is {tokens, steps}, a token
    {origin, text, ms, id}, a step (its part of one round) {round, kind, length, ms, start, written, accepted,
    nextP, drafts: [{text, p, q, u}]}. Draws nothing. */
@@ -8,13 +8,13 @@
   const ORIGINS = { s: "sampled", a: "accepted", r: "recovered", b: "bonus" };
   const KINDS = { pr: "prefill", pl: "plain", ve: "verify" };
   const OTHER = { about: "", colour: "lane-other", dash: "longdash", lengths: "" };
-  // Of all runs so far: what was drawn before may still be drawn again once a new run has started.
+  // Of all runs so far: charts of an earlier run may be drawn again after a new one has started.
   const looks = {};
   let current = null;
 
   function addTokens(sequence, tokens) {
     for (const [origin, text, ms, id] of tokens) {
-      // "+" is text that the token before had held back.
+      // "+": text that belongs to the token before it.
       if (origin === "+") sequence.tokens.at(-1).text += text;
       else sequence.tokens.push({ origin: ORIGINS[origin], text, ms, id });
     }
@@ -64,7 +64,7 @@
     return null;
   }
 
-  /** Indices of the first and the last sequence to finish by themselves; the last only once all have ended. */
+  /** Indices of the sequences that finished first and last (at their end or full length); last once all have ended. */
   function firstAndLast(lane, reasons) {
     const ended = lane.sequences
       .map(({ tokens }, index) => ({ index, ms: tokens.at(-1)?.ms, reason: reasons[index] }))
@@ -75,7 +75,7 @@
     return { first: ended[0].index, last: all && ended.length > 1 ? ended.at(-1).index : undefined };
   }
 
-  /** A text in quotes; what writes nothing (the end of a text, half a character) is said in words. */
+  /** A text in quotes; "(no text)" for a token that writes nothing, such as the end token. */
   const quoted = (text) => (text === "" ? "(no text)" : JSON.stringify(text));
 
   /** How a lane looks: {label, about, colour, dash, lengths}, see ui/race/looks.py. */
