@@ -34,7 +34,7 @@ def main(argv: list[str]) -> None:
     made = parser("smoke", __doc__ or "")
     made.set_defaults(pair="smollm2", draft=None)
     options = made.parse_args(argv)
-    drafters = DRAFTERS[-1:] if options.quick else DRAFTERS
+    drafters = list(DRAFTERS)[-1:] if options.quick else list(DRAFTERS)
     with fresh_cache() as root:
         pair = load_pair(options.pair)
         measure_ahead(pair, ROWS, lambda: None)

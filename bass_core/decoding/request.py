@@ -11,7 +11,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..attention.huggingface import choose_backend
+from ..attention.select import choose_backend
 from ..budget.cost_aware import CostAware
 from ..budget.policies import DraftLengthPolicy, make_policy
 from ..drafting.registry import choose_drafter

@@ -14,7 +14,6 @@ from ..decoding.base import Decoder, DecodingParams
 from ..decoding.batch import BatchDecoder
 from ..decoding.request import Request
 from ..decoding.sequential import SequentialDecoder
-from ..drafting.base import observes_states
 from ..drafting.registry import make_drafter
 from ..engine.cuda_graphs import make_runner
 from ..models.pair import ModelPair
@@ -43,14 +42,13 @@ def build_overlapped(pair: ModelPair, request: Request, sequences: list[Sequence
 
 def _batch(pair: ModelPair, request: Request, rows: list[Sequence], drafts: bool) -> BatchDecoder:
     count, length, backend = len(rows), cache_length(request, drafts), request.backend
-    drafter = None
+    drafter, keep_states = None, False
     if drafts:
         drafter = make_drafter(
             pair, request.drafter, count, length, backend, request.sampling, request.verification
         )
-    runner = make_runner(
-        pair.target_step, count, length, pair.vocab, backend, keep_states=observes_states(drafter)
-    )
+        keep_states = drafter.observes_states
+    runner = make_runner(pair.target_step, count, length, pair.vocab, backend, keep_states=keep_states)
     return BatchDecoder(rows, runner, _params(request), drafter, copy.deepcopy(request.policy) if drafts else None)
 
 

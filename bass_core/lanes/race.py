@@ -23,8 +23,8 @@ from kernels.support import is_accelerator, own_stream, runtime
 
 from ..decoding.admission import admit
 from ..decoding.request import Request, make_request
-from ..engine.capture import empty_cache
 from ..errors import BassError, MemoryShortage, RequestError
+from ..machine.capture import empty_cache
 from ..machine.monitor import Monitor
 from ..models.pair import ModelPair
 from .comparison import comparison, reference_lane
