@@ -83,7 +83,7 @@ def finished(lane: Lane) -> Generation:
             finish_reason=sequence.finish_reason or "stopped",
             origins=sequence.origins,
             times_ms=sequence.times_ms,
-            ptl_ms=latency(sequence, lane.first_prefill_ms),
+            ptl_ms=latency(sequence, lane.counts.first_prefill_ms),
             own_ptl_ms=latency(sequence, sequence.prefilled_ms),
         )
         for sequence, text in zip(lane.sequences, lane.texts, strict=True)

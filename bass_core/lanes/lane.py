@@ -39,11 +39,10 @@ class Lane:
         self.counts = Counts()
         self.log = Trace(pair.tokenizer)
         self.device, self.dtype = pair.device, pair.dtype
-        draft = pair.draft_step if found.drafts and runs_model(request.drafter) else None
+        draft = pair.draft_step if runs_model(request.drafter) else None
         self.work = Work(
             pair.target_step.cost, None if draft is None else draft.cost, bandwidth=known_bandwidth(pair.device)
         )
-        self.first_prefill_ms: float | None = None
         self.error: str | None = None
         # A step and a view never see each other half-done.
         self.lock = FairLock()
@@ -59,14 +58,20 @@ class Lane:
     def finished(self) -> bool:
         return self._decoder is None
 
+    @property
+    def decode_ms(self) -> float:
+        """Lane time without any of its prefills."""
+        return self.clock.ms - self.counts.prefill_ms
+
     def step(self) -> Round:
         """One step, timed. Sequences get their tokens' times; a spent time budget ends the lane."""
         assert self._decoder is not None, "a finished lane is not stepped"
+        before = self.clock.ms
         with self.clock.running(), shortage_explained():
             round_ = self._decoder.step()
         round_.time_ms = self.clock.ms
         self._forwards = self._decoder.target_forwards
-        self.counts.add(round_)
+        self.counts.add(round_, self.clock.ms - before)
         self.log.add(round_)
         for row in round_.rows:
             self._record(row.sequence, row.tokens, round_.kind == "prefill")
@@ -111,9 +116,8 @@ class Lane:
 
     def metrics(self) -> Metrics:
         """The lane's figures at this moment of its clock."""
-        metrics = summarise(self.counts, self.sequences, self.clock.ms, self.first_prefill_ms, self._forwards)
-        decode_ms = self.clock.ms - (self.first_prefill_ms or 0.0)
-        return replace(metrics, **self.work.utilization(decode_ms, self.device, self.dtype))
+        metrics = summarise(self.counts, self.sequences, self.clock.ms, self._forwards)
+        return replace(metrics, **self.work.utilization(self.decode_ms, self.device, self.dtype))
 
     def view(self) -> LaneSnapshot:
         """The lane as JSON-ready data, values whole."""
@@ -144,8 +148,6 @@ class Lane:
         sequence, text = self.sequences[index], self.texts[index]
         if prefill:
             sequence.prefilled_ms = self.clock.ms
-            if self.first_prefill_ms is None:
-                self.first_prefill_ms = self.clock.ms
         sequence.times_ms += [self.clock.ms] * len(tokens)
         if text is not None:
             for token in tokens:
