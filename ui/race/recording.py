@@ -75,7 +75,8 @@ def _can_be_shown(snapshots: list[Any]) -> bool:
     feed = PageFeed("", make_request({"prompt": "a recording"}, Limits()))
     try:
         for snapshot in snapshots:
-            feed.update(snapshot)
+            if snapshot["lanes"]:
+                feed.update(snapshot)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
         return False
     return True
@@ -85,7 +86,10 @@ def _is_snapshot(value: object) -> bool:
     if not isinstance(value, dict) or not value.keys() >= SNAPSHOT:
         return False
     lanes = value["lanes"]
-    if not isinstance(lanes, dict) or not lanes or not isinstance(value["elapsed_ms"], int | float):
+    if not isinstance(lanes, dict) or not isinstance(value["elapsed_ms"], int | float):
+        return False
+    # While costs are measured there are no lanes yet.
+    if not lanes and value.get("phase") != "measuring":
         return False
     return all(isinstance(lane, dict) and lane.keys() >= LANE for lane in lanes.values()) and _is_comparison(
         value.get("comparison", {}), lanes

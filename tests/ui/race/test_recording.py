@@ -38,6 +38,18 @@ def test_snapshots_come_back_in_order_and_marked(document: dict[str, Any], tmp_p
         assert all(s["settings"] == {} for s in played)
 
 
+def test_a_recording_may_begin_with_the_measuring_of_costs(document: dict[str, Any], tmp_path: Path) -> None:
+    bare = document["snapshots"][0] | {"lanes": {}}
+    for phase, taken in (("measuring", True), ("running", False)):
+        file = tmp_path / f"{phase}.json"
+        file.write_text(json.dumps(document | {"snapshots": [bare | {"phase": phase}, *document["snapshots"]]}))
+        if taken:
+            assert load_recording(file).snapshots[0]["lanes"] == {}
+        else:
+            with pytest.raises(BassError, match="not those of a race"):
+                load_recording(file)
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
