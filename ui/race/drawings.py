@@ -102,8 +102,8 @@ def rejection() -> str:
         parts.append(text(x + 32, base + 18, f"“{word}”", "middle"))
         parts.append(text(x + 32, base + 35, f"p {p:.2f}  q {q:.2f}", "middle", "small soft"))
     key = (
-        ("stands", 150, "accepted: min(p, q)"),
-        ("falls", 150, "drafted, rejected"),
+        ("stands", 140, "accepted: min(p, q)"),
+        ("falls", 130, "drafted, rejected"),
         ("residual", 200, "recovered: max(0, p − q)"),
     )
     x = 18
