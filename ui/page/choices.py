@@ -29,8 +29,9 @@ SCHEDULING_WORDS = {
     "in_turn": "in turn: one lane after another, alone",
 }
 DRAFT_LENGTH_WORDS = {
+    "auto": "auto: by what a round costs here",
     "bass": "Algorithm 1, the paper's rule",
-    "cost-aware": "cost-aware: by what a round costs here",
+    "cost-aware": "cost-aware: the same, measured thoroughly first",
 }
 VERIFICATION_WORDS = {
     "chen": "rejection sampling: the same distribution",
@@ -55,7 +56,7 @@ class Choices:
     schedulings: tuple[Choice, ...] = tuple((SCHEDULING_WORDS.get(name, name), name) for name in SCHEDULINGS)
     verifications: tuple[Choice, ...] = tuple((VERIFICATION_WORDS.get(name, name), name) for name in VERIFICATIONS)
     verification: str = COUPLED
-    draft_lengths: tuple[Choice, ...] = field(default_factory=lambda: draft_lengths("bass"))
+    draft_lengths: tuple[Choice, ...] = field(default_factory=lambda: draft_lengths("auto"))
 
 
 def draft_lengths(first: str) -> tuple[Choice, ...]:

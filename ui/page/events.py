@@ -27,6 +27,7 @@ Snapshot = dict[str, Any]
 Source = Callable[[RaceRequest], Generator[Snapshot, None, None]]
 # What a recording is asked for does not matter.
 PLAYED = ("a recording", 1, 1, 0, 0)
+MEASURING = "Measuring once what a round costs on this machine; the race follows."
 UNEXPECTED = "Something went wrong on the server; its log has the details, and what was shown before is kept."
 
 
@@ -71,8 +72,15 @@ class Events:
             yield kept, kept, kept, _status("running"), gr.update(interactive=False)
             feed = PageFeed(uuid4().hex, request, self.pair)
             with closing(self._race(request)) as snapshots:
+                said = ""
                 for snapshot in snapshots:
-                    yield *feed.update(snapshot), kept, kept
+                    say = MEASURING if snapshot.get("phase") == "measuring" else ""
+                    if say or said:
+                        # Again with every snapshot: Gradio looks for a click on Stop between two of them.
+                        yield kept, kept, kept, _status("running", say), kept
+                    if not say:
+                        yield *feed.update(snapshot), kept, kept
+                    said = say
         except BassError as error:
             status = _status("error", str(error))
         except Exception:
@@ -96,7 +104,7 @@ class Events:
         seed: int = 0,
         top_k: int = 0,
         top_p: float = 1.0,
-        draft_length: str = "bass",
+        draft_length: str = "auto",
         drafter: str = "auto",
         attention: str = "auto",
         scheduling: str = "fair",

@@ -35,7 +35,7 @@ class RaceRequest:
     seed: int
     top_k: int = 0
     top_p: float = 1.0
-    draft_length: str | int = "bass"
+    draft_length: str | int = "auto"
     drafter: str = "auto"
     attention: str = "auto"
     scheduling: str = "fair"
@@ -67,7 +67,7 @@ class Limits:
         seed: object,
         top_k: object = 0,
         top_p: object = 1.0,
-        draft_length: object = "bass",
+        draft_length: object = "auto",
         drafter: object = "auto",
         attention: object = "auto",
         scheduling: object = "fair",

@@ -15,7 +15,7 @@ import torch
 
 from bass_core import BassError, ModelPair, load_pair
 from bass_core.attention.cache import RaggedCache
-from ui.page.events import UNEXPECTED, Events, Snapshot, race_source
+from ui.page.events import MEASURING, UNEXPECTED, Events, Snapshot, race_source
 from ui.page.limits import Limits, RaceRequest
 
 SETTINGS = ("Hello", 2, 60, 0.9, 0)
@@ -96,3 +96,17 @@ def test_the_source_is_fit_for_a_worker_that_pickles_what_goes_in_and_out(pair: 
     assert pickle.loads(pickle.dumps(request)) == request
     *_, last = source(pickle.loads(pickle.dumps(request)))
     assert pickle.loads(pickle.dumps(last)) == json.loads(json.dumps(last))
+
+
+def test_measuring_is_told_before_the_race_and_no_longer_than_it_lasts() -> None:
+    def source(request: RaceRequest) -> Generator[Snapshot, None, None]:
+        whole = {"scheduling": "fair", "elapsed_ms": 1.0, "device": {}}
+        yield whole | {"phase": "measuring", "done": False, "lanes": {}}
+        metrics = {"metrics": {}, "sequences": [], "rounds": [], "clock_ms": 1.0, "finished": True, "error": None}
+        yield whole | {"phase": "running", "done": True, "lanes": {"bass": metrics}}
+
+    _, told, quiet, shown, last = Events(source, Limits()).run(*SETTINGS)
+    assert json.loads(told[3])["message"] == MEASURING and phase(told) == "running" and all(map(is_skip, told[:3]))
+    assert json.loads(quiet[3])["message"] == "" and phase(quiet) == "running"
+    assert list(json.loads(shown[1])["lanes"]) == ["bass"] and is_skip(shown[3])
+    assert phase(last) == "done"
