@@ -76,7 +76,7 @@ class Round:
     """One step of a decoder: kind "prefill" (a chunk, or the one that wrote first tokens), "plain" or "verify".
 
     `draft_length` is the length the policy asked for, `draft_forwards` how many forwards of a draft model the
-    drafts took, `time_ms` the lane time at its end.
+    drafts took, `draft_tokens` how many tokens it drew (copies are none), `time_ms` the lane time at its end.
     """
 
     kind: str
@@ -84,3 +84,4 @@ class Round:
     rows: list[RowRound] = field(default_factory=list)
     time_ms: float = 0.0
     draft_forwards: int = 0
+    draft_tokens: int = 0

@@ -31,7 +31,7 @@ from ..budget.policies import FixedLength
 from ..decoding.base import DecodingParams
 from ..decoding.batch import BatchDecoder
 from ..decoding.request import Request
-from ..drafting.registry import confident_prefix, runs_model
+from ..drafting.registry import DRAFTERS, confident_prefix, runs_model
 from ..engine.cuda_graphs import make_runner
 from ..engine.runner import ModelRunner, PrefillSteps
 from ..errors import RequestError
@@ -77,7 +77,7 @@ def build_amusd(
 ) -> AmusdDecoder:
     """The decoder of a request; its draft process is started where it is not running yet."""
     refuse_amusd(pair, request)
-    lead, confidence = lead_of(request), request.drafter == "adaptive"
+    lead, kind = lead_of(request), DRAFTERS[request.drafter]
     keep_states = isinstance(pair.draft, DraftHead)
     length = request.longest + lead + 2
     runner = make_runner(
@@ -89,12 +89,12 @@ def build_amusd(
         rules,
         # While `lead` drafts are verified the draft makes one that comes late, and the next `lead`.
         lead=2 * lead + 1,
-        confidence=confidence,
-        copies=request.drafter in ("cascade", "adaptive"),
+        confidence=kind.stops_when_unsure,
+        copies=kind.copies,
         backend=request.backend,
         delay_s=DELAYS[1],
     )
-    return AmusdDecoder(sequences, runner, rules, client, lead, confidence)
+    return AmusdDecoder(sequences, runner, rules, client, lead, kind.stops_when_unsure)
 
 
 class AmusdDecoder(BatchDecoder):

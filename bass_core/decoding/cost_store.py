@@ -18,8 +18,8 @@ from kernels.support import is_accelerator, on_zero_gpu, runtime
 
 from ..budget.cost_table import CostTable
 from ..drafting.registry import runs_model
-from ..engine.capture import enabled
 from ..errors import WeightsError
+from ..machine.capture import enabled
 from ..machine.user_cache import cache_root
 from ..models.draft_head import DraftHead
 from ..models.pair import ModelPair

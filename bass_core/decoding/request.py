@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
-from ..attention.huggingface import choose_backend
+from ..attention.select import choose_backend
 from ..budget.cost_table import CostTable
 from ..budget.options import AUTO, check_draft_length, longest_draft
 from ..drafting.registry import choose_drafter
@@ -27,9 +27,6 @@ from .checks import (
     encode_prompts,
 )
 
-# The lanes of a race that names none, and all methods there are.
-LANES = ("regular", "speculative", "bass")
-METHODS = (*LANES, "amusd")
 # Far above what any memory holds: a list of that many prompts is made before the memory is looked at.
 MAX_ROWS = 2**20
 VERIFICATIONS = ("chen", "coupled")
@@ -127,10 +124,3 @@ def make_request(
         synthetic_acceptance=synthetic_acceptance,
         context=pair.context_length,
     )
-
-
-def check_method(method: object) -> str:
-    """The method's name. Raises RequestError for one that is not built."""
-    if method not in METHODS:
-        raise RequestError(f"method must be one of {', '.join(METHODS)}; got {method!r}.")
-    return str(method)

@@ -20,7 +20,7 @@ from ..sampling.draw import draw
 from ..sampling.noise import NoiseKeys, Role
 from ..sampling.params import SamplingParams
 from ..sequence import Sequence
-from .base import Proposal
+from .base import Drafter, Proposal
 
 # Slots that are fed in one forward: the first proposal follows a whole prompt.
 CHUNK = 128
@@ -31,7 +31,7 @@ HEADROOM = 4.0
 LOOK_EVERY = 3
 
 
-class HeadDrafter:
+class HeadDrafter(Drafter):
     """`runner` drives the head's body over its reduced vocabulary and keeps states; `size` is the target's V.
 
     confidence: a row drafts on while the head gives its drafts so far, times the likeliest next token, at least
@@ -54,7 +54,6 @@ class HeadDrafter:
         self.head, self.runner, self.size, self.params = head, runner, size, params
         self.role = Role.TARGET if rule == "coupled" else Role.DRAFT
         self.confidence = confidence
-        self.calls = 0
         self._waiting: list[list[Tensor]] = []
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
@@ -109,12 +108,13 @@ class HeadDrafter:
             tokens.append(self.head.vocabulary[column])
             if q is not None and not self.params.greedy:
                 probs.append(self._over_all(q))
-        counts = to_host(drafted).tolist() if self.confidence else list(max_drafts)
-        width = max(counts)
+        num_drafted = to_host(drafted).tolist() if self.confidence else list(max_drafts)
+        self.drafted += sum(num_drafted)
+        width = max(num_drafted)
         if not width:
-            return Proposal(torch.zeros(len(rows), 0, dtype=torch.long, device=logits.device), counts)
+            return Proposal(torch.zeros(len(rows), 0, dtype=torch.long, device=logits.device), num_drafted)
         full = torch.stack(probs[:width], dim=1) if probs else None
-        return Proposal(torch.stack(tokens[:width], dim=1), counts, full)
+        return Proposal(torch.stack(tokens[:width], dim=1), num_drafted, full)
 
     def _catch_up(self, rows: list[Sequence]) -> tuple[Tensor, Tensor]:
         """Feed what was settled since the last proposal; logits [B, V'], states [B, hidden] of the last slots."""

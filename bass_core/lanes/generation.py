@@ -11,14 +11,13 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
-from ..amusd.decoder import refuse_amusd
 from ..decoding.admission import admit
 from ..decoding.budgets import with_costs
-from ..decoding.request import check_method, make_request
+from ..decoding.request import make_request
 from ..models.pair import ModelPair
 from ..sequence import Round
 from .lane import Lane
-from .methods import budget_rows
+from .methods import budget_rows, find_method
 from .metrics import Metrics, latency
 
 
@@ -95,9 +94,9 @@ def finished(lane: Lane) -> Generation:
 
 
 def _lane(pair: ModelPair, prompt: str | Seq[Any], method: str, arguments: dict[str, Any]) -> Lane:
-    check_method(method)
+    found = find_method(method)
     request = make_request(pair, prompt, **arguments)
-    if method == "amusd":
-        refuse_amusd(pair, request)
-    admit(pair, request, (method,))
-    return Lane(pair, with_costs(pair, request, budget_rows(request, method)), method)
+    if found.check is not None:
+        found.check(pair, request)
+    admit(pair, request, [found])
+    return Lane(pair, with_costs(pair, request, budget_rows(request, found)), method)

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from bass_core import ModelPair, generate, load_pair
-from bass_core.decoding.request import LANES, make_request
+from bass_core import DEFAULT_LANES, ModelPair, generate, load_pair
+from bass_core.decoding.request import make_request
 
 from ..prompts import REPEAT, mixed
 from ..report.report import claim, finish, interleaved, median, parser
@@ -59,7 +59,7 @@ def _arms(pair: ModelPair, prompts: list[str], tokens: int) -> dict[str, Callabl
         same: dict[str, Any] = {"max_new_tokens": tokens, "eos_token_id": None, "draft_length": "bass"}
         return lambda: generate(pair, prompts, method=method, **same)
 
-    arms: dict[str, Callable[[], Any]] = {method: ours(method) for method in LANES}
+    arms: dict[str, Callable[[], Any]] = {method: ours(method) for method in DEFAULT_LANES}
     arms["generate"] = _transformers(pair, prompts, tokens)
     return arms
 
@@ -104,6 +104,6 @@ def _same_text(pair: ModelPair, tokens: int) -> dict[str, Any]:
     """A counted claim: all methods write the same rows (in low precision near-ties may differ)."""
     prompts = mixed(2)
     asked: dict[str, Any] = {"max_new_tokens": min(tokens, 16), "draft_length": "bass"}
-    texts = [[s.token_ids for s in generate(pair, prompts, method=m, **asked).sequences] for m in LANES]
+    texts = [[s.token_ids for s in generate(pair, prompts, method=m, **asked).sequences] for m in DEFAULT_LANES]
     same = sum(rows == texts[0] for rows in texts) / len(texts)
     return claim("methods that write regular's text", same, "1.0", same == 1.0)

@@ -21,7 +21,7 @@ from bass_core.decoding.budgets import Measuring, make_budget, with_costs
 from bass_core.decoding.cost_store import costs_path
 from bass_core.decoding.request import Request, make_request
 from bass_core.drafting.lookup import PromptLookupDrafter
-from bass_core.lanes.methods import build
+from bass_core.lanes.methods import METHODS
 from kernels import support
 
 from ...models import NEAR, perturbed, prompts, tiny
@@ -53,7 +53,7 @@ def test_each_decoder_starts_with_the_length_for_its_own_rows(option: str) -> No
     alone, together = CostAware(COSTS, 1).length, CostAware(COSTS, 8).length
     assert alone > 4 and together == 0
     for method, expected in (("speculative", alone), ("bass", together)):
-        decoder = build(PAIR, request, method, request.sequences())
+        decoder = METHODS[method].build(PAIR, request, request.sequences())
         while (round_ := decoder.step()).kind == "prefill":
             pass
         assert round_.draft_length == expected
