@@ -8,10 +8,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ui.sources.idle import IdleWork
 
 # Read by libraries while they are imported, so set before any of them is.
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
@@ -25,7 +28,6 @@ CONFLICT = (
     "The package 'kernels' is installed, whose name is that of a folder here: run pip uninstall kernels first."
 )
 LOADING = "Loading; the address to open follows."
-MEASURING = "Measuring once what a round costs on this machine; --draft-length bass leaves it out."
 USER, PASSWORD = "bass", "BASS_PASSWORD"
 
 
@@ -52,10 +54,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, help="port to listen on; without it the first free one from 7860")
     parser.add_argument(
         "--draft-length",
-        choices=("cost-aware", "bass"),
-        default="cost-aware",
-        help="what the page starts with: by what a round costs on this machine, measured at the first start, or "
-        "the paper's Algorithm 1",
+        choices=("auto", "cost-aware", "bass"),
+        default="auto",
+        help="what the page starts with: auto goes by what a round costs on this machine, which is measured while "
+        "nothing runs; cost-aware measures all of that before the first race; bass is the paper's Algorithm 1",
     )
     parser.add_argument("--max-batch", type=_positive, default=32, help="largest batch that the page accepts")
     parser.add_argument("--max-new-tokens", type=_positive, default=1024, help="most new tokens a sequence")
@@ -131,23 +133,26 @@ def serve(options: argparse.Namespace) -> None:
     """Serve the page, with a pair or a recording, until interrupted; raises BassError."""
     if options.replay is not None:
         page, about = replay_page(options)
+        launch(page, about, options)
     else:
-        page, about = race_page(options)
-    launch(page, about, options)
+        page, about, work = race_page(options)
+        launch(page, about, options, opened=work.start)
 
 
-def race_page(options: argparse.Namespace) -> tuple[Any, str]:
-    """The page over a loaded pair, and what it says of it."""
+def race_page(options: argparse.Namespace) -> tuple[Any, str, IdleWork]:
+    """The page over a loaded pair, what it says of it, and what there is to do while nothing runs."""
     try:
         import spaces  # ZeroGPU: has to come before torch
     except ImportError:
         spaces = None
     from bass_core import ModelPair, load_pair
     from bass_core.decoding.calibrate import measure_ahead
+    from bass_core.decoding.cost_store import may_measure
     from ui.page.choices import choices
     from ui.page.events import race_source
     from ui.page.limits import Limits
     from ui.page.page import build
+    from ui.sources.idle import IdleWork
     from ui.sources.models import Models
 
     def load(name: str) -> ModelPair:
@@ -156,13 +161,15 @@ def race_page(options: argparse.Namespace) -> tuple[Any, str]:
     pair = load_pair(options.pair, draft=options.draft, device=options.device, dtype=options.dtype)
     # Afterwards: the weights are laid out on all cores.
     threads = set_threads(options, os.environ)
-    # A ZeroGPU Space has no device before a race.
-    draft_length = "bass" if spaces is not None else options.draft_length
-    if draft_length == "cost-aware":
-        measure_ahead(pair, options.max_batch, lambda: print(MEASURING, file=sys.stderr, flush=True))
     source = race_source(pair, Models(pair, load if options.allow_any_model else None))
-    if spaces is not None:
-        source = spaces.GPU(duration=gpu_seconds)(source)
+
+    def refine() -> Generator[None, None, None]:
+        # A ZeroGPU Space has no device between races.
+        if spaces is None and may_measure() and options.draft_length != "bass":
+            yield from measure_ahead(pair, options.max_batch)
+
+    work = IdleWork(refine)
+    source = work.beside(source) if spaces is None else spaces.GPU(duration=gpu_seconds)(source)
     dtype = str(pair.dtype).removeprefix("torch.")
     about = f"{shown_name(pair.name or options.pair)} on {pair.device}, {dtype}"
     if pair.device.type == "cpu":
@@ -174,7 +181,8 @@ def race_page(options: argparse.Namespace) -> tuple[Any, str]:
         "dtype": dtype,
     }
     limits = Limits(options.max_batch, options.max_new_tokens, options.max_prompt, options.max_seconds)
-    return build(source, limits=limits, about=about, choices=choices(pair, draft_length), pair=names), about
+    page = build(source, limits=limits, about=about, choices=choices(pair, options.draft_length), pair=names)
+    return page, about, work
 
 
 def replay_page(options: argparse.Namespace) -> tuple[Any, str]:
@@ -188,8 +196,8 @@ def replay_page(options: argparse.Namespace) -> tuple[Any, str]:
     return page, f"a recording: {recording.about}"
 
 
-def launch(page: Any, about: str, options: argparse.Namespace) -> None:
-    """Serve until interrupted. Raises BassError where the address can't be had."""
+def launch(page: Any, about: str, options: argparse.Namespace, opened: Callable[[], None] = lambda: None) -> None:
+    """Serve until interrupted; `opened` is called once the page can be. Raises BassError for a bad address."""
     from bass_core import BassError
     from ui.page.page import launch_options
 
@@ -210,6 +218,7 @@ def launch(page: Any, about: str, options: argparse.Namespace) -> None:
             "of this machine; choose another with --port or --host."
         ) from error
     print(f"BASS races {about}: open {url}" + (f" or {public}" if public else ""), flush=True)
+    opened()
     page.block_thread()
 
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..decoding.admission import admit
+from ..decoding.budgets import with_costs
 from ..decoding.request import make_request
 from ..models.pair import ModelPair
 from ..sequence import Round
 from .lane import Lane
-from .methods import find_method
+from .methods import budget_rows, find_method
 from .metrics import Metrics, latency
 
 
@@ -52,7 +53,7 @@ def generate(pair: ModelPair, prompt: str | Seq[Any], *, method: str = "bass", *
 
     method: "regular", "speculative" (one sequence after another), "bass" (all at once) or "amusd" (draft and
     target at the same time). Keyword arguments, with
-    their defaults: n=1, max_new_tokens=64, sampling=SamplingParams(), draft_length="bass" | int | policy,
+    their defaults: n=1, max_new_tokens=64, sampling=SamplingParams(), draft_length="auto" | int | policy,
     drafter="auto" | a name of drafting/registry.py | object, attention="auto", verification="chen" | "coupled",
     seed=0, sequence_ids=None, eos_token_id="auto", raw=False, time_budget_ms=None, synthetic_acceptance=None.
     Raises RequestError for an argument that is out of range or a request that does not fit the memory.
@@ -98,4 +99,4 @@ def _lane(pair: ModelPair, prompt: str | Seq[Any], method: str, arguments: dict[
     if found.check is not None:
         found.check(pair, request)
     admit(pair, request, [found])
-    return Lane(pair, request, method)
+    return Lane(pair, with_costs(pair, request, budget_rows(request, found)), method)

@@ -50,7 +50,7 @@ NEAR: dict[str, st.SearchStrategy[Any]] = {
     "pair": st.sampled_from(["", "", "", "/etc/passwd", "..", "owner/model", "smollm2-1.7b"]),
     "top_k": st.integers(-1, 300),
     "top_p": st.floats(-0.5, 1.5),
-    "draft_length": st.sampled_from(["bass", 1, "3", 16, 17, "long"]),
+    "draft_length": st.sampled_from(["auto", "bass", 1, "3", 16, 17, "long"]),
     "drafter": st.sampled_from(["auto", "model", "prompt_lookup", "adaptive", "oracle"]),
     "attention": st.sampled_from(["auto", "pad", "split", "sdpa", "flash", "no"]),
     "scheduling": st.sampled_from(["fair", "in_turn", "overlap", "slowly"]),

@@ -36,8 +36,9 @@ SCHEDULING_WORDS = {
     "in_turn": "in turn: one lane after another",
 }
 DRAFT_LENGTH_WORDS = {
+    "auto": "automatic: by measured cost",
     "bass": "Algorithm 1, the paper's rule",
-    "cost-aware": "cost-aware: by measured cost, measured in full first",
+    "cost-aware": "cost-aware: by cost, measured in full first",
 }
 VERIFICATION_WORDS = {
     "chen": "rejection sampling: the same distribution in every lane",
@@ -62,7 +63,7 @@ class Choices:
     schedulings: tuple[Choice, ...] = tuple((SCHEDULING_WORDS.get(name, name), name) for name in SCHEDULINGS)
     verifications: tuple[Choice, ...] = tuple((VERIFICATION_WORDS.get(name, name), name) for name in VERIFICATIONS)
     verification: str = COUPLED
-    draft_lengths: tuple[Choice, ...] = field(default_factory=lambda: draft_lengths("bass"))
+    draft_lengths: tuple[Choice, ...] = field(default_factory=lambda: draft_lengths("auto"))
 
 
 def lanes() -> tuple[Choice, ...]:

@@ -95,7 +95,7 @@ _TABLE = (
         "Top-p", "number", "keep the likeliest tokens that sum to p", step=0.05, beside=True,
     ),
     Setting(
-        "draft_length", "bass", str, limits.draft_length, "draft_length",
+        "draft_length", "auto", str, limits.draft_length, "draft_length",
         "Draft length", "list", "How many tokens to draft before the target checks them.",
         lambda known: known.draft_lengths,
     ),

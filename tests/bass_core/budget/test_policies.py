@@ -5,7 +5,8 @@ from typing import ClassVar
 import pytest
 
 from bass_core import ModelPair, RequestError, SamplingParams, generate, stream
-from bass_core.budget.policies import Algorithm1, CommonStop, FixedLength, make_policy
+from bass_core.budget.options import make_policy
+from bass_core.budget.policies import Algorithm1, CommonStop, FixedLength
 
 from ...models import NEAR, perturbed, prompts, tiny
 

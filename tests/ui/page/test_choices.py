@@ -22,5 +22,5 @@ def test_equal_words_are_promised_only_where_sums_are_not_rounded_to_16_bits(
 ) -> None:
     pair = ModelPair(tiny("llama"))
     pair.target_step.low_precision = low_precision
-    made = choices(pair, "bass")
+    made = choices(pair, "auto")
     assert (words, "coupled") in made.verifications and made.verification == note

@@ -200,7 +200,7 @@ def test_a_link_restores_the_settings(page: Page, context: BrowserContext) -> No
     assert "#race?" in address and "seed=11" in address
     other = context.new_page()
     open_page(
-        other, address.replace("draft_length=bass", "draft_length=4").replace("scheduling=fair", "scheduling=x")
+        other, address.replace("draft_length=auto", "draft_length=4").replace("scheduling=fair", "scheduling=x")
     )
     expect(other.locator("#seed input")).to_have_value("11")
     expect(other.locator("#prompt textarea")).to_have_value("Hello")
@@ -255,7 +255,7 @@ def test_a_coupled_run_shows_both_rules_acceptance(page: Page, coupled: Page, se
     page = coupled
     assert page.evaluate("Bass.run().head.settings.verification") == "coupled"
     assert estimate in page.evaluate(labels)
-    arguments = ("Hello", 3, 40, 0.9, 11, 0, 1.0, "bass", "auto", "auto", "fair", "coupled")
+    arguments = ("Hello", 3, 40, 0.9, 11, 0, 1.0, "auto", "auto", "auto", "fair", "coupled")
     final = Client(server, verbose=False).submit(*arguments, api_name="/race").result()
     rounds = [row for record in final["lanes"]["bass"]["rounds"] for row in record["rows"]]
     tested = [

@@ -51,7 +51,7 @@ def test_the_api_s_names_order_types_and_defaults_stay_what_they_are() -> None:
         ("seed", ("int", 0)),
         ("top_k", ("int", 0)),
         ("top_p", ("float", 1.0)),
-        ("draft_length", ("str", "bass")),
+        ("draft_length", ("str", "auto")),
         ("drafter", ("str", "auto")),
         ("attention", ("str", "auto")),
         ("scheduling", ("str", "fair")),

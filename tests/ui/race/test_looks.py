@@ -42,12 +42,8 @@ def pair(tiny_pair: tuple[Path, Path]) -> ModelPair:
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_file_of_the_page_names_a_method(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    # Algorithm 1 is called "bass" too, as a draft length.
-    text = (
-        text.replace('"bass": "Algorithm 1', "")
-        .replace('draft_length", "bass"', "")
-        .replace('lengths("bass")', "")
-    )
+    # As a draft length "bass" is Algorithm 1.
+    text = text.replace('"bass": "Algorithm 1', "")
     for name, method in METHODS.items():
         assert not re.findall(rf"""["'`]({name}|{method.label})["'`]|lane-{name}\b|\b{name}:""", text), name
 
@@ -78,7 +74,7 @@ def test_the_templates_have_the_default_lanes() -> None:
 
 
 def test_a_registered_method_is_in_the_choices_the_api_and_the_charts_data(toy: str, pair: ModelPair) -> None:
-    offered = choices(pair, "bass")
+    offered = choices(pair, "auto")
     assert offered.lanes[-1] == ("Toy", toy)
     events = Events(race_source(pair), Limits())
     *_, last = events.api("Hello", 1, 4, 0, 0, lanes=[reference(), toy])
@@ -99,7 +95,7 @@ def test_a_registered_method_is_in_the_choices_the_api_and_the_charts_data(toy: 
 def test_a_registered_method_gets_a_column_and_a_line_in_the_legend(
     toy: str, pair: ModelPair, context: BrowserContext
 ) -> None:
-    made = build(race_source(pair), limits=Limits(), about="here", choices=choices(pair, "bass"))
+    made = build(race_source(pair), limits=Limits(), about="here", choices=choices(pair, "auto"))
     _, address, _ = made.launch(prevent_thread_lock=True, quiet=True, **launch_options())
     try:
         with watched(context, address.rstrip("/")) as page:
