@@ -1,6 +1,6 @@
-"""Contract: start the page. Reads the options, loads the models, serves; any refusal is one sentence and status 2.
+"""Starts the page: reads the options, loads the models and serves.
 
-Non-goal: anything that the page or the library does.
+Contract: every refusal is one sentence and status 2. Non-goals: what the page or the library does.
 """
 
 from __future__ import annotations
@@ -16,17 +16,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ui.sources.idle import IdleWork
 
-# Read by libraries while they are imported, so set before any of them is.
+# Libraries read these while they are imported, so they are set before any import of one.
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
-# After each request Gradio makes a table of the last so many, in the memory and on the cores that the models use.
+# Gradio keeps a table of so many past requests and rebuilds it after each one, on the models' cores.
 os.environ.setdefault("GRADIO_ANALYTICS_MAX_EVENTS", "100")
-# A waiting thread that spins steals the core that the server and a browser on this machine need.
+# Waiting threads sleep: spinning ones would take cores from the server and from a browser on this machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-CONFLICT = (
-    "The package 'kernels' is installed, whose name is that of a folder here: run pip uninstall kernels first."
-)
+CONFLICT = "The installed package 'kernels' has the name of a folder here: run pip uninstall kernels first."
 LOADING = "Loading; the address to open follows."
 USER, PASSWORD = "bass", "BASS_PASSWORD"
 
@@ -83,7 +81,7 @@ def _positive(text: str) -> int:
 
 
 def host(option: str | None, environment: Mapping[str, str]) -> str:
-    """Where to listen: the option, else GRADIO_SERVER_NAME, else everywhere on a Space, else here alone."""
+    """Where to listen: the option, else GRADIO_SERVER_NAME, else all networks on a Space, else localhost."""
     if option:
         return option
     if environment.get("GRADIO_SERVER_NAME"):
@@ -92,16 +90,16 @@ def host(option: str | None, environment: Mapping[str, str]) -> str:
 
 
 def leaves_a_core(options: argparse.Namespace, environment: Mapping[str, str]) -> bool:
-    """Whether the browser runs on this machine too, and nobody has said how many threads the models get."""
+    """Whether the models leave a core to a browser on this machine: only where nobody sets their threads."""
     local = host(options.host, environment) in ("127.0.0.1", "localhost", "::1")
     return local and not options.share and options.threads is None and "OMP_NUM_THREADS" not in environment
 
 
 def set_threads(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    """Set the models' threads on a CPU, and return how many they are.
+    """Set the number of the models' threads on a CPU, and return it.
 
-    A core that a browser takes and gives back costs the models more than one that they never had: with two cores,
-    two threads and a browser are no faster than one thread (python -m bench page).
+    A core shared with a browser costs the models more than a core less: with two cores, two threads and a browser
+    are no faster than one thread (python -m bench page).
     """
     import torch
 
@@ -115,13 +113,13 @@ def set_threads(options: argparse.Namespace, environment: Mapping[str, str]) -> 
 
 
 def credentials(environment: Mapping[str, str]) -> tuple[str, str] | None:
-    """User and password that the page asks for; None, an open page, where no password is set."""
+    """The user and password that the page asks for; None, an open page, without a password."""
     password = environment.get(PASSWORD)
     return (USER, password) if password else None
 
 
 def conflict() -> str | None:
-    """One sentence where a package is installed that transformers would take for our folder kernels, else None."""
+    """One sentence where the package kernels is installed, which transformers would look for here; else None."""
     try:
         metadata.distribution("kernels")
     except metadata.PackageNotFoundError:
@@ -145,9 +143,7 @@ def race_page(options: argparse.Namespace) -> tuple[Any, str, IdleWork]:
         import spaces  # ZeroGPU: has to come before torch
     except ImportError:
         spaces = None
-    from bass_core import ModelPair, load_pair
-    from bass_core.decoding.calibrate import measure_ahead
-    from bass_core.decoding.cost_store import may_measure
+    from bass_core import ModelPair, load_pair, may_measure, measure_ahead
     from ui.page.choices import choices
     from ui.page.events import race_source
     from ui.page.limits import Limits
@@ -159,7 +155,7 @@ def race_page(options: argparse.Namespace) -> tuple[Any, str, IdleWork]:
         return load_pair(name, device=options.device, dtype=options.dtype)
 
     pair = load_pair(options.pair, draft=options.draft, device=options.device, dtype=options.dtype)
-    # Afterwards: the weights are laid out on all cores.
+    # After loading, which lays out the weights on all cores.
     threads = set_threads(options, os.environ)
     source = race_source(pair, Models(pair, load if options.allow_any_model else None))
 
@@ -223,7 +219,7 @@ def launch(page: Any, about: str, options: argparse.Namespace, opened: Callable[
 
 
 def shown_name(pair: str) -> str:
-    """A folder's own name says enough: where it lies is no reader's business."""
+    """The pair's name for visitors: of a folder its own name, without the path."""
     return Path(pair).resolve().name if os.path.isdir(pair) else pair
 
 

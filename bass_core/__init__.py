@@ -5,6 +5,8 @@ Contract: the names below are the public API and stay stable. Speculation never 
 
 from .attention.huggingface import BACKENDS as ATTENTIONS
 from .budget.policies import Algorithm1, RecordedLengths
+from .decoding.calibrate import measure_ahead
+from .decoding.cost_store import may_measure
 from .decoding.request import VERIFICATIONS
 from .drafting.registry import DRAFTERS, choose_drafter
 from .errors import BassError, MemoryShortage, ModelError, PairError, RequestError, WeightsError
@@ -63,6 +65,8 @@ __all__ = [
     "choose_drafter",
     "generate",
     "load_pair",
+    "may_measure",
+    "measure_ahead",
     "race",
     "register",
     "stream",

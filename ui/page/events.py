@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, suppress
-from typing import Any, cast
+from typing import Any
 from uuid import uuid4
 
 import gradio as gr
@@ -122,7 +122,7 @@ def _told(snapshots: Iterator[Snapshot]) -> Iterator[tuple[str | None, Snapshot]
     """Each snapshot with the status line's new words; None leaves the line unchanged."""
     before = ""
     for snapshot in snapshots:
-        words = PHASES.get(cast(Mapping[str, Any], snapshot).get("phase", ""), "")
+        words = PHASES.get(snapshot.get("phase", ""), "")
         yield (None if words == before else words), snapshot
         before = words
 
