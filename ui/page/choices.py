@@ -21,15 +21,6 @@ from ui.page.limits import MAX_DRAFT_LENGTH
 
 Choice = tuple[str, str]
 
-DRAFTER_WORDS = {
-    "model": "draft model, at every position",
-    "prompt_lookup": "prompt lookup: copies from the text so far",
-    "sibling_lookup": "lookup in all texts of the batch",
-    "ngram": "n-gram table",
-    "lookup": "prompt lookup, else n-gram table",
-    "cascade": "prompt lookup, else draft model",
-    "adaptive": "prompt lookup, else draft head while it is confident",
-}
 SCHEDULING_WORDS = {
     "fair": "fair: the lane that is furthest behind goes next",
     "overlap": "overlap: all lanes at once, competing for the device",
@@ -85,7 +76,7 @@ def choices(pair: ModelPair, draft_length: str) -> Choices:
     return Choices(
         drafters=(
             ("automatic: the pair's own", "auto"),
-            *((DRAFTER_WORDS.get(name, name), name) for name in DRAFTERS if _has_drafter(pair, name)),
+            *((kind.label, name) for name, kind in DRAFTERS.items() if _has_drafter(pair, name)),
         ),
         verifications=tuple(((VERIFICATION_WORDS | coupled).get(name, name), name) for name in VERIFICATIONS),
         verification=NEAR_TIES if near_ties else COUPLED,
