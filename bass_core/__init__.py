@@ -7,7 +7,6 @@ from .attention.huggingface import BACKENDS as ATTENTIONS
 from .budget.policies import Algorithm1, RecordedLengths
 from .decoding.calibrate import measure_ahead
 from .decoding.cost_store import may_measure
-from .decoding.request import VERIFICATIONS
 from .drafting.registry import DRAFTERS, choose_drafter
 from .errors import BassError, MemoryShortage, ModelError, PairError, RequestError, WeightsError
 from .lanes.generation import Generation, generate, stream
@@ -29,6 +28,7 @@ from .machine.monitor import Monitor
 from .models.pair import ModelPair
 from .sampling.params import SamplingParams
 from .sequence import Round, RowRound
+from .verification.table import VERIFICATIONS
 
 __all__ = [
     "ATTENTIONS",

@@ -22,9 +22,11 @@ from ..engine.runner import PrefillSteps
 from ..machine.transfer import to_device
 from ..models.base import CausalModel
 from ..models.draft_head import DraftHead
+from ..models.forward import ForwardBatch
 from ..sampling.distribution import argmax, probabilities
 from ..sampling.draw import draw
-from ..sampling.noise import Role, stream
+from ..sampling.noise import stream
+from ..verification.table import find_verification
 from .link import Block, Open, RowUpdate
 from .shared_memory import Arena
 from .states import HeadStates
@@ -72,16 +74,14 @@ class DraftSession:
         self.spec, self.arena, self.head = spec, arena, head
         length = max(spec.ends) + 2 * spec.lead + CHUNK
         outputs = vocab if head is None else len(head.vocabulary)
-        self.runner = make_runner(
-            model, len(spec.prompts), length, outputs, spec.backend, keep_states=head is not None
-        )
+        self.runner = make_runner(model, len(spec.prompts), length, outputs, spec.backend)
         limit = model.context
         self.rows = [
             Row(index, spec.sequence_ids[index], min(spec.ends[index], limit), list(prompt), len(prompt))
             for index, prompt in enumerate(spec.prompts)
         ]
         self.made = self.rolled_back = 0
-        self.role = Role.TARGET if spec.rule == "coupled" else Role.DRAFT
+        self.role = find_verification(spec.verification).draft_role
         self._prefill: PrefillSteps | None = None
         self._early: list[RowUpdate] = []
         if head is None:
@@ -135,7 +135,7 @@ class DraftSession:
             at = verdict.start + same
             self.rolled_back += at < len(row.tokens)
             row.tokens[at:] = verdict.tokens[same:]
-            self.runner.cached[place] = min(self.runner.cached[place], at)
+            self.runner.commit(place, min(self.runner.lengths[place], at))
             row.max_probs, row.token_probs, row.copied = [], [], []
         else:
             del row.max_probs[:same], row.token_probs[:same], row.copied[:same]
@@ -164,7 +164,7 @@ class DraftSession:
         row = self.rows[place]
         first = 0 if row.epoch == 0 else start - 1
         self.states.bring(row.index, first, end - 1)
-        self.runner.cached[place] = min(self.runner.cached[place], first + 1 if first else 0)
+        self.runner.commit(place, min(self.runner.lengths[place], first + 1 if first else 0))
         # Own states of drafts that are gone must not be read; those of drafts that stay may.
         row.known = max(end - 1, min(row.known, len(row.tokens))) if len(row.tokens) > end else end - 1
 
@@ -209,14 +209,15 @@ class DraftSession:
             return []
         self._prefill = None
         # The last prompt token is fed once more, for the logits behind it.
-        self.runner.cached = [cached - 1 for cached in self.runner.cached]
+        for place, length in enumerate(self.runner.lengths):
+            self.runner.commit(place, length - 1)
         early, self._early = self._early, []
         return self.judge(early)
 
     def _feed(self, going: list[bool]) -> Tensor:
         """Logits [B, V'] behind each row's last token; a row that does not go on is fed as padding."""
         runner, batch = self.runner, len(self.rows)
-        starts = runner.cached[:batch]
+        starts = runner.lengths[:batch]
         counts = [
             len(row.tokens) - start if go else 0 for row, start, go in zip(self.rows, starts, going, strict=True)
         ]
@@ -227,22 +228,24 @@ class DraftSession:
             begins = [start + min(at, count) for start, count in zip(starts, counts, strict=True)]
             take = [max(count - 1, 0) for count in left]
             fed = [max(count, 1) for count in left]
-            chunk = runner.feed_ids(self._inputs(begins, left, width), begins, take, fed)
+            inputs = self._inputs(begins, left, width)
+            output = runner.forward(ForwardBatch(inputs, begins, fed, take, return_states=self.head is not None))
+            chunk = output.logits
             fresh = to_device([count > at for count in counts], chunk.device)
             logits = chunk if at == 0 else torch.where(fresh[:, None], chunk, logits)
             if self.head is not None:
-                self._keep_states([r for r, n in enumerate(left) if n and at + n == counts[r]], take)
+                ended = [r for r, n in enumerate(left) if n and at + n == counts[r]]
+                self._keep_own_states(ended, take, output.require_states())
         for r, row in enumerate(self.rows):
             if going[r]:
-                runner.cached[r] = len(row.tokens)
+                runner.commit(r, len(row.tokens))
         return logits
 
-    def _keep_states(self, ended: list[int], take: list[int]) -> None:
+    def _keep_own_states(self, ended: list[int], take: list[int], states: Tensor) -> None:
         """The head's own state of a row's last token stands in for the target's until a verdict brings that."""
-        assert self.runner.states is not None
         rows = [self.rows[r] for r in ended]
         places = [len(row.tokens) - 1 for row in rows]
-        self.states.keep([row.index for row in rows], places, self.runner.states, [(r, take[r]) for r in ended])
+        self.states.keep([row.index for row in rows], places, states, [(r, take[r]) for r in ended])
         for row in rows:
             row.known = len(row.tokens)
 

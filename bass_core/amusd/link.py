@@ -45,7 +45,7 @@ class Open:
     lead: int
     params: SamplingParams
     seed: int
-    rule: str
+    verification: str
     backend: str
     layout: Layout
     confidence: bool = False

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from ..budget.base import Budget
 from ..budget.options import AUTO, make_policy, wants_costs
-from ..budget.policies import DraftLengthPolicy
+from ..budget.policies import EqualRows
 from ..models.pair import ModelPair
 from .calibrate import COARSE, FULL, MeasuredCosts
 from .cost_store import can_keep, may_measure, missing_coarse_sizes, missing_sizes
@@ -29,9 +30,9 @@ _attempts: Counter[Path] = Counter()
 _log = logging.getLogger(__name__)
 
 
-def make_budget(request: Request, rows: int) -> DraftLengthPolicy:
+def make_budget(request: Request, rows: int) -> Budget:
     """A fresh budget for a decoder that starts with `rows` rows, of a request that has its costs."""
-    return make_policy(request.draft_length, request.costs, rows)
+    return EqualRows(make_policy(request.draft_length, request.costs, rows))
 
 
 def with_costs(pair: ModelPair, request: Request, rows: int) -> Request:

@@ -21,7 +21,7 @@ from kernels.support import is_accelerator, runtime
 
 from ..attention.select import choose_backend
 from ..budget.cost_table import CostTable, read_table, write_table
-from ..budget.policies import FixedLength
+from ..budget.policies import EqualRows, FixedLength
 from ..drafting.base import Drafter, Proposal
 from ..drafting.registry import choose_drafter, make_drafter, runs_model
 from ..engine.cuda_graphs import make_runner
@@ -157,9 +157,9 @@ class _TimedDecoder(BatchDecoder):
 
     proposal_ms = 0.0
 
-    def _propose(self, *arguments: Any) -> Proposal:
+    def _propose(self, max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         start = _now(self.target.device)
-        proposal = super()._propose(*arguments)
+        proposal = super()._propose(max_drafts, keys)
         self.proposal_ms = _now(self.target.device) - start
         return proposal
 
@@ -199,11 +199,12 @@ class _Lab:
         if runs_model(drafter):
             self.model = make_drafter(pair, "model", rows, length, backend, sampling, verification)
         made: Drafter = self.model or self.random
-        keep_states = made.observes_states
-        runner = make_runner(pair.target_step, rows, length, pair.vocab, backend, keep_states=keep_states)
+        runner = make_runner(pair.target_step, rows, length, pair.vocab, backend)
         sequences = [Sequence(i, i, prompt, 10**6, frozenset()) for i in range(rows)]
         self.last = sequences[-1]
-        self.decoder = _TimedDecoder(sequences, runner, DecodingParams(sampling), made, FixedLength(limit))
+        self.decoder = _TimedDecoder(
+            sequences, runner, DecodingParams(sampling), made, EqualRows(FixedLength(limit))
+        )
         self.draft_times: dict[int, list[float]] = {requested: [] for requested in plan.drafted}
         self.verify_times: dict[int, list[float]] = {width: [] for width in self.widths}
 
@@ -214,12 +215,13 @@ class _Lab:
             yield
         for repeat in range(self.plan.repeats + 1 if self.model is not None else 0):
             for requested, times in self.draft_times.items():
-                self.decoder.policy = FixedLength(requested)
+                self.decoder.budget = EqualRows(FixedLength(requested))
                 self._step()
                 if repeat:
                     times.append(self.decoder.proposal_ms)
                 yield
-        self.decoder.drafter, self.decoder.policy = self.random, FixedLength(max(self.plan.widths))
+        self.decoder.drafter = self.random
+        self.decoder.budget = EqualRows(FixedLength(max(self.plan.widths)))
         # The widths take turns, so that a slow moment of the machine falls on all of them.
         for repeat in range(self.plan.repeats + 1):
             for width, times in self.verify_times.items():

@@ -18,6 +18,7 @@ from ..errors import RequestError
 from ..models.pair import ModelPair
 from ..sampling.params import SamplingParams
 from ..sequence import Sequence
+from ..verification.table import find_verification
 from .checks import (
     check_acceptance,
     check_end_ids,
@@ -29,7 +30,6 @@ from .checks import (
 
 # Far above what any memory holds: a list of that many prompts is made before the memory is looked at.
 MAX_ROWS = 2**20
-VERIFICATIONS = ("chen", "coupled")
 # What generate, stream, race and the page do where nobody says how much to draft (budget/options.py).
 DEFAULT_DRAFT_LENGTH = AUTO
 
@@ -104,8 +104,7 @@ def make_request(
     sampling = SamplingParams() if sampling is None else sampling
     if not isinstance(sampling, SamplingParams):
         raise RequestError(f"sampling must be a SamplingParams; got {sampling!r}.")
-    if verification not in VERIFICATIONS:
-        raise RequestError(f"verification must be one of {', '.join(VERIFICATIONS)}; got {verification!r}.")
+    find_verification(verification)
     check_time_budget(time_budget_ms)
     check_acceptance(synthetic_acceptance)
     prompts = encode_prompts(pair, prompt, n, raw)

@@ -1,8 +1,8 @@
 """Drafts with a head that reads the target's hidden states.
 
-Contract: a drafter as in drafting/base.py. Slots of settled tokens are fed with the target's own states as these
-arrive (`observe_states`), slots of drafted tokens with the head's; the latter are fed anew once the target has
-settled them.
+Contract: a drafter (drafting/base.py). A token that the target has settled is fed with the target's own state,
+once that has arrived (`observe_states`); a drafted token is fed with the head's own state, and again with the
+target's once it is settled.
 """
 
 from __future__ import annotations
@@ -15,29 +15,32 @@ from kernels.support import is_accelerator
 from ..engine.runner import ModelRunner, PrefillSteps
 from ..machine.transfer import to_device, to_host
 from ..models.draft_head import DraftHead
+from ..models.forward import ForwardBatch
 from ..sampling.distribution import argmax, probabilities
 from ..sampling.draw import draw
-from ..sampling.noise import NoiseKeys, Role
+from ..sampling.noise import NoiseKeys
 from ..sampling.params import SamplingParams
 from ..sequence import Sequence
+from ..verification.table import find_verification
 from .base import Drafter, Proposal
 
-# Slots that are fed in one forward: the first proposal follows a whole prompt.
+# Tokens a row that are fed in one forward: the first proposal has a whole prompt to feed.
 CHUNK = 128
-# A forward costs more than one more token in a verification: a row goes on only where its drafts so far have this
-# many times the confidence. Each row by itself, though a batch shares the forward: none depends on its neighbours.
+# A forward of the head costs more than one more token in a verification, so a row drafts on only while its drafts
+# so far have this many times the confidence. Each row decides for itself and does not depend on its neighbours.
 HEADROOM = 4.0
-# On an accelerator a forward in vain costs less than to wait for it: whether all rows rest is read every so many.
+# On an accelerator a wasted forward costs less than waiting for the device: whether all rows have stopped is read
+# only before every so many tokens.
 LOOK_EVERY = 3
 
 
 class HeadDrafter(Drafter):
-    """`runner` drives the head's body over its reduced vocabulary and keeps states; `size` is the target's V.
+    """`runner` drives the head's body over its reduced vocabulary; `size` is the target's V.
 
     confidence: a row drafts on while the head gives its drafts so far, times the likeliest next token, at least
-    this probability, and the drafts so far HEADROOM times it (so from 1 / HEADROOM on one draft at most). The
-    token that is drawn next has no say in it, so that q stays what it is drawn from. 0: never stop; above 0 a
-    proposal waits for the device once, and before each LOOK_EVERY-th token.
+    this probability, and the drafts so far HEADROOM times it (from 1 / HEADROOM on: one draft at most). Whether to
+    draft on never depends on the token that is drawn next, so the token is distributed as q says. 0: never stop;
+    above 0 a proposal waits for the device once, and before each LOOK_EVERY-th token.
     """
 
     observes_states = True
@@ -48,11 +51,11 @@ class HeadDrafter(Drafter):
         runner: ModelRunner,
         size: int,
         params: SamplingParams,
-        rule: str = "chen",
+        verification: str = "chen",
         confidence: float = 0.0,
     ) -> None:
         self.head, self.runner, self.size, self.params = head, runner, size, params
-        self.role = Role.TARGET if rule == "coupled" else Role.DRAFT
+        self.role = find_verification(verification).draft_role
         self.confidence = confidence
         self._waiting: list[list[Tensor]] = []
 
@@ -68,17 +71,18 @@ class HeadDrafter(Drafter):
         for width in (1, 2):
             ids = torch.zeros(rows, width, dtype=torch.long, device=self.runner.device)
             states = torch.zeros(rows, width, self.head.config.hidden, device=self.runner.device)
-            self.runner.prepare(self.head.inputs(ids, states))
+            fed = self.head.inputs(ids, states)
+            self.runner.prepare(ForwardBatch(fed, [0] * rows, return_states=True))
 
     def observe_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
-        """Keep the target's states: copies, for the next step of the target writes over them."""
+        """Keep copies of the target's states: its next forward overwrites them."""
         kept = torch.cat(states).split([len(new) for new in states])
         for waiting, new in zip(self._waiting[: len(rows)], kept, strict=True):
             waiting.append(new)
 
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         logits, states = self._catch_up(rows)
-        ends = list(self.runner.cached[: len(rows)])
+        ends = list(self.runner.lengths[: len(rows)])
         # Row by row: in which steps it may draft, whether it still does, how much it has, and how likely that is.
         allowed = [[most > step for most in max_drafts] for step in range(1 + max(max_drafts))]
         room = to_device(allowed, logits.device)
@@ -93,8 +97,9 @@ class HeadDrafter(Drafter):
                     if _all_rest(going, step):
                         break
                 x = self.head.inputs(tokens[-1][:, None], states[:, None])
-                logits = self.runner.feed_ids(x, [end + step - 1 for end in ends])[:, 0]
-                states = self._states()[:, 0]
+                fed = ForwardBatch(x, [end + step - 1 for end in ends], return_states=True)
+                output = self.runner.forward(fed)
+                logits, states = output.logits[:, 0], output.require_states()[:, 0]
                 self.calls += 1
             q = self._distribution(logits)
             if q is not None and self.confidence:
@@ -119,7 +124,7 @@ class HeadDrafter(Drafter):
     def _catch_up(self, rows: list[Sequence]) -> tuple[Tensor, Tensor]:
         """Feed what was settled since the last proposal; logits [B, V'], states [B, hidden] of the last slots."""
         runner, batch, device = self.runner, len(rows), self.runner.device
-        starts = runner.cached[:batch]
+        starts = runner.lengths[:batch]
         counts = [len(row.tokens) - start for row, start in zip(rows, starts, strict=True)]
         width = max(counts)
         padded = [(row.tokens[start:] + [0] * width)[:width] for row, start in zip(rows, starts, strict=True)]
@@ -129,28 +134,27 @@ class HeadDrafter(Drafter):
             stop = min(start + CHUNK, width)
             take = [min(max(count - 1 - start, 0), stop - start - 1) for count in counts]
             real = [max(1, min(count, stop) - start) for count in counts]
-            fed = runner.feed_ids(x[:, start:stop], [at + start for at in starts], take, real)
-            read = self._states()[torch.arange(batch, device=device), to_device(take, device)]
+            begins = [at + start for at in starts]
+            output = runner.forward(ForwardBatch(x[:, start:stop], begins, real, take, return_states=True))
+            fed, read = output.logits, output.require_states()
+            read = read[torch.arange(batch, device=device), to_device(take, device)]
             self.calls += 1
             if start == 0:
                 logits, states = fed, read
             else:
                 fresh = to_device([[count > start] for count in counts], device)
                 logits, states = torch.where(fresh, fed, logits), torch.where(fresh, read, states)
-        runner.cached[:batch] = [len(row.tokens) for row in rows]
+        for r, row in enumerate(rows):
+            runner.commit(r, len(row.tokens))
         return logits, states
 
     def _settled(self, counts: list[int]) -> Tensor:
-        """The states [B, max(counts), hidden] that wait; behind a row's counts[r] its last one again."""
+        """The waiting states [B, max(counts), hidden]; a row's last one again behind its counts[r]."""
         waiting, self._waiting[: len(counts)] = self._waiting[: len(counts)], [[] for _ in counts]
         assert [sum(map(len, row)) for row in waiting] == counts, "each slot has the state before it"
         own = torch.tensor(counts)
         places = torch.arange(max(counts)).minimum(own[:, None] - 1) + (own.cumsum(0) - own)[:, None]
         return torch.cat([states for row in waiting for states in row])[to_device(places, self.runner.device)]
-
-    def _states(self) -> Tensor:
-        assert self.runner.states is not None, "the runner was made to keep states"
-        return self.runner.states
 
     def _distribution(self, logits: Tensor) -> Tensor | None:
         """q [B, V'] over the head's vocabulary, where somebody asks for it."""
@@ -170,7 +174,7 @@ class HeadDrafter(Drafter):
         return torch.zeros(len(q), self.size, device=q.device).index_copy_(1, self.head.vocabulary, q)
 
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
-        """Nothing: the slots of drafted tokens lie behind what counts, and are fed again with true states."""
+        """Does nothing: drafted tokens lie behind what counts in the cache, and are fed again with true states."""
 
     def move_row(self, source: int, target: int) -> None:
         self.runner.move_row(source, target)
@@ -178,7 +182,7 @@ class HeadDrafter(Drafter):
 
 
 def _all_rest(going: Tensor, step: int) -> bool:
-    """Whether no row drafts on; an accelerator is asked now and then, and drafts in vain in between."""
+    """Whether no row drafts on; on an accelerator this is read only every LOOK_EVERY tokens."""
     if is_accelerator(going.device) and step % LOOK_EVERY:
         return False
     return not going.any()

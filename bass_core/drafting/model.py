@@ -10,11 +10,13 @@ from torch import Tensor
 
 from ..engine.runner import ModelRunner, PrefillSteps
 from ..machine.transfer import to_device
+from ..models.forward import ForwardBatch
 from ..sampling.distribution import argmax, probabilities
 from ..sampling.draw import draw
-from ..sampling.noise import NoiseKeys, Role
+from ..sampling.noise import NoiseKeys
 from ..sampling.params import SamplingParams
 from ..sequence import Sequence
+from ..verification.table import find_verification
 from .base import Drafter, Proposal
 from .chain import chains, follow
 
@@ -22,9 +24,9 @@ from .chain import chains, follow
 class ModelDrafter(Drafter):
     """Drafts with a second model, one forward a token, for the whole batch at once."""
 
-    def __init__(self, runner: ModelRunner, params: SamplingParams, rule: str = "chen") -> None:
+    def __init__(self, runner: ModelRunner, params: SamplingParams, verification: str = "chen") -> None:
         self.runner, self.params = runner, params
-        self.role = Role.TARGET if rule == "coupled" else Role.DRAFT
+        self.role = find_verification(verification).draft_role
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         limit = self.runner.model.context
@@ -33,11 +35,12 @@ class ModelDrafter(Drafter):
     def prepare(self, rows: int) -> None:
         """Before the first step: let the model make ready for one token a row, and for two."""
         for width in (1, 2):
-            self.runner.prepare(torch.zeros(rows, width, dtype=torch.long, device=self.runner.device))
+            tokens = torch.zeros(rows, width, dtype=torch.long, device=self.runner.device)
+            self.runner.prepare(ForwardBatch(tokens, [0] * rows))
 
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         runner, batch = self.runner, len(rows)
-        # A draft with a shorter context than the target's falls silent when a text outgrows it.
+        # A draft model with a shorter context than the target's stops drafting when a text outgrows it.
         max_drafts = [
             max(0, min(most, runner.model.context - len(row.tokens)))
             for row, most in zip(rows, max_drafts, strict=True)
@@ -47,15 +50,15 @@ class ModelDrafter(Drafter):
         if length == 0:
             return Proposal(torch.zeros(batch, 0, dtype=torch.long, device=runner.device), max_drafts)
         pending = [
-            row.tokens[runner.cached[r] :] if max_drafts[r] else row.tokens[-1:] for r, row in enumerate(rows)
+            row.tokens[runner.lengths[r] :] if max_drafts[r] else row.tokens[-1:] for r, row in enumerate(rows)
         ]
         # A row that drafts nothing is fed as padding, behind its own valid tokens.
-        starts = runner.cached[:batch]
+        starts = runner.lengths[:batch]
         width = max(len(tokens) for tokens in pending)
         padded = [tokens + [0] * (width - len(tokens)) for tokens in pending]
         ids = to_device(padded, runner.device)
         counts = [len(tokens) for tokens in pending]
-        logits = runner.feed_ids(ids, starts, [count - 1 for count in counts], counts)
+        logits = runner.forward(ForwardBatch(ids, starts, counts, [count - 1 for count in counts])).logits
         self.calls += 1
         ends = [start + len(tokens) for start, tokens in zip(starts, pending, strict=True)]
         if self.params.greedy and chains(runner):
@@ -64,16 +67,17 @@ class ModelDrafter(Drafter):
             if rest is not None:
                 self.calls += length - 1
                 return Proposal(torch.cat((first[:, None], rest), dim=1), max_drafts)
-        tokens_, probs = [], []
+        drawn, probs = [], []
         for step in range(length):
             token, prob = self._draw(logits, keys, step)
-            tokens_.append(token)
+            drawn.append(token)
             probs.append(prob)
             if step + 1 < length:
-                logits = runner.feed_ids(token[:, None], [end + step for end in ends])[:, 0]
+                fed = ForwardBatch(token[:, None], [end + step for end in ends])
+                logits = runner.forward(fed).logits[:, 0]
                 self.calls += 1
         stacked = None if probs[0] is None else torch.stack([p for p in probs if p is not None], dim=1)
-        return Proposal(torch.stack(tokens_, dim=1), max_drafts, stacked)
+        return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked)
 
     def _draw(self, logits: Tensor, keys: NoiseKeys, step: int) -> tuple[Tensor, Tensor | None]:
         if self.params.greedy:
@@ -82,14 +86,14 @@ class ModelDrafter(Drafter):
         return draw(probs, keys.seed, keys.sequence_ids, keys.positions + step, keys.stream(self.role)), probs
 
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
-        """The cache holds what was fed: all but the last draft; after a full acceptance that one is missing."""
+        """The last draft was never fed, so after a full acceptance the cache lacks it."""
         width = proposal.tokens.shape[1]
         if width == 0:
             return
         for r, row in enumerate(rows):
             if proposal.num_drafted[r]:
                 before = len(row.tokens) - 1 - accepted[r]
-                self.runner.cached[r] = before + min(accepted[r], width - 1)
+                self.runner.commit(r, before + min(accepted[r], width - 1))
 
     def move_row(self, source: int, target: int) -> None:
         self.runner.move_row(source, target)

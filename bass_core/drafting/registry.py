@@ -27,7 +27,7 @@ CASCADE_MATCH = 3
 # A head that stops when it is unsure stops once it gives its drafts less than this probability: one more token in
 # a verification costs little. A forward of its own costs more (HEADROOM in drafting/head.py).
 CONFIDENCE = 0.1
-# AMUSD's drafts are there anyway; those behind an unsure one are likely to be thrown away with it.
+# The same for AMUSD, whose target waits for no draft: those behind an unsure one are likely to go with it.
 AHEAD_CONFIDENCE = 0.2
 
 
@@ -48,7 +48,7 @@ class Parts:
         assert pair.draft_step is not None
         made = (self.rows, self.length)
         if isinstance(draft, DraftHead):
-            runner = make_runner(pair.draft_step, *made, len(draft.vocabulary), self.backend, keep_states=True)
+            runner = make_runner(pair.draft_step, *made, len(draft.vocabulary), self.backend)
             return HeadDrafter(draft, runner, pair.vocab, self.sampling, self.verification, confidence)
         runner = make_runner(pair.draft_step, *made, pair.vocab, self.backend)
         return ModelDrafter(runner, self.sampling, self.verification)
@@ -144,10 +144,10 @@ def choose_drafter(pair: ModelPair, drafter: Any) -> Any:
 
 
 def confident_prefix(max_probs: list[float], token_probs: list[float]) -> int:
-    """How many of AMUSD's drafts in a row to look at: while they, times q's largest value, keep AHEAD_CONFIDENCE.
+    """How many of a row's drafts AMUSD verifies: while theirs times q's largest value is AHEAD_CONFIDENCE or more.
 
-    max_probs[i], token_probs[i]: q's largest value at draft i, and that of the token drawn. What was drawn at a
-    position has no say in whether it is looked at, so that q stays what it was drawn from.
+    max_probs[i], token_probs[i]: q's largest value at draft i, and q of the token drawn there. Whether a draft is
+    verified never depends on which token was drawn there, so it is distributed as q says.
     """
     chance = 1.0
     for count, (top, own) in enumerate(zip(max_probs, token_probs, strict=True)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 
 from ..amusd.decoder import build_amusd
-from ..budget.policies import DraftLengthPolicy
+from ..budget.base import Budget
 from ..decoding.admission import cache_length
 from ..decoding.base import Decoder, DecodingParams
 from ..decoding.batch import BatchDecoder
@@ -43,18 +43,15 @@ def build_overlapped(pair: ModelPair, request: Request, sequences: list[Sequence
     return build_amusd(pair, request, _params(request), sequences)
 
 
-def _batch(
-    pair: ModelPair, request: Request, rows: list[Sequence], budget: DraftLengthPolicy | None
-) -> BatchDecoder:
+def _batch(pair: ModelPair, request: Request, rows: list[Sequence], budget: Budget | None) -> BatchDecoder:
     drafts = budget is not None
     count, length, backend = len(rows), cache_length(request, drafts), request.backend
-    drafter, keep_states = None, False
+    drafter = None
     if drafts:
         drafter = make_drafter(
             pair, request.drafter, count, length, backend, request.sampling, request.verification
         )
-        keep_states = drafter.observes_states
-    runner = make_runner(pair.target_step, count, length, pair.vocab, backend, keep_states=keep_states)
+    runner = make_runner(pair.target_step, count, length, pair.vocab, backend)
     return BatchDecoder(rows, runner, _params(request), drafter, copy.deepcopy(budget))
 
 

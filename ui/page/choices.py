@@ -31,10 +31,6 @@ DRAFT_LENGTH_WORDS = {
     "bass": "Algorithm 1, the paper's rule",
     "cost-aware": "cost-aware: by cost, measured in full first",
 }
-VERIFICATION_WORDS = {
-    "chen": "rejection sampling: the same distribution in every lane",
-    "coupled": "coupled: the same text in every lane",
-}
 COUPLED = "Coupled: all lanes use the same random numbers, so they write the same text at any temperature."
 # For models that round sums to 16 bits (CausalModel.low_precision): there the words above promise too much.
 NEAR_TIES_WORDS = "coupled: the same text, except at near ties"
@@ -52,7 +48,7 @@ class Choices:
     drafters: tuple[Choice, ...] = (("automatic: the pair's own", "auto"),)
     attentions: tuple[Choice, ...] = (("automatic: the fastest on this device", "auto"),)
     schedulings: tuple[Choice, ...] = tuple((SCHEDULING_WORDS.get(name, name), name) for name in SCHEDULINGS)
-    verifications: tuple[Choice, ...] = tuple((VERIFICATION_WORDS.get(name, name), name) for name in VERIFICATIONS)
+    verifications: tuple[Choice, ...] = field(default_factory=lambda: verifications())
     verification: str = COUPLED
     draft_lengths: tuple[Choice, ...] = field(default_factory=lambda: draft_lengths("auto"))
 
@@ -60,6 +56,14 @@ class Choices:
 def lanes() -> tuple[Choice, ...]:
     """Every method in bass_core's table, registered ones included."""
     return tuple((method.label, name) for name, method in METHODS.items())
+
+
+def verifications(near_ties: bool = False) -> tuple[Choice, ...]:
+    """The ways to verify; with `near_ties`, coupled lanes are not promised the same text."""
+    return tuple(
+        (NEAR_TIES_WORDS if near_ties and kind.coupled else kind.label, name)
+        for name, kind in VERIFICATIONS.items()
+    )
 
 
 def draft_lengths(first: str) -> tuple[Choice, ...]:
@@ -72,13 +76,12 @@ def draft_lengths(first: str) -> tuple[Choice, ...]:
 def choices(pair: ModelPair, draft_length: str) -> Choices:
     """What can be chosen with this pair; `draft_length` is the policy that the page starts with."""
     near_ties = pair.target_step.low_precision
-    coupled = {"coupled": NEAR_TIES_WORDS} if near_ties else {}
     return Choices(
         drafters=(
             ("automatic: the pair's own", "auto"),
             *((kind.label, name) for name, kind in DRAFTERS.items() if _has_drafter(pair, name)),
         ),
-        verifications=tuple(((VERIFICATION_WORDS | coupled).get(name, name), name) for name in VERIFICATIONS),
+        verifications=verifications(near_ties),
         verification=NEAR_TIES if near_ties else COUPLED,
         draft_lengths=draft_lengths(draft_length),
         attentions=(("automatic: the fastest on this device", "auto"), *((name, name) for name in ATTENTIONS)),

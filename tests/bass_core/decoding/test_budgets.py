@@ -46,6 +46,12 @@ def kept(request: Request) -> CostTable:
     return table
 
 
+def policy_of(request: Request) -> Any:
+    """What its budget gives every row."""
+    made: Any = make_budget(request, 8)
+    return made.policy
+
+
 @pytest.mark.parametrize("option", [AUTO, COST_AWARE])
 def test_each_decoder_starts_with_the_length_for_its_own_rows(option: str) -> None:
     """Eight sequences one after another are eight batches of one."""
@@ -61,11 +67,11 @@ def test_each_decoder_starts_with_the_length_for_its_own_rows(option: str) -> No
 
 def test_without_costs_auto_is_algorithm_1_and_cost_aware_is_refused() -> None:
     request = make_request(PAIR, ROWS)
-    assert request.draft_length == AUTO and isinstance(make_budget(request, 8), Algorithm1)
+    assert request.draft_length == AUTO and isinstance(policy_of(request), Algorithm1)
     with pytest.raises(ValueError, match="with_costs"):
         make_budget(replace(request, draft_length=COST_AWARE), 8)
     own = FixedLength(3)
-    made = make_budget(replace(request, draft_length=own), 8)
+    made = policy_of(replace(request, draft_length=own))
     assert made == own and made is not own
 
 
