@@ -88,7 +88,7 @@ def generate(
     method: "regular", "speculative" (one sequence after another), "bass" (all at once), "amusd" (draft and target
     at the same time), or a registered one. n: how often one prompt is answered. max_new_tokens: of each sequence.
     sampling: temperature, top_k and top_p; None is greedy. draft_length: "auto" (by what rounds cost here, where
-    that can be measured, else Algorithm 1), "bass" (Algorithm 1), "cost-aware", a whole number, or a policy object.
+    that can be measured, else Algorithm 1), "bass" (Algorithm 1), "cost-aware", a whole number, or a policy.
     drafter: a name of DRAFTERS, a drafter object, or "auto", the pair's own.
     attention: a name of ATTENTIONS, or "auto", the fastest known here. verification: "chen" (rejection sampling)
     or "coupled" (every method writes the same text). sequence_ids: which noise a row draws, 0 to n - 1 by default.
