@@ -1,6 +1,6 @@
-"""Contract: start the page. Reads the options, loads the models, serves; any refusal is one sentence and status 2.
+"""Starts the page: reads the options, loads the models and serves.
 
-Non-goal: anything that the page or the library does.
+Contract: every refusal is one sentence and status 2. Non-goals: what the page or the library does.
 """
 
 from __future__ import annotations
@@ -8,24 +8,24 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-# Read by libraries while they are imported, so set before any of them is.
+if TYPE_CHECKING:
+    from ui.sources.idle import IdleWork
+
+# Libraries read these while they are imported, so they are set before any import of one.
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
-# After each request Gradio makes a table of the last so many, in the memory and on the cores that the models use.
+# Gradio keeps a table of so many past requests and rebuilds it after each one, on the models' cores.
 os.environ.setdefault("GRADIO_ANALYTICS_MAX_EVENTS", "100")
-# A waiting thread that spins steals the core that the server and a browser on this machine need.
+# Waiting threads sleep: spinning ones would take cores from the server and from a browser on this machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-CONFLICT = (
-    "The package 'kernels' is installed, whose name is that of a folder here: run pip uninstall kernels first."
-)
+CONFLICT = "The installed package 'kernels' has the name of a folder here: run pip uninstall kernels first."
 LOADING = "Loading; the address to open follows."
-MEASURING = "Measuring once what a round costs on this machine; --draft-length bass leaves it out."
 USER, PASSWORD = "bass", "BASS_PASSWORD"
 
 
@@ -52,10 +52,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, help="port to listen on; without it the first free one from 7860")
     parser.add_argument(
         "--draft-length",
-        choices=("cost-aware", "bass"),
-        default="cost-aware",
-        help="what the page starts with: by what a round costs on this machine, measured at the first start, or "
-        "the paper's Algorithm 1",
+        choices=("auto", "cost-aware", "bass"),
+        default="auto",
+        help="what the page starts with: auto goes by what a round costs on this machine, which is measured while "
+        "nothing runs; cost-aware measures all of that before the first race; bass is the paper's Algorithm 1",
     )
     parser.add_argument("--max-batch", type=_positive, default=32, help="largest batch that the page accepts")
     parser.add_argument("--max-new-tokens", type=_positive, default=1024, help="most new tokens a sequence")
@@ -81,7 +81,7 @@ def _positive(text: str) -> int:
 
 
 def host(option: str | None, environment: Mapping[str, str]) -> str:
-    """Where to listen: the option, else GRADIO_SERVER_NAME, else everywhere on a Space, else here alone."""
+    """Where to listen: the option, else GRADIO_SERVER_NAME, else all networks on a Space, else localhost."""
     if option:
         return option
     if environment.get("GRADIO_SERVER_NAME"):
@@ -90,16 +90,16 @@ def host(option: str | None, environment: Mapping[str, str]) -> str:
 
 
 def leaves_a_core(options: argparse.Namespace, environment: Mapping[str, str]) -> bool:
-    """Whether the browser runs on this machine too, and nobody has said how many threads the models get."""
+    """Whether the models leave a core to a browser on this machine: only where nobody sets their threads."""
     local = host(options.host, environment) in ("127.0.0.1", "localhost", "::1")
     return local and not options.share and options.threads is None and "OMP_NUM_THREADS" not in environment
 
 
 def set_threads(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    """Set the models' threads on a CPU, and return how many they are.
+    """Set the number of the models' threads on a CPU, and return it.
 
-    A core that a browser takes and gives back costs the models more than one that they never had: with two cores,
-    two threads and a browser are no faster than one thread (python -m bench page).
+    A core shared with a browser costs the models more than a core less: with two cores, two threads and a browser
+    are no faster than one thread (python -m bench page).
     """
     import torch
 
@@ -113,13 +113,13 @@ def set_threads(options: argparse.Namespace, environment: Mapping[str, str]) -> 
 
 
 def credentials(environment: Mapping[str, str]) -> tuple[str, str] | None:
-    """User and password that the page asks for; None, an open page, where no password is set."""
+    """The user and password that the page asks for; None, an open page, without a password."""
     password = environment.get(PASSWORD)
     return (USER, password) if password else None
 
 
 def conflict() -> str | None:
-    """One sentence where a package is installed that transformers would take for our folder kernels, else None."""
+    """One sentence where the package kernels is installed, which transformers would look for here; else None."""
     try:
         metadata.distribution("kernels")
     except metadata.PackageNotFoundError:
@@ -131,38 +131,41 @@ def serve(options: argparse.Namespace) -> None:
     """Serve the page, with a pair or a recording, until interrupted; raises BassError."""
     if options.replay is not None:
         page, about = replay_page(options)
+        launch(page, about, options)
     else:
-        page, about = race_page(options)
-    launch(page, about, options)
+        page, about, work = race_page(options)
+        launch(page, about, options, opened=work.start)
 
 
-def race_page(options: argparse.Namespace) -> tuple[Any, str]:
-    """The page over a loaded pair, and what it says of it."""
+def race_page(options: argparse.Namespace) -> tuple[Any, str, IdleWork]:
+    """The page over a loaded pair, what it says of it, and what there is to do while nothing runs."""
     try:
         import spaces  # ZeroGPU: has to come before torch
     except ImportError:
         spaces = None
-    from bass_core import ModelPair, load_pair
-    from bass_core.decoding.calibrate import measure_ahead
+    from bass_core import ModelPair, load_pair, may_measure, measure_ahead
     from ui.page.choices import choices
     from ui.page.events import race_source
     from ui.page.limits import Limits
     from ui.page.page import build
+    from ui.sources.idle import IdleWork
     from ui.sources.models import Models
 
     def load(name: str) -> ModelPair:
         return load_pair(name, device=options.device, dtype=options.dtype)
 
     pair = load_pair(options.pair, draft=options.draft, device=options.device, dtype=options.dtype)
-    # Afterwards: the weights are laid out on all cores.
+    # After loading, which lays out the weights on all cores.
     threads = set_threads(options, os.environ)
-    # A ZeroGPU Space has no device before a race.
-    draft_length = "bass" if spaces is not None else options.draft_length
-    if draft_length == "cost-aware":
-        measure_ahead(pair, options.max_batch, lambda: print(MEASURING, file=sys.stderr, flush=True))
     source = race_source(pair, Models(pair, load if options.allow_any_model else None))
-    if spaces is not None:
-        source = spaces.GPU(duration=gpu_seconds)(source)
+
+    def refine() -> Generator[None, None, None]:
+        # A ZeroGPU Space has no device between races.
+        if spaces is None and may_measure() and options.draft_length != "bass":
+            yield from measure_ahead(pair, options.max_batch)
+
+    work = IdleWork(refine)
+    source = work.beside(source) if spaces is None else spaces.GPU(duration=gpu_seconds)(source)
     dtype = str(pair.dtype).removeprefix("torch.")
     about = f"{shown_name(pair.name or options.pair)} on {pair.device}, {dtype}"
     if pair.device.type == "cpu":
@@ -174,7 +177,8 @@ def race_page(options: argparse.Namespace) -> tuple[Any, str]:
         "dtype": dtype,
     }
     limits = Limits(options.max_batch, options.max_new_tokens, options.max_prompt, options.max_seconds)
-    return build(source, limits=limits, about=about, choices=choices(pair, draft_length), pair=names), about
+    page = build(source, limits=limits, about=about, choices=choices(pair, options.draft_length), pair=names)
+    return page, about, work
 
 
 def replay_page(options: argparse.Namespace) -> tuple[Any, str]:
@@ -188,8 +192,8 @@ def replay_page(options: argparse.Namespace) -> tuple[Any, str]:
     return page, f"a recording: {recording.about}"
 
 
-def launch(page: Any, about: str, options: argparse.Namespace) -> None:
-    """Serve until interrupted. Raises BassError where the address can't be had."""
+def launch(page: Any, about: str, options: argparse.Namespace, opened: Callable[[], None] = lambda: None) -> None:
+    """Serve until interrupted; `opened` is called once the page can be. Raises BassError for a bad address."""
     from bass_core import BassError
     from ui.page.page import launch_options
 
@@ -210,11 +214,12 @@ def launch(page: Any, about: str, options: argparse.Namespace) -> None:
             "of this machine; choose another with --port or --host."
         ) from error
     print(f"BASS races {about}: open {url}" + (f" or {public}" if public else ""), flush=True)
+    opened()
     page.block_thread()
 
 
 def shown_name(pair: str) -> str:
-    """A folder's own name says enough: where it lies is no reader's business."""
+    """The pair's name for visitors: of a folder its own name, without the path."""
     return Path(pair).resolve().name if os.path.isdir(pair) else pair
 
 

@@ -4,8 +4,10 @@ Contract: the names below are the public API and stay stable. Speculation never 
 """
 
 from .attention.huggingface import BACKENDS as ATTENTIONS
-from .budget.policies import RecordedLengths
-from .drafting.registry import DRAFTERS
+from .budget.policies import Algorithm1, RecordedLengths
+from .decoding.calibrate import measure_ahead
+from .decoding.cost_store import may_measure
+from .drafting.registry import DRAFTERS, choose_drafter
 from .errors import BassError, MemoryShortage, ModelError, PairError, RequestError, WeightsError
 from .lanes.generation import Generation, generate, stream
 from .lanes.methods import DEFAULT_LANES, DEFAULT_METHOD, METHODS, Method, register, unregister
@@ -39,6 +41,7 @@ __all__ = [
     "METHODS",
     "SCHEDULINGS",
     "VERIFICATIONS",
+    "Algorithm1",
     "BassError",
     "DeviceReading",
     "Difference",
@@ -63,8 +66,11 @@ __all__ = [
     "Snapshot",
     "WeightsError",
     "__version__",
+    "choose_drafter",
     "generate",
     "load_pair",
+    "may_measure",
+    "measure_ahead",
     "race",
     "register",
     "stream",

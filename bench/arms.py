@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from bass_core import ModelPair
+from bass_core.decoding.budgets import with_costs
 from bass_core.decoding.request import make_request
 from bass_core.lanes.lane import Lane
 from bass_core.lanes.metrics import Metrics
@@ -32,11 +33,11 @@ class Sample:
     decode_ms: float = 0.0
 
 
-def ours(pair: ModelPair, method: str, prompts: list[str], tokens: int, **arguments: Any) -> Sample:
-    """One of our decoders. arguments: as of bass_core.generate."""
+def ours(pair: ModelPair, method: str, prompts: list[str], tokens: int, draft_length: Any = "bass") -> Sample:
+    """One of our decoders, by Algorithm 1 where nothing else is said."""
     start = time.perf_counter()
-    request = make_request(pair, prompts, max_new_tokens=tokens, eos_token_id=None, **arguments)
-    lane = Lane(pair, request, method)
+    request = make_request(pair, prompts, max_new_tokens=tokens, eos_token_id=None, draft_length=draft_length)
+    lane = Lane(pair, with_costs(pair, request, len(prompts)), method)
     while not lane.finished:
         lane.step()
     wall = 1000 * (time.perf_counter() - start)

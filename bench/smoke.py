@@ -2,7 +2,7 @@
 
 Contract: in a cache folder that is empty but for the weights (linked from the usual one, which is made first where
 it is missing) it measures costs with the shipped draft head, races all lanes with every drafter for 16 tokens,
-greedy and sampled, then starts the page, whose costs are measured anew, and asks it for one race. A claim is
+greedy and sampled, then starts the page with nothing measured and asks it for one race. A claim is
 missed where a lane ends with an error or without its tokens, where a greedy lane's text is not regular decoding's,
 or where the page does not answer. Nothing here is a time.
 """
@@ -37,11 +37,14 @@ def main(argv: list[str]) -> None:
     drafters = list(DRAFTERS)[-1:] if options.quick else list(DRAFTERS)
     with fresh_cache() as root:
         pair = load_pair(options.pair)
-        measure_ahead(pair, ROWS, lambda: None)
+        for _ in measure_ahead(pair, ROWS):
+            pass
         tables = len(list((root / "costs").glob("*.json")))
         races = [(drafter, temperature) for drafter in drafters for temperature in TEMPERATURES]
         results = [row for race_ in races for row in lanes(pair, *race_)]
-        with app(options, draft_length="cost-aware") as address:
+        for path in (root / "costs").iterdir():
+            path.unlink()
+        with app(options, draft_length="auto") as address:
             answer = ask(address)
         results += judge("the page", answer, TEMPERATURES[1], whole=False)
     failed = sum(row["error"] is not None for row in results)
@@ -129,7 +132,7 @@ def ask(address: str) -> dict[str, Any]:
     """One race through the page's API, at its defaults but for the number of tokens."""
     from gradio_client import Client
 
-    arguments = (PROMPT, ROWS, TOKENS, TEMPERATURES[1], 0, 0, 1.0, "cost-aware")
+    arguments = (PROMPT, ROWS, TOKENS, TEMPERATURES[1], 0, 0, 1.0, "auto")
     *_, last = Client(address, verbose=False).submit(*arguments, api_name="/race")
     answer: dict[str, Any] = last
     return answer

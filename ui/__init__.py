@@ -1,1 +1,1 @@
-"""Contract: what a person sees and a script calls; knows bass_core's snapshots and errors, never a tensor."""
+"""What a person sees and a script calls. Contract: imports bass_core's public names alone, and never a tensor."""

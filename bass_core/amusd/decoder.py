@@ -67,8 +67,10 @@ def refuse_amusd(pair: ModelPair, request: Request) -> None:
 
 def lead_of(request: Request) -> int:
     """Tokens that the draft may be ahead of the target: an integer draft_length; every other policy is ignored."""
-    policy = request.policy
-    return min(policy.limit, LONGEST_LEAD) if isinstance(policy, FixedLength) else LEAD
+    option = request.draft_length
+    if isinstance(option, FixedLength):
+        option = option.limit
+    return min(option, LONGEST_LEAD) if isinstance(option, int) else LEAD
 
 
 def build_amusd(

@@ -56,7 +56,9 @@ class _Chain:
 class CostAware:
     """Chooses the length by a CostTable or another RoundCosts. `rows` is the batch that it starts with."""
 
-    def __init__(self, table: RoundCosts, rows: int = 1, limit: int = 16) -> None:
+    LIMIT = 16
+
+    def __init__(self, table: RoundCosts, rows: int = 1, limit: int = LIMIT) -> None:
         self.table, self.rows, self.limit = table, rows, limit
         self._accepted, self._drafted = _Chain(limit), _Chain(limit)
         self._widest, self._forwards = _Chain(limit), _Chain(limit)

@@ -35,11 +35,13 @@ class CostTable:
     """verify[rows] lists (tokens of all rows, ms), draft[rows] the ms of one forward of the draft; rows ascend.
 
     `padded` says that a row's padding costs what its tokens cost: tokens are then rows x the widest row.
+    `coarse` lists the numbers of rows that were measured in haste, with few points and few repeats.
     """
 
     verify: dict[int, list[Point]]
     draft: dict[int, float]
     padded: bool
+    coarse: tuple[int, ...] = ()
 
     def verify_ms(self, rows: int, tokens: float) -> float:
         """One verification of `tokens` in all rows together; beyond what was measured the last slope goes on."""
@@ -48,6 +50,14 @@ class CostTable:
     def draft_ms(self, rows: int) -> float:
         """One forward of the draft; 0 where the drafter runs no model."""
         return _between(list(self.draft.items()), rows) if self.draft else 0.0
+
+    def joined(self, other: CostTable) -> CostTable:
+        """This table with the other's rows added; the other's figures count where both have the same rows."""
+        verify, draft = self.verify | other.verify, self.draft | other.draft
+        coarse = {rows for rows in self.coarse if rows not in other.verify} | set(other.coarse)
+        return CostTable(
+            dict(sorted(verify.items())), dict(sorted(draft.items())), other.padded, tuple(sorted(coarse))
+        )
 
 
 def _line(points: list[Point], at: float) -> float:
@@ -71,7 +81,8 @@ def read_table(path: Path | None) -> CostTable | None:
     try:
         stored = json.loads(path.read_text())
         verify = {int(rows): [(x, y) for x, y in points] for rows, points in stored["verify"].items()}
-        table = CostTable(verify, {int(rows): ms for rows, ms in stored["draft"].items()}, stored["padded"])
+        draft = {int(rows): ms for rows, ms in stored["draft"].items()}
+        table = CostTable(verify, draft, stored["padded"], tuple(stored["coarse"]))
         return table if _is_sound(table) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
@@ -82,7 +93,9 @@ def _is_sound(table: CostTable) -> bool:
     lines = list(table.verify.values())
     numbers = [number for points in lines for point in points for number in point] + list(table.draft.values())
     return (
-        isinstance(table.padded, bool)
+        bool(lines)
+        and isinstance(table.padded, bool)
+        and set(table.coarse) <= set(table.verify)
         and all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
         and all(points and min(y for _, y in points) > 0 for points in lines)
         and all(_ascends([x for x, _ in points]) for points in lines)

@@ -7,7 +7,6 @@ in plain attributes, so that each decoder can work on its own copy.
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard
@@ -101,7 +100,7 @@ class RecordedLengths:
         if not self.lengths:
             raise RequestError("RecordedLengths needs at least one draft length.")
         for length in self.lengths:
-            if not _is_length(length):
+            if not is_length(length):
                 raise RequestError(
                     f"RecordedLengths takes whole numbers from 0 to {LONGEST}, one for each round; got {length!r}."
                 )
@@ -118,23 +117,6 @@ class RecordedLengths:
         self.position = min(self.position + 1, len(self.lengths) - 1)
 
 
-def _is_length(value: object) -> TypeGuard[int]:
+def is_length(value: object) -> TypeGuard[int]:
+    """Whether the value is a number of draft tokens that anyone may ask for."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LONGEST
-
-
-def make_policy(draft_length: object) -> DraftLengthPolicy:
-    """A fresh policy from "bass", a whole number of at least 0, or a policy object (copied).
-
-    Raises RequestError for anything else.
-    """
-    if draft_length == "bass":
-        return Algorithm1()
-    if _is_length(draft_length):
-        return FixedLength(draft_length)
-    if all(hasattr(draft_length, name) for name in ("length", "limit", "update")):
-        policy: Any = copy.deepcopy(draft_length)
-        return policy
-    raise RequestError(
-        f'draft_length must be "bass", "cost-aware", a whole number from 0 to {LONGEST}, or an object with '
-        f"`length`, `limit` and `update`; got {draft_length!r}."
-    )

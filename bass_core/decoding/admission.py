@@ -97,7 +97,7 @@ def estimate_bytes(pair: ModelPair, request: Request, methods: Seq[Method], rows
         total += pair.target_step.cache_bytes(batch, length)
         width = 1
         if drafts:
-            width += min(request.policy.limit, request.max_new_tokens)
+            width += request.longest_draft
             if runs_model(request.drafter) and pair.draft_step is not None:
                 total += pair.draft_step.cache_bytes(batch, length)
         logits = batch * width * pair.vocab * 4
@@ -143,5 +143,5 @@ def _attention_bytes(backend: str, heads: int, columns: int, dim: int, device: t
 
 def cache_length(request: Request, drafts: bool) -> int:
     """Tokens a row of the cache must hold: a round may write its padding past a row that is nearly done."""
-    padding = min(request.policy.limit, request.max_new_tokens) if drafts else 0
+    padding = request.longest_draft if drafts else 0
     return request.longest + padding + 1

@@ -1,19 +1,18 @@
-"""What a round costs on this machine: measured once for a pair and a device, and kept.
+"""What a round costs on this machine: measured for a pair and a device, and kept.
 
-Contract: rounds are measured as they run: a real decoder, whose drafts are random tokens. The table
-(budget/cost_table.py) is kept in a file in the user's cache; the same table gives the same answers.
-The least of REPEATS times counts: other work on the machine only ever adds to one.
-Non-goals: costs that depend on the length of the text (it is CONTEXT tokens here).
+Contract: rounds are timed as they run: a real decoder, whose drafts are random tokens. The least of several times
+counts: other work on the machine only ever adds to one. Measuring goes step by step, each a round or a piece of
+the prompt, so that whoever drives it can show progress or stop; a number of rows is kept once it is complete.
+Non-goals: costs that depend on the length of the text; deciding when to measure (budgets.py).
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
+import functools
+import math
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,113 +25,117 @@ from ..budget.policies import EqualRows, FixedLength
 from ..drafting.base import Drafter, Proposal
 from ..drafting.registry import choose_drafter, make_drafter, runs_model
 from ..engine.cuda_graphs import make_runner
-from ..errors import WeightsError
-from ..machine.capture import enabled
+from ..machine.memory import shortage_explained
 from ..machine.transfer import to_device
-from ..machine.user_cache import cache_root
-from ..models.draft_head import DraftHead
 from ..models.pair import ModelPair
-from ..models.weights.quantize import is_quantized
 from ..sampling.noise import NoiseKeys
 from ..sampling.params import SamplingParams
 from ..sequence import Sequence
 from .base import DecodingParams
 from .batch import BatchDecoder
+from .cost_store import costs_path, missing_sizes
 
-CONTEXT = 160
-WIDTHS = (1, 2, 3, 5, 9, 17)  # tokens a row in a measured verification
-MOST_TOKENS = 96  # of all rows together
-DRAFTED = (1, 5)  # tokens a row in two measured proposals
-# More rows are taken for as many: from here on a round's cost goes by its tokens.
-MOST_ROWS = 8
-REPEATS = 4
-FORMAT = 4
+# Tokens of all rows together in the widest verification that is measured.
+MOST_TOKENS = 96
 
 
-def cost_table(
-    pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams, rows: int, verification: str = "chen"
-) -> CostTable:
-    """The stored table of this pair, drafter and machine for `rows` rows; what is missing is measured and kept."""
-    path = _path(pair, drafter, backend, sampling)
-    table = _stored(path, drafter)
-    missing = _missing(table, rows)
-    if table is None or missing:
-        table = measure_costs(pair, drafter, backend, sampling, verification, missing, table)
-        write_table(path, table)
-    return table
+@dataclass(frozen=True)
+class Plan:
+    """What is measured for a number of rows.
 
-
-def measure_ahead(pair: ModelPair, rows: int, tell: Callable[[], None]) -> None:
-    """Measure the tables that draft_length="cost-aware" needs with all other settings at their defaults.
-
-    `tell` is called once, before the first measurement; not where every table is there already.
+    widths: tokens a row of the verifications. drafted: tokens a row of the two proposals whose difference is what
+    a draft token costs. repeats: how often each is timed; one more, the first, does not count. context: tokens of
+    the prompt.
     """
-    drafter, backend = choose_drafter(pair, "auto"), choose_backend("auto", pair.device, pair.dtype)
-    kinds = [SamplingParams(temperature=temperature) for temperature in (0.0, 1.0)]
-    if any(_missing(_stored(_path(pair, drafter, backend, kind), drafter), rows) for kind in kinds):
-        tell()
-    for kind in kinds:
-        cost_table(pair, drafter, backend, kind, rows)
+
+    widths: tuple[int, ...]
+    drafted: tuple[int, int]
+    repeats: int
+    context: int
+    coarse: bool = False
 
 
-def _stored(path: Path | None, drafter: Any) -> CostTable | None:
-    """The table that was kept; None as well where it says of a draft model that it costs nothing."""
-    table = read_table(path)
-    return table if table is None or bool(table.draft) == runs_model(drafter) else None
+FULL = Plan(widths=(1, 2, 3, 5, 9, 17), drafted=(1, 5), repeats=4, context=160)
+# Two numbers of rows take about 2 s of SmolLM2-135M on two cores of a 2.5 GHz Xeon.
+COARSE = Plan(widths=(1, 3, 9), drafted=(1, 3), repeats=3, context=32, coarse=True)
 
 
-def _missing(table: CostTable | None, rows: int) -> list[int]:
-    sizes = [1 << i for i in range((min(rows, MOST_ROWS) - 1).bit_length() + 1)]
-    return [size for size in sizes if table is None or size not in table.verify]
+class MeasuredCosts:
+    """The table of a pair, a drafter, a backend and a kind of sampling: what is kept, and what is measured now.
 
+    `table` is None until the figures of one number of rows are complete.
+    """
 
-def _path(pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams) -> Path | None:
-    """Where the table is kept; None for a user who has no folder for such files."""
-    try:
-        root = cache_root()
-    except WeightsError:
-        return None
-    return root / "costs" / f"{_key(pair, drafter, backend, sampling)}.json"
+    def __init__(
+        self, pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams, verification: str = "chen"
+    ) -> None:
+        self.pair, self.drafter, self.backend = pair, drafter, backend
+        self.sampling, self.verification = sampling, verification
+        self.path = costs_path(pair, drafter, backend, sampling)
+        self.table = self._kept()
 
+    def measure(self, sizes: list[int], plan: Plan = FULL, seconds: float = math.inf) -> Iterator[None]:
+        """Measure for these numbers of rows, a step of the decoder at a time, until so many seconds have passed.
 
-def _key(pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams) -> str:
-    """Everything that a round's cost depends on."""
-    draft = getattr(pair.draft, "name_or_path", None) or type(pair.draft).__name__
-    if isinstance(pair.draft, DraftHead):
-        draft = f"{pair.draft.config} {len(pair.draft.vocabulary)}"
-    model = pair.target.config.get_text_config()
-    facts = [
-        FORMAT, str(pair.target.name_or_path), model.hidden_size, model.num_hidden_layers, str(draft),
-        str(drafter), backend, str(pair.dtype), str(pair.device), torch.__version__, torch.get_num_threads(),
-        sampling.greedy, type(pair.target_step).__name__, is_quantized(pair.target),
-        enabled(pair.device) and pair.target_step.capturable,
-        runtime(pair.device).get_device_name(pair.device) if is_accelerator(pair.device) else os.cpu_count(),
-    ]  # fmt: skip
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+        A number of rows of which nothing has been timed by then is left out.
+        """
+        end = time.monotonic() + seconds
+        for rows in sizes:
+            lab = _Lab(self.pair, self.drafter, self.backend, self.sampling, self.verification, rows, plan)
+            late = False
+            for _ in lab.steps():
+                yield
+                late = time.monotonic() > end
+                if late:
+                    break
+            if lab.timed:
+                self._keep(lab.costs())
+            if late:
+                return
+
+    def _kept(self) -> CostTable | None:
+        """What the file holds; None as well where it says of a draft model that it costs nothing."""
+        table = read_table(self.path)
+        return table if table is None or bool(table.draft) == runs_model(self.drafter) else None
+
+    def _keep(self, measured: CostTable) -> None:
+        """Add the figures to the table and, with what others have kept meanwhile, to the file."""
+        known = self._kept() or self.table
+        self.table = measured if known is None else known.joined(measured)
+        write_table(self.path, self.table)
 
 
 def measure_costs(
-    pair: ModelPair,
-    drafter: Any,
-    backend: str,
-    sampling: SamplingParams,
-    verification: str,
-    sizes: list[int],
-    known: CostTable | None = None,
+    pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams, verification: str, sizes: list[int]
 ) -> CostTable:
-    """Measure now, for these numbers of rows, beside what is known; `cost_table` keeps what it measured."""
-    verify = dict(known.verify) if known else {}
-    draft = dict(known.draft) if known else {}
+    """Figures for these numbers of rows, at least one, measured now and not kept."""
+    tables = []
     for rows in sizes:
-        lab = _Lab(pair, drafter, backend, sampling, verification, rows)
-        if lab.model is not None:
-            draft[rows] = lab.draft_ms()
-        widths = [width for width in WIDTHS if width == 1 or rows * width <= MOST_TOKENS]
-        points = sorted((float(rows * width), ms) for width, ms in lab.verify_ms(widths).items())
-        # A wider verification is never cheaper: where it seems so, that was noise.
-        verify[rows] = [(x, max(y for other, y in points if other <= x)) for x, y in points]
-    padded = not pair.target_step.skips_padding
-    return CostTable(dict(sorted(verify.items())), dict(sorted(draft.items())), padded)
+        lab = _Lab(pair, drafter, backend, sampling, verification, rows, FULL)
+        for _ in lab.steps():
+            pass
+        tables.append(lab.costs())
+    return functools.reduce(CostTable.joined, tables)
+
+
+def cost_table(pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams, rows: int) -> CostTable:
+    """The table of this pair, drafter and machine for `rows` rows; what is missing is measured and kept."""
+    costs = MeasuredCosts(pair, drafter, backend, sampling)
+    for _ in costs.measure(missing_sizes(costs.table, rows)):
+        pass
+    assert costs.table is not None
+    return costs.table
+
+
+def measure_ahead(pair: ModelPair, rows: int) -> Iterator[None]:
+    """Measure step by step, for up to `rows` rows, all that is missing where every other setting has its default.
+
+    Sampled text comes first, as the page's first race is.
+    """
+    drafter, backend = choose_drafter(pair, "auto"), choose_backend("auto", pair.device, pair.dtype)
+    for temperature in (1.0, 0.0):
+        costs = MeasuredCosts(pair, drafter, backend, SamplingParams(temperature=temperature))
+        yield from costs.measure(missing_sizes(costs.table, rows))
 
 
 class _Random(Drafter):
@@ -169,16 +172,26 @@ def _now(device: torch.device) -> float:
 
 
 class _Lab:
-    """A batch of equal prompts, computed once, on which rounds are timed: the draft model's first, then any."""
+    """A batch of equal prompts, computed once, on which rounds are timed."""
 
     def __init__(
-        self, pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams, verification: str, rows: int
+        self,
+        pair: ModelPair,
+        drafter: Any,
+        backend: str,
+        sampling: SamplingParams,
+        verification: str,
+        rows: int,
+        plan: Plan,
     ) -> None:
-        self.device, limit = pair.device, max(WIDTHS)
+        self.device, self.rows, self.plan = pair.device, rows, plan
+        self.padded = not pair.target_step.skips_padding
+        self.widths = [width for width in plan.widths if width == 1 or rows * width <= MOST_TOKENS]
         generator = torch.Generator().manual_seed(0)
         # As many as would be written if every draft were accepted.
-        room = (REPEATS + 1) * (sum(WIDTHS) + sum(1 + requested for requested in DRAFTED)) + limit
-        context = max(1, min(CONTEXT, pair.context_length - room))
+        limit = max(plan.widths)
+        room = (plan.repeats + 1) * (sum(plan.widths) + sum(1 + requested for requested in plan.drafted)) + limit
+        context = max(1, min(plan.context, pair.context_length - room))
         prompt = torch.randint(0, pair.vocab, (context,), generator=generator).tolist()
         length = context + room
         self.random = _Random(pair.vocab, pair.device)
@@ -188,34 +201,56 @@ class _Lab:
         made: Drafter = self.model or self.random
         runner = make_runner(pair.target_step, rows, length, pair.vocab, backend)
         sequences = [Sequence(i, i, prompt, 10**6, frozenset()) for i in range(rows)]
+        self.last = sequences[-1]
         self.decoder = _TimedDecoder(
             sequences, runner, DecodingParams(sampling), made, EqualRows(FixedLength(limit))
         )
-        while not sequences[-1].token_ids:
-            self.decoder.step()
+        self.draft_times: dict[int, list[float]] = {requested: [] for requested in plan.drafted}
+        self.verify_times: dict[int, list[float]] = {width: [] for width in self.widths}
 
-    def draft_ms(self) -> float:
-        """Ms of one more drafted token."""
-        assert self.model is not None
-        times: dict[int, list[float]] = {requested: [] for requested in DRAFTED}
-        for repeat in range(REPEATS + 1):
-            for requested, values in times.items():
+    def steps(self) -> Iterator[None]:
+        """The prompt, the draft model's proposals, then rounds without it: one step of the decoder each time."""
+        while not self.last.token_ids:
+            self._step()
+            yield
+        for repeat in range(self.plan.repeats + 1 if self.model is not None else 0):
+            for requested, times in self.draft_times.items():
                 self.decoder.budget = EqualRows(FixedLength(requested))
-                self.decoder.step()
+                self._step()
                 if repeat:
-                    values.append(self.decoder.proposal_ms)
-        few, many = DRAFTED
-        return max(0.0, min(times[many]) - min(times[few])) / (many - few)
-
-    def verify_ms(self, widths: list[int]) -> dict[int, float]:
-        """Ms of a round of so many tokens a row; the widths take turns. From here on the model drafts no more."""
-        self.decoder.drafter, self.decoder.budget = self.random, EqualRows(FixedLength(max(WIDTHS)))
-        times: dict[int, list[float]] = {width: [] for width in widths}
-        for repeat in range(REPEATS + 1):
-            for width in widths:
+                    times.append(self.decoder.proposal_ms)
+                yield
+        self.decoder.drafter = self.random
+        self.decoder.budget = EqualRows(FixedLength(max(self.plan.widths)))
+        # The widths take turns, so that a slow moment of the machine falls on all of them.
+        for repeat in range(self.plan.repeats + 1):
+            for width, times in self.verify_times.items():
                 self.random.width = width - 1
-                start = _now(self.device)
-                self.decoder.step()
+                ms = self._step()
                 if repeat:
-                    times[width].append(_now(self.device) - start)
-        return {width: min(values) for width, values in times.items()}
+                    times.append(ms)
+                yield
+
+    @property
+    def timed(self) -> bool:
+        """Whether every verification, and so every proposal, was timed at least once."""
+        return all(self.verify_times.values())
+
+    def costs(self) -> CostTable:
+        """The figures, once everything was timed at least once."""
+        points = [(float(self.rows * width), min(times)) for width, times in self.verify_times.items()]
+        # A wider verification is never cheaper: where it seems so, that was noise.
+        verify = [(x, max(y for other, y in points if other <= x)) for x, _ in points]
+        draft = {}
+        if self.model is not None:
+            few, many = self.plan.drafted
+            more = min(self.draft_times[many]) - min(self.draft_times[few])
+            draft = {self.rows: max(0.0, more) / (many - few)}
+        return CostTable({self.rows: verify}, draft, self.padded, (self.rows,) if self.plan.coarse else ())
+
+    def _step(self) -> float:
+        """Milliseconds of one step of the decoder."""
+        start = _now(self.device)
+        with shortage_explained():
+            self.decoder.step()
+        return _now(self.device) - start

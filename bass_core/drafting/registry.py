@@ -106,7 +106,7 @@ DRAFTERS: dict[str, DrafterKind] = {
         "prompt lookup, else draft model", lambda parts: parts.cascade(), runs_model=True, copies=True
     ),
     "adaptive": DrafterKind(
-        "prompt lookup, else draft head where it is sure",
+        "prompt lookup, else draft head while it is confident",
         lambda parts: parts.cascade(CONFIDENCE),
         runs_model=True,
         needs_head=True,

@@ -14,13 +14,14 @@ from typing import Any
 
 from ..budget.policies import DraftLengthPolicy
 from ..decoding.admission import admit
+from ..decoding.budgets import with_costs
 from ..decoding.request import DEFAULT_DRAFT_LENGTH, make_request
 from ..drafting.base import Drafter
 from ..models.pair import ModelPair
 from ..sampling.params import SamplingParams
 from ..sequence import Round
 from .lane import Lane
-from .methods import DEFAULT_METHOD, find_method
+from .methods import DEFAULT_METHOD, budget_rows, find_method
 from .metrics import Metrics, latency
 from .setup.arguments import refuse_unknown
 from .setup.warmup import warm_up
@@ -86,8 +87,9 @@ def generate(
 
     method: "regular", "speculative" (one sequence after another), "bass" (all at once), "amusd" (draft and target
     at the same time), or a registered one. n: how often one prompt is answered. max_new_tokens: of each sequence.
-    sampling: temperature, top_k and top_p; None is greedy. draft_length: "bass" (Algorithm 1), "cost-aware", a
-    whole number, or a policy object. drafter: a name of DRAFTERS, a drafter object, or "auto", the pair's own.
+    sampling: temperature, top_k and top_p; None is greedy. draft_length: "auto" (by what rounds cost here, where
+    that can be measured, else Algorithm 1), "bass" (Algorithm 1), "cost-aware", a whole number, or a policy.
+    drafter: a name of DRAFTERS, a drafter object, or "auto", the pair's own.
     attention: a name of ATTENTIONS, or "auto", the fastest known here. verification: "chen" (rejection sampling)
     or "coupled" (every method writes the same text). sequence_ids: which noise a row draws, 0 to n - 1 by default.
     eos_token_id: the id or ids that end a text, None for none, "auto" for the model's own. raw: leave the chat
@@ -165,4 +167,4 @@ def _lane(
         found.check(pair, request)
     admit(pair, request, [found])
     warm_up(pair, request)
-    return Lane(pair, request, method)
+    return Lane(pair, with_costs(pair, request, budget_rows(request, found)), method)

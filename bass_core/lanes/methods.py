@@ -87,3 +87,10 @@ def find_method(name: object) -> Method:
     if not isinstance(name, str) or name not in METHODS:
         raise RequestError(f"method must be one of {', '.join(METHODS)}; got {name!r}.")
     return METHODS[name]
+
+
+def budget_rows(request: Request, method: Method) -> int:
+    """Rows of the batch that the method's budget is for; 0 where no budget says how much it drafts."""
+    if not method.drafts or method.overlaps:
+        return 0
+    return len(request.prompts) if method.batched else 1

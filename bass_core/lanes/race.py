@@ -1,7 +1,9 @@
 """Several decoders answering one request on one device, watched while they run.
 
 Contract: `race` checks its arguments at the call and returns a generator of snapshots, plain data, about ten a
-second and a last one with done=True. Closing the generator ends the work and frees what was taken. Scheduling:
+second and a last one with done=True. Closing the generator ends the work and frees what was taken. Where the lanes
+must know what rounds cost here and nobody has measured it, that comes first: snapshots then say phase="measuring"
+and hold no lane, and no lane's clock runs. Scheduling:
 "fair" always steps the lane whose own clock is furthest behind, so that a snapshot shows what identical machines
 would show at one instant; "overlap" gives each lane a thread, and on a GPU a stream; "in_turn" runs one lane
 after another. The texts are the same in all three for greedy or coupled text or a fixed draft length.
@@ -16,6 +18,7 @@ from typing import Any, cast
 
 from ..budget.policies import DraftLengthPolicy
 from ..decoding.admission import admit
+from ..decoding.budgets import Measuring
 from ..decoding.request import DEFAULT_DRAFT_LENGTH, Request, make_request
 from ..drafting.base import Drafter
 from ..errors import RequestError
@@ -25,7 +28,7 @@ from ..models.pair import ModelPair
 from ..sampling.params import SamplingParams
 from .comparison import comparison, reference_lane
 from .lane import Lane
-from .methods import DEFAULT_LANES, METHODS, Method, find_method
+from .methods import DEFAULT_LANES, METHODS, Method, budget_rows, find_method
 from .schedule import SCHEDULINGS
 from .setup.arguments import refuse_unknown
 from .setup.warmup import warm_up
@@ -98,7 +101,10 @@ def _run(pair: ModelPair, request: Request, methods: list[Method], scheduling: s
     try:
         monitor.start()
         warm_up(pair, request)
-        start = time.perf_counter()
+        measuring = Measuring(pair, request, max(budget_rows(request, method) for method in methods))
+        for _ in _measure(measuring):
+            yield _snapshot([], monitor, scheduling, time.perf_counter(), measuring=True)
+        request, start = measuring.request, time.perf_counter()
         lanes += [Lane(pair, request, method.name) for method in methods]
         for _ in SCHEDULINGS[scheduling](lanes, pair.device, SNAPSHOT_SECONDS):
             snapshot = _snapshot(lanes, monitor, scheduling, start)
@@ -116,7 +122,18 @@ def _run(pair: ModelPair, request: Request, methods: list[Method], scheduling: s
         empty_cache(pair.device)
 
 
-def _snapshot(lanes: list[Lane], monitor: Monitor, scheduling: str, start: float) -> Snapshot:
+def _measure(measuring: Measuring) -> Iterator[None]:
+    """Measures what rounds cost, where the lanes must know; yields at once and whenever a snapshot is due."""
+    due = 0.0
+    for _ in measuring:
+        if time.perf_counter() >= due:
+            yield
+            due = time.perf_counter() + SNAPSHOT_SECONDS
+
+
+def _snapshot(
+    lanes: list[Lane], monitor: Monitor, scheduling: str, start: float, measuring: bool = False
+) -> Snapshot:
     views: dict[str, LaneSnapshot] = {}
     for lane in lanes:
         with lane.lock:
@@ -127,7 +144,8 @@ def _snapshot(lanes: list[Lane], monitor: Monitor, scheduling: str, start: float
         own = view["metrics"]["ms_per_token"]
         view["metrics"]["speedup"] = base / own if base and own else None
     return {
-        "done": all(view["finished"] for view in views.values()),
+        "phase": "measuring" if measuring else "running",
+        "done": not measuring and all(view["finished"] for view in views.values()),
         "scheduling": scheduling,
         "elapsed_ms": 1000 * (time.perf_counter() - start),
         "lanes": views,

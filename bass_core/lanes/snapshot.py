@@ -7,7 +7,7 @@ wall time. Non-goals: how the figures are made (lanes/metrics.py, lanes/output/t
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 
 class DeviceReading(TypedDict):
@@ -132,6 +132,7 @@ class Difference(Weighed):
 
 
 class _Snapshot(TypedDict):
+    phase: Literal["measuring", "running"]
     done: bool
     scheduling: str
     elapsed_ms: float
@@ -140,8 +141,9 @@ class _Snapshot(TypedDict):
 
 
 class Snapshot(_Snapshot, total=False):
-    """All lanes at one instant. `comparison`: only in the last one, and where two lanes owe the same text.
+    """All lanes at one instant; none is there yet while `phase` says that costs are measured.
 
+    `comparison`: only in the last one, and where two lanes owe the same text.
     A lane's list in `comparison` has one entry a row: None where the row is the reference lane's.
     """
 

@@ -35,8 +35,8 @@ class Verification:
 
 
 VERIFICATIONS: dict[str, Verification] = {
-    "chen": Verification("rejection sampling: the same distribution"),
-    "coupled": Verification("coupled: the same words in every lane", coupled=True),
+    "chen": Verification("rejection sampling: the same distribution in every lane"),
+    "coupled": Verification("coupled: the same text in every lane", coupled=True),
 }
 _FOR_COMPARISON = {"common_stop": Verification("the batch stops at its first rejection", adjust=stop_together)}
 

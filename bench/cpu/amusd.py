@@ -73,8 +73,8 @@ def _arms(quick: bool) -> dict[str, dict[str, Any]]:
     arms: dict[str, dict[str, Any]] = {
         "regular, 1 core": {"threads": 1, "method": "regular"},
         "regular, 2 cores": {"threads": 2, "method": "regular"},
-        "synchronous, 1 core": {"threads": 1, "method": "speculative", **model},
-        "synchronous, 2 cores": {"threads": 2, "method": "speculative", **model},
+        "synchronous, 1 core": {"threads": 1, "method": "speculative", "draft_length": "bass", **model},
+        "synchronous, 2 cores": {"threads": 2, "method": "speculative", "draft_length": "bass", **model},
         "synchronous l=2, 1 core": {"threads": 1, "method": "speculative", "draft_length": 2, **model},
         "synchronous l=4, 1 core": {"threads": 1, "method": "speculative", "draft_length": 4, **model},
         "amusd": {"threads": 1, "method": "amusd", **model},

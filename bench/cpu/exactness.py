@@ -109,11 +109,11 @@ def arms(pair: ModelPair, batch: int, first: bool) -> dict[str, Row]:
     if batch > 1:
         made["regular"] = {"method": "regular"}
     if first:
-        made["speculative"] = {"method": "speculative"}
+        made["speculative"] = {"method": "speculative", "draft_length": "bass"}
     drafters = {"auto": "bass", "model": "bass, model", "prompt_lookup": "bass, prompt lookup"}
     for drafter, name in drafters.items():
         if drafter != "model" or pair.draft is not None:
-            made[name] = {"method": "bass", "drafter": drafter}
+            made[name] = {"method": "bass", "drafter": drafter, "draft_length": "bass"}
             made[f"{name}, fixed {FIXED}"] = {"method": "bass", "drafter": drafter, "draft_length": FIXED}
     if pair.draft is not None:
         made["amusd"] = {"method": "amusd"}

@@ -121,7 +121,13 @@ def work(options: argparse.Namespace) -> None:
     print(json.dumps({"threads": torch.get_num_threads()}), flush=True)
     for _ in sys.stdin:
         *_, last = race(
-            pair, PROMPT, n=options.batch, max_new_tokens=options.max_new_tokens, sampling=sampling, seed=SEED
+            pair,
+            PROMPT,
+            n=options.batch,
+            max_new_tokens=options.max_new_tokens,
+            sampling=sampling,
+            seed=SEED,
+            draft_length="bass",
         )
         print(json.dumps(figures(last["lanes"])), flush=True)
 
@@ -167,7 +173,7 @@ def worker(options: argparse.Namespace) -> Iterator[Callable[[], Lanes]]:
 
 @contextmanager
 def app(options: argparse.Namespace, draft_length: str = "bass") -> Iterator[str]:
-    """app.py as a user starts it; its address. Without draft_length="cost-aware" no costs are measured."""
+    """app.py as a user starts it; its address. With draft_length="bass" no costs are measured."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -191,7 +197,7 @@ def client(address: str, options: argparse.Namespace) -> Lanes:
     """The race through the API, every snapshot taken."""
     from gradio_client import Client
 
-    arguments = (PROMPT, options.batch, options.max_new_tokens, TEMPERATURE, SEED)
+    arguments = (PROMPT, options.batch, options.max_new_tokens, TEMPERATURE, SEED, 0, 1.0, "bass")
     *_, last = Client(address, verbose=False).submit(*arguments, api_name="/race")
     return figures(last["lanes"])
 

@@ -72,7 +72,7 @@ def _settings(seed: int) -> tuple[Any, ...]:
 def _expected(pair: ModelPair, seed: int) -> dict[str, list[str]]:
     prompt, n, tokens, temperature, _ = _settings(seed)
     sampling = SamplingParams(temperature=temperature)
-    *_, last = race(pair, prompt, n=n, max_new_tokens=tokens, sampling=sampling, seed=seed)
+    *_, last = race(pair, prompt, n=n, max_new_tokens=tokens, sampling=sampling, seed=seed, draft_length="bass")
     return _texts(last)
 
 

@@ -199,7 +199,7 @@ MUTANTS = [
     ),
     Mutant(
         "one end-of-text id of several",
-        "bass_core/decoding/request.py",
+        "bass_core/decoding/checks.py",
         "    return frozenset(ids)",
         "    return frozenset(sorted(ids)[:1])",
         _ENDS,

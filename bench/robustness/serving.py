@@ -66,9 +66,11 @@ class Server:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         command = [sys.executable, "app.py", "--pair", str(self.target), "--draft", str(self.draft)]
-        command += ["--device", "cpu", "--dtype", "float32", "--draft-length", "bass"]
+        command += ["--device", "cpu", "--dtype", "float32"]
         command += ["--port", str(port), *self.options]
         environment = {k: v for k, v in os.environ.items() if k not in ("GRADIO_SERVER_NAME", "SPACE_ID")}
+        # Draft lengths are Algorithm 1's then, which the texts that are compared go by.
+        environment["BASS_MEASURE"] = "0"
         self._log = folder / "stderr.txt"
         with self._log.open("w") as errors:
             self.process = subprocess.Popen(

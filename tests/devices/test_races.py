@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from bass_core import ModelPair, generate, race
 from bass_core.amusd import link as amusd_link
 from bass_core.amusd import process as amusd_process
-from bass_core.decoding import calibrate as costs
+from bass_core.decoding import budgets
 from bass_core.lanes.clock import LaneClock
 from kernels.support import on, own_stream, runtime
 
@@ -96,8 +97,7 @@ def test_costs_are_measured_on_the_device_and_kept(
     kind: str, drafter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(costs, "REPEATS", 1)
-    monkeypatch.setattr(costs, "WIDTHS", (1, 2, 4))
+    monkeypatch.setattr(budgets, "FULL", replace(budgets.FULL, repeats=1, widths=(1, 2, 4)))
     asked: dict[str, Any] = {"drafter": drafter, "draft_length": "cost-aware", "max_new_tokens": TOKENS}
     out = generate(pair("llama", kind), table.PROMPTS[:2], **asked)
     assert texts(out) == [text[:TOKENS] for text in table.expected("llama", "greedy")[:2]]

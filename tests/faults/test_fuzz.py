@@ -19,6 +19,7 @@ from bench.robustness.fuzz import JUNK, NEAR, arguments_of, verdict
 from bench.robustness.serving import save_tiny_pair
 from ui.page.events import Events, race_source
 from ui.page.limits import Limits
+from ui.page.request import defaults
 
 from .conftest import left_behind
 
@@ -26,7 +27,7 @@ FUZZ = settings(
     max_examples=150, deadline=None, database=None, derandomize=True, phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),
 )  # fmt: skip
-DEFAULTS = {name: p.default for name, p in inspect.signature(Events.api).parameters.items() if name != "self"}
+DEFAULTS = defaults()
 LIBRARY = [name for name in inspect.signature(make_request).parameters if name not in ("pair", "prompt")]
 
 

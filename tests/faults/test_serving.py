@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import inspect
 import sys
 import time
 from collections.abc import Generator, Iterator
@@ -26,9 +25,10 @@ from gradio_client.exceptions import AppError
 
 from bass_core import ModelPair, Monitor, race
 from bass_core.drafting.base import Proposal
-from ui.page.events import Events, Snapshot
-from ui.page.limits import Limits, RaceRequest
+from ui.page.events import Snapshot
+from ui.page.limits import Limits
 from ui.page.page import build, launch_options
+from ui.page.request import RaceRequest, defaults
 
 from ..bass_core.machine.test_monitor import UUID, FakeNvml
 from ..models import NEAR, perturbed, tiny
@@ -40,7 +40,7 @@ BROKEN = copy.deepcopy(TARGET)
 BROKEN.get_input_embeddings().weight.fill_(float("nan"))
 PROMPT = [5, 6, 7]
 # A script that posts has to send every argument.
-DEFAULTS = [p.default for name, p in inspect.signature(Events.api).parameters.items() if name != "self"]
+DEFAULTS = list(defaults().values())
 
 
 def posted(*values: Any) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def test_a_model_that_computes_nan_ends_its_lanes(serving: None, client: Client)
 
 
 def test_what_nobody_foresaw_is_one_sentence(serving: None, client: Client) -> None:
-    with pytest.raises(AppError, match="Something went wrong on the server") as refusal:
+    with pytest.raises(AppError, match="An internal error stopped the race") as refusal:
         ask(client, "server")
     assert "secret" not in str(refusal.value)
 

@@ -89,9 +89,9 @@ def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="session")
 def server(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of app.py, started with --max-batch 8 and Algorithm 1, which the library defaults to."""
+    """Address of app.py, started with --max-batch 8; draft lengths are Algorithm 1's (tests/conftest.py)."""
     log = tmp_path_factory.mktemp("server") / "stderr.txt"
-    options = ["--device", "cpu", "--dtype", "float32", "--max-batch", "8", "--draft-length", "bass"]
+    options = ["--device", "cpu", "--dtype", "float32", "--max-batch", "8"]
     with started(log, "--pair", str(tiny_pair[0]), "--draft", str(tiny_pair[1]), *options) as address:
         yield address
 

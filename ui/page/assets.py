@@ -1,4 +1,7 @@
-"""Contract: which files the browser may fetch, and the tags that fetch them; all from the page's own host."""
+"""The page's files: which of them the browser may fetch, and the tags that fetch them.
+
+Contract: everything comes from the page's own host.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,23 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 STATIC = Path(__file__).resolve().parents[1] / "static"
 PLOTLY = Path(plotly.__file__).resolve().parent / "package_data" / "plotly.min.js"
-STYLES = STATIC / "page.css"
-# In this order: each uses the ones before it.
+STYLES = STATIC / "page/page.css"
+# In the order of their use: each script may use those before it.
 SCRIPTS = (
-    "page.js", "frames.js", "alive.js", "run.js", "compare.js", "plots.js", "tokens.js", "timeline.js", "lanes.js",
-    "charts.js", "inspector.js", "export.js", "summary.js", "how.js",
+    "page/page.js", "page/frames.js", "page/alive.js", "race/run.js", "race/compare.js", "page/plots.js",
+    "race/tokens.js", "race/timeline.js", "race/lanes.js", "race/charts.js", "race/inspector.js", "race/export.js",
+    "race/summary.js", "page/how.js",
 )  # fmt: skip
+FIRST = STATIC / "page/timers.js"
 
 
 def serve() -> None:
-    """Let Gradio serve the page's own scripts and plotly.min.js, and nothing else of those packages."""
+    """Let Gradio serve the page's scripts and plotly.min.js, and no other file of those packages."""
     gr.set_static_paths([STATIC, PLOTLY])
 
 
 def url(file: Path) -> str:
-    """Address of a served file, relative to the page; the digest makes a changed file a new address."""
+    """Address of a served file, relative to the page; its digest makes browsers fetch a changed file anew."""
     digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
     return f"gradio_api/file={file.as_posix()}?{digest}"
 
@@ -36,9 +41,9 @@ def head() -> str:
 
 
 class FirstScript:
-    """ASGI middleware: timers.js at the head of every HTML page, where Blocks.launch(head=) comes too late.
+    """ASGI middleware that puts timers.js first in every HTML page; Blocks.launch(head=) would put it too late.
 
-    Only HTML is held back to its end; everything else, streams of events above all, passes as it comes.
+    Holds back HTML until it is complete, and passes everything else on at once, event streams above all.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -68,7 +73,7 @@ def _is_html(start: Message) -> bool:
 
 
 async def _send_page(start: Message, body: bytes, send: Send) -> None:
-    page = body.replace(b"<head>", f'<head><script src="{url(STATIC / "timers.js")}"></script>'.encode(), 1)
+    page = body.replace(b"<head>", f'<head><script src="{url(FIRST)}"></script>'.encode(), 1)
     grown = len(page) - len(body)
     headers = [
         (name, str(int(value) + grown).encode() if name == b"content-length" else value)

@@ -1,7 +1,7 @@
-"""Contract: the two generator events, the page's and the API's, over one and the same race.
+"""The two generator events: the page's Run and the API's `/race`.
 
-Each yields until the race is done and closes it in every path: cancelled (GeneratorExit), failed or finished.
-No thread-bound context is held across a yield, since Gradio may resume a generator on another thread.
+Contract: each yields until its race is done, and closes the race on every path: cancelled (GeneratorExit), failed
+or finished. Neither holds a thread-bound context across a yield: Gradio may resume a generator on another thread.
 """
 
 import ctypes
@@ -16,40 +16,30 @@ from uuid import uuid4
 
 import gradio as gr
 
-from bass_core import BassError, ModelPair, SamplingParams, race
-from ui.page.limits import LANES, Limits, RaceRequest
+from bass_core import BassError, LaneSnapshot, ModelPair, Snapshot, race
+from ui.page.limits import Limits
+from ui.page.request import RaceRequest, describe, make_request
+from ui.page.setting import shown
 from ui.race.feed import PageFeed
 from ui.sources.models import Models
 
 log = logging.getLogger(__name__)
 
-Snapshot = dict[str, Any]
 Source = Callable[[RaceRequest], Generator[Snapshot, None, None]]
-# What a recording is asked for does not matter.
-PLAYED = ("a recording", 1, 1, 0, 0)
-UNEXPECTED = "Something went wrong on the server; its log has the details, and what was shown before is kept."
+# A recording ignores the request, which only has to pass the checks.
+PLAYED = {"prompt": "a recording"}
+ABOUT_API = 'One prompt, several decoders: yields snapshots {"done", "lanes", "device"}, the last with done=True.'
+# By a snapshot's "phase": what the status line says while it lasts.
+PHASES = {"measuring": "Measuring once what a round costs on this machine (at most 5 s)"}
+UNEXPECTED = "An internal error stopped the race; the server's log has the details. What was shown before is kept."
 
 
 def race_source(pair: ModelPair, models: Models | None = None) -> Source:
-    """A generator function of plain data in and out, so that a ZeroGPU worker can run it."""
+    """A generator function with plain data in and out, so that a ZeroGPU worker process can run it."""
     shelf = models or Models(pair)
 
-    def snapshots(request: RaceRequest) -> Generator[Any, None, None]:
-        yield from race(
-            shelf.get(request.pair),
-            request.prompt,
-            n=request.batch_size,
-            lanes=request.lanes,
-            scheduling=request.scheduling,
-            max_new_tokens=request.max_new_tokens,
-            sampling=SamplingParams(temperature=request.temperature, top_k=request.top_k, top_p=request.top_p),
-            draft_length=request.draft_length,
-            drafter=request.drafter,
-            attention=request.attention,
-            verification=request.verification,
-            seed=request.seed,
-            time_budget_ms=request.time_budget_ms,
-        )
+    def snapshots(request: RaceRequest) -> Generator[Snapshot, None, None]:
+        yield from race(shelf.get(request.pair), **request.arguments())
 
     return snapshots
 
@@ -61,18 +51,20 @@ class Events:
         self.source, self.limits, self.pair = source, limits, pair
 
     def run(self, *values: object) -> Iterator[tuple[Any, ...]]:
-        """Takes the settings in the order of RaceRequest's fields, later ones left out or not; a recording: none.
+        """Takes the form's values in the table's order, trailing ones left out or not; a recording has none.
 
-        Yields (log, view, charts, status, Run button); gr.skip() leaves what is there as it is.
+        Yields (log, view, charts, status, Run button); gr.skip() leaves an output unchanged.
         """
         kept, status = gr.skip(), _status("done")
         try:
-            request = self.limits.check(*values or PLAYED)
+            names = [setting.name for setting in shown()]
+            request = make_request(dict(zip(names, values, strict=False)) if values else PLAYED, self.limits)
             yield kept, kept, kept, _status("running"), gr.update(interactive=False)
             feed = PageFeed(uuid4().hex, request, self.pair)
             with closing(self._race(request)) as snapshots:
-                for snapshot in snapshots:
-                    yield *feed.update(snapshot), kept, kept
+                for told, snapshot in _told(snapshots):
+                    drawn = feed.update(snapshot) if snapshot["lanes"] else (kept, kept, kept)
+                    yield *drawn, kept if told is None else _status("running", told), kept
         except BassError as error:
             status = _status("error", str(error))
         except Exception:
@@ -81,36 +73,26 @@ class Events:
         yield kept, kept, kept, status, gr.update(interactive=True)
 
     def stop(self) -> tuple[Any, Any]:
-        """Returns (status, Run button); the running event itself is cancelled by Gradio.
+        """Returns (status, Run button); Gradio cancels the running event itself.
 
-        Until that is through, Gradio drops a click on Run: the event's failure handler sets it free (page.py).
+        Gradio drops clicks on Run until it has, so the failure handler of that event (page.py) enables Run.
         """
         return _status("stopped"), gr.skip()
 
-    def api(
-        self,
-        prompt: str = "Write a Python function that reverses a string.",
-        batch_size: int = 4,
-        max_new_tokens: int = 64,
-        temperature: float = 0.7,
-        seed: int = 0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        draft_length: str = "bass",
-        drafter: str = "auto",
-        attention: str = "auto",
-        scheduling: str = "fair",
-        verification: str = "chen",
-        time_budget_ms: float | None = None,
-        lanes: list[str] | None = None,
-        pair: str = "",
-    ) -> Iterator[dict[str, Any]]:
-        """One prompt, several decoders: yields snapshots {"done", "lanes", "device"}, the last with done=True."""
+    @property
+    def api(self) -> Callable[..., Iterator[Snapshot]]:
+        """The handler of `/race`: its parameters are the settings, with their defaults."""
+
+        def answer(*values: object, **named: object) -> Iterator[Snapshot]:
+            yield from self._answer(signature.bind(*values, **named).arguments)
+
+        answer.__doc__ = ABOUT_API
+        signature = describe(answer, Iterator[Snapshot])
+        return answer
+
+    def _answer(self, given: Mapping[str, Any]) -> Iterator[Snapshot]:
         try:
-            request = self.limits.check(
-                prompt, batch_size, max_new_tokens, temperature, seed, top_k, top_p, draft_length, drafter,
-                attention, scheduling, verification, time_budget_ms, LANES if lanes is None else lanes, pair,
-            )  # fmt: skip
+            request = make_request(given, self.limits)
             with closing(self._race(request)) as snapshots:
                 for snapshot in snapshots:
                     yield snapshot if snapshot["done"] else _without_rounds(snapshot)
@@ -121,7 +103,7 @@ class Events:
             raise gr.Error(UNEXPECTED, print_exception=False) from error
 
     def _race(self, request: RaceRequest) -> Generator[Snapshot, None, None]:
-        """The source's snapshots, ended by a BassError once the operator's time for a race is spent."""
+        """The source's snapshots. Raises BassError once the operator's time limit for a race is reached."""
         end = time.monotonic() + self.limits.max_seconds
         try:
             with closing(self.source(request)) as snapshots:
@@ -129,26 +111,35 @@ class Events:
                     yield snapshot
                     if not snapshot["done"] and time.monotonic() >= end:
                         raise BassError(
-                            f"This race was ended after {self.limits.max_seconds:g} s, the server's limit: ask "
+                            f"The race was stopped after {self.limits.max_seconds:g} s, this server's limit: ask "
                             "for fewer tokens or a smaller batch."
                         )
         finally:
             _give_memory_back()
 
 
+def _told(snapshots: Iterator[Snapshot]) -> Iterator[tuple[str | None, Snapshot]]:
+    """Each snapshot with the status line's new words; None leaves the line unchanged."""
+    before = ""
+    for snapshot in snapshots:
+        words = PHASES.get(snapshot.get("phase", ""), "")
+        yield (None if words == before else words), snapshot
+        before = words
+
+
 def _give_memory_back() -> None:
-    """Hand what a race freed back to the system: glibc keeps it, a piece in each thread's arena, while we live."""
+    """Return freed memory to the system: glibc would keep it in each thread's arena."""
     if sys.platform == "linux":
-        with suppress(AttributeError):  # a C library of another kind
+        with suppress(AttributeError):  # another C library has no malloc_trim
             ctypes.CDLL(None).malloc_trim(0)
 
 
 def _without_rounds(snapshot: Snapshot) -> Snapshot:
-    """Gradio compares each whole value with the one before; the log of rounds is worth that once, at the end."""
-    lanes = {name: {**lane, "rounds": []} for name, lane in snapshot["lanes"].items()}
+    """The snapshot without its long logs of rounds: Gradio compares every value with the one before, in full."""
+    lanes: dict[str, LaneSnapshot] = {name: {**lane, "rounds": []} for name, lane in snapshot["lanes"].items()}
     return {**snapshot, "lanes": lanes}
 
 
 def _status(phase: str, message: str = "") -> str:
-    """For the page's script; a fresh key, so that the same sentence twice in a row is still news."""
+    """The status as the page's script reads it; the key makes the same sentence a new value each time."""
     return json.dumps({"phase": phase, "message": message, "key": uuid4().hex})

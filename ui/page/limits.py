@@ -1,16 +1,18 @@
-"""Contract: turns what a person or a script sent into a checked RaceRequest, or raises RequestError.
+"""The operator's upper bounds, and the checks of what a person or a script sent.
 
-The limits here belong to the page; what the model or the memory can't hold is refused by bass_core, as are names
+Contract: each check takes (label, value, limits) and returns the value to use, or raises RequestError with one
+sentence that says what to change. What the model or the memory can't hold is refused by bass_core, as are names
 of drafters, backends and lanes that it does not know.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from bass_core import RequestError, SamplingParams
+from bass_core import DEFAULT_LANES, RequestError, SamplingParams
 
 MAX_NEW_TOKENS = 1024
 MAX_PROMPT = 20_000
@@ -18,35 +20,7 @@ MAX_SECONDS = 600.0
 MAX_SEED = 2**32 - 1
 MAX_TOP_K = 2**20
 MAX_DRAFT_LENGTH = 16
-LANES = ("regular", "speculative", "bass")
-
-
-@dataclass(frozen=True)
-class RaceRequest:
-    """One race as the page may ask for it; plain data, so that it can be pickled. Names are those of `/race`.
-
-    `pair` "" is the operator's own.
-    """
-
-    prompt: str
-    batch_size: int
-    max_new_tokens: int
-    temperature: float
-    seed: int
-    top_k: int = 0
-    top_p: float = 1.0
-    draft_length: str | int = "bass"
-    drafter: str = "auto"
-    attention: str = "auto"
-    scheduling: str = "fair"
-    verification: str = "chen"
-    time_budget_ms: float | None = None
-    lanes: tuple[str, ...] = LANES
-    pair: str = ""
-
-    def settings(self) -> dict[str, Any]:
-        """The fields by name, JSON-ready."""
-        return {**asdict(self), "lanes": list(self.lanes)}
+MAX_PAIR_NAME = 200
 
 
 @dataclass(frozen=True)
@@ -58,101 +32,77 @@ class Limits:
     max_prompt: int = MAX_PROMPT
     max_seconds: float = MAX_SECONDS
 
-    def check(
-        self,
-        prompt: object,
-        batch_size: object,
-        max_new_tokens: object,
-        temperature: object,
-        seed: object,
-        top_k: object = 0,
-        top_p: object = 1.0,
-        draft_length: object = "bass",
-        drafter: object = "auto",
-        attention: object = "auto",
-        scheduling: object = "fair",
-        verification: object = "chen",
-        time_budget_ms: object = None,
-        lanes: object = LANES,
-        pair: object = "",
-    ) -> RaceRequest:
-        """Return the request; raises RequestError, one sentence that says what to change."""
-        return RaceRequest(
-            prompt=self._prompt(prompt),
-            batch_size=_whole("Batch size", batch_size, 1, self.max_batch),
-            max_new_tokens=_whole("Max new tokens", max_new_tokens, 1, self.max_new_tokens),
-            temperature=_temperature(temperature),
-            seed=_whole("Seed", seed, 0, MAX_SEED),
-            top_k=_whole("Top-k", top_k, 0, MAX_TOP_K),
-            top_p=_top_p(top_p),
-            draft_length=_draft_length(draft_length),
-            drafter=str(drafter),
-            attention=str(attention),
-            scheduling=str(scheduling),
-            verification=str(verification),
-            time_budget_ms=_time_budget(time_budget_ms),
-            lanes=_lanes(lanes),
-            pair=_name(pair),
+
+Check = Callable[[str, object, Limits], Any]
+
+
+def prompt(label: str, value: object, limits: Limits) -> str:
+    """A text that is not blank and not longer than the operator allows."""
+    if not isinstance(value, str) or not value.strip():
+        raise RequestError("The prompt is empty: write one, or pick an example.")
+    if len(value) > limits.max_prompt:
+        raise RequestError(
+            f"The prompt has {len(value)} characters and this server takes at most {limits.max_prompt}: "
+            "shorten it."
         )
-
-    def _prompt(self, value: object) -> str:
-        if not isinstance(value, str) or not value.strip():
-            raise RequestError("The prompt is empty: write one, or pick an example.")
-        if len(value) > self.max_prompt:
-            raise RequestError(
-                f"The prompt has {len(value)} characters and this server takes {self.max_prompt}: shorten it."
-            )
-        return value
+    return value
 
 
-def _name(value: object) -> str:
+def name(label: str, value: object, limits: Limits) -> str:
+    """The name as it is: bass_core refuses those that it does not know."""
+    return str(value)
+
+
+def pair(label: str, value: object, limits: Limits) -> str:
     """A pair's name; "" and None, which a script may send, are the operator's own pair."""
     if value is None:
         return ""
-    if not isinstance(value, str) or len(value) > 200:
-        raise RequestError("The pair must be a name of at most 200 characters, or empty for the server's own.")
+    if not isinstance(value, str) or len(value) > MAX_PAIR_NAME:
+        raise RequestError(
+            f"The pair must be a name of at most {MAX_PAIR_NAME} characters, or empty for the server's own."
+        )
     return value.strip()
 
 
-def _number(value: object) -> float | None:
-    """The value as a finite float, None for anything else (bool and text included)."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    # An int too large for a float is out of every range here.
-    return float(value) if abs(value) < 2**53 and math.isfinite(value) else None
+def whole(low: int, high: Callable[[Limits], int]) -> Check:
+    """A check for whole numbers from `low` to `high`, both included."""
+
+    def check(label: str, value: object, limits: Limits) -> int:
+        number, top = _number(value), high(limits)
+        if number is None or not number.is_integer() or not low <= number <= top:
+            raise RequestError(f"{label} must be a whole number from {low} to {top}.")
+        return int(number)
+
+    return check
 
 
-def _whole(name: str, value: object, low: int, high: int) -> int:
-    number = _number(value)
-    if number is None or not number.is_integer() or not low <= number <= high:
-        raise RequestError(f"{name} must be a whole number from {low} to {high}.")
-    return int(number)
-
-
-def _temperature(value: object) -> float:
+def temperature(label: str, value: object, limits: Limits) -> float:
+    """A number of 0 or more; 0.0 for one so small that sampling is greedy, so that the page says so too."""
     number = _number(value)
     if number is None or number < 0:
-        raise RequestError("Temperature must be a number of 0 or more; at 0 the likeliest token is always taken.")
-    # So small a temperature is 0 to the sampler: then the page says so too.
+        raise RequestError("Temperature must be a number of 0 or more; 0 always takes the likeliest token.")
     return 0.0 if SamplingParams(number).greedy else number
 
 
-def _top_p(value: object) -> float:
+def top_p(label: str, value: object, limits: Limits) -> float:
+    """A number above 0 and at most 1."""
     number = _number(value)
     if number is None or not 0 < number <= 1:
-        raise RequestError("Top-p must be a number above 0 and at most 1; 1 leaves every token in.")
+        raise RequestError("Top-p must be a number above 0 and at most 1; 1 keeps every token.")
     return number
 
 
-def _draft_length(value: object) -> str | int:
-    """A policy's name as it is, for the library to judge; a number, also one written as text, within the limit."""
+def draft_length(label: str, value: object, limits: Limits) -> str | int:
+    """A policy's name as it is, for bass_core to judge; a number, also one written as text, within the limit."""
     if isinstance(value, str) and not value.strip().isdecimal():
         return value
     number = int(value) if isinstance(value, str) and len(value) < 9 else value
-    return _whole("A fixed draft length", number, 1, MAX_DRAFT_LENGTH)
+    length: int = whole(1, lambda _: MAX_DRAFT_LENGTH)("A fixed draft length", number, limits)
+    return length
 
 
-def _time_budget(value: object) -> float | None:
+def time_budget(label: str, value: object, limits: Limits) -> float | None:
+    """Milliseconds above 0, or None for no budget."""
     if value is None:
         return None
     number = _number(value)
@@ -161,7 +111,18 @@ def _time_budget(value: object) -> float | None:
     return number
 
 
-def _lanes(value: object) -> tuple[str, ...]:
+def lanes(label: str, value: object, limits: Limits) -> tuple[str, ...]:
+    """One name or more; None, which a script may send, are the page's own."""
+    if value is None:
+        return DEFAULT_LANES
     if not isinstance(value, list | tuple) or not value:
         raise RequestError("Choose at least one lane.")
-    return tuple(str(name) for name in value)
+    return tuple(str(one) for one in value)
+
+
+def _number(value: object) -> float | None:
+    """The value as a finite float; None for anything else, bool and text included."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    # An int that is too large for a float is out of every range here.
+    return float(value) if abs(value) < 2**53 and math.isfinite(value) else None

@@ -1,7 +1,7 @@
-"""Contract: puts the page together: settings, lanes, charts, inspector, summary, and the events that join them.
+"""Puts the page together: settings, lanes, charts, inspector, summary, and the events that connect them.
 
-Element ids are kept stable for users' own scripts: prompt, batch-size, max-new-tokens, temperature, seed,
-run, stop, lane-regular, lane-speculative, lane-bass; each sequence is an element of class "sequence".
+Contract: element ids stay stable for users' own scripts: prompt, batch-size, max-new-tokens, temperature, seed,
+run, stop, and "lane-" with its name for each lane; each sequence is an element of class "sequence".
 """
 
 from __future__ import annotations
@@ -17,23 +17,29 @@ from starlette.middleware import Middleware
 from ui.page import assets
 from ui.page.choices import Choices
 from ui.page.events import Events, Source
+from ui.page.form import Form, form, restore_script
 from ui.page.limits import Limits
-from ui.page.settings import Form, form, restore_script
 from ui.race import charts, how, inspector, lanes, summary
 
 TITLE = "BASS: batched speculative decoding"
-# The reader's own fonts: whole alphabets in every weight, and nothing to fetch.
+# Fonts of the reader's system: they have every alphabet and weight, and need no download.
 FONT = ("Segoe UI", "Roboto", "Helvetica Neue", "Noto Sans", "Liberation Sans", "Arial", "sans-serif")
-MISFIT = "The request holds a value of another kind than its field"
-# One queue slot for the device, whoever asks: the page and the API share it.
+MISFIT = "A value in the request has the wrong type"
+BROWSER_ALONE = "This event belongs to the page's own script and does nothing on the server: call /race."
+# The page and the API share one queue slot: one race at a time has the device.
 DEVICE: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "device"}
 
 
 class Page(gr.Blocks):
-    """Blocks that answer a request of the wrong form in a sentence, and leave no traceback of it in the log."""
+    """Blocks that answer a malformed request with one sentence and log no traceback."""
 
     async def preprocess_data(self, block_fn: Any, inputs: list[Any], *rest: Any, **options: Any) -> Any:
-        """The handler's arguments from a request's values; raises gr.Error where they are too few or don't fit."""
+        """The handler's arguments, from a request's values.
+
+        Raises gr.Error for missing or misfitting values, and for an event without a handler on the server.
+        """
+        if block_fn.fn is None:
+            raise gr.Error(BROWSER_ALONE, print_exception=False)
         try:
             return await super().preprocess_data(block_fn, inputs, *rest, **options)
         except Exception as error:
@@ -87,9 +93,9 @@ def build(
 
 
 def _calm(page: gr.Blocks) -> None:
-    """Let Gradio's queue look for work as seldom as it does on Windows: 20 times a second.
+    """Let Gradio's queue poll 20 times a second, as it does on Windows.
 
-    Elsewhere that is every millisecond (gradio 6.31), and each look takes Python's lock from the decoder.
+    Elsewhere it polls every millisecond (gradio 6.31), and each poll takes Python's lock from the decoder.
     """
     for name in ("sleep_when_free", "progress_update_sleep_when_free"):
         if hasattr(page._queue, name):
@@ -97,8 +103,8 @@ def _calm(page: gr.Blocks) -> None:
 
 
 def launch_options() -> dict[str, Any]:
-    """Keywords for Blocks.launch(): the page's look, and no part of Gradio that it does not use."""
-    # Gradio's own greys and its blue are too light to read on white.
+    """Keywords for Blocks.launch(): the page's look, with the unused parts of Gradio turned off."""
+    # Gradio's own greys and blue have too little contrast on white.
     theme = gr.themes.Default(primary_hue="blue", neutral_hue="slate", font=FONT).set(
         block_info_text_color="*neutral_600",
         block_info_text_color_dark="*neutral_300",
@@ -116,9 +122,9 @@ def launch_options() -> dict[str, Any]:
         "ssr_mode": False,
         "app_kwargs": {"middleware": [Middleware(assets.FirstScript)]},
         "run_history": False,
-        # The page takes no files, and what a visitor uploads all the same would fill the disk.
+        # In bytes: the page needs no uploads, and a visitor's uploads would fill the disk.
         "max_file_size": 1,
-        # A copy of the page's settings is kept for every visitor, and a script is a new one with each request.
+        # Gradio keeps a copy of the settings for each session, and every request of a script is a new session.
         "state_session_capacity": 64,
     }
     known = inspect.signature(gr.Blocks.launch).parameters
@@ -129,12 +135,13 @@ _ABOUT = "element.querySelector('.about-pair').textContent = props.value"
 
 
 _FAILED = """() => [
-  JSON.stringify({phase: "lost", message: "The server is busy or gone: try again in a moment.", key: Date.now()}),
+  JSON.stringify({
+    phase: "lost", message: "The server is busy or unreachable: try again in a moment.", key: Date.now()}),
   {__type__: "update", interactive: true}]"""
 
 
 def _html(template: str, script: str, elem_id: str | None = None, render: bool = True) -> gr.HTML:
-    """A component whose template is fixed and whose script alone touches what comes from outside."""
+    """A component with a fixed template; only its script handles values from outside."""
     return gr.HTML(
         html_template=template,
         js_on_load=script,
@@ -146,31 +153,32 @@ def _html(template: str, script: str, elem_id: str | None = None, render: bool =
 
 
 def _feed(kind: str) -> gr.HTML:
-    """Shows nothing; hands its value, a text, to the scripts that draw it."""
+    """An invisible component that hands its value, a text, to the scripts that draw it."""
     return _html('<div class="feed" hidden></div>', f"Bass.mountFeed({json.dumps(kind)}, props, watch)")
 
 
 def _header(recording: bool) -> str:
-    mark = '<p class="recording-mark">Recording, played back at its own pace</p>' if recording else ""
+    mark = '<p class="recording-mark">Recording, played at its original pace</p>' if recording else ""
     return (
-        '<header class="bass-header"><h1>BASS</h1><p>One prompt, one model, several ways to decode: who is '
+        '<header class="bass-header"><h1>BASS</h1><p>One prompt, one model, several ways to decode: which is '
         f'faster, and why.</p>{mark}<p class="about-pair"></p></header>'
     )
 
 
 def _bind(page: gr.Blocks, events: Events, settings: Form, feeds: list[gr.HTML], status: gr.HTML) -> None:
+    fields = list(settings.fields.values())
     race = settings.run.click(
         events.run,
-        inputs=settings.fields,
+        inputs=fields,
         outputs=[*feeds, status, settings.run],
         trigger_mode="once",
-        # Gradio's own line says where in the queue one is.
+        # Gradio's line shows the place in the queue.
         show_progress="minimal",
         show_progress_on=status,
         api_visibility="private",
         **DEVICE,
     )
-    # A full queue, a server that went away, a race that was stopped: no generator is there to say so.
+    # For a full queue, a lost server or a stopped race: then no generator is left to report it.
     race.failure(None, None, [status, settings.run], js=_FAILED)
     settings.stop.click(
         events.stop,
@@ -180,6 +188,6 @@ def _bind(page: gr.Blocks, events: Events, settings: Form, feeds: list[gr.HTML],
         show_progress="hidden",
         api_visibility="private",
     )
-    if settings.fields:
-        page.load(None, settings.fields, settings.fields, js=restore_script(settings), show_progress="hidden")
+    if fields:
+        page.load(None, fields, fields, js=restore_script(settings), show_progress="hidden")
     gr.api(events.api, api_name="race", **DEVICE)

@@ -1,6 +1,9 @@
-"""Contract: the static HTML of the live charts; charts.js draws them with Plotly from the page's value."""
+"""The live charts. Contract: static HTML, in which charts.js draws the feed's series with Plotly."""
 
 from __future__ import annotations
+
+from bass_core import DEFAULT_LANES
+from ui.race.looks import look
 
 CHARTS = {
     "latency": ("ms per token", "over lane time, lower is better"),
@@ -8,8 +11,8 @@ CHARTS = {
     "acceptance": ("Draft acceptance rate", "accepted / drafted, over lane time"),
     "lengths": ("Draft length", "of each round, over lane time"),
     "flops": ("FLOPs utilisation", "of the device's dense peak, by lane, over lane time"),
-    "device": ("Device", "share of time busy; a mixture of the lanes that run"),
-    "memory": ("Memory and power", "of the device, or of this process where there is no GPU"),
+    "device": ("Device", "share of time busy, all running lanes together"),
+    "memory": ("Memory and power", "of the device, or of this process without a GPU"),
 }
 READINGS = {
     "gpu_utilization": "GPU utilization (NVML: share of time busy)",
@@ -20,11 +23,20 @@ READINGS = {
     "rss_mb": "Memory of this process",
 }
 SMALL_PRINT = (
-    "Each lane has its own clock, which counts only the time the device spent on that lane: the lanes advance as "
-    "on three identical machines, only slower. Tokens appear in the order and at the pace of their lane's clock, "
-    "at most one update (about a tenth of a second) after they were written. Long runs are charted with every "
-    "second, fourth, ... point."
+    "Each lane has its own clock, which counts only the time that the device spent on that lane: the lanes "
+    "advance as they would on identical machines, only slower. Tokens appear in the order and at the pace of "
+    "their lane's clock, at most one update (about a tenth of a second) after they were written. The charts of "
+    "long runs show every second, fourth, ... point. A lane's ms per token is n × (lane time without its "
+    "prefills) / (new tokens − sequences that have begun), for n sequences; its tokens/s are new tokens / lane "
+    "time until the last sequence finished, prefills included."
 )
+
+
+def _key(name: str) -> str:
+    """A lane's line and label, until a race brings its own lanes."""
+    shown = look(name)
+    line = f'<span class="line line-{shown["dash"]}" style="--line-colour: var(--{shown["colour"]})"></span>'
+    return f"<li>{line}{shown['label']}</li>"
 
 
 def template() -> str:
@@ -39,7 +51,7 @@ def template() -> str:
     )
     return f"""<section class="bass-charts part" aria-labelledby="charts-title">
 <div class="part-head"><h2 id="charts-title">Live charts</h2>
-<ul class="line-key" aria-label="The lanes' lines"></ul>
+<ul class="line-key" aria-label="The lanes' lines">{"".join(map(_key, DEFAULT_LANES))}</ul>
 <button type="button" class="switch" id="pause-charts">Pause charts</button></div>
 <div class="chart-grid">{figures}</div>
 <dl class="readings"><div><dt>Device</dt><dd data-reading="name">–</dd></div>{readings}</dl>

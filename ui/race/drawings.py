@@ -1,20 +1,21 @@
-"""Contract: the pictures of "How it works" as inline SVG; colours come from page.css through class names.
+"""The pictures of "How it works", as inline SVG.
 
-Numbers in them are examples, except Algorithm 1's line, which the library's own rule draws.
+Contract: colours come from page.css through class names. The numbers are examples; the draft lengths are computed
+by bass_core's Algorithm1 from an example.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from bass_core.budget.policies import Algorithm1
+from bass_core import DEFAULT_LANES, METHODS, Algorithm1
 
-# Kept tokens before the round, and how many of four drafts stand, row by row.
+# For each row: tokens in the cache before the round, and how many of its four drafts are accepted.
 CACHE_ROWS = ((7, 4), (4, 1), (9, 2), (6, 0))
 DRAFTED = 4
-# Probabilities of five tokens: target p, draft q.
+# Five tokens: (text, the target's probability p, the draft's probability q).
 TOKENS = (("the", 0.40, 0.25), ("a", 0.25, 0.45), ("my", 0.20, 0.10), ("one", 0.10, 0.15), ("his", 0.05, 0.05))
-# Largest accepted count of each round, as in the paper's rule.
+# For each round: accepted drafts of the row that accepted most.
 BEST = (7, 9, 3, 2, 0, 5, 5, 7, 4, 1)
 
 
@@ -37,19 +38,20 @@ def text(x: float, y: float, words: str, anchor: str = "start", kind: str = "") 
 
 
 def decoders() -> str:
-    """What each decoder does with the same stretch of time, for two sequences."""
+    """What each decoder does in the same time, for two sequences."""
     target, draft, gap, height = 54, 16, 3, 26
+    labels = [METHODS[name].label for name in DEFAULT_LANES]
     lanes = (
-        ("Regular", [("T", "both", 1)] * 10, "10 steps, 1 token for each sequence: 20 tokens"),
-        ("Speculative", [("D", "", 0)] * 3 + [("T", "row 1", 4)] + [("D", "", 0)] * 3 + [("T", "row 1", 2)]
+        ([("T", "both", 1)] * 10, "10 steps, 1 token for each sequence: 20 tokens"),
+        ([("D", "", 0)] * 3 + [("T", "row 1", 4)] + [("D", "", 0)] * 3 + [("T", "row 1", 2)]
          + [("D", "", 0)] * 3 + [("T", "row 2", 3)] + [("D", "", 0)] * 3 + [("T", "row 2", 4)]
          + [("D", "", 0)] * 3 + [("T", "row 2", 3)], "5 rounds of one sequence each: 16 tokens"),
-        ("BASS", ([("D", "", 0)] * 3 + [("T", "both", 6)]) * 5, "5 rounds of both sequences: 30 tokens"),
+        (([("D", "", 0)] * 3 + [("T", "both", 6)]) * 5, "5 rounds of both sequences: 30 tokens"),
     )  # fmt: skip
     parts = []
-    for i, (name, steps, sum_up) in enumerate(lanes):
+    for i, (name, (steps, sum_up)) in enumerate(zip(labels, lanes, strict=True)):
         y, x = 8 + 66 * i, 92.0
-        parts.append(text(0, y + 18, name, kind=f"strong lane-{name.lower()}"))
+        parts.append(text(0, y + 18, name, kind=f"strong lane-{i + 1}"))
         for step, whose, _ in steps:
             width = target if step == "T" else draft
             parts.append(rect(x, y, width, height, "box-target" if step == "T" else "box-draft"))
@@ -77,18 +79,18 @@ def cache() -> str:
             parts.append(rect(48 + i * step, y, size, size, f"cell-{kind}"))
         length = 48 + (kept + 1 + accepted) * step - 1.5
         parts.append(f'<path d="M{length:g} {y - 4} v{size + 8}" class="mark"/>')
-    key = (("kept", "in the cache before"), ("fit", "draft that stands"), ("unfit", "rejected draft"))
+    key = (("kept", "in the cache before"), ("fit", "accepted draft"), ("unfit", "rejected draft"))
     for i, (kind, words) in enumerate(key):
         parts.append(rect(48 + 160 * i, 168, 14, 14, f"cell-{kind}"))
         parts.append(text(68 + 160 * i, 180, words, kind="soft"))
-    parts.append(text(0, 14, "lengths after the round: the bars", kind="soft"))
+    parts.append(text(0, 14, "bars: lengths after the round", kind="soft"))
     return svg(
         560, 188, "A cache whose rows accepted four, one, two and no drafts; each has its own length", parts
     )
 
 
 def rejection() -> str:
-    """min(p, q) stands; where q is larger a draft may fall; max(0, p - q) is drawn from instead."""
+    """Accepted: min(p, q). Where q is larger, a draft may be rejected; then max(0, p - q) is drawn from."""
     scale, base, parts = 300, 168, []
     for i, (word, p, q) in enumerate(TOKENS):
         x, stands = 18 + 104 * i, min(p, q)
@@ -100,8 +102,8 @@ def rejection() -> str:
         parts.append(text(x + 32, base + 18, f"“{word}”", "middle"))
         parts.append(text(x + 32, base + 35, f"p {p:.2f}  q {q:.2f}", "middle", "small soft"))
     key = (
-        ("stands", 150, "accepted: min(p, q)"),
-        ("falls", 150, "drafted, rejected"),
+        ("stands", 140, "accepted: min(p, q)"),
+        ("falls", 130, "drafted, rejected"),
         ("residual", 200, "recovered: max(0, p − q)"),
     )
     x = 18
@@ -109,7 +111,7 @@ def rejection() -> str:
         parts.append(rect(x, 218, 14, 14, f"bar-{kind}") + text(x + 20, 230, words, kind="soft"))
         x += width + 20
     accepted = sum(min(p, q) for _, p, q in TOKENS)
-    return svg(540, 238, f"Five tokens with p and q; {accepted:.0%} of the drafts stand", parts)
+    return svg(540, 238, f"Five tokens with p and q; {accepted:.0%} of the drafts are accepted", parts)
 
 
 def lengths() -> str:

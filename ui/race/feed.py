@@ -1,11 +1,11 @@
-"""Contract: turns a race's snapshots into what the page's script draws: three texts, log, view and charts.
+"""Turns a race's snapshots into what the page's scripts draw: three texts, called log, view and charts.
 
-They are texts because gr.HTML follows a nested value badly: it copies and watches every number in it, and under
-ten updates a second the browser can end up doing nothing else. The log holds every token and round once and only
-grows, so that Gradio sends its new tail alone; view (the figures of this moment) and charts (whole series) are
-small and replaced. The script works from these alone; nothing here estimates or smooths a number.
+Contract: the scripts work from these alone, and nothing here estimates or smooths a number. They are texts because
+gr.HTML copies and watches every number of a nested value, which at ten updates a second can take all of the
+browser's time. The log holds every token and round once and only grows, so that Gradio sends its new tail alone;
+view (the present figures) and charts (whole series) are small and are replaced.
 
-The log's first line is the run: {"run", "settings", "pair", "lanes", "batch_size"}. Each further line is one
+The log's first line is the run's head, see PageFeed._head. Each further line is one
 snapshot: {lane: {"clock_ms", "new": {index: tokens}, "rounds": rounds}}; see SequenceFeed.fresh and `_round`.
 """
 
@@ -14,10 +14,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
-from bass_core import Metrics
-from ui.page.limits import RaceRequest
+from bass_core import LaneSnapshot, Metrics, RoundRecord, SequenceSnapshot, Snapshot
+from ui.page.request import RaceRequest, keywords
+from ui.race.looks import looks, reference
 
 SHOWN_DEVICE = (
     "name", "kind", "gpu_utilization", "gpu_memory_mb", "gpu_memory_total_mb", "gpu_power_w",
@@ -28,37 +29,44 @@ CHARTED_METRICS = ("ms_per_token", "acceptance_rate", "new_tokens", "flops_utili
 CHART_POINTS = 240
 
 
+class RecordedSnapshot(Snapshot, total=False):
+    """A snapshot of a recording, which brings the settings that were asked for."""
+
+    settings: dict[str, Any]
+
+
 def _text(value: object) -> str:
-    """JSON on one line that holds no tag: gr.HTML warns about values with a script tag in them."""
+    """JSON on one line without tags: gr.HTML warns about values with a script tag in them."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _short(value: float | None) -> float | None:
-    """Six significant digits are enough to redo a test by hand."""
+    """The value with six significant digits, enough to repeat an acceptance test by hand."""
     return None if value is None else float(f"{value:.6g}")
 
 
 class SequenceFeed:
-    """How much of one sequence the log has."""
+    """How much of one sequence is in the log: its tokens, and the characters of its text."""
 
     def __init__(self) -> None:
         self.tokens, self.characters = 0, 0
 
-    def fresh(self, sequence: dict[str, Any]) -> list[list[Any]]:
-        """What is new: [origin's letter, text, lane ms, id] a token; "+" adds text that the token before held."""
-        pieces, origins, times = sequence["pieces"], sequence["origins"], sequence["times_ms"]
+    def fresh(self, sequence: SequenceSnapshot) -> list[list[Any]]:
+        """The new tokens, each [origin's first letter, text, lane ms, id]; "+" adds text to the token before."""
+        pieces, text = sequence["pieces"] or [], sequence["text"] or ""
+        origins, times = sequence["origins"], sequence["times_ms"]
         seen = sum(map(len, pieces[: self.tokens]))
         new: list[list[Any]] = []
         if seen > self.characters:
-            new.append(["+", sequence["text"][self.characters : seen], round(times[self.tokens - 1], 3), -1])
+            new.append(["+", text[self.characters : seen], round(times[self.tokens - 1], 3), -1])
         for i in range(self.tokens, len(pieces)):
             new.append([origins[i][0], pieces[i], round(times[i], 3), sequence["token_ids"][i]])
-        self.tokens, self.characters = len(pieces), len(sequence["text"])
+        self.tokens, self.characters = len(pieces), len(text)
         return new
 
 
-def _round(record: dict[str, Any]) -> list[Any]:
-    """[round, kind's two letters, draft length, lane ms, rows] of a record of bass_core's round log.
+def _round(record: RoundRecord) -> list[Any]:
+    """[round, first two letters of its kind, draft length, lane ms, rows] of one round.
 
     A row: [sequence, start, written, accepted, p of the last token, drafts], a draft: [text, p, q, u].
     """
@@ -86,7 +94,7 @@ class Series:
         self.x = x
         self.rows: dict[str, list[float | None]] = {name: [] for name in (x, *names)}
 
-    def add(self, at: float, values: dict[str, Any]) -> None:
+    def add(self, at: float, values: Mapping[str, Any]) -> None:
         """Append one row; a value that is missing stays None."""
         for name, column in self.rows.items():
             value = at if name == self.x else values.get(name)
@@ -103,7 +111,7 @@ class Series:
 
 
 class PageFeed:
-    """Everything one run has shown so far. `pair` names the models for the page's snippet."""
+    """What one run has shown so far. `pair` names the models for the page's snippet."""
 
     def __init__(self, run: str, request: RaceRequest, pair: Mapping[str, Any] | None = None) -> None:
         self.run, self.request, self.pair = run, request, dict(pair or {})
@@ -116,9 +124,10 @@ class PageFeed:
         self.interval_ms, self.next_ms = 200.0, 0.0
         self.charts = ""
 
-    def update(self, snapshot: dict[str, Any]) -> tuple[str, str, str]:
+    def update(self, snapshot: Snapshot) -> tuple[str, str, str]:
         """(log, view, charts) for this snapshot."""
-        device = {key: snapshot["device"].get(key) for key in SHOWN_DEVICE}
+        readings: Mapping[str, Any] = snapshot["device"]
+        device = {key: readings.get(key) for key in SHOWN_DEVICE}
         if not self.log:
             self.log = _text(self._head(snapshot))
         self._write(snapshot["lanes"])
@@ -129,19 +138,22 @@ class PageFeed:
             view["comparison"] = snapshot["comparison"]
         return self.log, _text(view), self.charts
 
-    def _head(self, snapshot: dict[str, Any]) -> dict[str, Any]:
-        """What does not change. A recording brings its own lanes and rows, whatever was asked for."""
+    def _head(self, snapshot: Snapshot) -> dict[str, Any]:
+        """What stays the same in a run. Lanes and rows are the snapshot's: a recording ignores the request."""
         rows = max(len(lane["sequences"]) for lane in snapshot["lanes"].values())
         return {
             "run": self.run,
-            "settings": snapshot["settings"] if "settings" in snapshot else self.request.settings(),
+            "settings": cast(RecordedSnapshot, snapshot).get("settings", self.request.settings()),
+            "keywords": keywords(),
             "pair": self.pair,
             "lanes": list(snapshot["lanes"]),
+            "looks": looks([*snapshot["lanes"], reference()]),
+            "reference": reference(),
             "batch_size": rows,
             "scheduling": snapshot.get("scheduling"),
         }
 
-    def _write(self, lanes: dict[str, Any]) -> None:
+    def _write(self, lanes: Mapping[str, LaneSnapshot]) -> None:
         """One line for this snapshot: every lane's clock, its new rounds, and new tokens of sequences by index."""
         line: dict[str, Any] = {}
         for name, lane in lanes.items():
@@ -159,8 +171,8 @@ class PageFeed:
             line[name] = {"clock_ms": lane["clock_ms"], "new": new, "rounds": [_round(r) for r in records]}
         self.log += "\n" + _text(line)
 
-    def _figures(self, lane: dict[str, Any]) -> dict[str, Any]:
-        metrics = lane["metrics"]
+    def _figures(self, lane: LaneSnapshot) -> dict[str, Any]:
+        metrics: Mapping[str, Any] = lane["metrics"]
         return {
             "metrics": {key: metrics.get(key) for key in {*(f.name for f in fields(Metrics)), *metrics}},
             "finish_reasons": [sequence["finish_reason"] for sequence in lane["sequences"]],
@@ -170,7 +182,7 @@ class PageFeed:
             **({"timeline": lane["timeline"]} if "timeline" in lane else {}),
         }
 
-    def _sample(self, snapshot: dict[str, Any], device: dict[str, Any]) -> None:
+    def _sample(self, snapshot: Snapshot, device: dict[str, Any]) -> None:
         """Add a row to every chart, at most one each interval; the last snapshot always counts."""
         elapsed = snapshot["elapsed_ms"]
         if elapsed < self.next_ms and not snapshot["done"]:
@@ -178,12 +190,12 @@ class PageFeed:
         for name, lane in snapshot["lanes"].items():
             series = self.lane_series.setdefault(name, Series("clock_ms", CHARTED_METRICS))
             clocks = series.rows["clock_ms"]
-            # A lane that waits for its turn or has finished adds nothing.
+            # A lane that waits for its turn or has finished adds no point.
             if not clocks or round(lane["clock_ms"], 4) > (clocks[-1] or 0.0):
                 series.add(lane["clock_ms"], lane["metrics"])
         self.device_series.add(elapsed, device)
         sampled = (self.device_series, *self.lane_series.values())
-        # All at once: lanes that missed a sample fill up later, and each would double the interval again.
+        # Halved together: lanes that missed samples fill up later, and each would double the interval again.
         if any(series.full() for series in sampled):
             self.interval_ms *= 2
             for series in sampled:

@@ -1,4 +1,4 @@
-"""Contract: the static HTML of the step inspector; inspector.js fills it with textContent alone."""
+"""The step inspector. Contract: static HTML, which inspector.js fills with textContent alone."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ ROWS = {
     "token": "Draft",
     "q": "q(x), the draft's probability",
     "p": "p(x), the target's probability",
-    "ratio": "min(1, p/q), the chance to stand",
-    "u": "u, the number drawn",
+    "ratio": "min(1, p/q), the chance of acceptance",
+    "u": "u, the random number",
     "verdict": "Outcome",
 }
 
@@ -17,8 +17,8 @@ def template() -> str:
     rows = "".join(f'<tr data-row="{key}"><th scope="row">{label}</th></tr>' for key, label in ROWS.items())
     return f"""<section class="bass-inspector part" aria-labelledby="inspector-title">
 <div class="part-head"><h2 id="inspector-title">Step inspector</h2>
-<p class="part-about">One round of one sequence: what was drafted, and why it stood or fell. A click on any token
-opens its round.</p></div>
+<p class="part-about">One round of one sequence: what was drafted, and why it was accepted or rejected. A click
+on any token opens its round.</p></div>
 <div class="pickers">
 <label>Lane <select data-pick="lane"></select></label>
 <label>Sequence <select data-pick="sequence"></select></label>

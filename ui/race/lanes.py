@@ -1,27 +1,19 @@
-"""Contract: the static HTML of the lanes; lanes.js fills it with textContent alone.
+"""The lanes' columns. Contract: static HTML, which lanes.js fills with textContent alone.
 
-No value ever enters this template: Gradio evaluates templates as code, and model text is only text. A lane that
-a race brings and that has no section here gets one from lanes.js.
+No value from outside enters this template: Gradio evaluates templates as code. lanes.js adds a section for a lane
+that has none here.
 """
 
 from __future__ import annotations
 
-LANES = {
-    "regular": ("Regular", "One token a sequence and step."),
-    "speculative": ("Speculative", "Drafts and verifies, one sequence at a time."),
-    "bass": ("BASS", "Drafts and verifies all sequences at once."),
-}
-FIGURES = {
-    "speedup": 'over regular<span class="so-far"></span>',
-    "throughput_tps": "tokens/s",
-    "acceptance_rate": "acceptance",
-    "new_tokens": "new tokens",
-}
+from bass_core import DEFAULT_LANES
+from ui.race.looks import look, reference
+
 ORIGINS = {
-    "sampled": "by the target alone",
-    "accepted": "drafted, and stands",
+    "sampled": "from the target, nothing drafted",
+    "accepted": "drafted and accepted",
     "recovered": "replaces a rejected draft",
-    "bonus": "follows a fully accepted draft",
+    "bonus": "follows a draft accepted in full",
 }
 
 
@@ -30,7 +22,7 @@ def template() -> str:
     return f"""<div class="bass-lanes">
 {_toolbar()}
 <p class="greedy-note" hidden></p>
-<div class="lane-grid">{"".join(_lane(name, *texts) for name, texts in LANES.items())}</div>
+<div class="lane-grid">{"".join(_lane(name) for name in DEFAULT_LANES)}</div>
 <div class="token-tip" role="tooltip" hidden></div>
 <div class="spoken board-spoken" role="status" aria-live="polite"></div></div>"""
 
@@ -42,8 +34,8 @@ def _toolbar() -> str:
     )
     switches = (
         _switch("colours", "Origins", True, "Colour tokens by where they came from")
-        + _switch("whole", "Whole texts", False, "Show texts at their full length")
-        + _switch("slow", "Half speed", False, "Show the race at half its speed")
+        + _switch("whole", "Whole texts", False, "Show each text in full")
+        + _switch("slow", "Half speed", False, "Show the race at half speed")
     )
     return f"""<div class="toolbar"><ul class="legend" aria-label="Where a token came from">{keys}</ul>
 <span class="switches">{switches}</span></div>"""
@@ -57,13 +49,37 @@ def _switch(name: str, label: str, on: bool, title: str) -> str:
     )
 
 
-def _lane(name: str, title: str, about: str) -> str:
+def _figures() -> dict[str, tuple[str, str]]:
+    """A lane's small figures: metric -> (label, meaning)."""
+    other = look(reference())["label"].lower()
+    return {
+        "speedup": (
+            f'over {other}<span class="so-far"></span>',
+            f"ms per token of {other} decoding / ms per token of this lane",
+        ),
+        "throughput_tps": (
+            "tokens/s",
+            "new tokens / lane time until the last sequence finished, prefills included",
+        ),
+        "acceptance_rate": ("acceptance", "accepted / drafted tokens"),
+        "new_tokens": ("new tokens", "of all sequences"),
+    }
+
+
+MS_PER_TOKEN = "n × (lane time without its prefills) / (new tokens − sequences that have begun), for n sequences"
+
+
+def _lane(name: str) -> str:
+    shown = look(name)
     figures = "".join(
-        f'<div><dt>{label}</dt><dd data-figure="{key}">–</dd></div>' for key, label in FIGURES.items()
+        f'<div title="{meaning}"><dt>{label}</dt><dd data-figure="{key}">–</dd></div>'
+        for key, (label, meaning) in _figures().items()
     )
-    return f"""<section class="lane" id="lane-{name}" data-lane="{name}" aria-labelledby="lane-{name}-title">
-<header><h2 id="lane-{name}-title">{title}</h2><p class="about">{about}</p></header>
-<div class="numbers"><p class="headline"><span class="big" data-figure="ms_per_token">–</span>
+    return f"""<section class="lane" id="lane-{name}" data-lane="{name}" style="--lane: var(--{shown["colour"]})"
+aria-labelledby="lane-{name}-title">
+<header><h2 id="lane-{name}-title">{shown["label"]}</h2><p class="about">{shown["about"]}</p></header>
+<div class="numbers"><p class="headline" title="{MS_PER_TOKEN}">
+<span class="big" data-figure="ms_per_token">–</span>
 <span class="unit">ms per token</span></p><dl class="figures">{figures}</dl></div>
 <p class="state" role="status" aria-live="polite">Ready</p>
 <ol class="sequences" aria-labelledby="lane-{name}-title"></ol>

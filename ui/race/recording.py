@@ -1,8 +1,8 @@
-"""Contract: plays a recorded race on the page, at the pace at which it ran, marked as a recording.
+"""Plays a recorded race on the page, at its original pace and marked as a recording.
 
-A recording is a JSON file {"recording": 1, "about": "...", "snapshots": [...]}, its snapshots those of
-bass_core.lanes.race; a name that ends in .xz is unpacked. "settings" (the fields of RaceRequest) may say what was
-asked. Non-goals: making recordings; running a model.
+Contract: a recording is a JSON file {"recording": 1, "about": "...", "snapshots": [...]} with the snapshots of
+bass_core's `race`; a name that ends in .xz is unpacked. "settings" (RaceRequest.settings) may say what was asked
+for. Non-goals: making recordings; running a model.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bass_core import BassError
-from ui.page.limits import RaceRequest
-from ui.race.feed import PageFeed
+from bass_core import BassError, Snapshot
+from ui.page.limits import Limits
+from ui.page.request import RaceRequest, make_request
+from ui.race.feed import PageFeed, RecordedSnapshot
 
-# A pause between two snapshots is never longer than this: a stall of the recorded machine is no news.
+# The longest pause between two snapshots, in seconds: a stall of the recorded machine is cut to it.
 LONGEST_PAUSE_S = 1.0
 SNAPSHOT = {"done", "elapsed_ms", "lanes", "device"}
 LANE = {"sequences", "metrics", "clock_ms", "finished", "error"}
@@ -27,19 +28,19 @@ LANE = {"sequences", "metrics", "clock_ms", "finished", "error"}
 
 @dataclass(frozen=True)
 class Recording:
-    """What a file holds; `about` says on what it was recorded."""
+    """The contents of a file; `about` names the machine and the models."""
 
     about: str
     settings: dict[str, Any]
-    snapshots: list[dict[str, Any]]
+    snapshots: list[Snapshot]
 
-    def source(self, request: RaceRequest) -> Generator[dict[str, Any], None, None]:
-        """The recorded snapshots, whatever is asked for; a generator as race_source's is."""
+    def source(self, request: RaceRequest) -> Generator[Snapshot, None, None]:
+        """The recorded snapshots; the request is ignored. A generator, as that of race_source."""
         before = 0.0
         for snapshot in self.snapshots:
             time.sleep(min(max(0.0, snapshot["elapsed_ms"] - before) / 1000, LONGEST_PAUSE_S))
             before = snapshot["elapsed_ms"]
-            yield {**snapshot, "settings": self.settings}
+            yield RecordedSnapshot(**snapshot, settings=self.settings)
 
 
 def load_recording(path: Path) -> Recording:
@@ -63,18 +64,19 @@ def load_recording(path: Path) -> Recording:
 
 
 def _no_number(name: str) -> float:
-    """NaN and Infinity, which Python reads and a browser does not."""
+    """Refuse NaN and Infinity, which Python reads and a browser does not."""
     raise ValueError(f"{name} is no number")
 
 
 def _can_be_shown(snapshots: list[Any]) -> bool:
-    """Whether the page can draw them: each is one of a race, and its feed takes them, in this order."""
+    """Whether the page can draw them: each is a race's snapshot, and the feed takes them in this order."""
     if not all(map(_is_snapshot, snapshots)):
         return False
-    feed = PageFeed("", RaceRequest("", 1, 1, 0, 0))
+    feed = PageFeed("", make_request({"prompt": "a recording"}, Limits()))
     try:
         for snapshot in snapshots:
-            feed.update(snapshot)
+            if snapshot["lanes"]:
+                feed.update(snapshot)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
         return False
     return True
@@ -84,7 +86,10 @@ def _is_snapshot(value: object) -> bool:
     if not isinstance(value, dict) or not value.keys() >= SNAPSHOT:
         return False
     lanes = value["lanes"]
-    if not isinstance(lanes, dict) or not lanes or not isinstance(value["elapsed_ms"], int | float):
+    if not isinstance(lanes, dict) or not isinstance(value["elapsed_ms"], int | float):
+        return False
+    # While costs are measured there are no lanes yet.
+    if not lanes and value.get("phase") != "measuring":
         return False
     return all(isinstance(lane, dict) and lane.keys() >= LANE for lane in lanes.values()) and _is_comparison(
         value.get("comparison", {}), lanes
@@ -92,7 +97,7 @@ def _is_snapshot(value: object) -> bool:
 
 
 def _is_comparison(value: object, lanes: dict[str, Any]) -> bool:
-    """Whether it is {lane: [None or {"at": a place, ...}, one for each of the lane's rows]}."""
+    """Whether it is {lane: [None or {"at": index, ...}, one for each of the lane's rows]}."""
     return isinstance(value, dict) and all(
         isinstance(rows, list)
         and name in lanes

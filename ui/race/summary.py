@@ -1,10 +1,10 @@
-"""Contract: the static HTML of what is shown after a run; summary.js and export.js fill it."""
+"""The summary after a run. Contract: static HTML, which summary.js and export.js fill."""
 
 from __future__ import annotations
 
 
 def template() -> str:
-    """One figure, a table, and ways to take the run away."""
+    """One figure, a table, and the exports."""
     return """<section class="bass-summary part" aria-labelledby="summary-title" hidden>
 <div class="part-head"><h2 id="summary-title">Afterwards</h2><p class="part-about budget-line"></p></div>
 <figure class="chart summary-figure"><figcaption><h3>Per-token latency and acceptance by position</h3>
@@ -21,7 +21,7 @@ aria-label="Per-token latency First, Last and All by lane; acceptance by draft p
 <button type="button" class="action" data-take="link">Copy link to these settings</button>
 <span class="took" role="status" aria-live="polite"></span></div>
 <details class="snippet"><summary>Repeat this run with the library</summary>
-<div class="snippet-head"><p>The draft lengths are those that this run used, so that sampled text repeats too.</p>
+<div class="snippet-head"><p>The code uses the draft lengths of this run, so that sampled text repeats too.</p>
 <button type="button" class="action" data-take="snippet">Copy</button></div>
 <pre tabindex="0" aria-label="Python code"><code></code></pre></details>
 </section>"""

@@ -1,5 +1,6 @@
-"""Contract: which models a visitor may race: the operator's pair, and any other only where the operator allows it.
+"""The models that a visitor may race.
 
+Contract: the operator's pair, and any other only where the operator allows it.
 Non-goals: loading (bass_core) and limits on a request's size (limits.py).
 """
 
@@ -26,10 +27,10 @@ class Models:
             return self.own
         if self._load is None:
             raise RequestError(
-                "This server races its own pair alone: leave the pair empty; its operator can allow others with "
+                "This server races only its own pair: leave the pair empty. Its operator can allow others with "
                 "--allow-any-model."
             )
         if self._other is None or self._other[0] != name:
-            self._other = None  # its memory is needed for the next one
+            self._other = None  # free its memory before the next one is loaded
             self._other = (name, self._load(name))
         return self._other[1]

@@ -9,10 +9,11 @@ from __future__ import annotations
 import copy
 
 from ...amusd.decoder import build_amusd
-from ...budget.policies import EqualRows
+from ...budget.base import Budget
 from ...decoding.admission import cache_length
 from ...decoding.base import Decoder, DecodingParams
 from ...decoding.batch import BatchDecoder
+from ...decoding.budgets import make_budget
 from ...decoding.request import Request
 from ...decoding.sequential import SequentialDecoder
 from ...drafting.registry import make_drafter
@@ -23,17 +24,18 @@ from ...sequence import Sequence
 
 def build_regular(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
     """The loop without a drafter: one token a row and step."""
-    return _batch(pair, request, sequences, drafts=False)
+    return _batch(pair, request, sequences, None)
 
 
 def build_speculative(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
     """Drafts and verifies, one sequence after another."""
-    return SequentialDecoder(sequences, lambda row: _batch(pair, request, [row], drafts=True))
+    budget = make_budget(request, 1)
+    return SequentialDecoder(sequences, lambda row: _batch(pair, request, [row], budget))
 
 
 def build_bass(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
     """Drafts and verifies all sequences together."""
-    return _batch(pair, request, sequences, drafts=True)
+    return _batch(pair, request, sequences, make_budget(request, len(sequences)))
 
 
 def build_overlapped(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
@@ -41,16 +43,16 @@ def build_overlapped(pair: ModelPair, request: Request, sequences: list[Sequence
     return build_amusd(pair, request, _params(request), sequences)
 
 
-def _batch(pair: ModelPair, request: Request, rows: list[Sequence], drafts: bool) -> BatchDecoder:
+def _batch(pair: ModelPair, request: Request, rows: list[Sequence], budget: Budget | None) -> BatchDecoder:
+    drafts = budget is not None
     count, length, backend = len(rows), cache_length(request, drafts), request.backend
-    drafter, budget = None, None
+    drafter = None
     if drafts:
         drafter = make_drafter(
             pair, request.drafter, count, length, backend, request.sampling, request.verification
         )
-        budget = EqualRows(copy.deepcopy(request.policy))
     runner = make_runner(pair.target_step, count, length, pair.vocab, backend)
-    return BatchDecoder(rows, runner, _params(request), drafter, budget)
+    return BatchDecoder(rows, runner, _params(request), drafter, copy.deepcopy(budget))
 
 
 def _params(request: Request) -> DecodingParams:

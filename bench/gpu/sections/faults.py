@@ -85,7 +85,7 @@ def _texts(ctx: Context, pair: ModelPair, method: str, **more: Any) -> list[list
 
 def _race(ctx: Context, pair: ModelPair, scheduling: str) -> None:
     rows = shapes.prompts(2, 5, 12, pair.vocab, ctx.seed)
-    *_, last = race(pair, rows, scheduling=scheduling, max_new_tokens=6, eos_token_id=None)
+    *_, last = race(pair, rows, scheduling=scheduling, max_new_tokens=6, eos_token_id=None, draft_length=3)
     errors = [f"{name}: {lane['error']}" for name, lane in last["lanes"].items() if lane["error"]]
     if errors:
         raise AssertionError("; ".join(errors))

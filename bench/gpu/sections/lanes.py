@@ -173,7 +173,7 @@ def smollm2(ctx: Context) -> None:
         ctx.row("smollm2", "not run", "a dry run" if ctx.dry else f"no weights in {cache_root()}")
         return
     pair = load_pair("smollm2", device=ctx.device)
-    arguments: dict[str, Any] = {"max_new_tokens": 128, "eos_token_id": None}
+    arguments: dict[str, Any] = {"max_new_tokens": 128, "eos_token_id": None, "draft_length": "bass"}
     for size in (1, 8):
         prompts = mixed(size)
         for method in ("regular", "bass"):

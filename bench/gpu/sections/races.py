@@ -32,6 +32,7 @@ def run(ctx: Context) -> None:
         "max_new_tokens": 6 if ctx.dry else 256,
         "synthetic_acceptance": 0.8,
         "drafter": "model",
+        "draft_length": "bass",
         "eos_token_id": None,
         "attention": ctx.backend,
     }
@@ -128,7 +129,7 @@ def small_float32(ctx: Context) -> None:
     count = 6 if ctx.dry else 48
     theirs = [own_text(pair, row, count) for row in rows]
     for scheduling in ("fair", "overlap"):
-        *_, last = race(pair, rows, scheduling=scheduling, max_new_tokens=count, eos_token_id=None)
+        *_, last = race(pair, rows, scheduling=scheduling, max_new_tokens=count, eos_token_id=None, draft_length=4)
         for method in DEFAULT_LANES:
             ours = [sequence["token_ids"] for sequence in last["lanes"][method]["sequences"]]
             ctx.row(f"float32 race {scheduling} {method}", "rows equal to generate", share(ours, theirs))

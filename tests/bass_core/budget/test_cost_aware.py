@@ -9,8 +9,11 @@ import pytest
 from bass_core import ModelPair, generate
 from bass_core.budget.cost_aware import FIRST_WAIT, CostAware
 from bass_core.budget.cost_table import CostTable, read_table
-from bass_core.budget.policies import FixedLength, make_policy
-from bass_core.decoding.calibrate import MOST_ROWS, cost_table, measure_ahead
+from bass_core.budget.options import make_policy
+from bass_core.budget.policies import FixedLength
+from bass_core.decoding.budgets import with_costs
+from bass_core.decoding.calibrate import cost_table, measure_ahead
+from bass_core.decoding.cost_store import MOST_ROWS
 from bass_core.decoding.request import make_request
 from bass_core.sampling.params import SamplingParams
 
@@ -26,6 +29,7 @@ DEAR = CostTable({8: [(8, 80), (136, 1360)]}, {8: 5.0}, padded=False)
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("BASS_MEASURE")
 
 
 def play(policy, rounds, rows, accepts):
@@ -121,7 +125,12 @@ def test_the_table_is_measured_once_and_kept(tmp_path, monkeypatch):
         cost_table(*ask, rows=1)
 
 
-SOUND = {"verify": {"1": [[1, 5.0], [2, 6.0]], "2": [[2, 7.0]]}, "draft": {"1": 0.5, "2": 0.5}, "padded": True}
+SOUND = {
+    "verify": {"1": [[1, 5.0], [2, 6.0]], "2": [[2, 7.0]]},
+    "draft": {"1": 0.5, "2": 0.5},
+    "padded": True,
+    "coarse": [],
+}
 
 
 @pytest.mark.parametrize(
@@ -144,6 +153,9 @@ SOUND = {"verify": {"1": [[1, 5.0], [2, 6.0]], "2": [[2, 7.0]]}, "draft": {"1": 
         {"draft": {"1": "0.5", "2": 0.5}},
         {"draft": {"1": 0.5}},
         {"padded": "no"},
+        {"coarse": [3]},
+        {"coarse": None},
+        {"verify": {}},
         {"verify": {"1": [[1, True]]}},
     ],
 )
@@ -191,18 +203,18 @@ def test_the_most_rows_measured_serve_for_more(tmp_path):
     assert table.verify_ms(10**6, MOST_ROWS) == table.verify_ms(MOST_ROWS, MOST_ROWS)
 
 
-def test_what_was_measured_ahead_is_not_measured_in_a_request(tmp_path, monkeypatch):
-    target, told = tiny("llama"), []
+def test_what_was_measured_ahead_is_not_measured_for_a_request(tmp_path, monkeypatch):
+    target = tiny("llama")
     pair = ModelPair(target, perturbed(target, 0.05))
-    measure_ahead(pair, 2, lambda: told.append(len(list(tmp_path.rglob("*.json")))))
-    measure_ahead(pair, 2, lambda: told.append(-1))
-    assert told == [0]
+    assert len(list(measure_ahead(pair, 2))) > 10 and len(list(tmp_path.rglob("*.json"))) == 2
+    assert not list(measure_ahead(pair, 2))
     monkeypatch.setattr("bass_core.decoding.calibrate._Lab", None)
     for temperature in (0.0, 0.7):
         sampling = SamplingParams(temperature=temperature, top_p=0.9)
-        make_request(pair, [1, 2, 3], n=2, draft_length="cost-aware", sampling=sampling)
+        request = make_request(pair, [1, 2, 3], n=2, draft_length="cost-aware", sampling=sampling)
+        assert with_costs(pair, request, 2).costs.verify_ms(2, 2) > 0
     with pytest.raises(TypeError):
-        make_request(pair, [1, 2, 3], n=4, draft_length="cost-aware")
+        with_costs(pair, request, 4)
 
 
 @pytest.mark.parametrize("home", [True, False])
@@ -213,6 +225,7 @@ def test_a_cache_that_cant_be_written_is_no_obstacle(home, tmp_path, monkeypatch
         monkeypatch.delenv("HOME")
         monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
     pair = ModelPair(tiny("gpt2"))
-    policy = make_request(pair, [1, 2, 3], draft_length="cost-aware", drafter="prompt_lookup").policy
-    assert isinstance(policy, CostAware)
-    assert policy.table.padded and policy.table.draft_ms(1) == 0
+    asked = {"drafter": "prompt_lookup", "draft_length": "cost-aware"}
+    costs = with_costs(pair, make_request(pair, [1, 2, 3], **asked), 1).costs
+    assert costs.padded and costs.draft_ms(1) == 0
+    assert with_costs(pair, make_request(pair, [1, 2, 3]), 1).costs is None, "measured with no place to keep it"

@@ -6,7 +6,8 @@ import pytest
 
 from bass_core import ModelPair, RequestError, SamplingParams, generate, stream
 from bass_core.budget.base import Feedback
-from bass_core.budget.policies import Algorithm1, EqualRows, FixedLength, make_policy
+from bass_core.budget.options import make_policy
+from bass_core.budget.policies import Algorithm1, EqualRows, FixedLength
 from bass_core.decoding.base import DecodingParams
 from bass_core.decoding.batch import BatchDecoder
 from bass_core.drafting.model import ModelDrafter

@@ -7,15 +7,27 @@ at the call. A request that would not fit in memory is refused with the largest 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from bass_core import METHODS, BassError, ModelPair, RequestError, SamplingParams, generate, race, stream
+from bass_core import (
+    DEFAULT_LANES,
+    METHODS,
+    BassError,
+    ModelPair,
+    RequestError,
+    SamplingParams,
+    generate,
+    race,
+    stream,
+)
+from bass_core.budget.policies import FixedLength
 from bass_core.decoding import admission as admission_module
-from bass_core.decoding.admission import estimate_bytes
+from bass_core.decoding.admission import admit, estimate_bytes
 from bass_core.decoding.request import make_request
 
 from ...models import VOCAB, tiny
@@ -23,6 +35,7 @@ from ...models import VOCAB, tiny
 PAIR = ModelPair(tiny("llama"), tiny("llama", seed=1, layers=1))
 LONE = ModelPair(tiny("gpt2", layers=1))
 PROMPT = [5, 6, 7]
+ENDLESS = SimpleNamespace(length=3, limit="8", update=print)
 
 
 @pytest.fixture(autouse=True)
@@ -69,12 +82,15 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "draft length negative": (PROMPT, {"draft_length": -1}, "-1"),
     "draft length broken": (PROMPT, {"draft_length": 2.5}, "2.5"),
     "half a policy": (PROMPT, {"draft_length": SimpleNamespace(length=3)}, "draft_length"),
+    "a policy without an end": (PROMPT, {"draft_length": ENDLESS}, "limit"),
     "ids of too few rows": ([PROMPT, PROMPT], {"sequence_ids": [0]}, "sequence_ids"),
     "one id for a list": (PROMPT, {"sequence_ids": 5}, "sequence_ids"),
     "an id that is no number": (PROMPT, {"sequence_ids": ["a"]}, "sequence id"),
     "end of text a word": (PROMPT, {"eos_token_id": "</s>"}, "eos_token_id"),
     "ends of text in words": (PROMPT, {"eos_token_id": ["a"]}, "eos_token_id"),
     "budget 0": (PROMPT, {"time_budget_ms": 0}, "time_budget_ms"),
+    "budget without end": (PROMPT, {"time_budget_ms": math.inf}, "time_budget_ms"),
+    "acceptance far above 1": (PROMPT, {"synthetic_acceptance": 10**400}, "synthetic_acceptance"),
     "budget NaN": (PROMPT, {"time_budget_ms": math.nan}, "time_budget_ms"),
     "acceptance above 1": (PROMPT, {"synthetic_acceptance": 1.5}, "synthetic_acceptance"),
     "acceptance NaN": (PROMPT, {"synthetic_acceptance": math.nan}, "synthetic_acceptance"),
@@ -93,6 +109,21 @@ def test_refused_in_one_sentence(case: str) -> None:
     assert named in message
     assert message.endswith(".") and "\n" not in message
     assert isinstance(refusal.value, BassError) and isinstance(refusal.value, ValueError)
+
+
+@pytest.mark.parametrize("option", ["auto", "bass", "cost-aware", 0, 5, FixedLength(3)], ids=str)
+def test_checking_and_admitting_a_request_run_no_model(
+    option: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nor is anything measured, though nothing has been yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("BASS_MEASURE")
+    request = make_request(PAIR, PROMPT, n=4, draft_length=option)
+    admit(PAIR, request, [METHODS[name] for name in DEFAULT_LANES])
+    race(PAIR, PROMPT, n=4, draft_length=option).close()
+    assert not list(tmp_path.iterdir())
+    longest = {"auto": 32, "bass": 32, "cost-aware": 16}.get(str(option), getattr(option, "limit", option))
+    assert request.draft_length is option and request.longest_draft == longest
 
 
 @pytest.mark.parametrize(

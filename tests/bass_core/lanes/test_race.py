@@ -64,7 +64,9 @@ def test_snapshots_grow_and_the_last_is_done(scheduling: str) -> None:
     assert len(shots) > 1
     assert [shot["done"] for shot in shots] == [False] * (len(shots) - 1) + [True]
     for shot in shots:
-        assert set(shot) - {"comparison"} == {"done", "scheduling", "elapsed_ms", "lanes", "device"}
+        assert set(shot) - {"comparison"} == {
+            "phase", "done", "scheduling", "elapsed_ms", "lanes", "device",
+        }  # fmt: skip
         assert ("comparison" in shot) == shot["done"]
         assert shot["scheduling"] == scheduling and set(shot["lanes"]) == set(DEFAULT_LANES)
         assert set(shot["device"]) >= DEVICE

@@ -10,10 +10,11 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from ui.page.assets import STATIC, FirstScript, url
+from ui.page.assets import FIRST, FirstScript, url
 from ui.page.events import Snapshot
-from ui.page.limits import Limits, RaceRequest
+from ui.page.limits import Limits
 from ui.page.page import build
+from ui.page.request import RaceRequest
 
 PAGE = "<!doctype html><html><head><title>t</title></head><body>ä</body></html>"
 
@@ -27,7 +28,7 @@ def answers(response: Response) -> TestClient:
 
 def test_a_page_gets_the_script_before_every_other_and_its_true_length() -> None:
     answer = answers(HTMLResponse(PAGE)).get("/")
-    script = f'<script src="{url(STATIC / "timers.js")}"></script>'
+    script = f'<script src="{url(FIRST)}"></script>'
     assert answer.text == PAGE.replace("<head>", f"<head>{script}")
     assert int(answer.headers["content-length"]) == len(answer.content)
 

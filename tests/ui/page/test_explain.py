@@ -63,7 +63,7 @@ def test_a_tip_gives_round_position_p_q_and_verdict(page: Page, final: dict[str,
     tip = page.locator(".token-tip")
     expect(tip).to_contain_text(f"round {record['round']}, position 1 ({len(row['drafted'])} drafted)")
     expect(tip).to_contain_text(f"p(x) {row['p'][0]:.3f}, q(x) {row['q'][0]:.3f}")
-    expect(tip).to_contain_text("stands: u")
+    expect(tip).to_contain_text("accepted: u")
     spans.nth(row["start"] + row["accepted"]).hover()
     expect(tip).to_contain_text("recovered")
     expect(tip).to_contain_text(f"position {row['accepted'] + 1} ")
@@ -111,7 +111,7 @@ def test_the_inspector_shows_a_round_number_by_number(page: Page, final: dict[st
         assert json.loads(f'"{cells["token"][i]}"') == row["drafted_text"][i]
     rejected = ["rejected"] if kept < count else []
     untested = ["not tested"] * (count - kept - len(rejected))
-    assert cells["verdict"] == ["stands"] * kept + rejected + untested + [verdict]
+    assert cells["verdict"] == ["accepted"] * kept + rejected + untested + [verdict]
     # One further, and back.
     page.click("[data-step='1']")
     expect(page.locator("[data-pick=round]")).to_have_value(str(min(own.index(row) + 2, len(own))))
@@ -200,7 +200,7 @@ def test_a_link_restores_the_settings(page: Page, context: BrowserContext) -> No
     assert "#race?" in address and "seed=11" in address
     other = context.new_page()
     open_page(
-        other, address.replace("draft_length=bass", "draft_length=4").replace("scheduling=fair", "scheduling=x")
+        other, address.replace("draft_length=auto", "draft_length=4").replace("scheduling=fair", "scheduling=x")
     )
     expect(other.locator("#seed input")).to_have_value("11")
     expect(other.locator("#prompt textarea")).to_have_value("Hello")
@@ -255,7 +255,7 @@ def test_a_coupled_run_shows_both_rules_acceptance(page: Page, coupled: Page, se
     page = coupled
     assert page.evaluate("Bass.run().head.settings.verification") == "coupled"
     assert estimate in page.evaluate(labels)
-    arguments = ("Hello", 3, 40, 0.9, 11, 0, 1.0, "bass", "auto", "auto", "fair", "coupled")
+    arguments = ("Hello", 3, 40, 0.9, 11, 0, 1.0, "auto", "auto", "auto", "fair", "coupled")
     final = Client(server, verbose=False).submit(*arguments, api_name="/race").result()
     rounds = [row for record in final["lanes"]["bass"]["rounds"] for row in record["rows"]]
     tested = [

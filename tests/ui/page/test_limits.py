@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from bass_core import RequestError
-from bass_core.budget.policies import make_policy
-from ui.page.limits import Limits, RaceRequest
+from bass_core.budget.options import make_policy
+from ui.page.limits import Limits
+from ui.page.request import make_request
 
 GOOD: dict[str, Any] = {
     "prompt": "Hello", "batch_size": 4, "max_new_tokens": 64, "temperature": 0.7, "seed": 0,
@@ -16,25 +17,26 @@ GOOD: dict[str, Any] = {
 
 
 def test_good_input_is_taken_as_it_is() -> None:
-    assert Limits().check(**GOOD) == RaceRequest("Hello", 4, 64, 0.7, 0)
+    taken = make_request(GOOD, Limits())
+    assert {name: getattr(taken, name) for name in GOOD} == GOOD
 
 
 @pytest.mark.parametrize("text", ["\u00b2", "\u2460", "five", ""])
 def test_a_length_that_is_no_decimal_number_is_a_policy_s_name(text: str) -> None:
     """A superscript two is a digit to Python, yet int() does not take it; the library refuses it as a name."""
-    assert Limits().check(**GOOD, draft_length=text).draft_length == text
+    assert make_request(GOOD | {"draft_length": text}, Limits()).draft_length == text
     with pytest.raises(RequestError, match="draft_length must be"):
         make_policy(text)
 
 
 def test_whole_floats_from_the_browser_become_integers() -> None:
-    request = Limits().check(**GOOD | {"batch_size": 2.0, "seed": 7.0, "temperature": 0})
+    request = make_request(GOOD | {"batch_size": 2.0, "seed": 7.0, "temperature": 0}, Limits())
     assert (request.batch_size, request.seed, request.temperature) == (2, 7, 0.0)
     assert isinstance(request.batch_size, int)
 
 
 def test_the_later_settings_have_defaults_and_a_length_may_be_text() -> None:
-    request = Limits().check(**GOOD, draft_length="5", time_budget_ms=1500, lanes=["bass"])
+    request = make_request(GOOD | {"draft_length": "5", "time_budget_ms": 1500, "lanes": ["bass"]}, Limits())
     assert (request.draft_length, request.time_budget_ms, request.lanes) == (5, 1500.0, ("bass",))
     assert (request.top_k, request.top_p, request.scheduling, request.verification) == (0, 1.0, "fair", "chen")
     assert request.settings()["lanes"] == ["bass"]
@@ -46,7 +48,7 @@ def test_the_later_settings_have_defaults_and_a_length_may_be_text() -> None:
         ("prompt", "", "prompt is empty"),
         ("prompt", " \n", "prompt is empty"),
         ("prompt", None, "prompt is empty"),
-        ("prompt", "x" * 20_001, "has 20001 characters and this server takes 20000"),
+        ("prompt", "x" * 20_001, "has 20001 characters and this server takes at most 20000"),
         ("pair", 7, "The pair must be a name"),
         ("pair", "x" * 201, "The pair must be a name"),
         ("batch_size", 0, "Batch size must be a whole number from 1 to 8"),
@@ -78,5 +80,5 @@ def test_the_later_settings_have_defaults_and_a_length_may_be_text() -> None:
 )
 def test_bad_input_is_refused_in_one_sentence(field: str, value: object, says: str) -> None:
     with pytest.raises(RequestError, match=says) as refusal:
-        Limits(max_batch=8).check(**GOOD | {field: value})
+        make_request(GOOD | {field: value}, Limits(max_batch=8))
     assert str(refusal.value).endswith(".") and "\n" not in str(refusal.value)

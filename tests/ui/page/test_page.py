@@ -155,7 +155,7 @@ def test_columns_stack_where_there_is_no_room(page: Page) -> None:
 def test_a_batch_of_32_stays_readable(
     context: BrowserContext, tiny_pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    options = ["--device", "cpu", "--dtype", "float32", "--max-batch", "32", "--draft-length", "bass"]
+    options = ["--device", "cpu", "--dtype", "float32", "--max-batch", "32"]
     with (
         started(tmp_path / "log", "--pair", str(tiny_pair[0]), "--draft", str(tiny_pair[1]), *options) as server,
         watched(context, server) as page,

@@ -16,7 +16,8 @@ import torch
 from bass_core import BassError, ModelPair, load_pair
 from bass_core.attention.cache import RaggedCache
 from ui.page.events import UNEXPECTED, Events, Snapshot, race_source
-from ui.page.limits import Limits, RaceRequest
+from ui.page.limits import Limits
+from ui.page.request import RaceRequest, make_request
 
 SETTINGS = ("Hello", 2, 60, 0.9, 0)
 
@@ -84,6 +85,30 @@ def test_an_error_inside_the_race_is_a_sentence_and_run_works_again(error: Excep
     assert last[4]["interactive"] is True
 
 
+def test_the_status_line_says_while_costs_are_measured() -> None:
+    device: Any = {"name": "toy", "kind": "cpu"}
+    bare: Any = {"done": False, "scheduling": "fair", "elapsed_ms": 1.0, "lanes": {}, "device": device}
+    lane = {"sequences": [], "metrics": {}, "rounds": [], "clock_ms": 0.0, "finished": False, "error": None}
+
+    def source(request: RaceRequest) -> Generator[Snapshot, None, None]:
+        yield bare | {"phase": "measuring"}
+        yield bare | {"phase": "measuring", "lanes": {"one": lane}}
+        yield bare | {"lanes": {"one": lane}}
+        yield bare | {"lanes": {"one": lane}, "done": True}
+
+    _, *middle, last = Events(source, Limits()).run(*SETTINGS)
+    told = [None if is_skip(update[3]) else json.loads(update[3]) for update in middle]
+    words = "Measuring once what a round costs on this machine (at most 5 s)"
+    assert [one and (one["phase"], one["message"]) for one in told] == [
+        ("running", words),
+        None,
+        ("running", ""),
+        None,
+    ]
+    # Without lanes there is nothing to draw.
+    assert [is_skip(update[0]) for update in middle] == [True, False, False, False] and phase(last) == "done"
+
+
 def test_stop_leaves_run_to_the_end_of_the_cancelled_race(pair: ModelPair) -> None:
     status, button = Events(race_source(pair), Limits()).stop()
     assert json.loads(status)["phase"] == "stopped" and is_skip(button)
@@ -91,7 +116,10 @@ def test_stop_leaves_run_to_the_end_of_the_cancelled_race(pair: ModelPair) -> No
 
 def test_the_source_is_fit_for_a_worker_that_pickles_what_goes_in_and_out(pair: ModelPair) -> None:
     """ZeroGPU forks: a sync generator function, plain data alone."""
-    source, request = race_source(pair), Limits().check(*SETTINGS)
+    source, request = (
+        race_source(pair),
+        make_request({"prompt": "Hello", "batch_size": 2, "max_new_tokens": 60}, Limits()),
+    )
     assert inspect.isgeneratorfunction(source)
     assert pickle.loads(pickle.dumps(request)) == request
     *_, last = source(pickle.loads(pickle.dumps(request)))

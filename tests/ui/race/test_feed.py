@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ui.page.limits import RaceRequest
+from ui.page.limits import Limits
+from ui.page.request import keywords, make_request
 from ui.race.feed import CHART_POINTS, PageFeed
 
-REQUEST = RaceRequest("Hello", 1, 64, 0.7, 0)
+REQUEST = make_request({"prompt": "Hello", "batch_size": 1}, Limits())
 
 
 def snapshot(pieces: list[str], at: float, *, done: bool = False) -> dict[str, Any]:
@@ -38,7 +39,7 @@ def test_the_log_holds_origin_text_and_time_of_each_token() -> None:
     log, _, _ = PageFeed("r", REQUEST).update(snapshot(["a", "", "bc", "d"], 40))
     head = json.loads(log.split("\n")[0])
     assert (head["run"], head["batch_size"], head["lanes"]) == ("r", 1, ["regular"])
-    assert head["settings"] == REQUEST.settings()
+    assert (head["settings"], head["keywords"]) == (REQUEST.settings(), keywords())
     assert tokens(log) == [["s", "a", 0.0, 1], ["a", "", 10.0, 1], ["r", "bc", 20.0, 1], ["b", "d", 30.0, 1]]
 
 

@@ -11,7 +11,8 @@ import pytest
 from playwright.sync_api import BrowserContext, expect
 
 from bass_core import BassError, SamplingParams, load_pair, race
-from ui.page.limits import RaceRequest
+from ui.page.limits import Limits
+from ui.page.request import make_request
 from ui.race.recording import load_recording
 
 from ..browser import LANES, run_to_the_end, shown
@@ -30,11 +31,23 @@ def test_snapshots_come_back_in_order_and_marked(document: dict[str, Any], tmp_p
     for name, pack in (("run.json", bytes), ("run.json.xz", lzma.compress)):
         (tmp_path / name).write_bytes(pack(json.dumps(document).encode()))
         recording = load_recording(tmp_path / name)
-        played = list(recording.source(RaceRequest("anything", 1, 1, 0, 0)))
+        played = list(recording.source(make_request({"prompt": "anything"}, Limits())))
         assert recording.about == "a tiny pair, for a test"
         assert [s["elapsed_ms"] for s in played] == [s["elapsed_ms"] for s in document["snapshots"]]
         assert played[-1]["lanes"] == json.loads(json.dumps(document["snapshots"][-1]["lanes"]))
         assert all(s["settings"] == {} for s in played)
+
+
+def test_a_recording_may_begin_with_the_measuring_of_costs(document: dict[str, Any], tmp_path: Path) -> None:
+    bare = document["snapshots"][0] | {"lanes": {}}
+    for phase, taken in (("measuring", True), ("running", False)):
+        file = tmp_path / f"{phase}.json"
+        file.write_text(json.dumps(document | {"snapshots": [bare | {"phase": phase}, *document["snapshots"]]}))
+        if taken:
+            assert load_recording(file).snapshots[0]["lanes"] == {}
+        else:
+            with pytest.raises(BassError, match="not those of a race"):
+                load_recording(file)
 
 
 @pytest.mark.parametrize(

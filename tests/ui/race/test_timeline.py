@@ -27,7 +27,7 @@ def test_the_newest_part_is_drawn(page: Page) -> None:
     expect(figure.locator("rect.draft")).to_have_count(2)
     expect(figure.locator(".rollback")).to_have_count(1)
     expect(figure.locator("figcaption")).to_have_text(
-        "The newest 1.5 s. In all: target (above) busy 75 %, draft (below) 25 %; 2 roll-backs (red lines), "
+        "The newest 1.5 s. So far: target (above) busy 75 %, draft (below) 25 %; 2 roll-backs (red lines), "
         "7 drafts thrown away"
     )
     first = figure.locator("rect.target").first
@@ -47,7 +47,7 @@ def test_a_race_of_four_lanes_has_the_fourth_with_its_timeline(page: Page) -> No
     lane = page.get_by_role("region", name="AMUSD")
     expect(lane.locator(".sequence")).to_have_count(1)
     assert len(shown(page, "amusd")[0]) > 0
-    expect(lane.locator("figcaption")).to_contain_text("In all: target (above) busy")
+    expect(lane.locator("figcaption")).to_contain_text("So far: target (above) busy")
     assert lane.locator("rect.target").count() > 0
     # Two and two where four do not fit beside each other.
     tops = [page.locator(f"#lane-{name}").bounding_box() for name in (*LANES, "amusd")]

@@ -67,7 +67,7 @@ def test_an_idle_page_asks_for_no_frames(page: Page) -> None:
         frames = [True for event in traced(cdp) if event["name"] == "FireAnimationFrame"]
         if not frames:
             break
-    assert not frames, "Gradio's timers are to ask for none: ui/static/timers.js"
+    assert not frames, "Gradio's timers are to ask for none: ui/static/page/timers.js"
 
 
 def test_the_charts_of_a_first_race_do_not_wait_for_each_other(page: Page, server: str) -> None:

@@ -13,7 +13,8 @@ import pytest
 import app
 from bass_core import BassError, ModelPair, RequestError, load_pair
 from ui.page.events import Events, Snapshot, race_source
-from ui.page.limits import Limits, RaceRequest
+from ui.page.limits import Limits
+from ui.page.request import RaceRequest
 from ui.sources.models import Models
 
 
@@ -30,7 +31,7 @@ def test_no_other_model_is_looked_for_unless_allowed(
     events = Events(race_source(pair), Limits())
     with pytest.raises(RequestError, match="--allow-any-model"):
         Models(pair).get(name)
-    with pytest.raises(gr.Error, match="races its own pair alone"):
+    with pytest.raises(gr.Error, match="races only its own pair"):
         list(events.api("Hello", 1, 4, 0, 0, pair=name))
     assert app.parse([]).allow_any_model is False
 
@@ -67,7 +68,7 @@ def test_a_race_ends_when_the_operators_time_is_spent(monkeypatch: pytest.Monkey
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     events = Events(endless, Limits(max_seconds=5))
-    with pytest.raises(gr.Error, match="ended after 5 s, the server's limit"):
+    with pytest.raises(gr.Error, match="stopped after 5 s, this server's limit"):
         list(events.api())
     assert now[0] == 5 and closed == [True]
     *_, last = events.run("Hello", 1, 4, 0, 0)

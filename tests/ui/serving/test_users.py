@@ -32,7 +32,7 @@ def here(tiny_pair: tuple[Path, Path]) -> Iterator[str]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     pair = load_pair(str(tiny_pair[0]), draft=str(tiny_pair[1]), device="cpu", dtype="float32")
-    page = build(race_source(pair), limits=Limits(max_batch=8), about="here", choices=choices(pair, "bass"))
+    page = build(race_source(pair), limits=Limits(max_batch=8), about="here", choices=choices(pair, "auto"))
     _, url, _ = page.launch(server_name="127.0.0.1", prevent_thread_lock=True, quiet=True, **launch_options())
     yield url.rstrip("/")
     page.close()

@@ -1,9 +1,9 @@
-/* Contract: Bass.soon(draw) calls `draw` in a frame soon, once however often it was asked for. All that changes is
-   drawn in the same frame, and the longer a frame takes the longer the next one waits: on the machine that runs the
-   models too, drawing takes their time. Where nobody sees frames, `draw` is called at once. */
+/* Draws in frames. Contract: Bass.soon(draw) calls `draw` once in a coming frame, however often it was asked for; in a
+   hidden page, at once. All changes are drawn in the same frame, and the next frame waits the longer the longer this
+   one took: on the machine that also runs the models, drawing takes time from them. */
 (() => {
   "use strict";
-  // Pause after a frame, in multiples of what it took, but never longer than LONGEST_MS: text is to be seen growing.
+  // The pause after a frame: BUSY times its duration, at most LONGEST_MS, so that text is seen to grow.
   const BUSY = 4, LONGEST_MS = 120;
   const wanted = new Set();
   let waiting = false;
@@ -16,7 +16,7 @@
 
   function frame(start) {
     drawAll();
-    // The first timer runs once this frame has been laid out and painted.
+    // The first timer runs after this frame's layout and paint.
     setTimeout(() => setTimeout(() => {
       waiting = false;
       if (wanted.size) request();

@@ -1,20 +1,19 @@
-/* Contract: whether each row is Regular's, where the lanes owe the same text (greedy or coupled). Bass.comparison()
+/* Compares each row's text with the reference lane's, where both must be the same (greedy or coupled). Contract: Bass.comparison()
    is {lane: [null, the same as far as both reach, or {at, ours, theirs, p_ours, p_theirs, tie}]}, as the last snapshot
    has it; of a run that ended before its last snapshot it is made here, without the probabilities; null where nothing
    is claimed. Bass.compared() is the same in words, {} for null. Draws nothing. */
 (() => {
   "use strict";
   const { on, run, laneName, quoted } = window.Bass;
-  const REFERENCE = "regular";
-  // From here on two scores, the lesser over the larger, are nearly tied: bfloat16 has steps of 1/8 between logits of
-  // 16 and 32, and exp(-1/8) is 0.88.
+  // A near tie: the lesser of two scores is at least this share of the larger. bfloat16 has steps of 1/8 between
+  // logits of 16 and 32, and exp(-1/8) is 0.88.
   const NEAR = 0.7;
   let cut = false;
 
   on("phase", (phase) => (cut = phase === "stopped" || phase === "error"));
 
   /** Whether the lanes of a run must write the same. */
-  const owed = ({ lanes, settings }) => lanes.length > 1 && lanes.includes(REFERENCE)
+  const owed = ({ lanes, reference, settings }) => lanes.length > 1 && lanes.includes(reference)
     && (settings.temperature === 0 || settings.verification === "coupled");
 
   function difference(ours, theirs) {
@@ -30,14 +29,14 @@
     const { head, view, lanes } = run();
     if (view?.comparison) return view.comparison;
     if (!cut || !owed(head)) return null;
-    const theirs = lanes.get(REFERENCE).sequences;
-    const others = [...lanes.values()].filter(({ name }) => name !== REFERENCE);
+    const theirs = lanes.get(head.reference).sequences;
+    const others = [...lanes.values()].filter(({ name }) => name !== head.reference);
     return Object.fromEntries(others.map(({ name, sequences }) => [
       name, sequences.map(({ tokens }, i) => difference(tokens, theirs[i].tokens)),
     ]));
   }
 
-  /** Both numbers with two digits, or as many as it takes to tell them apart. */
+  /** Both numbers with two digits, or as many as are needed to tell them apart. */
   function chances(a, b) {
     const digits = [2, 3, 4, 5, 6].find((some) => a.toFixed(some) !== b.toFixed(some));
     return digits ? `${a.toFixed(digits)} against ${b.toFixed(digits)}` : `${a.toFixed(2)} each`;
@@ -51,24 +50,24 @@
   }
 
   function words(lane, found, i) {
-    const { view, lanes } = run();
-    const [ours, theirs] = [lane, REFERENCE].map((name) => lanes.get(name).sequences[i].tokens);
+    const { head: { reference }, view, lanes } = run();
+    const [ours, theirs] = [lane, reference].map((name) => lanes.get(name).sequences[i].tokens);
     if (found) {
       const [own, other] = [ours, theirs].map((tokens) => quoted(tokens[found.at]?.text ?? ""));
-      return { text: differs(found), title: `${own} here, ${other} in ${laneName(REFERENCE)}`, differs: true };
+      return { text: differs(found), title: `${own} here, ${other} in ${laneName(reference)}`, differs: true };
     }
     if (!ours.length || !theirs.length) return { text: "" };
     const ended = (name) => ["eos", "length"].includes(view?.lanes[name]?.finish_reasons[i]);
-    return { text: `same as ${laneName(REFERENCE)}${ended(lane) && ended(REFERENCE) ? "" : " so far"}` };
+    return { text: `same as ${laneName(reference)}${ended(lane) && ended(reference) ? "" : " so far"}` };
   }
 
-  /** {lane: [{text, title, differs}]}; the reference has nothing to say. */
+  /** {lane: [{text, title, differs}]}; an empty list for the reference lane. */
   function compared() {
-    const found = comparison();
-    if (!found || !run().lanes.has(REFERENCE)) return {};
+    const found = comparison(), reference = run()?.head.reference;
+    if (!found || !run().lanes.has(reference)) return {};
     const lanes = Object.entries(found).filter(([name]) => run().lanes.has(name));
     return Object.fromEntries([
-      [REFERENCE, []], ...lanes.map(([name, rows]) => [name, rows.map((row, i) => words(name, row, i))]),
+      [reference, []], ...lanes.map(([name, rows]) => [name, rows.map((row, i) => words(name, row, i))]),
     ]);
   }
 

@@ -1,14 +1,14 @@
-/* Contract: while a run is under way and nothing comes of it, asks whether the server is still there, and says so
-   on the status line when it is not. Loading the page again is Gradio's, which waits for the server's return. */
+/* Notices a lost server. Contract: while a run sends nothing, asks whether the server still answers, and says on the
+   status line when it does not. Gradio reloads the page when the server is back. */
 (() => {
   "use strict";
   const { on } = window.Bass;
-  // Unanswered for so long, a server is as good as gone; a busy one answers between two steps.
+  // Ask after QUIET_MS without news; give up after PATIENCE_MS: a busy server answers between two steps.
   const QUIET_MS = 2000, PATIENCE_MS = 20_000;
-  const SENTENCE = "The connection to the server was lost: what came before stays here until the page is loaded again.";
+  const SENTENCE = "The connection to the server was lost. What was shown before stays here until the page is reloaded.";
   let timer = null, busy = false;
 
-  /** Whether anybody answers; behind a proxy its 502 to 504 stand for a server that is gone. */
+  /** Whether the server answers; a proxy in front of a lost server answers with 502 to 504. */
   async function answers() {
     try {
       const options = { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) };
@@ -23,7 +23,7 @@
     else if (busy) window.Bass.lost(SENTENCE);
   }
 
-  /** Ask once nothing has come for QUIET_MS; every piece of news begins the wait anew. */
+  /** Ask once nothing has come for QUIET_MS; each new line restarts the wait. */
   function wait() {
     clearTimeout(timer);
     timer = busy ? setTimeout(ask, QUIET_MS) : null;

@@ -1,8 +1,8 @@
-/* Contract: draws the lanes. A snapshot's tokens are revealed one by one until the next is due, in the order and at
-   the pace of their lane times, never before they were written; its numbers come with the first of them. */
+/* Draws the lanes. Contract: a snapshot's tokens appear one by one until the next snapshot is due, in the order and at
+   the pace of their lane times, never before they were written; its numbers appear with the first token. */
 (() => {
   "use strict";
-  const { on, soon, number, setText, make, run, firstAndLast, laneName } = window.Bass;
+  const { on, soon, number, setText, make, run, firstAndLast, lookOf, laneName } = window.Bass;
   const ORIGINS = { s: "sampled", a: "accepted", r: "recovered", b: "bonus" };
   const REASONS = { eos: "end", length: "length", budget: "time up", stopped: "stopped", error: "error" };
   const SNAPSHOT_MS = 100;
@@ -45,7 +45,7 @@
     /** The log's tokens of this sequence as {card, span, ms}. */
     spans(tokens) {
       return tokens.map(([origin, text, ms]) => {
-        // "+" is text that the token before had held back.
+        // "+": text that belongs to the token before it.
         if (origin !== "+") [this.origin, this.count] = [ORIGINS[origin], this.count + 1];
         const span = make("span", `token ${this.origin}`, text);
         span.token = this.count - 1;
@@ -77,7 +77,7 @@
       setText(this.state, count ? "Running" : "Ready");
     }
 
-    /** A run that ended before this lane did. */
+    /** End a lane that the end of the run left unfinished. */
     end(state, badge) {
       if (!this.running) return;
       this.running = false;
@@ -85,7 +85,7 @@
       for (const card of this.cards) if (!card.badge.textContent) setText(card.badge, badge);
     }
 
-    /** Below each row whether it is Regular's; an empty line keeps the place, in Regular for rows to stay level. */
+    /** Say below each row whether it equals the reference lane's; there an empty line keeps the rows level. */
     compare(rows) {
       this.cards.forEach(({ compared }, i) => {
         compared.hidden = false;
@@ -147,7 +147,7 @@
       on("phase", (phase) => this.phase(phase));
     }
 
-    /** The section of a lane; a name that the page does not know gets one like the others. */
+    /** The section of a lane; made from the first one for a lane that has none. */
     lane(name) {
       const known = this.lanes.find((lane) => lane.name === name);
       if (known) return known;
@@ -157,14 +157,16 @@
       section.setAttribute("aria-labelledby", `lane-${name}-title`);
       const title = section.querySelector("h2");
       title.id = `lane-${name}-title`;
-      setText(title, laneName(name));
+      const { label, about, colour } = lookOf(name);
+      section.style.setProperty("--lane", `var(--${colour})`);
+      setText(title, label);
       section.querySelector(".sequences").setAttribute("aria-labelledby", title.id);
-      setText(section.querySelector(".about"), name === "amusd" ? "Drafts and verifies at the same time." : "");
+      setText(section.querySelector(".about"), about);
       this.lanes.push(new Lane(section));
       return this.lanes.at(-1);
     }
 
-    /** Make room for a new run: its lanes alone are shown, in its order. */
+    /** Prepare for a new run: show its lanes alone, in its order. */
     start(head) {
       const { lanes, batch_size: count, settings } = head;
       Object.assign(this, { pending: [], view: null, span: SNAPSHOT_MS, arrived: 0, stopped: false });
@@ -187,18 +189,18 @@
       const lanes = this.view?.lanes ?? {};
       this.view = null;
       for (const [name, value] of Object.entries(lanes)) {
-        this.lane(name).showNumbers(value, value.finished && lanes.regular?.finished);
+        this.lane(name).showNumbers(value, value.finished && lanes[run().head.reference]?.finished);
       }
       for (const [name, rows] of Object.entries(window.Bass.compared())) this.lane(name).compare(rows);
     }
 
-    /** Take in one snapshot's news. */
+    /** Take the tokens that one snapshot adds. */
     read(line) {
       if (this.stopped) return;
       const now = performance.now();
       if (this.arrived) this.span = Math.min(400, Math.max(30, 0.7 * this.span + 0.3 * (now - this.arrived)));
       this.arrived = now;
-      // What was due by now stays in front, whatever this snapshot brings.
+      // Tokens that are due by now come before all tokens of this snapshot.
       for (const token of this.pending) token.due = Math.min(token.due, now);
       for (const [name, news] of Object.entries(line)) {
         this.pending.push(...this.lane(name).tokens(news, now, this.span));
@@ -207,7 +209,7 @@
       soon(this.draw);
     }
 
-    /** The newest numbers, and the tokens that are due; all of them where nobody sees frames, or wants motion. */
+    /** Show the newest numbers and the due tokens; all tokens in a hidden page or with reduced motion. */
     draw() {
       this.show();
       this.reveal(document.hidden || this.still.matches ? Infinity : performance.now());
@@ -227,7 +229,7 @@
     }
 
     phase(phase) {
-      // What was under way when Stop was pressed may still arrive.
+      // After Stop, values that the server sent before may still arrive.
       this.stopped = phase === "stopped";
       if (phase !== "stopped" && phase !== "error") return;
       this.show();
@@ -236,7 +238,7 @@
     }
   }
 
-  /** Buttons that only change how the texts look; their state is a class on the board. */
+  /** Buttons that change how the texts look; their state is a class on the board. */
   function bindSwitches(root) {
     for (const button of root.querySelectorAll(".switch")) {
       const apply = (pressed) => {

@@ -1,5 +1,5 @@
-/* Contract: says of one token where it came from: the tip that follows the pointer, and the same for the
-   keyboard (arrow keys in a sequence's window, Enter opens the step inspector). */
+/* Explains a token. Contract: a tip at the pointer says where the token came from; the keyboard gets the same (arrow
+   keys in a sequence's window, Enter opens the step inspector). */
 (() => {
   "use strict";
   const { run, stepOf, number, setText, make, quoted } = window.Bass;
@@ -11,22 +11,22 @@
     const token = sequence.tokens[index], step = stepOf(sequence, index);
     const lines = [`${quoted(token.text)}: ${token.origin}, token ${index + 1}, at ${number(token.ms, 0)} ms`];
     if (!step) return lines;
-    if (step.kind === "prefill") return [...lines, "The first token comes with the reading of the prompt (prefill)."];
+    if (step.kind === "prefill") return [...lines, "The first token comes with the prefill, which reads the prompt."];
     const at = index - step.start;
     lines.push(`round ${step.round}, position ${at + 1}` + (step.drafts.length ? ` (${step.drafts.length} drafted)` : ""));
     const draft = step.drafts[at];
     if (token.origin === "accepted") {
       lines.push(`p(x) ${chance(draft.p)}, q(x) ${chance(draft.q)}`);
-      lines.push(draft.u === null ? "stands: it is the target's own choice" :
-        `stands: u ${chance(draft.u)} is below p/q ${chance(draft.p / draft.q)}`);
+      lines.push(draft.u === null ? "accepted: it is the token that the target draws" :
+        `accepted: u ${chance(draft.u)} is below p/q ${chance(draft.p / draft.q)}`);
     } else if (token.origin === "recovered") {
       lines.push(`p(x) ${chance(step.nextP)}, q(x) n/a: it was not drafted`);
-      lines.push(`takes the place of ${quoted(draft.text)}, rejected: p ${chance(draft.p)}, q ${chance(draft.q)}` +
-        (draft.u === null ? ", not the target's own choice" : `, u ${chance(draft.u)} is not below p/q ${chance(draft.p / draft.q)}`));
+      lines.push(`replaces ${quoted(draft.text)}, rejected: p ${chance(draft.p)}, q ${chance(draft.q)}` +
+        (draft.u === null ? ", not the token that the target draws" : `, u ${chance(draft.u)} is not below p/q ${chance(draft.p / draft.q)}`));
     } else {
       lines.push(`p(x) ${chance(step.nextP)}, q(x) n/a: it was not drafted`);
-      lines.push(token.origin === "bonus" ? `the target's own, after all ${step.accepted} drafts stood`
-        : "the target's own: nothing was drafted");
+      lines.push(token.origin === "bonus" ? `drawn from the target, after all ${step.accepted} drafts were accepted`
+        : "drawn from the target: nothing was drafted");
     }
     return lines;
   }

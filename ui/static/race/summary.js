@@ -1,11 +1,11 @@
-/* Contract: what is shown once a run has ended: one figure, one table, and the buttons that take the run away. */
+/* The summary after a run. Contract: one figure, one table, and the buttons that export the run. */
 (() => {
   "use strict";
   const { on, run, number, setText, make, laneName, plots } = window.Bass;
   const percent = (value, digits = 1) => number(value === null || value === undefined ? null : value * 100, digits, " %");
   const coupled = () => run().head.settings.verification === "coupled" && run().head.settings.temperature > 0;
 
-  /** Of a coupled run: the share of its tested drafts that Chen's rule would keep, the mean of min(1, p/q). */
+  /** Of a coupled run: the mean of min(1, p/q) over its tested drafts, the share that rejection sampling would accept. */
   function rejectionSampling(name) {
     const steps = run().lanes.get(name).sequences.flatMap((sequence) => sequence.steps);
     const tested = steps.flatMap(({ drafts, accepted }) => drafts.slice(0, accepted + 1));
@@ -13,10 +13,10 @@
     return chances.length ? chances.reduce((sum, chance) => sum + chance, 0) / chances.length : null;
   }
 
-  // What a row is called, its cell for a lane, and whether a run has it.
+  // A row: its label, its cell for a lane, and whether the run has it.
   const ROWS = [
     ["ms per token", (m) => number(m.ms_per_token, 2)],
-    ["speed-up over regular", (m) => number(m.speedup, 2, "×")],
+    [() => `speed-up over ${laneName(run().head.reference).toLowerCase()}`, (m) => number(m.speedup, 2, "×")],
     ["throughput, tokens/s", (m) => number(m.throughput_tps, 1)],
     ["per-token latency, First, ms", (m) => number(m.ptl_first_ms, 2)],
     ["per-token latency, Last, ms", (m) => number(m.ptl_last_ms, 2)],
@@ -89,7 +89,7 @@
     rows(lanes) {
       const names = Object.keys(lanes);
       return [["", ...names.map(laneName)], ...ROWS.filter(([, , has]) => !has || has()).map(([label, cell]) =>
-        [label, ...names.map((name) => cell(lanes[name].metrics, lanes[name], name))])];
+        [typeof label === "string" ? label : label(), ...names.map((name) => cell(lanes[name].metrics, lanes[name], name))])];
     }
 
     table(lanes) {
@@ -116,7 +116,7 @@
       const places = narrow ? [[0, 1], [0.58, 1], [0, 1], [0, 0.38]] : [[0, 0.46], [0, 1], [0.55, 1], [0, 1]];
       const height = narrow ? 420 : 240;
       plot.style.height = `${height}px`;
-      // Plotly leaves the legend where it was in a figure of another height.
+      // Plotly would leave the legend at its place in the figure of another height.
       if (plot._fullLayout && plot._fullLayout.height !== height) window.Plotly.purge(plot);
       const drawn = traces(view.lanes, colour), drafted = drawn.some((trace) => trace.xaxis === "x2");
       plots.react(plot, drawn, plots.layout(colour, run().head.run, {

@@ -1,4 +1,4 @@
-/* Contract: the run so far as plain objects, for whoever wants to look inside: Bass.run() is null or
+/* The run so far as plain objects, for other scripts and the console. Contract: Bass.run() is null or
    {head, view, done, lanes: Map name -> {name, clock, sequences, rounds}}; a sequence is {tokens, steps}, a token
    {origin, text, ms, id}, a step (its part of one round) {round, kind, length, ms, start, written, accepted,
    nextP, drafts: [{text, p, q, u}]}. Draws nothing. */
@@ -7,12 +7,14 @@
   const { on } = window.Bass;
   const ORIGINS = { s: "sampled", a: "accepted", r: "recovered", b: "bonus" };
   const KINDS = { pr: "prefill", pl: "plain", ve: "verify" };
-  const NAMES = { regular: "Regular", speculative: "Speculative", bass: "BASS", amusd: "AMUSD" };
+  const OTHER = { about: "", colour: "lane-other", dash: "longdash", lengths: "" };
+  // Of all runs so far: charts of an earlier run may be drawn again after a new one has started.
+  const looks = {};
   let current = null;
 
   function addTokens(sequence, tokens) {
     for (const [origin, text, ms, id] of tokens) {
-      // "+" is text that the token before had held back.
+      // "+": text that belongs to the token before it.
       if (origin === "+") sequence.tokens.at(-1).text += text;
       else sequence.tokens.push({ origin: ORIGINS[origin], text, ms, id });
     }
@@ -29,6 +31,7 @@
   }
 
   on("start", (head) => {
+    Object.assign(looks, head.looks);
     const lanes = head.lanes.map((name) => [name, {
       name, clock: 0, rounds: [],
       sequences: Array.from({ length: head.batch_size }, () => ({ tokens: [], steps: [] })),
@@ -61,7 +64,7 @@
     return null;
   }
 
-  /** Indices of the first and the last sequence to finish by themselves; the last only once all have ended. */
+  /** Indices of the sequences that finished first and last (at their end or full length); last once all have ended. */
   function firstAndLast(lane, reasons) {
     const ended = lane.sequences
       .map(({ tokens }, index) => ({ index, ms: tokens.at(-1)?.ms, reason: reasons[index] }))
@@ -72,10 +75,12 @@
     return { first: ended[0].index, last: all && ended.length > 1 ? ended.at(-1).index : undefined };
   }
 
-  /** A text in quotes; what writes nothing (the end of a text, half a character) is said in words. */
+  /** A text in quotes; "(no text)" for a token that writes nothing, such as the end token. */
   const quoted = (text) => (text === "" ? "(no text)" : JSON.stringify(text));
 
-  const laneName = (name) => NAMES[name] ?? name.replaceAll("_", " ");
+  /** How a lane looks: {label, about, colour, dash, lengths}, see ui/race/looks.py. */
+  const lookOf = (name) => looks[name] ?? { ...OTHER, label: name };
+  const laneName = (name) => lookOf(name).label;
 
-  Object.assign(window.Bass, { run: () => current, stepOf, firstAndLast, laneName, quoted });
+  Object.assign(window.Bass, { run: () => current, stepOf, firstAndLast, lookOf, laneName, quoted });
 })();

@@ -1,5 +1,5 @@
-/* Contract: draws when AMUSD's draft and target were busy, and where the draft rolled back, over the newest
-   WINDOW_MS of the lane's clock. The data are the lane's own spans; nothing is smoothed or guessed. */
+/* Draws when a lane's draft and target were busy, and where the draft rolled back, for lanes whose draft works beside
+   their target. Contract: shows the newest WINDOW_MS of the lane's clock, from the lane's own spans, unsmoothed. */
 (() => {
   "use strict";
   const { make, number, setText } = window.Bass;
@@ -23,7 +23,7 @@
     return figure;
   }
 
-  /** Draw a lane's timeline {target, draft, rollbacks, ...}; a lane without one loses its figure. */
+  /** Draw a lane's timeline {target, draft, rollbacks, ...}; without one, remove the figure. */
   function timeline(section, value, clockMs) {
     if (!value) {
       section.querySelector(".timeline")?.remove();
@@ -39,7 +39,7 @@
     svg.replaceChildren(...shapes, ...marks);
     const busy = (ms) => number(clockMs > 0 ? 100 * ms / clockMs : null, 0, " %");
     setText(figure.querySelector("figcaption"), value.note ??
-      `The newest ${WINDOW_MS / 1000} s. In all: target (above) busy ${busy(value.target_busy_ms)}, draft (below) ` +
+      `The newest ${WINDOW_MS / 1000} s. So far: target (above) busy ${busy(value.target_busy_ms)}, draft (below) ` +
       `${busy(value.draft_busy_ms)}; ${value.rolled_back} roll-backs (red lines), ${value.thrown_away} drafts thrown away`);
   }
 

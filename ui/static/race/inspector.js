@@ -1,5 +1,5 @@
-/* Contract: shows one round of one sequence: each draft with q(x), p(x), its chance to stand, the number drawn and
-   the verdict, and the token that the target added. Works during a run, drawn while it can be seen, and after it. */
+/* Shows one round of one sequence: each draft with q(x), p(x), its chance of acceptance, the random number and the
+   outcome, and the token that the target added. Contract: works during a run, where it draws while in view, and after. */
 (() => {
   "use strict";
   const { on, soon, run, number, setText, make, laneName, quoted } = window.Bass;
@@ -9,10 +9,10 @@
 
   /** [text, class, share of a bar or undefined] of every cell of a column. */
   function draftColumn(draft, position, accepted) {
-    const stands = position < accepted, tested = position <= accepted;
-    const verdict = stands ? "stands" : tested ? "rejected" : "not tested";
+    const kept = position < accepted, tested = position <= accepted;
+    const verdict = kept ? "accepted" : tested ? "rejected" : "not tested";
     return {
-      kind: stands ? "accepted" : tested ? "rejected" : "untested",
+      kind: kept ? "accepted" : tested ? "rejected" : "untested",
       token: [bare(draft.text)], q: [chance(draft.q), draft.q], p: [chance(draft.p), draft.p],
       ratio: [chance(draft.q > 0 ? Math.min(1, draft.p / draft.q) : null)],
       u: [draft.u === null ? "n/a" : chance(draft.u)], verdict: [verdict],
@@ -62,13 +62,13 @@
       this.draw();
     }
 
-    /** The rounds of the chosen sequence that are worth a look: all but its prefill. */
+    /** The rounds of the chosen sequence, without its prefill. */
     steps() {
       const sequence = run()?.lanes.get(this.pick.lane.value)?.sequences[Number(this.pick.sequence.value)];
       return sequence ? sequence.steps.filter((step) => step.kind !== "prefill") : [];
     }
 
-    /** The newest round, for whoever follows it. */
+    /** Show the newest round if the reader follows it. */
     newest() {
       const rounds = this.steps().length;
       if (!this.pick.follow.checked) return setText(this.element.querySelector("[data-rounds]"), `of ${rounds}`);
@@ -76,7 +76,7 @@
       this.draw();
     }
 
-    /** Show a round by its place; whoever picks one no longer follows the newest. */
+    /** Show the round at this index; choosing one ends following the newest. */
     go(at, follow = false) {
       this.pick.follow.checked = follow;
       this.at = Math.max(0, Math.min(Number.isFinite(at) ? Math.round(at) : 0, this.steps().length - 1));
@@ -98,15 +98,15 @@
       if (!ended) columns.push(nextColumn(own, step.nextP));
       this.fill(columns);
       setText(this.note, step.drafts.some((draft) => draft.u === null)
-        ? "Coupled verification: a draft stands if it is the token that the target itself draws; no u is needed."
-        : "A draft stands while u < p/q. After the first that is rejected the rest is not tested.");
+        ? "Coupled verification: a draft is accepted if it is the token that the target itself draws; there is no u."
+        : "A draft is accepted if u < p/q. Drafts after the first rejected one are not tested.");
     }
 
     sentence(step, own, ended) {
       const at = `Lane round ${step.round}, ended at ${number(step.ms, 0)} ms of lane time: `;
       if (!step.drafts.length) return `${at}nothing was drafted; the target wrote ${quoted(own.text)}, p(x) ${chance(step.nextP)}.`;
       const tail = ended ? "the text ended there." : `then the ${own.origin} token ${quoted(own.text)}.`;
-      return `${at}the length was ${step.length}, ${step.drafts.length} drafted, ${step.accepted} accepted, ${tail}`;
+      return `${at}draft length ${step.length}, ${step.drafts.length} drafted, ${step.accepted} accepted, ${tail}`;
     }
 
     fill(columns) {

@@ -1,7 +1,6 @@
-/* Contract: passes values from the server to the parts of the page that draw them, in order, and shows the
-   status line. Events: start (a run's head), line (one snapshot's news), view, charts, phase. At half speed
-   everything is passed on at half the pace at which it came. Model text reaches the document through textContent
-   alone. */
+/* Passes values from the server to the scripts that draw them, and shows the status line. Contract: values are passed
+   on in order; at half speed, at half the pace at which they came. Events: start (a run's head), line (what one
+   snapshot adds to the log), view, charts, phase. Model text reaches the document through textContent alone. */
 (() => {
   "use strict";
   const listeners = {}, last = {};
@@ -12,13 +11,13 @@
     for (const listener of listeners[kind] ?? []) listener(value);
   }
 
-  /** Call `listener` now, if there is a value yet that still stands, and at every later one. */
+  /** Call `listener` with every value of this kind from now on, and with the newest one so far unless it is a line. */
   function on(kind, listener) {
     (listeners[kind] ??= []).push(listener);
     if (kind !== "line" && last[kind] !== undefined) listener(last[kind]);
   }
 
-  /** "12.3"; "n/a" for what is not known, which is never shown as 0. */
+  /** "12.3"; "n/a" for a missing value, which is never shown as 0. */
   function number(value, digits = 1, unit = "") {
     if (value === null || value === undefined || !Number.isFinite(value)) return "n/a";
     return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }) + unit;
@@ -28,7 +27,7 @@
     if (element.textContent !== text) element.textContent = text;
   }
 
-  /** An element with a class and text, for what is not in a template. */
+  /** A new element with a class and a text. */
   function make(tag, className = "", text = "") {
     const element = document.createElement(tag);
     if (className) element.className = className;
@@ -36,12 +35,12 @@
     return element;
   }
 
-  /** What came and waits to be shown. `lag`: how far, in ms, the page is behind because of half speed. */
+  /** Values that wait to be shown. `lag`: how many ms the page is behind the server, because of half speed. */
   const player = {
     queue: [], lag: 0, slow: false, timer: null, ticked: 0,
 
     push(kind, value) {
-      // What was under way when Stop was pressed may still arrive.
+      // After Stop, values that the server sent before may still arrive.
       if (last.phase === "stopped") return;
       const now = performance.now();
       this.queue.push({ at: now, kind, value });
@@ -74,7 +73,7 @@
     },
   };
 
-  /** The log only grows: its first line is the run's head, each further one a snapshot's news. */
+  /** The log only grows: its first line is the run's head, each further line comes from one snapshot. */
   const log = { run: null, offset: 0, views: {} };
 
   function readLog(text) {
@@ -90,7 +89,7 @@
     for (const kind of Object.keys(log.views)) if (log.views[kind].run === id) showView(kind, log.views[kind]);
   }
 
-  /** View and charts may come before the log that starts their run. */
+  /** A view or charts may arrive before the log that starts their run; they are kept until then. */
   function showView(kind, value) {
     delete log.views[kind];
     if (log.run === null || JSON.parse(log.run).run !== value.run) log.views[kind] = value;
@@ -112,11 +111,11 @@
     const busy = () => ["waiting", "running"].includes(last.phase);
     on("phase", (phase) => (line.dataset.phase = phase));
     const show = (phase, message) => {
-      // Stop with nothing under way is no news, nor is that a stopped race ended without its last word.
+      // Nothing to say: Stop without a race, or a stopped race that ends without its last snapshot.
       if (["stopped", "lost"].includes(phase) && !busy()) return;
       setText(line, message || PHASES[phase] || "");
       if (phase === "stopped" || phase === "waiting") player.clear();
-      // What the end of a run says comes after what is still to be shown.
+      // The end of a run is told after the values that still wait to be shown.
       if (phase === "done" || phase === "error") player.push("phase", phase);
       else tell("phase", phase === "lost" ? "error" : phase);
     };
@@ -133,7 +132,7 @@
     });
   }
 
-  /** Half speed on or off; off shows at once what still waits. */
+  /** Turn half speed on or off; off shows all waiting values at once. */
   function halfSpeed(on) {
     player.slow = on;
   }

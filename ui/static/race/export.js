@@ -1,8 +1,8 @@
-/* Contract: the run in forms to take away: JSON, CSV, a Python snippet, a link; and the settings of a link put
-   back. All of them are made from what the page has, without the server. */
+/* Exports the run as JSON, CSV, a Python snippet and a link, and restores the settings of a link. Contract: everything
+   is made from what the page has, without the server. */
 (() => {
   "use strict";
-  const { run, stepOf } = window.Bass;
+  const { run, stepOf, lookOf } = window.Bass;
   const HASH = "race";
 
   function asJson({ head, view, lanes }) {
@@ -29,7 +29,7 @@
     "lane", "sequence", "index", "token_id", "text", "origin", "time_ms", "round", "position", "drafted", "p", "q", "u",
   ];
 
-  /** One line a token. Texts are JSON strings: one line each, and never a spreadsheet's formula. */
+  /** One line a token. Texts are JSON strings, so that none spans lines or is read as a formula. */
   function asCsv({ lanes }) {
     const cell = (value) => (value === null || value === undefined ? "" : `"${String(value).replaceAll('"', '""')}"`);
     const lines = [COLUMNS.join(",")];
@@ -47,7 +47,7 @@
     return `${lines.join("\n")}\n`;
   }
 
-  /** A string as Python reads it: JSON's escapes are Python's too, once everything odd is escaped. */
+  /** A string as a Python literal: JSON's escapes, with everything beyond ASCII escaped as well. */
   function py(text) {
     return JSON.stringify(text).replace(/[\u007f-\uffff]/g,
       (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`)
@@ -57,7 +57,7 @@
       });
   }
 
-  /** Runs of the same value as "[7] * 3 + [9]". */
+  /** A list as a Python expression, equal neighbours joined: "[7] * 3 + [9]". */
   function pyList(values) {
     const parts = [];
     for (const value of values) {
@@ -67,11 +67,11 @@
     return parts.map(({ value, count }) => (count > 1 ? `[${value}] * ${count}` : `[${value}]`)).join(" + ");
   }
 
-  /** The draft lengths of the run; a list for each sequence where they were written one by one. */
+  /** The run's draft lengths: `all`, one list for the batch, or `rows`, one list for each sequence. */
   function lengthsOf(lane) {
     const played = lane.rounds.filter((round) => round.kind !== "prefill");
-    if (lane.name === "bass") return { all: played.map((round) => round.length) };
-    if (lane.name !== "speculative") return { all: [] };
+    const { lengths } = lookOf(lane.name);
+    if (lengths !== "row") return { all: lengths === "batch" ? played.map((round) => round.length) : [] };
     const rows = lane.sequences.map(({ steps }) => {
       const rounds = new Set(steps.map((step) => step.round));
       return played.filter((round) => rounds.has(round.round)).map((round) => round.length);
@@ -79,19 +79,37 @@
     return { rows };
   }
 
-  function snippet({ head: { settings: s, pair }, lanes }) {
+  /** A value as a Python literal. */
+  function literal(value) {
+    if (typeof value === "string") return py(value);
+    return typeof value === "boolean" ? (value ? "True" : "False") : `${value}`;
+  }
+
+  // Keywords of `race` that the snippet handles itself, or that `generate` does not have.
+  const APART = new Set(["prompt", "n", "draft_length", "scheduling", "lanes", "time_budget_ms"]);
+  const SAMPLING = "sampling.";
+
+  /** Keyword arguments of `generate`, one a line; those of SamplingParams are put together. */
+  function argumentLines({ settings, keywords }) {
+    const given = Object.entries(keywords).filter(([name, keyword]) =>
+      keyword && !APART.has(keyword) && settings[name] !== null && settings[name] !== undefined);
+    const words = (pairs) => pairs.map(([name, keyword]) =>
+      `${keyword.replace(SAMPLING, "")}=${literal(settings[name])}`);
+    const sampling = words(given.filter(([, keyword]) => keyword.startsWith(SAMPLING)));
+    const others = words(given.filter(([, keyword]) => !keyword.startsWith(SAMPLING)));
+    return [...others, `sampling=SamplingParams(${sampling.join(", ")})`].map((line) => `    ${line},`);
+  }
+
+  function snippet({ head, lanes }) {
+    const { settings: s, pair } = head;
     const load = Object.entries(pair).filter(([name, value]) => name !== "pair" && value)
       .map(([name, value]) => `, ${name}=${py(value)}`).join("");
     const lines = [
       "from bass_core import RecordedLengths, SamplingParams, generate, load_pair", "",
       `pair = load_pair(${py(pair.pair ?? "smollm2")}${load})`,
-      "settings = dict(", `    max_new_tokens=${s.max_new_tokens},`,
-      `    sampling=SamplingParams(temperature=${s.temperature}, top_k=${s.top_k}, top_p=${s.top_p}),`,
-      `    drafter=${py(s.drafter)},`, `    attention=${py(s.attention)},`, `    verification=${py(s.verification)},`,
-      `    seed=${s.seed},`,
-      ")", `prompt = ${py(s.prompt)}`, "texts = {}",
+      "settings = dict(", ...argumentLines(head), ")", `prompt = ${py(s.prompt)}`, "texts = {}",
     ];
-    if (s.time_budget_ms) lines.push(`# The run had a budget of ${s.time_budget_ms} ms of lane time; this writes on.`);
+    if (s.time_budget_ms) lines.push(`# The run stopped at ${s.time_budget_ms} ms of lane time; this code has no time limit.`);
     for (const lane of lanes.values()) lines.push("", ...laneLines(lane, s.batch_size));
     lines.push("", "for lane, rows in texts.items():", "    for row, text in enumerate(rows, start=1):",
       '        print(f"--- {lane}, sequence {row}\\n{text}")');
@@ -121,23 +139,23 @@
     return `${location.origin}${location.pathname}#${HASH}?${values}`;
   }
 
-  /** Settings from the address; what is missing or not on offer stays as it is. */
+  /** The settings from the address; those that are missing or not on offer keep their values. */
   function restore(allowed, now) {
     const values = location.hash.startsWith(`#${HASH}?`) ? new URLSearchParams(location.hash.slice(HASH.length + 2)) : null;
-    return Object.entries(allowed).map(([name, { kind, choices }], i) => {
+    return Object.entries(allowed).map(([name, { control, choices }], i) => {
       const text = values?.get(name);
       if (text === null || text === undefined) return now[i];
       const known = (value) => choices === null || choices.includes(value);
-      if (kind === "list") {
+      if (control === "boxes") {
         const chosen = text.split(" ").filter(known);
         return chosen.length ? chosen : now[i];
       }
-      if (kind === "number") return text.trim() !== "" && Number.isFinite(Number(text)) ? Number(text) : now[i];
+      if (control === "number") return text.trim() !== "" && Number.isFinite(Number(text)) ? Number(text) : now[i];
       return known(text) ? text : now[i];
     });
   }
 
-  // A link that is followed in this very tab changes nothing but the hash, as do back and forward.
+  // Following a link in this tab, back and forward change only the hash: reload to read it.
   window.addEventListener("hashchange", () => location.hash.startsWith(`#${HASH}?`) && location.reload());
 
   function download(name, type, text) {
@@ -147,7 +165,7 @@
     setTimeout(() => URL.revokeObjectURL(address), 10_000);
   }
 
-  /** Copies text; true when it worked. Where the page may not write the clipboard, a selection is copied. */
+  /** Copy text; true on success. Where the page may not write the clipboard, copies a selection. */
   async function copy(text) {
     try {
       await navigator.clipboard.writeText(text);

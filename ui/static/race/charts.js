@@ -1,14 +1,13 @@
-/* Contract: draws the live charts a few times a second, those alone that can be seen, and the device's readings.
-   A value that is missing is a gap or "n/a", never 0. Pause holds what the charts show, not the run: a chart that
-   comes into sight and a new theme are drawn from what was held. A new run ends the pause. */
+/* Draws the live charts and the device's readings. Contract: draws a few times a second, and only charts in view. A
+   missing value is a gap or "n/a", never 0. Pause holds what the charts show, not the run: a chart that comes into
+   view, or a new theme, is drawn from what was held. A new run ends the pause. */
 (() => {
   "use strict";
-  const { on, soon, number, setText, make, laneName, plots } = window.Bass;
+  const { on, soon, number, setText, make, lookOf, laneName, plots } = window.Bass;
   const REDRAW_MS = 300;
-  const DASH = { regular: "dotted", speculative: "dashed", bass: "solid" };
-  // Pause after a drawing, in multiples of its duration: drawing gets at most a twentieth of the page's thread, since
-  // on the machine that runs the models too it takes their time. But never longer than LONGEST_MS: where others keep
-  // the machine busy a drawing lasts long without taking much, and a chart that stands still is not live.
+  // The pause after a drawing: BUSY times its duration, at most LONGEST_MS. Drawing gets at most a twentieth of the
+  // page's thread, since on the machine that also runs the models it takes time from them. The bound is for busy
+  // machines, where a drawing lasts long without much work.
   const BUSY = 19, LONGEST_MS = 5000;
   const READINGS = {
     name: (d) => d.name ?? "n/a",
@@ -21,7 +20,7 @@
     rss_mb: (d) => number(d.rss_mb, 0, " MB"),
   };
 
-  /** The lanes that know theirs, from their own clocks. */
+  /** FLOPs utilisation of the lanes that have one. */
   function flops(lanes) {
     const known = Object.entries(lanes).filter(([, lane]) => Number.isFinite(lane.metrics.flops_utilization));
     return known.map(([name, lane]) =>
@@ -95,7 +94,7 @@
     }), charts ? "n/a" : "no run yet");
   }
 
-  /** Redraws the charts in turn, one a task: each at most once in REDRAW_MS, and more seldom on a busy machine. */
+  /** Redraws the charts in turn, one a task: each at most once in REDRAW_MS, less often on a busy machine. */
   class Painter {
     constructor(figures) {
       this.figures = figures;
@@ -107,7 +106,7 @@
       this.drawing = false;
       this.paused = false;
       this.racing = false;
-      // When, during a race, charts with lines may be drawn again, and those that are still empty.
+      // During a race: when a chart with lines, and when an empty one, may be drawn again.
       this.due = { lines: 0, empty: 0 };
       const watch = new IntersectionObserver((entries) => {
         for (const { target, isIntersecting } of entries) {
@@ -134,7 +133,7 @@
     }
 
     race(racing) {
-      // A new race is drawn at once, however long what was drawn before it took.
+      // A new race is drawn at once, without the pause of the drawing before it.
       if (racing && !this.racing) this.due = { lines: 0, empty: 0 };
       this.racing = racing;
       this.plan();
@@ -159,11 +158,11 @@
       const start = performance.now(), before = this.kind(name);
       this.drawing = true;
       this.stale.delete(name);
-      // A task later Plotly is through: half of what it does waits for promises.
+      // In the next task Plotly has finished: part of its work waits for promises.
       setTimeout(() => {
         const end = performance.now(), after = this.kind(name), pause = REDRAW_MS / Object.keys(this.figures).length;
         this.drawing = false;
-        // A chart's first lines take several times as long as all further ones, and are no reason to rest.
+        // A chart's first lines take several times as long as later ones; no pause for these.
         if (before === "lines") this.due.lines = end + Math.max(pause, Math.min(BUSY * (end - start), LONGEST_MS));
         else if (after === "empty") this.due.empty = end + REDRAW_MS;
         this.plan();
@@ -174,17 +173,18 @@
     pause(paused) {
       this.paused = paused;
       if (!paused) return this.show();
-      // What is in sight stands still from here on, drawn to the end or not.
+      // Charts in view stay as they are from now on.
       for (const name of this.seen) this.stale.delete(name);
       this.plan();
     }
   }
 
-  /** Names the lines of a run's lanes. */
+  /** Name the lines of a run's lanes. */
   function drawKey(list, lanes) {
     list.replaceChildren(...lanes.map((name) => {
-      const item = make("li", "", laneName(name)), line = make("span", `line line-${DASH[name] ?? "dashed"}`);
-      line.style.setProperty("--line-colour", `var(--lane-${name}, var(--lane-other))`);
+      const { colour, dash } = lookOf(name);
+      const item = make("li", "", laneName(name)), line = make("span", `line line-${dash}`);
+      line.style.setProperty("--line-colour", `var(--${colour})`);
       item.prepend(line);
       return item;
     }));
@@ -197,7 +197,6 @@
     }
     const readings = [...element.querySelectorAll("[data-reading]")];
     const painter = new Painter(figures), key = element.querySelector(".line-key");
-    drawKey(key, Object.keys(DASH));
     const button = element.querySelector("#pause-charts");
     const pause = (paused) => {
       setText(button, paused ? "Resume charts" : "Pause charts");

@@ -1,9 +1,8 @@
-/* Contract: what every plot of the page shares: colours from the stylesheet, axes, and `react`, which keeps zoom,
+/* What every plot of the page shares. Contract: colours from the stylesheet, axes, and `react`, which keeps zoom,
    hidden lines and the hover box over a redraw, and says "n/a" where there is nothing to draw. Plotly is loaded
    once, from the page's own host. */
 (() => {
   "use strict";
-  const DASHES = { regular: "dot", speculative: "dash", bass: "solid", amusd: "dashdot" };
   const CONFIG = {
     responsive: true, displaylogo: false, plotlyServerURL: "", locale: "en-US",
     modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "toImage"],
@@ -21,7 +20,7 @@
     return loading;
   }
 
-  /** Colours come from the stylesheet, so that light and dark are decided in one place. */
+  /** Colours come from the stylesheet, which alone knows light and dark. */
   function palette(element) {
     const style = getComputedStyle(element);
     const colour = (name) => style.getPropertyValue(`--${name}`).trim();
@@ -29,7 +28,8 @@
   }
 
   function lineOf(colour, lane, width = 2.5) {
-    return { color: colour(`lane-${lane}`) || colour("lane-other"), dash: DASHES[lane] ?? "longdash", width };
+    const look = window.Bass.lookOf(lane);
+    return { color: colour(look.colour), dash: look.dash, width };
   }
 
   function axis(colour) {
@@ -58,7 +58,7 @@
     }];
   }
 
-  /** Draw or redraw; the hover box stays where the pointer is. What was empty and still is, is left alone. */
+  /** Draw or redraw; the hover box stays at the pointer. A plot that stays empty is not redrawn. */
   function react(plot, traces, shape, empty = "n/a") {
     const state = traces.length ? null : `${empty} ${shape.font.color}`;
     if (state !== null && plot.emptyAs === state) return;

@@ -1,4 +1,4 @@
-/* Contract: the what-if plot: expected speed-up over token acceptance by Leviathan et al. 2211.17192, and the last
+/* The what-if plot. Contract: expected speed-up over token acceptance by Leviathan et al. 2211.17192, and the last
    run's measured points on it. Expected tokens of a round at length l: (1 - a^(l+1)) / (1 - a); speed-up: that
    over l c + 1. A common stop for a batch of b has a^b in place of a. */
 (() => {
@@ -31,7 +31,7 @@
       return Object.fromEntries(this.sliders.map((slider) => [slider.dataset.slider, Number(slider.value)]));
     }
 
-    /** What was measured: a point a lane that drafted, or none. */
+    /** The measured points: one for each lane that drafted. */
     measured(colour) {
       return Object.entries(run()?.view?.lanes ?? {})
         .filter(([, { metrics: m }]) => Number.isFinite(m.token_acceptance) && Number.isFinite(m.speedup))
@@ -48,15 +48,15 @@
         setText(this.element.querySelector(`[data-output=${slider.dataset.slider}]`), `${Number(slider.value)}`);
       }
       setText(this.element.querySelector(".what-if-line"),
-        `Expected at a = ${a}: ${number(tokens(a, l), 2)} tokens a round, ${number(speedup(a, l, c), 2)}× with an end for ` +
-        `each row; ${number(speedup(a ** b, l, c), 2)}× with one common stop for the batch of ${b}.`);
+        `Expected at a = ${a}: ${number(tokens(a, l), 2)} tokens a round, ${number(speedup(a, l, c), 2)}× where each row ` +
+        `has its own end; ${number(speedup(a ** b, l, c), 2)}× with one common stop for the batch of ${b}.`);
       if (!this.visible || !window.Plotly) return;
       const colour = plots.palette(this.plot), axis = plots.axis(colour);
       const x = Array.from({ length: POINTS }, (_, i) => i / (POINTS - 1));
       const line = (name, f, look) => ({ type: "scatter", mode: "lines", name, x, y: x.map(f), line: look });
-      const own = { color: colour("lane-bass"), width: 3 }, common = { color: colour("lane-speculative"), width: 2, dash: "dash" };
+      const own = { color: colour("own-end"), width: 3 }, common = { color: colour("common-stop"), width: 2, dash: "dash" };
       plots.react(this.plot, [
-        line("an end for each row (BASS), expected", (v) => speedup(v, l, c), own),
+        line("each row with its own end (BASS), expected", (v) => speedup(v, l, c), own),
         line(`one common stop, batch ${b}, expected`, (v) => speedup(v ** b, l, c), common),
         { type: "scatter", mode: "markers", name: "your a", x: [a], y: [speedup(a, l, c)], marker: { size: 9, color: colour("ink"), symbol: "x" } },
         ...this.measured(colour),

@@ -1,0 +1,66 @@
+"""The option `draft_length`: what it may say, and the policy that it stands for.
+
+Contract: "auto" (by measured cost; Algorithm 1 where no costs are known), "bass" (Algorithm 1, arXiv 2404.15778),
+"cost-aware" (by measured cost), a whole number of draft tokens from 0 to LONGEST, or a policy object of the
+user's own (policies.py). Nothing here measures anything or runs a model.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from ..errors import RequestError
+from .cost_aware import CostAware
+from .cost_table import RoundCosts
+from .policies import LONGEST, Algorithm1, DraftLengthPolicy, FixedLength, is_length
+
+AUTO, BASS, COST_AWARE = "auto", "bass", "cost-aware"
+# The most draft tokens a row and round that each name may ask for. "auto" may turn out to be either of the others.
+_LIMITS = {AUTO: max(Algorithm1.limit, CostAware.LIMIT), BASS: Algorithm1.limit, COST_AWARE: CostAware.LIMIT}
+
+
+def check_draft_length(option: object) -> Any:
+    """The option as it is. Raises RequestError, one sentence, for what is none."""
+    if (isinstance(option, str) and option in _LIMITS) or is_length(option) or _is_policy(option):
+        return option
+    raise RequestError(
+        f"draft_length must be one of {', '.join(_LIMITS)}, a whole number from 0 to {LONGEST}, or an object with "
+        f"`length`, `limit` and `update`; got {option!r}."
+    )
+
+
+def longest_draft(option: Any) -> int:
+    """The most draft tokens a row and round that a checked option may ask for."""
+    if isinstance(option, str):
+        return _LIMITS[option]
+    return int(option if is_length(option) else option.limit)
+
+
+def wants_costs(option: Any) -> bool:
+    """Whether a checked option goes by what rounds cost."""
+    return isinstance(option, str) and option in (AUTO, COST_AWARE)
+
+
+def make_policy(option: Any, costs: RoundCosts | None = None, rows: int = 1) -> DraftLengthPolicy:
+    """A fresh policy for a checked option; a user's object is copied.
+
+    costs: what rounds cost, of a batch that starts with `rows` rows. Without them "auto" is Algorithm 1, and
+    "cost-aware" raises ValueError.
+    """
+    check_draft_length(option)
+    if isinstance(option, str) and option == COST_AWARE and costs is None:
+        raise ValueError('draft_length="cost-aware" needs costs: see with_costs in decoding/budgets.py.')
+    if wants_costs(option) and costs is not None:
+        return CostAware(costs, rows)
+    if isinstance(option, str):
+        return Algorithm1()
+    if is_length(option):
+        return FixedLength(option)
+    policy: DraftLengthPolicy = copy.deepcopy(option)
+    return policy
+
+
+def _is_policy(option: Any) -> bool:
+    """Whether it has what a decoder asks of a policy (DraftLengthPolicy)."""
+    return hasattr(option, "length") and hasattr(option, "update") and is_length(getattr(option, "limit", None))

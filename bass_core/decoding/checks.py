@@ -1,0 +1,117 @@
+"""The checks of a request's prompts and numbers, one function each.
+
+Contract: a value that can't be used raises RequestError with one sentence that names it and says what to do; what
+is returned is the value in the form that a Request holds. Nothing here runs a model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+from typing import Any, TypeGuard
+
+from ..errors import RequestError
+from ..models.pair import ModelPair
+
+
+def encode_prompts(pair: ModelPair, prompt: str | Seq[Any], n: int, raw: bool) -> list[list[int]]:
+    """The prompts as token ids, one a row; a text that several rows share is tokenized once."""
+    given = _listed(prompt, n)
+    texts = {one: _encode(pair, one, raw) for one in given if isinstance(one, str)}
+    prompts = [list(texts[one]) if isinstance(one, str) else _encode(pair, one, raw) for one in given]
+    for one in prompts:
+        _check_prompt(pair, one)
+    return prompts
+
+
+def check_sequence_ids(ids: Any, rows: int) -> list[int]:
+    """The ids that key each row's noise; None is 0, 1, 2 and so on."""
+    if ids is None:
+        return list(range(rows))
+    if not isinstance(ids, Seq) or len(ids) != rows:
+        raise RequestError(f"sequence_ids must be a list of {rows} numbers, one a row; got {ids!r}.")
+    for key in ids:
+        check_whole("a sequence id", key, 0, 2**63 - 1)
+    return list(ids)
+
+
+def check_time_budget(milliseconds: object) -> None:
+    """None, or a finite number of milliseconds above 0."""
+    if milliseconds is not None and not (_is_number(milliseconds) and milliseconds > 0):
+        raise RequestError(f"time_budget_ms must be above 0, or None; got {milliseconds!r}.")
+
+
+def check_acceptance(rate: object) -> None:
+    """None, or a probability."""
+    if rate is not None and not (_is_number(rate) and 0 <= rate <= 1):
+        raise RequestError(f"synthetic_acceptance must be from 0 to 1; got {rate!r}.")
+
+
+def check_end_ids(pair: ModelPair, eos: Any) -> frozenset[int]:
+    """The ids that end a text: "auto" is the target's own, None is none."""
+    if isinstance(eos, str) and eos == "auto":
+        return pair.default_eos()
+    if eos is None:
+        return frozenset()
+    ids = [eos] if isinstance(eos, int) else eos
+    if not isinstance(ids, list | tuple | set | frozenset) or not all(isinstance(i, int) for i in ids):
+        raise RequestError(f'eos_token_id must be "auto", None, a token id or a list of them; got {eos!r}.')
+    return frozenset(ids)
+
+
+def check_whole(name: str, value: object, low: int, high: int | None) -> None:
+    """A whole number from `low` to `high`; None is no upper end."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        limits = f"of at least {low}" if high is None else f"from {low} to {high}"
+        raise RequestError(f"{name} must be a whole number {limits}; got {value!r}.")
+
+
+def _listed(prompt: str | Seq[Any], n: int) -> list[Any]:
+    if isinstance(prompt, str):
+        return [prompt] * n
+    if not isinstance(prompt, list | tuple):
+        kind = type(prompt).__name__
+        raise RequestError(f"The prompt must be text, token ids, or a list of either; got {kind}.")
+    if not prompt:
+        raise RequestError("The prompt is empty: write one, as text, as token ids, or as a list of either.")
+    if all(isinstance(token, int) for token in prompt):
+        return [list(prompt)] * n
+    if n not in (1, len(prompt)):
+        raise RequestError(f"n is {n} but {len(prompt)} prompts were given: leave n out.")
+    return list(prompt)
+
+
+def _encode(pair: ModelPair, prompt: Any, raw: bool) -> list[int]:
+    if not isinstance(prompt, str):
+        if not isinstance(prompt, list | tuple) or not all(type(token) is int for token in prompt):
+            raise RequestError(f"A prompt must be text or a list of token ids; got {type(prompt).__name__}.")
+        return list(prompt)
+    if not prompt.strip():
+        raise RequestError("The prompt is empty: write something for the model to answer.")
+    if not prompt.isascii() and any("\ud800" <= letter <= "\udfff" for letter in prompt):
+        raise RequestError("The prompt holds half a character (a lone surrogate): write that place anew.")
+    tokenizer = pair.tokenizer
+    if tokenizer is None:
+        raise RequestError("This pair has no tokenizer: give the prompt as a list of token ids.")
+    if raw or not getattr(tokenizer, "chat_template", None):
+        return list(tokenizer(prompt)["input_ids"])
+    message = [{"role": "user", "content": prompt}]
+    ids = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=True, return_dict=False)
+    return list(ids)
+
+
+def _check_prompt(pair: ModelPair, ids: list[int]) -> None:
+    if not ids:
+        raise RequestError("The prompt is empty: write something for the model to answer.")
+    if len(ids) >= pair.context_length:
+        raise RequestError(
+            f"The prompt has {len(ids)} tokens and the model holds {pair.context_length}, answer included: "
+            "shorten the prompt."
+        )
+    if min(ids) < 0 or max(ids) >= pair.vocab:
+        raise RequestError(f"Token ids must be from 0 to {pair.vocab - 1}; got {min(ids)} to {max(ids)}.")
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    """Whether the value is a finite number."""
+    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))

@@ -1,0 +1,89 @@
+"""Where the measured costs of a pair are kept, and for how many rows a table must know them.
+
+Contract: the file of a table is named after everything that a round's cost depends on; whatever else a request
+says, it finds the same table. Non-goals: the table and its file (budget/cost_table.py), measuring (calibrate.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels.support import is_accelerator, on_zero_gpu, runtime
+
+from ..budget.cost_table import CostTable
+from ..drafting.registry import runs_model
+from ..errors import WeightsError
+from ..machine.capture import enabled
+from ..machine.user_cache import cache_root
+from ..models.draft_head import DraftHead
+from ..models.pair import ModelPair
+from ..models.weights.quantize import is_quantized
+from ..sampling.params import SamplingParams
+
+# Raised whenever the layout of the file, or how its figures are measured, changes.
+FORMAT = 5
+# A table knows no more rows than these: beyond them a round's cost goes by its tokens.
+MOST_ROWS = 8
+
+
+def may_measure() -> bool:
+    """Whether "auto" may measure costs: not with BASS_MEASURE=0, nor on ZeroGPU, which bills them."""
+    return os.environ.get("BASS_MEASURE") != "0" and not on_zero_gpu()
+
+
+def costs_path(pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams) -> Path | None:
+    """Where the table is kept; None for a user who has no folder for such files."""
+    try:
+        root = cache_root()
+    except WeightsError:
+        return None
+    return root / "costs" / f"{_key(pair, drafter, backend, sampling)}.json"
+
+
+def can_keep(path: Path | None) -> bool:
+    """Whether a table can be written there; makes the folder."""
+    if path is None:
+        return False
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(path.parent, os.W_OK)
+
+
+def missing_sizes(table: CostTable | None, rows: int) -> list[int]:
+    """Of the powers of two up to `rows`, rounded up, those that were not measured, or only coarsely."""
+    sizes = [1 << i for i in range((min(rows, MOST_ROWS) - 1).bit_length() + 1)]
+    return [size for size in sizes if table is None or size not in table.verify or size in table.coarse]
+
+
+def missing_coarse_sizes(table: CostTable | None, rows: int) -> list[int]:
+    """What a rough answer for up to `rows` rows lacks: figures for one row, and for at least that many."""
+    known = [] if table is None else list(table.verify)
+    most = missing_sizes(None, rows)[-1]
+    missing = [] if 1 in known else [1]
+    return missing if max(known, default=0) >= most or most in missing else [*missing, most]
+
+
+def _key(pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams) -> str:
+    """Everything that a round's cost depends on. Drafters that run no model are alike: their drafts are free."""
+    draft = None
+    if runs_model(drafter):
+        draft = str(getattr(pair.draft, "name_or_path", None) or type(pair.draft).__name__)
+        if isinstance(pair.draft, DraftHead):
+            draft = f"{pair.draft.config} {len(pair.draft.vocabulary)}"
+    model = pair.target.config.get_text_config()
+    facts = [
+        FORMAT, str(pair.target.name_or_path), model.hidden_size, model.num_hidden_layers, draft,
+        backend, str(pair.dtype), str(pair.device), torch.__version__, torch.get_num_threads(),
+        sampling.greedy, type(pair.target_step).__name__, is_quantized(pair.target),
+        enabled(pair.device) and pair.target_step.capturable,
+        runtime(pair.device).get_device_name(pair.device) if is_accelerator(pair.device) else os.cpu_count(),
+    ]  # fmt: skip
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]

@@ -1,0 +1,136 @@
+"""The settings of a race, one line each.
+
+Contract: everything that knows a setting is made from SETTINGS: the form and the check of what it sends, the
+parameters of `/race` with their order and defaults, the address that can be shared, the settings in a recording
+and the arguments of bass_core's `race`. The order is part of the API: a new setting goes to the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from bass_core import DEFAULT_LANES
+from ui.page import limits
+from ui.page.choices import Choice, Choices
+from ui.page.limits import Check, Limits
+
+Words = str | Callable[[Limits, Choices], str]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of a race. Its name is that of the API's parameter and, with dashes, the id of its control.
+
+    default, type: the API's default value and type. check: see ui/page/limits.py. argument: the keyword of
+    bass_core's `race` that takes the value, "sampling.x" for a field of SamplingParams, "" for none.
+
+    control: the kind of the form's control; "" for a setting that only a script has. explain: the line below the
+    label. choices: what a list or boxes offer; a list starts with its first value. start: what the form shows at
+    first where that is not the default. section: the part of the form, and beside: whether the control shares a
+    row with its neighbours that have this too. step, placeholder: of a number.
+    """
+
+    name: str
+    default: Any
+    type: Any
+    check: Check
+    argument: str
+    label: str = ""
+    control: Literal["", "text", "number", "list", "boxes"] = ""
+    explain: Words = ""
+    choices: Callable[[Choices], tuple[Choice, ...]] | None = None
+    start: Any = None
+    section: Literal["prompt", "numbers", "more"] = "more"
+    beside: bool = False
+    step: float = 1
+    placeholder: str | None = None
+
+
+EXAMPLES = {
+    "Code": "Write a Python function that returns the n-th Fibonacci number, with a docstring and two examples.",
+    "Prose": "Write a short story about a lighthouse keeper who finds a message in a bottle.",
+    "Question": "Why is the sky blue? Explain it to a ten-year-old.",
+    "Rewriting": (
+        "Repeat the following text word for word:\n\n"
+        "The tide came in slowly over the flat sand. The children ran ahead of the tide and the dog ran after "
+        "the children, and when the tide turned, the children turned, and the dog turned with them."
+    ),
+    # Also sets a high temperature: the draft model can't predict this text.
+    "Losing": "List forty unrelated words, each from another language.",
+}
+LOSING_TEMPERATURE = 1.5
+
+_TABLE = (
+    Setting(
+        "prompt", "Write a Python function that reverses a string.", str, limits.prompt, "prompt",
+        "Prompt", "text", start=EXAMPLES["Code"], section="prompt",
+    ),
+    Setting(
+        "batch_size", 4, int, limits.whole(1, lambda most: most.max_batch), "n",
+        "Batch size", "number", lambda most, _: f"sequences, 1 to {most.max_batch}",
+        section="numbers", beside=True,
+    ),
+    Setting(
+        "max_new_tokens", 64, int, limits.whole(1, lambda most: most.max_new_tokens), "max_new_tokens",
+        "Max new tokens", "number", lambda most, _: f"per sequence, to {most.max_new_tokens}",
+        section="numbers", beside=True,
+    ),
+    Setting(
+        "temperature", 0.7, float, limits.temperature, "sampling.temperature",
+        "Temperature", "number", "0: greedy, the likeliest token", step=0.1,
+        section="numbers", beside=True,
+    ),
+    Setting(
+        "seed", 0, int, limits.whole(0, lambda _: limits.MAX_SEED), "seed",
+        "Seed", "number", "same seed, same text", section="numbers", beside=True,
+    ),
+    Setting(
+        "top_k", 0, int, limits.whole(0, lambda _: limits.MAX_TOP_K), "sampling.top_k",
+        "Top-k", "number", "keep the k likeliest tokens; 0: all", beside=True,
+    ),
+    Setting(
+        "top_p", 1.0, float, limits.top_p, "sampling.top_p",
+        "Top-p", "number", "keep the likeliest tokens that sum to p", step=0.05, beside=True,
+    ),
+    Setting(
+        "draft_length", "auto", str, limits.draft_length, "draft_length",
+        "Draft length", "list", "How many tokens to draft before the target checks them.",
+        lambda known: known.draft_lengths,
+    ),
+    Setting(
+        "drafter", "auto", str, limits.name, "drafter",
+        "Drafter", "list", "What makes the drafts. A bad draft costs time, never quality.",
+        lambda known: known.drafters,
+    ),
+    Setting(
+        "attention", "auto", str, limits.name, "attention",
+        "Attention", "list", "How attention handles rows of different lengths.", lambda known: known.attentions,
+    ),
+    Setting(
+        "scheduling", "fair", str, limits.name, "scheduling",
+        "Scheduling", "list", "How the lanes share the device.", lambda known: known.schedulings,
+    ),
+    Setting(
+        "verification", "chen", str, limits.name, "verification",
+        "Verification", "list", lambda _, known: known.verification, lambda known: known.verifications,
+    ),
+    Setting(
+        "time_budget_ms", None, float | None, limits.time_budget, "time_budget_ms",
+        "Time budget, ms", "number", "Stops each lane at this time on its own clock; empty: no budget.",
+        step=500, placeholder="none",
+    ),
+    Setting(
+        "lanes", None, list[str] | None, limits.lanes, "lanes",
+        "Lanes", "boxes", "The decoders that take part.", lambda known: known.lanes, start=DEFAULT_LANES,
+    ),
+    # A script may name another pair; the page races the operator's own.
+    Setting("pair", "", str, limits.pair, ""),
+)  # fmt: skip
+SETTINGS = {setting.name: setting for setting in _TABLE}
+
+
+def shown() -> list[Setting]:
+    """The settings that the form has, in the order in which its events send them."""
+    return [setting for setting in SETTINGS.values() if setting.control]
