@@ -1,0 +1,125 @@
+"""What the documents say: their links lead somewhere, the files that they name exist, and their code runs.
+
+Contract: every python block of README.md, docs/usage.md and docs/extending.md is run as it is written, the blocks
+of one section one after another, on a tiny pair. What a block adds to a table of ours is taken out again.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import sys
+from itertools import groupby
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import bass_core
+from bass_core.attention.huggingface import BACKENDS
+from bass_core.drafting.registry import DRAFTERS
+from bass_core.loading.catalogue import CATALOGUE
+from tests.ui.conftest import save_tiny_pair
+
+ROOT = Path(__file__).resolve().parents[1]
+README_BYTES = 8 * 1024
+DOCUMENTS = sorted(
+    path for folder in ("", "docs/", "bench/", "distill/", "drafts/*/") for path in ROOT.glob(f"{folder}*.md")
+)
+# Where a path that a document names may begin.
+ROOTS = (ROOT, ROOT / "bass_core", ROOT / "bench")
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+FILE = re.compile(r"(?<![\w/.-])(?:[\w-]+/)+[\w-]+\.(?:py|js|css|toml|txt|svg|png)\b")
+# These need what a test has not: a running page, a GPU.
+NEEDS_MORE = ("gradio_client",)
+
+
+def text_of(page: Path) -> str:
+    """A page without its code."""
+    return FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives the page's headings."""
+    heads = re.findall(r"^#+ (.+)$", text_of(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for link in LINK.findall(text_of(page)):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_are_named_exist(page):
+    if page.name == "CHANGELOG.md":
+        return  # a history
+    for name in FILE.findall(LINK.sub("", text_of(page))):
+        assert (
+            any((root / name).exists() for root in (*ROOTS, page.parent)) or "vllm" in name or "sglang" in name
+        ), name
+
+
+def test_the_readme_is_short_and_is_a_space():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.encode()) <= README_BYTES
+    head = text.split("---\n")[1]
+    assert "sdk: gradio\n" in head and "app_file: app.py\n" in head
+
+
+def test_one_version():
+    """The library's, the citation's and the first of the changelog."""
+    version = bass_core.__version__
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)[1] == version
+
+
+def sections() -> list[tuple[str, str]]:
+    """(page and heading, the section's python blocks as one program)."""
+    found = []
+    for page in (ROOT / "README.md", ROOT / "docs" / "usage.md", ROOT / "docs" / "extending.md"):
+        heading = ""
+        blocks = []
+        for part in re.finditer(rf"^## ([^\n]+)$|{FENCE.pattern}", page.read_text(encoding="utf-8"), FENCE.flags):
+            if part[1]:
+                heading = part[1]
+            elif part[2] == "python" and not any(word in part[3] for word in NEEDS_MORE):
+                blocks.append((f"{page.name}: {heading}", part[3]))
+        for name, group in groupby(blocks, key=lambda block: block[0]):
+            found.append((name, "\n".join(code for _, code in group)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    target, draft = save_tiny_pair(tmp_path_factory.mktemp("pair"))
+    return bass_core.load_pair(str(target), draft=str(draft), device="cpu", dtype="float32")
+
+
+@pytest.fixture
+def tables():
+    """The tables that a recipe adds to, as they were before it."""
+    from ui.page.setting import SETTINGS
+
+    known = (bass_core.METHODS, DRAFTERS, BACKENDS, CATALOGUE, SETTINGS, bass_core.VERIFICATIONS)
+    before = [copy.copy(table) for table in known]
+    yield
+    for table, old in zip(known, before, strict=True):
+        table.clear()
+        table.update(old)
+
+
+@pytest.mark.parametrize(("name", "code"), sections(), ids=[name for name, _ in sections()])
+def test_code_runs_as_written(name, code, tiny, tables, monkeypatch, tmp_path):
+    monkeypatch.setattr(bass_core, "load_pair", lambda *arguments, **options: tiny)
+    monkeypatch.chdir(tmp_path)
+    recipe = ModuleType("recipe")
+    monkeypatch.setitem(sys.modules, "recipe", recipe)
+    exec(compile(code, name, "exec"), vars(recipe))

@@ -1,0 +1,217 @@
+"""The walls of the house: who imports whom, how big a file and a folder may be, and what is decided in one place.
+
+Contract: import-linter's contracts (pyproject.toml) are run on a copy of the sources, as they are and broken in
+each way that is listed. Everything else is read from the syntax of the files that git knows.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LONGEST_FILE, FILES_A_FOLDER, MEDIAN_FILE = 300, 12, 100
+PACKAGES = ("bass_core", "bench", "distill", "kernels", "ui")
+LINT = (sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-logo")
+
+# A contract, the file that a line is added to, that line, and what import-linter says of it.
+BREAKS = (
+    ("The house", "kernels/plan.py", "import bass_core.errors", "kernels.plan -> bass_core.errors"),
+    (
+        "The rooms",
+        "bass_core/budget/base.py",
+        "from ..drafting import base",
+        "bass_core.budget.base -> bass_core.drafting",
+    ),
+    (
+        "The rooms",
+        "bass_core/models/cost.py",
+        "from ..verification import acceptance",
+        "-> bass_core.verification",
+    ),
+    ("The rooms", "bass_core/homeless.py", "import math", "homeless"),
+    ("No circle", "bass_core/sampling/params.py", "from . import distribution", ".params -> .distribution"),
+    ("The page", "ui/race/feed.py", "from bass_core.sequence import Round", "ui.race.feed -> bass_core.sequence"),
+    ("The page", "ui/race/feed.py", "import torch", "ui.race.feed -> torch"),
+    ("The library", "bass_core/lanes/race.py", "import gradio", "bass_core.lanes.race -> gradio"),
+    ("A kernel", "kernels/plan.py", "import transformers", "kernels.plan -> transformers"),
+)
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """Files of the working tree that git knows or would take, by git's patterns."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if found.returncode:
+        pytest.skip("not a git checkout")
+    return [path for name in sorted(set(found.stdout.splitlines())) if (path := ROOT / name).exists()]
+
+
+def parsed(*patterns: str) -> list[tuple[str, ast.Module]]:
+    """The files' names and their syntax."""
+    return [
+        (str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))) for path in tracked(*patterns)
+    ]
+
+
+def lines(path: Path) -> int:
+    """Lines of a file."""
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """The sources and their contracts, in a folder that may be broken."""
+    for name in PACKAGES:
+        shutil.copytree(
+            ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.json", "*.xz")
+        )
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def lint(folder: Path) -> subprocess.CompletedProcess[str]:
+    """import-linter's verdict on the copy."""
+    pytest.importorskip("importlinter", reason="pip install -r requirements-dev.txt")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+    return subprocess.run(LINT, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def test_the_imports_keep_their_contracts(copy):
+    done = lint(copy)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(("contract", "name", "line", "said"), BREAKS)
+def test_a_broken_contract_fails(copy, contract, name, line, said):
+    file = copy / name
+    with file.open("a", encoding="utf-8") as source:
+        source.write(f"{line}\n")
+    done = lint(copy)
+    assert done.returncode == 1 and said in done.stdout, done.stdout
+    assert re.search(rf"^{contract}.*BROKEN", done.stdout, re.MULTILINE), done.stdout
+
+
+def test_nothing_imports_the_program():
+    """`bench > app > ui`: import-linter can't hold this one, since app.py is no package."""
+    for name, tree in parsed("bass_core/*.py", "kernels/*.py", "ui/*.py", "distill/*.py"):
+        assert "app" not in imported(tree), name
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """The top-level names that a file imports absolutely."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+def test_no_folder_is_crowded():
+    crowd = Counter(str(path.parent.relative_to(ROOT)) for path in tracked("*.py"))
+    assert not {folder: count for folder, count in crowd.items() if count > FILES_A_FOLDER}
+
+
+def test_no_file_is_long():
+    sizes = {str(path.relative_to(ROOT)): lines(path) for path in tracked("*.py", "*.js", "*.css")}
+    assert not {name: count for name, count in sizes.items() if count > LONGEST_FILE}
+
+
+def test_the_files_of_the_library_are_small():
+    sizes = [lines(path) for path in tracked("bass_core/*.py") if path.name != "__init__.py"]
+    assert statistics.median(sizes) < MEDIAN_FILE
+
+
+def test_every_module_says_what_it_holds_to():
+    """Every file with code has a docstring; the library's, the kernels' and the page's say `Contract: ...`."""
+    for name, tree in parsed("*.py"):
+        said = ast.get_docstring(tree) or ""
+        assert said or not tree.body, f"{name} has no docstring"
+        if name.startswith(("bass_core/", "kernels/", "ui/")) and not name.endswith("__init__.py"):
+            assert re.search(r"Contract( \([^)]*\))?:", said), f"{name} states no contract"
+
+
+def protocols() -> set[str]:
+    """The names of all Protocols of ours."""
+    return {
+        node.name
+        for _, tree in parsed("bass_core/*.py", "kernels/*.py", "ui/*.py")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and any("Protocol" in ast.unparse(base) for base in node.bases)
+    }
+
+
+def names(node: ast.AST) -> set[str]:
+    """Every name and attribute in an expression."""
+    found = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+    return found | {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute)}
+
+
+def asks_for_a_class(tree: ast.Module, classes: set[str]) -> list[int]:
+    """The lines with an isinstance or issubclass of one of the classes."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in ("isinstance", "issubclass")
+        and len(node.args) == 2
+        and names(node.args[1]) & classes
+    ]
+
+
+def test_nothing_hangs_on_an_isinstance_of_a_protocol():
+    ours = protocols()
+    assert {"Decoder", "Drafter"} <= ours
+    for name, tree in parsed("app.py", "bass_core/*.py", "kernels/*.py", "ui/*.py", "bench/*.py"):
+        assert not asks_for_a_class(tree, ours), name
+    assert asks_for_a_class(ast.parse("isinstance(decoder, (int, base.Decoder))"), ours) == [1]
+
+
+METHOD_NAMES = {"regular", "speculative", "bass", "amusd"}
+
+
+def compares_a_method(tree: ast.Module) -> list[int]:
+    """The lines that compare anything with a method's name, or match on one.
+
+    "bass" is Algorithm 1's name too: a comparison of it alone does not count where a draft length is compared.
+    """
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            texts = {one.value for side in sides for one in ast.walk(side) if isinstance(one, ast.Constant)}
+            about = {name for side in sides for name in names(side)}
+            lengths = {"draft_length", "length", "policy", "draft_lengths"}
+            if texts & METHOD_NAMES and not (texts & METHOD_NAMES == {"bass"} and about & lengths):
+                found.append(node.lineno)
+        elif isinstance(node, ast.MatchValue) and getattr(node.value, "value", None) in METHOD_NAMES:
+            found.append(node.lineno)
+    return found
+
+
+SCRIPT_COMPARISON = re.compile(
+    rf"[!=]== *[\"']({'|'.join(METHOD_NAMES)})[\"']|case *[\"']({'|'.join(METHOD_NAMES)})[\"']"
+)
+
+
+def test_a_method_is_known_by_the_table_alone():
+    for name, tree in parsed("bass_core/*.py", "ui/*.py", "app.py"):
+        if name != "bass_core/lanes/methods.py":
+            assert not compares_a_method(tree), name
+    for path in tracked("ui/static/*.js"):
+        assert not SCRIPT_COMPARISON.search(path.read_text(encoding="utf-8")), path.name
+    assert compares_a_method(ast.parse('if "amusd" in methods: pass')) == [1]
+    assert compares_a_method(ast.parse('drafts = method != "regular"')) == [1]
+    assert not compares_a_method(ast.parse('algorithm = draft_length == "bass"'))
