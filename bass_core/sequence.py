@@ -76,7 +76,8 @@ class Round:
     """One step of a decoder: kind "prefill" (a chunk, or the one that wrote first tokens), "plain" or "verify".
 
     `draft_length` is the length the policy asked for, `draft_forwards` how many forwards of a draft model the
-    drafts took, `time_ms` the lane time at its end.
+    drafts took, `time_ms` the lane time at its end. `draft_tokens`: tokens that a draft model drew since the last
+    round, copies left out, and those that AMUSD threw away counted.
     """
 
     kind: str
@@ -84,3 +85,4 @@ class Round:
     rows: list[RowRound] = field(default_factory=list)
     time_ms: float = 0.0
     draft_forwards: int = 0
+    draft_tokens: int = 0

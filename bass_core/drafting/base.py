@@ -22,15 +22,24 @@ from ..sampling.noise import NoiseKeys, Role
 from ..sampling.params import SamplingParams
 from ..sequence import Sequence
 from .chain import chains, follow
+from .pending import feed_pending
 
 
 @dataclass
 class Proposal:
-    """tokens int64 [B, l] on the device, counts[r] of them real; probs float32 [B, l, V], None = point masses."""
+    """tokens int64 [B, l] on the device, counts[r] of them real; probs float32 [B, l, V], None = point masses.
+
+    copied[r]: whether row r's drafts were copied from a text; None: a drafter that does not mix does not say.
+    max_probs, token_probs float32 [B, l]: the largest value of the distribution a draft was drawn from, and the
+    token's own, where a drafter is asked for them (AMUSD).
+    """
 
     tokens: Tensor
     counts: list[int]
     probs: Tensor | None = None
+    copied: list[bool] | None = None
+    max_probs: Tensor | None = None
+    token_probs: Tensor | None = None
 
 
 class Drafter(Protocol):
@@ -50,6 +59,9 @@ class Drafter(Protocol):
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal: ...
 
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None: ...
+
+    def rewind(self, row: int, length: int) -> None:
+        """The tokens of row `row` from `length` on were taken back; what is made of them is forgotten (AMUSD)."""
 
     def move_row(self, source: int, target: int) -> None: ...
 
@@ -92,18 +104,15 @@ class ModelDrafter:
         length = max(max_drafts)
         if length == 0:
             return Proposal(torch.zeros(batch, 0, dtype=torch.long, device=runner.device), max_drafts)
-        pending = [
-            row.tokens[runner.cached[r] :] if max_drafts[r] else row.tokens[-1:] for r, row in enumerate(rows)
-        ]
-        # A row that drafts nothing is fed as padding, behind its own valid tokens.
-        starts = runner.cached[:batch]
-        width = max(len(tokens) for tokens in pending)
-        padded = [tokens + [0] * (width - len(tokens)) for tokens in pending]
-        ids = to_device(padded, runner.device)
+        # The newest token is fed, and fed again where it was: what is drafted follows the logits behind it.
+        starts = [min(runner.cached[r], len(row.tokens) - 1) for r, row in enumerate(rows)]
+        pending = [rows[r].tokens[start:] if max_drafts[r] else [] for r, start in enumerate(starts)]
         counts = [len(tokens) for tokens in pending]
-        logits = runner.feed_ids(ids, starts, [count - 1 for count in counts], counts)
-        self.calls += 1
-        ends = [start + len(tokens) for start, tokens in zip(starts, pending, strict=True)]
+        padded = [tokens + [0] * (max(counts) - len(tokens)) for tokens in pending]
+        logits, _, forwards = feed_pending(runner, to_device(padded, runner.device), starts, counts)
+        self.calls += forwards
+        # A row that drafts nothing is fed padding, behind its own valid tokens.
+        ends = [start + max(count, 1) for start, count in zip(starts, counts, strict=True)]
         if self.params.greedy and chains(runner):
             first = argmax(logits)
             rest = follow(runner, first, ends, length - 1)
@@ -136,6 +145,9 @@ class ModelDrafter:
             if proposal.counts[r]:
                 before = len(row.tokens) - 1 - accepted[r]
                 self.runner.cached[r] = before + min(accepted[r], width - 1)
+
+    def rewind(self, row: int, length: int) -> None:
+        self.runner.cached[row] = min(self.runner.cached[row], length)
 
     def move_row(self, source: int, target: int) -> None:
         self.runner.move_row(source, target)

@@ -21,9 +21,9 @@ from ..sampling.noise import NoiseKeys, Role
 from ..sampling.params import SamplingParams
 from ..sequence import Sequence
 from .base import Proposal
+from .head_states import SettledStates, StandInStates
+from .pending import feed_pending
 
-# Slots that are fed in one forward: the first proposal follows a whole prompt.
-CHUNK = 128
 # A forward costs more than one more token in a verification: a row goes on only where its drafts so far have this
 # many times the confidence. Each row by itself, though a batch shares the forward: none depends on its neighbours.
 HEADROOM = 4.0
@@ -38,6 +38,11 @@ class HeadDrafter:
     this probability, and the drafts so far HEADROOM times it (so from 1 / HEADROOM on one draft at most). The
     token that is drawn next has no say in it, so that q stays what it is drawn from. 0: never stop; above 0 a
     proposal waits for the device once, and before each LOOK_EVERY-th token.
+
+    ahead: the text runs ahead of the target's states, as in AMUSD. The head's own state of a token stands in until
+    the target's is observed; what was fed behind a stand-in is then fed again. A proposal has one draft a row at
+    most, and none where a state is missing: after a token that the head was not fed, such as a copied one. A
+    confidence above 0 stops nothing then, but the proposals have `max_probs` and `token_probs`.
     """
 
     observes_states = True
@@ -50,17 +55,21 @@ class HeadDrafter:
         params: SamplingParams,
         rule: str = "chen",
         confidence: float = 0.0,
+        ahead: bool = False,
     ) -> None:
         self.head, self.runner, self.size, self.params = head, runner, size, params
         self.role = Role.TARGET if rule == "coupled" else Role.DRAFT
-        self.confidence = confidence
+        self.confidence = 0.0 if ahead else confidence
+        self.ahead, self._tells = ahead, ahead and confidence > 0
         self.calls = 0
-        self._waiting: list[list[Tensor]] = []
+        self._source: SettledStates | StandInStates = SettledStates(0, head.config.hidden, runner.device)
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
-        zero = torch.zeros(1, self.head.config.hidden, device=self.runner.device)
-        # Slot t reads the state of t - 1, and nothing stands before the first token.
-        self._waiting = [[zero] for _ in rows]
+        hidden, length = self.head.config.hidden, self.runner.cache.max_len
+        if self.ahead:
+            self._source = StandInStates(len(rows), length, hidden, self.runner.device)
+        else:
+            self._source = SettledStates(len(rows), hidden, self.runner.device)
         return None
 
     @torch.inference_mode()
@@ -73,12 +82,16 @@ class HeadDrafter:
 
     def observe_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
         """Keep the target's states: copies, for the next step of the target writes over them."""
-        kept = torch.cat(states).split([len(new) for new in states])
-        for waiting, new in zip(self._waiting[: len(rows)], kept, strict=True):
-            waiting.append(new)
+        for r, slot in (self._source.observe(states) or {}).items():
+            self.runner.cached[r] = min(self.runner.cached[r], slot)
 
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
-        logits, states = self._catch_up(rows)
+        if isinstance(self._source, StandInStates):
+            complete = [self._source.complete(r, len(row.tokens)) for r, row in enumerate(rows)]
+            max_drafts = [min(most, 1) if able else 0 for most, able in zip(max_drafts, complete, strict=True)]
+            if max(max_drafts) == 0:
+                return Proposal(torch.zeros(len(rows), 0, dtype=torch.long, device=self.runner.device), max_drafts)
+        logits, states = self._catch_up(rows, max_drafts)
         ends = list(self.runner.cached[: len(rows)])
         # Row by row: in which steps it may draft, whether it still does, how much it has, and how likely that is.
         allowed = [[most > step for most in max_drafts] for step in range(1 + max(max_drafts))]
@@ -114,39 +127,42 @@ class HeadDrafter:
         if not width:
             return Proposal(torch.zeros(len(rows), 0, dtype=torch.long, device=logits.device), counts)
         full = torch.stack(probs[:width], dim=1) if probs else None
-        return Proposal(torch.stack(tokens[:width], dim=1), counts, full)
+        proposal = Proposal(torch.stack(tokens[:width], dim=1), counts, full)
+        if self._tells and q is not None:
+            proposal.max_probs, proposal.token_probs = q.amax(-1)[:, None], q.gather(1, column[:, None])
+        return proposal
 
-    def _catch_up(self, rows: list[Sequence]) -> tuple[Tensor, Tensor]:
-        """Feed what was settled since the last proposal; logits [B, V'], states [B, hidden] of the last slots."""
-        runner, batch, device = self.runner, len(rows), self.runner.device
-        starts = runner.cached[:batch]
-        counts = [len(row.tokens) - start for row, start in zip(rows, starts, strict=True)]
+    def _catch_up(self, rows: list[Sequence], max_drafts: list[int]) -> tuple[Tensor, Tensor]:
+        """Feed what came since the last proposal; logits [B, V'], states [B, hidden] of the last slots.
+
+        Settled states are fed for all rows, stand-ins for those that draft.
+        """
+        runner, own = self.runner, self._source
+        lengths = [len(row.tokens) for row in rows]
+        if isinstance(own, SettledStates):
+            starts = runner.cached[: len(rows)]
+            counts = [length - start for length, start in zip(lengths, starts, strict=True)]
+            before = own.read(counts)
+        else:
+            # A token whose slot was fed already is fed again for the logits behind it.
+            starts = [min(at, length - 1) for at, length in zip(runner.cached, lengths, strict=False)]
+            counts = [
+                length - start if most else 0
+                for length, start, most in zip(lengths, starts, max_drafts, strict=True)
+            ]
+            before = own.read(starts, max(counts))
         width = max(counts)
         padded = [(row.tokens[start:] + [0] * width)[:width] for row, start in zip(rows, starts, strict=True)]
-        x = self.head.inputs(to_device(padded, device), self._settled(counts))
-        logits = states = torch.empty(0)
-        for start in range(0, width, CHUNK):
-            stop = min(start + CHUNK, width)
-            take = [min(max(count - 1 - start, 0), stop - start - 1) for count in counts]
-            real = [max(1, min(count, stop) - start) for count in counts]
-            fed = runner.feed_ids(x[:, start:stop], [at + start for at in starts], take, real)
-            read = self._states()[torch.arange(batch, device=device), to_device(take, device)]
-            self.calls += 1
-            if start == 0:
-                logits, states = fed, read
-            else:
-                fresh = to_device([[count > start] for count in counts], device)
-                logits, states = torch.where(fresh, fed, logits), torch.where(fresh, read, states)
-        runner.cached[:batch] = [len(row.tokens) for row in rows]
+        x = self.head.inputs(to_device(padded, runner.device), before)
+        logits, states, forwards = feed_pending(runner, x, starts, counts)
+        assert states is not None, "the runner was made to keep states"
+        self.calls += forwards
+        fed = [r for r, count in enumerate(counts) if count]
+        for r in fed:
+            runner.cached[r] = lengths[r]
+        if isinstance(own, StandInStates):
+            own.keep(fed, [lengths[r] for r in fed], states[to_device(fed, states.device)])
         return logits, states
-
-    def _settled(self, counts: list[int]) -> Tensor:
-        """The states [B, max(counts), hidden] that wait; behind a row's counts[r] its last one again."""
-        waiting, self._waiting[: len(counts)] = self._waiting[: len(counts)], [[] for _ in counts]
-        assert [sum(map(len, row)) for row in waiting] == counts, "each slot has the state before it"
-        own = torch.tensor(counts)
-        places = torch.arange(max(counts)).minimum(own[:, None] - 1) + (own.cumsum(0) - own)[:, None]
-        return torch.cat([states for row in waiting for states in row])[to_device(places, self.runner.device)]
 
     def _states(self) -> Tensor:
         assert self.runner.states is not None, "the runner was made to keep states"
@@ -155,7 +171,7 @@ class HeadDrafter:
     def _distribution(self, logits: Tensor) -> Tensor | None:
         """q [B, V'] over the head's vocabulary, where somebody asks for it."""
         if self.params.greedy:
-            return logits.softmax(-1) if self.confidence else None
+            return logits.softmax(-1) if self.confidence or self._tells else None
         return probabilities(logits, self.params)
 
     def _draw(self, logits: Tensor, q: Tensor | None, keys: NoiseKeys, step: int) -> Tensor:
@@ -172,9 +188,15 @@ class HeadDrafter:
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
         """Nothing: the slots of drafted tokens lie behind what counts, and are fed again with true states."""
 
+    def rewind(self, row: int, length: int) -> None:
+        """Without `ahead` nothing is kept of text that the target's states have not settled."""
+        if isinstance(self._source, StandInStates):
+            self.runner.cached[row] = min(self.runner.cached[row], length)
+            self._source.rewind(row, length)
+
     def move_row(self, source: int, target: int) -> None:
         self.runner.move_row(source, target)
-        self._waiting[target] = self._waiting[source]
+        self._source.move_row(source, target)
 
 
 def _all_rest(going: Tensor, step: int) -> bool:

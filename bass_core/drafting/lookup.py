@@ -30,10 +30,15 @@ class PromptLookupDrafter:
         self.device, self.longest, self.shortest = device, longest, shortest
         self.calls = 0
         self._tables: list[dict[tuple[int, ...], tuple[list[int], int]]] = []
+        # By row, of each run behind the prompt: where it ended, and what its place in the table was before.
+        self._replaced: list[list[tuple[int, tuple[int, ...], tuple[list[int], int] | None]]] = []
+        self._prompts: list[int] = []
         self._indexed: list[int] = []
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         self._tables = [{} for _ in rows]
+        self._replaced = [[] for _ in rows]
+        self._prompts = [len(row.prompt) for row in rows]
         self._indexed = [0 for _ in rows]
         return None
 
@@ -47,9 +52,13 @@ class PromptLookupDrafter:
     def _index(self, row: int, tokens: list[int]) -> None:
         """Remember where each run of tokens ended last; the run at the very end is what will be looked up."""
         table, end = self._tables[row], len(tokens)
+        replaced, prompt = self._replaced[row], self._prompts[row]
         for stop in range(max(self._indexed[row], 1), end):
             for size in range(self.shortest, min(self.longest, stop) + 1):
-                table[tuple(tokens[stop - size : stop])] = (tokens, stop)
+                run = tuple(tokens[stop - size : stop])
+                if stop >= prompt:
+                    replaced.append((stop, run, table.get(run)))
+                table[run] = (tokens, stop)
         self._indexed[row] = end
 
     def _lookup(self, row: int, tokens: list[int], count: int) -> list[int]:
@@ -65,8 +74,20 @@ class PromptLookupDrafter:
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
         return None
 
+    def rewind(self, row: int, length: int) -> None:
+        """Forget the runs that ended from `length` on: their places are again those of before."""
+        table, replaced = self._tables[row], self._replaced[row]
+        while replaced and replaced[-1][0] >= length:
+            _, run, before = replaced.pop()
+            if before is None:
+                del table[run]
+            else:
+                table[run] = before
+        self._indexed[row] = min(self._indexed[row], length)
+
     def move_row(self, source: int, target: int) -> None:
         self._tables[target], self._indexed[target] = self._tables[source], self._indexed[source]
+        self._replaced[target], self._prompts[target] = self._replaced[source], self._prompts[source]
 
 
 class SiblingLookupDrafter(PromptLookupDrafter):
@@ -79,6 +100,12 @@ class SiblingLookupDrafter(PromptLookupDrafter):
         super().start(rows)
         self._tables = [{}] * len(rows)
         return None
+
+    def rewind(self, row: int, length: int) -> None:
+        """Rows have replaced each other's places: all are noted anew, from the texts as they are then."""
+        self._tables = [{}] * len(self._tables)
+        self._replaced = [[] for _ in self._tables]
+        self._indexed = [0] * len(self._tables)
 
 
 class NgramDrafter:
@@ -105,6 +132,9 @@ class NgramDrafter:
         return found
 
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
+        return None
+
+    def rewind(self, row: int, length: int) -> None:
         return None
 
     def move_row(self, source: int, target: int) -> None:
@@ -135,6 +165,10 @@ class LookupChain:
         for drafter in self.drafters:
             drafter.on_verified(rows, proposal, accepted)
 
+    def rewind(self, row: int, length: int) -> None:
+        for drafter in self.drafters:
+            drafter.rewind(row, length)
+
     def move_row(self, source: int, target: int) -> None:
         for drafter in self.drafters:
             drafter.move_row(source, target)
@@ -146,9 +180,9 @@ class Cascade:
     In a round in which every row copies, the model is not run at all.
     """
 
-    def __init__(self, lookup: Any, model: Any, size: int) -> None:
-        """size: the target's V. The model is a ModelDrafter or a HeadDrafter."""
-        self.lookup, self.model, self.size = lookup, model, size
+    def __init__(self, lookup: Any, model: Any, size: int, most_drawn: int | None = None) -> None:
+        """size: the target's V. The model, a ModelDrafter or a HeadDrafter, drafts at most `most_drawn` a row."""
+        self.lookup, self.model, self.size, self.most_drawn = lookup, model, size, most_drawn
         self._modelled: Proposal | None = None
         self.observes_states = observes_states(model)
 
@@ -171,7 +205,9 @@ class Cascade:
 
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         copied: Proposal = self.lookup.propose(rows, max_drafts, keys)
-        left = [0 if count else cap for count, cap in zip(copied.counts, max_drafts, strict=True)]
+        copied.copied = [count > 0 for count in copied.counts]
+        most = max(max_drafts) if self.most_drawn is None else self.most_drawn
+        left = [0 if count else min(cap, most) for count, cap in zip(copied.counts, max_drafts, strict=True)]
         self._modelled = None
         if max(left) == 0:
             return copied
@@ -187,18 +223,27 @@ class Cascade:
         copied_tokens = _widen(to_device(copied.tokens, device), width)
         tokens = torch.where(copies[:, None], copied_tokens, _widen(modelled.tokens, width))
         counts = [a or b for a, b in zip(copied.counts, modelled.counts, strict=True)]
+        merged = Proposal(tokens, counts, copied=copied.copied)
+        if modelled.max_probs is not None and modelled.token_probs is not None:
+            merged.max_probs = _sure(modelled.max_probs, copies, width)
+            merged.token_probs = _sure(modelled.token_probs, copies, width)
         if modelled.probs is None:
-            return Proposal(tokens, counts)
+            return merged
         probs = torch.zeros(len(counts), width, self.size, device=device)
         probs[:, : modelled.probs.shape[1]] = modelled.probs
         points = torch.zeros_like(probs).scatter_(2, tokens[..., None], 1.0)
-        return Proposal(tokens, counts, torch.where(copies[:, None, None], points, probs))
+        merged.probs = torch.where(copies[:, None, None], points, probs)
+        return merged
 
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
         self.lookup.on_verified(rows, proposal, accepted)
         if self._modelled is not None:
             self.model.on_verified(rows, self._modelled, accepted)
             self._modelled = None
+
+    def rewind(self, row: int, length: int) -> None:
+        self.lookup.rewind(row, length)
+        self.model.rewind(row, length)
 
     def move_row(self, source: int, target: int) -> None:
         self.lookup.move_row(source, target)
@@ -207,6 +252,12 @@ class Cascade:
 
 def _widen(tokens: Tensor, width: int) -> Tensor:
     return torch.nn.functional.pad(tokens, (0, width - tokens.shape[1]))
+
+
+def _sure(probs: Tensor, copies: Tensor, width: int) -> Tensor:
+    """The drafts' probabilities [B, width]; 1 for copies, and for padding."""
+    wide = torch.nn.functional.pad(probs, (0, width - probs.shape[1]), value=1.0)
+    return wide.masked_fill(copies[:, None], 1.0)
 
 
 def _points(found: list[list[int]]) -> Proposal:

@@ -6,11 +6,15 @@ Contract: `choose_drafter` refuses what a pair can't do, in one sentence; `make_
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, Protocol
+
+import torch
 
 from ..engine.cuda_graphs import make_runner
 from ..errors import RequestError
+from ..models.base import CausalModel
 from ..models.draft_head import DraftHead
+from ..models.ngram import NgramTable
 from ..models.pair import ModelPair
 from ..sampling.params import SamplingParams
 from .base import Drafter, ModelDrafter
@@ -68,18 +72,59 @@ def runs_model(drafter: Any) -> bool:
     return drafter in ("model", "cascade", "adaptive")
 
 
+def copies(drafter: Any) -> bool:
+    """Whether a drafter that runs the pair's draft copies from the text first."""
+    return drafter in ("cascade", "adaptive")
+
+
+def stops_when_unsure(drafter: Any) -> bool:
+    """Whether a drafter stops behind a draft that it is unsure of."""
+    return bool(drafter == "adaptive")
+
+
+class DraftSource(Protocol):
+    """What drafters are made of: a ModelPair, or the draft alone, in AMUSD's process."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def vocab(self) -> int: ...
+
+    @property
+    def draft(self) -> Any: ...
+
+    @property
+    def draft_step(self) -> CausalModel | None: ...
+
+    @property
+    def ngrams(self) -> NgramTable | None: ...
+
+
 def make_drafter(
-    pair: ModelPair, drafter: Any, rows: int, length: int, backend: str, sampling: SamplingParams, rule: str
+    pair: DraftSource,
+    drafter: Any,
+    rows: int,
+    length: int,
+    backend: str,
+    sampling: SamplingParams,
+    rule: str,
+    *,
+    ahead: bool = False,
 ) -> Drafter:
-    """A drafter for `rows` rows of at most `length` tokens."""
-    device = pair.device
+    """A drafter for `rows` rows of at most `length` tokens.
+
+    ahead: for AMUSD. A model or head drafts one token a proposal, so that verdicts are heard in between, and a
+    head need not have the target's states (HeadDrafter).
+    """
+    device, most = pair.device, 1 if ahead else None
 
     def model(confidence: float = 0.0) -> Drafter:
         assert pair.draft_step is not None
         if isinstance(pair.draft, DraftHead):
             vocab = len(pair.draft.vocabulary)
             runner = make_runner(pair.draft_step, rows, length, vocab, backend, keep_states=True)
-            return HeadDrafter(pair.draft, runner, pair.vocab, sampling, rule, confidence)
+            return HeadDrafter(pair.draft, runner, pair.vocab, sampling, rule, confidence, ahead)
         return ModelDrafter(make_runner(pair.draft_step, rows, length, pair.vocab, backend), sampling, rule)
 
     def ngrams(shortest: int) -> NgramDrafter:
@@ -98,9 +143,9 @@ def make_drafter(
     elif drafter == "lookup":
         made = LookupChain(PromptLookupDrafter(device), ngrams(1))
     elif drafter == "cascade":
-        made = Cascade(PromptLookupDrafter(device, shortest=CASCADE_MATCH), model(), pair.vocab)
+        made = Cascade(PromptLookupDrafter(device, shortest=CASCADE_MATCH), model(), pair.vocab, most)
     elif drafter == "adaptive":
-        made = Cascade(PromptLookupDrafter(device, shortest=CASCADE_MATCH), model(CONFIDENCE), pair.vocab)
+        made = Cascade(PromptLookupDrafter(device, shortest=CASCADE_MATCH), model(CONFIDENCE), pair.vocab, most)
     else:
         made = copy.deepcopy(drafter)
     return made

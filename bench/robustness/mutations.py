@@ -243,14 +243,14 @@ MUTANTS = [
     ),
     Mutant(
         "AMUSD: the draft's cache keeps a refused token",
-        "bass_core/amusd/draft.py",
-        "self.runner.cached[place] = min(self.runner.cached[place], at)",
-        "self.runner.cached[place] = min(self.runner.cached[place], at + 1)",
+        "bass_core/drafting/base.py",
+        "self.runner.cached[row] = min(self.runner.cached[row], length)",
+        "self.runner.cached[row] = min(self.runner.cached[row], length + 1)",
         ["tests/bass_core/amusd/test_session.py::test_after_a_refusal_the_drafts_are_those_of_the_new_text"],
     ),
     Mutant(
         "AMUSD: q lies where the next token's belongs",
-        "bass_core/amusd/draft.py",
+        "bass_core/amusd/session.py",
         "(row.index, len(row.tokens) % ring)",
         "(row.index, (len(row.tokens) + 1) % ring)",
         _AMUSD_SAMPLED,

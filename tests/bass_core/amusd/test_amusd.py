@@ -15,9 +15,9 @@ import torch
 
 from bass_core import ModelPair, RequestError, SamplingParams, generate, race, stream
 from bass_core.amusd import decoder as amusd
-from bass_core.amusd import draft as amusd_draft
-from bass_core.amusd.process import close, split_threads
+from bass_core.amusd.host import close, split_threads
 from bass_core.amusd.timeline import Timeline
+from bass_core.drafting import registry
 from bass_core.engine import cuda_graphs as graphs
 from bass_core.engine.cuda_graphs import GraphRunner, record_calls
 from bass_core.lanes.lane import Lane
@@ -83,7 +83,7 @@ def test_captured_steps_of_both_sides_write_the_same_text(kind: str, monkeypatch
         return made[-1]
 
     monkeypatch.setattr(amusd, "make_runner", make)
-    monkeypatch.setattr(amusd_draft, "make_runner", make)
+    monkeypatch.setattr(registry, "make_runner", make)
     pair = ModelPair(TARGET, TARGET if kind == "model" else tiny_head(TARGET))
     pair.amusd_draft = "stream"
     pair.target_step = CausalModel(TARGET)

@@ -18,8 +18,8 @@ import pytest
 
 from bass_core import ModelPair, SamplingParams, generate
 from bass_core.amusd import decoder as amusd
-from bass_core.amusd.link import RowUpdate, TextUpdate
-from bass_core.amusd.process import PATIENCE_S, borrow, close, give_back, prepare
+from bass_core.amusd.host import PATIENCE_S, borrow, close, give_back, prepare
+from bass_core.amusd.messages import RowUpdate, TextUpdate
 from bass_core.lanes.generation import _lane
 
 from ...models import prompts
@@ -107,7 +107,7 @@ def test_an_error_inside_the_draft() -> None:
 @pytest.mark.slow
 def test_a_draft_that_can_not_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     close(PAIR)
-    monkeypatch.setattr("bass_core.amusd.process._START", "raise SystemExit(3)")
+    monkeypatch.setattr("bass_core.amusd.host._START", "raise SystemExit(3)")
     out = generate(PAIR, ROWS, method="amusd", max_new_tokens=20)
     assert "exit status 3" in out.timeline["note"]
     assert texts(out) == expected(max_new_tokens=20)

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from bass_core import ModelPair, SamplingParams
-from bass_core.amusd import draft as amusd_draft
-from bass_core.amusd.draft import DraftSession
-from bass_core.amusd.link import Open, RowUpdate
+from bass_core.amusd.messages import Open, RowUpdate
+from bass_core.amusd.session import DraftSession
 from bass_core.amusd.shared_memory import Arena
+from bass_core.drafting import base as drafting
 from bass_core.sampling.draw import draw
 from bass_core.sampling.noise import Role, stream
 
@@ -22,13 +22,10 @@ PAIR = ModelPair(TARGET, DRAFT)
 ROWS = prompts(2)
 
 
-def session(pair=PAIR, lead=4, rows=ROWS, new=40, layout=None, sampling=None, rule="chen"):
-    ends = [len(row) + new for row in rows]
-    spec = Open(
-        1, rows, list(range(len(rows))), ends, lead, sampling or SamplingParams(), 0, rule, "pad", layout or {}
-    )
-    head = pair.draft if hasattr(pair.draft, "vocabulary") else None
-    return DraftSession(spec, Arena(spec.layout), pair.draft_step, head, pair.vocab)
+def session(pair=PAIR, lead=4, rows=ROWS, new=40, layout=None, sampling=None, rule="chen", drafter="model"):
+    ends, ids, sampling = [len(row) + new for row in rows], list(range(len(rows))), sampling or SamplingParams()
+    spec = Open(1, rows, ids, ends, lead, sampling, 0, rule, "pad", layout or {}, drafter)
+    return DraftSession(spec, Arena(spec.layout), pair)
 
 
 def drafted(one, row, epoch):
@@ -60,11 +57,11 @@ def test_a_new_epoch_drafts_with_noise_of_its_own(rule, monkeypatch):
     """But where drafts are the target's own draws, whose noise knows places alone."""
     drawn = []
 
-    def recorded(q, seed, ids, positions, streams, names):
+    def recorded(q, seed, ids, positions, streams):
         drawn.append((int(ids[0]), int(positions[0]), int(streams[0])))
-        return draw(q, seed, ids, positions, streams, names)
+        return draw(q, seed, ids, positions, streams)
 
-    monkeypatch.setattr(amusd_draft, "draw", recorded)
+    monkeypatch.setattr(drafting, "draw", recorded)
     one = session(sampling=SamplingParams(0.9), rule=rule)
     start = len(ROWS[0])
     # A prefill and three drafts, of which the second is refused.
@@ -123,7 +120,7 @@ def test_a_head_goes_on_from_the_targets_states():
     fuse, project = head.fuse, head.project
     pair = ModelPair(target, head)
     one = session(pair, layout={"states": ((2, 80, 64), torch.float32)})
-    assert not one.busy, "nothing is known before the first verdict"
+    assert drafted(one, 0, 0) == [] and one.forwards == 0, "nothing is known before the first verdict"
     text, start = list(ROWS[0]), len(ROWS[0])
     for epoch, new in enumerate((1, 3, 2), start=1):
         text += reference(target, text, new)
