@@ -3,11 +3,25 @@
 Contract: the names below are the public API and stay stable. Speculation never changes what the target says.
 """
 
+from .attention.huggingface import BACKENDS as ATTENTIONS
 from .budget.policies import RecordedLengths
+from .decoding.request import VERIFICATIONS
+from .drafting.registry import DRAFTERS
 from .errors import BassError, MemoryShortage, ModelError, PairError, RequestError, WeightsError
 from .lanes.generation import Generation, generate, stream
+from .lanes.methods import DEFAULT_LANES, DEFAULT_METHOD, METHODS, Method, register, unregister
 from .lanes.metrics import Metrics
-from .lanes.race import race
+from .lanes.race import SCHEDULINGS, race
+from .lanes.snapshot import (
+    DeviceReading,
+    Difference,
+    LaneSnapshot,
+    MetricsRecord,
+    RoundRecord,
+    RowRecord,
+    SequenceSnapshot,
+    Snapshot,
+)
 from .loading.catalogue import load_pair
 from .machine.monitor import Monitor
 from .models.pair import ModelPair
@@ -15,10 +29,22 @@ from .sampling.params import SamplingParams
 from .sequence import Round, RowRound
 
 __all__ = [
+    "ATTENTIONS",
+    "DEFAULT_LANES",
+    "DEFAULT_METHOD",
+    "DRAFTERS",
+    "METHODS",
+    "SCHEDULINGS",
+    "VERIFICATIONS",
     "BassError",
+    "DeviceReading",
+    "Difference",
     "Generation",
+    "LaneSnapshot",
     "MemoryShortage",
+    "Method",
     "Metrics",
+    "MetricsRecord",
     "ModelError",
     "ModelPair",
     "Monitor",
@@ -26,11 +52,17 @@ __all__ = [
     "RecordedLengths",
     "RequestError",
     "Round",
+    "RoundRecord",
+    "RowRecord",
     "RowRound",
     "SamplingParams",
+    "SequenceSnapshot",
+    "Snapshot",
     "WeightsError",
     "generate",
     "load_pair",
     "race",
+    "register",
     "stream",
+    "unregister",
 ]

@@ -76,8 +76,7 @@ class Round:
     """One step of a decoder: kind "prefill" (a chunk, or the one that wrote first tokens), "plain" or "verify".
 
     `draft_length` is the length the policy asked for, `draft_forwards` how many forwards of a draft model the
-    drafts took, `time_ms` the lane time at its end. `draft_tokens`: tokens that a draft model drew since the last
-    round, copies left out, and those that AMUSD threw away counted.
+    drafts took, `draft_tokens` how many tokens it drew (copies are none), `time_ms` the lane time at its end.
     """
 
     kind: str

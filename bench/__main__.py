@@ -17,6 +17,7 @@ MODULES = {
     "page": "cpu.page",
     "passk": "passk.command",
     "ragged": "cpu.ragged",
+    "rooms": "report.rooms",
     "simulate": "simulation.command",
     "smoke": "smoke",
     "start": "cpu.start",

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bass_core import ModelPair, RequestError, SamplingParams, load_pair, race
+from bass_core import DEFAULT_LANES, ModelPair, RequestError, SamplingParams, load_pair, race
 from bass_core.decoding.calibrate import measure_ahead
-from bass_core.decoding.request import LANES
 from bass_core.drafting.registry import DRAFTERS, runs_model
 from bass_core.loading.weights import FOLDER, ensure_smollm2
 from bass_core.machine.user_cache import cache_root
@@ -35,7 +34,7 @@ def main(argv: list[str]) -> None:
     made = parser("smoke", __doc__ or "")
     made.set_defaults(pair="smollm2", draft=None)
     options = made.parse_args(argv)
-    drafters = DRAFTERS[-1:] if options.quick else DRAFTERS
+    drafters = list(DRAFTERS)[-1:] if options.quick else list(DRAFTERS)
     with fresh_cache() as root:
         pair = load_pair(options.pair)
         measure_ahead(pair, ROWS, lambda: None)
@@ -76,7 +75,7 @@ def fresh_cache() -> Iterator[Path]:
 
 def lanes(pair: ModelPair, drafter: str, temperature: float) -> list[dict[str, Any]]:
     """A race of every lane that can use the drafter."""
-    methods = (*LANES, "amusd") if runs_model(drafter) else LANES
+    methods = (*DEFAULT_LANES, "amusd") if runs_model(drafter) else DEFAULT_LANES
     name = f"{drafter}, temperature {temperature}"
     try:
         *_, last = race(
@@ -95,7 +94,7 @@ def lanes(pair: ModelPair, drafter: str, temperature: float) -> list[dict[str, A
     return judge(name, last, temperature)
 
 
-def judge(case: str, snapshot: dict[str, Any], temperature: float, whole: bool = True) -> list[dict[str, Any]]:
+def judge(case: str, snapshot: Mapping[str, Any], temperature: float, whole: bool = True) -> list[dict[str, Any]]:
     """A row for each lane of a finished race: its tokens, whether a greedy text is regular's, and what failed.
 
     whole: no row may end before its TOKENS.
@@ -140,4 +139,4 @@ def done(snapshot: dict[str, Any]) -> bool:
     """Whether every lane wrote its rows to their ends."""
     rows = [row for lane in snapshot["lanes"].values() for row in lane["sequences"]]
     whole = all(row["finish_reason"] in ("eos", "length") and row["text"] for row in rows)
-    return bool(snapshot["done"]) and len(rows) == ROWS * len(LANES) and whole
+    return bool(snapshot["done"]) and len(rows) == ROWS * len(DEFAULT_LANES) and whole

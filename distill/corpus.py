@@ -26,8 +26,8 @@ from bass_core.budget.policies import FixedLength
 from bass_core.decoding.base import DecodingParams
 from bass_core.decoding.batch import BatchDecoder
 from bass_core.decoding.request import make_request
-from bass_core.drafting.base import Proposal
-from bass_core.engine.runner import ModelRunner, PrefillSteps
+from bass_core.drafting.base import Drafter, Proposal
+from bass_core.engine.runner import ModelRunner
 from bass_core.models.base import HiddenStateTap
 from bass_core.sampling.noise import NoiseKeys
 from bass_core.sequence import Sequence
@@ -41,26 +41,16 @@ PROMPT_TOKENS = 256
 SHARD_PREFILL_TOKENS = 2048
 
 
-class StateRecorder:
+class StateRecorder(Drafter):
     """A drafter that proposes nothing and keeps what it is shown."""
 
     observes_states = True
 
     def __init__(self) -> None:
-        self.calls = 0
         self.states: dict[int, list[Tensor]] = {}
 
-    def start(self, rows: list[Sequence]) -> PrefillSteps | None:
-        return None
-
-    def propose(self, rows: list[Sequence], caps: list[int], keys: NoiseKeys) -> Proposal:
+    def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         return Proposal(torch.zeros(len(rows), 0, dtype=torch.long), [0] * len(rows))
-
-    def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
-        return None
-
-    def move_row(self, source: int, target: int) -> None:
-        return None
 
     def observe_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
         for row, state in zip(rows, states, strict=True):

@@ -8,7 +8,7 @@ stand in the cache at `lengths[b] .. lengths[b]+S-1`. Query s of row b sees colu
 The backends share one signature and differ only in how they cut the work, as BASS does (arXiv 2404.15778):
 `pad` pads every row to the longest, `split` launches once a row at its exact length, `sdpa` hands the padded
 problem and a mask to torch, `fused` is our Triton kernel and `flash` flash-attn's; these two read the lengths on
-the device alone. `unavailable` says why a backend can't run here. Non-goals: dropout, training.
+the device alone. `why_backend_unavailable` says why a backend can't run here. Non-goals: dropout, training.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def captured_extent(backend: str, columns: int, most: int) -> int:
     return min(most, max(_LEAST_EXTENT, 1 << (columns - 1).bit_length()))
 
 
-def unavailable(backend: str, device: torch.device, dtype: torch.dtype | None = None) -> str | None:
+def why_backend_unavailable(backend: str, device: torch.device, dtype: torch.dtype | None = None) -> str | None:
     """Why a backend can't run on a device, or not with a model of that dtype, in words that end a sentence.
 
     None where it can.

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..attention.huggingface import choose_backend
+from ..attention.select import choose_backend
 from ..decoding.base import DecodingParams
 from ..machine.transfer import to_device
 from ..models.draft_head import DraftHead

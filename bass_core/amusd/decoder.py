@@ -31,7 +31,7 @@ from ..budget.policies import FixedLength
 from ..decoding.base import DecodingParams
 from ..decoding.batch import BatchDecoder
 from ..decoding.request import Request
-from ..drafting.registry import confident_prefix, runs_model, stops_when_unsure
+from ..drafting.registry import DRAFTERS, confident_prefix, runs_model
 from ..engine.cuda_graphs import make_runner
 from ..engine.runner import ModelRunner, PrefillSteps
 from ..errors import RequestError
@@ -75,7 +75,7 @@ def build_amusd(
 ) -> AmusdDecoder:
     """The decoder of a request; its draft process is started where it is not running yet."""
     refuse_amusd(pair, request)
-    lead, confidence = lead_of(request), stops_when_unsure(request.drafter)
+    lead, confidence = lead_of(request), DRAFTERS[request.drafter].stops_when_unsure
     keep_states = isinstance(pair.draft, DraftHead)
     length = request.longest + lead + 2
     runner = make_runner(

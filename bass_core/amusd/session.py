@@ -16,9 +16,9 @@ from torch import Tensor
 
 from kernels.support import is_accelerator, runtime
 
-from ..drafting.base import Proposal, observes_states
+from ..drafting.base import Proposal
 from ..drafting.pending import CHUNK
-from ..drafting.registry import DraftSource, confident_prefix, copies, make_drafter, stops_when_unsure
+from ..drafting.registry import DRAFTERS, DraftSource, confident_prefix, make_drafter
 from ..engine.runner import PrefillSteps
 from ..machine.transfer import to_device
 from ..models.draft_head import DraftHead
@@ -53,8 +53,8 @@ class DraftSession:
         self.spec, self.arena, self.device = spec, arena, source.device
         self._head = source.draft if isinstance(source.draft, DraftHead) else None
         # A copied run comes as a whole; a model drafts a token a step, so that verdicts are heard in between.
-        self._most = spec.lead if copies(spec.drafter) else 1
-        self._confidence = stops_when_unsure(spec.drafter)
+        kind = DRAFTERS[spec.drafter]
+        self._most, self._confidence = spec.lead if kind.copies else 1, kind.stops_when_unsure
         assert source.draft_step is not None
         limit = source.draft_step.context
         given = enumerate(zip(spec.sequence_ids, spec.prompts, spec.ends, strict=True))
@@ -62,7 +62,7 @@ class DraftSession:
             Row(index, id_, list(prompt), end - len(prompt), frozenset(), end=min(end, limit), agreed=len(prompt))
             for index, (id_, prompt, end) in given
         ]
-        self.made = self.drawn = self.rolled_back = 0
+        self.made = self.rolled_back = 0
         # Room for drafts that no row keeps, and for a chunk of padding behind the longest.
         length = max(spec.ends) + 2 * spec.lead + CHUNK
         self.drafter = make_drafter(
@@ -75,11 +75,6 @@ class DraftSession:
     def busy(self) -> bool:
         """Whether a step would do anything."""
         return self._prefill is not None or any(self._max_drafts(row) for row in self.rows)
-
-    @property
-    def forwards(self) -> int:
-        """Forwards of the draft so far, those of the prefill left out."""
-        return self.drafter.calls
 
     def _max_drafts(self, row: Row) -> int:
         ahead = len(row.tokens) - row.agreed
@@ -95,7 +90,7 @@ class DraftSession:
             self._early += verdicts
             return []
         blocks = [self._judge_row(verdict) for verdict in verdicts]
-        if observes_states(self.drafter):
+        if self.drafter.observes_states:
             self._hand_states({verdict.row: verdict for verdict in verdicts})
         return [block for block in blocks if block is not None]
 
@@ -142,7 +137,7 @@ class DraftSession:
             rows = [index for index, first, stop in spans for _ in range(first, stop)]
             places = [at for _, first, stop in spans for at in range(first, stop)]
             states, reader = self.arena.read("states", rows, places, self.device), self.drafter
-            reader.observe_states(list(self.rows), list(states.split(counts)))  # type: ignore[attr-defined]
+            reader.observe_states(list(self.rows), list(states.split(counts)))
 
     def _block(self, row: Row, start: int) -> Block:
         at = start - row.agreed
@@ -174,15 +169,15 @@ class DraftSession:
             return self._prefill_step(self._prefill)
         rows, max_drafts = list[Sequence](self.rows), [self._max_drafts(row) for row in self.rows]
         proposal = self.drafter.propose(rows, max_drafts, self._keys())
-        for row, most, count in zip(self.rows, max_drafts, proposal.counts, strict=True):
+        for row, most, count in zip(self.rows, max_drafts, proposal.num_drafted, strict=True):
             row.silent = row.silent or (most > 0 and count == 0)
-        if max(proposal.counts) == 0:
+        if max(proposal.num_drafted) == 0:
             return []
         if proposal.probs is not None and "q" in self.arena:
             self._write_q(proposal, proposal.probs)
         blocks = self._take(proposal)
         # For the drafter a row's last draft is the token that the target has written behind the accepted ones.
-        self.drafter.on_verified(rows, proposal, [max(0, count - 1) for count in proposal.counts])
+        self.drafter.on_verified(rows, proposal, [max(0, count - 1) for count in proposal.num_drafted])
         return blocks
 
     def _prefill_step(self, prefill: PrefillSteps) -> list[Block]:
@@ -215,7 +210,7 @@ class DraftSession:
             told = torch.stack((proposal.max_probs[:, 0], proposal.token_probs[:, 0]), dim=-1).tolist()
             sure |= {r: told[r] for r in drawn}
         blocks = []
-        for r, (row, count) in enumerate(zip(self.rows, proposal.counts, strict=True)):
+        for r, (row, count) in enumerate(zip(self.rows, proposal.num_drafted, strict=True)):
             if count:
                 start = len(row.tokens)
                 row.tokens += drafts[r][:count]
@@ -223,12 +218,11 @@ class DraftSession:
                 row.token_probs += [sure[r][1]] * count
                 row.copied += [r not in drawn] * count
                 blocks.append(self._block(row, start))
-        self.made += sum(proposal.counts)
-        self.drawn += len(drawn)
+        self.made += sum(proposal.num_drafted)
         return blocks
 
 
 def _drawn(proposal: Proposal) -> list[int]:
     """The rows for which the model drew a token."""
-    copied = proposal.copied or [False] * len(proposal.counts)
-    return [r for r, count in enumerate(proposal.counts) if count and not copied[r]]
+    copied = proposal.copied or [False] * len(proposal.num_drafted)
+    return [r for r, count in enumerate(proposal.num_drafted) if count and not copied[r]]

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attention.huggingface import choose_backend
+from ..attention.select import choose_backend
 from ..models.base import CausalModel
 from ..models.draft_head import DraftHead
 from ..sampling.params import SamplingParams
@@ -127,7 +127,7 @@ class Worker:
         session = self.session
         assert session is not None
         end = time.perf_counter()
-        done = (session.made, session.rolled_back, session.drawn, session.forwards)
+        done = (session.made, session.rolled_back, session.drafter.drafted, session.drafter.calls)
         self.link.send(Drafts(session.spec.session, blocks, begin, end, *done))
 
     def _handle(self, message: Any) -> None:
@@ -160,7 +160,7 @@ def stamp(watch: Tensor, working: bool) -> None:
 
 def main(arguments: list[str]) -> None:
     """A draft process; it ends with its link, not with the terminal's interrupt, which is for the target."""
-    from ..models.pair import _step_model
+    from ..models.select import select_model
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     link_fd, model_fd, watch_fd, threads = map(int, arguments[:4])
@@ -175,7 +175,7 @@ def main(arguments: list[str]) -> None:
     if isinstance(draft, DraftHead):
         draft.pack()
     stamp(watch["watch"], working=True)
-    step = _step_model(draft.body if isinstance(draft, DraftHead) else draft)
+    step = select_model(draft.body if isinstance(draft, DraftHead) else draft)
     Worker(Connection(link_fd), LoadedDraft(draft, step, vocab), watch).run()
 
 

@@ -14,43 +14,13 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from kernels.backends import BACKENDS, unavailable
+from kernels.backends import BACKENDS
 from kernels.plan import AttentionPlan
-from kernels.support import has_tensor_cores, is_accelerator
 
-from ..errors import PairError, RequestError
+from ..errors import PairError
 
 NAME = "bass_ragged"
 _UNSUPPORTED = ("s_aux", "sinks", "position_bias", "head_mask", "alibi", "indices_topk")
-
-
-def choose_backend(attention: str, device: torch.device, dtype: torch.dtype | None = None) -> str:
-    """The backend's name for "auto" or a name; dtype: the model's, where it is known.
-
-    Raises RequestError for a backend that does not exist here or can't take that dtype.
-    """
-    if attention == "auto":
-        return _fastest(device, dtype)
-    if not isinstance(attention, str) or attention not in BACKENDS:
-        known = ", ".join(sorted(BACKENDS))
-        raise RequestError(f"attention must be auto or one of {known}; got {attention!r}.")
-    reason = unavailable(attention, device, dtype)
-    if reason:
-        raise RequestError(f'attention="{attention}" can\'t run here: {reason}. Choose attention="auto".')
-    return attention
-
-
-def _fastest(device: torch.device, dtype: torch.dtype | None) -> str:
-    """Our kernel; flash-attn where Triton is missing; torch's elsewhere.
-
-    A T4 (compute capability 7.5) takes torch's as well: its half-precision kernels use the tensor cores there,
-    ours would compute on plain ones (read from the code that is emitted; not measured).
-    """
-    if not is_accelerator(device):
-        return "sdpa"
-    if unavailable("fused", device) is None and has_tensor_cores(device):
-        return "fused"
-    return "flash" if dtype is not None and unavailable("flash", device, dtype) is None else "sdpa"
 
 
 def ragged_attention(

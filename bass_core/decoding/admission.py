@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 
@@ -35,7 +37,17 @@ _MOST_PARTS, _PART_ROWS = 32, 3 * 64
 _HEADROOM = 0.9
 
 
-def admit(pair: ModelPair, request: Request, *together: tuple[str, ...]) -> None:
+class Method(Protocol):
+    """What admission asks of a method: whether it drafts, and whether all rows are in memory together."""
+
+    @property
+    def drafts(self) -> bool: ...
+
+    @property
+    def batched(self) -> bool: ...
+
+
+def admit(pair: ModelPair, request: Request, *together: Seq[Method]) -> None:
     """Raises RequestError unless each group of methods that run `together` fits, one group after another."""
 
     def needs(rows: int, tokens: int) -> int:
@@ -75,12 +87,12 @@ def _largest(below: int, room: int, needs: Callable[[int], int]) -> int:
     return bisect_right(range(1, below), room, key=needs)
 
 
-def estimate_bytes(pair: ModelPair, request: Request, methods: tuple[str, ...], rows: int) -> int:
+def estimate_bytes(pair: ModelPair, request: Request, methods: Seq[Method], rows: int) -> int:
     """Bytes of caches and working memory of all methods, for a batch of `rows`."""
     total = 0
     for method in methods:
-        drafts = method != "regular"
-        batch = 1 if method == "speculative" else rows
+        drafts = method.drafts
+        batch = rows if method.batched else 1
         length = cache_length(request, drafts)
         total += pair.target_step.cache_bytes(batch, length)
         width = 1

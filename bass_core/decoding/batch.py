@@ -10,13 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..budget.policies import CommonStop, DraftLengthPolicy
-from ..drafting.base import Drafter, Proposal, observes_states
+from ..drafting.base import Drafter, Proposal, check_chain
 from ..engine.runner import ModelRunner, PrefillSteps
 from ..machine.transfer import to_device
 from ..sampling.noise import NoiseKeys
@@ -67,9 +66,8 @@ class BatchDecoder:
         requested = self.policy.length if self.policy is not None else 0
         for width in sorted({1, 1 + min(requested, max(row.remaining for row in self._rows) - 1)}):
             self.target.prepare(torch.zeros(rows, width, dtype=torch.long, device=self.target.device))
-        prepare = getattr(self.drafter, "prepare", None)
-        if prepare is not None:
-            prepare(rows)
+        if self.drafter is not None:
+            self.drafter.prepare(rows)
 
     @torch.inference_mode()
     def step(self) -> Round:
@@ -99,9 +97,9 @@ class BatchDecoder:
     def _round(self) -> Round:
         rows, keys = self._rows, self._keys()
         requested = self.policy.length if self.policy is not None else 0
-        calls = self._draft_calls()
+        calls, drawn = self._draft_work()
         proposal = self._propose(requested, keys)
-        counts = proposal.counts
+        counts = proposal.num_drafted
         verdict = self._verify(proposal, keys)
         self.target_forwards += 1
         accepted, next_tokens, tests, next_p = verdict.host()
@@ -119,23 +117,25 @@ class BatchDecoder:
         ]
         if self.drafter is not None:
             self.drafter.on_verified(rows, proposal, accepted)
-        forwards = self._draft_calls() - calls
+        forwards, drawn = (now - before for now, before in zip(self._draft_work(), (calls, drawn), strict=True))
         observe = getattr(self.policy, "observe", None)
         if observe is not None and self.drafter is not None:
             observe(requested, counts, accepted, forwards)
         if self.policy is not None and any(count == requested for count in counts):
             self.policy.update(accepted)
         self._drop_finished()
-        return Round("verify" if max(counts) else "plain", requested, records, draft_forwards=forwards)
+        return Round(
+            "verify" if max(counts) else "plain", requested, records, draft_forwards=forwards, draft_tokens=drawn
+        )
 
-    def _draft_calls(self) -> int:
-        return 0 if self.drafter is None else self.drafter.calls
+    def _draft_work(self) -> tuple[int, int]:
+        """Forwards of a draft model so far, and tokens that it drew."""
+        return (0, 0) if self.drafter is None else (self.drafter.calls, self.drafter.drafted)
 
     def _hand_states(self, rows: list[Sequence], states: Callable[[], list[Tensor]]) -> None:
         """Give the drafter the target's states of what was settled, if it reads them."""
-        if observes_states(self.drafter):
-            reader: Any = self.drafter
-            reader.observe_states(rows, states())
+        if self.drafter is not None and self.drafter.observes_states:
+            self.drafter.observe_states(rows, states())
 
     def _states(self) -> Tensor:
         assert self.target.states is not None, "the runner was made to keep states"
@@ -146,7 +146,7 @@ class BatchDecoder:
         max_drafts = [min(requested, row.remaining - 1) for row in self._rows]
         if self.drafter is None or max(max_drafts) <= 0:
             return nothing
-        return self.drafter.propose(self._rows, max_drafts, keys)
+        return check_chain(self.drafter.propose(self._rows, max_drafts, keys))
 
     def _verify(self, proposal: Proposal, keys: NoiseKeys) -> Outcome:
         device = self.target.device
@@ -155,13 +155,13 @@ class BatchDecoder:
         logits = self.target.feed_ids(
             torch.cat((newest, drafts), dim=1),
             self.target.cached[: len(self._rows)],
-            counts=[count + 1 for count in proposal.counts],
+            counts=[count + 1 for count in proposal.num_drafted],
         )
         verdict = verify(
             logits,
             drafts,
             proposal.probs,
-            to_device(proposal.counts, device),
+            to_device(proposal.num_drafted, device),
             keys,
             self.rules.params,
             rule=self.rules.verification,

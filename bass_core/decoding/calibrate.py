@@ -20,15 +20,14 @@ import torch
 
 from kernels.support import is_accelerator, runtime
 
-from ..attention.huggingface import choose_backend
+from ..attention.select import choose_backend
 from ..budget.cost_table import CostTable, read_table, write_table
 from ..budget.policies import FixedLength
-from ..drafting.base import Drafter, Proposal, observes_states
+from ..drafting.base import Drafter, Proposal
 from ..drafting.registry import choose_drafter, make_drafter, runs_model
-from ..engine.capture import enabled
 from ..engine.cuda_graphs import make_runner
-from ..engine.runner import PrefillSteps
 from ..errors import WeightsError
+from ..machine.capture import enabled
 from ..machine.transfer import to_device
 from ..machine.user_cache import cache_root
 from ..models.draft_head import DraftHead
@@ -136,28 +135,18 @@ def measure_costs(
     return CostTable(dict(sorted(verify.items())), dict(sorted(draft.items())), padded)
 
 
-class _Random:
+class _Random(Drafter):
     """Proposes `width` random tokens a row: what is proposed does not change what a round costs."""
 
-    calls = 0
     width = 0
 
     def __init__(self, vocab: int, device: torch.device) -> None:
         self.vocab, self.device = vocab, device
 
-    def start(self, rows: list[Sequence]) -> PrefillSteps | None:
-        return None
-
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         # Drawn on the host: a GPU's generator refuses once a capture has failed, or while one is under way.
         tokens = to_device(torch.randint(0, self.vocab, (len(rows), self.width)), self.device)
         return Proposal(tokens, [self.width] * len(rows))
-
-    def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
-        return None
-
-    def move_row(self, source: int, target: int) -> None:
-        return None
 
 
 class _TimedDecoder(BatchDecoder):
@@ -197,7 +186,7 @@ class _Lab:
         if runs_model(drafter):
             self.model = make_drafter(pair, "model", rows, length, backend, sampling, rule)
         made: Drafter = self.model or self.random
-        keep_states = observes_states(made)
+        keep_states = made.observes_states
         runner = make_runner(pair.target_step, rows, length, pair.vocab, backend, keep_states=keep_states)
         sequences = [Sequence(i, i, prompt, 10**6, frozenset()) for i in range(rows)]
         self.decoder = _TimedDecoder(sequences, runner, DecodingParams(sampling), made, FixedLength(limit))

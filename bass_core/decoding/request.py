@@ -11,7 +11,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..attention.huggingface import choose_backend
+from ..attention.select import choose_backend
 from ..budget.cost_aware import CostAware
 from ..budget.policies import DraftLengthPolicy, make_policy
 from ..drafting.registry import choose_drafter
@@ -21,9 +21,6 @@ from ..sampling.params import SamplingParams
 from ..sequence import Sequence
 from .calibrate import cost_table
 
-# The lanes of a race that names none, and all methods there are.
-LANES = ("regular", "speculative", "bass")
-METHODS = (*LANES, "amusd")
 # Far above what any memory holds: a list of that many prompts is made before the memory is looked at.
 MAX_ROWS = 2**20
 VERIFICATIONS = ("chen", "coupled")
@@ -129,13 +126,6 @@ def make_request(
         synthetic_acceptance=synthetic_acceptance,
         context=pair.context_length,
     )
-
-
-def check_method(method: object) -> str:
-    """The method's name. Raises RequestError for one that is not built."""
-    if method not in METHODS:
-        raise RequestError(f"method must be one of {', '.join(METHODS)}; got {method!r}.")
-    return str(method)
 
 
 def _prompts(prompt: str | Seq[Any], n: int) -> list[Any]:

@@ -20,7 +20,7 @@ from ..sampling.draw import draw
 from ..sampling.noise import NoiseKeys, Role
 from ..sampling.params import SamplingParams
 from ..sequence import Sequence
-from .base import Proposal
+from .base import Drafter, Proposal
 from .head_states import SettledStates, StandInStates
 from .pending import feed_pending
 
@@ -31,7 +31,7 @@ HEADROOM = 4.0
 LOOK_EVERY = 3
 
 
-class HeadDrafter:
+class HeadDrafter(Drafter):
     """`runner` drives the head's body over its reduced vocabulary and keeps states; `size` is the target's V.
 
     confidence: a row drafts on while the head gives its drafts so far, times the likeliest next token, at least
@@ -61,7 +61,6 @@ class HeadDrafter:
         self.role = Role.TARGET if rule == "coupled" else Role.DRAFT
         self.confidence = 0.0 if ahead else confidence
         self.ahead, self._tells = ahead, ahead and confidence > 0
-        self.calls = 0
         self._source: SettledStates | StandInStates = SettledStates(0, head.config.hidden, runner.device)
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
@@ -122,12 +121,13 @@ class HeadDrafter:
             tokens.append(self.head.vocabulary[column])
             if q is not None and not self.params.greedy:
                 probs.append(self._over_all(q))
-        counts = to_host(drafted).tolist() if self.confidence else list(max_drafts)
-        width = max(counts)
+        num_drafted = to_host(drafted).tolist() if self.confidence else list(max_drafts)
+        self.drafted += sum(num_drafted)
+        width = max(num_drafted)
         if not width:
-            return Proposal(torch.zeros(len(rows), 0, dtype=torch.long, device=logits.device), counts)
+            return Proposal(torch.zeros(len(rows), 0, dtype=torch.long, device=logits.device), num_drafted)
         full = torch.stack(probs[:width], dim=1) if probs else None
-        proposal = Proposal(torch.stack(tokens[:width], dim=1), counts, full)
+        proposal = Proposal(torch.stack(tokens[:width], dim=1), num_drafted, full)
         if self._tells and q is not None:
             proposal.max_probs, proposal.token_probs = q.amax(-1)[:, None], q.gather(1, column[:, None])
         return proposal

@@ -1,11 +1,13 @@
-"""The drafters by name: what `drafter=` may say, and how each is made for a lane.
+"""The drafters by name: what `drafter=` may say, what each needs, and how it is made for a lane.
 
-Contract: `choose_drafter` refuses what a pair can't do, in one sentence; `make_drafter` builds a fresh one.
+Contract: a new drafter is one line of `DRAFTERS`; nothing else compares a drafter's name. `choose_drafter` refuses
+what a pair can't do, in one sentence; `make_drafter` builds a fresh one.
 """
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -17,18 +19,130 @@ from ..models.draft_head import DraftHead
 from ..models.ngram import NgramTable
 from ..models.pair import ModelPair
 from ..sampling.params import SamplingParams
-from .base import Drafter, ModelDrafter
+from .base import Drafter, own_drafter
+from .combine import Cascade, LookupChain
 from .head import HeadDrafter
-from .lookup import Cascade, LookupChain, NgramDrafter, PromptLookupDrafter, SiblingLookupDrafter
+from .lookup import PromptLookupDrafter, SiblingLookupDrafter
+from .model import ModelDrafter
+from .ngram import NgramDrafter
 
-DRAFTERS = ("model", "prompt_lookup", "sibling_lookup", "ngram", "lookup", "cascade", "adaptive")
 # The cascade copies only after a match this long: a shorter one is right less often than the model.
 CASCADE_MATCH = 3
-# "adaptive" is the cascade whose head stops once it gives its draft less than this probability: one more token in
+# A head that stops when it is unsure stops once it gives its drafts less than this probability: one more token in
 # a verification costs little. A forward of its own costs more (HEADROOM in drafting/head.py).
 CONFIDENCE = 0.1
-# AMUSD's drafts are there anyway; those behind are likely to be thrown away with one that fails.
+# AMUSD's drafts are there anyway; those behind an unsure one are likely to be thrown away with it.
 AHEAD_CONFIDENCE = 0.2
+
+
+class DraftSource(Protocol):
+    """Whose draft it is: a ModelPair, or in AMUSD's own process what has been sent there of one."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def vocab(self) -> int: ...
+
+    @property
+    def draft(self) -> Any: ...
+
+    @property
+    def draft_step(self) -> CausalModel | None: ...
+
+    @property
+    def ngrams(self) -> NgramTable | None: ...
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the drafters of a lane are put together from: the pair, the lane's rows and their tokens at most.
+
+    ahead: for AMUSD. A model drafts one token of a row a proposal, so that verdicts are heard in between, and a
+    draft head goes on from its own states where the target's are not there yet.
+    """
+
+    pair: DraftSource
+    rows: int
+    length: int
+    backend: str
+    sampling: SamplingParams
+    verification: str
+    ahead: bool = False
+
+    def model(self, confidence: float = 0.0) -> Drafter:
+        """The pair's draft model or draft head; only a head stops below `confidence`."""
+        pair, draft = self.pair, self.pair.draft
+        assert pair.draft_step is not None
+        made = (self.rows, self.length)
+        if isinstance(draft, DraftHead):
+            runner = make_runner(pair.draft_step, *made, len(draft.vocabulary), self.backend, keep_states=True)
+            return HeadDrafter(draft, runner, pair.vocab, self.sampling, self.verification, confidence, self.ahead)
+        runner = make_runner(pair.draft_step, *made, pair.vocab, self.backend)
+        return ModelDrafter(runner, self.sampling, self.verification)
+
+    def prompt_lookup(self, shortest: int = 2) -> PromptLookupDrafter:
+        """Copies from the row's own text, behind a match of at least `shortest` tokens."""
+        return PromptLookupDrafter(self.pair.device, shortest=shortest)
+
+    def siblings(self) -> SiblingLookupDrafter:
+        """Copies from the text of any row."""
+        return SiblingLookupDrafter(self.pair.device)
+
+    def ngrams(self) -> NgramDrafter:
+        """Drafts by the pair's table of n-grams."""
+        assert self.pair.ngrams is not None
+        return NgramDrafter(self.pair.ngrams, self.pair.device)
+
+    def cascade(self, confidence: float = 0.0) -> Cascade:
+        """Copies behind a long match, and asks the model for the other rows."""
+        most = 1 if self.ahead else None
+        return Cascade(self.prompt_lookup(CASCADE_MATCH), self.model(confidence), self.pair.vocab, most)
+
+
+@dataclass(frozen=True)
+class DrafterKind:
+    """One line of `DRAFTERS`. label: what a list of choices calls it; make: builds it.
+
+    runs_model: it runs the pair's draft, which must be there; needs_head: that draft must be a draft head;
+    needs_ngrams: the pair must have a table of n-grams; copies: it copies from the text before it asks the model;
+    stops_when_unsure: it stops behind drafts that are likely to be refused.
+    """
+
+    label: str
+    make: Callable[[Parts], Drafter]
+    runs_model: bool = False
+    needs_head: bool = False
+    needs_ngrams: bool = False
+    copies: bool = False
+    stops_when_unsure: bool = False
+
+
+DRAFTERS: dict[str, DrafterKind] = {
+    "model": DrafterKind("draft model, at every position", lambda parts: parts.model(), runs_model=True),
+    "prompt_lookup": DrafterKind(
+        "prompt lookup: copies from the text so far", lambda parts: parts.prompt_lookup(), copies=True
+    ),
+    "sibling_lookup": DrafterKind("lookup in all texts of the batch", lambda parts: parts.siblings(), copies=True),
+    "ngram": DrafterKind("n-gram table", lambda parts: parts.ngrams(), needs_ngrams=True),
+    "lookup": DrafterKind(
+        "prompt lookup, else n-gram table",
+        lambda parts: LookupChain(parts.prompt_lookup(), parts.ngrams()),
+        needs_ngrams=True,
+        copies=True,
+    ),
+    "cascade": DrafterKind(
+        "prompt lookup, else draft model", lambda parts: parts.cascade(), runs_model=True, copies=True
+    ),
+    "adaptive": DrafterKind(
+        "prompt lookup, else draft head where it is sure",
+        lambda parts: parts.cascade(CONFIDENCE),
+        runs_model=True,
+        needs_head=True,
+        copies=True,
+        stops_when_unsure=True,
+    ),
+}
 
 
 def choose_drafter(pair: ModelPair, drafter: Any) -> Any:
@@ -37,19 +151,24 @@ def choose_drafter(pair: ModelPair, drafter: Any) -> Any:
         drafter = pair.default_drafter
         if drafter == "auto":
             drafter = "model" if pair.draft is not None else "prompt_lookup"
-    if runs_model(drafter) and pair.draft is None:
+    kind = DRAFTERS.get(drafter) if isinstance(drafter, str) else None
+    if kind is None:
+        if not hasattr(drafter, "propose"):
+            raise RequestError(
+                f"drafter must be auto, {', '.join(DRAFTERS)} or a drafter object; got {drafter!r}."
+            )
+        return drafter
+    if kind.runs_model and pair.draft is None:
         raise RequestError(
             f'This pair has no draft model for drafter="{drafter}": choose drafter="prompt_lookup" or load one '
             "with draft=."
         )
-    if drafter == "adaptive" and not isinstance(pair.draft, DraftHead):
+    if kind.needs_head and not isinstance(pair.draft, DraftHead):
         raise RequestError(
-            'drafter="adaptive" needs a draft head, and this pair drafts with a model: choose "cascade".'
+            f'drafter="{drafter}" needs a draft head, and this pair drafts with a model: choose "cascade".'
         )
-    if drafter in ("ngram", "lookup") and pair.ngrams is None:
+    if kind.needs_ngrams and pair.ngrams is None:
         raise RequestError(f'This pair has no n-gram table for drafter="{drafter}": choose "prompt_lookup".')
-    if drafter not in DRAFTERS and not hasattr(drafter, "propose"):
-        raise RequestError(f"drafter must be auto, {', '.join(DRAFTERS)} or a drafter object; got {drafter!r}.")
     return drafter
 
 
@@ -68,37 +187,8 @@ def confident_prefix(max_probs: list[float], token_probs: list[float]) -> int:
 
 
 def runs_model(drafter: Any) -> bool:
-    """Whether the drafter keeps a cache of the pair's draft."""
-    return drafter in ("model", "cascade", "adaptive")
-
-
-def copies(drafter: Any) -> bool:
-    """Whether a drafter that runs the pair's draft copies from the text first."""
-    return drafter in ("cascade", "adaptive")
-
-
-def stops_when_unsure(drafter: Any) -> bool:
-    """Whether a drafter stops behind a draft that it is unsure of."""
-    return bool(drafter == "adaptive")
-
-
-class DraftSource(Protocol):
-    """What drafters are made of: a ModelPair, or the draft alone, in AMUSD's process."""
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def vocab(self) -> int: ...
-
-    @property
-    def draft(self) -> Any: ...
-
-    @property
-    def draft_step(self) -> CausalModel | None: ...
-
-    @property
-    def ngrams(self) -> NgramTable | None: ...
+    """Whether the drafter, a name or an object, keeps a cache of the pair's draft."""
+    return isinstance(drafter, str) and DRAFTERS[drafter].runs_model
 
 
 def make_drafter(
@@ -108,44 +198,14 @@ def make_drafter(
     length: int,
     backend: str,
     sampling: SamplingParams,
-    rule: str,
+    verification: str,
     *,
     ahead: bool = False,
 ) -> Drafter:
-    """A drafter for `rows` rows of at most `length` tokens.
+    """A drafter for `rows` rows of at most `length` tokens: by its name, or a copy of a drafter object.
 
-    ahead: for AMUSD. A model or head drafts one token a proposal, so that verdicts are heard in between, and a
-    head need not have the target's states (HeadDrafter).
+    ahead: see Parts.
     """
-    device, most = pair.device, 1 if ahead else None
-
-    def model(confidence: float = 0.0) -> Drafter:
-        assert pair.draft_step is not None
-        if isinstance(pair.draft, DraftHead):
-            vocab = len(pair.draft.vocabulary)
-            runner = make_runner(pair.draft_step, rows, length, vocab, backend, keep_states=True)
-            return HeadDrafter(pair.draft, runner, pair.vocab, sampling, rule, confidence, ahead)
-        return ModelDrafter(make_runner(pair.draft_step, rows, length, pair.vocab, backend), sampling, rule)
-
-    def ngrams(shortest: int) -> NgramDrafter:
-        assert pair.ngrams is not None
-        return NgramDrafter(pair.ngrams, device, shortest)
-
-    made: Drafter
-    if drafter == "model":
-        made = model()
-    elif drafter == "prompt_lookup":
-        made = PromptLookupDrafter(device)
-    elif drafter == "sibling_lookup":
-        made = SiblingLookupDrafter(device)
-    elif drafter == "ngram":
-        made = ngrams(1)
-    elif drafter == "lookup":
-        made = LookupChain(PromptLookupDrafter(device), ngrams(1))
-    elif drafter == "cascade":
-        made = Cascade(PromptLookupDrafter(device, shortest=CASCADE_MATCH), model(), pair.vocab, most)
-    elif drafter == "adaptive":
-        made = Cascade(PromptLookupDrafter(device, shortest=CASCADE_MATCH), model(CONFIDENCE), pair.vocab, most)
-    else:
-        made = copy.deepcopy(drafter)
-    return made
+    if not isinstance(drafter, str):
+        return own_drafter(drafter)
+    return DRAFTERS[drafter].make(Parts(pair, rows, length, backend, sampling, verification, ahead))

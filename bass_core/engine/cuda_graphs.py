@@ -4,7 +4,7 @@ Contract: `make_runner` gives the runner that suits the device; above it nothing
 its tokens and row lengths from static buffers, so a replay costs one launch and no round trip to the host. Caches
 and their graphs go back to a pool when a runner is dropped, and serve the next request. Batches run in the next
 power of two, rows that are not there being of length 0. An architecture that can't be captured runs eagerly and
-says so once. Non-goals: how a step is captured (engine/capture.py); prefill, which runs once and at any width.
+says so once. Non-goals: how a step is captured (machine/capture.py); prefill, which runs once and at any width.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from torch import Tensor
 from kernels.backends import CAPTURABLE, captured_extent
 
 from ..attention.cache import RaggedCache
+from ..machine.capture import Pool, capture, empty_cache, enabled
 from ..machine.setup_time import setting_up
 from ..machine.transfer import to_device
 from ..models.base import CausalModel
-from .capture import Outputs, Pool, capture, empty_cache, enabled, refuse
+from ..models.capturable import refuse_capture
 from .runner import ModelRunner
 
 # Bytes that the steps of one cache may hold; the one used longest ago goes first.
@@ -36,6 +37,7 @@ _EXACT_WIDTHS, _WIDTH_STEP = 9, 4
 _LENGTH_STEP = 256
 _MOST_IDLE = 4
 
+Outputs = tuple[Tensor, "Tensor | None"]
 Recorder = Callable[[Callable[[], Outputs]], tuple[Outputs, Callable[[], Any]]]
 
 _idle: weakref.WeakKeyDictionary[CausalModel, list[_Slot]] = weakref.WeakKeyDictionary()
@@ -182,7 +184,7 @@ class GraphRunner(ModelRunner):
             self.slot.pool = Pool(self.model.device)
             return None
         except Exception as error:
-            refuse(model, error)
+            refuse_capture(model, error)
             return None
         return StaticStep(static_ids, static_lengths, outputs, replay, self.slot.pool.reserved() - before)
 

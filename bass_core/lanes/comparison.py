@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as Seq
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,34 +24,40 @@ from ..sampling.distribution import probabilities
 from ..sampling.noise import Role, exponentials
 from ..sampling.params import SamplingParams
 from .lane import Lane
+from .snapshot import Difference, Weighed
 
-REFERENCE = "regular"
 # What the extra forwards of one race may take: so many of them, of so many tokens together, a few seconds.
 MOST_FORWARDS = 8
 MOST_TOKENS = {"cpu": 1024, "accelerator": 32768}
 
-Difference = dict[str, Any]
 _log = logging.getLogger(__name__)
 
 
-def comparison(pair: ModelPair, request: Request, lanes: Seq[Lane]) -> dict[str, Any]:
-    """{"comparison": {lane: [None or a difference, a row each]}}; {} where no two lanes owe the same text.
+def reference_lane(lanes: Seq[Lane]) -> Lane | None:
+    """The lane that the others are compared with: the first whose method is a reference."""
+    return next((lane for lane in lanes if lane.reference), None)
 
-    None: the row is the regular lane's, as far as both reach. A difference is {"at": index of the first token that
-    differs, "ours", "theirs": the two token ids, theirs the regular lane's, "p_ours", "p_theirs", "tie"}: see
-    `weigh`. Those three are None beyond MOST_FORWARDS and MOST_TOKENS, or where the forward failed.
+
+def comparison(pair: ModelPair, request: Request, lanes: Seq[Lane]) -> dict[str, list[Difference | None]] | None:
+    """Each other lane's rows against the reference lane's, by method; None where no two lanes owe the same text.
+
+    A row's entry is None where both texts agree as far as both reach. A Difference holds the index of the first
+    token that differs and the two token ids, theirs the reference lane's; its p_ours, p_theirs and tie (`weigh`)
+    are None beyond MOST_FORWARDS and MOST_TOKENS, or where the forward failed.
     """
-    rows = {lane.method: [sequence.token_ids for sequence in lane.sequences] for lane in lanes}
-    reference = rows.pop(REFERENCE, None)
+    reference = reference_lane(lanes)
+    others = [lane for lane in lanes if lane is not reference]
     repeats = request.sampling.greedy or request.verification == "coupled"
-    if reference is None or not rows or not repeats or request.synthetic_acceptance is not None:
-        return {}
+    if reference is None or not others or not repeats or request.synthetic_acceptance is not None:
+        return None
     target = _Target(pair, request)
-    found = {
-        lane: [target.difference(row, ours, reference[row]) for row, ours in enumerate(texts)]
-        for lane, texts in rows.items()
+    theirs = [sequence.token_ids for sequence in reference.sequences]
+    return {
+        lane.method: [
+            target.difference(row, sequence.token_ids, theirs[row]) for row, sequence in enumerate(lane.sequences)
+        ]
+        for lane in others
     }
-    return {"comparison": found}
 
 
 def first_difference(ours: list[int], theirs: list[int]) -> int | None:
@@ -62,10 +67,10 @@ def first_difference(ours: list[int], theirs: list[int]) -> int | None:
 
 def weigh(
     logits: Tensor, params: SamplingParams, seed: int, sequence_id: int, position: int, tokens: tuple[int, int]
-) -> dict[str, float | None]:
-    """{"p_ours", "p_theirs", "tie"} of two tokens under the target's logits [V] at a position of its text.
+) -> Weighed:
+    """How near two tokens (ours, theirs) are under the target's logits [V] at a position of its text.
 
-    Greedy: p is the model's own distribution (temperature 1); else what was sampled from. "tie" is the smaller of
+    Greedy: p is the model's own distribution (temperature 1); else what was sampled from. `tie` is the smaller of
     the two scores over the larger, 1 being a tie. The score is what the largest was taken of: p, and with a
     temperature p / E, E being the position's own exponential number for that token (`draw`).
     """
@@ -96,7 +101,7 @@ class _Target:
             return None
         request, tokens = self.request, (ours[at], theirs[at])
         text = [*request.prompts[row], *theirs[:at]]
-        weighed: dict[str, float | None] = dict.fromkeys(("p_ours", "p_theirs", "tie"))
+        weighed: Weighed = {"p_ours": None, "p_theirs": None, "tie": None}
         try:
             logits = self._logits(text)
             if logits is not None:

@@ -11,12 +11,12 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
-from ..amusd.decoder import refuse_amusd
 from ..decoding.admission import admit
-from ..decoding.request import check_method, make_request
+from ..decoding.request import make_request
 from ..models.pair import ModelPair
 from ..sequence import Round
 from .lane import Lane
+from .methods import find_method
 from .metrics import Metrics, latency
 
 
@@ -93,9 +93,9 @@ def finished(lane: Lane) -> Generation:
 
 
 def _lane(pair: ModelPair, prompt: str | Seq[Any], method: str, arguments: dict[str, Any]) -> Lane:
-    check_method(method)
+    found = find_method(method)
     request = make_request(pair, prompt, **arguments)
-    if method == "amusd":
-        refuse_amusd(pair, request)
-    admit(pair, request, (method,))
+    if found.check is not None:
+        found.check(pair, request)
+    admit(pair, request, [found])
     return Lane(pair, request, method)

@@ -7,7 +7,7 @@ lane as plain data. `build` makes a lane for a method. An exception inside a ste
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import Any
+from typing import cast
 
 from ..decoding.base import Decoder, Timeline
 from ..decoding.request import Request
@@ -18,8 +18,9 @@ from ..models.pair import ModelPair
 from ..sequence import Round
 from .clock import FairLock, LaneClock
 from .detokenizer import TextStream
-from .methods import build
+from .methods import find_method
 from .metrics import Counts, Metrics, summarise
+from .snapshot import LaneSnapshot, MetricsRecord, SequenceSnapshot
 from .trace import Trace
 from .utilization import Work
 
@@ -31,13 +32,14 @@ class Lane:
     """One method answering one request. `sequences` are its own; `error` is set when a step failed."""
 
     def __init__(self, pair: ModelPair, request: Request, method: str) -> None:
-        self.method, self.request = method, request
+        found = find_method(method)
+        self.method, self.request, self.reference = found.name, request, found.reference
         self.sequences = request.sequences()
         self.clock = LaneClock(pair.device)
         self.counts = Counts()
         self.log = Trace(pair.tokenizer)
         self.device, self.dtype = pair.device, pair.dtype
-        draft = pair.draft_step if method != "regular" and runs_model(request.drafter) else None
+        draft = pair.draft_step if found.drafts and runs_model(request.drafter) else None
         self.work = Work(
             pair.target_step.cost, None if draft is None else draft.cost, bandwidth=known_bandwidth(pair.device)
         )
@@ -47,7 +49,7 @@ class Lane:
         self.lock = FairLock()
         self.texts = [TextStream(pair.tokenizer) if pair.tokenizer is not None else None for _ in self.sequences]
         with shortage_explained():
-            self._decoder: Decoder | None = build(pair, request, method, self.sequences)
+            self._decoder: Decoder | None = found.build(pair, request, self.sequences)
         # Of a lane whose draft works beside its target: when who was busy, and its shortest turn in a fair race.
         self.timeline: Timeline | None = self._decoder.timeline
         self.slice_ms = 0.0 if self.timeline is None else SLICE_MS
@@ -113,9 +115,9 @@ class Lane:
         decode_ms = self.clock.ms - (self.first_prefill_ms or 0.0)
         return replace(metrics, **self.work.utilization(decode_ms, self.device, self.dtype))
 
-    def view(self) -> dict[str, Any]:
+    def view(self) -> LaneSnapshot:
         """The lane as JSON-ready data, values whole."""
-        sequences = [
+        sequences: list[SequenceSnapshot] = [
             {
                 "text": None if text is None else text.text,
                 "token_ids": list(sequence.token_ids),
@@ -126,16 +128,17 @@ class Lane:
             }
             for sequence, text in zip(self.sequences, self.texts, strict=True)
         ]
-        timeline = {} if self.timeline is None else {"timeline": self.timeline.view()}
-        return {
+        view: LaneSnapshot = {
             "sequences": sequences,
-            "metrics": asdict(self.metrics()),
+            "metrics": cast(MetricsRecord, asdict(self.metrics())),
             "rounds": self.log.view(),
             "clock_ms": self.clock.ms,
             "finished": self.finished,
             "error": self.error,
-            **timeline,
         }
+        if self.timeline is not None:
+            view["timeline"] = self.timeline.view()
+        return view
 
     def _record(self, index: int, tokens: list[int], prefill: bool) -> None:
         sequence, text = self.sequences[index], self.texts[index]

@@ -15,26 +15,26 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from kernels.support import is_accelerator, own_stream, runtime
 
-from ..amusd.decoder import refuse_amusd
 from ..decoding.admission import admit
-from ..decoding.request import LANES, METHODS, Request, check_method, make_request
-from ..engine.capture import empty_cache
+from ..decoding.request import Request, make_request
 from ..errors import BassError, MemoryShortage, RequestError
+from ..machine.capture import empty_cache
 from ..machine.monitor import Monitor
 from ..models.pair import ModelPair
-from .comparison import comparison
+from .comparison import comparison, reference_lane
 from .lane import Lane
+from .methods import DEFAULT_LANES, METHODS, Method, find_method
+from .snapshot import DeviceReading, LaneSnapshot, Snapshot
 
 SCHEDULINGS = ("fair", "overlap", "in_turn")
 SNAPSHOT_SECONDS = 0.1
 
-Snapshot = dict[str, Any]
 _log = logging.getLogger(__name__)
 
 
@@ -42,7 +42,7 @@ def race(
     pair: ModelPair,
     prompt: str | Seq[Any],
     *,
-    lanes: Seq[str] = LANES,
+    lanes: Seq[str] = DEFAULT_LANES,
     scheduling: str = "fair",
     **arguments: Any,
 ) -> Iterator[Snapshot]:
@@ -54,31 +54,36 @@ def race(
     known = f"lanes must name different methods out of {', '.join(METHODS)}; got {lanes!r}."
     if not isinstance(lanes, list | tuple) or not lanes:
         raise RequestError(known)
-    methods = tuple(check_method(method) for method in lanes)
-    if len(set(methods)) != len(methods):
+    methods = [find_method(method) for method in lanes]
+    if len({method.name for method in methods}) != len(methods):
         raise RequestError(known)
     if scheduling not in SCHEDULINGS:
         raise RequestError(f"scheduling must be one of {', '.join(SCHEDULINGS)}; got {scheduling!r}.")
     request = make_request(pair, prompt, **arguments)
-    if "amusd" in methods:
-        refuse_amusd(pair, request)
-    admit(pair, request, *([methods] if scheduling != "in_turn" else [(method,) for method in methods]))
+    for method in methods:
+        if method.check is not None:
+            method.check(pair, request)
+    admit(pair, request, *([methods] if scheduling != "in_turn" else [[method] for method in methods]))
     return _run(pair, request, methods, scheduling)
 
 
-def _run(pair: ModelPair, request: Request, methods: tuple[str, ...], scheduling: str) -> Iterator[Snapshot]:
+def _run(pair: ModelPair, request: Request, methods: list[Method], scheduling: str) -> Iterator[Snapshot]:
     start = time.perf_counter()
     monitor = Monitor(pair.device)
     lanes: list[Lane] = []
     schedule = {"fair": _fair, "overlap": _overlap, "in_turn": _in_turn}[scheduling]
     try:
         monitor.start()
-        lanes += [Lane(pair, request, method) for method in methods]
+        lanes += [Lane(pair, request, method.name) for method in methods]
         for _ in schedule(lanes, pair.device):
             snapshot = _snapshot(lanes, monitor, scheduling, start)
             if not snapshot["done"]:
                 yield snapshot
-        yield _snapshot(lanes, monitor, scheduling, start) | comparison(pair, request, lanes)
+        last = _snapshot(lanes, monitor, scheduling, start)
+        found = comparison(pair, request, lanes)
+        if found is not None:
+            last["comparison"] = found
+        yield last
     finally:
         monitor.stop()
         for lane in lanes:
@@ -170,18 +175,19 @@ def _guarded(lane: Lane, action: Callable[[], object]) -> None:
 
 
 def _snapshot(lanes: list[Lane], monitor: Monitor, scheduling: str, start: float) -> Snapshot:
-    views = {}
+    views: dict[str, LaneSnapshot] = {}
     for lane in lanes:
         with lane.lock:
             views[lane.method] = lane.view()
-    regular = views.get("regular", {}).get("metrics", {}).get("ms_per_token")
+    reference = reference_lane(lanes)
+    base = None if reference is None else views[reference.method]["metrics"]["ms_per_token"]
     for view in views.values():
         own = view["metrics"]["ms_per_token"]
-        view["metrics"]["speedup"] = regular / own if regular and own else None
+        view["metrics"]["speedup"] = base / own if base and own else None
     return {
         "done": all(view["finished"] for view in views.values()),
         "scheduling": scheduling,
         "elapsed_ms": 1000 * (time.perf_counter() - start),
         "lanes": views,
-        "device": monitor.latest(),
+        "device": cast(DeviceReading, monitor.latest()),
     }

@@ -1,12 +1,8 @@
 """The rounds of a lane as plain data, for those who want to look inside.
 
 Contract: `add` takes each Round once and keeps it as a JSON-ready record that never changes afterwards; `view`
-is the whole log so far. A number that does not exist is None. Non-goals: counting (lanes/metrics.py), texts of
-what was written (lanes/detokenizer.py).
-
-A record: {"round", "kind", "draft_length", "time_ms", "rows"}, where `round` counts the lane's
-verifications and plain steps from 1 (0: prefill). A row: {"sequence", "start", "drafted", "drafted_text", "p",
-"q", "u", "accepted", "written", "next_p"}: it wrote `written` tokens from index `start` of its sequence on.
+is the whole log so far; lanes/snapshot.py says what a record holds. Non-goals: counting (lanes/metrics.py), texts
+of what was written (lanes/detokenizer.py).
 """
 
 from __future__ import annotations
@@ -15,6 +11,7 @@ import math
 from typing import Any
 
 from ..sequence import Round, RowRound
+from .snapshot import RoundRecord, RowRecord
 
 
 class Trace:
@@ -22,7 +19,7 @@ class Trace:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        self.records: list[dict[str, Any]] = []
+        self.records: list[RoundRecord] = []
         self._rounds = 0
         self._written: dict[int, int] = {}
         self._spelled: dict[int, str] = {}
@@ -42,11 +39,11 @@ class Trace:
             }
         )
 
-    def view(self) -> list[dict[str, Any]]:
+    def view(self) -> list[RoundRecord]:
         """All records so far, in a list of its own."""
         return list(self.records)
 
-    def _row(self, row: RowRound) -> dict[str, Any]:
+    def _row(self, row: RowRound) -> RowRecord:
         start = self._written.get(row.sequence, 0)
         self._written[row.sequence] = start + len(row.tokens)
         texts = None if self.tokenizer is None else [self._spell(token) for token in row.drafted]

@@ -65,6 +65,8 @@ class CausalModel:
 
     # Whether the padding of shorter rows is left out of the matrix products.
     skips_padding = False
+    # Whether the forward is known not to wait for the device. Of models' own code it is tried (capturable.py).
+    never_waits = False
 
     def __init__(self, model: PreTrainedModel) -> None:
         config = model.config.get_text_config()

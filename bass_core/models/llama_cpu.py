@@ -76,6 +76,7 @@ class LlamaCpu(CausalModel):
     """
 
     skips_padding = True
+    never_waits = True
 
     def _prepare(self, model: PreTrainedModel) -> None:
         config, body = model.config, model.model

@@ -89,6 +89,8 @@ def has_room(model: PreTrainedModel) -> bool:
 class LlamaCuda(CausalModel):
     """A Llama or Qwen3 model whose weights are joined once; `plan` may be replaced between captures."""
 
+    never_waits = True
+
     def _prepare(self, model: PreTrainedModel) -> None:
         config, body = model.config, model.model
         # Without tensor cores under Triton torch's products, which reach them, are several times faster.

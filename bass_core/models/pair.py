@@ -12,17 +12,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from kernels.support import is_accelerator, on_zero_gpu
-
-from ..engine.capture import mark_capturable
 from ..errors import PairError
-from . import llama_cuda as gpu_model
-from .base import CausalModel, refuse_unsupported
+from .base import refuse_unsupported
 from .draft_head import DraftHead
-from .llama_cpu import LlamaCpu, fits
 from .ngram import NgramTable
-from .weights import llama_int8 as int8_model
-from .weights.quantize import is_quantized
+from .select import select_model
 
 
 class ModelPair:
@@ -53,11 +47,11 @@ class ModelPair:
         self.default_drafter, self.ngrams = default_drafter, ngrams
         whole = None if isinstance(draft, DraftHead) else draft
         self.vocab = _common_vocabulary(target, whole, tokenizer)
-        self.target_step = _step_model(target)
+        self.target_step = select_model(target)
         if isinstance(draft, DraftHead):
             draft.pack()
             self.target_step.readout = draft.readout()
-        self.draft_step = None if own_model is None else _step_model(own_model)
+        self.draft_step = None if own_model is None else select_model(own_model)
 
     @property
     def device(self) -> torch.device:
@@ -79,23 +73,6 @@ class ModelPair:
         if ids is None:
             return frozenset()
         return frozenset([ids] if isinstance(ids, int) else ids)
-
-
-def _step_model(model: PreTrainedModel) -> CausalModel:
-    step = _choose_step(model)
-    mark_capturable(step)
-    return step
-
-
-def _choose_step(model: PreTrainedModel) -> CausalModel:
-    if is_quantized(model):
-        chosen = is_accelerator(model.device) and not on_zero_gpu() and int8_model.enabled()
-        return int8_model.LlamaInt8(model) if chosen and int8_model.fits(model) else CausalModel(model)
-    if not is_accelerator(model.device):
-        return LlamaCpu(model) if fits(model) else CausalModel(model)
-    # On ZeroGPU no device is there yet to join weights on (see on_zero_gpu).
-    joined = not on_zero_gpu() and gpu_model.fits(model) and gpu_model.has_room(model)
-    return gpu_model.LlamaCuda(model) if joined else CausalModel(model)
 
 
 def _refuse_device(device: torch.device) -> None:

@@ -22,7 +22,7 @@ import torch
 from bass_core import Generation, ModelPair, SamplingParams, generate, load_pair
 from bass_core.amusd.client import DraftClient
 from bass_core.amusd.host import close, prepare
-from bass_core.attention.huggingface import choose_backend
+from bass_core.attention.select import choose_backend
 from bass_core.decoding.base import DecodingParams
 from bass_core.engine.runner import ModelRunner
 from bass_core.machine.cpu import cores

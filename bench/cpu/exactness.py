@@ -22,6 +22,7 @@ import torch
 from bass_core import ModelPair, SamplingParams, generate, load_pair
 from bass_core.decoding.request import make_request
 from bass_core.lanes.comparison import first_difference, next_logits, weigh
+from bass_core.lanes.snapshot import Weighed
 from bass_core.models.weights import cpu_linear as packed
 
 from ..prompts import mixed
@@ -141,7 +142,7 @@ def _difference(job: _Job, row: int, ours: list[int], theirs: list[int]) -> Row:
     at = first_difference(ours, theirs)
     place = min(len(ours), len(theirs)) if at is None else at
     tokens = [text[place] if place < len(text) else None for text in (ours, theirs)]
-    weighed: Row = dict.fromkeys(("p_ours", "p_theirs", "tie"))
+    weighed: Weighed = {"p_ours": None, "p_theirs": None, "tie": None}
     if at is not None:
         text = [*request.prompts[0], *theirs[:at]]
         logits = next_logits(pair, text, request.backend)

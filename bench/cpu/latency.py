@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from bass_core import ModelPair, generate, load_pair
-from bass_core.decoding.request import LANES, make_request
+from bass_core import DEFAULT_LANES, ModelPair, generate, load_pair
+from bass_core.decoding.request import make_request
 
 from ..prompts import REPEAT, mixed
 from ..report.report import claim, finish, interleaved, median, parser
@@ -57,7 +57,7 @@ def _arms(pair: ModelPair, prompts: list[str], tokens: int) -> dict[str, Callabl
     def ours(method: str) -> Callable[[], Any]:
         return lambda: generate(pair, prompts, method=method, max_new_tokens=tokens, eos_token_id=None)
 
-    arms: dict[str, Callable[[], Any]] = {method: ours(method) for method in LANES}
+    arms: dict[str, Callable[[], Any]] = {method: ours(method) for method in DEFAULT_LANES}
     arms["generate"] = _transformers(pair, prompts, tokens)
     return arms
 
@@ -103,7 +103,7 @@ def _same_text(pair: ModelPair, tokens: int) -> dict[str, Any]:
     prompts = mixed(2)
     texts = [
         [s.token_ids for s in generate(pair, prompts, method=m, max_new_tokens=min(tokens, 16)).sequences]
-        for m in LANES
+        for m in DEFAULT_LANES
     ]
     same = sum(rows == texts[0] for rows in texts) / len(texts)
     return claim("methods that write regular's text", same, "1.0", same == 1.0)

@@ -22,7 +22,7 @@ from bass_core import ModelPair, load_pair
 from bass_core.budget.policies import CommonStop, FixedLength
 from bass_core.decoding.request import make_request
 from bass_core.lanes.lane import Lane
-from kernels.backends import BACKENDS, unavailable
+from kernels.backends import BACKENDS, why_backend_unavailable
 from kernels.plan import AttentionPlan
 
 from ..prompts import mixed
@@ -94,7 +94,7 @@ def _attention(pair: ModelPair, seed: int, repeats: int, quick: bool) -> list[Ro
             rows += [
                 {"attention": name, "lengths": case, "queries": queries, "ms": median(values) if values else None,
                  "GB/s": live * token / median(values) / 1e6 if values else None,
-                 "note": "" if values else unavailable(name, pair.device)}
+                 "note": "" if values else why_backend_unavailable(name, pair.device)}
                 for name, values in times.items()
             ]  # fmt: skip
     return rows
@@ -109,7 +109,7 @@ def _times(
     names = [
         name
         for name in BACKENDS
-        if unavailable(name, device) is None and (name != "fused" or device.type == "cuda")
+        if why_backend_unavailable(name, device) is None and (name != "fused" or device.type == "cuda")
     ]
 
     def call(name: str) -> None:

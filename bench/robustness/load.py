@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 from itertools import count
 from typing import Any
 
@@ -75,7 +76,7 @@ def _expected(pair: ModelPair, seed: int) -> dict[str, list[str]]:
     return _texts(last)
 
 
-def _texts(snapshot: dict[str, Any]) -> dict[str, list[str]]:
+def _texts(snapshot: Mapping[str, Any]) -> dict[str, list[str]]:
     return {name: [one["text"] for one in lane["sequences"]] for name, lane in snapshot["lanes"].items()}
 
 

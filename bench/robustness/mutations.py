@@ -63,14 +63,14 @@ MUTANTS = [
     ),
     Mutant(
         "q is not what was sampled from",
-        "bass_core/drafting/base.py",
+        "bass_core/drafting/model.py",
         _DRAW,
         _DRAW.replace(")), probs", ")), probs.sqrt() / probs.sqrt().sum(-1, keepdim=True)"),
         _SAMPLED,
     ),
     Mutant(
         "argmax drafts with a soft q",
-        "bass_core/drafting/base.py",
+        "bass_core/drafting/model.py",
         _DRAW,
         "return probs.argmax(-1), probs",
         _SAMPLED,
@@ -135,14 +135,14 @@ MUTANTS = [
     ),
     Mutant(
         "draft cache lacks the last accepted draft",
-        "bass_core/drafting/base.py",
+        "bass_core/drafting/model.py",
         "before + min(accepted[r], width - 1)",
         "before + accepted[r]",
         _PERFECT,
     ),
     Mutant(
         "stale lengths in the draft loop",
-        "bass_core/drafting/base.py",
+        "bass_core/drafting/model.py",
         "[end + step for end in ends]",
         "list(ends)",
         _PERFECT,
@@ -171,7 +171,7 @@ MUTANTS = [
     ),
     Mutant(
         "coupled draft with a noise of its own",
-        "bass_core/drafting/base.py",
+        "bass_core/drafting/model.py",
         'self.role = Role.TARGET if rule == "coupled" else Role.DRAFT',
         "self.role = Role.DRAFT",
         _NEVER_REFUSED,
@@ -185,7 +185,7 @@ MUTANTS = [
     ),
     Mutant(
         "copied drafts judged by the model's q",
-        "bass_core/drafting/lookup.py",
+        "bass_core/drafting/combine.py",
         "torch.where(copies[:, None, None], points, probs)",
         "probs",
         ["tests/bass_core/drafting/test_lookup.py::test_a_cascade_spares_the_model_where_every_row_copies"],
@@ -213,7 +213,7 @@ MUTANTS = [
     ),
     Mutant(
         "a draft that skips what rounds without drafts wrote",
-        "bass_core/drafting/base.py",
+        "bass_core/drafting/model.py",
         "row.tokens[runner.cached[r] :] if",
         "row.tokens[max(runner.cached[r], len(row.tokens) - 2) :] if",
         [_CONFORMANCE + "counts.py::test_rounds_without_drafts_leave_the_draft_in_step"],
@@ -243,7 +243,7 @@ MUTANTS = [
     ),
     Mutant(
         "AMUSD: the draft's cache keeps a refused token",
-        "bass_core/drafting/base.py",
+        "bass_core/drafting/model.py",
         "self.runner.cached[row] = min(self.runner.cached[row], length)",
         "self.runner.cached[row] = min(self.runner.cached[row], length + 1)",
         ["tests/bass_core/amusd/test_session.py::test_after_a_refusal_the_drafts_are_those_of_the_new_text"],

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from bass_core import Generation, ModelPair, SamplingParams, generate
-from bass_core.attention.huggingface import choose_backend
+from bass_core.attention.select import choose_backend
 from bass_core.budget.cost_table import CostTable, RoundCosts
 from bass_core.budget.policies import make_policy
 from bass_core.decoding.calibrate import measure_costs

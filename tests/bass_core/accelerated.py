@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from bass_core import ModelPair, generate
-from bass_core.engine import capture
-from bass_core.machine import hardware
+from bass_core.machine import capture, hardware
 from bass_core.models.base import CausalModel
 from kernels.support import runtime
 from tests.devices.conftest import accelerator  # noqa: F401

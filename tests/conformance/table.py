@@ -1,7 +1,8 @@
 """The table that the conformance suite runs over: what can be chosen, and which choices are tried together.
 
-Contract: `METHODS`, `DRAFTS` and the other axes list the choices; `covering(n)` gives cases in which every n of
-them meet at least once, always the same ones. A new method, drafter, backend or architecture is one line here.
+Contract: the library's METHODS, `DRAFTS` and the other axes list the choices; `covering(n)` gives cases in which
+every n of them meet at least once, always the same ones. A method that is registered takes part without a line
+here; a new drafter, backend or architecture is one line.
 AMUSD's drafts run in threads here (conftest.py), in processes in test_greedy.py's slow test of them.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from itertools import combinations, pairwise, product
 from typing import Any
@@ -17,7 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from bass_core import ModelPair, SamplingParams, generate
+from bass_core import METHODS, Method, ModelPair, RequestError, SamplingParams, generate
+from bass_core.decoding.request import make_request
 from bass_core.lanes.generation import Generation
 from bass_core.models.draft_head import DraftHead, HeadConfig
 from bass_core.models.ngram import NgramTable, context_key
@@ -31,21 +33,6 @@ PROMPTS = [prompt * 2 for prompt in prompts(6, longest=10)]
 
 
 @dataclass(frozen=True)
-class Method:
-    """`drafts`: not regular decoding; `batched`: rows together; `counted`: its rounds are known beforehand.
-
-    `only` names the drafts it can use, where that is not all of them; `shortest` is its smallest draft length.
-    """
-
-    name: str
-    drafts: bool = True
-    batched: bool = True
-    counted: bool = True
-    only: tuple[str, ...] = ()
-    shortest: int = 0
-
-
-@dataclass(frozen=True)
 class Draft:
     """`drafter` as in generate(); `kind` is what the pair is made with; `only` the architectures it can serve."""
 
@@ -54,16 +41,6 @@ class Draft:
     only: tuple[str, ...] = field(default=tuple(BUILDERS))
 
 
-MODELS = ("random", "perturbed", "self", "cascade", "head", "adaptive")
-METHODS = {
-    method.name: method
-    for method in (
-        Method("regular", drafts=False),
-        Method("speculative", batched=False),
-        Method("bass"),
-        Method("amusd", counted=False, only=MODELS, shortest=1),
-    )
-}
 DRAFTS = {
     "random": Draft("model", "random"),
     "perturbed": Draft("model"),
@@ -76,8 +53,8 @@ DRAFTS = {
     "head": Draft("model", "head", only=("llama",)),
     "adaptive": Draft("adaptive", "head", only=("llama",)),
 }
+# Beside "method", whose choices are METHODS.
 AXES: dict[str, tuple[Any, ...]] = {
-    "method": tuple(METHODS),
     "draft": tuple(DRAFTS),
     "architecture": tuple(BUILDERS),
     "attention": ("pad", "split", "sdpa"),
@@ -105,13 +82,17 @@ class Case:
     text: str
 
     def __str__(self) -> str:
-        return "-".join(str(getattr(self, axis)) for axis in AXES).replace(", ", "_")
+        return "-".join(str(choice) for _, choice in self.choices).replace(", ", "_")
+
+    @property
+    def choices(self) -> list[tuple[str, Any]]:
+        return [(field.name, getattr(self, field.name)) for field in fields(self)]
 
     @property
     def possible(self) -> bool:
-        method = METHODS[self.method]
-        usable = self.architecture in DRAFTS[self.draft].only and (not method.only or self.draft in method.only)
-        return usable and (self.length == "bass" or self.length >= method.shortest)
+        return self.architecture in DRAFTS[self.draft].only and serves(
+            METHODS[self.method], self.draft, self.length
+        )
 
     def run(self) -> Generation:
         """What the method writes."""
@@ -154,6 +135,23 @@ def target(architecture: str) -> Any:
 @cache
 def pair(architecture: str, kind: str) -> ModelPair:
     """The architecture's target with a draft of that kind, and n-grams that are right now and then."""
+    return _pair(architecture, kind, _ngrams(architecture))
+
+
+@cache
+def serves(method: Method, draft: str, length: Any) -> bool:
+    """Whether the method answers a request with this draft and draft length; one architecture stands for all."""
+    if method.check is None:
+        return True
+    one = _pair("llama", DRAFTS[draft].kind, NgramTable(np.ones(1, np.uint64), np.ones(1, np.uint32), 4))
+    try:
+        method.check(one, make_request(one, [1], drafter=DRAFTS[draft].drafter, draft_length=length))
+    except RequestError:
+        return False
+    return True
+
+
+def _pair(architecture: str, kind: str, ngrams: NgramTable) -> ModelPair:
     model = target(architecture)
     drafts: dict[str, Any] = {
         "random": lambda: tiny(architecture, seed=5, layers=1),
@@ -162,7 +160,7 @@ def pair(architecture: str, kind: str) -> ModelPair:
         "none": lambda: None,
         "head": lambda: head(model),
     }
-    return ModelPair(model, drafts[kind](), ngrams=_ngrams(architecture))
+    return ModelPair(model, drafts[kind](), ngrams=ngrams)
 
 
 def head(model: Any, size: int = 40, seed: int = 5) -> DraftHead:
@@ -191,7 +189,7 @@ def _ngrams(architecture: str) -> NgramTable:
 def covering(together: int) -> list[Case]:
     """Cases in which every `together` choices that can meet do; a greedy cover with a fixed seed."""
     rng = random.Random(0)
-    possible = [case for case in (Case(*choice) for choice in product(*AXES.values())) if case.possible]
+    possible = [case for case in (Case(*choice) for choice in product(METHODS, *AXES.values())) if case.possible]
     open_ = {meeting for case in possible for meeting in _meetings(case, together)}
     rng.shuffle(possible)
     chosen: list[Case] = []
@@ -205,5 +203,4 @@ def covering(together: int) -> list[Case]:
 
 
 def _meetings(case: Case, together: int) -> Iterator[tuple[Any, ...]]:
-    choices = [(axis, getattr(case, axis)) for axis in AXES]
-    return combinations(choices, together)
+    return combinations(case.choices, together)

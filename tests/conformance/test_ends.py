@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from bass_core import ModelPair, SamplingParams, generate, stream
+from bass_core import METHODS, ModelPair, SamplingParams, generate, stream
 from bass_core.lanes.clock import LaneClock
 
 from ..models import VOCAB, byte_tokenizer, prompts, reference, tiny
-from .table import METHODS
+from .table import serves
 
 TARGET = tiny("llama")
 PAIR = ModelPair(TARGET, TARGET)
@@ -83,7 +83,7 @@ def test_an_end_that_is_sampled() -> None:
 
 @pytest.mark.parametrize(
     ("method", "length"),
-    [(name, length) for name in METHODS for length in (0, 4, "bass") if length or not METHODS[name].shortest],
+    [(name, n) for name, method in METHODS.items() for n in (0, 4, "bass") if serves(method, "self", n)],
 )
 def test_the_context_ends_a_text(method: str, length: Any) -> None:
     """Prompts that leave 1, 2, 6 and 30 places; rounds are padded past the context beside a row with room."""

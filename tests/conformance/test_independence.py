@@ -6,10 +6,10 @@ row's tokens, in float32.
 
 import pytest
 
-from bass_core import ModelPair, SamplingParams, generate, race
+from bass_core import METHODS, ModelPair, SamplingParams, generate, race
 
 from ..models import NEAR, perturbed, prompts, tiny
-from .table import METHODS
+from .table import serves
 
 TARGET = tiny("llama")
 PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]))
@@ -45,11 +45,11 @@ def test_alone_together_and_shuffled(arguments):
     # Where a round ends decides which noise a position uses, unless the text is greedy or coupled.
     fixed = "sampling" in arguments and arguments.get("verification") != "coupled"
     for method in METHODS.values():
-        if method.drafts and method.name != "bass" and (method.counted or not fixed):
-            if method.only and arguments.get("drafter", "model") != "model":
+        if method.drafts and method.name != "bass" and not (method.overlaps and fixed):
+            if not serves(method, arguments.get("drafter", "self"), 3):
                 continue
             assert texts(ROWS, list(range(8)), **arguments, method=method.name) == together
-            if not method.counted:
+            if method.overlaps:
                 assert texts([ROWS[i] for i in order], order, **arguments, method=method.name) == together
                 assert texts([ROWS[6]], [6], **arguments, method=method.name)[6] == together[6]
 

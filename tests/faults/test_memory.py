@@ -16,7 +16,16 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
-from bass_core import MemoryShortage, ModelPair, RequestError, SamplingParams, generate, race
+from bass_core import (
+    DEFAULT_LANES,
+    METHODS,
+    MemoryShortage,
+    ModelPair,
+    RequestError,
+    SamplingParams,
+    generate,
+    race,
+)
 from bass_core.attention.cache import RaggedCache
 from bass_core.decoding import admission as admission_module
 from bass_core.decoding.admission import estimate_bytes
@@ -126,21 +135,21 @@ def _room(monkeypatch: pytest.MonkeyPatch, needed: int) -> None:
 def test_the_refusal_names_the_largest_that_fits(rows: int, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for 10 rows of what was asked: ten fit, and so does a shorter text of all; one more of either not."""
     request = make_request(PAIR, PROMPT, n=rows, max_new_tokens=tokens)
-    _room(monkeypatch, estimate_bytes(PAIR, request, ("bass",), 10))
+    _room(monkeypatch, estimate_bytes(PAIR, request, (METHODS["bass"],), 10))
     with pytest.raises(RequestError, match="a batch of 10 would fit, or") as refusal:
         generate(PAIR, PROMPT, n=rows, max_new_tokens=tokens)
     shorter = int(str(refusal.value).split(" new tokens would fit")[0].split()[-1])
     assert 0 < shorter < tokens
-    admission_module.admit(PAIR, make_request(PAIR, PROMPT, n=10, max_new_tokens=tokens), ("bass",))
-    admission_module.admit(PAIR, make_request(PAIR, PROMPT, n=rows, max_new_tokens=shorter), ("bass",))
+    admission_module.admit(PAIR, make_request(PAIR, PROMPT, n=10, max_new_tokens=tokens), (METHODS["bass"],))
+    admission_module.admit(PAIR, make_request(PAIR, PROMPT, n=rows, max_new_tokens=shorter), (METHODS["bass"],))
     for n, more in ((11, tokens), (rows, shorter + 1)):
         with pytest.raises(RequestError):
-            admission_module.admit(PAIR, make_request(PAIR, PROMPT, n=n, max_new_tokens=more), ("bass",))
+            admission_module.admit(PAIR, make_request(PAIR, PROMPT, n=n, max_new_tokens=more), (METHODS["bass"],))
 
 
 def test_where_neither_alone_would_do_one_short_row_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     request = make_request(PAIR, PROMPT, n=64, max_new_tokens=60)
-    _room(monkeypatch, estimate_bytes(PAIR, request, ("bass",), 1))
+    _room(monkeypatch, estimate_bytes(PAIR, request, (METHODS["bass"],), 1))
     with pytest.raises(RequestError, match=r"free: a batch of 1 with \d+ new tokens would fit\."):
         generate(PAIR, PROMPT, n=400, max_new_tokens=500)
 
@@ -169,7 +178,7 @@ def test_the_estimate_covers_what_a_race_takes(tmp_path: Path) -> None:
     for event in sorted((e for e in events if e["name"] == "[memory]"), key=lambda event: event["ts"]):
         held += event["args"]["Bytes"]
         peak = max(peak, held)
-    estimate = estimate_bytes(PAIR, request, ("bass",), 32)
+    estimate = estimate_bytes(PAIR, request, (METHODS["bass"],), 32)
     assert estimate / 3 < peak <= estimate
 
 
@@ -192,7 +201,7 @@ def _on_a_large_gpu(prompts: list[list[int]], new: int, backend: str) -> int:
     )
     request = make_request(PAIR, [1], max_new_tokens=new)
     request = replace(request, prompts=prompts, backend=backend, drafter="model", context=40960)
-    return estimate_bytes(pair, request, ("regular", "speculative", "bass"), len(prompts))
+    return estimate_bytes(pair, request, [METHODS[name] for name in DEFAULT_LANES], len(prompts))
 
 
 def test_a_short_prompt_asks_for_little_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

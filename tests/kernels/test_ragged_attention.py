@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.backends import BACKENDS, unavailable
+from kernels.backends import BACKENDS, why_backend_unavailable
 from kernels.plan import AttentionPlan
 
 DIM = 8
 HUGE = 1e30
-HERE = [name for name in sorted(BACKENDS) if unavailable(name, torch.device("cpu")) is None]
+HERE = [name for name in sorted(BACKENDS) if why_backend_unavailable(name, torch.device("cpu")) is None]
 
 
 def reference(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bass_core import BassError, ModelPair
+from bass_core import METHODS, BassError, ModelPair
 from bass_core.attention.huggingface import BACKENDS
-from bass_core.decoding.request import METHODS, VERIFICATIONS
+from bass_core.decoding.request import VERIFICATIONS
 from bass_core.drafting.registry import DRAFTERS, choose_drafter
 from bass_core.lanes.race import SCHEDULINGS
 from ui.page.limits import LANES, MAX_DRAFT_LENGTH

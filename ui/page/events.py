@@ -34,7 +34,7 @@ def race_source(pair: ModelPair, models: Models | None = None) -> Source:
     """A generator function of plain data in and out, so that a ZeroGPU worker can run it."""
     shelf = models or Models(pair)
 
-    def snapshots(request: RaceRequest) -> Generator[Snapshot, None, None]:
+    def snapshots(request: RaceRequest) -> Generator[Any, None, None]:
         yield from race(
             shelf.get(request.pair),
             request.prompt,

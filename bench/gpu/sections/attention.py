@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.backends import BACKENDS, unavailable
+from kernels.backends import BACKENDS, why_backend_unavailable
 from kernels.plan import AttentionPlan
 
 from ..context import Context
@@ -19,9 +19,9 @@ HEADS, KV_HEADS, DIM = 32, 8, 128
 
 def run(ctx: Context) -> None:
     """The grid: batch x lengths x query tokens."""
-    names = [name for name in BACKENDS if unavailable(name, ctx.device) is None]
+    names = [name for name in BACKENDS if why_backend_unavailable(name, ctx.device) is None]
     for missing in sorted(set(BACKENDS) - set(names)):
-        ctx.row(missing, "not run", unavailable(missing, ctx.device) or "")
+        ctx.row(missing, "not run", why_backend_unavailable(missing, ctx.device) or "")
     for batch, label, lengths in grids(ctx):
         for width in (1,) if ctx.dry else (1, 5):
             if ctx.late:

@@ -20,7 +20,7 @@ from bass_core.sampling.draw import draw
 from bass_core.sampling.noise import NoiseKeys, Role
 from bass_core.sampling.params import SamplingParams
 from bass_core.verification.rejection import verify
-from kernels.backends import unavailable
+from kernels.backends import why_backend_unavailable
 from kernels.plan import AttentionPlan
 from kernels.reference import cache as cache_reference
 from kernels.reference import linear as linear_reference
@@ -35,7 +35,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 def run(ctx: Context) -> None:
     """All kernels, each over its grid; of several processes each takes its share of the kernels' variants."""
-    reason = unavailable("fused", ctx.device)
+    reason = why_backend_unavailable("fused", ctx.device)
     if reason:
         ctx.row("kernels", "not run", reason)
         return

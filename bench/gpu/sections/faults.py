@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Qwen2Config, Qwen2ForCausalLM
 
-from bass_core import ModelPair, RequestError, SamplingParams, generate, race
-from bass_core.decoding.request import LANES
+from bass_core import DEFAULT_LANES, ModelPair, RequestError, SamplingParams, generate, race
 from bass_core.engine import cuda_graphs as graphs
 from bass_core.engine.cuda_graphs import GraphRunner, record_calls, release_idle
 from bass_core.engine.runner import ModelRunner
@@ -41,7 +40,7 @@ def smoke(ctx: Context) -> None:
 
 def _smoke_cases(ctx: Context, pair: ModelPair) -> Iterator[tuple[str, Case]]:
     yield "a captured step", lambda: _equals_eager(ctx, pair.target_step, [(2, 1), (2, 1)])
-    for method in LANES:
+    for method in DEFAULT_LANES:
         yield f"a lane: {method}", partial(_texts, ctx, pair, method)
     yield "an overlapped race", lambda: _race(ctx, pair, "overlap")
 
@@ -111,7 +110,7 @@ def _head(ctx: Context) -> None:
 
 def _sampled(ctx: Context, sampling: SamplingParams, **more: Any) -> None:
     pair = _pair(ctx)
-    for method in LANES:
+    for method in DEFAULT_LANES:
         _texts(ctx, pair, method, sampling=sampling, **more)
 
 

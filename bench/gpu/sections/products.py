@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.backends import unavailable
+from kernels.backends import why_backend_unavailable
 from kernels.reference import linear as linear_reference
 
 from ..context import Context, answers
@@ -37,7 +37,7 @@ _FEW = [(16, 128, 4, 4), (16, 256, 4, 4), (32, 128, 4, 4), (32, 64, 6, 4), (64, 
 
 def run(ctx: Context) -> None:
     """Shape by shape, at 1, 8 and 40 rows."""
-    reason = unavailable("fused", ctx.device)
+    reason = why_backend_unavailable("fused", ctx.device)
     if reason:
         ctx.row("products", "not run", reason)
         return

@@ -11,13 +11,13 @@ import json
 import lzma
 import statistics
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bass_core import ModelPair, race
-from bass_core.decoding.request import LANES
+from bass_core import DEFAULT_LANES, ModelPair, Snapshot, race
 
 from .. import shapes
 from ..context import Context
@@ -38,14 +38,14 @@ def run(ctx: Context) -> None:
     prompts = ctx.prompts(2 if ctx.dry else 8)
     for _ in race(ctx.pair, prompts, scheduling="fair", **arguments):
         pass  # captures what the measured races need
-    for method in LANES:
+    for method in DEFAULT_LANES:
         *_, last = race(ctx.pair, prompts, lanes=(method,), **arguments)
         report(ctx, f"{method} alone", last, method)
     for scheduling, seconds in (("fair", SECONDS), ("in_turn", SECONDS), ("overlap", 6.0)):
         if ctx.late:
             return
         one = watch(ctx, ctx.pair, prompts, scheduling, 0.0 if ctx.short else seconds, arguments)
-        for method in LANES:
+        for method in DEFAULT_LANES:
             report(ctx, f"{method} {scheduling}", one, method)
     small_float32(ctx)
 
@@ -57,11 +57,11 @@ def watch(
     scheduling: str,
     seconds: float,
     arguments: dict[str, Any],
-) -> dict[str, Any]:
+) -> Snapshot:
     """Races until the time is up; the last snapshot of the first."""
     started = time.monotonic()
     busy: dict[str, list[float]] = {}
-    first: list[dict[str, Any]] = []
+    first: list[Snapshot] = []
     while not first or time.monotonic() - started < seconds:
         snapshots = []
         for snapshot in race(pair, prompts, scheduling=scheduling, **arguments):
@@ -78,7 +78,7 @@ def watch(
     return first[-1]
 
 
-def report(ctx: Context, case: str, snapshot: dict[str, Any], method: str) -> None:
+def report(ctx: Context, case: str, snapshot: Mapping[str, Any], method: str) -> None:
     """A lane's figures in a snapshot."""
     lane = snapshot["lanes"][method]
     if lane["error"]:
@@ -87,7 +87,7 @@ def report(ctx: Context, case: str, snapshot: dict[str, Any], method: str) -> No
         ctx.row(case, what, lane["metrics"][what])
 
 
-def store(ctx: Context, scheduling: str, snapshots: list[dict[str, Any]]) -> None:
+def store(ctx: Context, scheduling: str, snapshots: list[Snapshot]) -> None:
     """Write a recording: every k-th snapshot and the last."""
     step = -(-len(snapshots) // MOST_SNAPSHOTS)
     kept = snapshots[:-1][::step] + snapshots[-1:]
@@ -100,7 +100,7 @@ def store(ctx: Context, scheduling: str, snapshots: list[dict[str, Any]]) -> Non
     ctx.row(f"recording {scheduling}", "snapshots", len(kept), "", path.name)
 
 
-def write_recording(path: Path, about: str, snapshots: list[dict[str, Any]]) -> None:
+def write_recording(path: Path, about: str, snapshots: list[Snapshot]) -> None:
     """A recording as the page reads it, packed: whole snapshots repeat each other's text."""
     document = {"recording": 1, "about": about, "snapshots": rounded(snapshots)}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -129,6 +129,6 @@ def small_float32(ctx: Context) -> None:
     theirs = [own_text(pair, row, count) for row in rows]
     for scheduling in ("fair", "overlap"):
         *_, last = race(pair, rows, scheduling=scheduling, max_new_tokens=count, eos_token_id=None)
-        for method in LANES:
+        for method in DEFAULT_LANES:
             ours = [sequence["token_ids"] for sequence in last["lanes"][method]["sequences"]]
             ctx.row(f"float32 race {scheduling} {method}", "rows equal to generate", share(ours, theirs))

@@ -9,7 +9,7 @@ from bass_core import ModelPair, SamplingParams
 from bass_core.amusd.messages import Open, RowUpdate
 from bass_core.amusd.session import DraftSession
 from bass_core.amusd.shared_memory import Arena
-from bass_core.drafting import base as drafting
+from bass_core.drafting import model as drafting
 from bass_core.sampling.draw import draw
 from bass_core.sampling.noise import Role, stream
 
@@ -120,7 +120,7 @@ def test_a_head_goes_on_from_the_targets_states():
     fuse, project = head.fuse, head.project
     pair = ModelPair(target, head)
     one = session(pair, layout={"states": ((2, 80, 64), torch.float32)})
-    assert drafted(one, 0, 0) == [] and one.forwards == 0, "nothing is known before the first verdict"
+    assert drafted(one, 0, 0) == [] and one.drafter.calls == 0, "nothing is known before the first verdict"
     text, start = list(ROWS[0]), len(ROWS[0])
     for epoch, new in enumerate((1, 3, 2), start=1):
         text += reference(target, text, new)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from bass_core import BassError, ModelPair, RequestError, SamplingParams, generate, race, stream
+from bass_core import METHODS, BassError, ModelPair, RequestError, SamplingParams, generate, race, stream
 from bass_core.decoding import admission as admission_module
 from bass_core.decoding.admission import estimate_bytes
 from bass_core.decoding.request import make_request
@@ -143,7 +143,7 @@ def test_too_large_for_the_memory(monkeypatch: pytest.MonkeyPatch, rows: int, sc
     """Free memory is set to what a batch of 10 needs: 11 is refused and 10 is named."""
     lanes = ("regular", "bass")
     request = make_request(PAIR, PROMPT, n=rows, max_new_tokens=400)
-    together = lanes if scheduling != "in_turn" else ("bass",)
+    together = [METHODS[name] for name in (lanes if scheduling != "in_turn" else ("bass",))]
     free = estimate_bytes(PAIR, request, together, 10) / admission_module._HEADROOM + 1
     monkeypatch.setattr(admission_module, "available_bytes", lambda _: free)
     with pytest.raises(RequestError, match=r"a batch of 10 would fit"):
@@ -161,4 +161,4 @@ def test_the_estimate_covers_what_the_caches_take() -> None:
     request = make_request(PAIR, PROMPT, n=3, max_new_tokens=100)
     length = request.longest
     per_model = [2 * layers * 3 * 2 * length * 16 * 4 for layers in (2, 1)]
-    assert estimate_bytes(PAIR, request, ("bass",), 3) >= sum(per_model)
+    assert estimate_bytes(PAIR, request, (METHODS["bass"],), 3) >= sum(per_model)

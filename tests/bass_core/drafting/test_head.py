@@ -219,16 +219,16 @@ def test_an_unsure_head_stops_by_what_it_knew_before_the_draw(pair, sampling, la
         return proposal, drafter.calls, said
 
     endless, calls, said = proposed(0.0)
-    assert endless.counts == [6, 6, 2] and calls == 6
+    assert endless.num_drafted == [6, 6, 2] and calls == 6
     stopped = set()
     for confidence in (0.002, 0.005, 0.01, 0.03, 0.05, 0.1, 0.3, 1.0):
         found, calls, _ = proposed(confidence)
         width = found.tokens.shape[1]
-        assert width == max(found.counts)
+        assert width == max(found.num_drafted)
         assert torch.equal(found.tokens, endless.tokens[:, :width])
-        stopped.update(found.counts)
+        stopped.update(found.num_drafted)
         worth = 1
-        for r, count in enumerate(found.counts):
+        for r, count in enumerate(found.num_drafted):
             chance, limit, headroom = 1.0, 6, 6
             for step, (peaks, drawn) in enumerate(said):
                 if step and chance < HEADROOM * confidence:

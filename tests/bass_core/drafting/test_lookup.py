@@ -5,7 +5,10 @@ import pytest
 import torch
 
 from bass_core import ModelPair, generate
-from bass_core.drafting.lookup import Cascade, LookupChain, NgramDrafter, PromptLookupDrafter, SiblingLookupDrafter
+from bass_core.drafting.base import Drafter, Proposal
+from bass_core.drafting.combine import Cascade, LookupChain
+from bass_core.drafting.lookup import PromptLookupDrafter, SiblingLookupDrafter
+from bass_core.drafting.ngram import NgramDrafter
 from bass_core.errors import RequestError, WeightsError
 from bass_core.models.ngram import NgramTable, context_key, load_ngrams
 from bass_core.sampling.noise import NoiseKeys
@@ -30,7 +33,7 @@ def table(pairs, longest=4):
 def proposed(drafter, rows, max_drafts):
     proposal = drafter.propose(rows, max_drafts, KEYS)
     assert proposal.probs is None
-    return [tokens[:count] for tokens, count in zip(proposal.tokens.tolist(), proposal.counts, strict=True)]
+    return [tokens[:count] for tokens, count in zip(proposal.tokens.tolist(), proposal.num_drafted, strict=True)]
 
 
 def test_the_longest_and_latest_match_is_copied():
@@ -102,20 +105,14 @@ def pair():
 
 
 def test_a_cascade_spares_the_model_where_every_row_copies():
-    class Counting:
-        calls = 0
-
-        def start(self, rows):
-            return None
-
+    class Counting(Drafter):
         def propose(self, rows, max_drafts, keys):
             self.calls += 1
+            self.drafted += sum(max_drafts)
             self.max_drafts = max_drafts
             return PromptLookupDrafter(CPU).propose([], [], keys) if not rows else self.fixed(rows, max_drafts)
 
         def fixed(self, rows, max_drafts):
-            from bass_core.drafting.base import Proposal
-
             width = max(max_drafts)
             probs = torch.full((len(rows), width, 10), 0.1)
             return Proposal(torch.full((len(rows), width), 5), max_drafts, probs)
@@ -125,12 +122,13 @@ def test_a_cascade_spares_the_model_where_every_row_copies():
     cascade = Cascade(PromptLookupDrafter(CPU, shortest=3), model, 10)
     cascade.start(rows)
     proposal = cascade.propose(rows, [3, 2], KEYS)
-    assert model.max_drafts == [0, 2] and proposal.counts == [3, 2]
+    assert model.max_drafts == [0, 2] and proposal.num_drafted == [3, 2]
     assert proposal.tokens.tolist() == [[8, 1, 2], [5, 5, 0]]
     assert proposal.probs[0].argmax(-1).tolist() == [8, 1, 2] and proposal.probs[0].sum() == 3
     assert torch.allclose(proposal.probs[1, :2], torch.full((2, 10), 0.1))
     cascade.propose([rows[0], row([1, 2, 3, 9, 1, 2, 3], 1)], [1, 1], KEYS)
-    assert model.calls == 1
+    assert model.calls == cascade.calls == 1
+    assert cascade.drafted == 2, "copies are no work of the model"
 
 
 def test_what_a_pair_lacks_is_refused_by_name(pair):

@@ -15,10 +15,11 @@ import pytest
 import torch
 
 from bass_core import ModelPair, race
-from bass_core.engine import capture
 from bass_core.engine import cuda_graphs as graphs
+from bass_core.machine import capture
 from bass_core.machine.memory import available_bytes, private_pools
 from bass_core.models.base import CausalModel
+from bass_core.models.capturable import mark_capturable
 from kernels.support import runtime
 from tests.bass_core.accelerated import (  # noqa: F401
     DEVICE,
@@ -108,7 +109,7 @@ def test_a_forward_that_waits_is_found_out_before_it_is_captured(
     monkeypatch.setattr(CausalModel, "_run", run_and_read)
     pair = on_device(plain=True)
     with caplog.at_level(logging.WARNING):
-        capture.mark_capturable(pair.target_step)
+        mark_capturable(pair.target_step)
         assert texts(pair, method="regular") == expected
     assert pair.target_step.capturable is not reads
     assert (emulated_capture.captured == 0) is reads and capture.enabled(DEVICE)
@@ -117,7 +118,7 @@ def test_a_forward_that_waits_is_found_out_before_it_is_captured(
 
 def test_a_pair_asks_its_models_when_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[CausalModel] = []
-    monkeypatch.setattr("bass_core.models.pair.mark_capturable", asked.append)
+    monkeypatch.setattr("bass_core.models.select.mark_capturable", asked.append)
     pair = on_device()
     assert asked == [pair.target_step, pair.draft_step]
 

@@ -20,7 +20,7 @@ from bass_core import ModelPair, RequestError, generate
 from bass_core.engine import cuda_graphs as graphs
 from bass_core.engine.cuda_graphs import GraphRunner, record_calls
 from bass_core.engine.runner import ModelRunner
-from bass_core.lanes import lane
+from bass_core.lanes import methods
 from bass_core.models import llama_cuda as gpu_model
 from bass_core.models.base import CausalModel, HiddenStateTap
 from bass_core.models.llama_cuda import LlamaCuda, Plan, fits
@@ -205,7 +205,7 @@ def test_texts_are_the_same_with_captured_steps(monkeypatch: pytest.MonkeyPatch)
         made.append(GraphRunner(model_, batch, length, vocab, backend, keep_states, record=record_calls))
         return made[-1]
 
-    monkeypatch.setattr(lane, "make_runner", make)
+    monkeypatch.setattr(methods, "make_runner", make)
     monkeypatch.setattr("bass_core.drafting.registry.make_runner", make)
     for method in ("regular", "speculative", "bass"):
         out = generate(pair, rows, method=method, max_new_tokens=12, draft_length=3, eos_token_id=None)
@@ -233,7 +233,7 @@ def test_all_imports_without_triton_and_the_kernels_are_refused() -> None:
         "import sys; sys.modules['triton'] = None\n"
         "import torch, bass_core.engine.cuda_graphs, bass_core.verification.rejection\n"
         "import kernels.reference.cache, kernels.reference.linear\n"
-        "from bass_core.attention.huggingface import choose_backend\n"
+        "from bass_core.attention.select import choose_backend\n"
         "assert choose_backend('auto', torch.device('cuda')) == 'sdpa'\n"
         "try: choose_backend('fused', torch.device('cpu'))\n"
         "except bass_core.RequestError as error: print(error)\n"

@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 from itertools import pairwise
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 import pytest
 
 import bass_core.lanes.lane as lane_module
-from bass_core import ModelPair, RequestError, generate, race
+from bass_core import DEFAULT_LANES, METHODS, ModelPair, RequestError, generate, race
 from bass_core.attention.cache import RaggedCache
 from bass_core.lanes.clock import FairLock
 
@@ -29,7 +30,6 @@ from ...models import NEAR, byte_tokenizer, perturbed, prompts, tiny
 race_module = import_module("bass_core.lanes.race")  # the package gives this name to the function
 TARGET = tiny("llama")
 PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]), byte_tokenizer())
-METHODS = ("regular", "speculative", "bass")
 SCHEDULINGS = ("fair", "overlap", "in_turn")
 ROWS = prompts(3)
 
@@ -66,13 +66,13 @@ def test_snapshots_grow_and_the_last_is_done(scheduling: str) -> None:
     for shot in shots:
         assert set(shot) - {"comparison"} == {"done", "scheduling", "elapsed_ms", "lanes", "device"}
         assert ("comparison" in shot) == shot["done"]
-        assert shot["scheduling"] == scheduling and set(shot["lanes"]) == set(METHODS)
+        assert shot["scheduling"] == scheduling and set(shot["lanes"]) == set(DEFAULT_LANES)
         assert set(shot["device"]) >= DEVICE
         for lane in shot["lanes"].values():
             check_lane(lane)
     for before, after in pairwise(shots):
         assert before["elapsed_ms"] <= after["elapsed_ms"]
-        for method in METHODS:
+        for method in DEFAULT_LANES:
             check_growth(before["lanes"][method], after["lanes"][method])
     for method, lane in shots[-1]["lanes"].items():
         expected = generate(PAIR, ROWS, method=method, max_new_tokens=14, draft_length=3)
@@ -146,7 +146,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, float]]]
 
 def test_fair_steps_the_lane_that_is_furthest_behind(steps: list[tuple[str, dict[str, float]]]) -> None:
     run(scheduling="fair")
-    assert {method for method, _ in steps} == set(METHODS)
+    assert {method for method, _ in steps} == set(DEFAULT_LANES)
     for method, clocks in steps:
         assert clocks[method] == min(clocks.values())
 
@@ -184,13 +184,9 @@ def test_in_turn_runs_one_lane_to_its_end(steps: list[tuple[str, dict[str, float
 @pytest.mark.parametrize("scheduling", SCHEDULINGS)
 @pytest.mark.parametrize("known", [True, False])
 def test_a_lane_that_fails_ends_alone(scheduling: str, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = lane_module.build
-
-    def build(pair: ModelPair, request: Any, method: str, sequences: Any) -> Any:
-        decoder = real(pair, request, method, sequences)
-        return Failing(decoder, known) if method == "bass" else decoder
-
-    monkeypatch.setattr(lane_module, "build", build)
+    bass = METHODS["bass"]
+    failing = replace(bass, build=lambda *arguments: Failing(bass.build(*arguments), known))
+    monkeypatch.setitem(METHODS, "bass", failing)
     last = run(scheduling=scheduling)[-1]
     failed = last["lanes"]["bass"]
     assert failed["finished"]
@@ -249,7 +245,7 @@ def test_closing_frees_everything_at_once(
         for _ in range(taken) if taken else running:
             if taken:
                 assert not next(running)["done"]
-        assert len(alive) >= len(METHODS)
+        assert len(alive) >= len(DEFAULT_LANES)
         running.close()
         assert set(threading.enumerate()) == threads
         assert [ref() for ref in alive if ref() is not None] == []

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bass_core import RequestError
-from bass_core.attention.huggingface import choose_backend
+from bass_core.attention.select import choose_backend
 from bass_core.loading.catalogue import default_dtype, pick_dtype
 from bass_core.models import llama_cuda as gpu_model
 from bass_core.models.llama_cuda import LlamaCuda, Plan

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bass_core import ModelPair, RequestError, generate, load_pair
-from bass_core.models import pair
+from bass_core.models import select
 from bass_core.models.base import CausalModel
 from bass_core.models.llama_cuda import LlamaCuda, Plan
 from bass_core.models.weights import quantize
@@ -95,9 +95,9 @@ def test_the_bytes_alone_give_the_same_logits(architecture: str, kernels: bool) 
 
 
 def test_the_bytes_are_read_only_where_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (pair, sys.modules["bass_core.models.weights.llama_int8"]):
+    for module in (select, sys.modules["bass_core.models.weights.llama_int8"]):
         monkeypatch.setattr(module, "is_accelerator", lambda device: True)
-    monkeypatch.setattr(pair.gpu_model, "has_room", lambda model: True)
+    monkeypatch.setattr(select.llama_cuda, "has_room", lambda model: True)
     model = in_bytes()
     assert type(ModelPair(model).target_step) is CausalModel
     monkeypatch.setenv("BASS_INT8_KERNELS", "1")

@@ -1,38 +1,34 @@
-"""How one step is captured in a CUDA graph, and the memory that captures hold.
+"""How work is captured in a CUDA graph, and the memory that captures hold; no model is known here.
 
-Contract: `capture` runs a forward once, records it once and returns its outputs and the replay. One capture is
-made at a time, and `empty_cache` leaves it alone. torch can't take back a capture whose end failed: its allocator
-takes the capture for unfinished, and raises when cached memory is given back. For the rest of the process nothing
-is captured any more then, and `empty_cache` does nothing. What would make a capture fail is found out before:
-`mark_capturable` says of a model whether its forward waits for the device. Off on ZeroGPU and with BASS_GRAPHS=0.
+Contract: `capture` runs a function once, records it once, and returns what it returned and the replay. One capture
+is made at a time, and `empty_cache` does nothing meanwhile. A capture whose end fails is the last one of the
+process: torch's allocator then believes that the capture is still running, raises when cached memory is released,
+and can't be told otherwise; so nothing is captured any more and `empty_cache` does nothing. `waits_refused` finds
+out beforehand what would make a capture fail. Off on ZeroGPU and with BASS_GRAPHS=0.
 """
 
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from kernels.support import is_accelerator, on, on_zero_gpu, runtime
 
-from ..machine.memory import private_pools
-from ..models.base import CausalModel
+from .memory import private_pools
 
 # A capture can't take memory that torch keeps cached: with less than this free, the cache is given back first.
 LEAST_FREE = 1 << 29
 
-Outputs = tuple[Tensor, "Tensor | None"]
+Outputs = TypeVar("Outputs")
 
-_log = logging.getLogger(__name__)
 _turn = threading.RLock()
 _underway = False
 _failed = False
@@ -46,6 +42,16 @@ def enabled(device: torch.device) -> bool:
     """Whether steps on the device are captured."""
     off = on_zero_gpu() or os.environ.get("BASS_GRAPHS") == "0" or _failed
     return not off and is_accelerator(device) and hasattr(runtime(device), "CUDAGraph")
+
+
+def refuses_waits(device: torch.device) -> bool:
+    """Whether steps on the device are captured, and torch can be told to refuse what waits for it."""
+    return enabled(device) and hasattr(runtime(device), "set_sync_debug_mode")
+
+
+def failed() -> bool:
+    """Whether a capture could not be ended, so that there will be no other in this process."""
+    return _failed
 
 
 def empty_cache(device: torch.device) -> None:
@@ -161,47 +167,20 @@ def _clear_workspaces() -> None:
         clear()
 
 
-def mark_capturable(model: CausalModel) -> None:
-    """Set `model.capturable` to False, with a warning, where its forward waits for the device.
-
-    To be called when the model is made: torch refuses waits in the whole process or not at all, so that another
-    thread's would raise as well. Of the forwards that are our own it is known that they don't wait.
-    """
-    module = runtime(model.device) if enabled(model.device) else None
-    if type(model) is not CausalModel or not model.capturable or not hasattr(module, "set_sync_debug_mode"):
-        return
-    cache = model.new_cache(1, 8)
-    ids, lengths = (torch.zeros(shape, dtype=torch.long, device=model.device) for shape in ((1, 2), (1,)))
-    try:
-        with _turn:
-            model.forward_captured(ids, cache, lengths, "pad", True)
-            with _waits_refused(module):
-                model.forward_captured(ids, cache, lengths, "pad", True)
-    except torch.OutOfMemoryError:
-        return
-    except Exception as error:
-        refuse(model, error)
-
-
-def refuse(model: CausalModel, error: Exception) -> None:
-    """Let the model run eagerly from now on, and say so once, of a capture that failed once for all models."""
-    if model.capturable and not isinstance(error, CaptureUnavailable):
-        # What went wrong inside the capture says more than that it could not be ended.
-        cause = error.__context__ or error
-        reason = f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}"
-        rest = " All else runs eagerly as well until the next start." if _failed else ""
-        _log.warning("%s can't be captured in a CUDA graph and runs eagerly (%s).%s", model.name, reason, rest)
-    model.capturable = False
-
-
 @contextmanager
-def _waits_refused(module: Any) -> Iterator[None]:
-    before = module.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        # That it does not detect every wait yet: one that it misses ends in a capture that fails.
-        warnings.simplefilter("ignore")
-        module.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        module.set_sync_debug_mode(before)
+def waits_refused(device: torch.device) -> Iterator[None]:
+    """Raise where anything waits for the device, in any thread: torch refuses waits in the whole process.
+
+    No capture is made meanwhile. To be used where `refuses_waits`.
+    """
+    module = runtime(device)
+    with _turn:
+        before = module.get_sync_debug_mode()
+        with warnings.catch_warnings():
+            # The warning says that not every wait is detected; one that is missed ends in a capture that fails.
+            warnings.simplefilter("ignore")
+            module.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            module.set_sync_debug_mode(before)

@@ -1,0 +1,96 @@
+"""Drafts with a second, smaller model: BASS's own way (arXiv 2404.15778).
+
+Contract: a drafter (drafting/base.py) that runs one forward a drafted token, for the whole batch at once.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..engine.runner import ModelRunner, PrefillSteps
+from ..machine.transfer import to_device
+from ..sampling.distribution import argmax, probabilities
+from ..sampling.draw import draw
+from ..sampling.noise import NoiseKeys, Role
+from ..sampling.params import SamplingParams
+from ..sequence import Sequence
+from .base import Drafter, Proposal
+from .chain import chains, follow
+from .pending import feed_pending
+
+
+class ModelDrafter(Drafter):
+    """Drafts with a second model, one forward a token, for the whole batch at once."""
+
+    def __init__(self, runner: ModelRunner, params: SamplingParams, rule: str = "chen") -> None:
+        self.runner, self.params = runner, params
+        self.role = Role.TARGET if rule == "coupled" else Role.DRAFT
+
+    def start(self, rows: list[Sequence]) -> PrefillSteps | None:
+        limit = self.runner.model.context
+        return self.runner.prefill([row.prompt[:limit] for row in rows])
+
+    def prepare(self, rows: int) -> None:
+        """Before the first step: let the model make ready for one token a row, and for two."""
+        for width in (1, 2):
+            self.runner.prepare(torch.zeros(rows, width, dtype=torch.long, device=self.runner.device))
+
+    def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
+        runner, batch = self.runner, len(rows)
+        # A draft with a shorter context than the target's falls silent when a text outgrows it.
+        max_drafts = [
+            max(0, min(most, runner.model.context - len(row.tokens)))
+            for row, most in zip(rows, max_drafts, strict=True)
+        ]
+        length = max(max_drafts)
+        self.drafted += sum(max_drafts)
+        if length == 0:
+            return Proposal(torch.zeros(batch, 0, dtype=torch.long, device=runner.device), max_drafts)
+        # The newest token is fed, and fed again where it was: what is drafted follows the logits behind it.
+        starts = [min(runner.cached[r], len(row.tokens) - 1) for r, row in enumerate(rows)]
+        pending = [rows[r].tokens[start:] if max_drafts[r] else [] for r, start in enumerate(starts)]
+        counts = [len(tokens) for tokens in pending]
+        padded = [tokens + [0] * (max(counts) - len(tokens)) for tokens in pending]
+        logits, _, forwards = feed_pending(runner, to_device(padded, runner.device), starts, counts)
+        self.calls += forwards
+        # A row that drafts nothing is fed padding, behind its own valid tokens.
+        ends = [start + max(count, 1) for start, count in zip(starts, counts, strict=True)]
+        if self.params.greedy and chains(runner):
+            first = argmax(logits)
+            rest = follow(runner, first, ends, length - 1)
+            if rest is not None:
+                self.calls += length - 1
+                return Proposal(torch.cat((first[:, None], rest), dim=1), max_drafts)
+        tokens_, probs = [], []
+        for step in range(length):
+            token, prob = self._draw(logits, keys, step)
+            tokens_.append(token)
+            probs.append(prob)
+            if step + 1 < length:
+                logits = runner.feed_ids(token[:, None], [end + step for end in ends])[:, 0]
+                self.calls += 1
+        stacked = None if probs[0] is None else torch.stack([p for p in probs if p is not None], dim=1)
+        return Proposal(torch.stack(tokens_, dim=1), max_drafts, stacked)
+
+    def _draw(self, logits: Tensor, keys: NoiseKeys, step: int) -> tuple[Tensor, Tensor | None]:
+        if self.params.greedy:
+            return argmax(logits), None
+        probs = probabilities(logits, self.params)
+        return draw(probs, keys.seed, keys.sequence_ids, keys.positions + step, keys.stream(self.role)), probs
+
+    def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
+        """The cache holds what was fed: all but the last draft; after a full acceptance that one is missing."""
+        width = proposal.tokens.shape[1]
+        if width == 0:
+            return
+        for r, row in enumerate(rows):
+            if proposal.num_drafted[r]:
+                before = len(row.tokens) - 1 - accepted[r]
+                self.runner.cached[r] = before + min(accepted[r], width - 1)
+
+    def rewind(self, row: int, length: int) -> None:
+        self.runner.cached[row] = min(self.runner.cached[row], length)
+
+    def move_row(self, source: int, target: int) -> None:
+        self.runner.move_row(source, target)

@@ -1,0 +1,56 @@
+"""How the decoder of each method is put together.
+
+Contract: each builder takes a checked request and the lane's sequences, and returns a decoder that has taken its
+memory and has not run a step.
+"""
+
+from __future__ import annotations
+
+import copy
+
+from ..amusd.decoder import build_amusd
+from ..decoding.admission import cache_length
+from ..decoding.base import Decoder, DecodingParams
+from ..decoding.batch import BatchDecoder
+from ..decoding.request import Request
+from ..decoding.sequential import SequentialDecoder
+from ..drafting.registry import make_drafter
+from ..engine.cuda_graphs import make_runner
+from ..models.pair import ModelPair
+from ..sequence import Sequence
+
+
+def build_regular(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
+    """The loop without a drafter: one token a row and step."""
+    return _batch(pair, request, sequences, drafts=False)
+
+
+def build_speculative(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
+    """Drafts and verifies, one sequence after another."""
+    return SequentialDecoder(sequences, lambda row: _batch(pair, request, [row], drafts=True))
+
+
+def build_bass(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
+    """Drafts and verifies all sequences together."""
+    return _batch(pair, request, sequences, drafts=True)
+
+
+def build_overlapped(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
+    """AMUSD: the draft works in a process of its own while the target verifies."""
+    return build_amusd(pair, request, _params(request), sequences)
+
+
+def _batch(pair: ModelPair, request: Request, rows: list[Sequence], drafts: bool) -> BatchDecoder:
+    count, length, backend = len(rows), cache_length(request, drafts), request.backend
+    drafter, keep_states = None, False
+    if drafts:
+        drafter = make_drafter(
+            pair, request.drafter, count, length, backend, request.sampling, request.verification
+        )
+        keep_states = drafter.observes_states
+    runner = make_runner(pair.target_step, count, length, pair.vocab, backend, keep_states=keep_states)
+    return BatchDecoder(rows, runner, _params(request), drafter, copy.deepcopy(request.policy) if drafts else None)
+
+
+def _params(request: Request) -> DecodingParams:
+    return DecodingParams(request.sampling, request.seed, request.verification, request.synthetic_acceptance)

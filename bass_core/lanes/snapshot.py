@@ -1,0 +1,148 @@
+"""What `race` yields, as types: the plain data that the page, the API, recordings and benches read.
+
+Contract: every value is JSON-ready. A key is always there unless its class says otherwise; a number that does not
+apply or is not known yet is None. Times are milliseconds of the lane's own clock (lanes/clock.py); `elapsed_ms` is
+wall time. Non-goals: how the figures are made (lanes/metrics.py, lanes/trace.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+
+class DeviceReading(TypedDict):
+    """One sample of `Monitor`: the whole board's figures where they start with gpu_, else this process's.
+
+    gpu_utilization, gpu_sm_percent, gpu_tensor_percent, gpu_dram_percent and cpu_percent are percentages (of one
+    core for the last), memory is in units of 2**20 bytes, gpu_power_w in watts, gpu_energy_mj in millijoules.
+    """
+
+    name: str
+    kind: str
+    gpu_utilization: float | None
+    gpu_memory_mb: float | None
+    gpu_memory_total_mb: float | None
+    gpu_power_w: float | None
+    gpu_energy_mj: float | None
+    gpu_sm_percent: float | None
+    gpu_tensor_percent: float | None
+    gpu_dram_percent: float | None
+    cpu_percent: float | None
+    cpu_count: int | None
+    rss_mb: float | None
+
+
+class RowRecord(TypedDict):
+    """What one round did to one sequence: it wrote `written` tokens from index `start` of its new tokens on.
+
+    `drafted` are the drafted tokens, `p`, `q`, `u` their tests, `accepted` how many of them stand; see RowRound.
+    `drafted_text` is None without a tokenizer.
+    """
+
+    sequence: int
+    start: int
+    drafted: list[int]
+    drafted_text: list[str] | None
+    p: list[float | None]
+    q: list[float | None]
+    u: list[float | None]
+    accepted: int
+    written: int
+    next_p: float | None
+
+
+class RoundRecord(TypedDict):
+    """One round of a lane. `round` counts verifications and plain steps from 1; 0 is a prefill."""
+
+    round: int
+    kind: str
+    draft_length: int
+    time_ms: float
+    rows: list[RowRecord]
+
+
+class MetricsRecord(TypedDict):
+    """`Metrics` (lanes/metrics.py) as plain data, field by field."""
+
+    ms_per_token: float | None
+    speedup: float | None
+    throughput_tps: float | None
+    acceptance_rate: float | None
+    token_acceptance: float | None
+    mean_acceptance_length: float | None
+    per_position_acceptance: list[float] | None
+    ptl_first_ms: float | None
+    ptl_last_ms: float | None
+    ptl_all_ms: float | None
+    ttft_ms: float | None
+    rounds: int
+    target_forwards: int
+    draft_length: int | None
+    new_tokens: int
+    drafted: int
+    accepted: int
+    flops_utilization: float | None
+    useful_flops_utilization: float | None
+    bandwidth_utilization: float | None
+
+
+class SequenceSnapshot(TypedDict):
+    """One text so far: token by token its id, its piece of the text, where it came from, and when.
+
+    `text` and `pieces` are None without a tokenizer; `finish_reason` is None while the text is being written.
+    """
+
+    text: str | None
+    token_ids: list[int]
+    pieces: list[str] | None
+    origins: list[str]
+    times_ms: list[float]
+    finish_reason: str | None
+
+
+class _Lane(TypedDict):
+    sequences: list[SequenceSnapshot]
+    metrics: MetricsRecord
+    rounds: list[RoundRecord]
+    clock_ms: float
+    finished: bool
+    error: str | None
+
+
+class LaneSnapshot(_Lane, total=False):
+    """One lane. `timeline`: only of a lane whose draft works beside its target, see amusd/timeline.py."""
+
+    timeline: dict[str, Any]
+
+
+class Weighed(TypedDict):
+    """How likely either token was at the place where two texts part, and how near the tie was; 1 is a tie."""
+
+    p_ours: float | None
+    p_theirs: float | None
+    tie: float | None
+
+
+class Difference(Weighed):
+    """Where a row's text first differs from the reference lane's: the index and the two token ids."""
+
+    at: int
+    ours: int
+    theirs: int
+
+
+class _Snapshot(TypedDict):
+    done: bool
+    scheduling: str
+    elapsed_ms: float
+    lanes: dict[str, LaneSnapshot]
+    device: DeviceReading
+
+
+class Snapshot(_Snapshot, total=False):
+    """All lanes at one instant. `comparison`: only in the last one, and where two lanes owe the same text.
+
+    A lane's list in `comparison` has one entry a row: None where the row is the reference lane's.
+    """
+
+    comparison: dict[str, list[Difference | None]]

@@ -1,0 +1,47 @@
+"""Whether a model's forward can be captured in a CUDA graph: it may not wait for the device.
+
+Contract: `mark_capturable` tries it once when a model is made; `refuse_capture` is told of a capture that failed.
+Both set `model.capturable` to False and warn once. Non-goals: how a capture is made (machine/capture.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+
+from ..machine.capture import CaptureUnavailable, failed, refuses_waits, waits_refused
+from .base import CausalModel
+
+_log = logging.getLogger(__name__)
+
+
+def mark_capturable(model: CausalModel) -> None:
+    """Set `model.capturable` to False, with a warning, where its forward waits for the device.
+
+    To be called when the model is made: while waits are refused, another thread's would raise as well.
+    """
+    if model.never_waits or not model.capturable or not refuses_waits(model.device):
+        return
+    cache = model.new_cache(1, 8)
+    ids, lengths = (torch.zeros(shape, dtype=torch.long, device=model.device) for shape in ((1, 2), (1,)))
+    try:
+        model.forward_captured(ids, cache, lengths, "pad", True)
+        with waits_refused(model.device):
+            model.forward_captured(ids, cache, lengths, "pad", True)
+    except torch.OutOfMemoryError:
+        return
+    except Exception as error:
+        refuse_capture(model, error)
+
+
+def refuse_capture(model: Any, error: Exception) -> None:
+    """Let the model run eagerly from now on, with one warning a model, or one for all where captures are over."""
+    if model.capturable and not isinstance(error, CaptureUnavailable):
+        # What went wrong inside the capture says more than that it could not be ended.
+        cause = error.__context__ or error
+        reason = f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}"
+        rest = " All else runs eagerly as well until the next start." if failed() else ""
+        _log.warning("%s can't be captured in a CUDA graph and runs eagerly (%s).%s", model.name, reason, rest)
+    model.capturable = False

@@ -1,0 +1,35 @@
+"""Which class runs a model on its device.
+
+Contract: `select_model` gives the fastest class that computes what the model computes: one with a forward of our
+own, else CausalModel, which runs the model's code.
+"""
+
+from __future__ import annotations
+
+from transformers import PreTrainedModel
+
+from kernels.support import is_accelerator, on_zero_gpu
+
+from . import llama_cpu, llama_cuda
+from .base import CausalModel
+from .capturable import mark_capturable
+from .weights import llama_int8
+from .weights.quantize import is_quantized
+
+
+def select_model(model: PreTrainedModel) -> CausalModel:
+    """A runnable form of the model, which stays as it was."""
+    selected = _class_of(model)(model)
+    mark_capturable(selected)
+    return selected
+
+
+def _class_of(model: PreTrainedModel) -> type[CausalModel]:
+    if not is_accelerator(model.device):
+        return llama_cpu.LlamaCpu if not is_quantized(model) and llama_cpu.fits(model) else CausalModel
+    if on_zero_gpu():
+        # No device is there yet on which weights could be joined (see on_zero_gpu).
+        return CausalModel
+    if is_quantized(model):
+        return llama_int8.LlamaInt8 if llama_int8.enabled() and llama_int8.fits(model) else CausalModel
+    return llama_cuda.LlamaCuda if llama_cuda.fits(model) and llama_cuda.has_room(model) else CausalModel
