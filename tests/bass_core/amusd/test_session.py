@@ -90,11 +90,11 @@ def test_a_different_token_takes_back_what_was_drafted_from_there(at):
 
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_after_a_refusal_the_drafts_are_those_of_the_new_text(at):
-    """Four steps, a verdict that refuses draft `at` of one row, three steps more; compared without a cache."""
+    """Four steps, a verdict of two tokens in place of draft `at` of one row, three steps more; without a cache."""
     one = session(lead=8)
     one.step()
     ahead = [block.tokens for _ in range(4) for block in one.step() if block.row == 0]
-    other = [(token + 1) % 90 for token in ahead[at]]
+    other = [(ahead[at][0] + 1) % 90, (ahead[at][0] + 2) % 90]
     text = [token for block in ahead[:at] for token in block] + other
     one.judge([RowUpdate(0, 1, len(ROWS[0]), text)])
     for _ in range(3):
@@ -133,3 +133,34 @@ def test_a_head_goes_on_from_the_targets_states():
         if own:
             assert own[0].tokens == expected_drafts(target, head, fuse, project, text, 1)[:1]
         drafted(one, 0, epoch)
+
+
+def test_a_copied_run_comes_at_once_and_the_draft_model_is_not_billed_for_it():
+    rows = [[7, 1, 2, 3, 40, 41, 42, 43, 44, 1, 2, 3], ROWS[1]]
+    one = session(rows=rows, drafter="cascade")
+    one.step()
+    first, second = one.step()
+    assert (first.tokens, first.copied, second.copied) == ([40, 41, 42, 43], [True] * 4, [False])
+    assert second.tokens == reference(DRAFT, ROWS[1], 1)
+    assert (one.made, one.drafter.drafted, one.drafter.calls) == (5, 1, 1)
+    # What was refused is no text to copy from.
+    one.judge([RowUpdate(0, 1, len(rows[0]), [40, 50, 1, 2, 3])])
+    (again,) = [block for block in one.step() if block.row == 0]
+    assert again.tokens == [40, 50, 1, 2]
+
+
+def test_a_head_is_silent_behind_copies_whose_states_it_lacks():
+    target = tiny("llama")
+    pair = ModelPair(target, tiny_head(target))
+    text = [7, 1, 2, 3, 40, 41, 1, 2, 3]
+    one = session(pair, rows=[text[:-1]], layout={"states": ((1, 80, 64), torch.float32)}, drafter="cascade")
+    states = target(torch.tensor([text]), output_hidden_states=True).hidden_states[-1][0]
+    one.arena["states"][0, : len(text) - 1] = states[:-1]
+    one.judge([RowUpdate(0, 1, len(text) - 1, text[-1:])])
+    assert drafted(one, 0, 1) == [40, 41, 1, 2] and not one.busy
+    # The target refuses the first copy, and brings the state before its own token.
+    states = target(torch.tensor([[*text, 9]]), output_hidden_states=True).hidden_states[-1][0]
+    one.arena["states"][0, len(text) - 1] = states[len(text) - 1]
+    one.judge([RowUpdate(0, 2, len(text), [9])])
+    head = pair.draft
+    assert drafted(one, 0, 2)[:1] == expected_drafts(target, head, head.fuse, head.project, [*text, 9], 1)
