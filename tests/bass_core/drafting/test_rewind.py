@@ -67,7 +67,10 @@ def test_a_model_feeds_what_came_in_place_of_what_was_taken_back():
         prefill.step()
     for row in rows:
         row.tokens += [5, 6, 7]
-    said(drafter, rows)
+    proposal = drafter.propose(rows, [1, 1], KEYS)
+    for row in rows:
+        row.tokens += [9]
+    drafter.on_verified(rows, proposal, [0, 0])
     at = len(rows[0].prompt) + 1
     del rows[0].tokens[at:]
     drafter.rewind(0, at)
