@@ -5,7 +5,6 @@ Contract: the names below are the public API and stay stable. Speculation never 
 
 from .attention.huggingface import BACKENDS as ATTENTIONS
 from .budget.policies import RecordedLengths
-from .decoding.request import VERIFICATIONS
 from .drafting.registry import DRAFTERS
 from .errors import BassError, MemoryShortage, ModelError, PairError, RequestError, WeightsError
 from .lanes.generation import Generation, generate, stream
@@ -27,6 +26,7 @@ from .machine.monitor import Monitor
 from .models.pair import ModelPair
 from .sampling.params import SamplingParams
 from .sequence import Round, RowRound
+from .verification.table import VERIFICATIONS
 
 __all__ = [
     "ATTENTIONS",

@@ -54,7 +54,7 @@ class RowRound:
 
     `drafted`, `p`, `q`, `u`: the drafted tokens and their test; `accepted`: how many of them stand; `tokens`
     and `origins`: what was written. Drafts behind an accepted end-of-text token are left out everywhere.
-    A row that CommonStop cut short ends with one more accepted draft in place of the target's own token, which
+    A row that a common stop cut short ends with one more accepted draft in place of the target's own token, which
     `accepted` does not count. `next_p` is p of the token behind the accepted ones. NaN stands for a number that
     does not exist there (u under coupled verification, next_p of a prefill).
     """

@@ -22,7 +22,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from bass_core import ModelPair, SamplingParams
-from bass_core.budget.policies import FixedLength
 from bass_core.decoding.base import DecodingParams
 from bass_core.decoding.batch import BatchDecoder
 from bass_core.decoding.request import make_request
@@ -109,9 +108,9 @@ def write_shard(pair: ModelPair, settings: Settings, number: int) -> dict[str, T
     step, readout = pair.target_step, pair.target_step.readout
     step.readout = HiddenStateTap(tuple(corpus.layers))
     try:
-        runner = ModelRunner(step, len(ids), request.longest + 1, pair.vocab, request.backend, keep_states=True)
+        runner = ModelRunner(step, len(ids), request.longest + 1, pair.vocab, request.backend)
         runner.prefill_tokens = max(runner.prefill_tokens, SHARD_PREFILL_TOKENS)
-        decoder = BatchDecoder(sequences, runner, DecodingParams(sampling, seed), recorder, FixedLength(0))
+        decoder = BatchDecoder(sequences, runner, DecodingParams(sampling, seed), recorder)
         while not decoder.finished:
             decoder.step()
     finally:

@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from bass_core import ModelPair, SamplingParams, generate, stream
 from bass_core.models.draft_head import DraftHead
+from bass_core.models.forward import ForwardBatch
 
 from .prompts import evaluation_prompts
 
@@ -170,14 +171,13 @@ def cost_ratio(pair: ModelPair, batch: int = 1, repeats: int = 30) -> dict[str, 
 
     def one_draft() -> None:
         fed = pair.draft.inputs(ids, state) if isinstance(pair.draft, DraftHead) else ids
-        draft.forward(fed, caches[1], lengths).argmax(-1).tolist()
+        draft.forward(ForwardBatch(fed, lengths), caches[1]).logits.argmax(-1).tolist()
 
     # A head's rounds read the target's states as well.
-    step = target.forward_states if isinstance(pair.draft, DraftHead) else target.forward
+    step = ForwardBatch(ids, lengths, return_states=isinstance(pair.draft, DraftHead))
 
     def one_step() -> None:
-        logits = step(ids, caches[0], lengths)
-        (logits[0] if isinstance(logits, tuple) else logits).argmax(-1).tolist()
+        target.forward(step, caches[0]).logits.argmax(-1).tolist()
 
     times: dict[str, list[float]] = {"draft": [], "target": []}
     with torch.inference_mode():

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 
 from bass_core import ModelPair, SamplingParams
-from bass_core.budget.policies import FixedLength
 from bass_core.decoding.base import DecodingParams
 from bass_core.decoding.batch import BatchDecoder
 from bass_core.decoding.request import make_request
@@ -63,7 +62,7 @@ def _sample(pair: ModelPair, opening: list[int], count: int, seed: int) -> list[
     request = make_request(pair, [opening] * count, max_new_tokens=LONGEST, sampling=sampling, seed=seed)
     rows = request.sequences()
     runner = ModelRunner(pair.target_step, count, request.longest + 1, pair.vocab, request.backend)
-    decoder = BatchDecoder(rows, runner, DecodingParams(sampling, seed), None, FixedLength(0))
+    decoder = BatchDecoder(rows, runner, DecodingParams(sampling, seed))
     while not decoder.finished:
         decoder.step()
     return [row.tokens[len(opening) :] for row in rows]

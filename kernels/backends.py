@@ -2,8 +2,8 @@
 
 Contract: row b has `lengths[b]` tokens cached before this step and S new ones, whose keys and values already
 stand in the cache at `lengths[b] .. lengths[b]+S-1`. Query s of row b sees column c when
-`c <= lengths[b] + s` and, with a sliding window w, `c > lengths[b] + s - w`. Whatever else the cache holds
-(rejected drafts, padding) never reaches a result.
+`c <= lengths[b] + s` and, with a sliding window w, `c > lengths[b] + s - w`. Other
+contents of the cache (rejected drafts, padding) never affect a result.
 
 The backends share one signature and differ only in how they cut the work, as BASS does (arXiv 2404.15778):
 `pad` pads every row to the longest, `split` launches once a row at its exact length, `sdpa` hands the padded
@@ -29,7 +29,7 @@ def fused(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    step: AttentionPlan,
+    plan: AttentionPlan,
     *,
     scaling: float,
     window: int | None = None,
@@ -38,14 +38,14 @@ def fused(
     """Our Triton kernel (triton/attention.py). Same arguments and result as `pad`."""
     from .triton.attention import fused as kernel  # imports triton
 
-    return kernel(query, key, value, step, scaling=scaling, window=window, softcap=softcap)
+    return kernel(query, key, value, plan, scaling=scaling, window=window, softcap=softcap)
 
 
 def flash(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    step: AttentionPlan,
+    plan: AttentionPlan,
     *,
     scaling: float,
     window: int | None = None,
@@ -56,7 +56,7 @@ def flash(
         query.transpose(1, 2).to(key.dtype),
         key.transpose(1, 2),
         value.transpose(1, 2),
-        cache_seqlens=step.ends,
+        cache_seqlens=plan.new_lengths,
         softmax_scale=scaling,
         causal=True,
         window_size=(-1, -1) if window is None else (window - 1, 0),
@@ -67,7 +67,7 @@ def flash(
 
 @cache
 def _flash_attn() -> Any:
-    """The symbol, not the package, is what counts: other distributions install a namespace of that name."""
+    """flash-attn's function or None: a package of that name is no proof, others install such a namespace too."""
     try:
         from flash_attn import flash_attn_with_kvcache
     except (ImportError, OSError, AttributeError):

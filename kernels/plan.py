@@ -1,7 +1,8 @@
 """What the rows of one step look like to attention.
 
-Contract: a plan belongs to one step and is thrown away after it; what its layers share (masks, row ends) is made
-once, when a layer first asks for it.
+Contract: a plan belongs to one step and is thrown away after it; what its layers share (positions, masks, new
+lengths) is made once, when a layer first asks for it. A cache makes the plans of the steps that write to it (see
+bass_core/attention/cache.py); one made by hand has no views.
 """
 
 from __future__ import annotations
@@ -15,42 +16,62 @@ from torch import Tensor
 
 @dataclass
 class AttentionPlan:
-    """Where the rows of one step stand: `lengths` int64 [B] on the device, `host` the same numbers on the host.
+    """S = `queries` new tokens for each of B rows, `lengths` int64 [B] (on the device) of which are cached before.
 
-    `extent`: columns that any row of this step may see. A captured step is replayed for lengths that the host
-    does not know yet, which reach up to `anywhere`. What layers share (masks, `ends`) is made once a step.
+    host: the same lengths on the host; empty for a captured step, which is replayed for lengths that only the
+    device knows. captured_extent: the columns that such a step looks at, which no row outgrows.
+    tokens: int64 [N], where the real tokens stand in the flattened [B x S] step; None where all of them are real.
+    places: int64 [2 x Hkv x N], where their keys and values go in a layer's cache as vectors of head_dim.
+    ends: of a batch of one, the views [2, Hkv, N, D] of each layer's cache to which they go.
+    views: keys and values [B, Hkv, extent, D] of each layer, one behind the other, which the step may read.
     """
 
     lengths: Tensor
     host: list[int]
     queries: int
-    anywhere: int | None = None
+    captured_extent: int | None = None
+    tokens: Tensor | None = None
+    places: Tensor | None = None
+    ends: tuple[Tensor, ...] = ()
+    views: tuple[Tensor, ...] = ()
+    _positions: Tensor | None = None
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
     _biases: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
-    _ends: Tensor | None = None
+    _new_lengths: Tensor | None = None
 
     @property
     def extent(self) -> int:
-        return max(self.host) + self.queries if self.anywhere is None else self.anywhere
+        """Columns of the cache that any row of this step may see."""
+        return max(self.host) + self.queries if self.captured_extent is None else self.captured_extent
 
     @property
     def needs_mask(self) -> bool:
         """False when every query sees every column of the extent (one new token, all rows equally long)."""
-        return self.anywhere is not None or self.queries > 1 or min(self.host) != max(self.host)
+        return self.captured_extent is not None or self.queries > 1 or min(self.host) != max(self.host)
 
     @property
-    def ends(self) -> Tensor:
-        """int32 [B]: how long each row is with its new tokens."""
-        if self._ends is None:
-            self._ends = (self.lengths + self.queries).to(torch.int32)
-        return self._ends
+    def positions(self) -> Tensor:
+        """int64 [B, S]: where each new token stands in its row."""
+        if self._positions is None:
+            self._positions = self.lengths[:, None] + torch.arange(self.queries, device=self.lengths.device)
+        return self._positions
 
-    def hidden(self, window: int | None) -> Tensor:
+    @property
+    def new_lengths(self) -> Tensor:
+        """int32 [B]: how long each row is with its new tokens."""
+        if self._new_lengths is None:
+            self._new_lengths = (self.lengths + self.queries).to(torch.int32)
+        return self._new_lengths
+
+    def reads(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, Hkv, extent, D] of a layer that the step may read."""
+        return self.views[2 * layer], self.views[2 * layer + 1]
+
+    def mask(self, window: int | None) -> Tensor:
         """Bool [B, S, extent], true where a query must not look."""
         if window not in self._masks:
             columns = torch.arange(self.extent, device=self.lengths.device)
-            last = self.lengths[:, None] + torch.arange(self.queries, device=self.lengths.device)
-            last = last[:, :, None]
+            last = self.positions[:, :, None]
             hidden = columns > last
             self._masks[window] = hidden if window is None else hidden | (columns <= last - window)
         return self._masks[window]
@@ -59,7 +80,7 @@ class AttentionPlan:
         """[B x kv_heads, group x S, extent], -inf where a query must not look and 0 elsewhere."""
         key = (window, group, dtype, kv_heads)
         if key not in self._biases:
-            hidden = self.hidden(window)[:, None, None].expand(-1, kv_heads, group, -1, -1)
-            bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-            self._biases[key] = bias.masked_fill_(hidden, float("-inf")).flatten(2, 3).flatten(0, 1)
+            mask = self.mask(window)[:, None, None].expand(-1, kv_heads, group, -1, -1)
+            bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+            self._biases[key] = bias.masked_fill_(mask, float("-inf")).flatten(2, 3).flatten(0, 1)
         return self._biases[key]

@@ -23,6 +23,7 @@ from ..machine.transfer import to_device
 from ..models.draft_head import DraftHead
 from ..models.pair import ModelPair
 from ..sequence import Sequence
+from ..verification.table import find_verification
 from .host import DraftHost, borrow, give_back
 from .messages import Close, DraftLostError, Drafts, Open, Pause, Resume, RowUpdate, TextUpdate
 from .pace import NEWS
@@ -68,7 +69,7 @@ class DraftClient:
         self,
         pair: ModelPair,
         rows: list[Sequence],
-        rules: DecodingParams,
+        params: DecodingParams,
         *,
         lead: int,
         drafter: str,
@@ -87,7 +88,7 @@ class DraftClient:
         # Steps of the draft that have been heard of; in all of them its forwards, and the tokens that it drew.
         self.received = self.forwards = self.drawn = 0
         ends = [len(row.prompt) + row.max_new_tokens for row in rows]
-        layout = self._layout(len(rows), max(ends), rules)
+        layout = self._layout(len(rows), max(ends), params)
         with self._noticing():
             host = self._host = borrow(pair)
             self._release = weakref.finalize(self, _release, pair, host, self._session)
@@ -99,9 +100,9 @@ class DraftClient:
                 [row.id for row in rows],
                 ends,
                 lead,
-                rules.params,
-                rules.seed,
-                rules.verification,
+                params.sampling,
+                params.seed,
+                params.verification,
                 backend if device.type == pair.device.type else choose_backend("auto", device),
                 layout,
                 drafter,
@@ -111,9 +112,13 @@ class DraftClient:
             host.paused = True
             self._arena.close_fd()
 
-    def _layout(self, rows: int, length: int, rules: DecodingParams) -> Layout:
+    def _layout(self, rows: int, length: int, params: DecodingParams) -> Layout:
         layout: Layout = {}
-        if not rules.params.greedy and rules.verification == "chen" and rules.synthetic is None:
+        if (
+            not params.sampling.greedy
+            and not find_verification(params.verification).coupled
+            and params.synthetic is None
+        ):
             outputs = self._vocab if self._head is None else len(self._head.vocabulary)
             layout["q"] = ((rows, self._lead + 1, outputs), torch.float32)
         if self._head is not None:

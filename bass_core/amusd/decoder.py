@@ -37,10 +37,11 @@ from ..engine.runner import ModelRunner, PrefillSteps
 from ..errors import RequestError
 from ..machine.transfer import to_device
 from ..models.draft_head import DraftHead
+from ..models.forward import ForwardOutput
 from ..models.pair import ModelPair
 from ..sampling.noise import NoiseKeys
 from ..sequence import Round, RowRound, Sequence
-from ..verification.acceptance import mark_unsound, refuse_unsound
+from ..verification.acceptance import RowOutcome, mark_unsound, refuse_unsound
 from ..verification.rejection import verify
 from .client import DraftClient
 from .host import split_threads
@@ -71,27 +72,25 @@ def lead_of(request: Request) -> int:
 
 
 def build_amusd(
-    pair: ModelPair, request: Request, rules: DecodingParams, sequences: list[Sequence]
+    pair: ModelPair, request: Request, params: DecodingParams, sequences: list[Sequence]
 ) -> AmusdDecoder:
     """The decoder of a request; its draft process is started where it is not running yet."""
     refuse_amusd(pair, request)
-    lead, confidence = lead_of(request), DRAFTERS[request.drafter].stops_when_unsure
-    keep_states = isinstance(pair.draft, DraftHead)
+    lead, kind = lead_of(request), DRAFTERS[request.drafter]
     length = request.longest + lead + 2
-    runner = make_runner(
-        pair.target_step, len(sequences), length, pair.vocab, request.backend, keep_states=keep_states
-    )
+    runner = make_runner(pair.target_step, len(sequences), length, pair.vocab, request.backend)
     client = DraftClient(
         pair,
         sequences,
-        rules,
+        params,
         # While `lead` drafts are verified the draft makes one that comes late, and the next `lead`.
         lead=2 * lead + 1,
         drafter=request.drafter,
         backend=request.backend,
         delay_s=DELAYS[1],
     )
-    return AmusdDecoder(sequences, runner, rules, client, lead, confidence)
+    states = isinstance(pair.draft, DraftHead)
+    return AmusdDecoder(sequences, runner, params, client, lead, kind.stops_when_unsure, states)
 
 
 class AmusdDecoder(BatchDecoder):
@@ -101,12 +100,13 @@ class AmusdDecoder(BatchDecoder):
         self,
         sequences: list[Sequence],
         target: ModelRunner,
-        rules: DecodingParams,
+        params: DecodingParams,
         client: DraftClient,
         lead: int,
         confidence: bool,
+        return_states: bool,
     ) -> None:
-        super().__init__(sequences, target, rules)
+        super().__init__(sequences, target, params, return_states=return_states)
         self.client, self.lead, self.confidence = client, lead, confidence
         # What the draft had done by the end of the last round: its forwards, and the tokens that it drew.
         self._billed = (0, 0)
@@ -152,7 +152,7 @@ class AmusdDecoder(BatchDecoder):
         round_ = super()._prefill_step(prefill)
         self.timeline.add_target(begin, time.perf_counter())
         if prefill.done:
-            if self.target.keep_states:
+            if self.return_states:
                 self.client.write_states(rows, [0] * len(rows), prefill.states())
             verdicts = [
                 self.client.agree(row, record.tokens, same=False)
@@ -166,26 +166,26 @@ class AmusdDecoder(BatchDecoder):
         keys.epochs = to_device([self.client.ahead[row.index].begin for row in rows], self.target.device)
         counts = self._counts()
         begin = time.perf_counter()
-        logits = self._feed(counts)
+        output = self._feed(counts)
         tested = self._tested_counts(counts)
         starts = [len(row.tokens) for row in rows]
         drafts = self._drafts(tested)
-        accepted, next_tokens, tests, next_p = self._judge(logits, drafts, tested, starts, keys)
+        outcomes = self._judge(output.logits, drafts, tested, starts, keys)
         self.target_forwards += 1
         self._measure(counts, begin)
         records, verdicts, states = [], [], []
         for r, row in enumerate(rows):
-            stand = accepted[r]
+            outcome, stand = outcomes[r], outcomes[r].accepted
             settled = min(stand, counts[r]) + 1
-            self.target.cached[r] += settled
-            if self.target.states is not None:
-                states.append(self.target.states[r, :settled])
+            self.target.commit(r, self.target.lengths[r] + settled)
+            if output.states is not None:
+                states.append(output.states[r, :settled])
             # A late draft is looked at only where everything before it stands.
             seen = tested[r] if stand >= counts[r] else counts[r]
             seen = min(seen, tested[r])
             same = stand == tested[r] > counts[r]
-            own = (None, math.nan) if same else (next_tokens[r], next_p[r])
-            record = self._write(row, drafts[r][:seen], tests[r], stand, *own)
+            token, chance = (None, math.nan) if same else (outcome.next_token, outcome.next_p)
+            record = self._write(row, drafts[r][:seen], stand, token, chance, outcome.tests)
             records.append(record)
             self._count(record)
             verdicts.append(self.client.agree(row, record.tokens, same))
@@ -235,21 +235,16 @@ class AmusdDecoder(BatchDecoder):
         ]
         return self._pace.worth_waiting(step_ms, counts, growing, waited)
 
-    def _feed(self, counts: list[int]) -> Tensor:
-        """The target's logits [B, width + 1, V] for each row's newest token and its drafts; finished on return."""
-        newest = [[row.tokens[-1]] for row in self._rows]
-        ids = [one + drafts for one, drafts in zip(newest, self._drafts(counts), strict=True)]
+    def _feed(self, counts: list[int]) -> ForwardOutput:
+        """The target's output for each row's newest token and its drafts, [B, width + 1]; computed on return."""
         if DELAYS[0]:
             time.sleep(random.random() * DELAYS[0])
         device = self.target.device
-        logits = self.target.feed_ids(
-            to_device(ids, device),
-            self.target.cached[: len(ids)],
-            counts=[count + 1 for count in counts],
-        )
+        drafts = torch.tensor(self._drafts(counts), dtype=torch.long).view(len(counts), max(counts))
+        output = self._forward(to_device(drafts, device), counts)
         if is_accelerator(device):
             runtime(device).current_stream(device).synchronize()
-        return logits
+        return output
 
     def _drafts(self, counts: list[int]) -> list[list[int]]:
         """The first drafts of each row, padded with zeros to the longest."""
@@ -269,7 +264,7 @@ class AmusdDecoder(BatchDecoder):
 
     def _judge(
         self, logits: Tensor, drafts: list[list[int]], tested: list[int], starts: list[int], keys: NoiseKeys
-    ) -> tuple[list[int], list[int], list[list[list[float]]], list[float]]:
+    ) -> list[RowOutcome]:
         """What `Outcome.host` returns."""
         width, device = max(tested), logits.device
         if width == logits.shape[1]:
@@ -282,14 +277,14 @@ class AmusdDecoder(BatchDecoder):
             q,
             to_device(tested, device),
             keys,
-            self.rules.params,
-            rule=self.rules.verification,
-            synthetic=self.rules.synthetic,
+            self.params.sampling,
+            verification=self.params.verification,
+            synthetic=self.params.synthetic,
         )
         verdict.next_token = mark_unsound(verdict.next_token, logits)
-        accepted, next_tokens, tests, next_p = verdict.host()
-        refuse_unsound(next_tokens)
-        return accepted, next_tokens, tests, next_p
+        outcomes = verdict.host()
+        refuse_unsound([outcome.next_token for outcome in outcomes])
+        return outcomes
 
     def _measure(self, counts: list[int], begin: float) -> None:
         end = time.perf_counter()

@@ -1,8 +1,8 @@
 """Ragged attention inside transformers' models.
 
-Contract: a model whose attention implementation is NAME attends by the row lengths of the step that travels
-with the call (`model(..., ragged=step, ragged_backend="pad")`), never by a mask. A layer's sliding window and
-logit soft-cap are honoured; what an architecture adds beyond that is refused, not ignored.
+Contract: a model whose attention implementation is NAME attends by the plan that travels with the call
+(`model(..., past_key_values=PlannedCache(cache, plan), ragged=plan, ragged_backend="pad")`), never by a mask. A
+layer's sliding window and logit soft-cap are honoured; what an architecture adds beyond that is refused.
 """
 
 from __future__ import annotations
@@ -11,16 +11,51 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface
+from transformers import AttentionInterface, Cache
 from transformers.masking_utils import AttentionMaskInterface
 
 from kernels.backends import BACKENDS
 from kernels.plan import AttentionPlan
 
 from ..errors import PairError
+from .cache import RaggedCache
 
 NAME = "bass_ragged"
 _UNSUPPORTED = ("s_aux", "sinks", "position_bias", "head_mask", "alibi", "indices_topk")
+
+
+class PlannedCache(Cache):
+    """A transformers cache for one call: its layers write to `cache`, and read it, where the plan says."""
+
+    def __init__(self, cache: RaggedCache, plan: AttentionPlan) -> None:
+        super().__init__(layers=[])
+        self.cache, self.plan = cache, plan
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write [B, Hkv, S, D] keys and values; what the step may read: [B, Hkv, extent, D] each."""
+        if self.cache.has_kernel:
+            from kernels.triton.cache_write import write  # imports triton
+
+            write(key_states, value_states, self.cache.buffer[layer_idx], self.plan.lengths)
+            return self.plan.reads(layer_idx)
+        states = torch.stack((key_states, value_states)).permute(1, 3, 0, 2, 4)
+        return self.cache.write(layer_idx, states.flatten(0, 1), self.plan)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """The longest row's length before the step: what models without explicit positions would use."""
+        return max(self.plan.host, default=0)
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        return self.cache.max_len
+
+    def get_max_cache_shape(self, layer_idx: int | None = None) -> int:
+        """The same under the name that older transformers use."""
+        return self.cache.max_len
 
 
 def ragged_attention(

@@ -3,7 +3,7 @@
 Contract: before each round the policy weighs every length from 0 (a plain step) to its limit: what it should
 write, by the acceptance seen so far, over what it should cost, by a table measured on this machine
 (decoding/calibrate.py). Given the table it is a function of what was drafted and accepted alone, so a run
-repeats. Lengths that lose are tried again now and then, ever more seldom.
+repeats. While drafting loses, it is tried again now and then, more and more seldom.
 Formula: tokens a row and round = 1 + sum over i of P(position i accepted), as in Leviathan et al. 2211.17192,
 equation 1, with a probability of its own for each position.
 """
@@ -14,17 +14,17 @@ from dataclasses import dataclass, field
 
 from .cost_table import RoundCosts
 
-# What is seen counts this much less with every round that follows: acceptance changes along a text.
+# The weight of an observation is multiplied by this with every later round: acceptance changes along a text.
 MEMORY = 0.97
-# Before anything was seen a position counts as tried this often, at the rate of the positions before it.
+# A position starts as if tried PRIOR times, at the rate of the position before it (the first at PRIOR_RATE).
 PRIOR, PRIOR_RATE = 2.0, 0.6
-# Plain steps before drafting is tried again: the wait doubles while drafting keeps losing.
+# Plain steps until drafting is tried again; the wait doubles, up to the longest, while drafting keeps losing.
 FIRST_WAIT, LONGEST_WAIT = 16, 64
 
 
 @dataclass
 class _Chain:
-    """How often a count reaches position i, given that it reached i - 1."""
+    """Estimates how often a count reaches position i, given that it reached i - 1."""
 
     limit: int
     tried: list[float] = field(init=False)
@@ -64,7 +64,7 @@ class CostAware:
         self.length = self._choose()
 
     def update(self, accepted: list[int]) -> None:
-        """Nothing: `observe` is told more."""
+        """Does nothing: `observe` learns from every round."""
 
     def observe(self, requested: int, drafted: list[int], accepted: list[int], forwards: int) -> None:
         """What each row drafted and accepted in a round of length `requested`, and forwards of the draft it took.

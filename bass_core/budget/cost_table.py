@@ -1,7 +1,7 @@
 """A table of what rounds cost, and its file.
 
-Contract: a CostTable gives milliseconds of one verification of so many tokens in so many rows, and of one forward
-of the draft, interpolated between what was measured. Its file is plain JSON; a damaged one counts for none.
+Contract: a CostTable gives the milliseconds of one verification, by rows and tokens, and of one forward of the
+draft, interpolated between what was measured. Its file is plain JSON; a damaged file counts as a missing one.
 Non-goal: measuring (decoding/calibrate.py).
 """
 
@@ -65,7 +65,7 @@ def _between(points: list[Point], at: float) -> float:
 
 
 def read_table(path: Path | None) -> CostTable | None:
-    """What the file holds; None where it is missing, damaged, or what nobody can have measured."""
+    """The table in the file; None if the file is missing or damaged, or holds what cannot have been measured."""
     if path is None:
         return None
     try:
@@ -78,7 +78,7 @@ def read_table(path: Path | None) -> CostTable | None:
 
 
 def _is_sound(table: CostTable) -> bool:
-    """Whether it could have been measured: its figures then divide by nothing and is a finite number."""
+    """Whether the table could have been measured: finite, ascending, and nothing free of cost that never is."""
     lines = list(table.verify.values())
     numbers = [number for points in lines for point in points for number in point] + list(table.draft.values())
     return (
@@ -99,7 +99,7 @@ def _ascends(numbers: list[float]) -> bool:
 
 
 def write_table(path: Path | None, table: CostTable) -> None:
-    """Kept if it can be: a cache that can't be written costs the next start a few seconds, and nothing else."""
+    """Write the table if possible: where the cache can't be written, the next start measures again."""
     if path is None:
         return
     part = path.with_suffix(f".{os.getpid()}")

@@ -1,8 +1,8 @@
-"""How many tokens to draft in the next round: one number for the whole batch.
+"""Budgets in which all rows may draft alike: a policy says how many tokens, `EqualRows` makes a budget of it.
 
-Contract: `length` is the draft length of the next round; `update` is told, after a round in which at least one
-row drafted that full length, how many drafts each unfinished row accepted. A policy keeps its state in plain
-attributes, so that each decoder can work on its own copy.
+Contract: a policy's `length` is the draft length of the next round; its `update` is told, after a round in which
+at least one row drafted that full length, how many drafts each unfinished row accepted. A policy keeps its state
+in plain attributes, so that each decoder can work on its own copy.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard
 
 from ..errors import RequestError
+from .base import Feedback
 
-LONGEST = 1024  # draft tokens a row and round that anyone may ask for
+LONGEST = 1024  # the longest draft, in tokens a row and round, that may be asked for
 
 
 class DraftLengthPolicy(Protocol):
@@ -30,6 +31,28 @@ class DraftLengthPolicy(Protocol):
     def length(self) -> int: ...
 
     def update(self, accepted: list[int]) -> None: ...
+
+
+class EqualRows:
+    """The budget (budget/base.py) in which every row may draft what one policy says."""
+
+    def __init__(self, policy: DraftLengthPolicy) -> None:
+        self.policy = policy
+
+    @property
+    def limit(self) -> int:
+        return self.policy.limit
+
+    def max_drafts(self, remaining: list[int]) -> list[int]:
+        return [self.policy.length] * len(remaining)
+
+    def observe(self, feedback: Feedback) -> None:
+        length = feedback.requested[0]
+        told: Any = getattr(self.policy, "observe", None)
+        if told is not None:
+            told(length, feedback.drafted, feedback.accepted, feedback.draft_forwards)
+        if length in feedback.drafted:
+            self.policy.update(feedback.accepted)
 
 
 @dataclass
@@ -65,28 +88,8 @@ class Algorithm1:
 
 
 @dataclass
-class CommonStop(FixedLength):
-    """A fixed length, and the whole batch stops at its first rejection: lengths stay alike, acceptance a turns
-    into a^batch. What BASS does without, kept to be compared with. The text is distributed as ever: where a row
-    had accepted more, its next accepted draft takes the place of the target's own token.
-    """
-
-    def cut(
-        self, accepted: list[int], next_tokens: list[int], next_p: list[float], tests: list[list[list[float]]]
-    ) -> list[bool]:
-        """Shorten every row of a round to the shortest, in place; which were cut. Arguments: `Outcome.host`."""
-        least = min(accepted)
-        longer = [count > least for count in accepted]
-        for row, cut in enumerate(longer):
-            if cut:
-                p, _, _, draft = tests[row][least]
-                accepted[row], next_tokens[row], next_p[row] = least, int(draft), p
-        return longer
-
-
-@dataclass
 class RecordedLengths:
-    """The draft lengths of an earlier run again: one for each round, then the last for ever.
+    """Replays the draft lengths of an earlier run: one for each round, then the last one again and again.
 
     With the same prompts, seed and drafter the run repeats itself, sampled text included, whatever chose them.
     """
@@ -109,7 +112,7 @@ class RecordedLengths:
         return self.lengths[self.position]
 
     def update(self, accepted: list[int]) -> None:
-        """Nothing: `observe` hears of every round."""
+        """Does nothing: `observe` is told of every round."""
 
     def observe(self, requested: int, drafted: list[int], accepted: list[int], forwards: int) -> None:
         self.position = min(self.position + 1, len(self.lengths) - 1)

@@ -57,7 +57,7 @@ class Decoder(Protocol):
 class DecodingParams:
     """How a decoder samples and verifies: the same for every lane of a race."""
 
-    params: SamplingParams
+    sampling: SamplingParams
     seed: int = 0
     verification: str = "chen"
     synthetic: float | None = None

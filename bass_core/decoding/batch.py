@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from ..budget.policies import CommonStop, DraftLengthPolicy
+from ..budget.base import Budget, Feedback
 from ..drafting.base import Drafter, Proposal, check_chain
 from ..engine.runner import ModelRunner, PrefillSteps
 from ..machine.transfer import to_device
+from ..models.forward import ForwardBatch, ForwardOutput
 from ..sampling.noise import NoiseKeys
 from ..sequence import Round, RowRound, Sequence
-from ..verification.acceptance import Outcome, mark_unsound, refuse_unsound
+from ..verification.acceptance import DraftTest, Outcome, mark_unsound, refuse_unsound
 from ..verification.rejection import first_tokens, verify
+from ..verification.table import find_verification
 from .base import DecodingParams, Timeline
 
 
@@ -31,17 +34,20 @@ class BatchDecoder:
 
     sequences: list[Sequence]
     target: ModelRunner
-    rules: DecodingParams
+    params: DecodingParams
     drafter: Drafter | None = None
-    policy: DraftLengthPolicy | None = None
+    budget: Budget | None = None
     target_forwards: int = 0
+    # Whether the target's forwards return hidden states, for the drafter or for who else reads them.
+    return_states: bool = False
     _prefill: PrefillSteps | None = None
     _draft_prefill: PrefillSteps | None = None
     _rows: list[Sequence] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._rows = list(self.sequences)
-        self._prefill = self.target.prefill([row.prompt for row in self._rows])
+        self.return_states |= self.drafter is not None and self.drafter.observes_states
+        self._prefill = self.target.prefill([row.prompt for row in self._rows], self.return_states)
         if self.drafter is not None:
             self._draft_prefill = self.drafter.start(self._rows)
 
@@ -63,9 +69,9 @@ class BatchDecoder:
     def prepare(self) -> None:
         """Before the first step: let the models make ready for the shapes of a plain and of the first round."""
         rows = len(self._rows)
-        requested = self.policy.length if self.policy is not None else 0
-        for width in sorted({1, 1 + min(requested, max(row.remaining for row in self._rows) - 1)}):
-            self.target.prepare(torch.zeros(rows, width, dtype=torch.long, device=self.target.device))
+        for width in sorted({1, 1 + max(self._usable(self._requested()))}):
+            tokens = torch.zeros(rows, width, dtype=torch.long, device=self.target.device)
+            self.target.prepare(ForwardBatch(tokens, [0] * rows, return_states=self.return_states))
         if self.drafter is not None:
             self.drafter.prepare(rows)
 
@@ -86,109 +92,108 @@ class BatchDecoder:
         self.target_forwards += 1
         keys = self._keys()
         logits = prefill.logits()
-        tokens = mark_unsound(first_tokens(logits, keys, self.rules.params), logits).tolist()
+        tokens = mark_unsound(first_tokens(logits, keys, self.params.sampling), logits).tolist()
         refuse_unsound(tokens)
         self._hand_states(self._rows, prefill.states)
         self._prefill = self._draft_prefill = None
-        rows = [self._write(row, [], [], 0, token) for row, token in zip(self._rows, tokens, strict=True)]
+        rows = [self._write(row, [], 0, token) for row, token in zip(self._rows, tokens, strict=True)]
         self._drop_finished()
         return Round("prefill", rows=rows)
 
     def _round(self) -> Round:
         rows, keys = self._rows, self._keys()
-        requested = self.policy.length if self.policy is not None else 0
-        calls, drawn = self._draft_work()
-        proposal = self._propose(requested, keys)
-        counts = proposal.num_drafted
-        verdict = self._verify(proposal, keys)
+        requested, before = self._requested(), self._draft_work()
+        proposal = self._propose(self._usable(requested), keys)
+        num_drafted = proposal.num_drafted
+        drafts = to_device(proposal.tokens, self.target.device)
+        output = self._forward(drafts, num_drafted)
+        outcomes = self._verify(output.logits, drafts, proposal, keys).host()
         self.target_forwards += 1
-        accepted, next_tokens, tests, next_p = verdict.host()
-        refuse_unsound(next_tokens)
-        drafts = [[int(test[3]) for test in row] for row in tests]
-        cut = [False] * len(rows)
-        if isinstance(self.policy, CommonStop):
-            cut = self.policy.cut(accepted, next_tokens, next_p, tests)
+        refuse_unsound([outcome.next_token for outcome in outcomes])
+        adjust = find_verification(self.params.verification).adjust
+        if adjust is not None:
+            outcomes = adjust(outcomes)
+        accepted = [outcome.accepted for outcome in outcomes]
         for r, count in enumerate(accepted):
-            self.target.cached[r] += count + 1
-        self._hand_states(rows, lambda: [self._states()[r, : n + 1] for r, n in enumerate(accepted)])
+            self.target.commit(r, self.target.lengths[r] + count + 1)
+        self._hand_states(rows, lambda: [output.require_states()[r, : n + 1] for r, n in enumerate(accepted)])
         records = [
-            self._write(row, drafts[r][: counts[r]], tests[r], accepted[r], next_tokens[r], next_p[r], cut[r])
-            for r, row in enumerate(rows)
+            self._write(row, [test.token for test in outcome.tests[:count]], *outcome)
+            for row, outcome, count in zip(rows, outcomes, num_drafted, strict=True)
         ]
+        forwards, drawn = 0, 0
         if self.drafter is not None:
             self.drafter.on_verified(rows, proposal, accepted)
-        forwards, drawn = (now - before for now, before in zip(self._draft_work(), (calls, drawn), strict=True))
-        observe = getattr(self.policy, "observe", None)
-        if observe is not None and self.drafter is not None:
-            observe(requested, counts, accepted, forwards)
-        if self.policy is not None and any(count == requested for count in counts):
-            self.policy.update(accepted)
+            forwards, drawn = (now - then for now, then in zip(self._draft_work(), before, strict=True))
+            if self.budget is not None:
+                self.budget.observe(Feedback(requested, num_drafted, accepted, forwards))
         self._drop_finished()
-        return Round(
-            "verify" if max(counts) else "plain", requested, records, draft_forwards=forwards, draft_tokens=drawn
-        )
+        kind = "verify" if max(num_drafted) else "plain"
+        return Round(kind, max(requested), records, draft_forwards=forwards, draft_tokens=drawn)
+
+    def _requested(self) -> list[int]:
+        """What the budget allows each row."""
+        if self.budget is None:
+            return [0] * len(self._rows)
+        return self.budget.max_drafts([row.remaining for row in self._rows])
+
+    def _usable(self, requested: list[int]) -> list[int]:
+        """These numbers of drafts, cut to what each row has room for: the target adds a token of its own."""
+        return [min(most, row.remaining - 1) for most, row in zip(requested, self._rows, strict=True)]
 
     def _draft_work(self) -> tuple[int, int]:
         """Forwards of a draft model so far, and tokens that it drew."""
         return (0, 0) if self.drafter is None else (self.drafter.calls, self.drafter.drafted)
 
     def _hand_states(self, rows: list[Sequence], states: Callable[[], list[Tensor]]) -> None:
-        """Give the drafter the target's states of what was settled, if it reads them."""
+        """Give the drafter the target's states of the tokens that are in its cache for good, if it reads them."""
         if self.drafter is not None and self.drafter.observes_states:
             self.drafter.observe_states(rows, states())
 
-    def _states(self) -> Tensor:
-        assert self.target.states is not None, "the runner was made to keep states"
-        return self.target.states
-
-    def _propose(self, requested: int, keys: NoiseKeys) -> Proposal:
-        nothing = Proposal(torch.zeros(len(self._rows), 0, dtype=torch.long), [0] * len(self._rows))
-        max_drafts = [min(requested, row.remaining - 1) for row in self._rows]
+    def _propose(self, max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         if self.drafter is None or max(max_drafts) <= 0:
-            return nothing
+            return Proposal(torch.zeros(len(max_drafts), 0, dtype=torch.long), [0] * len(max_drafts))
         return check_chain(self.drafter.propose(self._rows, max_drafts, keys))
 
-    def _verify(self, proposal: Proposal, keys: NoiseKeys) -> Outcome:
-        device = self.target.device
-        newest = to_device([[row.tokens[-1]] for row in self._rows], device)
-        drafts = to_device(proposal.tokens, device)
-        logits = self.target.feed_ids(
-            torch.cat((newest, drafts), dim=1),
-            self.target.cached[: len(self._rows)],
-            counts=[count + 1 for count in proposal.num_drafted],
-        )
-        verdict = verify(
+    def _forward(self, drafts: Tensor, num_drafted: list[int]) -> ForwardOutput:
+        """The target's output for each row's newest token and the first num_drafted[r] of its drafts [B, l]."""
+        newest = to_device([[row.tokens[-1]] for row in self._rows], self.target.device)
+        tokens, lengths = torch.cat((newest, drafts), dim=1), self.target.lengths[: len(self._rows)]
+        real = [count + 1 for count in num_drafted]
+        return self.target.forward(ForwardBatch(tokens, lengths, real, return_states=self.return_states))
+
+    def _verify(self, logits: Tensor, drafts: Tensor, proposal: Proposal, keys: NoiseKeys) -> Outcome:
+        outcome = verify(
             logits,
             drafts,
             proposal.probs,
-            to_device(proposal.num_drafted, device),
+            to_device(proposal.num_drafted, logits.device),
             keys,
-            self.rules.params,
-            rule=self.rules.verification,
-            synthetic=self.rules.synthetic,
+            self.params.sampling,
+            verification=self.params.verification,
+            synthetic=self.params.synthetic,
         )
-        verdict.next_token = mark_unsound(verdict.next_token, logits)
-        verdict.drafts = drafts
-        return verdict
+        outcome.next_token = mark_unsound(outcome.next_token, logits)
+        return outcome
 
     def _keys(self) -> NoiseKeys:
         device = self.target.device
         ids = to_device([row.id for row in self._rows], device)
-        return NoiseKeys(self.rules.seed, ids, to_device([len(row.tokens) for row in self._rows], device))
+        return NoiseKeys(self.params.seed, ids, to_device([len(row.tokens) for row in self._rows], device))
 
     def _write(
         self,
         row: Sequence,
         drafted: list[int],
-        tests: list[list[float]],
         accepted: int,
         next_token: int | None,
         next_p: float = math.nan,
-        cut: bool = False,
+        tests: Seq[DraftTest] = (),
+        next_drafted: bool = False,
     ) -> RowRound:
-        """Append what was accepted and the next token: the target's own, where `cut` a draft, or none (None)."""
+        """Append the accepted drafts and the next token, if any; behind `drafted` stand a RowOutcome's fields."""
         last = "sampled" if not drafted else ("bonus" if accepted == len(drafted) else "recovered")
-        last = "accepted" if cut else last
+        last = "accepted" if next_drafted else last
         own = [] if next_token is None else [next_token]
         tokens = [*drafted[:accepted], *own]
         origins = ["accepted"] * accepted + [last] * len(own)
@@ -196,7 +201,8 @@ class BatchDecoder:
         if taken <= accepted:
             # The text ended inside the accepted span: drafts behind its end were never tested.
             drafted, accepted = drafted[:taken], taken
-        p, q, u = ([test[i] for test in tests[: len(drafted)]] for i in range(3))
+        tests = tests[: len(drafted)]
+        p, q, u = [test.p for test in tests], [test.q for test in tests], [test.u for test in tests]
         return RowRound(
             row.index, drafted, p, q, u, accepted, tokens[:taken], origins[:taken], row.finish_reason, next_p
         )

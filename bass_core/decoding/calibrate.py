@@ -22,7 +22,7 @@ from kernels.support import is_accelerator, runtime
 
 from ..attention.select import choose_backend
 from ..budget.cost_table import CostTable, read_table, write_table
-from ..budget.policies import FixedLength
+from ..budget.policies import EqualRows, FixedLength
 from ..drafting.base import Drafter, Proposal
 from ..drafting.registry import choose_drafter, make_drafter, runs_model
 from ..engine.cuda_graphs import make_runner
@@ -50,14 +50,14 @@ FORMAT = 4
 
 
 def cost_table(
-    pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams, rows: int, rule: str = "chen"
+    pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams, rows: int, verification: str = "chen"
 ) -> CostTable:
     """The stored table of this pair, drafter and machine for `rows` rows; what is missing is measured and kept."""
     path = _path(pair, drafter, backend, sampling)
     table = _stored(path, drafter)
     missing = _missing(table, rows)
     if table is None or missing:
-        table = measure_costs(pair, drafter, backend, sampling, rule, missing, table)
+        table = measure_costs(pair, drafter, backend, sampling, verification, missing, table)
         write_table(path, table)
     return table
 
@@ -116,7 +116,7 @@ def measure_costs(
     drafter: Any,
     backend: str,
     sampling: SamplingParams,
-    rule: str,
+    verification: str,
     sizes: list[int],
     known: CostTable | None = None,
 ) -> CostTable:
@@ -124,7 +124,7 @@ def measure_costs(
     verify = dict(known.verify) if known else {}
     draft = dict(known.draft) if known else {}
     for rows in sizes:
-        lab = _Lab(pair, drafter, backend, sampling, rule, rows)
+        lab = _Lab(pair, drafter, backend, sampling, verification, rows)
         if lab.model is not None:
             draft[rows] = lab.draft_ms()
         widths = [width for width in WIDTHS if width == 1 or rows * width <= MOST_TOKENS]
@@ -154,9 +154,9 @@ class _TimedDecoder(BatchDecoder):
 
     proposal_ms = 0.0
 
-    def _propose(self, requested: int, keys: NoiseKeys) -> Proposal:
+    def _propose(self, max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         start = _now(self.target.device)
-        proposal = super()._propose(requested, keys)
+        proposal = super()._propose(max_drafts, keys)
         self.proposal_ms = _now(self.target.device) - start
         return proposal
 
@@ -172,7 +172,7 @@ class _Lab:
     """A batch of equal prompts, computed once, on which rounds are timed: the draft model's first, then any."""
 
     def __init__(
-        self, pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams, rule: str, rows: int
+        self, pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams, verification: str, rows: int
     ) -> None:
         self.device, limit = pair.device, max(WIDTHS)
         generator = torch.Generator().manual_seed(0)
@@ -184,12 +184,13 @@ class _Lab:
         self.random = _Random(pair.vocab, pair.device)
         self.model: Drafter | None = None
         if runs_model(drafter):
-            self.model = make_drafter(pair, "model", rows, length, backend, sampling, rule)
+            self.model = make_drafter(pair, "model", rows, length, backend, sampling, verification)
         made: Drafter = self.model or self.random
-        keep_states = made.observes_states
-        runner = make_runner(pair.target_step, rows, length, pair.vocab, backend, keep_states=keep_states)
+        runner = make_runner(pair.target_step, rows, length, pair.vocab, backend)
         sequences = [Sequence(i, i, prompt, 10**6, frozenset()) for i in range(rows)]
-        self.decoder = _TimedDecoder(sequences, runner, DecodingParams(sampling), made, FixedLength(limit))
+        self.decoder = _TimedDecoder(
+            sequences, runner, DecodingParams(sampling), made, EqualRows(FixedLength(limit))
+        )
         while not sequences[-1].token_ids:
             self.decoder.step()
 
@@ -199,7 +200,7 @@ class _Lab:
         times: dict[int, list[float]] = {requested: [] for requested in DRAFTED}
         for repeat in range(REPEATS + 1):
             for requested, values in times.items():
-                self.decoder.policy = FixedLength(requested)
+                self.decoder.budget = EqualRows(FixedLength(requested))
                 self.decoder.step()
                 if repeat:
                     values.append(self.decoder.proposal_ms)
@@ -208,7 +209,7 @@ class _Lab:
 
     def verify_ms(self, widths: list[int]) -> dict[int, float]:
         """Ms of a round of so many tokens a row; the widths take turns. From here on the model drafts no more."""
-        self.decoder.drafter, self.decoder.policy = self.random, FixedLength(max(WIDTHS))
+        self.decoder.drafter, self.decoder.budget = self.random, EqualRows(FixedLength(max(WIDTHS)))
         times: dict[int, list[float]] = {width: [] for width in widths}
         for repeat in range(REPEATS + 1):
             for width in widths:

@@ -19,11 +19,11 @@ from ..errors import RequestError
 from ..models.pair import ModelPair
 from ..sampling.params import SamplingParams
 from ..sequence import Sequence
+from ..verification.table import find_verification
 from .calibrate import cost_table
 
 # Far above what any memory holds: a list of that many prompts is made before the memory is looked at.
 MAX_ROWS = 2**20
-VERIFICATIONS = ("chen", "coupled")
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,7 @@ def make_request(
     sampling = SamplingParams() if sampling is None else sampling
     if not isinstance(sampling, SamplingParams):
         raise RequestError(f"sampling must be a SamplingParams; got {sampling!r}.")
-    if verification not in VERIFICATIONS:
-        raise RequestError(f"verification must be one of {', '.join(VERIFICATIONS)}; got {verification!r}.")
+    find_verification(verification)
     if time_budget_ms is not None and not _positive(time_budget_ms):
         raise RequestError(f"time_budget_ms must be above 0, or None; got {time_budget_ms!r}.")
     if synthetic_acceptance is not None and not (

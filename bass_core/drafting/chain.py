@@ -1,8 +1,8 @@
-"""Greedy drafts of a round as one step, so that a CUDA graph holds all of them: argmax, embedding, forward, again.
+"""All greedy drafts of a round as one step, so that one CUDA graph holds them: forward, argmax, forward, ...
 
-Contract: `follow` gives the tokens that step-by-step drafting would give, in one replay where the runner replays.
-Off unless the draft's `plan` says `chain` (Plan in models/llama_cuda.py): no GPU has measured it. Non-goals:
-sampled drafts, drafts that stop by themselves, draft heads.
+Contract: `follow` gives the tokens that step-by-step drafting would give, in one replay where the runner
+replays. Off unless the draft's `plan` says `chain` (Plan in models/llama_cuda.py), because no GPU has measured
+it. Non-goals: sampled drafts, drafts that stop by themselves, draft heads.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from torch import Tensor
 from ..attention.cache import RaggedCache
 from ..engine.runner import ModelRunner
 from ..models.base import CausalModel
+from ..models.forward import CapturedBatch, ForwardBatch, ForwardOutput
 from ..sampling.distribution import argmax
 
 
 class ChainedModel:
     """A model whose one step is `steps` greedy steps of another: tokens int64 [B, 1, steps] stand for logits.
 
-    It has what a runner asks of a CausalModel. Captured steps are told apart by `plan`.
+    It has what a runner asks of a CausalModel; `plan` tells its captured steps from the model's own.
     """
 
     def __init__(self, model: CausalModel, steps: int, vocab: int) -> None:
@@ -38,29 +39,28 @@ class ChainedModel:
     def capturable(self, capturable: bool) -> None:
         self.model.capturable = capturable
 
-    def forward(self, ids: Tensor, cache: RaggedCache, lengths: list[int], *, backend: str, **_: Any) -> Tensor:
-        """Feed ids int64 [B, 1] at `lengths`, and what follows behind them."""
-        tokens = [ids]
+    def forward(self, batch: ForwardBatch, cache: RaggedCache, backend: str = "pad") -> ForwardOutput:
+        """Feed ids int64 [B, 1] at the batch's lengths, and what follows behind them."""
+        tokens = [batch.tokens]
         for step in range(self.steps):
-            ends = [length + step for length in lengths]
-            tokens.append(self._choice(self.model.forward(tokens[-1], cache, ends, backend=backend)))
-        return torch.stack(tokens[1:], dim=2)
+            ends = [length + step for length in batch.lengths]
+            tokens.append(self._choice(self.model.forward(ForwardBatch(tokens[-1], ends), cache, backend)))
+        return ForwardOutput(torch.stack(tokens[1:], dim=2))
 
-    def forward_captured(
-        self, ids: Tensor, cache: RaggedCache, lengths: Tensor, backend: str, want: bool, extent: int | None = None
-    ) -> tuple[Tensor, None]:
-        """`forward` for lengths int64 [B] that only the device knows.
+    def forward_captured(self, batch: CapturedBatch, cache: RaggedCache, backend: str = "pad") -> ForwardOutput:
+        """`forward` for lengths that only the device knows.
 
-        `extent`, made for the first token, is too short for those behind it: all look at the whole cache.
+        The batch's extent is made for the first token and too short for those behind it: all look at the whole
+        cache.
         """
-        tokens = [ids]
+        tokens = [batch.tokens]
         for step in range(self.steps):
-            logits, _ = self.model.forward_captured(tokens[-1], cache, lengths + step, backend, False)
-            tokens.append(self._choice(logits))
-        return torch.stack(tokens[1:], dim=2), None
+            one = CapturedBatch(tokens[-1], batch.lengths + step)
+            tokens.append(self._choice(self.model.forward_captured(one, cache, backend)))
+        return ForwardOutput(torch.stack(tokens[1:], dim=2))
 
-    def _choice(self, logits: Tensor) -> Tensor:
-        return argmax(logits[..., : self.vocab])
+    def _choice(self, output: ForwardOutput) -> Tensor:
+        return argmax(output.logits[..., : self.vocab])
 
 
 def chains(runner: ModelRunner) -> bool:
@@ -75,8 +75,8 @@ def follow(runner: ModelRunner, first: Tensor, ends: list[int], steps: int) -> T
     """
     if steps == 0 or max(ends) + steps > runner.cache.max_len:
         return None
-    # The same cache and captured steps under another model; it lives no longer than this call.
+    # The same cache and captured steps under another model, for the duration of this call.
     chained: Any = copy.copy(runner)
     chained.model, chained.vocab = ChainedModel(runner.model, steps, runner.vocab), steps
-    tokens: Tensor = chained.feed_ids(first[:, None], ends)
-    return tokens[:, 0]
+    output: ForwardOutput = chained.forward(ForwardBatch(first[:, None], ends))
+    return output.logits[:, 0]

@@ -1,8 +1,8 @@
 """Drafts with a head that reads the target's hidden states.
 
-Contract: a drafter as in drafting/base.py. Slots of settled tokens are fed with the target's own states as these
-arrive (`observe_states`), slots of drafted tokens with the head's; the latter are fed anew once the target has
-settled them.
+Contract: a drafter (drafting/base.py). A token that the target has settled is fed with the target's own state,
+once that has arrived (`observe_states`); a drafted token is fed with the head's own state, and again with the
+target's once it is settled.
 """
 
 from __future__ import annotations
@@ -15,33 +15,36 @@ from kernels.support import is_accelerator
 from ..engine.runner import ModelRunner, PrefillSteps
 from ..machine.transfer import to_device, to_host
 from ..models.draft_head import DraftHead
+from ..models.forward import ForwardBatch
 from ..sampling.distribution import argmax, probabilities
 from ..sampling.draw import draw
-from ..sampling.noise import NoiseKeys, Role
+from ..sampling.noise import NoiseKeys
 from ..sampling.params import SamplingParams
 from ..sequence import Sequence
+from ..verification.table import find_verification
 from .base import Drafter, Proposal
 from .head_states import SettledStates, StandInStates
 from .pending import feed_pending
 
-# A forward costs more than one more token in a verification: a row goes on only where its drafts so far have this
-# many times the confidence. Each row by itself, though a batch shares the forward: none depends on its neighbours.
+# A forward of the head costs more than one more token in a verification, so a row drafts on only while its drafts
+# so far have this many times the confidence. Each row decides for itself and does not depend on its neighbours.
 HEADROOM = 4.0
-# On an accelerator a forward in vain costs less than to wait for it: whether all rows rest is read every so many.
+# On an accelerator a wasted forward costs less than waiting for the device: whether all rows have stopped is read
+# only before every so many tokens.
 LOOK_EVERY = 3
 
 
 class HeadDrafter(Drafter):
-    """`runner` drives the head's body over its reduced vocabulary and keeps states; `size` is the target's V.
+    """`runner` drives the head's body over its reduced vocabulary; `size` is the target's V.
 
     confidence: a row drafts on while the head gives its drafts so far, times the likeliest next token, at least
-    this probability, and the drafts so far HEADROOM times it (so from 1 / HEADROOM on one draft at most). The
-    token that is drawn next has no say in it, so that q stays what it is drawn from. 0: never stop; above 0 a
-    proposal waits for the device once, and before each LOOK_EVERY-th token.
+    this probability, and the drafts so far HEADROOM times it (from 1 / HEADROOM on: one draft at most). Whether to
+    draft on never depends on the token that is drawn next, so the token is distributed as q says. 0: never stop;
+    above 0 a proposal waits for the device once, and before each LOOK_EVERY-th token.
 
     ahead: the text runs ahead of the target's states, as in AMUSD. The head's own state of a token stands in until
-    the target's is observed; what was fed behind a stand-in is then fed again. A proposal has one draft a row at
-    most, and none where a state is missing: after a token that the head was not fed, such as a copied one. A
+    the target's is observed; what was fed behind a stand-in is then fed again. A proposal has at most one draft a
+    row, and none where a state is missing: behind a token that the head was not fed, such as a copied one. A
     confidence above 0 stops nothing then, but the proposals have `max_probs` and `token_probs`.
     """
 
@@ -53,12 +56,12 @@ class HeadDrafter(Drafter):
         runner: ModelRunner,
         size: int,
         params: SamplingParams,
-        rule: str = "chen",
+        verification: str = "chen",
         confidence: float = 0.0,
         ahead: bool = False,
     ) -> None:
         self.head, self.runner, self.size, self.params = head, runner, size, params
-        self.role = Role.TARGET if rule == "coupled" else Role.DRAFT
+        self.role = find_verification(verification).draft_role
         self.confidence = 0.0 if ahead else confidence
         self.ahead, self._tells = ahead, ahead and confidence > 0
         self._source: SettledStates | StandInStates = SettledStates(0, head.config.hidden, runner.device)
@@ -77,12 +80,13 @@ class HeadDrafter(Drafter):
         for width in (1, 2):
             ids = torch.zeros(rows, width, dtype=torch.long, device=self.runner.device)
             states = torch.zeros(rows, width, self.head.config.hidden, device=self.runner.device)
-            self.runner.prepare(self.head.inputs(ids, states))
+            fed = self.head.inputs(ids, states)
+            self.runner.prepare(ForwardBatch(fed, [0] * rows, return_states=True))
 
     def observe_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
-        """Keep the target's states: copies, for the next step of the target writes over them."""
+        """Keep copies of the target's states: its next forward overwrites them."""
         for r, slot in (self._source.observe(states) or {}).items():
-            self.runner.cached[r] = min(self.runner.cached[r], slot)
+            self.runner.commit(r, min(self.runner.lengths[r], slot))
 
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         if isinstance(self._source, StandInStates):
@@ -91,7 +95,7 @@ class HeadDrafter(Drafter):
             if max(max_drafts) == 0:
                 return Proposal(torch.zeros(len(rows), 0, dtype=torch.long, device=self.runner.device), max_drafts)
         logits, states = self._catch_up(rows, max_drafts)
-        ends = list(self.runner.cached[: len(rows)])
+        ends = list(self.runner.lengths[: len(rows)])
         # Row by row: in which steps it may draft, whether it still does, how much it has, and how likely that is.
         allowed = [[most > step for most in max_drafts] for step in range(1 + max(max_drafts))]
         room = to_device(allowed, logits.device)
@@ -106,8 +110,9 @@ class HeadDrafter(Drafter):
                     if _all_rest(going, step):
                         break
                 x = self.head.inputs(tokens[-1][:, None], states[:, None])
-                logits = self.runner.feed_ids(x, [end + step - 1 for end in ends])[:, 0]
-                states = self._states()[:, 0]
+                fed = ForwardBatch(x, [end + step - 1 for end in ends], return_states=True)
+                output = self.runner.forward(fed)
+                logits, states = output.logits[:, 0], output.require_states()[:, 0]
                 self.calls += 1
             q = self._distribution(logits)
             if q is not None and self.confidence:
@@ -135,38 +140,31 @@ class HeadDrafter(Drafter):
     def _catch_up(self, rows: list[Sequence], max_drafts: list[int]) -> tuple[Tensor, Tensor]:
         """Feed what came since the last proposal; logits [B, V'], states [B, hidden] of the last slots.
 
-        Settled states are fed for all rows, stand-ins for those that draft.
+        Behind settled states all rows are fed; behind states that stand in, those that draft.
         """
-        runner, own = self.runner, self._source
-        lengths = [len(row.tokens) for row in rows]
-        if isinstance(own, SettledStates):
-            starts = runner.cached[: len(rows)]
-            counts = [length - start for length, start in zip(lengths, starts, strict=True)]
-            before = own.read(counts)
+        runner, source = self.runner, self._source
+        ends = [len(row.tokens) for row in rows]
+        if isinstance(source, SettledStates):
+            starts = list(runner.lengths[: len(rows)])
+            counts = [end - start for end, start in zip(ends, starts, strict=True)]
+            before = source.read(counts)
         else:
-            # A token whose slot was fed already is fed again for the logits behind it.
-            starts = [min(at, length - 1) for at, length in zip(runner.cached, lengths, strict=False)]
-            counts = [
-                length - start if most else 0
-                for length, start, most in zip(lengths, starts, max_drafts, strict=True)
-            ]
-            before = own.read(starts, max(counts))
+            # The newest token is fed again where it was: what is drafted follows the logits behind it.
+            starts = [min(runner.lengths[r], end - 1) for r, end in enumerate(ends)]
+            counts = [ends[r] - start if max_drafts[r] else 0 for r, start in enumerate(starts)]
+            before = source.read(starts, max(counts))
         width = max(counts)
         padded = [(row.tokens[start:] + [0] * width)[:width] for row, start in zip(rows, starts, strict=True)]
         x = self.head.inputs(to_device(padded, runner.device), before)
-        logits, states, forwards = feed_pending(runner, x, starts, counts)
-        assert states is not None, "the runner was made to keep states"
+        logits, states, forwards = feed_pending(runner, x, starts, counts, return_states=True)
+        assert states is not None
         self.calls += forwards
         fed = [r for r, count in enumerate(counts) if count]
         for r in fed:
-            runner.cached[r] = lengths[r]
-        if isinstance(own, StandInStates):
-            own.keep(fed, [lengths[r] for r in fed], states[to_device(fed, states.device)])
+            runner.commit(r, ends[r])
+        if isinstance(source, StandInStates):
+            source.keep(fed, [ends[r] for r in fed], states[to_device(fed, states.device)])
         return logits, states
-
-    def _states(self) -> Tensor:
-        assert self.runner.states is not None, "the runner was made to keep states"
-        return self.runner.states
 
     def _distribution(self, logits: Tensor) -> Tensor | None:
         """q [B, V'] over the head's vocabulary, where somebody asks for it."""
@@ -186,12 +184,12 @@ class HeadDrafter(Drafter):
         return torch.zeros(len(q), self.size, device=q.device).index_copy_(1, self.head.vocabulary, q)
 
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
-        """Nothing: the slots of drafted tokens lie behind what counts, and are fed again with true states."""
+        """Does nothing: drafted tokens lie behind what counts in the cache, and are fed again with true states."""
 
     def rewind(self, row: int, length: int) -> None:
         """Without `ahead` nothing is kept of text that the target's states have not settled."""
         if isinstance(self._source, StandInStates):
-            self.runner.cached[row] = min(self.runner.cached[row], length)
+            self.runner.commit(row, min(self.runner.lengths[row], length))
             self._source.rewind(row, length)
 
     def move_row(self, source: int, target: int) -> None:
@@ -200,7 +198,7 @@ class HeadDrafter(Drafter):
 
 
 def _all_rest(going: Tensor, step: int) -> bool:
-    """Whether no row drafts on; an accelerator is asked now and then, and drafts in vain in between."""
+    """Whether no row drafts on; on an accelerator this is read only every LOOK_EVERY tokens."""
     if is_accelerator(going.device) and step % LOOK_EVERY:
         return False
     return not going.any()

@@ -17,7 +17,7 @@ from .base import Drafter, Proposal, point_masses
 class PromptLookupDrafter(Drafter):
     """Copies what followed the latest earlier occurrence of the row's last tokens (`shortest` to `longest`).
 
-    The longest match wins. Shines where the answer repeats the prompt, or itself.
+    The longest match wins. It is right most often where the answer repeats the prompt, or itself.
     """
 
     def __init__(self, device: torch.device, longest: int = 4, shortest: int = 2) -> None:
@@ -43,7 +43,7 @@ class PromptLookupDrafter(Drafter):
         )
 
     def _index(self, row: int, tokens: list[int]) -> None:
-        """Remember where each run of tokens ended last; the run at the very end is what will be looked up."""
+        """Remember where each run of tokens ended last, but for the run at the very end: that is looked up."""
         table, end = self._tables[row], len(tokens)
         replaced, prompt = self._replaced[row], self._prompts[row]
         for stop in range(max(self._indexed[row], 1), end):
@@ -81,9 +81,9 @@ class PromptLookupDrafter(Drafter):
 
 
 class SiblingLookupDrafter(PromptLookupDrafter):
-    """Prompt lookup in the texts of all rows of the batch: whoever wrote a run of tokens last is copied.
+    """Prompt lookup in the texts of all rows: copies from the row that wrote a run of tokens last.
 
-    Sampled texts may then differ with a row's neighbours, as with any drafter that reads other rows.
+    Its drafts, and so a sampled text, depend on a row's neighbours, as with any drafter that reads other rows.
     """
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from ..engine.runner import ModelRunner, PrefillSteps
 from ..machine.transfer import to_device
+from ..models.forward import ForwardBatch
 from ..sampling.distribution import argmax, probabilities
 from ..sampling.draw import draw
-from ..sampling.noise import NoiseKeys, Role
+from ..sampling.noise import NoiseKeys
 from ..sampling.params import SamplingParams
 from ..sequence import Sequence
+from ..verification.table import find_verification
 from .base import Drafter, Proposal
 from .chain import chains, follow
 from .pending import feed_pending
@@ -23,9 +25,9 @@ from .pending import feed_pending
 class ModelDrafter(Drafter):
     """Drafts with a second model, one forward a token, for the whole batch at once."""
 
-    def __init__(self, runner: ModelRunner, params: SamplingParams, rule: str = "chen") -> None:
+    def __init__(self, runner: ModelRunner, params: SamplingParams, verification: str = "chen") -> None:
         self.runner, self.params = runner, params
-        self.role = Role.TARGET if rule == "coupled" else Role.DRAFT
+        self.role = find_verification(verification).draft_role
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         limit = self.runner.model.context
@@ -34,11 +36,12 @@ class ModelDrafter(Drafter):
     def prepare(self, rows: int) -> None:
         """Before the first step: let the model make ready for one token a row, and for two."""
         for width in (1, 2):
-            self.runner.prepare(torch.zeros(rows, width, dtype=torch.long, device=self.runner.device))
+            tokens = torch.zeros(rows, width, dtype=torch.long, device=self.runner.device)
+            self.runner.prepare(ForwardBatch(tokens, [0] * rows))
 
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         runner, batch = self.runner, len(rows)
-        # A draft with a shorter context than the target's falls silent when a text outgrows it.
+        # A draft model with a shorter context than the target's stops drafting when a text outgrows it.
         max_drafts = [
             max(0, min(most, runner.model.context - len(row.tokens)))
             for row, most in zip(rows, max_drafts, strict=True)
@@ -48,7 +51,7 @@ class ModelDrafter(Drafter):
         if length == 0:
             return Proposal(torch.zeros(batch, 0, dtype=torch.long, device=runner.device), max_drafts)
         # The newest token is fed, and fed again where it was: what is drafted follows the logits behind it.
-        starts = [min(runner.cached[r], len(row.tokens) - 1) for r, row in enumerate(rows)]
+        starts = [min(runner.lengths[r], len(row.tokens) - 1) for r, row in enumerate(rows)]
         pending = [rows[r].tokens[start:] if max_drafts[r] else [] for r, start in enumerate(starts)]
         counts = [len(tokens) for tokens in pending]
         padded = [tokens + [0] * (max(counts) - len(tokens)) for tokens in pending]
@@ -62,16 +65,17 @@ class ModelDrafter(Drafter):
             if rest is not None:
                 self.calls += length - 1
                 return Proposal(torch.cat((first[:, None], rest), dim=1), max_drafts)
-        tokens_, probs = [], []
+        drawn, probs = [], []
         for step in range(length):
             token, prob = self._draw(logits, keys, step)
-            tokens_.append(token)
+            drawn.append(token)
             probs.append(prob)
             if step + 1 < length:
-                logits = runner.feed_ids(token[:, None], [end + step for end in ends])[:, 0]
+                fed = ForwardBatch(token[:, None], [end + step for end in ends])
+                logits = runner.forward(fed).logits[:, 0]
                 self.calls += 1
         stacked = None if probs[0] is None else torch.stack([p for p in probs if p is not None], dim=1)
-        return Proposal(torch.stack(tokens_, dim=1), max_drafts, stacked)
+        return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked)
 
     def _draw(self, logits: Tensor, keys: NoiseKeys, step: int) -> tuple[Tensor, Tensor | None]:
         if self.params.greedy:
@@ -80,17 +84,17 @@ class ModelDrafter(Drafter):
         return draw(probs, keys.seed, keys.sequence_ids, keys.positions + step, keys.stream(self.role)), probs
 
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
-        """The cache holds what was fed: all but the last draft; after a full acceptance that one is missing."""
+        """The last draft was never fed, so after a full acceptance the cache lacks it."""
         width = proposal.tokens.shape[1]
         if width == 0:
             return
         for r, row in enumerate(rows):
             if proposal.num_drafted[r]:
                 before = len(row.tokens) - 1 - accepted[r]
-                self.runner.cached[r] = before + min(accepted[r], width - 1)
+                self.runner.commit(r, before + min(accepted[r], width - 1))
 
     def rewind(self, row: int, length: int) -> None:
-        self.runner.cached[row] = min(self.runner.cached[row], length)
+        self.runner.commit(row, min(self.runner.lengths[row], length))
 
     def move_row(self, source: int, target: int) -> None:
         self.runner.move_row(source, target)

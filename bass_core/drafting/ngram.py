@@ -14,7 +14,7 @@ from .base import Drafter, Proposal, point_masses
 
 
 class NgramDrafter(Drafter):
-    """Proposes the likeliest next token of the longest known context, again and again."""
+    """Proposes the likeliest token behind the longest context that the table knows, then goes on from there."""
 
     def __init__(self, table: NgramTable, device: torch.device, shortest: int = 1) -> None:
         self.table, self.device, self.shortest = table, device, shortest

@@ -11,18 +11,19 @@ from torch import Tensor
 
 from ..engine.runner import ModelRunner
 from ..machine.transfer import to_device
+from ..models.forward import ForwardBatch
 
 # Tokens of one row that are fed in one forward: the first proposal of a draft head follows a whole prompt.
 CHUNK = 128
 
 
 def feed_pending(
-    runner: ModelRunner, x: Tensor, starts: list[int], counts: list[int]
+    runner: ModelRunner, x: Tensor, starts: list[int], counts: list[int], return_states: bool = False
 ) -> tuple[Tensor, Tensor | None, int]:
     """Feed the first counts[r] columns of row r of x, token ids [B, W] or embeddings [B, W, hidden], at starts[r].
 
-    Returns the logits [B, V] behind the last of them, its state [B, hidden] where the runner keeps states, and
-    the number of forwards. A row of count 0 is fed padding behind its tokens that count; its results mean nothing.
+    Returns the logits [B, V] behind the last of them, its state [B, hidden] with return_states, and the number
+    of forwards. A row of count 0 is fed padding behind its tokens that count; its results mean nothing.
     """
     logits, states, forwards, at = torch.empty(0), None, 0, 0
     while at < max(counts):
@@ -30,10 +31,11 @@ def feed_pending(
         width = min(max(counts) - at, CHUNK, runner.cache.max_len - max(begins))
         left = [min(max(count - at, 0), width) for count in counts]
         take = [max(count - 1, 0) for count in left]
-        fed = runner.feed_ids(x[:, at : at + width], begins, take, [max(count, 1) for count in left])
-        read = None
-        if runner.states is not None:
-            read = runner.states[torch.arange(len(x), device=x.device), to_device(take, x.device)]
+        real = [max(count, 1) for count in left]
+        output = runner.forward(ForwardBatch(x[:, at : at + width], begins, real, take, return_states))
+        fed, read = output.logits, None
+        if return_states:
+            read = output.require_states()[torch.arange(len(x), device=x.device), to_device(take, x.device)]
         if at:
             fresh = to_device([[count > at] for count in counts], x.device)
             fed = torch.where(fresh, fed, logits)

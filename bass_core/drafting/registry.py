@@ -31,7 +31,7 @@ CASCADE_MATCH = 3
 # A head that stops when it is unsure stops once it gives its drafts less than this probability: one more token in
 # a verification costs little. A forward of its own costs more (HEADROOM in drafting/head.py).
 CONFIDENCE = 0.1
-# AMUSD's drafts are there anyway; those behind an unsure one are likely to be thrown away with it.
+# The same for AMUSD, whose target waits for no draft: those behind an unsure one are likely to go with it.
 AHEAD_CONFIDENCE = 0.2
 
 
@@ -58,8 +58,8 @@ class DraftSource(Protocol):
 class Parts:
     """What the drafters of a lane are put together from: the pair, the lane's rows and their tokens at most.
 
-    ahead: for AMUSD. A model drafts one token of a row a proposal, so that verdicts are heard in between, and a
-    draft head goes on from its own states where the target's are not there yet.
+    ahead: for AMUSD. A draft model or head drafts at most one token of a row in a proposal, so that the session
+    reads the target's verdicts in between, and a head goes on from its own states until the target's arrive.
     """
 
     pair: DraftSource
@@ -76,7 +76,7 @@ class Parts:
         assert pair.draft_step is not None
         made = (self.rows, self.length)
         if isinstance(draft, DraftHead):
-            runner = make_runner(pair.draft_step, *made, len(draft.vocabulary), self.backend, keep_states=True)
+            runner = make_runner(pair.draft_step, *made, len(draft.vocabulary), self.backend)
             return HeadDrafter(draft, runner, pair.vocab, self.sampling, self.verification, confidence, self.ahead)
         runner = make_runner(pair.draft_step, *made, pair.vocab, self.backend)
         return ModelDrafter(runner, self.sampling, self.verification)
@@ -173,10 +173,10 @@ def choose_drafter(pair: ModelPair, drafter: Any) -> Any:
 
 
 def confident_prefix(max_probs: list[float], token_probs: list[float]) -> int:
-    """How many of AMUSD's drafts in a row to look at: while they, times q's largest value, keep AHEAD_CONFIDENCE.
+    """How many of a row's drafts AMUSD verifies: while theirs times q's largest value is AHEAD_CONFIDENCE or more.
 
-    max_probs[i], token_probs[i]: q's largest value at draft i, and that of the token drawn. What was drawn at a
-    position has no say in whether it is looked at, so that q stays what it was drawn from.
+    max_probs[i], token_probs[i]: q's largest value at draft i, and q of the token drawn there. Whether a draft is
+    verified never depends on which token was drawn there, so it is distributed as q says.
     """
     chance = 1.0
     for count, (top, own) in enumerate(zip(max_probs, token_probs, strict=True)):

@@ -1,10 +1,10 @@
 """CUDA graphs under a ModelRunner: one for each (batch, query length), captured on first use and replayed.
 
-Contract: `make_runner` gives the runner that suits the device; above it nothing knows which. A captured step reads
-its tokens and row lengths from static buffers, so a replay costs one launch and no round trip to the host. Caches
-and their graphs go back to a pool when a runner is dropped, and serve the next request. Batches run in the next
-power of two, rows that are not there being of length 0. An architecture that can't be captured runs eagerly and
-says so once. Non-goals: how a step is captured (machine/capture.py); prefill, which runs once and at any width.
+Contract: `make_runner` chooses the runner for the device; its callers need not know which one they have. A
+captured step reads its tokens and row lengths from static buffers, so a replay costs one launch and no round
+trip to the host. When a runner is dropped, its cache and graphs wait for the next request. A batch runs in the
+shape of the next power of two; missing rows have length 0. A model that can't be captured runs eagerly, with one
+warning. Non-goals: how a step is captured (machine/capture.py); prefill, which runs once and at any width.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ from ..machine.setup_time import setting_up
 from ..machine.transfer import to_device
 from ..models.base import CausalModel
 from ..models.capturable import refuse_capture
+from ..models.forward import CapturedBatch, ForwardBatch, ForwardOutput
 from .runner import ModelRunner
 
-# Bytes that the steps of one cache may hold; the one used longest ago goes first.
+# Bytes that the captured steps of one cache may hold; the least recently used is dropped first.
 STEP_BYTES = 1 << 30
-# Wider steps run eagerly: capturing them costs more than it saves.
+# Tokens a row up to which steps are captured: for wider ones, capturing costs more than it saves.
 WIDEST = 33
+# Steps up to 9 tokens wide are captured exactly, wider ones at every fourth width.
 _EXACT_WIDTHS, _WIDTH_STEP = 9, 4
+# Caches are made in multiples of this many tokens, so that one fits later requests too.
 _LENGTH_STEP = 256
+# Caches of one model that are kept for later requests.
 _MOST_IDLE = 4
 
-Outputs = tuple[Tensor, "Tensor | None"]
-Recorder = Callable[[Callable[[], Outputs]], tuple[Outputs, Callable[[], Any]]]
+Recorder = Callable[[Callable[[], ForwardOutput]], tuple[ForwardOutput, Callable[[], Any]]]
 
 _idle: weakref.WeakKeyDictionary[CausalModel, list[_Slot]] = weakref.WeakKeyDictionary()
-# Re-entrant: the garbage collector may drop a runner, and so give a slot back, while a slot is taken.
+# Re-entrant: while a slot is taken, the garbage collector may drop a runner, which gives its slot back.
 _lock = threading.RLock()
 
 
-def make_runner(
-    model: CausalModel, max_batch: int, max_len: int, vocab: int, backend: str, keep_states: bool = False
-) -> ModelRunner:
-    """A runner for the model; arguments as for ModelRunner."""
-    if enabled(model.device) and model.capturable and backend in CAPTURABLE:
-        return GraphRunner(model, max_batch, max_len, vocab, backend, keep_states)
-    return ModelRunner(model, max_batch, max_len, vocab, backend, keep_states)
+def make_runner(model: CausalModel, max_batch: int, max_len: int, vocab: int, backend: str) -> ModelRunner:
+    """A runner for the model, one that captures steps where that is possible; arguments as for ModelRunner."""
+    captured = enabled(model.device) and model.capturable and backend in CAPTURABLE
+    return (GraphRunner if captured else ModelRunner)(model, max_batch, max_len, vocab, backend)
 
 
 def release_idle(model: CausalModel) -> None:
-    """Free the caches and graphs that wait for a next request."""
+    """Free the model's caches and graphs that no runner uses."""
     with _lock:
         idle = _idle.pop(model, None)
     del idle
@@ -64,21 +64,20 @@ def release_idle(model: CausalModel) -> None:
 
 @dataclass
 class StaticStep:
-    """Static inputs of one shape, what a replay does, and where its outputs lie.
+    """What a captured step of one shape reads, what replays it, and where its output lies.
 
-    taken: bytes by which the pool grew when the step was captured. What lies between its layers is in there if no
-    earlier step had needed as much.
+    taken: bytes by which the pool grew when the step was captured. They include memory for intermediate results
+    only as far as no earlier step had needed as much.
     """
 
-    ids: Tensor
-    lengths: Tensor
-    outputs: Outputs
+    batch: CapturedBatch
+    output: ForwardOutput
     replay: Callable[[], Any]
     taken: int = 0
 
     @property
     def nbytes(self) -> int:
-        return max(self.taken, sum(tensor.nbytes for tensor in self.outputs if tensor is not None))
+        return max(self.taken, sum(tensor.nbytes for tensor in _tensors(self.output)))
 
 
 @dataclass(eq=False)
@@ -91,7 +90,10 @@ class _Slot:
 
 
 class GraphRunner(ModelRunner):
-    """A ModelRunner that replays. `record` is how a step is captured: a CUDA graph, or on a CPU `record_calls`."""
+    """A ModelRunner that replays captured steps.
+
+    record: captures a forward; None for a CUDA graph, `record_calls` on a CPU.
+    """
 
     def __init__(
         self,
@@ -100,39 +102,32 @@ class GraphRunner(ModelRunner):
         max_len: int,
         vocab: int,
         backend: str,
-        keep_states: bool = False,
         record: Recorder | None = None,
     ) -> None:
         slot = _take_slot(model, max_batch, max_len)
-        super().__init__(model, max_batch, max_len, vocab, backend, keep_states, cache=slot.cache)
+        super().__init__(model, max_batch, max_len, vocab, backend, cache=slot.cache)
         self.slot = slot
         self._record = record or (lambda forward: capture(forward, slot.pool))
         weakref.finalize(self, _give_slot, model, slot).atexit = False
 
     @torch.inference_mode()
-    def feed_ids(
-        self, ids: Tensor, lengths: list[int], take: list[int] | None = None, counts: list[int] | None = None
-    ) -> Tensor:
-        """As ModelRunner's; the logits stand in a static buffer until the next step of this shape."""
-        shape = self._shape(ids.shape[0], ids.shape[1], max(lengths))
-        step = None if shape is None else self._step(ids, lengths, *shape)
+    def forward(self, batch: ForwardBatch) -> ForwardOutput:
+        """As ModelRunner's; the output is overwritten by the next step of this shape."""
+        step = None if batch.eager else self._replay(batch, max(batch.lengths))
         if step is None:
-            return self.feed_eagerly(ids, lengths, take, counts)
-        batch, width = ids.shape[:2]
-        logits, states = step.outputs
-        self.states = None if states is None else states[:batch, :width]
-        logits = logits[:batch, :width, : self.vocab]
-        if take is None:
-            return logits
-        return logits[torch.arange(batch, device=logits.device), to_device(take, logits.device)]
+            return super().forward(batch)
+        rows, columns = batch.tokens.shape[:2]
+        logits, states = step.output.logits, step.output.states
+        states = None if states is None else states[:rows, :columns]
+        logits = logits[:rows, :columns, : self.vocab]
+        if batch.take is not None:
+            logits = logits[torch.arange(rows, device=logits.device), to_device(batch.take, logits.device)]
+        return ForwardOutput(logits, states)
 
     @torch.inference_mode()
-    def prepare(self, ids: Tensor) -> None:
-        """Capture the step that serves this shape, if that was not done before."""
-        batch, width = ids.shape[:2]
-        shape = self._shape(batch, width, 0)
-        if shape is not None:
-            self._step(ids, [0] * batch, *shape)
+    def prepare(self, batch: ForwardBatch) -> None:
+        """Capture the step that serves this shape, unless it is captured already."""
+        self._replay(batch, 0)
 
     def _shape(self, batch: int, width: int, longest: int) -> tuple[int, int] | None:
         """The captured shape that serves this one, or None to run eagerly."""
@@ -144,72 +139,81 @@ class GraphRunner(ModelRunner):
                 return rows, columns
         return None
 
-    def _step(self, ids: Tensor, lengths: list[int], rows: int, columns: int) -> StaticStep | None:
-        """The step of that shape, run for these tokens; None where it can't be captured."""
+    def _replay(self, batch: ForwardBatch, longest: int) -> StaticStep | None:
+        """The step of the batch's shape, run for it; None where it can't be captured."""
+        tokens = batch.tokens
+        shape = self._shape(tokens.shape[0], tokens.shape[1], longest)
+        if shape is None:
+            return None
+        rows, columns = shape
+        extent = captured_extent(self.backend, longest + columns, self.cache.max_len)
         plan = getattr(self.model, "plan", None)
-        extent = captured_extent(self.backend, max(lengths) + columns, self.cache.max_len)
-        key = (rows, columns, ids.dtype, self.backend, self.keep_states, plan, extent)
+        key = (rows, columns, tokens.dtype, self.backend, batch.return_states, plan, extent)
         step = self.slot.steps.get(key)
-        lengths_ = to_device(lengths + [0] * (rows - len(lengths)), ids.device)
+        lengths = to_device([*batch.lengths, *[0] * (rows - len(batch.lengths))], tokens.device)
         if step is None:
-            with setting_up(ids.device):
-                step = self._capture(ids, lengths_, rows, columns, extent)
+            with setting_up(tokens.device):
+                step = self._capture(batch, lengths, columns, extent)
             if step is None:
                 return None
             self.slot.steps[key] = step
             self._evict()
         self.slot.steps.move_to_end(key)
-        step.ids[: ids.shape[0], : ids.shape[1]].copy_(ids)
-        step.lengths.copy_(lengths_)
+        step.batch.tokens[: tokens.shape[0], : tokens.shape[1]].copy_(tokens)
+        step.batch.lengths.copy_(lengths)
         step.replay()
         return step
 
-    def _capture(self, ids: Tensor, lengths: Tensor, rows: int, columns: int, extent: int) -> StaticStep | None:
-        """Capturing runs the step: on these very tokens, so that what it writes is what a replay will write."""
-        static_ids = torch.zeros(rows, columns, *ids.shape[2:], dtype=ids.dtype, device=ids.device)
-        static_ids[: ids.shape[0], : ids.shape[1]] = ids
-        static_lengths = lengths.clone()
-        # Not through self: a captured step outlives the runner.
-        model, cache, backend, want = self.model, self.cache, self.backend, self.keep_states
+    def _capture(self, batch: ForwardBatch, lengths: Tensor, columns: int, extent: int) -> StaticStep | None:
+        """Capture a step. That runs it, on the batch's own tokens, so the cache gets what a replay would write."""
+        tokens = batch.tokens
+        static = torch.zeros(len(lengths), columns, *tokens.shape[2:], dtype=tokens.dtype, device=tokens.device)
+        static[: tokens.shape[0], : tokens.shape[1]] = tokens
+        buffers = CapturedBatch(static, lengths.clone(), extent, batch.return_states)
+        # No reference to self: a captured step outlives the runner.
+        model, cache, backend = self.model, self.cache, self.backend
 
-        def forward() -> Outputs:
-            return model.forward_captured(static_ids, cache, static_lengths, backend, want, extent)
+        def forward() -> ForwardOutput:
+            return model.forward_captured(buffers, cache, backend)
 
         before = self.slot.pool.reserved()
         try:
-            outputs, replay = self._record(forward)
+            output, replay = self._record(forward)
         except torch.OutOfMemoryError:
             self.slot.steps.clear()
-            # torch takes no more captures into a pool whose graphs are all gone.
+            # torch accepts no capture into a pool whose graphs have all been freed.
             self.slot.pool = Pool(self.model.device)
             return None
         except Exception as error:
             refuse_capture(model, error)
             return None
-        return StaticStep(static_ids, static_lengths, outputs, replay, self.slot.pool.reserved() - before)
+        return StaticStep(buffers, output, replay, self.slot.pool.reserved() - before)
 
     def _evict(self) -> None:
         while len(self.slot.steps) > 1 and sum(step.nbytes for step in self.slot.steps.values()) > STEP_BYTES:
             self.slot.steps.popitem(last=False)
 
 
-def record_calls(forward: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], None]]:
-    """Stands in for a CUDA graph on a CPU: a replay calls again, and writes into the same outputs."""
-    outputs = forward()
+def record_calls(forward: Callable[[], ForwardOutput]) -> tuple[ForwardOutput, Callable[[], None]]:
+    """Replaces a CUDA graph on a CPU: a replay calls `forward` again and writes into the same output."""
+    output = forward()
 
     def replay() -> None:
-        for static, fresh in zip(outputs, forward(), strict=True):
-            if static is not None and fresh is not None:
-                static.copy_(fresh)
+        for static, fresh in zip(_tensors(output), _tensors(forward()), strict=True):
+            static.copy_(fresh)
 
-    return outputs, replay
+    return output, replay
+
+
+def _tensors(output: ForwardOutput) -> list[Tensor]:
+    return [output.logits] if output.states is None else [output.logits, output.states]
 
 
 def _take_slot(model: CausalModel, max_batch: int, max_len: int) -> _Slot:
-    """An idle cache that is large enough, and not four times too large, or a new one."""
+    """An idle cache that is large enough and not far too large, or a new one."""
     with _lock:
         idle = _idle.setdefault(model, [])
-        # A slot that is given back meanwhile may push one out.
+        # A slot that is given back meanwhile may have pushed another out of the list.
         fitting = [slot for slot in idle if _serves(slot.cache, max_batch, max_len)]
         for slot in fitting:
             if slot in idle:
@@ -235,7 +239,7 @@ def _next_power_of_two(number: int) -> int:
 
 
 def _wider(width: int) -> int:
-    """Exact up to 9, then every fourth width: Algorithm 1 visits most of them."""
+    """The captured width for steps of `width` tokens: Algorithm 1 asks for most widths up to 33."""
     if width <= _EXACT_WIDTHS:
         return width
     return -(-(width - 1) // _WIDTH_STEP) * _WIDTH_STEP + 1

@@ -1,13 +1,13 @@
 """One model with one cache: feeds rows their next tokens and remembers how far each row's cache is valid.
 
-Contract: `cached[r]` is the number of leading tokens of row r whose keys and values are in the cache and count.
-`feed` writes and advances nothing by itself; `cached` is set by who knows what was accepted. Rows in use are
-0..B-1; when one leaves, the last takes its place.
+Contract: `lengths[r]` is the number of leading tokens of row r whose keys and values are in the cache and count.
+`forward` writes to the cache and changes no length; who knows what was accepted says so with `commit`. Rows in use
+are 0..B-1; when one leaves, the last takes its place.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -17,8 +17,9 @@ from kernels.support import is_accelerator
 from ..attention.cache import RaggedCache
 from ..machine.transfer import to_device
 from ..models.base import CausalModel
+from ..models.forward import ForwardBatch, ForwardOutput
 
-# Tokens of all rows together in one prefill chunk: a stop is noticed between two chunks.
+# Tokens of all rows together in one prefill chunk. A request to stop is noticed between two chunks.
 PREFILL_TOKENS = {"cpu": 128, "accelerator": 8192}
 
 
@@ -28,10 +29,9 @@ def prefill_tokens(device: torch.device) -> int:
 
 
 class ModelRunner:
-    """A step model and a cache of `max_batch` rows x `max_len` tokens; `vocab` logits are kept.
+    """A model and a cache of `max_batch` rows x `max_len` tokens; `vocab` logits are kept.
 
-    `prefill_tokens`, which may be set, is how many tokens of all rows a chunk of a prefill takes. With
-    `keep_states`, `states` holds what `model.readout` makes of the tokens that were fed last, [B, S, hidden].
+    `prefill_tokens`, which may be set, is how many tokens of all rows together a chunk of a prefill takes.
     """
 
     def __init__(
@@ -41,71 +41,60 @@ class ModelRunner:
         max_len: int,
         vocab: int,
         backend: str,
-        keep_states: bool = False,
         *,
         cache: RaggedCache | None = None,
     ) -> None:
         self.model, self.vocab, self.backend = model, vocab, backend
-        self.keep_states = keep_states
-        self.states: Tensor | None = None
         self.cache = model.new_cache(max_batch, max_len) if cache is None else cache
-        self.cached = [0] * max_batch
+        self._lengths = [0] * max_batch
         self.device = model.device
         self.prefill_tokens = prefill_tokens(self.device)
 
-    def feed(self, rows: list[list[int]], take: list[int] | None = None) -> Tensor:
-        """Logits for the tokens of each row, put at its end; shorter rows are padded to the longest."""
-        width = max(len(row) for row in rows)
-        padded = [row + [0] * (width - len(row)) for row in rows]
-        counts = [len(row) for row in rows]
-        return self.feed_ids(to_device(padded, self.device), self.cached[: len(rows)], take, counts)
+    @property
+    def lengths(self) -> Sequence[int]:
+        """How many leading tokens of each row are in the cache and count; changed by `commit` alone."""
+        return self._lengths
 
-    def feed_ids(
-        self, ids: Tensor, lengths: list[int], take: list[int] | None = None, counts: list[int] | None = None
-    ) -> Tensor:
-        """Logits [B, S, vocab] (or [B, vocab] of column take[b]) for ids int64 [B, S] fed at `lengths`.
+    def commit(self, row: int, length: int) -> None:
+        """Let the first `length` tokens of a row count: the only place where a row's length changes.
 
-        counts[b] tokens of a row are real; logits and states of the padding behind them mean nothing.
+        Later it will also move the accepted path of a token tree together.
         """
-        return self.feed_eagerly(ids, lengths, take, counts)
+        self._lengths[row] = length
 
-    def feed_eagerly(
-        self, ids: Tensor, lengths: list[int], take: list[int] | None = None, counts: list[int] | None = None
-    ) -> Tensor:
-        """`feed_ids` for a step that comes once, as a prompt's chunk does."""
-        options: Any = {"take": take, "counts": counts, "backend": self.backend}
-        if self.keep_states:
-            logits, self.states = self.model.forward_states(ids, self.cache, lengths, **options)
-        else:
-            logits = self.model.forward(ids, self.cache, lengths, **options)
-        return logits if logits.shape[-1] == self.vocab else logits[..., : self.vocab]
+    def forward(self, batch: ForwardBatch) -> ForwardOutput:
+        """Feed a batch of rows 0..B-1; `vocab` logits for each token, or each row, that it asks for."""
+        output = self.model.forward(batch, self.cache, self.backend)
+        if output.logits.shape[-1] != self.vocab:
+            output.logits = output.logits[..., : self.vocab]
+        return output
 
-    def prepare(self, ids: Tensor) -> None:
-        """Make ready for steps of the shape [B, S] and the type of ids, whose values mean nothing.
+    def prepare(self, batch: ForwardBatch) -> None:
+        """Prepare for batches of this shape, dtype and return_states; the values of the tokens don't matter.
 
-        To be called while the cache is empty, and when it may take time; there is nothing to do without graphs.
+        Call it while the cache is empty and time doesn't matter. Without graphs there is nothing to do.
         """
 
-    def prefill(self, prompts: list[list[int]]) -> PrefillSteps:
-        """Chunk by chunk over the prompts; equal prompts are computed once and copied."""
-        return PrefillSteps(self, prompts)
+    def prefill(self, prompts: list[list[int]], return_states: bool = False) -> PrefillSteps:
+        """Steps that feed the prompts chunk by chunk; equal prompts are computed once and copied."""
+        return PrefillSteps(self, prompts, return_states)
 
     def move_row(self, source: int, target: int) -> None:
-        """Let row `source` take the place of row `target`."""
+        """Copy row `source` over row `target`, and its length with it."""
         if source != target:
-            self.cache.copy_row(source, target, self.cached[source])
-            self.cached[target] = self.cached[source]
+            self.cache.copy_row(source, target, self.lengths[source])
+            self.commit(target, self.lengths[source])
 
 
 class PrefillSteps:
-    """The prompts' way into the cache, one bounded chunk a call, so that a stop never waits long."""
+    """Feeds prompts to the cache, one chunk of bounded size a call, so that a request to stop never waits long."""
 
-    def __init__(self, runner: ModelRunner, prompts: list[list[int]]) -> None:
-        self.runner, self.prompts = runner, prompts
+    def __init__(self, runner: ModelRunner, prompts: list[list[int]], return_states: bool) -> None:
+        self.runner, self.prompts, self.return_states = runner, prompts, return_states
         first: dict[tuple[int, ...], int] = {}
         self.sources = [first.setdefault(tuple(prompt), row) for row, prompt in enumerate(prompts)]
         self.unique = sorted(set(self.sources))
-        # Rows are computed at the front of the cache and spread to their places at the end.
+        # Unique prompts are computed in the first rows of the cache and copied to their own rows at the end.
         self.width = max(1, runner.prefill_tokens // len(self.unique))
         self.at, self.longest = 0, max(len(prompt) for prompt in prompts)
         self.last: dict[int, Tensor] = {}
@@ -123,14 +112,15 @@ class PrefillSteps:
         chunk = [(self.prompts[source] + [0] * self.longest)[start:stop] for source in self.unique]
         ids = to_device(chunk, runner.device)
         take = [min(max(end - 1 - start, 0), stop - start - 1) for end in ends]
-        # A prompt that has ended already is fed one token of padding: its last logits are kept elsewhere.
+        # A prompt that has ended is fed one token of padding; its last logits are in self.last.
         counts = [max(1, min(end, stop) - start) for end in ends]
-        logits = runner.feed_eagerly(ids, [start] * len(chunk), take, counts)
-        if runner.states is not None:
-            self.chunks.append(runner.states)
+        starts = [start] * len(chunk)
+        output = runner.forward(ForwardBatch(ids, starts, counts, take, self.return_states, eager=True))
+        if output.states is not None:
+            self.chunks.append(output.states)
         for row, end in enumerate(ends):
             if start < end <= stop:
-                self.last[row] = logits[row]
+                self.last[row] = output.logits[row]
         self.at = stop
         if self.done:
             self._spread()
@@ -142,14 +132,14 @@ class PrefillSteps:
             length = len(self.prompts[row])
             if source != row:
                 cache.copy_row(source, row, length)
-            self.runner.cached[row] = length
+            self.runner.commit(row, length)
 
     def logits(self) -> Tensor:
         """The logits [B, vocab] after each row's last prompt token."""
         return torch.stack([self.last[self.unique.index(source)] for source in self.sources])
 
     def states(self) -> list[Tensor]:
-        """The states [len(prompt), hidden] of each row; the runner must keep states."""
+        """The states [len(prompt), hidden] of each row, where the prefill was asked to return them."""
         states = torch.cat(self.chunks, dim=1)
         return [
             states[self.unique.index(source), : len(prompt)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 
 from ..amusd.decoder import build_amusd
+from ..budget.policies import EqualRows
 from ..decoding.admission import cache_length
 from ..decoding.base import Decoder, DecodingParams
 from ..decoding.batch import BatchDecoder
@@ -42,14 +43,14 @@ def build_overlapped(pair: ModelPair, request: Request, sequences: list[Sequence
 
 def _batch(pair: ModelPair, request: Request, rows: list[Sequence], drafts: bool) -> BatchDecoder:
     count, length, backend = len(rows), cache_length(request, drafts), request.backend
-    drafter, keep_states = None, False
+    drafter, budget = None, None
     if drafts:
         drafter = make_drafter(
             pair, request.drafter, count, length, backend, request.sampling, request.verification
         )
-        keep_states = drafter.observes_states
-    runner = make_runner(pair.target_step, count, length, pair.vocab, backend, keep_states=keep_states)
-    return BatchDecoder(rows, runner, _params(request), drafter, copy.deepcopy(request.policy) if drafts else None)
+        budget = EqualRows(copy.deepcopy(request.policy))
+    runner = make_runner(pair.target_step, count, length, pair.vocab, backend)
+    return BatchDecoder(rows, runner, _params(request), drafter, budget)
 
 
 def _params(request: Request) -> DecodingParams:

@@ -24,7 +24,7 @@ from kernels.support import is_accelerator, on, on_zero_gpu, runtime
 
 from .memory import private_pools
 
-# A capture can't take memory that torch keeps cached: with less than this free, the cache is given back first.
+# Bytes. A capture can't use memory that torch keeps cached; with less than this free, the cache is released first.
 LEAST_FREE = 1 << 29
 
 Outputs = TypeVar("Outputs")
@@ -39,7 +39,7 @@ class CaptureUnavailable(RuntimeError):
 
 
 def enabled(device: torch.device) -> bool:
-    """Whether steps on the device are captured."""
+    """Whether steps on the device may be captured."""
     off = on_zero_gpu() or os.environ.get("BASS_GRAPHS") == "0" or _failed
     return not off and is_accelerator(device) and hasattr(runtime(device), "CUDAGraph")
 
@@ -55,9 +55,9 @@ def failed() -> bool:
 
 
 def empty_cache(device: torch.device) -> None:
-    """Give cached memory back to the device; nothing on a CPU, during a capture, or after a failed one.
+    """Give cached memory back to the device; does nothing on a CPU, during a capture, or after a failed one.
 
-    It never blocks: the garbage collector may call it anywhere. What stays cached can be had all the same.
+    It never blocks, since the garbage collector may call it anywhere. Memory that stays cached is still usable.
     """
     if not is_accelerator(device) or not _turn.acquire(blocking=False):
         return
@@ -70,9 +70,9 @@ def empty_cache(device: torch.device) -> None:
 
 @dataclass(eq=False)
 class Pool:
-    """Where the captures over one cache keep their memory: they are replayed one after another, and share it.
+    """The memory that captures over one cache share; they are never replayed at the same time.
 
-    torch shares blocks between captures on the same stream only, so there is one, made on first use.
+    torch shares blocks only between captures on the same stream, so the pool has one, made on first use.
     """
 
     device: torch.device
@@ -80,21 +80,21 @@ class Pool:
     stream: Any = None
 
     def open(self) -> None:
-        """Make the pool and its stream, if that was not done before."""
+        """Make the pool and its stream, unless they exist."""
         if self.handle is None:
             module = runtime(self.device)
             self.handle = module.graph_pool_handle()
-            # Streams of one priority are handed out in turn, and what another thread queued on this one would be
-            # captured as well: no lane takes its stream from among these.
+            # torch hands out the streams of one priority in turn, and work that another thread queued on this one
+            # would be captured too. So it has a priority of its own, which no lane uses.
             self.stream = module.Stream(self.device, priority=-1)
 
     def reserved(self) -> int:
-        """Bytes that the captures hold, for good or in between."""
+        """Bytes that the captures hold, for their outputs and for intermediate results."""
         return 0 if self.handle is None else private_pools(self.device).get(tuple(self.handle), (0, 0))[0]
 
 
 def capture(forward: Callable[[], Outputs], pool: Pool) -> tuple[Outputs, Callable[[], Any]]:
-    """Warm up (kernels are compiled, libraries make their handles), then capture on the pool's stream.
+    """Warm up (which compiles kernels and makes libraries' handles), then capture on the pool's stream.
 
     Raises what the forward or torch raises, and CaptureUnavailable once a capture has failed.
     """
@@ -119,8 +119,8 @@ def _record(forward: Callable[[], Outputs], pool: Pool) -> tuple[Outputs, Callab
     module = runtime(pool.device)
     graph = module.CUDAGraph()
     _clear_workspaces()
-    # Not torch.cuda.graph: it waits for the whole device, gives all caches back, and stays on its stream when the
-    # end of the capture fails.
+    # Not torch.cuda.graph: it waits for the whole device, releases all caches, and leaves its stream current when
+    # the end of the capture fails.
     with module.stream(pool.stream), _no_collection():
         with _final():
             graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
@@ -135,7 +135,7 @@ def _record(forward: Callable[[], Outputs], pool: Pool) -> tuple[Outputs, Callab
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """No garbage is collected: a graph that is destroyed on this thread would end the capture under way."""
+    """No garbage collection: destroying a graph on this thread would end the capture under way."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -147,7 +147,7 @@ def _no_collection() -> Iterator[None]:
 
 @contextmanager
 def _final() -> Iterator[None]:
-    """What must not fail: all captures are over if it does."""
+    """If what is done inside fails, nothing is captured any more."""
     global _failed
     try:
         yield
@@ -157,10 +157,11 @@ def _final() -> Iterator[None]:
 
 
 def _clear_workspaces() -> None:
-    """Let cuBLAS take a workspace out of the graph's own pool, and forget it.
+    """Let cuBLAS allocate its workspace in the graph's own pool, and forget it afterwards.
 
-    One that lay outside, or served several graphs, would be freed with the first and written by the others. Before
-    torch 2.10 nothing guards the workspaces against other threads' products, and graphs that go free none of them.
+    A workspace outside of it, or shared by several graphs, would be freed with the first of them and written by
+    the others. Not before torch 2.10: there nothing protects the workspaces from other threads' products, and a
+    graph that is dropped frees none of them.
     """
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     if clear is not None and torch.__version__ >= "2.10":

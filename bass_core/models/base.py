@@ -1,9 +1,9 @@
 """One forward of a causal language model over rows of different lengths.
 
-Contract: `CausalModel.forward` feeds S tokens a row at each row's own length and returns logits; it keeps no
-state between calls, so several lanes may be inside it at once, each with its own cache. The model that was
-handed in is never touched: we work on a shadow, a copy of its modules that shares its weights.
-Non-goals: encoder-decoder models, state-space layers, training.
+Contract: `CausalModel.forward` feeds S tokens a row at each row's own length (models/forward.py). It keeps no
+state between calls, so several lanes may call it at once, each with its own cache. The user's model is never
+changed: we work on a shadow, a copy of its modules that shares its weights. Non-goals: encoder-decoder models,
+state-space layers, training.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from kernels.plan import AttentionPlan
 from kernels.support import is_accelerator, on
 
 from ..attention import huggingface as attention
@@ -26,6 +27,7 @@ from ..attention.cache import RaggedCache
 from ..errors import PairError
 from ..machine.transfer import to_device
 from .cost import ModelCost, model_cost
+from .forward import CapturedBatch, ForwardBatch, ForwardOutput
 from .weights.cpu_linear import pack_all
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -33,7 +35,7 @@ _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 @dataclass(frozen=True)
 class HiddenStateTap:
-    """What `forward_states` returns of each token: the last hidden state alone, or earlier layers' before it.
+    """What a forward returns as a token's state: the last hidden state alone, or earlier layers' before it.
 
     layers: how many layers the residual stream has passed where it is read, each time divided by its root mean
     square. project: from [..., (len(layers) + 1) x hidden], the last hidden state at the end, to what is returned.
@@ -56,9 +58,9 @@ class HiddenStateTap:
 class CausalModel:
     """Any transformers causal LM with an attention interface, run by its own code with ragged attention.
 
-    `capturable` is False where its forward is known to read values on the host, and set to False once a CUDA
-    graph of it could not be made. `low_precision`: sums are rounded to 16 bits between the products, so that the
-    tokens beside a row may decide its near ties.
+    capturable: False where the forward is known to read values on the host, and from the first CUDA graph on that
+    could not be made. low_precision: sums are rounded to 16 bits between the products, so that near ties of a row
+    may depend on the number of tokens beside it.
     """
 
     cost: ModelCost
@@ -81,7 +83,7 @@ class CausalModel:
         self.hidden: int = config.hidden_size
         self.kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        # A CPU reads float32 keys faster than it converts bfloat16 ones.
+        # On a CPU, reading float32 keys is faster than converting bfloat16 ones.
         self.cache_dtype = model.dtype if is_accelerator(self.device) else torch.float32
         self.low_precision = model.dtype != torch.float32
         self._prepare(model)
@@ -99,112 +101,57 @@ class CausalModel:
         )
 
     def cache_bytes(self, max_batch: int, max_len: int) -> int:
-        """What a cache of that size will take, in bytes."""
+        """Bytes that a cache of that size takes."""
         per_token = 2 * self.layers * self.kv_heads * self.head_dim * self.cache_dtype.itemsize
         return max_batch * max_len * per_token
 
     @torch.inference_mode()
-    def forward(
-        self,
-        ids: Tensor,
-        cache: RaggedCache,
-        lengths: list[int],
-        *,
-        take: list[int] | None = None,
-        counts: list[int] | None = None,
-        backend: str = "pad",
-    ) -> Tensor:
-        """Feed ids int64 [B, S] at `lengths`; logits [B, S, V], or [B, V] of column take[b] of each row.
+    def forward(self, batch: ForwardBatch, cache: RaggedCache, backend: str = "pad") -> ForwardOutput:
+        """Feed the batch's tokens at its lengths.
 
-        Embeddings [B, S, hidden] may be given in place of ids. `counts` says how many tokens of each row are
-        real: what is returned for the padding behind them means nothing, and a model may leave it out.
-        Afterwards the cache holds the tokens at lengths[b] .. lengths[b]+S-1; which of them count is the
-        caller's to say, by the lengths of the next call.
-        """
-        return self._forward(ids, cache, lengths, take, counts, backend, False)[0]
-
-    @torch.inference_mode()
-    def forward_states(
-        self,
-        ids: Tensor,
-        cache: RaggedCache,
-        lengths: list[int],
-        *,
-        take: list[int] | None = None,
-        counts: list[int] | None = None,
-        backend: str = "pad",
-    ) -> tuple[Tensor, Tensor]:
-        """`forward`, and the states [B, S, ...] of all columns that `readout` makes: if unset, the last hidden."""
-        logits, states = self._forward(ids, cache, lengths, take, counts, backend, True)
-        assert states is not None
-        return logits, states
-
-    @torch.inference_mode()
-    def forward_captured(
-        self,
-        ids: Tensor,
-        cache: RaggedCache,
-        lengths: Tensor,
-        backend: str,
-        want: bool,
-        extent: int | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """`forward` for lengths int64 [B] that only the device knows: logits [B, S, V], and states if wanted.
-
-        It reads nothing on the host, so it can be captured and replayed. Attention may look at the first `extent`
-        columns of the cache, which no row may outgrow (None: at all of them).
+        Afterwards the cache holds the tokens at lengths[b] .. lengths[b]+S-1; the caller says by the lengths of
+        the next batch which of them count. Raises ValueError where a row does not fit the cache.
         """
         with on(self.device):
-            step = cache.begin_anywhere(lengths, ids.shape[1], extent)
-            places = cache.positions.clamp(max=self.context - 1)
-            return self._run(ids, places, cache, step, None, backend, want)
+            counts = batch.counts if self.skips_padding else None
+            plan = cache.plan(batch.lengths, batch.tokens.shape[1], counts)
+            return self._compute(batch, plan, cache, backend)
 
-    def _forward(
-        self,
-        ids: Tensor,
-        cache: RaggedCache,
-        lengths: list[int],
-        take: list[int] | None,
-        counts: list[int] | None,
-        backend: str,
-        want: bool,
-    ) -> tuple[Tensor, Tensor | None]:
+    @torch.inference_mode()
+    def forward_captured(self, batch: CapturedBatch, cache: RaggedCache, backend: str = "pad") -> ForwardOutput:
+        """`forward` for lengths that only the device knows: the host reads nothing, so it can be captured."""
         with on(self.device):
-            step = cache.begin(lengths, ids.shape[1], counts if self.skips_padding else None)
-            # Columns past the context are padding: their logits are never used, but their position must exist.
-            inside = max(lengths) + ids.shape[1] <= self.context
-            positions = cache.positions if inside else cache.positions.clamp(max=self.context - 1)
-            return self._run(ids, positions, cache, step, take, backend, want)
+            plan = cache.plan_captured(batch.lengths, batch.tokens.shape[1], batch.extent)
+            return self._compute(batch, plan, cache, backend)
 
-    def _run(
-        self,
-        ids: Tensor,
-        positions: Tensor,
-        cache: RaggedCache,
-        step: attention.AttentionPlan,
-        take: list[int] | None,
-        backend: str,
-        want: bool,
-    ) -> tuple[Tensor, Tensor | None]:
+    def _compute(
+        self, batch: ForwardBatch | CapturedBatch, plan: AttentionPlan, cache: RaggedCache, backend: str
+    ) -> ForwardOutput:
+        tokens, take = batch.tokens, batch.take
         columns = None if take is None else sorted(set(take))
         out = self._shadow(
-            **({"inputs_embeds": ids} if ids.is_floating_point() else {"input_ids": ids}),
-            position_ids=positions,
-            past_key_values=cache,
+            **({"inputs_embeds": tokens} if tokens.is_floating_point() else {"input_ids": tokens}),
+            position_ids=self._positions(plan),
+            past_key_values=attention.PlannedCache(cache, plan),
             use_cache=True,
-            output_hidden_states=want,
-            logits_to_keep=0 if columns is None else to_device(columns, ids.device),
-            ragged=step,
+            output_hidden_states=batch.return_states,
+            logits_to_keep=0 if columns is None else to_device(columns, tokens.device),
+            ragged=plan,
             ragged_backend=backend,
         )
         states = None
-        if want:
+        if batch.return_states:
             *streams, last = out.hidden_states
             states = self.readout([streams[layer] for layer in self.readout.layers], last)
         if take is None or columns is None:
-            return out.logits, states
-        picked = to_device([columns.index(column) for column in take], ids.device)
-        return out.logits[torch.arange(len(take), device=ids.device), picked], states
+            return ForwardOutput(out.logits, states)
+        picked = to_device([columns.index(column) for column in take], tokens.device)
+        return ForwardOutput(out.logits[torch.arange(len(take), device=tokens.device), picked], states)
+
+    def _positions(self, plan: AttentionPlan) -> Tensor:
+        """int64 [B, S]. Columns past the context are padding: unused, but their positions must exist."""
+        positions = plan.positions
+        return positions if plan.extent <= self.context else positions.clamp(max=self.context - 1)
 
 
 def shadow_of(model: PreTrainedModel) -> PreTrainedModel:
@@ -214,7 +161,7 @@ def shadow_of(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def refuse_unsupported(model: PreTrainedModel) -> None:
-    """Raises PairError, naming the class, for a model whose attention or cache we can't drive."""
+    """Raises PairError, naming the class, for a model whose attention or cache we don't support."""
     config = model.config.get_text_config()
     reason = None
     if getattr(config, "is_encoder_decoder", False):
@@ -232,7 +179,7 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
 
 
 def _turns_with_length(config: Any) -> bool:
-    """Whether rotary embeddings change with the longest position, which transformers reads on the host."""
+    """Whether the rotary embeddings depend on the longest position, which transformers reads on the host."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     # One for all layers, or one for each type of layer.
     kinds = [rope, *(part for part in rope.values() if isinstance(part, dict))]

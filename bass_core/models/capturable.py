@@ -13,6 +13,7 @@ import torch
 
 from ..machine.capture import CaptureUnavailable, failed, refuses_waits, waits_refused
 from .base import CausalModel
+from .forward import CapturedBatch
 
 _log = logging.getLogger(__name__)
 
@@ -20,16 +21,17 @@ _log = logging.getLogger(__name__)
 def mark_capturable(model: CausalModel) -> None:
     """Set `model.capturable` to False, with a warning, where its forward waits for the device.
 
-    To be called when the model is made: while waits are refused, another thread's would raise as well.
+    Call it when the model is made: while waits are refused, those of other threads would raise as well.
     """
     if model.never_waits or not model.capturable or not refuses_waits(model.device):
         return
     cache = model.new_cache(1, 8)
     ids, lengths = (torch.zeros(shape, dtype=torch.long, device=model.device) for shape in ((1, 2), (1,)))
+    batch = CapturedBatch(ids, lengths, return_states=True)
     try:
-        model.forward_captured(ids, cache, lengths, "pad", True)
+        model.forward_captured(batch, cache)
         with waits_refused(model.device):
-            model.forward_captured(ids, cache, lengths, "pad", True)
+            model.forward_captured(batch, cache)
     except torch.OutOfMemoryError:
         return
     except Exception as error:
@@ -39,7 +41,7 @@ def mark_capturable(model: CausalModel) -> None:
 def refuse_capture(model: Any, error: Exception) -> None:
     """Let the model run eagerly from now on, with one warning a model, or one for all where captures are over."""
     if model.capturable and not isinstance(error, CaptureUnavailable):
-        # What went wrong inside the capture says more than that it could not be ended.
+        # The error inside the capture says more than the one of its end.
         cause = error.__context__ or error
         reason = f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}"
         rest = " All else runs eagerly as well until the next start." if failed() else ""

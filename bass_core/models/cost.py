@@ -1,6 +1,6 @@
 """What one forward of a model costs: parameters, bytes and FLOPs.
 
-Contract: counted from the weights and the config; nothing is run.
+Contract: counted from the weights and the config; the model is not run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ModelCost:
 
 
 def model_cost(model: Any, kv_bytes: int) -> ModelCost:
-    """Of a transformers causal LM: all weights but an embedding table that is only looked up."""
+    """The cost of a transformers causal LM; an embedding table that is only looked up is not counted."""
     config = model.config.get_text_config()
     weights = {id(parameter): parameter for parameter in model.parameters()}
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
@@ -39,5 +39,5 @@ def model_cost(model: Any, kv_bytes: int) -> ModelCost:
 
 
 def _nbytes(weight: torch.Tensor) -> int:
-    """A quantised weight has one byte a number, whatever dtype it shows."""
+    """Bytes of a weight. A quantised one has one byte a number, whatever dtype it reports."""
     return weight.nbytes if type(weight.data) is torch.Tensor else weight.numel()

@@ -2,7 +2,7 @@
 
 Contract: slot t reads [embedding of token t, state of slot t-1] and gives a state that stands for the target's
 last hidden state at t, and logits over a reduced vocabulary (rows of the target's head; q is 0 elsewhere). States
-of settled tokens come from the target: its last one, or several layers' projected into one (EAGLE-3, arXiv
+of accepted tokens come from the target: its last one, or several layers' projected into one (EAGLE-3, arXiv
 2503.01840, section 3.1); those of drafted tokens from the head itself (as in EAGLE, arXiv 2401.15077, and
 Recurrent Drafter, arXiv 2403.09919). Only the head's own weights are stored; what it shares with the target
 is read from the target. Non-goals: targets that are not Llama-shaped.
@@ -75,7 +75,7 @@ class DraftHead(nn.Module):
         self.fuse = nn.Linear((2 if config.reads_states else 1) * config.hidden, config.hidden, bias=False)
         inputs = (len(config.reads_layers) + 1) * config.hidden
         self.project = nn.Linear(inputs, config.hidden) if config.reads_layers else nn.Identity()
-        # One id while it is made: numbers drawn at random for a head that is then replaced take 0.2 s.
+        # A vocabulary of one id, for now: random weights for a head that is replaced below would take 0.2 s.
         fields = {**own.to_dict(), "num_hidden_layers": config.layers, "vocab_size": 1}
         fields |= {"tie_word_embeddings": False, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
         for name in ("architectures", "layer_types", "quantization_config", "dtype", "torch_dtype"):
@@ -91,7 +91,7 @@ class DraftHead(nn.Module):
         self.body.lm_head.out_features = self.body.config.vocab_size = len(vocabulary)
 
     def share_embedding(self, target: PreTrainedModel) -> None:
-        """Read the target's own table of embeddings, where it lies now."""
+        """Share the target's embedding table, on its current device."""
         table: Any = target.get_input_embeddings()
         self.embedding = table.weight.detach()
 
@@ -106,7 +106,7 @@ class DraftHead(nn.Module):
         return out
 
     def readout(self) -> HiddenStateTap:
-        """What the target's step has to return for `inputs`."""
+        """Which states the target's forward must return for `inputs`."""
         return HiddenStateTap(tuple(self.config.reads_layers), self._read)
 
     def _read(self, states: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ class DraftHead(nn.Module):
         return out
 
     def pack(self) -> None:
-        """Lay the fusing and projecting layers out for this CPU; what was packed is not trained any more."""
+        """Pack the fusing and projecting layers for this CPU; packed layers can't be trained."""
         for name in ("fuse", "project"):
             layer = getattr(self, name)
             if isinstance(layer, nn.Linear) and not is_accelerator(layer.weight.device):
@@ -124,22 +124,22 @@ class DraftHead(nn.Module):
                 setattr(self, name, PackedLinear(layer))
 
     def __getstate__(self) -> dict[str, Any]:
-        """For another process: with the layers as they were before `pack`, whose layout can't be sent."""
+        """For another process: with the layers as they were before `pack`, since packed ones can't be pickled."""
         state = dict(self.__dict__)
         state["_modules"] = {**state["_modules"], **state.pop("_unpacked")}
         return {**state, "_unpacked": {}}
 
     def own_weights(self) -> dict[str, Tensor]:
-        """What is stored: all but the target's embedding and head."""
+        """The weights that are stored: all but the target's embedding and head."""
         shared = ("body.lm_head", "body.model.embed_tokens")
         return {name: value for name, value in self.state_dict().items() if not name.startswith(shared)}
 
     def save(self, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
-        """Write config and weights, each replaced whole."""
+        """Write config and weights."""
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {name: value.detach() for name, value in self.own_weights().items()}
         if dtype != torch.float32:
-            # Values that float16 holds exactly as well: a CPU reads those at half the bytes
+            # Rounded to float16 first: a CPU reads weights that float16 holds exactly at half the bytes
             # (models/weights/cpu_linear.py).
             tensors = {name: value.half() for name, value in tensors.items()}
         tensors = {name: value.to(dtype).contiguous() for name, value in tensors.items()}

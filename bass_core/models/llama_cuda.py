@@ -1,11 +1,11 @@
 """A short forward for Llama-shaped models on a GPU: per layer four products, one rotation, one attention.
 
-Contract: the same `forward` as CausalModel, equal to the model's own within rounding. Weights are joined (q, k, v
-and gate, up), and on an accelerator kept once: there the model's own parameters, still with their values, become
+Contract: the same `forward` as CausalModel's, equal to the model's own within rounding. Weights are joined (q,
+k, v and gate, up). On an accelerator they are kept once: the model's own parameters keep their values and become
 views of the joined ones. `plan` says which products run on kernels/triton/linear.py; all others are torch's.
-Nothing here reads lengths on the host, so that every step can be captured in a CUDA graph
-(engine/cuda_graphs.py). Runs on a CPU as well, in torch, or under Triton's interpreter: slowly, for tests.
-Non-goals: rotary embeddings that depend on the length of the text, attention biases.
+Nothing here reads lengths on the host, so every step can be captured in a CUDA graph (engine/cuda_graphs.py). It
+also runs on a CPU, in torch or under Triton's interpreter: slowly, for tests. Non-goals: rotary embeddings that
+depend on the length of the text, attention biases.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ from ..machine.memory import available_bytes
 from ..machine.transfer import to_device
 from . import llama_cpu as lean
 from .base import CausalModel, shadow_of
+from .forward import CapturedBatch, ForwardBatch, ForwardOutput
 from .weights.quantize import is_quantized
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Up to `most_rows` rows (batch x query tokens) products run on our kernel; at one row only with `gemv`.
+    """Which products run on our kernel: those of up to `most_rows` rows (batch x query tokens), one row if `gemv`.
 
-    split_k: above 16 rows with the tiles of `split_tiles` in kernels/triton/linear.py. chain: of a draft, a
-    round's greedy drafts in one captured step (drafting/chain.py).
+    split_k: above 16 rows, use the tiles of `split_tiles` in kernels/triton/linear.py. chain: for a draft, run all
+    greedy drafts of a round as one captured step (drafting/chain.py).
     """
 
     most_rows: int = 64
@@ -47,14 +48,14 @@ class Plan:
     chain: bool = False
 
     def takes(self, rows: int, itemsize: int) -> bool:
-        """Whether a product of so many rows of that dtype is the kernel's; in float32 it takes 16 at most."""
+        """Whether the kernel computes a product of so many rows of that item size; in float32 at most 16 rows."""
         most = min(self.most_rows, 64 if itemsize == 2 else 16)
         return rows <= most and (self.gemv or rows > 1)
 
 
 @dataclass
 class _Layer:
-    """What is multiplied is what the model's `join` makes: tensors here."""
+    """The weights to multiply with are what the model's `join` makes: tensors here."""
 
     input_norm: Tensor
     qkv: Any
@@ -93,7 +94,7 @@ class LlamaCuda(CausalModel):
 
     def _prepare(self, model: PreTrainedModel) -> None:
         config, body = model.config, model.model
-        # Without tensor cores under Triton torch's products, which reach them, are several times faster.
+        # Where Triton can't use tensor cores, torch's products, which can, are several times faster.
         self.plan = Plan() if has_tensor_cores(self.device) else Plan(most_rows=0)
         self.has_kernels = available(self.device)
         self.cache_dtype = model.dtype
@@ -114,39 +115,33 @@ class LlamaCuda(CausalModel):
         """What `product` multiplies with: the modules' weights [N, K], one below the other."""
         return _joined(*modules)
 
-    def _run(
-        self,
-        ids: Tensor,
-        positions: Tensor,
-        cache: RaggedCache,
-        step: AttentionPlan,
-        take: list[int] | None,
-        backend: str,
-        want: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        x = ids.to(self.embedding.dtype) if ids.is_floating_point() else F.embedding(ids, self.embedding)
+    def _compute(
+        self, batch: ForwardBatch | CapturedBatch, plan: AttentionPlan, cache: RaggedCache, backend: str
+    ) -> ForwardOutput:
+        x = batch.tokens
+        x = x.to(self.embedding.dtype) if x.is_floating_point() else F.embedding(x, self.embedding)
         streams = []
         for index, layer in enumerate(self.blocks):
-            if want and index in self.readout.layers:
+            if batch.return_states and index in self.readout.layers:
                 streams.append(x)
-            x = self._block(x.contiguous(), index, layer, cache, step, backend)
+            x = self._block(x.contiguous(), index, layer, cache, plan, backend)
         states = None
-        if want:
+        if batch.return_states:
             states = self.readout(streams, F.rms_norm(x, (self.hidden,), self.final_norm, self.eps))
-        if take is not None:
-            rows = torch.arange(len(take), device=x.device)
-            x = x[rows, to_device(take, x.device)]
-        return self.product(x, self.head, norm=self.final_norm), states
+        if batch.take is not None:
+            rows = torch.arange(len(batch.take), device=x.device)
+            x = x[rows, to_device(batch.take, x.device)]
+        return ForwardOutput(self.product(x, self.head, norm=self.final_norm), states)
 
     def _block(
-        self, x: Tensor, index: int, layer: _Layer, cache: RaggedCache, step: AttentionPlan, backend: str
+        self, x: Tensor, index: int, layer: _Layer, cache: RaggedCache, plan: AttentionPlan, backend: str
     ) -> Tensor:
         batch, queries, _ = x.shape
         qkv = self.product(x, layer.qkv, norm=layer.input_norm).view(batch, queries, -1, self.head_dim)
-        self._rotate_write(qkv, cache.buffer[index], step.lengths, layer.head_norms)
+        self._rotate_write(qkv, cache.buffer[index], plan.lengths, layer.head_norms)
         query = qkv[:, :, : self.heads].transpose(1, 2)
-        keys, values = cache.reads(index)
-        out = BACKENDS[backend](query, keys, values, step, scaling=self.head_dim**-0.5)
+        keys, values = plan.reads(index)
+        out = BACKENDS[backend](query, keys, values, plan, scaling=self.head_dim**-0.5)
         x = self.product(out.reshape(batch, queries, -1), layer.output, residual=x)
         wide = self.product(x, layer.gate_up, norm=layer.mlp_norm, gate=True)
         return self.product(wide, layer.down, residual=x)
@@ -190,7 +185,7 @@ def _joined(*modules: Any) -> Tensor:
         return torch.cat(weights)
     whole = _as_one(weights)
     if whole is None:
-        # The model stays one that can be trained, wherever the pair is made.
+        # Outside of inference mode, so that the model can still be trained.
         with torch.inference_mode(False):
             whole = torch.cat(weights)
             for module, part in zip(modules, whole.split([len(weight) for weight in weights]), strict=True):
@@ -199,7 +194,7 @@ def _joined(*modules: Any) -> Tensor:
 
 
 def _as_one(weights: list[Tensor]) -> Tensor | None:
-    """What the weights are views of, where an earlier pair has joined them, else None."""
+    """The tensor of which the weights are views in this order, where an earlier pair joined them; else None."""
     first, end = weights[0], weights[0].storage_offset()
     for weight in weights:
         same = weight.untyped_storage()._cdata == first.untyped_storage()._cdata

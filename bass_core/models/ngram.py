@@ -2,7 +2,7 @@
 
 Contract: two memory-mapped arrays, `keys` uint64 sorted and `tokens` uint32 beside it; a look-up is one binary
 search for each length of context, longest first. Contexts are kept as 64-bit hashes, so that a table of 200,000
-contexts takes 2.4 MB; two contexts that collide would cost a rejected draft, never a wrong text.
+contexts takes 2.4 MB. Two contexts that collide cost a rejected draft, never a wrong text.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class NgramTable:
         self.keys, self.tokens, self.longest = keys, tokens, longest
 
     def next_token(self, context: list[int], shortest: int = 1) -> int | None:
-        """What followed the longest known end of the context most often, None where none of it is known."""
+        """The most frequent next token after the longest known suffix of the context; None where none is known."""
         for size in range(min(self.longest, len(context)), shortest - 1, -1):
             key = np.uint64(context_key(context[-size:]))
             at = int(self.keys.searchsorted(key))

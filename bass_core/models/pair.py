@@ -1,8 +1,8 @@
 """A target model, its draft and their tokenizer.
 
-Contract: both models use the same token-to-id map; this is checked when the pair is made, as is that each model
-can be run at all. The models handed in stay as they were. Where only padding rows of the output differ, logits
-are cut to the ids both have.
+Contract: both models use the same token-to-id map. This, and whether each model is supported, is checked when
+the pair is made. The user's models are not changed. Where only padding rows of the output differ, logits are cut
+to the ids that both have.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class ModelPair:
 
     @property
     def context_length(self) -> int:
-        """Tokens of prompt and answer together that the target can hold."""
+        """The most tokens, prompt and answer together, that the target can hold."""
         return self.target_step.context
 
     def default_eos(self) -> frozenset[int]:
-        """The ids that end a text by the target's generation config."""
+        """The ids that end a text, from the target's generation config."""
         config = getattr(self.target, "generation_config", None)
         ids = config.eos_token_id if config is not None else self.target.config.eos_token_id
         if ids is None:
@@ -76,7 +76,7 @@ class ModelPair:
 
 
 def _refuse_device(device: torch.device) -> None:
-    """Raises PairError for a device that is neither the CPU nor driven by streams and events."""
+    """Raises PairError for a device that has no streams and events, such as mps."""
     if device.type == "mps":
         raise PairError("Models on the device mps are not supported: move them to the CPU or to a CUDA device.")
 
@@ -86,7 +86,7 @@ def _outputs(model: PreTrainedModel) -> int:
 
 
 def _common_vocabulary(target: PreTrainedModel, draft: PreTrainedModel | None, tokenizer: Any) -> int:
-    """How many logits to keep. Raises PairError where the two models can't mean the same ids."""
+    """How many logits to keep. Raises PairError where the two models' ids can't be the same."""
     size = _outputs(target)
     if draft is None:
         return size

@@ -1,8 +1,8 @@
 """From logits to the distribution that is sampled.
 
 Contract: temperature, top-k and top-p are applied once, in float32, alike for target and draft, before any
-ratio or residual is formed. At temperature 0 the distribution is one-hot on the largest logit, and below
-COLDEST too, where a float32 could not hold what is divided.
+ratio or residual is formed. Below temperature COLDEST, where float32 could not hold the quotient, the distribution
+is one-hot on the largest logit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from kernels.support import available, is_accelerator
 
 from .params import SamplingParams
 
-# A CPU sorts a whole vocabulary ten times slower than it finds this many of its largest values.
+# So many of the largest values are looked at first: a CPU finds them in a tenth of the time that sorting a whole
+# vocabulary takes.
 _NUCLEUS_PREFIX = 1024
 
 
@@ -44,9 +45,9 @@ def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
 
 
 def _nucleus(probs: Tensor, top_p: float) -> Tensor:
-    """Keep the likeliest tokens until their mass reaches top_p (Holtzman et al. 2020), the crossing one too.
+    """Keep the likeliest tokens until their mass reaches top_p (Holtzman et al. 2020), the last included.
 
-    Tokens exactly as likely as the crossing one stay as well, so that the result never depends on a sort's order.
+    Tokens exactly as likely as the last of them stay as well, so that the result never depends on a sort's order.
     """
     filtered = probs.masked_fill(probs < _threshold(probs, top_p), 0.0)
     return filtered / filtered.sum(-1, keepdim=True)

@@ -18,9 +18,8 @@ def draw(
 ) -> Tensor:
     """One column a key of weights [..., V] (need not be normalised), by Gumbel-max: int64 [...].
 
-    argmax(log w + Gumbel) is computed as argmax(w / exponential), the same order with one logarithm less. Two
-    draws from one key with the same weights give the same token, and tokens of weight 0 are never drawn. `ids`
-    int64 [V] are the tokens that the columns stand for, where that is not 0..V-1; `streams` are noise.py's.
+    argmax(log w + Gumbel) is computed as argmax(w / exponential), which has the same order and saves a logarithm.
+    `ids` int64 [V]: the tokens that the columns stand for, where that is not 0..V-1; `streams`: see noise.py.
     """
     if is_accelerator(weights.device) and available(weights.device):
         from .draw_triton import draw_on_device  # imports triton

@@ -34,7 +34,7 @@ def threshold_on_device(probs: Tensor, top_p: float) -> Tensor:
 
 @lru_cache(maxsize=16)
 def seed_on(seed: int, device: torch.device) -> Tensor:
-    """The seed on the device, kept for lanes on any stream: so this waits, once a seed, until it is there."""
+    """The seed int64 [1] on the device. Lanes on any stream share it, so its first use waits until it is there."""
     made = to_device([seed], device)
     if is_accelerator(device):
         runtime(device).current_stream(device).synchronize()

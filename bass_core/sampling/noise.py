@@ -21,7 +21,7 @@ from torch import Tensor
 _MASK = 0xFFFFFFFF
 _ROUND_0, _ROUND_1 = 0xD2511F53, 0xCD9E8D57
 _KEY_0, _KEY_1 = 0x9E3779B9, 0xBB67AE85
-# The streams of one round are this many.
+# A round has so many streams, one for each role and three to spare.
 _STREAMS = 8
 
 
@@ -39,9 +39,9 @@ def stream(role: Role, begins: Tensor) -> Tensor:
     """The stream of a role in rounds that began at the positions `begins` int64 [...]: int64 [...].
 
     Rounds, and epochs of AMUSD, begin at ascending positions, and each asks for one role and position at most
-    once: no number is used twice, so the next draft length may depend on earlier drafts. The target's own draw at
-    a position is either written there or never seen. It needs no round, and regular and coupled texts stay the
-    same wherever rounds end.
+    once. So no number is used twice, and the next draft length may depend on earlier drafts. The target's own draw
+    at a position is either written there or never seen: its stream needs no round, so regular and coupled texts
+    stay the same wherever rounds end.
     """
     return torch.zeros_like(begins) if role == Role.TARGET else _STREAMS * begins + int(role)
 
@@ -64,8 +64,8 @@ def words(seed: int, sequence_ids: Tensor, positions: Tensor, streams: Tensor) -
     key = seed & _MASK, (seed >> 32) & _MASK
     if not ids.is_cpu:
         return philox((positions & _MASK, streams & _MASK, ids & _MASK, (ids >> 32) & _MASK), key)
-    # The same operations on a few numbers: numpy starts each sooner than torch does.
-    at, use, row = (words_.numpy() for words_ in (positions, streams, ids))
+    # The same operations in numpy, which has less overhead a call on so few numbers.
+    at, use, row = (bits.numpy() for bits in (positions, streams, ids))
     with np.errstate(over="ignore"):
         hashed = philox((at & _MASK, use & _MASK, row & _MASK, (row >> 32) & _MASK), key)
     return tuple(torch.as_tensor(word) for word in hashed)
@@ -76,12 +76,12 @@ def uniform(seed: int, sequence_ids: Tensor, positions: Tensor, streams: Tensor)
     return to_uniform(words(seed, sequence_ids, positions, streams)[0].float())
 
 
-def to_uniform(words_: Tensor) -> Tensor:
+def to_uniform(bits: Tensor) -> Tensor:
     """Unsigned 32-bit words, rounded to float32 [...], as uniforms (word + 0.5) / 2**32 in (0, 1); in place.
 
     Rounded to nearest at each step: 2**-33 at least, and held below 1, where the logarithm of 1 - u is infinite.
     """
-    return words_.mul_(2.0**-32).add_(2.0**-33).clamp_(max=1 - 2.0**-24)
+    return bits.mul_(2.0**-32).add_(2.0**-33).clamp_(max=1 - 2.0**-24)
 
 
 def token_uniforms(
@@ -95,7 +95,7 @@ def token_uniforms(
     ids = torch.arange(tokens, device=first.device) if isinstance(tokens, int) else tokens
     hashed = ids.to(torch.int32) * _signed(_KEY_0)
     hashed = hashed + _wrap(first)[..., None]
-    # In place: on a CPU, fresh memory for every step would take longer than the step.
+    # In place: on a CPU, allocating memory for every step would take longer than the step.
     shifted = torch.empty_like(hashed)
     _fold(hashed, 17, shifted).mul_(_signed(0xED5AD4BB))
     hashed ^= _wrap(second)[..., None]
@@ -114,14 +114,14 @@ def exponentials(
     return token_uniforms(seed, sequence_ids, positions, streams, tokens).neg_().log1p_().neg_()
 
 
-def _fold(words_: Tensor, shift: int, scratch: Tensor) -> Tensor:
+def _fold(bits: Tensor, shift: int, scratch: Tensor) -> Tensor:
     """words ^= words >> shift, in place, on int32 that wraps (shifts and factors: Wellons' triple32)."""
-    return words_.bitwise_xor_(_shift(words_, shift, scratch))
+    return bits.bitwise_xor_(_shift(bits, shift, scratch))
 
 
-def _shift(words_: Tensor, shift: int, out: Tensor) -> Tensor:
+def _shift(bits: Tensor, shift: int, out: Tensor) -> Tensor:
     """The words as unsigned ones, shifted to the right."""
-    return torch.bitwise_right_shift(words_, shift, out=out).bitwise_and_((1 << (32 - shift)) - 1)
+    return torch.bitwise_right_shift(bits, shift, out=out).bitwise_and_((1 << (32 - shift)) - 1)
 
 
 def _wrap(word: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..errors import RequestError
 
-# The smallest temperature that is drawn with, vLLM's bound.
+# The smallest temperature that is sampled with (vLLM's _SAMPLING_EPS); below it decoding is greedy.
 COLDEST = 1e-5
 
 

@@ -1,1 +1,1 @@
-"""Which drafts are kept: the rules that leave the distribution of the text as it is."""
+"""Which drafts stand: verifications that leave the text distributed as the target's own."""

@@ -1,10 +1,10 @@
-"""The rejection rule: which drafted tokens stand, and which token the target adds.
+"""Verification by rejection sampling, and coupled: which drafts stand, and which token the target adds.
 
 Contract (p = target, q = draft, Leviathan's letters; Chen et al. 2302.01318 write them the other way round):
 draft x_i is accepted while u_i < p_i(x_i) / q_i(x_i); after the first rejection at i the next token comes from
 norm(max(0, p_i - q_i)), after none from p_{l+1}. So the text is distributed as the target's own, whatever the
-draft. Each row has its own number of drafts and of acceptances. Everything stays on the device; `Outcome.host`
-is the round's one synchronisation.
+draft. Each row has its own number of drafts and of acceptances. All results stay on the device; `Outcome.host` is
+the round's one synchronisation.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ..sampling.draw import draw
 from ..sampling.noise import NoiseKeys, Role, uniform
 from ..sampling.params import SamplingParams
 from .acceptance import Outcome, accepted_prefix, mark_unlikely, probability_at
+from .table import find_verification
 
 
 def first_tokens(logits: Tensor, keys: NoiseKeys, params: SamplingParams) -> Tensor:
@@ -34,25 +35,27 @@ def verify(
     logits: Tensor,
     drafts: Tensor,
     draft_probs: Tensor | None,
-    counts: Tensor,
+    num_drafted: Tensor,
     keys: NoiseKeys,
     params: SamplingParams,
     *,
-    rule: str = "chen",
+    verification: str = "chen",
     synthetic: float | None = None,
 ) -> Outcome:
-    """Judge drafts int64 [B, l] (the first counts[b] of a row) by the target's logits [B, l+1, V].
+    """Verify drafts int64 [B, l], of which the first num_drafted[b] of row b are real, by logits [B, l+1, V].
 
-    draft_probs float32 [B, l, V] is what each draft was drawn from; None says that drafts are point masses.
-    rule "chen" is the rejection rule above; "coupled" accepts a draft that is the target's own Gumbel-max
-    choice, so that the text is regular decoding's. `synthetic` replaces the test by a coin of that probability.
+    The logits are the target's. draft_probs float32 [B, l, V]: what each draft was drawn from; None: point masses.
+    verification: a name of table.py; those that are not coupled are the rejection rule above. `synthetic` replaces
+    the test by a coin of that probability.
     """
     if is_accelerator(logits.device) and available(logits.device):
         from .rejection_triton import verify_on_device  # imports triton
 
-        return verify_on_device(logits, drafts, draft_probs, counts, keys, params, rule=rule, synthetic=synthetic)
+        return verify_on_device(
+            logits, drafts, draft_probs, num_drafted, keys, params, verification=verification, synthetic=synthetic
+        )
     width = drafts.shape[1]
-    drafted = torch.arange(width, device=drafts.device) < counts[:, None]
+    drafted = torch.arange(width, device=drafts.device) < num_drafted[:, None]
     ids, positions = keys.at(width)
     if synthetic is not None:
         u = uniform(keys.seed, ids, positions, keys.stream(Role.SYNTHETIC)[:, None])
@@ -60,20 +63,21 @@ def verify(
         accepted = accepted_prefix((u < chance) & drafted)
         next_token = _own_choice(logits, keys, params, accepted)
         unknown = torch.full_like(accepted, torch.nan, dtype=torch.float32)
-        return Outcome(accepted, next_token, chance, torch.ones_like(u), u, unknown)
+        return Outcome(accepted, next_token, chance, torch.ones_like(u), u, unknown, drafts)
     if params.greedy:
         choices = argmax(logits)
         agrees = (choices[:, :width] == drafts).float()
         accepted = accepted_prefix((agrees > 0) & drafted)
         next_token = choices.gather(1, accepted[:, None])[:, 0]
-        sure = torch.ones_like(accepted, dtype=torch.float32)
-        return Outcome(accepted, next_token, agrees, torch.ones_like(agrees), torch.full_like(agrees, 0.5), sure)
+        ones, half = torch.ones_like(agrees), torch.full_like(agrees, 0.5)
+        certain = torch.ones_like(accepted, dtype=torch.float32)
+        return Outcome(accepted, next_token, agrees, ones, half, certain, drafts)
     p = probabilities(logits, params)
     p_drafts = p[:, :width].gather(2, drafts[..., None])[..., 0]
     q_drafts = torch.ones_like(p_drafts)
     if draft_probs is not None:
         q_drafts = draft_probs.gather(2, drafts[..., None])[..., 0]
-    if rule == "coupled":
+    if find_verification(verification).coupled:
         ids, positions = keys.at(width + 1)
         choices = draw(p, keys.seed, ids, positions, keys.stream(Role.TARGET)[:, None])
         accepted = accepted_prefix((choices[:, :width] == drafts) & drafted)
@@ -83,9 +87,9 @@ def verify(
         # u is spaced 2**-32 near 0 and 2**-24 near 1: as fine as p and q are in float32.
         u = uniform(keys.seed, ids, positions, keys.stream(Role.ACCEPT)[:, None])
         accepted = accepted_prefix((u * q_drafts < p_drafts) & drafted)
-        next_token = _recover(p, drafts, draft_probs, accepted, counts, keys)
+        next_token = _recover(p, drafts, draft_probs, accepted, num_drafted, keys)
     next_p = probability_at(p, accepted, next_token)
-    return Outcome(accepted, mark_unlikely(next_token, next_p), p_drafts, q_drafts, u, next_p)
+    return Outcome(accepted, mark_unlikely(next_token, next_p), p_drafts, q_drafts, u, next_p, drafts)
 
 
 def _own_choice(logits: Tensor, keys: NoiseKeys, params: SamplingParams, accepted: Tensor) -> Tensor:
@@ -95,12 +99,12 @@ def _own_choice(logits: Tensor, keys: NoiseKeys, params: SamplingParams, accepte
 
 
 def _recover(
-    p: Tensor, drafts: Tensor, draft_probs: Tensor | None, accepted: Tensor, counts: Tensor, keys: NoiseKeys
+    p: Tensor, drafts: Tensor, draft_probs: Tensor | None, accepted: Tensor, num_drafted: Tensor, keys: NoiseKeys
 ) -> Tensor:
-    """The token after the accepted prefix: recovered where a draft was rejected, else the target's own."""
+    """The token behind the accepted drafts, int64 [B]: recovered after a rejection, else the target's own."""
     rows = torch.arange(len(accepted), device=accepted.device)
     at_end = p[rows, accepted]
-    rejected = accepted < counts
+    rejected = accepted < num_drafted
     streams = torch.where(rejected, keys.stream(Role.RESIDUAL), keys.stream(Role.TARGET))
     weights = at_end
     if drafts.shape[1]:
@@ -109,7 +113,7 @@ def _recover(
             residual = at_end.scatter(1, drafts[rows, index][:, None], 0.0)
         else:
             residual = (at_end - draft_probs[rows, index]).clamp_(min=0)
-        # Rounding can leave nothing of p - q where the two agree; p itself is the limit then.
+        # Where p and q agree, rounding can leave nothing of p - q; its limit is p itself.
         usable = rejected & (residual.sum(-1) > 0)
         weights = torch.where(usable[:, None], residual, at_end)
     return draw(weights, keys.seed, keys.sequence_ids, keys.positions + accepted, streams)

@@ -27,6 +27,7 @@ from bass_core.decoding.base import DecodingParams
 from bass_core.engine.runner import ModelRunner
 from bass_core.machine.cpu import cores
 from bass_core.models.draft_head import DraftHead
+from bass_core.models.forward import ForwardBatch
 from bass_core.sequence import Sequence
 
 from ..prompts import MIXED
@@ -163,7 +164,7 @@ def _step_costs(pair: ModelPair, repeats: int) -> dict[str, float]:
 
     def step(name: str, width: int = 1) -> None:
         start = time.perf_counter()
-        runner.feed_ids(torch.ones(1, width, dtype=torch.long), [32])
+        runner.forward(ForwardBatch(torch.ones(1, width, dtype=torch.long), [32]))
         times.setdefault(name, []).append(1000 * (time.perf_counter() - start))
 
     for repeat in range(repeats + 1):

@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from bass_core import ModelPair
 from bass_core.decoding.request import make_request
 from bass_core.lanes.lane import Lane
+from bass_core.models.forward import ForwardBatch
 
 from ..report.report import claim, finish, median, parser
 
@@ -80,8 +81,8 @@ def _forwards(pair: ModelPair, caches: list[Any], lengths: list[int], backend: s
     many = torch.ones(BATCH, LENGTH + 1, dtype=torch.long)
     start = time.perf_counter()
     for step in range(LENGTH):
-        pair.draft_step.forward(one, caches[0], [length + step for length in lengths], backend=backend)
-    pair.target_step.forward(many, caches[1], lengths, backend=backend)
+        pair.draft_step.forward(ForwardBatch(one, [length + step for length in lengths]), caches[0], backend)
+    pair.target_step.forward(ForwardBatch(many, lengths), caches[1], backend)
     return 1000 * (time.perf_counter() - start)
 
 

@@ -2,7 +2,7 @@
 
 Contract, first part: the attention backends over the same caches, all rows equally long and very different: time
 of a call, and gigabytes of live keys and values a second. A backend that can't run here is named. Second part:
-each row its own acceptance against a batch that stops at its first rejection (`CommonStop`), by a coin of known
+each row its own acceptance against a batch that stops at its first rejection ("common_stop"), by a coin of known
 probability in place of the test: tokens a row and round, counted, beside (1 - a^(l+1)) / (1 - a) and, for the
 common stop, the same with a^batch (Leviathan et al. 2211.17192, equation 1). Rounds that a row's end cut are left
 out.
@@ -19,7 +19,6 @@ import plotly.graph_objects as go
 import torch
 
 from bass_core import ModelPair, load_pair
-from bass_core.budget.policies import CommonStop, FixedLength
 from bass_core.decoding.request import make_request
 from bass_core.lanes.lane import Lane
 from kernels.backends import BACKENDS, why_backend_unavailable
@@ -127,7 +126,7 @@ def _stopping(pair: ModelPair, policy: str, batch: int, arguments: Any) -> Row:
     a = arguments.acceptance
     request = make_request(
         pair, mixed(batch), max_new_tokens=arguments.max_new_tokens, eos_token_id=None, seed=arguments.seed,
-        draft_length=(FixedLength if policy == OWN else CommonStop)(LENGTH), drafter=arguments.drafter,
+        draft_length=LENGTH, verification="chen" if policy == OWN else "common_stop", drafter=arguments.drafter,
         synthetic_acceptance=a,
     )  # fmt: skip
     lane = Lane(pair, request, "bass")

@@ -78,7 +78,7 @@ MUTANTS = [
         "one noise stream for draft and test",
         "bass_core/verification/rejection.py",
         "u = uniform(keys.seed, ids, positions, keys.stream(Role.ACCEPT)[:, None])",
-        "from .noise import token_uniforms\n"
+        "from ..sampling.noise import token_uniforms\n"
         "        streams = keys.stream(Role.DRAFT)[:, None]\n"
         "        u = token_uniforms(keys.seed, ids, positions, streams, p.shape[-1])\n"
         "        u = u.gather(2, drafts[..., None])[..., 0]",
@@ -102,7 +102,7 @@ MUTANTS = [
         "top-p on the residual",
         "bass_core/verification/rejection.py",
         _WEIGHTS,
-        _WEIGHTS + "\n        from .sampling import _nucleus\n"
+        _WEIGHTS + "\n        from ..sampling.distribution import _nucleus\n"
         "        weights = _nucleus(weights / weights.sum(-1, keepdim=True), 0.8)",
         _SAMPLED,
     ),
@@ -149,8 +149,8 @@ MUTANTS = [
     Mutant(
         "positions off by one in one row",
         "bass_core/models/base.py",
-        "positions = cache.positions if inside",
-        "positions = cache.positions + (torch.arange(len(ids))[:, None] == 1) if inside",
+        "positions = plan.positions\n",
+        "positions = plan.positions + (torch.arange(len(plan.positions))[:, None] == 1)\n",
         _GREEDY,
     ),
     Mutant(
@@ -170,14 +170,14 @@ MUTANTS = [
     ),
     Mutant(
         "coupled draft with a noise of its own",
-        "bass_core/drafting/model.py",
-        'self.role = Role.TARGET if rule == "coupled" else Role.DRAFT',
-        "self.role = Role.DRAFT",
+        "bass_core/verification/table.py",
+        "return Role.TARGET if self.coupled else Role.DRAFT",
+        "return Role.DRAFT",
         _NEVER_REFUSED,
     ),
     Mutant(
         "the head reads an older state than the target's newest",
-        "bass_core/drafting/head.py",
+        "bass_core/drafting/head_states.py",
         ".minimum(own[:, None] - 1)",
         ".minimum((own[:, None] - 2).clamp(min=0))",
         ["tests/bass_core/drafting/test_head.py::test_proposals_are_what_the_head_says_of_the_whole_text"],
@@ -206,15 +206,15 @@ MUTANTS = [
     Mutant(
         "drafts for which there is no room",
         "bass_core/decoding/batch.py",
-        "min(requested, row.remaining - 1)",
-        "min(requested, row.remaining)",
+        "min(most, row.remaining - 1)",
+        "min(most, row.remaining)",
         [_CONFORMANCE + "counts.py::test_drafts_that_are_right_so_far"],
     ),
     Mutant(
         "a draft that skips what rounds without drafts wrote",
         "bass_core/drafting/model.py",
-        "row.tokens[runner.cached[r] :] if",
-        "row.tokens[max(runner.cached[r], len(row.tokens) - 2) :] if",
+        "rows[r].tokens[start:] if",
+        "rows[r].tokens[max(start, len(rows[r].tokens) - 2) :] if",
         [_CONFORMANCE + "counts.py::test_rounds_without_drafts_leave_the_draft_in_step"],
     ),
     Mutant(
@@ -243,8 +243,8 @@ MUTANTS = [
     Mutant(
         "AMUSD: the draft's cache keeps a refused token",
         "bass_core/drafting/model.py",
-        "self.runner.cached[row] = min(self.runner.cached[row], length)",
-        "self.runner.cached[row] = min(self.runner.cached[row], length + 1)",
+        "self.runner.commit(row, min(self.runner.lengths[row], length))",
+        "self.runner.commit(row, min(self.runner.lengths[row], length + 1))",
         ["tests/bass_core/amusd/test_session.py::test_after_a_refusal_the_drafts_are_those_of_the_new_text"],
     ),
     Mutant(

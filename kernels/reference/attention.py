@@ -17,7 +17,7 @@ def pad(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    step: AttentionPlan,
+    plan: AttentionPlan,
     *,
     scaling: float,
     window: int | None = None,
@@ -29,8 +29,8 @@ def pad(
     Grouped heads are folded into the query axis, so keys and values are never repeated.
     """
     bias = None
-    if step.needs_mask or window is not None:
-        bias = step.bias(window, query.shape[1] // key.shape[1], key.dtype, key.shape[1])
+    if plan.needs_mask or window is not None:
+        bias = plan.bias(window, query.shape[1] // key.shape[1], key.dtype, key.shape[1])
     return _attend(query, key, value, bias, scaling, softcap)
 
 
@@ -38,7 +38,7 @@ def split(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    step: AttentionPlan,
+    plan: AttentionPlan,
     *,
     scaling: float,
     window: int | None = None,
@@ -46,11 +46,11 @@ def split(
 ) -> Tensor:
     """One launch a sequence at its exact length (BASS-SPLIT). Same arguments and result as `pad`."""
     kv_heads, bias = key.shape[1], None
-    if step.queries > 1 or window is not None:
-        bias = step.bias(window, query.shape[1] // kv_heads, key.dtype, kv_heads)
+    if plan.queries > 1 or window is not None:
+        bias = plan.bias(window, query.shape[1] // kv_heads, key.dtype, kv_heads)
     rows = []
-    for row, cached in enumerate(step.host):
-        one, extent = slice(row, row + 1), cached + step.queries
+    for row, cached in enumerate(plan.host):
+        one, extent = slice(row, row + 1), cached + plan.queries
         mask = None if bias is None else bias[row * kv_heads : (row + 1) * kv_heads, :, :extent]
         rows.append(_attend(query[one], key[one, :, :extent], value[one, :, :extent], mask, scaling, softcap))
     return torch.cat(rows)
@@ -60,7 +60,7 @@ def sdpa(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    step: AttentionPlan,
+    plan: AttentionPlan,
     *,
     scaling: float,
     window: int | None = None,
@@ -72,14 +72,14 @@ def sdpa(
     contract, so capped layers take `pad`'s way.
     """
     if softcap is not None:
-        return pad(query, key, value, step, scaling=scaling, window=window, softcap=softcap)
+        return pad(query, key, value, plan, scaling=scaling, window=window, softcap=softcap)
     batch, heads, queries, dim = query.shape
     kv_heads = key.shape[1]
     group = heads // kv_heads
     folded = query.to(key.dtype).reshape(batch, kv_heads, group * queries, dim)
     bias = None
-    if step.needs_mask or window is not None:
-        bias = step.bias(window, group, key.dtype)[:, None]
+    if plan.needs_mask or window is not None:
+        bias = plan.bias(window, group, key.dtype)[:, None]
     out = F.scaled_dot_product_attention(folded, key, value, attn_mask=bias, scale=scaling)
     return out.reshape(batch, heads, queries, dim).transpose(1, 2).to(query.dtype)
 

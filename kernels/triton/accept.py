@@ -1,10 +1,10 @@
-"""Which drafts stand and which token follows, for all rows in one launch; and draws by Gumbel-max.
+"""Verifies the drafts of all rows in one launch, and draws tokens by Gumbel-max.
 
-Contract: what bass_core/verification/rejection.py and bass_core/sampling/distribution.py compute from
-probabilities, with the same noise: these are the torch references. Nothing is read on the host. `accept` makes
-one launch a round, a program a row: the test of its drafts, then one pass over the vocabulary for the token
-behind the accepted ones. `draw` makes one launch, a program a key. Non-goals: temperature, top-k and top-p, which
-come before (bass_core/sampling/distribution.py).
+Contract: results equal those of the torch references, bass_core/verification/rejection.py and
+bass_core/sampling/draw.py, from the same probabilities with the same noise. Nothing is read on the host. `accept`
+launches once a round, with one program a row: it tests the row's drafts, then passes over the vocabulary once for
+the token behind the accepted ones. `draw` launches once, with one program a key. Non-goals: temperature, top-k and
+top-p, which come before (bass_core/sampling/distribution.py).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .noise import exponential, to_uniform, token_uniforms, words
 
 BLOCK_V = 2048
 WARPS = 8
-# The interpreter's time is the number of programs, a GPU's the work of one.
+# Rows a program under Triton's interpreter, whose time goes by the number of programs; 1 on a GPU.
 _ROWS_INTERPRETED = 16
 
 
-class Rule(IntEnum):
-    """CHEN: u < p / q. CHOICES: a draft stands if it is the target's own choice. COIN: u < chance."""
+class Verification(IntEnum):
+    """What makes a draft stand: CHEN: u < p / q. CHOICES: it is the target's own choice. COIN: u < chance."""
 
     CHEN = 0
     CHOICES = 1
@@ -35,13 +35,13 @@ class Rule(IntEnum):
 
 @triton.jit(do_not_specialize=["batch", "width"])
 def decide(
-    p, q, drafts, counts, choices, sequences, positions, begins, seed,
+    p, q, drafts, num_drafted, choices, sequences, positions, begins, seed,
     accepted_out, next_out, p_out, q_out, u_out,
     chance, batch, width, vocab,
-    RULE: tl.constexpr, SOFT: tl.constexpr, DRAWN: tl.constexpr,
+    VERIFICATION: tl.constexpr, SOFT: tl.constexpr, DRAWN: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """A program judges ROWS rows. SOFT: q is given; DRAWN: the next token is drawn, else taken from choices.
+    """A program verifies ROWS rows. SOFT: q is given; DRAWN: the next token is drawn, else taken from choices.
 
     The streams are bass_core/sampling/noise.py's: 0 target, and 8 * begin + 2 accept, + 3 residual, + 4 synthetic.
     """
@@ -53,7 +53,7 @@ def decide(
     tests = lane >= BLOCK_L // 2
     known = real[:, None] & (i < width)
     inside = known & tests
-    count = tl.load(counts + row, mask=real, other=0)[:, None]
+    count = tl.load(num_drafted + row, mask=real, other=0)[:, None]
     seed_low = tl.load(seed).to(tl.uint32)
     seed_high = (tl.load(seed) >> 32).to(tl.uint32)
     at = row[:, None] * width + i
@@ -61,8 +61,8 @@ def decide(
     p_row = p + row[:, None] * (width + 1) * vocab
     q_row = q + row[:, None] * width * vocab
     begin = 8 * tl.load(begins + row, mask=real, other=0)[:, None]
-    own = tl.where((i < count) & (RULE == 0), begin + 3, 0)
-    stream = tl.where(tests, begin + (4 if RULE == 2 else 2), own)
+    own = tl.where((i < count) & (VERIFICATION == 0), begin + 3, 0)
+    stream = tl.where(tests, begin + (4 if VERIFICATION == 2 else 2), own)
     sequence = tl.load(sequences + row, mask=real, other=0)[:, None]
     position = tl.load(positions + row, mask=real, other=0)[:, None] + i
     first, second, _, _ = words(seed_low, seed_high, sequence, position, stream)
@@ -72,9 +72,9 @@ def decide(
     q_draft = ones
     if SOFT:
         q_draft = tl.load(q_row + i * vocab + draft, mask=inside, other=1.0)
-    if RULE == 2:
+    if VERIFICATION == 2:
         passed = u < p_draft
-    elif RULE == 1:
+    elif VERIFICATION == 1:
         choice = tl.load(choices + row[:, None] * (width + 1) + i, mask=inside, other=-1)
         passed = choice == draft
         u = ones * 0.5
@@ -93,8 +93,8 @@ def decide(
         first = tl.max(tl.where(here, first, 0), 1)[:, None]
         second = tl.max(tl.where(here, second, 0), 1)[:, None]
         lost = tl.max(tl.where(here, draft, 0), 1)[:, None]
-        rejected = (RULE == 0) & (accepted[:, None] < count)
-        # Where nothing of p - q is left, p itself is drawn from, with the same noise: both are kept track of.
+        rejected = (VERIFICATION == 0) & (accepted[:, None] < count)
+        # Where nothing of p - q is left, the token is drawn from p with the same noise: track the best of both.
         best = tl.full([ROWS, BLOCK_V], -1.0, tl.float32)
         best_at = tl.zeros([ROWS, BLOCK_V], tl.int32)
         plain = tl.full([ROWS, BLOCK_V], -1.0, tl.float32)
@@ -107,7 +107,7 @@ def decide(
             score = tl.where(exists, weight / noise, -1.0)
             plain_at = tl.where(score > plain, token, plain_at)
             plain = tl.maximum(score, plain)
-            if RULE == 0:
+            if VERIFICATION == 0:
                 if SOFT:
                     taken = tl.load(q_row + accepted[:, None] * vocab + token, mask=exists & rejected, other=0.0)
                     left = tl.maximum(weight - taken, 0.0)
@@ -117,10 +117,10 @@ def decide(
                 best_at = tl.where(score > best, token, best_at)
                 best = tl.maximum(score, best)
         top, token = first_best(plain, plain_at)
-        if RULE == 0:
+        if VERIFICATION == 0:
             top, other = first_best(best, best_at)
             token = tl.where((accepted < tl.max(count, 1)) & (top > 0.0), other, token)
-        # Where all is NaN no token is the best: the caller refuses such logits, and must find a token id.
+        # Where all scores are NaN no token is the best: the caller refuses such logits, but needs a valid id here.
         tl.store(next_out + row, tl.minimum(token, vocab - 1).to(tl.int64), mask=real)
     else:
         token = tl.load(choices + row * (width + 1) + accepted, mask=real, other=0)
@@ -165,17 +165,17 @@ def accept(
     p: Tensor | None,
     q: Tensor | None,
     drafts: Tensor,
-    counts: Tensor,
+    num_drafted: Tensor,
     choices: Tensor | None,
     sequences: Tensor,
     positions: Tensor,
     seed: Tensor,
     *,
     begins: Tensor | None = None,
-    rule: Rule,
+    verification: Verification,
     chance: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """accepted, next_token int64 [B], and p, q, u float32 [B, l] of drafts int64 [B, l] (counts[b] of them real).
+    """accepted, next_token int64 [B]; p, q, u float32 [B, l] of drafts int64 [B, l], num_drafted[b] of them real.
 
     p float32 [B, l+1, V], q float32 [B, l, V] or None (point masses), choices int64 [B, l+1]: the target's own;
     with choices the next token is taken from them, else it is drawn. sequences, positions int64 [B]: the key of
@@ -185,21 +185,25 @@ def accept(
     batch, width = drafts.shape
     _check(drafts)
     given = p if p is not None else choices
-    if given is None or given.shape[:2] != (batch, width + 1) or (rule == Rule.CHOICES and choices is None):
+    if (
+        given is None
+        or given.shape[:2] != (batch, width + 1)
+        or (verification == Verification.CHOICES and choices is None)
+    ):
         raise ValueError("accept needs p, or the target's choices, for one position more than was drafted.")
-    if rule == Rule.CHEN and p is None:
-        raise ValueError("Chen's rule needs p.")
+    if verification == Verification.CHEN and p is None:
+        raise ValueError("CHEN needs p.")
     if q is not None and (p is None or q.shape != (batch, width, p.shape[2])):
         raise ValueError(f"q has shape {tuple(q.shape)}, which does not fit p.")
     accepted, next_token = torch.empty(2, batch, dtype=torch.int64, device=drafts.device).unbind(0)
     tested = torch.empty(3, batch, width, device=drafts.device).unbind(0)
     rows = _ROWS_INTERPRETED if interpreting() else 1
     decide[(triton.cdiv(batch, rows),)](
-        _dense(p, tested[0]), _dense(q, tested[0]), drafts.contiguous(), counts,
+        _dense(p, tested[0]), _dense(q, tested[0]), drafts.contiguous(), num_drafted,
         drafts if choices is None else choices.contiguous(), sequences, positions,
         positions if begins is None else begins, seed,
         accepted, next_token, *tested, chance, batch, width, 0 if p is None else p.shape[2],
-        RULE=int(rule), SOFT=q is not None, DRAWN=choices is None, ROWS=rows,
+        VERIFICATION=int(verification), SOFT=q is not None, DRAWN=choices is None, ROWS=rows,
         BLOCK_L=2 * triton.next_power_of_2(width + 1), BLOCK_V=BLOCK_V, num_warps=WARPS,
     )  # fmt: skip
     p_draft, q_draft, u = tested

@@ -172,7 +172,7 @@ def fused(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    step: AttentionPlan,
+    plan: AttentionPlan,
     *,
     scaling: float,
     window: int | None = None,
@@ -186,7 +186,7 @@ def fused(
     """
     batch, heads, queries, dim = query.shape
     kv_heads, columns = key.shape[1], key.shape[2]
-    _check(query, key, value, step)
+    _check(query, key, value, plan)
     group = heads // kv_heads
     shared, cores = shared_bytes(query.device), has_tensor_cores(query.device)
     tile = tiles(dim, group * queries, key.element_size(), shared, cores)
@@ -200,7 +200,7 @@ def fused(
         parts = torch.empty(splits, rows, dim, dtype=torch.float32, device=query.device)
         lse = torch.empty(splits, rows, dtype=torch.float32, device=query.device)
     attend[(blocks * splits, kv_heads, batch)](
-        query, key, value, step.lengths, parts, lse,
+        query, key, value, plan.lengths, parts, lse,
         *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
         scaling, softcap or 1.0, queries, window or 0, splits, dim,
         HEADS=heads, GROUP=group, EXACT=dim == tile["BLOCK_D"],
@@ -216,15 +216,15 @@ def fused(
     return out
 
 
-def _check(query: Tensor, key: Tensor, value: Tensor, step: AttentionPlan) -> None:
+def _check(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan) -> None:
     reason = why_unavailable(query.device)
     if reason:
         raise ValueError(f"fused attention can't run: {reason}.")
     batch, heads, queries, dim = query.shape
     if key.shape != value.shape or key.shape[0] != batch or key.shape[3] != dim or heads % key.shape[1]:
         raise ValueError(f"shapes don't fit: query {tuple(query.shape)}, key {tuple(key.shape)}.")
-    if not 1 <= dim <= 256 or queries != step.queries or step.lengths.shape != (batch,):
-        raise ValueError(f"head_dim {dim} (at most 256) or the step's size ({step.queries} queries) doesn't fit.")
+    if not 1 <= dim <= 256 or queries != plan.queries or plan.lengths.shape != (batch,):
+        raise ValueError(f"head_dim {dim} (at most 256) or the step's size ({plan.queries} queries) doesn't fit.")
     if key.dtype not in (torch.float16, torch.bfloat16, torch.float32) or key.dtype != value.dtype:
         raise ValueError(f"keys and values must be float16, bfloat16 or float32, both alike; got {key.dtype}.")
     if query.stride(3) != 1 or key.stride(3) != 1 or value.stride(3) != 1:

@@ -5,9 +5,11 @@ import torch
 
 from bass_core import ModelPair, generate
 from bass_core.attention.cache import RaggedCache
+from bass_core.attention.huggingface import PlannedCache
 from bass_core.decoding.batch import BatchDecoder
 from bass_core.decoding.request import make_request
 from bass_core.lanes.lane import Lane
+from bass_core.models.forward import ForwardBatch
 
 from ..models import perturbed, prompts, tiny
 
@@ -15,49 +17,47 @@ from ..models import perturbed, prompts, tiny
 def test_a_step_past_the_end_is_refused():
     cache = ModelPair(tiny("llama")).target_step.new_cache(2, 8)
     with pytest.raises(ValueError, match="does not fit"):
-        cache.begin([3, 7], 2)
+        cache.plan([3, 7], 2)
 
 
 def filled(rows=3, length=10):
     """A cache of two layers whose every number says where it was written: 100 x row + column."""
     cache = RaggedCache(2, rows, length, 2, 4, torch.float32)
-    cache.begin([0] * rows, length)
+    plan = cache.plan([0] * rows, length)
     numbers = 100.0 * torch.arange(rows)[:, None] + torch.arange(length)
     states = numbers[:, :, None, None].expand(rows, length, 2, 4)
     for layer in range(2):
-        cache.write(layer, torch.stack((states, -states), dim=2).flatten(0, 1))
+        cache.write(layer, torch.stack((states, -states), dim=2).flatten(0, 1), plan)
     return cache
 
 
 @pytest.mark.parametrize("lengths", [[4], [0, 7, 3], [8, 8, 8], [2, 0]])
 def test_rows_are_written_at_their_own_lengths(lengths):
     cache, before = filled(), filled()
-    cache.begin(lengths, 2)
-    assert cache.positions.tolist() == [[length, length + 1] for length in lengths]
+    plan = cache.plan(lengths, 2)
+    assert plan.positions.tolist() == [[length, length + 1] for length in lengths]
     new = torch.randn(len(lengths), 2, 2, 4)
-    keys, values = cache.ragged[1].update(new, new + 1)
+    keys, values = PlannedCache(cache, plan).update(new, new + 1, 1)
     assert keys.shape == values.shape == (len(lengths), 2, max(lengths) + 2, 4)
     for row, length in enumerate(lengths):
         assert torch.equal(keys[row, :, length : length + 2], new[row])
         assert torch.equal(values[row, :, length : length + 2], new[row] + 1)
-        before.ragged[1].keys[row, :, length : length + 2] = new[row]
-        before.ragged[1].values[row, :, length : length + 2] = new[row] + 1
-    for ours, theirs in zip(cache.ragged, before.ragged, strict=True):
-        assert torch.equal(ours.keys, theirs.keys) and torch.equal(ours.values, theirs.values)
+        before.buffer[1, 0, row, :, length : length + 2] = new[row]
+        before.buffer[1, 1, row, :, length : length + 2] = new[row] + 1
+    assert torch.equal(cache.buffer, before.buffer)
 
 
 def test_padding_is_not_written():
     cache, before = filled(), filled()
-    cache.begin([4, 0, 7], 3, counts=[1, 3, 2])
-    assert cache.tokens.tolist() == [0, 3, 4, 5, 6, 7]
+    plan = cache.plan([4, 0, 7], 3, counts=[1, 3, 2])
+    assert plan.tokens.tolist() == [0, 3, 4, 5, 6, 7]
     new = torch.randn(6, 2, 2, 4)
-    cache.write(0, new)
+    cache.write(0, new, plan)
     places = [(0, 4), (1, 0), (1, 1), (1, 2), (2, 7), (2, 8)]
     for (row, column), states in zip(places, new, strict=True):
         before.buffer[0][:, row, :, column] = states
     assert torch.equal(cache.buffer, before.buffer)
-    cache.begin([4, 0, 7], 3, counts=[3, 3, 3])
-    assert cache.tokens is None
+    assert cache.plan([4, 0, 7], 3, counts=[3, 3, 3]).tokens is None
 
 
 @pytest.mark.parametrize("backend", ["pad", "split", "sdpa"])
@@ -69,10 +69,10 @@ def test_padding_may_be_left_out_and_nothing_else_changes(architecture, backend)
     results = []
     for real in (None, counts):
         cache = model.new_cache(4, 16)
-        model.forward(fed[0], cache, [0] * 4, backend=backend)
-        logits, states = model.forward_states(fed[1], cache, lengths, counts=real, backend=backend)
-        taken = model.forward(fed[1], cache, lengths, take=[n - 1 for n in counts], counts=real, backend=backend)
-        results.append((logits, states, taken))
+        model.forward(ForwardBatch(fed[0], [0] * 4), cache, backend)
+        output = model.forward(ForwardBatch(fed[1], lengths, counts=real, return_states=True), cache, backend)
+        taken = model.forward(ForwardBatch(fed[1], lengths, real, [n - 1 for n in counts]), cache, backend).logits
+        results.append((output.logits, output.states, taken))
     (logits, states, taken), (logits_, states_, taken_) = results
     torch.testing.assert_close(taken, taken_, atol=1e-5, rtol=1e-5)
     for row, count in enumerate(counts):
@@ -83,9 +83,8 @@ def test_padding_may_be_left_out_and_nothing_else_changes(architecture, backend)
 def test_copy_row_takes_the_first_tokens_alone():
     cache, before = filled(), filled()
     cache.copy_row(2, 0, 6)
-    for ours, theirs in zip(cache.ragged, before.ragged, strict=True):
-        theirs.keys[0, :, :6], theirs.values[0, :, :6] = theirs.keys[2, :, :6], theirs.values[2, :, :6]
-        assert torch.equal(ours.keys, theirs.keys) and torch.equal(ours.values, theirs.values)
+    before.buffer[:, :, 0, :, :6] = before.buffer[:, :, 2, :, :6]
+    assert torch.equal(cache.buffer, before.buffer)
 
 
 @pytest.mark.parametrize("method", ["bass", "amusd"])
@@ -100,13 +99,12 @@ def test_after_rollbacks_the_cache_equals_a_fresh_prefill(architecture, method):
         lane.step()
     runner = decoder.target
     for row, sequence in enumerate(decoder._rows):
-        length = runner.cached[row]
+        length = runner.lengths[row]
         assert length == len(sequence.tokens) - 1
         fresh = pair.target_step.new_cache(1, length)
-        pair.target_step.forward(torch.tensor([sequence.tokens[:length]]), fresh, [0])
-        for ours, theirs in zip(runner.cache.ragged, fresh.ragged, strict=True):
-            torch.testing.assert_close(ours.keys[row, :, :length], theirs.keys[0], atol=1e-4, rtol=1e-4)
-            torch.testing.assert_close(ours.values[row, :, :length], theirs.values[0], atol=1e-4, rtol=1e-4)
+        pair.target_step.forward(ForwardBatch(torch.tensor([sequence.tokens[:length]]), [0]), fresh)
+        ours, theirs = runner.cache.buffer[:, :, row, :, :length], fresh.buffer[:, :, 0]
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
     lane.end("stopped")
 
 

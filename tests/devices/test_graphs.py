@@ -14,6 +14,7 @@ import torch
 from bass_core import generate
 from bass_core.engine.cuda_graphs import GraphRunner
 from bass_core.models.base import CausalModel, HiddenStateTap
+from bass_core.models.forward import CapturedBatch, ForwardBatch
 from bass_core.models.llama_cuda import LlamaCuda
 from kernels.backends import CAPTURABLE
 from kernels.support import runtime
@@ -53,15 +54,16 @@ def test_a_captured_forward_waits_for_nothing(kind: type[CausalModel], architect
     ids, lengths = torch.ones(2, 3, dtype=torch.long, device=EMUL), torch.zeros(2, dtype=torch.long, device=EMUL)
     cache, eager = model.new_cache(2, 32), model.new_cache(2, 32)
     ledger.clear()
-    (logits, states), replay = record(lambda: model.forward_captured(ids, cache, lengths, backend, True))
+    batch = CapturedBatch(ids, lengths, return_states=True)
+    output, replay = record(lambda: model.forward_captured(batch, cache, backend))
     assert not ledger.reads and not ledger.uploads and not ledger.races
     generator = torch.Generator().manual_seed(1)
     for step in range(3):
         ids.copy_(torch.randint(1, 90, (2, 3), generator=generator))
         lengths.copy_(torch.tensor([step, 2 * step]))
         replay()
-        wanted = model.forward_states(ids, eager, lengths.tolist(), backend=backend)
-        for mine, theirs in zip((logits, states), wanted, strict=True):
+        wanted = model.forward(ForwardBatch(ids, lengths.tolist(), return_states=True), eager, backend)
+        for mine, theirs in ((output.logits, wanted.logits), (output.states, wanted.states)):
             torch.testing.assert_close(mine.cpu(), theirs.cpu(), atol=1e-4, rtol=1e-4)
 
 
@@ -75,9 +77,9 @@ def test_a_runner_of_captured_steps_reads_nothing_itself(architecture: str) -> N
     for width in (4, 2, 2, 1):
         ids = torch.arange(3 * width).view(3, width) % 90 + 1
         before = ledger.reads.total()
-        mine = runner.feed_ids(ids.to(EMUL), lengths, [width - 1] * 3)
+        mine = runner.forward(ForwardBatch(ids.to(EMUL), lengths, take=[width - 1] * 3)).logits
         assert ledger.reads.total() == before
-        theirs = model.forward(ids.to(EMUL), eager, lengths, take=[width - 1] * 3, backend="pad")
+        theirs = model.forward(ForwardBatch(ids.to(EMUL), lengths, take=[width - 1] * 3), eager, "pad").logits
         torch.testing.assert_close(mine.cpu(), theirs.cpu(), atol=1e-4, rtol=1e-4)
         lengths = [length + 1 + row % width for row, length in enumerate(lengths)]
     assert sorted(key[:2] for key in runner.slot.steps) == [(4, 1), (4, 2), (4, 4)]

@@ -109,7 +109,7 @@ def both(p_logits: Tensor, drafts: Tensor, q: Tensor | None, counts: Tensor, key
         keys.positions,
         torch.tensor([keys.seed]),
         begins=keys.begins,
-        rule=kernel.Rule.CHEN,
+        verification=kernel.Verification.CHEN,
     )
     return verify(p_logits, drafts, q, counts, keys, SOFT), ours
 
@@ -146,19 +146,19 @@ def test_takes_the_references_decisions(
         assert torch.equal(mine, reference)
 
 
-@pytest.mark.parametrize("rule", ["coin", "choices"])
-def test_the_other_rules(rule: str) -> None:
+@pytest.mark.parametrize("verification", ["coin", "choices"])
+def test_the_other_verifications(verification: str) -> None:
     torch.manual_seed(3)
     logits = torch.randn(20, 4, 50)
     choices = logits.argmax(-1)
     drafts = torch.where(torch.rand(20, 3) < 0.7, choices[:, :3], 0)
     counts = torch.randint(0, 4, (20,))
     keys = NoiseKeys(SEED, torch.arange(20), torch.arange(20) * 3)
-    synthetic = 0.6 if rule == "coin" else None
+    synthetic = 0.6 if verification == "coin" else None
     theirs = verify(logits, drafts, None, counts, keys, SamplingParams(), synthetic=synthetic)
     ours = kernel.accept(
         None, None, drafts, counts, choices, keys.sequence_ids, keys.positions, torch.tensor([SEED]),
-        rule=kernel.Rule.COIN if rule == "coin" else kernel.Rule.CHOICES, chance=0.6,
+        verification=kernel.Verification[verification.upper()], chance=0.6,
     )  # fmt: skip
     for mine, reference in zip(
         ours, (theirs.accepted, theirs.next_token, theirs.p, theirs.q, theirs.u), strict=True
@@ -195,16 +195,16 @@ def test_two_thousand_rows_are_distributed_as_the_target() -> None:
     p = probabilities(p_logits, SOFT)
     accepted, next_token, *_ = kernel.accept(
         p, q, drafts, torch.ones(rows, dtype=torch.long), None, keys.sequence_ids, keys.positions,
-        torch.tensor([11]), rule=kernel.Rule.CHEN,
+        torch.tensor([11]), verification=kernel.Verification.CHEN,
     )  # fmt: skip
     first = torch.where(accepted > 0, drafts[:, 0], next_token)
     counts = torch.bincount(first, minlength=vocab)
     assert chisquare(counts.numpy(), (p[0, 0].double() / p[0, 0].double().sum() * rows).numpy()).pvalue > 1e-3
 
 
-@pytest.mark.parametrize("rule", ["chen", "coupled", "synthetic"])
+@pytest.mark.parametrize("verification", ["chen", "coupled", "synthetic"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_verify_on_a_device_is_verify(rule: str, temperature: float) -> None:
+def test_verify_on_a_device_is_verify(verification: str, temperature: float) -> None:
     """With AMUSD's epochs, and a row whose probabilities are none."""
     torch.manual_seed(7)
     params = SamplingParams(temperature)
@@ -213,11 +213,11 @@ def test_verify_on_a_device_is_verify(rule: str, temperature: float) -> None:
     at = torch.arange(12) * 7 + 9
     keys = NoiseKeys(SEED, torch.arange(12) * 2**33, at, at - 4)
     ids, positions = keys.at(3)
-    role = Role.TARGET if rule == "coupled" else Role.DRAFT
+    role = Role.TARGET if verification == "coupled" else Role.DRAFT
     streams = keys.stream(role)[:, None].expand(12, 3)
     drafts = draw(near, SEED, ids.expand(12, 3), positions, streams) if temperature else near.argmax(-1)
     counts = torch.randint(0, 4, (12,))
-    options = {"synthetic": 0.7} if rule == "synthetic" else {"rule": rule}
+    options = {"synthetic": 0.7} if verification == "synthetic" else {"verification": verification}
     if temperature:
         logits[3] = torch.nan
     arguments = logits, drafts, near if temperature else None, counts, keys, params
@@ -229,5 +229,5 @@ def test_verify_on_a_device_is_verify(rule: str, temperature: float) -> None:
     assert 0 < theirs.accepted.sum() < counts.sum()
     if temperature:
         assert theirs.next_token[3] == ours.next_token[3] == UNSOUND
-    if rule == "chen" and temperature:
+    if verification == "chen" and temperature:
         assert torch.equal(ours.u, theirs.u)

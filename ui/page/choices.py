@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from bass_core import METHODS, BassError, ModelPair
 from bass_core.attention.huggingface import BACKENDS
-from bass_core.decoding.request import VERIFICATIONS
 from bass_core.drafting.registry import DRAFTERS, choose_drafter
 from bass_core.lanes.race import SCHEDULINGS
+from bass_core.verification.table import VERIFICATIONS
 from ui.page.limits import LANES, MAX_DRAFT_LENGTH
 
 Choice = tuple[str, str]

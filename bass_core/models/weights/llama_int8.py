@@ -1,10 +1,10 @@
-"""The forward of models/llama_cuda.py over weights of 8 bits, read as bytes by kernels/triton/linear_int8.py: a
-choice, off.
+"""The forward of models/llama_cuda.py over 8-bit weights, which kernels/triton/linear_int8.py reads as bytes.
 
-Contract: for a Llama-shaped model that torchao has quantised (models/weights/quantize.py; version 2 of its
-weights) where BASS_INT8_KERNELS=1 is set: no GPU has measured it yet. Joined weights are kept once, as in
-models/llama_cuda.py. Steps of more rows than the kernel takes widen the weight, as torchao does. Equal to the
-model's own forward within rounding. Non-goals: groups of weights with a scale each, other quantisers.
+Contract: off by default, because no GPU has measured it yet; BASS_INT8_KERNELS=1 turns it on for Llama-shaped
+models that torchao has quantised (models/weights/quantize.py; version 2 of its weights). Joined weights are kept
+once, as in models/llama_cuda.py. Steps of more rows than the kernel takes widen the weight, as torchao does.
+Equal to the model's own forward within rounding. Non-goals: groups of weights with a scale each, other
+quantisers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Int8Weight:
 
 
 def enabled() -> bool:
-    """Whether the user has chosen it."""
+    """Whether BASS_INT8_KERNELS=1 is set."""
     return os.environ.get("BASS_INT8_KERNELS") == "1"
 
 

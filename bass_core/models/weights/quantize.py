@@ -1,11 +1,11 @@
-"""Contract: `int8_weights` turns a model's linear layers into 8-bit ones, through torchao's weight-only config.
+"""8-bit weights, through torchao's weight-only config.
 
-A model that is quantised runs transformers' own forward; products are made in its old dtype. That saves memory,
-not time: torchao widens a whole weight for each product, so that five bytes move where bfloat16 moves two, and a
-GPU is slower with int8 than with bfloat16 (read in torchao 0.18, not measured). models/weights/llama_int8.py is a
-way to read the bytes alone, which no GPU has measured either.
-torchao is optional (requirements-gpu.txt): without it int8 is refused in one sentence.
-Non-goals: 8-bit activations and caches.
+Contract: `int8_weights` quantises a model's linear layers. A quantised model runs transformers' own forward, and
+its products are computed in its old dtype. That saves memory, not time: torchao widens a whole weight for each
+product, so that five bytes move where bfloat16 moves two, and a GPU is slower with int8 than with bfloat16 (read
+in torchao 0.18, not measured). models/weights/llama_int8.py reads the bytes alone; no GPU has measured it
+either. torchao is optional (requirements-gpu.txt): without it int8 is refused in one sentence. Non-goals: 8-bit
+activations and caches.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def require_torchao() -> Any:
 def int8_weights(model: nn.Module) -> None:
     """Quantise in place: one scale for each output of each linear layer."""
     config, quantize = require_torchao()
-    # Version 1 was all there was before torchao 0.15, is deprecated from there on, and gone from 0.18.
+    # Version 1 of the weights: the only one before torchao 0.15, then deprecated, removed in 0.18.
     versioned = "version" in inspect.signature(config).parameters
     quantize(model, config(version=2) if versioned else config())
 

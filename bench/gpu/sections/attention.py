@@ -54,7 +54,7 @@ def measure(ctx: Context, names: list[str], case: str, lengths: list[int], width
     ]
     query = torch.randn(batch, HEADS, width, DIM, dtype=ctx.dtype, device=ctx.device)
     step = AttentionPlan(torch.tensor(lengths, device=ctx.device), lengths, width)
-    step.hidden(None)
+    step.mask(None)
     times = {}
     for name in names:
         backend = BACKENDS[name]

@@ -183,7 +183,7 @@ def write_cases(ctx: Context) -> Cases:
 def accept_cases(ctx: Context) -> Cases:
     """The reference runs on the CPU, on copies: there `verify` is torch alone."""
     vocab, rows = (50, 8) if ctx.dry else (32000, 64)
-    for temperature, top_p, rule, soft in (
+    for temperature, top_p, verification, soft in (
         (0.0, 1.0, "chen", True),
         (1.0, 1.0, "chen", True),
         (0.7, 0.95, "chen", True),
@@ -193,7 +193,7 @@ def accept_cases(ctx: Context) -> Cases:
     ):
         params = SamplingParams(temperature, top_p=top_p)
 
-        def case(params: SamplingParams = params, rule: str = rule, soft: bool = soft) -> None:
+        def case(params: SamplingParams = params, verification: str = verification, soft: bool = soft) -> None:
             logits = torch.randn(rows, 8, vocab) * 3
             near = logits[:, :7] + torch.randn(rows, 7, vocab) * 0.5
             q = None if params.greedy else probabilities(near, params)
@@ -206,7 +206,9 @@ def accept_cases(ctx: Context) -> Cases:
                 drafts = draw(q, keys.seed, sequences.expand_as(positions), positions, roles)
             q = q if soft else None
             counts = torch.randint(0, 8, (rows,))
-            options: dict[str, Any] = {"synthetic": 0.7} if rule == "coin" else {"rule": rule}
+            options: dict[str, Any] = (
+                {"synthetic": 0.7} if verification == "coin" else {"verification": verification}
+            )
             theirs = verify(logits, drafts, q, counts, keys, params, **options)
             here = NoiseKeys(keys.seed, ids.to(ctx.device), at.to(ctx.device))
             from bass_core.verification.rejection_triton import verify_on_device
@@ -219,16 +221,16 @@ def accept_cases(ctx: Context) -> Cases:
             wrong = (ours.accepted.cpu() != theirs.accepted) | (ours.next_token.cpu() != theirs.next_token)
             if (wrong & clear).any():
                 raise AssertionError(f"{int((wrong & clear).sum())} of {rows} rows decide differently")
-            if rule != "coupled" and not torch.equal(ours.u.cpu(), theirs.u):
+            if verification != "coupled" and not torch.equal(ours.u.cpu(), theirs.u):
                 raise AssertionError("the uniforms differ")
 
-        yield (rule, soft), f"temperature {temperature} top_p {top_p} {rule} soft={soft}", case
+        yield (verification, soft), f"temperature {temperature} top_p {top_p} {verification} soft={soft}", case
     yield "distribution", "distribution", lambda: _distribution(ctx)
 
 
 def _distribution(ctx: Context) -> None:
     """Chi-squared of the first token of many rows that draft from q and are judged by p (6 tokens, 1 in 1e4)."""
-    from kernels.triton.accept import Rule, accept
+    from kernels.triton.accept import Verification, accept
 
     rows, vocab = (512 if ctx.dry else 200_000), 6
     params = SamplingParams(temperature=1.0)
@@ -239,7 +241,7 @@ def _distribution(ctx: Context) -> None:
     drafts = draw(q.expand(rows, vocab), 11, ids, at, roles)[:, None]
     accepted, token, *_ = accept(
         p.expand(rows, 2, vocab), q.expand(rows, 1, vocab), drafts, torch.ones_like(at), None, ids, at,
-        torch.tensor([11], device=ctx.device), rule=Rule.CHEN,
+        torch.tensor([11], device=ctx.device), verification=Verification.CHEN,
     )  # fmt: skip
     first = torch.where(accepted > 0, drafts[:, 0], token)
     expected = p.double() * rows

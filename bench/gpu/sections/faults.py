@@ -23,6 +23,7 @@ from bass_core.engine.cuda_graphs import GraphRunner, record_calls, release_idle
 from bass_core.engine.runner import ModelRunner
 from bass_core.models.base import CausalModel
 from bass_core.models.draft_head import DraftHead, HeadConfig
+from bass_core.models.forward import CapturedBatch, ForwardBatch
 from bass_core.models.weights.quantize import int8_weights, require_torchao
 from kernels.support import runtime
 
@@ -223,8 +224,8 @@ def _equals_eager(
     at = 0
     for batch, width in steps:
         ids = torch.randint(1, model.vocab, (batch, width), device=ctx.device)
-        mine = runner.feed_ids(ids, [at] * batch).float()
-        theirs = eager.feed_ids(ids, [at] * batch).float()
+        mine = runner.forward(ForwardBatch(ids, [at] * batch)).logits.float()
+        theirs = eager.forward(ForwardBatch(ids, [at] * batch)).logits.float()
         error = (mine - theirs).abs().max().item() / (1e-9 + theirs.abs().max().item())
         if not error < 0.05:
             raise AssertionError(f"a step of {batch} x {width} differs by {error:.3g} of the largest logit")
@@ -256,9 +257,9 @@ def _failed_capture(ctx: Context) -> None:
     model = pair.target_step
     forward = model.forward_captured
 
-    def waits(ids: torch.Tensor, *rest: Any, **more: Any) -> Any:
-        ids.sum().item()
-        return forward(ids, *rest, **more)
+    def waits(batch: CapturedBatch, *rest: Any, **more: Any) -> Any:
+        batch.tokens.sum().item()
+        return forward(batch, *rest, **more)
 
     model.forward_captured = waits  # type: ignore[method-assign]
     _equals_eager(ctx, model, [(2, 1), (2, 3)], fails=True)

@@ -17,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from bass_core.decoding.request import make_request
 from bass_core.engine.cuda_graphs import release_idle
 from bass_core.lanes.lane import Lane
+from bass_core.models.forward import ForwardBatch
 from kernels.support import runtime
 
 from ..context import Context
@@ -43,7 +44,7 @@ def captures(ctx: Context) -> None:
         for batch, width in ((8, 1),) if ctx.dry else ((8, 1), (8, 5), (8, 6), (4, 5), (1, 1)):
             ids = torch.zeros(batch, width, dtype=torch.long, device=ctx.device)
             before, started = _reserved(ctx), time.perf_counter()
-            runner.feed_ids(ids, [16] * batch)
+            runner.forward(ForwardBatch(ids, [16] * batch))
             _wait(ctx)
             case = f"capture of {name}, b{batch} x {width}"
             ctx.row(case, "seconds", time.perf_counter() - started, "s")
@@ -58,7 +59,7 @@ def step(ctx: Context) -> None:
     batch, kv = (2, 16) if ctx.dry else (8, 512)
     runner = ctx.runner(ctx.pair.target_step, batch, kv + 1)
     ids = torch.zeros(batch, 1, dtype=torch.long, device=ctx.device)
-    table(ctx, f"step b{batch} kv{kv}", lambda: runner.feed_ids(ids, [kv] * batch), times=5)
+    table(ctx, f"step b{batch} kv{kv}", lambda: runner.forward(ForwardBatch(ids, [kv] * batch)).logits, times=5)
 
 
 def rounds(ctx: Context, temperature: float) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from bass_core.engine.cuda_graphs import release_idle
 from bass_core.models.base import CausalModel
+from bass_core.models.forward import ForwardBatch
 from bass_core.models.llama_cuda import LlamaCuda, Plan
 
 from .. import results
@@ -138,7 +139,7 @@ def step_ms(ctx: Context, model: CausalModel, batch: int, width: int, kv: int) -
     """The median time of a replay."""
     runner = ctx.runner(model, batch, kv + width)
     ids = torch.randint(0, model.vocab, (batch, width), device=ctx.device)
-    runner.feed_ids(ids, [kv] * batch)
+    runner.forward(ForwardBatch(ids, [kv] * batch))
     if not runner.slot.steps:
         raise RuntimeError("the step could not be captured")
     step = next(reversed(runner.slot.steps.values()))

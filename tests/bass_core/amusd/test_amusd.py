@@ -78,8 +78,8 @@ def test_captured_steps_of_both_sides_write_the_same_text(kind: str, monkeypatch
     """As on a GPU, where replays write into static buffers; here a replay calls again."""
     made: list[GraphRunner] = []
 
-    def make(model: Any, batch: int, length: int, vocab: int, backend: str, keep_states: bool = False) -> Any:
-        made.append(GraphRunner(model, batch, length, vocab, backend, keep_states, record=record_calls))
+    def make(model: Any, batch: int, length: int, vocab: int, backend: str) -> Any:
+        made.append(GraphRunner(model, batch, length, vocab, backend, record=record_calls))
         return made[-1]
 
     monkeypatch.setattr(amusd, "make_runner", make)

@@ -55,13 +55,13 @@ def decode(arrivals: Callable[[int, int], list[int]]) -> tuple[AmusdDecoder, lis
     row = Sequence(0, 0, PROMPT, TOKENS, frozenset())
     runner = ModelRunner(PAIR.target_step, 1, 96, PAIR.vocab, "pad")
     client = ScriptedClient(row, arrivals)
-    decoder = AmusdDecoder([row], runner, DecodingParams(SamplingParams()), client, 4, False)
+    decoder = AmusdDecoder([row], runner, DecodingParams(SamplingParams()), client, 4, False, False)
     drafted, work = [], [0, 0]
     while not decoder.finished:
         round_ = decoder.step()
         drafted.append(sum(len(record.drafted) for record in round_.rows))
         work = [work[0] + round_.draft_forwards, work[1] + round_.draft_tokens]
-        assert decoder.finished or runner.cached[0] == len(row.tokens) - 1
+        assert decoder.finished or runner.lengths[0] == len(row.tokens) - 1
     assert row.token_ids == TEXT[:TOKENS]
     assert work == [client.forwards, client.drawn], "each forward and each token is in one round"
     return decoder, drafted

@@ -22,9 +22,11 @@ PAIR = ModelPair(TARGET, DRAFT)
 ROWS = prompts(2)
 
 
-def session(pair=PAIR, lead=4, rows=ROWS, new=40, layout=None, sampling=None, rule="chen", drafter="model"):
+def session(
+    pair=PAIR, lead=4, rows=ROWS, new=40, layout=None, sampling=None, verification="chen", drafter="model"
+):
     ends, ids, sampling = [len(row) + new for row in rows], list(range(len(rows))), sampling or SamplingParams()
-    spec = Open(1, rows, ids, ends, lead, sampling, 0, rule, "pad", layout or {}, drafter)
+    spec = Open(1, rows, ids, ends, lead, sampling, 0, verification, "pad", layout or {}, drafter)
     return DraftSession(spec, Arena(spec.layout), pair)
 
 
@@ -52,8 +54,8 @@ def test_drafts_that_agree_are_kept_and_announced_again_under_a_new_epoch():
     assert drafted(one, 0, 1) == reference(DRAFT, ROWS[0], 5)[4:]
 
 
-@pytest.mark.parametrize("rule", ["chen", "coupled"])
-def test_a_new_epoch_drafts_with_noise_of_its_own(rule, monkeypatch):
+@pytest.mark.parametrize("verification", ["chen", "coupled"])
+def test_a_new_epoch_drafts_with_noise_of_its_own(verification, monkeypatch):
     """But where drafts are the target's own draws, whose noise knows places alone."""
     drawn = []
 
@@ -62,7 +64,7 @@ def test_a_new_epoch_drafts_with_noise_of_its_own(rule, monkeypatch):
         return draw(q, seed, ids, positions, streams)
 
     monkeypatch.setattr(drafting, "draw", recorded)
-    one = session(sampling=SamplingParams(0.9), rule=rule)
+    one = session(sampling=SamplingParams(0.9), verification=verification)
     start = len(ROWS[0])
     # A prefill and three drafts, of which the second is refused.
     first, second, _ = (block.tokens[0] for _ in range(4) for block in one.step() if block.row == 0)
@@ -70,7 +72,7 @@ def test_a_new_epoch_drafts_with_noise_of_its_own(rule, monkeypatch):
     one.step()
     before, after = drawn[:3], drawn[3]
     assert [at for _, at, _ in before] == [start, start + 1, start + 2] and after[1] == start + 2
-    if rule == "coupled":
+    if verification == "coupled":
         assert {use for *_, use in drawn} == {int(Role.TARGET)}
     else:
         assert {use for *_, use in before} == {int(Role.DRAFT)}

@@ -5,9 +5,15 @@ from typing import ClassVar
 import pytest
 
 from bass_core import ModelPair, RequestError, SamplingParams, generate, stream
-from bass_core.budget.policies import Algorithm1, CommonStop, FixedLength, make_policy
+from bass_core.budget.base import Feedback
+from bass_core.budget.policies import Algorithm1, EqualRows, FixedLength, make_policy
+from bass_core.decoding.base import DecodingParams
+from bass_core.decoding.batch import BatchDecoder
+from bass_core.drafting.model import ModelDrafter
+from bass_core.engine.runner import ModelRunner
+from bass_core.sequence import Sequence
 
-from ...models import NEAR, perturbed, prompts, tiny
+from ...models import NEAR, VOCAB, perturbed, prompts, tiny
 
 
 def lengths(best):
@@ -70,45 +76,49 @@ def test_a_decoder_asks_for_what_the_policy_says(amount):
         assert [round_.draft_length for round_ in rounds] == [7, 9, 11, 13, 15, 17]
 
 
-def test_a_common_stop_keeps_the_lengths_alike_and_the_text():
-    """All rows of a round write what the batch's first rejection leaves; the words are the target's."""
-    target = tiny("llama")
-    pair = ModelPair(target, perturbed(target, NEAR["llama"]))
-    rows = prompts(3, longest=8)
-    plain = [s.token_ids for s in generate(pair, rows, method="regular", max_new_tokens=20).sequences]
-    others = 0
-    texts = [[] for _ in rows]
-    own = list(stream(pair, rows, draft_length=4, max_new_tokens=20))
-    for round_ in stream(pair, rows, draft_length=CommonStop(4), max_new_tokens=20):
-        assert len({len(row.tokens) for row in round_.rows}) <= 1
-        least = min((row.accepted for row in round_.rows), default=0)
-        for row in round_.rows:
-            texts[row.sequence] += row.tokens
-            assert row.accepted == least or row.finish_reason
-            if round_.kind == "verify" and len(row.tokens) > least and len(row.drafted) > least:
-                # The last token is a draft that stood, or the target's own where this row was refused.
-                stood = row.p[least] == 1
-                assert row.origins[least] == ("accepted" if stood else "recovered")
-                assert row.tokens[least] == row.drafted[least] or not stood
-                others += stood
-    assert texts == plain
-    assert others
-    assert any(len({len(row.tokens) for row in round_.rows}) > 1 for round_ in own), "nothing was cut short"
+def test_equal_rows_make_a_budget_of_any_policy():
+    """A policy needs no `observe`; one that has it is told of every round, and `update` of the full ones."""
+    policy = FixedLength(3)
+    policy.update = lambda accepted: told.append(("update", accepted))
+    told: list = []
+    budget = EqualRows(policy)
+    assert (budget.limit, budget.max_drafts([9, 1]), budget.max_drafts([9, 1])) == (3, [3, 3], [3, 3])
+    budget.observe(Feedback([3, 3], [2, 0], [1, 0], 2))
+    assert told == []
+    policy.observe = lambda *feedback: told.append(feedback)
+    budget.observe(Feedback([3, 3], [3, 0], [1, 0], 2))
+    assert told == [(3, [3, 0], [1, 0], 2), ("update", [1, 0])]
 
 
-def test_a_common_stop_hands_on_the_draft_with_its_probability():
-    """Sampled: the draft in the place of the target's own token keeps p as it was tested by."""
-    target = tiny("llama")
-    pair = ModelPair(target, perturbed(target, NEAR["llama"]))
-    cut = 0
-    arguments = {"draft_length": CommonStop(4), "max_new_tokens": 20, "sampling": SamplingParams(0.9)}
-    for round_ in stream(pair, prompts(4, longest=8), **arguments):
-        for row in round_.rows:
-            n = row.accepted
-            if round_.kind == "verify" and row.origins[n:] == ["accepted"]:
-                cut += 1
-                assert row.tokens[n] == row.drafted[n] and row.next_p == row.p[n]
-                assert row.u[n] * row.q[n] < row.p[n]
-            elif len(row.origins) > n and round_.kind == "verify" and len(row.drafted) > n:
-                assert row.origins[n] == "recovered" and row.u[n] * row.q[n] >= row.p[n]
-    assert cut
+class OddRows:
+    """Allows the rows different numbers of drafts, more than they can use."""
+
+    limit = 6
+
+    def __init__(self):
+        self.told = []
+
+    def max_drafts(self, remaining):
+        self.told.append(remaining)
+        return [6, 0, 2][: len(remaining)]
+
+    def observe(self, feedback):
+        self.told.append(feedback)
+
+
+def test_a_budget_gives_each_row_a_number_of_its_own():
+    target, tokens = tiny("llama"), 9
+    runners = [ModelRunner(ModelPair(target).target_step, 3, 60, VOCAB, "pad") for _ in range(2)]
+    drafter, budget = ModelDrafter(runners[1], SamplingParams()), OddRows()
+    rows = [Sequence(i, i, prompt, tokens, frozenset()) for i, prompt in enumerate(prompts(3))]
+    decoder = BatchDecoder(rows, runners[0], DecodingParams(SamplingParams()), drafter, budget)
+    rounds = []
+    while not decoder.finished:
+        rounds.append(decoder.step())
+    first, second, *_ = (round_ for round_ in rounds if round_.kind == "verify")
+    assert [len(row.drafted) for row in first.rows] == [6, 0, 2] and first.draft_length == 6
+    assert budget.told[:2] == [[8, 8, 8], Feedback([6, 0, 2], [6, 0, 2], [6, 0, 2], first.draft_forwards)]
+    # The first row has one more token to write, the target's own.
+    assert [len(row.drafted) for row in second.rows] == [0, 0, 2]
+    regular = generate(ModelPair(target), prompts(3), method="regular", max_new_tokens=tokens)
+    assert [row.token_ids for row in rows] == [sequence.token_ids for sequence in regular.sequences]

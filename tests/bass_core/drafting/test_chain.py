@@ -16,6 +16,7 @@ from bass_core.engine import cuda_graphs as graphs
 from bass_core.engine.cuda_graphs import GraphRunner, record_calls
 from bass_core.engine.runner import ModelRunner
 from bass_core.models.base import CausalModel
+from bass_core.models.forward import ForwardBatch
 from bass_core.models.llama_cuda import LlamaCuda, Plan
 from tests.models import perturbed, prompts, reference, tiny
 
@@ -43,13 +44,14 @@ def test_a_chain_is_its_steps(kind: type[ModelRunner]) -> None:
     eager = ModelRunner(model, 4, 64, model.vocab, "pad")
     ids = torch.randint(1, 90, (4, 9), generator=torch.Generator().manual_seed(1))
     for one in (runner, eager):
-        one.feed_ids(ids, [0, 0, 0, 0])
+        one.forward(ForwardBatch(ids, [0, 0, 0, 0]))
     for ends in ([9, 4, 7, 2], [6, 8, 3]):
         token = ids[: len(ends), 0]
         tokens = follow(runner, token, ends, 5)
         expected = []
         for step in range(5):
-            token = eager.feed_ids(token[:, None], [end + step for end in ends])[:, 0].argmax(-1)
+            fed = ForwardBatch(token[:, None], [end + step for end in ends])
+            token = eager.forward(fed).logits[:, 0].argmax(-1)
             expected.append(token)
         assert torch.equal(tokens, torch.stack(expected, dim=1))
     assert runner.model is model and runner.vocab == model.vocab

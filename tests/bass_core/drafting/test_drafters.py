@@ -80,3 +80,7 @@ def test_a_new_drafter_is_one_line(monkeypatch):
     assert choose_drafter(pair, "threes") == "threes" and not runs_model("threes")
     out = generate(pair, ROWS, drafter="threes", draft_length=3, max_new_tokens=12)
     assert out.metrics.drafted and len(out.sequences[0].token_ids) == 12
+
+
+def test_the_conformance_suite_knows_every_drafter():
+    assert {draft.drafter for draft in DRAFTS.values()} == set(DRAFTERS)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from bass_core import ModelPair, SamplingParams, generate
-from bass_core.budget.policies import FixedLength
+from bass_core.budget.policies import EqualRows, FixedLength
 from bass_core.decoding.base import DecodingParams
 from bass_core.decoding.batch import BatchDecoder
 from bass_core.drafting import head as head_drafter
@@ -51,10 +51,10 @@ def test_proposals_are_what_the_head_says_of_the_whole_text(layers, reads_states
     fuse, project = head.fuse, head.project
     pair = ModelPair(target, head)
     rows = [Sequence(i, i, prompt, 24, frozenset()) for i, prompt in enumerate(prompts(3))]
-    body = ModelRunner(pair.draft_step, 3, 96, len(head.vocabulary), "pad", keep_states=True)
+    body = ModelRunner(pair.draft_step, 3, 96, len(head.vocabulary), "pad")
     drafter = HeadDrafter(head, body, pair.vocab, SamplingParams())
-    runner = ModelRunner(pair.target_step, 3, 96, pair.vocab, "pad", keep_states=True)
-    decoder = BatchDecoder(rows, runner, DecodingParams(SamplingParams()), drafter, FixedLength(3))
+    runner = ModelRunner(pair.target_step, 3, 96, pair.vocab, "pad")
+    decoder = BatchDecoder(rows, runner, DecodingParams(SamplingParams()), drafter, EqualRows(FixedLength(3)))
     checked = 0
     while not decoder.finished:
         before = {row.index: list(row.tokens) for row in rows}
@@ -91,7 +91,7 @@ def expected_drafts(target, head, fuse, project, tokens, count):
 def test_q_is_zero_outside_the_vocabulary_and_what_was_sampled_from(pair):
     rounds = []
     rows = [Sequence(i, i, prompt, 20, frozenset()) for i, prompt in enumerate(prompts(2))]
-    body = ModelRunner(pair.draft_step, 2, 96, len(pair.draft.vocabulary), "pad", keep_states=True)
+    body = ModelRunner(pair.draft_step, 2, 96, len(pair.draft.vocabulary), "pad")
 
     class Watched(HeadDrafter):
         def propose(self, rows, max_drafts, keys):
@@ -99,8 +99,8 @@ def test_q_is_zero_outside_the_vocabulary_and_what_was_sampled_from(pair):
             return rounds[-1]
 
     drafter = Watched(pair.draft, body, pair.vocab, DRAWN)
-    runner = ModelRunner(pair.target_step, 2, 96, pair.vocab, "pad", keep_states=True)
-    decoder = BatchDecoder(rows, runner, DecodingParams(DRAWN, 1), drafter, FixedLength(2))
+    runner = ModelRunner(pair.target_step, 2, 96, pair.vocab, "pad")
+    decoder = BatchDecoder(rows, runner, DecodingParams(DRAWN, 1), drafter, EqualRows(FixedLength(2)))
     while not decoder.finished:
         decoder.step()
     known = set(pair.draft.vocabulary.tolist())
@@ -202,7 +202,7 @@ def test_an_unsure_head_stops_by_what_it_knew_before_the_draw(pair, sampling, la
 
     def proposed(confidence):
         rows = [Sequence(i, i, prompt, 24, frozenset()) for i, prompt in enumerate(prompts(3))]
-        body = ModelRunner(pair.draft_step, 3, 96, len(pair.draft.vocabulary), "pad", keep_states=True)
+        body = ModelRunner(pair.draft_step, 3, 96, len(pair.draft.vocabulary), "pad")
         drafter = HeadDrafter(pair.draft, body, pair.vocab, sampling, confidence=confidence)
         drafter.start(rows)
         drafter._source._waiting = [[torch.ones(len(row.tokens), 64)] for row in rows]

@@ -94,12 +94,12 @@ def test_a_model_feeds_a_row_that_lacks_much_beside_one_that_is_nearly_full():
 def test_a_head_keeps_nothing_of_text_that_is_not_settled():
     target = tiny("llama")
     pair = ModelPair(target, tiny_head(target))
-    runner = ModelRunner(pair.draft_step, 1, 96, len(pair.draft.vocabulary), "pad", keep_states=True)
+    runner = ModelRunner(pair.draft_step, 1, 96, len(pair.draft.vocabulary), "pad")
     drafter = HeadDrafter(pair.draft, runner, pair.vocab, SamplingParams())
     drafter.start(texts([1, 2]))
-    runner.cached[0] = 2
+    runner.commit(0, 2)
     drafter.rewind(0, 1)
-    assert runner.cached[0] == 2
+    assert runner.lengths[0] == 2
 
 
 def test_states_of_tokens_that_were_taken_back_are_missing():

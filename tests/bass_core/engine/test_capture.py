@@ -20,6 +20,7 @@ from bass_core.machine import capture
 from bass_core.machine.memory import available_bytes, private_pools
 from bass_core.models.base import CausalModel
 from bass_core.models.capturable import mark_capturable
+from bass_core.models.forward import ForwardBatch
 from kernels.support import runtime
 from tests.bass_core.accelerated import (  # noqa: F401
     DEVICE,
@@ -99,14 +100,14 @@ def test_what_fails_inside_a_capture_that_ends_well_concerns_one_model(
 def test_a_forward_that_waits_is_found_out_before_it_is_captured(
     reads: bool, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = CausalModel._run
+    compute = CausalModel._compute
 
-    def run_and_read(self: CausalModel, ids: Any, positions: Any, *rest: Any) -> Any:
-        if reads and int(positions.max()) < 0:
+    def compute_and_read(self: CausalModel, batch: Any, plan: Any, *rest: Any) -> Any:
+        if reads and int(plan.positions.max()) < 0:
             raise AssertionError
-        return run(self, ids, positions, *rest)
+        return compute(self, batch, plan, *rest)
 
-    monkeypatch.setattr(CausalModel, "_run", run_and_read)
+    monkeypatch.setattr(CausalModel, "_compute", compute_and_read)
     pair = on_device(plain=True)
     with caplog.at_level(logging.WARNING):
         mark_capturable(pair.target_step)
@@ -174,7 +175,7 @@ def test_captures_over_one_cache_share_a_pool_and_a_stream_that_no_lane_has(
     model = on_device().target_step
     runner = graphs.make_runner(model, 1, 64, model.vocab, "pad")
     for width in (1, 2, 3):
-        runner.feed_ids(torch.ones(1, width, dtype=torch.long, device=DEVICE), [0])
+        runner.forward(ForwardBatch(torch.ones(1, width, dtype=torch.long, device=DEVICE), [0]))
     assert len(used) == 3 and len(set(used)) == 1
     # torch hands out 32 streams in turn.
     lanes = {runtime(DEVICE).Stream(DEVICE).key for _ in range(40)}
@@ -204,11 +205,11 @@ def test_the_least_used_step_goes_when_a_cache_holds_too_much(monkeypatch: pytes
     runner = graphs.make_runner(model, 1, 64, model.vocab, "pad")
     assert isinstance(runner, graphs.GraphRunner)
     one = torch.ones(1, 1, dtype=torch.long, device=DEVICE)
-    runner.feed_ids(one, [0])
+    runner.forward(ForwardBatch(one, [0]))
     (first,) = runner.slot.steps.values()
-    assert first.taken > 4 * first.outputs[0].nbytes
+    assert first.taken > 4 * first.output.logits.nbytes
     monkeypatch.setattr(graphs, "STEP_BYTES", int(1.5 * first.taken))
-    runner.feed_ids(torch.ones(1, 2, dtype=torch.long, device=DEVICE), [0])
+    runner.forward(ForwardBatch(torch.ones(1, 2, dtype=torch.long, device=DEVICE), [0]))
     assert [key[1] for key in runner.slot.steps] == [2]
 
 
@@ -222,7 +223,7 @@ def test_a_capture_makes_room_only_where_little_is_free(monkeypatch: pytest.Monk
             pair = on_device()
             model = pair.target_step
             runner = graphs.make_runner(model, 1, 64, model.vocab, "pad")
-            runner.feed_ids(torch.ones(1, 1, dtype=torch.long, device=DEVICE), [0])
+            runner.forward(ForwardBatch(torch.ones(1, 1, dtype=torch.long, device=DEVICE), [0]))
         assert len(calls) == emptied
 
 
@@ -239,7 +240,7 @@ def test_memory_is_not_given_back_during_a_capture(elsewhere: bool, monkeypatch:
     model = on_device().target_step
     while_capturing(monkeypatch, model, (lambda: beside(give_back)) if elsewhere else give_back)
     runner = graphs.make_runner(model, 1, 64, model.vocab, "pad")
-    runner.feed_ids(torch.ones(1, 1, dtype=torch.long, device=DEVICE), [0])
+    runner.forward(ForwardBatch(torch.ones(1, 1, dtype=torch.long, device=DEVICE), [0]))
     assert emulated_capture.captured == 1 and not calls
     capture.empty_cache(DEVICE)
     assert calls
@@ -256,7 +257,7 @@ def test_captures_go_on_in_another_pool_where_memory_ran_out(monkeypatch: pytest
     model = on_device().target_step
     runner = graphs.make_runner(model, 1, 64, model.vocab, "pad")
     assert isinstance(runner, graphs.GraphRunner)
-    runner.feed_ids(torch.ones(1, 1, dtype=torch.long, device=DEVICE), [0])
+    runner.forward(ForwardBatch(torch.ones(1, 1, dtype=torch.long, device=DEVICE), [0]))
     first = runner.slot.pool.handle
 
     def short() -> None:
@@ -264,7 +265,7 @@ def test_captures_go_on_in_another_pool_where_memory_ran_out(monkeypatch: pytest
 
     with monkeypatch.context() as patch:
         while_capturing(patch, model, short)
-        runner.feed_ids(torch.ones(1, 2, dtype=torch.long, device=DEVICE), [0])
+        runner.forward(ForwardBatch(torch.ones(1, 2, dtype=torch.long, device=DEVICE), [0]))
     assert not runner.slot.steps and model.capturable and capture.enabled(DEVICE)
-    runner.feed_ids(torch.ones(1, 2, dtype=torch.long, device=DEVICE), [0])
+    runner.forward(ForwardBatch(torch.ones(1, 2, dtype=torch.long, device=DEVICE), [0]))
     assert len(runner.slot.steps) == 1 and runner.slot.pool.handle not in (None, first)

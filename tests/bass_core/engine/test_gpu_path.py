@@ -20,9 +20,10 @@ from bass_core import ModelPair, RequestError, generate
 from bass_core.engine import cuda_graphs as graphs
 from bass_core.engine.cuda_graphs import GraphRunner, record_calls
 from bass_core.engine.runner import ModelRunner
-from bass_core.lanes import methods
+from bass_core.lanes import build
 from bass_core.models import llama_cuda as gpu_model
 from bass_core.models.base import CausalModel, HiddenStateTap
+from bass_core.models.forward import ForwardBatch
 from bass_core.models.llama_cuda import LlamaCuda, Plan, fits
 from tests.models import perturbed, prompts, reference, tiny
 
@@ -66,10 +67,12 @@ def test_the_gpus_forward_is_the_models(architecture: str, kernels: bool) -> Non
     lengths = [0, 0]
     for width in (4, 1, 3):
         ids = torch.randint(1, 90, (2, width), generator=generator)
-        mine, states = ours.forward_states(ids, caches[0], lengths, backend="fused" if kernels else "pad")
-        expected, expected_states = theirs.forward_states(ids, caches[1], lengths, backend="pad")
-        torch.testing.assert_close(mine, expected, atol=2e-3, rtol=1e-4)
-        torch.testing.assert_close(states, expected_states, atol=1e-3, rtol=1e-4)
+        one = ours.forward(
+            ForwardBatch(ids, lengths, return_states=True), caches[0], "fused" if kernels else "pad"
+        )
+        other = theirs.forward(ForwardBatch(ids, lengths, return_states=True), caches[1], "pad")
+        torch.testing.assert_close(one.logits, other.logits, atol=2e-3, rtol=1e-4)
+        torch.testing.assert_close(one.states, other.states, atol=1e-3, rtol=1e-4)
         lengths = [lengths[0] + width, lengths[1] + max(1, width - 2)]
 
 
@@ -86,10 +89,10 @@ def test_one_row_takes_the_kernel_for_one_row() -> None:
     model = tiny("llama")
     ours = LlamaCuda(model)
     ids = torch.tensor([[5]])
-    plain = CausalModel(model).forward(ids, CausalModel(model).new_cache(1, 8), [0])
+    plain = CausalModel(model).forward(ForwardBatch(ids, [0]), CausalModel(model).new_cache(1, 8)).logits
     for plan in (Plan(), Plan(gemv=False), Plan(most_rows=0)):
         ours.plan = plan
-        mine = ours.forward(ids, ours.new_cache(1, 8), [0])
+        mine = ours.forward(ForwardBatch(ids, [0]), ours.new_cache(1, 8)).logits
         torch.testing.assert_close(mine, plain, atol=2e-3, rtol=1e-4)
 
 
@@ -108,31 +111,32 @@ def test_the_products_in_parts_are_a_choice(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(linear, "split_tiles", in_parts)
     model = tiny("llama")
     ours, ids = LlamaCuda(model), torch.arange(1, 11)[None]
-    plain = ours.forward(ids, ours.new_cache(1, 16), [0])
+    plain = ours.forward(ForwardBatch(ids, [0]), ours.new_cache(1, 16)).logits
     assert not taken
     ours.plan = Plan(split_k=True)
-    mine = ours.forward(ids, ours.new_cache(1, 16), [0])
+    mine = ours.forward(ForwardBatch(ids, [0]), ours.new_cache(1, 16)).logits
     assert len(taken) == 4 * ours.layers + 1
     torch.testing.assert_close(mine, plain, atol=2e-3, rtol=1e-4)
 
 
 def static_runner(model: CausalModel, batch: int, length: int, backend: str = "pad") -> GraphRunner:
-    return GraphRunner(model, batch, length, model.vocab, backend, keep_states=True, record=record_calls)
+    return GraphRunner(model, batch, length, model.vocab, backend, record=record_calls)
 
 
 def test_a_replay_is_the_eager_step() -> None:
     """Different lengths, batches that shrink below their bucket, widths beyond the exact ones, columns taken."""
     model = CausalModel(tiny("llama"))
     model.readout = HiddenStateTap((0, 1), torch.nn.Linear(3 * 64, 64).requires_grad_(False))
-    runner, eager = static_runner(model, 5, 64), ModelRunner(model, 5, 64, model.vocab, "pad", keep_states=True)
+    runner, eager = static_runner(model, 5, 64), ModelRunner(model, 5, 64, model.vocab, "pad")
     generator = torch.Generator().manual_seed(2)
     lengths = [0, 0, 0, 0, 0]
     for batch, width in ((5, 3), (5, 3), (4, 1), (3, 1), (3, 11), (1, 2)):
         ids = torch.randint(1, 90, (batch, width), generator=generator)
         take = [width - 1] * batch if width == 11 else None
-        mine = runner.feed_ids(ids, lengths[:batch], take)
-        torch.testing.assert_close(mine, eager.feed_ids(ids, lengths[:batch], take), atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(runner.states, eager.states, atol=1e-4, rtol=1e-4)
+        fed = ForwardBatch(ids, lengths[:batch], take=take, return_states=True)
+        mine, expected = runner.forward(fed), eager.forward(fed)
+        torch.testing.assert_close(mine.logits, expected.logits, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(mine.states, expected.states, atol=1e-4, rtol=1e-4)
         lengths = [length + 1 + row % width for row, length in enumerate(lengths[:batch])]
     # (5, 3), (4, 1), (4, 13), (1, 2): three rows ran in the shape of four.
     assert sorted(key[:2] for key in runner.slot.steps) == [(1, 2), (4, 1), (4, 13), (5, 3)]
@@ -141,19 +145,19 @@ def test_a_replay_is_the_eager_step() -> None:
 def test_what_fits_no_shape_runs_eagerly() -> None:
     model = CausalModel(tiny("llama"))
     runner = static_runner(model, 1, 64)
-    runner.feed_ids(torch.ones(1, 40, dtype=torch.long), [0])
+    runner.forward(ForwardBatch(torch.ones(1, 40, dtype=torch.long), [0]))
     with pytest.raises(ValueError, match="does not fit"):
-        runner.feed_ids(torch.ones(1, 6, dtype=torch.long), [251])
+        runner.forward(ForwardBatch(torch.ones(1, 6, dtype=torch.long), [251]))
     assert not runner.slot.steps
     # The next wider shape would not fit the cache, the exact one does.
-    runner.feed_ids(torch.ones(1, 10, dtype=torch.long), [246])
+    runner.forward(ForwardBatch(torch.ones(1, 10, dtype=torch.long), [246]))
     assert [key[:2] for key in runner.slot.steps] == [(1, 10)]
 
 
 def test_a_cache_and_its_steps_serve_the_next_runner() -> None:
     model = CausalModel(tiny("llama"))
     first = static_runner(model, 2, 40)
-    first.feed_ids(torch.ones(2, 1, dtype=torch.long), [0, 0])
+    first.forward(ForwardBatch(torch.ones(2, 1, dtype=torch.long), [0, 0]))
     slot = first.slot
     beside = static_runner(model, 2, 40)
     assert beside.slot is not slot
@@ -167,11 +171,11 @@ def test_the_least_used_step_goes_when_outputs_take_too_much(monkeypatch: pytest
     model = CausalModel(tiny("llama"))
     runner = static_runner(model, 1, 64)
     one = torch.ones(1, 1, dtype=torch.long)
-    runner.feed_ids(one, [0])
+    runner.forward(ForwardBatch(one, [0]))
     monkeypatch.setattr(graphs, "STEP_BYTES", 3 * next(iter(runner.slot.steps.values())).nbytes)
-    runner.feed_ids(one.expand(1, 2), [0])
-    runner.feed_ids(one, [0])
-    runner.feed_ids(one.expand(1, 3), [0])
+    runner.forward(ForwardBatch(one.expand(1, 2), [0]))
+    runner.forward(ForwardBatch(one, [0]))
+    runner.forward(ForwardBatch(one.expand(1, 3), [0]))
     assert [key[1] for key in runner.slot.steps] == [3]
 
 
@@ -186,7 +190,9 @@ def test_what_cannot_be_captured_says_so_once(caplog: pytest.LogCaptureFixture) 
     ids = torch.tensor([[7, 8]])
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            assert torch.equal(runner.feed_ids(ids, [0]), eager.feed_ids(ids, [0]))
+            assert torch.equal(
+                runner.forward(ForwardBatch(ids, [0])).logits, eager.forward(ForwardBatch(ids, [0])).logits
+            )
     assert len(caplog.records) == 1 and "runs eagerly" in caplog.text
 
 
@@ -199,13 +205,11 @@ def test_texts_are_the_same_with_captured_steps(monkeypatch: pytest.MonkeyPatch)
     expected = [reference(model, row, 12) for row in rows]
     made: list[GraphRunner] = []
 
-    def make(
-        model_: CausalModel, batch: int, length: int, vocab: int, backend: str, keep_states: bool = False
-    ) -> object:
-        made.append(GraphRunner(model_, batch, length, vocab, backend, keep_states, record=record_calls))
+    def make(model_: CausalModel, batch: int, length: int, vocab: int, backend: str) -> object:
+        made.append(GraphRunner(model_, batch, length, vocab, backend, record=record_calls))
         return made[-1]
 
-    monkeypatch.setattr(methods, "make_runner", make)
+    monkeypatch.setattr(build, "make_runner", make)
     monkeypatch.setattr("bass_core.drafting.registry.make_runner", make)
     for method in ("regular", "speculative", "bass"):
         out = generate(pair, rows, method=method, max_new_tokens=12, draft_length=3, eos_token_id=None)

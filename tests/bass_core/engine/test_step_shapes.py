@@ -11,29 +11,40 @@ from bass_core.engine import cuda_graphs as graphs
 from bass_core.engine.cuda_graphs import GraphRunner, record_calls
 from bass_core.engine.runner import ModelRunner
 from bass_core.models.base import CausalModel
+from bass_core.models.forward import CapturedBatch, ForwardBatch
 from bass_core.models.llama_cuda import LlamaCuda
-from kernels.backends import captured_extent
+from kernels.backends import BACKENDS, captured_extent
 from tests.models import tiny
 
 
 @pytest.mark.parametrize("kind", [CausalModel, LlamaCuda])
 @pytest.mark.parametrize("backend", ["pad", "sdpa"])
-def test_a_captured_step_looks_no_further_than_its_extent(kind: Any, backend: str) -> None:
+def test_a_captured_step_looks_no_further_than_its_extent(
+    kind: Any, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same logits as an eager step over ragged rows, with what lies behind the extent made unusable."""
     model = kind(tiny("llama"))
     caches = [model.new_cache(2, 64) for _ in range(2)]
     torch.manual_seed(0)
     ids = torch.randint(1, 90, (2, 9))
     for cache in caches:
-        model.forward(ids, cache, [0, 0])
+        model.forward(ForwardBatch(ids, [0, 0]), cache)
         cache.buffer[..., 16:, :] = torch.nan
     more, lengths = torch.randint(1, 90, (2, 3)), [9, 4]
-    eager = model.forward(more, caches[0], lengths, backend=backend)
-    anywhere, _ = model.forward_captured(more, caches[1], torch.tensor(lengths), backend, False, 16)
-    torch.testing.assert_close(anywhere, eager, atol=1e-4, rtol=1e-4)
-    assert caches[1].reads(0)[0].shape[2] == 16
-    model.forward_captured(more, caches[1], torch.tensor(lengths), backend, False)
-    assert caches[1].reads(0)[0].shape[2] == 64
+    eager = model.forward(ForwardBatch(more, lengths), caches[0], backend).logits
+    seen: list[int] = []
+    attend = BACKENDS[backend]
+
+    def watched(query: torch.Tensor, key: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+        seen.append(key.shape[2])
+        return attend(query, key, *rest, **options)
+
+    monkeypatch.setitem(BACKENDS, backend, watched)
+    captured = model.forward_captured(CapturedBatch(more, torch.tensor(lengths), 16), caches[1], backend)
+    torch.testing.assert_close(captured.logits, eager, atol=1e-4, rtol=1e-4)
+    assert set(seen) == {16}
+    model.forward_captured(CapturedBatch(more, torch.tensor(lengths)), caches[1], backend)
+    assert set(seen) == {16, 64}
 
 
 def test_extents_grow_by_powers_of_two() -> None:
@@ -53,7 +64,10 @@ def test_a_replay_computes_no_columns_that_no_row_has_reached(backend: str) -> N
     eager = ModelRunner(model, 2, 512, model.vocab, backend)
     ids = torch.tensor([[5, 6], [7, 8]])
     for lengths, captured in (([0, 0], [256]), ([254, 9], [256]), ([255, 9], [256, 512]), ([300, 9], [256, 512])):
-        mine, expected = runner.feed_ids(ids, lengths), eager.feed_ids(ids, lengths)
+        mine, expected = (
+            runner.forward(ForwardBatch(ids, lengths)).logits,
+            eager.forward(ForwardBatch(ids, lengths)).logits,
+        )
         torch.testing.assert_close(mine, expected, atol=1e-4, rtol=1e-4)
         assert [key[-1] for key in runner.slot.steps] == captured
     graphs._idle.clear()
@@ -70,7 +84,7 @@ def test_numbers_reach_the_device_without_a_wait(kind: Any, monkeypatch: pytest.
         return real(*values, **options)
 
     ids, lengths, take = torch.ones(2, 4, dtype=torch.long), [0, 0], [3, 1]
-    whole = model.forward(ids, model.new_cache(2, 8), lengths)
+    whole = model.forward(ForwardBatch(ids, lengths), model.new_cache(2, 8)).logits
     monkeypatch.setattr(torch, "tensor", checked)
-    taken = model.forward(ids, model.new_cache(2, 8), lengths, take=take)
+    taken = model.forward(ForwardBatch(ids, lengths, take=take), model.new_cache(2, 8)).logits
     torch.testing.assert_close(taken, whole[torch.arange(2), take], atol=1e-4, rtol=1e-4)

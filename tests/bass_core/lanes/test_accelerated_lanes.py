@@ -19,6 +19,7 @@ from bass_core.engine import cuda_graphs as graphs
 from bass_core.lanes.clock import LaneClock
 from bass_core.lanes.lane import Lane
 from bass_core.machine import hardware, setup_time
+from bass_core.models.forward import ForwardBatch
 from kernels.support import own_stream, runtime
 from tests.bass_core.accelerated import (  # noqa: F401
     DEVICE,
@@ -141,7 +142,7 @@ def test_bandwidth_is_measured_on_the_device_and_draws_no_random_numbers(monkeyp
     model = on_device().target_step
     while_capturing(monkeypatch, model, lambda: beside(measure))
     runner = graphs.make_runner(model, 1, 64, model.vocab, "pad")
-    runner.feed_ids(torch.ones(1, 1, dtype=torch.long, device=DEVICE), [0])
+    runner.forward(ForwardBatch(torch.ones(1, 1, dtype=torch.long, device=DEVICE), [0]))
     assert done
 
 

@@ -157,27 +157,28 @@ def writes(usual: torch.dtype) -> Iterator[Variant]:
 
 
 def decisions() -> Iterator[Variant]:
-    """Each rule as it is launched: q or point masses, the next token drawn or the target's own choice; draws.
+    """Each verification as it is launched: q or point masses, next token drawn or the target's own choice; draws.
 
     A vocabulary is seldom a multiple of 16: with two lanes it is none.
     """
     floats = dict.fromkeys(("p", "q", "p_out", "q_out", "u_out", "weights"), torch.float32)
-    integers = ("drafts", "counts", "choices", "sequences", "positions", "begins", "seed", "streams", "ids")
+    integers = ("drafts", "num_drafted", "choices", "sequences", "positions", "begins", "seed", "streams", "ids")
     pointers = floats | dict.fromkeys((*integers, "accepted_out", "next_out", "out"), torch.int64)
     options = {"num_warps": accept.WARPS}
-    # (rule, soft, drawn)
+    # (verification, soft, drawn)
     launches = [
-        (accept.Rule.CHEN, True, True),
-        (accept.Rule.CHEN, False, True),
-        (accept.Rule.CHOICES, False, False),
-        (accept.Rule.COIN, False, True),
-        (accept.Rule.COIN, False, False),
+        (accept.Verification.CHEN, True, True),
+        (accept.Verification.CHEN, False, True),
+        (accept.Verification.CHOICES, False, False),
+        (accept.Verification.COIN, False, True),
+        (accept.Verification.COIN, False, False),
     ]
-    for (rule, soft, drawn), lanes in [(launches[0], 2), *((launch, 128) for launch in launches)]:
+    for (verification, soft, drawn), lanes in [(launches[0], 2), *((launch, 128) for launch in launches)]:
         constants = {
-            "RULE": int(rule), "SOFT": soft, "DRAWN": drawn, "ROWS": 1, "BLOCK_L": lanes, "BLOCK_V": accept.BLOCK_V
+            "VERIFICATION": int(verification), "SOFT": soft, "DRAWN": drawn, "ROWS": 1, "BLOCK_L": lanes,
+            "BLOCK_V": accept.BLOCK_V,
         }  # fmt: skip
-        label = f"{rule.name}{' soft' if soft else ''}{' drawn' if drawn else ''} lanes={lanes}"
+        label = f"{verification.name}{' soft' if soft else ''}{' drawn' if drawn else ''} lanes={lanes}"
         odd = "vocab" if lanes == 2 else ""
         yield Variant(accept.decide, label, pointers, constants, options, ("chance",), odd)
     for named in (False, True):

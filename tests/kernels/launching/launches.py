@@ -63,7 +63,7 @@ def _rotate(place: Place, norm: bool) -> tuple[Tensor, ...]:
     return qkv, cache
 
 
-def _decide(place: Place, rule: accept.Rule, soft: bool, drawn: bool) -> tuple[Tensor, ...]:
+def _decide(place: Place, verification: accept.Verification, soft: bool, drawn: bool) -> tuple[Tensor, ...]:
     """19 rows, more than one program of the interpreter takes, of 0 to 3 drafts; 2500 tokens are two blocks."""
     torch.manual_seed(5)
     p, q = torch.rand(19, 4, 2500).softmax(-1), torch.rand(19, 3, 2500).softmax(-1)
@@ -72,11 +72,11 @@ def _decide(place: Place, rule: accept.Rule, soft: bool, drawn: bool) -> tuple[T
     q[-1], drafts[-1, -1] = p[-1, :3], 2499
     counts, choices = (torch.arange(19) + 1) % 4, torch.cat((drafts, drafts[:, :1]), 1)
     return accept.accept(
-        place(p) if drawn or rule == accept.Rule.CHEN else None,
+        place(p) if drawn or verification == accept.Verification.CHEN else None,
         place(q) if soft else None,
         place(drafts), place(counts), None if drawn else place(choices),
         place(torch.arange(19)), place(torch.arange(19) * 3), place(torch.tensor([7])),
-        begins=place(torch.arange(19)), rule=rule, chance=0.5,
+        begins=place(torch.arange(19)), verification=verification, chance=0.5,
     )  # fmt: skip
 
 
@@ -108,11 +108,11 @@ LAUNCHES: dict[str, Callable[[Place], tuple[Any, ...]]] = {
     "put": _put,
     "rotate": partial(_rotate, norm=False),
     "rotate, heads normalised": partial(_rotate, norm=True),
-    "decide": partial(_decide, rule=accept.Rule.CHEN, soft=True, drawn=True),
-    "decide, point masses": partial(_decide, rule=accept.Rule.CHEN, soft=False, drawn=True),
-    "decide, choices": partial(_decide, rule=accept.Rule.CHOICES, soft=False, drawn=False),
-    "decide, coin": partial(_decide, rule=accept.Rule.COIN, soft=False, drawn=True),
-    "decide, coin and choices": partial(_decide, rule=accept.Rule.COIN, soft=False, drawn=False),
+    "decide": partial(_decide, verification=accept.Verification.CHEN, soft=True, drawn=True),
+    "decide, point masses": partial(_decide, verification=accept.Verification.CHEN, soft=False, drawn=True),
+    "decide, choices": partial(_decide, verification=accept.Verification.CHOICES, soft=False, drawn=False),
+    "decide, coin": partial(_decide, verification=accept.Verification.COIN, soft=False, drawn=True),
+    "decide, coin and choices": partial(_decide, verification=accept.Verification.COIN, soft=False, drawn=False),
     "gumbel": partial(_draw, named=False),
     "gumbel, named": partial(_draw, named=True),
     "least_kept": _least_kept,

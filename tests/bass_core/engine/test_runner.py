@@ -1,0 +1,138 @@
+"""One batch object from the decoder to the model, and one place where a row's length changes."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bass_core import ModelPair, generate
+from bass_core.engine import cuda_graphs as graphs
+from bass_core.engine.cuda_graphs import GraphRunner, record_calls
+from bass_core.engine.runner import ModelRunner
+from bass_core.models.base import CausalModel
+from bass_core.models.forward import ForwardBatch, ForwardOutput
+from bass_core.models.llama_cpu import LlamaCpu
+from tests.models import prompts, tiny
+
+ROOT = Path(__file__).parents[3]
+# Who calls a runner, below these the way to the model begins.
+CALLERS = ("decoding", "drafting", "amusd")
+
+
+def way_up() -> list[str]:
+    """The functions of bass_core between the caller of the runner and the caller of this, innermost first."""
+    found, frame = [], sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if any(f"/bass_core/{room}/" in file for room in CALLERS):
+            return found
+        if "/bass_core/" in file and "/tests/" not in file:
+            found.append(frame.f_code.co_name)
+        frame = frame.f_back
+    return found
+
+
+@pytest.mark.parametrize("kind", [ModelRunner, GraphRunner])
+@pytest.mark.parametrize("model", [CausalModel, LlamaCpu])
+def test_a_forward_takes_at_most_three_calls_and_one_batch(
+    model: Any, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Draft and target, prefill and rounds; a runner that can't replay calls the plain one's forward as well."""
+    if (model, kind) == (LlamaCpu, GraphRunner):
+        pytest.skip("captured steps read no length on the host")
+    ways: list[list[str]] = []
+    fed: list[ForwardBatch] = []
+    forward, compute = model.forward, model._compute
+
+    def noted(self: Any, batch: Any, *rest: Any) -> ForwardOutput:
+        fed.append(batch)
+        return forward(self, batch, *rest)
+
+    def spied(self: Any, batch: Any, *rest: Any) -> ForwardOutput:
+        if batch is (fed or [None])[-1]:
+            ways.append(way_up())
+        return compute(self, batch, *rest)
+
+    monkeypatch.setattr(model, "forward", noted)
+    monkeypatch.setattr(model, "_compute", spied)
+    target = tiny("llama")
+    pair = ModelPair(target, target)
+    pair.target_step, pair.draft_step = model(target), model(target)
+
+    def make(*arguments: Any) -> ModelRunner:
+        return kind(*arguments, **({"record": record_calls} if kind is GraphRunner else {}))
+
+    monkeypatch.setattr("bass_core.lanes.build.make_runner", make)
+    monkeypatch.setattr("bass_core.drafting.registry.make_runner", make)
+    generate(pair, prompts(3), method="bass", max_new_tokens=12, draft_length=3)
+    graphs._idle.clear()
+    assert ways and len(ways) == len(fed)
+    # `step` is a prefill's own, which a decoder calls for each chunk.
+    calls = [[name for name in way if name != "step"] for way in ways]
+    # runner.forward, model.forward (noted stands outside bass_core), then the computation.
+    assert all(set(way) == {"forward"} for way in calls)
+    assert max(map(len, calls)) <= (2 if kind is ModelRunner else 3)
+
+
+def assigned(tree: ast.AST) -> list[tuple[str, ast.expr]]:
+    """The attributes that are assigned to, whole or an item of them: name and owner."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            targets = node.targets
+        elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
+            targets = [node.target]
+        elif isinstance(node, ast.Delete):
+            targets = node.targets
+        else:
+            continue
+        for target in targets:
+            for part in ast.walk(target):
+                if isinstance(part, ast.Attribute):
+                    found.append((part.attr, part.value))
+    return found
+
+
+def test_a_rows_length_changes_in_one_place() -> None:
+    """`commit` in engine/runner.py: nothing else in bass_core assigns to a runner's lengths."""
+    places = []
+    for path in sorted((ROOT / "bass_core").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        for function in ast.walk(tree):
+            if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                names = [name for name, _ in assigned(function)]
+                if {"_lengths", "lengths"} & set(names):
+                    places.append(f"{path.relative_to(ROOT / 'bass_core')}:{function.name}")
+    assert places == ["engine/runner.py:__init__", "engine/runner.py:commit"]
+
+
+def test_lengths_follow_what_is_committed() -> None:
+    model = CausalModel(tiny("llama"))
+    runner = ModelRunner(model, 3, 32, model.vocab, "pad")
+    steps = runner.prefill([[5, 6, 7], [8, 9], [5, 6, 7]])
+    while not steps.done:
+        steps.step()
+    assert list(runner.lengths) == [3, 2, 3]
+    runner.forward(ForwardBatch(torch.ones(3, 2, dtype=torch.long), runner.lengths))
+    assert list(runner.lengths) == [3, 2, 3]
+    runner.commit(1, 4)
+    runner.move_row(1, 0)
+    assert list(runner.lengths) == [4, 4, 3]
+
+
+@pytest.mark.parametrize("kind", [ModelRunner, GraphRunner])
+def test_states_come_with_the_batch_that_asks_for_them(kind: Any) -> None:
+    model = CausalModel(tiny("llama"))
+    runner = kind(model, 1, 32, model.vocab, "pad", **({"record": record_calls} if kind is GraphRunner else {}))
+    tokens = torch.tensor([[5, 6]])
+    without = runner.forward(ForwardBatch(tokens, [0]))
+    assert without.states is None
+    with pytest.raises(ValueError, match="return_states"):
+        without.require_states()
+    assert runner.forward(ForwardBatch(tokens, [0], return_states=True)).require_states().shape == (1, 2, 64)
+    graphs._idle.clear()
