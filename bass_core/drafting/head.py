@@ -149,8 +149,8 @@ class HeadDrafter(Drafter):
             counts = [end - start for end, start in zip(ends, starts, strict=True)]
             before = source.read(counts)
         else:
-            # The newest token is fed again where it was: what is drafted follows the logits behind it.
-            starts = [min(runner.lengths[r], end - 1) for r, end in enumerate(ends)]
+            # A row that drafts feeds its newest token, if need be again, for the logits behind it.
+            starts = [min(runner.lengths[r], end - 1 if max_drafts[r] else end) for r, end in enumerate(ends)]
             counts = [ends[r] - start if max_drafts[r] else 0 for r, start in enumerate(starts)]
             before = source.read(starts, max(counts))
         width = max(counts)

@@ -50,14 +50,13 @@ class ModelDrafter(Drafter):
         self.drafted += sum(max_drafts)
         if length == 0:
             return Proposal(torch.zeros(batch, 0, dtype=torch.long, device=runner.device), max_drafts)
-        # The newest token is fed, and fed again where it was: what is drafted follows the logits behind it.
-        starts = [min(runner.lengths[r], len(row.tokens) - 1) for r, row in enumerate(rows)]
+        # A row that drafts feeds its newest token, if need be again, for the logits behind it; the others padding.
+        starts = [min(runner.lengths[r], len(row.tokens) - (max_drafts[r] > 0)) for r, row in enumerate(rows)]
         pending = [rows[r].tokens[start:] if max_drafts[r] else [] for r, start in enumerate(starts)]
         counts = [len(tokens) for tokens in pending]
         padded = [tokens + [0] * (max(counts) - len(tokens)) for tokens in pending]
         logits, _, forwards = feed_pending(runner, to_device(padded, runner.device), starts, counts)
         self.calls += forwards
-        # A row that drafts nothing is fed padding, behind its own valid tokens.
         ends = [start + max(count, 1) for start, count in zip(starts, counts, strict=True)]
         if self.params.greedy and chains(runner):
             first = argmax(logits)

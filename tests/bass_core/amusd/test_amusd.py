@@ -171,6 +171,10 @@ def test_what_is_counted() -> None:
     """drafted: what a verification looked at; all else that was drafted was thrown away."""
     rounds = list(stream(PAIR, ROWS, method="amusd", max_new_tokens=TOKENS, draft_length=3))
     assert max(round_.draft_length for round_ in rounds) <= 4  # three that were fed, and a late one
+    looked_at = sum(len(row.drafted) for round_ in rounds for row in round_.rows)
+    drawn, forwards = (sum(getattr(r, name) for r in rounds) for name in ("draft_tokens", "draft_forwards"))
+    # What was thrown away was drawn as well; a forward draws a token for each of up to four rows.
+    assert 0 < looked_at <= drawn and forwards <= drawn <= len(ROWS) * forwards
     out = run(draft_length=3)
     metrics, line = out.metrics, out.timeline
     assert line["drafted"] == metrics.drafted + line["thrown_away"]

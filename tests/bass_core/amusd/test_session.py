@@ -10,6 +10,7 @@ from bass_core.amusd.messages import Open, RowUpdate
 from bass_core.amusd.session import DraftSession
 from bass_core.amusd.shared_memory import Arena
 from bass_core.drafting import model as drafting
+from bass_core.sampling.distribution import probabilities
 from bass_core.sampling.draw import draw
 from bass_core.sampling.noise import Role, stream
 
@@ -166,3 +167,17 @@ def test_a_head_is_silent_behind_copies_whose_states_it_lacks():
     one.judge([RowUpdate(0, 2, len(text), [9])])
     head = pair.draft
     assert drafted(one, 0, 2)[:1] == expected_drafts(target, head, head.fuse, head.project, [*text, 9], 1)
+
+
+def test_beside_a_row_that_drafts_nothing_is_overwritten_of_one_that_copies():
+    """Fed as padding, it must keep its whole prompt: its next q is that of its text without a cache."""
+    rows, warm = [[7, 1, 2, 3, 40, 41, 42, 43, 44, 1, 2, 3], ROWS[1]], SamplingParams(0.9)
+    one = session(rows=rows, layout={"q": ((2, 5, 96), torch.float32)}, sampling=warm, drafter="cascade")
+    one.step()
+    assert [block.copied[0] for block in one.step()] == [True, False]
+    text = [*rows[0], 60]
+    one.judge([RowUpdate(0, 1, len(rows[0]), [60])])
+    (block,) = [block for block in one.step() if block.row == 0]
+    expected = probabilities(DRAFT(torch.tensor([text]), use_cache=False).logits[0, -1], warm)
+    assert block.copied == [False]
+    torch.testing.assert_close(one.arena["q"][0, len(text) % 5], expected, rtol=1e-3, atol=1e-6)
