@@ -10,7 +10,8 @@ from .errors import BassError, MemoryShortage, ModelError, PairError, RequestErr
 from .lanes.generation import Generation, generate, stream
 from .lanes.methods import DEFAULT_LANES, DEFAULT_METHOD, METHODS, Method, register, unregister
 from .lanes.metrics import Metrics
-from .lanes.race import SCHEDULINGS, race
+from .lanes.race import race
+from .lanes.schedule import SCHEDULINGS
 from .lanes.snapshot import (
     DeviceReading,
     Difference,
@@ -27,6 +28,8 @@ from .models.pair import ModelPair
 from .sampling.params import SamplingParams
 from .sequence import Round, RowRound
 from .verification.table import VERIFICATIONS
+
+__version__ = "0.1.0"
 
 __all__ = [
     "ATTENTIONS",
@@ -59,6 +62,7 @@ __all__ = [
     "SequenceSnapshot",
     "Snapshot",
     "WeightsError",
+    "__version__",
     "generate",
     "load_pair",
     "race",

@@ -76,7 +76,8 @@ class Round:
     """One step of a decoder: kind "prefill" (a chunk, or the one that wrote first tokens), "plain" or "verify".
 
     `draft_length` is the length the policy asked for, `draft_forwards` how many forwards of a draft model the
-    drafts took, `draft_tokens` how many tokens it drew (copies are none), `time_ms` the lane time at its end.
+    drafts took, `draft_tokens` how many tokens it drew (copies are none; drafts that nobody looked at count),
+    `time_ms` the lane time at its end.
     """
 
     kind: str

@@ -1,9 +1,9 @@
 """Decoders as arms of a bench: ours, measured on their lanes' clocks, and transformers' own beside them.
 
 Contract: every arm answers the same prompts with the same number of new tokens, greedily and without an early
-end. `ms_per_token` is the lane's (from the end of the first prefill); transformers' generate is timed from the
-moment at which it asks for its first token. Assisted generation writes several tokens at a time, so that its
-per-token figures are left out: `wall_ms`, the whole call, is there for every arm.
+end. `ms_per_token` is the lane's (prefills and their tokens left out); transformers' generate is timed from its
+asking for a first token. Assisted generation writes several tokens at a time, so that its per-token
+figures are left out: `wall_ms`, the whole call, is there for every arm.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ def ours(pair: ModelPair, method: str, prompts: list[str], tokens: int, **argume
         lane.step()
     wall = 1000 * (time.perf_counter() - start)
     texts = [list(one.token_ids) for one in lane.sequences]
-    since = lane.first_prefill_ms or 0.0
-    return Sample(texts, wall, lane.metrics(), lane.work.flops, lane.work.bytes_read, lane.clock.ms - since)
+    return Sample(texts, wall, lane.metrics(), lane.work.flops, lane.work.bytes_read, lane.decode_ms)
 
 
 class _Clock:
@@ -85,7 +84,7 @@ def theirs(pair: ModelPair, prompts: list[str], tokens: int, **assistance: Any) 
     decode_ms = 1000 * end - clock.at[0]
     latency = decode_ms / (tokens - 1)
     spread = Metrics(
-        ms_per_token=decode_ms / tokens, ptl_first_ms=latency, ptl_last_ms=latency, ptl_all_ms=latency,
+        ms_per_token=latency, ptl_first_ms=latency, ptl_last_ms=latency, ptl_all_ms=latency,
         throughput_tps=len(rows) * tokens / (end - start), new_tokens=len(rows) * tokens, rounds=tokens - 1,
     )  # fmt: skip
     return Sample(texts, 1000 * (end - start), spread)

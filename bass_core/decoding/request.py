@@ -24,6 +24,8 @@ from .calibrate import cost_table
 
 # Far above what any memory holds: a list of that many prompts is made before the memory is looked at.
 MAX_ROWS = 2**20
+# What generate, stream, race and the page do where nobody says how much to draft.
+DEFAULT_DRAFT_LENGTH = "bass"
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def make_request(
     n: int = 1,
     max_new_tokens: int = 64,
     sampling: SamplingParams | None = None,
-    draft_length: Any = "bass",
+    draft_length: Any = DEFAULT_DRAFT_LENGTH,
     drafter: Any = "auto",
     attention: str = "auto",
     verification: str = "chen",

@@ -6,21 +6,27 @@ one Round a step, `generate` the finished sequences and their figures.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Any
 
+from ..budget.policies import DraftLengthPolicy
 from ..decoding.admission import admit
-from ..decoding.request import make_request
+from ..decoding.request import DEFAULT_DRAFT_LENGTH, make_request
+from ..drafting.base import Drafter
 from ..models.pair import ModelPair
+from ..sampling.params import SamplingParams
 from ..sequence import Round
 from .lane import Lane
-from .methods import find_method
+from .methods import DEFAULT_METHOD, find_method
 from .metrics import Metrics, latency
+from .setup.arguments import refuse_unknown
+from .setup.warmup import warm_up
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class GeneratedSequence:
     """New tokens alone, a final end-of-text token included; text is None without a tokenizer.
 
@@ -36,8 +42,12 @@ class GeneratedSequence:
     ptl_ms: float | None
     own_ptl_ms: float | None
 
+    def __repr__(self) -> str:
+        text = "" if self.text is None else f", {shorten(self.text, 60)!r}"
+        return f"GeneratedSequence({len(self.token_ids)} tokens, {self.finish_reason}{text})"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Generation:
     """What `generate` returns. timeline: method "amusd" alone, when draft and target were busy; see README."""
 
@@ -46,26 +56,73 @@ class Generation:
     metrics: Metrics
     timeline: dict[str, Any] | None = None
 
+    def __repr__(self) -> str:
+        ms = self.metrics.ms_per_token
+        pace = "" if ms is None else f", {ms:.1f} ms per token"
+        return f"Generation({self.method}, {self.metrics.new_tokens} tokens in {len(self.sequences)} rows{pace})"
 
-def generate(pair: ModelPair, prompt: str | Seq[Any], *, method: str = "bass", **arguments: Any) -> Generation:
+
+def generate(
+    pair: ModelPair,
+    prompt: str | Seq[Any],
+    *,
+    method: str = DEFAULT_METHOD,
+    n: int = 1,
+    max_new_tokens: int = 64,
+    sampling: SamplingParams | None = None,
+    draft_length: str | int | DraftLengthPolicy = DEFAULT_DRAFT_LENGTH,
+    drafter: str | Drafter = "auto",
+    attention: str = "auto",
+    verification: str = "chen",
+    seed: int = 0,
+    sequence_ids: Seq[int] | None = None,
+    eos_token_id: str | int | Collection[int] | None = "auto",
+    raw: bool = False,
+    time_budget_ms: float | None = None,
+    synthetic_acceptance: float | None = None,
+    **unknown: Any,
+) -> Generation:
     """Answer a prompt (text, token ids, or a list of either) with n sequences.
 
-    method: "regular", "speculative" (one sequence after another), "bass" (all at once) or "amusd" (draft and
-    target at the same time). Keyword arguments, with
-    their defaults: n=1, max_new_tokens=64, sampling=SamplingParams(), draft_length="bass" | int | policy,
-    drafter="auto" | a name of drafting/registry.py | object, attention="auto", verification="chen" | "coupled",
-    seed=0, sequence_ids=None, eos_token_id="auto", raw=False, time_budget_ms=None, synthetic_acceptance=None.
-    Raises RequestError for an argument that is out of range or a request that does not fit the memory.
+    method: "regular", "speculative" (one sequence after another), "bass" (all at once), "amusd" (draft and target
+    at the same time), or a registered one. n: how often one prompt is answered. max_new_tokens: of each sequence.
+    sampling: temperature, top_k and top_p; None is greedy. draft_length: "bass" (Algorithm 1), "cost-aware", a
+    whole number, or a policy object. drafter: a name of DRAFTERS, a drafter object, or "auto", the pair's own.
+    attention: a name of ATTENTIONS, or "auto", the fastest known here. verification: "chen" (rejection sampling)
+    or "coupled" (every method writes the same text). sequence_ids: which noise a row draws, 0 to n - 1 by default.
+    eos_token_id: the id or ids that end a text, None for none, "auto" for the model's own. raw: leave the chat
+    template out. time_budget_ms: lane time after which the lane ends. synthetic_acceptance: accept each draft with
+    this probability, whatever it is; for benches. Raises RequestError for an argument that is unknown or out of
+    range, or a request that does not fit the memory.
     """
-    lane = _lane(pair, prompt, method, arguments)
+    lane = _lane(generate, **locals())
     while not lane.finished:
         lane.step()
     return finished(lane)
 
 
-def stream(pair: ModelPair, prompt: str | Seq[Any], *, method: str = "bass", **arguments: Any) -> Iterator[Round]:
-    """The rounds of `generate`, as they happen; the arguments are checked at the call."""
-    lane = _lane(pair, prompt, method, arguments)
+def stream(
+    pair: ModelPair,
+    prompt: str | Seq[Any],
+    *,
+    method: str = DEFAULT_METHOD,
+    n: int = 1,
+    max_new_tokens: int = 64,
+    sampling: SamplingParams | None = None,
+    draft_length: str | int | DraftLengthPolicy = DEFAULT_DRAFT_LENGTH,
+    drafter: str | Drafter = "auto",
+    attention: str = "auto",
+    verification: str = "chen",
+    seed: int = 0,
+    sequence_ids: Seq[int] | None = None,
+    eos_token_id: str | int | Collection[int] | None = "auto",
+    raw: bool = False,
+    time_budget_ms: float | None = None,
+    synthetic_acceptance: float | None = None,
+    **unknown: Any,
+) -> Iterator[Round]:
+    """The rounds of `generate`, as they happen; the arguments are the same, and are checked at the call."""
+    lane = _lane(stream, **locals())
 
     def rounds() -> Iterator[Round]:
         while not lane.finished:
@@ -83,7 +140,7 @@ def finished(lane: Lane) -> Generation:
             finish_reason=sequence.finish_reason or "stopped",
             origins=sequence.origins,
             times_ms=sequence.times_ms,
-            ptl_ms=latency(sequence, lane.first_prefill_ms),
+            ptl_ms=latency(sequence, lane.counts.first_prefill_ms),
             own_ptl_ms=latency(sequence, sequence.prefilled_ms),
         )
         for sequence, text in zip(lane.sequences, lane.texts, strict=True)
@@ -92,10 +149,20 @@ def finished(lane: Lane) -> Generation:
     return Generation(lane.method, sequences, lane.metrics(), timeline)
 
 
-def _lane(pair: ModelPair, prompt: str | Seq[Any], method: str, arguments: dict[str, Any]) -> Lane:
+def _lane(
+    function: Callable[..., Any],
+    pair: ModelPair,
+    prompt: str | Seq[Any],
+    method: str,
+    unknown: dict[str, Any],
+    **arguments: Any,
+) -> Lane:
+    """A lane for the arguments of a function as they came in."""
+    refuse_unknown(function, unknown)
     found = find_method(method)
     request = make_request(pair, prompt, **arguments)
     if found.check is not None:
         found.check(pair, request)
     admit(pair, request, [found])
+    warm_up(pair, request)
     return Lane(pair, request, method)

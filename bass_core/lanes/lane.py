@@ -1,13 +1,13 @@
-"""A decoder with its own clock: what one column of the race shows.
+"""A decoder with its own clock: one column of the race.
 
-Contract: `step()` runs one step of the decoder and counts only the time the device spent on it; `view()` is the
-lane as plain data. `build` makes a lane for a method. An exception inside a step leaves the lane finished.
+Contract: `step()` runs one step of the decoder and counts only the time the device spent on it. An exception in
+a step leaves the lane finished. How the decoder is made is its method's matter (methods.py), what of the lane is
+shown view.py's.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
-from typing import cast
+from dataclasses import replace
 
 from ..decoding.base import Decoder, Timeline
 from ..decoding.request import Request
@@ -17,11 +17,10 @@ from ..machine.memory import shortage_explained
 from ..models.pair import ModelPair
 from ..sequence import Round
 from .clock import FairLock, LaneClock
-from .detokenizer import TextStream
 from .methods import find_method
 from .metrics import Counts, Metrics, summarise
-from .snapshot import LaneSnapshot, MetricsRecord, SequenceSnapshot
-from .trace import Trace
+from .output.detokenizer import TextStream
+from .output.trace import Trace
 from .utilization import Work
 
 # Pausing AMUSD's draft costs up to one of its steps: a turn this long makes that a small part.
@@ -39,11 +38,10 @@ class Lane:
         self.counts = Counts()
         self.log = Trace(pair.tokenizer)
         self.device, self.dtype = pair.device, pair.dtype
-        draft = pair.draft_step if found.drafts and runs_model(request.drafter) else None
+        draft = pair.draft_step if runs_model(request.drafter) else None
         self.work = Work(
             pair.target_step.cost, None if draft is None else draft.cost, bandwidth=known_bandwidth(pair.device)
         )
-        self.first_prefill_ms: float | None = None
         self.error: str | None = None
         # A step and a view never see each other half-done.
         self.lock = FairLock()
@@ -59,14 +57,20 @@ class Lane:
     def finished(self) -> bool:
         return self._decoder is None
 
+    @property
+    def decode_ms(self) -> float:
+        """Lane time without any of its prefills."""
+        return self.clock.ms - self.counts.prefill_ms
+
     def step(self) -> Round:
         """One step, timed. Sequences get their tokens' times; a spent time budget ends the lane."""
         assert self._decoder is not None, "a finished lane is not stepped"
+        before = self.clock.ms
         with self.clock.running(), shortage_explained():
             round_ = self._decoder.step()
         round_.time_ms = self.clock.ms
         self._forwards = self._decoder.target_forwards
-        self.counts.add(round_)
+        self.counts.add(round_, self.clock.ms - before)
         self.log.add(round_)
         for row in round_.rows:
             self._record(row.sequence, row.tokens, round_.kind == "prefill")
@@ -111,41 +115,13 @@ class Lane:
 
     def metrics(self) -> Metrics:
         """The lane's figures at this moment of its clock."""
-        metrics = summarise(self.counts, self.sequences, self.clock.ms, self.first_prefill_ms, self._forwards)
-        decode_ms = self.clock.ms - (self.first_prefill_ms or 0.0)
-        return replace(metrics, **self.work.utilization(decode_ms, self.device, self.dtype))
-
-    def view(self) -> LaneSnapshot:
-        """The lane as JSON-ready data, values whole."""
-        sequences: list[SequenceSnapshot] = [
-            {
-                "text": None if text is None else text.text,
-                "token_ids": list(sequence.token_ids),
-                "pieces": None if text is None else list(text.pieces),
-                "origins": list(sequence.origins),
-                "times_ms": list(sequence.times_ms),
-                "finish_reason": sequence.finish_reason,
-            }
-            for sequence, text in zip(self.sequences, self.texts, strict=True)
-        ]
-        view: LaneSnapshot = {
-            "sequences": sequences,
-            "metrics": cast(MetricsRecord, asdict(self.metrics())),
-            "rounds": self.log.view(),
-            "clock_ms": self.clock.ms,
-            "finished": self.finished,
-            "error": self.error,
-        }
-        if self.timeline is not None:
-            view["timeline"] = self.timeline.view()
-        return view
+        metrics = summarise(self.counts, self.sequences, self.clock.ms, self._forwards)
+        return replace(metrics, **self.work.utilization(self.decode_ms, self.device, self.dtype))
 
     def _record(self, index: int, tokens: list[int], prefill: bool) -> None:
         sequence, text = self.sequences[index], self.texts[index]
         if prefill:
             sequence.prefilled_ms = self.clock.ms
-            if self.first_prefill_ms is None:
-                self.first_prefill_ms = self.clock.ms
         sequence.times_ms += [self.clock.ms] * len(tokens)
         if text is not None:
             for token in tokens:

@@ -16,7 +16,7 @@ from ..decoding.request import Request
 from ..errors import RequestError
 from ..models.pair import ModelPair
 from ..sequence import Sequence
-from .build import build_bass, build_overlapped, build_regular, build_speculative
+from .setup.build import build_bass, build_overlapped, build_regular, build_speculative
 
 
 @dataclass(frozen=True)

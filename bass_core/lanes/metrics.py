@@ -1,7 +1,7 @@
 """What is counted while a lane runs, and the figures made of it.
 
-Contract: counts come from rounds alone, times from the lane's own clock. A figure that does not apply or is not
-known yet is None, never 0. Names follow vLLM's where it has them; formulas are stated at each field.
+Contract: counts come from rounds alone, times from the lane's own clock, in milliseconds. A figure that does not
+apply or is not known yet is None, never 0. Names follow vLLM's where it has them; formulas stand at the fields.
 """
 
 from __future__ import annotations
@@ -13,15 +13,19 @@ from ..sequence import Round, Sequence
 
 @dataclass(frozen=True)
 class Metrics:
-    """ms_per_token: n x lane time since its first prefill ended / all new tokens so far.
+    """The figures of a lane of n rows, so far or in the end.
 
+    ms_per_token: n x lane time without any prefill / (new tokens - rows that have begun). A row's first token
+    comes with its prefill, so neither counts; None before a row's second token. throughput_tps: new tokens a
+    second of lane time until the last row finished, prefills included.
     ptl_*: per-token latency of the first and last sequence to finish and the mean, see `latency`; ttft_ms: lane
-    time of the lane's first token; throughput_tps: all new tokens / lane time until the last finished (so far).
+    time of the lane's first token.
     acceptance_rate: accepted / drafted; token_acceptance: accepted / tested, tested = drafts up to and including
     the first rejected one; mean_acceptance_length: 1 + accepted / row-rounds that drafted;
     per_position_acceptance[i]: accepted at position i / row-rounds that drafted position i. rounds:
     verifications and plain steps; target_forwards: prefills + rounds; draft_length: what the policy last asked.
-    speedup is filled in by a race: regular's ms per token / this lane's. *_utilization: see lanes/utilization.py.
+    speedup is filled in by a race: the reference lane's ms per token / this lane's. *_utilization: see
+    lanes/utilization.py.
     """
 
     ms_per_token: float | None = None
@@ -48,8 +52,14 @@ class Metrics:
 
 @dataclass
 class Counts:
-    """Running sums over the rounds of one lane."""
+    """Running sums over the rounds of one lane.
 
+    prefill_ms: lane time spent in prefills, all of them where sequences are decoded one after another.
+    first_prefill_ms: lane time at which the first prefill ended.
+    """
+
+    prefill_ms: float = 0.0
+    first_prefill_ms: float | None = None
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -59,9 +69,12 @@ class Counts:
     accepted_at: list[int] = field(default_factory=list)
     draft_length: int | None = None
 
-    def add(self, round_: Round) -> None:
-        """Count one round; prefills draft nothing."""
+    def add(self, round_: Round, spent_ms: float) -> None:
+        """Count one round, which took `spent_ms` of lane time; prefills draft nothing."""
         if round_.kind == "prefill":
+            self.prefill_ms += spent_ms
+            if round_.rows and self.first_prefill_ms is None:
+                self.first_prefill_ms = round_.time_ms
             return
         self.rounds += 1
         self.draft_length = round_.draft_length
@@ -87,24 +100,18 @@ def latency(sequence: Sequence, since_ms: float | None) -> float | None:
     return (sequence.times_ms[-1] - since_ms) / (len(sequence.token_ids) - 1)
 
 
-def summarise(
-    counts: Counts,
-    sequences: list[Sequence],
-    clock_ms: float,
-    first_prefill_ms: float | None,
-    target_forwards: int,
-) -> Metrics:
+def summarise(counts: Counts, sequences: list[Sequence], clock_ms: float, target_forwards: int) -> Metrics:
     """The figures of a lane at lane time `clock_ms`."""
     tokens = sum(len(sequence.token_ids) for sequence in sequences)
-    since = first_prefill_ms
+    decoded = tokens - sum(bool(sequence.token_ids) for sequence in sequences)
+    since = counts.first_prefill_ms
     ended = [(s.times_ms[-1], latency(s, since)) for s in sequences if s.finish_reason and s.times_ms]
     timed = [latency_ms for _, latency_ms in sorted(ended, key=lambda e: e[0]) if latency_ms is not None]
     running = any(s.finish_reason is None for s in sequences)
     end_ms = clock_ms if running or not ended else max(at for at, _ in ended)
-    elapsed = None if since is None else end_ms - since
     drafts = counts.drafted > 0
     return Metrics(
-        ms_per_token=len(sequences) * elapsed / tokens if elapsed and tokens else None,
+        ms_per_token=len(sequences) * (clock_ms - counts.prefill_ms) / decoded if decoded else None,
         throughput_tps=1000 * tokens / end_ms if tokens and end_ms > 0 else None,
         acceptance_rate=counts.accepted / counts.drafted if drafts else None,
         token_acceptance=counts.accepted / counts.tested if drafts else None,

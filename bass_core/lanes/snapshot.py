@@ -2,7 +2,7 @@
 
 Contract: every value is JSON-ready. A key is always there unless its class says otherwise; a number that does not
 apply or is not known yet is None. Times are milliseconds of the lane's own clock (lanes/clock.py); `elapsed_ms` is
-wall time. Non-goals: how the figures are made (lanes/metrics.py, lanes/trace.py).
+wall time. Non-goals: how the figures are made (lanes/metrics.py, lanes/output/trace.py).
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
 """How much of a GPU a lane uses: FLOPs against the dense peak, bytes against the copy bandwidth.
 
-Contract: FLOPs utilisation = (2 x target parameters x tokens verified + 2 x draft parameters x tokens drafted +
-attention's) / (lane time x peak); `useful` counts emitted tokens alone; bandwidth utilisation = bytes of weights
-and live keys and values that had to be read / (lane time x copy bandwidth). Lane time runs from the end of the
-first prefill, and prefills are not counted. All are None where the peak is not known, as on a CPU. Peaks are the
-vendors' datasheets', dense, without sparsity.
+Contract: FLOPs utilisation = (2 x target parameters x tokens verified + 2 x draft parameters x tokens that the
+draft model drew + attention's) / (lane time x peak); `useful` counts emitted tokens alone; bandwidth utilisation =
+bytes of weights and live keys and values that had to be read / (lane time x copy bandwidth). Copied drafts cost
+nothing; drafts that were thrown away cost as much as others. Prefills are left out of the work and of the lane
+time. All are None where the peak is not known, as on a CPU. Peaks are the vendors' datasheets', dense, without
+sparsity.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import torch
@@ -23,7 +25,7 @@ from ..sequence import Round, Sequence
 
 @dataclass
 class Work:
-    """Running sums over the rounds of a lane. `draft` None: nothing is drafted with a model.
+    """Running sums over the rounds of a lane. `draft` None: no draft model of the pair's is run.
 
     bandwidth: `known_bandwidth` of the device; None leaves bandwidth_utilization out.
     """
@@ -39,18 +41,24 @@ class Work:
         """Count one round, of which the sequences have the tokens already; prefills are left out."""
         if round_.kind == "prefill":
             return
+        lengths = [len(sequences[row.sequence].tokens) - len(row.tokens) for row in round_.rows]
+        if self.draft is not None and lengths:
+            self._add_drafts(self.draft, round_, sum(lengths) / len(lengths))
         self.bytes_read += self.target.weight_bytes
-        if self.draft is not None:
-            self.bytes_read += max(len(row.drafted) for row in round_.rows) * self.draft.weight_bytes
-        for row in round_.rows:
-            before = len(sequences[row.sequence].tokens) - len(row.tokens)
+        for row, before in zip(round_.rows, lengths, strict=True):
             drafted, emitted = len(row.drafted), len(row.tokens)
             self.flops += _flops(self.target, drafted + 1, before)
             self.useful_flops += _flops(self.target, emitted, before)
             self.bytes_read += self.target.kv_bytes * (before + drafted)
-            if self.draft is not None:
-                self.flops += _flops(self.draft, drafted, before)
-                self.bytes_read += sum(self.draft.kv_bytes * (before + i) for i in range(drafted))
+
+    def _add_drafts(self, draft: ModelCost, round_: Round, before: float) -> None:
+        """Bill a round's drafts as if its rows, `before` tokens long in the mean, had drafted equally many."""
+        rows = len(round_.rows)
+        each = round_.draft_tokens / rows
+        self.flops += rows * _flops(draft, each, before)
+        # A forward draws at most one token a row.
+        self.bytes_read += max(round_.draft_forwards, ceil(each)) * draft.weight_bytes
+        self.bytes_read += draft.kv_bytes * rows * (each * before + each * (each - 1) / 2)
 
     def utilization(self, decode_ms: float, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
         """flops_utilization, useful_flops_utilization and bandwidth_utilization, plain ratios or None."""
@@ -64,7 +72,7 @@ class Work:
         return dict(zip(names, (*flops, copied), strict=True))
 
 
-def _flops(cost: ModelCost, tokens: int, before: int) -> float:
+def _flops(cost: ModelCost, tokens: float, before: float) -> float:
     """Of `tokens` new tokens behind `before` cached ones."""
     seen = tokens * before + tokens * (tokens + 1) / 2
     return 2.0 * cost.parameters * tokens + cost.attention_flops * seen

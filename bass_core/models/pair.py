@@ -53,6 +53,11 @@ class ModelPair:
             self.target_step.readout = draft.readout()
         self.draft_step = None if own_model is None else select_model(own_model)
 
+    def __repr__(self) -> str:
+        draft = "no draft" if self.draft is None else f"draft {type(self.draft).__name__}"
+        name = f"{self.name}: " if self.name else ""
+        return f"ModelPair({name}{type(self.target).__name__}, {draft}, {self.dtype}, {self.device})"
+
     @property
     def device(self) -> torch.device:
         return self.target.device

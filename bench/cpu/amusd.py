@@ -1,7 +1,7 @@
 """`python -m bench amusd`: AMUSD beside regular decoding and synchronous speculation, on the same cores.
 
 Contract: greedy, one sequence, the same prompts and the same number of new tokens for every arm, arms interleaved
-prompt by prompt; ms/token is lane time since the prefill. "1 core" and "2 cores" say how many threads the arm's
+prompt by prompt; ms/token is lane time without the prefill. "1 core" and "2 cores" say how many threads the arm's
 target has; AMUSD's target has one thread and its draft another (on one core they share it). `formula`: target
 steps a token, from the measured a (token acceptance), c (draft step / target step) and l (drafts fed a round):
 synchronous (1 + l c) / E, AMUSD (max(l c, 1) + (1 - a^(l+1)) c) / E, where E = 1 + a + ... + a^l and the last term

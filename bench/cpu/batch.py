@@ -142,7 +142,7 @@ def _fed(metrics: Any, batch: int, drafted: bool = False) -> float:
 
 
 def _share(made: list[Sample], name: str, most: float) -> float | None:
-    """Of what the machine can do, in the time since the first prefill."""
+    """Of what the machine can do, in the lane time without prefills."""
     values = [(getattr(one, name), one.decode_ms) for one in made]
     if any(done is None or not ms for done, ms in values):
         return None

@@ -1,5 +1,4 @@
-"""`python -m bench.report.tables`: write the tables of README.md and bench/README.md from the files in
-bench/results.
+"""`python -m bench.report.tables`: write the tables of the documents (PAGES) from the files in bench/results.
 
 Contract: a table stands between `<!-- table: NAME -->` and `<!-- end -->`, and holds nothing that is not in the
 result file; `--check` changes nothing and exits with 1 where a table is not what its file says. Non-goals: prose.
@@ -17,7 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
-PAGES = (ROOT / "README.md", ROOT / "bench" / "README.md", ROOT / "docs" / "amusd.md")
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("figures", "amusd", "architecture")))
 
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -89,6 +88,45 @@ def _table(name: str, columns: dict[str, str], keep: Callable[[Row], bool] = boo
         return f"{markdown(rows, columns)}\n\n{made_by(document)}"
 
     return fill
+
+
+_WINS = {
+    "regular": "regular",
+    "speculative": "speculative",
+    "bass": "BASS, Algorithm 1",
+    "bass, cost-aware": "BASS, auto",
+}
+
+
+def _wins() -> str:
+    """ms per token of each decoder at growing batches and on a text that repeats itself, and who is fastest."""
+    batch, repeated = load("batch-cpu"), load("latency-cpu")
+    cases: dict[str, dict[str, float]] = {}
+    for row in repeated["results"]:
+        if row["case"] == "repeat a text":
+            cases.setdefault("1, repeating a text", {})[row["arm"]] = row["ms/token"]
+    for row in batch["results"]:
+        if row["arm"] in _WINS:
+            cases.setdefault(str(row["batch"]), {})[row["arm"]] = row["ms/token"]
+    rows = [
+        {"batch": name} | arms | {"fastest": _WINS[min(arms, key=arms.__getitem__)]}
+        for name, arms in cases.items()
+    ]
+    columns = {"batch": "batch", **_WINS, "fastest": "fastest"}
+    return f"{markdown(rows, columns)}\n\n{made_by(batch)} First line: {made_by(repeated)}"
+
+
+def _rooms() -> str:
+    """The house before and after it had rooms."""
+    named = {"before": load("rooms-before"), "after": load("rooms")}
+    rows = [{"tree": name} | document["results"][0] for name, document in named.items()]
+    columns = {
+        "tree": "tree", "files": "files of bass_core", "lines": "lines", "median": "lines of the median file",
+        "boxes": "rooms", "fullest": "files in the fullest", "floors of boxes": "floors",
+        "arrows of boxes": "arrows between rooms", "circles of files": "circles of files",
+    }  # fmt: skip
+    made = " and ".join(f"`{document['command']}`" for document in named.values())
+    return f"{markdown(rows, columns)}\n\n{made}, {named['after']['date']}."
 
 
 def _claims() -> str:
@@ -234,6 +272,8 @@ TABLES: dict[str, Callable[[], str]] = {
          "measured rounds": "measured rounds", "predicted rounds": "predicted rounds"},
         lambda row: row["section"] == "validation",
     ),
+    "wins": _wins,
+    "rooms": _rooms,
     "passk": _passk,
     "exactness": _exactness,
     "claims": _claims,

@@ -83,8 +83,8 @@ def rounds(
 
 @dataclass(frozen=True)
 class Prediction:
-    """Means over runs. Times in ms and names as in bass_core/lanes/metrics.py, but nothing here counts a
-    prefill."""
+    """Means over runs. Times in ms and names as in bass_core/lanes/metrics.py; no prefill is simulated, so that
+    throughput_tps is without it."""
 
     ms_per_token: float
     ptl_first_ms: float
@@ -135,7 +135,7 @@ def _figures(costs: RoundCosts, played: list[Played], tokens: int) -> tuple[floa
     drafting = sum(count > 0 for one in played for count in one.drafted)
     accepted = sum(sum(one.accepted) for one in played)
     return (
-        now / tokens,
+        now / (tokens - 1),
         ends[0] / (tokens - 1),
         ends[-1] / (tokens - 1),
         sum(ends) / rows / (tokens - 1),

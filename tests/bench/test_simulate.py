@@ -127,8 +127,8 @@ def test_checks_hold_and_can_fail(monkeypatch):
 def test_a_prediction_of_plain_steps_and_of_a_perfect_draft():
     plain = predict(TABLE, FixedLength(0), Acceptance.same(0.5), 4, 11, trials=1)
     assert plain.ptl_first_ms == plain.ptl_all_ms == plain.ptl_last_ms == pytest.approx(12.0)
-    assert plain.ms_per_token == pytest.approx(12.0 * 10 / 11)
-    assert plain.throughput_tps == pytest.approx(1000 * 4 / plain.ms_per_token)
+    assert plain.ms_per_token == pytest.approx(12.0)
+    assert plain.throughput_tps == pytest.approx(1000 * 4 * 11 / (12.0 * 10))
     perfect = predict(TABLE, FixedLength(4), Acceptance.same(1.0), 1, 11, trials=1)
     assert perfect.rounds == 2 and perfect.mean_acceptance_length == 5
     assert perfect.ptl_all_ms == pytest.approx(2 * (14.0 + 4 * 1.0) / 10)

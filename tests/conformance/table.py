@@ -91,7 +91,7 @@ class Case:
     @property
     def possible(self) -> bool:
         return self.architecture in DRAFTS[self.draft].only and serves(
-            METHODS[self.method], self.draft, self.length
+            METHODS[self.method], self.draft, self.length, self.text
         )
 
     def run(self) -> Generation:
@@ -104,14 +104,18 @@ class Case:
             attention=self.attention,
             draft_length=self.length,
             max_new_tokens=TOKENS,
-            sampling=SAMPLING[self.text],
-            verification="chen" if self.text == "greedy" else "coupled",
+            **sampling_of(self.text),
             seed=SEED,
         )
 
     def expected(self) -> list[list[int]]:
         """What it must write."""
         return expected(self.architecture, self.text)[: self.batch]
+
+
+def sampling_of(text: str) -> dict[str, Any]:
+    """The arguments that ask for such a text."""
+    return {"sampling": SAMPLING[text], "verification": "chen" if text == "greedy" else "coupled"}
 
 
 @cache
@@ -139,13 +143,16 @@ def pair(architecture: str, kind: str) -> ModelPair:
 
 
 @cache
-def serves(method: Method, draft: str, length: Any) -> bool:
-    """Whether the method answers a request with this draft and draft length; one architecture stands for all."""
+def serves(method: Method, draft: str, length: Any, text: str = "greedy") -> bool:
+    """Whether the method answers such a request; one architecture stands for all."""
     if method.check is None:
         return True
     one = _pair("llama", DRAFTS[draft].kind, NgramTable(np.ones(1, np.uint64), np.ones(1, np.uint32), 4))
     try:
-        method.check(one, make_request(one, [1], drafter=DRAFTS[draft].drafter, draft_length=length))
+        asked = make_request(
+            one, [1], drafter=DRAFTS[draft].drafter, draft_length=length, **sampling_of(text), seed=SEED
+        )
+        method.check(one, asked)
     except RequestError:
         return False
     return True

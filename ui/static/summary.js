@@ -31,8 +31,8 @@
     ["new tokens", (m) => number(m.new_tokens, 0)],
     ["FLOPs utilisation", (m) => percent(m.flops_utilization)],
     ["bandwidth utilisation", (m) => percent(m.bandwidth_utilization)],
-    ["finished by themselves", (m, lane) =>
-      `${lane.finish_reasons.filter((r) => r === "eos" || r === "length").length} of ${lane.finish_reasons.length}`],
+    ["ended by the model (EOS)", (m, lane) =>
+      `${lane.finish_reasons.filter((r) => r === "eos").length} of ${lane.finish_reasons.length}`],
     ["lane time, s", (m, lane) => number(lane.clock_ms / 1000, 2)],
   ];
 

@@ -159,7 +159,7 @@ def test_no_view_measures(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measured == [DEVICE]
     while not lane.finished:
         lane.step()
-    assert lane.view()["metrics"]["bandwidth_utilization"] > 0
+    assert lane.metrics().bandwidth_utilization > 0
     assert measured == [DEVICE]
 
 

@@ -52,12 +52,26 @@ def test_one_round_by_hand() -> None:
     work = Work(target, draft)
     work.add(Round("prefill"), sequences)
     assert work.flops == 0
-    work.add(Round("verify", 3, rows), sequences)
-    # Attention: 4 queries see 11 + 12 + 13 + 14 columns, 2 see 5 + 6; drafts 11 + 12 + 13 and 5.
-    assert work.flops == 2 * 100 * 6 + 5 * (50 + 11) + 2 * 10 * 4 + 36 + 5
+    work.add(Round("verify", 3, rows, draft_forwards=3, draft_tokens=4), sequences)
+    # Attention: 4 queries see 11 + 12 + 13 + 14 columns, 2 see 5 + 6; drafts, two in each of two rows of 7: 8 + 9.
+    assert work.flops == 2 * 100 * 6 + 5 * (50 + 11) + 2 * 10 * 4 + 2 * (8 + 9)
     assert work.useful_flops == 2 * 100 * 4 + 5 * (23 + 11)
     # One read of the target, three of the draft; keys and values of the target once, of the draft per token.
-    assert work.bytes_read == 200 + 3 * 20 + 8 * (13 + 5) + 2 * (10 + 11 + 12 + 4)
+    assert work.bytes_read == 200 + 3 * 20 + 8 * (13 + 5) + 2 * 2 * (7 + 8)
+
+
+@pytest.mark.parametrize(("drawn", "forwards"), [(0, 0), (9, 3)])
+def test_the_draft_model_is_billed_for_what_it_drew(drawn: int, forwards: int) -> None:
+    """A row of 10 tokens is offered 4 drafts: copies cost nothing, and thrown-away ones beyond the 4 do."""
+    target, draft = ModelCost(0, 0, 0, 0), ModelCost(10, 20, 2, 1)
+    sequence = Sequence(0, 0, [1] * 10, 9, frozenset())
+    sequence.write([1], ["recovered"])
+    row = RowRound(0, [1] * 4, [0.0] * 4, [0.0] * 4, [0.0] * 4, 0, [1], ["recovered"], None)
+    work = Work(target, draft)
+    work.add(Round("verify", 4, [row], draft_forwards=forwards, draft_tokens=drawn), [sequence])
+    assert work.flops == 2 * 10 * drawn + sum(10 + i for i in range(1, drawn + 1))
+    # Nine tokens of one row are nine forwards, whatever was counted.
+    assert work.bytes_read == drawn * 20 + 2 * sum(10 + i for i in range(drawn))
 
 
 def test_a_lane_counts_its_own() -> None:

@@ -2,7 +2,7 @@
 
 Contract: `add` takes each Round once and keeps it as a JSON-ready record that never changes afterwards; `view`
 is the whole log so far; lanes/snapshot.py says what a record holds. Non-goals: counting (lanes/metrics.py), texts
-of what was written (lanes/detokenizer.py).
+of what was written (lanes/output/detokenizer.py).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..sequence import Round, RowRound
-from .snapshot import RoundRecord, RowRecord
+from ...sequence import Round, RowRound
+from ..snapshot import RoundRecord, RowRecord
 
 
 class Trace:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import copy
 
-from ..amusd.decoder import build_amusd
-from ..budget.policies import EqualRows
-from ..decoding.admission import cache_length
-from ..decoding.base import Decoder, DecodingParams
-from ..decoding.batch import BatchDecoder
-from ..decoding.request import Request
-from ..decoding.sequential import SequentialDecoder
-from ..drafting.registry import make_drafter
-from ..engine.cuda_graphs import make_runner
-from ..models.pair import ModelPair
-from ..sequence import Sequence
+from ...amusd.decoder import build_amusd
+from ...budget.policies import EqualRows
+from ...decoding.admission import cache_length
+from ...decoding.base import Decoder, DecodingParams
+from ...decoding.batch import BatchDecoder
+from ...decoding.request import Request
+from ...decoding.sequential import SequentialDecoder
+from ...drafting.registry import make_drafter
+from ...engine.cuda_graphs import make_runner
+from ...models.pair import ModelPair
+from ...sequence import Sequence
 
 
 def build_regular(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:

@@ -1,0 +1,114 @@
+"""Who is stepped when, of the lanes of a race.
+
+Contract: each schedule steps all lanes to their ends and yields whenever a snapshot is due, `due_s` seconds after
+the last; closing it ends the work. A lane that fails ends with a message, and the others go on; a shortage of
+memory is everyone's and is raised.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+
+import torch
+
+from kernels.support import is_accelerator, own_stream, runtime
+
+from ..errors import BassError, MemoryShortage
+from .lane import Lane
+
+_log = logging.getLogger(__name__)
+
+
+def fair(lanes: list[Lane], device: torch.device, due_s: float) -> Iterator[None]:
+    """Steps the lane that is furthest behind; yields whenever a snapshot is due.
+
+    A lane that works on between its steps (AMUSD's draft) has a slice of its own and is then paused.
+    """
+    due = time.perf_counter() + due_s
+    while running := [lane for lane in lanes if not lane.finished]:
+        lane = min(running, key=lambda lane: lane.clock.ms)
+        until = lane.clock.ms + lane.slice_ms
+        _step(lane)
+        while not lane.finished and lane.clock.ms < until:
+            _step(lane)
+        _guarded(lane, lane.pause)
+        if time.perf_counter() >= due:
+            yield
+            due = time.perf_counter() + due_s
+
+
+def in_turn(lanes: list[Lane], device: torch.device, due_s: float) -> Iterator[None]:
+    """Runs each lane alone, to its end."""
+    for lane in lanes:
+        yield from fair([lane], device, due_s)
+
+
+def overlap(lanes: list[Lane], device: torch.device, due_s: float) -> Iterator[None]:
+    """A thread a lane; yields on time while any of them runs, and joins them all before it ends."""
+    # Before any clock runs: a capture holds up the device for all lanes.
+    for lane in lanes:
+        _guarded(lane, lane.prepare)
+    built = runtime(device).current_stream(device) if is_accelerator(device) else None
+    stop = threading.Event()
+    short: list[MemoryShortage] = []
+
+    def work(lane: Lane) -> None:
+        try:
+            run(lane)
+        except MemoryShortage as error:
+            short.append(error)
+            stop.set()
+
+    def run(lane: Lane) -> None:
+        with own_stream(device):
+            if built is not None:
+                # The stream that made the lanes may still be clearing their buffers.
+                runtime(device).current_stream(device).wait_stream(built)
+            while not lane.finished and not stop.is_set():
+                _step(lane)
+
+    threads = [threading.Thread(target=work, args=(lane,), daemon=True) for lane in lanes]
+    try:
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            time.sleep(due_s)
+            yield
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    if short:
+        raise short[0]
+
+
+def _step(lane: Lane) -> None:
+    """One step; a lane that fails ends with a message, and the others go on. Memory is everyone's."""
+    _guarded(lane, lane.step)
+
+
+def _guarded(lane: Lane, action: Callable[[], object]) -> None:
+    try:
+        with lane.lock:
+            action()
+    except MemoryShortage:
+        raise
+    except BassError as error:
+        lane.fail(str(error))
+    except Exception as error:
+        _log.exception("the %s lane failed", lane.method)
+        # The frames of the failed step hold its caches, and live as long as whoever keeps the log record.
+        traceback.clear_frames(error.__traceback__)
+        lane.fail(f"This lane stopped on an internal error ({type(error).__name__}); the others go on.")
+
+
+# In the order in which the page offers them.
+SCHEDULINGS: dict[str, Callable[[list[Lane], torch.device, float], Iterator[None]]] = {
+    "fair": fair,
+    "overlap": overlap,
+    "in_turn": in_turn,
+}

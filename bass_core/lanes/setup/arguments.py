@@ -1,0 +1,32 @@
+"""Keyword arguments that nobody knows, refused in one sentence that says what was meant.
+
+Contract: `generate`, `stream` and `race` list their keywords with types and defaults, so that an editor completes
+them, and catch all others only to hand them to `refuse_unknown`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any
+
+from ...errors import RequestError
+from ...sampling.params import SamplingParams
+
+_SAMPLING = tuple(field.name for field in fields(SamplingParams))
+
+
+def refuse_unknown(function: Callable[..., Any], unknown: Iterable[str]) -> None:
+    """Raises RequestError for the first of these keywords, none of which the function has."""
+    for name in unknown:
+        parameters = inspect.signature(function).parameters.values()
+        known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+        if name in _SAMPLING:
+            raise RequestError(
+                f"{function.__name__} has no argument {name}: use sampling=SamplingParams({name}=...)."
+            )
+        near = get_close_matches(name, known, n=1)
+        advice = f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}."
+        raise RequestError(f"{function.__name__} has no argument {name}: {advice}")

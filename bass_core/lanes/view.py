@@ -1,0 +1,41 @@
+"""A lane as the page and the API see it.
+
+Contract: `lane_view` makes JSON-ready data that shares nothing with the lane; values are whole, not differences.
+The caller holds the lane's lock where another thread steps it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import cast
+
+from ..sequence import Sequence
+from .lane import Lane
+from .output.detokenizer import TextStream
+from .snapshot import LaneSnapshot, MetricsRecord, SequenceSnapshot
+
+
+def lane_view(lane: Lane) -> LaneSnapshot:
+    """The lane at this moment of its clock."""
+    view: LaneSnapshot = {
+        "sequences": [_sequence_view(*both) for both in zip(lane.sequences, lane.texts, strict=True)],
+        "metrics": cast(MetricsRecord, asdict(lane.metrics())),
+        "rounds": lane.log.view(),
+        "clock_ms": lane.clock.ms,
+        "finished": lane.finished,
+        "error": lane.error,
+    }
+    if lane.timeline is not None:
+        view["timeline"] = lane.timeline.view()
+    return view
+
+
+def _sequence_view(sequence: Sequence, text: TextStream | None) -> SequenceSnapshot:
+    return {
+        "text": None if text is None else text.text,
+        "token_ids": list(sequence.token_ids),
+        "pieces": None if text is None else list(text.pieces),
+        "origins": list(sequence.origins),
+        "times_ms": list(sequence.times_ms),
+        "finish_reason": sequence.finish_reason,
+    }
