@@ -97,7 +97,8 @@ def test_captured_steps_of_both_sides_write_the_same_text(kind: str, monkeypatch
         assert out.metrics.drafted > 0 and (kind == "head" or out.metrics.acceptance_rate == 1)
     close(pair)
     assert all(runner.slot.steps for runner in made)
-    assert {runner.model for runner in made} == {pair.target_step, pair.draft_step}
+    # PAIR's warm-up may have made more, which regular decoding runs here.
+    assert {runner.model for runner in made} >= {pair.target_step, pair.draft_step}
     graphs._idle.clear()
 
 

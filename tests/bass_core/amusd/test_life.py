@@ -113,7 +113,7 @@ def test_a_slow_first_step_is_waited_for_and_a_later_one_is_not(
         return step(self)
 
     monkeypatch.setattr(DraftSession, "step", slow)
-    lane = _lane(pair, ROWS, "amusd", {"max_new_tokens": 300})
+    lane = _lane(generate, pair, ROWS, "amusd", {}, max_new_tokens=300)
     drafted = 0
     while not lane.finished:
         drafted += drafted_in(lane.step())
