@@ -24,9 +24,9 @@ from ..models.draft_head import DraftHead
 from ..models.pair import ModelPair
 from ..sequence import Sequence
 from ..verification.table import find_verification
-from .link import Close, DraftLostError, Drafts, Open, Pause, Resume, RowUpdate, TextUpdate
+from .host import DraftHost, borrow, give_back
+from .messages import Close, DraftLostError, Drafts, Open, Pause, Resume, RowUpdate, TextUpdate
 from .pace import NEWS
-from .process import DraftHost, borrow, give_back
 from .shared_memory import Arena, Layout, LocalArena
 from .timeline import Timeline
 
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Ahead:
-    """Drafts of one row from position `start` on; `max_probs`, `token_probs` as in amusd_link.Block.
+    """Drafts of one row from position `start` on; `max_probs`, `token_probs` as in amusd/messages.py, Block.
 
     `begin`: where the epoch began in the row's text; 0 until the first verdict, and no draft is judged before it.
     """
@@ -61,9 +61,8 @@ class Ahead:
 class DraftClient:
     """One request at the pair's draft.
 
-    lead: how far it drafts beyond the agreed text; confidence: only up to where it is sure (drafting/registry.py,
-    `confident_prefix`); copies: from the text, where that repeats itself; delay_s: for tests, see
-    amusd/decoder.py.
+    lead: how far it drafts beyond the agreed text; drafter: a name of drafting/registry.py that runs the pair's
+    draft; delay_s: for tests, see amusd/decoder.py.
     """
 
     def __init__(
@@ -73,8 +72,7 @@ class DraftClient:
         params: DecodingParams,
         *,
         lead: int,
-        confidence: bool,
-        copies: bool,
+        drafter: str,
         backend: str,
         delay_s: float,
     ) -> None:
@@ -87,8 +85,8 @@ class DraftClient:
         self._host: DraftHost | None = None
         self._arena: Arena | None = None
         self._context = pair.draft_step.context if pair.draft_step is not None else 0
-        # Steps of the draft that have been heard of.
-        self.received = 0
+        # Steps of the draft that have been heard of; in all of them its forwards, and the tokens that it drew.
+        self.received = self.forwards = self.drawn = 0
         ends = [len(row.prompt) + row.max_new_tokens for row in rows]
         layout = self._layout(len(rows), max(ends), params)
         with self._noticing():
@@ -107,8 +105,7 @@ class DraftClient:
                 params.verification,
                 backend if device.type == pair.device.type else choose_backend("auto", device),
                 layout,
-                confidence,
-                copies,
+                drafter,
                 delay_s,
             )
             host.send(message, self._arena)
@@ -166,7 +163,7 @@ class DraftClient:
                 if self.step_ms is None or 2 * spent < self.step_ms:  # a first step may have compiled kernels
                     self.step_ms = spent
                 self.step_ms += NEWS * (spent - self.step_ms)
-            line.made = message.made
+            line.made, self.drawn, self.forwards = message.made, message.drawn, message.forwards
             for block in message.blocks:
                 ahead = self.ahead.get(block.row)
                 if ahead is not None and ahead.epoch == block.epoch:

@@ -1,9 +1,9 @@
 """AMUSD (arXiv 2410.17375): draft and target work at the same time, on two devices; batched, and with sampling.
 
-Contract: the draft (amusd/draft.py, in a process of its own) never waits for a verdict: it drafts on, up to `lead`
-tokens beyond those that are being verified. The target verifies whatever is there. Its logits behind the last
-token it was fed judge one token more, the one that was drafted meanwhile (the *late* draft): where that stands,
-draft and target stay in step and nothing is rolled back. The text is the target's own by the same rule as
+Contract: the draft (amusd/session.py, in a process of its own) never waits for a verdict: it drafts on, up to
+`lead` tokens beyond those that are being verified. The target verifies whatever is there. Its logits behind the
+last token it was fed judge one token more, the one that was drafted meanwhile (the *late* draft): where that
+stands, draft and target stay in step and nothing is rolled back. The text is the target's own by the same rule as
 everywhere (verification/rejection.py), with the q that each draft was really drawn from. When nothing is there
 the target takes a plain step, unless the next draft is due so soon that the wait is worth its cost
 (`_worth_waiting`). A draft that crashes or hangs is given up: the lane goes on as regular decoding, and
@@ -44,8 +44,8 @@ from ..sequence import Round, RowRound, Sequence
 from ..verification.acceptance import RowOutcome, mark_unsound, refuse_unsound
 from ..verification.rejection import verify
 from .client import DraftClient
+from .host import split_threads
 from .pace import Pace
-from .process import split_threads
 from .timeline import Timeline
 
 # How far the draft runs ahead where no integer draft_length says so, and the most that one can say.
@@ -87,8 +87,7 @@ def build_amusd(
         params,
         # While `lead` drafts are verified the draft makes one that comes late, and the next `lead`.
         lead=2 * lead + 1,
-        confidence=kind.stops_when_unsure,
-        copies=kind.copies,
+        drafter=request.drafter,
         backend=request.backend,
         delay_s=DELAYS[1],
     )
@@ -111,6 +110,8 @@ class AmusdDecoder(BatchDecoder):
     ) -> None:
         super().__init__(sequences, target, params, return_states=return_states)
         self.client, self.lead, self.confidence = client, lead, confidence
+        # What the draft had done by the end of the last round: its forwards, and the tokens that it drew.
+        self._billed = (0, 0)
         self._split = not is_accelerator(target.device)
         self._pace = Pace()
 
@@ -194,7 +195,15 @@ class AmusdDecoder(BatchDecoder):
             self.client.write_states(rows, [start - 1 for start in starts], states)
         self.client.send(verdicts)
         self._drop_finished()
-        return Round("verify" if max(tested) else "plain", max(tested), records)
+        forwards, drawn = self._draft_work()
+        kind = "verify" if max(tested) else "plain"
+        return Round(kind, max(tested), records, draft_forwards=forwards, draft_tokens=drawn)
+
+    def _draft_work(self) -> tuple[int, int]:
+        """The draft's forwards since the last round, as far as is known, and the tokens that it drew in them."""
+        (forwards, drawn), client = self._billed, self.client
+        self._billed = client.forwards, client.drawn
+        return client.forwards - forwards, client.drawn - drawn
 
     def _counts(self) -> list[int]:
         """How many drafts of each row to feed; waits for more while that pays."""

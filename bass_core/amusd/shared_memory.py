@@ -4,8 +4,8 @@ Contract: `write` and `read` take any number of rows and places at once, so that
 copy. What was written before a message was sent is there when the message is read. An `Arena` lies between two
 processes, over an anonymous mapping that has no name in any file system: nothing is left when the last process
 that maps it ends, however it ends. Whoever makes one sends its `fd`. A `LocalArena` lies within one process, on
-the device of target and draft: nothing leaves that. Who may write which part, and when, is said in amusd/link.py.
-Non-goals: locks.
+the device of target and draft: nothing leaves that. Who may write which part, and when, is said in
+amusd/messages.py. Non-goals: locks.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Contract: `Worker.run` warms the draft, says that it is ready, and works. It ends when the link's other end is
 gone, whoever closed it and however, so that no draft outlives its target. It blocks (in `recv`) when there is
-nothing to draft. `main` is that loop in a process of its own (amusd/process.py starts it); its arguments are
+nothing to draft. `main` is that loop in a process of its own (amusd/host.py starts it); its arguments are
 descriptors that it inherits, threads and device.
 """
 
@@ -27,8 +27,8 @@ from ..attention.select import choose_backend
 from ..models.base import CausalModel
 from ..models.draft_head import DraftHead
 from ..sampling.params import SamplingParams
-from .draft import DraftSession
-from .link import Block, Close, Drafts, Failed, Open, Pause, Ready, Resume, RowUpdate, TextUpdate
+from .messages import Block, Close, Drafts, Failed, Open, Pause, Ready, Resume, RowUpdate, TextUpdate
+from .session import DraftSession
 from .shared_memory import Arena, Layout, LocalArena
 
 # For the one who waits: when the draft last showed life, negative while it waits for a message, and how many
@@ -39,30 +39,32 @@ STAMP, READ = range(2)
 
 @dataclass(frozen=True)
 class LoadedDraft:
-    """A pair's draft, a causal LM or a head, and the step of the one or of the other's body."""
+    """A pair's draft, a causal LM or a head, and the step of the one or of the other's body: a `DraftSource`."""
 
-    model: Any
-    step: CausalModel
+    draft: Any
+    draft_step: CausalModel
     vocab: int
+    ngrams: None = None
 
     @property
-    def head(self) -> DraftHead | None:
-        return self.model if isinstance(self.model, DraftHead) else None
+    def device(self) -> torch.device:
+        return self.draft_step.device
 
     def session(self, spec: Open, arena: Arena) -> DraftSession:
         """A request as rows of the draft."""
-        return DraftSession(spec, arena, self.step, self.head, self.vocab)
+        return DraftSession(spec, arena, self)
 
     def warm(self) -> None:
         """A prompt and two tokens that nobody asked for: kernels are compiled and libraries loaded behind it."""
-        device, backend = self.step.device, choose_backend("auto", self.step.device)
-        outputs = self.vocab if self.head is None else len(self.head.vocabulary)
+        backend = choose_backend("auto", self.device)
+        head = self.draft if isinstance(self.draft, DraftHead) else None
+        outputs = self.vocab if head is None else len(head.vocabulary)
         layout: Layout = {"q": ((2, 4, outputs), torch.float32)}
-        if self.head is not None:
-            layout["states"] = ((2, 6, self.head.config.hidden), torch.float32)
+        if head is not None:
+            layout["states"] = ((2, 6, head.config.hidden), torch.float32)
         for params in (SamplingParams(), SamplingParams(1.0)):
             spec = Open(0, [[0, 0]] * 2, [0, 1], [5, 5], 2, params, 0, "chen", backend, layout)
-            session = self.session(spec, LocalArena(layout, device))
+            session = self.session(spec, LocalArena(layout, self.device))
             session.judge([RowUpdate(row, 1, 2, [0]) for row in range(2)])
             while session.busy:
                 session.step()
@@ -125,7 +127,8 @@ class Worker:
         session = self.session
         assert session is not None
         end = time.perf_counter()
-        self.link.send(Drafts(session.spec.session, blocks, begin, end, session.made, session.rolled_back))
+        done = (session.made, session.rolled_back, session.drafter.drafted, session.drafter.calls)
+        self.link.send(Drafts(session.spec.session, blocks, begin, end, *done))
 
     def _handle(self, message: Any) -> None:
         if isinstance(message, Open):

@@ -29,12 +29,19 @@ class Proposal:
     are what each draft was drawn from; None: drafts are point masses. parents int64 [B, N]: the index
     of the draft that each draft follows, below its own, or -1 for the newest token of the text; None: a chain, in
     which each draft follows the one before it.
+
+    copied[r]: whether the drafts of row r were copied from a text; None: all of the drafter's are of one kind.
+    max_probs, token_probs float32 [B, N]: the largest value of what a draft was drawn from, and the token's own,
+    from a drafter that was made to tell them (HeadDrafter).
     """
 
     tokens: Tensor
     num_drafted: list[int]
     probs: Tensor | None = None
     parents: Tensor | None = None
+    copied: list[bool] | None = None
+    max_probs: Tensor | None = None
+    token_probs: Tensor | None = None
 
 
 class Drafter(Protocol):
@@ -72,6 +79,10 @@ class Drafter(Protocol):
         """
         return None
 
+    def rewind(self, row: int, length: int) -> None:
+        """The tokens of row `row` from `length` on were taken back, as AMUSD does; none of its prompt ever is."""
+        return None
+
     def move_row(self, source: int, target: int) -> None:
         """Row `source` takes the place of row `target`, which has left."""
         return None
@@ -88,7 +99,7 @@ def own_drafter(drafter: Any) -> Drafter:
     for name in ("calls", "drafted"):
         if not hasattr(made, name):
             setattr(made, name, 0)
-    for name in ("start", "prepare", "on_verified", "observe_states", "move_row"):
+    for name in ("start", "prepare", "on_verified", "observe_states", "rewind", "move_row"):
         if not hasattr(made, name):
             setattr(made, name, getattr(Drafter, name).__get__(made))
     checked: Drafter = made

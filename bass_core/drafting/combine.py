@@ -39,6 +39,10 @@ class LookupChain(Drafter):
         for drafter in self.drafters:
             drafter.on_verified(rows, proposal, accepted)
 
+    def rewind(self, row: int, length: int) -> None:
+        for drafter in self.drafters:
+            drafter.rewind(row, length)
+
     def move_row(self, source: int, target: int) -> None:
         for drafter in self.drafters:
             drafter.move_row(source, target)
@@ -50,9 +54,12 @@ class Cascade(Drafter):
     In a round in which every row copies, the model is not run at all.
     """
 
-    def __init__(self, lookup: Drafter, model: Drafter, size: int) -> None:
-        """lookup copies, model drafts with a ModelDrafter or a HeadDrafter; size: the target's V."""
-        self.lookup, self.model, self.size = lookup, model, size
+    def __init__(self, lookup: Drafter, model: Drafter, size: int, most_drawn: int | None = None) -> None:
+        """lookup copies, model drafts with a ModelDrafter or a HeadDrafter; size: the target's V.
+
+        most_drawn: tokens of one row that the model drafts in one proposal at most; None: as many as may be.
+        """
+        self.lookup, self.model, self.size, self.most_drawn = lookup, model, size, most_drawn
         self._modelled: Proposal | None = None
         self.observes_states = model.observes_states
 
@@ -70,7 +77,10 @@ class Cascade(Drafter):
 
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         copied = check_chain(self.lookup.propose(rows, max_drafts, keys))
+        copied.copied = [count > 0 for count in copied.num_drafted]
         left = [0 if count else most for count, most in zip(copied.num_drafted, max_drafts, strict=True)]
+        if self.most_drawn is not None:
+            left = [min(most, self.most_drawn) for most in left]
         self._modelled = None
         if max(left) == 0:
             return copied
@@ -87,12 +97,17 @@ class Cascade(Drafter):
         copied_tokens = _widen(to_device(copied.tokens, device), width)
         tokens = torch.where(copies[:, None], copied_tokens, _widen(modelled.tokens, width))
         num_drafted = [a or b for a, b in zip(copied.num_drafted, modelled.num_drafted, strict=True)]
+        merged = Proposal(tokens, num_drafted, copied=copied.copied)
+        if modelled.max_probs is not None and modelled.token_probs is not None:
+            merged.max_probs = _widen(modelled.max_probs, width, 1.0).masked_fill(copies[:, None], 1.0)
+            merged.token_probs = _widen(modelled.token_probs, width, 1.0).masked_fill(copies[:, None], 1.0)
         if modelled.probs is None:
-            return Proposal(tokens, num_drafted)
+            return merged
         probs = torch.zeros(len(num_drafted), width, self.size, device=device)
         probs[:, : modelled.probs.shape[1]] = modelled.probs
         points = torch.zeros_like(probs).scatter_(2, tokens[..., None], 1.0)
-        return Proposal(tokens, num_drafted, torch.where(copies[:, None, None], points, probs))
+        merged.probs = torch.where(copies[:, None, None], points, probs)
+        return merged
 
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
         self.lookup.on_verified(rows, proposal, accepted)
@@ -100,10 +115,14 @@ class Cascade(Drafter):
             self.model.on_verified(rows, self._modelled, accepted)
             self._modelled = None
 
+    def rewind(self, row: int, length: int) -> None:
+        self.lookup.rewind(row, length)
+        self.model.rewind(row, length)
+
     def move_row(self, source: int, target: int) -> None:
         self.lookup.move_row(source, target)
         self.model.move_row(source, target)
 
 
-def _widen(tokens: Tensor, width: int) -> Tensor:
-    return torch.nn.functional.pad(tokens, (0, width - tokens.shape[1]))
+def _widen(values: Tensor, width: int, padding: float = 0) -> Tensor:
+    return torch.nn.functional.pad(values, (0, width - values.shape[1]), value=padding)

@@ -23,9 +23,9 @@ from ..sampling.params import SamplingParams
 from ..sequence import Sequence
 from ..verification.table import find_verification
 from .base import Drafter, Proposal
+from .head_states import SettledStates, StandInStates
+from .pending import feed_pending
 
-# Tokens a row that are fed in one forward: the first proposal has a whole prompt to feed.
-CHUNK = 128
 # A forward of the head costs more than one more token in a verification, so a row drafts on only while its drafts
 # so far have this many times the confidence. Each row decides for itself and does not depend on its neighbours.
 HEADROOM = 4.0
@@ -41,6 +41,11 @@ class HeadDrafter(Drafter):
     this probability, and the drafts so far HEADROOM times it (from 1 / HEADROOM on: one draft at most). Whether to
     draft on never depends on the token that is drawn next, so the token is distributed as q says. 0: never stop;
     above 0 a proposal waits for the device once, and before each LOOK_EVERY-th token.
+
+    ahead: the text runs ahead of the target's states, as in AMUSD. The head's own state of a token stands in until
+    the target's is observed; what was fed behind a stand-in is then fed again. A proposal has at most one draft a
+    row, and none where a state is missing: behind a token that the head was not fed, such as a copied one. A
+    confidence above 0 stops nothing then, but the proposals have `max_probs` and `token_probs`.
     """
 
     observes_states = True
@@ -53,16 +58,20 @@ class HeadDrafter(Drafter):
         params: SamplingParams,
         verification: str = "chen",
         confidence: float = 0.0,
+        ahead: bool = False,
     ) -> None:
         self.head, self.runner, self.size, self.params = head, runner, size, params
         self.role = find_verification(verification).draft_role
-        self.confidence = confidence
-        self._waiting: list[list[Tensor]] = []
+        self.confidence = 0.0 if ahead else confidence
+        self.ahead, self._tells = ahead, ahead and confidence > 0
+        self._source: SettledStates | StandInStates = SettledStates(0, head.config.hidden, runner.device)
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
-        zero = torch.zeros(1, self.head.config.hidden, device=self.runner.device)
-        # Slot t reads the state of t - 1, and nothing stands before the first token.
-        self._waiting = [[zero] for _ in rows]
+        hidden, length = self.head.config.hidden, self.runner.cache.max_len
+        if self.ahead:
+            self._source = StandInStates(len(rows), length, hidden, self.runner.device)
+        else:
+            self._source = SettledStates(len(rows), hidden, self.runner.device)
         return None
 
     @torch.inference_mode()
@@ -76,12 +85,16 @@ class HeadDrafter(Drafter):
 
     def observe_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
         """Keep copies of the target's states: its next forward overwrites them."""
-        kept = torch.cat(states).split([len(new) for new in states])
-        for waiting, new in zip(self._waiting[: len(rows)], kept, strict=True):
-            waiting.append(new)
+        for r, slot in (self._source.observe(states) or {}).items():
+            self.runner.commit(r, min(self.runner.lengths[r], slot))
 
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
-        logits, states = self._catch_up(rows)
+        if isinstance(self._source, StandInStates):
+            complete = [self._source.complete(r, len(row.tokens)) for r, row in enumerate(rows)]
+            max_drafts = [min(most, 1) if able else 0 for most, able in zip(max_drafts, complete, strict=True)]
+            if max(max_drafts) == 0:
+                return Proposal(torch.zeros(len(rows), 0, dtype=torch.long, device=self.runner.device), max_drafts)
+        logits, states = self._catch_up(rows, max_drafts)
         ends = list(self.runner.lengths[: len(rows)])
         # Row by row: in which steps it may draft, whether it still does, how much it has, and how likely that is.
         allowed = [[most > step for most in max_drafts] for step in range(1 + max(max_drafts))]
@@ -119,47 +132,44 @@ class HeadDrafter(Drafter):
         if not width:
             return Proposal(torch.zeros(len(rows), 0, dtype=torch.long, device=logits.device), num_drafted)
         full = torch.stack(probs[:width], dim=1) if probs else None
-        return Proposal(torch.stack(tokens[:width], dim=1), num_drafted, full)
+        proposal = Proposal(torch.stack(tokens[:width], dim=1), num_drafted, full)
+        if self._tells and q is not None:
+            proposal.max_probs, proposal.token_probs = q.amax(-1)[:, None], q.gather(1, column[:, None])
+        return proposal
 
-    def _catch_up(self, rows: list[Sequence]) -> tuple[Tensor, Tensor]:
-        """Feed what was settled since the last proposal; logits [B, V'], states [B, hidden] of the last slots."""
-        runner, batch, device = self.runner, len(rows), self.runner.device
-        starts = runner.lengths[:batch]
-        counts = [len(row.tokens) - start for row, start in zip(rows, starts, strict=True)]
+    def _catch_up(self, rows: list[Sequence], max_drafts: list[int]) -> tuple[Tensor, Tensor]:
+        """Feed what came since the last proposal; logits [B, V'], states [B, hidden] of the last slots.
+
+        Behind settled states all rows are fed; behind states that stand in, those that draft.
+        """
+        runner, source = self.runner, self._source
+        ends = [len(row.tokens) for row in rows]
+        if isinstance(source, SettledStates):
+            starts = list(runner.lengths[: len(rows)])
+            counts = [end - start for end, start in zip(ends, starts, strict=True)]
+            before = source.read(counts)
+        else:
+            # A row that drafts feeds its newest token, if need be again, for the logits behind it.
+            starts = [min(runner.lengths[r], end - 1 if max_drafts[r] else end) for r, end in enumerate(ends)]
+            counts = [ends[r] - start if max_drafts[r] else 0 for r, start in enumerate(starts)]
+            before = source.read(starts, max(counts))
         width = max(counts)
         padded = [(row.tokens[start:] + [0] * width)[:width] for row, start in zip(rows, starts, strict=True)]
-        x = self.head.inputs(to_device(padded, device), self._settled(counts))
-        logits = states = torch.empty(0)
-        for start in range(0, width, CHUNK):
-            stop = min(start + CHUNK, width)
-            take = [min(max(count - 1 - start, 0), stop - start - 1) for count in counts]
-            real = [max(1, min(count, stop) - start) for count in counts]
-            begins = [at + start for at in starts]
-            output = runner.forward(ForwardBatch(x[:, start:stop], begins, real, take, return_states=True))
-            fed, read = output.logits, output.require_states()
-            read = read[torch.arange(batch, device=device), to_device(take, device)]
-            self.calls += 1
-            if start == 0:
-                logits, states = fed, read
-            else:
-                fresh = to_device([[count > start] for count in counts], device)
-                logits, states = torch.where(fresh, fed, logits), torch.where(fresh, read, states)
-        for r, row in enumerate(rows):
-            runner.commit(r, len(row.tokens))
+        x = self.head.inputs(to_device(padded, runner.device), before)
+        logits, states, forwards = feed_pending(runner, x, starts, counts, return_states=True)
+        assert states is not None
+        self.calls += forwards
+        fed = [r for r, count in enumerate(counts) if count]
+        for r in fed:
+            runner.commit(r, ends[r])
+        if isinstance(source, StandInStates):
+            source.keep(fed, [ends[r] for r in fed], states[to_device(fed, states.device)])
         return logits, states
-
-    def _settled(self, counts: list[int]) -> Tensor:
-        """The waiting states [B, max(counts), hidden]; a row's last one again behind its counts[r]."""
-        waiting, self._waiting[: len(counts)] = self._waiting[: len(counts)], [[] for _ in counts]
-        assert [sum(map(len, row)) for row in waiting] == counts, "each slot has the state before it"
-        own = torch.tensor(counts)
-        places = torch.arange(max(counts)).minimum(own[:, None] - 1) + (own.cumsum(0) - own)[:, None]
-        return torch.cat([states for row in waiting for states in row])[to_device(places, self.runner.device)]
 
     def _distribution(self, logits: Tensor) -> Tensor | None:
         """q [B, V'] over the head's vocabulary, where somebody asks for it."""
         if self.params.greedy:
-            return logits.softmax(-1) if self.confidence else None
+            return logits.softmax(-1) if self.confidence or self._tells else None
         return probabilities(logits, self.params)
 
     def _draw(self, logits: Tensor, q: Tensor | None, keys: NoiseKeys, step: int) -> Tensor:
@@ -176,9 +186,15 @@ class HeadDrafter(Drafter):
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
         """Does nothing: drafted tokens lie behind what counts in the cache, and are fed again with true states."""
 
+    def rewind(self, row: int, length: int) -> None:
+        """Without `ahead` nothing is kept of text that the target's states have not settled."""
+        if isinstance(self._source, StandInStates):
+            self.runner.commit(row, min(self.runner.lengths[row], length))
+            self._source.rewind(row, length)
+
     def move_row(self, source: int, target: int) -> None:
         self.runner.move_row(source, target)
-        self._waiting[target] = self._waiting[source]
+        self._source.move_row(source, target)
 
 
 def _all_rest(going: Tensor, step: int) -> bool:

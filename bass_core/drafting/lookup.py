@@ -23,10 +23,15 @@ class PromptLookupDrafter(Drafter):
     def __init__(self, device: torch.device, longest: int = 4, shortest: int = 2) -> None:
         self.device, self.longest, self.shortest = device, longest, shortest
         self._tables: list[dict[tuple[int, ...], tuple[list[int], int]]] = []
+        # By row, of each run behind the prompt: where it ended, and what its place in the table was before.
+        self._replaced: list[list[tuple[int, tuple[int, ...], tuple[list[int], int] | None]]] = []
+        self._prompts: list[int] = []
         self._indexed: list[int] = []
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         self._tables = [{} for _ in rows]
+        self._replaced = [[] for _ in rows]
+        self._prompts = [len(row.prompt) for row in rows]
         self._indexed = [0 for _ in rows]
         return None
 
@@ -40,9 +45,13 @@ class PromptLookupDrafter(Drafter):
     def _index(self, row: int, tokens: list[int]) -> None:
         """Remember where each run of tokens ended last, but for the run at the very end: that is looked up."""
         table, end = self._tables[row], len(tokens)
+        replaced, prompt = self._replaced[row], self._prompts[row]
         for stop in range(max(self._indexed[row], 1), end):
             for size in range(self.shortest, min(self.longest, stop) + 1):
-                table[tuple(tokens[stop - size : stop])] = (tokens, stop)
+                run = tuple(tokens[stop - size : stop])
+                if stop >= prompt:
+                    replaced.append((stop, run, table.get(run)))
+                table[run] = (tokens, stop)
         self._indexed[row] = end
 
     def _lookup(self, row: int, tokens: list[int], count: int) -> list[int]:
@@ -55,8 +64,20 @@ class PromptLookupDrafter(Drafter):
                 return [text[at + i % (len(text) - at)] for i in range(count)]
         return []
 
+    def rewind(self, row: int, length: int) -> None:
+        """Forget the runs that ended from `length` on: their places are again those of before."""
+        table, replaced = self._tables[row], self._replaced[row]
+        while replaced and replaced[-1][0] >= length:
+            _, run, before = replaced.pop()
+            if before is None:
+                del table[run]
+            else:
+                table[run] = before
+        self._indexed[row] = min(self._indexed[row], length)
+
     def move_row(self, source: int, target: int) -> None:
         self._tables[target], self._indexed[target] = self._tables[source], self._indexed[source]
+        self._replaced[target], self._prompts[target] = self._replaced[source], self._prompts[source]
 
 
 class SiblingLookupDrafter(PromptLookupDrafter):
@@ -69,3 +90,9 @@ class SiblingLookupDrafter(PromptLookupDrafter):
         super().start(rows)
         self._tables = [{}] * len(rows)
         return None
+
+    def rewind(self, row: int, length: int) -> None:
+        """Rows have replaced each other's places: all are noted anew, from the texts as they are then."""
+        self._tables = [{}] * len(self._tables)
+        self._replaced = [[] for _ in self._tables]
+        self._indexed = [0] * len(self._tables)

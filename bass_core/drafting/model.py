@@ -19,6 +19,7 @@ from ..sequence import Sequence
 from ..verification.table import find_verification
 from .base import Drafter, Proposal
 from .chain import chains, follow
+from .pending import feed_pending
 
 
 class ModelDrafter(Drafter):
@@ -49,18 +50,14 @@ class ModelDrafter(Drafter):
         self.drafted += sum(max_drafts)
         if length == 0:
             return Proposal(torch.zeros(batch, 0, dtype=torch.long, device=runner.device), max_drafts)
-        pending = [
-            row.tokens[runner.lengths[r] :] if max_drafts[r] else row.tokens[-1:] for r, row in enumerate(rows)
-        ]
-        # A row that drafts nothing is fed as padding, behind its own valid tokens.
-        starts = runner.lengths[:batch]
-        width = max(len(tokens) for tokens in pending)
-        padded = [tokens + [0] * (width - len(tokens)) for tokens in pending]
-        ids = to_device(padded, runner.device)
+        # A row that drafts feeds its newest token, if need be again, for the logits behind it; the others padding.
+        starts = [min(runner.lengths[r], len(row.tokens) - (max_drafts[r] > 0)) for r, row in enumerate(rows)]
+        pending = [rows[r].tokens[start:] if max_drafts[r] else [] for r, start in enumerate(starts)]
         counts = [len(tokens) for tokens in pending]
-        logits = runner.forward(ForwardBatch(ids, starts, counts, [count - 1 for count in counts])).logits
-        self.calls += 1
-        ends = [start + len(tokens) for start, tokens in zip(starts, pending, strict=True)]
+        padded = [tokens + [0] * (max(counts) - len(tokens)) for tokens in pending]
+        logits, _, forwards = feed_pending(runner, to_device(padded, runner.device), starts, counts)
+        self.calls += forwards
+        ends = [start + max(count, 1) for start, count in zip(starts, counts, strict=True)]
         if self.params.greedy and chains(runner):
             first = argmax(logits)
             rest = follow(runner, first, ends, length - 1)
@@ -94,6 +91,9 @@ class ModelDrafter(Drafter):
             if proposal.num_drafted[r]:
                 before = len(row.tokens) - 1 - accepted[r]
                 self.runner.commit(r, before + min(accepted[r], width - 1))
+
+    def rewind(self, row: int, length: int) -> None:
+        self.runner.commit(row, min(self.runner.lengths[row], length))
 
     def move_row(self, source: int, target: int) -> None:
         self.runner.move_row(source, target)

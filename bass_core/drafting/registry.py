@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+
+import torch
 
 from ..engine.cuda_graphs import make_runner
 from ..errors import RequestError
+from ..models.base import CausalModel
 from ..models.draft_head import DraftHead
+from ..models.ngram import NgramTable
 from ..models.pair import ModelPair
 from ..sampling.params import SamplingParams
 from .base import Drafter, own_drafter
@@ -31,16 +35,40 @@ CONFIDENCE = 0.1
 AHEAD_CONFIDENCE = 0.2
 
 
+class DraftSource(Protocol):
+    """Whose draft it is: a ModelPair, or in AMUSD's own process what has been sent there of one."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def vocab(self) -> int: ...
+
+    @property
+    def draft(self) -> Any: ...
+
+    @property
+    def draft_step(self) -> CausalModel | None: ...
+
+    @property
+    def ngrams(self) -> NgramTable | None: ...
+
+
 @dataclass(frozen=True)
 class Parts:
-    """What the drafters of a lane are put together from: the pair, the lane's rows and their tokens at most."""
+    """What the drafters of a lane are put together from: the pair, the lane's rows and their tokens at most.
 
-    pair: ModelPair
+    ahead: for AMUSD. A draft model or head drafts at most one token of a row in a proposal, so that the session
+    reads the target's verdicts in between, and a head goes on from its own states until the target's arrive.
+    """
+
+    pair: DraftSource
     rows: int
     length: int
     backend: str
     sampling: SamplingParams
     verification: str
+    ahead: bool = False
 
     def model(self, confidence: float = 0.0) -> Drafter:
         """The pair's draft model or draft head; only a head stops below `confidence`."""
@@ -49,7 +77,7 @@ class Parts:
         made = (self.rows, self.length)
         if isinstance(draft, DraftHead):
             runner = make_runner(pair.draft_step, *made, len(draft.vocabulary), self.backend)
-            return HeadDrafter(draft, runner, pair.vocab, self.sampling, self.verification, confidence)
+            return HeadDrafter(draft, runner, pair.vocab, self.sampling, self.verification, confidence, self.ahead)
         runner = make_runner(pair.draft_step, *made, pair.vocab, self.backend)
         return ModelDrafter(runner, self.sampling, self.verification)
 
@@ -68,7 +96,8 @@ class Parts:
 
     def cascade(self, confidence: float = 0.0) -> Cascade:
         """Copies behind a long match, and asks the model for the other rows."""
-        return Cascade(self.prompt_lookup(CASCADE_MATCH), self.model(confidence), self.pair.vocab)
+        most = 1 if self.ahead else None
+        return Cascade(self.prompt_lookup(CASCADE_MATCH), self.model(confidence), self.pair.vocab, most)
 
 
 @dataclass(frozen=True)
@@ -163,15 +192,20 @@ def runs_model(drafter: Any) -> bool:
 
 
 def make_drafter(
-    pair: ModelPair,
+    pair: DraftSource,
     drafter: Any,
     rows: int,
     length: int,
     backend: str,
     sampling: SamplingParams,
     verification: str,
+    *,
+    ahead: bool = False,
 ) -> Drafter:
-    """A drafter for `rows` rows of at most `length` tokens: by its name, or a copy of a drafter object."""
+    """A drafter for `rows` rows of at most `length` tokens: by its name, or a copy of a drafter object.
+
+    ahead: see Parts.
+    """
     if not isinstance(drafter, str):
         return own_drafter(drafter)
-    return DRAFTERS[drafter].make(Parts(pair, rows, length, backend, sampling, verification))
+    return DRAFTERS[drafter].make(Parts(pair, rows, length, backend, sampling, verification, ahead))

@@ -21,7 +21,7 @@ import torch
 
 from bass_core import Generation, ModelPair, SamplingParams, generate, load_pair
 from bass_core.amusd.client import DraftClient
-from bass_core.amusd.process import close, prepare
+from bass_core.amusd.host import close, prepare
 from bass_core.attention.select import choose_backend
 from bass_core.decoding.base import DecodingParams
 from bass_core.engine.runner import ModelRunner
@@ -179,8 +179,7 @@ def _step_costs(pair: ModelPair, repeats: int) -> dict[str, float]:
             [row],
             DecodingParams(SamplingParams()),
             lead=48,
-            confidence=False,
-            copies=False,
+            drafter="model",
             backend="pad",
             delay_s=0.0,
         )

@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from bass_core import ModelPair, SamplingParams, generate
 from bass_core.amusd import decoder as amusd
-from bass_core.amusd.process import close, prepare
+from bass_core.amusd.host import close, prepare
 from bass_core.decoding.request import make_request
 from bass_core.lanes.lane import Lane
 

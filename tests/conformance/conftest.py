@@ -16,8 +16,8 @@ import torch
 
 from bass_core import ModelPair
 from bass_core.amusd import decoder as amusd
-from bass_core.amusd import link as amusd_link
-from bass_core.amusd import process as amusd_process
+from bass_core.amusd import host as amusd_host
+from bass_core.amusd import messages as amusd_messages
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -39,14 +39,14 @@ def drafts_in_threads() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ModelPair, "amusd_draft", "stream", raising=False)
         patch.setattr(amusd, "DELAYS", (0.004, 0.0))
-        patch.setattr(amusd_process, "PATIENCE_S", 30.0)
-        patch.setattr(amusd_link, "SEND_PATIENCE_S", 30.0)
+        patch.setattr(amusd_host, "PATIENCE_S", 30.0)
+        patch.setattr(amusd_messages, "SEND_PATIENCE_S", 30.0)
         # Draft and target are many short calls, after each of which one waits for the other.
         sys.setswitchinterval(interval / 10)
         yield
     sys.setswitchinterval(interval)
-    for pair in list(amusd_process._idle):
-        amusd_process.close(pair)
+    for pair in list(amusd_host._idle):
+        amusd_host.close(pair)
     drafts = [thread for thread in threading.enumerate() if thread.name == "bass-amusd-draft"]
     for thread in drafts:
         thread.join(30)

@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 
 from bass_core import METHODS, generate
-from bass_core.amusd.process import close
+from bass_core.amusd.host import close
 
 from ..models import BUILDERS
 from .table import DRAFTS, PROMPTS, TOKENS, Case, covering, expected, pair

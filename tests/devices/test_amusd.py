@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 from bass_core import ModelPair, SamplingParams, generate
 from bass_core.amusd import decoder as amusd
-from bass_core.amusd import link as amusd_link
-from bass_core.amusd import process as amusd_process
-from bass_core.amusd.draft import DraftSession
+from bass_core.amusd import host as amusd_host
+from bass_core.amusd import messages as amusd_messages
+from bass_core.amusd.session import DraftSession
+from bass_core.drafting.base import Proposal
 
 from ..conformance import table
 from .emulation import capture, ledger
@@ -31,11 +31,13 @@ def a_patient_target(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The draft is a thread beside it; an emulated operator takes its time, and the draft gets ahead."""
     monkeypatch.setattr(ModelPair, "amusd_draft", "stream", raising=False)
     monkeypatch.setattr(amusd, "DELAYS", (0.1, 0.0))
-    monkeypatch.setattr(amusd_process, "PATIENCE_S", 60.0)
-    monkeypatch.setattr(amusd_link, "SEND_PATIENCE_S", 60.0)
+    # A cold pair's first request would read from the device before it begins.
+    monkeypatch.setattr("bass_core.lanes.generation.warm_up", lambda pair, request: None)
+    monkeypatch.setattr(amusd_host, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(amusd_messages, "SEND_PATIENCE_S", 60.0)
     yield
-    for one in list(amusd_process._idle):
-        amusd_process.close(one)
+    for one in list(amusd_host._idle):
+        amusd_host.close(one)
 
 
 def run(name: str, **arguments: Any) -> Any:
@@ -59,17 +61,17 @@ def test_nothing_is_out_of_order(
     if not captured:
         monkeypatch.setenv("BASS_GRAPHS", "0")
     reads: list[int] = []
-    draw = DraftSession._draw
+    take = DraftSession._take
 
-    def drawn(self: DraftSession, logits: Tensor) -> Any:
-        columns, q = draw(self, logits)
-        reads.append(1 if q is None else 2)
-        return columns, q
+    def taken(self: DraftSession, proposal: Proposal) -> Any:
+        drawn = not all(proposal.copied or [False])
+        reads.append(drawn + (drawn and proposal.max_probs is not None))
+        return take(self, proposal)
 
-    monkeypatch.setattr(DraftSession, "_draw", drawn)
+    monkeypatch.setattr(DraftSession, "_take", taken)
     out = run(name, sampling=sampling)
     assert bool(capture.captured) is captured
-    # A verdict a round; of a drafted token the token, and with a q its largest value and the token's.
+    # A verdict a round; of a drafted token the token and, from a drafter that may be unsure, two numbers of its q.
     assert ledger.reads.total() == out.metrics.target_forwards + sum(reads)
     if sampling.greedy:
         assert texts(out) == [text[:TOKENS] for text in table.expected("llama", "greedy")[:3]]

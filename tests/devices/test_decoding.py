@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from bass_core import ModelPair, SamplingParams, generate, stream
-from bass_core.amusd import link as amusd_link
-from bass_core.amusd import process as amusd_process
+from bass_core.amusd import host as amusd_host
+from bass_core.amusd import messages as amusd_messages
 
 from ..conformance import table
 from .emulation import ledger
@@ -27,11 +27,11 @@ WARM = SamplingParams(0.9, top_k=30, top_p=0.95)
 def patient_drafts_beside_their_targets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """AMUSD's draft shares the device with its target; an emulated operator takes its time."""
     monkeypatch.setattr(ModelPair, "amusd_draft", "stream", raising=False)
-    monkeypatch.setattr(amusd_process, "PATIENCE_S", 30.0)
-    monkeypatch.setattr(amusd_link, "SEND_PATIENCE_S", 30.0)
+    monkeypatch.setattr(amusd_host, "PATIENCE_S", 30.0)
+    monkeypatch.setattr(amusd_messages, "SEND_PATIENCE_S", 30.0)
     yield
-    for one in list(amusd_process._idle):
-        amusd_process.close(one)
+    for one in list(amusd_host._idle):
+        amusd_host.close(one)
 
 
 @pytest.fixture(autouse=True)

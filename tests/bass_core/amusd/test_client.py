@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bass_core.amusd.client import Ahead, DraftClient
-from bass_core.amusd.link import Block, Drafts
+from bass_core.amusd.messages import Block, Drafts
 from bass_core.amusd.timeline import Timeline
 
 

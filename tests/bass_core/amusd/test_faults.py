@@ -18,9 +18,10 @@ import pytest
 
 from bass_core import ModelPair, SamplingParams, generate
 from bass_core.amusd import decoder as amusd
-from bass_core.amusd.link import RowUpdate, TextUpdate
-from bass_core.amusd.process import PATIENCE_S, borrow, close, give_back, prepare
+from bass_core.amusd.host import PATIENCE_S, borrow, close, give_back, prepare
+from bass_core.amusd.messages import RowUpdate, TextUpdate
 from bass_core.lanes.generation import _lane
+from bass_core.lanes.view import lane_view
 
 from ...models import prompts
 from .test_amusd import PAIR, TARGET
@@ -55,7 +56,7 @@ def draft_process() -> psutil.Process:
 def lost_after(steps: int, act: Any, **arguments: Any) -> tuple[Any, psutil.Process]:
     """The finished lane of a request in which `act` is done to the draft's process after some steps."""
     process = draft_process()
-    lane = _lane(PAIR, ROWS, "amusd", {"max_new_tokens": 60} | arguments)
+    lane = _lane(generate, PAIR, ROWS, "amusd", {}, **{"max_new_tokens": 60} | arguments)
     done = 0
     while not lane.finished:
         if done == steps:
@@ -69,7 +70,7 @@ def test_a_killed_draft_leaves_regular_decoding() -> None:
     lane, process = lost_after(5, lambda one: one.kill())
     assert [s.token_ids for s in lane.sequences] == expected(max_new_tokens=60)
     assert "ended" in lane.timeline.note and "regular decoding" in lane.timeline.note
-    assert lane.view()["timeline"]["note"] == lane.timeline.note and lane.error is None
+    assert lane_view(lane)["timeline"]["note"] == lane.timeline.note and lane.error is None
     assert not process.is_running()
 
 
@@ -93,7 +94,7 @@ def test_a_draft_that_hangs_while_it_is_paused() -> None:
 
 @pytest.mark.slow
 def test_an_error_inside_the_draft() -> None:
-    lane = _lane(PAIR, ROWS, "amusd", {"max_new_tokens": 60})
+    lane = _lane(generate, PAIR, ROWS, "amusd", {}, max_new_tokens=60)
     client = lane._decoder.client
     for _ in range(4):
         lane.step()
@@ -107,7 +108,7 @@ def test_an_error_inside_the_draft() -> None:
 @pytest.mark.slow
 def test_a_draft_that_can_not_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     close(PAIR)
-    monkeypatch.setattr("bass_core.amusd.process._START", "raise SystemExit(3)")
+    monkeypatch.setattr("bass_core.amusd.host._START", "raise SystemExit(3)")
     out = generate(PAIR, ROWS, method="amusd", max_new_tokens=20)
     assert "exit status 3" in out.timeline["note"]
     assert texts(out) == expected(max_new_tokens=20)

@@ -19,10 +19,10 @@ import pytest
 import torch
 
 from bass_core import ModelPair, generate
-from bass_core.amusd import process as amusd_process
-from bass_core.amusd.draft import DraftSession
-from bass_core.amusd.link import DraftLostError, Open, Ready, Resume
-from bass_core.amusd.process import DraftHost
+from bass_core.amusd import host as amusd_host
+from bass_core.amusd.host import DraftHost
+from bass_core.amusd.messages import DraftLostError, Open, Ready, Resume
+from bass_core.amusd.session import DraftSession
 from bass_core.amusd.shared_memory import Arena, LocalArena
 from bass_core.amusd.worker import Worker
 from bass_core.lanes.generation import _lane
@@ -42,7 +42,7 @@ def pair() -> Iterator[ModelPair]:
     one = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]))
     one.amusd_draft = "stream"
     yield one
-    amusd_process.close(one)
+    amusd_host.close(one)
 
 
 def opening(session: int = 1) -> Open:
@@ -81,11 +81,11 @@ def test_a_draft_that_has_waited_for_long_is_not_taken_for_one_that_hangs(
             super().__init__(*arguments)
             self.watch = Spied(self.watch)  # type: ignore[assignment]
 
-    monkeypatch.setattr(amusd_process, "Worker", SpiedWorker)
+    monkeypatch.setattr(amusd_host, "Worker", SpiedWorker)
     host = DraftHost(pair)
     host.send(opening(), LocalArena({}, pair.device))
-    monkeypatch.setattr(amusd_process, "START_PATIENCE_S", 0.0)
-    monkeypatch.setattr(amusd_process, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(amusd_host, "START_PATIENCE_S", 0.0)
+    monkeypatch.setattr(amusd_host, "PATIENCE_S", 0.5)
     time.sleep(1.0)
     hosts.append(host)
     host.send(Resume())
@@ -98,9 +98,9 @@ def test_a_draft_that_has_waited_for_long_is_not_taken_for_one_that_hangs(
 def test_a_slow_first_step_is_waited_for_and_a_later_one_is_not(
     pair: ModelPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    amusd_process.prepare(pair)
-    monkeypatch.setattr(amusd_process, "PATIENCE_S", 0.3)
-    monkeypatch.setattr(amusd_process, "SLOW_STEPS", 0)
+    amusd_host.prepare(pair)
+    monkeypatch.setattr(amusd_host, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(amusd_host, "SLOW_STEPS", 0)
     steps, go = [], threading.Event()
     step = DraftSession.step
 
@@ -113,7 +113,7 @@ def test_a_slow_first_step_is_waited_for_and_a_later_one_is_not(
         return step(self)
 
     monkeypatch.setattr(DraftSession, "step", slow)
-    lane = _lane(pair, ROWS, "amusd", {"max_new_tokens": 300})
+    lane = _lane(generate, pair, ROWS, "amusd", {}, max_new_tokens=300)
     drafted = 0
     while not lane.finished:
         drafted += drafted_in(lane.step())
@@ -182,10 +182,10 @@ def test_a_process_that_is_stopped_while_it_starts_is_given_up(monkeypatch: pyte
         await_ready(self)
 
     monkeypatch.setattr(DraftHost, "_await_ready", noted)
-    monkeypatch.setattr(amusd_process, "QUIET_S", 1.0)
-    monkeypatch.setattr(amusd_process, "START_PATIENCE_S", 120.0)
+    monkeypatch.setattr(amusd_host, "QUIET_S", 1.0)
+    monkeypatch.setattr(amusd_host, "START_PATIENCE_S", 120.0)
     stop = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP); "
-    monkeypatch.setattr(amusd_process, "_START", stop + amusd_process._START)
+    monkeypatch.setattr(amusd_host, "_START", stop + amusd_host._START)
     pair = ModelPair(TARGET, TARGET)
     begin = time.perf_counter()
     out = generate(pair, ROWS, method="amusd", max_new_tokens=10)
@@ -199,9 +199,9 @@ def test_a_process_that_is_stopped_while_it_starts_is_given_up(monkeypatch: pyte
 @pytest.mark.slow
 def test_a_start_that_is_slow_but_works_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """It imports and loads for longer than QUIET_S, without a stamp; its CPU time moves."""
-    monkeypatch.setattr(amusd_process, "QUIET_S", 1.0)
+    monkeypatch.setattr(amusd_host, "QUIET_S", 1.0)
     busy = "import time\nend = time.perf_counter() + 3\nwhile time.perf_counter() < end: pass\n"
-    monkeypatch.setattr(amusd_process, "_START", busy + amusd_process._START)
+    monkeypatch.setattr(amusd_host, "_START", busy + amusd_host._START)
     pair = ModelPair(TARGET, TARGET)
     host = DraftHost(pair)
     assert host.alive
@@ -211,7 +211,7 @@ def test_a_start_that_is_slow_but_works_is_waited_for(monkeypatch: pytest.Monkey
 SCRIPT = """
 import torch
 from bass_core import ModelPair, stream
-from bass_core.amusd_draft import DraftSession
+from bass_core.amusd.session import DraftSession
 from tests.models import *
 torch.set_num_threads(1)
 x, step = torch.ones(3000, 3000), DraftSession.step

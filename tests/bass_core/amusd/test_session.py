@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from bass_core import ModelPair, SamplingParams
-from bass_core.amusd import draft as amusd_draft
-from bass_core.amusd.draft import DraftSession
-from bass_core.amusd.link import Open, RowUpdate
+from bass_core.amusd.messages import Open, RowUpdate
+from bass_core.amusd.session import DraftSession
 from bass_core.amusd.shared_memory import Arena
+from bass_core.drafting import model as drafting
+from bass_core.sampling.distribution import probabilities
 from bass_core.sampling.draw import draw
 from bass_core.sampling.noise import Role, stream
 
@@ -22,22 +23,12 @@ PAIR = ModelPair(TARGET, DRAFT)
 ROWS = prompts(2)
 
 
-def session(pair=PAIR, lead=4, rows=ROWS, new=40, layout=None, sampling=None, verification="chen"):
-    ends = [len(row) + new for row in rows]
-    spec = Open(
-        1,
-        rows,
-        list(range(len(rows))),
-        ends,
-        lead,
-        sampling or SamplingParams(),
-        0,
-        verification,
-        "pad",
-        layout or {},
-    )
-    head = pair.draft if hasattr(pair.draft, "vocabulary") else None
-    return DraftSession(spec, Arena(spec.layout), pair.draft_step, head, pair.vocab)
+def session(
+    pair=PAIR, lead=4, rows=ROWS, new=40, layout=None, sampling=None, verification="chen", drafter="model"
+):
+    ends, ids, sampling = [len(row) + new for row in rows], list(range(len(rows))), sampling or SamplingParams()
+    spec = Open(1, rows, ids, ends, lead, sampling, 0, verification, "pad", layout or {}, drafter)
+    return DraftSession(spec, Arena(spec.layout), pair)
 
 
 def drafted(one, row, epoch):
@@ -69,11 +60,11 @@ def test_a_new_epoch_drafts_with_noise_of_its_own(verification, monkeypatch):
     """But where drafts are the target's own draws, whose noise knows places alone."""
     drawn = []
 
-    def recorded(q, seed, ids, positions, streams, names):
+    def recorded(q, seed, ids, positions, streams):
         drawn.append((int(ids[0]), int(positions[0]), int(streams[0])))
-        return draw(q, seed, ids, positions, streams, names)
+        return draw(q, seed, ids, positions, streams)
 
-    monkeypatch.setattr(amusd_draft, "draw", recorded)
+    monkeypatch.setattr(drafting, "draw", recorded)
     one = session(sampling=SamplingParams(0.9), verification=verification)
     start = len(ROWS[0])
     # A prefill and three drafts, of which the second is refused.
@@ -102,11 +93,11 @@ def test_a_different_token_takes_back_what_was_drafted_from_there(at):
 
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_after_a_refusal_the_drafts_are_those_of_the_new_text(at):
-    """Four steps, a verdict that refuses draft `at` of one row, three steps more; compared without a cache."""
+    """Four steps, a verdict of two tokens in place of draft `at` of one row, three steps more; without a cache."""
     one = session(lead=8)
     one.step()
     ahead = [block.tokens for _ in range(4) for block in one.step() if block.row == 0]
-    other = [(token + 1) % 90 for token in ahead[at]]
+    other = [(ahead[at][0] + 1) % 90, (ahead[at][0] + 2) % 90]
     text = [token for block in ahead[:at] for token in block] + other
     one.judge([RowUpdate(0, 1, len(ROWS[0]), text)])
     for _ in range(3):
@@ -132,7 +123,7 @@ def test_a_head_goes_on_from_the_targets_states():
     fuse, project = head.fuse, head.project
     pair = ModelPair(target, head)
     one = session(pair, layout={"states": ((2, 80, 64), torch.float32)})
-    assert not one.busy, "nothing is known before the first verdict"
+    assert drafted(one, 0, 0) == [] and one.drafter.calls == 0, "nothing is known before the first verdict"
     text, start = list(ROWS[0]), len(ROWS[0])
     for epoch, new in enumerate((1, 3, 2), start=1):
         text += reference(target, text, new)
@@ -145,3 +136,48 @@ def test_a_head_goes_on_from_the_targets_states():
         if own:
             assert own[0].tokens == expected_drafts(target, head, fuse, project, text, 1)[:1]
         drafted(one, 0, epoch)
+
+
+def test_a_copied_run_comes_at_once_and_the_draft_model_is_not_billed_for_it():
+    rows = [[7, 1, 2, 3, 40, 41, 42, 43, 44, 1, 2, 3], ROWS[1]]
+    one = session(rows=rows, drafter="cascade")
+    one.step()
+    first, second = one.step()
+    assert (first.tokens, first.copied, second.copied) == ([40, 41, 42, 43], [True] * 4, [False])
+    assert second.tokens == reference(DRAFT, ROWS[1], 1)
+    assert (one.made, one.drafter.drafted, one.drafter.calls) == (5, 1, 1)
+    # What was refused is no text to copy from.
+    one.judge([RowUpdate(0, 1, len(rows[0]), [40, 50, 1, 2, 3])])
+    (again,) = [block for block in one.step() if block.row == 0]
+    assert again.tokens == [40, 50, 1, 2]
+
+
+def test_a_head_is_silent_behind_copies_whose_states_it_lacks():
+    target = tiny("llama")
+    pair = ModelPair(target, tiny_head(target))
+    text = [7, 1, 2, 3, 40, 41, 1, 2, 3]
+    one = session(pair, rows=[text[:-1]], layout={"states": ((1, 80, 64), torch.float32)}, drafter="cascade")
+    states = target(torch.tensor([text]), output_hidden_states=True).hidden_states[-1][0]
+    one.arena["states"][0, : len(text) - 1] = states[:-1]
+    one.judge([RowUpdate(0, 1, len(text) - 1, text[-1:])])
+    assert drafted(one, 0, 1) == [40, 41, 1, 2] and not one.busy
+    # The target refuses the first copy, and brings the state before its own token.
+    states = target(torch.tensor([[*text, 9]]), output_hidden_states=True).hidden_states[-1][0]
+    one.arena["states"][0, len(text) - 1] = states[len(text) - 1]
+    one.judge([RowUpdate(0, 2, len(text), [9])])
+    head = pair.draft
+    assert drafted(one, 0, 2)[:1] == expected_drafts(target, head, head.fuse, head.project, [*text, 9], 1)
+
+
+def test_beside_a_row_that_drafts_nothing_is_overwritten_of_one_that_copies():
+    """Fed as padding, it must keep its whole prompt: its next q is that of its text without a cache."""
+    rows, warm = [[7, 1, 2, 3, 40, 41, 42, 43, 44, 1, 2, 3], ROWS[1]], SamplingParams(0.9)
+    one = session(rows=rows, layout={"q": ((2, 5, 96), torch.float32)}, sampling=warm, drafter="cascade")
+    one.step()
+    assert [block.copied[0] for block in one.step()] == [True, False]
+    text = [*rows[0], 60]
+    one.judge([RowUpdate(0, 1, len(rows[0]), [60])])
+    (block,) = [block for block in one.step() if block.row == 0]
+    expected = probabilities(DRAFT(torch.tensor([text]), use_cache=False).logits[0, -1], warm)
+    assert block.copied == [False]
+    torch.testing.assert_close(one.arena["q"][0, len(text) % 5], expected, rtol=1e-3, atol=1e-6)

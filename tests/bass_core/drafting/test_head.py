@@ -205,7 +205,7 @@ def test_an_unsure_head_stops_by_what_it_knew_before_the_draw(pair, sampling, la
         body = ModelRunner(pair.draft_step, 3, 96, len(pair.draft.vocabulary), "pad")
         drafter = HeadDrafter(pair.draft, body, pair.vocab, sampling, confidence=confidence)
         drafter.start(rows)
-        drafter._waiting = [[torch.ones(len(row.tokens), 64)] for row in rows]
+        drafter._source._waiting = [[torch.ones(len(row.tokens), 64)] for row in rows]
         said, draw = [], drafter._draw
 
         def recorded(logits, q, keys, step):

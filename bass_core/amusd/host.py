@@ -37,7 +37,7 @@ from kernels.support import is_accelerator, own_stream, runtime
 from ..machine.cpu import cores
 from ..models.draft_head import DraftHead
 from ..models.pair import ModelPair
-from .link import DraftLostError, Drafts, Failed, Open, Ready, receive_all, socket_pair
+from .messages import DraftLostError, Drafts, Failed, Open, Ready, receive_all, socket_pair
 from .pulse import Pulse
 from .shared_memory import Arena
 from .worker import READ, STAMP, WATCH, LoadedDraft, Worker

@@ -36,7 +36,11 @@ class DraftLostError(BassError, RuntimeError):
 
 @dataclass(frozen=True)
 class Open:
-    """Begin a request, paused. `ends[r]`: tokens the row may have at most; `lead`: how far beyond agreed text."""
+    """Begin a request, paused.
+
+    `ends[r]`: tokens the row may have at most; `lead`: how far to draft beyond agreed text; `drafter`: a name of
+    drafting/registry.py.
+    """
 
     session: int
     prompts: list[list[int]]
@@ -48,8 +52,7 @@ class Open:
     verification: str
     backend: str
     layout: Layout
-    confidence: bool = False
-    copies: bool = False
+    drafter: str = "model"
     delay_s: float = 0.0
 
 
@@ -93,7 +96,8 @@ class Block:
 class Drafts:
     """What one step of the draft made, and when it was busy (time.perf_counter, one clock for all processes).
 
-    `made` and `rolled_back`: tokens drafted and roll-backs, of the whole request so far.
+    Of the whole request so far: `made` tokens drafted, of which the draft model drew `drawn` in `forwards`, and
+    roll-backs.
     """
 
     session: int
@@ -102,6 +106,8 @@ class Drafts:
     end: float
     made: int = 0
     rolled_back: int = 0
+    drawn: int = 0
+    forwards: int = 0
 
 
 @dataclass(frozen=True)

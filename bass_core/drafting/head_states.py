@@ -1,0 +1,107 @@
+"""The states that a draft head reads: slot t of a row's text reads the state of token t - 1.
+
+Contract: both kinds hold the states of a batch's rows, 0..B-1. `SettledStates` has the target's alone, each until
+it is read, once. `StandInStates` keeps all states of a row: the target's where `observe` has brought them, the
+head's own until then.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..machine.transfer import to_device
+
+
+class SettledStates:
+    """The target's states of settled tokens, in the order in which the slots that read them are fed."""
+
+    def __init__(self, rows: int, hidden: int, device: torch.device) -> None:
+        self.device = device
+        # Nothing stands before the first token.
+        zero = torch.zeros(1, hidden, device=device)
+        self._waiting = [[zero] for _ in range(rows)]
+
+    def observe(self, states: list[Tensor]) -> None:
+        """states[r] [k, hidden] of the next k tokens of row r; copied: the target's next step writes over them."""
+        kept = torch.cat(states).split([len(new) for new in states])
+        for waiting, new in zip(self._waiting[: len(states)], kept, strict=True):
+            waiting.append(new)
+
+    def read(self, counts: list[int]) -> Tensor:
+        """The states [B, max(counts), hidden] for each row's next counts[r] slots; behind them the last again."""
+        waiting, self._waiting[: len(counts)] = self._waiting[: len(counts)], [[] for _ in counts]
+        assert [sum(map(len, row)) for row in waiting] == counts, "each slot has the state before it"
+        own = torch.tensor(counts)
+        places = torch.arange(max(counts)).minimum(own[:, None] - 1) + (own.cumsum(0) - own)[:, None]
+        return torch.cat([states for row in waiting for states in row])[to_device(places, self.device)]
+
+    def move_row(self, source: int, target: int) -> None:
+        """Row `source` takes the place of row `target`."""
+        self._waiting[target] = self._waiting[source]
+
+
+class StandInStates:
+    """States [length, hidden] of each row's text: the target's of its first tokens, behind them the head's own."""
+
+    def __init__(self, rows: int, length: int, hidden: int, device: torch.device) -> None:
+        self.values = torch.zeros(rows, length, hidden, device=device)
+        # By row: where its states lie, of how many leading tokens the target's are here, and of how many any are.
+        self._places = list(range(rows))
+        self._observed = [0] * rows
+        self._known = [0] * rows
+
+    def observe(self, states: list[Tensor]) -> dict[int, int]:
+        """states[r] [k, hidden] of the next k tokens of row r replace the head's own.
+
+        Returns, for each row with k > 0, the first slot that has to be fed again.
+        """
+        places: list[int] = []
+        columns: list[int] = []
+        changed = {}
+        for r, new in enumerate(states):
+            if not len(new):
+                continue
+            first = self._observed[r]
+            self._observed[r] = first + len(new)
+            self._known[r] = max(self._known[r], self._observed[r])
+            places += [self._places[r]] * len(new)
+            columns += range(first, first + len(new))
+            # Slot 0 reads no state, but before anything was observed it has not been fed either.
+            changed[r] = first + 1 if first else 0
+        if places:
+            self._store(places, columns, torch.cat(states))
+        return changed
+
+    def complete(self, row: int, length: int) -> bool:
+        """Whether each of the first `length` slots of a row has a state to read."""
+        return length - 1 <= self._known[row]
+
+    def read(self, starts: list[int], width: int) -> Tensor:
+        """The states [B, width, hidden] for the slots from starts[r] on; zeros before the first token."""
+        device, last = self.values.device, self.values.shape[1]
+        columns = to_device([[min(start + i, last) - 1 for i in range(width)] for start in starts], device)
+        places = to_device(self._places[: len(starts)], device)
+        before = self.values[places[:, None], columns.clamp(min=0)]
+        return before.masked_fill((columns < 0)[..., None], 0.0) if 0 in starts else before
+
+    def keep(self, rows: list[int], lengths: list[int], states: Tensor) -> None:
+        """The head's own states [len(rows), hidden] of the last of each row's lengths[i] tokens stand in."""
+        self._store([self._places[r] for r in rows], [length - 1 for length in lengths], states)
+        for r, length in zip(rows, lengths, strict=True):
+            self._known[r] = length
+
+    def rewind(self, row: int, length: int) -> None:
+        """The states of the tokens from `length` on are of a text that was taken back."""
+        self._known[row] = min(self._known[row], length)
+        self._observed[row] = min(self._observed[row], length)
+
+    def move_row(self, source: int, target: int) -> None:
+        """Row `source` takes the place of row `target`, whose memory it leaves in exchange."""
+        places = self._places
+        places[source], places[target] = places[target], places[source]
+        self._observed[target], self._known[target] = self._observed[source], self._known[source]
+
+    def _store(self, places: list[int], columns: list[int], states: Tensor) -> None:
+        device = self.values.device
+        self.values[to_device(places, device), to_device(columns, device)] = states.float()

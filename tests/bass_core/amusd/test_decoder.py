@@ -1,0 +1,98 @@
+"""The target's side alone: drafts that come when a script says so, before a step of the target or late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from bass_core import ModelPair, SamplingParams
+from bass_core.amusd.client import Ahead, DraftClient
+from bass_core.amusd.decoder import AmusdDecoder
+from bass_core.amusd.messages import Block, Drafts, RowUpdate
+from bass_core.amusd.timeline import Timeline
+from bass_core.decoding.base import DecodingParams
+from bass_core.engine.runner import ModelRunner
+from bass_core.sequence import Sequence
+
+from ...models import prompts, reference, tiny
+
+TARGET = tiny("llama")
+PAIR = ModelPair(TARGET)
+TOKENS = 12
+(PROMPT,) = prompts(1)
+TEXT = reference(TARGET, PROMPT, TOKENS + 4)
+
+
+class ScriptedClient(DraftClient):
+    """`arrivals(call, position)`: what the call-th look into the link finds, behind `position` new tokens."""
+
+    def __init__(self, row: Sequence, arrivals: Callable[[int, int], list[int]]) -> None:
+        self.timeline, self.ahead = Timeline(), {row.index: Ahead(len(row.prompt))}
+        self.step_ms, self.received, self.forwards, self.drawn = None, 0, 0, 0
+        self._session, self._arena, self._host = 1, None, object()  # type: ignore[assignment]
+        self._arrivals, self._calls = arrivals, 0
+
+    def collect(self, timeout_s: float = 0.0) -> None:
+        (ahead,) = self.ahead.values()
+        start = ahead.start + len(ahead.tokens)
+        tokens = self._arrivals(self._calls, start - len(PROMPT))
+        self._calls += 1
+        if tokens:
+            width = len(tokens)
+            block = Block(0, ahead.epoch, start, tokens, [1.0] * width, [1.0] * width, [False] * width)
+            total = self.timeline.made + width
+            self._take([Drafts(1, [block], 0.0, 0.0, made=total, drawn=total, forwards=total)])
+            self.step_ms = None  # of a draft whose speed is unknown the target waits for nothing
+
+    def send(self, verdicts: list[RowUpdate]) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+def decode(arrivals: Callable[[int, int], list[int]]) -> tuple[AmusdDecoder, list[int]]:
+    """A finished decoder, and how many drafts each of its rounds looked at; the cache is right after each."""
+    row = Sequence(0, 0, PROMPT, TOKENS, frozenset())
+    runner = ModelRunner(PAIR.target_step, 1, 96, PAIR.vocab, "pad")
+    client = ScriptedClient(row, arrivals)
+    decoder = AmusdDecoder([row], runner, DecodingParams(SamplingParams()), client, 4, False, False)
+    drafted, work = [], [0, 0]
+    while not decoder.finished:
+        round_ = decoder.step()
+        drafted.append(sum(len(record.drafted) for record in round_.rows))
+        work = [work[0] + round_.draft_forwards, work[1] + round_.draft_tokens]
+        assert decoder.finished or runner.lengths[0] == len(row.tokens) - 1
+    assert row.token_ids == TEXT[:TOKENS]
+    assert work == [client.forwards, client.drawn], "each forward and each token is in one round"
+    return decoder, drafted
+
+
+def right(position: int, count: int = 1) -> list[int]:
+    return TEXT[position : position + count]
+
+
+def wrong(position: int) -> list[int]:
+    return [(TEXT[position] + 1) % 90]
+
+
+def test_a_late_draft_that_is_right_stands_and_is_fed_next() -> None:
+    """One draft before each step of the target, and the next one during it."""
+    decoder, drafted = decode(lambda call, at: right(at))
+    assert decoder.timeline.rolled_back == 0 and max(drafted) == 2
+
+
+@pytest.mark.parametrize("fed", [1, 3])
+def test_a_late_draft_that_is_wrong_falls(fed: int) -> None:
+    """All that was fed stands, so that the target's own token takes the late one's place."""
+    _, drafted = decode(lambda call, at: wrong(at) if call % 2 else right(at, fed))
+    assert max(drafted) > fed
+
+
+def test_a_late_draft_behind_a_wrong_one_is_not_looked_at() -> None:
+    _, drafted = decode(lambda call, at: right(at) if call % 2 else wrong(at))
+    assert max(drafted) == 1
+
+
+def test_a_draft_that_is_always_late_is_judged_by_the_step_that_it_came_in() -> None:
+    decoder, drafted = decode(lambda call, at: right(at) if call % 2 else [])
+    assert max(drafted) >= 1 and decoder.timeline.looked_at == sum(drafted)
