@@ -3,7 +3,7 @@
 Contract: y = act((norm(x) Q^T) * scale) + residual for x [M, K] with M up to 64, Q int8 [N, K] (or [2N, K]: gate
 above up) and one float32 scale for each of its rows. A byte is exact in every format that x has, so the products
 are those of the widened weight. reference/linear.py has the same in torch. Half the bytes of bfloat16 are read,
-which a GPU has yet to measure: off unless BASS_INT8_KERNELS=1 (bass_core/models/weights/llama_int8.py).
+which a GPU has yet to measure: off unless BASS_INT8_KERNELS=1 (bass_core/models/llama_int8.py).
 Non-goals: biases, backward, groups within a row.
 """
 

@@ -3,7 +3,7 @@
 Contract: `int8_weights` quantises a model's linear layers. A quantised model runs transformers' own forward, and
 its products are computed in its old dtype. That saves memory, not time: torchao widens a whole weight for each
 product, so that five bytes move where bfloat16 moves two, and a GPU is slower with int8 than with bfloat16 (read
-in torchao 0.18, not measured). models/weights/llama_int8.py reads the bytes alone; no GPU has measured it
+in torchao 0.18, not measured). models/llama_int8.py reads the bytes alone; no GPU has measured it
 either. torchao is optional (requirements-gpu.txt): without it int8 is refused in one sentence. Non-goals: 8-bit
 activations and caches.
 """

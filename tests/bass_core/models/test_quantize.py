@@ -16,8 +16,8 @@ from bass_core.models import select
 from bass_core.models.base import CausalModel
 from bass_core.models.forward import ForwardBatch
 from bass_core.models.llama_cuda import LlamaCuda, Plan
+from bass_core.models.llama_int8 import LlamaInt8, fits
 from bass_core.models.weights import quantize
-from bass_core.models.weights.llama_int8 import LlamaInt8, fits
 from bass_core.models.weights.quantize import int8_weights, is_quantized
 from tests.models import prompts, reference, tiny
 
@@ -99,7 +99,7 @@ def test_the_bytes_alone_give_the_same_logits(architecture: str, kernels: bool) 
 
 
 def test_the_bytes_are_read_only_where_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (select, sys.modules["bass_core.models.weights.llama_int8"]):
+    for module in (select, sys.modules["bass_core.models.llama_int8"]):
         monkeypatch.setattr(module, "is_accelerator", lambda device: True)
     monkeypatch.setattr(select.llama_cuda, "has_room", lambda model: True)
     model = in_bytes()
