@@ -31,8 +31,6 @@ def a_patient_target(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The draft is a thread beside it; an emulated operator takes its time, and the draft gets ahead."""
     monkeypatch.setattr(ModelPair, "amusd_draft", "stream", raising=False)
     monkeypatch.setattr(amusd, "DELAYS", (0.1, 0.0))
-    # A cold pair's first request would read from the device before it begins.
-    monkeypatch.setattr("bass_core.lanes.generation.warm_up", lambda pair, request: None)
     monkeypatch.setattr(amusd_host, "PATIENCE_S", 60.0)
     monkeypatch.setattr(amusd_messages, "SEND_PATIENCE_S", 60.0)
     yield

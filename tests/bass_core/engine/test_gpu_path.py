@@ -20,7 +20,7 @@ from bass_core import ModelPair, RequestError, generate
 from bass_core.engine import cuda_graphs as graphs
 from bass_core.engine.cuda_graphs import GraphRunner, record_calls
 from bass_core.engine.runner import ModelRunner
-from bass_core.lanes import build
+from bass_core.lanes.setup import build
 from bass_core.models import llama_cuda as gpu_model
 from bass_core.models.base import CausalModel, HiddenStateTap
 from bass_core.models.forward import ForwardBatch

@@ -67,7 +67,7 @@ def test_a_forward_takes_at_most_three_calls_and_one_batch(
     def make(*arguments: Any) -> ModelRunner:
         return kind(*arguments, **({"record": record_calls} if kind is GraphRunner else {}))
 
-    monkeypatch.setattr("bass_core.lanes.build.make_runner", make)
+    monkeypatch.setattr("bass_core.lanes.setup.build.make_runner", make)
     monkeypatch.setattr("bass_core.drafting.registry.make_runner", make)
     generate(pair, prompts(3), method="bass", max_new_tokens=12, draft_length=3)
     graphs._idle.clear()
