@@ -1,4 +1,4 @@
-"""Contract: each test finds the emulated device as if nothing had been done there."""
+"""Contract: before each test the emulated device is reset to its initial state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def accelerator() -> Iterator[torch.device]:
-    """The first emulated device, nothing counted; no graph or cache outlives the test."""
+    """The first emulated device, with counters at zero; no graph or cache outlives the test."""
     from bass_core.engine import cuda_graphs as graphs
 
     from .emulation import emulated, runtime  # noqa: F401  registers the device
