@@ -2,7 +2,7 @@
 
 Contract: greedy text equals transformers' generate(do_sample=False), prompt by prompt; coupled text equals what
 regular decoding of that prompt alone draws with the same noise. The quick tests cover every two choices of the
-table together, the slow ones every three. When AMUSD drafts what depends on timing; the text does not.
+table together, the slow ones every three. What AMUSD drafts, and when, depends on timing; the text does not.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def test_a_chain_that_cannot_be_captured_runs_step_by_step() -> None:
 
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 def test_texts_and_acceptance_are_the_same(noise: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole lanes. The draft is the target, so every draft is accepted; stale lengths would cause rejections."""
+    """Whole lanes. With noise 0 the draft is the target and always accepted; stale lengths would end that."""
     model = tiny("llama")
     pair = ModelPair(model, perturbed(model, noise) if noise else model)
     rows = prompts(3)

@@ -1,4 +1,4 @@
-"""The smollm2 folder is made once, whole or not at all: with a small stand-in, and once with the real model."""
+"""The smollm2 folder is made once, whole or not at all: a small stand-in and, where needed, the real model."""
 
 from __future__ import annotations
 

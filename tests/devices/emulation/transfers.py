@@ -55,7 +55,7 @@ def _on_device(source: Tensor, target: Tensor, device: int) -> None:
     at = capture.of(key)
     reads = [memory_of(source)] if is_emulated(source) else []
     if reads and source.device != target.device:
-        # For a copy between two devices, torch makes the target's stream wait for the source's.
+        # torch makes the two devices' streams wait for each other; here the target's waits for the source's.
         order.follows(order.queue(key).clock, order.queue(streams.current_stream(source.device).key).clock)
     args = (raw_of(target), raw_of(source))
     if at is None:
