@@ -1,4 +1,4 @@
-"""Contract: each test finds the emulated device as if nothing had been done there."""
+"""Contract: before each test the emulated device is reset to its initial state."""
 
 from __future__ import annotations
 
