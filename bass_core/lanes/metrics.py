@@ -95,7 +95,7 @@ class Counts:
 
 
 def latency(sequence: Sequence, since_ms: float | None) -> float | None:
-    """(Time of its last token - since) / (new tokens - 1), in ms; None until it finished with two or more tokens."""
+    """(Time of its last token - since) / (new tokens - 1), in ms; None unless finished with 2 or more tokens."""
     if since_ms is None or sequence.finish_reason is None or len(sequence.token_ids) < 2:
         return None
     return (sequence.times_ms[-1] - since_ms) / (len(sequence.token_ids) - 1)

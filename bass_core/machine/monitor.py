@@ -157,7 +157,7 @@ class NvmlDevice:
         try:
             return function()
         except Exception:
-            # A driver that is unloaded midway causes other errors than NVMLError: its symbols and structures vanish.
+            # A driver unloaded midway causes more than NVMLError: its symbols and structures vanish too.
             return None
 
 

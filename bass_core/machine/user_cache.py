@@ -1,6 +1,6 @@
 """The folder in the user's cache where weights and measured costs are kept.
 
-Contract: returns the folder's path and creates nothing; if there is no such folder, a WeightsError says what to do.
+Contract: returns the folder's path and creates nothing; without a home folder, a WeightsError says what to do.
 """
 
 from __future__ import annotations
