@@ -143,7 +143,7 @@ def serve(options: argparse.Namespace) -> None:
 def race_page(options: argparse.Namespace) -> tuple[Any, str, IdleWork]:
     """Returns the page for a loaded pair, a description of the pair, and the work to do while no race runs."""
     try:
-        import spaces  # ZeroGPU: has to come before torch
+        import spaces  # ZeroGPU: must be imported before torch
     except ImportError:
         spaces = None
     from bass_core import ModelPair, load_pair, may_measure, measure_ahead

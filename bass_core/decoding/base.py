@@ -49,7 +49,7 @@ class Decoder(Protocol):
         ...
 
     def close(self) -> None:
-        """Free what the decoder holds outside this process's memory (such as a process of its own)."""
+        """Free what the decoder holds beyond its own memory, such as AMUSD's draft process."""
         ...
 
 

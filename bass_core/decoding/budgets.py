@@ -23,7 +23,7 @@ from .cost_store import can_keep, may_measure, missing_coarse_sizes, missing_siz
 from .request import Request
 
 COARSE_SECONDS = 5.0
-# Coarse measurements of one table that a process may leave incomplete; after that it uses the costs it has.
+# After this many coarse measurements of a table that ended incomplete, a process uses the costs that it has.
 MOST_ATTEMPTS = 2
 
 _attempts: Counter[Path] = Counter()

@@ -43,9 +43,9 @@ MOST_TOKENS = 96
 class Plan:
     """What is measured for each number of rows.
 
-    widths: tokens per row of each verification. drafted: tokens per row of two proposals; a draft token's cost is
-    the difference of their times per token. repeats: timed runs of each, after one untimed run. context: tokens of
-    the prompt. coarse: whether the costs are marked as coarse.
+    widths: tokens per row of each verification. drafted: tokens per row of two proposals; a draft token costs the
+    difference of their times divided by the difference of their tokens. repeats: timed runs of each, after one
+    that does not count. context: tokens of the prompt. coarse: whether the table marks the costs as coarse.
     """
 
     widths: tuple[int, ...]
@@ -56,7 +56,7 @@ class Plan:
 
 
 FULL = Plan(widths=(1, 2, 3, 5, 9, 17), drafted=(1, 5), repeats=4, context=160)
-# Two numbers of rows take about 2 s of SmolLM2-135M on two cores of a 2.5 GHz Xeon.
+# Measuring two numbers of rows takes about 2 s for SmolLM2-135M on two cores of a 2.5 GHz Xeon.
 COARSE = Plan(widths=(1, 3, 9), drafted=(1, 3), repeats=3, context=32, coarse=True)
 
 
@@ -94,7 +94,7 @@ class MeasuredCosts:
                 return
 
     def _kept(self) -> CostTable | None:
-        """The stored table; None unless it has draft costs exactly if the drafter runs a model."""
+        """The stored table or None; rejects one with draft costs if the drafter runs no model, and the reverse."""
         table = read_table(self.path)
         return table if table is None or bool(table.draft) == runs_model(self.drafter) else None
 

@@ -65,7 +65,7 @@ def missing_sizes(table: CostTable | None, rows: int) -> list[int]:
 
 
 def missing_coarse_sizes(table: CostTable | None, rows: int) -> list[int]:
-    """Numbers of rows missing for a coarse estimate up to `rows`, which needs costs for 1 row and for the most."""
+    """Numbers of rows to measure for a coarse estimate up to `rows` rows: 1 and the largest, unless known."""
     known = [] if table is None else list(table.verify)
     most = missing_sizes(None, rows)[-1]
     missing = [] if 1 in known else [1]

@@ -1,4 +1,4 @@
-"""The clock of a lane (the device time spent on it), and the lock that threads share a lane by.
+"""A lane's clock, which counts the device time spent on the lane, and the lock under which threads share a lane.
 
 Contract: a LaneClock counts only what runs inside `running()`, without graph captures, kernel compilations and
 kernel loads.

@@ -41,7 +41,7 @@ def reference_lane(lanes: Seq[Lane]) -> Lane | None:
 
 
 def comparison(pair: ModelPair, request: Request, lanes: Seq[Lane]) -> dict[str, list[Difference | None]] | None:
-    """Compare each lane's rows with the reference lane's; by method. None if no two lanes must give the same text.
+    """Compare the other lanes' rows with the reference lane's, by method; None if no lane owes the same text.
 
     A row's entry is None if both texts agree up to the end of the shorter one. A Difference holds the index of the
     first differing token and the two token ids (`theirs` is the reference lane's). Its p_ours, p_theirs and tie

@@ -47,7 +47,7 @@ def dequantise(gguf: Path, dtype: torch.dtype = torch.bfloat16) -> Any:
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     options: dict[str, Any] = {"gguf_file": gguf.name, "local_files_only": True, "dtype": dtype}
-    if hasattr(transformers, "GgufConfig"):  # newer versions would keep some architectures packed
+    if hasattr(transformers, "GgufConfig"):  # newer versions would keep some architectures' weights packed
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     loaded: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, **options)
     config = loaded.config

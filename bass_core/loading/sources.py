@@ -1,7 +1,7 @@
 """Contract: find a model (a local folder or a Hub id) and load it with transformers, from safetensors only.
 
-Code that comes with a model's weights is never run. If the Hub does not answer within HUB_PATIENCE_S seconds, its
-local cache is used. A model that can't be used is refused in one sentence.
+Code that comes with a model's weights is never run. If the Hub can't be reached or does not answer within
+HUB_PATIENCE_S seconds, its local cache is used. A model that can't be used is refused in one sentence.
 Non-goals: catalogue names, and whether two models fit each other (see loading/catalogue.py and models/pair.py).
 """
 

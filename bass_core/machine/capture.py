@@ -163,7 +163,7 @@ def _clear_workspaces() -> None:
     """Make cuBLAS allocate its workspace in the graph's own pool, and drop it after the capture.
 
     A workspace outside the pool, or shared by several graphs, would be freed with the first graph and still be
-    written by the others. Skipped before torch 2.10: there, no lock protects the workspaces from other threads'
+    written by the others. Skipped before torch 2.10: there, nothing protects the workspaces from other threads'
     matrix products, and dropping a graph frees no workspace.
     """
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)

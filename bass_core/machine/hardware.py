@@ -65,9 +65,10 @@ def known_bandwidth(device: torch.device) -> float | None:
 
 @cache
 def copy_bandwidth(device: torch.device) -> float:
-    """Bytes per second read plus written by a copy within the device's memory; the median of nine copies.
+    """Bytes per second read plus written by a copy within the device's memory: the median of nine copies.
 
-    It is measured at the first call, which should come while nothing else runs on the device.
+    Three warm-up copies come before and do not count. It is measured at the first call, which should come while
+    nothing else runs on the device.
     """
     with on(device):
         # Zeros, not random numbers: another thread may be capturing, and all threads share the device's generator.

@@ -84,5 +84,5 @@ def _left_in_container() -> int:
         statistics = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
         # Inactive file pages count as free: the kernel reclaims them on demand.
         return limit - used + int(statistics.get("inactive_file", 0))
-    except (OSError, ValueError):  # no container, or "max"
+    except (OSError, ValueError):  # no container, or no limit ("max")
         return 2**63
