@@ -98,8 +98,11 @@ def generate(
     RequestError for an unknown or out-of-range argument, or for a request that does not fit the memory.
     """
     lane = _lane(generate, **locals())
-    while not lane.finished:
-        lane.step()
+    try:
+        while not lane.finished:
+            lane.step()
+    finally:
+        lane.end("stopped")
     return finished(lane)
 
 
@@ -127,8 +130,11 @@ def stream(
     lane = _lane(stream, **locals())
 
     def rounds() -> Iterator[Round]:
-        while not lane.finished:
-            yield lane.step()
+        try:
+            while not lane.finished:
+                yield lane.step()
+        finally:
+            lane.end("stopped")
 
     return rounds()
 

@@ -12,8 +12,20 @@ from typing import Any
 import pytest
 import torch
 
-from bass_core import DEFAULT_LANES, METHODS, Method, ModelPair, RequestError, generate, race, register, unregister
+from bass_core import (
+    DEFAULT_LANES,
+    METHODS,
+    Method,
+    ModelPair,
+    RequestError,
+    generate,
+    race,
+    register,
+    stream,
+    unregister,
+)  # fmt: skip
 from bass_core.decoding.request import Request
+from bass_core.lanes.lane import Lane
 from bass_core.lanes.methods import find_method
 from bass_core.sequence import Round, RowRound, Sequence
 
@@ -114,3 +126,12 @@ def test_the_table(toy: Method) -> None:
 def test_what_was_taken_out_is_unknown() -> None:
     with pytest.raises(RequestError, match="method must be one of regular, speculative, bass, amusd; got 'slow'"):
         generate(PAIR, [1], method="slow")
+
+
+def test_a_stream_that_is_closed_ends_its_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+    monkeypatch.setattr(Lane, "end", lambda lane, reason: ended.append(reason))
+    rounds: Any = stream(PAIR, [1, 2], method="regular", max_new_tokens=8)
+    next(rounds)
+    rounds.close()
+    assert ended == ["stopped"]
