@@ -1,6 +1,6 @@
-"""Starts the page: reads the options, loads the models and serves.
+"""Start the page: read the options, load the models and serve.
 
-Contract: every refusal is one sentence and status 2. Non-goals: what the page or the library does.
+Contract: every refusal is one sentence on stderr and exit status 2. Non-goals: what the page or the library does.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ui.sources.idle import IdleWork
 
-# Libraries read these while they are imported, so they are set before any import of one.
+# Libraries read these variables at import, so they are set before any library is imported.
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
-# Gradio keeps a table of so many past requests and rebuilds it after each one, on the models' cores.
+# Number of past requests in Gradio's table; Gradio rebuilds it after each request, on the models' cores.
 os.environ.setdefault("GRADIO_ANALYTICS_MAX_EVENTS", "100")
-# Waiting threads sleep: spinning ones would take cores from the server and from a browser on this machine.
+# Idle OpenMP threads sleep; spinning ones would take cores from the server and from a browser on this machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
@@ -81,7 +81,7 @@ def _positive(text: str) -> int:
 
 
 def host(option: str | None, environment: Mapping[str, str]) -> str:
-    """Where to listen: the option, else GRADIO_SERVER_NAME, else all networks on a Space, else localhost."""
+    """Address to listen on: the option, else GRADIO_SERVER_NAME, else all networks on a Space, else localhost."""
     if option:
         return option
     if environment.get("GRADIO_SERVER_NAME"):
@@ -90,7 +90,10 @@ def host(option: str | None, environment: Mapping[str, str]) -> str:
 
 
 def leaves_a_core(options: argparse.Namespace, environment: Mapping[str, str]) -> bool:
-    """Whether the models leave a core to a browser on this machine: only where nobody sets their threads."""
+    """Whether the models leave one core free for a browser on this machine.
+
+    They do if the page is served to this machine alone and nobody sets the number of threads.
+    """
     local = host(options.host, environment) in ("127.0.0.1", "localhost", "::1")
     return local and not options.share and options.threads is None and "OMP_NUM_THREADS" not in environment
 
@@ -98,8 +101,8 @@ def leaves_a_core(options: argparse.Namespace, environment: Mapping[str, str]) -
 def set_threads(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Set the number of the models' threads on a CPU, and return it.
 
-    A core shared with a browser costs the models more than a core less: with two cores, two threads and a browser
-    are no faster than one thread (python -m bench page).
+    Sharing a core with a browser costs the models more than giving that core up: on two cores, two threads beside
+    a browser are no faster than one thread (python -m bench page).
     """
     import torch
 
@@ -113,13 +116,13 @@ def set_threads(options: argparse.Namespace, environment: Mapping[str, str]) -> 
 
 
 def credentials(environment: Mapping[str, str]) -> tuple[str, str] | None:
-    """The user and password that the page asks for; None, an open page, without a password."""
+    """The user and password that the page asks for; None (an open page) if no password is set."""
     password = environment.get(PASSWORD)
     return (USER, password) if password else None
 
 
 def conflict() -> str | None:
-    """One sentence where the package kernels is installed, which transformers would look for here; else None."""
+    """The refusal if the package kernels is installed: transformers would import our folder instead. Else None."""
     try:
         metadata.distribution("kernels")
     except metadata.PackageNotFoundError:
@@ -138,9 +141,9 @@ def serve(options: argparse.Namespace) -> None:
 
 
 def race_page(options: argparse.Namespace) -> tuple[Any, str, IdleWork]:
-    """The page over a loaded pair, what it says of it, and what there is to do while nothing runs."""
+    """Returns the page for a loaded pair, a description of the pair, and the work to do while no race runs."""
     try:
-        import spaces  # ZeroGPU: has to come before torch
+        import spaces  # ZeroGPU: must be imported before torch
     except ImportError:
         spaces = None
     from bass_core import ModelPair, load_pair, may_measure, measure_ahead
@@ -155,12 +158,12 @@ def race_page(options: argparse.Namespace) -> tuple[Any, str, IdleWork]:
         return load_pair(name, device=options.device, dtype=options.dtype)
 
     pair = load_pair(options.pair, draft=options.draft, device=options.device, dtype=options.dtype)
-    # After loading, which lays out the weights on all cores.
+    # Set after loading, because loading lays out the weights on all cores.
     threads = set_threads(options, os.environ)
     source = race_source(pair, Models(pair, load if options.allow_any_model else None))
 
     def refine() -> Generator[None, None, None]:
-        # A ZeroGPU Space has no device between races.
+        # Between races, a ZeroGPU Space has no device to measure on.
         if spaces is None and may_measure() and options.draft_length != "bass":
             yield from measure_ahead(pair, options.max_batch)
 
@@ -182,7 +185,7 @@ def race_page(options: argparse.Namespace) -> tuple[Any, str, IdleWork]:
 
 
 def replay_page(options: argparse.Namespace) -> tuple[Any, str]:
-    """The page over a recording."""
+    """Returns the page for a recording, and a description of the recording."""
     from ui.page.limits import Limits
     from ui.page.page import build
     from ui.race.recording import load_recording
@@ -193,7 +196,7 @@ def replay_page(options: argparse.Namespace) -> tuple[Any, str]:
 
 
 def launch(page: Any, about: str, options: argparse.Namespace, opened: Callable[[], None] = lambda: None) -> None:
-    """Serve until interrupted; `opened` is called once the page can be. Raises BassError for a bad address."""
+    """Serve until interrupted; call `opened` once the page is up. Raises BassError for a bad address."""
     from bass_core import BassError
     from ui.page.page import launch_options
 
@@ -219,12 +222,12 @@ def launch(page: Any, about: str, options: argparse.Namespace, opened: Callable[
 
 
 def shown_name(pair: str) -> str:
-    """The pair's name for visitors: of a folder its own name, without the path."""
+    """The pair's name as visitors see it; for a folder, the folder's name without its path."""
     return Path(pair).resolve().name if os.path.isdir(pair) else pair
 
 
 def gpu_seconds(request: Any) -> int:
-    """Upper bound of a race's GPU time, which ZeroGPU reserves."""
+    """Upper bound of a race's GPU time in seconds; ZeroGPU reserves this much."""
     return min(120, 20 + request.max_new_tokens * request.batch_size // 20)
 
 
@@ -233,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     refusal = conflict()
     if refusal is None:
-        # Importing torch and transformers alone takes seconds.
+        # Printed first: importing torch and transformers takes seconds.
         print(LOADING, file=sys.stderr, flush=True)
         from bass_core import BassError
 

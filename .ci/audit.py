@@ -1,7 +1,7 @@
-"""Says what pip-audit found: `pip-audit --format json ... | python .ci/audit.py`.
+"""Reports what pip-audit found: `pip-audit --format json ... | python .ci/audit.py`.
 
-Contract: names every known hole, and how many packages could be looked up; where that is none, it says that there
-is no result. The exit status is 0 where each package was looked up and none has a known hole, else 1.
+Contract: names every known vulnerability, and how many packages could be looked up; if none could, it says that
+there is no result. Exit status 0 if every package was looked up and none has a known vulnerability, else 1.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def report(document: dict[str, Any]) -> tuple[list[str], bool]:
-    """The lines to print, and whether all is known to be well."""
+    """(lines to print, whether every package was looked up and has no known vulnerability)."""
     packages = document["dependencies"]
     skipped = [package for package in packages if "skip_reason" in package]
     lines = [

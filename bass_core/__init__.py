@@ -1,6 +1,7 @@
-"""Exact batched speculative decoding: the decoders, and what they need.
+"""Exact batched speculative decoding: the decoders and what they need.
 
-Contract: the names below are the public API and stay stable. Speculation never changes what the target says.
+Contract: the names below are the public API and stay stable. Speculation never changes the distribution of the
+target's output.
 """
 
 from .attention.huggingface import BACKENDS as ATTENTIONS

@@ -12,21 +12,21 @@ class RequestError(BassError, ValueError):
     """An argument of a request is out of range, or the request does not fit the model or the memory."""
 
     def __init__(self, message: str) -> None:
-        # What was given is quoted, and may be a megabyte.
+        # The message quotes the user's value, which may be a megabyte long.
         super().__init__(message if len(message) <= 600 else f"{message[:400]} ... {message[-100:]}")
 
 
 class PairError(BassError, ValueError):
-    """Two models that can't work as a pair, or a model that is not supported."""
+    """Two models can't work as a pair, or a model is not supported."""
 
 
 class WeightsError(BassError, RuntimeError):
-    """Model weights that can't be reached, or that are not what they should be."""
+    """Model weights can't be reached, or are not the expected ones."""
 
 
 class ModelError(BassError, RuntimeError):
-    """A model that answers with numbers that are none."""
+    """The model produced NaN or infinite logits."""
 
 
 class MemoryShortage(BassError, RuntimeError):
-    """The device's memory ran out although the request had been let in."""
+    """The device ran out of memory although the request had been admitted."""

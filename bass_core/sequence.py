@@ -1,7 +1,7 @@
-"""One sequence of a batch while it is being written, and the plain record of a round.
+"""One sequence of a batch while it is being generated, and the plain record of a round.
 
-Contract: a Sequence knows its prompt, what it wrote, where each token came from and when, and why it ended.
-Non-goals: tensors, models, clocks; times are handed in.
+Contract: a Sequence knows its prompt, its new tokens, where each of them came from and when, and why it ended.
+Non-goals: tensors, models, clocks; the caller passes the times in.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Sequence:
-    """`id` is the key of its noise, `index` its place in the request. Token ids are the new ones alone."""
+    """`id` keys its sampling noise; `index` is its place in the request; `token_ids` holds the new tokens only."""
 
     index: int
     id: int
@@ -30,11 +30,11 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Tokens it may still write."""
+        """Number of tokens that it may still generate."""
         return self.max_new_tokens - len(self.token_ids)
 
     def write(self, tokens: list[int], origins: list[str]) -> int:
-        """Append tokens until one ends the sequence; how many were taken."""
+        """Append tokens until one ends the sequence; return how many were appended."""
         for count, (token, origin) in enumerate(zip(tokens, origins, strict=True), start=1):
             self.token_ids.append(token)
             self.tokens.append(token)
@@ -52,11 +52,12 @@ class Sequence:
 class RowRound:
     """What one round did to one sequence.
 
-    `drafted`, `p`, `q`, `u`: the drafted tokens and their test; `accepted`: how many of them stand; `tokens`
-    and `origins`: what was written. Drafts behind an accepted end-of-text token are left out everywhere.
-    A row that a common stop cut short ends with one more accepted draft in place of the target's own token, which
-    `accepted` does not count. `next_p` is p of the token behind the accepted ones. NaN stands for a number that
-    does not exist there (u under coupled verification, next_p of a prefill).
+    `drafted`, `p`, `q`, `u`: the drafted tokens and, for each, the target's probability, the draft's probability
+    and the uniform number of its test. `accepted`: how many drafts were accepted. `tokens`, `origins`: what was
+    appended. Drafts after an accepted end-of-text token are left out of all of these.
+    Under verification "common_stop", a row cut short by another row's rejection ends with one more accepted draft
+    instead of a token of the target's; `accepted` does not count that draft. `next_p` is p of the token after the
+    accepted drafts. NaN marks a number that does not exist (u under coupled verification, next_p of a prefill).
     """
 
     sequence: int
@@ -73,11 +74,11 @@ class RowRound:
 
 @dataclass
 class Round:
-    """One step of a decoder: kind "prefill" (a chunk, or the one that wrote first tokens), "plain" or "verify".
+    """One step of a decoder: kind "prefill" (one chunk; the last appends the first tokens), "plain" or "verify".
 
-    `draft_length` is the length the policy asked for, `draft_forwards` how many forwards of a draft model the
-    drafts took, `draft_tokens` how many tokens it drew (copies are none; drafts that nobody looked at count),
-    `time_ms` the lane time at its end.
+    `draft_length`: the length that the policy asked for. `draft_forwards`: forward passes of the draft model.
+    `draft_tokens`: tokens that the draft model drew; copied drafts do not count, unverified ones do. `time_ms`:
+    the lane time at the end of the round.
     """
 
     kind: str

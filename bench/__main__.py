@@ -21,6 +21,7 @@ MODULES = {
     "simulate": "simulation.command",
     "smoke": "smoke",
     "start": "cpu.start",
+    "turns": "report.turns",
 }
 
 

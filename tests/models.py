@@ -1,7 +1,7 @@
-"""Tiny random models, built from configs, whose greedy texts don't fall into repeats.
+"""Tiny random models, built from configs, whose greedy texts don't become repetitive.
 
-Contract: float32, deterministic for a seed, one builder per architecture the engine is tested on. Weights are
-scaled up from the usual initialisation: with small ones every position would prefer the same token.
+Contract: float32, deterministic for a seed, one builder per architecture that the engine is tested on. Weights are
+scaled up from the usual initialisation: with small weights every position would prefer the same token.
 """
 
 from __future__ import annotations
@@ -109,10 +109,10 @@ BUILDERS = {
 }
 
 
-# Multiples of the usual initialisation at which greedy texts wander, and yet float32 rounding stays a hundred
-# times below the distance of the two likeliest tokens.
+# Weight scale as a multiple of the usual initialisation: greedy texts vary, and float32 rounding stays a hundred
+# times smaller than the gap between the logits of the two likeliest tokens.
 SCALES = {"llama": 12.0, "qwen3": 16.0, "opt": 16.0, "gpt2": 20.0, "gpt_neox": 24.0, "gemma3": 8.0}
-# Noise at which a copy's greedy choices agree with the model's in about three of four places.
+# Noise for `perturbed` at which the copy's greedy choice equals the model's at about three of four positions.
 NEAR = {"llama": 0.025, "qwen3": 0.04, "opt": 0.03, "gpt2": 0.03, "gpt_neox": 0.03, "gemma3": 0.07}
 
 
@@ -131,7 +131,7 @@ def tiny(architecture: str, seed: int = 0, layers: int = 2, scale: float | None 
 
 
 def perturbed(model: PreTrainedModel, amount: float, seed: int = 1) -> PreTrainedModel:
-    """A copy whose matrices carry noise of `amount` times their own spread: it agrees with the model in part."""
+    """A copy with noise of `amount` times the standard deviation added to each matrix: it agrees only in part."""
     torch.manual_seed(seed)
     other = copy.deepcopy(model)
     with torch.no_grad():
@@ -142,14 +142,14 @@ def perturbed(model: PreTrainedModel, amount: float, seed: int = 1) -> PreTraine
 
 
 def prompts(count: int, seed: int = 0, longest: int = 24) -> list[list[int]]:
-    """Prompts of different lengths."""
+    """Random prompts of different lengths."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(3, longest + 1, (count,), generator=generator).tolist()
     return [torch.randint(1, VOCAB, (length,), generator=generator).tolist() for length in lengths]
 
 
 def reference(model: PreTrainedModel, prompt: list[int], new_tokens: int) -> list[int]:
-    """What transformers' own greedy generate writes after the prompt."""
+    """The tokens that transformers' greedy `generate` writes after the prompt."""
     ids = torch.tensor([prompt])
     out = model.generate(
         ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new_tokens, pad_token_id=0

@@ -1,4 +1,4 @@
-"""How the program starts: where it listens, and what it refuses in one sentence with status 2."""
+"""How app.py starts: where it listens, and what it refuses with one sentence and exit status 2."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_folder_is_shown_by_its_own_name(tmp_path: Path) -> None:
 
 
 def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run app.py as a user would, until it ends."""
+    """Run app.py as a user would, until it exits."""
     return subprocess.run(
         [sys.executable, str(ROOT / "app.py"), *arguments],
         cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, timeout=300,

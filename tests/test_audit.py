@@ -1,4 +1,4 @@
-"""The audit's last word: a hole is named, and packages that nobody could look up are no good news."""
+"""The audit's report: it names each vulnerability, and fails if a package could not be looked up."""
 
 from __future__ import annotations
 

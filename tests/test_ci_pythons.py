@@ -1,6 +1,6 @@
 """The script that runs the smoke test under other Pythons finds those that work, and no others.
 
-Small programs stand in for Pythons: one fails as a shim does, one works, and of one the smoke test fails.
+Small programs stand in for Pythons: one fails like a shim, one works, and one fails the smoke test.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 
 SCRIPT = Path(__file__).parents[1] / ".ci" / "pythons"
 SHIM = "echo 'python3.99: command not found' >&2; exit 127"
-# Answers as a Python 3.99 would, makes an environment whose programs are itself, and runs the smoke test.
+# Acts as Python 3.99: reports that version, creates an environment of itself, and answers the smoke test.
 WORKING = """
 case "$1" in
   -c) exec REAL -c "import sys; sys.version_info = (3, 99, 1); $2" ;;

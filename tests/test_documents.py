@@ -1,7 +1,7 @@
-"""What the documents say: their links lead somewhere, the files that they name exist, and their code runs.
+"""The documents: links resolve, the files that they name exist, and their code runs.
 
-Contract: every python block of README.md, docs/usage.md and docs/extending.md is run as it is written, the blocks
-of one section one after another, on a tiny pair. What a block adds to a table of ours is taken out again.
+Contract: every Python block of README.md, docs/usage.md and docs/extending.md runs as written on a tiny pair, the
+blocks of a section one after another. What a block registers in a table of the project is removed afterwards.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ README_BYTES = 8 * 1024
 DOCUMENTS = sorted(
     path for folder in ("", "docs/", "bench/", "distill/", "drafts/*/") for path in ROOT.glob(f"{folder}*.md")
 )
-# Where a path that a document names may begin.
+# Folders that a path in a document may be relative to.
 ROOTS = (ROOT, ROOT / "bass_core", ROOT / "bench")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FILE = re.compile(r"(?<![\w/.-])(?:[\w-]+/)+[\w-]+\.(?:py|js|css|toml|txt|svg|png)\b")
-# These need what a test has not: a running page, a GPU.
+# Blocks with these words are not run: they need a running page.
 NEEDS_MORE = ("gradio_client",)
 
 
 def text_of(page: Path) -> str:
-    """A page without its code."""
+    """A page's text without its code blocks."""
     return FENCE.sub("", page.read_text(encoding="utf-8"))
 
 
 def anchors(page: Path) -> set[str]:
-    """The names that GitHub gives the page's headings."""
+    """The anchors that GitHub gives the page's headings."""
     heads = re.findall(r"^#+ (.+)$", text_of(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
@@ -60,7 +60,7 @@ def test_links_lead_somewhere(page):
 @pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_that_are_named_exist(page):
     if page.name == "CHANGELOG.md":
-        return  # a history
+        return  # a history, which may name removed files
     for name in FILE.findall(LINK.sub("", text_of(page))):
         assert (
             any((root / name).exists() for root in (*ROOTS, page.parent)) or "vllm" in name or "sglang" in name
@@ -75,14 +75,14 @@ def test_the_readme_is_short_and_is_a_space():
 
 
 def test_one_version():
-    """The library's, the citation's and the first of the changelog."""
+    """The library, CITATION.cff and the changelog's first entry name the same version."""
     version = bass_core.__version__
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)[1] == version
 
 
 def sections() -> list[tuple[str, str]]:
-    """(page and heading, the section's python blocks as one program)."""
+    """(page and heading, the section's Python blocks as one program)."""
     found = []
     for page in (ROOT / "README.md", ROOT / "docs" / "usage.md", ROOT / "docs" / "extending.md"):
         heading = ""
@@ -105,7 +105,7 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture
 def tables():
-    """The tables that a recipe adds to, as they were before it."""
+    """Restore, after the test, the tables that a recipe adds to."""
     from ui.page.setting import SETTINGS
 
     known = (bass_core.METHODS, DRAFTERS, BACKENDS, CATALOGUE, SETTINGS, bass_core.VERIFICATIONS)

@@ -1,7 +1,7 @@
-"""The walls of the house: who imports whom, how big a file and a folder may be, and what is decided in one place.
+"""Rules of the code's layout: who imports whom, the size of files and folders, and what is decided in one place.
 
-Contract: import-linter's contracts (pyproject.toml) are run on a copy of the sources, as they are and broken in
-each way that is listed. Everything else is read from the syntax of the files that git knows.
+Contract: import-linter's contracts (pyproject.toml) are checked on a copy of the sources, unchanged and with each
+of the listed violations. All other rules are checked on the syntax trees of the files that git tracks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LONGEST_FILE, FILES_A_FOLDER, MEDIAN_FILE = 300, 12, 100
 PACKAGES = ("bass_core", "bench", "distill", "kernels", "ui")
 LINT = (sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-logo")
 
-# A contract, the file that a line is added to, that line, and what import-linter says of it.
+# (contract, file to which a line is added, that line, import-linter's message)
 BREAKS = (
     ("The house", "kernels/plan.py", "import bass_core.errors", "kernels.plan -> bass_core.errors"),
     (
@@ -48,7 +48,7 @@ BREAKS = (
 
 
 def tracked(*patterns: str) -> list[Path]:
-    """Files of the working tree that git knows or would take, by git's patterns."""
+    """Files of the working tree that match git's patterns: tracked, or untracked and not ignored."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if found.returncode:
@@ -57,20 +57,20 @@ def tracked(*patterns: str) -> list[Path]:
 
 
 def parsed(*patterns: str) -> list[tuple[str, ast.Module]]:
-    """The files' names and their syntax."""
+    """(name, syntax tree) of each file."""
     return [
         (str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))) for path in tracked(*patterns)
     ]
 
 
 def lines(path: Path) -> int:
-    """Lines of a file."""
+    """The number of lines of a file."""
     return len(path.read_text(encoding="utf-8").splitlines())
 
 
 @pytest.fixture
 def copy(tmp_path):
-    """The sources and their contracts, in a folder that may be broken."""
+    """A copy of the sources and their contracts, which a test may change."""
     for name in PACKAGES:
         shutil.copytree(
             ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.json", "*.xz")
@@ -80,7 +80,7 @@ def copy(tmp_path):
 
 
 def lint(folder: Path) -> subprocess.CompletedProcess[str]:
-    """import-linter's verdict on the copy."""
+    """Run import-linter on the copy."""
     pytest.importorskip("importlinter", reason="pip install -r requirements-dev.txt")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
     return subprocess.run(LINT, cwd=folder, env=environment, capture_output=True, text=True)
@@ -102,7 +102,7 @@ def test_a_broken_contract_fails(copy, contract, name, line, said):
 
 
 def test_nothing_imports_the_program():
-    """`bench > app > ui`: import-linter can't hold this one, since app.py is no package."""
+    """`bench > app > ui`: import-linter can't check this order, since app.py is no package."""
     for name, tree in parsed("bass_core/*.py", "kernels/*.py", "ui/*.py", "distill/*.py"):
         assert "app" not in imported(tree), name
 
@@ -134,7 +134,7 @@ def test_the_files_of_the_library_are_small():
 
 
 def test_every_module_says_what_it_holds_to():
-    """Every file with code has a docstring; the library's, the kernels' and the page's say `Contract: ...`."""
+    """Every file with code has a docstring; those in bass_core, kernels and ui contain `Contract: ...`."""
     for name, tree in parsed("*.py"):
         said = ast.get_docstring(tree) or ""
         assert said or not tree.body, f"{name} has no docstring"
@@ -143,7 +143,7 @@ def test_every_module_says_what_it_holds_to():
 
 
 def protocols() -> set[str]:
-    """The names of all Protocols of ours."""
+    """The names of all Protocols in bass_core, kernels and ui."""
     return {
         node.name
         for _, tree in parsed("bass_core/*.py", "kernels/*.py", "ui/*.py")
@@ -159,7 +159,7 @@ def names(node: ast.AST) -> set[str]:
 
 
 def asks_for_a_class(tree: ast.Module, classes: set[str]) -> list[int]:
-    """The lines with an isinstance or issubclass of one of the classes."""
+    """The lines that call isinstance or issubclass with one of the classes."""
     return [
         node.lineno
         for node in ast.walk(tree)
@@ -185,7 +185,7 @@ METHOD_NAMES = {"regular", "speculative", "bass", "amusd"}
 def compares_a_method(tree: ast.Module) -> list[int]:
     """The lines that compare anything with a method's name, or match on one.
 
-    "bass" is Algorithm 1's name too: a comparison of it alone does not count where a draft length is compared.
+    "bass" is also the name of Algorithm 1: comparing a draft length with "bass" alone does not count.
     """
     found = []
     for node in ast.walk(tree):

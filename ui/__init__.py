@@ -1,1 +1,1 @@
-"""What a person sees and a script calls. Contract: imports bass_core's public names alone, and never a tensor."""
+"""The page and its API. Contract: imports only bass_core's public names, and handles no tensors."""

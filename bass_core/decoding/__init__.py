@@ -1,1 +1,1 @@
-"""What a request asks, whether it fits the memory, and the loop that answers it."""
+"""Checking a request, admitting it to memory, and the loop that answers it."""

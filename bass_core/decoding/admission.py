@@ -1,8 +1,8 @@
-"""Whether a request fits the memory, asked before any is taken.
+"""Whether a request fits the memory, decided before any is allocated.
 
-Contract: an estimate of caches, logits and working memory of all lanes at once against the memory that is free
-now; what does not fit is refused with the largest batch and the largest number of new tokens that would. Weights
-are in memory already and are not counted again.
+Contract: compares an estimate of the caches, logits and working memory of all lanes that run together with the
+memory that is free now. A request that does not fit is refused with the largest batch and the largest number of
+new tokens that would fit. Weights are in memory already and are not counted again.
 """
 
 from __future__ import annotations
@@ -26,19 +26,21 @@ from ..machine.memory import available_bytes
 from ..models.pair import ModelPair
 from .request import Request
 
-# Copies of the logits that live at once while a distribution is filtered, compared and drawn from.
+# Copies of the logits alive at once while a distribution is filtered, compared and sampled from.
 _LOGIT_COPIES = 6
-# Scores before and after the softmax, float32.
+# Bytes per attention score: float32, before and after the softmax.
 _SCORE_BYTES = 8
-# A layer's inputs, heads and wider middle: so many numbers for each one of the hidden state.
+# Numbers that one layer holds per element of the hidden state: its inputs, heads and wider MLP.
 _HIDDEN_NUMBERS = 16
-# triton/attention.py cuts a step into at most so many parts, and aims at so many rows a multiprocessor.
+# From kernels/triton/attention.py: the most parts that it splits a step into, and the rows that it aims at per
+# multiprocessor (3 programs of 64 rows).
 _MOST_PARTS, _PART_ROWS = 32, 3 * 64
+# Share of the free memory that a request may need.
 _HEADROOM = 0.9
 
 
 class Method(Protocol):
-    """What admission asks of a method: whether it drafts, and whether all rows are in memory together."""
+    """What admission needs to know of a method: whether it drafts, and whether all rows are in memory together."""
 
     @property
     def drafts(self) -> bool: ...
@@ -48,7 +50,7 @@ class Method(Protocol):
 
 
 def admit(pair: ModelPair, request: Request, *together: Seq[Method]) -> None:
-    """Raises RequestError unless each group of methods that run `together` fits, one group after another."""
+    """Raise RequestError unless each group in `together` fits: a group's methods run at once, groups in turn."""
 
     def needs(rows: int, tokens: int) -> int:
         asked = replace(request, max_new_tokens=tokens)
@@ -83,12 +85,12 @@ def _tokens(count: int) -> str:
 
 
 def _largest(below: int, room: int, needs: Callable[[int], int]) -> int:
-    """The largest number under `below` whose need fits the room; 0 where none does."""
+    """The largest number under `below` whose needs (bytes) fit the room; 0 if none does."""
     return bisect_right(range(1, below), room, key=needs)
 
 
 def estimate_bytes(pair: ModelPair, request: Request, methods: Seq[Method], rows: int) -> int:
-    """Bytes of caches and working memory of all methods, for a batch of `rows`."""
+    """Bytes of caches and working memory that all methods need together, for a batch of `rows`."""
     total = 0
     for method in methods:
         drafts = method.drafts
@@ -112,14 +114,14 @@ def estimate_bytes(pair: ModelPair, request: Request, methods: Seq[Method], rows
 
 
 def _chunk(pair: ModelPair, request: Request, batch: int) -> int:
-    """Tokens of the largest chunk of a prefill: equal prompts are fed once, shorter ones padded to the longest."""
+    """Tokens in a prefill's largest chunk: equal prompts are computed once, shorter ones padded to the longest."""
     different = len({tuple(prompt) for prompt in request.prompts[:batch]})
     longest = max(len(prompt) for prompt in request.prompts)
     return min(different * longest, max(different, prefill_tokens(pair.device)))
 
 
 def _working_bytes(pair: ModelPair, backend: str, tokens: int, columns: int) -> int:
-    """What one layer holds beside the cache while `tokens` look at up to `columns` cached ones, in bytes."""
+    """Bytes that one layer needs beyond the cache while `tokens` attend to up to `columns` cached tokens."""
     config = pair.target.config.get_text_config()
     number = pair.target_step.cache_dtype.itemsize if is_accelerator(pair.device) else 4
     heads = tokens * config.num_attention_heads
@@ -129,9 +131,10 @@ def _working_bytes(pair: ModelPair, backend: str, tokens: int, columns: int) -> 
 
 
 def _attention_bytes(backend: str, heads: int, columns: int, dim: int, device: torch.device) -> int:
-    """What a backend holds for `heads` (tokens x query heads) of `dim` numbers over so many columns, in bytes.
+    """Bytes that a backend needs for `heads` (tokens x query heads) of `dim` numbers over so many columns.
 
-    pad, split and sdpa make a matrix of scores; flash makes none; nor does fused, which writes float32 parts.
+    pad, split and sdpa make a matrix of scores. flash makes none. fused makes none either, but writes float32
+    partial results.
     """
     if backend == "flash":
         return 0
@@ -142,6 +145,6 @@ def _attention_bytes(backend: str, heads: int, columns: int, dim: int, device: t
 
 
 def cache_length(request: Request, drafts: bool) -> int:
-    """Tokens a row of the cache must hold: a round may write its padding past a row that is nearly done."""
+    """Tokens that each row of the cache must hold: a round may write padding past the end of a row."""
     padding = request.longest_draft if drafts else 0
     return request.longest + padding + 1

@@ -1,6 +1,6 @@
-"""What a lane asks of a decoder, and the choices that every decoder of a request shares.
+"""The interface between a lane and its decoder, and the parameters that all decoders of a request share.
 
-Contract: whatever has the members of `Decoder` can be a lane; nothing asks which class it is.
+Contract: any object with the members of `Decoder` can be a lane's decoder; nothing checks its class.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from ..sequence import Round
 
 
 class Timeline(Protocol):
-    """When who was busy, of a decoder whose draft works beside its target."""
+    """When draft and target were busy, in a decoder that runs both at the same time."""
 
     def view(self) -> dict[str, Any]:
-        """As JSON-ready data."""
+        """The timeline as JSON-ready data."""
         ...
 
 
 class Decoder(Protocol):
     """What a lane steps.
 
-    `target_forwards`: prefills and rounds of the target so far. `timeline`: None where nothing overlaps. A decoder
-    with a timeline works on between its steps, until `pause`.
+    `target_forwards`: the target's prefills and rounds so far. `timeline`: None if draft and target do not
+    overlap. A decoder with a timeline keeps working between its steps, until `pause`.
     """
 
     @property
@@ -37,25 +37,25 @@ class Decoder(Protocol):
     def timeline(self) -> Timeline | None: ...
 
     def prepare(self) -> None:
-        """Before the first step: make ready, off the clock, what the first rounds need."""
+        """Before the first step: prepare, off the clock, what the first rounds need (such as graph captures)."""
         ...
 
     def step(self) -> Round:
-        """One bounded piece of work: a prefill chunk, or one round."""
+        """Do one bounded piece of work: a prefill chunk or one round."""
         ...
 
     def pause(self) -> None:
-        """Stop what works on between steps, until the next step."""
+        """Stop the work that goes on between steps, until the next step."""
         ...
 
     def close(self) -> None:
-        """Free what the decoder holds beyond its own memory."""
+        """Free what the decoder holds beyond its own memory, such as AMUSD's draft process."""
         ...
 
 
 @dataclass
 class DecodingParams:
-    """How a decoder samples and verifies: the same for every lane of a race."""
+    """How a decoder samples and verifies; the same for every lane of a race. synthetic: `synthetic_acceptance`."""
 
     sampling: SamplingParams
     seed: int = 0

@@ -1,8 +1,8 @@
-"""The decoding loop: regular, speculative and BASS are one loop over a batch of rows.
+"""The decoding loop: regular, speculative and BASS decoding are one loop over a batch of rows.
 
-Contract: a decoder (base.py). Regular decoding is the loop without a drafter, speculative decoding the batch of
-one, run row after row (sequential.py), and BASS (arXiv 2404.15778) the batch in which every row accepts its own
-number of drafts. Each round waits for the device once. Clocks and texts are not known here.
+Contract: implements Decoder (base.py). Regular decoding is the loop without a drafter. Speculative decoding is the
+loop over batches of one, row after row (sequential.py). BASS (arXiv 2404.15778) is the loop over a batch in which
+every row accepts its own number of drafts. Each round waits for the device once. Non-goals: clocks and texts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .base import DecodingParams, Timeline
 
 @dataclass
 class BatchDecoder:
-    """One batch. `drafter` None is regular decoding. Rows that finish leave; the last takes their place."""
+    """One batch. drafter: None for regular decoding. A finished row is removed; the last row takes its place."""
 
     sequences: list[Sequence]
     target: ModelRunner
@@ -38,7 +38,7 @@ class BatchDecoder:
     drafter: Drafter | None = None
     budget: Budget | None = None
     target_forwards: int = 0
-    # Whether the target's forwards return hidden states, for the drafter or for who else reads them.
+    # Whether the target's forwards return hidden states, for the drafter or another reader.
     return_states: bool = False
     _prefill: PrefillSteps | None = None
     _draft_prefill: PrefillSteps | None = None
@@ -57,17 +57,17 @@ class BatchDecoder:
 
     @property
     def timeline(self) -> Timeline | None:
-        """None: nothing overlaps."""
+        """None: draft and target do not overlap."""
         return None
 
     def pause(self) -> None:
-        """Nothing works on between steps."""
+        """Does nothing: no work goes on between steps."""
 
     def close(self) -> None:
-        """Nothing is held beyond the decoder's own memory."""
+        """Does nothing: the decoder holds only its own memory."""
 
     def prepare(self) -> None:
-        """Before the first step: let the models make ready for the shapes of a plain and of the first round."""
+        """Before the first step: prepare the models for the shapes of a plain round and of the first round."""
         rows = len(self._rows)
         for width in sorted({1, 1 + max(self._usable(self._requested()))}):
             tokens = torch.zeros(rows, width, dtype=torch.long, device=self.target.device)
@@ -77,7 +77,7 @@ class BatchDecoder:
 
     @torch.inference_mode()
     def step(self) -> Round:
-        """One prefill chunk or one round; the first tokens come with the last chunk."""
+        """Run one prefill chunk or one round; the last chunk also samples the first tokens."""
         if self._draft_prefill is not None and not self._draft_prefill.done:
             self._draft_prefill.step()
             return Round("prefill")
@@ -132,21 +132,21 @@ class BatchDecoder:
         return Round(kind, max(requested), records, draft_forwards=forwards, draft_tokens=drawn)
 
     def _requested(self) -> list[int]:
-        """What the budget allows each row."""
+        """Number of drafts that the budget allows each row."""
         if self.budget is None:
             return [0] * len(self._rows)
         return self.budget.max_drafts([row.remaining for row in self._rows])
 
     def _usable(self, requested: list[int]) -> list[int]:
-        """These numbers of drafts, cut to what each row has room for: the target adds a token of its own."""
+        """The requested numbers of drafts, cut to each row's room: the target adds one more token."""
         return [min(most, row.remaining - 1) for most, row in zip(requested, self._rows, strict=True)]
 
     def _draft_work(self) -> tuple[int, int]:
-        """Forwards of a draft model so far, and tokens that it drew."""
+        """The draft model's forwards so far, and the tokens that it drew."""
         return (0, 0) if self.drafter is None else (self.drafter.calls, self.drafter.drafted)
 
     def _hand_states(self, rows: list[Sequence], states: Callable[[], list[Tensor]]) -> None:
-        """Give the drafter the target's states of the tokens that are in its cache for good, if it reads them."""
+        """Give the drafter, if it reads them, the target's hidden states of the newly committed tokens."""
         if self.drafter is not None and self.drafter.observes_states:
             self.drafter.observe_states(rows, states())
 
@@ -191,7 +191,7 @@ class BatchDecoder:
         tests: Seq[DraftTest] = (),
         next_drafted: bool = False,
     ) -> RowRound:
-        """Append the accepted drafts and the next token, if any; behind `drafted` stand a RowOutcome's fields."""
+        """Append the accepted drafts and the next token, if any; parameters after `drafted`: see RowOutcome."""
         last = "sampled" if not drafted else ("bonus" if accepted == len(drafted) else "recovered")
         last = "accepted" if next_drafted else last
         own = [] if next_token is None else [next_token]
@@ -199,7 +199,7 @@ class BatchDecoder:
         origins = ["accepted"] * accepted + [last] * len(own)
         taken = row.write(tokens, origins)
         if taken <= accepted:
-            # The text ended inside the accepted span: drafts behind its end were never tested.
+            # The text ended among the accepted drafts; the drafts after its end count as never tested.
             drafted, accepted = drafted[:taken], taken
         tests = tests[: len(drafted)]
         p, q, u = [test.p for test in tests], [test.q for test in tests], [test.u for test in tests]

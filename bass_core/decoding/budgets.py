@@ -1,9 +1,9 @@
-"""How a lane comes to its budget: what rounds cost here where it must know, then how much each round may draft.
+"""A lane's budget (how much each round may draft), and the measured round costs that it may need.
 
-Contract: both happen after admission. Costs are measured by `Measuring` (or `with_costs`), before any lane's clock
-runs, and put into the request; `make_budget` runs no model. draft_length="cost-aware" measures all that is missing
-(half a minute for a small model on two cores); "auto" measures coarsely, in COARSE_SECONDS at most, and is
-Algorithm 1 where costs can't be measured or kept. Non-goals: how costs are measured (calibrate.py).
+Contract: both come after admission. `Measuring` (or `with_costs`) measures costs before any lane's clock runs and
+puts them into the request; `make_budget` runs no model. draft_length="cost-aware" measures everything that is
+missing (half a minute for a small model on two cores). "auto" measures coarsely, in at most COARSE_SECONDS, and
+uses Algorithm 1 if costs can't be measured or stored. Non-goals: how costs are measured (calibrate.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .cost_store import can_keep, may_measure, missing_coarse_sizes, missing_siz
 from .request import Request
 
 COARSE_SECONDS = 5.0
-# So often a process tries in vain to measure in that time; it then does with what it has.
+# After this many coarse measurements of a table that ended incomplete, a process uses the costs that it has.
 MOST_ATTEMPTS = 2
 
 _attempts: Counter[Path] = Counter()
@@ -31,12 +31,12 @@ _log = logging.getLogger(__name__)
 
 
 def make_budget(request: Request, rows: int) -> Budget:
-    """A fresh budget for a decoder that starts with `rows` rows, of a request that has its costs."""
+    """A fresh budget for a decoder that starts with `rows` rows; the request already has its costs."""
     return EqualRows(make_policy(request.draft_length, request.costs, rows))
 
 
 def with_costs(pair: ModelPair, request: Request, rows: int) -> Request:
-    """The request with what rounds cost; measures what is missing. Arguments as for Measuring."""
+    """Return the request with its round costs; measure what is missing. Arguments as for Measuring."""
     measuring = Measuring(pair, request, rows)
     for _ in measuring:
         pass
@@ -44,11 +44,11 @@ def with_costs(pair: ModelPair, request: Request, rows: int) -> Request:
 
 
 class Measuring:
-    """Measuring what a request must know of costs: iterate to the end, one step of a decoder at a time.
+    """Measures the costs that a request needs. Iterate to the end; each iteration is one step of a decoder.
 
-    rows: of the largest batch among its lanes that draft by a budget, 0 where none does. Afterwards `request` has
-    its costs; they stay None where nobody asks for them, or where "auto" can't have them. There is no step where
-    everything was known already.
+    rows: rows of the largest batch among the lanes that draft by a budget, 0 if there is none. Afterwards
+    `request` has its costs; they stay None if no policy needs them, or if "auto" can't get them. If every cost was
+    known already, there is no step.
     """
 
     def __init__(self, pair: ModelPair, request: Request, rows: int) -> None:
@@ -62,7 +62,7 @@ class Measuring:
         if request.draft_length != AUTO:
             costs = MeasuredCosts(self.pair, *ways)
             yield from self._thoroughly(costs)
-        # Nobody knows what a user's own drafter costs.
+        # The costs of a user's own drafter object are unknown.
         elif isinstance(request.drafter, str) and may_measure():
             costs = MeasuredCosts(self.pair, *ways)
             yield from self._coarsely(costs)
@@ -76,7 +76,7 @@ class Measuring:
             yield from costs.measure(sizes, FULL)
 
     def _coarsely(self, costs: MeasuredCosts) -> Iterator[None]:
-        """Measure in COARSE_SECONDS. What goes wrong here is the lanes' to tell: they run the same models."""
+        """Measure in at most COARSE_SECONDS. Errors are only logged: lanes run the same models and report them."""
         sizes = missing_coarse_sizes(costs.table, self.rows)
         path = costs.path
         if not sizes or path is None or _attempts[path] >= MOST_ATTEMPTS or not can_keep(path):

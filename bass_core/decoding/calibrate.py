@@ -1,9 +1,9 @@
-"""What a round costs on this machine: measured for a pair and a device, and kept.
+"""What a round costs on this machine: measured for a pair and a device, and stored.
 
-Contract: rounds are timed as they run: a real decoder, whose drafts are random tokens. The least of several times
-counts: other work on the machine only ever adds to one. Measuring goes step by step, each a round or a piece of
-the prompt, so that whoever drives it can show progress or stop; a number of rows is kept once it is complete.
-Non-goals: costs that depend on the length of the text; deciding when to measure (budgets.py).
+Contract: rounds are timed in a real decoder whose drafts are random tokens. The minimum of several times counts,
+because other work on the machine only adds time. Measuring goes in steps, each a round or a prefill chunk, so the
+caller can show progress or stop. The costs for a number of rows are stored once complete. Non-goals: costs that
+depend on the length of the text; deciding when to measure (budgets.py).
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from .base import DecodingParams
 from .batch import BatchDecoder
 from .cost_store import costs_path, missing_sizes
 
-# Tokens of all rows together in the widest verification that is measured.
+# Most tokens, over all rows, in a verification that is measured.
 MOST_TOKENS = 96
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured for a number of rows.
+    """What is measured for each number of rows.
 
-    widths: tokens a row of the verifications. drafted: tokens a row of the two proposals whose difference is what
-    a draft token costs. repeats: how often each is timed; one more, the first, does not count. context: tokens of
-    the prompt.
+    widths: tokens per row of each verification. drafted: tokens per row of two proposals; a draft token costs the
+    difference of their times divided by the difference of their tokens. repeats: timed runs of each, after one
+    that does not count. context: tokens of the prompt. coarse: whether the table marks the costs as coarse.
     """
 
     widths: tuple[int, ...]
@@ -56,14 +56,14 @@ class Plan:
 
 
 FULL = Plan(widths=(1, 2, 3, 5, 9, 17), drafted=(1, 5), repeats=4, context=160)
-# Two numbers of rows take about 2 s of SmolLM2-135M on two cores of a 2.5 GHz Xeon.
+# Measuring two numbers of rows takes about 2 s for SmolLM2-135M on two cores of a 2.5 GHz Xeon.
 COARSE = Plan(widths=(1, 3, 9), drafted=(1, 3), repeats=3, context=32, coarse=True)
 
 
 class MeasuredCosts:
-    """The table of a pair, a drafter, a backend and a kind of sampling: what is kept, and what is measured now.
+    """The cost table of a pair, drafter, backend and kind of sampling: stored costs plus those measured now.
 
-    `table` is None until the figures of one number of rows are complete.
+    `table` is None until the costs of at least one number of rows are complete.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class MeasuredCosts:
         self.table = self._kept()
 
     def measure(self, sizes: list[int], plan: Plan = FULL, seconds: float = math.inf) -> Iterator[None]:
-        """Measure for these numbers of rows, a step of the decoder at a time, until so many seconds have passed.
+        """Measure for these numbers of rows, one decoder step at a time, until `seconds` have passed.
 
-        A number of rows of which nothing has been timed by then is left out.
+        A number of rows is left out unless each of its verifications has been timed by then.
         """
         end = time.monotonic() + seconds
         for rows in sizes:
@@ -94,12 +94,12 @@ class MeasuredCosts:
                 return
 
     def _kept(self) -> CostTable | None:
-        """What the file holds; None as well where it says of a draft model that it costs nothing."""
+        """The stored table or None; rejects one with draft costs if the drafter runs no model, and the reverse."""
         table = read_table(self.path)
         return table if table is None or bool(table.draft) == runs_model(self.drafter) else None
 
     def _keep(self, measured: CostTable) -> None:
-        """Add the figures to the table and, with what others have kept meanwhile, to the file."""
+        """Join the new costs with the file, which another process may have extended, and store the result."""
         known = self._kept() or self.table
         self.table = measured if known is None else known.joined(measured)
         write_table(self.path, self.table)
@@ -108,7 +108,7 @@ class MeasuredCosts:
 def measure_costs(
     pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams, verification: str, sizes: list[int]
 ) -> CostTable:
-    """Figures for these numbers of rows, at least one, measured now and not kept."""
+    """Costs for these numbers of rows (at least one), measured now and not stored."""
     tables = []
     for rows in sizes:
         lab = _Lab(pair, drafter, backend, sampling, verification, rows, FULL)
@@ -119,7 +119,7 @@ def measure_costs(
 
 
 def cost_table(pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams, rows: int) -> CostTable:
-    """The table of this pair, drafter and machine for `rows` rows; what is missing is measured and kept."""
+    """The cost table of this pair, drafter and machine for `rows` rows; missing costs are measured and stored."""
     costs = MeasuredCosts(pair, drafter, backend, sampling)
     for _ in costs.measure(missing_sizes(costs.table, rows)):
         pass
@@ -128,9 +128,9 @@ def cost_table(pair: ModelPair, drafter: Any, backend: str, sampling: SamplingPa
 
 
 def measure_ahead(pair: ModelPair, rows: int) -> Iterator[None]:
-    """Measure step by step, for up to `rows` rows, all that is missing where every other setting has its default.
+    """Measure, step by step, the missing costs for up to `rows` rows with every other setting at its default.
 
-    Sampled text comes first, as the page's first race is.
+    Sampling comes before greedy decoding, because the page's first race samples.
     """
     drafter, backend = choose_drafter(pair, "auto"), choose_backend("auto", pair.device, pair.dtype)
     for temperature in (1.0, 0.0):
@@ -139,7 +139,7 @@ def measure_ahead(pair: ModelPair, rows: int) -> Iterator[None]:
 
 
 class _Random(Drafter):
-    """Proposes `width` random tokens a row: what is proposed does not change what a round costs."""
+    """Proposes `width` random tokens per row: a round's cost does not depend on which tokens are drafted."""
 
     width = 0
 
@@ -147,13 +147,13 @@ class _Random(Drafter):
         self.vocab, self.device = vocab, device
 
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
-        # Drawn on the host: a GPU's generator refuses once a capture has failed, or while one is under way.
+        # Drawn on the host: a GPU's generator raises during a capture and after a failed one.
         tokens = to_device(torch.randint(0, self.vocab, (len(rows), self.width)), self.device)
         return Proposal(tokens, [self.width] * len(rows))
 
 
 class _TimedDecoder(BatchDecoder):
-    """A decoder that notes how long its last proposal took, `proposal_ms`."""
+    """A decoder that records how long its last proposal took (`proposal_ms`)."""
 
     proposal_ms = 0.0
 
@@ -165,14 +165,14 @@ class _TimedDecoder(BatchDecoder):
 
 
 def _now(device: torch.device) -> float:
-    """Milliseconds, once the device has done all that was queued."""
+    """A monotonic clock in milliseconds, read once the device has finished its queued work."""
     if is_accelerator(device):
         runtime(device).synchronize(device)
     return 1000 * time.perf_counter()
 
 
 class _Lab:
-    """A batch of equal prompts, computed once, on which rounds are timed."""
+    """A batch of equal prompts, prefilled once, on which rounds are timed."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class _Lab:
         self.padded = not pair.target_step.skips_padding
         self.widths = [width for width in plan.widths if width == 1 or rows * width <= MOST_TOKENS]
         generator = torch.Generator().manual_seed(0)
-        # As many as would be written if every draft were accepted.
+        # `room`: the tokens each row would get if every draft were accepted.
         limit = max(plan.widths)
         room = (plan.repeats + 1) * (sum(plan.widths) + sum(1 + requested for requested in plan.drafted)) + limit
         context = max(1, min(plan.context, pair.context_length - room))
@@ -209,7 +209,7 @@ class _Lab:
         self.verify_times: dict[int, list[float]] = {width: [] for width in self.widths}
 
     def steps(self) -> Iterator[None]:
-        """The prompt, the draft model's proposals, then rounds without it: one step of the decoder each time."""
+        """Run the prefill, rounds with the draft model, then rounds without it; yield after each decoder step."""
         while not self.last.token_ids:
             self._step()
             yield
@@ -222,7 +222,7 @@ class _Lab:
                 yield
         self.decoder.drafter = self.random
         self.decoder.budget = EqualRows(FixedLength(max(self.plan.widths)))
-        # The widths take turns, so that a slow moment of the machine falls on all of them.
+        # The widths take turns, so that a slow moment of the machine affects all of them.
         for repeat in range(self.plan.repeats + 1):
             for width, times in self.verify_times.items():
                 self.random.width = width - 1
@@ -233,13 +233,13 @@ class _Lab:
 
     @property
     def timed(self) -> bool:
-        """Whether every verification, and so every proposal, was timed at least once."""
+        """Whether every verification, and therefore every proposal, has been timed at least once."""
         return all(self.verify_times.values())
 
     def costs(self) -> CostTable:
-        """The figures, once everything was timed at least once."""
+        """The measured costs; requires `timed`."""
         points = [(float(self.rows * width), min(times)) for width, times in self.verify_times.items()]
-        # A wider verification is never cheaper: where it seems so, that was noise.
+        # A wider verification is never cheaper; if it was measured so, that is noise and the larger time counts.
         verify = [(x, max(y for other, y in points if other <= x)) for x, _ in points]
         draft = {}
         if self.model is not None:
@@ -249,7 +249,7 @@ class _Lab:
         return CostTable({self.rows: verify}, draft, self.padded, (self.rows,) if self.plan.coarse else ())
 
     def _step(self) -> float:
-        """Milliseconds of one step of the decoder."""
+        """Run one step of the decoder; return its milliseconds."""
         start = _now(self.device)
         with shortage_explained():
             self.decoder.step()

@@ -1,7 +1,7 @@
 """The checks of a request's prompts and numbers, one function each.
 
-Contract: a value that can't be used raises RequestError with one sentence that names it and says what to do; what
-is returned is the value in the form that a Request holds. Nothing here runs a model.
+Contract: an unusable value raises RequestError with one sentence that names it and says what to do; otherwise a
+check returns the value in the form that a Request holds, if it changes. Nothing here runs a model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..models.pair import ModelPair
 
 
 def encode_prompts(pair: ModelPair, prompt: str | Seq[Any], n: int, raw: bool) -> list[list[int]]:
-    """The prompts as token ids, one a row; a text that several rows share is tokenized once."""
+    """The prompts as token ids, one list per row; a text that several rows share is tokenized once."""
     given = _listed(prompt, n)
     texts = {one: _encode(pair, one, raw) for one in given if isinstance(one, str)}
     prompts = [list(texts[one]) if isinstance(one, str) else _encode(pair, one, raw) for one in given]
@@ -25,7 +25,7 @@ def encode_prompts(pair: ModelPair, prompt: str | Seq[Any], n: int, raw: bool) -
 
 
 def check_sequence_ids(ids: Any, rows: int) -> list[int]:
-    """The ids that key each row's noise; None is 0, 1, 2 and so on."""
+    """The ids that key each row's sampling noise; None stands for 0, 1, 2 and so on."""
     if ids is None:
         return list(range(rows))
     if not isinstance(ids, Seq) or len(ids) != rows:
@@ -36,19 +36,19 @@ def check_sequence_ids(ids: Any, rows: int) -> list[int]:
 
 
 def check_time_budget(milliseconds: object) -> None:
-    """None, or a finite number of milliseconds above 0."""
+    """Accept None, or a finite number of milliseconds above 0."""
     if milliseconds is not None and not (_is_number(milliseconds) and milliseconds > 0):
         raise RequestError(f"time_budget_ms must be above 0, or None; got {milliseconds!r}.")
 
 
 def check_acceptance(rate: object) -> None:
-    """None, or a probability."""
+    """Accept None, or a probability."""
     if rate is not None and not (_is_number(rate) and 0 <= rate <= 1):
         raise RequestError(f"synthetic_acceptance must be from 0 to 1; got {rate!r}.")
 
 
 def check_end_ids(pair: ModelPair, eos: Any) -> frozenset[int]:
-    """The ids that end a text: "auto" is the target's own, None is none."""
+    """The ids that end a text: "auto" stands for the target's own, None for no id."""
     if isinstance(eos, str) and eos == "auto":
         return pair.default_eos()
     if eos is None:
@@ -60,7 +60,7 @@ def check_end_ids(pair: ModelPair, eos: Any) -> frozenset[int]:
 
 
 def check_whole(name: str, value: object, low: int, high: int | None) -> None:
-    """A whole number from `low` to `high`; None is no upper end."""
+    """Accept a whole number from `low` to `high`; if `high` is None, there is no upper limit."""
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
         limits = f"of at least {low}" if high is None else f"from {low} to {high}"
         raise RequestError(f"{name} must be a whole number {limits}; got {value!r}.")

@@ -1,7 +1,8 @@
-"""Where the measured costs of a pair are kept, and for how many rows a table must know them.
+"""Where a pair's measured costs are stored, and for which numbers of rows a table needs them.
 
-Contract: the file of a table is named after everything that a round's cost depends on; whatever else a request
-says, it finds the same table. Non-goals: the table and its file (budget/cost_table.py), measuring (calibrate.py).
+Contract: a table's file name is a hash of everything that a round's cost depends on, so requests that differ in
+anything else share the table. Non-goals: the table and its file format (budget/cost_table.py), measuring
+(calibrate.py).
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from ..models.pair import ModelPair
 from ..models.weights.quantize import is_quantized
 from ..sampling.params import SamplingParams
 
-# Raised whenever the layout of the file, or how its figures are measured, changes.
+# Version of the file's layout and of the way costs are measured: increase it whenever either changes.
 FORMAT = 5
-# A table knows no more rows than these: beyond them a round's cost goes by its tokens.
+# The largest number of rows that is measured; beyond it, a round's cost is taken to depend on its tokens only.
 MOST_ROWS = 8
 
 
 def may_measure() -> bool:
-    """Whether "auto" may measure costs: not with BASS_MEASURE=0, nor on ZeroGPU, which bills them."""
+    """Whether "auto" may measure costs: not with BASS_MEASURE=0, and not on ZeroGPU, which bills the time."""
     return os.environ.get("BASS_MEASURE") != "0" and not on_zero_gpu()
 
 
 def costs_path(pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams) -> Path | None:
-    """Where the table is kept; None for a user who has no folder for such files."""
+    """The table's file; None if the user has no cache folder."""
     try:
         root = cache_root()
     except WeightsError:
@@ -47,7 +48,7 @@ def costs_path(pair: ModelPair, drafter: Any, backend: str, sampling: SamplingPa
 
 
 def can_keep(path: Path | None) -> bool:
-    """Whether a table can be written there; makes the folder."""
+    """Whether a table can be written to this path; creates the folder."""
     if path is None:
         return False
     try:
@@ -58,13 +59,13 @@ def can_keep(path: Path | None) -> bool:
 
 
 def missing_sizes(table: CostTable | None, rows: int) -> list[int]:
-    """Of the powers of two up to `rows`, rounded up, those that were not measured, or only coarsely."""
+    """Numbers of rows still to measure: powers of two up to `rows` rounded up, not measured or only coarsely."""
     sizes = [1 << i for i in range((min(rows, MOST_ROWS) - 1).bit_length() + 1)]
     return [size for size in sizes if table is None or size not in table.verify or size in table.coarse]
 
 
 def missing_coarse_sizes(table: CostTable | None, rows: int) -> list[int]:
-    """What a rough answer for up to `rows` rows lacks: figures for one row, and for at least that many."""
+    """Numbers of rows to measure for a coarse estimate up to `rows` rows: 1 and the largest, unless known."""
     known = [] if table is None else list(table.verify)
     most = missing_sizes(None, rows)[-1]
     missing = [] if 1 in known else [1]
@@ -72,7 +73,7 @@ def missing_coarse_sizes(table: CostTable | None, rows: int) -> list[int]:
 
 
 def _key(pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams) -> str:
-    """Everything that a round's cost depends on. Drafters that run no model are alike: their drafts are free."""
+    """Hash of all that a round's cost depends on. Drafters without a model share it: their drafts are free."""
     draft = None
     if runs_model(drafter):
         draft = str(getattr(pair.draft, "name_or_path", None) or type(pair.draft).__name__)

@@ -1,7 +1,7 @@
-"""A checked request: what to write, how, and with which decoder.
+"""A checked request: the prompts, and how to answer them.
 
-Contract: everything a user can get wrong is refused here, with one sentence, before a model runs or memory is
-taken. What comes out is plain data that every lane of a race shares.
+Contract: every user error is refused here, in one sentence, before a model runs or memory is allocated. A Request
+is plain data that every lane of a race shares.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from .checks import (
     encode_prompts,
 )
 
-# Far above what any memory holds: a list of that many prompts is made before the memory is looked at.
+# Largest n: far more rows than any memory holds. It bounds the list of n prompts, which is built before admission.
 MAX_ROWS = 2**20
-# What generate, stream, race and the page do where nobody says how much to draft (budget/options.py).
+# Default draft_length of generate, stream, race and the page (budget/options.py).
 DEFAULT_DRAFT_LENGTH = AUTO
 
 
 @dataclass(frozen=True)
 class Request:
-    """Arguments of `generate`, checked: `prompts` as token ids, one a row.
+    """The checked arguments of `generate`. prompts: token ids, one list per row.
 
-    draft_length: the option as it was given, see budget/options.py. costs: what rounds cost, put in after
-    admission where the option goes by it (budgets.py).
+    draft_length: the option as given, see budget/options.py. context: the model's context length in tokens. costs:
+    measured round costs, set after admission if the draft length depends on them (budgets.py).
     """
 
     prompts: list[list[int]]
@@ -59,20 +59,20 @@ class Request:
 
     @property
     def longest_draft(self) -> int:
-        """The most tokens that a row may draft in a round."""
+        """The most tokens that a row may draft in one round."""
         return min(longest_draft(self.draft_length), self.max_new_tokens)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest row, prompt and answer together."""
+        """Tokens of the longest row, prompt plus answer."""
         return max(len(prompt) + self.new_tokens(prompt) for prompt in self.prompts)
 
     def new_tokens(self, prompt: list[int]) -> int:
-        """What a row may write: a text ends where the model's context does."""
+        """The most new tokens of a row: a text ends at the end of the model's context."""
         return min(self.max_new_tokens, self.context - len(prompt))
 
     def sequences(self) -> list[Sequence]:
-        """Fresh sequences, one a row: every lane writes its own."""
+        """Fresh sequences, one per row; every lane gets its own."""
         return [
             Sequence(index, self.sequence_ids[index], prompt, self.new_tokens(prompt), self.eos)
             for index, prompt in enumerate(self.prompts)
@@ -97,7 +97,7 @@ def make_request(
     time_budget_ms: float | None = None,
     synthetic_acceptance: float | None = None,
 ) -> Request:
-    """Check all arguments. Raises RequestError, one sentence that says what to do."""
+    """Check all arguments. Raises RequestError with one sentence that says what to do."""
     check_whole("n", n, 1, MAX_ROWS)
     check_whole("max_new_tokens", max_new_tokens, 1, None)
     check_whole("seed", seed, 0, 2**63 - 1)

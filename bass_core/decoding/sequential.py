@@ -1,6 +1,6 @@
 """Sequences decoded one after another, each as a batch of one.
 
-Contract: a decoder (base.py); the caches of a sequence are freed before the next one's are made.
+Contract: implements Decoder (base.py); the caches of one sequence are freed before the next one's are allocated.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .batch import BatchDecoder
 
 
 class SequentialDecoder:
-    """Sequences decoded one after another, each as a batch of one; the caches of the last are freed first."""
+    """Decodes its sequences in order; `make` builds the decoder of each when its turn comes."""
 
     def __init__(self, sequences: list[Sequence], make: Callable[[Sequence], BatchDecoder]) -> None:
         self._waiting, self._make = list(sequences), make
@@ -30,17 +30,17 @@ class SequentialDecoder:
 
     @property
     def timeline(self) -> Timeline | None:
-        """None: nothing overlaps."""
+        """None: draft and target do not overlap."""
         return None
 
     def pause(self) -> None:
-        """Nothing works on between steps."""
+        """Does nothing: no work goes on between steps."""
 
     def close(self) -> None:
-        """Nothing is held beyond the decoder's own memory."""
+        """Does nothing: the decoder holds only its own memory."""
 
     def prepare(self) -> None:
-        """`BatchDecoder.prepare` for the first sequence; the others find what was captured for it."""
+        """Prepare the first sequence's decoder; the others reuse what was captured for it."""
         if self._current is None and self._waiting:
             self._current = self._make(self._waiting.pop(0))
             self._current.prepare()

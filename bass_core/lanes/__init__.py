@@ -1,1 +1,1 @@
-"""One answer under its own clock, several of them as a race, and what is shown of them."""
+"""A lane answers a request under its own clock; a race runs several lanes; snapshots show them."""

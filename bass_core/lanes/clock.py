@@ -1,6 +1,7 @@
-"""The time that a lane's device works for it, and the lock that shares a lane between threads.
+"""A lane's clock, which counts the device time spent on the lane, and the lock under which threads share a lane.
 
-Contract: a LaneClock counts only what runs inside `running()`; captures, compilations and loads are left out.
+Contract: a LaneClock counts only what runs inside `running()`, without graph captures, kernel compilations and
+kernel loads.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from ..machine.setup_time import setup_ms, watch_compiler
 
 
 class FairLock:
-    """A mutex that who waits for it gets next: a thread that steps on and on would keep a threading.Lock."""
+    """A fair lock: with threading.Lock a busy lane re-acquires it and starves the snapshot thread."""
 
     def __init__(self) -> None:
         self._turn, self._held = threading.Lock(), threading.Lock()
 
     def __enter__(self) -> None:
-        # Who waits holds the turn, so that the last holder can't come back before.
+        # The waiting thread holds `_turn`, so the previous holder can't re-acquire `_held` before it.
         with self._turn:
             self._held.acquire()
 
@@ -33,7 +34,7 @@ class FairLock:
 
 
 class LaneClock:
-    """Milliseconds the device spent inside `running()`: CUDA events there, a monotonic clock on a CPU."""
+    """Milliseconds the device spent inside `running()`: by CUDA events on a GPU, by a monotonic clock on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.queued = device, is_accelerator(device)
@@ -43,7 +44,7 @@ class LaneClock:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Count the time until the block ends; on a GPU until its work is done, without what happens once."""
+        """Count the block's time; on a GPU until its queued work is done, less the set-up time (setup_time.py)."""
         if not self.queued:
             start = time.perf_counter()
             try:
@@ -53,7 +54,7 @@ class LaneClock:
             return
         begin, end = (runtime(self.device).Event(enable_timing=True) for _ in range(2))
         setup = setup_ms()
-        # An event is recorded on the current device, whichever the lane's is.
+        # Events are recorded on the current device, so the lane's device is made current.
         with on(self.device):
             begin.record()
             try:

@@ -1,10 +1,10 @@
-"""Where lanes of a race differ although their texts must be the same, and how near the tie was there.
+"""Where lanes of a race differ although their texts should be equal, and how close to a tie the two tokens were.
 
-Contract: greedy and coupled text is regular decoding's, so `comparison` holds each row of the other lanes against
-the regular lane's as far as both reach. Where weights are multiplied in low precision, a token beside a row may
-change the row's sums in their last bits, and with them the choice between two tokens that lie next to each other:
-for such a row the target is run once more, over the prompt and the common text, outside every lane's clock.
-Non-goals: text under the rejection rule, which no lane promises to repeat.
+Contract: with greedy or coupled decoding every lane should produce regular decoding's text, so `comparison`
+compares each row of the other lanes with the regular lane's, up to the shorter of the two. In low precision, the
+other tokens in a batch can change the last bits of a row's sums, and so the choice between two tokens that are
+nearly tied. For each row that differs, the target is therefore run once more over the prompt and the common text,
+outside every lane's clock. Non-goals: text under rejection sampling, which no lane promises to repeat.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from ..verification.table import find_verification
 from .lane import Lane
 from .snapshot import Difference, Weighed
 
-# What the extra forwards of one race may take: so many of them, of so many tokens together, a few seconds.
+# Limits on the extra forwards of one race: their number, and their total number of tokens by device. Chosen so
+# that they take a few seconds at most.
 MOST_FORWARDS = 8
 MOST_TOKENS = {"cpu": 1024, "accelerator": 32768}
 
@@ -35,16 +36,16 @@ _log = logging.getLogger(__name__)
 
 
 def reference_lane(lanes: Seq[Lane]) -> Lane | None:
-    """The lane that the others are compared with: the first whose method is a reference."""
+    """The lane that the others are compared with: the first one whose method is a reference."""
     return next((lane for lane in lanes if lane.reference), None)
 
 
 def comparison(pair: ModelPair, request: Request, lanes: Seq[Lane]) -> dict[str, list[Difference | None]] | None:
-    """Each other lane's rows against the reference lane's, by method; None where no two lanes owe the same text.
+    """Compare the other lanes' rows with the reference lane's, by method; None if no lane owes the same text.
 
-    A row's entry is None where both texts agree as far as both reach. A Difference holds the index of the first
-    token that differs and the two token ids, theirs the reference lane's; its p_ours, p_theirs and tie (`weigh`)
-    are None beyond MOST_FORWARDS and MOST_TOKENS, or where the forward failed.
+    A row's entry is None if both texts agree up to the end of the shorter one. A Difference holds the index of the
+    first differing token and the two token ids (`theirs` is the reference lane's). Its p_ours, p_theirs and tie
+    (see `weigh`) are None once MOST_FORWARDS or MOST_TOKENS is used up, or if the forward failed.
     """
     reference = reference_lane(lanes)
     others = [lane for lane in lanes if lane is not reference]
@@ -62,18 +63,19 @@ def comparison(pair: ModelPair, request: Request, lanes: Seq[Lane]) -> dict[str,
 
 
 def first_difference(ours: list[int], theirs: list[int]) -> int | None:
-    """The first index at which both have a token and the two differ."""
+    """The first index at which both lists have a token and the two tokens differ; None if there is none."""
     return next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
 
 
 def weigh(
     logits: Tensor, params: SamplingParams, seed: int, sequence_id: int, position: int, tokens: tuple[int, int]
 ) -> Weighed:
-    """How near two tokens (ours, theirs) are under the target's logits [V] at a position of its text.
+    """How close two tokens (ours, theirs) are under the target's logits [V] at one position of its text.
 
-    Greedy: p is the model's own distribution (temperature 1); else what was sampled from. `tie` is the smaller of
-    the two scores over the larger, 1 being a tie. The score is what the largest was taken of: p, and with a
-    temperature p / E, E being the position's own exponential number for that token (`draw`).
+    p: the model's distribution at temperature 1 for greedy decoding, else the distribution sampled from. `tie`:
+    the smaller of the two scores divided by the larger; 1 is an exact tie. The token with the largest score is the
+    one chosen; the score is p for greedy decoding, else p / E, where E is the exponential random number of that
+    position and token (`draw`).
     """
     p = torch.softmax(logits.float(), -1) if params.greedy else probabilities(logits, params)
     p = p[list(tokens)].cpu()
@@ -88,7 +90,7 @@ def weigh(
 
 
 class _Target:
-    """The target's logits behind a row's common text; equal texts are computed once."""
+    """The target's logits after a row's common text; equal texts are computed once."""
 
     def __init__(self, pair: ModelPair, request: Request) -> None:
         self.pair, self.request = pair, request
@@ -109,7 +111,8 @@ class _Target:
                 id_ = request.sequence_ids[row]
                 weighed = weigh(logits, request.sampling, request.seed, id_, len(text), tokens)
         except (RuntimeError, MemoryError) as error:
-            # The race has its texts, and lacks a footnote. No traceback: its frames would hold the cache.
+            # The race's texts are complete without this figure. No traceback is logged: its frames would keep the
+            # cache alive.
             _log.warning("what the target says of a difference could not be computed: %s", error)
         return {"at": at, "ours": tokens[0], "theirs": tokens[1], **weighed}
 
@@ -125,7 +128,7 @@ class _Target:
 
 
 def next_logits(pair: ModelPair, text: list[int], backend: str) -> Tensor:
-    """The target's logits [V] for the token behind the text, read alone, a bounded chunk at a time."""
+    """The target's logits [V] for the token after the text, run as a batch of one in bounded prefill chunks."""
     runner = ModelRunner(pair.target_step, 1, len(text) + 1, pair.vocab, backend)
     with torch.inference_mode():
         prefill = runner.prefill([text])

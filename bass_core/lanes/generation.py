@@ -1,7 +1,7 @@
-"""`generate` and `stream`: one method answering one request.
+"""`generate` and `stream`: one method answers one request.
 
 Contract: arguments are checked before anything runs; the same arguments give the same tokens. `stream` yields
-one Round a step, `generate` the finished sequences and their figures.
+one Round per step; `generate` returns the finished sequences and their metrics.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from .setup.warmup import warm_up
 
 @dataclass(frozen=True, repr=False)
 class GeneratedSequence:
-    """New tokens alone, a final end-of-text token included; text is None without a tokenizer.
+    """The new tokens only, including a final end-of-text token; text is None without a tokenizer.
 
-    times_ms: lane time at which each token came. ptl_ms: per-token latency since the lane's first prefill ended,
-    own_ptl_ms: since the sequence's own; None for fewer than two tokens.
+    times_ms: lane time at which each token came. ptl_ms: per-token latency since the lane's first prefill ended.
+    own_ptl_ms: the same since the sequence's own prefill ended. Both are None for fewer than two tokens.
     """
 
     token_ids: list[int]
@@ -50,7 +50,7 @@ class GeneratedSequence:
 
 @dataclass(frozen=True, repr=False)
 class Generation:
-    """What `generate` returns. timeline: of "amusd" alone, when draft and target were busy; see docs/amusd.md."""
+    """What `generate` returns. timeline: when draft and target were busy, for "amusd" only; see docs/amusd.md."""
 
     method: str
     sequences: list[GeneratedSequence]
@@ -85,17 +85,17 @@ def generate(
 ) -> Generation:
     """Answer a prompt (text, token ids, or a list of either) with n sequences.
 
-    method: "regular", "speculative" (one sequence after another), "bass" (all at once), "amusd" (draft and target
-    at the same time), or a registered one. n: how often one prompt is answered. max_new_tokens: of each sequence.
-    sampling: temperature, top_k and top_p; None is greedy. draft_length: "auto" (by what rounds cost here, where
-    that can be measured, else Algorithm 1), "bass" (Algorithm 1), "cost-aware", a whole number, or a policy.
-    drafter: a name of DRAFTERS, a drafter object, or "auto", the pair's own.
-    attention: a name of ATTENTIONS, or "auto", the fastest known here. verification: "chen" (rejection sampling)
-    or "coupled" (every method writes the same text). sequence_ids: which noise a row draws, 0 to n - 1 by default.
-    eos_token_id: the id or ids that end a text, None for none, "auto" for the model's own. raw: leave the chat
-    template out. time_budget_ms: lane time after which the lane ends. synthetic_acceptance: accept each draft with
-    this probability, whatever it is; for benches. Raises RequestError for an argument that is unknown or out of
-    range, or a request that does not fit the memory.
+    method: "regular", "speculative" (one sequence after another), "bass" (all sequences at once), "amusd" (draft
+    and target work at the same time), or a registered method. n: number of answers to one prompt. max_new_tokens:
+    per sequence. sampling: temperature, top_k and top_p; None is greedy. draft_length: "auto" (by measured round
+    costs if this machine can be measured, else Algorithm 1), "bass" (Algorithm 1), "cost-aware" (by measured round
+    costs), a whole number, or a policy. drafter: a name from DRAFTERS, a drafter object, or "auto" (the pair's
+    default). attention: a name from ATTENTIONS, or "auto" (the fastest known on this device). verification: "chen"
+    (rejection sampling) or "coupled" (every method gives the same text). sequence_ids: keys of each row's sampling
+    noise, 0 to n - 1 by default. eos_token_id: the id or ids that end a text, None for no such id, "auto" for the
+    model's own. raw: leave the chat template out. time_budget_ms: lane time after which the lane ends.
+    synthetic_acceptance: accept each draft with this probability, whatever it is; for benchmarks. Raises
+    RequestError for an unknown or out-of-range argument, or for a request that does not fit the memory.
     """
     lane = _lane(generate, **locals())
     while not lane.finished:
@@ -123,7 +123,7 @@ def stream(
     synthetic_acceptance: float | None = None,
     **unknown: Any,
 ) -> Iterator[Round]:
-    """The rounds of `generate`, as they happen; the arguments are the same, and are checked at the call."""
+    """Yield the rounds of `generate` as they happen; the arguments are the same and are checked at the call."""
     lane = _lane(stream, **locals())
 
     def rounds() -> Iterator[Round]:
@@ -159,7 +159,7 @@ def _lane(
     unknown: dict[str, Any],
     **arguments: Any,
 ) -> Lane:
-    """A lane for the arguments of a function as they came in."""
+    """Check the arguments that `function` was called with, and build the lane for them."""
     refuse_unknown(function, unknown)
     found = find_method(method)
     request = make_request(pair, prompt, **arguments)

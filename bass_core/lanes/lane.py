@@ -1,8 +1,8 @@
 """A decoder with its own clock: one column of the race.
 
-Contract: `step()` runs one step of the decoder and counts only the time the device spent on it. An exception in
-a step leaves the lane finished. How the decoder is made is its method's matter (methods.py), what of the lane is
-shown view.py's.
+Contract: `step()` runs one step of the decoder and counts only the time the device spent on it. If a step raises,
+the scheduler ends the lane (schedule.py). Non-goals: building the decoder (methods.py) and what is shown of the
+lane (view.py).
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from .output.detokenizer import TextStream
 from .output.trace import Trace
 from .utilization import Work
 
-# Pausing AMUSD's draft costs up to one of its steps: a turn this long makes that a small part.
+# Milliseconds of lane time per turn of an AMUSD lane. Pausing its draft costs up to one draft step, which is small
+# beside a turn this long.
 SLICE_MS = 100.0
 
 
 class Lane:
-    """One method answering one request. `sequences` are its own; `error` is set when a step failed."""
+    """One method answering one request. `sequences` are the lane's own; `error` is set if a step failed."""
 
     def __init__(self, pair: ModelPair, request: Request, method: str) -> None:
         found = find_method(method)
@@ -43,12 +44,12 @@ class Lane:
             pair.target_step.cost, None if draft is None else draft.cost, bandwidth=known_bandwidth(pair.device)
         )
         self.error: str | None = None
-        # A step and a view never see each other half-done.
+        # Keeps a snapshot from seeing a step half done.
         self.lock = FairLock()
         self.texts = [TextStream(pair.tokenizer) if pair.tokenizer is not None else None for _ in self.sequences]
         with shortage_explained():
             self._decoder: Decoder | None = found.build(pair, request, self.sequences)
-        # Of a lane whose draft works beside its target: when who was busy, and its shortest turn in a fair race.
+        # Only if draft and target overlap: when each was busy, and the lane's shortest turn in a fair race (ms).
         self.timeline: Timeline | None = self._decoder.timeline
         self.slice_ms = 0.0 if self.timeline is None else SLICE_MS
         self._forwards = 0
@@ -59,11 +60,11 @@ class Lane:
 
     @property
     def decode_ms(self) -> float:
-        """Lane time without any of its prefills."""
+        """Lane time in milliseconds, without the prefills."""
         return self.clock.ms - self.counts.prefill_ms
 
     def step(self) -> Round:
-        """One step, timed. Sequences get their tokens' times; a spent time budget ends the lane."""
+        """Run and time one step, and record its tokens' times. The lane ends once its time budget is spent."""
         assert self._decoder is not None, "a finished lane is not stepped"
         before = self.clock.ms
         with self.clock.running(), shortage_explained():
@@ -83,7 +84,7 @@ class Lane:
         return round_
 
     def end(self, reason: str) -> None:
-        """Finish what is unfinished and free the caches."""
+        """Finish the unfinished sequences for this reason, and free the caches."""
         self._release()
         for sequence, text in zip(self.sequences, self.texts, strict=True):
             if sequence.finish_reason is None:
@@ -92,13 +93,13 @@ class Lane:
                     text.end()
 
     def prepare(self) -> None:
-        """Have captured, off the clock, what the first round will replay."""
+        """Capture, off the clock, the graphs that the first round will replay."""
         if self._decoder is not None:
             with shortage_explained():
                 self._decoder.prepare()
 
     def pause(self) -> None:
-        """Before another lane is stepped: what works on for this one between its steps comes to a halt."""
+        """Stop this lane's background work (AMUSD's draft) before another lane is stepped."""
         if self._decoder is not None and self.timeline is not None:
             with self.clock.running():
                 self._decoder.pause()
@@ -114,7 +115,7 @@ class Lane:
         self.end("error")
 
     def metrics(self) -> Metrics:
-        """The lane's figures at this moment of its clock."""
+        """The lane's metrics at its current lane time."""
         metrics = summarise(self.counts, self.sequences, self.clock.ms, self._forwards)
         return replace(metrics, **self.work.utilization(self.decode_ms, self.device, self.dtype))
 

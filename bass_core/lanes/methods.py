@@ -1,8 +1,8 @@
-"""The table of methods: one line for each decoder that a lane can be.
+"""The table of methods: one entry for each decoder that a lane can run.
 
-Contract: nothing else compares a method's name; whoever needs a fact about a method reads a field of its line. A
-decoder of one's own joins with `register` and is then a method like any other: in `generate`, `stream` and
-`race`, in the page's settings and charts, and in the conformance suite.
+Contract: no other module compares method names; code that needs a fact about a method reads a field of its entry.
+`register` adds a user's decoder, which is then a method like any other: in `generate`, `stream` and `race`, in the
+page's settings and charts, and in the conformance suite.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from .setup.build import build_bass, build_overlapped, build_regular, build_spec
 
 @dataclass(frozen=True)
 class Method:
-    """One line of the table.
+    """One entry of the table.
 
-    name: what `method=` and `lanes=` say. label, about: how the page writes it, and one sentence that explains it.
-    build: makes a fresh decoder for a checked request and the lane's own sequences. drafts: False for decoding
-    without a drafter. batched: all rows are in memory together; False: one after another. overlaps: draft and
-    target work at the same time, so that how the rounds fall depends on timing. reference: the lane that others
-    are compared with, in speed and in text. check: raises RequestError for a request that it can't answer.
+    name: the value for `method=` and `lanes=`. label, about: its name on the page, and one sentence that explains
+    it. build: makes a fresh decoder for a checked request and the lane's own sequences. drafts: False for decoding
+    without a drafter. batched: True if all rows are in memory together, False if one after another. overlaps:
+    draft and target work at the same time, so the split into rounds depends on timing. reference: the other lanes
+    are compared with this one, in speed and in text. check: raises RequestError for a request that the method
+    can't answer.
     """
 
     name: str
@@ -65,20 +66,20 @@ METHODS: dict[str, Method] = {
         ),
     )
 }
-# The lanes of a race that names none, and the method of `generate` and `stream` where none is named.
+# Default lanes of `race`, and default method of `generate` and `stream`.
 DEFAULT_LANES = ("regular", "speculative", "bass")
 DEFAULT_METHOD = "bass"
 
 
 def register(method: Method) -> None:
-    """Add a line to the table. Raises ValueError for a name that is taken."""
+    """Add a method to the table. Raises ValueError if the name is taken."""
     if method.name in METHODS:
         raise ValueError(f'A method "{method.name}" is registered already: choose another name.')
     METHODS[method.name] = method
 
 
 def unregister(name: str) -> None:
-    """Take a registered method out of the table."""
+    """Remove a method from the table."""
     del METHODS[name]
 
 
@@ -90,7 +91,7 @@ def find_method(name: object) -> Method:
 
 
 def budget_rows(request: Request, method: Method) -> int:
-    """Rows of the batch that the method's budget is for; 0 where no budget says how much it drafts."""
+    """Rows of the batch that the method's budget covers; 0 if the method has no budget for its drafts."""
     if not method.drafts or method.overlaps:
         return 0
     return len(request.prompts) if method.batched else 1

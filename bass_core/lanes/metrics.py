@@ -1,7 +1,8 @@
-"""What is counted while a lane runs, and the figures made of it.
+"""What is counted while a lane runs, and the metrics computed from it.
 
-Contract: counts come from rounds alone, times from the lane's own clock, in milliseconds. A figure that does not
-apply or is not known yet is None, never 0. Names follow vLLM's where it has them; formulas stand at the fields.
+Contract: counts come from the rounds only; times come from the lane's own clock, in milliseconds. A metric that
+does not apply or is not known yet is None, never 0. Names follow vLLM's where vLLM has the metric; class Metrics
+gives the formulas.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from ..sequence import Round, Sequence
 
 @dataclass(frozen=True)
 class Metrics:
-    """The figures of a lane of n rows, so far or in the end.
+    """The metrics of a lane of n rows, so far or at its end.
 
-    ms_per_token: n x lane time without any prefill / (new tokens - rows that have begun). A row's first token
-    comes with its prefill, so neither counts; None before a row's second token. throughput_tps: new tokens a
+    ms_per_token: n x lane time without prefills / (new tokens - rows that have a token). A row's first token comes
+    with its prefill, so both are left out; None before any row's second token. throughput_tps: new tokens per
     second of lane time until the last row finished, prefills included.
-    ptl_*: per-token latency of the first and last sequence to finish and the mean, see `latency`; ttft_ms: lane
-    time of the lane's first token.
-    acceptance_rate: accepted / drafted; token_acceptance: accepted / tested, tested = drafts up to and including
-    the first rejected one; mean_acceptance_length: 1 + accepted / row-rounds that drafted;
-    per_position_acceptance[i]: accepted at position i / row-rounds that drafted position i. rounds:
-    verifications and plain steps; target_forwards: prefills + rounds; draft_length: what the policy last asked.
-    speedup is filled in by a race: the reference lane's ms per token / this lane's. *_utilization: see
+    ptl_*: per-token latency of the first and the last sequence to finish, and the mean over all; see `latency`.
+    ttft_ms: lane time of the lane's first token.
+    acceptance_rate: accepted / drafted. token_acceptance: accepted / tested, where tested = drafts up to and
+    including the first rejected one. mean_acceptance_length: 1 + accepted / row-rounds that drafted.
+    per_position_acceptance[i]: accepted at position i / row-rounds that drafted position i. rounds: verifications
+    and plain steps. target_forwards: prefills + rounds. draft_length: the length the policy last asked for.
+    speedup: the reference lane's ms_per_token / this lane's; filled in by `race`. *_utilization: see
     lanes/utilization.py.
     """
 
@@ -54,8 +55,8 @@ class Metrics:
 class Counts:
     """Running sums over the rounds of one lane.
 
-    prefill_ms: lane time spent in prefills, all of them where sequences are decoded one after another.
-    first_prefill_ms: lane time at which the first prefill ended.
+    prefill_ms: lane time spent in all prefills (one per sequence when sequences are decoded one after another).
+    first_prefill_ms: lane time at which the first prefill ended. tested, drafting_rows: see Metrics.
     """
 
     prefill_ms: float = 0.0
@@ -70,7 +71,7 @@ class Counts:
     draft_length: int | None = None
 
     def add(self, round_: Round, spent_ms: float) -> None:
-        """Count one round, which took `spent_ms` of lane time; prefills draft nothing."""
+        """Count one round, which took `spent_ms` of lane time; of a prefill only the time counts."""
         if round_.kind == "prefill":
             self.prefill_ms += spent_ms
             if round_.rows and self.first_prefill_ms is None:
@@ -94,14 +95,14 @@ class Counts:
 
 
 def latency(sequence: Sequence, since_ms: float | None) -> float | None:
-    """(Time of its last token - since) / (new tokens - 1), in ms; None unless it finished with two or more."""
+    """(Time of its last token - since) / (new tokens - 1), in ms; None unless finished with 2 or more tokens."""
     if since_ms is None or sequence.finish_reason is None or len(sequence.token_ids) < 2:
         return None
     return (sequence.times_ms[-1] - since_ms) / (len(sequence.token_ids) - 1)
 
 
 def summarise(counts: Counts, sequences: list[Sequence], clock_ms: float, target_forwards: int) -> Metrics:
-    """The figures of a lane at lane time `clock_ms`."""
+    """The metrics of a lane at lane time `clock_ms`."""
     tokens = sum(len(sequence.token_ids) for sequence in sequences)
     decoded = tokens - sum(bool(sequence.token_ids) for sequence in sequences)
     since = counts.first_prefill_ms

@@ -1,12 +1,13 @@
-"""Several decoders answering one request on one device, watched while they run.
+"""Several decoders answer one request on one device, with snapshots while they run.
 
-Contract: `race` checks its arguments at the call and returns a generator of snapshots, plain data, about ten a
-second and a last one with done=True. Closing the generator ends the work and frees what was taken. Where the lanes
-must know what rounds cost here and nobody has measured it, that comes first: snapshots then say phase="measuring"
-and hold no lane, and no lane's clock runs. Scheduling:
-"fair" always steps the lane whose own clock is furthest behind, so that a snapshot shows what identical machines
-would show at one instant; "overlap" gives each lane a thread, and on a GPU a stream; "in_turn" runs one lane
-after another. The texts are the same in all three for greedy or coupled text or a fixed draft length.
+Contract: `race` checks its arguments at the call and returns a generator of snapshots: plain data, about ten per
+second, and a last one with done=True. Closing the generator ends the work and frees the memory. If a lane needs
+round costs that are not measured yet, they are measured first: meanwhile snapshots say phase="measuring" and hold
+no lanes, and no lane's clock runs.
+Scheduling: "fair" always steps the lane whose own clock is furthest behind, so a snapshot shows what identical
+machines, one per lane, would show at the same instant; "overlap" gives each lane a thread and, on a GPU, a stream;
+"in_turn" runs one lane after another. With greedy or coupled decoding, or a fixed draft length, all three give the
+same texts.
 """
 
 from __future__ import annotations
@@ -59,12 +60,12 @@ def race(
     synthetic_acceptance: float | None = None,
     **unknown: Any,
 ) -> Iterator[Snapshot]:
-    """Snapshots of the lanes' methods answering the prompt.
+    """Yield snapshots while each lane's method answers the prompt.
 
-    lanes: names of METHODS. scheduling: "fair", "overlap" or "in_turn", see above. The other arguments are those
-    of `generate`. Raises RequestError at once for an argument that is unknown or out of range or a request that
-    does not fit the memory, and MemoryShortage midway where the memory runs out all the same; everything is freed
-    then.
+    lanes: names from METHODS. scheduling: "fair", "overlap" or "in_turn", see the module docstring. The other
+    arguments are those of `generate`. Raises RequestError at the call for an unknown or out-of-range argument, or
+    for a request that does not fit the memory. Raises MemoryShortage midway if memory runs out all the same, and
+    frees everything.
     """
     return _race(**locals())
 
@@ -77,7 +78,7 @@ def _race(
     unknown: dict[str, Any],
     **arguments: Any,
 ) -> Iterator[Snapshot]:
-    """Check the arguments of `race`, and start."""
+    """Check the arguments of `race`, and return its generator."""
     refuse_unknown(race, unknown)
     known = f"lanes must name different methods out of {', '.join(METHODS)}; got {lanes!r}."
     if not isinstance(lanes, list | tuple) or not lanes:
@@ -123,7 +124,7 @@ def _run(pair: ModelPair, request: Request, methods: list[Method], scheduling: s
 
 
 def _measure(measuring: Measuring) -> Iterator[None]:
-    """Measures what rounds cost, where the lanes must know; yields at once and whenever a snapshot is due."""
+    """Measure the round costs that the lanes need; yield at the first step and whenever a snapshot is due."""
     due = 0.0
     for _ in measuring:
         if time.perf_counter() >= due:

@@ -1,8 +1,8 @@
-"""Who is stepped when, of the lanes of a race.
+"""The order in which the lanes of a race are stepped.
 
 Contract: each schedule steps all lanes to their ends and yields whenever a snapshot is due, `due_s` seconds after
-the last; closing it ends the work. A lane that fails ends with a message, and the others go on; a shortage of
-memory is everyone's and is raised.
+the last one; closing it ends the work. A lane that fails ends with a message and the others go on. A memory
+shortage affects every lane, so it is raised.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _log = logging.getLogger(__name__)
 
 
 def fair(lanes: list[Lane], device: torch.device, due_s: float) -> Iterator[None]:
-    """Steps the lane that is furthest behind; yields whenever a snapshot is due.
+    """Step the lane whose clock is furthest behind; yield whenever a snapshot is due.
 
-    A lane that works on between its steps (AMUSD's draft) has a slice of its own and is then paused.
+    A lane that also works between its steps (AMUSD's draft) runs for `slice_ms` of lane time and is then paused.
     """
     due = time.perf_counter() + due_s
     while running := [lane for lane in lanes if not lane.finished]:
@@ -42,14 +42,14 @@ def fair(lanes: list[Lane], device: torch.device, due_s: float) -> Iterator[None
 
 
 def in_turn(lanes: list[Lane], device: torch.device, due_s: float) -> Iterator[None]:
-    """Runs each lane alone, to its end."""
+    """Run one lane after another, each to its end."""
     for lane in lanes:
         yield from fair([lane], device, due_s)
 
 
 def overlap(lanes: list[Lane], device: torch.device, due_s: float) -> Iterator[None]:
-    """A thread a lane; yields on time while any of them runs, and joins them all before it ends."""
-    # Before any clock runs: a capture holds up the device for all lanes.
+    """Run each lane in its own thread; yield every `due_s` seconds while any runs, and join all at the end."""
+    # Done before any clock runs, because a graph capture holds up the device for all lanes.
     for lane in lanes:
         _guarded(lane, lane.prepare)
     built = runtime(device).current_stream(device) if is_accelerator(device) else None
@@ -87,7 +87,7 @@ def overlap(lanes: list[Lane], device: torch.device, due_s: float) -> Iterator[N
 
 
 def _step(lane: Lane) -> None:
-    """One step; a lane that fails ends with a message, and the others go on. Memory is everyone's."""
+    """Run one step; an error ends this lane with a message, except a memory shortage, which is raised."""
     _guarded(lane, lane.step)
 
 
@@ -101,12 +101,12 @@ def _guarded(lane: Lane, action: Callable[[], object]) -> None:
         lane.fail(str(error))
     except Exception as error:
         _log.exception("the %s lane failed", lane.method)
-        # The frames of the failed step hold its caches, and live as long as whoever keeps the log record.
+        # The traceback's frames hold the failed step's caches, and live as long as the log record does.
         traceback.clear_frames(error.__traceback__)
         lane.fail(f"This lane stopped on an internal error ({type(error).__name__}); the others go on.")
 
 
-# In the order in which the page offers them.
+# Listed in the order in which the page offers them.
 SCHEDULINGS: dict[str, Callable[[list[Lane], torch.device, float], Iterator[None]]] = {
     "fair": fair,
     "overlap": overlap,

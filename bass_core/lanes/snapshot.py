@@ -1,8 +1,8 @@
-"""What `race` yields, as types: the plain data that the page, the API, recordings and benches read.
+"""The types of what `race` yields: the plain data that the page, the API, recordings and benches read.
 
-Contract: every value is JSON-ready. A key is always there unless its class says otherwise; a number that does not
-apply or is not known yet is None. Times are milliseconds of the lane's own clock (lanes/clock.py); `elapsed_ms` is
-wall time. Non-goals: how the figures are made (lanes/metrics.py, lanes/output/trace.py).
+Contract: every value is JSON-ready. A key is always present unless its class says otherwise; a number that does
+not apply or is not known yet is None. Times are milliseconds of the lane's own clock (lanes/clock.py), except
+`elapsed_ms`, which is wall time. Non-goals: computing the values (lanes/metrics.py, lanes/output/trace.py).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any, Literal, TypedDict
 
 
 class DeviceReading(TypedDict):
-    """One sample of `Monitor`: the whole board's figures where they start with gpu_, else this process's.
+    """One sample of `Monitor`: keys that start with gpu_ are of the whole board, the others of this process.
 
-    gpu_utilization, gpu_sm_percent, gpu_tensor_percent, gpu_dram_percent and cpu_percent are percentages (of one
-    core for the last), memory is in units of 2**20 bytes, gpu_power_w in watts, gpu_energy_mj in millijoules.
+    gpu_utilization, gpu_sm_percent, gpu_tensor_percent and gpu_dram_percent are percentages; cpu_percent is in
+    percent of one core; memory is in units of 2**20 bytes, gpu_power_w in watts, gpu_energy_mj in millijoules.
     """
 
     name: str
@@ -33,9 +33,9 @@ class DeviceReading(TypedDict):
 
 
 class RowRecord(TypedDict):
-    """What one round did to one sequence: it wrote `written` tokens from index `start` of its new tokens on.
+    """What one round did to one sequence: it appended `written` tokens, from index `start` of its new tokens on.
 
-    `drafted` are the drafted tokens, `p`, `q`, `u` their tests, `accepted` how many of them stand; see RowRound.
+    `drafted`: the drafted tokens; `p`, `q`, `u`: their tests; `accepted`: how many were accepted; see RowRound.
     `drafted_text` is None without a tokenizer.
     """
 
@@ -87,9 +87,9 @@ class MetricsRecord(TypedDict):
 
 
 class SequenceSnapshot(TypedDict):
-    """One text so far: token by token its id, its piece of the text, where it came from, and when.
+    """One text so far: for each token its id, its piece of the text, where it came from, and when.
 
-    `text` and `pieces` are None without a tokenizer; `finish_reason` is None while the text is being written.
+    `text` and `pieces` are None without a tokenizer; `finish_reason` is None until the text is finished.
     """
 
     text: str | None
@@ -110,13 +110,13 @@ class _Lane(TypedDict):
 
 
 class LaneSnapshot(_Lane, total=False):
-    """One lane. `timeline`: only of a lane whose draft works beside its target, see amusd/timeline.py."""
+    """One lane. `timeline`: present only if draft and target overlap; see amusd/timeline.py."""
 
     timeline: dict[str, Any]
 
 
 class Weighed(TypedDict):
-    """How likely either token was at the place where two texts part, and how near the tie was; 1 is a tie."""
+    """The two tokens' probabilities at the place where two texts diverge, and how close they are; 1 is a tie."""
 
     p_ours: float | None
     p_theirs: float | None
@@ -124,7 +124,7 @@ class Weighed(TypedDict):
 
 
 class Difference(Weighed):
-    """Where a row's text first differs from the reference lane's: the index and the two token ids."""
+    """Where a row's text first differs from the reference lane's: the token index and the two token ids."""
 
     at: int
     ours: int
@@ -141,10 +141,10 @@ class _Snapshot(TypedDict):
 
 
 class Snapshot(_Snapshot, total=False):
-    """All lanes at one instant; none is there yet while `phase` says that costs are measured.
+    """All lanes at one instant; `lanes` is empty while `phase` is "measuring".
 
-    `comparison`: only in the last one, and where two lanes owe the same text.
-    A lane's list in `comparison` has one entry a row: None where the row is the reference lane's.
+    `comparison`: present only in the last snapshot, and only if two lanes must give the same text.
+    A lane's list in `comparison` has one entry per row: None if the row equals the reference lane's.
     """
 
     comparison: dict[str, list[Difference | None]]

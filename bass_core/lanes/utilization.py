@@ -1,11 +1,11 @@
-"""How much of a GPU a lane uses: FLOPs against the dense peak, bytes against the copy bandwidth.
+"""How much of a GPU a lane uses: FLOPs relative to the dense peak, bytes relative to the copy bandwidth.
 
 Contract: FLOPs utilisation = (2 x target parameters x tokens verified + 2 x draft parameters x tokens that the
-draft model drew + attention's) / (lane time x peak); `useful` counts emitted tokens alone; bandwidth utilisation =
-bytes of weights and live keys and values that had to be read / (lane time x copy bandwidth). Copied drafts cost
-nothing; drafts that were thrown away cost as much as others. Prefills are left out of the work and of the lane
-time. All are None where the peak is not known, as on a CPU. Peaks are the vendors' datasheets', dense, without
-sparsity.
+draft model drew + FLOPs of attention) / (lane time x peak). `useful` counts only the target's work for emitted
+tokens. Bandwidth utilisation = bytes of weights and of live keys and values that had to be read / (lane time x
+copy bandwidth). Copied drafts cost nothing; discarded drafts cost as much as others. Prefills are left out of the
+work and of the lane time. A figure is None if its peak or bandwidth is not known, as on a CPU. Peaks are from the
+vendors' datasheets: dense, without sparsity.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ..sequence import Round, Sequence
 
 @dataclass
 class Work:
-    """Running sums over the rounds of a lane. `draft` None: no draft model of the pair's is run.
+    """Running sums over the rounds of a lane. draft: None if the lane does not run the pair's draft model.
 
-    bandwidth: `known_bandwidth` of the device; None leaves bandwidth_utilization out.
+    bandwidth: `known_bandwidth` of the device in bytes per second; if None, bandwidth_utilization is None.
     """
 
     target: ModelCost
@@ -38,7 +38,7 @@ class Work:
     bytes_read: float = 0.0
 
     def add(self, round_: Round, sequences: list[Sequence]) -> None:
-        """Count one round, of which the sequences have the tokens already; prefills are left out."""
+        """Count one round, whose tokens the sequences already hold; prefills are left out."""
         if round_.kind == "prefill":
             return
         lengths = [len(sequences[row.sequence].tokens) - len(row.tokens) for row in round_.rows]
@@ -52,16 +52,16 @@ class Work:
             self.bytes_read += self.target.kv_bytes * (before + drafted)
 
     def _add_drafts(self, draft: ModelCost, round_: Round, before: float) -> None:
-        """Bill a round's drafts as if its rows, `before` tokens long in the mean, had drafted equally many."""
+        """Count a round's drafts as if each row, `before` tokens long on average, had drafted equally many."""
         rows = len(round_.rows)
         each = round_.draft_tokens / rows
         self.flops += rows * _flops(draft, each, before)
-        # A forward draws at most one token a row.
+        # One forward draws at most one token per row.
         self.bytes_read += max(round_.draft_forwards, ceil(each)) * draft.weight_bytes
         self.bytes_read += draft.kv_bytes * rows * (each * before + each * (each - 1) / 2)
 
     def utilization(self, decode_ms: float, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-        """flops_utilization, useful_flops_utilization and bandwidth_utilization, plain ratios or None."""
+        """flops_utilization, useful_flops_utilization, bandwidth_utilization: ratios (1 is the peak) or None."""
         names = ("flops_utilization", "useful_flops_utilization", "bandwidth_utilization")
         if decode_ms <= 0 or not is_accelerator(device):
             return dict.fromkeys(names)
@@ -73,6 +73,6 @@ class Work:
 
 
 def _flops(cost: ModelCost, tokens: float, before: float) -> float:
-    """Of `tokens` new tokens behind `before` cached ones."""
+    """FLOPs of `tokens` new tokens after `before` cached ones."""
     seen = tokens * before + tokens * (tokens + 1) / 2
     return 2.0 * cost.parameters * tokens + cost.attention_flops * seen

@@ -1,7 +1,7 @@
 """A lane as the page and the API see it.
 
-Contract: `lane_view` makes JSON-ready data that shares nothing with the lane; values are whole, not differences.
-The caller holds the lane's lock where another thread steps it.
+Contract: `lane_view` returns JSON-ready data that shares nothing with the lane, always the whole state and never a
+difference from the last view. The caller holds the lane's lock if another thread steps the lane.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .snapshot import LaneSnapshot, MetricsRecord, SequenceSnapshot
 
 
 def lane_view(lane: Lane) -> LaneSnapshot:
-    """The lane at this moment of its clock."""
+    """The lane's current state."""
     view: LaneSnapshot = {
         "sequences": [_sequence_view(*both) for both in zip(lane.sequences, lane.texts, strict=True)],
         "metrics": cast(MetricsRecord, asdict(lane.metrics())),

@@ -1,1 +1,1 @@
-"""From a name to a pair of models: the catalogue, downloads and conversions."""
+"""Loading a pair of models by name: the catalogue, downloads and conversions."""

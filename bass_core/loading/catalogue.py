@@ -1,9 +1,9 @@
 """Contract: `load_pair` makes a ModelPair from a catalogue name, a local folder or a Hub id.
 
 `CATALOGUE` is the table of the names. Both models are put on the same device in the same dtype, in eval mode,
-without gradients; a draft with another tokenizer than the target's is refused. On ZeroGPU both are made ready on
-the host and then moved, so that nothing is computed on tensors whose device is not there yet (read in spaces
-0.51.3, which would compute on the host's copies instead; not run on a Space).
+without gradients; a draft whose tokenizer differs from the target's is refused. On ZeroGPU both are prepared on
+the host and then moved, because the GPU is not attached yet and spaces would compute on the host's copies instead
+(according to the source of spaces 0.51.3; not run on a Space).
 Non-goals: fetching and reading files (loading/weights.py, loading/sources.py).
 """
 
@@ -35,11 +35,11 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class CatalogueEntry:
-    """A pair that can be asked for by name.
+    """A pair that can be loaded by name.
 
-    `target` and `draft` are Hub ids or folders, `drafts/NAME` lies inside this repository, as does `ngrams`;
-    `prepare` makes the target's folder where the target is an artefact of our own; `tested`: whether it was run
-    here.
+    `target`, `draft`: Hub ids or folders; `drafts/NAME` is a folder in this repository. `ngrams`: a folder in this
+    repository. `prepare`: returns the target's folder, and makes it first if needed; only for a target that we
+    convert ourselves. `tested`: whether the pair has been run by this project.
     """
 
     name: str
@@ -96,13 +96,13 @@ def load_pair(
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
 ) -> ModelPair:
-    """Load target and draft, each a catalogue name (its target), a folder or a Hub id.
+    """Load target and draft, each given as a catalogue name (meaning its target), a folder or a Hub id.
 
-    draft: instead of the entry's own. device: "auto" (CUDA where there is one), "cpu", "cuda" or "cuda:N".
-    dtype: "auto", "float32", "bfloat16", "float16" or torch's, or "int8" (weights, by torchao: half the memory of
-    bfloat16, and slower on a GPU, see models/weights/quantize.py). Raises RequestError for device and dtype,
-    PairError and WeightsError for models that can't be used or reached; an entry's own draft that can't is
-    replaced by prompt lookup, with a warning.
+    draft: replaces the entry's own draft. device: "auto" (CUDA if available), "cpu", "cuda" or "cuda:N". dtype:
+    "auto", "float32", "bfloat16", "float16" or a torch dtype, or "int8" (quantised weights by torchao: half the
+    memory of bfloat16, and slower on a GPU, see models/weights/quantize.py). Raises RequestError for a bad device
+    or dtype, PairError for models that can't be used, WeightsError for weights that can't be reached or read. If
+    the entry's own draft can't be loaded, prompt lookup replaces it, with a warning.
     """
     entry = CATALOGUE.get(name_or_path) or CatalogueEntry(name_or_path, target=name_or_path)
     where = pick_device(device)
@@ -121,11 +121,11 @@ def load_pair(
     except (PairError, WeightsError) as error:
         if draft:
             raise
-        # The entry's own draft: nobody asked for it by name, and the target races without it.
+        # The entry's own draft failed: the user did not ask for it by name, and the target works without it.
         _log.warning("The draft of %s can't be used, so drafts are copied from the text: %s", name_or_path, error)
         made, ngrams, default_drafter = None, None, "prompt_lookup"
     if dtype == "int8":
-        # Not before: a draft head takes rows of the target's head, which quantised weights don't give.
+        # Quantise only after loading the draft: a draft head copies rows of the target's unquantised head.
         int8_weights(model)
     if home != where:
         _move(model, made, where)
@@ -141,7 +141,7 @@ def _move(target: Any, draft: Any, device: torch.device) -> None:
 
 
 def _load_draft(name: str, target: Any, tokenizer: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    """A draft head where the folder holds one, else a causal LM with the target's tokenizer."""
+    """Load a draft head if the folder holds one, else a causal LM, whose tokenizer must be the target's."""
     folder = REPOSITORY / name if name.startswith("drafts/") else Path(name)
     if is_draft_head(folder):
         return load_draft_head(folder, target)
@@ -153,7 +153,7 @@ def _load_draft(name: str, target: Any, tokenizer: Any, device: torch.device, dt
 
 
 def pick_device(device: str | torch.device) -> torch.device:
-    """The device that was asked for; RequestError when this machine or this project has none such."""
+    """The requested device; RequestError if this machine lacks it or this project does not support it."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -168,7 +168,7 @@ def pick_device(device: str | torch.device) -> torch.device:
 
 
 def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
-    """The number format that was asked for, "auto" being `default_dtype`; RequestError for any other name."""
+    """The requested dtype; "auto" stands for `default_dtype`. RequestError for a dtype not in DTYPES."""
     if dtype == "auto":
         return default_dtype(device)
     chosen = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
@@ -178,10 +178,10 @@ def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
 
 
 def default_dtype(device: torch.device) -> torch.dtype:
-    """What "auto" means on a device: bfloat16, or float16 on a CUDA device whose tensor cores have no other.
+    """What "auto" means on a device: bfloat16, or float16 on a CUDA device whose tensor cores lack bfloat16.
 
-    Those are the ones below compute capability 8.0, as a T4. A model whose numbers outgrow float16's 65504 needs
-    float32 there.
+    These are devices below compute capability 8.0, such as a T4. A model whose activations exceed float16's
+    maximum of 65504 needs float32 there.
     """
     old = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
     return torch.float16 if old else torch.bfloat16
@@ -192,6 +192,6 @@ def _source(name: str) -> Source:
     if entry is not None and entry.prepare is not None:
         return locate(str(entry.prepare()))
     name = entry.target if entry is not None else name
-    if name.startswith("drafts/"):  # never asked of the Hub, where anybody could own that name
+    if name.startswith("drafts/"):  # never looked up on the Hub, where anybody could own that name
         name = str(REPOSITORY / name)
     return locate(name, known=tuple(CATALOGUE))

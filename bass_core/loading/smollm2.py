@@ -1,8 +1,8 @@
 """Contract: `convert(gguf, folder)` writes SmolLM2-135M-Instruct as safetensors with config and tokenizer.
 
-The result is an ordinary transformers folder: `from_pretrained(folder)` gives a plain LlamaForCausalLM with
-the dequantised weights in bf16, a tokenizer with the chat template, and a generation config that ends a reply
-at `<|im_end|>`.
+The result is an ordinary transformers folder: `from_pretrained(folder)` returns a plain LlamaForCausalLM with the
+dequantised weights in bfloat16. The folder also holds a tokenizer with the chat template, and a generation config
+that ends a reply at `<|im_end|>`.
 Non-goals: other GGUF files, and keeping the weights packed.
 """
 
@@ -20,7 +20,7 @@ END_OF_REPLY = "<|im_end|>"
 
 
 def convert(gguf: Path, folder: Path) -> None:
-    """Dequantise the GGUF file (some 30 s) and save it to a new `folder`; WeightsError on a wrong content."""
+    """Dequantise the GGUF file (about 30 s) and save it to a new `folder`; WeightsError for wrong content."""
     from transformers import AutoTokenizer
 
     with tqdm(total=3, desc="Preparing SmolLM2-135M, once: weights", unit="step") as bar:
@@ -42,18 +42,18 @@ def convert(gguf: Path, folder: Path) -> None:
 
 
 def dequantise(gguf: Path, dtype: torch.dtype = torch.bfloat16) -> Any:
-    """A plain LlamaForCausalLM on the CPU with the GGUF file's weights in `dtype`."""
+    """Load a plain LlamaForCausalLM on the CPU, with the GGUF file's weights in `dtype`."""
     import transformers
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     options: dict[str, Any] = {"gguf_file": gguf.name, "local_files_only": True, "dtype": dtype}
-    if hasattr(transformers, "GgufConfig"):  # newer versions would keep some architectures packed
+    if hasattr(transformers, "GgufConfig"):  # newer versions would keep some architectures' weights packed
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     loaded: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, **options)
     config = loaded.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    # the loaded model counts as quantised and refuses save_pretrained: a fresh one takes over its weights
+    # The loaded model counts as quantised and refuses save_pretrained, so a fresh model takes over its weights.
     plain: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
     plain.load_state_dict(loaded.state_dict())
     plain.generation_config = GenerationConfig(

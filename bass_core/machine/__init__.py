@@ -1,1 +1,1 @@
-"""The machine: memory, transfers, monitoring and one-off set-up time."""
+"""The machine: memory, transfers, graph capture, monitoring and one-off set-up time."""

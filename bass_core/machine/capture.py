@@ -1,10 +1,10 @@
-"""How work is captured in a CUDA graph, and the memory that captures hold; no model is known here.
+"""Capture work in a CUDA graph, and account for the memory that captures hold; knows no model.
 
-Contract: `capture` runs a function once, records it once, and returns what it returned and the replay. One capture
-is made at a time, and `empty_cache` does nothing meanwhile. A capture whose end fails is the last one of the
-process: torch's allocator then believes that the capture is still running, raises when cached memory is released,
-and can't be told otherwise; so nothing is captured any more and `empty_cache` does nothing. `waits_refused` finds
-out beforehand what would make a capture fail. Off on ZeroGPU and with BASS_GRAPHS=0.
+Contract: `capture` runs a function once, captures it once, and returns the captured outputs and the replay. Only
+one capture is made at a time, and `empty_cache` does nothing meanwhile. If starting or ending a capture fails, it
+is the last one of the process: torch's allocator then takes the capture for still running and raises when cached
+memory is released, and there is no way to reset it; so no more graphs are captured and `empty_cache` does nothing.
+`waits_refused` detects beforehand what would make a capture fail. Off on ZeroGPU and with BASS_GRAPHS=0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from kernels.support import is_accelerator, on, on_zero_gpu, runtime
 
 from .memory import private_pools
 
-# Bytes. A capture can't use memory that torch keeps cached; with less than this free, the cache is released first.
+# Bytes (512 MiB). A capture can't use memory that torch keeps cached: if less than this is free on the device, the
+# cache is released first.
 LEAST_FREE = 1 << 29
 
 Outputs = TypeVar("Outputs")
@@ -35,7 +36,7 @@ _failed = False
 
 
 class CaptureUnavailable(RuntimeError):
-    """Nothing is captured in this process any more."""
+    """This process captures no more graphs, because an earlier capture failed."""
 
 
 def enabled(device: torch.device) -> bool:
@@ -45,19 +46,19 @@ def enabled(device: torch.device) -> bool:
 
 
 def refuses_waits(device: torch.device) -> bool:
-    """Whether steps on the device are captured, and torch can be told to refuse what waits for it."""
+    """Whether steps on the device are captured and torch can raise on a wait for the device (`waits_refused`)."""
     return enabled(device) and hasattr(runtime(device), "set_sync_debug_mode")
 
 
 def failed() -> bool:
-    """Whether a capture could not be ended, so that there will be no other in this process."""
+    """Whether a capture failed to start or end, so that this process captures no more graphs."""
     return _failed
 
 
 def empty_cache(device: torch.device) -> None:
-    """Give cached memory back to the device; does nothing on a CPU, during a capture, or after a failed one.
+    """Return cached memory to the device; does nothing on a CPU, during a capture, or after a failed capture.
 
-    It never blocks, since the garbage collector may call it anywhere. Memory that stays cached is still usable.
+    It never blocks, because the garbage collector may call it anywhere. Memory that stays cached is still usable.
     """
     if not is_accelerator(device) or not _turn.acquire(blocking=False):
         return
@@ -70,9 +71,10 @@ def empty_cache(device: torch.device) -> None:
 
 @dataclass(eq=False)
 class Pool:
-    """The memory that captures over one cache share; they are never replayed at the same time.
+    """The memory shared by all captures over one KV cache, which are never replayed at the same time.
 
-    torch shares blocks only between captures on the same stream, so the pool has one, made on first use.
+    torch shares blocks only between captures on the same stream, so the pool has its own stream, made on first
+    use.
     """
 
     device: torch.device
@@ -84,19 +86,20 @@ class Pool:
         if self.handle is None:
             module = runtime(self.device)
             self.handle = module.graph_pool_handle()
-            # torch hands out the streams of one priority in turn, and work that another thread queued on this one
-            # would be captured too. So it has a priority of its own, which no lane uses.
+            # torch hands out the streams of one priority round-robin, so another thread could get this stream and
+            # its work would be captured too. A priority that no lane uses prevents that.
             self.stream = module.Stream(self.device, priority=-1)
 
     def reserved(self) -> int:
-        """Bytes that the captures hold, for their outputs and for intermediate results."""
+        """Bytes that the captures hold for their outputs and intermediate results."""
         return 0 if self.handle is None else private_pools(self.device).get(tuple(self.handle), (0, 0))[0]
 
 
 def capture(forward: Callable[[], Outputs], pool: Pool) -> tuple[Outputs, Callable[[], Any]]:
-    """Warm up (which compiles kernels and makes libraries' handles), then capture on the pool's stream.
+    """Run the forward once (this compiles kernels and creates library handles), then capture it.
 
-    Raises what the forward or torch raises, and CaptureUnavailable once a capture has failed.
+    The capture is made on the pool's stream. Raises what the forward or torch raises, and CaptureUnavailable after
+    a failed capture.
     """
     global _underway
     with _turn, on(pool.device):
@@ -119,8 +122,8 @@ def _record(forward: Callable[[], Outputs], pool: Pool) -> tuple[Outputs, Callab
     module = runtime(pool.device)
     graph = module.CUDAGraph()
     _clear_workspaces()
-    # Not torch.cuda.graph: it waits for the whole device, releases all caches, and leaves its stream current when
-    # the end of the capture fails.
+    # torch.cuda.graph is not used: it synchronizes the whole device, releases all caches, and leaves its stream
+    # current if ending the capture fails.
     with module.stream(pool.stream), _no_collection():
         with _final():
             graph.capture_begin(pool=pool.handle, capture_error_mode="thread_local")
@@ -135,7 +138,7 @@ def _record(forward: Callable[[], Outputs], pool: Pool) -> tuple[Outputs, Callab
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """No garbage collection: destroying a graph on this thread would end the capture under way."""
+    """Turn garbage collection off: destroying a graph on this thread would end the capture under way."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -147,7 +150,7 @@ def _no_collection() -> Iterator[None]:
 
 @contextmanager
 def _final() -> Iterator[None]:
-    """If what is done inside fails, nothing is captured any more."""
+    """If the block raises, this process captures no more graphs."""
     global _failed
     try:
         yield
@@ -157,11 +160,11 @@ def _final() -> Iterator[None]:
 
 
 def _clear_workspaces() -> None:
-    """Let cuBLAS allocate its workspace in the graph's own pool, and forget it afterwards.
+    """Make cuBLAS allocate its workspace in the graph's own pool, and drop it after the capture.
 
-    A workspace outside of it, or shared by several graphs, would be freed with the first of them and written by
-    the others. Not before torch 2.10: there nothing protects the workspaces from other threads' products, and a
-    graph that is dropped frees none of them.
+    A workspace outside the pool, or shared by several graphs, would be freed with the first graph and still be
+    written by the others. Skipped before torch 2.10: there, nothing protects the workspaces from other threads'
+    matrix products, and dropping a graph frees no workspace.
     """
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     if clear is not None and torch.__version__ >= "2.10":
@@ -170,15 +173,15 @@ def _clear_workspaces() -> None:
 
 @contextmanager
 def waits_refused(device: torch.device) -> Iterator[None]:
-    """Raise where anything waits for the device, in any thread: torch refuses waits in the whole process.
+    """Make every wait for the device raise, in all threads: torch's sync debug mode covers the whole process.
 
-    No capture is made meanwhile. To be used where `refuses_waits`.
+    No capture is made meanwhile. Use it only if `refuses_waits` is true.
     """
     module = runtime(device)
     with _turn:
         before = module.get_sync_debug_mode()
         with warnings.catch_warnings():
-            # The warning says that not every wait is detected; one that is missed ends in a capture that fails.
+            # torch warns that it does not detect every wait; a missed one makes the capture fail.
             warnings.simplefilter("ignore")
             module.set_sync_debug_mode("error")
         try:

@@ -1,6 +1,6 @@
-"""The processors of this machine that this process may use.
+"""The number of cores that this process may use.
 
-Contract: what the scheduler allows, not what is built in.
+Contract: the cores that the scheduler allows (CPU affinity), not the cores of the machine.
 """
 
 from __future__ import annotations
@@ -9,5 +9,5 @@ import os
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,19 +1,19 @@
-"""NVML's GPU performance monitoring (Hopper and newer): shares of multiprocessors, tensor cores and memory in use.
+"""NVML's GPU performance monitoring (Hopper and newer): utilization of multiprocessors, tensor cores and memory.
 
-Contract: `read()` gives percentages since the `read()` before, each None where it can't be read; the first call
-only opens the interval. Figures are the whole board's. Non-goals: MIG slices.
+Contract: `read()` returns percentages over the time since the previous `read()`, None for each one that can't be
+read; the first call only starts the interval. Figures are of the whole board. Non-goals: MIG slices.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-# Our field: NVML's metric id (nvml.h, nvmlGpmMetricId_t).
+# Our field name: NVML's metric id (nvml.h, nvmlGpmMetricId_t).
 METRICS = {"gpu_sm_percent": 2, "gpu_tensor_percent": 5, "gpu_dram_percent": 10}
 
 
 class GpmSampler:
-    """`nvml` is pynvml, initialised; `board` a device handle."""
+    """Reads one board's metrics. `nvml`: the initialised pynvml module; `board`: an NVML device handle."""
 
     def __init__(self, nvml: Any, board: Any) -> None:
         self._nvml, self._board = nvml, board
@@ -26,7 +26,7 @@ class GpmSampler:
         self._started = False
 
     def read(self) -> dict[str, float | None]:
-        """METRICS' fields in percent of the interval since the last call."""
+        """The fields of METRICS, in percent over the time since the last call."""
         nothing: dict[str, float | None] = dict.fromkeys(METRICS)
         if not self._samples:
             return nothing

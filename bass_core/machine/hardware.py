@@ -1,6 +1,6 @@
-"""What the hardware can do: peaks from datasheets, and the copy bandwidth, measured.
+"""What the hardware can do: peak FLOP/s from datasheets, and the measured copy bandwidth.
 
-Contract: None where a figure is not known, as on a CPU. Peaks are the vendors', dense, without sparsity.
+Contract: a figure that is not known, as on a CPU, is None. Peaks are the vendors' dense figures, without sparsity.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import torch
 
 from kernels.support import is_accelerator, on, runtime
 
-# (part of the name, dense float16 and bfloat16 TFLOP/s, float32 TFLOP/s); the first that fits counts.
+# (part of the device name, dense float16 and bfloat16 TFLOP/s, float32 TFLOP/s), from the vendors' datasheets; the
+# first match counts.
 PEAKS = (
     ("B200", 2250.0, 75.0),
     ("H200 NVL", 835.5, 60.0),
@@ -33,12 +34,12 @@ PEAKS = (
 )
 
 
-# Far more than any cache on the way to the memory holds.
+# Bytes per copy when measuring bandwidth (256 MiB): far more than the GPU's caches hold.
 COPY_BYTES = 256 << 20
 
 
 def dense_peak(name: str, dtype: torch.dtype) -> float | None:
-    """FLOP/s that the device's datasheet gives for dense products of the dtype, or None for an unknown device."""
+    """Peak FLOP/s of dense products in the dtype, from the device's datasheet; None for an unknown device."""
     for part, low, single in PEAKS:
         words, wanted = name.split(), part.split()
         spans = (words[i : i + len(wanted)] for i in range(len(words)))
@@ -48,12 +49,12 @@ def dense_peak(name: str, dtype: torch.dtype) -> float | None:
 
 
 def _same(word: str, wanted: str) -> bool:
-    """Of the last word of a part: "A100-SXM4-80GB" is an A100, "A10G" is no A10."""
+    """Whether the last word of a part matches: "A100-SXM4-80GB" is an A100, "A10G" is not an A10."""
     return word == wanted or word.startswith(wanted + "-")
 
 
 def known_bandwidth(device: torch.device) -> float | None:
-    """`copy_bandwidth`; None on a CPU, or while there is no memory to measure it with."""
+    """`copy_bandwidth` in bytes per second; None on a CPU, or if there is no memory to measure it with."""
     if not is_accelerator(device):
         return None
     try:
@@ -64,12 +65,13 @@ def known_bandwidth(device: torch.device) -> float | None:
 
 @cache
 def copy_bandwidth(device: torch.device) -> float:
-    """Bytes a second that a copy inside the device's memory reads and writes, both counted; median of nine.
+    """Bytes per second read plus written by a copy within the device's memory: the median of nine copies.
 
-    Measured at the first call, which should come when nothing else runs on the device.
+    Three warm-up copies come before and do not count. It is measured at the first call, which should come while
+    nothing else runs on the device.
     """
     with on(device):
-        # Not random: another thread may be capturing, and torch's generator is one for the device.
+        # Zeros, not random numbers: another thread may be capturing, and all threads share the device's generator.
         source = torch.zeros(COPY_BYTES, dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
         times = []

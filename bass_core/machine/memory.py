@@ -1,8 +1,8 @@
-"""How much memory a device has left, and what happens when it is less than was thought.
+"""How much memory a device has left, and how a failed allocation is reported.
 
-Contract: `available_bytes` is what a new allocation could take; `private_pools` is what captured graphs keep for
-themselves; `shortage_explained` turns an allocation that failed, on any device, into MemoryShortage and lets go of
-what the failed step held. Non-goals: estimating what a request needs (decoding/admission.py).
+Contract: `available_bytes` is what a new allocation could take; `private_pools` is what captured graphs reserve
+for themselves; `shortage_explained` turns a failed allocation, on any device, into MemoryShortage and frees what
+the failed step held. Non-goals: estimating what a request needs (decoding/admission.py).
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ _SHORT = ("can't allocate memory", "not enough memory", "out of memory", "bad_al
 
 
 def available_bytes(device: torch.device) -> int:
-    """Memory that a new allocation on the device could take, in bytes."""
+    """Bytes that a new allocation on the device could take."""
     if is_accelerator(device):
         module = runtime(device)
         free, _ = module.mem_get_info(device)
         unused = module.memory_reserved(device) - module.memory_allocated(device)
-        # Only later captures in the same private pool can use what it has left.
+        # The unused part of a private pool serves only later captures in the same pool.
         kept = sum(reserved - used for reserved, used in private_pools(device).values())
         return int(free + max(0, unused - kept))
     return min(psutil.virtual_memory().available, _left_in_container())
 
 
 def private_pools(device: torch.device) -> dict[tuple[int, ...], tuple[int, int]]:
-    """Of each pool that captured graphs hold on the device: bytes reserved, and bytes of them in use."""
+    """For each pool that captured graphs hold on the device: bytes reserved, and how many of these are in use."""
     snapshot = getattr(runtime(device), "memory_snapshot", None) if is_accelerator(device) else None
     if snapshot is None:
         return {}
@@ -44,7 +44,7 @@ def private_pools(device: torch.device) -> dict[tuple[int, ...], tuple[int, int]
     pools: dict[tuple[int, ...], tuple[int, int]] = {}
     try:
         segments = snapshot()
-    except RuntimeError:  # CUDA's own allocator, which can be asked for in place of torch's, has no segments
+    except RuntimeError:  # with the backend cudaMallocAsync, torch's allocator has no segments
         return {}
     for segment in segments:
         pool = tuple(segment.get("segment_pool_id", ()))
@@ -56,13 +56,13 @@ def private_pools(device: torch.device) -> dict[tuple[int, ...], tuple[int, int]
 
 @contextmanager
 def shortage_explained() -> Iterator[None]:
-    """Raises MemoryShortage in place of the allocator's error; other errors pass."""
+    """Raise MemoryShortage in place of an allocator's error; other errors pass through."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if not _is_shortage(error):
             raise
-        # The frames of the failed step still hold its tensors, and live as long as the error does.
+        # The traceback's frames hold the failed step's tensors, and live as long as the error does.
         traceback.clear_frames(error.__traceback__)
         raise MemoryShortage(
             "The device ran out of memory during this race, which was ended: ask for a smaller batch or for fewer "
@@ -78,11 +78,11 @@ def _is_shortage(error: Exception) -> bool:
 
 
 def _left_in_container() -> int:
-    """What a container's limit leaves (cgroup v2); the host's free memory says nothing of that."""
+    """Bytes left under a container's limit (cgroup v2), which the host's free memory does not show."""
     try:
         limit, used = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
         statistics = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
-        # Pages of files are given back when memory is asked for.
+        # Inactive file pages count as free: the kernel reclaims them on demand.
         return limit - used + int(statistics.get("inactive_file", 0))
-    except (OSError, ValueError):  # no container, or "max"
+    except (OSError, ValueError):  # no container, or no limit ("max")
         return 2**63

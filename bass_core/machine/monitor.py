@@ -1,7 +1,7 @@
-"""Contract: `Monitor(device)` samples in a daemon thread what a device and this process use, until `stop()`.
+"""Contract: `Monitor(device)` samples what a device and this process use, in a daemon thread, until `stop()`.
 
-`latest()` is a plain dict whose keys are always there; what can't be read is None, never 0. GPU figures come
-from NVML, each field on its own, and are the whole board's; CPU share and memory are this process's alone.
+`latest()` is a plain dict whose keys are always present; a value that can't be read is None, never 0. GPU figures
+come from NVML, each read independently, and are of the whole board; CPU share and memory are of this process only.
 Non-goals: figures per lane (lanes/utilization.py).
 """
 
@@ -33,12 +33,12 @@ GPU_FIELDS = (
 
 
 class Monitor:
-    """Samples every `interval_s` seconds; a context manager, and start() and stop() may be called again.
+    """Samples every `interval_s` seconds. A context manager; start() and stop() may be called repeatedly.
 
     Keys of `latest()`: name, kind ("cuda" or "cpu"), gpu_utilization (percent of time busy), gpu_memory_mb,
-    gpu_memory_total_mb and rss_mb (2**20 bytes), gpu_power_w, gpu_energy_mj (millijoules since the driver was
-    loaded), gpu_sm_percent, gpu_tensor_percent, gpu_dram_percent (Hopper and newer, see machine/gpm.py),
-    cpu_percent (of this process; 100 is one whole core), cpu_count (cores this process may use).
+    gpu_memory_total_mb and rss_mb (2**20 bytes), gpu_power_w (watts), gpu_energy_mj (millijoules since the driver
+    was loaded), gpu_sm_percent, gpu_tensor_percent, gpu_dram_percent (Hopper and newer, see machine/gpm.py),
+    cpu_percent (of this process; 100 is one whole core), cpu_count (cores that this process may use).
     """
 
     def __init__(self, device: torch.device, interval_s: float = 0.2) -> None:
@@ -55,19 +55,19 @@ class Monitor:
         }
 
     def start(self) -> Monitor:
-        """Begin to sample; a first sample is there when this returns."""
+        """Start sampling; the first sample is taken before this returns."""
         if self._thread is None:
             self._stopped.clear()
             if self.device.type == "cuda":
                 self._gpu = NvmlDevice(self.device)
-            self._quietly(self._process.cpu_percent)  # psutil measures from the call before
+            self._quietly(self._process.cpu_percent)  # psutil measures since its previous call
             self._latest = {**self._sample(), "cpu_percent": None}
             self._thread = threading.Thread(target=self._run, name="bass-monitor", daemon=True)
             self._thread.start()
         return self
 
     def stop(self) -> None:
-        """End the thread and let NVML go; what was read last stays in `latest()`."""
+        """End the thread and release NVML; `latest()` keeps the last sample."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._stopped.set()
@@ -77,7 +77,7 @@ class Monitor:
             gpu.close()
 
     def latest(self) -> dict[str, Any]:
-        """The newest sample, a copy."""
+        """A copy of the newest sample."""
         return dict(self._latest)
 
     def __enter__(self) -> Monitor:
@@ -110,7 +110,7 @@ class Monitor:
 
 
 class NvmlDevice:
-    """The board of one CUDA device as NVML sees it; without NVML or that board every field is None."""
+    """The board of one CUDA device as NVML sees it; if NVML or the board is missing, every field is None."""
 
     def __init__(self, device: torch.device) -> None:
         self._nvml: Any = None
@@ -132,7 +132,7 @@ class NvmlDevice:
             self._gpm = GpmSampler(pynvml, self._handle)
 
     def read(self) -> dict[str, float | None]:
-        """GPU_FIELDS, each None where the board does not tell it."""
+        """The fields of GPU_FIELDS; None for each one that the board does not report."""
         if self._handle is None:
             return dict.fromkeys(GPU_FIELDS)
         nvml, board = self._nvml, self._handle
@@ -146,7 +146,7 @@ class NvmlDevice:
         }
 
     def close(self) -> None:
-        """Give NVML back; NVML itself counts how often it was initialised."""
+        """Release NVML; NVML itself counts how often it was initialised."""
         if self._gpm is not None:
             self._gpm.close()
         if self._nvml is not None:
@@ -157,14 +157,14 @@ class NvmlDevice:
         try:
             return function()
         except Exception:
-            # A driver that leaves midway is seen as more than NVMLError: symbols and structures go with it.
+            # A driver unloaded midway causes more than NVMLError: its symbols and structures vanish too.
             return None
 
 
 def _cuda_uuids(device: torch.device) -> list[str]:
-    """What NVML may call a CUDA device, a whole board or a MIG slice of one; torch does not say which it is.
+    """Possible NVML UUIDs of a CUDA device: a whole board or a MIG slice, as torch does not say which it is.
 
-    NVML's own numbers ignore CUDA_VISIBLE_DEVICES and have another order.
+    NVML's device indices are of no use here: they ignore CUDA_VISIBLE_DEVICES and have another order.
     """
     try:
         uuid = str(torch.cuda.get_device_properties(device).uuid)
@@ -174,7 +174,7 @@ def _cuda_uuids(device: torch.device) -> list[str]:
 
 
 def device_name(device: torch.device) -> str:
-    """What the device is called, for people."""
+    """The device's human-readable name."""
     if device.type == "cuda":
         try:
             return torch.cuda.get_device_name(device)

@@ -1,6 +1,6 @@
 """The folder in the user's cache where weights and measured costs are kept.
 
-Contract: says where the folder is and makes nothing; a WeightsError says what to do where there is none.
+Contract: returns the folder's path and creates nothing; without a home folder, a WeightsError says what to do.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from ..errors import WeightsError
 def cache_root() -> Path:
     """Our folder in the user's cache: $XDG_CACHE_HOME/bass, else ~/.cache/bass; WeightsError without either.
 
-    A relative $XDG_CACHE_HOME counts for none, as the XDG specification asks.
+    A relative $XDG_CACHE_HOME is ignored, as the XDG specification asks.
     """
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if base.is_absolute():
         return base / "bass"
     try:
         return Path.home() / ".cache" / "bass"
-    except RuntimeError as error:  # HOME is not set, and nobody knows this user's number
+    except RuntimeError as error:  # HOME is not set and the user id has no passwd entry
         raise WeightsError(
             "There is no home folder to keep the model in: set XDG_CACHE_HOME to the absolute path of a folder "
             "that can be written."

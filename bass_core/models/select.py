@@ -10,10 +10,9 @@ from transformers import PreTrainedModel
 
 from kernels.support import is_accelerator, on_zero_gpu
 
-from . import llama_cpu, llama_cuda
+from . import llama_cpu, llama_cuda, llama_int8
 from .base import CausalModel
 from .capturable import mark_capturable
-from .weights import llama_int8
 from .weights.quantize import is_quantized
 
 

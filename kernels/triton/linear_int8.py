@@ -4,7 +4,7 @@ Contract: y = act((norm(x) Q^T) * scale) + residual for x [M, K] with M up to 64
 above up) and one float32 scale for each of its rows. Every int8 value is exact in every dtype that x may have, so
 the products equal those of the converted weight. reference/linear.py computes the same in torch. It reads half the
 bytes of bfloat16, but has not been measured on a GPU yet, so it is off unless BASS_INT8_KERNELS=1
-(bass_core/models/weights/llama_int8.py). Non-goals: biases, backward, groups within a row.
+(bass_core/models/llama_int8.py). Non-goals: biases, backward, groups within a row.
 """
 
 from __future__ import annotations

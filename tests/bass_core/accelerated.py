@@ -1,4 +1,4 @@
-"""Contract: what tests on the emulated accelerator share here: its models, and a process as if it were new."""
+"""Contract: models and fixtures shared by the tests here that run on the emulated accelerator."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TEXT: dict[str, Any] = {"max_new_tokens": COUNT, "draft_length": 3, "eos_token_i
 
 @pytest.fixture
 def small(accelerator: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:  # noqa: F811
-    """As in a new process; copies that are measured are short."""
+    """Resets process-wide capture state, and makes the bandwidth measurement's copies short."""
     monkeypatch.setattr(capture, "_failed", False)
     monkeypatch.setattr(hardware, "COPY_BYTES", 1 << 12)
     monkeypatch.setattr(emulated_capture, "captured", 0)
@@ -46,12 +46,12 @@ def on_device(device: torch.device = DEVICE, plain: bool = False) -> ModelPair:
 
 
 def texts(pair: ModelPair, **arguments: Any) -> list[list[int]]:
-    """The new tokens of each row."""
+    """The new token ids of each row."""
     return [sequence.token_ids for sequence in generate(pair, ROWS, **TEXT, **arguments).sequences]
 
 
 def while_capturing(monkeypatch: pytest.MonkeyPatch, model: CausalModel, action: Callable[[], None]) -> None:
-    """Let the action happen inside each capture of the model's forward."""
+    """Run `action` inside each capture of the model's forward."""
     forward = model.forward_captured
 
     def acts(*arguments: Any) -> Any:
@@ -63,7 +63,7 @@ def while_capturing(monkeypatch: pytest.MonkeyPatch, model: CausalModel, action:
 
 
 def beside(action: Callable[[], None]) -> None:
-    """In another thread, to its end."""
+    """Run `action` in another thread and wait until it ends."""
     thread = threading.Thread(target=action)
     thread.start()
     thread.join()

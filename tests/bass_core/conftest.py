@@ -1,4 +1,4 @@
-"""Contract: models this tiny run on one thread, where threads that wait for each other would only cost time."""
+"""Contract: models this tiny run on one thread; more threads would only wait for each other."""
 
 from __future__ import annotations
 

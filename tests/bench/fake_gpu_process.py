@@ -1,8 +1,9 @@
-"""Stands in for a process of the GPU bench: no model, and a device that dies where the plan says so.
+"""A stand-in for a process of the GPU bench, without a model, whose device fails where the plan says so.
 
-`python fake_gpu_process.py PLAN ...` takes the options of bench.gpu.sections; PLAN is JSON: {section: what},
-"dies" (killed in the middle), "sticky" (an error after which the device answers no more), "raises" (one that
-passes), or {"cases": [what, ...]}, each of them "passes", "raises", "sticky" or "dies". Other sections run.
+`python fake_gpu_process.py PLAN ...` takes the options of bench.gpu.sections. PLAN is JSON, {section: what}, with
+what one of "dies" (the process is killed midway), "sticky" (an error after which the device no longer answers),
+"raises" (an error that the device survives), or {"cases": [what, ...]}, each "passes", "raises", "sticky" or
+"dies". Sections that are not in the plan succeed.
 """
 
 from __future__ import annotations

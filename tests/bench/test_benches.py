@@ -1,4 +1,4 @@
-"""Every bench runs in its quick form, and its last line is the document that bench/report/report.py promises."""
+"""Every bench runs in its quick form, and its last line is the document that bench/report/report.py specifies."""
 
 import json
 import math
@@ -49,7 +49,7 @@ def test_start(tmp_path):
 
 @pytest.mark.slow
 def test_latency(smollm2_folder):
-    """With the real model: a tiny one has no text to repeat."""
+    """With the real model: a tiny random one writes no text that repeats."""
     document = run("latency", "--quick", "--pair", smollm2_folder, "--dtype", "float32", "--batch", 1, 2)
     check(document, "latency")
     assert len(document["weights_sha256"]) == 64
@@ -63,7 +63,7 @@ def test_unknown_bench_is_refused():
 
 @pytest.mark.slow
 def test_exactness(smollm2_folder):
-    """In float32 no row may differ, so every claim holds."""
+    """In float32 no row may differ, so that every claim holds."""
     document = run("exactness", "--quick", "--pair", smollm2_folder, "--dtype", "float32")
     check(document, "exactness")
     assert {row["arm"] for row in document["results"]} >= {"regular", "speculative", "bass"}
@@ -71,7 +71,7 @@ def test_exactness(smollm2_folder):
 
 @pytest.mark.slow
 def test_gpu(tmp_path):
-    """The dry run: every section runs to its end on a CPU, kernels and texts are equal, no time is claimed."""
+    """The dry run: every section completes on a CPU, kernels and texts are equal, no claim on time is made."""
     document = run("gpu", "--quick", "--results", tmp_path, "--recordings", tmp_path)
     check(document, "gpu")
     assert not [row for row in document["results"] if row["case"] == "FAILED" or "failed" in row["what"]]
@@ -89,7 +89,7 @@ def test_gpu(tmp_path):
 
 @pytest.mark.slow
 def test_draft_length(smollm2_folder, tmp_path, monkeypatch):
-    """In float32 every policy writes the same text; which is fastest is for the full run."""
+    """In float32 every policy writes the same text. Only the full run says which is fastest."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     document = run("draft-length", "--quick", "--pair", smollm2_folder, "--dtype", "float32")
     check(document, "draft-length")
@@ -98,7 +98,7 @@ def test_draft_length(smollm2_folder, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_mutants():
-    """Every known way to break the decoder is caught, and the unbroken one passes the same cases."""
+    """Every known mutation of the decoder is caught, and the unchanged decoder passes the same cases."""
     document = run("mutants", "--quick")
     check(document, "mutants")
     assert len(document["claims"]) > 25
@@ -107,32 +107,32 @@ def test_mutants():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["load", "fuzz"])
 def test_the_real_server_under(name):
-    """The short forms: twenty clients for six seconds, and 120 cases."""
+    """The quick forms: load with 20 clients for 6 s, fuzz with 120 cases."""
     check(run(name, "--quick"), name)
 
 
 @pytest.mark.slow
 def test_amusd(smollm2_folder):
-    """In float32 all arms write one text; what they cost is for the full run."""
+    """In float32 all arms write the same text. Only the full run measures their cost."""
     document = run("amusd", "--quick", "--pair", smollm2_folder, "--draft", DRAFT, "--dtype", "float32")
     check(document, "amusd")
 
 
 @pytest.mark.slow
 def test_amusd_under_faults():
-    """Forty of the thousand short runs, one with a killed draft and one with a stopped one."""
+    """Forty of the thousand short runs, one with a killed draft process and one with a stopped one."""
     check(run("amusd", "--stress", "--quick"), "amusd")
 
 
 @pytest.mark.slow
 def test_page(tmp_path, browser_executable):
-    """With a tiny pair: three processes and a browser take their time as it is."""
+    """With a tiny pair, since three processes and a browser are slow enough."""
     target, draft = save_tiny_pair(tmp_path)
     check(run("page", "--quick", "--pair", target, "--draft", draft, "--batch", 2), "page")
 
 
 def test_the_crossover_is_named_where_its_line_stands():
-    """A logarithmic axis takes an annotation's place as a logarithm; the number itself lay far outside."""
+    """On a log axis Plotly expects the log10 of an annotation's position; the plain number is far out of view."""
     stored = json.loads((ROOT / "bench" / "results" / "batch-cpu.json").read_text(encoding="utf-8"))
     drawn = _speedup({**stored, "crossover": {BASS: 4.0}})
     (line,), (words,) = drawn.layout.shapes, drawn.layout.annotations
@@ -141,7 +141,7 @@ def test_the_crossover_is_named_where_its_line_stands():
 
 @pytest.mark.slow
 def test_batch(smollm2_folder, browser_executable, tmp_path):
-    """In float32 all decoders write one text; the report stands alone, with a picture of each figure."""
+    """In float32 all decoders write the same text. The report needs no other file; each figure has a PNG."""
     document = run(
         "batch", "--quick", "--pair", smollm2_folder, "--draft", DRAFT, "--dtype", "float32", "--report", tmp_path
     )
@@ -154,7 +154,7 @@ def test_batch(smollm2_folder, browser_executable, tmp_path):
 
 @pytest.mark.slow
 def test_ragged(smollm2_folder):
-    """Tokens a round meet their formulas within the error of counting."""
+    """Tokens per round agree with their formulas within the sampling error."""
     document = run("ragged", "--quick", "--pair", smollm2_folder, "--draft", DRAFT, "--dtype", "float32")
     check(document, "ragged")
     assert {row.get("policy") for row in document["results"]} >= {"each row its own", "common stop"}

@@ -1,4 +1,4 @@
-"""The exactness bench on a tiny pair: all rows alike in float32, and an unlucky arm says where and by how much."""
+"""The exactness bench on a tiny pair: in float32 all rows are equal; a differing arm reports where and how far."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _real_arms = exactness.arms
 
 
 def without_amusd(pair: ModelPair, batch: int, first: bool) -> dict[str, Any]:
-    """Without the process of its own."""
+    """The arms without AMUSD, which would start its own process."""
     return {name: ways for name, ways in _real_arms(pair, batch, first).items() if name != "amusd"}
 
 

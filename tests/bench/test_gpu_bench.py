@@ -1,6 +1,6 @@
-"""The GPU bench's bookkeeping: a process that dies costs its section alone, and a killed run keeps its results.
+"""The GPU bench's bookkeeping: a process that dies loses only its section, and a killed run keeps its results.
 
-Contract: no model runs here; the dry run of everything is in test_benches.py.
+Contract: no model runs here; test_benches.py has the dry run of the whole bench.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HEAD: dict[str, Any] = {
 
 
 def begin(folder: Path, sections: tuple[str, ...] = plan.DEFAULT) -> Path:
-    """The file of a run that has just begun."""
+    """The results file of a run that has just begun."""
     lines = folder / "run.lines.jsonl"
     results.append(lines, kind="run", sections=list(sections), **HEAD)
     return lines
@@ -41,7 +41,7 @@ def options(sections: tuple[str, ...], minutes: float = 5.0, **more: Any) -> Nam
 
 
 def run_fake(folder: Path, monkeypatch: pytest.MonkeyPatch, what: dict[str, Any], *sections: str) -> results.Lines:
-    """The sections, one process for all, with a stand-in for what they do."""
+    """Run the sections in one process, with fake_gpu_process.py in place of the real one."""
     monkeypatch.setattr(processes, "PROCESS", [sys.executable, str(FAKE), json.dumps(what)])
     lines = begin(folder, sections)
     processes.run(options(sections), CPU, lines)
@@ -57,7 +57,7 @@ def starts(lines: results.Lines) -> list[str]:
 def test_a_section_whose_process_ends_loses_itself_alone(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its row stays, no other is blamed, none runs twice; after a sticky error a new process runs the next one."""
+    """Its row is kept, no other section is blamed, none runs twice, and a new process runs the next section."""
     lines = run_fake(tmp_path, monkeypatch, {"roofline": what}, "roofline", "lanes", "races")
     assert starts(lines) == ["roofline", "lanes", "races"]
     assert list(results.failures(lines)) == ["roofline"]
@@ -115,7 +115,7 @@ def test_a_process_that_dies_before_it_begins_is_not_started_for_ever(
 def test_a_killed_run_keeps_its_results_and_finish_makes_the_document(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Killed in "lanes", while it wrote a line: its rows count, and what did not end is named."""
+    """Killed in "lanes" while writing a line: its complete rows count, and unfinished sections are named."""
     lines = begin(tmp_path, ("roofline", "lanes", "races"))
     for section, figure in (("roofline", 1.2), ("lanes", 4.0)):
         results.append(lines, kind="start", section=section, part=0)
@@ -153,7 +153,7 @@ def test_a_file_that_holds_no_run_is_refused_in_a_sentence(tmp_path: Path, text:
 def test_a_terminated_run_ends_with_its_document(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As `timeout` ends it; what the run says first is its versions, and its lines stay."""
+    """Terminated as by `timeout`. The run prints its versions first, and its lines are kept."""
 
     def run(_arguments: Any, _device: Any, lines: Path) -> None:
         results.append(lines, kind="start", section="lanes", part=0)
@@ -177,7 +177,7 @@ def test_a_terminated_run_ends_with_its_document(
 
 @pytest.mark.slow
 def test_the_document_is_there_after_every_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen when the second section's process begins: the first one's row is in it."""
+    """When the second section's process starts, the document already holds the first one's row."""
     seen: list[Any] = []
     real = results.write
 
@@ -210,7 +210,7 @@ def test_no_time_is_a_failure_that_is_named(tmp_path: Path) -> None:
 
 
 def test_every_section_keeps_time_for_those_behind_it() -> None:
-    """Each process takes all that it may: the last still has its need, and the capped ones leave what they can."""
+    """Even if each process uses all its time, later groups get what they need. Some sections have a cap."""
     left, asked = 60 * plan.MINUTES, list(plan.DEFAULT)
     for group in plan.ORDER[:-1]:
         taken = plan.seconds(list(group), asked, left, plan.MINUTES)

@@ -1,4 +1,4 @@
-"""Contract: passk counts what finished within a budget and what of it passes, and goes on where it ended."""
+"""Contract: passk counts the samples that finished within a budget and those that pass, and resumes a run."""
 
 import math
 
@@ -20,12 +20,12 @@ def sample(ended_ms, *, passed=False, logprob=-1.0, tokens=(1, 2, 3)):
 
 
 RECORDS = [
-    # The likelier of the two that finish in 100 ms passes, the one that comes later doesn't count.
+    # Two samples finish in 100 ms, and the likelier one passes; the third is too late to count.
     {
         "task_id": "A",
         "lanes": {"bass 3": [sample(50, passed=True, logprob=-0.1), sample(80), sample(101, logprob=0.0)]},
     },
-    # The likelier one fails, another one passes.
+    # Two samples finish in 100 ms: the likelier one fails, the other passes.
     {"task_id": "B", "lanes": {"bass 3": [sample(60, logprob=-0.2), sample(100, passed=True), sample(None)]}},
     {"task_id": "C", "lanes": {"bass 3": [sample(None), sample(500, passed=True), sample(None)]}},
     {"task_id": "D", "lanes": {"bass 3": [sample(10), sample(10), sample(10)]}},
@@ -95,7 +95,7 @@ def test_every_canonical_solution_passes_in_the_sandbox():
 
 @pytest.mark.slow
 def test_quick_form_executed_and_resumed(smollm2_folder, tmp_path):
-    """The real model in float32; the second call finds every sample there and says the same."""
+    """The real model in float32. The second call finds all samples stored and gives the same result."""
     arguments = ["passk", "--quick", "--pair", smollm2_folder, "--dtype", "float32", "--execute"]
     arguments += ["--samples", tmp_path / "samples.jsonl"]
     document = run(*arguments, "--json", tmp_path / "out.json")

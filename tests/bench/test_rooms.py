@@ -1,4 +1,4 @@
-"""The picture of the imports: what counts as an import, which floor a box is on, and which arrows are drawn."""
+"""The import diagram: what counts as an import, which floor a box is on, and which arrows are drawn."""
 
 import json
 from xml.etree import ElementTree

@@ -1,4 +1,4 @@
-"""Contract: a program in the sandbox may compute; whatever else it tries is stopped and counted as failed."""
+"""Contract: a program in the sandbox may only compute; anything else is stopped and counted as a failure."""
 
 import os
 import socket
@@ -64,7 +64,7 @@ def test_an_endless_answer_is_not_read_to_its_end():
 
 @pytest.mark.parametrize("layers", [LAYERS, ()])
 def test_no_bytes_reach_a_file(tmp_path, layers):
-    """With Landlock no file is made at all, without it setrlimit leaves it empty."""
+    """With Landlock no file is created; without it, setrlimit keeps the file empty."""
     file = tmp_path / "out"
     source = f"with open({str(file)!r}, 'wb', buffering=0) as file:\n    file.write(b'x' * (1 << 30))"
     assert not run(source, SHORT, layers).passed
@@ -109,7 +109,7 @@ def test_no_program_starts_another(layers):
 @linux
 @pytest.mark.parametrize("layers", [LAYERS, ("seccomp",), ("namespace",), ()])
 def test_no_layer_lets_a_program_reach_the_network(layers):
-    """A server of ours listens on this machine: nobody calls, whichever layer stands alone."""
+    """A server of this test listens on localhost: nothing connects, even with a single layer or none of them."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.2)
         source = f"import socket\nsocket.create_connection(('127.0.0.1', {server.getsockname()[1]}), timeout=5)"

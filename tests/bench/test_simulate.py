@@ -1,6 +1,6 @@
-"""The simulator: its rounds are the decoder's, its means the formulas', its step times the bytes and FLOPs.
+"""The simulator: rounds equal the decoder's, means equal the formulas, step times follow from bytes and FLOPs.
 
-Contract: nothing here reads a clock; what the predictions are worth on a machine is for the bench's full form.
+Contract: nothing here reads a clock. The bench's full form compares the predictions with measured times.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def pair() -> ModelPair:
 
 
 class Replay:
-    """An acceptance that repeats what rows did before."""
+    """An acceptance model that replays recorded counts of accepted drafts for each row."""
 
     def __init__(self, counts):
         self.counts = {row: deque(mine) for row, mine in counts.items()}
@@ -49,7 +49,7 @@ class Replay:
 
 @pytest.mark.parametrize("policy", [Algorithm1, lambda: FixedLength(3), lambda: CostAware(TABLE, 4)])
 def test_rounds_are_those_of_the_decoder(pair, policy):
-    """Told what the real decoder accepted, the simulator asks for the same lengths and drafts as much."""
+    """Given the decoder's accepted counts, the simulator asks for the same draft lengths and drafts as much."""
     prompts = [[1, 2, 3], [7, 5], [11, 3, 9, 4], [2]]
     asked = dict(draft_length=policy(), drafter="model", max_new_tokens=24, eos_token_id=None)
     real = [one for one in stream(pair, prompts, **asked) if one.kind != "prefill"]
@@ -113,7 +113,7 @@ def test_formulas():
     ],
 )
 def test_algorithm_1_against_an_earlier_simulation(rate, rows, length, tokens):
-    """Figures that another program simulated: two digits of each."""
+    """The expected figures come from another simulation program, which gives two digits."""
     assert algorithm_1(rate, rows) == pytest.approx((length, tokens), rel=0.02)
 
 
@@ -186,7 +186,10 @@ def test_best_fixed_length_and_crossover():
 
 
 def test_the_papers_figures_turned_around():
-    """The solved acceptance gives the figure back; where regular decoding takes 5.8 x 2.15 ms the two are one."""
+    """Predicting with the solved acceptance gives the paper's 5.8 ms/token back.
+
+    `agree` is true where a step of regular decoding takes 5.8 x 2.15 ms.
+    """
     base = Roofline(HARDWARE["A100"], *shapes("7.8B"), 512, assumed=Assumptions())
     share = paper.agreeing_bandwidth(base)
     met = replace(base, assumed=replace(base.assumed, bandwidth=share))
@@ -214,7 +217,7 @@ def test_a_held_out_batch_must_be_one_of_several():
 
 @pytest.mark.slow
 def test_the_bench(tmp_path):
-    """Quick: everything but the times is decided, nothing predicted is called measured, and it draws."""
+    """The quick form decides all claims but those on times, labels predictions as such, and draws figures."""
     document = run("simulate", "--quick", "--json", tmp_path / "out.json")
     check(document, "simulate")
     assert json.loads((tmp_path / "out.json").read_text()) == document

@@ -1,4 +1,4 @@
-"""The tables of the pages are what the stored result files say."""
+"""The tables in the documents match the stored result files."""
 
 import json
 

@@ -1,7 +1,7 @@
-"""How the suite runs: models this tiny on one thread, and AMUSD's drafts where they start at once.
+"""How the suite runs: its tiny models on one thread, and AMUSD's drafts in threads, which start at once.
 
-Contract: a draft that is lost fails its test, for its lane would go on as regular decoding; when the suite ends,
-no thread and no process of a draft is left.
+Contract: a lost draft fails its test, because its lane would go on as regular decoding; when the suite ends, no
+thread and no process of a draft is left.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bass_core.amusd import messages as amusd_messages
 
 @pytest.fixture(scope="package", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Threads that wait for each other would only cost time."""
+    """More threads would only wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -31,9 +31,9 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="package", autouse=True)
 def drafts_in_threads() -> Iterator[None]:
-    """A process takes seconds to start; the same draft in a thread gives the same messages in the same order.
+    """A process takes seconds to start; the same draft in a thread sends the same messages in the same order.
 
-    A target that is slowed down lets it get ahead. How long a draft may be silent is no matter of this suite.
+    The target is slowed so that the draft gets ahead. How long a draft may be silent is not tested in this suite.
     """
     children, interval = set(psutil.Process().children()), sys.getswitchinterval()
     with pytest.MonkeyPatch.context() as patch:
@@ -41,7 +41,7 @@ def drafts_in_threads() -> Iterator[None]:
         patch.setattr(amusd, "DELAYS", (0.004, 0.0))
         patch.setattr(amusd_host, "PATIENCE_S", 30.0)
         patch.setattr(amusd_messages, "SEND_PATIENCE_S", 30.0)
-        # Draft and target are many short calls, after each of which one waits for the other.
+        # Draft and target make many short calls, and one waits for the other after each.
         sys.setswitchinterval(interval / 10)
         yield
     sys.setswitchinterval(interval)

@@ -1,9 +1,9 @@
-"""The table that the conformance suite runs over: what can be chosen, and which choices are tried together.
+"""The table that the conformance suite runs over: the choices, and which of them are tried together.
 
-Contract: the library's METHODS, `DRAFTS` and the other axes list the choices; `covering(n)` gives cases in which
-every n of them meet at least once, always the same ones. A method that is registered takes part without a line
-here; a new drafter, backend or architecture is one line.
-AMUSD's drafts run in threads here (conftest.py), in processes in test_greedy.py's slow test of them.
+Contract: the choices come from the library's METHODS, from `DRAFTS` and from the other axes. `covering(n)` returns
+cases, always the same ones, in which every n choices that can meet do so at least once. A registered method takes
+part without a line here; a new drafter, backend or architecture takes one line.
+AMUSD's drafts run in threads here (conftest.py), and in processes in one slow test of test_greedy.py.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from ..models import BUILDERS, NEAR, VOCAB, perturbed, prompts, reference, tiny
 
 TOKENS = 16
 SEED = 3
-# Each says its words twice, so that the copying drafters have something to copy.
+# Each prompt occurs twice in a row, so that the copying drafters have something to copy.
 PROMPTS = [prompt * 2 for prompt in prompts(6, longest=10)]
 
 
 @dataclass(frozen=True)
 class Draft:
-    """`drafter` as in generate(); `kind` is what the pair is made with; `only` the architectures it can serve."""
+    """`drafter` as in generate(); `kind` selects the pair's draft; `only` lists the architectures it can serve."""
 
     drafter: str
     kind: str = "perturbed"
@@ -53,7 +53,7 @@ DRAFTS = {
     "head": Draft("model", "head", only=("llama",)),
     "adaptive": Draft("adaptive", "head", only=("llama",)),
 }
-# Beside "method", whose choices are METHODS.
+# The axes besides "method", whose choices are METHODS.
 AXES: dict[str, tuple[Any, ...]] = {
     "draft": tuple(DRAFTS),
     "architecture": tuple(BUILDERS),
@@ -71,7 +71,7 @@ SAMPLING = {
 
 @dataclass(frozen=True)
 class Case:
-    """One choice of every axis."""
+    """One choice on every axis."""
 
     method: str
     draft: str
@@ -95,7 +95,7 @@ class Case:
         )
 
     def run(self) -> Generation:
-        """What the method writes."""
+        """The text that the method writes."""
         return generate(
             pair(self.architecture, DRAFTS[self.draft].kind),
             PROMPTS[: self.batch],
@@ -109,18 +109,18 @@ class Case:
         )
 
     def expected(self) -> list[list[int]]:
-        """What it must write."""
+        """The text that the method must write."""
         return expected(self.architecture, self.text)[: self.batch]
 
 
 def sampling_of(text: str) -> dict[str, Any]:
-    """The arguments that ask for such a text."""
+    """The arguments of generate() that ask for this kind of text."""
     return {"sampling": SAMPLING[text], "verification": "chen" if text == "greedy" else "coupled"}
 
 
 @cache
 def expected(architecture: str, text: str) -> list[list[int]]:
-    """transformers' own greedy text, or regular decoding's with the same noise, prompt by prompt."""
+    """transformers' own greedy text, or regular decoding's with the same noise; each prompt on its own."""
     if text == "greedy":
         return [reference(target(architecture), prompt, TOKENS) for prompt in PROMPTS]
     rows = []
@@ -138,13 +138,13 @@ def target(architecture: str) -> Any:
 
 @cache
 def pair(architecture: str, kind: str) -> ModelPair:
-    """The architecture's target with a draft of that kind, and n-grams that are right now and then."""
+    """The architecture's target with a draft of that kind, and an n-gram table that is right now and then."""
     return _pair(architecture, kind, _ngrams(architecture))
 
 
 @cache
 def serves(method: Method, draft: str, length: Any, text: str = "greedy") -> bool:
-    """Whether the method answers such a request; one architecture stands for all."""
+    """Whether the method accepts such a request; tried on one architecture, which stands for all."""
     if method.check is None:
         return True
     one = _pair("llama", DRAFTS[draft].kind, NgramTable(np.ones(1, np.uint64), np.ones(1, np.uint32), 4))
@@ -184,7 +184,7 @@ def head(model: Any, size: int = 40, seed: int = 5) -> DraftHead:
 
 
 def _ngrams(architecture: str) -> NgramTable:
-    """Pairs of tokens of the greedy texts, every third with a wrong end."""
+    """The token pairs of the greedy texts, every third with a wrong second token."""
     found: dict[int, int] = {}
     for text in expected(architecture, "greedy"):
         for i, (one, two) in enumerate(pairwise(text)):
@@ -201,7 +201,7 @@ def covering(together: int) -> list[Case]:
     rng.shuffle(possible)
     chosen: list[Case] = []
     while open_:
-        # The best of a few that are sure to cover something new; the best of all would take minutes.
+        # Takes the best of 41 candidates, one of which surely covers something new; trying all would take minutes.
         some = next(case for case in possible if not open_.isdisjoint(_meetings(case, together)))
         best = max((some, *rng.sample(possible, 40)), key=lambda case: len(open_ & set(_meetings(case, together))))
         open_ -= set(_meetings(best, together))

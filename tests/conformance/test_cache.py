@@ -1,4 +1,4 @@
-"""The ragged cache: rows written at their own lengths, and nothing stale ever read."""
+"""The ragged cache: each row is written at its own length, and nothing stale is ever read."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_a_step_past_the_end_is_refused():
 
 
 def filled(rows=3, length=10):
-    """A cache of two layers whose every number says where it was written: 100 x row + column."""
+    """A cache of two layers in which every number encodes its place: 100 x row + column."""
     cache = RaggedCache(2, rows, length, 2, 4, torch.float32)
     plan = cache.plan([0] * rows, length)
     numbers = 100.0 * torch.arange(rows)[:, None] + torch.arange(length)

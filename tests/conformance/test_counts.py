@@ -1,7 +1,7 @@
 """How many verifications a text takes, and where its tokens come from.
 
-Contract: counted exactly for every method whose rounds are known beforehand: with a draft that IS the target
-(accepted at 100 %), one that is never right, one that is right so far, and with policies that skip rounds.
+Contract: exact counts for every method whose rounds are known beforehand: with a draft that is the target (100 %
+accepted), one that is never right, one that is right for its first few tokens, and policies that skip rounds.
 """
 
 import copy
@@ -22,7 +22,7 @@ DRAFTING = [name for name, method in METHODS.items() if method.drafts]
 
 
 def times(method, rows):
-    """How often the rounds of one row are run."""
+    """How many times the rounds of one row are run: once per row, or once for the batch."""
     return 1 if METHODS[method].batched else rows
 
 
@@ -49,7 +49,7 @@ def test_perfect_draft_takes_the_fewest_verifications(tokens, length, temperatur
 @pytest.mark.parametrize("verification", ["chen", "coupled"])
 @pytest.mark.parametrize("params", [SamplingParams(1.0), SamplingParams(0.7, top_k=20, top_p=0.9)])
 def test_a_perfect_draft_is_never_refused(params, verification, method):
-    """Not one token is lost to noise that the two sides don't share, nor to a draft that lags behind."""
+    """No token is lost because draft and target use different noise or because the draft lags behind."""
     out = generate(
         PAIR,
         prompts(4),
@@ -66,7 +66,7 @@ def test_a_perfect_draft_is_never_refused(params, verification, method):
 
 @pytest.fixture(scope="module")
 def opposed():
-    """A draft that likes best what the target likes least."""
+    """A draft that ranks the tokens in the reverse order of the target."""
     draft = copy.deepcopy(TARGET)
     draft.lm_head.weight.neg_()
     return ModelPair(TARGET, draft)
@@ -76,12 +76,12 @@ def opposed():
 @pytest.mark.parametrize("length", [1, 4, "bass"])
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(1.0, top_k=2)])
 def test_the_worst_draft_takes_as_many_verifications_as_tokens(opposed, params, length, method):
-    """No draft ever stands, and each verification still writes its one token."""
+    """No draft is ever accepted, and each verification writes one token."""
     arguments = {"max_new_tokens": 12, "sampling": params, "draft_length": length}
     out = generate(opposed, prompts(3), method=method, **arguments)
     assert out.metrics.acceptance_rate == 0 and out.metrics.token_acceptance == 0
     assert out.metrics.rounds == 11 * times(method, 3)
-    # In the last round there is room for the target's own token alone.
+    # The last round has room only for the target's own token.
     assert all(s.origins == ["sampled", *["recovered"] * 10, "sampled"] for s in out.sequences)
     if params.greedy:
         regular = generate(opposed, prompts(3), method="regular", **arguments)
@@ -89,7 +89,7 @@ def test_the_worst_draft_takes_as_many_verifications_as_tokens(opposed, params, 
 
 
 class Scripted:
-    """Knows the greedy texts, and drafts the first `right` tokens of each round as they are, the rest wrong."""
+    """Knows the greedy texts: in each round it drafts the first `right` tokens correctly and the rest wrong."""
 
     calls = 0
 
@@ -117,7 +117,7 @@ class Scripted:
 @pytest.mark.parametrize("method", COUNTED)
 @pytest.mark.parametrize("right", [0, 1, 3])
 def test_drafts_that_are_right_so_far(right, method):
-    """Length 4 of which the first `right` stand: every count of 25 tokens is known beforehand."""
+    """Length 4, of which the first `right` are accepted: every count for 25 tokens is known beforehand."""
     rows, tokens, length = prompts(2), 25, 4
     texts = [reference(TARGET, row, tokens) for row in rows]
     out = generate(
@@ -133,7 +133,7 @@ def test_drafts_that_are_right_so_far(right, method):
     assert metrics.rounds == rounds * (2 if method == "speculative" else 1)
     assert metrics.target_forwards == metrics.rounds + (2 if method == "speculative" else 1)
     written = ["sampled", *(["accepted"] * right + ["recovered"]) * rounds]
-    # Near its end a row may write less than it would draft: it drafts what it may write, but one.
+    # Near its end a row drafts fewer: one less than the tokens it may still write.
     lengths = [min(length, tokens - 1 - i * (right + 1) - 1) for i in range(rounds)]
     for sequence in out.sequences:
         assert sequence.origins[:-1] == written[:-1]
@@ -147,7 +147,7 @@ def test_drafts_that_are_right_so_far(right, method):
 
 
 class EveryOther:
-    """Asks for four drafts and for none in turn."""
+    """Asks for four drafts and for none, in turn."""
 
     limit = 4
     length = 4

@@ -1,10 +1,10 @@
 """Sampled text has the target's distribution, whatever the draft.
 
-Contract: a vocabulary of 5 and seven new tokens, whose joint distribution is enumerated exactly; chi-squared of
-tokens 1-3 and of tokens 5-7 (the second round and later), p > 0.001, and not one token of probability 0. Drafts
-differ from the target by half their mass, are the target, say the opposite of it, know part of the
-vocabulary alone, or never look at it. Seeds are fixed, so a result never changes; only under AMUSD, where time
-decides which noise a position uses, it does: p > 0.00001 there, and a share of the tokens must have met a draft.
+Contract: with a vocabulary of 5 and seven new tokens, the joint distribution is enumerated exactly. Chi-squared
+tests of tokens 1-3 and of tokens 5-7 (the second round and later) must give p > 0.001, and no token of
+probability 0 may occur. The drafts differ from the target by half its mass, are the target, reverse it, know only
+part of the vocabulary, or never look at it. Seeds are fixed, so results repeat, except under AMUSD, where timing
+decides which noise a position uses: there p > 0.00001, and a share of the tokens must have met a draft.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from bass_core.sampling.distribution import probabilities
 from .table import head
 
 VOCAB, TOKENS, PROMPT = 5, 7, [1, 2, 3]
-# A batch this large costs a row a tenth of what it costs in a batch of 64.
+# Rows per batch. In a batch this large a row costs a tenth of what it costs in a batch of 64.
 BATCH = 2048
-# AMUSD's rows are looked after one by one: its draft would not keep up with the batch above.
+# AMUSD handles its rows one by one: its draft would not keep up with the batch above.
 TOGETHER = {"amusd": 256}
 PLAIN = SamplingParams(1.0)
 
@@ -54,7 +54,7 @@ TARGET = model(0)
 
 
 class Stubborn:
-    """Always proposes the same token: a point mass, often of probability 0 under the target."""
+    """Always proposes the same token: q is a point mass, often on a token of target probability 0."""
 
     calls = 0
 
@@ -73,7 +73,7 @@ class Stubborn:
 
 @cache
 def pair(draft: str) -> ModelPair:
-    """The target with a draft that differs, agrees, says p backwards, prefers what p does not, or knows half."""
+    """The target with a draft that differs, agrees, reverses p, inverts p, or knows half the vocabulary."""
     made = {"other": lambda: model(1), "same": lambda: TARGET, "reduced": lambda: head(TARGET, size=3)}
     return ModelPair(TARGET, made[draft]() if draft in made else changed_head(draft))
 
@@ -88,7 +88,7 @@ def changed_head(draft: str) -> Any:
 
 @cache
 def enumerated(params: SamplingParams) -> np.ndarray:
-    """The probability of each of the 5^7 texts under the target, float64."""
+    """The probability of each of the 5^7 texts under the target, in float64."""
     joint = torch.ones(1, dtype=torch.float64)
     contexts = torch.tensor([PROMPT])
     for _ in range(TOKENS):
@@ -102,7 +102,7 @@ def enumerated(params: SamplingParams) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Case:
-    """One way to sample, and from how many rows it is judged. `other` are further arguments of generate()."""
+    """One way to sample, and the number of rows to judge it by; `other` holds further arguments of generate()."""
 
     method: str = "bass"
     draft: str = "other"
@@ -118,7 +118,7 @@ class Case:
         return "-".join([self.method, self.draft, filters, *ways])
 
     def counts(self) -> tuple[np.ndarray, Counter[str]]:
-        """How often each text was written, and tokens of each origin. Every row is a sequence of its own."""
+        """How often each text was written, and the tokens of each origin; every row is a sequence of its own."""
         counts = np.zeros([VOCAB] * TOKENS, dtype=int)
         origins: Counter[str] = Counter()
         batch = TOGETHER.get(self.method, BATCH)
@@ -140,7 +140,7 @@ class Case:
 
 
 def agrees(case: Case) -> Counter[str]:
-    """Compare with the enumeration; tokens of each origin."""
+    """Compare the texts with the enumeration; returns the number of tokens of each origin."""
     counts, origins = case.counts()
     joint = enumerated(case.params)
     assert counts.sum() == case.rows
@@ -156,7 +156,7 @@ def chi_squared(seen: np.ndarray, chances: np.ndarray) -> float:
     large = expected >= 5
     seen = np.append(seen[large], seen[~large].sum())
     expected = np.append(expected[large], expected[~large].sum())
-    # A pool too thin to test on its own joins the last cell.
+    # If the pool of rare texts is too small to test on its own, it joins the last cell.
     if expected[-1] < 5:
         seen = np.append(seen[:-2], seen[-2:].sum())
         expected = np.append(expected[:-2], expected[-2:].sum())
@@ -219,14 +219,14 @@ def test_thorough(case: Case) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.batched])
 def test_one_by_one(method: str) -> None:
-    """A row takes its own forwards, so there are fewer; that the texts are bass's is in test_independence."""
+    """Each row takes its own forwards, so there are fewer; test_independence.py checks that texts equal bass's."""
     check(Case(method=method, rows=250, other={"draft_length": 2}))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("confidence", [0.15, 0.5])
 def test_a_head_that_stops_where_it_is_unsure(confidence: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over three ids the shipped threshold never stops a head: these do, between drafts and before the first."""
+    """With three ids the shipped threshold never stops a head; these do, between drafts and before the first."""
     monkeypatch.setattr(drafting, "CONFIDENCE", confidence)
     check(Case(draft="reduced", other={"drafter": "adaptive"}))
 
@@ -237,7 +237,7 @@ def check(case: Case) -> None:
         assert set(origins) == {"sampled"}
     elif case.draft == "same":
         assert set(origins) - {"bonus"} == {"sampled", "accepted"}
-        assert "bonus" in origins or case.method == "amusd"  # a late draft stands in its place
+        assert "bonus" in origins or case.method == "amusd"  # a late draft takes its place
     else:
         assert set(origins) >= {"sampled", "accepted", "recovered"}
     if case.method == "amusd":
@@ -246,5 +246,5 @@ def check(case: Case) -> None:
 
 @pytest.fixture(autouse=True)
 def slow_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    """AMUSD's draft has hundreds of rows to draft for."""
+    """Slows the target, because AMUSD's draft has hundreds of rows to draft for."""
     monkeypatch.setattr(amusd, "DELAYS", (0.06, 0.0))

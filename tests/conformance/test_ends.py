@@ -1,7 +1,7 @@
-"""Where a text ends: at an end-of-text token, at its length, at the model's context, or at the lane's time budget.
+"""Where a text ends: at an end-of-text token, its length, the model's context, or the lane's time budget.
 
-Contract: nothing is written after an end, drafts behind it count nowhere, and rows that end leave the others as
-they were. The target drafts for itself, so that ends fall inside accepted spans.
+Contract: nothing is written after an end, drafts past it are not counted, and rows that end do not change the
+others. The target drafts for itself, so that ends fall inside accepted spans.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def written(pair: ModelPair = PAIR, rows: Any = ROWS, **arguments: Any) -> list[
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("place", range(8))
 def test_an_end_at_any_place_of_a_round(place: int, method: str) -> None:
-    """Place 0 is the prefill's token, 6 the first bonus, the rest are drafts."""
+    """Place 0 is the prefill's token, 6 the first bonus token; the rest are drafts."""
     ends = [TEXTS[0][place], TEXTS[3][14]]
     out = generate(PAIR, ROWS, method=method, max_new_tokens=30, draft_length=5, eos_token_id=ends)
     for sequence, text in zip(out.sequences, TEXTS, strict=True):
@@ -86,7 +86,7 @@ def test_an_end_that_is_sampled() -> None:
     [(name, n) for name, method in METHODS.items() for n in (0, 4, "bass") if serves(method, "self", n)],
 )
 def test_the_context_ends_a_text(method: str, length: Any) -> None:
-    """Prompts that leave 1, 2, 6 and 30 places; rounds are padded past the context beside a row with room."""
+    """Prompts that leave room for 1, 2, 6 and 30 tokens; beside the last, rounds pad the rest past the context."""
     rows = [(ROWS[i] * 200)[: 512 - room] for i, room in enumerate((1, 2, 6))] + [ROWS[3]]
     out = written(rows=rows, method=method, draft_length=length)
     assert [len(text) for text in out] == [1, 2, 6, 30]
@@ -96,7 +96,7 @@ def test_the_context_ends_a_text(method: str, length: Any) -> None:
 @pytest.mark.parametrize("method", ["bass", "amusd"])
 @pytest.mark.parametrize("context", [4, 12, 40])
 def test_a_draft_whose_context_is_shorter(context: int, method: str) -> None:
-    """Shorter than some prompts, or outgrown on the way: the draft falls silent and the text stays right."""
+    """Shorter than some prompts, or exceeded on the way: the draft stops proposing and the text stays right."""
     short = tiny("llama")
     short.config.max_position_embeddings = context
     pair = ModelPair(TARGET, short)
@@ -109,7 +109,7 @@ def test_a_draft_whose_context_is_shorter(context: int, method: str) -> None:
 
 
 class Late:
-    """Drafts nothing for `silent` rounds, then four tokens."""
+    """Asks for no drafts for `silent` rounds, then for four."""
 
     limit = 4
 
@@ -126,7 +126,7 @@ class Late:
 
 @pytest.mark.parametrize("method", ["speculative", "bass"])
 def test_drafts_after_many_rounds_without(method: str) -> None:
-    """The draft has a dozen tokens to catch up with beside a row that stands at the end of its context."""
+    """The draft must catch up a dozen tokens, next to a row that is at the end of its context."""
     rows = [ROWS[0], (ROWS[1] * 200)[: 512 - 12]]
     for silent in (9, 10, 11):
         out = generate(PAIR, rows, method=method, max_new_tokens=30, draft_length=Late(silent))
@@ -155,7 +155,7 @@ def test_a_spent_budget_ends_the_lane(method: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_only_padding_rows_of_the_vocabulary_may_differ() -> None:
-    """A draft with more output rows than the tokenizer has tokens: logits are cut to what both have."""
+    """A draft with more output rows than the tokenizer has tokens: logits are cut to the vocabulary of both."""
     wide = copy.deepcopy(TARGET)
     wide.resize_token_embeddings(VOCAB + 32)
     tokenizer = byte_tokenizer()

@@ -1,8 +1,8 @@
-"""Every method writes the target's own words: greedy, and sampled under coupled verification, in float32.
+"""Every method writes the target's own text: greedy, and sampled under coupled verification, in float32.
 
 Contract: greedy text equals transformers' generate(do_sample=False), prompt by prompt; coupled text equals what
-regular decoding of that prompt alone draws with the same noise. The quick tests let every two choices of the table
-meet, the slow ones every three. What AMUSD drafts when is a question of time: the text is the same at any pace.
+regular decoding of that prompt alone draws with the same noise. The quick tests cover every two choices of the
+table together, the slow ones every three. What AMUSD drafts, and when, depends on timing; the text does not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAMES = {name: method for name, method in METHODS.items() if method.drafts}
 @pytest.mark.parametrize("architecture", BUILDERS)
 @pytest.mark.parametrize("text", ["greedy", "coupled"])
 def test_texts_do_not_repeat_themselves(architecture: str, text: str) -> None:
-    """The other tests would prove little on a text that says one thing over and over."""
+    """The other tests would prove little on a text that repeats one phrase."""
     for row in expected(architecture, text):
         triples = list(zip(row, row[1:], row[2:], strict=False))
         assert len(set(triples)) >= 0.6 * len(triples)
@@ -38,7 +38,7 @@ def test_every_two_choices(case: Case) -> None:
 
 @pytest.mark.slow
 def test_every_three_choices() -> None:
-    """One test, since a hundred items of a tenth of a second say no more when one fails: it names its case."""
+    """One test instead of a hundred short ones: a failure names its case."""
     drafted: Counter[tuple[str, str]] = Counter()
     for case in covering(3):
         drafted[case.method, case.draft] += check(case)
@@ -52,14 +52,14 @@ def test_every_three_choices() -> None:
     [*((one, "perturbed") for one in ("llama", "opt", "gemma3")), ("llama", "self"), ("llama", "head")],
 )
 def test_a_draft_in_a_process_of_its_own(architecture: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """AMUSD's cases once more, all those of one draft in one process: its start takes seconds."""
+    """AMUSD's cases once more; all cases of one draft share one process, because its start takes seconds."""
     cases = [
         case
         for case in covering(3)
         if (case.method, case.architecture, DRAFTS[case.draft].kind) == ("amusd", architecture, kind)
     ]
     one = pair(architecture, kind)
-    close(one)  # the thread
+    close(one)  # the thread that drafted for it before
     monkeypatch.setattr(one, "amusd_draft", "cpu", raising=False)
     try:
         assert sum(map(check, cases)) > 0, "a draft that never drafts is not tested"
@@ -68,7 +68,7 @@ def test_a_draft_in_a_process_of_its_own(architecture: str, kind: str, monkeypat
 
 
 def check(case: Case) -> int:
-    """How many tokens were drafted."""
+    """Checks the case's text; returns how many tokens were drafted."""
     out = case.run()
     assert [sequence.token_ids for sequence in out.sequences] == case.expected(), str(case)
     if METHODS[case.method].drafts and case.draft == "self" and case.length:
@@ -82,7 +82,7 @@ def check(case: Case) -> int:
 @pytest.mark.parametrize("method", NAMES)
 @pytest.mark.parametrize("architecture", BUILDERS)
 def test_rows_that_diverge(architecture: str, method: str) -> None:
-    """A draft that is right in part: every row accepts its own number of tokens."""
+    """A draft that is partly right: every row accepts its own number of tokens."""
     out = generate(
         pair(architecture, "perturbed"),
         PROMPTS,
@@ -92,7 +92,7 @@ def test_rows_that_diverge(architecture: str, method: str) -> None:
         max_new_tokens=TOKENS,
     )
     assert [sequence.token_ids for sequence in out.sequences] == expected(architecture, "greedy")
-    # Where the draft has its own pace, how much of it is tested depends on the machine.
+    # Where the draft runs at its own pace, the number of tested drafts depends on the machine.
     if not METHODS[method].overlaps:
         assert 0.4 <= out.metrics.token_acceptance <= 0.9
         assert len({sequence.origins.count("accepted") for sequence in out.sequences}) > 1

@@ -1,7 +1,7 @@
-"""A row's text does not depend on its neighbours, on how attention is cut, or on who shares the device.
+"""A row's text does not depend on its neighbours, on how attention is split, or on what else uses the device.
 
-Contract: with a fixed draft length (greedy and coupled text: with any policy) seed and sequence id decide a
-row's tokens, in float32.
+Contract: in float32, seed and sequence id decide a row's tokens. Sampled text needs a fixed draft length for that;
+greedy and coupled text do not.
 """
 
 import pytest
@@ -42,7 +42,7 @@ def test_alone_together_and_shuffled(arguments):
         assert texts([ROWS[row]], [row], **arguments)[row] == together[row]
     if arguments.get("method") == "regular":
         return
-    # Where a round ends decides which noise a position uses, unless the text is greedy or coupled.
+    # The end of a round decides which noise a position uses, unless the text is greedy or coupled.
     fixed = "sampling" in arguments and arguments.get("verification") != "coupled"
     for method in METHODS.values():
         if method.drafts and method.name != "bass" and not (method.overlaps and fixed):

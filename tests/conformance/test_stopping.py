@@ -1,8 +1,8 @@
-"""Sampled text is the target's, though how much is drafted hangs on what was drafted before.
+"""Sampled text has the target's distribution even when earlier drafts decide how much is drafted.
 
-Contract: target and head give the same distribution at every position, so that each token is judged on its own.
-The head rests where it is unsure, and policies and drafters read how far it got: drafts of a position that a
-round threw away must say nothing about those of the next round. Seeds are fixed.
+Contract: target and head give the same distribution at every position, so each token is tested on its own. The
+head stops where it is unsure, and policies and drafters read how far it got: thrown-away drafts of a position must
+reveal nothing about that position's drafts in the next round. Seeds are fixed.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from bass_core.sampling.distribution import probabilities
 
 SIZE, P, Q = 16, torch.tensor([0.3, 0.7]), torch.tensor([0.66, 0.34])
 PROMPT = [1, 0]
-# Milliseconds at which three drafts pay, but only just.
+# Milliseconds, chosen so that three drafts barely pay.
 COSTS = CostTable({1: [(1, 10), (9, 14)]}, {1: 1.5}, padded=False)
 WARM = SamplingParams(1.0)
 
 
 def constant_pair() -> ModelPair:
-    """A target that gives P wherever it stands, and a draft head that gives Q."""
+    """A target that gives P at every position, and a draft head that gives Q."""
     config = LlamaConfig(
         vocab_size=2, hidden_size=SIZE, intermediate_size=SIZE, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=1, max_position_embeddings=64, eos_token_id=None, tie_word_embeddings=False,
@@ -40,7 +40,7 @@ def constant_pair() -> ModelPair:
         for name, weight in model.named_parameters():
             if "o_proj" in name or "down_proj" in name:
                 weight.zero_()
-    # Every embedding is the first unit vector, which the head turns into the second; the norm makes them 4 long.
+    # Every embedding is the first unit vector, which the head maps to the second; the norm makes them 4 long.
     target.model.embed_tokens.weight.zero_()[:, 0] = 1.0
     head.fuse.weight.zero_()[1, 0] = 1.0
     for column, chances in enumerate((P, Q)):
@@ -52,7 +52,7 @@ PAIR = constant_pair()
 
 
 class Leaking:
-    """Three drafts at first; then one after fewer than three, else none."""
+    """Asks for three drafts at first; then for one after a round that drafted fewer than three, else for none."""
 
     length, limit = 3, 3
 
@@ -71,7 +71,7 @@ def test_the_pair_is_what_it_is_called() -> None:
 
 
 def agree(runs: int, tokens: int, policy: Any, **arguments: Any) -> Counter[str]:
-    """Each token of `runs` texts, of all and of those with a refusal before it, against P; the tokens' origins."""
+    """Tests each token against P, over all `runs` texts and over those with an earlier refusal; counts origins."""
     out = generate(
         PAIR, PROMPT, method="speculative", n=runs, max_new_tokens=tokens, sampling=WARM, draft_length=policy,
         drafter="adaptive", **arguments,

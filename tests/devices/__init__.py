@@ -1,26 +1,25 @@
-"""An accelerator that isn't one: a device that computes on the CPU but is not the CPU.
+"""An emulated accelerator: a torch device that is not the CPU but computes on it.
 
-`from tests.devices.emulation import emulated` makes the device "emul" (emul:0 and emul:1), and
-`kernels.support.runtime` of it a module of torch.cuda's shape. On it, what a machine without a GPU can't
-otherwise show is shown: operators that mix devices, values read on the host, work of two streams that nothing
-orders, events of another device, what a graph freezes, memory that a replay finds gone or unwritten, and what a
-capture that fails leaves behind. A test of another folder that uses it takes its fixture: `from
-tests.devices.conftest import accelerator`.
+`from tests.devices.emulation import emulated` registers the device "emul" (emul:0 and emul:1);
+`kernels.support.runtime` returns for it a module with the shape of torch.cuda. It shows, on a machine without a
+GPU: operators that mix devices, values read on the host, unordered work of two streams, events of another device,
+what a graph freezes, replays that use freed or unwritten memory, and what a failed capture leaves behind. Tests in
+other folders use its fixture: `from tests.devices.conftest import accelerator`.
 
-    emulated.py   tensors and operators           order.py    who comes after whom, and what the host waits for
+    emulated.py   tensors and operators           order.py    the order of work, and what the host waits for
     transfers.py  copies from and to the host     streams.py  streams and events
-    capture.py    graphs, as tapes                memory.py   what is allocated, kept, and gone
-    ledger.py     what a test may look at         runtime.py  torch.emul, and `restore()` before each test
+    capture.py    graphs, as tapes                memory.py   allocated, kept and freed memory
+    ledger.py     counters for tests to read      runtime.py  torch.emul, and `restore()` before each test
 
-What it can't show:
-- anything of CUDA, Triton or NVML themselves; `why_unavailable` sends every part to torch, so kernels are not run;
-- times: an operator takes 0.01 ms of its stream, whatever it does, and a wait of the host takes none;
-- work that is still running: all is done at once, so a missing order is noted, but the values are right;
+What it cannot show:
+- anything of CUDA, Triton or NVML themselves: `why_unavailable` sends every part to torch, so no kernel runs;
+- times: every operator takes 0.01 ms of its stream, and a wait of the host takes none;
+- unfinished work: everything is computed at once, so a missing order is recorded but the values are right;
 - bits that differ from the CPU's;
-- memory that is freed on one stream while another uses it; blocks that captures of one pool share; fragments;
+- memory freed on one stream while another uses it; blocks shared by captures of one pool; fragmentation;
 - captures that fork to a second stream, or wait for an event from outside;
-- pinned memory: a copy to the host that does not block arrives when the host waits for it, whatever memory it
-  goes to, and one to the device is counted as "queued";
+- pinned memory: a non-blocking copy to the host arrives when the host waits for it, whatever memory it goes to,
+  and a non-blocking copy to the device counts as "queued";
 - autograd, and a second process. While the module is imported torch takes "emul" for the machine's accelerator: a
-  process that is forked after a backward pass can't make one.
+  process forked after a backward pass cannot run one itself.
 """

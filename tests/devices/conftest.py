@@ -1,4 +1,4 @@
-"""Contract: each test finds the emulated device as if nothing had been done there."""
+"""Contract: before each test the emulated device is reset to its initial state."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 
 @pytest.fixture(autouse=True)
-def accelerator() -> Iterator[torch.device]:
-    """The first emulated device, nothing counted; no graph or cache outlives the test."""
+def accelerator(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
+    """The first emulated device, nothing counted, no pair warmed up; no graph or cache outlives the test."""
     from bass_core.engine import cuda_graphs as graphs
 
     from .emulation import emulated, runtime  # noqa: F401  registers the device
@@ -18,6 +18,8 @@ def accelerator() -> Iterator[torch.device]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     runtime.restore()
+    for module in ("generation", "race"):
+        monkeypatch.setattr(f"bass_core.lanes.{module}.warm_up", lambda pair, request: None)
     yield torch.device("emul", 0)
     graphs._idle.clear()
     runtime.restore()

@@ -1,7 +1,7 @@
-"""AMUSD with target and draft on one device, each on a stream of its own: no text is lost, and nothing leaves it.
+"""AMUSD with target and draft on one device, each on its own stream: texts are right, and no bulk data leaves it.
 
-Contract: what the two share is ordered by events and by what the host waits for; the emulation notes whatever is
-not. Large numbers stay: a read is of a token, of two numbers beside it, or of a verdict.
+Contract: events or waits of the host order what the two share; the emulation records everything unordered. Large
+tensors stay on the device: a read is a token, two numbers beside it, or a verdict.
 """
 
 from __future__ import annotations
@@ -28,11 +28,9 @@ ROWS = table.PROMPTS[:3]
 
 @pytest.fixture(autouse=True)
 def a_patient_target(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The draft is a thread beside it; an emulated operator takes its time, and the draft gets ahead."""
+    """The draft is a thread; emulated operators are slow, so the target waits longer and the draft gets ahead."""
     monkeypatch.setattr(ModelPair, "amusd_draft", "stream", raising=False)
     monkeypatch.setattr(amusd, "DELAYS", (0.1, 0.0))
-    # A cold pair's first request would read from the device before it begins.
-    monkeypatch.setattr("bass_core.lanes.generation.warm_up", lambda pair, request: None)
     monkeypatch.setattr(amusd_host, "PATIENCE_S", 60.0)
     monkeypatch.setattr(amusd_messages, "SEND_PATIENCE_S", 60.0)
     yield
@@ -71,7 +69,7 @@ def test_nothing_is_out_of_order(
     monkeypatch.setattr(DraftSession, "_take", taken)
     out = run(name, sampling=sampling)
     assert bool(capture.captured) is captured
-    # A verdict a round; of a drafted token the token and, from a drafter that may be unsure, two numbers of its q.
+    # Reads: a verdict per round; per drafted token the token and, if the drafter may be unsure, two numbers of q.
     assert ledger.reads.total() == out.metrics.target_forwards + sum(reads)
     if sampling.greedy:
         assert texts(out) == [text[:TOKENS] for text in table.expected("llama", "greedy")[:3]]

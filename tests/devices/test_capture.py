@@ -1,4 +1,4 @@
-"""The emulated graphs: as strict as CUDA's, and a capture that fails leaves as much behind."""
+"""The emulated graphs are as strict as CUDA's, and a failed capture leaves the same damage behind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EMUL = torch.device(emulated.TYPE, 0)
 
 
 def recorded(body: Callable[[], Tensor]) -> tuple[object, Tensor]:
-    """A graph of `body` and its output."""
+    """A graph of `body`, and its output."""
     graph = runtime(EMUL).CUDAGraph()
     with runtime(EMUL).graph(graph):
         out = body()
@@ -83,7 +83,7 @@ def test_a_replay_over_freed_memory_raises() -> None:
     ],
 )
 def test_waiting_in_a_capture_raises_and_breaks_it(wait: Callable[[Tensor], object]) -> None:
-    """As in torch: the capture's end raises, the thread stays on its stream, no memory can be given back."""
+    """As in torch: capture_end raises, the thread stays on its stream, and no memory can be given back."""
     x, module = numbers(), runtime(EMUL)
     graph = module.CUDAGraph()
     block = module.graph(graph)

@@ -1,8 +1,8 @@
-"""Every method on a device that is not the host: the CPU's own texts, no devices mixed, and one wait a round.
+"""Every method on a device that is not the host: the CPU's texts, no mixed devices, and one wait per round.
 
-Contract: the cases are those of the conformance suite in which every two choices meet, and sampled ones under the
-rejection rule. A round reads one thing on the host, and two more where a head asks how sure it is ("adaptive"); it
-waits for no copy to the device.
+Contract: the cases are the conformance suite's in which every two choices meet, and sampled ones under the
+rejection rule. A round reads one value on the host, and two more with a head that checks its confidence
+("adaptive"); no round waits for a copy to the device.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WARM = SamplingParams(0.9, top_k=30, top_p=0.95)
 
 @pytest.fixture(autouse=True)
 def patient_drafts_beside_their_targets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """AMUSD's draft shares the device with its target; an emulated operator takes its time."""
+    """AMUSD's draft shares the device with its target; emulated operators are slow, so time limits are raised."""
     monkeypatch.setattr(ModelPair, "amusd_draft", "stream", raising=False)
     monkeypatch.setattr(amusd_host, "PATIENCE_S", 30.0)
     monkeypatch.setattr(amusd_messages, "SEND_PATIENCE_S", 30.0)
@@ -36,7 +36,7 @@ def patient_drafts_beside_their_targets(monkeypatch: pytest.MonkeyPatch) -> Iter
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs have tests of their own (test_graphs.py)."""
+    """Runs without captured steps; test_graphs.py tests graphs."""
     monkeypatch.setenv("BASS_GRAPHS", "0")
 
 
@@ -69,7 +69,7 @@ def test_sampled_text_of_the_rejection_rule_is_the_cpus(name: str, method: str) 
     for round_ in stream(pair("llama", draft.kind), rows, **asked):
         for row in round_.rows:
             written[row.sequence] += row.tokens
-        # Whether anything is drafted on, and how much was, is the head's to ask, at a length of 3 once each.
+        # At length 3 the head asks once whether to draft on, and once how much was drafted.
         asks = 2 if draft.drafter == "adaptive" and round_.kind != "prefill" else 0
         assert bool(round_.rows) <= ledger.reads.total() <= bool(round_.rows) + asks
         assert round_.kind == "prefill" or not ledger.uploads["blocking"]

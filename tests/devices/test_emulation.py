@@ -1,4 +1,4 @@
-"""The emulated device itself: that it is as strict as a GPU, and counts what a GPU would only suffer."""
+"""The emulated device itself: it is as strict as a GPU, and counts what on a GPU would only cost time."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_devices_are_not_mixed(mix: Callable[[Tensor], Tensor]) -> None:
 def test_a_host_scalar_and_host_indices_are_welcome() -> None:
     x = numbers()
     assert (x + torch.tensor(1.0))[torch.tensor([1, 2])].cpu().tolist() == [2, 3]
-    # The indices went there; the scalar is part of the call.
+    # The indices were copied to the device; the scalar is part of the call.
     assert ledger.uploads == {"blocking": 1}
 
 

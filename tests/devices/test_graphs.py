@@ -1,6 +1,6 @@
-"""Steps captured on an accelerator: a forward waits for nothing, and a replay writes what an eager step does.
+"""Steps captured on the emulated device: a captured forward waits for nothing, and a replay equals an eager step.
 
-Contract: logits of a replay lie within float32 rounding of an eager step's, whose attention sees less padding.
+Contract: a replay's logits are within float32 rounding of an eager step's, whose attention sees less padding.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BACKENDS = sorted(set(CAPTURABLE) & {"pad", "sdpa"})
 
 
 def record(forward: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-    """As bass_core captures, in its plainest form: once to warm up, once on the tape."""
+    """Captures as bass_core does, at its simplest: one run to warm up, one on the tape."""
     module = runtime(EMUL)
     stream = module.Stream(EMUL)
     stream.wait_stream(module.current_stream(EMUL))
@@ -48,7 +48,7 @@ def record(forward: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("kind", "architecture"), FORWARDS, ids=lambda value: getattr(value, "__name__", value))
 def test_a_captured_forward_waits_for_nothing(kind: type[CausalModel], architecture: str, backend: str) -> None:
-    """Reads and blocking copies would raise; a copy that is queued would freeze numbers of the host."""
+    """Reads and blocking copies would raise; a queued copy would freeze the host's numbers."""
     model = kind(tiny(architecture).to(EMUL))
     model.readout = HiddenStateTap((0, 1))
     ids, lengths = torch.ones(2, 3, dtype=torch.long, device=EMUL), torch.zeros(2, dtype=torch.long, device=EMUL)
@@ -69,7 +69,7 @@ def test_a_captured_forward_waits_for_nothing(kind: type[CausalModel], architect
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_a_runner_of_captured_steps_reads_nothing_itself(architecture: str) -> None:
-    """Batches below their bucket, columns taken, a width that occurs twice."""
+    """Batches smaller than their bucket, `take`, and a width that occurs twice."""
     model = pair(architecture, "none").target_step
     runner = GraphRunner(model, 4, 64, model.vocab, "pad", record=record)
     eager = model.new_cache(4, 64)

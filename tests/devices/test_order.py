@@ -1,4 +1,4 @@
-"""The emulated streams and events: what nothing orders is noted, and times belong to a device."""
+"""The emulated streams and events: unordered work is recorded, and times belong to one device."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_streams_race_unless_something_orders_them(order: str) -> None:
 
 
 def test_the_seed_is_there_for_lanes_on_other_streams() -> None:
-    """It is kept for all that draw with it: the copy that another lane queued must not be waited for by luck."""
+    """All streams share the cached seed, so none may rely on luck for another stream's queued copy to be done."""
     module = runtime(EMUL)
     seed = seed_on.__wrapped__
     with module.stream(module.Stream(EMUL)):
@@ -95,7 +95,7 @@ def test_events_measure_the_device_they_are_recorded_on() -> None:
 
 
 def test_events_on_the_wrong_device_see_no_time_pass() -> None:
-    """What a clock of emul:1 shows that is started while emul:0 is the current device."""
+    """Why a clock for emul:1 must not record its events while emul:0 is the current device."""
     module = runtime(EMUL)
     x = torch.zeros(2, device="emul:1")
     begin, end = (module.Event(enable_timing=True) for _ in range(2))

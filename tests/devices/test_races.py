@@ -1,4 +1,4 @@
-"""Races, clocks and costs on an accelerator: streams side by side, two devices, and times that are measured."""
+"""Races, clocks and costs on an accelerator: parallel streams, two devices, and measured times."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ METHODS = ("regular", "speculative", "bass", "amusd")
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps are not captured, and AMUSD's draft is patient with an emulated operator."""
+    """Runs without captured steps, and raises AMUSD's time limits, because emulated operators are slow."""
     monkeypatch.setenv("BASS_GRAPHS", "0")
     monkeypatch.setattr(ModelPair, "amusd_draft", "stream", raising=False)
     monkeypatch.setattr(amusd_host, "PATIENCE_S", 30.0)
@@ -57,7 +57,7 @@ def test_a_fair_race_waits_for_no_whole_device() -> None:
 
 
 def test_a_stream_of_ones_own_comes_after_what_was_queued_before() -> None:
-    """What another thread made on the default stream, as a pair's weights and a lane's caches are."""
+    """As with a pair's weights and a lane's caches, which another thread made on the default stream."""
     made = torch.zeros(4, device=EMUL)
 
     def work() -> None:
@@ -71,7 +71,7 @@ def test_a_stream_of_ones_own_comes_after_what_was_queued_before() -> None:
 
 
 def test_a_lane_is_timed_on_its_own_device() -> None:
-    """The current device is another one."""
+    """Another device is current."""
     clock = LaneClock(OTHER)
     x = torch.zeros(4, device=OTHER)
     with clock.running():

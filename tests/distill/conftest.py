@@ -1,4 +1,4 @@
-"""A tiny random target with hidden states worth a look, and a corpus of it."""
+"""A tiny random target, with weights scaled up so that its hidden states vary, and a corpus of its texts."""
 
 from dataclasses import replace
 

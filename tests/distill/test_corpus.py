@@ -1,4 +1,4 @@
-"""The corpus and what is counted on it: the target's own text with its states, from prompts of many kinds."""
+"""The corpus and its counts: the target's own texts with hidden states, from prompts of many kinds."""
 
 import gzip
 import json
@@ -65,7 +65,7 @@ def test_a_killed_corpus_goes_on_with_the_missing_shard(pair, settings, corpus, 
 
 
 def test_processes_share_a_folder(pair, settings, corpus, tmp_path):
-    """What another one is writing is left to it, and counted once it is there."""
+    """A process skips a shard that another is writing, and counts every complete shard."""
     with FileLock(tmp_path / "shard-00000.lock"):
         assert write_corpus(pair, settings, tmp_path, 64) == 64
     assert [path.name for path in shards(tmp_path)] == ["shard-00001.safetensors"]

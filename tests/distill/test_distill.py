@@ -1,4 +1,4 @@
-"""Making a draft, end to end on a tiny target: training, measuring, the commands."""
+"""Distilling a draft end to end on a tiny target: training, measuring, and the commands."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ from distill.ngrams import count_ngrams
 from distill.train import absorb, depths, divergence, measure, new_head, train
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
-# Of two layers and the last state, 64 entries each.
+# Identity scale: two layers' states and the last hidden state, 64 entries each.
 AS_IT_IS = Scale(torch.zeros(192), torch.ones(192))
 
 
@@ -55,7 +55,7 @@ def test_divergences_against_their_definitions():
 
 
 def test_later_drafts_are_trained_as_they_are_drafted(pair, settings, corpus):
-    """Slot t at depth d: true states up to t - d, the head's own ones behind."""
+    """At depth d, slot t sees true states up to slot t - d and the head's own states after it."""
     batch = collate(load_rows(shards(corpus))[:1], AS_IT_IS, 48)
     head = new_head(pair, settings.train, torch.arange(128), tuple(settings.corpus.layers)).eval()
     torch.nn.init.normal_(head.project.bias)
@@ -177,7 +177,7 @@ def test_the_scale_is_folded_into_what_is_saved_and_out_of_what_is_started_from(
 
 
 def test_training_goes_on_from_a_trained_head(pair, settings, corpus, tmp_path):
-    """Other vocabulary, and layers that the first head did not read: before any step it drafts as that one did."""
+    """Before any step it drafts like the first head, despite another vocabulary and added layers."""
     first = replace(settings, train=replace(settings.train, reads_layers=False, vocabulary=100))
     train(pair, first, corpus, tmp_path / "first", 6)
     trained = load_draft_head(tmp_path / "first", pair.target)
@@ -207,7 +207,7 @@ def test_what_was_made_is_measured(pair, settings, corpus, tmp_path):
     alone = acceptance(drafted, prompts[:1], drafter="model", temperature=0.0, draft_length=3, tokens=20, batch=1)
     assert alone["a"] == round(out.metrics.token_acceptance, 4)
     assert alone["accepted_per_drafted"] == round(out.metrics.acceptance_rate, 4)
-    # The prefill's own token is the first of the 20.
+    # The prefill writes the first of the 20 tokens, the rounds the other 19.
     assert alone["tokens_per_round"] == round(19 / out.metrics.rounds, 4)
     assert 0 < alone["drafted_per_round"] <= 3
     arms = {"regular": {"method": "regular"}, "bass": {"method": "bass", "drafter": "model"}}
@@ -241,7 +241,7 @@ def test_an_ablation_trains_every_arm_once(pair, settings, corpus, tmp_path, mon
 
 @pytest.mark.slow
 def test_the_commands_make_a_draft_of_the_real_model(smollm2_folder, tmp_path):
-    """The README's two commands, smaller: a corpus of the real target, and a loss that falls."""
+    """The README's two commands at a smaller size: a corpus of the real target, and a loss that falls."""
     config = json.loads((REPOSITORY / "distill" / "config.json").read_text())
     config["corpus"].update(rows=6, own_share=0.5, max_new_tokens=32)
     config["train"].update(tokens_per_step=512, warmup_steps=2, held_out_shards=1)

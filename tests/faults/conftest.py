@@ -1,4 +1,4 @@
-"""Contract: models this tiny run on one thread, and what a fault may leave behind can be counted."""
+"""Contract: runs tiny models on one thread, and counts what a fault may leave behind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def one_thread() -> Iterator[None]:
 
 
 def left_behind() -> tuple[int, list[str]]:
-    """Caches that are still held, and threads of a race."""
+    """(number of caches still alive, names of the race threads still running)."""
     gc.collect()
     caches = sum(type(thing) is RaggedCache for thing in gc.get_objects())
     return caches, [thread.name for thread in threading.enumerate() if thread.name == "bass-monitor"]

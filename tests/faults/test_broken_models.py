@@ -1,4 +1,4 @@
-"""Models that break: NaN from the target ends the lane in a sentence, NaN from the draft changes no word."""
+"""Broken models: NaN from the target ends the lane with one sentence, NaN from the draft changes no text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ METHODS = ("regular", "speculative", "bass")
 
 
 def poisoned(tokens: list[int], value: float = float("nan")) -> Any:
-    """A copy of the target that computes nonsense once it has read one of the tokens."""
+    """A copy of the target whose logits become `value` once it has read one of the tokens."""
     model = copy.deepcopy(TARGET)
     with torch.no_grad():
         model.get_input_embeddings().weight[tokens] = value
@@ -54,7 +54,7 @@ def test_a_target_that_breaks_is_an_error_and_no_text(method: str, value: float,
 def test_probabilities_that_are_none_are_an_error(
     monkeypatch: pytest.MonkeyPatch, value: float, where: str, verification: str
 ) -> None:
-    """Finite logits are no proof: what is drawn from is looked at."""
+    """Finite logits don't guarantee valid probabilities: the probabilities themselves are checked."""
 
     def broken(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
         found = probabilities(logits, params)
@@ -104,7 +104,7 @@ def test_a_draft_that_breaks_costs_speed_alone(where: str) -> None:
     regular = generate(pair, ROW, method="regular", **warm).sequences[0].token_ids
     out = generate(pair, ROW, draft_length=3, verification="coupled", **warm)
     assert out.sequences[0].token_ids == regular
-    # Chen's rule: q is NaN, so no draft stands and every token is the target's own.
+    # By Chen's rule a NaN q rejects every draft, so that each token is the target's own.
     chen = generate(pair, prompts(8), draft_length=3, **warm)
     assert all(len(sequence.token_ids) == 30 for sequence in chen.sequences)
     if where == "everywhere":

@@ -1,6 +1,7 @@
-"""Files that are missing, cut short, changed, or that can't be written: a sentence, and the next start works.
+"""Files that are missing, truncated, changed or unwritable give a one-sentence error, and the next start works.
 
-Killed while converting, two starts at once and a damaged folder of the real model: bass_core/test_weights.py.
+Tests of a kill during conversion, two starts at once and a damaged folder of the real model are in
+tests/bass_core/loading/test_weights.py.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def test_weights_that_are_damaged_are_one_sentence(folder: Path, damage: str) ->
 def test_a_disk_that_is_full_is_one_sentence_and_room_is_enough_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The system itself refuses the write: a process that may write no file over 10 kB."""
+    """The system itself refuses the write: the process may write no file above 10 kB (RLIMIT_FSIZE)."""
     import hashlib
 
     def convert(gguf: Path, made: Path) -> None:
@@ -109,7 +110,7 @@ def _on_a_full_disk(send: Any) -> None:
 
 
 def test_the_shipped_draft_holds_tensors_alone() -> None:
-    """No pickle anywhere in what is shipped: safetensors, and arrays that numpy reads without one."""
+    """No shipped file holds a pickle: only safetensors, and arrays that numpy loads with allow_pickle=False."""
     import numpy as np
 
     shipped = Path(catalogue.REPOSITORY) / "drafts" / "smollm2"

@@ -1,6 +1,6 @@
-"""Arguments of every kind, at the page's API and at the library: a race, or one documented sentence.
+"""Arguments of every kind, sent to the page's API and the library, give a race or one documented sentence.
 
-Contract: the short form of `python -m bench fuzz`, in this process; nothing is left behind whatever came in.
+Contract: the short form of `python -m bench fuzz`, in this process. No input may leave a cache or thread behind.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> ModelPair:
 
 
 def test_the_fuzzer_knows_the_api() -> None:
-    """An argument that it does not know would be met with junk alone."""
+    """For an argument that the fuzzer does not know, it would send only junk."""
     assert set(DEFAULTS) <= set(NEAR)
 
 
@@ -61,7 +61,7 @@ def test_the_api_answers_or_says_what_is_wrong(pair: ModelPair) -> None:
 
 
 def test_the_library_refuses_with_a_request_error_alone(pair: ModelPair) -> None:
-    """One argument of any kind beside good ones; what is accepted is not run."""
+    """One argument of any kind among good ones. Accepted requests are not run."""
 
     @FUZZ
     @given(

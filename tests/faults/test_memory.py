@@ -1,4 +1,4 @@
-"""Memory: what does not fit is refused with what would; what runs out all the same ends one race and no more."""
+"""Memory: a request that does not fit is refused, naming what would; a shortage at run time ends one race only."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SCHEDULINGS = ("fair", "overlap", "in_turn")
 
 
 class Hungry:
-    """A drafter that asks the allocator for more than there is, in its third round."""
+    """A drafter that asks the allocator for more memory than exists in its third round."""
 
     calls = 0
     rounds = 0
@@ -79,7 +79,7 @@ def test_a_race_that_runs_out_ends_in_a_sentence_and_frees_everything(
     monkeypatch.setattr(RaggedCache, "__init__", remembered)
     with pytest.raises(MemoryShortage, match=r"ran out of memory during this race.* smaller batch") as shortage:
         list(race(PAIR, prompts(3), scheduling=scheduling, max_new_tokens=60, drafter=Hungry(), draft_length=3))
-    # The error is still held here, as a server's log might hold it.
+    # The test still holds the error, as a server's log might: it must not keep tensors alive.
     assert shortage.value and alive and [ref() for ref in alive if ref() is not None] == []
     *_, last = race(PAIR, prompts(3), scheduling=scheduling, max_new_tokens=8)
     assert last["done"] and all(lane["error"] is None for lane in last["lanes"].values())
@@ -100,7 +100,7 @@ def test_other_errors_of_a_step_keep_their_own_words() -> None:
 
 
 def test_when_the_system_itself_has_no_more_the_next_race_works() -> None:
-    """A process whose address space is limited, and an admission that does not know of it."""
+    """The process has a limited address space (RLIMIT_AS), of which the admission check does not know."""
     context = multiprocessing.get_context("fork")
     receive, send = context.Pipe(duplex=False)
     child = context.Process(target=_with_little_memory, args=(send,))
@@ -126,14 +126,14 @@ def _with_little_memory(send: Any) -> None:
 
 
 def _room(monkeypatch: pytest.MonkeyPatch, needed: int) -> None:
-    """Leave exactly what is needed."""
+    """Make exactly `needed` bytes available to a request."""
     free = needed / admission_module._HEADROOM + 1
     monkeypatch.setattr(admission_module, "available_bytes", lambda _: free)
 
 
 @pytest.mark.parametrize(("rows", "tokens"), [(40, 400), (11, 500)])
 def test_the_refusal_names_the_largest_that_fits(rows: int, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Room for 10 rows of what was asked: ten fit, and so does a shorter text of all; one more of either not."""
+    """With memory for 10 rows: 10 rows or the shorter text named fit, one row or one token more does not."""
     request = make_request(PAIR, PROMPT, n=rows, max_new_tokens=tokens)
     _room(monkeypatch, estimate_bytes(PAIR, request, (METHODS["bass"],), 10))
     with pytest.raises(RequestError, match="a batch of 10 would fit, or") as refusal:
@@ -165,7 +165,7 @@ def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_estimate_covers_what_a_race_takes(tmp_path: Path) -> None:
-    """Against the peak of what torch's own profiler saw taken and given back, with a prompt of 300 tokens."""
+    """Compared with the peak of the allocations that torch's profiler recorded, for a prompt of 300 tokens."""
     from torch.profiler import ProfilerActivity, profile
 
     asked: dict[str, Any] = {"n": 32, "max_new_tokens": 24, "draft_length": 4, "sampling": SamplingParams(1.0)}
@@ -183,7 +183,7 @@ def test_the_estimate_covers_what_a_race_takes(tmp_path: Path) -> None:
 
 
 def _qwen3(layers: int, **sizes: int) -> tuple[Any, Any]:
-    """The config of a Qwen3 in bfloat16, and what its cache takes."""
+    """(model with a Qwen3 config, step that knows the bytes of its bfloat16 cache)."""
     config = Qwen3Config(num_hidden_layers=layers, num_key_value_heads=8, head_dim=128, **sizes)
     per_token = 2 * layers * 8 * 128 * 2
     step = SimpleNamespace(
@@ -193,7 +193,7 @@ def _qwen3(layers: int, **sizes: int) -> tuple[Any, Any]:
 
 
 def _on_a_large_gpu(prompts: list[list[int]], new: int, backend: str) -> int:
-    """Bytes that three lanes with Qwen3-8B and a draft of 0.6B ask for on an H100."""
+    """Estimated bytes for three lanes with Qwen3-8B and a 0.6B draft on an H100."""
     target, target_step = _qwen3(36, hidden_size=4096, num_attention_heads=32)
     _, draft_step = _qwen3(28, hidden_size=1024, num_attention_heads=16)
     pair: Any = SimpleNamespace(
@@ -205,7 +205,7 @@ def _on_a_large_gpu(prompts: list[list[int]], new: int, backend: str) -> int:
 
 
 def test_a_short_prompt_asks_for_little_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fused and flash make no scores, and 30 tokens are no chunk of 8192: tens of MiB where it was 6 GiB."""
+    """Fused and flash store no scores, and 30 tokens fill no chunk of 8192: tens of MiB, once counted as 6 GiB."""
     monkeypatch.setattr(admission_module, "processors", lambda device: 132)
     one, mib, gib = [[7] * 30], 2**20, 2**30
     for backend in ("fused", "flash"):
@@ -213,15 +213,15 @@ def test_a_short_prompt_asks_for_little_on_a_gpu(monkeypatch: pytest.MonkeyPatch
         assert _on_a_large_gpu([[row] * 64 for row in range(4)], 64, backend) < gib
         long = _on_a_large_gpu([list(range(8192))], 64, backend)
         assert 3 * 8192 * 147456 < long < 9 * gib
-    # The same prompt in every row is fed once.
+    # A prompt shared by all rows is prefilled once.
     same, different = ([[row * i] * 2048 for row in range(4)] for i in (0, 1))
     assert _on_a_large_gpu(same, 1, "flash") < _on_a_large_gpu(different, 1, "flash")
-    # Scores of 8192 x 8192 are made where torch does the softmax.
+    # With torch's softmax (pad), scores of 8192 x 8192 are stored.
     assert _on_a_large_gpu([list(range(8192))], 64, "pad") > 3 * 32 * 8192 * 8192 * 8
 
 
 def test_the_parts_of_fused_attention_are_covered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the shape, its kernel allocates no more parts than were counted, and not far less."""
+    """For any shape the kernel's parts take at most the estimated bytes, and in the closest case over 90 %."""
     for module in (admission_module, fused_attention):
         monkeypatch.setattr(module, "processors", lambda device: 132)
     nearest = 0.0

@@ -1,7 +1,7 @@
-"""The served page through faults: each is met over HTTP, and after each the next visitor gets the right answer.
+"""Faults of the served page, caused over HTTP: after each one the next visitor gets the right answer.
 
-Contract: a real Gradio server and real clients; the faults are drafters and models that really fail. Nothing may
-be left behind: no cache, no thread of a race.
+Contract: a real Gradio server, real clients, and drafters and models that really fail. No cache and no thread of a
+race may be left behind.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]))
 BROKEN = copy.deepcopy(TARGET)
 BROKEN.get_input_embeddings().weight.fill_(float("nan"))
 PROMPT = [5, 6, 7]
-# A script that posts has to send every argument.
+# A raw POST has to send every argument.
 DEFAULTS = list(defaults().values())
 
 
@@ -48,7 +48,7 @@ def posted(*values: Any) -> dict[str, Any]:
 
 
 class Fails:
-    """A drafter that fails in its second round, in one of several ways."""
+    """A drafter that fails in its second round, in the way that `how` names."""
 
     calls = 0
 
@@ -74,7 +74,7 @@ class Fails:
 
 
 def source(request: RaceRequest) -> Generator[Snapshot, None, None]:
-    """A race on token ids; what the prompt says goes wrong."""
+    """A race on token ids with the fault that the prompt names."""
     pair, ids = PAIR, PROMPT
     arguments: dict[str, Any] = {"n": request.batch_size, "max_new_tokens": request.max_new_tokens}
     if request.prompt in ("step", "memory"):
@@ -116,7 +116,7 @@ def texts(snapshot: dict[str, Any]) -> Any:
 
 @pytest.fixture
 def serving(client: Client, answer: Any) -> Iterator[None]:
-    """Afterwards the next visitor gets the right answer, and nothing is left behind."""
+    """Check after the test that the next visitor gets the right answer and that nothing is left behind."""
     before = left_behind()
     yield
     assert texts(ask(client, "fine")) == answer
@@ -153,7 +153,7 @@ def test_what_nobody_foresaw_is_one_sentence(serving: None, client: Client) -> N
 
 @contextmanager
 def asked(url: str, prompt: str, tokens: int) -> Iterator[Iterator[str]]:
-    """The lines of an answer to a script; the connection is dropped at the end of the block."""
+    """The lines of the API's answer; the connection is dropped at the end of the block."""
     with httpx.Client(base_url=f"{url}/gradio_api", timeout=120) as connection:
         joined = connection.post("/call/race", json=posted(prompt, 4, tokens, 0, 0))
         with connection.stream("GET", f"/call/race/{joined.json()['event_id']}") as lines:
@@ -186,7 +186,7 @@ def test_a_client_that_vanishes_after_its_answer(serving: None, url: str) -> Non
 
 
 def test_visitors_who_are_gone_are_forgotten(url: str) -> None:
-    """A script is a new visitor with every request, of whom Gradio keeps 90 kB."""
+    """Every request of a script is a new session, for which Gradio keeps 90 kB."""
     for _ in range(80):
         with asked(url, "", 8) as answer:
             assert "event: error" in list(answer)
@@ -200,7 +200,7 @@ def test_nothing_can_be_uploaded(url: str) -> None:
 
 
 def test_nvml_that_vanishes_midway_costs_its_figures_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a race, with errors that are not NVML's own: the library's symbols go with the driver."""
+    """Mid-race, with an AttributeError instead of an NVML error: the library's symbols vanish with the driver."""
     fake = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=UUID))

@@ -1,8 +1,7 @@
-"""The accept kernel takes the decisions of bass_core/verification/rejection.py; its noise is the same, bit for
-bit.
+"""The accept kernel decides as bass_core/verification/rejection.py does, and its noise is equal bit for bit.
 
-Contract: under Triton's interpreter, the same p, q, noise and counts. A row in which some u lies within rounding
-of p / q is left out, as both answers are right there.
+Contract: runs under Triton's interpreter, with the same p, q, noise and counts for both. Rows where some u is
+within rounding of p / q are left out: there, both answers are right.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ def convert(words_, uniforms, noise, N: tl.constexpr):
 
 
 def test_the_extreme_words_are_the_same_numbers() -> None:
-    """The ends, the places where float32 starts to round, ties of that rounding, and words in between."""
+    """Both ends of the range, words at which float32 starts to round, rounding ties, and random words."""
     ends = [word + i for word in (0, 2**23, 2**24, 2**25, 2**31, 2**32) for i in range(-9, 10)]
     some = torch.randint(0, 2**32, (4096,), generator=torch.Generator().manual_seed(0)).tolist()
     tested = torch.tensor([*(word for word in ends if 0 <= word < 2**32), *some][:4096])
@@ -97,7 +96,7 @@ def test_the_extreme_words_are_the_same_numbers() -> None:
 
 
 def both(p_logits: Tensor, drafts: Tensor, q: Tensor | None, counts: Tensor, keys: NoiseKeys) -> tuple:
-    """The reference's verdict, and the kernel's."""
+    """(the reference's result, the kernel's result)."""
     p = probabilities(p_logits, SOFT)
     ours = kernel.accept(
         p,
@@ -127,7 +126,7 @@ def both(p_logits: Tensor, drafts: Tensor, q: Tensor | None, counts: Tensor, key
 def test_takes_the_references_decisions(
     batch: int, width: int, vocab: int, soft: bool, near: float, epochs: bool, seed: int
 ) -> None:
-    """Some hundred rows in all; near 0 makes q equal p, so that residuals vanish."""
+    """About a hundred rows in all. near = 0 makes q equal to p, so that the residual max(0, p - q) is zero."""
     generator = torch.Generator().manual_seed(seed % 2**31)
     p_logits = torch.randn(batch, width + 1, vocab, generator=generator) * 2
     noise = torch.randn(batch, width, vocab, generator=generator)
@@ -186,7 +185,7 @@ def test_draws_are_the_references() -> None:
 
 
 def test_two_thousand_rows_are_distributed_as_the_target() -> None:
-    """Chi-squared of the first token of 2,000 rows that draft from one fixed q and are judged by one fixed p."""
+    """Chi-squared test of the first token of 2,000 rows with the same p and q."""
     rows, vocab = 2000, 6
     p_logits = torch.tensor([1.5, 0.2, -0.4, 0.9, -1.0, 0.0]).expand(rows, 2, vocab)
     q = probabilities(torch.tensor([-0.5, 1.0, 0.3, 0.0, 0.4, -2.0]), SOFT).expand(rows, 1, vocab)
@@ -205,7 +204,7 @@ def test_two_thousand_rows_are_distributed_as_the_target() -> None:
 @pytest.mark.parametrize("verification", ["chen", "coupled", "synthetic"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_verify_on_a_device_is_verify(verification: str, temperature: float) -> None:
-    """With AMUSD's epochs, and a row whose probabilities are none."""
+    """With AMUSD's epochs (`begins`), and one row of NaN logits."""
     torch.manual_seed(7)
     params = SamplingParams(temperature)
     logits = torch.randn(12, 4, 50) * 3

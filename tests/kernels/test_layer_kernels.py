@@ -1,7 +1,7 @@
 """Cache write, rotary embedding and products against their torch references, under Triton's interpreter.
 
-Contract: float32 within rounding; low precision within three times the error of plain torch against float64, or
-two steps of the format, as the interpreter rounds towards zero; what a kernel need not write keeps its bits.
+Contract: float32 is equal within rounding. Low precision may have three times plain torch's error against float64,
+or two ULPs, since the interpreter rounds towards zero. Memory that a kernel need not write is left unchanged.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def test_rotates_and_writes(
     batch, (q_heads, kv_heads) = len(lengths), heads
     qkv = torch.randn(batch, queries, q_heads + 2 * kv_heads, dim).to(dtype)
     cache = torch.full((2, batch + 1, kv_heads, 20, dim), torch.nan, dtype=dtype)
-    # Fewer positions than columns: padding beyond the context turns as the last position does.
+    # Fewer positions than columns: padding past the context is rotated like the last position.
     angles = torch.outer(torch.arange(14.0), 1.0 / torch.arange(1, dim // 2 + 1))
     cos, sin = angles.cos(), angles.sin()
     norms = (torch.rand(dim).to(dtype), torch.rand(dim).to(dtype)) if norm else None
@@ -70,7 +70,7 @@ def test_writes_strided_states() -> None:
 def test_products(
     rows: int, n_size: int, k_size: int, norm: bool, gate: bool, residual: bool, dtype: torch.dtype, parts: int
 ) -> None:
-    """In `parts` parts of K, some of them empty, where that is not 0."""
+    """parts: the number of parts K is split into, some of them empty; 0 for the default tiles."""
     rows = min(rows, linear.MOST_ROWS[dtype.itemsize])
     torch.manual_seed(rows + n_size + k_size)
     x = torch.randn(rows, k_size).to(dtype)

@@ -1,7 +1,7 @@
-"""Products with weights of 8 bits against their torch reference, interpreted; and compiled, with no GPU.
+"""Matrix products with int8 weights equal their torch reference under the interpreter, and compile without a GPU.
 
-Contract: within three times the error of plain torch against float64, or two steps of the format, as the
-interpreter rounds towards zero.
+Contract: the error against float64 is at most three times plain torch's, or two ULPs, since the interpreter rounds
+towards zero.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def test_refuses_a_weight_of_another_type() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", [80, 90, 120])
 def test_compiles_without_spills(arch: int, tmp_path: Path) -> None:
-    """In a process without the interpreter; more rows than one are multiplied on tensor cores."""
+    """Compiled in a process without the interpreter. Two or more rows use tensor cores."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.kernels.compilation.compile_int8", str(arch)],

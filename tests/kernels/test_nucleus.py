@@ -1,4 +1,4 @@
-"""The kernel of top-p keeps the tokens that a sort keeps."""
+"""The top-p kernel keeps the same tokens as a sort."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_the_threshold_is_the_sorts(vocab: int, spread: float) -> None:
     for top_p in (1e-3, 0.3, 0.9, 0.999):
         found = nucleus.threshold(probs, top_p)
         expected = sampling._threshold(probs, top_p)
-        # Where the mass of the likelier ones is top_p to the last places, both neighbours are right.
+        # Where the sum of the likelier tokens equals top_p within rounding, either neighbour is a right threshold.
         likelier = torch.where(probs > expected, probs, 0).double().sum(-1, keepdim=True)
         clear = ((likelier - top_p).abs() > 2e-6) & ((likelier + expected - top_p).abs() > 2e-6)
         assert torch.equal(found[clear], expected[clear]) and clear.any()
@@ -37,7 +37,7 @@ def test_ends_ties_and_numbers_that_are_none() -> None:
 
 
 def test_an_accelerator_keeps_what_a_cpu_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows whose nucleus is short, and one that needs more than any prefix holds."""
+    """Rows with a small nucleus, and one whose nucleus exceeds every prefix that is tried."""
     torch.manual_seed(1)
     logits = torch.randn(4, 3000) * torch.tensor([8.0, 3.0, 1.0, 0.01])[:, None]
     params = SamplingParams(1.0, top_p=0.95)
@@ -46,6 +46,6 @@ def test_an_accelerator_keeps_what_a_cpu_keeps(monkeypatch: pytest.MonkeyPatch) 
     found = probabilities(logits, params)
     kept = expected > 0
     assert kept.sum(-1).min() < 200 and kept.sum(-1).max() > 2000
-    # The last place of a sum may keep one token more or less.
+    # Rounding of the sum may keep one token more or less.
     assert ((found > 0) != kept).sum(-1).max() <= 1
     torch.testing.assert_close(found, expected, atol=4e-4, rtol=1e-3)

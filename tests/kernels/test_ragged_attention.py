@@ -1,7 +1,7 @@
-"""The backends that run here against a slow reference in float64, one query of one row at a time.
+"""The attention backends that run on a CPU equal a float64 reference that computes one query at a time.
 
-Contract: any lengths, head counts, query widths, windows and soft-caps; what stands in the cache beyond a row's
-own tokens (here: huge numbers) never reaches a result.
+Contract: holds for any lengths, head counts, numbers of queries, windows and soft-caps. Cache columns past a row's
+own tokens, filled with huge numbers here, never reach a result.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def reference(
     window: int | None,
     cap: float | None,
 ) -> Tensor:
-    """[B, S, Hq, D] in float64, by the definition: query s of row b sees columns up to lengths[b] + s."""
+    """[B, S, Hq, D] in float64, from the definition: query s of row b attends up to column lengths[b] + s."""
     batch, heads, queries, dim = query.shape
     group = heads // key.shape[1]
     out = torch.empty(batch, queries, heads, dim, dtype=torch.float64)
@@ -64,7 +64,7 @@ def problems(draw: st.DrawFn) -> dict:
 
 
 def tensors(problem: dict) -> tuple[Tensor, Tensor, Tensor, AttentionPlan]:
-    """query, key and value of a step; beyond each row's own tokens the cache holds huge numbers."""
+    """query, key, value and plan of a step; past each row's own tokens, the cache holds huge numbers."""
     torch.manual_seed(problem["seed"])
     lengths, queries = problem["lengths"], problem["queries"]
     step = AttentionPlan(torch.tensor(lengths), lengths, queries)
@@ -91,7 +91,7 @@ def test_equals_the_reference(backend: str, problem: dict) -> None:
 @pytest.mark.parametrize("backend", HERE)
 @pytest.mark.parametrize("window", [None, 3])
 def test_what_a_query_may_not_see_changes_not_one_bit(backend: str, window: int | None) -> None:
-    """Rejected drafts and padding behind a row's end, later queries, and what fell out of the window."""
+    """Rejected drafts and padding past a row's end, later queries, and columns that left the window."""
     problem = {"lengths": [9, 2, 5], "kv_heads": 2, "heads": 4, "queries": 3, "seed": 1}
     query, key, value, step = tensors(problem)
     run = BACKENDS[backend]

@@ -1,4 +1,4 @@
-"""Contract: what the tests do with the page in a browser: open, fill, run to the end, read."""
+"""Contract: what tests do with the page in a browser: open it, fill in settings, run to the end, read texts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ FLAGS = [
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 LANES = ("regular", "speculative", "bass")
-# Two cores, busy with other tests, may take long over anything: a wait is no bar.
+# Generous, since two cores that also run other tests can be slow: no test measures speed by this limit.
 expect.set_options(timeout=60_000)
 
 
 def open_page(page: Page, server: str) -> None:
-    """Go there, and wait until the first charts are drawn."""
+    """Open the server's page and wait until the first charts are drawn."""
     page.goto(server)
     page.wait_for_function("() => window.Plotly && document.querySelector('[data-chart] .main-svg')")
 
@@ -33,12 +33,12 @@ def fill(page: Page, *, prompt: str = "Hello", batch: object = 2, tokens: object
 
 
 def fill_more(page: Page, name: str, value: str) -> None:
-    """Type one of the settings behind "More settings", which are made when they are first opened."""
+    """Type one of the settings under "More settings", which are created when first opened."""
     field = page.locator(f"#{name} input")
     if not field.is_visible():
         page.click("text=More settings")
     expect(field).to_be_visible()
-    # What is typed while Gradio still fills in the first values is lost: type until it stays.
+    # Gradio overwrites text typed while it fills in the initial values: type until the value stays.
     for _ in range(20):
         page.wait_for_timeout(300)
         if field.input_value() == value:
@@ -54,8 +54,8 @@ def shown(page: Page, lane: str) -> list[str]:
 
 
 def run_to_the_end(page: Page, lanes: tuple[str, ...] = LANES) -> None:
-    """Press Run and wait for the last revealed token."""
-    # From the click on; what the lanes say may still be of the race before.
+    """Press Run and wait until the last token is revealed."""
+    # Wait for the status line: the lanes may still show the state of the previous race.
     page.click("#run")
     expect(page.locator("#status-line .message")).to_have_attribute("data-phase", "done", timeout=120_000)
     expect(page.locator("#run")).to_be_enabled()

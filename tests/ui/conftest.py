@@ -1,4 +1,4 @@
-"""Contract: a tiny random pair on disk, and the real app.py serving it in a process of its own."""
+"""Contract: a tiny random pair on disk, and the real app.py that serves it in its own process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from .browser import FLAGS, open_page
 
 ROOT = Path(__file__).resolve().parents[2]
-# Single tokens of the tiny model, so that the page gets to show them: none may run or break anything.
+# Strings that the tiny model writes as single tokens, so that the page shows them: none may run or break it.
 HOSTILE = (
     "<img src=x onerror=window.pwned=1>",
     "<script>window.pwned=1</script>",
@@ -40,7 +40,7 @@ def _byte_level(text: str) -> str:
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
-    """Printable ASCII a character each, the hostile strings, and an end token; no merges."""
+    """A tokenizer without merges: each printable ASCII character, the hostile strings, and an end token."""
     words = ["</s>", *map(chr, range(32, 127)), "\n", *HOSTILE]
     vocabulary = {words[0]: 0} | {_byte_level(word): i for i, word in enumerate(words) if i}
     tokenizer = Tokenizer(models.BPE(vocabulary, merges=[]))
@@ -52,7 +52,7 @@ def _tokenizer() -> PreTrainedTokenizerFast:
 
 
 def save_tiny_pair(folder: Path) -> tuple[Path, Path]:
-    """Write a random Llama and a disturbed copy of it that drafts for it; returns (target, draft)."""
+    """Write a random Llama and, as its draft, a perturbed copy; returns their folders (target, draft)."""
     tokenizer = _tokenizer()
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -61,7 +61,7 @@ def save_tiny_pair(folder: Path) -> tuple[Path, Path]:
         bos_token_id=None, eos_token_id=0, tie_word_embeddings=False,
     )  # fmt: skip
     model = LlamaForCausalLM(config)
-    # The end token's logit is 0, which a text of a thousand tokens rarely draws; nothing else is changed.
+    # Set the end token's logit to 0, so that a text of a thousand tokens rarely draws it.
     with torch.no_grad():
         model.lm_head.weight[0] = 0
     model.generation_config.eos_token_id = 0
@@ -98,14 +98,14 @@ def server(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactor
 
 @contextmanager
 def started(log: Path, *options: str) -> Iterator[str]:
-    """app.py in a process of its own; its address."""
+    """Run app.py in its own process; gives its address."""
     with serving(log, *options) as (address, _):
         yield address
 
 
 @contextmanager
 def serving(log: Path, *options: str, port: int | None = None) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """app.py in a process of its own: its address and the process, which a test may kill."""
+    """Run app.py in its own process; gives its address and the process, which a test may kill."""
     if port is None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -132,7 +132,7 @@ def serving(log: Path, *options: str, port: int | None = None) -> Iterator[tuple
 
 @pytest.fixture(scope="session")
 def context(browser_executable: str) -> Iterator[BrowserContext]:
-    """One for all tests, so that the page's files are fetched once."""
+    """One browser context for all tests, so that the page's files are fetched once."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_executable, args=FLAGS)
         yield browser.new_context(viewport={"width": 1400, "height": 900}, accept_downloads=True)
@@ -141,14 +141,14 @@ def context(browser_executable: str) -> Iterator[BrowserContext]:
 
 @pytest.fixture
 def page(context: BrowserContext, server: str) -> Iterator[Page]:
-    """The opened page; at the end its console must be clean and every request the page's own host's."""
+    """The opened page. At the end its console must be clean and all requests must have gone to its own host."""
     with watched(context, server) as page:
         yield page
 
 
 @contextmanager
 def watched(context: BrowserContext, server: str) -> Iterator[Page]:
-    """A page at the server's address that may neither complain nor ask another host for anything."""
+    """A page at the server's address that must log no error or warning and send requests to its own host only."""
     page = context.new_page()
     complaints: list[str] = []
     hosts: set[str] = set()

@@ -1,4 +1,4 @@
-"""The values that the settings offer, each with its words.
+"""The values that the settings offer, each with its label.
 
 Contract: offers only what this pair and this version of bass_core can do.
 """
@@ -32,7 +32,7 @@ DRAFT_LENGTH_WORDS = {
     "cost-aware": "cost-aware: by cost, measured in full first",
 }
 COUPLED = "Coupled: all lanes use the same random numbers, so they write the same text at any temperature."
-# For models that round sums to 16 bits (CausalModel.low_precision): there the words above promise too much.
+# For models whose sums are rounded to 16 bits (CausalModel.low_precision), which the words above promise too much.
 NEAR_TIES_WORDS = "coupled: the same text, except at near ties"
 NEAR_TIES = (
     f"{COUPLED} This model is computed in 16 bits, so lanes can differ where two tokens are almost equally "

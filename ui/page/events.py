@@ -29,7 +29,7 @@ Source = Callable[[RaceRequest], Generator[Snapshot, None, None]]
 # A recording ignores the request, which only has to pass the checks.
 PLAYED = {"prompt": "a recording"}
 ABOUT_API = 'One prompt, several decoders: yields snapshots {"done", "lanes", "device"}, the last with done=True.'
-# By a snapshot's "phase": what the status line says while it lasts.
+# The status line's text for each value of a snapshot's "phase".
 PHASES = {"measuring": "Measuring once what a round costs on this machine (at most 5 s)"}
 UNEXPECTED = "An internal error stopped the race; the server's log has the details. What was shown before is kept."
 
@@ -51,7 +51,7 @@ class Events:
         self.source, self.limits, self.pair = source, limits, pair
 
     def run(self, *values: object) -> Iterator[tuple[Any, ...]]:
-        """Takes the form's values in the table's order, trailing ones left out or not; a recording has none.
+        """Takes the form's values in the table's order; trailing ones may be missing. A recording has none.
 
         Yields (log, view, charts, status, Run button); gr.skip() leaves an output unchanged.
         """
@@ -75,7 +75,7 @@ class Events:
     def stop(self) -> tuple[Any, Any]:
         """Returns (status, Run button); Gradio cancels the running event itself.
 
-        Gradio drops clicks on Run until it has, so the failure handler of that event (page.py) enables Run.
+        Until it has, Gradio drops clicks on Run, so that event's failure handler (page.py) enables Run again.
         """
         return _status("stopped"), gr.skip()
 
@@ -119,7 +119,7 @@ class Events:
 
 
 def _told(snapshots: Iterator[Snapshot]) -> Iterator[tuple[str | None, Snapshot]]:
-    """Each snapshot with the status line's new words; None leaves the line unchanged."""
+    """(the status line's new text, snapshot) for each snapshot; None leaves the line unchanged."""
     before = ""
     for snapshot in snapshots:
         words = PHASES.get(snapshot.get("phase", ""), "")
@@ -135,11 +135,11 @@ def _give_memory_back() -> None:
 
 
 def _without_rounds(snapshot: Snapshot) -> Snapshot:
-    """The snapshot without its long logs of rounds: Gradio compares every value with the one before, in full."""
+    """The snapshot without its long logs of rounds: Gradio compares each value in full with the last one."""
     lanes: dict[str, LaneSnapshot] = {name: {**lane, "rounds": []} for name, lane in snapshot["lanes"].items()}
     return {**snapshot, "lanes": lanes}
 
 
 def _status(phase: str, message: str = "") -> str:
-    """The status as the page's script reads it; the key makes the same sentence a new value each time."""
+    """The status for page.js; the key makes each one a new value, even if the sentence is the same."""
     return json.dumps({"phase": phase, "message": message, "key": uuid4().hex})

@@ -1,7 +1,7 @@
 """The form: a control for every setting that has one, with a line that explains it.
 
-Contract: made from the table of settings, in its order. Numbers carry no bounds here, so that every refusal is one
-of our own sentences (limits.py). The id of a control's element is the setting's name with dashes.
+Contract: made from the table of settings, in its order. Number fields have no bounds, so that every refusal is a
+sentence of limits.py. The id of a control's element is the setting's name with dashes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Fields = dict[str, gr.components.Component]
 
 @dataclass(frozen=True)
 class Form:
-    """The components that the page's events need; `fields` by the settings' names, in the order of the table."""
+    """The components that the page's events need; `fields` is keyed by setting, in the order of the table."""
 
     fields: Fields
     run: gr.Button

@@ -1,8 +1,8 @@
 """The operator's upper bounds, and the checks of what a person or a script sent.
 
 Contract: each check takes (label, value, limits) and returns the value to use, or raises RequestError with one
-sentence that says what to change. What the model or the memory can't hold is refused by bass_core, as are names
-of drafters, backends and lanes that it does not know.
+sentence that says what to change. bass_core refuses what exceeds the model's context or the memory, and unknown
+names of drafters, backends and lanes.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def prompt(label: str, value: object, limits: Limits) -> str:
 
 
 def name(label: str, value: object, limits: Limits) -> str:
-    """The name as it is: bass_core refuses those that it does not know."""
+    """The name unchanged: bass_core refuses unknown ones."""
     return str(value)
 
 
 def pair(label: str, value: object, limits: Limits) -> str:
-    """A pair's name; "" and None, which a script may send, are the operator's own pair."""
+    """A pair's name; "" and None, which a script may send, stand for the operator's own pair."""
     if value is None:
         return ""
     if not isinstance(value, str) or len(value) > MAX_PAIR_NAME:
@@ -77,7 +77,7 @@ def whole(low: int, high: Callable[[Limits], int]) -> Check:
 
 
 def temperature(label: str, value: object, limits: Limits) -> float:
-    """A number of 0 or more; 0.0 for one so small that sampling is greedy, so that the page says so too."""
+    """A number of 0 or more; 0.0 if it is so small that sampling is greedy, so that the page says so too."""
     number = _number(value)
     if number is None or number < 0:
         raise RequestError("Temperature must be a number of 0 or more; 0 always takes the likeliest token.")
@@ -93,7 +93,7 @@ def top_p(label: str, value: object, limits: Limits) -> float:
 
 
 def draft_length(label: str, value: object, limits: Limits) -> str | int:
-    """A policy's name as it is, for bass_core to judge; a number, also one written as text, within the limit."""
+    """A policy's name unchanged, for bass_core to check, or a number within the limit, which may be text."""
     if isinstance(value, str) and not value.strip().isdecimal():
         return value
     number = int(value) if isinstance(value, str) and len(value) < 9 else value
@@ -112,7 +112,7 @@ def time_budget(label: str, value: object, limits: Limits) -> float | None:
 
 
 def lanes(label: str, value: object, limits: Limits) -> tuple[str, ...]:
-    """One name or more; None, which a script may send, are the page's own."""
+    """One or more names; None, which a script may send, stands for the page's default lanes."""
     if value is None:
         return DEFAULT_LANES
     if not isinstance(value, list | tuple) or not value:

@@ -22,7 +22,7 @@ from ui.page.limits import Limits
 from ui.race import charts, how, inspector, lanes, summary
 
 TITLE = "BASS: batched speculative decoding"
-# Fonts of the reader's system: they have every alphabet and weight, and need no download.
+# System fonts: they cover every alphabet and weight, and need no download.
 FONT = ("Segoe UI", "Roboto", "Helvetica Neue", "Noto Sans", "Liberation Sans", "Arial", "sans-serif")
 MISFIT = "A value in the request has the wrong type"
 BROWSER_ALONE = "This event belongs to the page's own script and does nothing on the server: call /race."
@@ -58,10 +58,10 @@ def build(
     pair: Mapping[str, Any] | None = None,
     recording: bool = False,
 ) -> gr.Blocks:
-    """The page over `source`; `about` names the models and the device. Launch it with launch_options().
+    """The page for races of `source`; `about` names the models and the device. Launch it with launch_options().
 
     `choices` is what the settings offer, `pair` the arguments of load_pair for the page's snippet. With
-    `recording`, `about` is what was recorded, and Run plays it.
+    `recording`, `about` describes the recording, and Run plays it.
     """
     assets.serve()
     events = Events(source, limits, pair)
@@ -95,7 +95,7 @@ def build(
 def _calm(page: gr.Blocks) -> None:
     """Let Gradio's queue poll 20 times a second, as it does on Windows.
 
-    Elsewhere it polls every millisecond (gradio 6.31), and each poll takes Python's lock from the decoder.
+    Elsewhere it polls every millisecond (gradio 6.31), and each poll takes the GIL from the decoder.
     """
     for name in ("sleep_when_free", "progress_update_sleep_when_free"):
         if hasattr(page._queue, name):

@@ -57,7 +57,7 @@ def defaults() -> dict[str, Any]:
 
 
 def describe(function: Callable[..., Any], returns: Any) -> inspect.Signature:
-    """Give a function that takes anything the parameters of `/race`, which Gradio reads from it."""
+    """Give a function with *args or **kwargs the signature of `/race`, from which Gradio reads its parameters."""
     parameters = [
         inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=setting.default)
         for name, setting in SETTINGS.items()

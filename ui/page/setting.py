@@ -26,10 +26,10 @@ class Setting:
     default, type: the API's default value and type. check: see ui/page/limits.py. argument: the keyword of
     bass_core's `race` that takes the value, "sampling.x" for a field of SamplingParams, "" for none.
 
-    control: the kind of the form's control; "" for a setting that only a script has. explain: the line below the
-    label. choices: what a list or boxes offer; a list starts with its first value. start: what the form shows at
-    first where that is not the default. section: the part of the form, and beside: whether the control shares a
-    row with its neighbours that have this too. step, placeholder: of a number.
+    control: the kind of the form's control; "" for one that only scripts can set. explain: the line below the
+    label. choices: what a list or checkboxes offer; a list starts with its first value. start: the form's initial
+    value if it is not the default. section: the part of the form. beside: whether the control shares a row with
+    neighbours that set this too. step, placeholder: for number fields.
     """
 
     name: str

@@ -2,8 +2,8 @@
 
 Contract: the scripts work from these alone, and nothing here estimates or smooths a number. They are texts because
 gr.HTML copies and watches every number of a nested value, which at ten updates a second can take all of the
-browser's time. The log holds every token and round once and only grows, so that Gradio sends its new tail alone;
-view (the present figures) and charts (whole series) are small and are replaced.
+browser's time. The log holds every token and round once and only grows, so that Gradio sends only its new end;
+view (the current figures) and charts (whole series) are small and are replaced.
 
 The log's first line is the run's head, see PageFeed._head. Each further line is one
 snapshot: {lane: {"clock_ms", "new": {index: tokens}, "rounds": rounds}}; see SequenceFeed.fresh and `_round`.
@@ -30,7 +30,7 @@ CHART_POINTS = 240
 
 
 class RecordedSnapshot(Snapshot, total=False):
-    """A snapshot of a recording, which brings the settings that were asked for."""
+    """A snapshot of a recording, with the settings of the recorded race."""
 
     settings: dict[str, Any]
 
@@ -46,7 +46,7 @@ def _short(value: float | None) -> float | None:
 
 
 class SequenceFeed:
-    """How much of one sequence is in the log: its tokens, and the characters of its text."""
+    """How much of one sequence the log already holds: number of tokens, and characters of its text."""
 
     def __init__(self) -> None:
         self.tokens, self.characters = 0, 0
@@ -95,7 +95,7 @@ class Series:
         self.rows: dict[str, list[float | None]] = {name: [] for name in (x, *names)}
 
     def add(self, at: float, values: Mapping[str, Any]) -> None:
-        """Append one row; a value that is missing stays None."""
+        """Append one row; a missing value is None."""
         for name, column in self.rows.items():
             value = at if name == self.x else values.get(name)
             column.append(None if value is None else round(value, 6))
@@ -139,7 +139,7 @@ class PageFeed:
         return self.log, _text(view), self.charts
 
     def _head(self, snapshot: Snapshot) -> dict[str, Any]:
-        """What stays the same in a run. Lanes and rows are the snapshot's: a recording ignores the request."""
+        """What stays the same in a run. Lanes and rows come from the snapshot: a recording ignores the request."""
         rows = max(len(lane["sequences"]) for lane in snapshot["lanes"].values())
         return {
             "run": self.run,
@@ -154,7 +154,7 @@ class PageFeed:
         }
 
     def _write(self, lanes: Mapping[str, LaneSnapshot]) -> None:
-        """One line for this snapshot: every lane's clock, its new rounds, and new tokens of sequences by index."""
+        """Append this snapshot's line: each lane's clock, its new rounds, and new tokens of sequences by index."""
         line: dict[str, Any] = {}
         for name, lane in lanes.items():
             new = {}
@@ -183,7 +183,7 @@ class PageFeed:
         }
 
     def _sample(self, snapshot: Snapshot, device: dict[str, Any]) -> None:
-        """Add a row to every chart, at most one each interval; the last snapshot always counts."""
+        """Add a row to every chart, at most one per interval; the last snapshot is always added."""
         elapsed = snapshot["elapsed_ms"]
         if elapsed < self.next_ms and not snapshot["done"]:
             return

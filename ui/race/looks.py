@@ -1,8 +1,8 @@
-"""How a lane looks: its words, its colour and its line, for the templates and the scripts.
+"""How a lane looks: its label, colour and line style, for the templates and the scripts.
 
 Contract: made from bass_core's table of methods, by a method's place in it; no other file here or in ui/static
-knows a method. `looks` is plain data, which the feed's head takes to the scripts. A lane whose method is not in
-the table, as in a recording, is called by its name.
+names a method. `looks` is plain data, which reaches the scripts in the feed's head. A lane whose method is not in
+the table, as in a recording, is labelled with its name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Look(TypedDict):
     """What the page knows of a lane.
 
     colour: a variable of page.css without its dashes. dash: Plotly's line style, in page.css a class "line-...".
-    lengths: how its draft lengths can be set again: "batch", one list for all rows; "row", one for each; "" not.
+    lengths: how its draft lengths can be replayed: "batch", one list for all rows; "row", one for each; "" not.
     """
 
     label: str

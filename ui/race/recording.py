@@ -35,7 +35,7 @@ class Recording:
     snapshots: list[Snapshot]
 
     def source(self, request: RaceRequest) -> Generator[Snapshot, None, None]:
-        """The recorded snapshots; the request is ignored. A generator, as that of race_source."""
+        """The recorded snapshots; the request is ignored. A generator, like that of race_source."""
         before = 0.0
         for snapshot in self.snapshots:
             time.sleep(min(max(0.0, snapshot["elapsed_ms"] - before) / 1000, LONGEST_PAUSE_S))
@@ -44,7 +44,7 @@ class Recording:
 
 
 def load_recording(path: Path) -> Recording:
-    """Read a file. Raises BassError, one sentence, where it can't be read or is no recording."""
+    """Read a file. Raises BassError with one sentence if it can't be read or is no recording."""
     try:
         data = path.read_bytes()
         text = lzma.decompress(data) if path.suffix == ".xz" else data
@@ -88,7 +88,7 @@ def _is_snapshot(value: object) -> bool:
     lanes = value["lanes"]
     if not isinstance(lanes, dict) or not isinstance(value["elapsed_ms"], int | float):
         return False
-    # While costs are measured there are no lanes yet.
+    # There are no lanes yet while costs are measured.
     if not lanes and value.get("phase") != "measuring":
         return False
     return all(isinstance(lane, dict) and lane.keys() >= LANE for lane in lanes.values()) and _is_comparison(

@@ -1,6 +1,6 @@
-"""Contract: work for the device while no race runs; a race that starts waits for one step of it at most.
+"""Contract: runs work on the device while no race runs; a race that starts waits for one step of it at most.
 
-The work is a generator: each step is short, and closing it frees what it took. What it had not finished begins
+The work is a generator: each step is short, and closing it frees its memory. Work that a race interrupts starts
 anew after the race. Non-goals: what the work is.
 """
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class IdleWork:
-    """Drives `work` in a thread of its own, from `start` until it is done or `stop`, between races alone."""
+    """Runs `work` in its own thread between races, from `start` until it is done or `stop` is called."""
 
     def __init__(self, work: Callable[[], Generator[None, None, None]]) -> None:
         self._work = work
@@ -30,19 +30,19 @@ class IdleWork:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
-        """Begin; the thread ends before the interpreter does."""
+        """Start the thread; it ends before the interpreter exits."""
         atexit.register(self.stop)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the work after its present step."""
+        """End the work after its current step."""
         self._stopped.set()
         self._idle.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def beside(self, source: Source) -> Source:
-        """The source of races, which keeps the work from the device from its first snapshot to its end."""
+        """`source` wrapped: during each race, from its start to its end, the work does not use the device."""
 
         def snapshots(request: Any) -> Generator[Any, None, None]:
             with self._race():
@@ -52,7 +52,7 @@ class IdleWork:
 
     @contextmanager
     def _race(self) -> Iterator[None]:
-        """A race; it may end on another thread than it began on."""
+        """Holds the work off during one race, which may end on another thread than it started on."""
         with self._count:
             self._races += 1
             self._idle.clear()
@@ -74,7 +74,7 @@ class IdleWork:
             log.exception("The work for idle times failed; it is left alone from here on.")
 
     def _finished(self) -> bool:
-        """Work until it is done, True, or until it has to make room, False."""
+        """Run the work; True once it is done, False if it has to make room for a race or stop."""
         with self._device, closing(self._work()) as steps:
             while self._idle.is_set() and not self._stopped.is_set():
                 if next(steps, self) is self:

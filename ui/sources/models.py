@@ -12,9 +12,9 @@ from bass_core import ModelPair, RequestError
 
 
 class Models:
-    """The operator's own pair, and the last other one that was asked for.
+    """The operator's own pair, and the last other pair that was asked for.
 
-    `load` makes a pair of a name, a folder or a Hub id; None, the default, means that no visitor may name one.
+    `load` loads a pair by name, folder or Hub id; None, the default, means that visitors can't name a pair.
     """
 
     def __init__(self, own: ModelPair, load: Callable[[str], ModelPair] | None = None) -> None:
@@ -22,7 +22,7 @@ class Models:
         self._other: tuple[str, ModelPair] | None = None
 
     def get(self, name: str) -> ModelPair:
-        """The pair of that name, "" being the operator's. Raises RequestError for one that is not allowed."""
+        """The pair of that name; "" is the operator's. Raises RequestError for one that is not allowed."""
         if name in ("", self.own.name):
             return self.own
         if self._load is None:

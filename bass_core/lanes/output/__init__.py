@@ -1,1 +1,1 @@
-"""What a lane writes: texts and the record of its rounds, as they grow."""
+"""A lane's growing output: the texts, and the record of its rounds."""

@@ -1,7 +1,7 @@
-"""Text that grows with its tokens.
+"""Incremental detokenization: text that grows token by token.
 
-Contract: the pieces returned by `push` and `end` joined are what the tokenizer makes of all tokens at once,
-special tokens left out. A character whose bytes are not all there yet is held back.
+Contract: the pieces, joined, equal what the tokenizer decodes from all tokens at once, without special tokens. A
+character is held back until all of its bytes have come.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class TextStream:
-    """The text of one sequence, token by token; only a short tail is decoded again for each token."""
+    """The text of one sequence; each new token re-decodes only a short tail."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -23,10 +23,10 @@ class TextStream:
         return "".join(self.pieces)
 
     def push(self, token: int) -> str:
-        """What this token adds; "" while a character is incomplete."""
+        """Add a token and return the text that it adds; "" while a character is incomplete."""
         self.ids.append(token)
         piece = self._new_text()
-        # A character that is still incomplete decodes to the replacement character.
+        # An incomplete character decodes to the replacement character.
         if piece.endswith("\ufffd"):
             piece = ""
         if piece:
@@ -35,7 +35,7 @@ class TextStream:
         return piece
 
     def end(self) -> None:
-        """Give the last piece what was held back, complete or not."""
+        """Add the held-back text to the last piece, even if its last character is incomplete."""
         if self.pieces:
             self.pieces[-1] += self._new_text() if self._shown < len(self.ids) else ""
             self._shown = len(self.ids)

@@ -1,8 +1,8 @@
-"""The rounds of a lane as plain data, for those who want to look inside.
+"""The rounds of a lane as plain data, for inspection.
 
 Contract: `add` takes each Round once and keeps it as a JSON-ready record that never changes afterwards; `view`
-is the whole log so far; lanes/snapshot.py says what a record holds. Non-goals: counting (lanes/metrics.py), texts
-of what was written (lanes/output/detokenizer.py).
+returns the whole log so far; lanes/snapshot.py says what a record holds. Non-goals: counting (lanes/metrics.py),
+the generated text (lanes/output/detokenizer.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..snapshot import RoundRecord, RowRecord
 
 
 class Trace:
-    """What happened in each round of one lane; `tokenizer` None leaves the drafts' texts out."""
+    """What happened in each round of one lane; if `tokenizer` is None, the drafts' texts are left out."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -25,7 +25,7 @@ class Trace:
         self._spelled: dict[int, str] = {}
 
     def add(self, round_: Round) -> None:
-        """Keep one round; a prefill chunk that wrote nothing is no news."""
+        """Record one round; a prefill chunk that appended no token is left out."""
         self._rounds += round_.kind != "prefill"
         if not round_.rows:
             return
@@ -40,7 +40,7 @@ class Trace:
         )
 
     def view(self) -> list[RoundRecord]:
-        """All records so far, in a list of its own."""
+        """A new list of all records so far."""
         return list(self.records)
 
     def _row(self, row: RowRound) -> RowRecord:
@@ -61,7 +61,7 @@ class Trace:
         }
 
     def _spell(self, token: int) -> str:
-        """A token by itself; half a character reads as the replacement character."""
+        """The text of a single token; part of a character decodes to the replacement character."""
         if token not in self._spelled:
             self._spelled[token] = str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))
         return self._spelled[token]

@@ -1,1 +1,1 @@
-"""What happens before a lane's first step: arguments are looked at, models warmed, decoders built."""
+"""What happens before a lane's first step: arguments are checked, models warmed up and decoders built."""

@@ -1,7 +1,7 @@
-"""Keyword arguments that nobody knows, refused in one sentence that says what was meant.
+"""Refuse unknown keyword arguments in one sentence that suggests what was meant.
 
-Contract: `generate`, `stream` and `race` list their keywords with types and defaults, so that an editor completes
-them, and catch all others only to hand them to `refuse_unknown`.
+Contract: `generate`, `stream` and `race` list their keywords with types and defaults, so that an editor can
+complete them. They catch other keywords only to pass them to `refuse_unknown`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SAMPLING = tuple(field.name for field in fields(SamplingParams))
 
 
 def refuse_unknown(function: Callable[..., Any], unknown: Iterable[str]) -> None:
-    """Raises RequestError for the first of these keywords, none of which the function has."""
+    """Raise RequestError for the first of these keywords, none of which `function` has."""
     for name in unknown:
         parameters = inspect.signature(function).parameters.values()
         known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]

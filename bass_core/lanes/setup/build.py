@@ -1,7 +1,7 @@
-"""How the decoder of each method is put together.
+"""How the decoder of each method is built.
 
-Contract: each builder takes a checked request and the lane's sequences, and returns a decoder that has taken its
-memory and has not run a step.
+Contract: each builder takes a checked request and the lane's sequences, and returns a decoder that has allocated
+its memory and has not run a step.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from ...sequence import Sequence
 
 
 def build_regular(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
-    """The loop without a drafter: one token a row and step."""
+    """The loop without a drafter: one token per row and step."""
     return _batch(pair, request, sequences, None)
 
 
 def build_speculative(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
-    """Drafts and verifies, one sequence after another."""
+    """Draft and verify, one sequence after another."""
     budget = make_budget(request, 1)
     return SequentialDecoder(sequences, lambda row: _batch(pair, request, [row], budget))
 
 
 def build_bass(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
-    """Drafts and verifies all sequences together."""
+    """Draft and verify all sequences together."""
     return _batch(pair, request, sequences, make_budget(request, len(sequences)))
 
 
 def build_overlapped(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
-    """AMUSD: the draft works in a process of its own while the target verifies."""
+    """AMUSD: the draft model runs in its own process while the target verifies."""
     return build_amusd(pair, request, _params(request), sequences)
 
 

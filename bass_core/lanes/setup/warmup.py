@@ -1,11 +1,11 @@
-"""Making a cold pair warm before any lane's clock runs.
+"""Warm up a pair before any lane's clock runs.
 
-Contract: `warm_up` runs target and draft once, over a few tokens of the request's prompts, and throws the result
-away: weights that were only mapped are read, and libraries choose and load their kernels. Otherwise the first lane
-of the first race would pay for what all lanes use. Once for each pair and process: a pair that has run stays warm
-as far as the process can tell, and a warm-up for every request would delay each first token. What goes wrong here
-goes wrong in the lanes too, where it is reported. Non-goals: shapes that must be captured or compiled (`prepare`,
-machine/setup_time.py), AMUSD's draft process.
+Contract: `warm_up` runs target and draft once over a few tokens of the request's prompts and discards the result.
+This reads the memory-mapped weights, and makes libraries choose and load their kernels; otherwise the first lane
+of the first race would pay for what all lanes share. It runs once per pair and process: a pair that has run stays
+warm as far as the process can tell, and a warm-up per request would delay each first token. An error here is only
+logged: it occurs in the lanes too, which report it. Non-goals: shapes that must be captured or compiled
+(`prepare`, machine/setup_time.py), AMUSD's draft process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...decoding.request import Request, make_request
 from ...models.pair import ModelPair
 from .build import build_bass
 
-# Long enough for a real prefill; the cost is that of a few steps.
+# Rows and prompt tokens of the warm-up: enough for a real prefill, at the cost of a few steps.
 MOST_ROWS, MOST_TOKENS = 4, 16
 
 _warm: weakref.WeakSet[ModelPair] = weakref.WeakSet()
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 def warm_up(pair: ModelPair, request: Request) -> None:
-    """Run a prefill and a round of drafting and verifying, unless this pair did before."""
+    """Run one prefill and one round of drafting and verification, unless this pair has been warmed up before."""
     if pair in _warm:
         return
     _warm.add(pair)

@@ -3,7 +3,7 @@
 Contract: `int8_weights` quantises a model's linear layers. A quantised model runs transformers' own forward, and
 its products are computed in its old dtype. That saves memory, not time: torchao converts the whole weight for each
 product, which moves five bytes per weight where bfloat16 moves two, so int8 is slower than bfloat16 on a GPU
-(read in torchao 0.18, not measured). models/weights/llama_int8.py reads only the bytes; it has not been measured
+(read in torchao 0.18, not measured). models/llama_int8.py reads only the bytes; it has not been measured
 on a GPU either. torchao is optional (requirements-gpu.txt): without it int8 is refused in one sentence.
 Non-goals: 8-bit activations and caches.
 """

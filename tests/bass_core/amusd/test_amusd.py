@@ -1,8 +1,8 @@
-"""Draft and target at the same time: every draft is what the draft says, and what is drafted is told and counted.
+"""AMUSD, draft and target running at the same time: each draft equals the draft model's output, and counts add up.
 
-Contract: real processes. What is drafted when is a question of time, so the tests assert what holds at any pace;
-a target that is slowed down lets the draft get ahead. Faults are in test_amusd_faults.py; that the text is exact,
-whatever draft, architecture, batch and sampling, is in tests/conformance.
+Contract: real processes. How far the draft gets depends on timing, so the tests assert only what holds at any
+pace; slowing the target lets the draft get ahead. Faults are in test_faults.py. tests/conformance checks that the
+text is exact for every draft, architecture, batch and sampling.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ WARM = SamplingParams(0.9)
 
 @pytest.fixture(scope="module", autouse=True)
 def processes() -> Any:
-    """One draft process a pair for all tests; PAIR's goes on to serve those of test_amusd_faults.py."""
+    """One draft process per pair for all tests; test_faults.py goes on using PAIR's."""
     yield
     close(SMALL)
 
 
 @pytest.fixture(autouse=True)
 def slow_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A draft on the same core gets its share, and is ahead of most verifications."""
+    """Slows the target, so that a draft on the same core is ahead of most verifications."""
     monkeypatch.setattr(amusd, "DELAYS", (0.004, 0.0))
 
 
@@ -62,20 +62,20 @@ def texts(out: Any) -> list[list[int]]:
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), WARM, SamplingParams(1.0, top_k=20, top_p=0.9)])
 def test_a_perfect_draft_is_hardly_ever_rolled_back(sampling: SamplingParams) -> None:
-    """Here as a thread beside its target, which is how the two share one GPU."""
+    """Runs the draft as a thread of the target's process, as when the two share one GPU."""
     pair = ModelPair(TARGET, TARGET)
     pair.amusd_draft = "stream"
     out = run(pair, sampling=sampling)
     close(pair)
     assert out.metrics.acceptance_rate == 1 and out.metrics.drafted > 0
-    # Only the target's own draws, where no draft had come yet, can differ from what the draft drew.
+    # Only tokens the target drew before any draft arrived ("sampled", "bonus") can differ from the draft's.
     own = sum(s.origins.count("bonus") + s.origins.count("sampled") for s in out.sequences)
     assert out.timeline["rolled_back"] <= (0 if sampling.greedy else own)
 
 
 @pytest.mark.parametrize("kind", ["model", "head"])
 def test_captured_steps_of_both_sides_write_the_same_text(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, where replays write into static buffers; here a replay calls again."""
+    """As on a GPU, where replays write into static buffers; here a replay calls the forward again."""
     made: list[GraphRunner] = []
 
     def make(model: Any, batch: int, length: int, vocab: int, backend: str) -> Any:
@@ -97,7 +97,7 @@ def test_captured_steps_of_both_sides_write_the_same_text(kind: str, monkeypatch
         assert out.metrics.drafted > 0 and (kind == "head" or out.metrics.acceptance_rate == 1)
     close(pair)
     assert all(runner.slot.steps for runner in made)
-    # PAIR's warm-up may have made more, which regular decoding runs here.
+    # `run_regular` uses PAIR, whose warm-up may have made more runners.
     assert {runner.model for runner in made} >= {pair.target_step, pair.draft_step}
     graphs._idle.clear()
 
@@ -108,7 +108,7 @@ def run_regular(sampling: SamplingParams, **rule: Any) -> Any:
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(0.8, top_k=30)])
 def test_every_draft_is_what_the_draft_says_of_the_text_before_it(sampling: SamplingParams) -> None:
-    """A stale token in the draft's cache, a block of an old epoch or a wrong q would show here."""
+    """Would reveal a stale token in the draft's cache, a block of an old epoch, or a wrong q."""
     written = [list(row) for row in ROWS]
     checked = 0
     for round_ in stream(PAIR, ROWS, method="amusd", max_new_tokens=40, sampling=sampling):
@@ -128,7 +128,7 @@ def test_every_draft_is_what_the_draft_says_of_the_text_before_it(sampling: Samp
 
 
 def test_what_an_epoch_judged_is_judged_again_with_noise_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts behind a refused one go, and their places come again: never with the same coin."""
+    """Drafts behind a refused one are dropped; their positions are judged again, with a new acceptance u."""
     judged: list[tuple[int, int, int]] = []
     judge = amusd.verify
 
@@ -148,7 +148,7 @@ def test_what_an_epoch_judged_is_judged_again_with_noise_of_its_own(monkeypatch:
 
 @pytest.mark.parametrize("drafter", ["cascade", "model"])
 def test_a_run_that_stood_before_is_copied(drafter: str) -> None:
-    """A copied token has q = 1, all others have the draft's. In five tokens many runs of three come again."""
+    """A copied token has q = 1, the others the draft's q. With five token ids, many runs of three repeat."""
     rows = torch.randint(0, 5, (6, 40), generator=torch.Generator().manual_seed(2)).tolist()
     written = [list(row) for row in rows]
     points = others = 0
@@ -169,12 +169,12 @@ def test_a_run_that_stood_before_is_copied(drafter: str) -> None:
 
 
 def test_what_is_counted() -> None:
-    """drafted: what a verification looked at; all else that was drafted was thrown away."""
+    """`drafted` counts the drafts a verification looked at; all other drafts were thrown away."""
     rounds = list(stream(PAIR, ROWS, method="amusd", max_new_tokens=TOKENS, draft_length=3))
-    assert max(round_.draft_length for round_ in rounds) <= 4  # three that were fed, and a late one
+    assert max(round_.draft_length for round_ in rounds) <= 4  # three that were fed, and one that came late
     looked_at = sum(len(row.drafted) for round_ in rounds for row in round_.rows)
     drawn, forwards = (sum(getattr(r, name) for r in rounds) for name in ("draft_tokens", "draft_forwards"))
-    # What was thrown away was drawn as well; a forward draws a token for each of up to four rows.
+    # `draft_tokens` includes tokens thrown away; one forward draws a token for each of at most four rows.
     assert 0 < looked_at <= drawn and forwards <= drawn <= len(ROWS) * forwards
     out = run(draft_length=3)
     metrics, line = out.metrics, out.timeline
@@ -200,7 +200,7 @@ def test_a_pair_without_a_draft_is_refused() -> None:
 
 
 def test_fair_slices_are_exclusive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While another lane is stepped the draft stands still."""
+    """The draft does not run while another lane takes a step."""
     others: list[tuple[float, float]] = []
     drafting: list[tuple[float, float]] = []
     step, add_draft = Lane.step, Timeline.add_draft

@@ -1,4 +1,4 @@
-"""What the target takes of its draft's messages, without a draft: which blocks count, and which came too late."""
+"""How the target reads its draft's messages, without a draft: which blocks it accepts and which came too late."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bass_core.amusd.timeline import Timeline
 
 
 def client_at(position: int) -> DraftClient:
-    """A client of one row whose text reaches to `position`; there is no draft behind it."""
+    """A client of one row with text up to `position` and no draft process."""
     made = DraftClient.__new__(DraftClient)
     made.timeline, made.ahead = Timeline(), {0: Ahead(position)}
     made._session, made.received, made.step_ms = 1, 0, None
@@ -20,7 +20,7 @@ def drafts(epoch: int, start: int, token: int, session: int = 1) -> Drafts:
 
 
 def test_a_block_of_an_old_epoch_is_dropped_though_it_continues_the_text() -> None:
-    """The target wrote another token at 5; what was drafted behind the refused one comes after that, and fits."""
+    """The target wrote another token at 5; the old block starts right after it, so only its epoch is wrong."""
     client = client_at(5)
     client._take([drafts(0, 5, 50)])
     assert client.ahead[0].tokens == [50]

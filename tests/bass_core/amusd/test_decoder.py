@@ -1,4 +1,4 @@
-"""The target's side alone: drafts that come when a script says so, before a step of the target or late."""
+"""The target's side alone: a script decides which drafts arrive, before a step of the target or during it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEXT = reference(TARGET, PROMPT, TOKENS + 4)
 
 
 class ScriptedClient(DraftClient):
-    """`arrivals(call, position)`: what the call-th look into the link finds, behind `position` new tokens."""
+    """`arrivals(call, position)`: the drafts that look `call` at the link finds, after `position` new tokens."""
 
     def __init__(self, row: Sequence, arrivals: Callable[[int, int], list[int]]) -> None:
         self.timeline, self.ahead = Timeline(), {row.index: Ahead(len(row.prompt))}
@@ -43,7 +43,7 @@ class ScriptedClient(DraftClient):
             block = Block(0, ahead.epoch, start, tokens, [1.0] * width, [1.0] * width, [False] * width)
             total = self.timeline.made + width
             self._take([Drafts(1, [block], 0.0, 0.0, made=total, drawn=total, forwards=total)])
-            self.step_ms = None  # of a draft whose speed is unknown the target waits for nothing
+            self.step_ms = None  # with an unknown draft speed the target never waits
 
     def send(self, verdicts: list[RowUpdate]) -> None: ...
 
@@ -51,7 +51,7 @@ class ScriptedClient(DraftClient):
 
 
 def decode(arrivals: Callable[[int, int], list[int]]) -> tuple[AmusdDecoder, list[int]]:
-    """A finished decoder, and how many drafts each of its rounds looked at; the cache is right after each."""
+    """A finished decoder and the number of drafts each round looked at; checks the cache length every round."""
     row = Sequence(0, 0, PROMPT, TOKENS, frozenset())
     runner = ModelRunner(PAIR.target_step, 1, 96, PAIR.vocab, "pad")
     client = ScriptedClient(row, arrivals)
@@ -76,14 +76,14 @@ def wrong(position: int) -> list[int]:
 
 
 def test_a_late_draft_that_is_right_stands_and_is_fed_next() -> None:
-    """One draft before each step of the target, and the next one during it."""
+    """One draft arrives before each step of the target, and the next one during it."""
     decoder, drafted = decode(lambda call, at: right(at))
     assert decoder.timeline.rolled_back == 0 and max(drafted) == 2
 
 
 @pytest.mark.parametrize("fed", [1, 3])
 def test_a_late_draft_that_is_wrong_falls(fed: int) -> None:
-    """All that was fed stands, so that the target's own token takes the late one's place."""
+    """All drafts that were fed are accepted, so the target's own token goes where the late draft was."""
     _, drafted = decode(lambda call, at: wrong(at) if call % 2 else right(at, fed))
     assert max(drafted) > fed
 

@@ -1,7 +1,7 @@
-"""A draft that is slow, stopped, killed or wrong: the text stays exact, the lane says so, and nothing is left.
+"""A draft that is slow, stopped, killed or wrong: the text stays exact, the lane reports it, and nothing is left.
 
-Contract: real processes and real signals. What comes of many short runs with
-faults at moments that chance picks is `python -m bench amusd --stress`; tests/bench runs its short form.
+Contract: real processes and real signals. `python -m bench amusd --stress` makes many short runs with faults at
+random moments; tests/bench runs its short form.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def expected(**arguments: Any) -> list[list[int]]:
 
 
 def draft_process() -> psutil.Process:
-    """The process of the pair, which is running for it."""
+    """The pair's running draft process."""
     host = borrow(PAIR)
     assert host.process is not None
     give_back(PAIR, host)
@@ -54,7 +54,7 @@ def draft_process() -> psutil.Process:
 
 
 def lost_after(steps: int, act: Any, **arguments: Any) -> tuple[Any, psutil.Process]:
-    """The finished lane of a request in which `act` is done to the draft's process after some steps."""
+    """The finished lane of a request, with `act` applied to the draft's process after `steps` steps."""
     process = draft_process()
     lane = _lane(generate, PAIR, ROWS, "amusd", {}, **{"max_new_tokens": 60} | arguments)
     done = 0
@@ -76,7 +76,7 @@ def test_a_killed_draft_leaves_regular_decoding() -> None:
 
 @pytest.mark.slow
 def test_a_hung_draft_is_noticed_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SIGSTOP: the process is there and does nothing. PATIENCE_S is how long that may last."""
+    """SIGSTOP: the process exists but does nothing; the target waits for it at most PATIENCE_S."""
     monkeypatch.setattr(amusd, "DELAYS", (0.05, 0.0))
     assert PATIENCE_S < 1
     lane, process = lost_after(4, lambda one: one.suspend())
@@ -147,7 +147,7 @@ time.sleep(60)
 
 @pytest.mark.slow
 def test_nothing_is_left_when_the_program_is_killed() -> None:
-    """In the midst of a request; the script has no main guard."""
+    """Killed in the middle of a request; the script has no `if __name__ == "__main__"` guard."""
     program = subprocess.Popen(
         [sys.executable, "-c", SCRIPT],
         cwd=ROOT,

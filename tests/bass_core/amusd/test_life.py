@@ -1,8 +1,8 @@
-"""Who is given up and who is not: drafts that start, compile, wait and hang.
+"""Which drafts the target gives up, and when: drafts that start, compile, wait and hang.
 
-Contract: a draft in a thread of this process where only its pace matters, a real process and a real signal where
-it is stopped. Patience is patched small, and what is slow is slow by several times that; no test fails because a
-machine is slow.
+Contract: the draft is a thread of this process where only its pace matters, and a real process with a real signal
+where it is stopped. Time limits are patched small and slow steps take several times as long, so that no test fails
+because a machine is slow.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ROWS = prompts(2)
 
 @pytest.fixture
 def pair() -> Iterator[ModelPair]:
-    """Whose draft is a thread."""
+    """A pair whose draft runs as a thread."""
     one = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]))
     one.amusd_draft = "stream"
     yield one
@@ -57,7 +57,7 @@ def texts(out: Any) -> list[list[int]]:
 def test_a_draft_that_has_waited_for_long_is_not_taken_for_one_that_hangs(
     pair: ModelPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is looked at behind every one of its stores: when it begins to work its last stamp is old."""
+    """Checks the draft after each write it makes to the watch: its last stamp is old when it begins to work."""
     hosts: list[DraftHost] = []
     lost: list[str] = []
 
@@ -106,7 +106,7 @@ def test_a_slow_first_step_is_waited_for_and_a_later_one_is_not(
 
     def slow(self: DraftSession) -> Any:
         steps.append(1)
-        if len(steps) == 2:  # the first is the prompt's
+        if len(steps) == 2:  # the first step feeds the prompt
             time.sleep(1.0)
         if len(steps) == 30:
             go.wait(60)
@@ -131,7 +131,7 @@ def drafted_in(round_: Round) -> int:
 
 
 def test_messages_pile_up_while_a_first_step_compiles(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More of them than the link holds, for longer than a send is patient."""
+    """More messages than the link holds, for longer than a send waits (SEND_PATIENCE_S)."""
     step, go = DraftSession.step, threading.Event()
     host = DraftHost(pair)
     monkeypatch.setattr(DraftSession, "step", lambda self: go.wait(60) and step(self))
@@ -146,7 +146,7 @@ def test_messages_pile_up_while_a_first_step_compiles(pair: ModelPair, monkeypat
 
 @pytest.mark.parametrize("kind", ["model", "head"])
 def test_the_draft_is_warm_when_it_says_that_it_is_ready(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt and steps of one token a row, greedy and sampled."""
+    """It has run a prompt and steps of one token per row, greedy and sampled."""
     pair = ModelPair(TARGET, TARGET if kind == "model" else tiny_head(TARGET))
     pair.amusd_draft = "stream"
     seen: list[tuple[str, Any]] = []
@@ -173,7 +173,7 @@ def test_the_draft_is_warm_when_it_says_that_it_is_ready(kind: str, monkeypatch:
 
 @pytest.mark.slow
 def test_a_process_that_is_stopped_while_it_starts_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By SIGSTOP, before it has imported anything; the lane goes on as regular decoding, and nothing is left."""
+    """SIGSTOP before any import; the lane goes on as regular decoding, and no process is left."""
     hosts: list[DraftHost] = []
     await_ready = DraftHost._await_ready
 
@@ -198,7 +198,7 @@ def test_a_process_that_is_stopped_while_it_starts_is_given_up(monkeypatch: pyte
 
 @pytest.mark.slow
 def test_a_start_that_is_slow_but_works_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It imports and loads for longer than QUIET_S, without a stamp; its CPU time moves."""
+    """Importing and loading take longer than QUIET_S without a time stamp, but the process uses CPU time."""
     monkeypatch.setattr(amusd_host, "QUIET_S", 1.0)
     busy = "import time\nend = time.perf_counter() + 3\nwhile time.perf_counter() < end: pass\n"
     monkeypatch.setattr(amusd_host, "_START", busy + amusd_host._START)
@@ -232,7 +232,7 @@ print("done")
 
 @pytest.mark.slow
 def test_a_program_may_end_while_a_thread_drafts() -> None:
-    """In the midst of a product, from which it comes back when the interpreter is on its way out."""
+    """The program ends while the thread is inside a matrix product, which returns during interpreter shutdown."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], cwd=Path(__file__).parents[3], capture_output=True, text=True
     )
@@ -240,7 +240,7 @@ def test_a_program_may_end_while_a_thread_drafts() -> None:
 
 
 def test_an_arena_gives_back_what_was_written() -> None:
-    """Between processes and within one, by row and place."""
+    """By row and position, between processes and within one."""
     layout = {"q": ((3, 4, 5), torch.float32)}
     values = torch.randn(3, 5, dtype=torch.float64)
     for arena in (Arena(layout), LocalArena(layout, torch.device("cpu"))):
@@ -254,7 +254,7 @@ def test_an_arena_gives_back_what_was_written() -> None:
 
 
 def test_events_order_what_two_streams_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each use of a tensor waits for the zeros or the newest write and for the newest read, on whatever stream."""
+    """Each use of a tensor waits for the zeros or the newest write and for the newest read, on any stream."""
     calls: list[tuple[str, str, int]] = []
     current = "target"
 

@@ -1,4 +1,4 @@
-"""The draft's side alone, in this process: what it keeps and what it takes back after a verdict."""
+"""The draft's side alone, in this process: what it keeps and what it rolls back after a verdict."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def session(
 
 
 def drafted(one, row, epoch):
-    """Everything that is announced for a row until the session has nothing to do."""
+    """All tokens drafted for a row until the session has nothing left to do."""
     found = []
     while one.busy:
         found += [block for block in one.step() if block.row == row]
@@ -57,7 +57,7 @@ def test_drafts_that_agree_are_kept_and_announced_again_under_a_new_epoch():
 
 @pytest.mark.parametrize("verification", ["chen", "coupled"])
 def test_a_new_epoch_drafts_with_noise_of_its_own(verification, monkeypatch):
-    """But where drafts are the target's own draws, whose noise knows places alone."""
+    """Except under coupled verification: drafts use the target's noise, which depends on the position alone."""
     drawn = []
 
     def recorded(q, seed, ids, positions, streams):
@@ -67,7 +67,7 @@ def test_a_new_epoch_drafts_with_noise_of_its_own(verification, monkeypatch):
     monkeypatch.setattr(drafting, "draw", recorded)
     one = session(sampling=SamplingParams(0.9), verification=verification)
     start = len(ROWS[0])
-    # A prefill and three drafts, of which the second is refused.
+    # A prefill and three drafts, the second of which is refused.
     first, second, _ = (block.tokens[0] for _ in range(4) for block in one.step() if block.row == 0)
     one.judge([RowUpdate(0, 1, start, [first, (second + 1) % 90])])
     one.step()
@@ -82,7 +82,7 @@ def test_a_new_epoch_drafts_with_noise_of_its_own(verification, monkeypatch):
 
 @pytest.mark.parametrize("at", [0, 1, 3])
 def test_a_different_token_takes_back_what_was_drafted_from_there(at):
-    """And no stale token stays in the cache: the next drafts are those of the text as it is now."""
+    """No stale token stays in the cache: the next drafts continue the new text."""
     one = session()
     ahead = drafted(one, 0, 0)
     text = [*ahead[:at], (ahead[at] + 1) % 90]
@@ -93,7 +93,7 @@ def test_a_different_token_takes_back_what_was_drafted_from_there(at):
 
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_after_a_refusal_the_drafts_are_those_of_the_new_text(at):
-    """Four steps, a verdict of two tokens in place of draft `at` of one row, three steps more; without a cache."""
+    """Four steps, a verdict with two other tokens at draft `at` of one row, three steps; checked uncached."""
     one = session(lead=8)
     one.step()
     ahead = [block.tokens for _ in range(4) for block in one.step() if block.row == 0]
@@ -117,7 +117,7 @@ def test_a_verdict_that_is_longer_than_the_drafts_and_one_that_comes_before_the_
 
 
 def test_a_head_goes_on_from_the_targets_states():
-    """After every verdict the first drafts are what the head says with the target's states in place."""
+    """After each verdict, the first drafts equal the head's output given the target's states."""
     target = tiny("llama")
     head = tiny_head(target)
     fuse, project = head.fuse, head.project
@@ -146,7 +146,7 @@ def test_a_copied_run_comes_at_once_and_the_draft_model_is_not_billed_for_it():
     assert (first.tokens, first.copied, second.copied) == ([40, 41, 42, 43], [True] * 4, [False])
     assert second.tokens == reference(DRAFT, ROWS[1], 1)
     assert (one.made, one.drafter.drafted, one.drafter.calls) == (5, 1, 1)
-    # What was refused is no text to copy from.
+    # Refused tokens must not be copied later.
     one.judge([RowUpdate(0, 1, len(rows[0]), [40, 50, 1, 2, 3])])
     (again,) = [block for block in one.step() if block.row == 0]
     assert again.tokens == [40, 50, 1, 2]
@@ -161,7 +161,7 @@ def test_a_head_is_silent_behind_copies_whose_states_it_lacks():
     one.arena["states"][0, : len(text) - 1] = states[:-1]
     one.judge([RowUpdate(0, 1, len(text) - 1, text[-1:])])
     assert drafted(one, 0, 1) == [40, 41, 1, 2] and not one.busy
-    # The target refuses the first copy, and brings the state before its own token.
+    # The target refuses the first copy and sends the state before its own token.
     states = target(torch.tensor([[*text, 9]]), output_hidden_states=True).hidden_states[-1][0]
     one.arena["states"][0, len(text) - 1] = states[len(text) - 1]
     one.judge([RowUpdate(0, 2, len(text), [9])])
@@ -170,7 +170,7 @@ def test_a_head_is_silent_behind_copies_whose_states_it_lacks():
 
 
 def test_beside_a_row_that_drafts_nothing_is_overwritten_of_one_that_copies():
-    """Fed as padding, it must keep its whole prompt: its next q is that of its text without a cache."""
+    """The row is fed as padding and must keep its whole prompt: its next q equals that of an uncached forward."""
     rows, warm = [[7, 1, 2, 3, 40, 41, 42, 43, 44, 1, 2, 3], ROWS[1]], SamplingParams(0.9)
     one = session(rows=rows, layout={"q": ((2, 5, 96), torch.float32)}, sampling=warm, drafter="cascade")
     one.step()

@@ -1,4 +1,4 @@
-"""The cost-aware draft length: a function of a cost table and of what was drafted and accepted."""
+"""The cost-aware draft length: a function of the cost table and of the drafted and accepted counts."""
 
 import itertools
 import json
@@ -20,9 +20,9 @@ from bass_core.sampling.params import SamplingParams
 from ...conformance.table import head
 from ...models import NEAR, perturbed, prompts, tiny
 
-# A round costs 10 ms and 1 ms a token; a draft forward 0.5 ms.
+# Milliseconds: a round costs 10 and 1 more per token; a draft forward costs 0.5.
 CHEAP = CostTable({1: [(1, 11), (17, 27)], 8: [(8, 18), (136, 146)]}, {1: 0.5, 8: 0.5}, padded=False)
-# Every token costs as much as any other: drafting can only lose.
+# Every token costs as much as the first, so drafting can only lose.
 DEAR = CostTable({8: [(8, 80), (136, 1360)]}, {8: 5.0}, padded=False)
 
 
@@ -33,7 +33,7 @@ def own_cache(monkeypatch, tmp_path):
 
 
 def play(policy, rounds, rows, accepts):
-    """Lengths requested when every row drafts what is requested and accepts at most `accepts` of them."""
+    """The requested lengths, if every row drafts as many as requested and accepts at most `accepts` of them."""
     requested = []
     for _ in range(rounds):
         length = policy.length
@@ -48,7 +48,7 @@ def test_costs_are_interpolated_and_go_on_at_the_ends():
     assert CHEAP.verify_ms(1, 33) == pytest.approx(43)
     assert CHEAP.verify_ms(8, 16) == 26
     assert CHEAP.verify_ms(64, 16) == 26
-    # Rows between: the two tables' answers for the same tokens.
+    # Between two measured row counts, the two tables' times for the same tokens are interpolated.
     assert CostTable({2: [(2, 10), (4, 12)], 4: [(4, 30), (8, 38)]}, {}, False).verify_ms(3, 4) == 21
     assert CostTable({1: [(1, 5)]}, {}, False).draft_ms(1) == 0
 
@@ -76,7 +76,7 @@ def test_it_comes_back_when_drafts_are_accepted_again():
 
 
 def test_rows_that_stop_early_make_a_longer_cap_no_dearer():
-    """A drafter that never proposes more than two: asking for more costs nothing and promises nothing."""
+    """The drafter never proposes more than two: a longer request costs nothing and gains nothing."""
     policy = CostAware(CHEAP, rows=1)
     for _ in range(40):
         policy.observe(8, [2], [2], 2)
@@ -117,7 +117,7 @@ def test_the_table_is_measured_once_and_kept(tmp_path, monkeypatch):
     assert json.loads(path.read_text())["padded"] is False
     monkeypatch.setattr("bass_core.decoding.calibrate._Lab", None)
     assert cost_table(*ask, rows=4) == table
-    # More rows than are measured go by the largest number that was.
+    # MOST_ROWS, whose times also serve for more rows, is not in the table: measuring it fails here (no _Lab).
     with pytest.raises(TypeError):
         cost_table(*ask, rows=MOST_ROWS)
     path.write_text("{")
@@ -163,13 +163,13 @@ def test_a_table_that_was_not_measured_is_measured_anew(damage, tmp_path):
     path = tmp_path / "table.json"
     path.write_text(json.dumps(SOUND))
     assert read_table(path).verify_ms(2, 2) == 7.0
-    # Where only the verifications are damaged, no draft says whose rows are missing.
+    # With only the verifications damaged, the table is given no draft times: they would reveal the missing rows.
     path.write_text(json.dumps(SOUND | ({"draft": {}} if "verify" in damage else {}) | damage))
     assert read_table(path) is None
 
 
 def test_a_table_without_its_draft_is_measured_anew(tmp_path, monkeypatch):
-    """Else a draft model would cost nothing for ever."""
+    """Otherwise the draft model would count as free for ever."""
     target = tiny("llama")
     ask = (ModelPair(target, perturbed(target, 0.05)), "model", "sdpa", SamplingParams())
     cost_table(*ask, rows=1)
@@ -188,7 +188,7 @@ def test_a_table_nested_too_deeply_is_measured_anew(tmp_path):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("drafter", ["model", "adaptive"])
 def test_costs_are_measured_with_a_draft_head(temperature, drafter):
-    """A head reads the target's states: a lab that does not hand them on dies in its first proposal."""
+    """The head reads the target's states: if `_Lab` did not pass them on, the first proposal would fail."""
     target = tiny("llama")
     sampling = SamplingParams(temperature=temperature)
     table = cost_table(ModelPair(target, head(target)), drafter, "sdpa", sampling, rows=2)

@@ -1,4 +1,4 @@
-"""Draft-length policies: Algorithm 1 of BASS, number by number."""
+"""Draft-length policies: Algorithm 1 of the BASS paper, number by number."""
 
 from typing import ClassVar
 
@@ -44,7 +44,7 @@ def test_make_policy():
 
 
 class Recorder(Algorithm1):
-    """Algorithm 1 that writes down what it is told; each decoder works on a copy, so the notes are the class's."""
+    """Algorithm 1 that records its updates; each decoder works on a copy, so the record belongs to the class."""
 
     told: ClassVar[list[list[int]]] = []
 
@@ -55,7 +55,7 @@ class Recorder(Algorithm1):
 
 @pytest.mark.parametrize("amount", [0.0, NEAR["llama"]])
 def test_a_decoder_asks_for_what_the_policy_says(amount):
-    """It is told of rounds in which some row drafted the whole length; those that cut all rows change nothing."""
+    """`update` is called for rounds in which some row drafted the full length; other rounds change nothing."""
     target = tiny("llama")
     pair = ModelPair(target, perturbed(target, amount) if amount else target)
     Recorder.told.clear()
@@ -78,7 +78,7 @@ def test_a_decoder_asks_for_what_the_policy_says(amount):
 
 
 def test_equal_rows_make_a_budget_of_any_policy():
-    """A policy needs no `observe`; one that has it is told of every round, and `update` of the full ones."""
+    """A policy needs no `observe`; with one, it hears of every round, and `update` of full-length rounds only."""
     policy = FixedLength(3)
     policy.update = lambda accepted: told.append(("update", accepted))
     told: list = []
@@ -92,7 +92,7 @@ def test_equal_rows_make_a_budget_of_any_policy():
 
 
 class OddRows:
-    """Allows the rows different numbers of drafts, more than they can use."""
+    """Allows each row a different number of drafts, more than some rows can use."""
 
     limit = 6
 
@@ -119,7 +119,7 @@ def test_a_budget_gives_each_row_a_number_of_its_own():
     first, second, *_ = (round_ for round_ in rounds if round_.kind == "verify")
     assert [len(row.drafted) for row in first.rows] == [6, 0, 2] and first.draft_length == 6
     assert budget.told[:2] == [[8, 8, 8], Feedback([6, 0, 2], [6, 0, 2], [6, 0, 2], first.draft_forwards)]
-    # The first row has one more token to write, the target's own.
+    # The first row has one token left to write, which is the target's own, so it drafts none.
     assert [len(row.drafted) for row in second.rows] == [0, 0, 2]
     regular = generate(ModelPair(target), prompts(3), method="regular", max_new_tokens=tokens)
     assert [row.token_ids for row in rows] == [sequence.token_ids for sequence in regular.sequences]

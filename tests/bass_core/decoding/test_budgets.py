@@ -1,4 +1,4 @@
-"""Budgets are made after admission, from costs that are measured before any lane's clock runs, or not at all."""
+"""Budgets are made after admission; their costs are measured before any lane's clock runs, or not at all."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ...models import NEAR, perturbed, prompts, tiny
 TARGET = tiny("llama")
 PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]))
 ROWS = prompts(8)
-# One row drafts almost for nothing; of eight every token costs as much as any other.
+# Drafting is almost free for one row; with eight rows every token costs as much as the first.
 COSTS = CostTable({1: [(1, 10.0), (17, 11.0)], 8: [(8, 80.0), (136, 1360.0)]}, {1: 0.01, 8: 5.0}, padded=False)
 
 
@@ -47,14 +47,14 @@ def kept(request: Request) -> CostTable:
 
 
 def policy_of(request: Request) -> Any:
-    """What its budget gives every row."""
+    """The policy inside its budget, which gives every row the same length."""
     made: Any = make_budget(request, 8)
     return made.policy
 
 
 @pytest.mark.parametrize("option", [AUTO, COST_AWARE])
 def test_each_decoder_starts_with_the_length_for_its_own_rows(option: str) -> None:
-    """Eight sequences one after another are eight batches of one."""
+    """Eight sequences decoded one after another are eight batches of one."""
     request = replace(make_request(PAIR, ROWS, draft_length=option, max_new_tokens=30), costs=COSTS)
     alone, together = CostAware(COSTS, 1).length, CostAware(COSTS, 8).length
     assert alone > 4 and together == 0
@@ -87,7 +87,7 @@ def test_auto_measures_coarsely_says_so_once_and_keeps_it(
         patch.setattr(calibrate, "_Lab", None)
         assert with_costs(PAIR, make_request(PAIR, ROWS[:2]), 2).costs == table
     assert len(caplog.messages) == 1
-    # More rows than are known: those alone are measured, and once thoroughly.
+    # More rows than the table knows: only those are measured, and COST_AWARE then measures all of them in full.
     wider = with_costs(PAIR, request, 8).costs
     assert wider is not None and wider.coarse == (1, 4, 8) and wider.verify[4] == table.verify[4]
     whole = with_costs(PAIR, replace(request, draft_length=COST_AWARE), 8).costs
@@ -95,7 +95,7 @@ def test_auto_measures_coarsely_says_so_once_and_keeps_it(
 
 
 class Own(PromptLookupDrafter):
-    """A user's drafter: nobody knows what it costs."""
+    """A user's drafter, whose cost is unknown."""
 
 
 @pytest.mark.parametrize("obstacle", ["switched off", "ZeroGPU", "a drafter of one's own", "no place", "no lane"])
@@ -127,7 +127,7 @@ def test_a_model_too_slow_to_be_measured_in_time_is_tried_twice(monkeypatch: pyt
 
 
 def test_a_number_of_rows_that_was_timed_before_the_time_was_up_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock goes on by a second with every look at it: one before the first step, and one behind each."""
+    """Each look at the clock advances it by a second: one look before the first step and one after each step."""
     ticks = iter(range(10**6))
     monkeypatch.setattr(
         calibrate, "time", SimpleNamespace(monotonic=lambda: next(ticks), perf_counter=lambda: 0.0)
@@ -164,7 +164,7 @@ def test_what_breaks_while_auto_measures_is_left_for_the_lanes_to_tell(
 def test_no_lane_is_there_while_costs_are_measured(
     call: str, draft_length: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So no clock runs, and no lane waits with its caches in memory."""
+    """So no lane's clock runs and no lane's caches take memory meanwhile."""
     module = import_module("bass_core.lanes.race" if call == "race" else "bass_core.lanes.generation")
     order: list[str] = []
     real, step = module.Lane, calibrate._Lab._step

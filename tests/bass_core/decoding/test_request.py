@@ -1,6 +1,6 @@
 """Bad input is refused with one clear sentence before a model runs or memory is taken.
 
-Contract: every refusal is a RequestError that names what was given; `generate`, `stream` and `race` refuse alike,
+Contract: every refusal is a RequestError that names the bad value; `generate`, `stream` and `race` refuse alike,
 at the call. A request that would not fit in memory is refused with the largest batch that would.
 """
 
@@ -40,7 +40,7 @@ ENDLESS = SimpleNamespace(length=3, limit="8", update=print)
 
 @pytest.fixture(autouse=True)
 def no_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever gets as far as a model or a cache fails the test."""
+    """Fails the test if a model or a cache is reached."""
 
     def forbidden(*_: Any, **__: Any) -> None:
         raise AssertionError("a model ran before the request was checked")
@@ -115,7 +115,7 @@ def test_refused_in_one_sentence(case: str) -> None:
 def test_checking_and_admitting_a_request_run_no_model(
     option: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Nor is anything measured, though nothing has been yet."""
+    """Nor do they measure anything, though nothing has been measured yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("BASS_MEASURE")
     request = make_request(PAIR, PROMPT, n=4, draft_length=option)
@@ -171,7 +171,7 @@ def test_a_model_drafter_needs_a_draft() -> None:
 @pytest.mark.parametrize("scheduling", ["fair", "overlap", "in_turn"])
 @pytest.mark.parametrize("rows", [40, 11])
 def test_too_large_for_the_memory(monkeypatch: pytest.MonkeyPatch, rows: int, scheduling: str) -> None:
-    """Free memory is set to what a batch of 10 needs: 11 is refused and 10 is named."""
+    """Free memory is what a batch of 10 needs: 11 rows are refused and the message names 10."""
     lanes = ("regular", "bass")
     request = make_request(PAIR, PROMPT, n=rows, max_new_tokens=400)
     together = [METHODS[name] for name in (lanes if scheduling != "in_turn" else ("bass",))]

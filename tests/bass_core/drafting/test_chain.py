@@ -1,4 +1,4 @@
-"""A round's greedy drafts as one captured step, on a CPU, where a replay calls again.
+"""A round's greedy drafts as one captured step; on a CPU a replay calls the forward again.
 
 Contract: the same drafts as step by step, whatever the rows' lengths; a chain is one replay, and off by default.
 """
@@ -23,13 +23,13 @@ from tests.models import perturbed, prompts, reference, tiny
 
 @pytest.fixture(autouse=True)
 def no_idle_caches() -> Iterator[None]:
-    """Steps that call again hold their model: nobody else would let them go."""
+    """Captured steps that call the forward again keep their model alive; clearing the cache frees it."""
     yield
     graphs._idle.clear()
 
 
 def plain(model: torch.nn.Module) -> LlamaCuda:
-    """The GPU's forward, with products and attention of torch."""
+    """The GPU's forward, with torch's matrix products and attention instead of the Triton kernels."""
     made = LlamaCuda(model)
     made.has_kernels = False
     return made
@@ -37,7 +37,7 @@ def plain(model: torch.nn.Module) -> LlamaCuda:
 
 @pytest.mark.parametrize("kind", [GraphRunner, ModelRunner])
 def test_a_chain_is_its_steps(kind: type[ModelRunner]) -> None:
-    """Ragged rows, replayed from other lengths and for fewer rows; a shape of four serves three rows."""
+    """Ragged rows, replayed from other lengths and for fewer rows; the shape of four rows serves three."""
     model = plain(tiny("llama"))
     options = {"record": record_calls} if kind is GraphRunner else {}
     runner = kind(model, 4, 64, model.vocab, "pad", **options)
@@ -82,7 +82,7 @@ def test_a_chain_that_cannot_be_captured_runs_step_by_step() -> None:
 
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 def test_texts_and_acceptance_are_the_same(noise: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole lanes; a draft that is the target is accepted throughout, which stale lengths would end."""
+    """Whole lanes. With noise 0 the draft is the target and always accepted; stale lengths would end that."""
     model = tiny("llama")
     pair = ModelPair(model, perturbed(model, noise) if noise else model)
     rows = prompts(3)

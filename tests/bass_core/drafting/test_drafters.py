@@ -1,4 +1,4 @@
-"""What every drafter keeps to: its counters, chains alone, and a user's own drafter that leaves most of it out."""
+"""What holds for every drafter: its counters, chains only (no trees), and a user's drafter with only `propose`."""
 
 import pytest
 import torch
@@ -11,12 +11,12 @@ from ...conformance.table import DRAFTS
 from ...conformance.table import pair as made_pair
 from ...models import NEAR, perturbed, prompts, tiny
 
-# A text that repeats itself, so that there is something to copy.
+# Prompts that repeat themselves, so that there is something to copy.
 ROWS = [prompt * 2 for prompt in prompts(3)]
 
 
 class Tree:
-    """Proposes two drafts that both follow the newest token."""
+    """Proposes two drafts that are both children of the newest token."""
 
     def propose(self, rows, max_drafts, keys):
         parents = torch.full((len(rows), 2), -1)
@@ -24,7 +24,7 @@ class Tree:
 
 
 class Threes:
-    """Knows nothing but `propose`."""
+    """Has no method but `propose`."""
 
     def propose(self, rows, max_drafts, keys):
         return Proposal(torch.full((len(rows), max(max_drafts)), 3), max_drafts)
@@ -50,7 +50,7 @@ def test_a_drafter_of_ones_own_needs_propose_alone():
 
 @pytest.mark.parametrize("name", [name for name, draft in DRAFTS.items() if "llama" in draft.only])
 def test_a_round_counts_what_a_draft_model_drew(name):
-    """Copies cost no forward and are no tokens of a model; the others are what the rows drafted."""
+    """Copies cost no forward and do not count as drawn; all other drafted tokens do."""
     draft = DRAFTS[name]
     pair = made_pair("llama", draft.kind)
     rounds = [

@@ -1,4 +1,4 @@
-"""The draft head: exact text whatever it proposes, and proposals that are what the head says, token for token."""
+"""The draft head: the text is exact whatever it proposes, and each proposal equals the head's uncached output."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def pair():
     "layers, reads_states, reads_layers", [(1, True, ()), (2, True, (0, 1)), (1, True, (1,)), (1, False, ())]
 )
 def test_proposals_are_what_the_head_says_of_the_whole_text(layers, reads_states, reads_layers):
-    """Every round's proposal against one pass over all slots: true states where settled, own ones behind."""
+    """Each round's proposal against one pass over all positions: target states where settled, then its own."""
     target = tiny("llama")
     head = tiny_head(target, layers, reads_states, reads_layers)
     fuse, project = head.fuse, head.project
@@ -156,7 +156,7 @@ def test_states_of_another_dtype_are_taken(pair):
 
 
 def test_stored_weights_can_be_read_as_float16(tmp_path):
-    """What float16 would round, a CPU has to read as float32, at twice the bytes."""
+    """Weights that float16 would round must be read as float32 on a CPU, at twice the bytes."""
     target = tiny("llama")
     head = tiny_head(target, reads_layers=(1,))
     with torch.no_grad():
@@ -177,7 +177,7 @@ def test_layers_that_a_target_does_not_have_are_refused():
 
 
 def test_a_packed_head_travels(tmp_path):
-    """As to the process in which AMUSD drafts."""
+    """It can be pickled, as AMUSD does to send it to the draft's process."""
     target = tiny("llama")
     head = tiny_head(target, reads_layers=(0,))
     states, ids = torch.randn(1, 3, 128), torch.tensor([[1, 2, 3]])
@@ -193,9 +193,10 @@ def test_a_packed_head_travels(tmp_path):
 @pytest.mark.parametrize("lazy", [False, True], ids=["host", "accelerator"])
 @pytest.mark.parametrize("sampling", [SamplingParams(), DRAWN], ids=["greedy", "sampled"])
 def test_an_unsure_head_stops_by_what_it_knew_before_the_draw(pair, sampling, lazy, monkeypatch):
-    """Recomputed from what a head that never stops says, fed the same rows and keys.
+    """Its stops are recomputed from a head that never stops and gets the same rows and keys.
 
-    An accelerator looks now and then alone whether all rows rest: it may run in vain, and proposes the same.
+    An accelerator checks only now and then whether all rows have stopped: it may run extra forwards, but its
+    proposal is the same.
     """
     monkeypatch.setattr(head_drafter, "is_accelerator", lambda device: lazy)
     keys = NoiseKeys(2, torch.arange(3), torch.tensor([len(prompt) for prompt in prompts(3)]))
@@ -238,7 +239,7 @@ def test_an_unsure_head_stops_by_what_it_knew_before_the_draw(pair, sampling, la
                 chance *= drawn[r]
             assert count == min([6, 6, 2][r], limit, headroom)
             worth = max(worth, 1 + min([5, 5, 1][r], limit, headroom - 1))
-        # One forward for the first token; none for a token that no row would look at.
+        # One forward for the first token, and none for a token that no row would use.
         assert calls == worth if not lazy else worth <= calls <= min(6, worth + LOOK_EVERY)
         assert found.probs is None or torch.equal(found.probs, endless.probs[:, :width])
     assert len(stopped) > 3 and proposed(1.1)[0].tokens.shape[1] == 0

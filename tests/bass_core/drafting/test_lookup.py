@@ -1,4 +1,4 @@
-"""Drafters that copy: what they propose, how they chain, and that no text changes."""
+"""Drafters that copy: what they propose, how they chain, and that the text does not change."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Text that is taken back: what every drafter says next is what it would say of the text as it is."""
+"""Rolled-back text: after a rewind every drafter proposes what it would for the remaining text."""
 
 import random
 
@@ -35,7 +35,7 @@ def said(drafter, rows, most=4):
 
 @pytest.mark.parametrize("kind", [PromptLookupDrafter, SiblingLookupDrafter])
 def test_lookups_know_no_run_that_was_taken_back(kind):
-    """In texts of three letters nearly every run comes again, and replaces an earlier one."""
+    """With an alphabet of three, nearly every run repeats and replaces an earlier one."""
     chance = random.Random(1)
     rows = texts(*([chance.randrange(3) for _ in range(6)] for _ in range(2)))
     drafter = kind(CPU)
@@ -49,7 +49,7 @@ def test_lookups_know_no_run_that_was_taken_back(kind):
             del row.tokens[at:]
             drafter.rewind(r, at)
             row.tokens += [chance.randrange(3) for _ in range(chance.randrange(3))]
-        if kind is SiblingLookupDrafter:  # who wrote a run last is a question of time
+        if kind is SiblingLookupDrafter:  # otherwise the result depends on which row wrote a run last
             drafter.rewind(0, len(rows[0].tokens))
         fresh = kind(CPU)
         fresh.start(rows)
@@ -79,7 +79,7 @@ def test_a_model_feeds_what_came_in_place_of_what_was_taken_back():
 
 
 def test_a_model_feeds_a_row_that_lacks_much_beside_one_that_is_nearly_full():
-    """Padding must not go past the end of the longer row's cache."""
+    """Padding must not pass the end of the longer row's cache."""
     model = tiny("llama")
     rows = texts(range(1, 18), [3, 4])
     drafter = ModelDrafter(ModelRunner(ModelPair(model).target_step, 2, 20, 96, "pad"), SamplingParams())

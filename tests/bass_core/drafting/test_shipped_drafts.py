@@ -1,4 +1,4 @@
-"""The pair that is shipped, in float32: whatever drafts, the real model's text is its own."""
+"""The shipped model pair, in float32: the text equals the target's own with every drafter."""
 
 import pytest
 import torch

@@ -1,6 +1,6 @@
-"""Captured steps on an accelerator that isn't one: what a capture needs, holds and leaves behind.
+"""Captured steps on the emulated accelerator: what a capture needs, what it holds and what it leaves behind.
 
-Contract: texts are transformers' own whatever fails; see tests/devices for what the emulated device can show.
+Contract: texts equal transformers' own whatever fails; tests/devices says what the emulated device can show.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def test_captured_texts_are_the_models(expected: list[list[int]]) -> None:
 def test_a_capture_that_fails_at_its_end_is_the_last(
     expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """torch's allocator would raise in every `empty_cache` from then on, and the thread stay on its stream."""
+    """Or torch's `empty_cache` would raise from then on, and the thread would stay on the capture's stream."""
     pair = on_device()
 
     def fail() -> None:
@@ -177,7 +177,7 @@ def test_captures_over_one_cache_share_a_pool_and_a_stream_that_no_lane_has(
     for width in (1, 2, 3):
         runner.forward(ForwardBatch(torch.ones(1, width, dtype=torch.long, device=DEVICE), [0]))
     assert len(used) == 3 and len(set(used)) == 1
-    # torch hands out 32 streams in turn.
+    # torch hands out 32 streams in turn, so 40 include each of them.
     lanes = {runtime(DEVICE).Stream(DEVICE).key for _ in range(40)}
     assert used[0][1] not in lanes
 
@@ -190,7 +190,7 @@ def test_what_graphs_hold_is_not_available(monkeypatch: pytest.MonkeyPatch) -> N
     held = private_pools(DEVICE)
     kept = sum(reserved - used for reserved, used in held.values())
     assert kept > 0 and available_bytes(DEVICE) == runtime(DEVICE).mem_get_info(DEVICE)[0]
-    # Another test's captures on the other device may have left pools that hold nothing.
+    # Other tests' captures may have left pools on the other device, but empty ones.
     assert not any(map(any, private_pools(torch.device("emul", 1)).values()))
     assert private_pools(torch.device("cpu")) == {}
     for slot in slots(pair):
@@ -200,7 +200,7 @@ def test_what_graphs_hold_is_not_available(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_least_used_step_goes_when_a_cache_holds_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By all that a step took, not by its outputs alone."""
+    """The limit counts all memory that a capture took, not only its outputs."""
     model = on_device().target_step
     runner = graphs.make_runner(model, 1, 64, model.vocab, "pad")
     assert isinstance(runner, graphs.GraphRunner)
@@ -229,7 +229,7 @@ def test_a_capture_makes_room_only_where_little_is_free(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_memory_is_not_given_back_during_a_capture(elsewhere: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the garbage collector inside it, or by another thread, which does not wait either."""
+    """Not by the garbage collector inside it nor by another thread, which returns without waiting."""
     calls: list[bool] = []
     module = runtime(DEVICE)
     monkeypatch.setattr(module, "empty_cache", lambda: calls.append(True))
@@ -247,7 +247,7 @@ def test_memory_is_not_given_back_during_a_capture(elsewhere: bool, monkeypatch:
 
 
 def test_a_runner_may_be_dropped_while_a_slot_is_taken() -> None:
-    """As the garbage collector may do in the same thread."""
+    """The lock is re-entrant: the garbage collector may drop a runner in the thread that holds it."""
     with graphs._lock:
         assert graphs._lock.acquire(blocking=False)
         graphs._lock.release()

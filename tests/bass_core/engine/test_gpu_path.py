@@ -1,7 +1,7 @@
-"""The GPU's forward, captured steps and fused attention, on a CPU: the same code, Triton interpreted.
+"""The GPU's forward, captured steps and fused attention on a CPU: the same code, with Triton interpreted.
 
-Contract: greedy float32 texts equal transformers' own; a replayed step equals an eager one bit for bit, at any
-length and batch that its shape serves.
+Contract: greedy float32 texts equal transformers' own; a replayed step's logits equal an eager step's to 1e-4, at
+any length and batch that its shape serves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bass_core import ModelPair, RequestError, generate
 from bass_core.engine import cuda_graphs as graphs
 from bass_core.engine.cuda_graphs import GraphRunner, record_calls
 from bass_core.engine.runner import ModelRunner
-from bass_core.lanes import build
+from bass_core.lanes.setup import build
 from bass_core.models import llama_cuda as gpu_model
 from bass_core.models.base import CausalModel, HiddenStateTap
 from bass_core.models.forward import ForwardBatch
@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(autouse=True)
 def no_idle_caches() -> Iterator[None]:
-    """Steps that call again hold their model, which a CUDA graph does not: nobody else would let them go."""
+    """Steps recorded as calls keep their model alive, unlike CUDA graphs; clearing the idle steps frees it."""
     yield
     graphs._idle.clear()
 
@@ -44,7 +44,7 @@ def tokens(pair: ModelPair, rows: list[list[int]], count: int, **arguments: obje
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_fused_attention_writes_the_text_of_sdpa(architecture: str) -> None:
-    """Ragged prompts, a window of 8 in Gemma's sliding layers, drafts of 3."""
+    """Ragged prompts, a sliding window of 8 in Gemma, and a draft length of 3."""
     model = tiny(architecture)
     pair = ModelPair(model, perturbed(model, 0.03))
     rows = prompts(2, longest=12)
@@ -56,7 +56,7 @@ def test_fused_attention_writes_the_text_of_sdpa(architecture: str) -> None:
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 @pytest.mark.parametrize("kernels", [False, True])
 def test_the_gpus_forward_is_the_models(architecture: str, kernels: bool) -> None:
-    """Logits and states of ragged rows; with kernels: products, rotation, write and attention interpreted."""
+    """Logits and states of ragged rows; with kernels, products, rotation, write and attention are interpreted."""
     model = tiny(architecture)
     assert fits(model)
     ours, theirs = LlamaCuda(model), CausalModel(model)
@@ -77,7 +77,7 @@ def test_the_gpus_forward_is_the_models(architecture: str, kernels: bool) -> Non
 
 
 def test_weights_are_not_joined_where_a_layer_more_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """q 64 x 64, k and v 32 x 64, gate and up 128 x 64, four bytes: 96 KiB a layer, and a quarter more."""
+    """A layer: q 64 x 64, k and v 32 x 64, gate and up 128 x 64, 4 bytes each: 96 KiB, plus a quarter."""
     model = tiny("llama", layers=3)
     needed = (64 + 2 * 32 + 2 * 128) * 64 * 4
     for free, room in ((1.26 * needed, True), (1.24 * needed, False)):
@@ -97,7 +97,7 @@ def test_one_row_takes_the_kernel_for_one_row() -> None:
 
 
 def test_the_products_in_parts_are_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan says so, `linear` hears it, and the logits stay the same; one row is not asked to split."""
+    """Split-K runs only where the plan asks for it, and the logits stay the same; one row is never split."""
     from kernels.triton import linear
 
     taken: list[dict[str, int]] = []
@@ -124,7 +124,7 @@ def static_runner(model: CausalModel, batch: int, length: int, backend: str = "p
 
 
 def test_a_replay_is_the_eager_step() -> None:
-    """Different lengths, batches that shrink below their bucket, widths beyond the exact ones, columns taken."""
+    """Different lengths, batches smaller than their bucket, bucketed widths, and `take`."""
     model = CausalModel(tiny("llama"))
     model.readout = HiddenStateTap((0, 1), torch.nn.Linear(3 * 64, 64).requires_grad_(False))
     runner, eager = static_runner(model, 5, 64), ModelRunner(model, 5, 64, model.vocab, "pad")
@@ -138,7 +138,7 @@ def test_a_replay_is_the_eager_step() -> None:
         torch.testing.assert_close(mine.logits, expected.logits, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(mine.states, expected.states, atol=1e-4, rtol=1e-4)
         lengths = [length + 1 + row % width for row, length in enumerate(lengths[:batch])]
-    # (5, 3), (4, 1), (4, 13), (1, 2): three rows ran in the shape of four.
+    # (rows, width) of the captured shapes: three rows ran in the shape of four, width 11 in that of 13.
     assert sorted(key[:2] for key in runner.slot.steps) == [(1, 2), (4, 1), (4, 13), (5, 3)]
 
 
@@ -149,7 +149,7 @@ def test_what_fits_no_shape_runs_eagerly() -> None:
     with pytest.raises(ValueError, match="does not fit"):
         runner.forward(ForwardBatch(torch.ones(1, 6, dtype=torch.long), [251]))
     assert not runner.slot.steps
-    # The next wider shape would not fit the cache, the exact one does.
+    # The next wider shape would not fit the cache; the exact one does.
     runner.forward(ForwardBatch(torch.ones(1, 10, dtype=torch.long), [246]))
     assert [key[:2] for key in runner.slot.steps] == [(1, 10)]
 
@@ -197,7 +197,7 @@ def test_what_cannot_be_captured_says_so_once(caplog: pytest.LogCaptureFixture) 
 
 
 def test_texts_are_the_same_with_captured_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole lanes, target and draft, as on a GPU: greedy texts, and acceptance that shows no stale length."""
+    """Whole lanes, target and draft, as on a GPU; a stale length would lower the acceptance."""
     model = tiny("llama")
     pair = ModelPair(model, model)
     pair.target_step, pair.draft_step = CausalModel(model), CausalModel(model)
@@ -232,7 +232,7 @@ def test_a_backend_that_is_not_here_is_refused() -> None:
 
 
 def test_all_imports_without_triton_and_the_kernels_are_refused() -> None:
-    """As on a machine that has none: a process in which triton can't be imported."""
+    """In a process where triton cannot be imported."""
     code = (
         "import sys; sys.modules['triton'] = None\n"
         "import torch, bass_core.engine.cuda_graphs, bass_core.verification.rejection\n"

@@ -1,4 +1,4 @@
-"""One batch object from the decoder to the model, and one place where a row's length changes."""
+"""The decoder hands the model one batch object per forward, and a row's length changes in one place only."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from bass_core.models.llama_cpu import LlamaCpu
 from tests.models import prompts, tiny
 
 ROOT = Path(__file__).parents[3]
-# Who calls a runner, below these the way to the model begins.
+# The packages that call a runner; the frames below them lead to the model.
 CALLERS = ("decoding", "drafting", "amusd")
 
 
 def way_up() -> list[str]:
-    """The functions of bass_core between the caller of the runner and the caller of this, innermost first."""
+    """The bass_core functions between the runner's caller and the caller of this one, innermost first."""
     found, frame = [], sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -42,7 +42,7 @@ def way_up() -> list[str]:
 def test_a_forward_takes_at_most_three_calls_and_one_batch(
     model: Any, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Draft and target, prefill and rounds; a runner that can't replay calls the plain one's forward as well."""
+    """Draft and target, prefill and rounds; a runner that cannot replay also calls the plain runner's forward."""
     if (model, kind) == (LlamaCpu, GraphRunner):
         pytest.skip("captured steps read no length on the host")
     ways: list[list[str]] = []
@@ -67,20 +67,20 @@ def test_a_forward_takes_at_most_three_calls_and_one_batch(
     def make(*arguments: Any) -> ModelRunner:
         return kind(*arguments, **({"record": record_calls} if kind is GraphRunner else {}))
 
-    monkeypatch.setattr("bass_core.lanes.build.make_runner", make)
+    monkeypatch.setattr("bass_core.lanes.setup.build.make_runner", make)
     monkeypatch.setattr("bass_core.drafting.registry.make_runner", make)
     generate(pair, prompts(3), method="bass", max_new_tokens=12, draft_length=3)
     graphs._idle.clear()
     assert ways and len(ways) == len(fed)
-    # `step` is a prefill's own, which a decoder calls for each chunk.
+    # `step` is the prefill's own method, which a decoder calls for each chunk.
     calls = [[name for name in way if name != "step"] for way in ways]
-    # runner.forward, model.forward (noted stands outside bass_core), then the computation.
+    # runner.forward, then model.forward (`noted` is not in bass_core), then the computation.
     assert all(set(way) == {"forward"} for way in calls)
     assert max(map(len, calls)) <= (2 if kind is ModelRunner else 3)
 
 
 def assigned(tree: ast.AST) -> list[tuple[str, ast.expr]]:
-    """The attributes that are assigned to, whole or an item of them: name and owner."""
+    """The attributes that are assigned to, whole or by item: name and owner."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):
@@ -99,7 +99,7 @@ def assigned(tree: ast.AST) -> list[tuple[str, ast.expr]]:
 
 
 def test_a_rows_length_changes_in_one_place() -> None:
-    """`commit` in engine/runner.py: nothing else in bass_core assigns to a runner's lengths."""
+    """Only `commit` in engine/runner.py assigns to a runner's lengths; nothing else in bass_core does."""
     places = []
     for path in sorted((ROOT / "bass_core").rglob("*.py")):
         tree = ast.parse(path.read_text())

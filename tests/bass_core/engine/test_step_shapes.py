@@ -1,4 +1,4 @@
-"""What a forward is asked for, and what it may not do: columns of the cache, and numbers from the host."""
+"""Which cache columns a captured step reads, and that a forward copies host numbers without waiting."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.models import tiny
 def test_a_captured_step_looks_no_further_than_its_extent(
     kind: Any, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same logits as an eager step over ragged rows, with what lies behind the extent made unusable."""
+    """The same logits as an eager step over ragged rows; the columns past the extent are NaN."""
     model = kind(tiny("llama"))
     caches = [model.new_cache(2, 64) for _ in range(2)]
     torch.manual_seed(0)
@@ -48,7 +48,7 @@ def test_a_captured_step_looks_no_further_than_its_extent(
 
 
 def test_extents_grow_by_powers_of_two() -> None:
-    """Few captures, less than twice the columns that are needed; what stops at each row's end needs one."""
+    """Few captures, at most twice the needed columns; backends that stop at each row's end need one extent."""
     extents = {columns: captured_extent("pad", columns, 3000) for columns in range(1, 3001)}
     assert sorted(set(extents.values())) == [256, 512, 1024, 2048, 3000]
     assert all(columns <= extent <= max(256, 2 * columns) for columns, extent in extents.items())
@@ -58,7 +58,7 @@ def test_extents_grow_by_powers_of_two() -> None:
 
 @pytest.mark.parametrize("backend", ["pad", "sdpa"])
 def test_a_replay_computes_no_columns_that_no_row_has_reached(backend: str) -> None:
-    """A cache of 512 columns: a step is captured over 256, and anew where a row outgrows them."""
+    """A cache of 512 columns: a step is captured over 256, and again over 512 once a row outgrows them."""
     model = CausalModel(tiny("llama"))
     runner = GraphRunner(model, 2, 512, model.vocab, backend, record=record_calls)
     eager = ModelRunner(model, 2, 512, model.vocab, backend)
@@ -75,7 +75,7 @@ def test_a_replay_computes_no_columns_that_no_row_has_reached(backend: str) -> N
 
 @pytest.mark.parametrize("kind", [CausalModel, LlamaCuda])
 def test_numbers_reach_the_device_without_a_wait(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.tensor(list, device=...) copies from memory that is not pinned, and waits for the stream."""
+    """torch.tensor(list, device=...) copies from memory that is not pinned, and so waits for the stream."""
     model = kind(tiny("llama"))
     real = torch.tensor
 

@@ -1,6 +1,6 @@
-"""Lanes on an accelerator that isn't one: who waits for whom, whose time counts, and what is measured when.
+"""Lanes on the emulated accelerator: which stream waits for which, what a clock counts, and what is measured when.
 
-Contract: see tests/devices for what the emulated device can show; a clock's arithmetic is test_clock.py's.
+Contract: tests/devices says what the emulated device can show; test_clock.py tests the clock's arithmetic.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("small")
 
 @pytest.mark.parametrize("captured", [False, True])
 def test_a_lane_waits_for_what_clears_its_buffers(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are made on the stream of whoever runs the race, and the lane's thread has its own."""
+    """The buffers are made on the stream of the race's thread; the lane's thread has its own stream."""
     if not captured:
         monkeypatch.setenv("BASS_GRAPHS", "0")
     pair = on_device()
@@ -56,7 +56,7 @@ def test_a_lane_waits_for_what_clears_its_buffers(captured: bool, monkeypatch: p
 def test_lanes_that_overlap_find_their_first_shapes_captured(
     drafter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a first round replays is captured before the clock runs."""
+    """What the first round replays is captured before the clock runs."""
     pair = on_device()
     if drafter == "head":
         pair = ModelPair(pair.target, tiny_head(tiny("llama")).to(DEVICE))
@@ -76,7 +76,7 @@ def test_lanes_that_overlap_find_their_first_shapes_captured(
         assert prepared and lane.clock.ms == 0
         while lane.step().kind == "prefill":
             pass
-        # A head is fed the whole prompt in its first round, at a width that comes once.
+        # A head is fed the whole prompt in its first round, at a width that occurs once.
         assert len(by) - prepared <= (drafter == "head" and method != "regular")
         lane.end("stopped")
         by.clear()
@@ -87,7 +87,7 @@ def test_lanes_that_overlap_find_their_first_shapes_captured(
 
 
 def test_captures_cost_a_lane_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take 200 ms each, in which the device idles: the host's clock is the stream's."""
+    """Each takes 200 ms in which the device idles; host and stream share one clock here."""
     pair = on_device()
     stream = order.queue(runtime(DEVICE).current_stream(DEVICE).key)
 
@@ -108,7 +108,7 @@ def test_captures_cost_a_lane_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_clock_is_of_the_lanes_device() -> None:
-    """The current device is another."""
+    """Another device is current."""
     other = torch.device("emul", 1)
     clock = LaneClock(other)
     x = torch.ones(2, device=other)
@@ -130,7 +130,7 @@ def test_a_lane_on_another_device_than_the_current_has_a_clock() -> None:
 
 
 def test_bandwidth_is_measured_on_the_device_and_draws_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While another thread captures, a random number would end the capture."""
+    """While another thread captures, drawing a random number would break its capture."""
     other = torch.device("emul", 1)
     assert hardware.copy_bandwidth(other) == pytest.approx(2 * (1 << 12) / (order.OP_MS / 1000))
     hardware.copy_bandwidth.cache_clear()

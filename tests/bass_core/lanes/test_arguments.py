@@ -1,4 +1,4 @@
-"""What `generate`, `stream` and `race` may be given, and what they say to anything else."""
+"""The keyword arguments of `generate`, `stream` and `race`, and the errors for anything else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OWN = {"generate": {"method"}, "stream": {"method"}, "race": {"lanes", "scheduli
 
 @pytest.mark.parametrize("function", [generate, stream, race])
 def test_every_keyword_is_listed_and_has_one_default(function: Any) -> None:
-    """The request's arguments with its defaults; an editor and help() read the signature."""
+    """The signature lists the request's arguments with its defaults, as editors and help() show them."""
     mine, request = (
         {
             name: one
@@ -53,7 +53,7 @@ def test_an_unknown_keyword_is_refused_in_one_sentence(function: Any, name: str,
 
 
 def test_all_keywords_arrive() -> None:
-    """What each changes is tested elsewhere; here, that none is lost on the way."""
+    """None is lost on the way; what each does is tested elsewhere."""
     given: dict[str, Any] = {
         "n": 2, "max_new_tokens": 3, "sampling": SamplingParams(0.7), "draft_length": 1, "drafter": "model",
         "attention": "pad", "verification": "coupled", "seed": 4, "sequence_ids": [3, 4], "eos_token_id": None,

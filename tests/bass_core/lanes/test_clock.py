@@ -1,6 +1,6 @@
-"""What a lane's clock counts: the device's time on its work, not what happens once.
+"""What a lane's clock counts: the device's time on the lane's work, without one-time work such as compilation.
 
-Contract: a host and a stream whose times the test sets; `Host` is torch.cuda as far as a clock uses it.
+Contract: the test sets the times of host and stream; `Host` has the part of torch.cuda that a clock uses.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ DEVICE = torch.device("cuda", 0)
 
 
 class Host:
-    """`now` ms on the host; the stream's work ends at `busy_until`."""
+    """The host's time is `now` ms; the stream's work ends at `busy_until`."""
 
     def __init__(self) -> None:
         self.now = self.busy_until = 0.0
         self.capturing = False
 
     def queue(self, ms: float) -> None:
-        """Launch work that takes so long: it begins when all before it is done."""
+        """Launch work that takes `ms`; it begins when all earlier work is done."""
         self.busy_until = max(self.busy_until, self.now) + ms
 
     def synchronize(self) -> None:
@@ -68,7 +68,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
 
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Triton's hooks, ours in them; `seen` are calls of the hooks that were there before."""
+    """Triton's hooks with ours installed; `seen` lists the calls of the hooks that were there before."""
     seen: list[str] = []
     loaded: list[Callable[..., None]] = []
     knobs = SimpleNamespace(
@@ -84,7 +84,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def launch(host: Host, knobs: Any, compile_ms: float = 0.0, load_ms: float = 0.0, run_ms: float = 0.0) -> None:
-    """A kernel's first launch, as Triton's JITFunction.run goes about it."""
+    """A kernel's first launch, with the hooks called in the order of Triton's JITFunction.run."""
     facts = {"compile": {"device": 0}, "is_manual_warmup": False}
     knobs.jit_cache_hook(**facts)
     host.now += compile_ms
@@ -141,7 +141,7 @@ def test_compiling_while_setting_up_counts_once(host: Host, compiler: Any) -> No
 
 
 def test_a_compiler_that_failed_is_forgotten(host: Host, compiler: Any) -> None:
-    """It ends without the second hook; what is loaded later has nothing to do with it."""
+    """A failed compilation never calls the second hook; a kernel loaded later must not be charged to it."""
     before = setup_ms()
     compiler.jit_cache_hook(compile={"device": 0})
     host.now += 1000

@@ -1,4 +1,4 @@
-"""Rows that differ from regular decoding's: where they do, and what the target says of the two tokens there."""
+"""Rows that differ from regular decoding's: the first position that differs, and the target's p of both tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bass_core.sampling.noise import Role, exponentials
 
 from ...models import NEAR, byte_tokenizer, perturbed, prompts, tiny
 
-race_module = import_module("bass_core.lanes.race")  # the package gives this name to the function
+race_module = import_module("bass_core.lanes.race")  # the package binds this name to the function
 TARGET = tiny("llama")
 PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]), byte_tokenizer())
 ROWS = prompts(3)
@@ -28,7 +28,7 @@ KEYS = {"at", "ours", "theirs", "p_ours", "p_theirs", "tie"}
 
 
 def last(**arguments: Any) -> dict[str, Any]:
-    """The last snapshot of a race, through JSON, as a client would get it."""
+    """The last snapshot of a race, passed through JSON as a client would get it."""
     arguments = {"max_new_tokens": 12, "draft_length": 3} | arguments
     *_, shot = race(PAIR, ROWS, **arguments)
     return dict(json.loads(json.dumps(shot, allow_nan=False)))
@@ -36,7 +36,7 @@ def last(**arguments: Any) -> dict[str, Any]:
 
 @pytest.fixture(params=[((1, 5), (2, 0))])
 def altered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bass lane wrote another token: (sequence, index) each."""
+    """Changes tokens that the bass lane wrote, at the given (sequence, index) pairs."""
 
     class Altered(Lane):
         def _release(self) -> None:
@@ -50,7 +50,7 @@ def altered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def expected(row: int, at: int, tokens: list[int], sampling: SamplingParams, seed: int) -> list[float]:
-    """p of both tokens and the tie, from transformers' own forward."""
+    """The probabilities of both tokens and the tie ratio, from transformers' own forward."""
     written = generate(
         PAIR, ROWS, method="regular", max_new_tokens=12, sampling=sampling, seed=seed, verification="coupled"
     )
@@ -62,7 +62,7 @@ def expected(row: int, at: int, tokens: list[int], sampling: SamplingParams, see
         scores = p
     else:
         p = probabilities(logits, sampling)[tokens]
-        # Drawing among the two alone takes the one whose score is larger: the scores are those of `draw`.
+        # A draw between these two tokens takes the one with the larger score; the scores are those of `draw`.
         at_, id_, role = torch.tensor([len(text)]), torch.tensor([row]), torch.tensor([int(Role.TARGET)])
         scores = p / exponentials(seed, id_, at_, role, torch.tensor(tokens))[0]
         assert draw(p[None], seed, id_, at_, role, torch.tensor(tokens)).item() == int(scores.argmax())

@@ -1,7 +1,7 @@
-"""Text that grows token by token is, at its end, what the tokenizer makes of all tokens at once.
+"""Text that is streamed token by token ends up as the tokenizer's decoding of all tokens at once.
 
-Contract: true for any text and for any token ids, special tokens and broken bytes included; on the way a character
-is shown when its last byte is there, never before, and what was shown is never taken back.
+Contract: this holds for any text and any token ids, special tokens and broken bytes included. A character is shown
+once its last byte is there, never before, and text that was shown is never taken back.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TEXTS = (
 
 @cache
 def tokenizer(merges: int) -> PreTrainedTokenizerFast:
-    """0: every byte is a token. Many: tokens span parts of several characters."""
+    """With 0 merges every byte is a token; with many, tokens span parts of several characters."""
     return byte_tokenizer(TEXTS * 3, merges)
 
 
@@ -43,7 +43,7 @@ def decoded(ids: list[int], merges: int) -> str:
 
 
 def streamed(ids: list[int], merges: int) -> TextStream:
-    """Push all, checking on the way that what was shown stays, and that a piece is one token's."""
+    """Push all ids, checking that shown text stays and that each piece belongs to one token."""
     stream, shown = TextStream(tokenizer(merges)), ""
     for count, token in enumerate(ids, start=1):
         piece = stream.push(token)
@@ -98,5 +98,5 @@ def test_any_text(text: str, merges: int) -> None:
 @example(ids=[0, 1, 0], merges=0)
 @given(ids=st.lists(st.integers(0, 257), max_size=30), merges=st.sampled_from([0, 40]))
 def test_any_tokens(ids: list[int], merges: int) -> None:
-    """A random model writes bytes that make no character."""
+    """A random model also writes bytes that form no character."""
     assert streamed(ids, merges).text == decoded(ids, merges)

@@ -1,7 +1,7 @@
-"""A decoder of one's own: one file and one line of the table, and it is a method like any other.
+"""A new decoder takes one file and one line in the table, and then works like any other method.
 
-Contract: the toy is greedy decoding that feeds the whole text anew for every token, without a cache or a batch; it
-is found wherever methods are.
+Contract: the toy decoder is greedy and feeds the whole text again for every token, without a cache or a batch; it
+appears wherever methods are listed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PAIR = ModelPair(TARGET, TARGET)
 
 
 class Slow:
-    """What a lane asks of a decoder, and nothing more."""
+    """The members a lane needs of a decoder, and no others."""
 
     timeline = None
 

@@ -1,4 +1,4 @@
-"""What `stream` yields and what the figures are made of: rounds that add up."""
+"""The rounds that `stream` yields add up to the metrics."""
 
 from contextlib import contextmanager
 
@@ -55,7 +55,7 @@ def test_figures_of_hand_made_rounds():
 
 @pytest.mark.parametrize(("method", "prefills", "tokens_a_step"), [("regular", 1, 3), ("speculative", 6, 1)])
 def test_ms_per_token_leaves_out_every_prefill_and_its_tokens(method, prefills, tokens_a_step, monkeypatch):
-    """Steps of 10 ms, prefills of 1000 ms (of target and draft): at any moment n x 10 ms / tokens of a step."""
+    """Steps take 10 ms, prefills 1000 ms (target and draft): always rows x 10 ms / tokens per step."""
     lane = Lane(PAIR, make_request(PAIR, prompts(3), max_new_tokens=5, draft_length=0), method)
     lane.clock = Timed({"prefill": 1000.0, "plain": 10.0})
     step = lane._decoder.step
@@ -73,7 +73,7 @@ def test_ms_per_token_leaves_out_every_prefill_and_its_tokens(method, prefills, 
 
 
 class Timed:
-    """A lane's clock on which a round takes what its kind costs."""
+    """A lane's clock on which each round takes the time of its kind."""
 
     def __init__(self, costs):
         self.costs, self.ms, self.due = costs, 0.0, 0.0

@@ -1,7 +1,7 @@
 """A race: snapshots that grow, lanes that fail alone, and nothing left behind.
 
-Contract: the snapshot's keys are what the page and API clients read. Fair scheduling is checked with clocks that
-the test sets. Freeing is checked without the garbage collector: memory must go when the generator does.
+Contract: the page and API clients read the snapshot's keys. Fair scheduling is checked with clocks that the test
+sets. Freeing is checked without the garbage collector: the memory must be free once the generator is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bass_core.lanes.clock import FairLock
 
 from ...models import NEAR, byte_tokenizer, perturbed, prompts, tiny
 
-race_module = import_module("bass_core.lanes.race")  # the package gives this name to the function
+race_module = import_module("bass_core.lanes.race")  # the package binds this name to the function
 TARGET = tiny("llama")
 PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]), byte_tokenizer())
 SCHEDULINGS = ("fair", "overlap", "in_turn")
@@ -47,12 +47,12 @@ DEVICE = {
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snapshot after every step (under overlap: every millisecond)."""
+    """A snapshot after every step (with overlap: every millisecond)."""
     monkeypatch.setattr(race_module, "SNAPSHOT_SECONDS", 0.001)
 
 
 def run(**arguments: Any) -> list[dict[str, Any]]:
-    """All snapshots, each through JSON, as a client would get them."""
+    """All snapshots, each passed through JSON as a client would get them."""
     arguments = {"max_new_tokens": 14, "draft_length": 3} | arguments
     return [json.loads(json.dumps(s, allow_nan=False)) for s in race(PAIR, ROWS, **arguments)]
 
@@ -60,7 +60,7 @@ def run(**arguments: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("scheduling", SCHEDULINGS)
 def test_snapshots_grow_and_the_last_is_done(scheduling: str) -> None:
     shots = run(scheduling=scheduling)
-    # How many there are is a question of time.
+    # How many there are depends on timing.
     assert len(shots) > 1
     assert [shot["done"] for shot in shots] == [False] * (len(shots) - 1) + [True]
     for shot in shots:
@@ -125,7 +125,7 @@ def test_figures_that_do_not_apply_are_none() -> None:
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, float]]]:
-    """What was stepped, and every unfinished lane's clock just before; a lane's step takes a set time."""
+    """Each step's lane and the clocks of all unfinished lanes just before it; a step takes a set time per lane."""
     cost = {"regular": 10.0, "speculative": 4.0, "bass": 25.0}
     seen: list[tuple[str, dict[str, float]]] = []
     lanes: list[lane_module.Lane] = []
@@ -154,7 +154,7 @@ def test_fair_steps_the_lane_that_is_furthest_behind(steps: list[tuple[str, dict
 
 
 def test_who_waits_for_a_lane_gets_it_next() -> None:
-    """A thread that steps on and on can't come back before who wants to look."""
+    """A thread that re-acquires the lock at once must wait behind the thread already waiting for it."""
     for _ in range(20):
         lock, order = FairLock(), []
 
@@ -201,7 +201,7 @@ def test_a_lane_that_fails_ends_alone(scheduling: str, known: bool, monkeypatch:
 
 
 class Failing:
-    """A decoder that breaks at its fourth step."""
+    """A decoder that fails at its fourth step."""
 
     finished = False
     timeline = None

@@ -1,4 +1,4 @@
-"""The log of a race's rounds explains every token, and a recorded run can be run again."""
+"""The log of a race's rounds explains every token, and a recorded run can be repeated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROWS = prompts(3)
 
 
 def last(**arguments: Any) -> dict[str, Any]:
-    """The lanes of the last snapshot, through JSON."""
+    """The lanes of the last snapshot, passed through JSON."""
     arguments = {"max_new_tokens": 24, "sampling": SamplingParams(0.8), "seed": 3} | arguments
     *_, snapshot = race(PAIR, ROWS, **arguments)
     lanes: dict[str, Any] = json.loads(json.dumps(snapshot["lanes"], allow_nan=False))
@@ -52,7 +52,7 @@ def test_every_token_has_its_round_and_every_draft_its_verdict(verification: str
 
 
 def check_verdicts(row: dict[str, Any], kind: str, verification: str) -> None:
-    """Chen's rule can be done again by hand from what is written down."""
+    """Recomputes each verdict by Chen et al.'s acceptance rule from the logged p, q and u."""
     if kind == "prefill":
         assert row["next_p"] is None and not row["drafted"]
         return
@@ -66,7 +66,7 @@ def check_verdicts(row: dict[str, Any], kind: str, verification: str) -> None:
 
 
 class Growing(Algorithm1):
-    """Not the default rule: a run that only the recorded lengths can repeat."""
+    """Not the default rule: only the recorded lengths can repeat such a run."""
 
     def update(self, accepted: list[int]) -> None:
         self.length = 1 + (self.length + sum(accepted)) % 5

@@ -1,4 +1,4 @@
-"""Peaks by name, and the sums behind FLOPs and bandwidth utilisation, counted by hand."""
+"""Peak rates by GPU name, and the FLOPs and bytes behind the utilization figures, counted by hand."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_a100_of_the_paper_in_float32() -> None:
 
 
 def test_one_round_by_hand() -> None:
-    """A row of 10 tokens drafts 3 and writes 2; another of 4 drafts 1 and writes 2."""
+    """A row of 10 tokens drafts 3 and writes 2; another of 4 tokens drafts 1 and writes 2."""
     target, draft = ModelCost(100, 200, 8, 5), ModelCost(10, 20, 2, 1)
     sequences = [Sequence(i, i, [1] * n, 9, frozenset()) for i, n in enumerate((10, 4))]
     rows = []
@@ -53,16 +53,16 @@ def test_one_round_by_hand() -> None:
     work.add(Round("prefill"), sequences)
     assert work.flops == 0
     work.add(Round("verify", 3, rows, draft_forwards=3, draft_tokens=4), sequences)
-    # Attention: 4 queries see 11 + 12 + 13 + 14 columns, 2 see 5 + 6; drafts, two in each of two rows of 7: 8 + 9.
+    # Attention: 4 queries read 11 + 12 + 13 + 14 columns, 2 read 5 + 6; drafts, 2 in each of 2 rows of 7: 8 + 9.
     assert work.flops == 2 * 100 * 6 + 5 * (50 + 11) + 2 * 10 * 4 + 2 * (8 + 9)
     assert work.useful_flops == 2 * 100 * 4 + 5 * (23 + 11)
-    # One read of the target, three of the draft; keys and values of the target once, of the draft per token.
+    # The target's weights once, the draft's three times; the target's keys and values once, the draft's per token.
     assert work.bytes_read == 200 + 3 * 20 + 8 * (13 + 5) + 2 * 2 * (7 + 8)
 
 
 @pytest.mark.parametrize(("drawn", "forwards"), [(0, 0), (9, 3)])
 def test_the_draft_model_is_billed_for_what_it_drew(drawn: int, forwards: int) -> None:
-    """A row of 10 tokens is offered 4 drafts: copies cost nothing, and thrown-away ones beyond the 4 do."""
+    """A row of 10 tokens gets 4 drafts: copied ones cost nothing, drawn ones count even if thrown away."""
     target, draft = ModelCost(0, 0, 0, 0), ModelCost(10, 20, 2, 1)
     sequence = Sequence(0, 0, [1] * 10, 9, frozenset())
     sequence.write([1], ["recovered"])
@@ -70,7 +70,7 @@ def test_the_draft_model_is_billed_for_what_it_drew(drawn: int, forwards: int) -
     work = Work(target, draft)
     work.add(Round("verify", 4, [row], draft_forwards=forwards, draft_tokens=drawn), [sequence])
     assert work.flops == 2 * 10 * drawn + sum(10 + i for i in range(1, drawn + 1))
-    # Nine tokens of one row are nine forwards, whatever was counted.
+    # Nine tokens of one row take nine forwards, whatever `draft_forwards` says.
     assert work.bytes_read == drawn * 20 + 2 * sum(10 + i for i in range(drawn))
 
 

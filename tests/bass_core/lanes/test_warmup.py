@@ -1,4 +1,4 @@
-"""A pair's first forwards happen before any lane's clock runs, once."""
+"""A pair's first forwards run once, before any lane's clock starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TARGET = tiny("llama")
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The decoders that warmed something up."""
+    """The decoders made for a warm-up."""
     made: list[Any] = []
     build = warmup.build_bass
 
@@ -36,7 +36,7 @@ def test_once_a_pair(built: list[Any], draft: Any) -> None:
     assert len(built) == 1
     first = next(race(other, row, max_new_tokens=9))
     assert len(built) == 2
-    # A prefill and a round, of which no lane knows.
+    # The warm-up's prefill and one round, which no lane counts.
     assert [decoder.target_forwards for decoder in built] == [2, 2]
     assert all(lane["metrics"]["target_forwards"] <= 9 for lane in first["lanes"].values())
 

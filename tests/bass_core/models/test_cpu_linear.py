@@ -1,7 +1,7 @@
-"""Packed linear layers: what torch computes, in whichever layout the weights take.
+"""Packed linear layers give torch's results, in whichever layout the weights take.
 
-Contract: both kinds of CPU are covered on either of them, by setting what `matmul_dtype` answers: one that
-multiplies bfloat16 natively, and one that would have to emulate it.
+Contract: any CPU tests both kinds by patching the result of `matmul_dtype`: CPUs that multiply bfloat16 natively
+and CPUs that would have to emulate it.
 """
 
 import pytest
@@ -31,7 +31,7 @@ def exact(layers, x):
 
 @pytest.fixture
 def without_bfloat16(monkeypatch):
-    """As on a CPU that has to emulate bfloat16 products."""
+    """A CPU that would have to emulate bfloat16 products."""
     monkeypatch.setattr(packed, "matmul_dtype", lambda dtype: torch.float32)
 
 
@@ -125,7 +125,7 @@ def test_a_model_says_whether_its_sums_are_rounded_to_16_bits(native):
     assert not ModelPair(tiny("llama")).target_step.low_precision
     model = tiny("llama").to(torch.bfloat16)
     for weight in model.parameters():
-        weight[weight.abs() < 2.0**-14] = 0  # below, float16 has fewer bits than bfloat16
+        weight[weight.abs() < 2.0**-14] = 0  # below 2**-14, float16 has fewer bits than bfloat16
     assert not ModelPair(model).target_step.low_precision
     model.lm_head.weight[0, 0] = 2.0**17
     assert ModelPair(model).target_step.low_precision == (native == torch.bfloat16)

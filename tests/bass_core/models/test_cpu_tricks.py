@@ -1,4 +1,4 @@
-"""Each trick of a CPU's forward gives what the plain code beside it gives."""
+"""Each shortcut of the CPU's forward gives the same result as the plain code beside it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bass_core.models.weights.cpu_tricks import (
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4])
 def test_the_norm_by_hypot_is_rmsnorm(scale: float) -> None:
-    """Vectors of zeros and nearly zeros as well, where eps decides."""
+    """Includes vectors of zeros and near zeros, where eps dominates."""
     x = scale * torch.randn(3, 5, 48, generator=torch.Generator().manual_seed(0))
     x[0, 0] = 0
     weight = torch.randn(48)
@@ -28,7 +28,7 @@ def test_the_norm_by_hypot_is_rmsnorm(scale: float) -> None:
 
 
 def test_the_complex_product_is_the_rotation() -> None:
-    """Of a layer's outputs, three heads of 8, at four positions: in the order of `pairs`."""
+    """For a layer's outputs at four positions, three heads of 8; components in the order of `pairs`."""
     heads, dim = 3, 8
     layer = nn.Linear(16, heads * dim).requires_grad_(False)
     x, angles = torch.randn(4, 16), torch.randn(4, dim // 2)

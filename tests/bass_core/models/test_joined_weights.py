@@ -1,6 +1,6 @@
-"""Weights that are joined for a GPU: kept once, while the model that was handed in stays what it was.
+"""Weights joined for a GPU: stored once, and the model that was handed in still works as before.
 
-Contract: a CPU is told that it is an accelerator, where the parameters become views of the joined weights.
+Contract: a CPU is made to pass for an accelerator, on which the parameters become views of the joined weights.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def storage(tensor: Tensor) -> int:
 
 
 def held(*tensors: Tensor) -> int:
-    """Bytes of the storages behind the tensors, each counted once."""
+    """Total bytes of the tensors' storages, each storage counted once."""
     return sum({storage(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}.values())
 
 
@@ -107,7 +107,7 @@ def test_it_can_still_be_saved_copied_and_trained(tmp_path: Path) -> None:
     model(ids, labels=ids).loss.backward()
     optimizer.step()
     assert not torch.equal(weight, values["model.layers.0.mlp.up_proj.weight"])
-    # What is trained is what is read, and loading writes in place.
+    # Training and loading in place change the weights that the forward reads.
     assert torch.equal(step.blocks[0].gate_up[128:], weight)
     model.load_state_dict(values)
     assert torch.equal(step.blocks[0].gate_up[128:], values["model.layers.0.mlp.up_proj.weight"])

@@ -1,6 +1,6 @@
-"""What a GPU is given by what it can do: dtype, attention and products, from its compute capability alone.
+"""What each GPU gets, from its compute capability alone: dtype, attention and matrix products.
 
-Contract: nothing is launched; the capability is a number that the test sets.
+Contract: nothing is launched; the test sets the compute capability.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def test_a_t4_gets_float16(gpu: Any) -> None:
         gpu(capability)
         assert default_dtype(CUDA) == pick_dtype("auto", CUDA) == dtype
         assert default_dtype(CPU) == torch.bfloat16
-        # What was asked for, or what a catalogue entry names, stays.
+        # A dtype that the user or a catalogue entry names is kept.
         assert pick_dtype("bfloat16", CUDA) == torch.bfloat16
 
 
@@ -63,7 +63,7 @@ def test_attention_by_what_is_fast_there(gpu: Any) -> None:
         assert choose_backend("auto", CPU, half) == "sdpa"
     gpu(HOPPER, triton=False, flash=flash)
     assert choose_backend("auto", CUDA, torch.float32) == choose_backend("auto", CUDA) == "sdpa"
-    # A kernel that runs is not refused to who asks for it.
+    # A kernel that works there may still be chosen by name.
     gpu(T4)
     assert choose_backend("fused", CUDA, half) == "fused"
 
@@ -85,7 +85,7 @@ def test_flash_is_refused_where_it_can_not_run(gpu: Any, capability: Any, dtype:
 
 
 def test_products_are_torchs_where_triton_reaches_no_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels of cache and rotation stay: they multiply nothing."""
+    """The kernels for the cache and the rotation stay in use, as they multiply no matrices."""
     model = tiny("llama")
     assert LlamaCuda(model).plan == Plan()
     monkeypatch.setattr(gpu_model, "has_tensor_cores", lambda device: False)

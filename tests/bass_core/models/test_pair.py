@@ -1,4 +1,4 @@
-"""What makes a pair, what is refused, and that the models handed in stay as they were."""
+"""What makes a pair, what is refused, and that the models handed in stay unchanged."""
 
 import subprocess
 import sys

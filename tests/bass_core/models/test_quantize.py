@@ -1,4 +1,4 @@
-"""int8 weights: refused in a sentence without torchao; with it, every method writes what `generate` writes."""
+"""int8 weights: a one-sentence error without torchao; with it, every method writes the text of `generate`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from bass_core.models import select
 from bass_core.models.base import CausalModel
 from bass_core.models.forward import ForwardBatch
 from bass_core.models.llama_cuda import LlamaCuda, Plan
+from bass_core.models.llama_int8 import LlamaInt8, fits
 from bass_core.models.weights import quantize
-from bass_core.models.weights.llama_int8 import LlamaInt8, fits
 from bass_core.models.weights.quantize import int8_weights, is_quantized
 from tests.models import prompts, reference, tiny
 
 
 class Bytes(Tensor):
-    """Stands in for torchao's Int8Tensor: bytes and a scale for each row, which a linear layer widens."""
+    """Stands in for torchao's Int8Tensor: int8 values and a scale per row, which a linear layer dequantizes."""
 
     qdata: Tensor
     scale: Tensor
@@ -79,7 +79,7 @@ def test_a_quantised_model_runs_its_own_forward() -> None:
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 @pytest.mark.parametrize("kernels", [False, True])
 def test_the_bytes_alone_give_the_same_logits(architecture: str, kernels: bool) -> None:
-    """Three rows, and one, against the model's own forward over the widened weights."""
+    """Three rows, and one, against the model's own forward over the dequantized weights."""
     model = in_bytes(architecture)
     assert is_quantized(model) and fits(model) and not fits(tiny(architecture))
     theirs, ours = CausalModel(model), LlamaInt8(model)
@@ -99,7 +99,7 @@ def test_the_bytes_alone_give_the_same_logits(architecture: str, kernels: bool) 
 
 
 def test_the_bytes_are_read_only_where_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (select, sys.modules["bass_core.models.weights.llama_int8"]):
+    for module in (select, sys.modules["bass_core.models.llama_int8"]):
         monkeypatch.setattr(module, "is_accelerator", lambda device: True)
     monkeypatch.setattr(select.llama_cuda, "has_room", lambda model: True)
     model = in_bytes()

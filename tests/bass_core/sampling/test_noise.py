@@ -1,4 +1,4 @@
-"""The noise: known answers, uniformity, and independence of what it must be independent of."""
+"""The noise: known answers, uniformity, and independence across seeds, ids, positions and tokens."""
 
 import random
 from itertools import combinations
@@ -13,7 +13,7 @@ MASK = 0xFFFFFFFF
 
 
 def test_philox_known_answers():
-    """The published vectors of Philox4x32-10 (Random123's kat_vectors)."""
+    """The published test vectors of Philox4x32-10 (Random123's kat_vectors)."""
     zeros = philox(tuple(torch.zeros(1, dtype=torch.long) for _ in range(4)), (0, 0))
     assert [int(word) for word in zeros] == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
     ones = philox(tuple(torch.full((1,), MASK) for _ in range(4)), (MASK, MASK))
@@ -21,7 +21,7 @@ def test_philox_known_answers():
 
 
 def plain_philox(counter, key):
-    """The ten rounds of Salmon et al. (SC 2011) in Python's own integers."""
+    """The ten rounds of Philox4x32-10 (Salmon et al., SC 2011) in Python integers."""
     (a, b, c, d), (k, m) = counter, key
     for _ in range(10):
         left, right = a * 0xD2511F53, c * 0xCD9E8D57
@@ -31,7 +31,7 @@ def plain_philox(counter, key):
 
 
 def test_words_of_any_key():
-    """Seeds and ids of more than 32 bits count whole."""
+    """Seeds and ids of more than 32 bits are used in full."""
     draw = random.Random(0)
     for _ in range(200):
         seed, key = draw.getrandbits(63), draw.getrandbits(63)
@@ -104,7 +104,7 @@ EXTREMES = [0, 1, 2, 0xFF, 2**23, 2**24 - 1, 2**24 + 1, 2**31 - 1, 2**31, 2**32 
 
 
 def test_the_extreme_words():
-    """From 2**-33 to 1 - 2**-24, rounded to nearest at each step, whichever type the words come in."""
+    """From 2**-33 to 1 - 2**-24, rounded to nearest at each step, whatever integer type the words have."""
     made = to_uniform(torch.tensor(EXTREMES).float())
     for word, u in zip(EXTREMES, made.tolist(), strict=True):
         nearest = np.float32(word) * np.float32(2**-32) + np.float32(2**-33)
@@ -115,7 +115,7 @@ def test_the_extreme_words():
 
 
 def test_exponentials_are_fine_where_they_are_small():
-    """Nothing is 0 or infinite, and an unlikely token is drawn as often as it should be, down to 2**-32."""
+    """None is 0 or infinite, and unlikely tokens are drawn as often as they should be, down to 2**-32."""
     u = to_uniform(torch.tensor(EXTREMES).float())
     small = torch.log1p(-u)
     assert small.isfinite().all() and small.max() < 0
@@ -126,13 +126,13 @@ def test_exponentials_are_fine_where_they_are_small():
     for below in (2.0**-10, 2.0**-16, 2.0**-19):
         expected = many.numel() * below
         assert abs(int((many < below).sum()) - expected) < 4 * expected**0.5
-    # On a grid of 2**-23 these thousands would be a few hundred numbers.
+    # On a grid of 2**-23, these thousands of values would be only a few hundred distinct numbers.
     smallest = many[many < 2.0**-11]
     assert len(smallest.unique()) > 0.99 * len(smallest) > 1000
 
 
 def test_pairs_of_neighbours_fill_the_square():
-    """Correlation sees lines alone: here neighbouring tokens, positions and ids fall evenly into 16 x 16 cells."""
+    """Correlation only sees linear dependence: here pairs of neighbours must fill 16 x 16 cells evenly."""
     sample = _tokens(ids=64, positions=64, size=64)
     neighbours = {
         "tokens": (sample[..., :-1], sample[..., 1:]),
@@ -145,6 +145,6 @@ def test_pairs_of_neighbours_fill_the_square():
 
 
 def test_the_largest_of_many_is_no_favourite():
-    """What Gumbel-max reads: each of 50 tokens wins equally often, over positions."""
+    """As Gumbel-max needs: over positions, each of 50 tokens wins equally often."""
     winners = _tokens(ids=100, positions=200, size=50).argmax(-1).flatten()
     assert stats.chisquare(torch.bincount(winners, minlength=50).numpy()).pvalue > 1e-3

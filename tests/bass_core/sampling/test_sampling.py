@@ -1,4 +1,4 @@
-"""The largest value's index, on which every greedy choice and every draw rests, and what is drawn from."""
+"""The argmax, on which every greedy choice and every draw rests, and the probabilities that draws use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The batch that stops at its first rejection: lengths stay alike, and the text is the target's."""
+"""Common stop: all rows stop at the batch's first rejection, lengths stay equal, the text is the target's."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from ...models import NEAR, perturbed, prompts, tiny
 
 
 def test_a_common_stop_keeps_the_lengths_alike_and_the_text():
-    """All rows of a round write what the batch's first rejection leaves; the words are the target's."""
+    """In a round, all rows write as many tokens as the first rejection leaves; the text is the target's."""
     target = tiny("llama")
     pair = ModelPair(target, perturbed(target, NEAR["llama"]))
     rows = prompts(3, longest=8)
@@ -26,7 +26,7 @@ def test_a_common_stop_keeps_the_lengths_alike_and_the_text():
             texts[row.sequence] += row.tokens
             assert row.accepted == least or row.finish_reason
             if round_.kind == "verify" and len(row.tokens) > least and len(row.drafted) > least:
-                # The last token is a draft that stood, or the target's own where this row was refused.
+                # The last token is an accepted draft or, where this row was refused, the target's own token.
                 stood = row.p[least] == 1
                 assert row.origins[least] == ("accepted" if stood else "recovered")
                 assert row.tokens[least] == row.drafted[least] or not stood
@@ -37,7 +37,7 @@ def test_a_common_stop_keeps_the_lengths_alike_and_the_text():
 
 
 def test_a_common_stop_hands_on_the_draft_with_its_probability():
-    """Sampled: the draft in the place of the target's own token keeps p as it was tested by."""
+    """Sampled: an accepted draft in the place of the target's own token keeps the p it was tested with."""
     target = tiny("llama")
     pair = ModelPair(target, perturbed(target, NEAR["llama"]))
     cut = 0

@@ -1,9 +1,9 @@
-"""Graphs of the emulated device: a capture keeps a tape of operators, a replay runs it again.
+"""Graphs of the emulated device: a capture records a tape of operators, and a replay runs the tape again.
 
-Contract: as with CUDA, a capture computes nothing: what stood before stands after it, and its outputs are NaN
-until a replay. Host numbers are frozen as they were; memory made inside is NaN before each replay; reading or
-waiting in a capture raises and makes it fail at its end. `at_end` is called as a capture ends: it may raise, or
-take time.
+Contract: as with CUDA, a capture computes nothing: memory keeps its contents, and the outputs are NaN until a
+replay. Host numbers are frozen at capture; memory allocated inside is NaN before each replay; reading or waiting
+during a capture raises and makes the capture fail at its end. `at_end` is called when a capture ends: it may raise
+or take time.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from . import memory, order, streams
 from .memory import Memory
 
 at_end: Callable[[], None] | None = None
-# Captures that began, failed ones too.
+# Number of captures begun, failed ones included.
 captured = 0
 _handles = itertools.count(1)
 
 
 @dataclass
 class Pool:
-    """Memory that graphs share: they must not run side by side."""
+    """Memory that graphs share, so they must not run at the same time."""
 
     writer: tuple[order.Key, int] | None = None
     readers: dict[order.Key, int] = field(default_factory=dict)
@@ -41,7 +41,7 @@ _pools: dict[Any, Pool] = {}
 
 @dataclass
 class Recorded:
-    """An operator with CPU tensors in place of the device's, and where its results go."""
+    """An operator with CPU tensors in place of the device's, and the tensors its results go to."""
 
     operator: Callable[..., Any]
     args: tuple[Any, ...]
@@ -51,14 +51,14 @@ class Recorded:
     def run(self) -> None:
         fresh = [out for out in tree_leaves(self.operator(*self.args, **self.named)) if isinstance(out, Tensor)]
         for old, new in zip(self.results, fresh, strict=True):
-            # A view, or what was written in place, stands where it stood.
+            # Views and in-place results already share the recorded memory.
             if old.untyped_storage()._cdata != new.untyped_storage()._cdata:
                 old.copy_(new)
 
 
 @dataclass
 class Capture:
-    """A tape that is being written."""
+    """A tape being recorded."""
 
     key: order.Key
     mode: str
@@ -73,7 +73,7 @@ class Capture:
     before: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def will_write(self, target: Memory) -> None:
-        """Remember what stands there now, to be put back: a capture writes nothing."""
+        """Save the current contents, to be restored at the end: a capture writes nothing."""
         if id(target) not in self.writes and id(target) not in self.inside:
             now = _bytes(target)
             self.before.append((now, now.clone()))
@@ -94,7 +94,7 @@ def _bytes(target: Memory) -> Tensor:
 
 
 def poison(tensors: list[Tensor]) -> None:
-    """NaN, or an integer that is no index."""
+    """Fill with NaN, True, or the largest integer, which is no valid index."""
     for tensor in tensors:
         if tensor.is_floating_point() or tensor.is_complex():
             tensor.fill_(torch.nan)
@@ -105,7 +105,7 @@ def poison(tensors: list[Tensor]) -> None:
 
 
 def of(key: order.Key) -> Capture | None:
-    """The capture that a stream is in."""
+    """The capture that a stream is part of, if any."""
     return next((capture for capture in order.captures if capture.key == key), None)
 
 
@@ -114,12 +114,12 @@ def is_current_stream_capturing() -> bool:
 
 
 def graph_pool_handle() -> tuple[int, int]:
-    """A name for memory that graphs may share."""
+    """An id for memory that graphs may share."""
     return (0, next(_handles))
 
 
 class CUDAGraph:
-    """A tape that can be run again."""
+    """A tape that can be replayed."""
 
     def __init__(self, keep_graph: bool = False) -> None:
         self._capture: Capture | None = None
@@ -141,7 +141,7 @@ class CUDAGraph:
         order.captures.append(self._capture)
 
     def capture_end(self) -> None:
-        """Raises where the capture was broken; the allocator and the thread's stream then stay as they are."""
+        """Raises if the capture is broken; the allocator and the thread's current stream then stay as they are."""
         capture = self._capture
         assert capture is not None, "capture_end without capture_begin"
         order.captures.remove(capture)
@@ -166,7 +166,7 @@ class CUDAGraph:
         capture.reads, capture.writes, capture.before = {}, {}, []
 
     def replay(self) -> None:
-        """Run the tape on what stands in its inputs now, in the order of the current stream."""
+        """Run the tape on the current contents of its inputs, ordered by the current stream."""
         if self._capture is None:
             raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
         if any(ref() is None for ref in self._outside):
@@ -191,7 +191,7 @@ class CUDAGraph:
 
 
 class graph:
-    """A capture for the length of a block, with torch.cuda.graph's signature and its order of steps."""
+    """A capture of the block's work, with torch.cuda.graph's signature and order of steps."""
 
     def __init__(
         self,
@@ -213,6 +213,6 @@ class graph:
         self.cuda_graph.capture_begin(pool=self.pool, capture_error_mode=self.mode)
 
     def __exit__(self, *error: object) -> None:
-        # As in torch: where this raises, the thread is left on the capture's stream.
+        # As in torch: if this raises, the thread stays on the capture's stream.
         self.cuda_graph.capture_end()
         self.stream_ctx.__exit__(*error)

@@ -1,9 +1,9 @@
-"""Tensors of the device "emul", and its operators: torch's PrivateUse1, in Python, computed by the CPU.
+"""Tensors and operators of the device "emul": torch's PrivateUse1, in Python, computed by the CPU.
 
 Contract: importing this registers the device for the rest of the process; nothing else changes. A tensor of the
-device has the shape, strides and views it would have anywhere, but no data: what it stands for is a CPU storage
-(memory.py). An operator that gets tensors of two devices raises, as a GPU would; what is read on the host is
-counted (ledger.py); each operator belongs to the current stream (order.py), or to the tape of a capture there.
+device has the usual shape, strides and views, but no data: it stands for a CPU storage (memory.py). An operator
+given tensors of two devices raises, as on a GPU; reads on the host are counted (ledger.py); each operator belongs
+to the current stream (order.py), or to the tape of a capture on that stream.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from .transfers import copy, host_reads
 CPU = torch.device("cpu")
 _SET = torch.ops.aten.set_.source_Storage_storage_offset
 _ON_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-# Their results' sizes depend on values, so that the host has to wait for them; or they are values.
+# Operators that make the host wait: their results are values, or have sizes that depend on values.
 _READS = {
     "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::nonzero", "aten::masked_select",
     "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive",
 }  # fmt: skip
-# Where indices may be the host's, and masks are counted; for "index" torch takes care of both by itself.
+# Operators whose indices may be on the host and whose masks the host counts; torch handles both for "index".
 _INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 _RANDOM = ("rand", "normal", "uniform", "bernoulli", "multinomial", "exponential", "dropout")
 
 
 class _Shell(torch.Tensor):
-    """Only to make tensors of a device that has no data: what is kept is its plain copy."""
+    """Used only to make tensors of a device without data; `wrap` keeps the plain tensor (`.data`)."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -49,7 +49,7 @@ def wrap(raw: Tensor, device: int) -> Tensor:
     """A tensor of the device that stands for a whole CPU tensor and shares its memory."""
     place, stands_for = torch.device(TYPE, device), raw.untyped_storage()
     storage = torch._C._construct_storage_from_data_pointer(stands_for.data_ptr(), place, stands_for.nbytes())
-    # Outside of inference mode: torch asks for plain tensors where a view of a plain one is taken.
+    # Outside inference mode, because torch requires plain tensors for a view of a plain tensor.
     with torch._C._InferenceMode(False), torch._C._DisableTorchDispatch():
         tensor: Tensor = torch.Tensor._make_wrapper_subclass(_Shell, (0,), dtype=raw.dtype, device=place).data
         _SET.redispatch(_ON_CPU, tensor, storage, 0, raw.size(), raw.stride())
@@ -68,7 +68,7 @@ def _run(op: Any, *args: Any, **named: Any) -> Any:
 
 
 def _each(x: Any, change: Callable[[Any], Any]) -> Any:
-    """Lists and tuples member by member; torch's own tree_map costs more than most operators here."""
+    """Applies `change` in lists, tuples and dicts; torch's tree_map costs more than most operators here."""
     if isinstance(x, list | tuple):
         return type(x)(_each(one, change) for one in x)
     return {name: _each(one, change) for name, one in x.items()} if isinstance(x, dict) else change(x)
@@ -83,7 +83,7 @@ def _leaves(values: Iterable[Any]) -> list[Any]:
 
 @dataclass(frozen=True)
 class _Facts:
-    """What an operator's schema says: its name, and which arguments are tensors and which are written."""
+    """An operator's schema: its name, its arguments, which of them are tensors, and which are written."""
 
     name: str
     arguments: tuple[str, ...]
@@ -103,7 +103,7 @@ def _facts(op: Any) -> _Facts:
 
 
 class _Call:
-    """One operator on the device."""
+    """One operator call on the device."""
 
     def __init__(self, op: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         self.op, self.args, self.named = op, args, named
@@ -118,7 +118,7 @@ class _Call:
 
     def _device(self) -> int:
         devices = {t.device.index for t in self.own}
-        # As on a GPU, a CPU scalar is welcome anywhere, and CPU indices where a tensor is indexed.
+        # As on a GPU, a CPU scalar is allowed anywhere, and CPU indices where a tensor is indexed.
         indices = _leaves(self.args[1]) if self.name in _INDEXED else []
         strangers = [t for t in self.tensors if not is_emulated(t) and t.dim() > 0]
         if len(devices) > 1 or (devices and any(all(t is not i for i in indices) for t in strangers)):
@@ -159,7 +159,7 @@ class _Call:
         if self.name not in _INDEXED or self.name == "aten::index":
             return False
         masks = [t for t in _leaves(self.args[1]) if is_emulated(t) and t.dtype in (torch.bool, torch.uint8)]
-        # One value put where a single mask is true is a masked fill.
+        # Writing one value under a single mask is a masked fill, which needs no count.
         fills = self.args[2].numel() == 1 and len(masks) == 1
         return bool(masks) and not fills
 
@@ -169,14 +169,14 @@ class _Call:
         return raws.get(id(x), x) if isinstance(x, Tensor) else x
 
     def _written(self) -> list[Tensor]:
-        """The arguments that the operator writes into."""
+        """The arguments that the operator writes to."""
         if not self.facts.written:
             return []
         given = dict(zip(self.facts.arguments, self.args, strict=False)) | self.named
         return [t for t in _leaves([given.get(name) for name in self.facts.written]) if is_emulated(t)]
 
     def _follow_resized(self, raws: dict[int, Tensor]) -> None:
-        """An `out` of another size than the result was given the result's: so is what shows it."""
+        """If the operator resized an `out` argument, give the device tensor the new size too."""
         for x in self._written():
             raw = raws[id(x)]
             if raw.size() != x.size() or raw.stride() != x.stride():
@@ -184,7 +184,7 @@ class _Call:
                 x.data = wrap(raw, self.device)
 
     def _show(self, out: Any, raws: dict[int, Tensor]) -> Any:
-        """A result as a tensor of the device: an argument, a view of one, or a new one."""
+        """A result as a tensor of the device: an argument, a view of one, or a new tensor."""
         if not isinstance(out, Tensor):
             return out
         address = out.untyped_storage()._cdata
@@ -198,11 +198,11 @@ class _Call:
         return wrap(out if whole else out.clone(), self.device)
 
     def _note(self, args: tuple[Any, ...], named: dict[str, Any], written: list[Tensor], shown: Any) -> None:
-        """On the stream or on the tape."""
+        """Record the operator on the stream or on the capture's tape."""
         results = [t for t in _leaves((shown,)) if is_emulated(t)]
         reads = {id(m): m for m in map(memory_of, self.own)}
         writes = {id(m): m for m in map(memory_of, written)}
-        # Empty memory is nothing that was written: whoever reads it before it is gets NaN in a replay.
+        # Empty memory does not count as written: a replay that reads it before writing it gets NaN.
         empty = self.name.startswith("aten::empty")
         if not empty:
             writes |= {id(m): m for m in map(memory_of, results) if id(m) not in reads}
@@ -216,13 +216,13 @@ class _Call:
 
 
 def _as_strided(x: Tensor, size: Any, stride: Any, offset: Any = None) -> Tensor:
-    """A view of the same memory: the CPU's own, which looks at no data."""
+    """A view of the same memory, made by the CPU's operator, which touches no data."""
     view: Tensor = torch.ops.aten.as_strided.default.redispatch(_ON_CPU, x, size, stride, offset)
     return view
 
 
 def _of_cpu(name: str) -> Callable[..., Any]:
-    """A view that torch makes for each device by itself, though it looks at no data."""
+    """A view operator that torch implements per device although it touches no data."""
     packet, _, overload = name.partition(".")
     op = getattr(getattr(torch.ops.aten, packet), overload or "default")
     return lambda *args, **named: op.redispatch(_ON_CPU, *args, **named)
@@ -240,6 +240,6 @@ _any.fallback(_run, "PrivateUse1")
 _aten.impl("_copy_from", copy, "PrivateUse1")
 for _name in ["as_strided", "view", "_reshape_alias", "unfold", "view_as_real", "view_as_complex"]:
     _aten.impl(_name, _of_cpu(_name), "PrivateUse1")
-# Left to itself, torch would make these empty and fill them by way of `out`.
+# By default torch would make these tensors empty and fill them through `out`.
 for _name in ["arange", "arange.start", "arange.start_step", "linspace", "eye", "scalar_tensor"]:
     _aten.impl(_name, _made_by(_name), "PrivateUse1")

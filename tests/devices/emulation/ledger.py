@@ -1,6 +1,6 @@
-"""What the emulated device notes down for a test to look at.
+"""What the emulated device records for tests to read.
 
-Contract: counters only grow until `clear`; nobody but the emulation writes them.
+Contract: counters only grow until `clear`; only the emulation writes them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Race:
-    """Work of two streams on the same memory that nothing puts in an order."""
+    """Work of two streams on the same memory, with no order between them."""
 
     operator: str
     stream: tuple[int, int]
@@ -19,17 +19,17 @@ class Race:
     kind: str
 
 
-# Values read on the host, by what read them: each makes the host wait for the device.
+# Values read on the host, by operator; each read makes the host wait for the device.
 reads: Counter[str] = Counter()
-# Explicit waits of the host: "device", "stream" and "event".
+# Explicit waits of the host, by kind: "device", "stream" and "event".
 waits: Counter[str] = Counter()
-# Copies from the host: "queued", "blocking" (the host waits for the stream), "captured" (frozen in a graph).
+# Copies from the host, by kind: "queued", "blocking" (the host waits) and "captured" (frozen in a graph).
 uploads: Counter[str] = Counter()
 races: list[Race] = []
 
 
 def clear() -> None:
-    """Forget everything noted so far."""
+    """Reset all records."""
     for counter in (reads, waits, uploads):
         counter.clear()
     races.clear()

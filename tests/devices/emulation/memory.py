@@ -1,7 +1,7 @@
-"""The emulated device's memory: what stands where, how much is taken, and when there is no more.
+"""The emulated device's memory: contents, use, and running out.
 
-Contract: a Memory lives as long as a tensor that shows it; a graph's own memory as long as the graph. What was
-freed stays reserved until `empty_cache`, as with torch's allocator, a graph's until the graph is gone.
+Contract: a Memory lives as long as a tensor that shows it; a graph's own memory as long as the graph. As with
+torch's allocator, freed memory stays reserved until `empty_cache`, and a graph's until the graph is gone.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from torch import Tensor
 from . import order
 from .order import TYPE
 
-# Of each device; a test may set it.
+# Bytes of each device; a test may set it.
 total_bytes = 4 << 30
 _allocated = [0] * order.DEVICES
 _cached = [0] * order.DEVICES
-# Of each pool that graphs hold on a device: bytes taken, and those of them that tensors show.
+# For each pool of a device's graphs: bytes taken, and the part of them that tensors show.
 _pools: dict[tuple[int, Any], list[int]] = {}
 # Set by a capture that failed to end: torch's allocator then refuses to give memory back.
 stuck = False
-# By the address of the storage that a tensor shows; the values hold what it stands for on the CPU.
+# From the address of a tensor's storage to the memory it stands for on the CPU.
 _shown: dict[int, Memory] = {}
 
 
 class Memory:
-    """One allocation: a CPU storage that stands for it, and who touched it last."""
+    """One allocation: the CPU storage that stands for it, its last writer, and its readers since."""
 
     def __init__(self, storage: torch.UntypedStorage, device: int, pool: Any = None) -> None:
         self.storage, self.device, self.pool = storage, device, pool
@@ -63,7 +63,7 @@ def _pools_of(device: int) -> dict[Any, list[int]]:
 
 
 def show(tensor: Tensor, memory: Memory) -> None:
-    """Let a tensor of the device, fresh from its making, stand for that memory."""
+    """Let a newly made tensor of the device stand for that memory."""
     storage = tensor.untyped_storage()
     _shown[storage._cdata] = memory
     weakref.finalize(storage, _forget, storage._cdata).atexit = False
@@ -82,14 +82,14 @@ def is_emulated(x: object) -> bool:
 
 
 def raw_of(x: Any) -> Any:
-    """The CPU tensor that one of the device stands for, sharing its memory; anything else as it is."""
+    """For a tensor of the device, the CPU tensor it stands for, sharing its memory; anything else unchanged."""
     if not is_emulated(x):
         return x
     return torch.empty(0, dtype=x.dtype).set_(memory_of(x).storage, x.storage_offset(), x.size(), x.stride())
 
 
 def give_back(device: int, pool: Any, nbytes: int) -> None:
-    """A graph is gone, and with it so much of its pool."""
+    """Return a freed graph's bytes from its pool."""
     _pools[device, pool][0] -= nbytes
 
 
@@ -100,13 +100,13 @@ def memory_allocated(device: Any = None) -> int:
 
 
 def memory_reserved(device: Any = None) -> int:
-    """Bytes taken from the device: what tensors show, what was freed and is kept, and what graphs hold."""
+    """Bytes taken from the device: shown by tensors, freed but kept, or held by graphs."""
     number = order.index_of(device)
     return _cached[number] + sum(held for held, _ in _pools_of(number).values())
 
 
 def memory_snapshot() -> list[dict[str, Any]]:
-    """A segment for each device's own memory, whose pool is (0, 0), and for each pool of graphs."""
+    """One segment for each device's own memory, with pool id (0, 0), and one for each pool of graphs."""
     own = {(number, (0, 0)): (_cached[number], _allocated[number]) for number in range(order.DEVICES)}
     return [
         {"device": number, "segment_pool_id": pool, "total_size": held, "allocated_size": shown}
@@ -115,12 +115,12 @@ def memory_snapshot() -> list[dict[str, Any]]:
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Bytes free, and all there are."""
+    """Free bytes and total bytes."""
     return max(0, total_bytes - memory_reserved(device)), total_bytes
 
 
 def empty_cache() -> None:
-    """Give back what no tensor shows. Raises where a capture that failed has left the allocator as it was."""
+    """Give back what no tensor shows; raises if a failed capture has left the allocator stuck."""
     if stuck:
         raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
     _cached[:] = _allocated

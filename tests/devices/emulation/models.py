@@ -1,6 +1,6 @@
-"""The conformance suite's models and cases, on the emulated device; and tensors there.
+"""The conformance suite's models and cases on the emulated device, and small tensors there.
 
-Contract: `run` gives what a case writes there; a pair is made once, and its models share nothing with the CPU's.
+Contract: `run` returns the text that a case writes there; a pair is made once and shares no models with the CPU's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...conformance import table
 from ...models import NEAR, perturbed, tiny
 
 TYPE = "emul"
-# Of the conformance suite's texts only the beginning: each operator of the device costs a Python call.
+# New tokens per text, fewer than in the conformance suite: each operator of the device costs a Python call.
 TOKENS = 8
 
 
@@ -39,7 +39,7 @@ def pair(architecture: str, kind: str) -> ModelPair:
 
 
 def run(case: table.Case, **arguments: Any) -> Generation:
-    """What the case's method writes there; arguments in place of the case's own."""
+    """The text that the case's method writes there; `arguments` override the case's own."""
     draft = table.DRAFTS[case.draft]
     asked = {
         "method": case.method,

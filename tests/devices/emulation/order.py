@@ -1,9 +1,9 @@
-"""Which work of the emulated device comes after which, and what the host waits for.
+"""The order of the emulated device's work, and what the host waits for.
 
-Contract: work is done at once, in the order in which the host asks for it; what is emulated is what the order
-would have been worth on a GPU. Each stream has a vector clock; memory that two streams touch without an order
-between them is noted in `ledger.races`. Copies to the host that do not block arrive when the host waits for them.
-Times are made up: each operator takes OP_MS of its stream, so that equal work takes equal times.
+Contract: work is done at once, in the order of the host's calls; only the order a GPU would guarantee is emulated.
+Each stream has a vector clock; if two streams touch the same memory without an order between them, `ledger.races`
+records it. Non-blocking copies to the host arrive when the host waits for them. Times are made up: each operator
+takes OP_MS milliseconds of its stream, so that equal work takes equal times.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Clock = dict[Key, int]
 
 
 class Touched(Protocol):
-    """Memory as far as its order is concerned: who wrote it last, and who has read it since."""
+    """What is tracked of a memory: its last writer, and its readers since."""
 
     writer: tuple[Key, int] | None
     readers: dict[Key, int]
 
 
 class Underway(Protocol):
-    """A capture, as far as calls of the host are concerned."""
+    """What the host's calls need to know of a capture."""
 
     key: Key
     thread: int
@@ -44,7 +44,7 @@ class Underway(Protocol):
 
 @dataclass
 class Queue:
-    """The work of one stream: what is known to come before its end, its time, and copies still under way."""
+    """A stream's work: what is known to come before its end, its time in ms, and copies still under way."""
 
     clock: Clock = field(default_factory=dict)
     ms: float = 0.0
@@ -60,7 +60,7 @@ local = threading.local()
 
 
 def index_of(device: Any = None) -> int:
-    """The number of a device given as torch takes it; the current device for None or one without a number."""
+    """The number of a device given in any form torch accepts; the current device for None or no number."""
     if device is None:
         return current_device()
     if isinstance(device, int):
@@ -77,7 +77,7 @@ def index_of(device: Any = None) -> int:
 
 
 def current_device() -> int:
-    """The current device of this thread."""
+    """This thread's current device."""
     return getattr(local, "device", 0)
 
 
@@ -88,7 +88,7 @@ def set_device(device: Any) -> None:
 
 @contextmanager
 def device(device: Any) -> Iterator[None]:
-    """The device as the current one of this thread, for a while."""
+    """Make a device this thread's current one for the block."""
     before = current_device()
     set_device(device)
     try:
@@ -102,7 +102,7 @@ def queue(key: Key) -> Queue:
 
 
 def forbid(what: str, key: Key | None = None) -> None:
-    """Raises where a capture under way forbids a call that waits, and ends that capture, as CUDA does."""
+    """Raises if a capture under way forbids a call that waits, and breaks that capture, as CUDA does."""
     for capture in captures:
         own = capture.thread == threading.get_ident()
         if capture.key == key or capture.mode == "global" or (capture.mode == "thread_local" and own):
@@ -117,7 +117,7 @@ def check_synchronising(what: str) -> None:
 
 
 def host_waits(clock: Clock) -> None:
-    """The host now knows that all of `clock` is done: copies arrive, and later work comes after it."""
+    """The host has waited for all work in `clock`: copies arrive, and later work comes after it."""
     for key, tick in clock.items():
         host[key] = max(tick, host.get(key, 0))
         own = queue(key)
@@ -127,13 +127,13 @@ def host_waits(clock: Clock) -> None:
 
 
 def follows(clock: Clock, other: Clock) -> None:
-    """What comes after `clock` now comes after `other` as well."""
+    """Order what comes after `clock` after `other` as well."""
     for key, tick in other.items():
         clock[key] = max(tick, clock.get(key, 0))
 
 
 def touch(key: Key, reads: Iterable[Touched], writes: Iterable[Touched], operator: str) -> int:
-    """One operator on a stream; notes a race for what no event or wait has put before it. Its tick."""
+    """One operator on a stream; records a race with unordered earlier work and returns the operator's tick."""
     own = queue(key)
     follows(own.clock, host)
     own.clock[key] += 1
@@ -163,7 +163,7 @@ def synchronize(device: Any = None) -> None:
 
 
 def set_sync_debug_mode(mode: int | str) -> None:
-    """0 or "default"; 2 or "error": reading on the host raises ("warn" is taken for "default")."""
+    """0 or "default": off; 2 or "error": reading on the host raises ("warn" counts as off)."""
     global sync_debug_mode
     sync_debug_mode = {"default": 0, "warn": 1, "error": 2}[mode] if isinstance(mode, str) else mode
 

@@ -1,4 +1,4 @@
-"""`torch.emul`: the module of the emulated device, with the shape of torch.cuda as far as it is used.
+"""`torch.emul`: the emulated device's module, with the parts of torch.cuda that are used.
 
 Contract: `kernels.support.runtime(device)` returns it for a device of type "emul".
 """
@@ -34,7 +34,7 @@ from .streams import stream as stream
 
 @dataclass(frozen=True)
 class Properties:
-    """What torch tells of a device."""
+    """The properties that torch reports of a device."""
 
     name: str
     total_memory: int
@@ -72,11 +72,11 @@ def _is_in_bad_fork() -> bool:
 
 
 def manual_seed_all(seed: int) -> None:
-    """Random numbers are the CPU's."""
+    """Does nothing of its own: random numbers come from the CPU."""
 
 
 def restore() -> None:
-    """As before any test: nothing counted, no hook, the default stream, no capture under way or failed."""
+    """Reset the emulation: counters, hooks, current streams, and captures under way or failed."""
     ledger.clear()
     capture.at_end, capture.captured, memory.stuck = None, 0, False
     order.captures.clear()

@@ -1,6 +1,6 @@
-"""Streams and events of the emulated device, as torch.cuda has them.
+"""Streams and events of the emulated device, as in torch.cuda.
 
-Contract: as in order.py. Streams come from a pool, in turn, so that two of them may be the same.
+Contract: as in order.py. Streams are handed out in turn from a pool, so two of them may be the same stream.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 
 from . import ledger, order
 
-# torch hands its streams out in turn from a pool of this many for each device and priority.
+# torch's number of pooled streams for each device and priority, handed out in turn.
 POOLED = 32
 _turns = {
     (number, urgent): itertools.cycle(range(1 + urgent * POOLED, 1 + (1 + urgent) * POOLED))
@@ -22,7 +22,7 @@ _turns = {
 
 
 class Stream:
-    """A stream of a device, one of POOLED, in turn; those of a priority below 0 are others."""
+    """One of a device's POOLED streams, in turn; priorities below 0 have a pool of their own."""
 
     def __init__(self, device: Any = None, priority: int = 0, *, stream_id: int | None = None) -> None:
         number = order.index_of(device)
@@ -65,12 +65,12 @@ class Stream:
 
 
 def default_stream(device: Any = None) -> Stream:
-    """The stream that work goes to where none was chosen."""
+    """The stream used where none was chosen."""
     return Stream(order.index_of(device), stream_id=0)
 
 
 def current_stream(device: Any = None) -> Stream:
-    """The stream of this thread on a device."""
+    """This thread's current stream on a device."""
     number = order.index_of(device)
     chosen: dict[int, Stream] = getattr(order.local, "streams", {})
     return chosen.get(number) or default_stream(number)
@@ -83,7 +83,7 @@ def set_stream(stream: Stream) -> None:
 
 
 class stream:
-    """A stream as this thread's current one; it never runs its exit where a capture fails to end (capture.py)."""
+    """Make a stream this thread's current one; not undone if a capture fails to end (capture.py)."""
 
     def __init__(self, stream: Stream | None) -> None:
         self.stream = stream
@@ -101,7 +101,7 @@ class stream:
 
 
 class Event:
-    """A point in a stream. Without a stream it is recorded on the current device's, wherever work was done."""
+    """A point in a stream; by default the current device's current stream, wherever the work was done."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
         self.timing = enable_timing
@@ -138,7 +138,7 @@ class Event:
         return True
 
     def elapsed_time(self, end: Event) -> float:
-        """Ms of the stream from this event to `end`, both waited for; made up."""
+        """Milliseconds of the stream from this event to `end`, once both are done; made up."""
         if not (self.timing and end.timing):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self.key is None or end.key is None:

@@ -1,7 +1,7 @@
-"""Copies between the host and the emulated device, and what they make the host wait for.
+"""Copies between the host and the emulated device, and the waits they cause.
 
-Contract: `copy` is copy_ between any two devices. A copy to the host that does not block arrives when the host
-waits.
+Contract: `copy` is copy_ between any two devices. A non-blocking copy to the host arrives when the host waits for
+it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .memory import is_emulated, memory_of, raw_of
 
 
 def host_reads(what: str, device: int) -> None:
-    """A value of the device is wanted on the host, which is going to wait for the current stream."""
+    """The host needs a value of the device, so it is about to wait for the current stream."""
     key = streams.current_stream(device).key
     order.forbid(what, key)
     order.check_synchronising(what)
@@ -24,7 +24,7 @@ def host_reads(what: str, device: int) -> None:
 
 
 def upload(what: str, blocking: bool, device: int) -> None:
-    """Numbers of the host go to the device; from memory that is not pinned the host waits."""
+    """Count a copy of host numbers to the device; a blocking one makes the host wait for the stream."""
     key = streams.current_stream(device).key
     if blocking:
         order.forbid(f"a blocking copy from the host ({what})", key)
@@ -44,7 +44,7 @@ def copy(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
             device = target.device.index
             if not is_emulated(source):
                 upload("copy", not non_blocking, device)
-                # The caller may change its own at once.
+                # The caller may change its own tensor right away.
                 source = source.clone()
             _on_device(source, target, device)
     return target
@@ -55,7 +55,7 @@ def _on_device(source: Tensor, target: Tensor, device: int) -> None:
     at = capture.of(key)
     reads = [memory_of(source)] if is_emulated(source) else []
     if reads and source.device != target.device:
-        # Between two devices torch makes the streams of both wait for each other.
+        # torch makes the two devices' streams wait for each other; here the target's waits for the source's.
         order.follows(order.queue(key).clock, order.queue(streams.current_stream(source.device).key).clock)
     args = (raw_of(target), raw_of(source))
     if at is None:
@@ -70,7 +70,7 @@ def _on_device(source: Tensor, target: Tensor, device: int) -> None:
 
 
 def _to_host(source: Tensor, target: Tensor, non_blocking: bool) -> None:
-    """At once, or, if it does not block, when the host waits: until then the target is as it was."""
+    """Blocking: copies at once. Non-blocking: the target keeps its old contents until the host waits."""
     device = source.device.index
     key = streams.current_stream(device).key
     order.forbid("a copy to the host", key)
@@ -86,6 +86,6 @@ def _to_host(source: Tensor, target: Tensor, non_blocking: bool) -> None:
 
 
 def _arrive(target: Tensor, content: Tensor) -> None:
-    """The target may be an inference tensor, which takes writes in that mode alone."""
+    """The target may be an inference tensor, which can only be written in inference mode."""
     plain = torch.empty(0, dtype=target.dtype)
     plain.set_(target.untyped_storage(), target.storage_offset(), target.size(), target.stride()).copy_(content)

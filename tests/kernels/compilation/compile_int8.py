@@ -1,8 +1,8 @@
-"""`python -m tests.kernels.compilation.compile_int8 80 90 120`: compile each variant of
-kernels/triton/linear_int8.py, with no GPU.
+"""`python -m tests.kernels.compilation.compile_int8 80 90 120`: compile the int8 kernels without a GPU.
 
-Contract: prints one JSON line a variant and architecture: {"kernel", "variant", "arch", "spills", "local",
-"shared"}, read from the cubin. Must run without TRITON_INTERPRET. Exit status 0.
+Contract: compiles each variant of kernels/triton/linear_int8.py and prints one JSON line for each variant and
+architecture: {"kernel", "variant", "arch", "spills", "local", "shared"}, read from the cubin. Must run without
+TRITON_INTERPRET. Exit status 0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OPTIONS = ("num_warps", "num_stages")
 
 
 def variants() -> Iterator[tuple[str, Any, ASTSource, dict[str, int]]]:
-    """Label, kernel, source and launch options: everything before and after the product, and in bfloat16 bare."""
+    """(label, kernel, source, launch options): with norm and residual; in bfloat16, also bare."""
     for dtype, rows, gate, bare in product(NAMES, (1, 16, 64), (False, True), (False, True)):
         if rows > linear_int8.MOST_ROWS[dtype.itemsize] or (bare and dtype != torch.bfloat16):
             continue
@@ -41,7 +41,7 @@ def variants() -> Iterator[tuple[str, Any, ASTSource, dict[str, int]]]:
 
 
 def source(kernel: Any, name: str, constants: dict[str, Any]) -> ASTSource:
-    """The kernel as Triton would see it at such a launch: pointers and sizes divisible by 16."""
+    """The kernel as Triton specialises it for such a launch: pointers and sizes divisible by 16."""
     types = {"weight": "*i8", "scale": "*fp32", "eps": "fp32", "m_size": "i32", "n_size": "i32", "k_size": "i32"}
     signature = {
         argument: "constexpr" if argument in constants else types.get(argument, f"*{name}")
@@ -53,7 +53,7 @@ def source(kernel: Any, name: str, constants: dict[str, Any]) -> ASTSource:
 
 
 def main(architectures: list[int]) -> None:
-    """Compile, print."""
+    """Compile every variant and print its line."""
     for arch, (label, kernel, code, options) in product(architectures, list(variants())):
         compiled = triton.compile(code, target=GPUTarget("cuda", arch, 32), options=options)
         row = {"kernel": kernel.__name__, "variant": label, "arch": arch, "shared": compiled.metadata.shared}

@@ -1,12 +1,11 @@
-"""`python -m tests.kernels.compilation.compile_variants --capability 75 80 89 90 120`: compile every kernel, with
-no GPU.
+"""`python -m tests.kernels.compilation.compile_variants --capability 75 80`: compile every kernel without a GPU.
 
-Contract: compiles each variant of variants.py with the Triton that is installed; needs torch and Triton alone, and
-must run without TRITON_INTERPRET. One JSON line a variant and capability: {"kernel", "variant", "capability",
-"registers", "local", "spills", "set_aside", "shared", "shared_limit"}, read from the cubin (spills are accesses to
-local memory in loops, set_aside those outside), or {"kernel", "variant", "capability", "error"}. Where one failed,
-spills, keeps local memory or takes more shared memory than there is, its line also goes to stderr, and the exit
-status is 1.
+Contract: compiles each variant of variants.py with the installed Triton, for 75, 80, 89, 90 and 120 by default;
+needs only torch and Triton, and must run without TRITON_INTERPRET. Prints one JSON line for each variant and
+capability: {"kernel", "variant", "capability", "registers", "local", "spills", "set_aside", "shared",
+"shared_limit"}, read from the cubin (spills: accesses to local memory inside loops; set_aside: those outside), or
+{"kernel", "variant", "capability", "error"}. The line of a variant that fails, spills, uses local memory or needs
+more shared memory than there is also goes to stderr, and the exit status is then 1.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from triton.backends.compiler import GPUTarget
 
 from tests.kernels.compilation.variants import SHARED, variants
 
-# Accesses to local memory outside loops that are let pass.
+# Tolerated number of local memory accesses outside loops.
 SET_ASIDE = 8
 
 
 def resources(cubin: bytes) -> dict[str, int]:
-    """Registers and bytes of local memory a thread, and how many instructions touch local memory, in loops or not.
+    """Registers and bytes of local memory per thread, and the instructions that access it in loops and outside.
 
-    What the compiler sets aside before a loop and fetches behind it costs nothing that could be measured.
+    What the compiler stores before a loop and reloads after it has no measurable cost.
     """
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -55,7 +54,7 @@ def resources(cubin: bytes) -> dict[str, int]:
 
 
 def compile_one(capability: int, index: int) -> dict[str, Any]:
-    """What the cubin of variant `index` takes, or why there is none."""
+    """The resources of variant `index`, or the error that stopped its compilation."""
     variant = next(islice(variants(capability), index, None))
     row: dict[str, Any] = {
         "kernel": variant.function.__name__, "variant": variant.label, "capability": capability
@@ -64,20 +63,20 @@ def compile_one(capability: int, index: int) -> dict[str, Any]:
     try:
         compiled = triton.compile(variant.source(), target=target, options=dict(variant.options))
     except Exception as error:
-        # The first line names the class alone in some versions.
+        # In some versions the first line holds only the class, so take the end of the message.
         return row | {"error": f"{type(error).__name__}: {' '.join(str(error).split())[-600:]}"}
     row |= resources(compiled.asm["cubin"])
     return row | {"shared": compiled.metadata.shared, "shared_limit": SHARED[capability]}
 
 
 def faulty(row: dict[str, Any]) -> bool:
-    """Whether the variant could not be compiled, spills, or would not fit."""
+    """Whether the variant failed to compile, spills, or does not fit."""
     spills = "error" in row or row["spills"] or row["local"] or row["set_aside"] > SET_ASIDE
     return bool(spills or row["shared"] > row["shared_limit"])
 
 
 def main() -> int:
-    """Compile on all cores, print."""
+    """Compile on all cores and print the lines."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--capability", type=int, nargs="+", choices=list(SHARED), default=list(SHARED))
     parser.add_argument("--kernel", help="this kernel alone, as attend")

@@ -1,6 +1,6 @@
-"""Every variant of every kernel compiles for Turing to Blackwell, keeps to its registers, and fits.
+"""Every kernel variant compiles for Turing to Blackwell, without register spills, and fits into shared memory.
 
-Contract: no GPU is needed; compilation runs in a process without TRITON_INTERPRET, under which it would fail.
+Contract: needs no GPU. Compilation runs in a process without TRITON_INTERPRET, under which it would fail.
 """
 
 from __future__ import annotations

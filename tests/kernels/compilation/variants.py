@@ -1,9 +1,9 @@
-"""Every variant of every kernel that is shipped or may be chosen, as Triton would see it at a launch.
+"""Every kernel variant that is shipped or may be chosen, as Triton specialises it at a launch.
 
-Contract: `variants(capability)` names them for one compute capability: in each dtype with every flag set, and in
-the dtype that models have there also without (no window, no norm, blocks that are not full). Non-goals: sizes of K
-that are no multiple of 16 at more than 16 rows, which no model has: they compile, and spill; products below
-compute capability 8.0, which are torch's.
+Contract: `variants(capability)` lists them for one compute capability: in each dtype with every flag set, and in
+the dtype usual there also with none (no window, no norm, blocks that are not full). Non-goals: K that is no
+multiple of 16 at more than 16 rows, which compiles with spills but occurs in no model; products below compute
+capability 8.0, which torch computes.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ NAMES = {
     torch.int64: "i64",
     torch.int32: "i32",
 }
-# Shared memory a program may take, in bytes (CUDA C++ Programming Guide, compute capabilities).
+# Most shared memory of a program in bytes, by compute capability (CUDA C++ Programming Guide).
 SHARED = {75: 64 * 1024, 80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 120: 99 * 1024}
-# 96 shares the kernel of 80.
+# Dimension 96 uses the same kernel as 80: both are padded to 128.
 HEAD_DIMS = (64, 80, 128, 256)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @dataclass
 class Variant:
-    """A kernel with the dtypes of its pointers, its floats, its constexprs and its launch options.
+    """A kernel with its pointers' dtypes, constexprs, launch options and the names of its float arguments.
 
-    odd: the name of a size that is no multiple of 16.
+    odd: the name of a size that is no multiple of 16; "" for none.
     """
 
     function: Any
@@ -51,7 +51,7 @@ class Variant:
     odd: str = ""
 
     def source(self) -> ASTSource:
-        """The kernel as Triton would see it at such a launch: pointers and sizes divisible by 16."""
+        """The kernel as Triton specialises it for such a launch: pointers and sizes divisible by 16."""
         signature: dict[str, str] = {}
         attrs: dict[tuple[int], list[list[Any]]] = {}
         for index, name in enumerate(self.function.arg_names):
@@ -64,20 +64,21 @@ class Variant:
                 signature[name] = "fp32"
             else:
                 signature[name] = "i32"
-                # Strides: but for the batch's and the number of query tokens all are multiples of a head.
+                # Strides and sizes are multiples of the head size, except those that count
+                # batch rows or query tokens.
                 if re.fullmatch(r"dim|vocab|[a-z]+_([a-z]|size|kv)", name) and name not in ("m_size", self.odd):
                     attrs[(index,)] = [["tt.divisibility", 16]]
         return ASTSource(self.function, signature, constexprs=self.constants, attrs=attrs)
 
 
 def split_options(tile: dict[str, int]) -> tuple[dict[str, Any], dict[str, int]]:
-    """Constexprs and launch options of a tile."""
+    """(constexprs, launch options) of a tile."""
     options = {name: tile[name] for name in ("num_warps", "num_stages") if name in tile}
     return {name: size for name, size in tile.items() if name not in options}, options
 
 
 def attention(capability: int, usual: torch.dtype) -> Iterator[Variant]:
-    """Each padded head dimension, exact or masked (80, 96), dtype and tile: in parts with every mask, and bare."""
+    """Each head dimension (80 and 96 are masked), dtype and tile: with window and soft-cap, and bare."""
     for dim, dtype, masks, whole in product(HEAD_DIMS, DTYPES, (True, False), (False, True)):
         if (dtype != usual and not masks) or (masks and whole):
             continue
@@ -106,20 +107,20 @@ def attention(capability: int, usual: torch.dtype) -> Iterator[Variant]:
 
 
 def products(usual: torch.dtype) -> Iterator[Variant]:
-    """Each tile that is shipped or a choice: with everything before and after the product, and bare."""
+    """Each tile that is shipped or may be chosen: with norm and residual, and bare."""
     for dtype, rows, gate, bare in product(DTYPES, (1, 16, 64), (False, True), (False, True)):
         if rows > linear.MOST_ROWS[dtype.itemsize] or (bare and dtype != usual):
             continue
         shapes = [linear.tiles(rows, gate, dtype.itemsize)]
         if rows == 64 and dtype == usual:
-            # One part, and eight.
+            # K in one part, and in eight.
             shapes += [linear.split_tiles(64, outputs, gate, 2, 264) for outputs in (50304, 640)]
         for tile in shapes:
             yield from one_product(dtype, rows, gate, bare, tile)
 
 
 def one_product(dtype: torch.dtype, rows: int, gate: bool, bare: bool, tile: dict[str, int]) -> Iterator[Variant]:
-    """The launch, or the two, of one product; a bare one has blocks of K that are not full."""
+    """The launches of a product, two if K is split; a bare one has a last block of K that is not full."""
     constants, options = split_options(tile)
     flags = {"NORM": not bare, "GATE": gate, "RESIDUAL": not bare}
     parts = tile.get("SPLIT_K", 1)
@@ -141,7 +142,7 @@ def one_product(dtype: torch.dtype, rows: int, gate: bool, bare: bool, tile: dic
 
 
 def writes(usual: torch.dtype) -> Iterator[Variant]:
-    """Cache writes, with heads that are normalised and without, and of 80 dimensions."""
+    """Cache writes, with and without norms of queries and keys, for head dimensions 80 and 128."""
     for dtype, dim in product(DTYPES, (80, 128)):
         if dtype != usual and dim != 128:
             continue
@@ -157,9 +158,9 @@ def writes(usual: torch.dtype) -> Iterator[Variant]:
 
 
 def decisions() -> Iterator[Variant]:
-    """Each verification as it is launched: q or point masses, next token drawn or the target's own choice; draws.
+    """Each verification that is launched (soft: q is given; drawn: the next token is sampled), draws, and top-p.
 
-    A vocabulary is seldom a multiple of 16: with two lanes it is none.
+    Vocabularies are seldom multiples of 16, so the variant with two lanes has one that is not.
     """
     floats = dict.fromkeys(("p", "q", "p_out", "q_out", "u_out", "weights"), torch.float32)
     integers = ("drafts", "num_drafted", "choices", "sequences", "positions", "begins", "seed", "streams", "ids")
@@ -192,7 +193,7 @@ def decisions() -> Iterator[Variant]:
 
 
 def variants(capability: int) -> Iterator[Variant]:
-    """All for one compute capability."""
+    """All variants for one compute capability."""
     usual = torch.float16 if capability < 80 else torch.bfloat16
     yield from attention(capability, usual)
     if capability >= 80:

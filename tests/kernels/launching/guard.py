@@ -1,9 +1,9 @@
-"""`python -m tests.kernels.launching.guard end|start|beyond`: launches on tensors beside pages that must not be
-touched.
+"""`python -m tests.kernels.launching.guard end|start|beyond`: run each launch on tensors next to guard pages.
 
-Contract: "end" puts each tensor, inputs and what kernels allocate, right before a page without access, "start"
-right behind one, and prints each launch's name before it; a kernel that reads or writes outside a tensor ends the
-process with a segmentation fault. "beyond" makes such a launch, to show that it does. POSIX alone.
+Contract: every tensor, input or allocated by a kernel, lies directly before ("end") or after ("start") a page
+without access rights, so a kernel that reads or writes out of bounds ends the process with a segmentation fault.
+The name of each launch is printed before it runs. "beyond" reads out of bounds on purpose, to show that the guard
+works. POSIX only.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tests.kernels.launching.launches import LAUNCHES
 
 _NO_ACCESS = 0
 _libc = ctypes.CDLL(None, use_errno=True)
-# Memory that a tensor still points to must not be unmapped.
+# Keeps every mapping alive: tensors still point into it.
 _maps: list[mmap.mmap] = []
 
 
 def guarded(tensor: Tensor, at_end: bool) -> Tensor:
-    """A copy with the same strides whose last (or first) byte is a neighbour of a page without access."""
+    """A copy with the same strides whose last (or first) byte borders on a page without access rights."""
     if not tensor.numel():
         return tensor
     page, item = mmap.PAGESIZE, tensor.element_size()
@@ -49,7 +49,7 @@ def guarded(tensor: Tensor, at_end: bool) -> Tensor:
 
 
 def main(side: str) -> None:
-    """Launch everything."""
+    """Run every launch."""
     if side == "beyond":
         x, weight = torch.ones(64), guarded(torch.ones(8, 64), at_end=True)
         tile = linear.tiles(1, gate=False, itemsize=4)

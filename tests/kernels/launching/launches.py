@@ -1,7 +1,8 @@
-"""One call of each kernel at sizes that fill no block, for tests that look at launches and not at results.
+"""One launch of each kernel, at sizes that fill no block, for tests of memory accesses and program order.
 
-Contract: LAUNCHES[name](place) makes fresh inputs, always the same, hands each to `place`, launches, and returns
-what was written. Rows end where their cache does, so that one column more would lie outside.
+Contract: LAUNCHES[name](place) makes new inputs with the same values on each call, passes each through `place`,
+launches the kernel and returns what it wrote. Rows end at the end of their cache: one column further is out of
+bounds.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Place = Callable[[Tensor], Tensor]
 
 
 def _attention(place: Place, dtype: torch.dtype, splits: int, window: int | None) -> tuple[Tensor, ...]:
-    """Two rows of 3 and 41 tokens, and 7 queries of 2 x 3 heads of 20 dimensions: 21 rows a block of 16."""
+    """Rows of 3 and 41 tokens; 7 queries x 3 heads per KV head: 21 query rows in blocks of 16."""
     torch.manual_seed(1)
     lengths = [3, 41]
     query = torch.randn(2, 7, 6, 20).to(dtype).transpose(1, 2)
@@ -34,7 +35,7 @@ def _attention(place: Place, dtype: torch.dtype, splits: int, window: int | None
 def _product(
     place: Place, rows: int, k_size: int, gate: bool, tile: dict[str, int] | None = None, bare: bool = False
 ) -> tuple[Tensor, ...]:
-    """13 outputs."""
+    """A product with 13 output features."""
     torch.manual_seed(2)
     x, weight = torch.randn(rows, k_size), torch.randn(26 if gate else 13, k_size)
     norm, residual = torch.rand(k_size), torch.randn(rows, 13)
@@ -43,7 +44,7 @@ def _product(
 
 
 def _put(place: Place) -> tuple[Tensor, ...]:
-    """Strided states of 3 tokens a row to the very end of a cache of 9, in its last row."""
+    """Write strided states, 3 tokens a row, to a cache of 9 columns; the last row fills it to its end."""
     torch.manual_seed(3)
     states = place(torch.randn(2, 3, 2, 4, 20))  # [B, S, keys and values, Hkv, D]
     cache = place(torch.zeros(2, 2, 4, 9, 20))
@@ -53,7 +54,7 @@ def _put(place: Place) -> tuple[Tensor, ...]:
 
 
 def _rotate(place: Place, norm: bool) -> tuple[Tensor, ...]:
-    """As `_put`; the last two positions lie behind the end of cos and sin."""
+    """As `_put`, with rotary embedding; the last two positions are past the end of cos and sin."""
     torch.manual_seed(4)
     qkv, cache = place(torch.randn(2, 3, 8, 20)), place(torch.zeros(2, 2, 2, 9, 20))
     angles = torch.outer(torch.arange(7.0), torch.rand(10))
@@ -64,11 +65,11 @@ def _rotate(place: Place, norm: bool) -> tuple[Tensor, ...]:
 
 
 def _decide(place: Place, verification: accept.Verification, soft: bool, drawn: bool) -> tuple[Tensor, ...]:
-    """19 rows, more than one program of the interpreter takes, of 0 to 3 drafts; 2500 tokens are two blocks."""
+    """19 rows, more than one interpreted program takes, of 0 to 3 drafts; 2500 tokens make two blocks."""
     torch.manual_seed(5)
     p, q = torch.rand(19, 4, 2500).softmax(-1), torch.rand(19, 3, 2500).softmax(-1)
     drafts = torch.randint(0, 2500, (19, 3))
-    # All drafts of the last row stand, so that p's last numbers are read.
+    # All drafts of the last row are accepted, so that the last values of p are read.
     q[-1], drafts[-1, -1] = p[-1, :3], 2499
     counts, choices = (torch.arange(19) + 1) % 4, torch.cat((drafts, drafts[:, :1]), 1)
     return accept.accept(

@@ -1,7 +1,7 @@
-"""What must hold of every launch: any order of its programs, and no access outside its tensors.
+"""Every kernel gives the same result in any order of its programs, and accesses no memory outside its tensors.
 
-Contract: under Triton's interpreter. The order is permuted where the interpreter is told which program it runs;
-accesses are caught by the processor, in a child process (guard.py).
+Contract: runs under Triton's interpreter. The order is permuted where the interpreter sets the program id;
+out-of-bounds accesses are caught by guard pages in a child process (guard.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 
 @contextmanager
 def permuted(seed: int) -> Iterator[None]:
-    """While this lasts, the programs of a launch run in a random order."""
+    """Within this context, the programs of a launch run in a random order."""
     dim, index = interpreter_builder.set_grid_dim, interpreter_builder.set_grid_idx
     order: list[tuple[int, ...]] = []
     waiting: list[tuple[int, ...]] = []

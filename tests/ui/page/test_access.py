@@ -1,4 +1,4 @@
-"""For everyone: axe-core finds nothing serious in either theme, and a race can be run without a mouse."""
+"""Accessibility: axe-core finds nothing serious in either theme, and a race can be run without a mouse."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from playwright.sync_api import Page, expect
 from ..browser import fill, run_to_the_end
 
 AXE = Path(axe_playwright_python.__file__).parent / "axe.min.js"
-# Gradio's own markup, which the page can't change: each rule, and where.
+# Violations in Gradio's own markup, which the page can't change: {rule: where}.
 NOT_OURS: dict[str, str] = {}
 
 
 def violations(page: Page) -> list[str]:
-    """What axe-core calls serious or critical, one line a place."""
+    """The violations that axe-core calls serious or critical, one line for each element."""
     found: list[dict[str, Any]] = page.evaluate("async () => (await axe.run()).violations")
     return [
         f"{v['id']}: {node['target']} {node['html'][:160]}"

@@ -1,4 +1,4 @@
-"""What is done about Gradio's own unrest: its timers' frames in the browser, its queue's polling in the server."""
+"""Workarounds for Gradio's idle load: its timers' frames in the browser, its queue's polling in the server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGE = "<!doctype html><html><head><title>t</title></head><body>ä</body></html>
 
 
 def answers(response: Response) -> TestClient:
-    """A server that always gives `response`, with the middleware."""
+    """A client of a server with the middleware that always answers with `response`."""
     return TestClient(
         Starlette(routes=[Route("/", lambda request: response)], middleware=[Middleware(FirstScript)])
     )

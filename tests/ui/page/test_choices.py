@@ -1,4 +1,4 @@
-"""The settings promise what holds for this pair on this machine."""
+"""The settings offer and promise only what holds for this pair on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page says about a finished race, against the API: tips, inspector, charts, summary, exports."""
+"""What the page says about a finished race agrees with the API: tips, inspector, charts, summary, exports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SETTINGS = {"prompt": "Hello", "batch": 3, "tokens": 40, "temperature": 0.9, "se
 
 @pytest.fixture(scope="module")
 def page(context: BrowserContext, server: str) -> Iterator[Page]:
-    """One finished race for all tests here."""
+    """A page with one finished race, shared by all tests here."""
     with watched(context, server) as page:
         fill(page, **SETTINGS)  # type: ignore[arg-type]
         run_to_the_end(page)
@@ -35,7 +35,7 @@ def page(context: BrowserContext, server: str) -> Iterator[Page]:
 
 @pytest.fixture(scope="module")
 def final(server: str) -> dict[str, Any]:
-    """The same race by the API."""
+    """The last snapshot of the same race through the API."""
     snapshot: dict[str, Any] = (
         Client(server, verbose=False).submit("Hello", 3, 40, 0.9, 11, api_name="/race").result()
     )
@@ -43,7 +43,7 @@ def final(server: str) -> dict[str, Any]:
 
 
 def a_round(final: dict[str, Any], accepts: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The first round of the bass lane with such a row, and that row."""
+    """The first round of the bass lane with a row for which `accepts` is true, and that row."""
     for record in final["lanes"]["bass"]["rounds"]:
         for row in record["rows"]:
             if row["drafted"] and row["written"] > row["accepted"] and accepts(row):
@@ -52,7 +52,7 @@ def a_round(final: dict[str, Any], accepts: Any) -> tuple[dict[str, Any], dict[s
 
 
 def number(text: str) -> float:
-    """A shown number."""
+    """A number as the page shows it, parsed."""
     return float(text.replace(",", ""))
 
 
@@ -112,7 +112,7 @@ def test_the_inspector_shows_a_round_number_by_number(page: Page, final: dict[st
     rejected = ["rejected"] if kept < count else []
     untested = ["not tested"] * (count - kept - len(rejected))
     assert cells["verdict"] == ["accepted"] * kept + rejected + untested + [verdict]
-    # One further, and back.
+    # One round forward, and back.
     page.click("[data-step='1']")
     expect(page.locator("[data-pick=round]")).to_have_value(str(min(own.index(row) + 2, len(own))))
     expect(page.locator("[data-pick=follow]")).not_to_be_checked()
@@ -184,7 +184,7 @@ def test_json_and_csv_hold_the_run(page: Page, final: dict[str, Any]) -> None:
 def test_the_snippet_repeats_the_run(page: Page, tiny_pair: tuple[Path, Path]) -> None:
     code = page.locator(".snippet code").text_content() or ""
     assert "RecordedLengths" in code
-    # The page names folders without their place: run it where they lie.
+    # The snippet names folders without their parent folder: run it there.
     ended = subprocess.run(
         [sys.executable, "-c", code], cwd=tiny_pair[0].parent, capture_output=True, text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}, encoding="utf-8",
@@ -238,7 +238,7 @@ def test_how_it_works_draws_and_has_the_measured_points(page: Page) -> None:
 
 @pytest.fixture
 def coupled(context: BrowserContext, server: str) -> Iterator[Page]:
-    """The same race by the other rule, in a page of its own: the tests here run in any order."""
+    """The same race with coupled verification, in its own page, since the tests here run in any order."""
     with watched(context, server) as page:
         fill(page, **SETTINGS)  # type: ignore[arg-type]
         page.click("text=More settings")

@@ -23,7 +23,7 @@ def test_good_input_is_taken_as_it_is() -> None:
 
 @pytest.mark.parametrize("text", ["\u00b2", "\u2460", "five", ""])
 def test_a_length_that_is_no_decimal_number_is_a_policy_s_name(text: str) -> None:
-    """A superscript two is a digit to Python, yet int() does not take it; the library refuses it as a name."""
+    """For Python a superscript two is a digit, but int() refuses it. The library refuses it as an unknown name."""
     assert make_request(GOOD | {"draft_length": text}, Limits()).draft_length == text
     with pytest.raises(RequestError, match="draft_length must be"):
         make_policy(text)

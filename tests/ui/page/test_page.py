@@ -1,4 +1,4 @@
-"""The page in a real Chromium: it runs a race, shows what the API gives, stops, and keeps what was there."""
+"""The page in a real Chromium: it runs a race, shows what the API gives, stops, and keeps earlier results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 from ..browser import LANES, fill, fill_more, run_to_the_end, shown
 from ..conftest import started, watched
 
-# Lengths seen in each lane, recorded at every change of its text.
+# Records the length of each lane's text at every change.
 WATCH_GROWTH = """() => {
   window.growth = {};
   for (const lane of ["regular", "speculative", "bass"]) {
@@ -63,7 +63,7 @@ def test_stop_ends_the_race_and_keeps_its_texts(page: Page) -> None:
     expect(page.locator("#run")).to_be_enabled()
     before = shown(page, "regular")
     assert any(before)
-    # The device is free again: another race runs to its end.
+    # The device is free again: another race completes.
     fill(page, batch=1, tokens=4)
     assert shown(page, "regular") == before
     run_to_the_end(page)
@@ -169,7 +169,7 @@ def test_a_batch_of_32_stays_readable(
             page.set_viewport_size({"width": width, "height": 900})
             assert page.evaluate("() => document.documentElement.scrollWidth <= window.innerWidth")
             for lane in LANES:
-                # Two whole lines of text a card, the newest, and a list that is no longer than the window.
+                # Each card shows its newest two lines in full, and the list fits into the window.
                 cards = page.locator(f"#lane-{lane} .window")
                 sizes = cards.evaluate_all("all => all.map(e => [e.clientHeight, e.clientWidth])")
                 assert len(sizes) == 32 and all(high >= 42 and wide >= 200 for high, wide in sizes)
@@ -183,7 +183,7 @@ def test_a_batch_of_32_stays_readable(
 @pytest.mark.slow
 def test_a_time_budget_stops_each_lane_at_its_own_clock(page: Page) -> None:
     fill(page, batch=4, tokens=1024)
-    # Short enough for a fast machine: no lane is done by then, nor have all its rows drawn the end token.
+    # Short enough that even on a fast machine no lane is done and not all rows have drawn the end token.
     fill_more(page, "time-budget-ms", "60")
     run_to_the_end(page)
     for lane in LANES:
@@ -200,7 +200,7 @@ def test_half_speed_shows_the_same_race_later(page: Page, server: str) -> None:
     page.click("#run")
     page.wait_for_function("() => document.querySelector('#run').disabled")
     page.wait_for_function("() => !document.querySelector('#run').disabled", timeout=120_000)
-    # The server is done; the page is half-way.
+    # The server is done, while the page is still half-way through.
     early = sum(len(text) for lane in LANES for text in shown(page, lane))
     expect(page.locator("#lane-speculative .state")).to_have_text("Running")
     page.click("[data-switch=slow]")

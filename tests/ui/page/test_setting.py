@@ -1,4 +1,4 @@
-"""A setting is one line of the table: the form, the API, the address and the request are made from it."""
+"""A setting is one line of the table, from which the form, the API, the address and the request are made."""
 
 from __future__ import annotations
 

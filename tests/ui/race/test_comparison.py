@@ -1,4 +1,4 @@
-"""Beneath each row the page says whether it is Regular's: after a race, after a stop, and in a recording."""
+"""Below each row the page says whether its text equals Regular's: after a race, a stop, and in a recording."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAME = "same as Regular"
 
 
 def lines(page: Page, lane: str) -> list[str | None]:
-    """What stands beneath a lane's rows; None where nothing does."""
+    """The text below each of a lane's rows; None where there is none."""
     found: list[str | None] = page.eval_on_selector_all(
         f"#lane-{lane} .compared", "all => all.map(e => (e.hidden ? null : e.textContent))"
     )
@@ -58,7 +58,7 @@ def test_a_stopped_race_is_compared_as_far_as_it_came(page: Page) -> None:
     expect(page.locator("#lane-bass .state")).to_have_text("Stopped")
     assert lines(page, "bass") == [f"{SAME} so far"] * 8
     assert exported(page)["comparison"]["bass"] == [None] * 8
-    # Of a text that differs the page finds the place itself.
+    # Where a text differs, the page finds the position itself.
     page.evaluate("() => { Bass.run().lanes.get('bass').sequences[2].tokens[1].id = -7; }")
     theirs = page.evaluate("() => Bass.run().lanes.get('regular').sequences[2].tokens[1].id")
     assert exported(page)["comparison"]["bass"][2] == {"at": 1, "ours": -7, "theirs": theirs}
@@ -75,7 +75,7 @@ def document(tiny_pair: tuple[Path, Path]) -> dict[str, Any]:
 
 @contextmanager
 def played(document: dict[str, Any], context: BrowserContext, folder: Path) -> Iterator[Page]:
-    """The page, after it has played the recording."""
+    """The page after it has played the recording."""
     (folder / "run.json").write_text(json.dumps(document))
     replay = ("--replay", str(folder / "run.json"))
     with started(folder / "log.txt", *replay) as server, watched(context, server) as page:

@@ -1,4 +1,4 @@
-"""The page's generator event closes the race in every path and leaves the page able to start the next one."""
+"""The page's generator event closes the race on every path, after which the page can start the next one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTINGS = ("Hello", 2, 60, 0.9, 0)
 
 @pytest.fixture(scope="module")
 def pair(tiny_pair: tuple[Path, Path]) -> Iterator[ModelPair]:
-    # Threads that wait for each other cost such a small model far more than they help.
+    # For such a small model, synchronising threads costs far more time than they save.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield load_pair(str(tiny_pair[0]), draft=str(tiny_pair[1]), device="cpu", dtype="float32")
@@ -32,7 +32,7 @@ def pair(tiny_pair: tuple[Path, Path]) -> Iterator[ModelPair]:
 
 
 def is_skip(update: Any) -> bool:
-    """Whether this output is left as the page has it."""
+    """Whether this output stays unchanged on the page."""
     return update == {"__type__": "update"}
 
 
@@ -115,7 +115,7 @@ def test_stop_leaves_run_to_the_end_of_the_cancelled_race(pair: ModelPair) -> No
 
 
 def test_the_source_is_fit_for_a_worker_that_pickles_what_goes_in_and_out(pair: ModelPair) -> None:
-    """ZeroGPU forks: a sync generator function, plain data alone."""
+    """ZeroGPU forks a worker, which needs a sync generator function with plain data in and out."""
     source, request = (
         race_source(pair),
         make_request({"prompt": "Hello", "batch_size": 2, "max_new_tokens": 60}, Limits()),

@@ -1,4 +1,4 @@
-"""What the page draws holds every token once, with its origin and lane time, and no number that is not known."""
+"""The page's data holds every token once, with its origin and lane time, and no value that is unknown."""
 
 from __future__ import annotations
 
@@ -94,13 +94,13 @@ def test_lanes_that_miss_samples_do_not_slow_the_charts_down() -> None:
     for i in range(900):
         shot = snapshot([], 100.0 * i)
         lane = shot["lanes"]["regular"]
-        # The others stand still in some samples.
+        # The clocks of the other lanes stand still in some samples.
         for name, gap in (("speculative", 10), ("bass", 7), ("amusd", 3)):
             shot["lanes"][name] = lane | {"clock_ms": 1000.0 * (i // 2 - i // 2 // gap)}
         charts = feed.update(shot)[2]
         changed += i >= 600 and charts != before
         before = charts
-    # 30 s at one sample in 400 ms, twice the 200 of the first 48 s.
+    # 30 s at one sample each 400 ms, which is twice the 200 ms of the first 48 s.
     assert changed == 75
 
 

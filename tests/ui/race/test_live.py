@@ -1,4 +1,4 @@
-"""While a race runs: pause, zoom and hover of the charts hold through updates, and the step inspector works."""
+"""While a race runs, the charts keep pause, zoom and hover box through updates, and the step inspector works."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from bass_core import SamplingParams, load_pair, race
 from ..conftest import started, watched
 
 pytestmark = pytest.mark.slow
-# The lane that runs longest is the second: one sequence after another.
+# data[1] is the lane that runs longest: it decodes one sequence after another.
 PLOT = "document.querySelector('[data-chart=race] .plot')"
 POINTS = f"{PLOT}.data[1].x.length"
 RANGE = f"{PLOT}._fullLayout.xaxis.range"
 BASS = f"{PLOT}.data.find((trace) => trace.name === 'BASS')"
-# Frames in which the chart had no hover box.
+# Counts frames, and those in which the chart had no hover box.
 COUNT_MISSING = """() => {
   const boxes = window.boxes = { frames: 0, missing: 0 };
   const frame = () => {
@@ -31,15 +31,15 @@ COUNT_MISSING = """() => {
   requestAnimationFrame(frame);
 }"""
 
-# The charts with lines in sight; one that comes into sight later is drawn from what was held.
+# Names of the charts in view that have lines. One that comes into view later is drawn from the held data.
 IN_SIGHT = """() => [...document.querySelectorAll("[data-chart]")].filter((figure) => {
   const { top, bottom } = figure.getBoundingClientRect();
   return figure.querySelector(".plot").data?.length && top < innerHeight && bottom > 0;
 }).map((figure) => figure.dataset.chart)"""
-# What they show: [lane, points, last x] a line.
+# What the named charts show: [lane, number of points, last x] for each line.
 DRAWN = """(names) => names.map((name) => document.querySelector(`[data-chart=${name}] .plot`).data.map(
   ({ name, x }) => [name, x.length, x.at(-1)]))"""
-# How many times news for the charts came, and the lane time of the newest, in seconds.
+# Counts the updates for the charts, and keeps the newest one's lane time in seconds.
 COUNT_NEWS = """() => {
   const news = window.news = { count: 0, end: 0 };
   Bass.on("charts", ({ lanes }) => {
@@ -54,7 +54,7 @@ DRAWN_END = f"{PLOT}.data.find((trace) => trace.name === 'Speculative').x.at(-1)
 
 @pytest.fixture(scope="module")
 def replay(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of a server that plays a real race in about a minute, however fast or busy the machine is."""
+    """Address of a server that replays a recorded race in about a minute, however fast or busy the machine is."""
     pair = load_pair(str(tiny_pair[0]), draft=str(tiny_pair[1]), device="cpu", dtype="float32")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys.modules[race.__module__], "SNAPSHOT_SECONDS", 0)
@@ -72,7 +72,7 @@ def replay(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def page(context: BrowserContext, replay: str) -> Iterator[Page]:
-    """A long race under way, its chart in sight and drawn; closing the page ends it."""
+    """A page with a long race under way whose chart is in view and drawn; closing the page ends the race."""
     with watched(context, replay) as page:
         page.click("#run")
         page.locator("[data-chart=race]").scroll_into_view_if_needed()
@@ -81,13 +81,13 @@ def page(context: BrowserContext, replay: str) -> Iterator[Page]:
 
 
 def more(page: Page, count: int = 3) -> None:
-    """Wait until the chart has been drawn further `count` times; long lines lose points, and yet grow."""
+    """Wait until the chart has grown `count` times. Its last x is compared, since long lines lose points."""
     for _ in range(count):
         page.wait_for_function(f"end => {DRAWN_END} > end", arg=page.evaluate(DRAWN_END), timeout=60_000)
 
 
 def box(page: Page) -> dict[str, float]:
-    """Where the chart's lines are drawn."""
+    """The bounding box of the chart's plot area."""
     page.locator("[data-chart=race]").scroll_into_view_if_needed()
     found = page.locator("[data-chart=race] .nsewdrag").bounding_box()
     assert found
@@ -99,7 +99,7 @@ def test_zoom_and_hover_box_stay_through_updates(page: Page) -> None:
     page.wait_for_function(f"() => {BASS}?.x.length > 8", timeout=60_000)
     place, seen = box(page), page.evaluate(f"{BASS}.x[4]")
     middle = place["y"] + place["height"] / 2
-    # A box appears only within a few pixels of a point, and early points lie far apart.
+    # A hover box appears only within a few pixels of a point, and early points lie far apart.
     across = f"x => {PLOT}._fullLayout.xaxis.d2p(x)"
     there = place["x"] + page.evaluate(across, seen)
     page.mouse.move(max(there - 0.2 * place["width"], place["x"] + 1), middle)
@@ -123,7 +123,7 @@ def test_paused_charts_stand_still_while_the_lanes_grow_and_catch_up(context: Br
         page.evaluate(COUNT_NEWS)
         page.click("#run")
         page.locator("[data-chart=race]").scroll_into_view_if_needed()
-        # Before the wait, so that the click moves nothing.
+        # Scroll before the wait, so that the click does not scroll the page.
         page.locator("#pause-charts").scroll_into_view_if_needed()
         page.wait_for_function(f"() => {PLOT}.data?.length > 1 && {POINTS} > 2", timeout=60_000)
         page.click("#pause-charts")
@@ -139,7 +139,7 @@ def test_paused_charts_stand_still_while_the_lanes_grow_and_catch_up(context: Br
             )
             assert page.evaluate(DRAWN, charts) == held
             expect(page.locator("#pause-charts")).to_have_text("Resume charts")
-        # Another theme is drawn, with what was held.
+        # A change of theme redraws the held data.
         page.evaluate("document.body.classList.add('dark')")
         page.wait_for_function(f"colour => {COLOUR} !== colour", arg=light, timeout=60_000)
         assert page.evaluate(DRAWN_END) <= known < page.evaluate("window.news.end")
@@ -147,7 +147,7 @@ def test_paused_charts_stand_still_while_the_lanes_grow_and_catch_up(context: Br
         page.get_by_role("button", name="Resume charts").click()
         page.wait_for_function(f"newest => {DRAWN_END} >= newest", arg=newest, timeout=60_000)
         more(page)
-        # A new run is shown from its start.
+        # A new run ends the pause.
         page.get_by_role("button", name="Pause charts").click()
         page.click("#stop")
         page.click("#run")
@@ -156,7 +156,7 @@ def test_paused_charts_stand_still_while_the_lanes_grow_and_catch_up(context: Br
 
 def test_the_inspector_follows_and_steps_back_during_the_run(page: Page) -> None:
     at, line = page.locator("[data-pick=round]"), page.locator(".round-line")
-    # It is drawn while it can be seen.
+    # The inspector is drawn only while in view.
     at.scroll_into_view_if_needed()
     page.select_option("[data-pick=lane]", "bass")
     expect(page.locator("[data-pick=follow]")).to_be_checked()

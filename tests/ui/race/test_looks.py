@@ -1,4 +1,4 @@
-"""A method is one line of bass_core's table: the page shows it, and no other file of the page names one."""
+"""A method is one line of bass_core's table: the page shows it, and no other file of the page names a method."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pair(tiny_pair: tuple[Path, Path]) -> ModelPair:
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_file_of_the_page_names_a_method(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    # As a draft length "bass" is Algorithm 1.
+    # As a draft length, "bass" is the name of Algorithm 1.
     text = text.replace('"bass": "Algorithm 1', "")
     for name, method in METHODS.items():
         assert not re.findall(rf"""["'`]({name}|{method.label})["'`]|lane-{name}\b|\b{name}:""", text), name

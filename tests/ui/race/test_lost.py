@@ -1,4 +1,4 @@
-"""A server with every option left as it is, and what the page says when it dies in the middle of a race."""
+"""A server with default options, and what the page says when the server dies in the middle of a race."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ SENTENCE = "The connection to the server was lost. What was shown before stays h
 def test_a_killed_server_is_one_sentence_and_no_lane_still_runs(
     context: BrowserContext, tiny_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Nothing has been measured here yet: the race begins with that.
+    # No costs are stored here yet, so that the race starts by measuring them.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("BASS_MEASURE")
     options = ("--pair", str(tiny_pair[0]), "--draft", str(tiny_pair[1]), "--device", "cpu", "--dtype", "float32")
-    # The browser itself complains in the console of a server that is gone.
+    # Not `watched`: the browser itself logs an error when a server is gone.
     page = context.new_page()
     with serving(tmp_path / "log.txt", *options) as (address, process):
         open_page(page, address)

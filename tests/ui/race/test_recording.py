@@ -1,4 +1,4 @@
-"""A recording is read or refused in one sentence, and plays on the page as what it is."""
+"""A recording is read, or refused with one sentence; the page plays it and marks it as a recording."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..conftest import started, watched
 
 @pytest.fixture(scope="module")
 def document(tiny_pair: tuple[Path, Path]) -> dict[str, Any]:
-    """A short race, as a file would hold it."""
+    """A short race in a recording's format."""
     pair = load_pair(str(tiny_pair[0]), draft=str(tiny_pair[1]), device="cpu", dtype="float32")
     snapshots = list(race(pair, "Hello", n=2, max_new_tokens=30, sampling=SamplingParams(0.9), seed=1))
     return {"recording": 1, "about": "a tiny pair, for a test", "snapshots": snapshots}
@@ -71,7 +71,7 @@ def test_what_is_no_recording_is_refused(content: bytes | None, says: str, tmp_p
 
 
 def _spoilt(document: dict[str, Any], *path: Any, value: Any) -> bytes:
-    """The recording with one value, found along the path from its first snapshot, replaced."""
+    """The recording as bytes, with the value at `path` in its first snapshot replaced."""
     spoilt = json.loads(json.dumps(document))
     at = spoilt["snapshots"][0]
     for key in path[:-1]:
@@ -112,7 +112,7 @@ def test_a_document_that_a_browser_could_not_read_is_refused(content: bytes, tmp
 
 @pytest.mark.slow
 def test_the_page_plays_it(document: dict[str, Any], context: BrowserContext, tmp_path: Path) -> None:
-    # A lane that the page has no place for gets one, and as on a GPU some lanes know their FLOPs utilisation.
+    # The page adds a section for an unknown lane. Some lanes report FLOPs utilisation, as on a GPU.
     for shot in document["snapshots"]:
         shot["lanes"]["bass"]["metrics"]["flops_utilization"] = 0.125
     shots = [s | {"lanes": {**s["lanes"], "fourth": s["lanes"]["bass"]}} for s in document["snapshots"]]
@@ -133,5 +133,5 @@ def test_the_page_plays_it(document: dict[str, Any], context: BrowserContext, tm
         expect(page.locator("[data-reading=flops_utilization]")).to_have_text("BASS 12.5 %, fourth 12.5 %")
         assert page.inner_text("#lane-fourth h2") == "fourth"
         expect(page.locator(".figures-table")).to_be_visible()
-        # A recording without settings can't be repeated, and the page does not pretend.
+        # A recording without settings can't be repeated, so that the page shows no snippet.
         expect(page.locator(".snippet")).to_be_hidden()

@@ -1,4 +1,4 @@
-"""AMUSD's lane on the page: drawn like the others, with when its draft and target were busy."""
+"""AMUSD's lane on the page is drawn like the others, with a timeline of when its draft and target were busy."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_race_of_four_lanes_has_the_fourth_with_its_timeline(page: Page) -> No
     assert len(shown(page, "amusd")[0]) > 0
     expect(lane.locator("figcaption")).to_contain_text("So far: target (above) busy")
     assert lane.locator("rect.target").count() > 0
-    # Two and two where four do not fit beside each other.
+    # Four lanes that do not fit side by side stand two by two.
     tops = [page.locator(f"#lane-{name}").bounding_box() for name in (*LANES, "amusd")]
     assert [box and round(box["y"]) for box in tops].count(round(tops[0]["y"] if tops[0] else -1)) == 2
     page.get_by_role("checkbox", name="AMUSD").uncheck()

@@ -1,4 +1,4 @@
-"""A script gets from /race what the library gives, in the documented form, and the page's sentences as errors."""
+"""A script gets the library's results from /race in the documented form, and the page's sentences as errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work for idle times: it makes room for a race at once, begins anew behind it, and ends by itself."""
+"""Work for idle times makes room for a race at once, starts anew after it, and ends by itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ui.sources.idle import IdleWork
 
 
 class Work:
-    """Steps without end, counted, until `finish` is set; notes whether its device was ever shared with a race."""
+    """Counts endless steps until `finish` is set, and notes whether it ever shared the device with a race."""
 
     def __init__(self) -> None:
         self.begun, self.open, self.steps = 0, 0, 0
@@ -52,14 +52,14 @@ def test_a_race_has_the_device_to_itself_and_the_work_begins_anew_behind_it(work
     wait_for(lambda: work.steps > 3)
     assert list(idle.beside(race)(3)) == [0, 1, 2]
     wait_for(lambda: work.begun == 2)
-    # A race that is closed midway, by another thread than began it, gives the device back too.
+    # A race closed midway, by a thread other than the one that started it, also gives the device back.
     closed = idle.beside(race)(9)
     assert next(closed) == 0
     other = threading.Thread(target=closed.close)
     other.start()
     other.join()
     wait_for(lambda: work.begun == 3)
-    # Of two races the last to end counts.
+    # With two races, the work starts only after both have ended.
     first, second = idle.beside(race)(2), idle.beside(race)(2)
     next(first), next(second), first.close()
     assert work.open == 0

@@ -1,4 +1,4 @@
-"""A full race on the page: it is the API's race and is rendered often, and a page at rest asks for no frames."""
+"""A full race on the page equals the API's and is rendered often; an idle page requests no frames."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from playwright.sync_api import CDPSession, Page, expect
 
 from ..browser import LANES, fill, open_page, run_to_the_end, shown
 
-# Frames in which some text had grown since the frame before.
+# Counts the frames in which some text has grown since the previous frame.
 WATCH_FRAMES = """() => {
   const seen = window.seen = { frames: 0, changed: false };
   new MutationObserver(() => { seen.changed = true; })
@@ -21,12 +21,13 @@ WATCH_FRAMES = """() => {
   };
   requestAnimationFrame(frame);
 }"""
-# Every figure that can be seen has been drawn, and the page has nothing left to do.
+# True once every visible figure has been drawn and the page is idle.
 AT_REST = """() => [...document.querySelectorAll("[data-chart] .plot, .bass-summary .plot")].every((plot) => {
   const { top, bottom } = plot.getBoundingClientRect();
   return plot.data?.length || plot.emptyAs?.startsWith("n/a") || bottom < 0 || top > innerHeight;
 }) && new Promise((resolve) => requestIdleCallback(() => resolve(true)))"""
-# The pauses that came before drawings of charts; whether the race was over, and a chart still without lines.
+# Records the pause in ms before each drawing of a chart, whether the race was over, and whether the race chart
+# had no lines yet.
 WATCH_PAUSES = """(() => {
   const pauses = window.pauses = [], later = window.setTimeout;
   window.setTimeout = (callback, ms, ...rest) => {
@@ -39,13 +40,13 @@ WATCH_PAUSES = """(() => {
 
 
 def trace(cdp: CDPSession) -> None:
-    """Begin to write down what the browser does."""
+    """Start recording the browser's trace events."""
     categories = ["disabled-by-default-devtools.timeline", "devtools.timeline", "toplevel"]
     cdp.send("Tracing.start", {"traceConfig": {"includedCategories": categories}})
 
 
 def traced(cdp: CDPSession) -> list[dict[str, Any]]:
-    """The events since `trace` of all main threads, the page's own renderer's among them."""
+    """The trace events since `trace` on all main threads, including that of the page's renderer."""
     events: list[dict[str, Any]] = []
     cdp.on("Tracing.dataCollected", lambda data: events.extend(data["value"]))
     done: list[bool] = []
@@ -60,7 +61,7 @@ def traced(cdp: CDPSession) -> list[dict[str, Any]]:
 def test_an_idle_page_asks_for_no_frames(page: Page) -> None:
     cdp = page.context.new_cdp_session(page)
     frames = [True]
-    # Gradio's opening takes its own frames for some seconds.
+    # While it loads, Gradio requests frames for some seconds.
     for _ in range(15):
         trace(cdp)
         page.wait_for_timeout(1000)
@@ -74,7 +75,7 @@ def test_the_charts_of_a_first_race_do_not_wait_for_each_other(page: Page, serve
     page.add_init_script(WATCH_PAUSES)
     open_page(page, server)
     fill(page, batch=4, tokens=100, seed=20)
-    # Run is in sight all the same.
+    # The Run button stays in view.
     page.locator("[data-chart=race]").scroll_into_view_if_needed()
     run_to_the_end(page)
     page.wait_for_function(AT_REST)
@@ -85,7 +86,7 @@ def test_the_charts_of_a_first_race_do_not_wait_for_each_other(page: Page, serve
 
 @pytest.mark.slow
 def test_three_lanes_of_eight_sequences_of_128_tokens(page: Page, server: str) -> None:
-    # A first race, so that every chart has been drawn once, the summary's too: what follows is the race alone.
+    # A first race draws every chart and the summary once, so that the next one measures the race alone.
     fill(page, batch=2, tokens=8, seed=20)
     run_to_the_end(page)
     expect(page.locator(".bass-summary .main-svg").first).to_be_visible()
@@ -93,7 +94,7 @@ def test_three_lanes_of_eight_sequences_of_128_tokens(page: Page, server: str) -
     fill(page, batch=8, tokens=128, seed=21)
     page.evaluate(WATCH_FRAMES)
     run_to_the_end(page)
-    # It grew while it ran. How often a second, and how long the longest task was: python -m bench page says.
+    # The texts grew during the race. `python -m bench page` measures frames per second and the longest task.
     assert page.evaluate("() => window.seen.frames") > 10
     final = Client(server, verbose=False).submit("Hello", 8, 128, 0.9, 21, api_name="/race").result()
     for lane in LANES:

@@ -1,4 +1,4 @@
-"""What app.py refuses only once it has a pair."""
+"""What app.py refuses only after it has loaded a pair."""
 
 from __future__ import annotations
 

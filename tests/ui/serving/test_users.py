@@ -1,6 +1,6 @@
-"""Stop, reload, a second tab and a second user: each leaves the device as it was before the race.
+"""Stop, reload, a second tab and a second user: after each, the race's memory is free again.
 
-The page is served by this very process, so that the caches alive in it can be counted.
+This process serves the page itself, so that it can count the caches that are alive.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GROWN = "() => document.querySelector('#lane-regular .sequence')?.textContent.le
 
 @pytest.fixture(scope="module")
 def here(tiny_pair: tuple[Path, Path]) -> Iterator[str]:
-    """Address of the page, served from here."""
+    """Address of the page, served by this process."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     pair = load_pair(str(tiny_pair[0]), draft=str(tiny_pair[1]), device="cpu", dtype="float32")
@@ -40,13 +40,13 @@ def here(tiny_pair: tuple[Path, Path]) -> Iterator[str]:
 
 
 def caches() -> int:
-    """Caches alive in this process; nothing else of a race holds memory of the device."""
+    """Number of caches alive in this process; nothing else of a race holds device memory."""
     gc.collect()
     return sum(isinstance(thing, RaggedCache) for thing in gc.get_objects())
 
 
 def ends_with(count: int, what: Callable[[], int] = caches) -> bool:
-    """Whether that many are left soon; the deadline is a guard against waiting for ever."""
+    """Whether `what()` returns `count` within 60 s."""
     deadline = time.monotonic() + 60
     while what() != count:
         if time.monotonic() > deadline:
@@ -64,7 +64,7 @@ def start(page: Page) -> None:
 @pytest.mark.slow
 def test_stop_reload_and_a_second_user_give_the_memory_back(here: str, context: BrowserContext) -> None:
     before = caches()
-    # Gradio itself complains in the console of a page that is reloaded while it listens.
+    # Not `watched`: Gradio logs an error when a page is reloaded while it receives events.
     page = context.new_page()
     open_page(page, here)
     start(page)
@@ -82,7 +82,7 @@ def test_stop_reload_and_a_second_user_give_the_memory_back(here: str, context: 
     fill(second, batch=1, tokens=4)
     second.click("#run")
     expect(second.locator(".message")).to_have_text("Waiting for the device…")
-    # Gradio's own line: the place in the queue and its length.
+    # Gradio's own line: position in the queue / length of the queue.
     expect(second.locator("#status-line")).to_contain_text("queue: 1/1")
     page.click("#stop")
     expect(second.locator("#lane-bass .state")).to_contain_text("Finished", timeout=60_000)

@@ -1,6 +1,6 @@
 /* Draws in frames. Contract: Bass.soon(draw) calls `draw` once in a coming frame, however often it was asked for; in a
-   hidden page, at once. All changes are drawn in the same frame, and the next frame waits the longer the longer this
-   one took: on the machine that also runs the models, drawing takes time from them. */
+   hidden page, at once. All changes are drawn in the same frame. The longer a frame takes, the longer the next one
+   waits, since on the machine that also runs the models, drawing takes time from them. */
 (() => {
   "use strict";
   // The pause after a frame: BUSY times its duration, at most LONGEST_MS, so that text is seen to grow.

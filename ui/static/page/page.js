@@ -11,7 +11,7 @@
     for (const listener of listeners[kind] ?? []) listener(value);
   }
 
-  /** Call `listener` with every value of this kind from now on, and with the newest one so far unless it is a line. */
+  /** Call `listener` with every later value of this kind, and with the newest so far unless it is a line. */
   function on(kind, listener) {
     (listeners[kind] ??= []).push(listener);
     if (kind !== "line" && last[kind] !== undefined) listener(last[kind]);
@@ -35,7 +35,7 @@
     return element;
   }
 
-  /** Values that wait to be shown. `lag`: how many ms the page is behind the server, because of half speed. */
+  /** Values that wait to be shown. `lag`: how many ms the page is behind the server at half speed. */
   const player = {
     queue: [], lag: 0, slow: false, timer: null, ticked: 0,
 
@@ -115,7 +115,7 @@
       if (["stopped", "lost"].includes(phase) && !busy()) return;
       setText(line, message || PHASES[phase] || "");
       if (phase === "stopped" || phase === "waiting") player.clear();
-      // The end of a run is told after the values that still wait to be shown.
+      // The end of a run is announced after the values that still wait to be shown.
       if (phase === "done" || phase === "error") player.push("phase", phase);
       else tell("phase", phase === "lost" ? "error" : phase);
     };

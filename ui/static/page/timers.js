@@ -1,6 +1,6 @@
 /* Slows Gradio's timers down. Contract: runs before Gradio's own scripts, which keep the function that requests frames.
-   Gradio's timers show tenths of a second but request every frame, and that of the loading mark goes on while the page
-   is open (gradio 6.31). They get ten calls a second and no frames; all other requests pass unchanged. */
+   Gradio's timers show tenths of a second but request every frame, and the loading indicator's timer never stops
+   (gradio 6.31). They get ten calls a second and no frames; all other requests pass unchanged. */
 (() => {
   "use strict";
   const TIMER = /performance\.now\(\)[^;]*\/\s*(1e3|1000)\b/, TENTH_MS = 100;

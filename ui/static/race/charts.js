@@ -158,7 +158,7 @@
       const start = performance.now(), before = this.kind(name);
       this.drawing = true;
       this.stale.delete(name);
-      // In the next task Plotly has finished: part of its work waits for promises.
+      // Part of Plotly's work waits for promises; by the next task it has finished.
       setTimeout(() => {
         const end = performance.now(), after = this.kind(name), pause = REDRAW_MS / Object.keys(this.figures).length;
         this.drawing = false;

@@ -1,7 +1,8 @@
-/* Compares each row's text with the reference lane's, where both must be the same (greedy or coupled). Contract: Bass.comparison()
-   is {lane: [null, the same as far as both reach, or {at, ours, theirs, p_ours, p_theirs, tie}]}, as the last snapshot
-   has it; of a run that ended before its last snapshot it is made here, without the probabilities; null where nothing
-   is claimed. Bass.compared() is the same in words, {} for null. Draws nothing. */
+/* Compares each row's text with the reference lane's, where both must be equal (greedy or coupled). Contract:
+   Bass.comparison() is the last snapshot's {lane: [row, ...]}; a row is null if both texts are equal as far as both
+   go, else {at, ours, theirs, p_ours, p_theirs, tie}.
+   For a run that ended before its last snapshot it is computed here, without the probabilities. It is null where
+   the texts need not be equal. Bass.compared() is the same in words, {} for null. Draws nothing. */
 (() => {
   "use strict";
   const { on, run, laneName, quoted } = window.Bass;

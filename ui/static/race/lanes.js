@@ -85,7 +85,7 @@
       for (const card of this.cards) if (!card.badge.textContent) setText(card.badge, badge);
     }
 
-    /** Say below each row whether it equals the reference lane's; there an empty line keeps the rows level. */
+    /** Say below each row whether it equals the reference lane's; that lane gets empty lines, to stay aligned. */
     compare(rows) {
       this.cards.forEach(({ compared }, i) => {
         compared.hidden = false;

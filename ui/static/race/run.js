@@ -8,7 +8,7 @@
   const ORIGINS = { s: "sampled", a: "accepted", r: "recovered", b: "bonus" };
   const KINDS = { pr: "prefill", pl: "plain", ve: "verify" };
   const OTHER = { about: "", colour: "lane-other", dash: "longdash", lengths: "" };
-  // Of all runs so far: charts of an earlier run may be drawn again after a new one has started.
+  // The looks of all runs so far: charts of an earlier run may be redrawn after a new one has started.
   const looks = {};
   let current = null;
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from kernels.reference import linear as linear_reference
 from kernels.support import is_accelerator
 
-from ..llama_cuda import LlamaCuda, fits_shape
+from .llama_cuda import LlamaCuda, fits_shape
 
 
 @dataclass(frozen=True)
