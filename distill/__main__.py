@@ -1,7 +1,7 @@
 """`python -m distill corpus | train | ablate | ngrams | evaluate`: make a draft for the target, and measure it.
 
-Contract: every command goes on where an earlier one was killed; settings come from config.json (or --config), and
-what they made is written below --work until `train --install` or `ngrams --install` puts it into drafts/.
+Contract: `corpus`, `train` and `ablate` continue where a killed run stopped. Settings come from config.json (or
+--config). Results are written below --work; `train --install` and `ngrams --install` put them into drafts/.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _ablate(pair: ModelPair, settings: Settings, options: argparse.Namespace, wo
 
 
 def _ngrams(settings: Settings, options: argparse.Namespace, work: Path) -> None:
-    # The first shards stay out of it, as out of training.
+    # The held-out shards are not counted, as they are not trained on.
     paths = shards(work / "corpus")[settings.train.held_out_shards :]
     table = count_ngrams(paths, settings.ngram)
     out = DRAFTS / options.install if options.install else work / "ngrams"
@@ -158,7 +158,7 @@ def _speeds(pair: ModelPair, options: argparse.Namespace) -> Any:
     prompts = measuring.prompt_set("committed", options.prompts)
     lengths = [_length(length) for length in options.lengths]
     for batch in (1, 4, 8):
-        # The list is sorted by kind: a group takes one of each.
+        # The list is sorted by kind: reorder it so that a group of four has one of each.
         quarter = max(1, len(prompts) // 4)
         mixed = [prompts[i] for start in range(quarter) for i in range(start, len(prompts), quarter)]
         for temperature in options.temperatures:

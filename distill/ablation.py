@@ -1,8 +1,9 @@
-"""Which parts of a draft head's recipe pay: short runs from the start, each with one setting changed.
+"""Ablation of a draft head's recipe: short runs from scratch, each with one setting changed.
 
-Contract: `ablate` trains every arm of `ARMS` on one corpus for as many steps and yields a row an arm, as it is
-done: how well it drafts on the held-out shards (train.py's `measure`), and what a drafted token costs. Arms that
-were trained before are not trained again. Short runs rank settings roughly: a larger head learns more slowly.
+Contract: `ablate` trains every arm of `ARMS` on one corpus for the same number of steps and yields one row per arm
+as soon as it is done: how well it drafts on the held-out shards (train.py's `measure`), and what a drafted token
+costs. Arms that were trained before are not trained again. Short runs rank settings only roughly: a larger head
+learns more slowly.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ ARMS: dict[str, dict[str, Any]] = {
 
 
 def ablate(pair: ModelPair, settings: Settings, corpus: Path, out: Path, steps: int) -> Iterator[dict[str, Any]]:
-    """One row an arm: name, changes, steps, seconds, held-out shards, a drafted token's ms and c.
+    """One row per arm: name, changes, steps, seconds, held-out shards, a drafted token's ms and c.
 
-    Exits where the settings start from a trained head: arms of other shapes could not.
+    Exits if the settings start from a trained head, which does not fit arms of other shapes.
     """
     if settings.train.start not in ("random", "target"):
         raise SystemExit('An ablation starts afresh: set start to "random" or "target".')
@@ -57,7 +58,7 @@ def _cost(pair: ModelPair, folder: Path) -> dict[str, float]:
 def as_markdown(rows: list[dict[str, Any]], temperatures: list[float]) -> str:
     """The rows as a table: overlap and share of equal argmax of the first drafted token, then of the second.
 
-    temperatures: of the held-out shards, in turn.
+    temperatures: those of the corpus, which the held-out shards have in turn.
     """
     names = [f"T {temperatures[i % len(temperatures)]:g}" for i in range(len(rows[0]["shards"]))]
     lines = ["| arm | " + " | ".join(names) + " | ms a draft, c |", "|---" * (len(names) + 2) + "|"]

@@ -1,7 +1,7 @@
 """Batches of rows from the corpus, for training and for measuring.
 
-Contract: `Batches` is deterministic for a seed and can go on from any step; rows are cut to `longest_row` tokens,
-padded at the end, and grouped so that a batch has about `tokens_per_step` of them.
+Contract: `Batches` is deterministic for a seed and can start at any step. Rows are cut to `longest_row` tokens,
+padded at the end, and grouped into batches of about `tokens_per_step` tokens.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch import Tensor
 
 from .corpus import rows_of
 
-# Positions that `scale_of` looks at.
+# The most positions that `scale_of` uses.
 SCALED_BY = 20_000
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Mean and deviation [width] of each entry of the states that are read; 0 and 1 for the last hidden state's.
+    """Mean and standard deviation [width] of each entry of the states; 0 and 1 for the last hidden state.
 
-    Single entries of a residual stream are fifty times the others: unscaled, they alone would be learnt from.
+    A few entries of a residual stream are fifty times the others: unscaled, only these would be learnt from.
     """
 
     mean: Tensor
@@ -37,9 +37,9 @@ class Scale:
 
 @dataclass
 class Batch:
-    """ids int64 [B, T]; states [B, T, width] of the target at each id, scaled, the last hidden one at the end.
+    """ids int64 [B, T]; states [B, T, width] of the target at each id, scaled, the last hidden state last.
 
-    scored bool [B, T]: slots whose state stands for a token that the target itself wrote next.
+    scored bool [B, T]: slots whose next token was written by the target.
     """
 
     ids: Tensor
@@ -48,7 +48,7 @@ class Batch:
 
 
 def shifted(states: Tensor) -> Tensor:
-    """What slot t reads: the state of t-1, zeros at the start; [B, T, hidden] both."""
+    """The states that the slots read: slot t that of t-1, slot 0 zeros; [B, T, hidden] both."""
     return torch.cat((torch.zeros_like(states[:, :1]), states[:, :-1]), dim=1)
 
 
@@ -61,9 +61,9 @@ def load_rows(paths: list[Path]) -> list[Row]:
 
 
 def frequent_ids(rows: list[Row], count: int, always: set[int]) -> Tensor:
-    """The `count` ids that the target wrote most often, ties by id, with `always` among them: int64, sorted."""
+    """`always` and the ids that the target wrote most often (ties by id), `count` in all: int64, sorted."""
     seen = Counter(token for tokens, _, prompt in rows for token in tokens[prompt:].tolist())
-    # Ids that were never written follow in the order of the tokenizer, whose merges are sorted by frequency.
+    # Then ids that were never written, by id: a tokenizer's merges are sorted by frequency.
     ranked = sorted(always) + [token for token, _ in sorted(seen.items(), key=lambda item: (-item[1], item[0]))]
     ranked += range(count)
     chosen = list(dict.fromkeys(ranked))[:count]
@@ -71,7 +71,7 @@ def frequent_ids(rows: list[Row], count: int, always: set[int]) -> Tensor:
 
 
 def scale_of(rows: list[Row], hidden: int) -> Scale:
-    """How the target's answers in `rows` are spread, entry by entry."""
+    """Mean and deviation of each entry of the states over the target's answers in `rows`."""
     width = rows[0][1].shape[1]
     mean, deviation = torch.zeros(width), torch.ones(width)
     if width > hidden:
@@ -82,7 +82,7 @@ def scale_of(rows: list[Row], hidden: int) -> Scale:
 
 
 class Batches:
-    """Endless batches over rows, in an order that a seed decides."""
+    """Endless batches over rows, in an order given by the seed."""
 
     def __init__(self, rows: list[Row], scale: Scale, longest_row: int, tokens: int, seed: int) -> None:
         self.rows, self.scale, self.longest, self.seed = rows, scale, longest_row, seed
@@ -114,6 +114,6 @@ def collate(rows: list[Row], scale: Scale, longest: int) -> Batch:
         length = min(len(tokens), width)
         batch.ids[r, :length] = tokens[:length]
         batch.states[r, :length] = scale(states[:length].float())
-        # The last token of a row was never fed: nothing is known of what would have followed.
+        # The last token of a row was never fed, so the target's distribution after it is unknown.
         batch.scored[r, prompt - 1 : min(length, len(tokens) - 1)] = True
     return batch

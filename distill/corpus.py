@@ -1,11 +1,11 @@
-"""The corpus: what the target writes on many prompts, with its own hidden states beside every token.
+"""The corpus: the target's answers to many prompts, with its hidden states at every token.
 
-Contract: shard k of a folder is a function of the pair, the settings, the installed Python library and k alone,
-and is there whole or not at all; a run that was killed goes on with the first missing shard. A shard holds
-`tokens` int32 [N], `states` float16 [N, width] (of the target at each token: the layers that the settings name,
+Contract: shard k of a folder depends only on the pair, the settings, the installed Python library and k. It is
+written whole or not at all; a run that was killed goes on with the first missing shard. A shard holds `tokens`
+int32 [N]; `states` float16 [N, width], the target's states at each token (of the layers that the settings name,
 then the last hidden state, as HiddenStateTap in models/base.py says; zeros at a row's last token, which was never
-fed), `starts` int64 [rows + 1], `prompts` int64 [rows], the length of each row's prompt, and `layers` int64,
-which they are.
+fed); `starts` int64 [rows + 1], where rows begin and end; `prompts` int64 [rows], the length of each row's prompt;
+and `layers` int64, those layers.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from .prompts import corpus_prompts
 from .settings import Settings
 
 PROMPT_TOKENS = 256
-# Nobody stops a shard halfway: long chunks of many prompts take half the time of short ones on a CPU.
+# The least prefill_tokens here: no request has to stop halfway, and on a CPU long chunks take half the time.
 SHARD_PREFILL_TOKENS = 2048
 
 
 class StateRecorder(Drafter):
-    """A drafter that proposes nothing and keeps what it is shown."""
+    """A drafter that proposes nothing and keeps the states that it is given."""
 
     observes_states = True
 
@@ -57,9 +57,9 @@ class StateRecorder(Drafter):
 
 
 def write_corpus(pair: ModelPair, settings: Settings, folder: Path, tokens: int) -> int:
-    """Write shards until the folder holds `tokens` new tokens; returns how many it holds.
+    """Write shards until the folder holds `tokens` generated tokens; returns how many it holds.
 
-    Several processes may write one folder: each takes the next shard that none has taken.
+    Several processes may write to one folder: each takes the next shard that is neither written nor locked.
     """
     folder.mkdir(parents=True, exist_ok=True)
     check_layers(shards(folder), settings)
@@ -86,7 +86,7 @@ def _write_missing(pair: ModelPair, settings: Settings, folder: Path, number: in
 
 
 def _held(folder: Path, counts: dict[Path, int]) -> int:
-    """New tokens of all shards, whoever wrote them; `counts` keeps what was read."""
+    """Generated tokens in all shards, whichever process wrote them; `counts` caches those of each shard."""
     for path in shards(folder):
         if path not in counts:
             with safe_open(path, "pt") as shard:
@@ -134,7 +134,7 @@ def shards(folder: Path) -> list[Path]:
 
 
 def check_layers(paths: list[Path], settings: Settings) -> None:
-    """Exits where a shard holds other layers of the target than the settings name."""
+    """Exits if a shard holds other layers of the target than the settings name."""
     for path in paths:
         with safe_open(path, "pt") as shard:
             held = shard.get_tensor("layers").tolist() if "layers" in list(shard.keys()) else []

@@ -1,8 +1,8 @@
-"""How good a draft is: what the target accepts of it, and how much faster the lanes become.
+"""How good a draft is: how much of it the target accepts, and how much faster the lanes become.
 
-Contract: the committed prompts (evaluation_prompts.json) and HumanEval's, none of which training saw. Acceptance
-is counted from the rounds, each prompt by itself, and averaged over prompts; speeds are lane times, arms
-interleaved, medians, ratios to regular decoding in the same run.
+Contract: measured on the committed prompts (evaluation_prompts.json) and HumanEval's; training saw neither.
+Acceptance is counted from the rounds of each prompt and averaged over prompts. Speeds are lane times with the arms
+interleaved: means, and medians of the ratio to regular decoding in the same run.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def prompt_set(name: str, count: int | None = None) -> list[tuple[str, str]]:
     rows = [(prompt["kind"], prompt["text"]) for prompt in evaluation_prompts()]
     if count is None or count >= len(rows):
         return rows
-    # As many of each kind.
+    # Evenly spaced, so that each kind gets as many.
     return [rows[i * len(rows) // count] for i in range(count)]
 
 
@@ -76,8 +76,8 @@ def acceptance(
 ) -> dict[str, Any]:
     """Token acceptance a (mean over prompts, and by kind), accepted/drafted, and each position's rate.
 
-    A drafter that stops where it is unsure has a higher a than one that always drafts: drafts and tokens written a
-    row-round, of those without a draft as well, tell them apart.
+    A drafter that stops where it is unsure has a higher a than one that always drafts. So drafts and written
+    tokens per row and round are returned too, counting rounds without drafts.
     """
     whole, each = _Tally(), [_Tally() for _ in prompts]
     row_rounds = written = 0
@@ -126,9 +126,7 @@ def speed(
     temperature: float,
     tokens: int = 96,
 ) -> list[dict[str, Any]]:
-    """Lane ms/token of each arm (keyword arguments of `generate`), and how much faster than arm "regular" it
-    is.
-    """
+    """Lane ms/token of each arm (keyword arguments of `generate`), and its speed-up over the arm "regular"."""
     times: dict[str, list[float]] = {name: [] for name in arms}
     groups = [prompts[i : i + batch] for i in range(0, len(prompts) - batch + 1, batch)]
     for number, group in enumerate(tqdm(groups, desc=f"speed, batch {batch}, T {temperature:g}")):
@@ -143,7 +141,7 @@ def speed(
             )
             assert out.metrics.ms_per_token is not None
             times[name].append(out.metrics.ms_per_token)
-    # A ratio a group, so that long and short texts weigh alike and a slow minute slows both of its sides.
+    # One ratio per group, so that long and short texts weigh alike and a slow minute affects both sides.
     ratios = {
         name: [base / own for base, own in zip(times["regular"], values, strict=True)]
         for name, values in times.items()
@@ -162,7 +160,7 @@ def speed(
 
 
 def cost_ratio(pair: ModelPair, batch: int = 1, repeats: int = 30) -> dict[str, float]:
-    """Milliseconds of one drafted token and of one target step at 100 tokens of text, and c, their ratio."""
+    """Milliseconds of one drafted token and of one target step after 100 cached tokens, and their ratio c."""
     assert pair.draft_step is not None
     target, draft = pair.target_step, pair.draft_step
     caches = target.new_cache(batch, 128), draft.new_cache(batch, 128)
@@ -173,7 +171,7 @@ def cost_ratio(pair: ModelPair, batch: int = 1, repeats: int = 30) -> dict[str, 
         fed = pair.draft.inputs(ids, state) if isinstance(pair.draft, DraftHead) else ids
         draft.forward(ForwardBatch(fed, lengths), caches[1]).logits.argmax(-1).tolist()
 
-    # A head's rounds read the target's states as well.
+    # With a draft head, target steps also return states.
     step = ForwardBatch(ids, lengths, return_states=isinstance(pair.draft, DraftHead))
 
     def one_step() -> None:

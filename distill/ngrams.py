@@ -1,8 +1,8 @@
-"""Counting the back-off n-gram table on what the target wrote.
+"""Counts the back-off n-gram table from what the target wrote.
 
 Contract: a pure function of the corpus and the settings. For each context of 1 to `longest` tokens the likeliest
-next token is kept; of the contexts, the `contexts` whose token was seen most often (all single tokens first),
-ties by hash.
+next token is kept. The table keeps `contexts` contexts: first those of one token, then those whose token was seen
+most often, ties by hash.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .settings import NgramSettings
 
 
 def count_ngrams(paths: list[Path], settings: NgramSettings) -> NgramTable:
-    """Count the answers (with the prompt's end as their first context) of all shards."""
+    """Count over the answers of all shards; an answer's first contexts reach back into its prompt."""
     counts: dict[int, Counter[int]] = defaultdict(Counter)
     single: set[int] = set()
     for path in tqdm(paths, desc="n-grams", unit="shard"):

@@ -1,7 +1,7 @@
-"""Prompts that the target makes up itself: what it writes where a user would speak (Magpie, arXiv 2406.08464).
+"""Prompts that the target makes up itself, by completing an empty user turn (Magpie, arXiv 2406.08464).
 
-Contract: `own_prompts` is a pure function of the pair, the count and the seed. Each prompt is one that the target
-ended itself, of `SHORTEST` to `LONGEST` tokens, and none is in the evaluation set.
+Contract: `own_prompts` is a pure function of the pair, the count and the seed. The target ended each prompt
+itself, after `SHORTEST` to `LONGEST` tokens, and none is in the evaluation set.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from bass_core.engine.runner import ModelRunner
 from .prompts import evaluation_prompts
 
 SHORTEST, LONGEST = 4, 80
-# So many more are begun than are wanted: about one in ten gets too long.
+# Prompts started per prompt wanted: about one in ten gets too long.
 SPARE = 1.25
-# Each draw has a seed of its own, far from those of the answers.
+# Noise seeds of the prompts start here, far from those of the answers; each `seed` has so many of them.
 SEEDS, ATTEMPTS = 2**40, 1000
-# Below 1 fewer of them are nonsense; the answers have the shard's own temperature.
+# The prompts' temperature: below 1, fewer are nonsense. The answers have the shard's own.
 TEMPERATURE = 0.8
 
 
@@ -38,7 +38,7 @@ def own_prompts(pair: ModelPair, count: int, seed: int) -> list[str]:
     found: dict[str, None] = {}
     attempt = 0
     while len(found) < count:
-        # No text is drawn with the noise of another draw, nor with that of the answers.
+        # Each attempt has noise of its own, which the answers do not share.
         for ids in _sample(pair, opening, math.ceil(SPARE * count), SEEDS + seed * ATTEMPTS + attempt):
             text = pair.tokenizer.decode(ids[:-1]).strip()
             again = pair.tokenizer(text, add_special_tokens=False).input_ids
@@ -49,7 +49,7 @@ def own_prompts(pair: ModelPair, count: int, seed: int) -> list[str]:
 
 
 def _template(pair: ModelPair) -> tuple[list[int], int]:
-    """The ids that stand before a user's words, and the one that ends them."""
+    """The ids before a user's message, and the id that ends it."""
     mark = "@@"
     text = pair.tokenizer.apply_chat_template([{"role": "user", "content": mark}], tokenize=False)
     before, after = (pair.tokenizer(part, add_special_tokens=False).input_ids for part in text.split(mark))
@@ -57,7 +57,7 @@ def _template(pair: ModelPair) -> tuple[list[int], int]:
 
 
 def _sample(pair: ModelPair, opening: list[int], count: int, seed: int) -> list[list[int]]:
-    """What the target writes behind `opening`, an end token at the end where it came to one."""
+    """What the target writes after `opening`, up to and including an end token if it wrote one."""
     sampling = SamplingParams(temperature=TEMPERATURE)
     request = make_request(pair, [opening] * count, max_new_tokens=LONGEST, sampling=sampling, seed=seed)
     rows = request.sequences()

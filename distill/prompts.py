@@ -1,7 +1,7 @@
-"""Prompts for the corpus: code, instructions, questions, stories, lists and rewriting, without end.
+"""Any number of prompts for the corpus: code, instructions, questions, stories, lists and rewriting.
 
-Contract: `corpus_prompts(seed, count)` is a pure function of its arguments and the installed Python library. No
-prompt of it is in the evaluation set, whose topics are listed apart, and none is taken from HumanEval.
+Contract: `corpus_prompts(seed, count)` is a pure function of its arguments and the installed Python library. None
+of its prompts is in the evaluation set, which has topics of its own, and none is taken from HumanEval.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 
 EVALUATION = Path(__file__).parent / "evaluation_prompts.json"
 
-# The library's modules whose docstrings are asked about, and what the templates are filled with.
+# The prompt templates, the words that fill them, and the library modules whose docstrings are asked about.
 WORDS: dict[str, Any] = json.loads((Path(__file__).parent / "words.json").read_text())
 _LANGUAGES = ["Python", "Python", "Python", "Python", "JavaScript", "Java", "C", "C++", "Go", "Bash"]
 
 
 def corpus_prompts(seed: int, count: int) -> list[str]:
-    """`count` prompts of all kinds in turn; other seeds give other prompts."""
+    """`count` different prompts, the kinds in turn; other seeds give other prompts."""
     rng = random.Random(seed)
     kinds = ["code", "docstring", "instruction", "question", "story", "list", "rewriting", "rewriting"]
     prompts: list[str] = []

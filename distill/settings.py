@@ -14,9 +14,9 @@ CONFIG = Path(__file__).parent / "config.json"
 
 @dataclass(frozen=True)
 class CorpusSettings:
-    """rows: prompts a shard; own_share: of them, made up by the target itself (own_prompts.py); temperatures: one
-    a shard, in turn; layers: of the target, ascending, whose residual stream is kept beside the last hidden state
-    (HiddenStateTap in models/base.py).
+    """rows: prompts per shard; own_share: share of them that the target makes up itself (own_prompts.py);
+    temperatures: one per shard, in turn; layers: layers of the target, ascending, whose residual stream is kept
+    besides the last hidden state (HiddenStateTap in models/base.py).
     """
 
     rows: int
@@ -30,11 +30,11 @@ class CorpusSettings:
 class TrainSettings:
     """How a draft head is made.
 
-    layers: how many, and start: "random", "target" for copies of its last ones, or the folder of a trained head to
-    go on from. reads_states: whether it sees the target's states; reads_layers: all that the corpus kept, or
-    the last one alone. vocabulary: how many of the most frequent ids it can propose. longest_row: tokens of a row
-    that are looked at. loss: "kl" (forward), "tv" or "mix" (their sum); loss_share: of the positions, drawn anew
-    each step. own_states: how many drafted tokens deep it is trained on its own states.
+    layers: how many it has; start: "random", "target" for copies of the target's last ones, or the folder of a
+    trained head to continue from. reads_states: whether it reads the target's states; reads_layers: all that the
+    corpus kept, or only the last. vocabulary: how many of the most frequent ids it can propose. longest_row: rows
+    are cut to so many tokens. loss: "kl" (forward), "tv" or "mix" (their sum); loss_share: share of the positions
+    that count, drawn anew each step. own_states: how many drafted tokens deep it is trained on its own states.
     """
 
     layers: int
@@ -56,7 +56,7 @@ class TrainSettings:
 
 @dataclass(frozen=True)
 class NgramSettings:
-    """longest: tokens of context at most; contexts: how many the table keeps."""
+    """longest: tokens of the longest context; contexts: how many the table keeps."""
 
     longest: int
     contexts: int
@@ -64,7 +64,7 @@ class NgramSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything a run depends on, beside the code and the number of tokens and steps asked for."""
+    """Everything a run depends on, besides the code and the number of tokens and steps asked for."""
 
     pair: str
     seed: int
@@ -74,7 +74,7 @@ class Settings:
 
 
 def load(path: Path = CONFIG) -> Settings:
-    """The settings in a file; TypeError names what is unknown or missing."""
+    """The settings in a file. Raises TypeError, naming an unknown or missing one."""
     data = json.loads(path.read_text())
     return Settings(
         pair=data["pair"],

@@ -1,12 +1,12 @@
-"""Training a draft head on what the target wrote and on the target's whole distribution there.
+"""Trains a draft head on what the target wrote and on the target's whole distribution there.
 
-Contract: `train` shares the target's embedding and head, starts its own layers afresh (or from a head that was
-trained before, or from the target's last layers, which short trials found worse: RESULTS.md), and minimises the
-divergence that acceptance measures (DistillSpec, arXiv 2310.08461): forward KL, the total variation 1 - a, or
-both. Beside the target's last state the head may read earlier layers' (EAGLE-3, arXiv 2503.01840, section 3.1).
-A checkpoint is written every few minutes, and a run goes on from it; the same settings and steps give the same
-weights up to the rounding of the machine. The second and later drafted tokens are trained on the head's own
-states, over keys and values of the true ones, as they meet them when drafting (HASS, arXiv 2408.15766).
+Contract: the head shares the target's embedding and output head. Its own layers start with random weights (or from
+a head trained before, or from the target's last layers, which short trials found worse: RESULTS.md). `train`
+minimises a divergence that decides acceptance (DistillSpec, arXiv 2310.08461): forward KL, the total variation
+1 - a, or both. Besides the target's last state the head may read those of earlier layers (EAGLE-3, arXiv
+2503.01840, section 3.1). A checkpoint is written every few minutes, and a killed run continues from it; the same
+settings and steps give the same weights up to the machine's rounding. The second and later drafted tokens are
+trained on the head's own states, with the target's states before them, as in drafting (HASS, arXiv 2408.15766).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CHECKPOINT = "checkpoint.pt"
 def new_head(
     pair: ModelPair, settings: TrainSettings, vocabulary: Tensor, reads_layers: tuple[int, ...] = ()
 ) -> DraftHead:
-    """A head before training; its fusion adds embedding and state, of several layers the last one."""
+    """A head before training; its fuse layer adds the embedding and the target's last state."""
     target: Any = pair.target
     hidden = target.config.hidden_size
     torch.manual_seed(0)
@@ -55,11 +55,11 @@ def new_head(
         head.fuse.weight.normal_(std=0.01)
         head.fuse.weight[:, :hidden] += torch.eye(hidden)
         if settings.reads_states:
-            # The state left the target's last norm: undo its gain, so that its size is the embedding's.
+            # The state comes after the target's final norm: undo its gain, to make it as large as the embedding.
             gain = target.model.norm.weight.float()
             head.fuse.weight[:, hidden:] += torch.diag(0.1 / gain.clamp(min=gain.mean() / 4))
         if reads_layers:
-            # At first only the last state is passed on: what other layers add is learnt.
+            # At first only the last state is passed on; what the other layers add is learnt.
             head.project.weight.zero_()
             head.project.weight[:, -hidden:] += torch.eye(hidden)
             head.project.bias.zero_()
@@ -69,9 +69,9 @@ def new_head(
 
 
 def _go_on_from(head: DraftHead, trained: DraftHead, start: str) -> None:
-    """Give a new head the weights of a trained one; its vocabulary is its own, and those weights fit any."""
+    """Load a trained head's weights into a new one, which keeps its vocabulary: the weights fit any."""
     ours, theirs = head.config, trained.config
-    # One that read the last state alone fits: what the other layers add is learnt.
+    # A head that read only the last state fits too: what the other layers add is learnt.
     layers = theirs.reads_layers or ours.reads_layers
     if (theirs.layers, theirs.reads_states, layers) != (ours.layers, ours.reads_states, ours.reads_layers):
         raise SystemExit(
@@ -94,8 +94,8 @@ def divergence(student: Tensor, teacher: Tensor, loss: str) -> Tensor:
 
 
 def depths(head: DraftHead, batch: Batch, own_states: int) -> list[Tensor]:
-    """The head's states [B, T, hidden] as 1st, 2nd, ... drafted token: slot t of entry d read states d tokens
-    old.
+    """The head's states [B, T, hidden] for the 1st, 2nd, ... drafted token: the newest target state that slot t of
+    entry d (from 0) has read is that of t - 1 - d.
     """
     size = batch.ids.shape[1]
     cache = DynamicCache()
@@ -104,7 +104,8 @@ def depths(head: DraftHead, batch: Batch, own_states: int) -> list[Tensor]:
     width = head.project.in_features if head.config.reads_layers else head.config.hidden
     seen, result = shifted(head.project(batch.states[..., -width:])), []
     for depth in range(own_states + 1):
-        # Slot t sees its own keys of this depth, and of the depth above at t-1, t-2 beyond that, and so on.
+        # Slot t sees its own key of this depth, that of slot t-1 of the depth before, and so on down to depth 0,
+        # of which it sees slots 0 to t-depth.
         blocks = [places[:, None] - (depth - other) == places[None] for other in range(depth + 1)]
         blocks[0] = places[:, None] - depth >= places[None]
         mask = torch.cat(blocks, dim=1)[None, None].expand(len(batch.ids), 1, -1, -1)
@@ -139,28 +140,28 @@ def measure(head: DraftHead, batches: list[Batch], own_states: int) -> list[dict
 
 
 def train(pair: ModelPair, settings: Settings, corpus: Path, out: Path, steps: int) -> dict[str, Any]:
-    """Train for `steps` in all and save the head in `out`; returns the log, which lies beside it."""
+    """Train for `steps` in all and save the head in `out`; returns the log, which is saved there too."""
     options = settings.train
     paths = shards(corpus)
     if len(paths) <= options.held_out_shards:
         raise SystemExit(f"{corpus} holds {len(paths)} shards: write more with `python -m distill corpus`.")
     check_layers(paths, settings)
     layers = tuple(settings.corpus.layers) if options.reads_states and options.reads_layers else ()
-    # What makes two runs the same, as the log and the checkpoint keep it.
+    # Runs with the same recipe are the same; the log and the checkpoint keep it.
     recipe = {**vars(options), "layers_read": list(layers), "seed": settings.seed}
     checkpoint = _load_checkpoint(out / CHECKPOINT, recipe)
     if checkpoint and checkpoint["step"] >= steps and is_draft_head(out):
         return dict(checkpoint["log"])
     rows = load_rows(paths[options.held_out_shards :])
-    # Weights of a checkpoint belong to the scale that they were trained on.
+    # A checkpoint's weights need the scale that they were trained with.
     scale = Scale(*checkpoint["scale"]) if checkpoint else scale_of(rows, pair.target.config.hidden_size)
-    # A shard's rows have one temperature: each of the held-out ones is measured by itself.
+    # Each shard has one temperature, so each held-out shard is measured separately.
     held_out = [load_rows([path])[:CHECKED_ROWS] for path in paths[: options.held_out_shards]]
     checks = [
         [collate(part[i : i + 8], scale, options.longest_row) for i in range(0, len(part), 8)] for part in held_out
     ]
     vocabulary = frequent_ids(rows, options.vocabulary, set(pair.default_eos()))
-    # A checkpoint's weights replace those that a run starts from, which may have changed since.
+    # With a checkpoint, ignore `start`: its weights replace the initial ones, whose folder may have changed.
     head = new_head(pair, replace(options, start="random") if checkpoint else options, vocabulary, layers)
     if layers:
         absorb(head, -scale.mean / scale.deviation, 1 / scale.deviation)
@@ -186,14 +187,14 @@ def train(pair: ModelPair, settings: Settings, corpus: Path, out: Path, steps: i
 
 
 def absorb(head: DraftHead, mean: Tensor, deviation: Tensor) -> None:
-    """Make a head do with states x, projected, what it did with (x - mean) / deviation; both [width]."""
+    """Fold a scale into `project`: it then maps x to what it made of (x - mean) / deviation; both [width]."""
     with torch.no_grad():
         head.project.weight /= deviation
         head.project.bias -= head.project.weight @ mean
 
 
 def _load_checkpoint(path: Path, recipe: dict[str, Any]) -> dict[str, Any] | None:
-    """What a killed run left, or None; exits where that run had another recipe."""
+    """The checkpoint of a killed run, or None; exits if that run had another recipe."""
     if not path.exists():
         return None
     state: dict[str, Any] = torch.load(path, weights_only=True)
@@ -208,12 +209,12 @@ def _load_checkpoint(path: Path, recipe: dict[str, Any]) -> dict[str, Any] | Non
 
 
 def _begun(recipe: dict[str, Any]) -> dict[str, Any]:
-    """What a checkpoint holds of a run before its first step, beside the weights."""
+    """The checkpoint of a run before its first step, without weights."""
     return {"step": 0, "seconds": 0.0, "log": {"options": recipe, "loss": [], "held_out": []}}
 
 
 class _Run:
-    """A run of the optimiser that can be left and taken up again."""
+    """A run of the optimiser that can be interrupted and continued."""
 
     def __init__(
         self,
@@ -264,7 +265,7 @@ class _Run:
         return time.monotonic() - self.saved > self.options.checkpoint_seconds
 
     def save(self, held_out: list[list[dict[str, float]]]) -> None:
-        """Write the checkpoint and the log, each replaced whole."""
+        """Write the checkpoint (replaced atomically) and the log."""
         seconds = self.spent + time.monotonic() - self.begun
         self.log["held_out"].append({"step": self.step, "seconds": round(seconds), "shards": held_out})
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -283,7 +284,7 @@ class _Run:
 
 
 def _schedule(step: int, steps: int, warmup: int) -> float:
-    """Linear warm-up, then a cosine down to a twentieth."""
+    """The factor of the learning rate: linear warm-up, then cosine decay to a twentieth."""
     if step < warmup:
         return (step + 1) / warmup
     done = (step - warmup) / max(1, steps - warmup)

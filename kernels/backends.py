@@ -1,14 +1,14 @@
 """Attention of a few new tokens per row over a cache in which every row has its own length.
 
-Contract: row b has `lengths[b]` tokens cached before this step and S new ones, whose keys and values already
-stand in the cache at `lengths[b] .. lengths[b]+S-1`. Query s of row b sees column c when
+Contract: row b has `lengths[b]` tokens cached before this step and S new ones, whose keys and values are already
+in the cache at `lengths[b] .. lengths[b]+S-1`. Query s of row b sees column c when
 `c <= lengths[b] + s` and, with a sliding window w, `c > lengths[b] + s - w`. Other
 contents of the cache (rejected drafts, padding) never affect a result.
 
-The backends share one signature and differ only in how they cut the work, as BASS does (arXiv 2404.15778):
-`pad` pads every row to the longest, `split` launches once a row at its exact length, `sdpa` hands the padded
-problem and a mask to torch, `fused` is our Triton kernel and `flash` flash-attn's; these two read the lengths on
-the device alone. `why_backend_unavailable` says why a backend can't run here. Non-goals: dropout, training.
+The backends share one signature and differ only in how they divide the work, as in BASS (arXiv 2404.15778):
+`pad` pads every row to the longest, `split` launches once per row at its exact length, `sdpa` passes the padded
+problem and a mask to torch, `fused` is our Triton kernel and `flash` flash-attn's. The last two read the lengths
+on the device only. `why_backend_unavailable` says why a backend can't run here. Non-goals: dropout, training.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def flash(
     window: int | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """flash-attn's kernel for caches with row lengths; fp16 and bf16 alone. Arguments and result as `pad`'s."""
+    """flash-attn's kernel for caches with row lengths; fp16 and bf16 only. Same arguments and result as `pad`."""
     out: Tensor = _flash_attn()(
         query.transpose(1, 2).to(key.dtype),
         key.transpose(1, 2),
@@ -67,7 +67,7 @@ def flash(
 
 @cache
 def _flash_attn() -> Any:
-    """flash-attn's function or None: a package of that name is no proof, others install such a namespace too."""
+    """flash-attn's function or None. Tries the import: other packages also install a flash_attn namespace."""
     try:
         from flash_attn import flash_attn_with_kvcache
     except (ImportError, OSError, AttributeError):
@@ -82,16 +82,16 @@ BACKENDS: dict[str, Callable[..., Tensor]] = {
     "fused": fused,
     "flash": flash,
 }
-# `split` cuts its launches by the host's lengths; all others can be captured once and replayed for any lengths.
+# Backends whose launches can be captured once and replayed for any lengths; `split` depends on the host's lengths.
 CAPTURABLE = ("fused", "flash", "pad", "sdpa")
 _LEAST_EXTENT = 256
 
 
 def captured_extent(backend: str, columns: int, most: int) -> int:
-    """Columns that a captured step looks at when its longest row fills `columns`, of `most` in the cache.
+    """Columns that a captured step reads when its longest row fills `columns` of the cache's `most`.
 
-    `fused` and `flash` stop at each row's own end, so one capture serves all lengths; the others compute every
-    column, and are captured for each power of two.
+    `fused` and `flash` stop at each row's own end, so one capture serves all lengths. The others compute every
+    column and are captured once for each power of two.
     """
     if backend in ("fused", "flash"):
         return most
@@ -99,10 +99,7 @@ def captured_extent(backend: str, columns: int, most: int) -> int:
 
 
 def why_backend_unavailable(backend: str, device: torch.device, dtype: torch.dtype | None = None) -> str | None:
-    """Why a backend can't run on a device, or not with a model of that dtype, in words that end a sentence.
-
-    None where it can.
-    """
+    """Why a backend can't run on a device or with a dtype, as a clause that ends a sentence; None if it can."""
     if backend == "fused":
         return why_unavailable(device)
     if backend == "flash":

@@ -1,8 +1,8 @@
-"""What the rows of one step look like to attention.
+"""The lengths, positions and masks of one step, as attention needs them.
 
-Contract: a plan belongs to one step and is thrown away after it; what its layers share (positions, masks, new
-lengths) is made once, when a layer first asks for it. A cache makes the plans of the steps that write to it (see
-bass_core/attention/cache.py); one made by hand has no views.
+Contract: a plan serves one step and is then discarded. What its layers share (positions, masks, new lengths) is
+computed once, when a layer first asks for it. A cache makes the plans of the steps that write to it (see
+bass_core/attention/cache.py); a plan made by hand has no views.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor
 
 @dataclass
 class AttentionPlan:
-    """S = `queries` new tokens for each of B rows, `lengths` int64 [B] (on the device) of which are cached before.
+    """S = `queries` new tokens for each of B rows; `lengths` int64 [B] (on the device): tokens cached before.
 
     host: the same lengths on the host; empty for a captured step, which is replayed for lengths that only the
-    device knows. captured_extent: the columns that such a step looks at, which no row outgrows.
-    tokens: int64 [N], where the real tokens stand in the flattened [B x S] step; None where all of them are real.
-    places: int64 [2 x Hkv x N], where their keys and values go in a layer's cache as vectors of head_dim.
-    ends: of a batch of one, the views [2, Hkv, N, D] of each layer's cache to which they go.
-    views: keys and values [B, Hkv, extent, D] of each layer, one behind the other, which the step may read.
+    device knows. captured_extent: the columns that a captured step reads; no row may grow beyond them.
+    tokens: int64 [N], indices of the real tokens in the flattened [B x S] step; None if all are real.
+    places: int64 [2 x Hkv x N], where their keys and values go in a layer's cache, seen as vectors of head_dim.
+    ends: for a batch of one, the view [2, Hkv, N, D] of each layer's cache to which they go.
+    views: what the step may read: keys and values [B, Hkv, extent, D] of layer 0, then of layer 1, and so on.
     """
 
     lengths: Tensor
@@ -51,14 +51,14 @@ class AttentionPlan:
 
     @property
     def positions(self) -> Tensor:
-        """int64 [B, S]: where each new token stands in its row."""
+        """int64 [B, S]: the position of each new token in its row."""
         if self._positions is None:
             self._positions = self.lengths[:, None] + torch.arange(self.queries, device=self.lengths.device)
         return self._positions
 
     @property
     def new_lengths(self) -> Tensor:
-        """int32 [B]: how long each row is with its new tokens."""
+        """int32 [B]: the length of each row including its new tokens."""
         if self._new_lengths is None:
             self._new_lengths = (self.lengths + self.queries).to(torch.int32)
         return self._new_lengths

@@ -1,7 +1,8 @@
 """Whether Triton kernels can run on a device, and what their launches need to know about it.
 
-Contract: importing this imports no triton; `why_unavailable` says in one sentence why kernels can't run, or None.
-On a CPU they run under Triton's interpreter alone: slowly, for tests (TRITON_INTERPRET=1, set before the start).
+Contract: importing this module does not import triton. `why_unavailable` says in one sentence why kernels can't
+run, or returns None. On a CPU they run only under Triton's interpreter (TRITON_INTERPRET=1, set before the program
+starts): slowly, for tests.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from typing import Any
 
 import torch
 
-# Programs that a launch spreads a problem over where the number of multiprocessors is not known.
+# Assumed number of multiprocessors where it is not known (on a CPU).
 _FALLBACK_PROCESSORS = 4
 
 
 def is_accelerator(device: torch.device) -> bool:
-    """Whether the device computes beside the host: its work is queued, and reading a value waits for it."""
+    """Whether the device runs asynchronously to the host: work is queued, and reading a value waits for it."""
     return device.type != "cpu"
 
 
 def runtime(device: torch.device) -> Any:
-    """The module that drives an accelerator's streams, events, graphs and memory: torch.cuda for a CUDA device."""
+    """torch's module for an accelerator's streams, events, graphs and memory: torch.cuda for a CUDA device."""
     return torch.get_device_module(device)
 
 
@@ -34,13 +35,13 @@ def interpreting() -> bool:
 
 
 def widens(dtype: torch.dtype) -> bool:
-    """Whether products are made of float32 copies: the interpreter multiplies bfloat16's bits as integers."""
+    """Whether to multiply float32 copies: Triton's interpreter multiplies the bits of bfloat16 as integers."""
     return dtype == torch.bfloat16 and interpreting()
 
 
 @cache
 def why_unavailable(device: torch.device) -> str | None:
-    """Why Triton kernels can't run on the device, or None where they can."""
+    """Why Triton kernels can't run on the device; None if they can."""
     if find_spec("triton") is None:
         return "Triton is not installed here (pip install triton, Linux only)"
     if interpreting():
@@ -58,18 +59,19 @@ def available(device: torch.device) -> bool:
 
 
 def on_zero_gpu() -> bool:
-    """Whether this is a Hugging Face Space on ZeroGPU: it has a device only while it answers a request.
+    """Whether this is a Hugging Face Space on ZeroGPU, which has a device only while it answers a request.
 
-    Until then its CUDA tensors are placeholders for numbers on the host, which go to the device in a forked
-    process (read in spaces 0.51.3; not run on a Space).
+    Until then its CUDA tensors are placeholders whose values are on the host. A forked process moves them to the
+    device (read in the source of spaces 0.51.3; not run on a Space).
     """
     return os.environ.get("SPACES_ZERO_GPU", "").lower() in ("1", "t", "true")
 
 
 def has_tensor_cores(device: torch.device) -> bool:
-    """Whether Triton's products reach tensor cores on a CUDA device: below 8.0 it emits plain multiply-adds.
+    """Whether Triton's products use tensor cores on the device.
 
-    True under the interpreter, where nothing depends on it.
+    Below compute capability 8.0 Triton emits plain multiply-adds. True for other devices than CUDA ones and under
+    the interpreter: nothing depends on it there.
     """
     return interpreting() or device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
 
@@ -84,7 +86,7 @@ def processors(device: torch.device) -> int:
 
 @cache
 def shared_bytes(device: torch.device) -> int:
-    """Shared memory that one program may take on the device; 99 KiB, what most have, where it is not known."""
+    """Bytes of shared memory that one program may use on the device; if unknown 99 KiB, which most GPUs have."""
     if device.type != "cuda":
         return 99 * 1024
     properties = torch.cuda.get_device_properties(device)
@@ -92,9 +94,9 @@ def shared_bytes(device: torch.device) -> int:
 
 
 def own_stream(device: torch.device) -> AbstractContextManager[object]:
-    """A stream of one's own on an accelerator, behind all that this thread's stream was given; on a CPU nothing.
+    """A new stream on an accelerator that first waits for the work queued on this thread's stream; none on a CPU.
 
-    A new thread's is the default stream, on which models and caches are made as a rule.
+    The current stream of a new thread is the default stream, on which models and caches are usually made.
     """
     if not is_accelerator(device):
         return nullcontext()
@@ -104,5 +106,5 @@ def own_stream(device: torch.device) -> AbstractContextManager[object]:
 
 
 def on(device: torch.device) -> AbstractContextManager[object]:
-    """Makes the device the current one: Triton launches there, whatever tensors it is given."""
+    """Make the device the current one: Triton launches on the current device, wherever its tensors are."""
     return runtime(device).device(device) if is_accelerator(device) else nullcontext()

@@ -1,8 +1,8 @@
-"""The target's view of its draft: what is drafted ahead of each row, and what the target has decided.
+"""The target's side of the link to its draft: the drafts received for each row, and the verdicts sent back.
 
-Contract: `ahead[row]` holds the drafts of a row's own epoch that have arrived and follow its text without a gap;
-blocks of another epoch are dropped. Any call may find the draft lost; it is then ended, `ahead` stays empty,
-`alive` is False and `timeline.note` says why: nothing here raises for a lost draft.
+Contract: `ahead[row]` holds the drafts of a row's current epoch that have arrived and follow its text without a
+gap; blocks of another epoch are dropped. Any call may find that the draft is lost. It is then ended, `ahead` stays
+empty, `alive` is False and `timeline.note` says why: nothing here raises for a lost draft.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Ahead:
-    """Drafts of one row from position `start` on; `max_probs`, `token_probs` as in amusd/messages.py, Block.
+    """Drafts of one row from position `start` on; the lists are those of Block in amusd/messages.py.
 
-    `begin`: where the epoch began in the row's text; 0 until the first verdict, and no draft is judged before it.
+    `begin`: the position where the epoch began; 0 until the first verdict, before which no draft is judged.
     """
 
     start: int
@@ -50,7 +50,7 @@ class Ahead:
     copied: list[bool] = field(default_factory=list)
 
     def move(self, start: int, same: bool) -> None:
-        """The text reaches to `start` now; drafts beyond it stay if the text went on as drafted, else none do."""
+        """The text now ends at `start`; drafts beyond it stay if it went on as drafted (`same`), else none do."""
         count = start - self.start if same else len(self.tokens)
         del self.tokens[:count], self.max_probs[:count], self.token_probs[:count], self.copied[:count]
         self.start = start
@@ -59,10 +59,10 @@ class Ahead:
 
 
 class DraftClient:
-    """One request at the pair's draft.
+    """One request to the pair's draft.
 
-    lead: how far it drafts beyond the agreed text; drafter: a name of drafting/registry.py that runs the pair's
-    draft; delay_s: for tests, see amusd/decoder.py.
+    lead: tokens that it may draft beyond the agreed text; drafter: a name of drafting/registry.py that runs the
+    pair's draft; delay_s: for tests, see DELAYS in amusd/decoder.py.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class DraftClient:
         self._host: DraftHost | None = None
         self._arena: Arena | None = None
         self._context = pair.draft_step.context if pair.draft_step is not None else 0
-        # Steps of the draft that have been heard of; in all of them its forwards, and the tokens that it drew.
+        # Steps of the draft reported so far, its forwards in them, and the tokens that its model drew.
         self.received = self.forwards = self.drawn = 0
         ends = [len(row.prompt) + row.max_new_tokens for row in rows]
         layout = self._layout(len(rows), max(ends), params)
@@ -127,26 +127,26 @@ class DraftClient:
 
     @property
     def alive(self) -> bool:
-        """Whether there is a draft."""
+        """Whether the draft is still there."""
         return self._host is not None
 
     @property
     def process(self) -> int | None:
-        """The id of the draft's process, where it has one."""
+        """The id of the draft's process, if it has one."""
         process = self._host.process if self._host is not None else None
         return None if process is None else process.pid
 
     def room(self, row: Sequence) -> int:
-        """Drafts that the draft's own context has room for, behind the row's text."""
+        """Tokens that still fit the draft's own context after the row's text."""
         return self._context - len(row.tokens)
 
     def collect(self, timeout_s: float = 0.0) -> None:
-        """Take in what has arrived; waits up to `timeout_s` for a first message."""
+        """Take in the messages that have arrived; waits up to `timeout_s` seconds for a first one."""
         with self._noticing():
             if self._host is not None:
                 messages = self._host.receive(timeout_s)
                 self._take(messages)
-                if not messages:  # who has just spoken lives
+                if not messages:  # a draft that has just sent a message is alive
                     self._host.check()
 
     def _take(self, messages: list[object]) -> None:
@@ -160,7 +160,7 @@ class DraftClient:
                 line.add_rollback(message.begin)
             if message.made > line.made and not any(any(block.copied) for block in message.blocks):
                 spent = 1000 * (message.end - message.begin)
-                if self.step_ms is None or 2 * spent < self.step_ms:  # a first step may have compiled kernels
+                if self.step_ms is None or 2 * spent < self.step_ms:  # an earlier step may have compiled kernels
                     self.step_ms = spent
                 self.step_ms += NEWS * (spent - self.step_ms)
             line.made, self.drawn, self.forwards = message.made, message.drawn, message.forwards
@@ -175,7 +175,7 @@ class DraftClient:
         line.waiting = sum(len(ahead.tokens) for ahead in self.ahead.values())
 
     def agree(self, row: Sequence, tokens: list[int], same: bool) -> RowUpdate:
-        """Row `row` has just written `tokens`, `same` as they were drafted or not; the verdict to send."""
+        """The row has just written `tokens` (`same`: as drafted); updates `ahead`, returns the verdict to send."""
         ahead = self.ahead[row.index]
         start = ahead.start
         ahead.move(len(row.tokens), same)
@@ -184,14 +184,14 @@ class DraftClient:
         return RowUpdate(row.index, ahead.epoch, start, tokens, row.finish_reason is not None)
 
     def send(self, verdicts: list[RowUpdate]) -> None:
-        """Let the draft know."""
+        """Send the verdicts to the draft."""
         self.timeline.waiting = sum(len(ahead.tokens) for ahead in self.ahead.values())
         with self._noticing():
             if self._host is not None:
                 self._host.send(TextUpdate(self._session, verdicts))
 
     def q(self, rows: list[Sequence], starts: list[int], width: int) -> Tensor | None:
-        """float32 [B, width, V]: what the tokens from position starts[r] on were drawn from; None if unused."""
+        """float32 [B, width, V]: the distributions of the drafts from position starts[r] on; None if unused."""
         if self._arena is None or "q" not in self._arena or width == 0:
             return None
         ring = self._arena["q"].shape[1]
@@ -216,14 +216,14 @@ class DraftClient:
         return q
 
     def write_states(self, rows: list[Sequence], starts: list[int], states: list[Tensor]) -> None:
-        """The target's states [k, hidden] of k tokens of each row from position starts[r] on."""
+        """Give the draft the target's states [k, hidden] of each row's k tokens from position starts[r] on."""
         if self._arena is not None:
             indices = [row.index for row, own in zip(rows, states, strict=True) for _ in own]
             places = [start + i for start, own in zip(starts, states, strict=True) for i in range(len(own))]
             self._arena.write("states", indices, places, torch.cat(states))
 
     def pause(self) -> None:
-        """Let the draft finish its step and wait, until `resume`: another lane has the machine."""
+        """Stop the draft after its current step until `resume`, because another lane has the machine."""
         with self._noticing():
             host = self._host
             if host is None or host.paused:
@@ -238,14 +238,14 @@ class DraftClient:
                 host.check()
 
     def resume(self) -> None:
-        """Let the draft go on, if it was paused."""
+        """Let a paused draft go on."""
         with self._noticing():
             if self._host is not None and self._host.paused:
                 self._host.paused = False
                 self._host.send(Resume())
 
     def close(self) -> None:
-        """Give the draft back, at rest; what it still holds for this request is freed."""
+        """Pause the draft and give it back; what it still holds for this request is freed."""
         self.pause()
         self.timeline.waiting = 0
         if self._host is not None:
@@ -254,7 +254,7 @@ class DraftClient:
 
     @contextmanager
     def _noticing(self) -> Iterator[None]:
-        """A draft that turns out to be lost in the block is ended and noted."""
+        """If the draft turns out to be lost in the block, end it and set `timeline.note`."""
         try:
             yield
         except DraftLostError as error:

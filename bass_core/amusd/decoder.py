@@ -1,17 +1,16 @@
 """AMUSD (arXiv 2410.17375): draft and target work at the same time, on two devices; batched, and with sampling.
 
-Contract: the draft (amusd/session.py, in a process of its own) never waits for a verdict: it drafts on, up to
-`lead` tokens beyond those that are being verified. The target verifies whatever is there. Its logits behind the
-last token it was fed judge one token more, the one that was drafted meanwhile (the *late* draft): where that
-stands, draft and target stay in step and nothing is rolled back. The text is the target's own by the same rule as
-everywhere (verification/rejection.py), with the q that each draft was really drawn from. When nothing is there
-the target takes a plain step, unless the next draft is due so soon that the wait is worth its cost
-(`_worth_waiting`). A draft that crashes or hangs is given up: the lane goes on as regular decoding, and
-`timeline.note` says so.
+Contract: the draft (amusd/session.py, in a process of its own) never waits for a verdict: it keeps drafting, up to
+`lead` tokens beyond those that are being verified. The target verifies the drafts that have arrived. Its logits
+after the last token it was fed judge one more draft, which arrived during the step (the *late* draft): if that is
+accepted, draft and target stay in step and nothing is rolled back. The text keeps the target's distribution by the
+usual rule (verification/rejection.py), with the q that each draft was really drawn from. If no draft has arrived,
+the target takes a plain step, unless the next draft is due so soon that waiting pays (`_worth_waiting`). A draft
+that crashes or hangs is given up: the lane goes on as regular decoding, and `timeline.note` says so.
 
-Of the drafters that run the pair's draft, "model" drafts with it alone; "cascade" copies first where the text
-repeats itself, and "adaptive" moreover rests behind a draft that it is unsure of (drafting/registry.py).
-A draft head reads the target's states: they travel with the verdicts; until then its own stand in.
+Of the drafters that run the pair's draft, "model" always drafts with it; "cascade" copies first where the text
+repeats itself; "adaptive" also stops after a draft that it is unsure of (drafting/registry.py).
+A draft head reads the target's states, which come with the verdicts; until then it uses its own states.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ from .host import split_threads
 from .pace import Pace
 from .timeline import Timeline
 
-# How far the draft runs ahead where no integer draft_length says so, and the most that one can say.
+# Tokens that the draft runs ahead unless draft_length is an integer, and the most that an integer can ask for.
 LEAD, LONGEST_LEAD = 8, 64
-# For tests: seconds up to which each step of target and draft is delayed at random.
+# For tests: each step of target and draft is delayed by a random time of up to so many seconds.
 DELAYS = (0.0, 0.0)
 
 
@@ -66,7 +65,7 @@ def refuse_amusd(pair: ModelPair, request: Request) -> None:
 
 
 def lead_of(request: Request) -> int:
-    """Tokens that the draft may be ahead of the target: an integer draft_length; every other policy is ignored."""
+    """Tokens that the draft may be ahead of the target: draft_length if it is an integer, else LEAD."""
     option = request.draft_length
     if isinstance(option, FixedLength):
         option = option.limit
@@ -76,7 +75,7 @@ def lead_of(request: Request) -> int:
 def build_amusd(
     pair: ModelPair, request: Request, params: DecodingParams, sequences: list[Sequence]
 ) -> AmusdDecoder:
-    """The decoder of a request; its draft process is started where it is not running yet."""
+    """The decoder of a request; starts the pair's draft process unless it is running already."""
     refuse_amusd(pair, request)
     lead, kind = lead_of(request), DRAFTERS[request.drafter]
     length = request.longest + lead + 2
@@ -85,7 +84,7 @@ def build_amusd(
         pair,
         sequences,
         params,
-        # While `lead` drafts are verified the draft makes one that comes late, and the next `lead`.
+        # While `lead` drafts are verified, the draft makes the late one and the next `lead`.
         lead=2 * lead + 1,
         drafter=request.drafter,
         backend=request.backend,
@@ -96,7 +95,7 @@ def build_amusd(
 
 
 class AmusdDecoder(BatchDecoder):
-    """The target's side. A round feeds each row what is drafted ahead of it, at most `lead` tokens."""
+    """The target's side. A round feeds each row the drafts ahead of it, at most `lead` tokens."""
 
     def __init__(
         self,
@@ -110,24 +109,24 @@ class AmusdDecoder(BatchDecoder):
     ) -> None:
         super().__init__(sequences, target, params, return_states=return_states)
         self.client, self.lead, self.confidence = client, lead, confidence
-        # What the draft had done by the end of the last round: its forwards, and the tokens that it drew.
+        # The draft's forwards, and the tokens that it drew, up to the end of the last round.
         self._billed = (0, 0)
         self._split = not is_accelerator(target.device)
         self._pace = Pace()
 
     @property
     def timeline(self) -> Timeline:
-        """When who was busy."""
+        """When draft and target were busy."""
         return self.client.timeline
 
     def step(self) -> Round:
-        """As every decoder's; the draft goes on drafting when it returns, until `pause`."""
+        """As every decoder's; the draft goes on drafting after the return, until `pause`."""
         with self._slice():
             self.client.resume()
             return super().step()
 
     def pause(self) -> None:
-        """Hold the draft still while another lane has the machine; the wait for its step is this lane's time."""
+        """Stop the draft while another lane has the machine; waiting for its step counts as this lane's time."""
         with self._slice():
             self.client.pause()
 
@@ -137,7 +136,7 @@ class AmusdDecoder(BatchDecoder):
 
     @contextmanager
     def _slice(self) -> Iterator[None]:
-        """This lane's time; on a CPU with its own share of the cores, the rest being the draft's."""
+        """Let this lane's time pass; on a CPU, give the target its share of the cores and the draft the rest."""
         before, own = torch.get_num_threads(), split_threads()[0]
         split = self._split and self.client.alive and own != before
         if split:
@@ -182,7 +181,7 @@ class AmusdDecoder(BatchDecoder):
             self.target.commit(r, self.target.lengths[r] + settled)
             if output.states is not None:
                 states.append(output.states[r, :settled])
-            # A late draft is looked at only where everything before it stands.
+            # A late draft is looked at only if all drafts before it are accepted.
             seen = tested[r] if stand >= counts[r] else counts[r]
             seen = min(seen, tested[r])
             same = stand == tested[r] > counts[r]
@@ -200,13 +199,13 @@ class AmusdDecoder(BatchDecoder):
         return Round(kind, max(tested), records, draft_forwards=forwards, draft_tokens=drawn)
 
     def _draft_work(self) -> tuple[int, int]:
-        """The draft's forwards since the last round, as far as is known, and the tokens that it drew in them."""
+        """The draft's forwards since the last round, as far as reported, and the tokens that it drew in them."""
         (forwards, drawn), client = self._billed, self.client
         self._billed = client.forwards, client.drawn
         return client.forwards - forwards, client.drawn - drawn
 
     def _counts(self) -> list[int]:
-        """How many drafts of each row to feed; waits for more while that pays."""
+        """How many drafts of each row to feed; waits for more while waiting pays."""
         self.client.collect()
         waited = 0.0
         while self._worth_waiting(counts := [self._ready(row) for row in self._rows], waited):
@@ -225,7 +224,7 @@ class AmusdDecoder(BatchDecoder):
         return confident_prefix(ahead.max_probs[:count], ahead.token_probs[:count]) if self.confidence else count
 
     def _worth_waiting(self, counts: list[int], waited: float) -> bool:
-        """Whether the draft, a step of its from now, will have made it pay that the target waited."""
+        """Whether waiting for one more step of the draft pays (amusd/pace.py)."""
         step_ms = self.client.step_ms
         if step_ms is None or not self.client.alive:
             return False
@@ -238,7 +237,7 @@ class AmusdDecoder(BatchDecoder):
         return self._pace.worth_waiting(step_ms, counts, growing, waited)
 
     def _feed(self, counts: list[int]) -> ForwardOutput:
-        """The target's output for each row's newest token and its drafts, [B, width + 1]; computed on return."""
+        """The target's output for each row's newest token and its drafts, [B, width + 1]; complete on return."""
         if DELAYS[0]:
             time.sleep(random.random() * DELAYS[0])
         device = self.target.device
@@ -255,9 +254,9 @@ class AmusdDecoder(BatchDecoder):
         return [tokens + [0] * (width - len(tokens)) for tokens in found]
 
     def _tested_counts(self, counts: list[int]) -> list[int]:
-        """What can be judged now: what was fed, and a late draft where one has come."""
+        """How many drafts of each row can be judged now: those that were fed, and a late one if it has arrived."""
         self.client.collect()
-        if not self.client.alive:  # with the draft its q is gone: what was fed of it is left out
+        if not self.client.alive:  # its q is lost with the draft, so the drafts that were fed can't be judged
             return [0] * len(counts)
         return [
             count + (len(self.client.ahead[row.index].tokens) > count and row.remaining > count)
@@ -267,10 +266,10 @@ class AmusdDecoder(BatchDecoder):
     def _judge(
         self, logits: Tensor, drafts: list[list[int]], tested: list[int], starts: list[int], keys: NoiseKeys
     ) -> list[RowOutcome]:
-        """What `Outcome.host` returns."""
+        """Verify the drafts: one outcome per row."""
         width, device = max(tested), logits.device
         if width == logits.shape[1]:
-            # Behind a late draft nothing is read, but verify wants a column there.
+            # There are no logits after a late draft and none are read, but `verify` needs a column there.
             logits = torch.cat((logits, logits[:, -1:]), dim=1)
         q = self.client.q(self._rows, starts, width)
         verdict = verify(

@@ -1,12 +1,12 @@
 """Draft processes: started once per pair, lent to one request at a time, ended with the pair or the program.
 
-Contract: `borrow(pair)` gives a host whose draft is loaded; `give_back` keeps it for the next request. A host that
-crashed or hangs raises DraftLostError at the next `send`, `receive` or `check`; it is then `end`ed. The draft runs
-- beside a target on a CPU: in a process of its own, the cores split between the two;
-- beside a target on a GPU: in a process on the next GPU; where there is only one, in a thread with a stream of
-  its own (two processes on one GPU take turns instead of overlapping); or on the CPU, with
-  `pair.amusd_draft = "cpu"`. No GPU arrangement has been run yet.
-The process is no child of multiprocessing, which would import the caller's main module once more: a script
+Contract: `borrow(pair)` returns a host whose draft is loaded; `give_back` keeps it for the next request. If the
+draft has crashed or hangs, the next `send`, `receive` or `check` raises DraftLostError; the host is then `end`ed.
+- With the target on a CPU, the draft runs in a process of its own, and the two share the cores.
+- With the target on a GPU, it runs in a process on the next GPU; with only one GPU, in a thread with a stream of
+  its own (two processes on one GPU take turns instead of overlapping); with `pair.amusd_draft = "cpu"`, on the
+  CPU. No GPU arrangement has been run yet.
+The process is not started by multiprocessing, which would import the caller's main module again: so a script
 without a main guard, or a notebook, works.
 """
 
@@ -42,30 +42,30 @@ from .pulse import Pulse
 from .shared_memory import Arena
 from .worker import READ, STAMP, WATCH, LoadedDraft, Worker
 
-# A start, or the first step of a request, may take this long: kernels are compiled, libraries loaded.
+# Seconds that a start, or the first step of a request, may take: kernels are compiled, libraries loaded.
 START_PATIENCE_S = 300.0
-# A starting process that neither uses CPU time nor gets a step further for this long is stopped or stuck.
+# Seconds without CPU time or progress after which a starting process counts as stopped or stuck.
 QUIET_S = 10.0
-# A draft that shows no life for this long hangs, unless its steps are known to be slow.
+# Seconds without a sign of life after which a draft hangs; at least SLOW_STEPS times its slowest step.
 PATIENCE_S = 0.75
 SLOW_STEPS = 4
-# On an accelerator each new shape of a step is compiled and captured, one model after the other.
+# The least such patience on an accelerator, where each new shape of a step is compiled and captured.
 ACCELERATOR_PATIENCE_S = 30.0
-# The first place to import from is this project's, not the folder that the program happens to be in.
+# Imports come from this project's folder first, not from the working directory.
 _START = "import sys; sys.path[0] = sys.argv[1]; from bass_core.amusd.worker import main; main(sys.argv[2:])"
 _HOME = str(Path(__file__).resolve().parents[2])
-# Given back by a finalizer too, which the garbage collector may call anywhere.
+# Re-entrant: a finalizer also gives hosts back, and the garbage collector may run it while the lock is held.
 _lock = threading.RLock()
 
 
 def split_threads() -> tuple[int, int]:
-    """Threads of target and draft on a CPU: the draft is the smaller model and gets a quarter, at least one."""
+    """Threads of target and draft on a CPU: the draft, the smaller model, gets a quarter, at least one."""
     draft = max(1, cores() // 4)
     return max(1, min(torch.get_num_threads(), cores() - draft)), draft
 
 
 def place(pair: ModelPair) -> torch.device | None:
-    """The device of the draft's process, None for a thread beside the target."""
+    """The device of the draft's process; None for a thread in the target's process."""
     wanted = getattr(pair, "amusd_draft", "auto")
     if wanted != "auto":
         return None if wanted == "stream" else torch.device(wanted)
@@ -87,7 +87,7 @@ class DraftHost:
         self._pulse: Pulse | None = None
         self._arenas: queue.SimpleQueue[Arena] = queue.SimpleQueue()
         self._floor_s = ACCELERATOR_PATIENCE_S if is_accelerator(self.device or pair.device) else 0.0
-        # The request at hand, and whether the model has drafted a token for it.
+        # The current request, and whether the model has drafted a token for it.
         self._session, self._drafted = 0, False
         self.sent, self.unread_since, self.slowest_s = 0, 0.0, 0.0
         self.paused = False
@@ -134,7 +134,7 @@ class DraftHost:
     def _await_ready(self) -> None:
         begin = time.perf_counter()
         while not any(isinstance(message, Ready) for message in self.receive(timeout=0.2)):
-            # A thread can't be stopped alone.
+            # A draft in a thread has no pulse: a thread can't be stopped alone.
             moved = math.inf if self._pulse is None else self._pulse.moved()
             alive, now = max(float(self.watch["watch"][STAMP]), moved), time.perf_counter()
             if now - begin > START_PATIENCE_S or now - alive > QUIET_S:
@@ -142,7 +142,7 @@ class DraftHost:
                 raise DraftLostError("The draft process did not get ready.")
 
     def send(self, message: Any, arena: Arena | None = None) -> None:
-        """Hand a message over, with the arena that an Open speaks of."""
+        """Send a message; with an Open, also its arena."""
         if float(self.watch["watch"][READ]) >= self.sent:
             self.unread_since = time.perf_counter()
         if isinstance(message, Open):
@@ -159,7 +159,7 @@ class DraftHost:
         self.sent += 1
 
     def _await_room(self) -> None:
-        """Wait until the link takes a message: while a draft compiles its first step, hundreds wait to be read."""
+        """Wait until the link has room: while a draft compiles its first step, hundreds of messages pile up."""
         room = select.poll()
         room.register(self.link, select.POLLOUT)
         while not room.poll(100):
@@ -182,29 +182,29 @@ class DraftHost:
 
     @property
     def patience_s(self) -> float:
-        """How long the draft may show no life."""
+        """Seconds that the draft may go without a sign of life."""
         return max(PATIENCE_S, SLOW_STEPS * self.slowest_s, self._floor_s)
 
     def check(self) -> None:
-        """Raises DraftLostError when the draft works, or has a message to read, and shows no life."""
+        """Raises DraftLostError if the draft has work or an unread message and shows no sign of life."""
         stamp, read = self.watch["watch"].tolist()
         if stamp < 0 and read >= self.sent:
             return
         now, since = time.perf_counter(), stamp if stamp > 0 else max(-stamp, self.unread_since)
         if not self._drafted and now - since < START_PATIENCE_S:
-            # From within a step that compiles no stamp comes; a process that is not stopped uses CPU time.
+            # A step that compiles kernels sets no stamp; but a process that is not stopped uses CPU time.
             since = now if self._pulse is None else max(since, self._pulse.moved())
         if now - since > self.patience_s:
             raise DraftLostError("The draft process hangs.")
 
     @property
     def alive(self) -> bool:
-        """Whether it can serve: not ended, and of this very process (a fork must not use its parent's)."""
+        """Whether it can serve: not ended, and started by this process (a fork must not use its parent's)."""
         running = self.process is None or self.process.poll() is None
         return self._end.alive and running and self.owner == os.getpid()
 
     def end(self) -> None:
-        """Kill the draft, or let its thread go; nothing of it stays."""
+        """Kill the draft's process, or close the link so that its thread ends."""
         self._end()
 
     def _lost(self, error: BaseException) -> DraftLostError:
@@ -248,19 +248,19 @@ _threads: weakref.WeakKeyDictionary[threading.Thread, Connection] = weakref.Weak
 
 @atexit.register
 def _join_threads() -> None:
-    """A thread that comes back from torch when the interpreter is gone would abort the program."""
+    """End the drafts in threads: one that returns from torch after the interpreter is gone aborts the program."""
     for link in list(_threads.values()):
         link.close()
     for thread in list(_threads):
         thread.join(QUIET_S)
 
 
-# The one host of each pair that waits for a request.
+# The idle host of each pair, at most one, waiting for the next request.
 _idle: weakref.WeakKeyDictionary[ModelPair, DraftHost] = weakref.WeakKeyDictionary()
 
 
 def borrow(pair: ModelPair) -> DraftHost:
-    """The pair's waiting draft, or a new one (seconds). Raises DraftLostError when it can't be started."""
+    """The pair's idle host, or a new one (takes seconds). Raises DraftLostError if it can't be started."""
     with _lock:
         host = _idle.pop(pair, None)
     if host is not None and host.alive:
@@ -283,7 +283,7 @@ def give_back(pair: ModelPair, host: DraftHost) -> None:
 
 
 def close(pair: ModelPair) -> None:
-    """End the pair's waiting draft process, if there is one; the next request starts another."""
+    """End the pair's idle draft, if there is one; the next request starts another."""
     with _lock:
         host = _idle.pop(pair, None)
     if host is not None:
@@ -291,6 +291,6 @@ def close(pair: ModelPair) -> None:
 
 
 def prepare(pair: ModelPair) -> None:
-    """Start the pair's draft process now, so that the first request need not wait for it."""
+    """Start the pair's draft now, so that the first request need not wait for it."""
     if isinstance(pair.draft, DraftHead) or pair.draft is not None:
         give_back(pair, borrow(pair))

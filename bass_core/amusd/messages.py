@@ -1,17 +1,18 @@
-"""What target and draft tell each other in AMUSD (arXiv 2410.17375), and how.
+"""The messages between target and draft in AMUSD (arXiv 2410.17375), and how they are sent.
 
 Contract: one stream of small messages each way, read in the order in which they were sent. A row's text is
 agreed on up to some length; every drafted block names its row, its epoch and the position at which it starts.
 A `TextUpdate` extends the agreed text and names the row's epoch from now on: a block of any other epoch is stale.
-So nothing is counted up on two sides, and nothing depends on which store is seen first.
+So the two sides keep no counters that must match, and no store has to be seen before another.
 
-Large numbers lie beside the messages in an Arena, by row and position: `q` [rows, ring, V'], what the token at
-position t was drawn from, in slot t % ring, and for a draft head `states` [rows, length, hidden], what the
-target's step reads out for it. The draft writes a slot of `q` before it sends the block, and never one whose
-position the target may still need: it leads by less than `ring`, and learns of the agreed text after the target
-has read it. The target writes the states of a row's tokens, once each, before it sends the verdict that settles
-them. On an accelerator that both share, "written" means queued on the writer's stream, and "read" on the reader's:
-the arena puts an event behind each, for which the other's stream waits.
+Large tensors do not travel in messages but lie in an Arena, by row and position: `q` [rows, ring, V'], the
+distribution that the token at position t was drawn from, in slot t % ring; and for a draft head `states`
+[rows, length, hidden], which the target's step returns for it. The draft writes a slot of `q` before it sends the
+block. It never overwrites a position that the target may still need: it leads by less than `ring`, and learns of
+the agreed text after the target has read its `q`. The target writes the states of a row's tokens, once each,
+before it sends the verdict that settles them. On an accelerator that both share, "written" means queued on the
+writer's stream and "read" queued on the reader's: the arena records an event after each, and the other's stream
+waits for it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ..errors import BassError
 from ..sampling.params import SamplingParams
 from .shared_memory import Layout
 
-# A message that can't be handed over for this long: nobody is reading.
+# Seconds that sending into a full link may take; after that the other side does not read any more.
 SEND_PATIENCE_S = 0.7
 
 
@@ -38,8 +39,8 @@ class DraftLostError(BassError, RuntimeError):
 class Open:
     """Begin a request, paused.
 
-    `ends[r]`: tokens the row may have at most; `lead`: how far to draft beyond agreed text; `drafter`: a name of
-    drafting/registry.py.
+    `ends[r]`: the most tokens row r may have; `lead`: how many tokens to draft beyond the agreed text; `drafter`:
+    a name of drafting/registry.py.
     """
 
     session: int
@@ -58,7 +59,7 @@ class Open:
 
 @dataclass(frozen=True)
 class RowUpdate:
-    """`tokens` stand from position `start` on; the row's epoch is `epoch` now; a finished row is forgotten."""
+    """The row's text from `start` on is `tokens`, and its epoch is now `epoch`; a finished row is forgotten."""
 
     row: int
     epoch: int
@@ -77,10 +78,10 @@ class TextUpdate:
 
 @dataclass(frozen=True)
 class Block:
-    """Drafted `tokens` from position `start` on. `max_probs`, `token_probs`: q's largest value, and the token's;
-    or empty.
+    """Drafted `tokens` from position `start` on.
 
-    A token with `copied` true was copied from the text: its q is a point mass.
+    `max_probs`, `token_probs`: for each token q's largest value and its value at the token, or empty. `copied`:
+    whether the token was copied from the text, so that its q is a point mass.
     """
 
     row: int
@@ -96,8 +97,8 @@ class Block:
 class Drafts:
     """What one step of the draft made, and when it was busy (time.perf_counter, one clock for all processes).
 
-    Of the whole request so far: `made` tokens drafted, of which the draft model drew `drawn` in `forwards`, and
-    roll-backs.
+    Totals of the request so far: `made`: tokens drafted; `drawn`: those that the draft model drew, in `forwards`
+    forwards; `rolled_back`: roll-backs.
     """
 
     session: int
@@ -150,7 +151,10 @@ def socket_pair() -> tuple[Connection, Connection]:
 
 
 def receive_all(link: Connection, timeout: float = 0.0) -> list[Any]:
-    """The messages that are there; waits up to `timeout` seconds for a first one. EOFError without a peer."""
+    """The messages that have arrived; waits up to `timeout` seconds for a first one.
+
+    Raises EOFError when the other end is gone and nothing is left to read.
+    """
     found: list[Any] = []
     while link.poll(timeout):
         try:
@@ -158,6 +162,6 @@ def receive_all(link: Connection, timeout: float = 0.0) -> list[Any]:
         except (EOFError, OSError):
             if not found:
                 raise
-            break  # the last words come first
+            break  # return what came before the end; the next call raises
         timeout = 0.0
     return found

@@ -1,30 +1,30 @@
-"""Whether the target should wait for one more draft: what its steps cost, and how often drafts stand.
+"""Whether the target should wait for one more draft, from what steps cost and how often drafts are accepted.
 
 Contract: plain numbers; times in milliseconds.
 """
 
 from __future__ import annotations
 
-# How much a new measurement moves a running mean.
+# The weight of a new measurement in a running mean.
 NEWS = 0.2
 
 
 class Pace:
-    """`plain_ms`: the target's step with nothing to verify, None until one was seen."""
+    """`plain_ms`: milliseconds of a target step without drafts; None until a step was measured."""
 
     def __init__(self) -> None:
         self.plain_ms: float | None = None
         self._accepted, self._tested = 1, 2
 
     def measure(self, spent: float, plain: bool) -> None:
-        """A step of the target took `spent`; `plain` if it verified nothing."""
+        """A step of the target took `spent` ms; `plain` if it verified nothing."""
         if self.plain_ms is None or spent < self.plain_ms:
             self.plain_ms = spent
         elif plain:
             self.plain_ms += NEWS * (spent - self.plain_ms)
 
     def count(self, accepted: int, drafted: int) -> None:
-        """Of a row's drafts that were looked at, so many stood."""
+        """Of a row's `drafted` drafts that were looked at, `accepted` were accepted."""
         self._accepted += accepted
         self._tested += min(accepted + 1, drafted)
 

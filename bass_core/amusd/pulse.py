@@ -1,6 +1,6 @@
-"""Whether another process does anything: the sign of life of a draft that can't say yet how it is.
+"""Whether another process uses CPU time: the sign of life of a draft that can't report yet.
 
-Contract: CPU time that the process has used since it was last asked is a sign of life; waiting is none.
+Contract: CPU time used since the last call is a sign of life; a process that only waits shows none.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import psutil
 
 
 class Pulse:
-    """The CPU time of a process, that of the children it has waited for included."""
+    """The CPU time of a process, including the children that it has waited for."""
 
     def __init__(self, pid: int) -> None:
         self._process = psutil.Process(pid)
         self._spent, self._moved = 0.0, time.perf_counter()
 
     def moved(self) -> float:
-        """When the process was last found to have used CPU time, by time.perf_counter; to 10 ms of CPU time."""
+        """The time.perf_counter at which new CPU time of the process was last seen, to 10 ms of CPU time."""
         try:
             spent = sum(self._process.cpu_times())
         except psutil.Error:

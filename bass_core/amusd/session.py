@@ -1,10 +1,10 @@
-"""The draft's side of AMUSD: rows that are drafted ahead of the agreed text, by any drafter that runs the draft.
+"""The draft's side of AMUSD: drafts rows ahead of the agreed text, with any drafter that runs the draft.
 
-Contract: `step` asks the drafter once for all rows that may go on (or runs one chunk of prefill) and returns what
-was drafted: one token a row of the model's, or a copied run; `judge` takes the target's verdict. What is proposed
-is a row's text at once. A row rolls back only where its text differs from the verdict's; what it drafted beyond
-that stays, and is announced anew under the new epoch. Each token is drawn with the noise of (seed, sequence id,
-position, where the epoch began), from the q that is written beside it.
+Contract: `step` calls the drafter once for all rows that may go on (or runs one chunk of prefill) and returns what
+was drafted: per row one token of the model, or a copied run. `judge` takes the target's verdicts. A proposal
+becomes part of the row's text at once. A row rolls back only from where its text differs from the verdict's; if it
+agrees, its drafts beyond the verdict stay, and are sent again if the epoch is new. Each token is drawn with the
+noise of (seed, sequence id, position, where the epoch began), from the q that is written to the arena.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from .shared_memory import Arena
 
 @dataclass
 class Row(Sequence):
-    """A row as the drafter knows it; `tokens`: the agreed text, then the drafts; `agreed`: how many are agreed."""
+    """A row as the drafter sees it: `tokens` is the agreed text of length `agreed`, then the drafts."""
 
-    # Tokens it may have at most, the draft's context being one limit.
+    # The most tokens it may have, also limited by the draft's context.
     end: int = 0
     agreed: int = 0
     epoch: int = 0
-    # Where the epoch began, as far as the draft knows.
+    # Position where the epoch began, as far as the draft knows.
     begin: int = 0
-    # Of each draft, as in Block.
+    # For each draft, as in Block.
     max_probs: list[float] = field(default_factory=list)
     token_probs: list[float] = field(default_factory=list)
     copied: list[bool] = field(default_factory=list)
-    # The drafter had nothing to propose, and won't have before the next verdict.
+    # The drafter had nothing to propose, so it is not asked again before the next verdict.
     silent: bool = False
 
 
 class DraftSession:
-    """One request, drafted with the draft of `source`; what is large goes through `arena`."""
+    """One request, drafted with the draft of `source`; large tensors go through `arena`."""
 
     def __init__(self, spec: Open, arena: Arena, source: DraftSource) -> None:
         self.spec, self.arena, self.device = spec, arena, source.device
         self._head = source.draft if isinstance(source.draft, DraftHead) else None
-        # A copied run comes as a whole; a model drafts a token a step, so that verdicts are heard in between.
+        # A copied run is proposed whole; the model drafts one token per step, so verdicts are read in between.
         kind = DRAFTERS[spec.drafter]
         self._most, self._confidence = spec.lead if kind.copies else 1, kind.stops_when_unsure
         assert source.draft_step is not None
@@ -63,7 +63,7 @@ class DraftSession:
             for index, (id_, prompt, end) in given
         ]
         self.made = self.rolled_back = 0
-        # Room for drafts that no row keeps, and for a chunk of padding behind the longest.
+        # Room for drafts that are not kept, and for a chunk of padding after the longest row.
         length = max(spec.ends) + 2 * spec.lead + CHUNK
         self.drafter = make_drafter(
             source, spec.drafter, len(self.rows), length, spec.backend, spec.params, spec.verification, ahead=True
@@ -78,14 +78,14 @@ class DraftSession:
 
     def _max_drafts(self, row: Row) -> int:
         ahead = len(row.tokens) - row.agreed
-        # Behind a draft that is unsure the target would not look at another.
+        # The target would not look at a draft after an unsure one.
         unsure = self._confidence and confident_prefix(row.max_probs, row.token_probs) < ahead
         if unsure or row.silent:
             return 0
         return max(0, min(row.end - len(row.tokens), self.spec.lead - ahead, self._most))
 
     def judge(self, verdicts: list[RowUpdate]) -> list[Block]:
-        """Take over what the target decided; the drafts that survive a new epoch, to be announced again."""
+        """Apply the target's verdicts; returns the drafts that survive a new epoch, to be sent again."""
         if self._prefill is not None:  # rows keep their places until their prompts are in the cache
             self._early += verdicts
             return []
@@ -125,11 +125,11 @@ class DraftSession:
         return self._block(row, end) if len(row.tokens) > end else None
 
     def _hand_states(self, verdicts: dict[int, RowUpdate]) -> None:
-        """The target's states of what the verdicts agreed on; of each row's newest token there is none yet."""
+        """Give the drafter the target's states of the agreed tokens; each row's newest token has none yet."""
         spans = []
         for row in self.rows:
             verdict = verdicts.get(row.index)
-            # The one before has brought those up to the token before its own newest.
+            # The previous verdict brought the states up to, but not including, its own newest token.
             first = 0 if verdict is None or verdict.start == len(row.prompt) else verdict.start - 1
             spans.append((row.index, first, first if verdict is None else row.agreed - 1))
         counts = [stop - first for _, first, stop in spans]
@@ -152,7 +152,7 @@ class DraftSession:
         )
 
     def close(self) -> None:
-        """Nothing that was queued touches the request's memory after this; who takes that next may write to it."""
+        """Wait for all queued work, so that the next user of the request's memory may write to it."""
         if is_accelerator(self.device):
             runtime(self.device).current_stream(self.device).synchronize()
 
@@ -176,7 +176,7 @@ class DraftSession:
         if proposal.probs is not None and "q" in self.arena:
             self._write_q(proposal, proposal.probs)
         blocks = self._take(proposal)
-        # For the drafter a row's last draft is the token that the target has written behind the accepted ones.
+        # Tell the drafter that all drafts but the last were accepted, and that the last is the target's own token.
         self.drafter.on_verified(rows, proposal, [max(0, count - 1) for count in proposal.num_drafted])
         return blocks
 
@@ -193,7 +193,7 @@ class DraftSession:
         return NoiseKeys(self.spec.seed, *to_device(keys, self.device).unbind(1))
 
     def _write_q(self, proposal: Proposal, probs: Tensor) -> None:
-        """What the model's draft of each row was drawn from; of a copy, whose q is a point mass, nothing."""
+        """Write the q of each row's draft; none for copies, whose q is a point mass."""
         ring, drawn = self.arena["q"].shape[1], _drawn(proposal)
         if drawn:
             q = probs[:, 0] if len(drawn) == len(self.rows) else probs[to_device(drawn, probs.device), 0]
@@ -203,7 +203,7 @@ class DraftSession:
             self.arena.write("q", [index for index, _ in places], [slot for _, slot in places], q)
 
     def _take(self, proposal: Proposal) -> list[Block]:
-        """Every proposed token is its row's text now."""
+        """Append the proposed tokens to their rows' texts; returns them as blocks."""
         drafts, drawn = proposal.tokens.tolist(), _drawn(proposal)
         sure = {r: (1.0, 1.0) for r in range(len(self.rows))}
         if drawn and proposal.max_probs is not None and proposal.token_probs is not None:

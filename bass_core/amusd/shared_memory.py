@@ -1,11 +1,11 @@
-"""Memory that target and draft share: float tensors, by row and place.
+"""Memory that target and draft share: float tensors, indexed by row and place.
 
 Contract: `write` and `read` take any number of rows and places at once, so that a step costs one gather and one
-copy. What was written before a message was sent is there when the message is read. An `Arena` lies between two
-processes, over an anonymous mapping that has no name in any file system: nothing is left when the last process
-that maps it ends, however it ends. Whoever makes one sends its `fd`. A `LocalArena` lies within one process, on
-the device of target and draft: nothing leaves that. Who may write which part, and when, is said in
-amusd/messages.py. Non-goals: locks.
+copy. What is written before a message is sent can be read once the message is received. An `Arena` is shared by
+two processes as an anonymous mapping without a name in any file system, so nothing is left when the last process
+that maps it ends, however it ends. Its maker sends its `fd` to the other process. A `LocalArena` is shared within
+one process, on the device of target and draft, and its data stay on that device. amusd/messages.py says who may
+write which part, and when. Non-goals: locks.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ class Arena:
         return name in self._tensors
 
     def write(self, name: str, rows: list[int], places: list[int], values: Tensor) -> None:
-        """values [n, ...], on any device, to `self[name][rows[i], places[i]]`; there on return."""
+        """Write values [n, ...] of any device to `self[name][rows[i], places[i]]`; done on return."""
         self[name][torch.tensor(rows), torch.tensor(places)] = to_host(values.to(self[name].dtype))
 
     def read(self, name: str, rows: list[int], places: list[int], device: torch.device) -> Tensor:
         """A copy [n, ...] of `self[name][rows[i], places[i]]` on the device."""
         shared = self[name].flatten(0, 1)
         index = torch.tensor(rows) * self[name].shape[1] + torch.tensor(places)
-        # Gathered in pinned memory the copy need not wait for the stream to run dry.
+        # From pinned memory, the copy to the device need not wait until the stream is idle.
         found = torch.empty(len(rows), *shared.shape[1:], dtype=shared.dtype, pin_memory=device.type == "cuda")
         return torch.index_select(shared, 0, index, out=found).to(device, non_blocking=True)
 
     def close_fd(self) -> None:
-        """Give the descriptor back; the mapping stays until the tensors go."""
+        """Close the descriptor; the mapping stays as long as the tensors."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -73,9 +73,9 @@ class Arena:
 class LocalArena(Arena):
     """An arena within one process, on the device that target and draft share.
 
-    On an accelerator the two queue their work on streams of their own: each use of a tensor waits for those before
-    it, by events, and the host queues one use at a time. So what a message speaks of is there, as between
-    processes. The memory is the maker's stream's: who used it on another waits for that one before letting it go.
+    On an accelerator the two work on streams of their own. Each use of a tensor waits, by events, for the uses
+    before it, and the host queues one use at a time; so what a message refers to is there, as between processes.
+    The memory belongs to the maker's stream: whoever used it on another must wait for that one before freeing it.
     """
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
@@ -83,7 +83,7 @@ class LocalArena(Arena):
         self._tensors = {
             name: torch.zeros(shape, dtype=dtype, device=device) for name, (shape, dtype) in layout.items()
         }
-        # By name: behind the newest write, at first the zeros, and behind the newest read.
+        # By name: an event after the newest write (at first the zeros), and one after the newest read.
         self._written: dict[str, Any] = {}
         self._read: dict[str, Any] = {}
         if is_accelerator(device):
@@ -92,7 +92,7 @@ class LocalArena(Arena):
                 self._written[name].record(runtime(device).current_stream(device))
 
     def write(self, name: str, rows: list[int], places: list[int], values: Tensor) -> None:
-        """As Arena's, in stream order: the host does not wait, and nothing is copied to it."""
+        """As Arena's, in stream order: the host does not wait, and nothing is copied to the host."""
         index = to_device(rows, self.device), to_device(places, self.device)
         with self._turn(name, self._written):
             self[name][index] = values.to(self[name].dtype)
@@ -105,7 +105,7 @@ class LocalArena(Arena):
 
     @contextmanager
     def _turn(self, name: str, done: dict[str, Any]) -> Iterator[None]:
-        """The current stream's next use of a tensor: behind all before it, and `done` is recorded behind it."""
+        """Order a use of a tensor on the current stream after all earlier ones; record its event in `done`."""
         with self._lock:
             if not done:
                 yield

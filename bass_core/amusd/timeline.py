@@ -1,4 +1,4 @@
-"""When draft and target were busy, and when the draft had to roll back: what shows the overlap.
+"""When draft and target were busy, and when the draft rolled back; it shows how far the two overlap.
 
 Contract: times come in as time.perf_counter and are kept as milliseconds of the lane's own time, which passes only
 inside `slice()`. Totals count everything, the lists keep the newest LIMIT entries. `view` is JSON-ready.
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LIMIT = 400
-# Steps of the draft that follow each other this closely are drawn as one.
+# Steps of the draft less than this many milliseconds apart are drawn as one.
 GAP_MS = 0.5
 
 
@@ -24,8 +24,8 @@ def _recent() -> deque[Any]:
 
 @dataclass
 class Timeline:
-    """`made`: tokens drafted; `looked_at` of them by a verification, `waiting` for one; `waited_ms`: the target
-    for a draft; `note`: why the lane goes on without a draft."""
+    """`made`: tokens drafted; `looked_at`: of these, looked at by a verification; `waiting`: not verified yet;
+    `waited_ms`: time that the target waited for drafts; `note`: why the lane goes on without a draft."""
 
     target: deque[list[float]] = field(default_factory=_recent)
     draft: deque[list[float]] = field(default_factory=_recent)
@@ -43,13 +43,13 @@ class Timeline:
 
     @property
     def thrown_away(self) -> int:
-        """Drafted tokens that no verification looked at, or ever will."""
-        # Under a coin in place of the test (synthetic acceptance) one draft can be looked at twice.
+        """Drafted tokens that no verification has looked at or ever will."""
+        # With synthetic acceptance (a coin instead of the test) one draft can be looked at twice.
         return max(0, self.made - self.looked_at - self.waiting)
 
     @contextmanager
     def slice(self) -> Iterator[None]:
-        """The lane's time passes."""
+        """The lane's clock runs inside this block."""
         self._since = time.perf_counter()
         try:
             yield
@@ -58,7 +58,7 @@ class Timeline:
             self._passed, self._since = self._passed + 1000 * (now - self._since), now
 
     def lane_ms(self, at: float) -> float:
-        """A moment of this slice on the lane's clock; what lies before the slice counts as its beginning."""
+        """A time of this slice on the lane's clock; times before the slice count as its beginning."""
         return self._passed + 1000 * max(0.0, at - self._since)
 
     def add_target(self, begin: float, end: float) -> None:
@@ -68,7 +68,7 @@ class Timeline:
         self.target_ms += span[1] - span[0]
 
     def add_draft(self, begin: float, end: float) -> None:
-        """The draft worked from `begin` to `end`; close steps join."""
+        """The draft worked from `begin` to `end`; steps close together are joined."""
         span = [self.lane_ms(begin), self.lane_ms(end)]
         self.draft_ms += span[1] - span[0]
         if self.draft and span[0] - self.draft[-1][1] < GAP_MS:
@@ -77,12 +77,12 @@ class Timeline:
             self.draft.append(span)
 
     def add_rollback(self, at: float) -> None:
-        """The draft threw tokens away because the text went another way."""
+        """The draft dropped tokens because the text went on differently."""
         self.rolled_back += 1
         self.rollbacks.append(self.lane_ms(at))
 
     def view(self) -> dict[str, Any]:
-        """Plain data."""
+        """The timeline as plain data."""
         return {
             "target": [[round(a, 2), round(b, 2)] for a, b in self.target],
             "draft": [[round(a, 2), round(b, 2)] for a, b in self.draft],

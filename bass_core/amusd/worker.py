@@ -1,9 +1,9 @@
-"""The loop in which a draft works: drafts while it may, and otherwise waits for a message.
+"""The draft's main loop: drafts while it may, and otherwise waits for a message.
 
-Contract: `Worker.run` warms the draft, says that it is ready, and works. It ends when the link's other end is
-gone, whoever closed it and however, so that no draft outlives its target. It blocks (in `recv`) when there is
-nothing to draft. `main` is that loop in a process of its own (amusd/host.py starts it); its arguments are
-descriptors that it inherits, threads and device.
+Contract: `Worker.run` warms the draft up, reports Ready, and works. It ends when the other end of the link is
+closed for whatever reason, so that no draft outlives its target. It blocks (in `recv`) when there is nothing to
+draft. `main` runs that loop in a process of its own (amusd/host.py starts it); its arguments are inherited file
+descriptors, the number of threads and the device.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from .messages import Block, Close, Drafts, Failed, Open, Pause, Ready, Resume, 
 from .session import DraftSession
 from .shared_memory import Arena, Layout, LocalArena
 
-# For the one who waits: when the draft last showed life, negative while it waits for a message, and how many
-# messages it has read. Time and state share one number, so that nobody reads one without the other.
+# What the target watches. STAMP: time of the draft's last sign of life (time.perf_counter), negative while it
+# waits for a message; time and state share one number, to be read together. READ: messages it has read.
 WATCH: Layout = {"watch": ((2,), torch.float64)}
 STAMP, READ = range(2)
 
 
 @dataclass(frozen=True)
 class LoadedDraft:
-    """A pair's draft, a causal LM or a head, and the step of the one or of the other's body: a `DraftSource`."""
+    """A pair's draft (a causal LM or a head) and what runs it or the head's body: a `DraftSource`."""
 
     draft: Any
     draft_step: CausalModel
@@ -55,7 +55,7 @@ class LoadedDraft:
         return DraftSession(spec, arena, self)
 
     def warm(self) -> None:
-        """A prompt and two tokens that nobody asked for: kernels are compiled and libraries loaded behind it."""
+        """Draft for a made-up prompt, so that kernels are compiled and libraries loaded before a request."""
         backend = choose_backend("auto", self.device)
         head = self.draft if isinstance(self.draft, DraftHead) else None
         outputs = self.vocab if head is None else len(head.vocabulary)
@@ -72,7 +72,7 @@ class LoadedDraft:
 
 
 class Worker:
-    """One draft at one link; one request at a time. `local` gives the next request's arena within one process."""
+    """One draft on one link, with one request at a time. `local`: in a thread, gives the next request's arena."""
 
     def __init__(
         self, link: Connection, draft: LoadedDraft, watch: Arena, local: Callable[[], Arena] | None = None
@@ -154,12 +154,12 @@ class Worker:
 
 
 def stamp(watch: Tensor, working: bool) -> None:
-    """Show life."""
+    """Record a sign of life: the time, negative unless working."""
     watch[STAMP] = time.perf_counter() if working else -time.perf_counter()
 
 
 def main(arguments: list[str]) -> None:
-    """A draft process; it ends with its link, not with the terminal's interrupt, which is for the target."""
+    """A draft process. It ends when its link does and ignores Ctrl-C (SIGINT), which is meant for the target."""
     from ..models.select import select_model
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -168,9 +168,9 @@ def main(arguments: list[str]) -> None:
     device = torch.device(arguments[4])
     watch = Arena(WATCH, watch_fd)
     watch.close_fd()
-    stamp(watch["watch"], working=True)  # torch is imported
+    stamp(watch["watch"], working=True)  # a sign of life after torch's import
     with os.fdopen(model_fd, "rb") as file:
-        # Written a moment ago by the process that started this one, into memory without a name.
+        # Safe to unpickle: the process that started this one has just written it to anonymous memory.
         draft, vocab = torch.load(file, map_location=device, weights_only=False)
     if isinstance(draft, DraftHead):
         draft.pack()

@@ -1,1 +1,1 @@
-"""The key-value cache whose rows have their own lengths, and how transformers' models attend over it."""
+"""The key-value cache whose rows have their own lengths, and attention over it in transformers' models."""

@@ -1,10 +1,10 @@
 """A key-value cache in which every row of the batch has its own length.
 
-Contract: one buffer [layers, 2, max_batch, kv_heads, max_len, head_dim] of keys and values, allocated once, and
-nothing that belongs to a step: that is in the `AttentionPlan` which `plan` makes for it. The rows of a step are
-always rows 0..B-1, and its new keys and values are written at each row's own length. Rolling a rejected draft back
-means planning the next step with a smaller length: nothing is moved or zeroed, and the next write covers what is
-stale. Non-goals: paging, offloading.
+Contract: one buffer [layers, 2, max_batch, kv_heads, max_len, head_dim] of keys and values, allocated once. The
+state of a step is not kept here but in the `AttentionPlan` that `plan` makes for it. The rows of a step are always
+rows 0..B-1, and its new keys and values are written at each row's own length. To roll back a rejected draft, plan
+the next step with a smaller length: nothing is moved or zeroed, and the next write overwrites stale entries.
+Non-goals: paging, offloading.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..machine.transfer import to_device
 
 
 class RaggedCache:
-    """Keys and values with one length a row. `dtype` is what they are kept in."""
+    """Keys and values of dtype `dtype`, with one length per row."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class RaggedCache:
     ) -> None:
         self.max_batch, self.max_len, self.kv_heads, self.head_dim = max_batch, max_len, kv_heads, head_dim
         self.buffer = torch.zeros(layers, 2, max_batch, kv_heads, max_len, head_dim, dtype=dtype, device=device)
-        # Each layer as vectors [2 x max_batch x kv_heads x max_len, head_dim]; where rows and heads begin there.
+        # Each layer as vectors [2 x max_batch x kv_heads x max_len, head_dim], and the offsets of rows and heads.
         self._vectors = self.buffer.view(layers, -1, head_dim).unbind(0)
         self._firsts = torch.arange(max_batch, device=device)[:, None] * kv_heads * max_len
         kinds = torch.arange(2, device=device)[:, None] * max_batch * kv_heads
@@ -43,10 +43,10 @@ class RaggedCache:
         self.has_kernel = is_accelerator(self.buffer.device) and available(self.buffer.device)
 
     def plan(self, lengths: Sequence[int], queries: int, counts: list[int] | None = None) -> AttentionPlan:
-        """The plan of a step of `queries` new tokens a row over rows that are `lengths` long.
+        """The plan of a step of `queries` new tokens per row over rows that are `lengths` long.
 
-        With `counts` only the first counts[b] tokens of row b are written. Raises ValueError when a row would be
-        written past the end of its buffer.
+        With `counts`, only the first counts[b] tokens of row b are written. Raises ValueError if the step does not
+        fit the cache.
         """
         batch, host = len(lengths), list(lengths)
         if max(host) + queries > self.max_len or batch > self.max_batch:
@@ -65,19 +65,19 @@ class RaggedCache:
         return plan
 
     def plan_captured(self, lengths: Tensor, queries: int, extent: int | None = None) -> AttentionPlan:
-        """The plan of a step whose lengths int64 [B] only the device knows, as a captured forward needs it.
+        """The plan of a captured step, whose lengths int64 [B] only the device knows.
 
         Nothing is checked: every row must have room for `queries` more tokens in `extent` columns (None: in all).
         """
         return self._with_views(AttentionPlan(lengths, [], queries, captured_extent=extent or self.max_len))
 
     def _with_views(self, plan: AttentionPlan) -> AttentionPlan:
-        """Views for all layers at once: slicing in every layer would cost more than the copies."""
+        """Add the views of all layers, made at once: slicing in every layer would cost more than the copies."""
         plan.views = self.buffer[:, :, : len(plan.lengths), :, : plan.extent].flatten(0, 1).unbind(0)
         return plan
 
     def write(self, layer: int, states: Tensor, plan: AttentionPlan) -> tuple[Tensor, Tensor]:
-        """Put states [N, 2, Hkv, D], keys before values, at each row's own end; N = B x S, or the real tokens.
+        """Write states [N, 2, Hkv, D] (keys, then values) at each row's own end; N = B x S, or the real tokens.
 
         Returns what the step may read: keys and values [B, Hkv, extent, D].
         """

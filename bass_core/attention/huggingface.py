@@ -1,8 +1,8 @@
 """Ragged attention inside transformers' models.
 
-Contract: a model whose attention implementation is NAME attends by the plan that travels with the call
+Contract: a model whose attention implementation is NAME attends by the plan that is passed with the call
 (`model(..., past_key_values=PlannedCache(cache, plan), ragged=plan, ragged_backend="pad")`), never by a mask. A
-layer's sliding window and logit soft-cap are honoured; what an architecture adds beyond that is refused.
+layer's sliding window and logit soft-cap are applied; anything else that an architecture adds is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _UNSUPPORTED = ("s_aux", "sinks", "position_bias", "head_mask", "alibi", "indice
 
 
 class PlannedCache(Cache):
-    """A transformers cache for one call: its layers write to `cache`, and read it, where the plan says."""
+    """A transformers cache for one call: its layers write and read `cache` where the plan says."""
 
     def __init__(self, cache: RaggedCache, plan: AttentionPlan) -> None:
         super().__init__(layers=[])
@@ -34,7 +34,7 @@ class PlannedCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write [B, Hkv, S, D] keys and values; what the step may read: [B, Hkv, extent, D] each."""
+        """Write keys and values [B, Hkv, S, D]; returns what the step may read: [B, Hkv, extent, D] each."""
         if self.cache.has_kernel:
             from kernels.triton.cache_write import write  # imports triton
 
@@ -73,7 +73,7 @@ def ragged_attention(
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: query [B, Hq, S, D], key and value [B, Hkv, extent, D] from RaggedCache.
 
-    Returns ([B, S, Hq, D], None). Raises PairError where the model asks for attention that is not built.
+    Returns ([B, S, Hq, D], None). Raises PairError if the model asks for attention that is not supported.
     """
     asked = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
     if ragged is None or asked:
@@ -86,7 +86,7 @@ def ragged_attention(
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:
-    """The lengths say what a query may see: no mask is built."""
+    """No mask is built: the lengths say what a query may see."""
     return None
 
 

@@ -14,9 +14,9 @@ from ..errors import RequestError
 
 
 def choose_backend(attention: str, device: torch.device, dtype: torch.dtype | None = None) -> str:
-    """The backend's name for "auto" or a name; dtype: the model's, where it is known.
+    """The name of the backend for "auto" or a given name; dtype: the model's, if known.
 
-    Raises RequestError for a backend that does not exist here or can't take that dtype.
+    Raises RequestError for a backend that can't run here or can't take that dtype.
     """
     if attention == "auto":
         return _fastest(device, dtype)
@@ -32,8 +32,8 @@ def choose_backend(attention: str, device: torch.device, dtype: torch.dtype | No
 def _fastest(device: torch.device, dtype: torch.dtype | None) -> str:
     """Our kernel; flash-attn where Triton is missing; torch's elsewhere.
 
-    A T4 (compute capability 7.5) takes torch's as well: its half-precision kernels use the tensor cores there,
-    ours would compute on plain ones (read from the code that is emitted; not measured).
+    A T4 (compute capability 7.5) also uses torch's: its half-precision kernels use the tensor cores there, ours
+    would not (read from the code that Triton emits; not measured).
     """
     if not is_accelerator(device):
         return "sdpa"

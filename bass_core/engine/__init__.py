@@ -1,1 +1,1 @@
-"""Running a model: rows, prefill chunks and captured steps."""
+"""Runs a model: rows, prefill chunks and captured steps."""

@@ -2,8 +2,8 @@
 
 Contract: `make_runner` chooses the runner for the device; its callers need not know which one they have. A
 captured step reads its tokens and row lengths from static buffers, so a replay costs one launch and no round
-trip to the host. When a runner is dropped, its cache and graphs wait for the next request. A batch runs in the
-shape of the next power of two; missing rows have length 0. A model that can't be captured runs eagerly, with one
+trip to the host. When a runner is dropped, its cache and graphs are kept for the next request. A batch is padded
+to the next power of two; the added rows have length 0. A model that can't be captured runs eagerly, with one
 warning. Non-goals: how a step is captured (machine/capture.py); prefill, which runs once and at any width.
 """
 
@@ -30,15 +30,15 @@ from ..models.capturable import refuse_capture
 from ..models.forward import CapturedBatch, ForwardBatch, ForwardOutput
 from .runner import ModelRunner
 
-# Bytes that the captured steps of one cache may hold; the least recently used is dropped first.
+# The most bytes that the captured steps of one cache may hold; the least recently used is dropped first.
 STEP_BYTES = 1 << 30
-# Tokens a row up to which steps are captured: for wider ones, capturing costs more than it saves.
+# The most tokens per row of a captured step: capturing wider ones costs more than it saves.
 WIDEST = 33
 # Steps up to 9 tokens wide are captured exactly, wider ones at every fourth width.
 _EXACT_WIDTHS, _WIDTH_STEP = 9, 4
 # Caches are made in multiples of this many tokens, so that one fits later requests too.
 _LENGTH_STEP = 256
-# Caches of one model that are kept for later requests.
+# The most idle caches of one model that are kept for later requests.
 _MOST_IDLE = 4
 
 Recorder = Callable[[Callable[[], ForwardOutput]], tuple[ForwardOutput, Callable[[], Any]]]
@@ -64,10 +64,10 @@ def release_idle(model: CausalModel) -> None:
 
 @dataclass
 class StaticStep:
-    """What a captured step of one shape reads, what replays it, and where its output lies.
+    """A captured step of one shape: the buffers it reads, the function that replays it, and its output buffers.
 
-    taken: bytes by which the pool grew when the step was captured. They include memory for intermediate results
-    only as far as no earlier step had needed as much.
+    taken: bytes by which the pool grew when the step was captured. They include intermediate results only where
+    these needed more memory than those of earlier steps.
     """
 
     batch: CapturedBatch
@@ -140,7 +140,7 @@ class GraphRunner(ModelRunner):
         return None
 
     def _replay(self, batch: ForwardBatch, longest: int) -> StaticStep | None:
-        """The step of the batch's shape, run for it; None where it can't be captured."""
+        """Replay the captured step of the batch's shape; None if there is none and it can't be captured."""
         tokens = batch.tokens
         shape = self._shape(tokens.shape[0], tokens.shape[1], longest)
         if shape is None:
@@ -165,7 +165,7 @@ class GraphRunner(ModelRunner):
         return step
 
     def _capture(self, batch: ForwardBatch, lengths: Tensor, columns: int, extent: int) -> StaticStep | None:
-        """Capture a step. That runs it, on the batch's own tokens, so the cache gets what a replay would write."""
+        """Capture a step. This also runs it on the batch's tokens, so the cache gets what a replay would write."""
         tokens = batch.tokens
         static = torch.zeros(len(lengths), columns, *tokens.shape[2:], dtype=tokens.dtype, device=tokens.device)
         static[: tokens.shape[0], : tokens.shape[1]] = tokens
@@ -213,7 +213,7 @@ def _take_slot(model: CausalModel, max_batch: int, max_len: int) -> _Slot:
     """An idle cache that is large enough and not far too large, or a new one."""
     with _lock:
         idle = _idle.setdefault(model, [])
-        # A slot that is given back meanwhile may have pushed another out of the list.
+        # A slot that was given back in the meantime may have pushed another out of the list.
         fitting = [slot for slot in idle if _serves(slot.cache, max_batch, max_len)]
         for slot in fitting:
             if slot in idle:

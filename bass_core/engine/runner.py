@@ -1,8 +1,8 @@
 """One model with one cache: feeds rows their next tokens and remembers how far each row's cache is valid.
 
-Contract: `lengths[r]` is the number of leading tokens of row r whose keys and values are in the cache and count.
-`forward` writes to the cache and changes no length; who knows what was accepted says so with `commit`. Rows in use
-are 0..B-1; when one leaves, the last takes its place.
+Contract: `lengths[r]` is the number of leading tokens of row r whose keys and values are in the cache and valid.
+`forward` writes to the cache and changes no length; the caller, who knows what was accepted, calls `commit`. Rows
+in use are 0..B-1; when one leaves, the last takes its place.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from ..machine.transfer import to_device
 from ..models.base import CausalModel
 from ..models.forward import ForwardBatch, ForwardOutput
 
-# Tokens of all rows together in one prefill chunk. A request to stop is noticed between two chunks.
+# Tokens in one prefill chunk, summed over all rows. A request to stop is noticed between two chunks.
 PREFILL_TOKENS = {"cpu": 128, "accelerator": 8192}
 
 
 def prefill_tokens(device: torch.device) -> int:
-    """Tokens of all rows together in one prefill chunk on a device."""
+    """Tokens in one prefill chunk on a device, summed over all rows."""
     return PREFILL_TOKENS["accelerator" if is_accelerator(device) else "cpu"]
 
 
 class ModelRunner:
-    """A model and a cache of `max_batch` rows x `max_len` tokens; `vocab` logits are kept.
+    """A model and a cache of `max_batch` rows x `max_len` tokens; the first `vocab` logits are kept.
 
-    `prefill_tokens`, which may be set, is how many tokens of all rows together a chunk of a prefill takes.
+    `prefill_tokens`, which may be set: tokens in one prefill chunk, summed over all rows.
     """
 
     def __init__(
@@ -52,18 +52,18 @@ class ModelRunner:
 
     @property
     def lengths(self) -> Sequence[int]:
-        """How many leading tokens of each row are in the cache and count; changed by `commit` alone."""
+        """How many leading tokens of each row are in the cache and valid; only `commit` changes it."""
         return self._lengths
 
     def commit(self, row: int, length: int) -> None:
-        """Let the first `length` tokens of a row count: the only place where a row's length changes.
+        """Set a row's valid length to `length`: the only place where a row's length changes.
 
-        Later it will also move the accepted path of a token tree together.
+        Later it will also compact the accepted path of a token tree.
         """
         self._lengths[row] = length
 
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
-        """Feed a batch of rows 0..B-1; `vocab` logits for each token, or each row, that it asks for."""
+        """Feed a batch of rows 0..B-1; returns `vocab` logits for each token, or one token per row (`take`)."""
         output = self.model.forward(batch, self.cache, self.backend)
         if output.logits.shape[-1] != self.vocab:
             output.logits = output.logits[..., : self.vocab]
@@ -87,7 +87,7 @@ class ModelRunner:
 
 
 class PrefillSteps:
-    """Feeds prompts to the cache, one chunk of bounded size a call, so that a request to stop never waits long."""
+    """Feeds prompts to the cache, one bounded chunk per call, so that a request to stop never waits long."""
 
     def __init__(self, runner: ModelRunner, prompts: list[list[int]], return_states: bool) -> None:
         self.runner, self.prompts, self.return_states = runner, prompts, return_states
@@ -139,7 +139,7 @@ class PrefillSteps:
         return torch.stack([self.last[self.unique.index(source)] for source in self.sources])
 
     def states(self) -> list[Tensor]:
-        """The states [len(prompt), hidden] of each row, where the prefill was asked to return them."""
+        """The states [len(prompt), hidden] of each row, if the prefill was asked to return them."""
         states = torch.cat(self.chunks, dim=1)
         return [
             states[self.unique.index(source), : len(prompt)]

@@ -1,1 +1,1 @@
-"""Forward passes of target and draft models, and the pair of them."""
+"""Forward passes of target and draft models, and the pair of the two."""

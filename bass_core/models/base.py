@@ -1,6 +1,6 @@
 """One forward of a causal language model over rows of different lengths.
 
-Contract: `CausalModel.forward` feeds S tokens a row at each row's own length (models/forward.py). It keeps no
+Contract: `CausalModel.forward` feeds S tokens per row at each row's own length (models/forward.py). It keeps no
 state between calls, so several lanes may call it at once, each with its own cache. The user's model is never
 changed: we work on a shadow, a copy of its modules that shares its weights. Non-goals: encoder-decoder models,
 state-space layers, training.
@@ -35,10 +35,10 @@ _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 @dataclass(frozen=True)
 class HiddenStateTap:
-    """What a forward returns as a token's state: the last hidden state alone, or earlier layers' before it.
+    """What a forward returns as a token's state: the last hidden state, optionally after those of earlier layers.
 
-    layers: how many layers the residual stream has passed where it is read, each time divided by its root mean
-    square. project: from [..., (len(layers) + 1) x hidden], the last hidden state at the end, to what is returned.
+    layers: after how many layers the residual stream is read; each such state is divided by its root mean square.
+    project: maps their concatenation [..., (len(layers) + 1) x hidden], last hidden state last, to the result.
     """
 
     layers: tuple[int, ...] = ()
@@ -58,16 +58,16 @@ class HiddenStateTap:
 class CausalModel:
     """Any transformers causal LM with an attention interface, run by its own code with ragged attention.
 
-    capturable: False where the forward is known to read values on the host, and from the first CUDA graph on that
-    could not be made. low_precision: sums are rounded to 16 bits between the products, so that near ties of a row
-    may depend on the number of tokens beside it.
+    capturable: False if the forward is known to read values on the host, and after a CUDA graph could not be made.
+    low_precision: sums are rounded to 16 bits between the products, so near ties in a row's logits may be decided
+    by the number of tokens in the batch.
     """
 
     cost: ModelCost
 
     # Whether the padding of shorter rows is left out of the matrix products.
     skips_padding = False
-    # Whether the forward is known not to wait for the device. Of models' own code it is tried (capturable.py).
+    # Whether the forward is known not to wait for the device. transformers' own code is tested (capturable.py).
     never_waits = False
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -109,8 +109,8 @@ class CausalModel:
     def forward(self, batch: ForwardBatch, cache: RaggedCache, backend: str = "pad") -> ForwardOutput:
         """Feed the batch's tokens at its lengths.
 
-        Afterwards the cache holds the tokens at lengths[b] .. lengths[b]+S-1; the caller says by the lengths of
-        the next batch which of them count. Raises ValueError where a row does not fit the cache.
+        Afterwards the cache holds the tokens at lengths[b] .. lengths[b]+S-1. The lengths of the caller's next
+        batch say which of them are valid. Raises ValueError if a row does not fit the cache.
         """
         with on(self.device):
             counts = batch.counts if self.skips_padding else None
@@ -119,7 +119,7 @@ class CausalModel:
 
     @torch.inference_mode()
     def forward_captured(self, batch: CapturedBatch, cache: RaggedCache, backend: str = "pad") -> ForwardOutput:
-        """`forward` for lengths that only the device knows: the host reads nothing, so it can be captured."""
+        """`forward` for lengths that only the device knows: nothing is read on the host, so it can be captured."""
         with on(self.device):
             plan = cache.plan_captured(batch.lengths, batch.tokens.shape[1], batch.extent)
             return self._compute(batch, plan, cache, backend)
@@ -149,7 +149,7 @@ class CausalModel:
         return ForwardOutput(out.logits[torch.arange(len(take), device=tokens.device), picked], states)
 
     def _positions(self, plan: AttentionPlan) -> Tensor:
-        """int64 [B, S]. Columns past the context are padding: unused, but their positions must exist."""
+        """int64 [B, S]. Columns past the context are unused padding, but need valid positions."""
         positions = plan.positions
         return positions if plan.extent <= self.context else positions.clamp(max=self.context - 1)
 
@@ -179,9 +179,9 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
 
 
 def _turns_with_length(config: Any) -> bool:
-    """Whether the rotary embeddings depend on the longest position, which transformers reads on the host."""
+    """Whether the rotary embeddings depend on the text's length, which transformers reads on the host."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    # One for all layers, or one for each type of layer.
+    # One set of parameters for all layers, or one for each type of layer.
     kinds = [rope, *(part for part in rope.values() if isinstance(part, dict))]
     types = [str(kind.get("rope_type", kind.get("type", ""))) for kind in kinds]
     return any("dynamic" in name or name == "longrope" for name in types)

@@ -1,6 +1,6 @@
-"""Whether a model's forward can be captured in a CUDA graph: it may not wait for the device.
+"""Whether a model's forward can be captured in a CUDA graph: it must not wait for the device.
 
-Contract: `mark_capturable` tries it once when a model is made; `refuse_capture` is told of a capture that failed.
+Contract: `mark_capturable` tries it once when a model is made; `refuse_capture` is called when a capture failed.
 Both set `model.capturable` to False and warn once. Non-goals: how a capture is made (machine/capture.py).
 """
 
@@ -19,9 +19,9 @@ _log = logging.getLogger(__name__)
 
 
 def mark_capturable(model: CausalModel) -> None:
-    """Set `model.capturable` to False, with a warning, where its forward waits for the device.
+    """Set `model.capturable` to False, with a warning, if its forward waits for the device.
 
-    Call it when the model is made: while waits are refused, those of other threads would raise as well.
+    Call it when the model is made, not later: during the check, waits in other threads raise as well.
     """
     if model.never_waits or not model.capturable or not refuses_waits(model.device):
         return
@@ -39,9 +39,9 @@ def mark_capturable(model: CausalModel) -> None:
 
 
 def refuse_capture(model: Any, error: Exception) -> None:
-    """Let the model run eagerly from now on, with one warning a model, or one for all where captures are over."""
+    """Run the model eagerly from now on; warns once per model, or once for all if no capture works any more."""
     if model.capturable and not isinstance(error, CaptureUnavailable):
-        # The error inside the capture says more than the one of its end.
+        # The error raised inside the capture says more than the one from ending it.
         cause = error.__context__ or error
         reason = f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else ''}"
         rest = " All else runs eagerly as well until the next start." if failed() else ""

@@ -13,8 +13,8 @@ import torch
 
 @dataclass(frozen=True)
 class ModelCost:
-    """What one forward costs: `parameters` a token is multiplied with, their bytes, bytes of keys and values a
-    cached token, and FLOPs of attention for one query token and one cached token."""
+    """What one forward costs: the `parameters` that a token is multiplied with, their bytes, bytes of keys and
+    values per cached token, and FLOPs of attention per pair of a query token and a cached token."""
 
     parameters: int
     weight_bytes: int
@@ -39,5 +39,5 @@ def model_cost(model: Any, kv_bytes: int) -> ModelCost:
 
 
 def _nbytes(weight: torch.Tensor) -> int:
-    """Bytes of a weight. A quantised one has one byte a number, whatever dtype it reports."""
+    """Bytes of a weight. A quantised weight has one byte per element, whatever dtype it reports."""
     return weight.nbytes if type(weight.data) is torch.Tensor else weight.numel()

@@ -1,9 +1,9 @@
 """A draft head: one or more layers on top of the target's own embedding, hidden states and head.
 
-Contract: slot t reads [embedding of token t, state of slot t-1] and gives a state that stands for the target's
-last hidden state at t, and logits over a reduced vocabulary (rows of the target's head; q is 0 elsewhere). States
-of accepted tokens come from the target: its last one, or several layers' projected into one (EAGLE-3, arXiv
-2503.01840, section 3.1); those of drafted tokens from the head itself (as in EAGLE, arXiv 2401.15077, and
+Contract: slot t reads [embedding of token t, state of slot t-1] and predicts the target's last hidden state at t,
+from which come logits over a reduced vocabulary (rows of the target's head; q is 0 elsewhere). States of accepted
+tokens come from the target: its last one, or those of several layers projected into one (EAGLE-3, arXiv
+2503.01840, section 3.1). States of drafted tokens come from the head itself (as in EAGLE, arXiv 2401.15077, and
 Recurrent Drafter, arXiv 2403.09919). Only the head's own weights are stored; what it shares with the target
 is read from the target. Non-goals: targets that are not Llama-shaped.
 """
@@ -33,9 +33,9 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """How many layers, and whether the target's states are read; `hidden` must be the target's own size.
+    """layers: how many the head has; hidden: the target's hidden size; reads_states: whether it reads its states.
 
-    reads_layers: layers of the target, ascending, that are read beside its last state (HiddenStateTap,
+    reads_layers: layers of the target, ascending, whose states are read besides the last one (HiddenStateTap in
     models/base.py).
     """
 
@@ -48,7 +48,7 @@ class HeadConfig:
 class DraftHead(nn.Module):
     """`body` is a small Llama that is fed embeddings and whose head has `len(vocabulary)` rows.
 
-    `project`, where earlier layers are read, makes one state of the target's several; the head's own need none.
+    `project` turns the target's states of several layers into one; the head's own states are not projected.
     """
 
     vocabulary: Tensor
@@ -75,7 +75,7 @@ class DraftHead(nn.Module):
         self.fuse = nn.Linear((2 if config.reads_states else 1) * config.hidden, config.hidden, bias=False)
         inputs = (len(config.reads_layers) + 1) * config.hidden
         self.project = nn.Linear(inputs, config.hidden) if config.reads_layers else nn.Identity()
-        # A vocabulary of one id, for now: random weights for a head that is replaced below would take 0.2 s.
+        # vocab_size 1 for now: the head is replaced below, and random weights for it would take 0.2 s.
         fields = {**own.to_dict(), "num_hidden_layers": config.layers, "vocab_size": 1}
         fields |= {"tie_word_embeddings": False, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
         for name in ("architectures", "layer_types", "quantization_config", "dtype", "torch_dtype"):
@@ -96,7 +96,7 @@ class DraftHead(nn.Module):
         self.embedding = table.weight.detach()
 
     def inputs(self, ids: Tensor, states: Tensor) -> Tensor:
-        """What the body is fed [B, S, hidden] for ids int64 [B, S] and the states [B, S, hidden] before them."""
+        """The body's inputs [B, S, hidden], from ids int64 [B, S] and the states [B, S, hidden] before them."""
         x = F.embedding(ids, self.embedding).to(states.dtype)
         if self.config.reads_states:
             x = torch.cat((x, states), dim=-1)
@@ -124,7 +124,7 @@ class DraftHead(nn.Module):
                 setattr(self, name, PackedLinear(layer))
 
     def __getstate__(self) -> dict[str, Any]:
-        """For another process: with the layers as they were before `pack`, since packed ones can't be pickled."""
+        """For pickling: with the layers as they were before `pack`, since packed ones can't be pickled."""
         state = dict(self.__dict__)
         state["_modules"] = {**state["_modules"], **state.pop("_unpacked")}
         return {**state, "_unpacked": {}}
@@ -139,7 +139,7 @@ class DraftHead(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {name: value.detach() for name, value in self.own_weights().items()}
         if dtype != torch.float32:
-            # Rounded to float16 first: a CPU reads weights that float16 holds exactly at half the bytes
+            # Round to float16 first: weights that float16 holds exactly cost a CPU half the bytes to read
             # (models/weights/cpu_linear.py).
             tensors = {name: value.half() for name, value in tensors.items()}
         tensors = {name: value.to(dtype).contiguous() for name, value in tensors.items()}
@@ -161,7 +161,7 @@ def is_draft_head(folder: Path) -> bool:
 def load_draft_head(folder: Path, target: PreTrainedModel) -> DraftHead:
     """The head stored in a folder, on the target's device, in its dtype.
 
-    Raises PairError where it is for another target, WeightsError where its files can't be read.
+    Raises PairError if it is for another target, WeightsError if its files can't be read.
     """
     try:
         fields = json.loads((folder / CONFIG).read_text())["draft_head"]

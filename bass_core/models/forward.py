@@ -17,10 +17,10 @@ class ForwardBatch:
     """S new tokens for each of B rows.
 
     tokens: ids int64 [B, S], or embeddings [B, S, hidden]. lengths: tokens of each row that are cached already.
-    counts: how many tokens of each row are real, None for all; logits and states of the padding behind them mean
-    nothing, and a model may leave it out. take: the one column of each row whose logits are wanted, None for all.
+    counts: how many tokens of each row are real, None for all; logits and states of the padding after them are
+    meaningless, and a model may skip it. take: the one column of each row whose logits are wanted, None for all.
     return_states: whether to return the hidden states that the model's `readout` makes. eager: do not capture the
-    step, because it comes only once, as a chunk of a prompt does.
+    step, because its shape comes only once, as that of a prompt's chunk.
     """
 
     tokens: Tensor
@@ -36,7 +36,7 @@ class CapturedBatch:
     """What a captured step reads: static buffers, refilled before each replay, whose values the host doesn't know.
 
     tokens: as in ForwardBatch. lengths: int64 [B] on the device. extent: attention reads the first `extent`
-    columns of the cache, which no row may outgrow with its new tokens; None for all.
+    columns of the cache, and no row may grow beyond them; None for all.
     """
 
     tokens: Tensor
@@ -52,16 +52,16 @@ class CapturedBatch:
 
 @dataclass(slots=True)
 class ForwardOutput:
-    """logits [B, S, V], or [B, V] where one column a row was taken; states [B, S, ...] where they were asked for.
+    """logits [B, S, V], or [B, V] if `take` chose one column per row; states [B, S, ...] if they were asked for.
 
-    Both may be views of buffers that the next forward overwrites: copy what is kept longer.
+    Both may be views of buffers that the next forward overwrites: copy what must be kept longer.
     """
 
     logits: Tensor
     states: Tensor | None = None
 
     def require_states(self) -> Tensor:
-        """The states. Raises ValueError where the batch did not ask for them."""
+        """The states. Raises ValueError if the batch did not ask for them."""
         if self.states is None:
             raise ValueError("these logits came without states: the batch must say return_states=True")
         return self.states

@@ -1,9 +1,9 @@
 """A short forward for Llama-shaped models on a CPU: four joined matrix products a layer.
 
 Contract: the same `forward` as CausalModel's, equal to the model's own within float32 rounding. The residual
-stream is float32 whatever the weights are. For the models that `fits` accepts; others run their own code. The
-tricks that are used here, and why, are in models/weights/cpu_tricks.py. Non-goals: rotary embeddings that depend
-on the length of the text.
+stream is float32 whatever the weights' dtype. For the models that `fits` accepts; others run their own code. The
+tricks used here are explained in models/weights/cpu_tricks.py. Non-goals: rotary embeddings that depend on the
+length of the text.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class _Layer:
 class LlamaCpu(CausalModel):
     """A Llama or Qwen3 model on a CPU, its weights joined and packed once.
 
-    The residual stream is [N, hidden], N the real tokens of all rows: a round whose rows drafted 7, 1, 0 and 0
-    tokens multiplies 12 vectors and not 32. Attention alone sees the rows padded to the longest.
+    The residual stream is [N, hidden] for the N real tokens of all rows: a round whose rows drafted 7, 1, 0 and 0
+    tokens multiplies 12 vectors, not 32. Only attention sees the rows padded to the longest.
     """
 
     skips_padding = True
@@ -78,12 +78,12 @@ class LlamaCpu(CausalModel):
         self.low_precision = any(one.compute != torch.float32 for one in (*packed, self.head))
         self.blocks = [_block(layer, packed[4 * i : 4 * i + 4], eps) for i, layer in enumerate(body.layers)]
         self._rotary: Any = shadow_of(body.rotary_emb)
-        # For each head of queries, keys and values: which of a position's three factors turns it.
+        # For each head of queries, keys and values: which of a position's three factors it is multiplied by.
         self._kinds = torch.tensor([0] * self.heads + [1] * self.kv_heads + [2] * self.kv_heads)
         self._factors = self._make_factors(min(1024, self.context))
 
     def _make_factors(self, size: int) -> Tensor:
-        """Complex factors [size, 3, D / 2] of positions 0..size-1: for queries (and scaling), keys, values."""
+        """Complex factors [size, 3, D / 2] of positions 0..size-1: for queries (scaled), keys, values (all 1)."""
         rotary: Any = self._rotary
         cos, sin = rotary(torch.zeros(1, dtype=torch.float32), torch.arange(size)[None])
         keys = turns(cos[0], sin[0])
@@ -141,7 +141,7 @@ class LlamaCpu(CausalModel):
 
 
 def _padded(x: Tensor, plan: AttentionPlan) -> Tensor:
-    """[N, ...] as [B, S, ...]: the real tokens at their places, zeros elsewhere."""
+    """x [N, ...] as [B, S, ...]: the real tokens at their places, zeros elsewhere."""
     rows = len(plan.lengths)
     if plan.tokens is not None:
         x = x.new_zeros(rows * plan.queries, *x.shape[1:]).index_copy_(0, plan.tokens, x)

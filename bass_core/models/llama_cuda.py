@@ -1,7 +1,7 @@
 """A short forward for Llama-shaped models on a GPU: per layer four products, one rotation, one attention.
 
 Contract: the same `forward` as CausalModel's, equal to the model's own within rounding. Weights are joined (q,
-k, v and gate, up). On an accelerator they are kept once: the model's own parameters keep their values and become
+k, v and gate, up). On an accelerator they are stored once: the model's own parameters keep their values and become
 views of the joined ones. `plan` says which products run on kernels/triton/linear.py; all others are torch's.
 Nothing here reads lengths on the host, so every step can be captured in a CUDA graph (engine/cuda_graphs.py). It
 also runs on a CPU, in torch or under Triton's interpreter: slowly, for tests. Non-goals: rotary embeddings that
@@ -36,7 +36,7 @@ from .weights.quantize import is_quantized
 
 @dataclass(frozen=True)
 class Plan:
-    """Which products run on our kernel: those of up to `most_rows` rows (batch x query tokens), one row if `gemv`.
+    """Which products run on our kernel: up to `most_rows` rows (batch x query tokens); one row only if `gemv`.
 
     split_k: above 16 rows, use the tiles of `split_tiles` in kernels/triton/linear.py. chain: for a draft, run all
     greedy drafts of a round as one captured step (drafting/chain.py).
@@ -48,14 +48,14 @@ class Plan:
     chain: bool = False
 
     def takes(self, rows: int, itemsize: int) -> bool:
-        """Whether the kernel computes a product of so many rows of that item size; in float32 at most 16 rows."""
+        """Whether the kernel computes a product of `rows` rows; in float32 (itemsize 4) at most 16."""
         most = min(self.most_rows, 64 if itemsize == 2 else 16)
         return rows <= most and (self.gemv or rows > 1)
 
 
 @dataclass
 class _Layer:
-    """The weights to multiply with are what the model's `join` makes: tensors here."""
+    """One layer's weights; those of the products are what the model's `join` returns: here tensors."""
 
     input_norm: Tensor
     qkv: Any
@@ -72,7 +72,7 @@ def fits(model: PreTrainedModel) -> bool:
 
 
 def fits_shape(model: PreTrainedModel) -> bool:
-    """`fits`, whatever numbers the weights are stored in."""
+    """`fits`, but for weights of any format, quantised ones too."""
     if not lean.fits(model):
         return False
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
@@ -81,7 +81,7 @@ def fits_shape(model: PreTrainedModel) -> bool:
 
 
 def has_room(model: PreTrainedModel) -> bool:
-    """Whether the weights that are joined fit the device twice, one layer at a time."""
+    """Whether the device has room for a second copy of one layer's joined weights, plus a quarter."""
     joined = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
     needed = sum(p.nbytes for name, p in model.named_parameters() if name.split(".")[-2] in joined)
     return 1.25 * needed / model.config.num_hidden_layers < available_bytes(model.device)
@@ -94,7 +94,7 @@ class LlamaCuda(CausalModel):
 
     def _prepare(self, model: PreTrainedModel) -> None:
         config, body = model.config, model.model
-        # Where Triton can't use tensor cores, torch's products, which can, are several times faster.
+        # Where Triton can't use tensor cores, torch can, and its products are several times faster.
         self.plan = Plan() if has_tensor_cores(self.device) else Plan(most_rows=0)
         self.has_kernels = available(self.device)
         self.cache_dtype = model.dtype
@@ -112,7 +112,7 @@ class LlamaCuda(CausalModel):
 
     @staticmethod
     def join(*modules: Any) -> Any:
-        """What `product` multiplies with: the modules' weights [N, K], one below the other."""
+        """The weight that `product` takes: the modules' weights [N, K], one below the other."""
         return _joined(*modules)
 
     def _compute(
@@ -154,7 +154,7 @@ class LlamaCuda(CausalModel):
         gate: bool = False,
         residual: Tensor | None = None,
     ) -> Tensor:
-        """`linear` of kernels/triton/linear.py, by the kernel where the plan says so, else by torch."""
+        """`linear` of kernels/triton/linear.py, computed by the kernel if the plan says so, else by torch."""
         if self.has_kernels and self.plan.takes(x.numel() // x.shape[-1], x.itemsize):
             from kernels.triton import linear as module  # imports triton
 
@@ -177,7 +177,7 @@ def _weight(module: Any) -> Tensor:
 
 
 def _joined(*modules: Any) -> Tensor:
-    """The modules' weights [N, K], one below the other; on an accelerator theirs become views of it."""
+    """The modules' weights [N, K], one below the other; on an accelerator these become views of the result."""
     weights = [_weight(module) for module in modules]
     if len(weights) == 1:
         return weights[0].contiguous()
@@ -194,7 +194,7 @@ def _joined(*modules: Any) -> Tensor:
 
 
 def _as_one(weights: list[Tensor]) -> Tensor | None:
-    """The tensor of which the weights are views in this order, where an earlier pair joined them; else None."""
+    """The tensor that the weights are views of in this order, if an earlier pair joined them; else None."""
     first, end = weights[0], weights[0].storage_offset()
     for weight in weights:
         same = weight.untyped_storage()._cdata == first.untyped_storage()._cdata

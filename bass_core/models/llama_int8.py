@@ -1,10 +1,10 @@
 """The forward of models/llama_cuda.py over 8-bit weights, which kernels/triton/linear_int8.py reads as bytes.
 
-Contract: off by default, because no GPU has measured it yet; BASS_INT8_KERNELS=1 turns it on for Llama-shaped
-models that torchao has quantised (models/weights/quantize.py; version 2 of its weights). Joined weights are kept
-once, as in models/llama_cuda.py. Steps of more rows than the kernel takes widen the weight, as torchao does.
-Equal to the model's own forward within rounding. Non-goals: groups of weights with a scale each, other
-quantisers.
+Contract: off by default, because it has not been measured on a GPU yet; BASS_INT8_KERNELS=1 turns it on for
+Llama-shaped models that torchao has quantised (models/weights/quantize.py; version 2 of its weights). Joined
+weights are kept once, as in models/llama_cuda.py. Steps of more rows than the kernel takes convert the whole
+weight, as torchao does. Equal to the model's own forward within rounding. Non-goals: groups of weights with a
+scale each, other quantisers.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ def enabled() -> bool:
 
 
 def fits(model: PreTrainedModel) -> bool:
-    """Whether the model is one that models/llama_cuda.py computes, with one scale for each row of every linear
-    layer."""
+    """Whether models/llama_cuda.py computes the model and every linear layer has one scale per row."""
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     return fits_shape(model) and all(_scaled_by_rows(layer.weight) for layer in linears)
 
@@ -53,7 +52,7 @@ class LlamaInt8(LlamaCuda):
 
     @staticmethod
     def join(*modules: Any) -> Int8Weight:
-        """The modules' bytes, one below the other; on an accelerator theirs become views of them."""
+        """The modules' bytes, one below the other; on an accelerator the modules' own become views of them."""
         parts = [module.weight.qdata for module in modules]
         values = torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
         if is_accelerator(values.device):
@@ -69,7 +68,7 @@ class LlamaInt8(LlamaCuda):
         gate: bool = False,
         residual: Tensor | None = None,
     ) -> Tensor:
-        """As LlamaCuda's, of an Int8Weight."""
+        """As LlamaCuda's, for an Int8Weight."""
         options: Any = {"norm": norm, "eps": self.eps, "gate": gate, "residual": residual}
         if self.has_kernels and self.plan.takes(x.numel() // x.shape[-1], x.itemsize):
             from kernels.triton import linear_int8  # imports triton

@@ -28,13 +28,13 @@ def context_key(tokens: list[int]) -> int:
 
 
 class NgramTable:
-    """keys uint64 [N] ascending, tokens uint32 [N]."""
+    """keys uint64 [N], ascending; tokens uint32 [N]; longest: tokens of the longest context."""
 
     def __init__(self, keys: NDArray[np.uint64], tokens: NDArray[np.uint32], longest: int) -> None:
         self.keys, self.tokens, self.longest = keys, tokens, longest
 
     def next_token(self, context: list[int], shortest: int = 1) -> int | None:
-        """The most frequent next token after the longest known suffix of the context; None where none is known."""
+        """The likeliest next token after the longest known suffix of the context; None if none is known."""
         for size in range(min(self.longest, len(context)), shortest - 1, -1):
             key = np.uint64(context_key(context[-size:]))
             at = int(self.keys.searchsorted(key))
@@ -50,7 +50,7 @@ class NgramTable:
 
 
 def load_ngrams(folder: Path, longest: int = 4) -> NgramTable:
-    """The table of a folder, memory-mapped. Raises WeightsError where it can't be read."""
+    """The table in a folder, memory-mapped. Raises WeightsError if it can't be read."""
     try:
         return NgramTable(np.load(folder / KEYS, mmap_mode="r"), np.load(folder / TOKENS, mmap_mode="r"), longest)
     except (OSError, ValueError) as error:

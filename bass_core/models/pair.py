@@ -1,8 +1,8 @@
 """A target model, its draft and their tokenizer.
 
 Contract: both models use the same token-to-id map. This, and whether each model is supported, is checked when
-the pair is made. The user's models are not changed. Where only padding rows of the output differ, logits are cut
-to the ids that both have.
+the pair is made. The user's models are not changed. If the two vocabularies differ only in padding rows, logits
+are cut to the ids that both have.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ModelPair:
 
     A draft may be a causal LM of its own or a head on the target's states (models/draft_head.py).
     `default_drafter` is what drafter="auto" means: a name of drafting/registry.py, or "auto" (the draft model
-    where there is one, else prompt lookup). `ngrams` is what the n-gram drafters read. Raises PairError where the
+    if there is one, else prompt lookup). `ngrams` is the table of the n-gram drafters. Raises PairError if the
     two don't fit or one is not supported.
     """
 
@@ -91,7 +91,7 @@ def _outputs(model: PreTrainedModel) -> int:
 
 
 def _common_vocabulary(target: PreTrainedModel, draft: PreTrainedModel | None, tokenizer: Any) -> int:
-    """How many logits to keep. Raises PairError where the two models' ids can't be the same."""
+    """How many logits to keep. Raises PairError if the two models' ids can't be the same."""
     size = _outputs(target)
     if draft is None:
         return size

@@ -1,7 +1,7 @@
 """Which class runs a model on its device.
 
-Contract: `select_model` gives the fastest class that computes what the model computes: one with a forward of our
-own, else CausalModel, which runs the model's code.
+Contract: `select_model` chooses the fastest class that computes the model: one with a forward of our own if it
+fits, else CausalModel, which runs the model's own code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .weights.quantize import is_quantized
 
 
 def select_model(model: PreTrainedModel) -> CausalModel:
-    """A runnable form of the model, which stays as it was."""
+    """A CausalModel that runs the model; the model itself is not changed."""
     selected = _class_of(model)(model)
     mark_capturable(selected)
     return selected
@@ -27,7 +27,7 @@ def _class_of(model: PreTrainedModel) -> type[CausalModel]:
     if not is_accelerator(model.device):
         return llama_cpu.LlamaCpu if not is_quantized(model) and llama_cpu.fits(model) else CausalModel
     if on_zero_gpu():
-        # No device is there yet on which weights could be joined (see on_zero_gpu).
+        # There is no device yet on which weights could be joined (see on_zero_gpu).
         return CausalModel
     if is_quantized(model):
         return llama_int8.LlamaInt8 if llama_int8.enabled() and llama_int8.fits(model) else CausalModel

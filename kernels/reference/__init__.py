@@ -1,1 +1,1 @@
-"""The same as the Triton kernels in plain torch."""
+"""References of the Triton kernels in plain torch."""

@@ -1,6 +1,6 @@
-"""Ragged attention in plain torch, cut three ways; the reference of kernels/triton/attention.py.
+"""Ragged attention in plain torch, in three versions; the reference of kernels/triton/attention.py.
 
-Contract: the three functions take the same arguments and return the same numbers within rounding; see
+Contract: the three functions take the same arguments and return the same values within rounding; see
 kernels/backends.py for what they compute.
 """
 
@@ -44,7 +44,7 @@ def split(
     window: int | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """One launch a sequence at its exact length (BASS-SPLIT). Same arguments and result as `pad`."""
+    """One launch per sequence at its exact length (BASS-SPLIT). Same arguments and result as `pad`."""
     kv_heads, bias = key.shape[1], None
     if plan.queries > 1 or window is not None:
         bias = plan.bias(window, query.shape[1] // kv_heads, key.dtype, kv_heads)
@@ -68,8 +68,8 @@ def sdpa(
 ) -> Tensor:
     """torch's scaled_dot_product_attention with an explicit mask. Same arguments and result as `pad`.
 
-    Grouped heads are folded into the query axis here as well. A logit soft-cap is not part of that function's
-    contract, so capped layers take `pad`'s way.
+    Grouped heads are folded into the query axis here as well. torch's function has no logit soft-cap, so layers
+    with one use `pad`.
     """
     if softcap is not None:
         return pad(query, key, value, plan, scaling=scaling, window=window, softcap=softcap)
@@ -87,10 +87,10 @@ def sdpa(
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scaling: float, softcap: float | None
 ) -> Tensor:
-    """`bias` [B x Hkv, group x S, extent] is added to the scores."""
+    """Attention as `pad` returns it; `bias` [B x Hkv, group x S, extent] is added to the scores."""
     batch, heads, queries, dim = query.shape
     _, kv_heads, extent, _ = key.shape
-    # As few launches and views as it takes: for a few tokens they are much of what a CPU does here.
+    # As few launches and views as possible: for a few tokens they take much of the time on a CPU.
     folded = query.reshape(batch * kv_heads, -1, dim)
     folded = folded if query.dtype == key.dtype else folded.to(key.dtype)
     keys, values = key.view(-1, extent, dim).mT, value.view(-1, extent, dim)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def write(keys: Tensor, values: Tensor, cache: Tensor, lengths: Tensor) -> None:
-    """Keys and values to each row's end: see kernels/triton/cache_write.py."""
+    """Write keys and values at each row's end: see kernels/triton/cache_write.py."""
     batch, _, queries, _ = keys.shape
     rows = torch.arange(batch, device=lengths.device)[:, None]
     places = lengths[:, None] + torch.arange(queries, device=lengths.device)
@@ -27,7 +27,7 @@ def rotate_write(
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
 ) -> None:
-    """Rotate queries in place, and put keys and values: see kernels/triton/cache_write.py."""
+    """Rotate queries in place, and write keys and values: see kernels/triton/cache_write.py."""
     queries, total, dim = qkv.shape[1:]
     kv_heads = cache.shape[2]
     heads = total - 2 * kv_heads

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def _finished(out: Tensor, gate: bool, residual: Tensor | None) -> Tensor:
-    """What stands behind the product: silu(gate) * up, and the sum."""
+    """What follows the product: silu(gate) * up, and adding the residual."""
     if gate:
         half = out.shape[-1] // 2
         out = F.silu(out[..., :half]) * out[..., half:]
@@ -42,8 +42,7 @@ def linear_int8(
     gate: bool = False,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """act((norm(x) Q^T) * scale) + residual: see kernels/triton/linear_int8.py. The weight is widened as a
-    whole."""
+    """act((norm(x) Q^T) * scale) + residual: see kernels/triton/linear_int8.py. Converts the whole weight."""
     if norm is not None:
         x = F.rms_norm(x, (x.shape[-1],), norm, eps)
     return _finished(F.linear(x, weight.to(x.dtype)) * scale.to(x.dtype), gate, residual)

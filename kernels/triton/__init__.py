@@ -1,1 +1,1 @@
-"""Kernels written in Triton; each has a reference in torch that computes the same."""
+"""Triton kernels; each has a torch reference that computes the same."""

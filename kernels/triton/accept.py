@@ -1,10 +1,10 @@
 """Verifies the drafts of all rows in one launch, and draws tokens by Gumbel-max.
 
-Contract: results equal those of the torch references, bass_core/verification/rejection.py and
-bass_core/sampling/draw.py, from the same probabilities with the same noise. Nothing is read on the host. `accept`
-launches once a round, with one program a row: it tests the row's drafts, then passes over the vocabulary once for
-the token behind the accepted ones. `draw` launches once, with one program a key. Non-goals: temperature, top-k and
-top-p, which come before (bass_core/sampling/distribution.py).
+Contract: given the same probabilities and noise, results equal those of the torch references,
+bass_core/verification/rejection.py and bass_core/sampling/draw.py. Nothing is read on the host. `accept` launches
+once per round, with one program per row: it tests the row's drafts, then makes one pass over the vocabulary to
+draw the token after the accepted ones. `draw` launches once, with one program per key. Non-goals: temperature,
+top-k and top-p, which are applied before (bass_core/sampling/distribution.py).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .noise import exponential, to_uniform, token_uniforms, words
 
 BLOCK_V = 2048
 WARPS = 8
-# Rows a program under Triton's interpreter, whose time goes by the number of programs; 1 on a GPU.
+# Rows per program under Triton's interpreter, whose time grows with the number of programs; 1 on a GPU.
 _ROWS_INTERPRETED = 16
 
 
 class Verification(IntEnum):
-    """What makes a draft stand: CHEN: u < p / q. CHOICES: it is the target's own choice. COIN: u < chance."""
+    """When a draft is accepted. CHEN: u < p / q. CHOICES: it is the target's own choice. COIN: u < chance."""
 
     CHEN = 0
     CHOICES = 1
@@ -41,13 +41,14 @@ def decide(
     VERIFICATION: tl.constexpr, SOFT: tl.constexpr, DRAWN: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """A program verifies ROWS rows. SOFT: q is given; DRAWN: the next token is drawn, else taken from choices.
+    """Each program verifies ROWS rows. SOFT: q is given. DRAWN: the next token is drawn, else taken from choices.
 
-    The streams are bass_core/sampling/noise.py's: 0 target, and 8 * begin + 2 accept, + 3 residual, + 4 synthetic.
+    Noise streams as in bass_core/sampling/noise.py: 0 target; 8 * begin + 2 accept, + 3 residual, + 4 synthetic.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     real = row < batch
-    # One hash for all: the upper half of the lanes tests draft i, the lower half draws the token behind i drafts.
+    # One hash call for both uses: the upper half of the lanes tests draft i, the lower half draws the token after
+    # i accepted drafts.
     lane = tl.arange(0, BLOCK_L)[None, :]
     i = lane % (BLOCK_L // 2)
     tests = lane >= BLOCK_L // 2
@@ -82,7 +83,7 @@ def decide(
     else:
         p_draft = tl.load(p_row + i * vocab + draft, mask=inside, other=0.0)
         passed = u * q_draft < p_draft
-    # The accepted prefix ends at the first draft that failed or was not drafted.
+    # The accepted prefix ends at the first position whose draft was rejected or that has no draft.
     accepted = tl.min(tl.where(inside & ~(passed & (i < count)), i, width), 1)
     tl.store(accepted_out + row, accepted.to(tl.int64), mask=real)
     tl.store(p_out + at, p_draft, mask=inside)
@@ -94,7 +95,7 @@ def decide(
         second = tl.max(tl.where(here, second, 0), 1)[:, None]
         lost = tl.max(tl.where(here, draft, 0), 1)[:, None]
         rejected = (VERIFICATION == 0) & (accepted[:, None] < count)
-        # Where nothing of p - q is left, the token is drawn from p with the same noise: track the best of both.
+        # If max(p - q, 0) is zero everywhere, the token is drawn from p with the same noise: track both maxima.
         best = tl.full([ROWS, BLOCK_V], -1.0, tl.float32)
         best_at = tl.zeros([ROWS, BLOCK_V], tl.int32)
         plain = tl.full([ROWS, BLOCK_V], -1.0, tl.float32)
@@ -120,7 +121,7 @@ def decide(
         if VERIFICATION == 0:
             top, other = first_best(best, best_at)
             token = tl.where((accepted < tl.max(count, 1)) & (top > 0.0), other, token)
-        # Where all scores are NaN no token is the best: the caller refuses such logits, but needs a valid id here.
+        # If all scores are NaN, no token is best: the caller refuses such logits, but needs a valid id here.
         tl.store(next_out + row, tl.minimum(token, vocab - 1).to(tl.int64), mask=real)
     else:
         token = tl.load(choices + row * (width + 1) + accepted, mask=real, other=0)
@@ -129,7 +130,7 @@ def decide(
 
 @triton.jit
 def first_best(scores, tokens):
-    """The highest score of each row [R, V], and the lowest token that has it, as argmax would say."""
+    """The highest score of each row [R, V], and the lowest token id that has it, as argmax returns."""
     top = tl.max(scores, 1)
     return top, tl.min(tl.where(scores == top[:, None], tokens, 2147483647), 1)
 
@@ -138,7 +139,7 @@ def first_best(scores, tokens):
 def gumbel(
     weights, sequences, positions, streams, seed, ids, out, vocab, NAMED: tl.constexpr, BLOCK_V: tl.constexpr
 ):  # fmt: skip
-    """Program r draws a column of row r of weights float32 [R, V]. NAMED: the columns stand for tokens ids [V]."""
+    """Program r draws a column of row r of weights float32 [R, V]. NAMED: column c is token ids[c]."""
     row = tl.program_id(0).to(tl.int64)
     seed_low = tl.load(seed).to(tl.uint32)
     seed_high = (tl.load(seed) >> 32).to(tl.uint32)
@@ -175,12 +176,12 @@ def accept(
     verification: Verification,
     chance: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """accepted, next_token int64 [B]; p, q, u float32 [B, l] of drafts int64 [B, l], num_drafted[b] of them real.
+    """Returns accepted, next_token int64 [B], and p, q, u float32 [B, l] of each draft.
 
-    p float32 [B, l+1, V], q float32 [B, l, V] or None (point masses), choices int64 [B, l+1]: the target's own;
-    with choices the next token is taken from them, else it is drawn. sequences, positions int64 [B]: the key of
-    the round's first token; begins int64 [B]: where its epoch began, None outside AMUSD; seed int64 [1] on the
-    device. Raises ValueError for shapes that don't fit.
+    drafts int64 [B, l], the first num_drafted[b] of row b real; p float32 [B, l+1, V]; q float32 [B, l, V], None
+    for point masses; choices int64 [B, l+1]: the target's own tokens, from which the next token is then taken
+    (else it is drawn). sequences, positions int64 [B]: noise key of the round's first token; begins int64 [B]:
+    where its epoch began, None outside AMUSD; seed int64 [1] on the device. Raises ValueError for wrong shapes.
     """
     batch, width = drafts.shape
     _check(drafts)
@@ -213,9 +214,9 @@ def accept(
 def draw(
     weights: Tensor, sequences: Tensor, positions: Tensor, streams: Tensor, seed: Tensor, ids: Tensor | None = None
 ) -> Tensor:
-    """One column a key of weights float32 [..., V], by Gumbel-max: int64 [...]; keys broadcast to [...].
+    """Draw one column per key from weights float32 [..., V] by Gumbel-max: int64 [...]; keys broadcast to [...].
 
-    ids int64 [V]: the tokens that the columns stand for, where that is not 0..V-1; seed int64 [1] on the device.
+    ids int64 [V]: the token id of each column if not 0..V-1; seed int64 [1] on the device.
     """
     _check(weights)
     shape = weights.shape[:-1]
@@ -230,7 +231,7 @@ def draw(
 
 
 def _dense(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
-    """float32 and contiguous; a stand-in where nothing is read."""
+    """The tensor as contiguous float32; `stand_in` for None, where the kernel reads nothing."""
     return stand_in if tensor is None else tensor.float().contiguous()
 
 

@@ -1,11 +1,11 @@
 """Ragged attention in one launch or two: what BASS-SPLIT computes, with no more launches than BASS-PAD.
 
 Contract: the same arguments and result as `pad` in backends.py, which is the torch reference. Lengths are
-read on the device, so that a captured launch serves every later step. fp16, bf16 and fp32; head_dim 16 to 256.
+read on the device, so that a captured launch serves every later step. fp16, bf16 and fp32; head_dim up to 256.
 Each program takes a block of the query rows of one key-value head, (g, s) folded into one axis, and a part of the
-columns that any of these rows may see; a second launch joins the parts by their log-sum-exps (Milakov and
+columns that any of these rows may see. A second launch merges the parts by their log-sum-exps (Milakov and
 Gimelshein, arXiv 1805.02867; flash-decoding). Where the rows alone fill the device, as in a prefill, columns are
-not parted and one launch is enough.
+not split and one launch is enough.
 Non-goals: backward, dropout.
 """
 
@@ -20,12 +20,12 @@ from ..plan import AttentionPlan
 from ..support import has_tensor_cores, processors, shared_bytes, why_unavailable, widens
 
 _LOG2E = 1.4426950408889634
-# Programs a multiprocessor should have in flight before columns are no longer split.
+# Columns are split until each multiprocessor has this many programs.
 _PROGRAMS_PER_PROCESSOR = 3
 _MOST_SPLITS = 32
 
 
-# Small numbers are no reason to compile anew.
+# Not specialised on these values, so that new ones do not compile the kernel again.
 @triton.jit(do_not_specialize=["queries", "window", "splits"])
 def attend(
     q, k, v, lengths, out, lse,
@@ -36,10 +36,10 @@ def attend(
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, WHOLE: tl.constexpr,
     PRECISION: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of rows x split, kv head, batch row): the softmax over its columns, and their log-sum-exp.
+    """Program (block of rows x split, kv head, batch row): attention over its columns, and their log-sum-exp.
 
-    out float32 [splits, B, S, Hq, D] and lse float32 [splits, B, S, Hq] (base 2). WHOLE: there is one split, out
-    [B, S, Hq, D] is the result in its own dtype, and lse is not written.
+    Writes out float32 [splits, B, S, Hq, D] and lse float32 [splits, B, S, Hq] (base 2). WHOLE: there is one
+    split, out [B, S, Hq, D] is the result in its own dtype, and lse is not written.
     """
     split = tl.program_id(0) % splits
     block = tl.program_id(0) // splits
@@ -51,7 +51,7 @@ def attend(
     g = m // queries
     real = m < queries * GROUP
     d = tl.arange(0, BLOCK_D)
-    # Head dimensions that are no powers of two share one kernel: their columns beyond `dim` are masked.
+    # Head dimensions that are not powers of two share a kernel, with the elements beyond `dim` masked.
     size = BLOCK_D if EXACT else dim
     kept = d < size
     hq = head * GROUP + g
@@ -61,8 +61,8 @@ def attend(
         queries_ = queries_.to(tl.float32)
     last = length + s
 
-    # What no row of this block sees is not visited: in a prefill that is half of all columns. A block that reaches
-    # into the next head holds the first queries as well as the last.
+    # Skip columns that no row of this block sees: in a prefill, half of all. A block that reaches into the next
+    # head contains both the last queries and the first.
     query = block * BLOCK_M % queries
     first = 0
     if WINDOW:
@@ -111,7 +111,7 @@ def attend(
     written = real
     if not WHOLE:
         tl.store(lse + o_row, tl.where(total == 0.0, float("-inf"), highest + tl.log2(total)), mask=real)
-        # A part without columns is left as it is: its weight is 0.
+        # A part without columns is not written: `merge` gives it weight 0.
         written = real & (total > 0.0)
     sums = sums / tl.where(total == 0.0, 1.0, total)[:, None]
     at = out + o_row[:, None] * size + d[None, :]
@@ -123,7 +123,7 @@ def merge(
     parts, lse, out, splits, rows, dim,
     EXACT: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """Program r joins row r of `parts` float32 [splits, rows, D], weighted by 2 ** lse [splits, rows]."""
+    """Program r merges row r of `parts` float32 [splits, rows, D], weighted by 2 ** lse [splits, rows]."""
     row = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, BLOCK_S)
     d = tl.arange(0, BLOCK_D)
@@ -131,7 +131,7 @@ def merge(
     weights = tl.load(lse + split * rows + row, mask=split < splits, other=float("-inf"))
     weights = tl.exp2(weights - tl.max(weights, 0))
     at = (split[:, None].to(tl.int64) * rows + row) * size + d[None, :]
-    # A part without columns was never written: what stands there is not read.
+    # A part without columns was never written, so it must not be read.
     part = tl.load(parts + at, mask=(weights > 0.0)[:, None] & (d < size)[None, :], other=0.0)
     joined = tl.sum(part * weights[:, None], 0) / tl.sum(weights, 0)
     tl.store(out + row * size + d, joined.to(out.dtype.element_ty), mask=d < size)
@@ -140,15 +140,15 @@ def merge(
 def tiles(
     head_dim: int, rows: int, itemsize: int, shared: int = 99 * 1024, tensor_cores: bool = True
 ) -> dict[str, int]:
-    """Tile sizes of `attend`: rows is group x queries of one key-value head, itemsize the bytes of a key element.
+    """Tile sizes of `attend`. rows: group x queries of one key-value head; itemsize: bytes of a key element.
 
-    `shared` is the shared memory a program may take, in bytes. The tests compile each size for each architecture
-    and look for spills.
+    shared: bytes of shared memory that a program may use. The tests compile every size for every architecture and
+    check for register spills.
     """
     block_d = max(16, triton.next_power_of_2(head_dim))
     plain = itemsize == 4 or not tensor_cores
     if plain:
-        # Products run from registers: exact float32 ones, and all on old devices.
+        # Products without tensor cores run from registers: exact float32 ones, and all on old devices.
         block_m, choices = 16, [(32, 2)] if block_d <= 128 else [(16, 2)]
     else:
         block_m = 16 if rows <= 16 else 64
@@ -157,13 +157,13 @@ def tiles(
         (n, stages): (block_m * block_d + stages * 2 * n * block_d) * itemsize + 2048 for n, stages in choices
     }
     block_n, stages = next((pair for pair in choices if needed[pair] <= shared), choices[-1])
-    # With four warps some versions of Triton spill float32 of 128 dimensions and more.
+    # With four warps, some Triton versions spill registers in float32 at head_dim 128 and above.
     warps = 8 if (block_m == 64 and block_d >= 128) or (plain and block_d >= 128) else 4
     return {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_D": block_d, "num_warps": warps, "num_stages": stages}
 
 
 def splits_for(device: torch.device, programs: int, columns: int, block_n: int) -> int:
-    """Into how many parts the columns are cut, so that `programs` of them fill the device."""
+    """How many parts to split the columns into, so that `programs` times as many programs fill the device."""
     wanted = triton.cdiv(_PROGRAMS_PER_PROCESSOR * processors(device), programs)
     return max(1, min(wanted, triton.cdiv(columns, block_n), _MOST_SPLITS))
 

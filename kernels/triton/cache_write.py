@@ -1,9 +1,9 @@
-"""New keys and values of all rows into the cache, each row at its own end, in one launch.
+"""Writes the new keys and values of all rows to the cache, each row at its own end, in one launch.
 
-Contract: `write` puts what a model computed; `rotate_write` reads the joined product [B, S, Hq + 2 Hkv, D] of a
-layer, normalises the heads where the architecture does, rotates queries (in place) and keys, and puts keys and
-values: one pass where torch makes four. Positions are lengths + 0..S-1. The torch references are in
-reference/cache.py.
+Contract: `write` stores finished keys and values. `rotate_write` reads the joined QKV product
+[B, S, Hq + 2 Hkv, D] of a layer, normalises the heads where the architecture does, rotates queries (in place) and
+keys, and stores keys and values: one pass where torch makes four. Positions are lengths + 0..S-1. The torch
+references are in reference/cache.py.
 Non-goals: rotary embeddings of a part of a head, or whose factors depend on the text's length.
 """
 
@@ -39,7 +39,7 @@ def rotate(
     qkv, cache, lengths, cos, sin, q_norm, k_norm, queries, last_position, eps, c_kv, c_b, c_h, c_n,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """Program (token, head of q, k or v): the two halves of a head turned against each other (RoFormer)."""
+    """Program (token, head of q, k or v): normalise, rotate (RoFormer, pairs i and i + D / 2) and store it."""
     token = tl.program_id(0).to(tl.int64)
     row = token // queries
     s = token % queries
@@ -78,7 +78,7 @@ def rotate(
 
 
 def write(keys: Tensor, values: Tensor, cache: Tensor, lengths: Tensor) -> None:
-    """keys, values [B, Hkv, S, D] into cache [2, >=B, Hkv, L, D] at lengths int64 [B]; L is not checked here."""
+    """Write keys, values [B, Hkv, S, D] to cache [2, >=B, Hkv, L, D] at lengths int64 [B]; L is not checked."""
     _check(keys, cache, lengths)
     batch, heads, queries, dim = keys.shape
     if keys.stride(3) != 1 or values.stride(3) != 1 or keys.shape != values.shape:
@@ -99,10 +99,10 @@ def rotate_write(
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
 ) -> None:
-    """qkv [B, S, Hq + 2 Hkv, D], contiguous: its queries are rotated in place, keys and values go to the cache.
+    """Rotate the queries of qkv [B, S, Hq + 2 Hkv, D] (contiguous) in place; write keys and values to the cache.
 
-    cache [2, >=B, Hkv, L, D]; lengths int64 [B]; cos, sin float32 [positions, D / 2], the last one used beyond
-    their end; norms: weights [D] of the queries' and keys' RMS norms.
+    cache [2, >=B, Hkv, L, D]; lengths int64 [B]; cos, sin float32 [positions, D / 2], whose last entry serves all
+    later positions; norms: weights [D] of the queries' and keys' RMS norms.
     """
     _check(qkv, cache, lengths)
     batch, queries, total, dim = qkv.shape

@@ -1,10 +1,10 @@
-"""Products of a few rows with a large weight, read once, and what stands before and after them in a layer.
+"""Products of a few rows with a large weight, fused with the norm, gate and residual around them.
 
 Contract: y = act(norm(x) W^T) + residual for x [M, K] with M up to 64 and W [N, K] (or [2N, K]: gate above up, and
-then act is silu(gate) * up). At so few rows the time is that of reading W; the norm, the gate and the sum are
-done on the way, so that a layer is four such launches beside its attention. A tile with SPLIT_K above 1 cuts K
-into that many parts, which a second launch adds up, always in the same order. reference/linear.py is the same in
-torch, and what runs where M is larger. Non-goals: biases, backward.
+then act is silu(gate) * up). With so few rows, reading W takes all the time; the norm, the gate and the sum are
+fused in, so that a layer takes four such launches and its attention. A tile with SPLIT_K above 1 splits K into
+that many parts, which a second launch adds up, always in the same order. reference/linear.py computes the same in
+torch, and is used where M is larger. Non-goals: biases, backward.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from torch import Tensor
 
 from ..support import processors, why_unavailable, widens
 
-# Exact float32 products run without tensor cores, and more rows would not fit the registers.
+# The most rows of x by the bytes of its dtype. Exact float32 products run without tensor cores, from registers,
+# which hold no more than 16 rows.
 MOST_ROWS = {2: 64, 4: 16}
-# Outputs that one program of `add_parts` adds up.
+# Outputs per program of `add_parts`.
 BLOCK_OF_SUMS = 1024
 
 
@@ -30,7 +31,7 @@ def gemv(
     NORM: tl.constexpr, GATE: tl.constexpr, RESIDUAL: tl.constexpr, EVEN: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Program j: BLOCK_N outputs of the one row x [K], straight from registers; STAGES > 1 fetches ahead."""
+    """Program j: BLOCK_N outputs of the only row x [K], without tensor cores; STAGES > 1 prefetches."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     at = weight + n[:, None].to(tl.int64) * k_size + k[None, :]
@@ -76,7 +77,7 @@ def skinny(
 ):  # fmt: skip
     """Program (j, part): BLOCK_N outputs of all rows from a part of K, on tensor cores.
 
-    SPLIT_K > 1: out is float32, the parts' sums [SPLIT_K, M, N or 2N] and behind them their squares [SPLIT_K, M].
+    SPLIT_K > 1: out is float32: the parts' sums [SPLIT_K, M, N or 2N], then their sums of squares [SPLIT_K, M].
     """
     m = tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -123,7 +124,7 @@ def skinny(
         tl.store(at_part, sums, mask=mask)
         if GATE:
             tl.store(at_part + n_size, gates, mask=mask)
-        # All programs of a part have the same squares.
+        # All programs of a part compute the same squares: one of them stores these.
         if NORM and tl.program_id(0) == 0:
             tl.store(out + SPLIT_K * m_size * width + row, squares, mask=rows)
     else:
@@ -144,7 +145,7 @@ def add_parts(
     parts, residual, out, m_size, n_size, k_size, eps,
     NORM: tl.constexpr, GATE: tl.constexpr, RESIDUAL: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program (j, m): BLOCK outputs of row m from what `skinny` left, part after part."""
+    """Program (j, m): BLOCK outputs of row m, from the parts that `skinny` stored, added in order."""
     row = tl.program_id(1)
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = n < n_size
@@ -172,7 +173,7 @@ def add_parts(
 
 
 def tiles(rows: int, gate: bool, itemsize: int) -> dict[str, int]:
-    """The shipped tile sizes: of `gemv` for one row, of `skinny` above. The tests compile them all."""
+    """The default tile sizes: of `gemv` for one row, of `skinny` for more. The tests compile them all."""
     if rows == 1:
         return {"BLOCK_N": 4 if gate else 8, "BLOCK_K": 512, "STAGES": 1, "num_warps": 4}
     block_m = 16 if rows <= 16 else 64
@@ -183,16 +184,16 @@ def tiles(rows: int, gate: bool, itemsize: int) -> dict[str, int]:
 
 
 def split_tiles(rows: int, outputs: int, gate: bool, itemsize: int, programs: int) -> dict[str, int]:
-    """Like `tiles`, but above 16 rows 64 outputs a program and K in parts, about `programs` programs in all.
+    """Like `tiles`, but above 16 rows 64 outputs per program and K in parts, about `programs` programs in all.
 
-    A program reads all rows of x for its rows of the weight: at M = 40 and 32 outputs more of x than of W. Not
-    shipped before a GPU has measured it.
+    Each program reads all of x for its own rows of W: at M = 40 and 32 outputs, more bytes of x than of W. Off by
+    default until it has been measured on a GPU.
     """
     if rows <= 16 or itemsize == 4:
         return tiles(rows, gate, itemsize)
     parts = min(8, max(1, programs // triton.cdiv(outputs, 64)))
     tile = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
-    # Powers of two: each is a kernel of its own.
+    # Powers of two only, because each value is compiled as a kernel of its own.
     return tile | {"SPLIT_K": 1 << (parts.bit_length() - 1)}
 
 
@@ -207,11 +208,11 @@ def linear(
     tile: dict[str, int] | None = None,
     split_k: bool = False,
 ) -> Tensor:
-    """x [..., K] of 1 to 64 rows (16 in float32); weight [N, K], or [2N, K] with gate; norm [K]: of an RMS norm.
+    """act(norm(x) W^T) + residual as [..., N] in x's dtype.
 
-    Returns [..., N] in x's dtype, plus residual [..., N]. x and weight have one dtype. `tile` replaces the shipped
-    sizes, `split_k` takes them from `split_tiles`. Raises ValueError for more rows, other shapes, or where kernels
-    can't run.
+    x [..., K] of 1 to 64 rows (16 in float32); weight [N, K], or [2N, K] with gate, in x's dtype; norm [K]: an RMS
+    norm's weights; residual [..., N]. `tile` replaces the default sizes, `split_k` takes them from `split_tiles`.
+    Raises ValueError for more rows, other shapes, or where kernels can't run.
     """
     rows, k_size = x.numel() // x.shape[-1], x.shape[-1]
     n_size = weight.shape[0] // (2 if gate else 1)
@@ -235,7 +236,7 @@ def linear(
         flags |= {"PRECISION": precision, "WIDEN": widens(x.dtype)}
         splits, parts = tile.get("SPLIT_K", 1), out
         if splits > 1:
-            # The sums, and behind them the squares.
+            # The sums, then the squares.
             parts = torch.empty(splits * rows * (weight.shape[0] + 1), dtype=torch.float32, device=x.device)
         skinny[(blocks, splits)](*pointers[:4], parts, rows, n_size, k_size, eps, **flags, **tile)
         if splits > 1:

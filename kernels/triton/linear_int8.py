@@ -1,10 +1,10 @@
-"""kernels/triton/linear.py for weights of 8 bits: read as bytes, widened in registers, scaled once at the end.
+"""kernels/triton/linear.py for 8-bit weights: read as bytes, converted in registers, scaled once at the end.
 
 Contract: y = act((norm(x) Q^T) * scale) + residual for x [M, K] with M up to 64, Q int8 [N, K] (or [2N, K]: gate
-above up) and one float32 scale for each of its rows. A byte is exact in every format that x has, so the products
-are those of the widened weight. reference/linear.py has the same in torch. Half the bytes of bfloat16 are read,
-which a GPU has yet to measure: off unless BASS_INT8_KERNELS=1 (bass_core/models/llama_int8.py).
-Non-goals: biases, backward, groups within a row.
+above up) and one float32 scale for each of its rows. Every int8 value is exact in every dtype that x may have, so
+the products equal those of the converted weight. reference/linear.py computes the same in torch. It reads half the
+bytes of bfloat16, but has not been measured on a GPU yet, so it is off unless BASS_INT8_KERNELS=1
+(bass_core/models/llama_int8.py). Non-goals: biases, backward, groups within a row.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..support import why_unavailable, widens
 
-# As in linear.py: x in float32 is multiplied without tensor cores.
+# The most rows of x by the bytes of its dtype, as in linear.py: float32 is multiplied without tensor cores.
 MOST_ROWS = {2: 64, 4: 16}
 
 
@@ -28,7 +28,7 @@ def gemv_int8(
     NORM: tl.constexpr, GATE: tl.constexpr, RESIDUAL: tl.constexpr, EVEN: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Program j: BLOCK_N outputs of the one row x [K], straight from registers."""
+    """Program j: BLOCK_N outputs of the only row x [K], without tensor cores."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     at = weight + n[:, None].to(tl.int64) * k_size + k[None, :]
@@ -114,9 +114,9 @@ def skinny_int8(
 
 
 def tiles(rows: int, gate: bool, itemsize: int) -> dict[str, int]:
-    """Tile sizes for so many rows of x, whose numbers have `itemsize` bytes; the tests compile them all."""
+    """Tile sizes for `rows` rows of x with elements of `itemsize` bytes; the tests compile them all."""
     if rows == 1:
-        # Of 1024 triton 3.9 spills on Blackwell.
+        # With BLOCK_K = 1024, triton 3.9 spills registers on Blackwell.
         return {"BLOCK_N": 4 if gate else 8, "BLOCK_K": 512, "num_warps": 4}
     block_m = 16 if rows <= 16 else 64
     if itemsize == 4:
@@ -136,11 +136,11 @@ def linear(
     residual: Tensor | None = None,
     tile: dict[str, int] | None = None,
 ) -> Tensor:
-    """x [..., K] of 1 to 64 rows (16 in float32); weight int8 [N, K], or [2N, K] with gate.
+    """act((norm(x) Q^T) * scale) + residual as [..., N] in x's dtype.
 
-    scale: float32, one for each row of the weight; norm [K]: of an RMS norm. Returns [..., N] in x's dtype, plus
-    residual [..., N]. `tile` replaces the shipped sizes. Raises ValueError for more rows, other shapes and dtypes,
-    or where kernels can't run.
+    x [..., K] of 1 to 64 rows (16 in float32); weight int8 [N, K], or [2N, K] with gate; scale: float32, one for
+    each row of the weight; norm [K]: weights of an RMS norm; residual [..., N]. `tile` replaces the default sizes.
+    Raises ValueError for more rows, other shapes and dtypes, or where kernels can't run.
     """
     rows, k_size = x.numel() // x.shape[-1], x.shape[-1]
     n_size = weight.shape[0] // (2 if gate else 1)

@@ -1,9 +1,9 @@
-"""The noise of bass_core/sampling/noise.py as Triton device functions, equal to it bit for bit in words and
-uniforms.
+"""The noise of bass_core/sampling/noise.py, its torch reference, as Triton device functions.
 
-Contract: a key is (seed, sequence id, position, stream); `words` is Philox4x32-10 (Salmon et al., SC 2011) of it,
-`to_uniform` makes a float32 in (0, 1) of its first word, `token_uniforms` one for each token id, and `exponential`
-a number of the exponential distribution of such a uniform. The torch reference is bass_core/sampling/noise.py.
+Contract: a key is (seed, sequence id, position, stream). `words` hashes it with Philox4x32-10 (Salmon et al., SC
+2011), `to_uniform` turns a word into a float32 in (0, 1), `token_uniforms` gives such a number for each token id,
+and `exponential` turns a uniform into an exponentially distributed number. Words and uniforms equal the reference
+bit for bit.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ def words(seed_low, seed_high, sequence, position, stream):
 
 @triton.jit
 def to_uniform(word):
-    """A hash word as the float32 (word + 0.5) / 2**32, held between 2**-33 and 1 - 2**-24."""
-    # The product is exact: that the two are fused into one operation changes nothing.
+    """A hash word as the float32 (word + 0.5) / 2**32, clamped to [2**-33, 1 - 2**-24]."""
+    # Multiplying by a power of two is exact, so fusing it with the addition changes nothing.
     return tl.minimum(word.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10, 0.9999999403953552)
 
 
 @triton.jit
 def exponential(u):
-    """-log(1 - u), exact to the last places where u is small: Kahan's formula, as not every Triton has log1p."""
+    """-log(1 - u), accurate also for small u: Kahan's formula, as not every Triton version has log1p."""
     rest = 1.0 - u
     return tl.where(rest == 1.0, u, -tl.log(rest) * (u / tl.where(rest == 1.0, 1.0, 1.0 - rest)))
 
 
 @triton.jit
 def token_uniforms(first, second, token):
-    """Uniforms of token ids int32 [V], spread from two words of their key by Wellons' triple32 mixer."""
+    """One uniform per token id int32 [V], from two words of the key, by Wellons' triple32 mixer."""
     hashed = token.to(tl.uint32) * 0x9E3779B9 + first
     hashed = hashed ^ (hashed >> 17)
     hashed = hashed * 0xED5AD4BB

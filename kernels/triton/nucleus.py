@@ -1,8 +1,8 @@
-"""The least probability that top-p keeps, found without a sort.
+"""The smallest probability that top-p keeps, found without sorting.
 
-Contract: what bass_core/sampling/distribution.py's `_threshold` says, which is the torch reference: the least
-probability of which all likelier tokens together have less than top_p. A program a row: eight are tried in one
-pass over the vocabulary, and about ten passes find it. Nothing is read on the host.
+Contract: the same result as `_threshold` in bass_core/sampling/distribution.py, the torch reference: the smallest
+probability such that all more likely tokens together have less than top_p. One program per row tries eight
+candidates per pass over the vocabulary; about ten passes find it. Nothing is read on the host.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ WARPS = 8
 
 @triton.jit
 def least_kept(probs, out, vocab, top_p, BLOCK_V: tl.constexpr):
-    """Row r of probs float32 [R, V], all in [0, 1]: their bits are ordered as they are."""
+    """Program r: the threshold of row r of probs float32 [R, V], found by searching over bit patterns.
+
+    Bit patterns of numbers in [0, 1], read as integers, have the same order as the numbers.
+    """
     row = tl.program_id(0).to(tl.int64)
-    # The smallest number beyond which there is less than top_p; beyond 1.0 there is nothing.
+    # Search for the smallest number above which the mass is less than top_p; 0x3F800000 is 1.0.
     low = tl.program_id(0) * 0
     high = low + 0x3F800000
     while low < high:
@@ -41,7 +44,7 @@ def least_kept(probs, out, vocab, top_p, BLOCK_V: tl.constexpr):
 
 
 def threshold(probs: Tensor, top_p: float) -> Tensor:
-    """The least probability float32 [..., 1] that top_p keeps of probs float32 [..., V]."""
+    """The smallest probability float32 [..., 1] that top_p keeps of probs float32 [..., V]."""
     reason = why_unavailable(probs.device)
     if reason:
         raise ValueError(f"the kernel can't run: {reason}.")

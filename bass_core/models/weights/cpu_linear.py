@@ -1,13 +1,13 @@
 """Linear layers whose weights are laid out once for the CPU's matrix library.
 
 Contract: `PackedLinear` computes what `torch.nn.Linear` computes, from a copy of the weights in the first layout
-that serves them:
-- float16 for FBGEMM, where that holds every weight of a 16-bit model exactly: read at half the bytes of float32,
-  multiplied and summed in float32, each row alike however many there are;
-- bfloat16 for oneDNN, where the CPU multiplies it natively;
-- float32 for oneDNN, unless the matrix is small. Where none is at hand the products are torch's own.
-Only the first keeps a text independent of the number of tokens beside it. So it comes first, although oneDNN's
-bfloat16 is faster where a step has many tokens. How it is called, and why: cpu_tricks.py.
+that fits:
+- float16 for FBGEMM, if float16 holds every weight of a 16-bit model exactly: half the bytes of float32 are read,
+  products and sums are float32, and a row's result does not depend on the number of rows;
+- bfloat16 for oneDNN, if the CPU multiplies it natively;
+- float32 for oneDNN, unless the matrix is small. If none is available, torch's own products are used.
+Only the first keeps a text independent of the number of tokens in the batch. So it comes first, although oneDNN's
+bfloat16 is faster for steps of many tokens. How the operators are called, and why: cpu_tricks.py.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from .cpu_tricks import bare
 
 _multiply_halves = bare(torch.ops.quantized.linear_dynamic_fp16.default)
-# From this many rows on oneDNN's float32 layout is faster than the plain one (measured on AVX-512).
+# From this many rows of x on, oneDNN's float32 layout is faster than the plain one (measured on AVX-512).
 PACKED_ROWS = 4
-# Below this many weights that layout's own launch, 40 microseconds, costs more than the product it speeds up.
+# For matrices of fewer weights, launching oneDNN (40 microseconds) costs more than its layout saves.
 PACKED_WEIGHTS = 1 << 18
-# FBGEMM reads a weight column by column, a cache line of each row at a time. Of more rows than this those lines
-# outgrow a second-level cache of 1 MB, and laying out a head of 49152 rows takes over twice as long; multiplying
-# its three pieces takes 1 % of a step longer than multiplying it whole.
+# The most rows of a weight that FBGEMM packs at once. It reads a weight column by column, a cache line of each row
+# at a time: with more rows, these lines outgrow a level-2 cache of 1 MB, and packing a head of 49152 rows takes
+# over twice as long. Multiplying by its three pieces makes a step only 1 % longer than by the whole.
 HALVES_ROWS = 1 << 14
 
 
@@ -58,7 +58,7 @@ class PackedLinear(nn.Module):
         self.plain: Tensor | None = None
         self.small: Tensor | None = None
         if self.halves is None and self.packed is None:
-            # Stored as [in, out], as torch multiplies a few vectors by a small matrix soonest.
+            # Stored as [in, out], with which torch multiplies a few vectors by a small matrix fastest.
             self.small = joined.t().contiguous()
             self.plain = self.small.t()
         elif self.halves is None and self.compute == torch.float32:
@@ -71,7 +71,7 @@ class PackedLinear(nn.Module):
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """x [..., in] of any float dtype; returns [..., out] in that dtype, plus `residual` where one is given."""
         if self.small is not None and self.bias is None and x.dim() == 2 and x.dtype == self.compute:
-            # Not F.linear, whose own way here takes longer than a small product.
+            # Not F.linear, whose overhead is larger than a small product.
             return torch.mm(x, self.small) if residual is None else torch.addmm(residual, x, self.small)
         inputs = x if x.dtype == self.compute else x.to(self.compute)
         if self.halves is not None:
@@ -91,7 +91,7 @@ class PackedLinear(nn.Module):
 
 
 def pack_all(groups: list[tuple[nn.Linear, ...]]) -> list[PackedLinear]:
-    """One PackedLinear for each group of layers to be joined, laid out on all cores (FBGEMM itself uses one)."""
+    """One PackedLinear for each group of layers to be joined, packed on all cores (FBGEMM itself uses one)."""
     largest_first = sorted(range(len(groups)), key=lambda i: -sum(layer.weight.numel() for layer in groups[i]))
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         tasks = {index: pool.submit(PackedLinear, *groups[index]) for index in largest_first}
@@ -103,10 +103,10 @@ def _float(bias: Tensor | None) -> Tensor | None:
 
 
 def _pack_halves(weight: Tensor, bias: Tensor | None) -> list[torch.ScriptObject] | None:
-    """FBGEMM's float16 layout of a float32 weight, by HALVES_ROWS, or None where it would lose a bit of it."""
+    """FBGEMM's float16 layout of a float32 weight, in pieces of HALVES_ROWS; None if float16 is not exact."""
     if weight.dtype != torch.float32 or "fbgemm" not in torch.backends.quantized.supported_engines:
         return None
-    # By slices: a converted copy of a whole head is another 200 MB.
+    # Checked in slices: a converted copy of a whole head takes another 200 MB.
     if not all(torch.equal(part.half().float(), part) for part in weight.split(4096)):
         return None
     rows = weight.split(HALVES_ROWS)

@@ -1,11 +1,11 @@
-"""What a CPU's forward does in an unusual way, and why; each trick beside the plain code that it stands for.
+"""Tricks that make a small model's forward fast on a CPU, each beside the plain code that it replaces.
 
-Contract: every trick computes what its `plain_` neighbour computes, within float32 rounding; a test holds the two
-together (tests/bass_core/models/test_cpu_tricks.py).
+Contract: every trick computes what its `plain_` neighbour computes, within float32 rounding; a test compares the
+two (tests/bass_core/models/test_cpu_tricks.py).
 
-Why: a step of a small model over a few tokens is short, and each torch operator takes its time before it computes
-anything. Written plainly, a layer launches several times as many small operators as matrix products, and on a CPU
-their launches are much of what a step costs. So the aim is fewer operators and a shorter way into each:
+Why: a step of a small model over a few tokens is short, and each torch operator has a fixed overhead. Written
+plainly, a layer launches several times as many small operators as matrix products, and on a CPU their launches are
+much of the cost of a step. So the aim is fewer operators and less overhead in each:
 
 - `Norm`: RMSNorm in four operators; F.rms_norm launches seven.
 - `rotate`: rotary embeddings of queries and keys, and the scaling of queries, as one complex product. The plain
@@ -15,7 +15,7 @@ their launches are much of what a step costs. So the aim is fewer operators and 
   in each call (20 microseconds), the overload's Python wrapper costs another 4, and a forward makes over a hundred
   such calls.
 - PackedLinear (cpu_linear.py) joins layers that read the same input, is called without nn.Module's search for
-  hooks (3 microseconds), and calls torch.mm where F.linear's own way there takes longer than the product.
+  hooks (3 microseconds), and calls torch.mm where F.linear's overhead is larger than the product.
 - LlamaCpu (models/llama_cpu.py) leaves the padding of shorter rows out of its products.
 - `argmax` (sampling/distribution.py) is numpy's on a CPU: a tenth of torch's time over a whole vocabulary.
 
@@ -57,9 +57,9 @@ def pairs(head_dim: int) -> Tensor:
 
 
 def interleaved(layer: nn.Linear, head_dim: int) -> nn.Linear:
-    """The layer with the outputs of each head in the order of `pairs`, as a complex number has its parts.
+    """The layer with the outputs of each head in the order of `pairs`, as real and imaginary parts side by side.
 
-    Queries and keys change alike, so their products stay what they were.
+    Queries and keys are reordered alike, so their products do not change.
     """
     weight, bias = layer.weight.detach(), layer.bias
     result = nn.Linear(layer.in_features, layer.out_features, bias=bias is not None, device="meta")
@@ -77,12 +77,12 @@ def turns(cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, factors: Tensor) -> None:
-    """Turn float32 x [N, heads x D] in place, each head in the order of `pairs`, by factors [N, heads x D / 2]."""
+    """Rotate float32 x [N, heads x D] in place, heads in the order of `pairs`, by factors [N, heads x D / 2]."""
     x.view(torch.complex64).mul_(factors)
 
 
 def plain_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embeddings (Su et al., arXiv 2104.09864) of [..., D], dimensions i and i + D / 2 being one pair."""
+    """Rotary embeddings (Su et al., arXiv 2104.09864) of x [..., D]; dimensions i and i + D / 2 form a pair."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 

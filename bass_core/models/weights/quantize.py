@@ -1,11 +1,11 @@
 """8-bit weights, through torchao's weight-only config.
 
 Contract: `int8_weights` quantises a model's linear layers. A quantised model runs transformers' own forward, and
-its products are computed in its old dtype. That saves memory, not time: torchao widens a whole weight for each
-product, so that five bytes move where bfloat16 moves two, and a GPU is slower with int8 than with bfloat16 (read
-in torchao 0.18, not measured). models/llama_int8.py reads the bytes alone; no GPU has measured it
-either. torchao is optional (requirements-gpu.txt): without it int8 is refused in one sentence. Non-goals: 8-bit
-activations and caches.
+its products are computed in its old dtype. That saves memory, not time: torchao converts the whole weight for each
+product, which moves five bytes per weight where bfloat16 moves two, so int8 is slower than bfloat16 on a GPU
+(read in torchao 0.18, not measured). models/llama_int8.py reads only the bytes; it has not been measured
+on a GPU either. torchao is optional (requirements-gpu.txt): without it int8 is refused in one sentence.
+Non-goals: 8-bit activations and caches.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...errors import RequestError
 
 
 def require_torchao() -> Any:
-    """torchao.quantization; RequestError where it can't be imported or lacks the weight-only config."""
+    """torchao's Int8WeightOnlyConfig and quantize_; RequestError if they can't be imported."""
     try:
         from torchao import quantization
 
