@@ -4,8 +4,8 @@ Contract: all arms have the same problems, prompts and noise. Each arm is a lane
 with the prefill; arms are interleaved problem by problem. A sequence is finished when it writes the fence that
 closes its code block (bench/passk/problems.py says why), or the model's end of text, and it counts for a budget if
 that token came within it. Pass@First: the finished sequence with the highest mean log-probability passes (under
-the target at temperature 1, one forward outside the clocks). Pass@All: any finished sequence passes. Pass@Finished:
-the share of finished sequences that pass.
+the target at temperature 1, one forward outside the clocks). Pass@All: any finished sequence passes.
+Pass@Finished: the share of finished sequences that pass.
 Budgets are given by --budget-ms, or are fractions of the time that regular decoding takes for one sequence on this
 machine (measured first, median over a few problems). Generated programs are executed only with --execute, in
 bench/passk/sandbox.py; without it the pass figures are null.

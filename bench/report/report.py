@@ -41,7 +41,7 @@ def claim(name: str, value: float, bar: str, holds: bool | None) -> dict[str, An
 
 
 def interleaved(arms: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
-    """Milliseconds of each arm's calls, interleaved: every repeat runs all arms. The first round is not measured."""
+    """Milliseconds of each arm's calls, interleaved: every repeat runs all arms, after an unmeasured round."""
     times: dict[str, list[float]] = {name: [] for name in arms}
     for repeat in range(repeats + 1):
         for name, arm in arms.items():

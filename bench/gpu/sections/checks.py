@@ -229,7 +229,7 @@ def accept_cases(ctx: Context) -> Cases:
 
 
 def _distribution(ctx: Context) -> None:
-    """Chi-squared test that rows drafted from q and verified against p emit first tokens by p (6 tokens, 1e-4)."""
+    """Chi-squared test that rows drafted from q and verified against p emit first tokens by p (level 1e-4)."""
     from kernels.triton.accept import Verification, accept
 
     rows, vocab = (512 if ctx.dry else 200_000), 6
