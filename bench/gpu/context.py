@@ -153,5 +153,5 @@ class Context:
 
 
 def fill(cache: RaggedCache) -> None:
-    """Random keys and values everywhere."""
+    """Fill the whole cache with random keys and values."""
     cache.buffer.normal_()

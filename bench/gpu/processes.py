@@ -22,7 +22,7 @@ from .plan import ORDER, SECTIONS, SHARED, seconds
 
 ROOT = Path(__file__).parents[2]
 PROCESS = [sys.executable, "-m", "bench.gpu.section_process"]
-# Seconds beyond its time in which a section may finish what it has begun.
+# Extra seconds in which a section that began in time may finish.
 GRACE = 45.0
 
 

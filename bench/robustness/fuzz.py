@@ -2,8 +2,8 @@
 
 Contract: every request ends in a finished race or in one documented sentence (a BassError's), never in a
 traceback, an internal error or a file name of the server; afterwards the server answers as before. Its memory
-grows by at most 5 % after the first fifth of the cases, in which every part of the program runs for the first time and
-Gradio's stores fill up (they keep the last 2,000 visitors); the table shows memory after each tenth. Valid
+grows by at most 5 % after the first fifth of the cases, in which every part of the program runs for the first time
+and Gradio's stores fill up (they keep the last 2,000 visitors); the table shows memory after each tenth. Valid
 arguments run a race, which the server's own limits keep short.
 """
 

@@ -175,7 +175,7 @@ def _other(ctx: Context, model: Any) -> None:
 
 
 def _amusd(ctx: Context) -> None:
-    """The draft on a stream of its own, in a thread of this process."""
+    """AMUSD with the draft on its own CUDA stream, in a thread of this process."""
     pair = _pair(ctx)
     regular = _texts(ctx, pair, "regular")
     pair.__dict__["amusd_draft"] = "stream"

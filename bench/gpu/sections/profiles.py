@@ -1,4 +1,4 @@
-"""Where the time of a step and of a round goes, kernel by kernel, and what capturing them costs.
+"""The time of a step and of a round, kernel by kernel, and the cost of capturing them.
 
 Contract: torch.profiler's table of a captured step and of BASS rounds (kernel, microseconds, count), the share of
 the time in which no kernel ran, and each capture's seconds and megabytes. In a dry run the "kernels" are torch's
@@ -26,7 +26,7 @@ MOST_KERNELS = 16
 
 
 def run(ctx: Context) -> None:
-    """Captures, a step, a round."""
+    """Profile captures, a step, and rounds."""
     captures(ctx)
     if not ctx.late:
         step(ctx)

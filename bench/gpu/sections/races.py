@@ -27,7 +27,7 @@ MOST_SNAPSHOTS = 48
 
 
 def run(ctx: Context) -> None:
-    """Alone, fair, in turn, overlapped."""
+    """Each lane alone, then races: fair, in turn, overlapped."""
     arguments: dict[str, Any] = {
         "max_new_tokens": 6 if ctx.dry else 256,
         "synthetic_acceptance": 0.8,
