@@ -1,9 +1,9 @@
-"""Decoders as arms of a bench: ours, measured on their lanes' clocks, and transformers' own beside them.
+"""Decoders as arms of a bench: ours, timed on their lanes' clocks, and transformers' `generate`.
 
 Contract: every arm answers the same prompts with the same number of new tokens, greedily and without an early
-end. `ms_per_token` is the lane's (prefills and their tokens left out); transformers' generate is timed from its
-asking for a first token. Assisted generation writes several tokens at a time, so that its per-token
-figures are left out: `wall_ms`, the whole call, is there for every arm.
+end. `ms_per_token` excludes the prefill and its token: ours is the lane's own figure, transformers' is timed from
+the end of its prefill. Assisted generation writes several tokens at a time and so has no per-token figures;
+`wall_ms`, the time of the whole call, exists for every arm.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bass_core.lanes.metrics import Metrics
 
 @dataclass(frozen=True)
 class Sample:
-    """One call: its texts, wall time and figures, and what its rounds had to compute and read in decode_ms."""
+    """One call: texts, wall time and metrics, and the FLOPs and bytes of its rounds, which took decode_ms."""
 
     tokens: list[list[int]]
     wall_ms: float
@@ -34,7 +34,7 @@ class Sample:
 
 
 def ours(pair: ModelPair, method: str, prompts: list[str], tokens: int, draft_length: Any = "bass") -> Sample:
-    """One of our decoders, by Algorithm 1 where nothing else is said."""
+    """One of our decoders; draft lengths by Algorithm 1 by default."""
     start = time.perf_counter()
     request = make_request(pair, prompts, max_new_tokens=tokens, eos_token_id=None, draft_length=draft_length)
     lane = Lane(pair, with_costs(pair, request, len(prompts)), method)
@@ -46,7 +46,7 @@ def ours(pair: ModelPair, method: str, prompts: list[str], tokens: int, draft_le
 
 
 class _Clock:
-    """A logits processor that changes nothing and notes when it was called."""
+    """A logits processor that changes nothing and records the time of each call."""
 
     def __init__(self) -> None:
         self.at: list[float] = []
@@ -59,7 +59,7 @@ class _Clock:
 def theirs(pair: ModelPair, prompts: list[str], tokens: int, **assistance: Any) -> Sample:
     """transformers' generate on the same model, in its own dtype and with eager attention, as most people run it.
 
-    assistance: assistant_model or prompt_lookup_num_tokens, for assisted generation (one prompt alone).
+    assistance: assistant_model or prompt_lookup_num_tokens, for assisted generation (one prompt only).
     """
     rows = make_request(pair, prompts).prompts
     longest = max(len(row) for row in rows)
@@ -81,7 +81,7 @@ def theirs(pair: ModelPair, prompts: list[str], tokens: int, **assistance: Any) 
     texts = written[:, longest:].tolist()
     if assistance:
         return Sample(texts, 1000 * (end - start), Metrics(new_tokens=tokens * len(rows)))
-    # Its first call ends the prefill, which gives the first token.
+    # The first call marks the end of the prefill, which yields the first token.
     decode_ms = 1000 * end - clock.at[0]
     latency = decode_ms / (tokens - 1)
     spread = Metrics(

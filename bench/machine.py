@@ -1,8 +1,8 @@
-"""What this machine can do at best: bytes a second from memory, and products a second.
+"""This machine's peaks: memory bandwidth in bytes/s, and FLOP/s.
 
-Contract: both are measured; products in float32 on a CPU, which is what its low-precision weights are multiplied
-in. On a GPU that bass_core/lanes/utilization.py knows their rate is the datasheet's. The roofline of a step is the
-longer of the times that its bytes and its products take at these rates: no step can be faster.
+Contract: both are measured. On a CPU FLOP/s are measured in float32, in which low-precision weights are
+multiplied; on a GPU known to bass_core/lanes/utilization.py they are the datasheet's. The roofline of a step is
+the longer of the times that its bytes and its FLOPs take at these peaks: no step can be faster.
 Source: Williams, Waterman and Patterson, "Roofline", CACM 2009.
 """
 
@@ -22,30 +22,30 @@ from .report.report import median
 
 @dataclass(frozen=True)
 class Machine:
-    """Bytes read from memory a second, and floating-point operations a second."""
+    """Peaks: bytes read from memory per second, and floating-point operations per second."""
 
     bandwidth: float
     flops: float
 
     def bytes_ms(self, cost: ModelCost, rows: int, context: int) -> float:
-        """Milliseconds of reading the weights once and the rows' keys and values."""
+        """Milliseconds to read the weights once and the keys and values of all rows."""
         return 1000 * (cost.weight_bytes + rows * context * cost.kv_bytes) / self.bandwidth
 
     def flops_ms(self, cost: ModelCost, tokens: float, context: int) -> float:
-        """Milliseconds of the products of so many tokens."""
+        """Milliseconds to compute a forward of `tokens` tokens."""
         return 1000 * tokens * (2 * cost.parameters + context * cost.attention_flops) / self.flops
 
     def ridge(self, cost: ModelCost, rows: int, context: int) -> float:
-        """Tokens a step from which on its products take longer than its bytes."""
+        """The number of tokens per step above which computing takes longer than reading."""
         return self.bytes_ms(cost, rows, context) / self.flops_ms(cost, 1, context)
 
 
 def measure(device: torch.device, dtype: torch.dtype) -> Machine:
-    """The machine under `device`."""
+    """The peaks of `device`."""
     if device.type == "cuda":
         peak = dense_peak(torch.cuda.get_device_name(device), dtype)
         return Machine(copy_bandwidth(device), peak or _cuda_products(device, dtype))
-    weights = torch.randn(1 << 26)  # 256 MB, beyond every cache
+    weights = torch.randn(1 << 26)  # 256 MB, larger than any cache
     reading = _seconds(lambda: weights.sum())
     left, right = torch.randn(2, 1536, 1536)
     return Machine(weights.nbytes / reading, 2 * 1536**3 / _seconds(lambda: left @ right))

@@ -1,4 +1,4 @@
-"""Prompts that the benches fill a batch with: all different, so that rows accept differently."""
+"""Prompts with which the benches fill a batch: all different, so that rows differ in acceptance."""
 
 MIXED = [
     "Write a Python function that returns the n-th Fibonacci number, with a docstring.",
@@ -29,7 +29,7 @@ REPEAT = f"Repeat the following text word for word, and write nothing else:\n\n{
 
 
 def mixed(count: int) -> list[str]:
-    """`count` different prompts (up to 16 of them, then numbered variants)."""
+    """`count` different prompts: 16 of them, then numbered variants."""
     return [
         MIXED[i % len(MIXED)] + (f" (variant {i // len(MIXED) + 1})" if i >= len(MIXED) else "")
         for i in range(count)

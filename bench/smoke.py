@@ -1,10 +1,10 @@
 """`python -m bench smoke`: whether the whole program works on this machine and under this Python.
 
-Contract: in a cache folder that is empty but for the weights (linked from the usual one, which is made first where
-it is missing) it measures costs with the shipped draft head, races all lanes with every drafter for 16 tokens,
-greedy and sampled, then starts the page with nothing measured and asks it for one race. A claim is
-missed where a lane ends with an error or without its tokens, where a greedy lane's text is not regular decoding's,
-or where the page does not answer. Nothing here is a time.
+Contract: in a cache folder that holds only the weights (linked from the usual cache, which is filled first if it
+has none) it measures costs with the shipped draft head, races all lanes with every drafter for 16 tokens, greedy
+and sampled, then starts the page without measured costs and asks it for one race. A claim is missed where a lane
+ends with an error or without all its tokens, where a greedy lane's text differs from regular decoding's, or where
+the page does not answer. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TEMPERATURES = (0.0, 0.7)
 
 
 def main(argv: list[str]) -> None:
-    """Run all of it, print, and write."""
+    """Run every case, print, and write."""
     made = parser("smoke", __doc__ or "")
     made.set_defaults(pair="smollm2", draft=None)
     options = made.parse_args(argv)
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> None:
 
 @contextmanager
 def fresh_cache() -> Iterator[Path]:
-    """A cache folder of our own that holds the weights alone, for this process and those that it starts."""
+    """A temporary cache folder that holds only the weights, for this process and those it starts."""
     weights = ensure_smollm2()
     before = os.environ.get("XDG_CACHE_HOME")
     with tempfile.TemporaryDirectory(prefix="bass-smoke-") as folder:
@@ -77,7 +77,7 @@ def fresh_cache() -> Iterator[Path]:
 
 
 def lanes(pair: ModelPair, drafter: str, temperature: float) -> list[dict[str, Any]]:
-    """A race of every lane that can use the drafter."""
+    """Race every lane that can use the drafter; one row per lane."""
     methods = (*DEFAULT_LANES, "amusd") if runs_model(drafter) else DEFAULT_LANES
     name = f"{drafter}, temperature {temperature}"
     try:
@@ -98,9 +98,9 @@ def lanes(pair: ModelPair, drafter: str, temperature: float) -> list[dict[str, A
 
 
 def judge(case: str, snapshot: Mapping[str, Any], temperature: float, whole: bool = True) -> list[dict[str, Any]]:
-    """A row for each lane of a finished race: its tokens, whether a greedy text is regular's, and what failed.
+    """A row for each lane of a finished race: its tokens, whether its greedy text is regular's, and what failed.
 
-    whole: no row may end before its TOKENS.
+    whole: every row must have TOKENS tokens.
     """
     texts = {name: [row["token_ids"] for row in lane["sequences"]] for name, lane in snapshot["lanes"].items()}
     return [
@@ -116,20 +116,20 @@ def judge(case: str, snapshot: Mapping[str, Any], temperature: float, whole: boo
 
 
 def missing(rows: list[list[int]], whole: bool) -> str | None:
-    """What the rows of a lane lack."""
+    """What is missing from a lane's rows, or None."""
     least = TOKENS if whole else 1
     short = len(rows) != ROWS or min(map(len, rows)) < least
     return f"not {ROWS} rows of {least} tokens" if short else None
 
 
 def lost_draft(lane: dict[str, Any]) -> str | None:
-    """What AMUSD's timeline says of a draft that was given up."""
+    """AMUSD's note about a lost draft, or None."""
     note: str | None = lane.get("timeline", {}).get("note")
     return note
 
 
 def ask(address: str) -> dict[str, Any]:
-    """One race through the page's API, at its defaults but for the number of tokens."""
+    """One race through the page's API, with its defaults except for the number of tokens."""
     from gradio_client import Client
 
     arguments = (PROMPT, ROWS, TOKENS, TEMPERATURES[1], 0, 0, 1.0, "auto")
@@ -139,7 +139,7 @@ def ask(address: str) -> dict[str, Any]:
 
 
 def done(snapshot: dict[str, Any]) -> bool:
-    """Whether every lane wrote its rows to their ends."""
+    """Whether every lane finished all its rows."""
     rows = [row for lane in snapshot["lanes"].values() for row in lane["sequences"]]
     whole = all(row["finish_reason"] in ("eos", "length") and row["text"] for row in rows)
     return bool(snapshot["done"]) and len(rows) == ROWS * len(DEFAULT_LANES) and whole

@@ -1,1 +1,1 @@
-"""Benches of whole runs on the machine at hand."""
+"""Benches of whole runs on this machine."""

@@ -1,13 +1,14 @@
 """`python -m bench amusd`: AMUSD beside regular decoding and synchronous speculation, on the same cores.
 
 Contract: greedy, one sequence, the same prompts and the same number of new tokens for every arm, arms interleaved
-prompt by prompt; ms/token is lane time without the prefill. "1 core" and "2 cores" say how many threads the arm's
-target has; AMUSD's target has one thread and its draft another (on one core they share it). `formula`: target
-steps a token, from the measured a (token acceptance), c (draft step / target step) and l (drafts fed a round):
-synchronous (1 + l c) / E, AMUSD (max(l c, 1) + (1 - a^(l+1)) c) / E, where E = 1 + a + ... + a^l and the last term
-is the refill: after a roll-back the target waits for one draft. It takes a verification for a plain step: what one
-costs here is among the claims. `coin`: accepted by a coin of that chance instead of the test, which shows at what
-acceptance the overlap pays. `--stress`: the thousand short runs instead.
+prompt by prompt; ms/token is lane time without the prefill. "1 core" and "2 cores" are the threads of the arm's
+target. AMUSD's target has one thread and its draft another; on a one-core machine they share the core. `formula`
+is target steps per token, from the measured a (token acceptance), c (draft step / target step) and l (drafts fed
+per round): synchronous (1 + l c) / E, AMUSD (max(l c, 1) + (1 - a^(l+1)) c) / E, where E = 1 + a + ... + a^l. The
+AMUSD term (1 - a^(l+1)) c is the refill: after a roll-back the target waits for one draft. The formula takes a
+verification to cost as much as a plain step; the claims say what it costs here. `coin P` arms accept each draft
+with probability P instead of testing it, which shows at what acceptance the overlap pays. `--stress` runs a
+thousand short requests instead.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def main(argv: list[str]) -> None:
 
 
 def _arms(quick: bool) -> dict[str, dict[str, Any]]:
-    """name: threads of the target, and arguments of generate."""
+    """By arm name: the target's thread count, and the arguments of generate."""
     model = {"drafter": "model"}
     arms: dict[str, dict[str, Any]] = {
         "regular, 1 core": {"threads": 1, "method": "regular"},
@@ -93,7 +94,7 @@ def _arms(quick: bool) -> dict[str, dict[str, Any]]:
 def _measure(pair: ModelPair, arguments: argparse.Namespace) -> dict[str, list[Generation]]:
     outs: dict[str, list[Generation]] = {}
     arms = _arms(arguments.quick)
-    # Once unmeasured: the first forward of each width lays memory out.
+    # One unmeasured pass first: the first forward of each width allocates memory.
     for prompt in [*([] if arguments.quick else [MIXED[-1]]), *MIXED[: arguments.prompts]]:
         for name, arm in arms.items():
             keywords = {key: value for key, value in arm.items() if key != "threads"}
@@ -119,7 +120,7 @@ def _row(
     lane_ms = sum(out.sequences[0].times_ms[-1] for out in outs)
     fed = drafted / rounds
     if arm["method"] == "amusd":
-        fed = max(0.0, fed - accepted / max(drafted, 1))  # about one late draft an accepted run is not fed
+        fed = max(0.0, fed - accepted / max(drafted, 1))  # about one late draft per accepted round is not fed
     return {
         "arm": name,
         "ms/token": _ms(outs),
@@ -142,7 +143,7 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 def _cost(outs: dict[str, list[Generation]]) -> float:
-    """c: a step of the draft beside a plain step of the target, one core each."""
+    """c: the time of a draft step over that of a plain target step, one core each."""
     lines = [out.timeline for out in outs["amusd"] if out.timeline is not None]
     step = sum(line["draft_busy_ms"] for line in lines) / max(1, sum(line["drafted"] for line in lines))
     return step / _ms(outs["regular, 1 core"])
@@ -158,7 +159,7 @@ def _formula(method: str, length: float, a: float | None, c: float) -> float | N
 
 
 def _step_costs(pair: ModelPair, repeats: int) -> dict[str, float]:
-    """The target's step on one core, in plain steps alone: beside a working draft, and wider."""
+    """The target's step on one core, relative to a plain step alone: beside a busy draft, and over more tokens."""
     times: dict[str, list[float]] = {}
     runner = ModelRunner(pair.target_step, 1, 64, pair.vocab, choose_backend("auto", pair.device))
 
@@ -168,7 +169,7 @@ def _step_costs(pair: ModelPair, repeats: int) -> dict[str, float]:
         times.setdefault(name, []).append(1000 * (time.perf_counter() - start))
 
     for repeat in range(repeats + 1):
-        if repeat == 1:  # the first of each width lays memory out
+        if repeat == 1:  # the first step of each width allocates memory
             times.clear()
         step("alone")
         for width in WIDTHS:

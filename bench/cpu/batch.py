@@ -1,9 +1,9 @@
-"""`python -m bench batch`: what a batch does to regular, speculative and batched speculative decoding.
+"""`python -m bench batch`: regular, speculative and batched speculative decoding (BASS) at growing batch sizes.
 
 Contract: different prompts, greedy, no early end; arms interleaved, medians of the repeats. Per-token latencies
-are the lanes' own; `wall` is the time of whole calls. The crossover is the batch up to which BASS is faster than
-regular decoding, by a straight line between the measured ones. Shares of bandwidth and FLOPs are of what
-bench/machine.py measured in this run.
+are the lanes' own; `wall` is the time of whole calls. The crossover is the batch size up to which BASS is faster
+than regular decoding, interpolated linearly between measured batch sizes. Bandwidth and FLOPs are shares of the
+peaks that bench/machine.py measured in this run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..report.figures import COLOURS, Report, figure
 from ..report.report import claim, document, median, parser, show, table, with_report
 
 REGULAR, SPECULATIVE, BASS, COST_AWARE, GENERATE = "regular", "speculative", "bass", "bass, cost-aware", "generate"
-# Tokens that a lookup may copy: transformers' own example value.
+# prompt_lookup_num_tokens: most tokens that prompt lookup copies at a time; the value of transformers' example.
 LOOKUP = 10
 
 Row = dict[str, Any]
@@ -76,13 +76,13 @@ def _arms(pair: ModelPair, prompts: list[str], tokens: int) -> dict[str, Callabl
     }
     if len(prompts) == 1:
         arms["prompt lookup"] = lambda: theirs(pair, prompts, tokens, prompt_lookup_num_tokens=LOOKUP)
-        if isinstance(pair.draft, PreTrainedModel):  # a draft head is no model that transformers could run
+        if isinstance(pair.draft, PreTrainedModel):  # transformers can't run a draft head
             arms["assisted"] = lambda: theirs(pair, prompts, tokens, assistant_model=pair.draft)
     return arms
 
 
 def _samples(pair: ModelPair, prompts: list[str], tokens: int, repeats: int) -> dict[str, list[Sample]]:
-    """`repeats` of each arm, in turn, after a short unmeasured one."""
+    """`repeats` calls of each arm, interleaved, after a short unmeasured call."""
     for arm in _arms(pair, prompts, min(tokens, 8)).values():
         arm()
     arms = _arms(pair, prompts, tokens)
@@ -136,13 +136,13 @@ def _round_ms(made: list[Sample]) -> float | None:
 
 
 def _fed(metrics: Any, batch: int, drafted: bool = False) -> float:
-    """Tokens that a round verified in all rows together, or drafts a row in it."""
+    """Mean tokens verified per round over all rows, or (drafted) mean drafts per row and round."""
     row_rounds = metrics.new_tokens - batch - metrics.accepted
     return float(metrics.drafted / row_rounds if drafted else (row_rounds + metrics.drafted) / metrics.rounds)
 
 
 def _share(made: list[Sample], name: str, most: float) -> float | None:
-    """Of what the machine can do, in the lane time without prefills."""
+    """The reached share of the machine's peak `most` per second, in lane time without prefills."""
     values = [(getattr(one, name), one.decode_ms) for one in made]
     if any(done is None or not ms for done, ms in values):
         return None
@@ -150,7 +150,7 @@ def _share(made: list[Sample], name: str, most: float) -> float | None:
 
 
 def _same_texts(batch: int, samples: dict[str, list[Sample]], exact: bool) -> dict[str, Any]:
-    """Rows that all our decoders wrote alike: all of them in float32, where low precision breaks near-ties."""
+    """A claim: the share of rows on which all our decoders agree. 1 in float32; bfloat16 may break near-ties."""
     mine = [one.tokens for name in (REGULAR, SPECULATIVE, BASS, COST_AWARE) for one in samples[name]]
     same = sum(all(text[row] == mine[0][row] for text in mine) for row in range(batch)) / batch
     return claim(
@@ -159,7 +159,7 @@ def _same_texts(batch: int, samples: dict[str, list[Sample]], exact: bool) -> di
 
 
 def crossover(rows: list[Row], arm: str) -> float | None:
-    """The batch at which the arm's speed-up falls to 1, interpolated in log2; None where it never does."""
+    """The batch size at which the arm's speed-up falls to 1, interpolated in log2; None where it never does."""
     points = [(math.log2(row["batch"]), row["speed-up"]) for row in rows if row["arm"] == arm]
     for (x0, y0), (x1, y1) in pairwise(points):
         if y0 >= 1 > y1:
@@ -168,7 +168,7 @@ def crossover(rows: list[Row], arm: str) -> float | None:
 
 
 def _roofline(pair: ModelPair, machine: Machine, rows: list[Row]) -> dict[str, Any]:
-    """Measured rounds (tokens in all rows, ms) beside what bytes and products alone would take."""
+    """Measured rounds (tokens over all rows, ms) beside the times that their bytes and FLOPs alone would take."""
     cost, context = pair.target_step.cost, 100
     rounds = [
         {"arm": row["arm"], "batch": row["batch"], "tokens": row["tokens/round"],
@@ -219,7 +219,7 @@ def _speedup(made: dict[str, Any]) -> go.Figure:
     _lines(drawn, [row for row in made["results"] if row["arm"] != GENERATE], "speed-up")
     if made["crossover"][BASS]:
         drawn.add_vline(made["crossover"][BASS], line_dash="dot")
-        # Of an annotation a logarithmic axis wants the logarithm, of a line it does not.
+        # On a logarithmic axis Plotly takes an annotation's x as log10, a line's x as it is.
         at = math.log10(made["crossover"][BASS])
         drawn.add_annotation(x=at, y=1, yref="paper", text="crossover of BASS", showarrow=False, xanchor="left")
     return drawn

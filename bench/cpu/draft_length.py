@@ -1,8 +1,8 @@
 """`python -m bench draft-length`: Algorithm 1, fixed lengths and the cost-aware policy beside regular decoding.
 
 Contract: different prompts, the same number of new tokens for every arm (no early end), arms interleaved, medians
-of the lanes' own ms per token. The cost-aware policy's table is measured before, once for a pair and machine.
-`spread` is (highest - lowest) / median of an arm's repeats: a difference below it says nothing.
+of the lanes' own ms per token. The cost-aware policy's table is measured beforehand, once per pair and machine.
+`spread` is (highest - lowest) / median of an arm's repeats: a smaller difference is noise.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from ..report.report import claim, document, median, parser, show, table, with_r
 
 FIXED = tuple(range(1, 11))
 ALGORITHM_1, COST_AWARE, REGULAR = "Algorithm 1", "cost-aware", "regular"
-# Never slower than these allow, or than the spread of the repeats where that is larger.
+# Claimed: the cost-aware policy is at most this share slower than the best fixed length, and than regular decoding
+# (or the repeats' spread, where that is larger).
 OVER_FIXED, OVER_REGULAR = 0.03, 0.05
 
 
@@ -59,7 +60,7 @@ def main(argv: list[str]) -> None:
 
 
 def _runs(pair: ModelPair, batch: int, fixed: tuple[int, ...], arguments: Any) -> dict[str, list[Generation]]:
-    """All runs of each arm, arm after arm in every repeat, after short unmeasured ones."""
+    """All runs of each arm, interleaved, after short unmeasured runs."""
     same: dict[str, Any] = {
         "max_new_tokens": arguments.max_new_tokens,
         "sampling": SamplingParams(temperature=arguments.temperature),
@@ -93,7 +94,7 @@ def _row(batch: int, name: str, runs: list[Generation]) -> dict[str, Any]:
 
 
 def _drawn(rows: list[dict[str, Any]]) -> go.Figure:
-    """ms per token of every arm, a line a batch; regular decoding is the dashed line of the same colour."""
+    """ms per token of every arm, a line per batch size; the dashed line of the same colour is regular decoding."""
     drawn = figure("Draft length and latency", "draft length or policy", "ms per token", yaxis_rangemode="tozero")
     for batch, colour in zip(dict.fromkeys(row["batch"] for row in rows), qualitative.Safe, strict=False):
         mine = {row["arm"]: row["ms/token"] for row in rows if row["batch"] == batch}

@@ -1,13 +1,13 @@
-"""`python -m bench exactness`: how often another word is written than regular decoding writes for that row alone.
+"""`python -m bench exactness`: how often a decoder's text differs from regular decoding of that row alone.
 
-Contract: in the pair's dtype, greedy and coupled, so that every decoder owes each row the text that regular
-decoding writes for its prompt alone with the same sequence id and seed. For every arm and batch: the share of
-identical rows, and for each row that differs its prompt, the place, both tokens and what the target gives them
-there (bass_core/lanes/comparison.py). The document's "cpu" says whether this CPU multiplies bfloat16 natively, and
-whether the model's sums were rounded to 16 bits. Nothing here is a time.
+Contract: in the pair's dtype, greedy and coupled sampling, where every decoder should write for each row what
+regular decoding writes for its prompt alone with the same sequence id and seed. For every arm and batch size: the
+share of identical rows, and for each row that differs its prompt, the first differing position, both tokens and
+their probabilities under the target (bass_core/lanes/comparison.py). The document's "cpu" says whether this CPU
+multiplies bfloat16 natively, and whether the model's sums were rounded to 16 bits. Nothing is timed.
 
-Regular decoding of one row is the reference itself, so it has no arm at batch 1. Speculative decoding runs one
-sequence at a time, so it has an arm at the first batch size alone.
+Regular decoding of one row is the reference, so it is no arm at batch 1. Speculative decoding runs one sequence at
+a time, so it is an arm at the first batch size only.
 """
 
 from __future__ import annotations
@@ -75,21 +75,21 @@ def main(argv: list[str]) -> None:
 
 @dataclass(frozen=True)
 class _Job:
-    """One way to write, for all arms: the prompts, and what every call is given."""
+    """One kind of text (greedy or coupled), the same for all arms: the prompts and the common arguments."""
 
     pair: ModelPair
     prompts: list[str]
     options: dict[str, Any]
 
     def texts(self, rows: list[int], **ways: Any) -> list[list[int]]:
-        """The token ids of these prompts, written together."""
+        """The token ids written for these prompts as one batch."""
         prompts = [self.prompts[row] for row in rows]
         out = generate(self.pair, prompts, sequence_ids=rows, **self.options, **ways)
         return [sequence.token_ids for sequence in out.sequences]
 
 
 def compare(pair: ModelPair, prompts: list[str], arguments: Any) -> Iterator[Row]:
-    """A row for every text, batch and arm."""
+    """A row for every kind of text, batch size and arm."""
     rows = list(range(len(prompts)))
     for text, options in TEXTS.items():
         shared = {"max_new_tokens": arguments.max_new_tokens, "seed": arguments.seed, **options}
@@ -104,7 +104,7 @@ def compare(pair: ModelPair, prompts: list[str], arguments: Any) -> Iterator[Row
 
 
 def arms(pair: ModelPair, batch: int, first: bool) -> dict[str, Row]:
-    """The arguments of `generate` by the name of the arm."""
+    """By arm name: the arguments of `generate`."""
     made: dict[str, Row] = {}
     if batch > 1:
         made["regular"] = {"method": "regular"}
@@ -137,7 +137,7 @@ def _judge(job: _Job, written: list[list[int]], alone: list[list[int]]) -> Row:
 
 
 def _difference(job: _Job, row: int, ours: list[int], theirs: list[int]) -> Row:
-    """Where a row parts from its reference; a text that merely ends sooner has no token there."""
+    """Where a row departs from its reference; the token is None for a text that has already ended there."""
     pair, request = job.pair, make_request(job.pair, job.prompts[row], **job.options)
     at = first_difference(ours, theirs)
     place = min(len(ours), len(theirs)) if at is None else at
@@ -163,7 +163,7 @@ def _claim(row: Row, products: str) -> Row:
 
 
 def _choose_products(name: str) -> None:
-    """Go without FBGEMM's float16 layout, which sums each row alike however many there are."""
+    """Multiply in this dtype, without FBGEMM's packed float16, whose sums don't depend on the number of rows."""
     if name != "chosen":
         dtype = getattr(torch, name)
         packed.matmul_dtype = lambda weights: dtype

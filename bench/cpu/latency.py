@@ -1,4 +1,4 @@
-"""`python -m bench latency`: our three decoders beside transformers' own generate, wall time of whole calls.
+"""`python -m bench latency`: our three decoders beside transformers' `generate`, wall time of whole calls.
 
 Contract: the same prompts and the same number of new tokens for every arm (no early end), greedy, arms
 interleaved, medians. generate runs the model in its own dtype with eager attention and torch's default threads,
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> None:
 
 def _arms(pair: ModelPair, prompts: list[str], tokens: int) -> dict[str, Callable[[], Any]]:
     def ours(method: str) -> Callable[[], Any]:
-        # By Algorithm 1: a measured cost would differ from run to run.
+        # Algorithm 1: the cost-aware policy's measured costs would differ from run to run.
         same: dict[str, Any] = {"max_new_tokens": tokens, "eos_token_id": None, "draft_length": "bass"}
         return lambda: generate(pair, prompts, method=method, **same)
 
@@ -101,7 +101,7 @@ def _rows(case: str, times: dict[str, list[float]], tokens: int) -> list[dict[st
 
 
 def _same_text(pair: ModelPair, tokens: int) -> dict[str, Any]:
-    """A counted claim: all methods write the same rows (in low precision near-ties may differ)."""
+    """A claim by count: all methods write the same rows (in low precision near-ties may differ)."""
     prompts = mixed(2)
     asked: dict[str, Any] = {"max_new_tokens": min(tokens, 16), "draft_length": "bass"}
     texts = [[s.token_ids for s in generate(pair, prompts, method=m, **asked).sequences] for m in DEFAULT_LANES]

@@ -1,7 +1,7 @@
-"""`python -m bench overhead`: what the engine itself costs, beside its model forwards.
+"""`python -m bench overhead`: the engine's own time in a BASS round, beyond its model forwards.
 
-Contract: 2-layer, hidden-64 models, batch 8, draft length 4, one CPU thread. A whole BASS round is timed
-against the sum of the forwards it makes (one draft forward a drafted token, one verification), timed bare on
+Contract: 2-layer, hidden-64 models, batch 8, draft length 4, one CPU thread. A whole BASS round is compared with
+the forwards it makes (one draft forward per drafted token, one verification), which are timed on their own with
 the same shapes and lengths, round by round in the same run. Medians.
 """
 
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> None:
     claims = [
         claim("round / its forwards", ratio, "at most 1.5", None if quick else ratio <= 1.5),
         claim("round, ms", median(whole), "at most 5", None if quick else median(whole) <= 5),
-        # A draft that is always right or always wrong would spare the round what rejections cost.
+        # With a draft that is always right or always wrong, rows never diverge, and the round is cheaper.
         claim("acceptance", accepted, "0.2 to 0.8", 0.2 <= accepted <= 0.8),
     ]
     finish("overhead", arguments, torch.device("cpu"), results, claims)
@@ -75,7 +75,7 @@ def _measure(seed: int, rounds: int) -> tuple[list[float], list[float], float]:
 
 
 def _forwards(pair: ModelPair, caches: list[Any], lengths: list[int], backend: str) -> float:
-    """Milliseconds of one round's forwards, alone."""
+    """Milliseconds of one round's forwards alone."""
     assert pair.draft_step is not None
     one = torch.ones(BATCH, 1, dtype=torch.long)
     many = torch.ones(BATCH, LENGTH + 1, dtype=torch.long)
@@ -87,7 +87,7 @@ def _forwards(pair: ModelPair, caches: list[Any], lengths: list[int], backend: s
 
 
 def _pair(seed: int) -> ModelPair:
-    """A target and a draft that agrees with it in part, so that rows diverge."""
+    """A target and a draft that agrees with it only in part, so that rows diverge."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=1000,

@@ -1,9 +1,9 @@
-"""`python -m bench page`: what a browser that watches costs the lanes.
+"""`python -m bench page`: how much a watching browser slows the lanes.
 
-Contract: the same race (three lanes, fair) by turns in a process without a server ("library"), through the running
-app.py by gradio_client ("client"), and in headless Chromium on the page that app.py serves ("browser"), each with
-the page's own thread count and wait policy. Medians of each lane's ms per token, and the page's own health: how
-often it rendered new text, and its longest main-thread task once the charts had been drawn.
+Contract: the same race (three lanes, fair), interleaved: in a process without a server ("library"), through the
+running app.py by gradio_client ("client"), and in headless Chromium on the page that app.py serves ("browser"),
+each with the page's thread count and wait policy. Medians of each lane's ms per token. For the page itself: how
+often it rendered new text, and its longest main-thread task after the charts were first drawn.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ PROMPT = "Write a short story about a lighthouse keeper who finds a message in a
 TEMPERATURE, SEED = 0.7, 0
 LANES = ("regular", "speculative", "bass")
 Lanes = dict[str, Any]
-# Counts the times that some text had grown, each one frame's, and keeps the longest task. It asks for no frame of
-# its own: every frame costs the lanes.
+# Counts the frames in which some text grew, and keeps the longest main-thread task in ms. It requests no frames
+# itself, as every frame slows the lanes.
 WATCH = """() => {
   const seen = window.seen = { updates: 0, longest: 0, first: 0, last: 0 };
   window.watch?.disconnect();
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> None:
     if options.worker:
         work(options)
         return
-    # The document names this process's threads: they are to be those of the measured ones.
+    # The document reports this process's thread count, so set it to that of the measured processes.
     set_threads(parse(["--host", "127.0.0.1"]), os.environ)
     arms: dict[str, list[Lanes]] = {"library": [], "client": [], "browser": []}
     with ExitStack() as stack:
@@ -79,7 +79,7 @@ def main(argv: list[str]) -> None:
             "client": lambda: client(address, options),
             "browser": lambda: watched(page, options),
         }
-        # One unmeasured round first: whatever is made once is made there.
+        # One unmeasured round first, for everything that is set up once.
         for repeat in range(options.repeats + 1):
             for name, arm in run.items():
                 lanes = arm()
@@ -107,12 +107,12 @@ def report(options: argparse.Namespace, arms: dict[str, list[Lanes]]) -> None:
 
 
 def environment() -> dict[str, str]:
-    """What app.py sets for itself before torch is imported."""
+    """The environment variables that app.py sets before it imports torch."""
     return os.environ | {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
 
 
 def work(options: argparse.Namespace) -> None:
-    """A race for each line of the input, its figures as a line of JSON: the library alone."""
+    """The library alone: for each line of stdin one race, whose figures are printed as a line of JSON."""
     from bass_core import SamplingParams, load_pair, race
 
     set_threads(parse(["--host", "127.0.0.1"]), os.environ)
@@ -133,7 +133,7 @@ def work(options: argparse.Namespace) -> None:
 
 
 def figures(lanes: dict[str, Any]) -> Lanes:
-    """Of each lane what is compared."""
+    """The compared figures of each lane."""
     return {
         name: {
             "ms_per_token": lanes[name]["metrics"]["ms_per_token"],
@@ -145,7 +145,7 @@ def figures(lanes: dict[str, Any]) -> Lanes:
 
 @contextmanager
 def worker(options: argparse.Namespace) -> Iterator[Callable[[], Lanes]]:
-    """A process that loads the pair once and races when asked."""
+    """A process that loads the pair once and runs a race per call."""
     command = [sys.executable, "-m", "bench", "page", "--worker", "--pair", options.pair]
     command += ["--batch", str(options.batch), "--max-new-tokens", str(options.max_new_tokens)]
     command += ["--draft", options.draft] if options.draft else []
@@ -173,7 +173,7 @@ def worker(options: argparse.Namespace) -> Iterator[Callable[[], Lanes]]:
 
 @contextmanager
 def app(options: argparse.Namespace, draft_length: str = "bass") -> Iterator[str]:
-    """app.py as a user starts it; its address. With draft_length="bass" no costs are measured."""
+    """Starts app.py as a user would and yields its address. With draft_length="bass" no costs are measured."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -194,7 +194,7 @@ def app(options: argparse.Namespace, draft_length: str = "bass") -> Iterator[str
 
 
 def client(address: str, options: argparse.Namespace) -> Lanes:
-    """The race through the API, every snapshot taken."""
+    """The race through the API, reading every snapshot."""
     from gradio_client import Client
 
     arguments = (PROMPT, options.batch, options.max_new_tokens, TEMPERATURE, SEED, 0, 1.0, "bass")
@@ -204,7 +204,7 @@ def client(address: str, options: argparse.Namespace) -> Lanes:
 
 @contextmanager
 def browser(address: str) -> Iterator[Any]:
-    """The page, open in headless Chromium."""
+    """The page in headless Chromium."""
     from playwright.sync_api import sync_playwright
 
     names = (os.environ.get("BASS_BROWSER"), "chromium", "chromium-browser", "google-chrome")
@@ -221,7 +221,7 @@ def browser(address: str) -> Iterator[Any]:
 
 
 def watched(page: Any, options: argparse.Namespace) -> Lanes:
-    """The race on the page, with the charts in sight."""
+    """The race on the page, with the charts in view."""
     page.fill("#prompt textarea", PROMPT)
     values = {"batch-size": options.batch, "max-new-tokens": options.max_new_tokens, "temperature": TEMPERATURE}
     for name, value in {**values, "seed": SEED}.items():

@@ -1,11 +1,11 @@
-"""`python -m bench ragged`: what lengths that differ cost, and what keeping them alike would cost.
+"""`python -m bench ragged`: the cost of rows of different lengths, and the cost of keeping them equal.
 
-Contract, first part: the attention backends over the same caches, all rows equally long and very different: time
-of a call, and gigabytes of live keys and values a second. A backend that can't run here is named. Second part:
-each row its own acceptance against a batch that stops at its first rejection ("common_stop"), by a coin of known
-probability in place of the test: tokens a row and round, counted, beside (1 - a^(l+1)) / (1 - a) and, for the
-common stop, the same with a^batch (Leviathan et al. 2211.17192, equation 1). Rounds that a row's end cut are left
-out.
+Contract, first part: the attention backends over the same caches, with rows of equal and of very different
+lengths: time per call, and live keys and values read in GB/s. A backend that can't run here is named. Second part:
+each row keeps its own accepted drafts, against a batch that stops at its first rejection ("common_stop"). Drafts
+are accepted with a known probability a instead of tested. Tokens per row and round are counted and compared with
+(1 - a^(l+1)) / (1 - a) and, for the common stop, the same with a^batch in place of a (Leviathan et al. 2211.17192,
+equation 1). Rounds that a row's end cut short are left out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..report.report import claim, document, interleaved, median, parser, show, 
 
 LENGTH = 7
 OWN, COMMON = "each row its own", "common stop"
-# Of a mean over so many coin tosses: beyond four standard errors once in 16,000 times.
+# Standard errors that a mean may be off its formula; by chance a normal mean is further off once in 16,000 times.
 ERRORS = 4.0
 
 Row = dict[str, Any]
@@ -72,7 +72,7 @@ def main(argv: list[str]) -> None:
 
 
 def _attention(pair: ModelPair, seed: int, repeats: int, quick: bool) -> list[Row]:
-    """Every backend over rows alike and rows that differ, for one token a row and for a verification."""
+    """Every backend over rows of equal and of different lengths, for one token per row and for a verification."""
     config = pair.target.config.get_text_config()
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -102,7 +102,7 @@ def _attention(pair: ModelPair, seed: int, repeats: int, quick: bool) -> list[Ro
 def _times(
     device: torch.device, lengths: list[int], tensors: tuple[Any, ...], repeats: int
 ) -> dict[str, list[float]]:
-    """Milliseconds of each backend's calls; none where it can't run: Triton's interpreter measures nothing."""
+    """Milliseconds of each backend's calls; none where it can't run (Triton's interpreter is not worth timing)."""
     step = AttentionPlan(torch.tensor(lengths, device=device), lengths, tensors[0].shape[2])
     scaling = tensors[0].shape[-1] ** -0.5
     names = [
@@ -122,7 +122,7 @@ def _times(
 
 
 def _stopping(pair: ModelPair, policy: str, batch: int, arguments: Any) -> Row:
-    """One run under a policy: what its uncut rounds wrote a row, and what that cost."""
+    """One run under a policy: mean tokens per row in its uncut rounds, and ms per token."""
     a = arguments.acceptance
     request = make_request(
         pair, mixed(batch), max_new_tokens=arguments.max_new_tokens, eos_token_id=None, seed=arguments.seed,
@@ -140,7 +140,7 @@ def _stopping(pair: ModelPair, policy: str, batch: int, arguments: Any) -> Row:
         ):
             continue
         counts = [float(row.accepted + 1) for row in round_.rows]
-        # Under a common stop the rows of a round say one and the same thing.
+        # Under a common stop all rows of a round have the same count.
         written += counts if policy == OWN else [counts[0]]
     metrics = lane.metrics()
     return {

@@ -1,9 +1,9 @@
-"""`python -m bench start`: how long a second start takes until the model is ready.
+"""`python -m bench start`: seconds until the model is ready, from the second start on.
 
-Contract: each start is a fresh process that imports bass_core and calls `load_pair`, then `python app.py` until it
-serves the page, once with --draft-length bass and once as it is, in a cache folder that holds the weights and no
-measured costs. The first of each, which may convert the model and reads its files from disk, is not counted.
-Seconds, medians. That the model was ready shows in what it writes afterwards: every start the same.
+Contract: times a fresh process that imports bass_core and calls `load_pair`, and `python app.py` until it serves
+the page: once with --draft-length bass, and once with its defaults in a cache folder that holds the weights but no
+measured costs. The first start of each kind is not counted: it may convert the model, and it reads the files from
+disk. Medians in seconds. To show that the model was ready, every start must write the same text afterwards.
 """
 
 from __future__ import annotations

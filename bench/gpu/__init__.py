@@ -1,11 +1,11 @@
 """`python -m bench gpu`: kernels, steps, lanes and races on one CUDA device, in one command of under nine minutes.
 
 Contract: needs no network and no gradio; models are built from configs with random weights. Sections run in
-processes of their own (processes.py); every figure is kept as it comes, in FOLDER/DEVICE-TIME.lines.jsonl, and the
-document DEVICE-DATE-TIME.json beside it is written anew after every section. A run that is interrupted or ended
-ends with its document and status 1; one that is killed leaves its lines, and `--finish LINES` makes the document
-of them, on any machine. Without a GPU the same code runs on tiny models
-under Triton's interpreter; that is a dry run, of which no figure counts and no claim of time is decided.
+processes of their own (processes.py). Every figure is appended at once to FOLDER/DEVICE-TIME.lines.jsonl, and the
+document DEVICE-DATE-TIME.json beside it is rewritten after every section. An interrupted or terminated run still
+writes its document and exits with status 1. A killed run leaves its lines, from which `--finish LINES` makes the
+document on any machine. Without a GPU the same code runs on tiny models under Triton's interpreter: a dry run,
+whose figures don't count and which leaves all claims about time undecided.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _options() -> ArgumentParser:
 
 
 def _head(arguments: Namespace, device: torch.device) -> dict[str, Any]:
-    """What the document says of the run itself."""
+    """The document's fields about the run itself."""
     found = versions()
     if device.type == "cuda":
         found |= {"cuda": str(torch.version.cuda)}
@@ -84,7 +84,7 @@ def _head(arguments: Namespace, device: torch.device) -> dict[str, Any]:
 
 
 def _finish(arguments: Namespace, path: Path) -> None:
-    """Tables, what failed, the claims and the document."""
+    """Print tables, failures and claims, and write the document."""
     lines = results.read(path) if path.is_file() else []
     if not lines or lines[0].get("kind") != "run":
         sys.exit(f"{path} holds no run of this bench: name the .lines.jsonl file that it printed when it began.")

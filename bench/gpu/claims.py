@@ -1,7 +1,7 @@
-"""The GPU bench's claims, made from its rows. Every value is a plain ratio.
+"""The GPU bench's claims, computed from its rows. Every value is a plain ratio.
 
-Contract: `holds` is None where what a claim needs was not measured (its value is then 0.0); in a dry run and in
-the quick form only the claims of equality are decided.
+Contract: `holds` is None where a figure that the claim needs was not measured (its value is then 0.0). A dry run
+and the quick form decide only the claims of equality (kernels against references, texts against generate).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _EQUALITIES = ("kernels-equal", "texts-equal-float32")
 
 
 def claims(rows: Rows, open_: bool) -> list[dict[str, Any]]:
-    """All claims; `open_`: none that is a matter of time is decided."""
+    """All claims; with `open_`, those about time are left undecided."""
     made = []
     for name, value, bar, holds in _values(rows):
         decided = None if value is None or (open_ and name not in _EQUALITIES) else holds(value)

@@ -1,8 +1,8 @@
-"""What the sections of the GPU bench share: the device, the models, the deadline, and where results go.
+"""What the sections of the GPU bench share: the device, the models, the deadline, and the results file.
 
-Contract: a row is written to the file at once, so that nothing that was measured is lost when a later section
-fails; a case is named before it runs, so that one that breaks its process is known. In a dry run (no GPU) the same
-code runs on tiny models under Triton's interpreter, and no figure counts.
+Contract: a row is written to the file at once, so a section that fails loses no earlier figures. A case is
+recorded before it runs, so a case that crashes its process is known. In a dry run (no GPU) the same code runs on
+tiny models under Triton's interpreter, and no figure counts.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from kernels.support import is_accelerator, runtime
 
 from . import results, shapes
 
-# The status of a process that ended itself as its device had stopped answering.
+# Exit status of a process that ended itself because its device stopped answering.
 BROKEN = 3
 
 
 def answers(device: torch.device) -> bool:
-    """Whether the device still does what it is asked: after an illegal access every call fails for good."""
+    """Whether the device still works: after an illegal memory access every later call of the process fails."""
     if not is_accelerator(device):
         return True
     try:
@@ -44,14 +44,14 @@ def answers(device: torch.device) -> bool:
         return False
     try:
         runtime(device).empty_cache()
-    except Exception:  # torch refuses it after a capture that failed, and all else goes on
+    except Exception:  # after a failed capture torch refuses this call, but everything else works
         traceback.print_exc()
     return True
 
 
 @dataclass
 class Context:
-    """One process of the bench. `deadline` is a time.monotonic() after which sections begin nothing new."""
+    """One process of the bench. After `deadline` (by time.monotonic(), s) sections begin nothing new."""
 
     device: torch.device
     out: Path
@@ -88,10 +88,10 @@ class Context:
         print(f"  {case:40s} {what:28s} {value} {unit} {note}", flush=True)
 
     def cases(self, cases: Iterable[tuple[str, Hashable, str, Callable[[], object]]]) -> None:
-        """Run (group, variant, label, case) one after another, those of this process that were not run already.
+        """Run the cases (group, variant, label, case) that belong to this process, from number `after` on.
 
-        Variants, such as the kernels that cases compile, are dealt out to the processes; a case that raises is
-        noted, and the others go on, in a new process where the device no longer answers.
+        Cases of one variant, such as a compiled kernel, go to the same process. A case that raises is recorded and
+        the rest go on; if the device no longer answers, they go on in a new process.
         """
         part, parts = self.part
         variants: dict[Hashable, int] = {}
@@ -113,7 +113,7 @@ class Context:
 
     @cached_property
     def bandwidth(self) -> float:
-        """Bytes a second of a copy; 1 GB/s, a number that means nothing, in a dry run."""
+        """Copy bandwidth in bytes per second; in a dry run a placeholder, 1 GB/s."""
         return 1e9 if self.dry else copy_bandwidth(self.device)
 
     @cached_property
@@ -128,7 +128,7 @@ class Context:
         return self.as_on_a_gpu(ModelPair(target, draft, shapes.number_words(target.config.vocab_size)))
 
     def as_on_a_gpu(self, pair: ModelPair) -> ModelPair:
-        """In a dry run the pair with the GPU's forward, in torch: interpreting kernels is the checks' matter."""
+        """In a dry run the pair with the GPU's forward in plain torch; only the checks interpret kernels."""
         if self.dry and isinstance(pair.draft, PreTrainedModel):
             target, draft = LlamaCuda(pair.target), LlamaCuda(pair.draft)
             target.has_kernels = draft.has_kernels = False
@@ -145,7 +145,7 @@ class Context:
         return "pad" if self.dry else "fused"
 
     def runner(self, model: CausalModel, batch: int, length: int) -> GraphRunner:
-        """A runner whose cache holds random keys and values, as zeros would be too kind."""
+        """A runner whose cache holds random keys and values: zeros could hide errors."""
         record = record_calls if self.dry else None
         runner = GraphRunner(model, batch, length, model.vocab, self.backend, record=record)
         fill(runner.cache)
@@ -153,5 +153,5 @@ class Context:
 
 
 def fill(cache: RaggedCache) -> None:
-    """Random keys and values everywhere."""
+    """Fill the whole cache with random keys and values."""
     cache.buffer.normal_()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# The process that holds the large models runs several; the others have one each.
+# One tuple per process. The process that holds the large models runs several sections.
 ORDER = (
     ("smoke",),
     ("checks",),
@@ -15,10 +15,10 @@ ORDER = (
     ("compiled",),
 )
 SECTIONS = tuple(name for group in ORDER for name in group)
-# No claim needs `compiled`, and it takes a minute.
+# Without `compiled`: no claim needs it, and it takes a minute.
 DEFAULT = SECTIONS[:-1]
 MINUTES = 8.5
-# Seconds of a whole run that are kept for a section by those before it.
+# Seconds of a whole run that earlier sections leave for each section.
 NEEDS = {
     "smoke": 20.0,
     "checks": 90.0,
@@ -33,20 +33,20 @@ NEEDS = {
     "smollm2": 10.0,
     "compiled": 70.0,
 }
-# These never get more, however much is left.
+# Sections that never get more than their NEEDS, however much time is left.
 CAPPED = ("smoke", "checks", "faults")
-# Sections whose cases several processes share: they spend their time on compiling.
+# Sections whose cases are split over several processes, because most of their time is compiling.
 SHARED = ("checks",)
 
 
 def reserved(after: str, sections: list[str], minutes: float) -> float:
-    """Seconds to keep for the asked sections that come after one, scaled where a run has less time than usual."""
+    """Seconds to keep for the requested sections after this one, scaled down in a run shorter than MINUTES."""
     later = [name for name in SECTIONS[SECTIONS.index(after) + 1 :] if name in sections]
     return sum(NEEDS[name] for name in later) * min(1.0, minutes / MINUTES)
 
 
 def seconds(names: list[str], sections: list[str], left: float, minutes: float) -> float:
-    """What a process for the named sections may use of the seconds that are left: at least ten."""
+    """Seconds, of those left, that a process for the named sections may use: at least ten."""
     share = left - reserved(names[-1], sections, minutes)
     if names[-1] in CAPPED:
         share = min(share, NEEDS[names[-1]])

@@ -1,8 +1,8 @@
-"""Runs the sections of the GPU bench in processes that may die.
+"""Runs the sections of the GPU bench in processes that may crash.
 
-Contract: `run` returns when every section has ended, failed, or lost its time. A section is lost when it has begun
-and its process ends before it does; the sections behind it run in a new process. Where a section says which case
-it is at (Context.cases), the new process goes on behind the case that broke the old one.
+Contract: `run` returns when every section has ended, failed, or run out of time. A section is lost when its
+process ends before it does; the sections after it run in a new process. Where a section records its current case
+(Context.cases), the new process continues after the case that crashed the old one.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .plan import ORDER, SECTIONS, SHARED, seconds
 
 ROOT = Path(__file__).parents[2]
 PROCESS = [sys.executable, "-m", "bench.gpu.section_process"]
-# A section that began in time may end what it is at.
+# Extra seconds in which a section that began in time may finish.
 GRACE = 45.0
 
 
 def run(arguments: Namespace, device: torch.device, lines: Path) -> None:
-    """Start processes, group after group."""
+    """Start the processes, one group of sections after another."""
     deadline = time.monotonic() + 60 * arguments.minutes
-    # A dry run needs no protection from a device that hangs, and starting processes is most of its time.
+    # A dry run uses one process: no device can hang, and starting processes would take most of its time.
     for group in ORDER if device.type == "cuda" else (SECTIONS,):
         waiting = [name for name in group if name in arguments.sections]
         while waiting:
@@ -44,10 +44,10 @@ def run(arguments: Namespace, device: torch.device, lines: Path) -> None:
 
 
 def _still_waiting(lines: Path, asked: list[str]) -> list[str]:
-    """Which sections are still to be run; those that their process lost are noted."""
+    """The sections still to run; sections lost with their process are recorded."""
     states = results.states(results.read(lines))
     begun = [name for name in asked if name in states]
-    # A process that dies before it begins anything would die again.
+    # If nothing was begun, drop the first section: the process would crash there again.
     lost = [name for name in begun if "start" in states[name]] or ([] if begun else asked[:1])
     for name in lost:
         results.append(lines, kind="lost", section=name, error="a process of it died or ran out of time")
@@ -57,7 +57,7 @@ def _still_waiting(lines: Path, asked: list[str]) -> list[str]:
 def start(
     arguments: Namespace, device: torch.device, lines: Path, names: list[str], own: float, limit: float
 ) -> None:
-    """A process for the sections, or several for one; ended after `limit` seconds."""
+    """Run the sections in one process, or one SHARED section in several; kill them after `limit` seconds."""
     parts = min(6, os.cpu_count() or 1) if names[0] in SHARED and device.type == "cuda" else 1
     begun, seen = time.monotonic(), lines.stat().st_size
 
@@ -86,7 +86,7 @@ def start(
 
 
 def _keep_up(lines: Path, seen: int) -> int:
-    """Write the document anew where a section has ended since the file had `seen` bytes; how many it has now."""
+    """Rewrite the document if a section ended after the file's first `seen` bytes; returns the file's size."""
     size = lines.stat().st_size
     if size != seen:
         with lines.open("rb") as file:

@@ -1,8 +1,8 @@
-"""The lines that the processes of a run write, and the document that is made of them at any moment.
+"""The lines that the processes of a run write, and the document that can be made from them at any moment.
 
-Contract: a line is {"kind", ...}: "run" (the first: what the document says of the run), "start", "end" and
+Contract: a line is {"kind", ...}: "run" (the first line: the document's fields about the run), "start", "end" and
 "failed" of a section, "lost" where its process died, "row" (a figure), "begun" and "verdict" of a case, and "plan"
-and "tile", which later sections use. A torn last line counts for none.
+and "tile", which later sections use. Incomplete lines are ignored.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _STATES = ("start", "end", "failed")
 
 
 def append(path: Path, **fields: Any) -> None:
-    """Write one line, at once."""
+    """Append one line, at once."""
     with path.open("a") as file:
         file.write(json.dumps(fields) + "\n")
 
 
 def read(path: Path) -> Lines:
-    """What has been written so far."""
+    """All lines written so far."""
     found = []
     for line in path.read_text().splitlines():
         try:
@@ -41,7 +41,7 @@ def read(path: Path) -> Lines:
 
 
 def states(lines: Lines) -> dict[str, set[str]]:
-    """Of each section that was begun or failed: the last of "start", "end", "failed" of each of its processes."""
+    """By section, if begun or failed: the last of "start", "end" and "failed" from each of its processes."""
     last = {(line["section"], line["part"]): line["kind"] for line in lines if line["kind"] in _STATES}
     found: dict[str, set[str]] = {}
     for (section, _), kind in last.items():
@@ -50,7 +50,7 @@ def states(lines: Lines) -> dict[str, set[str]]:
 
 
 def last_case(lines: Lines, section: str, part: int) -> int | None:
-    """The index of the case that a process of the section was at; None where it had begun none, or had ended."""
+    """The index of the case that the section's process `part` was running; None if it had begun none or ended."""
     own = [line for line in lines if line.get("section") == section and line.get("part") == part]
     cases = [line["index"] for line in own if line["kind"] == "begun"]
     ended = [line for line in own if line["kind"] in _STATES][-1:]
@@ -58,7 +58,7 @@ def last_case(lines: Lines, section: str, part: int) -> int | None:
 
 
 def failures(lines: Lines) -> dict[str, str]:
-    """What is wrong with each section that did not run to its end."""
+    """Why each unfinished section did not finish."""
     ends = states(lines)
     found = {name: "it was not begun" for name in head(lines)["sections"] if name not in ends}
     found |= {name: "the run ended while it ran" for name, kinds in ends.items() if "start" in kinds}
@@ -66,12 +66,12 @@ def failures(lines: Lines) -> dict[str, str]:
 
 
 def head(lines: Lines) -> dict[str, Any]:
-    """What the run said of itself."""
+    """The document's fields about the run itself."""
     return {key: value for key, value in lines[0].items() if key != "kind"}
 
 
 def rows(lines: Lines) -> list[dict[str, Any]]:
-    """The figures, then what came of the cases, then the sections that failed."""
+    """The figures, then the outcomes of the cases, then the sections that failed."""
     found = [{key: line[key] for key in line if key != "kind"} for line in lines if line["kind"] == "row"]
     found += _case_rows(lines)
     return found + [_row(name, "FAILED", error, None) for name, error in failures(lines).items()]
@@ -82,7 +82,7 @@ def _row(section: str, case: str, what: str, value: Any, unit: str = "") -> dict
 
 
 def _case_rows(lines: Lines) -> list[dict[str, Any]]:
-    """How many cases of each group passed; a case that was begun and has no verdict ended its process."""
+    """How many cases of each group passed; a case without a verdict crashed its process."""
     errors: dict[tuple[str, str, int, int], tuple[str, str | None]] = {}
     groups: dict[tuple[str, str], list[str | None]] = {}
     for line in lines:
@@ -100,7 +100,7 @@ def _case_rows(lines: Lines) -> list[dict[str, Any]]:
 
 
 def document(lines: Lines) -> dict[str, Any]:
-    """The bench's document of what there is."""
+    """The bench's document, made from these lines."""
     run, figures = head(lines), rows(lines)
     made = claims(figures, open_=run["quick"] or run["dry"])
     asked = run.pop("sections")
@@ -111,7 +111,7 @@ def document(lines: Lines) -> dict[str, Any]:
 
 
 def write(lines: Lines, folder: Path) -> Path | None:
-    """Write the document to FOLDER/DEVICE-DATE-TIME.json, whole or not at all; a dry or quick run leaves none."""
+    """Write the document to FOLDER/DEVICE-DATE-TIME.json atomically; a dry or quick run writes none."""
     run = head(lines)
     if run["dry"] or run["quick"]:
         return None
@@ -123,12 +123,12 @@ def write(lines: Lines, folder: Path) -> Path | None:
 
 
 def file_name(device: str) -> str:
-    """A device's name as part of a file's."""
+    """A device's name in a form that file names can hold."""
     return "".join(letter if letter.isalnum() else "-" for letter in device.lower())[:60].strip("-")
 
 
 def print_tables(lines: Lines) -> None:
-    """The figures by section, and what failed."""
+    """Print the figures by section, and the failures."""
     found = rows(lines)
     for name in SECTIONS:
         own = [{key: row[key] for key in row if key != "section"} for row in found if row["section"] == name]

@@ -2,10 +2,10 @@
 another.
 
 Contract: appends lines (results.py) to --out as results come. A section that fails is reported, and the next one
-runs; where the device no longer answers, as after an illegal access, the process ends with status BROKEN. It also
-runs alone, under NVIDIA's tools: `compute-sanitizer --tool memcheck` or `ncu -k regex:"attend|skinny" -c 20`, and
-then `python -m bench.gpu.section_process checks --quick --device cuda --seconds 600 --out LINES --recordings
-FOLDER`.
+runs. If the device no longer answers, as after an illegal memory access, the process ends with status BROKEN. It
+also runs on its own under NVIDIA's tools: `compute-sanitizer --tool memcheck` or
+`ncu -k regex:"attend|skinny" -c 20`, and then `python -m bench.gpu.section_process checks --quick --device cuda
+--seconds 600 --out LINES --recordings FOLDER`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SECTIONS = {
     "smollm2": lanes.smollm2,
     "compiled": lanes.compiled,
 }
-# These use the tiles and plans that were found fastest.
+# Sections that run with the tiles and plans that earlier sections found fastest.
 _TUNED = ("profile", "lanes", "races")
 
 
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def run(ctx: Context, name: str) -> None:
-    """One section, and what is noted of it."""
+    """Run one section and record its start, and its end or failure."""
     started = time.monotonic()
     ctx.emit(kind="start", section=name, part=ctx.part[0])
     print(f"{name}:", flush=True)

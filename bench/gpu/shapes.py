@@ -1,7 +1,7 @@
 """The models that the GPU bench measures: built from configs, with random weights.
 
-Contract: `target` has 7.8B parameters in Llama's shape, `draft` 310M, wide and shallow; `small` is for equality in
-float32. In a dry run (no GPU) each is replaced by a tiny model of the same shape.
+Contract: `target` has 7.8B parameters in Llama's architecture; `draft` has 310M, wide and shallow; `small` is for
+checks of equal texts in float32. A dry run (no GPU) uses tiny models of the same architecture.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _config(
 def build(
     config: LlamaConfig, device: torch.device, dtype: torch.dtype, seed: int, scale: float = 1.0
 ) -> PreTrainedModel:
-    """A model in eval mode, made on the device; matrices are `scale` times the usual initialisation."""
+    """A model in eval mode, created on the device; its matrices are `scale` times their usual initial values."""
     torch.manual_seed(seed)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -74,7 +74,7 @@ def build(
 
 
 def perturbed(model: PreTrainedModel, amount: float, seed: int) -> PreTrainedModel:
-    """A copy that agrees with the model in part: its matrices carry noise of `amount` times their spread."""
+    """A copy that agrees with the model in part: each matrix gets noise of `amount` times its deviation."""
     other = copy.deepcopy(model)
     torch.manual_seed(seed)
     for parameter in other.parameters():
@@ -84,14 +84,14 @@ def perturbed(model: PreTrainedModel, amount: float, seed: int) -> PreTrainedMod
 
 
 def prompts(count: int, shortest: int, longest: int, vocab: int, seed: int) -> list[list[int]]:
-    """Random ids, every row of another length."""
+    """Random ids in rows of different lengths."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(shortest, longest + 1, (count,), generator=generator).tolist()
     return [torch.randint(0, vocab, (length,), generator=generator).tolist() for length in lengths]
 
 
 def number_words(vocab: int) -> PreTrainedTokenizerFast:
-    """A tokenizer that spells id i as "t<i>": random weights write no words."""
+    """A tokenizer that spells id i as "t<i>", as random weights write no words."""
     tokenizer = Tokenizer(models.WordLevel({f"t{index}": index for index in range(vocab)}, unk_token="t0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)

@@ -1,4 +1,4 @@
-"""Times of device work (events, warm-up, medians; a monotonic clock in a dry run on a CPU), and of compiling."""
+"""Times device work (CUDA events, warm-up, medians; a monotonic clock in a dry run on a CPU) and compiling."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .context import Context
 
 @contextmanager
 def counted_compiles(ctx: Context) -> Iterator[None]:
-    """Rows, at the end: how many kernels Triton compiled meanwhile, in how many seconds, and how many it had."""
+    """On exit reports how many kernels Triton compiled in the context, the seconds it took, and its cache hits."""
     found: list[tuple[bool, float]] = []
 
     def listen(*_: Any, times: Any = None, cache_hit: bool = False, **__: Any) -> None:
@@ -39,7 +39,7 @@ def counted_compiles(ctx: Context) -> Iterator[None]:
 
 
 def milliseconds(call: Callable[[], Any], device: torch.device, repeats: int = 20, warmup: int = 3) -> float:
-    """The median time of a call, from its first launch to the end of its last kernel."""
+    """The median time of a call in ms, from its first launch to the end of its last kernel."""
     if device.type != "cuda":
         start = time.perf_counter()
         call()
@@ -56,9 +56,9 @@ def milliseconds(call: Callable[[], Any], device: torch.device, repeats: int = 2
 
 
 def captured_ms(calls: Sequence[Callable[[], Any]], device: torch.device, repeats: int = 15) -> float:
-    """The median time of one of the calls, all captured in one CUDA graph: launches on the host cost nothing.
+    """The median time per call in ms, with all calls captured in one CUDA graph, so without host overhead.
 
-    Calls over different buffers keep the cache from holding what a real step would have to fetch.
+    Give each call its own buffers, so that the cache does not hold what a real step would have to fetch.
     """
     if device.type != "cuda":
         return milliseconds(lambda: [call() for call in calls[:1]], device)

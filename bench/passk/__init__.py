@@ -1,1 +1,1 @@
-"""Finished answers within a time budget: HumanEval problems, solved and judged."""
+"""Answers finished within a time budget: HumanEval problems, solved and judged."""

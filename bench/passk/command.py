@@ -1,16 +1,16 @@
 """`python -m bench passk`: HumanEval within a time budget: regular, single-sequence speculation and BASS.
 
-Contract: the same problems, prompts and noise for all arms; each arm a lane with its own clock, which starts with
-its prefill; arms interleaved problem by problem. A sequence is finished when it writes the fence that closes its
-code block, or the model's end of text, and counts for a budget when that token came within it
-(bench/passk/problems.py says why a fence). Pass@First: the finished sequence with the highest mean
-log-probability passes (under the target at temperature 1, one forward outside the clocks); Pass@All: any does;
-Pass@Finished: the share of finished sequences that do.
-Budgets are fractions of the time in which regular decoding of a single sequence ends on this machine, measured
-first (median over a few of the problems), or --budget-ms. Generated programs are executed only with --execute, in
+Contract: all arms have the same problems, prompts and noise. Each arm is a lane with its own clock, which starts
+with the prefill; arms are interleaved problem by problem. A sequence is finished when it writes the fence that
+closes its code block (bench/passk/problems.py says why), or the model's end of text, and it counts for a budget if
+that token came within it. Pass@First: the finished sequence with the highest mean log-probability passes (under
+the target at temperature 1, one forward outside the clocks). Pass@All: any finished sequence passes.
+Pass@Finished: the share of finished sequences that pass.
+Budgets are given by --budget-ms, or are fractions of the time that regular decoding takes for one sequence on this
+machine (measured first, median over a few problems). Generated programs are executed only with --execute, in
 bench/passk/sandbox.py; without it the pass figures are null.
 
-The default form is a sample of the problems. All of them, resumable (hours on two cores):
+The default form runs a sample of the problems. All of them, resumable (hours on two cores):
     python -m bench passk --problems 164 --batch 1 4 8 16 --max-new-tokens 256 --samples FILE.jsonl --execute
 """
 
@@ -31,12 +31,12 @@ from .sandbox import protection
 from .score import SPECULATIVE, Record, differing, row
 
 REGULAR, BASS = "regular", "bass"
-# Of the time that regular decoding of one sequence takes.
+# Default budgets, as fractions of the time that regular decoding of one sequence takes.
 FRACTIONS = (0.5, 0.75, 1.0, 2.0, 3.0)
 
 
 def main(argv: list[str]) -> None:
-    """Write, judge, count, print."""
+    """Generate, judge, score, print."""
     arguments = _options().parse_args(argv)
     if arguments.quick:
         arguments.problems, arguments.batch, arguments.max_new_tokens = 2, [1, 2], 16
@@ -96,7 +96,7 @@ def _options() -> argparse.ArgumentParser:
 def _claims(
     records: list[Record], lines: list[dict[str, Any]], budgets: list[float], arguments: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """The paper's comparison at the middle budget: BASS at the largest batch beside the others."""
+    """The paper's comparison at the middle budget: BASS at the largest batch against the others."""
     budget, n = round(sorted(budgets)[len(budgets) // 2]), arguments.batch[-1]
     at = {(line["method"], line["n"]): line for line in lines if line["budget ms"] == budget}
     if n == 1:

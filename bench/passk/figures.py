@@ -25,7 +25,7 @@ def draw(document: dict[str, Any]) -> Report:
 
 
 def finished(rows: list[dict[str, Any]]) -> go.Figure:
-    """Finished sequences a problem against the budget, a line for each method and n."""
+    """Finished sequences per problem against the budget, a line for each method and n."""
     made = figure("Finished within the budget", "budget, ms of the lane's clock", "finished sequences a problem")
     sizes = sorted({row["n"] for row in rows})
     for method, n in dict.fromkeys((row["method"], row["n"]) for row in rows):
@@ -41,7 +41,7 @@ def finished(rows: list[dict[str, Any]]) -> go.Figure:
 
 
 def passed(rows: list[dict[str, Any]]) -> go.Figure:
-    """Pass@All against n at the middle budget, with its intervals."""
+    """Pass@All against n at the middle budget, with 95 % intervals."""
     budgets = sorted({row["budget ms"] for row in rows})
     budget = budgets[len(budgets) // 2]
     made = figure(f"Pass@All within {budget} ms", "sequences a problem", "share of problems", barmode="group")

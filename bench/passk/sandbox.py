@@ -1,13 +1,13 @@
-"""A subprocess in which a generated program runs its tests, and what it may do there: nothing but compute.
+"""A subprocess in which a generated program runs its tests and can do nothing but compute.
 
 Contract: `run(source)` executes a Python program in `python -I -S` with an empty temporary folder as cwd and no
-environment, and says whether it came to its end. The program gets CPU seconds, address space and a few open
-files; it can't write to any file, start a process, open a socket, send a signal or read stdin; after `wall_s` its
-whole process group is killed. Which layers hold that depends on the kernel, and `protection()` says it: own user,
-network, IPC and PID namespaces (the `unshare` command), Landlock (files), a seccomp filter (processes, sockets,
-signals; x86-64), and resource.setrlimit, which is always there. Reading files is not forbidden; nothing that was
-read can leave.
-Non-goals: a defence against someone with a hole in the kernel; catching a program that cheats on its own tests.
+environment, and says whether it ran to its end. CPU seconds, address space and open files are limited. The program
+can't write to any file, start a process, open a socket, send a signal or read stdin; after `wall_s` seconds its
+whole process group is killed. The layers that enforce this depend on the kernel, and `protection()` names them:
+separate user, network, IPC and PID namespaces (the `unshare` command), Landlock (files), a seccomp filter
+(processes, sockets, signals; x86-64 only), and resource.setrlimit, which is always available. Reading files is
+allowed, but what was read can't leave the sandbox.
+Non-goals: a defence against kernel exploits; catching a program that cheats on its own tests.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from pathlib import Path
 CHILD = Path(__file__).with_name("sandbox_child.py")
 LAYERS = ("namespace", "landlock", "seccomp")
 UNSHARE = ("unshare", "--user", "--net", "--ipc", "--pid", "--fork", "--kill-child")
-# More than the two lines of an honest answer.
+# Bytes read of a child's answer: more than the two lines of an honest one.
 _LONGEST_ANSWER = 4096
 
 
 @dataclass(frozen=True)
 class Limits:
-    """CPU seconds, megabytes of address space, and seconds by the clock on the wall."""
+    """CPU seconds, megabytes of address space, and seconds of wall time."""
 
     cpu_s: int = 4
     memory_mb: int = 512
@@ -47,7 +47,7 @@ class Limits:
 class Verdict:
     """`passed`: it ran to its end. `reason`: "passed", an exception's name, "time limit" or "ended early".
 
-    `closed` names the layers of the child that were in force.
+    `closed` names the protection layers that were active in the child.
     """
 
     passed: bool
@@ -56,7 +56,7 @@ class Verdict:
 
 
 def run(source: str, limits: Limits | None = None, layers: Iterable[str] = LAYERS) -> Verdict:
-    """Execute a program. `layers` leaves some out, for tests; setrlimit and the wall clock always hold.
+    """Execute a program. Tests leave out some of `layers`; setrlimit and the wall clock always apply.
 
     Raises OSError where no process can be started.
     """
@@ -66,7 +66,7 @@ def run(source: str, limits: Limits | None = None, layers: Iterable[str] = LAYER
     key = secrets.token_hex(16)
     document = {"source": source, "key": key, "cpu_s": limits.cpu_s, "memory_mb": limits.memory_mb}
     command = [*(UNSHARE if isolated else ()), sys.executable, "-I", "-S", str(CHILD)]
-    # A pipe for the answer: no more of it is read than we want. A file for the question: nobody waits for it.
+    # The answer comes through a pipe, so that we can stop reading it; the input in a file, so that we never block.
     answer, theirs = os.pipe()
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as question:
         question.write(json.dumps({**document, "layers": layers, "isolated": isolated}).encode())
@@ -95,7 +95,7 @@ def run(source: str, limits: Limits | None = None, layers: Iterable[str] = LAYER
 
 
 def protection() -> dict[str, str]:
-    """In words, what protects this machine from a program here: network, files, processes."""
+    """In words, what protects this machine's network, files and processes from a program."""
     probe = run("pass")
     if not probe.passed:
         raise RuntimeError(
@@ -116,7 +116,7 @@ def protection() -> dict[str, str]:
 
 @cache
 def namespaces() -> bool:
-    """Whether this machine lets us make namespaces with the `unshare` command."""
+    """Whether this machine lets us create namespaces with the `unshare` command."""
     try:
         return subprocess.run([*UNSHARE, "true"], capture_output=True, timeout=20).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
@@ -124,7 +124,7 @@ def namespaces() -> bool:
 
 
 def _listen(answer: int, wall_s: float) -> tuple[bytes, bool]:
-    """What the child says until it ends or its time is up; whether it ended."""
+    """The child's output until it ends or its time is up, and whether it ended."""
     said, deadline = b"", time.monotonic() + wall_s
     while len(said) < _LONGEST_ANSWER:
         left = deadline - time.monotonic()
@@ -138,7 +138,7 @@ def _listen(answer: int, wall_s: float) -> tuple[bytes, bool]:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """The whole group; `--kill-child` takes what left it."""
+    """Kill the whole process group; unshare's `--kill-child` kills processes that left the group."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

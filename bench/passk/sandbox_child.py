@@ -1,11 +1,10 @@
-"""What runs inside the sandbox: closes the doors, then executes one program. Started by bench/passk/sandbox.py
-alone.
+"""The process inside the sandbox: activates the protection layers, then executes one program.
 
-Contract: reads one JSON document {"source", "key", "cpu_s", "memory_mb", "layers", "isolated"} from stdin; writes
-to stdout one line with the names of the layers that closed, and behind it `KEY passed` or `KEY EXCEPTION`. A
-program that ends the process itself leaves no second line. Knows the standard library alone: `python -I -S FILE`
-runs it.
-Non-goal: a program that is out to fool its own tests can; what it can't do is reach past the sandbox.
+Contract: started only by bench/passk/sandbox.py. Reads one JSON document {"source", "key", "cpu_s", "memory_mb",
+"layers", "isolated"} from stdin. Writes to stdout one line with the names of the active layers, then `KEY passed`
+or `KEY EXCEPTION`; a program that ends the process itself leaves no second line. Uses only the standard library:
+it runs as `python -I -S FILE`.
+Non-goal: catching a program that cheats on its own tests; it still can't reach out of the sandbox.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from types import ModuleType
 from typing import Any
 
 NO_NEW_PRIVS, SET_SECCOMP, FILTER_MODE = 38, 22, 2
-# The same numbers on every architecture (Linux 5.13).
+# Landlock's system calls, the same numbers on every architecture (Linux 5.13), and a flag.
 LANDLOCK_CREATE, LANDLOCK_RESTRICT, ASK_VERSION = 444, 446, 1
-# WRITE_FILE, and all of REMOVE_DIR (4) to MAKE_SYM (12): linux/landlock.h.
+# Landlock access rights (linux/landlock.h): WRITES is WRITE_FILE (bit 1) and REMOVE_DIR (4) to MAKE_SYM (12).
 WRITES, REFER, TRUNCATE = sum(1 << bit for bit in (1, *range(4, 13))), 1 << 13, 1 << 14
 
-# System calls of x86-64 (asm/unistd_64.h) that a solution of a puzzle has no use for.
+# System calls of x86-64 (asm/unistd_64.h) that a puzzle's solution does not need.
 DENIED = {
     "socket": 41, "connect": 42, "socketpair": 53, "clone": 56, "fork": 57, "vfork": 58, "execve": 59, "kill": 62,
     "chmod": 90, "fchmod": 91, "chown": 92, "fchown": 93, "lchown": 94, "ptrace": 101, "setpgid": 109,
@@ -43,7 +42,7 @@ LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
 
 
 def limit(cpu_s: int, memory_mb: int) -> None:
-    """By setrlimit: CPU seconds, address space, no bytes in files, no new processes, a few open files."""
+    """Set limits by setrlimit: CPU seconds, address space, file size 0, no new processes, a few open files."""
     memory = memory_mb << 20
     for kind, most in (
         (resource.RLIMIT_CPU, cpu_s),
@@ -57,7 +56,7 @@ def limit(cpu_s: int, memory_mb: int) -> None:
 
 
 def close_files(libc: Any) -> bool:
-    """Landlock without a single rule: from here on nothing is written, made, renamed or removed anywhere."""
+    """Landlock with no allowing rule: from now on no file can be written, created, renamed or removed."""
     version = libc.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), ASK_VERSION)
     if version < 1:
         return False
@@ -68,7 +67,7 @@ def close_files(libc: Any) -> bool:
 
 
 def close_calls(libc: Any) -> bool:
-    """A seccomp filter that refuses DENIED; x86-64 alone."""
+    """A seccomp filter that refuses the calls in DENIED; x86-64 only."""
     if platform.machine() != "x86_64" or sys.maxsize < 2**32:
         return False
     code = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, X86_64), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
@@ -82,7 +81,7 @@ def close_calls(libc: Any) -> bool:
 
 
 def close(layers: list[str], isolated: bool) -> list[str]:
-    """Close what this kernel can close; the names of the layers that did."""
+    """Activate the layers that this kernel supports; returns their names."""
     closed = []
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
@@ -92,7 +91,7 @@ def close(layers: list[str], isolated: bool) -> list[str]:
         if "seccomp" in layers and close_calls(libc):
             closed.append("seccomp")
     if not isolated and "seccomp" not in closed:
-        # The last resort, which holds against carelessness alone: no module that could open a socket.
+        # Last resort, which stops only careless programs: block the modules that could open a socket.
         for name in ("socket", "_socket", "ctypes", "_ctypes", "_posixsubprocess"):
             sys.modules[name] = None  # type: ignore[assignment]
         closed.append("no socket module")
@@ -100,7 +99,7 @@ def close(layers: list[str], isolated: bool) -> list[str]:
 
 
 def execute(source: str) -> str:
-    """Run a program as a module of its own; "passed" or the name of what it raised."""
+    """Run a program as its own module; returns "passed" or the name of the exception."""
     module = ModuleType("program")
     sys.modules["program"] = module
     try:
@@ -111,7 +110,7 @@ def execute(source: str) -> str:
 
 
 def main() -> None:
-    """Read, close, report, run, report."""
+    """Read the input, activate and report the layers, run the program, report its outcome."""
     given = json.load(sys.stdin)
     answer = os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)

@@ -1,9 +1,9 @@
-"""Counts of one passk run: who finished within a budget, and what of it passes.
+"""Counts of one passk run: which sequences finished within a budget, and which of them pass.
 
-Contract: works on records alone, {"task_id", "lanes": {"METHOD N": [sequence, ...]}}; a sequence is {"text",
-"token_ids", "ended_ms", "logprob", "passed"}: `ended_ms` is the lane time of the token that ended it, None where
-nothing did; the last two are None until it was judged. Since a budget only cuts a lane, one run under the longest
-budget holds those under all shorter ones.
+Contract: needs only records, {"task_id", "lanes": {"METHOD N": [sequence, ...]}}. A sequence is {"text",
+"token_ids", "ended_ms", "logprob", "passed"}: `ended_ms` is the lane time of the token that ended it, None if it
+did not end; `logprob` and `passed` are None until it is judged. A budget only cuts a lane off, so one run under
+the longest budget contains those under all shorter ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Sample = dict[str, Any]
 
 
 def samples(record: Record, method: str, n: int) -> list[Sample]:
-    """The lane's sequences. Single-sequence speculation ran once: its first n are what a lane of n writes."""
+    """The lane's sequences. Single-sequence speculation ran once: its first n sequences are the lane of n."""
     lanes: dict[str, list[Sample]] = record["lanes"]
     if method != SPECULATIVE:
         return lanes[f"{method} {n}"]
@@ -25,15 +25,15 @@ def samples(record: Record, method: str, n: int) -> list[Sample]:
 
 
 def finished(record: Record, method: str, n: int, budget_ms: float) -> list[Sample]:
-    """Those that ended by themselves within the budget, the token that ended them included."""
+    """The sequences whose ending token came within the budget."""
     lane = samples(record, method, n)
     return [one for one in lane if one["ended_ms"] is not None and one["ended_ms"] <= budget_ms]
 
 
 def row(records: list[Record], method: str, n: int, budget_ms: float, judged: bool) -> dict[str, Any]:
-    """One line of the table. Shares are of all problems (a problem without a finished sequence is not passed), of
-    all n sequences a problem (`finished share`), of the finished ones (`Pass@Finished`). Wilson intervals are for
-    problems alone: sequences of one problem are not independent.
+    """One line of the table. Pass@First and Pass@All are shares of all problems (one without a finished sequence
+    does not pass), `finished share` is of all n sequences per problem, Pass@Finished of the finished sequences.
+    Only shares of problems have Wilson intervals, as sequences of one problem are not independent.
     """
     each = [finished(record, method, n, budget_ms) for record in records]
     done = [one for found in each for one in found]
@@ -73,8 +73,8 @@ def wilson(passed: int, count: int) -> list[float]:
 
 
 def differing(records: list[Record], batches: list[int]) -> tuple[int, int]:
-    """Of regular decoding's sequences in larger batches, how many differ from the same one in the smallest batch
-    that has it, as far as both were written; and of how many.
+    """Of regular decoding's sequences in larger batches: how many differ from the same sequence in the smallest
+    batch that has it, compared over the shorter length; and how many were compared.
     """
     compared = wrong = 0
     for record in records:

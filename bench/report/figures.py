@@ -1,8 +1,8 @@
-"""What a bench draws: one self-contained HTML page, and a PNG of each figure for the README.
+"""A bench's report: one self-contained HTML page, and a PNG of each figure for the README.
 
-Contract: `Report.write(folder)` leaves NAME.html, which asks no other host for anything, and NAME-FIGURE.png
-beside it; without kaleido or a browser the pictures are left out with one sentence. Figures are drawn
-from the document alone, so that a stored JSON file can be drawn again.
+Contract: `Report.write(folder)` writes NAME.html, which loads nothing from the network, and NAME-FIGURE.png beside
+it; without kaleido or a browser the PNGs are left out with a message. Figures are drawn only from the document, so
+a stored JSON file can be drawn again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import plotly.graph_objects as go
 import plotly.io as pio
 from plotly.offline import get_plotlyjs
 
-# Readable by people who don't tell red from green (Okabe and Ito 2008).
+# Colours that colour-blind people can tell apart (Okabe and Ito 2008).
 COLOURS = {
     "regular": "#0072B2", "speculative": "#E69F00", "bass": "#009E73", "amusd": "#CC79A7",
     "generate": "#555555", "bass, cost-aware": "#56B4E9", "assisted": "#F0E442", "prompt lookup": "#D55E00",
@@ -30,7 +30,7 @@ _STYLE = (
 
 
 def figure(title: str, x: str, y: str, **layout: Any) -> go.Figure:
-    """An empty figure with its title and axes named."""
+    """An empty figure with a title and axis titles."""
     made = go.Figure()
     made.update_layout(template="plotly_white", title=title, xaxis_title=x, yaxis_title=y, **layout)
     return made
@@ -38,14 +38,14 @@ def figure(title: str, x: str, y: str, **layout: Any) -> go.Figure:
 
 @dataclass
 class Report:
-    """A page: `document` as bench/report/report.py made it, words about it, and figures by name."""
+    """A page: the `document` that bench/report/report.py made, text about it, and figures by name."""
 
     document: dict[str, Any]
     about: str
     figures: dict[str, go.Figure] = field(default_factory=dict)
 
     def write(self, folder: Path) -> list[Path]:
-        """Write the page and the pictures; the files written."""
+        """Write the page and the pictures; returns the paths of the files written."""
         folder.mkdir(parents=True, exist_ok=True)
         page = folder / f"{self.document['bench']}.html"
         page.write_text(self._html(), encoding="utf-8")

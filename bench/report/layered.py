@@ -1,7 +1,7 @@
-"""A drawing of boxes on floors, as SVG: who points to whom.
+"""A layered drawing of a directed graph, as SVG: boxes on floors, joined by arrows.
 
-Contract: `draw` puts each box above everything that it points to, and leaves out arrows that follow from others.
-Boxes of one circle stand on one floor, with red arrows. The same input gives the same text.
+Contract: `draw` puts each box above everything that it points to, and leaves out arrows that follow from others
+(transitive reduction). Boxes of one cycle share a floor, with red arrows. The same input gives the same text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Arrow = tuple[str, str]
 
 @dataclass
 class Box:
-    """A name in bold and lines of small text below it."""
+    """A box: a name in bold with lines of small text below it."""
 
     name: str
     lines: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class Box:
 
 @dataclass
 class _Place:
-    """Where a box, or the bend of a long arrow, stands."""
+    """The position of a box, or of a bend in a long arrow."""
 
     width: float
     height: float
@@ -44,7 +44,7 @@ class _Place:
 
 @dataclass
 class _Floors:
-    """Names floor by floor, the top one first, with their places and the short arrows between neighbours."""
+    """Names floor by floor from the top, their places, and the arrow segments between neighbouring floors."""
 
     rows: list[list[str]] = field(default_factory=list)
     places: dict[str, _Place] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class _Floors:
 
 
 def circles(arrows: dict[Arrow, int]) -> list[set[str]]:
-    """Sets of names that reach each other."""
+    """The cycles: sets of names that reach each other."""
     names = sorted({name for arrow in arrows for name in arrow})
     reached = {name: reach(name, arrows) for name in names}
     found: list[set[str]] = []
@@ -64,7 +64,7 @@ def circles(arrows: dict[Arrow, int]) -> list[set[str]]:
 
 
 def reach(name: str, arrows: dict[Arrow, int]) -> set[str]:
-    """Everything that can be reached from a name; the name itself only where it stands on a circle."""
+    """Everything that can be reached from a name; includes the name itself only if it is on a cycle."""
     found: set[str] = set()
     open_ = [name]
     while open_:
@@ -76,7 +76,7 @@ def reach(name: str, arrows: dict[Arrow, int]) -> set[str]:
 
 
 def floors_of(names: list[str], arrows: dict[Arrow, int]) -> dict[str, int]:
-    """The floor of each name, 0 the lowest: one above the highest that it points to; a circle shares one."""
+    """Each name's floor, 0 the lowest: one above the highest that it points to. A cycle shares one floor."""
     together = {name: frozenset(circle) for circle in circles(arrows) for name in circle}
     done: dict[str, int] = {}
 
@@ -92,7 +92,7 @@ def floors_of(names: list[str], arrows: dict[Arrow, int]) -> dict[str, int]:
 
 
 def needed(arrows: dict[Arrow, int]) -> list[Arrow]:
-    """Arrows from which all others follow; those of a circle stay."""
+    """The arrows from which all others follow; arrows within a cycle are all kept."""
     around = circles(arrows)
     left = dict(arrows)
     for source, target in sorted(arrows):
@@ -104,7 +104,7 @@ def needed(arrows: dict[Arrow, int]) -> list[Arrow]:
 
 
 def draw(title: str, about: list[str], boxes: list[Box], arrows: dict[Arrow, int], counts: bool = True) -> str:
-    """The picture: title, lines of text below it, the boxes; arrows[(from, to)] is the number at an arrow."""
+    """The picture: title, lines of text below it, boxes. arrows[(from, to)] is the number beside an arrow."""
     known = {box.name: box for box in boxes}
     around = circles(arrows)
     kept = needed(arrows)
@@ -132,7 +132,7 @@ def draw(title: str, about: list[str], boxes: list[Box], arrows: dict[Arrow, int
 
 
 def _arrange(boxes: dict[str, Box], arrows: list[Arrow], floors: dict[str, int]) -> _Floors:
-    """Floors from the top down; a long arrow bends once on each floor that it passes."""
+    """Assign names to floors, top first; a long arrow has a bend on each floor that it passes."""
     top = max(floors.values(), default=0)
     made = _Floors(rows=[[] for _ in range(top + 1)])
     for name in sorted(boxes):
@@ -150,7 +150,7 @@ def _arrange(boxes: dict[str, Box], arrows: list[Arrow], floors: dict[str, int])
 
 
 def _untangle(made: _Floors) -> None:
-    """Order each floor by the mean position of its neighbours above and below, some times down and up."""
+    """Reduce crossings: order each floor by its neighbours' mean positions, sweeping down and up a few times."""
     steps = [pair for path in made.paths.values() for pair in pairwise(path)]
     beside: dict[str, list[str]] = {name: [] for name in made.places}
     for source, target in steps:
@@ -168,9 +168,9 @@ def _untangle(made: _Floors) -> None:
 
 
 def _place(made: _Floors, top: float) -> float:
-    """Spread each floor over the width, and the floors below each other; returns the picture's height.
+    """Set the positions: each floor spread over the width, floors below each other. Returns the picture's height.
 
-    A floor that is too wide for the picture takes as many rows as it needs.
+    A floor too wide for the picture is broken into rows.
     """
     y = top
     for row in made.rows:
@@ -188,7 +188,7 @@ def _place(made: _Floors, top: float) -> float:
 
 
 def _broken(row: list[str], places: dict[str, _Place]) -> list[list[str]]:
-    """A floor as rows that fit the picture."""
+    """A floor broken into rows that fit the picture's width."""
     parts: list[list[str]] = [[]]
     used = 0.0
     for name in row:
@@ -202,11 +202,11 @@ def _broken(row: list[str], places: dict[str, _Place]) -> list[list[str]]:
 
 
 def _path(made: _Floors, arrow: Arrow, count: int, counts: bool, circle: bool) -> str:
-    """An arrow through its bends, and how many imports it stands for."""
+    """The SVG of an arrow through its bends, with the number of imports it stands for."""
     places = [made.places[name] for name in made.paths[arrow]]
     first, last = places[0], places[-1]
     points = [(first.x, first.y + first.height), *((one.x, one.y) for one in places[1:-1]), (last.x, last.y)]
-    if first.y >= last.y:  # the same floor: from side to side
+    if first.y >= last.y:  # on the same floor: from side to side
         right = first.x < last.x
         points = [
             (first.x + (first.width / 2 if right else -first.width / 2), first.y + first.height / 2),
@@ -226,7 +226,7 @@ def _path(made: _Floors, arrow: Arrow, count: int, counts: bool, circle: bool) -
 
 
 def _box(box: Box, place: _Place) -> str:
-    """A box with its lines."""
+    """The SVG of a box with its lines of text."""
     left = place.x - place.width / 2
     texts = [
         f'<text x="{place.x:.1f}" y="{place.y + 6 + LINE * (i + 0.75):.1f}" text-anchor="middle"'

@@ -1,7 +1,7 @@
 """What every bench prints: a table for people, and one JSON document as the last line.
 
 Contract: the document is {"bench", "command", "device", "versions", "revision", "seed", "weights_sha256", "quick",
-"date", "results", "claims"}; a claim is {"name", "value", "bar", "holds"}, `holds` null when it is left open.
+"date", "results", "claims"}; a claim is {"name", "value", "bar", "holds"}, `holds` null while it is undecided.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bass_core.loading.wheel import sha256
 
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:
-    """The arguments that every bench takes."""
+    """An argument parser with the options that every bench takes."""
     made = argparse.ArgumentParser(prog=f"python -m bench {name}", description=description)
     made.add_argument("--json", type=Path, metavar="FILE", help="write the JSON document there as well")
     made.add_argument("--quick", action="store_true", help="seconds instead of minutes; some claims stay open")
@@ -41,7 +41,7 @@ def claim(name: str, value: float, bar: str, holds: bool | None) -> dict[str, An
 
 
 def interleaved(arms: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
-    """Milliseconds of each arm's calls, arm after arm in every repeat, after one unmeasured round."""
+    """Milliseconds of each arm's calls, interleaved: every repeat runs all arms, after an unmeasured round."""
     times: dict[str, list[float]] = {name: [] for name in arms}
     for repeat in range(repeats + 1):
         for name, arm in arms.items():
@@ -71,7 +71,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def with_report(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """The option of the benches that draw."""
+    """Add the --report option of benches that draw figures."""
     made.add_argument("--report", type=Path, metavar="FOLDER", help="draw an HTML page and PNGs there")
     return made
 
@@ -84,13 +84,13 @@ def finish(
     claims: list[dict[str, Any]],
     weights: Path | None = None,
 ) -> None:
-    """Print table, claims and the JSON line; write the JSON file where one was asked for."""
+    """Print the table, the claims and the JSON line; write the JSON file if --json was given."""
     print(table(results))
     show(document(bench, arguments, device, results, claims, weights), arguments)
 
 
 def show(made: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """Print the claims and the JSON line of a document; write the JSON file where one was asked for."""
+    """Print a document's claims and its JSON line; write the JSON file if --json was given."""
     for one in made["claims"]:
         verdict = {True: "holds", False: "MISSED", None: "open"}[one["holds"]]
         print(f"{one['name']}: {one['value']} (bar: {one['bar']}) {verdict}")
@@ -107,7 +107,7 @@ def document(
     claims: list[dict[str, Any]],
     weights: Path | None = None,
 ) -> dict[str, Any]:
-    """What a bench says, JSON-ready."""
+    """A bench's document, ready for JSON."""
     return {
         "bench": bench,
         "command": command(),
@@ -124,13 +124,13 @@ def document(
 
 
 def command() -> str:
-    """The command that is running, but for where it writes."""
+    """The running command line, without the options that say where to write."""
     given = re.sub(r" --(json|report|samples) \S+", "", shlex.join(sys.argv[1:]))
     return f"python -m bench {given}"
 
 
 def device_name(device: torch.device) -> str:
-    """The machine in words."""
+    """The device's name, for people."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     model = platform.processor() or platform.machine()
@@ -142,7 +142,7 @@ def device_name(device: torch.device) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what the figures depend on."""
+    """Versions of the software that the figures depend on."""
     found = {"python": platform.python_version()}
     for name in ("torch", "transformers", "triton", "gradio"):
         try:
@@ -153,7 +153,7 @@ def versions() -> dict[str, str]:
 
 
 def revision() -> str | None:
-    """The git revision of the tree, with a plus sign when it was changed; None outside a checkout."""
+    """The git revision of the tree, with a plus sign if it has changes; None outside a checkout."""
     here = Path(__file__).parent
     try:
         head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)

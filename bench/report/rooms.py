@@ -1,8 +1,8 @@
 """`python -m bench rooms [REVISION] [--out FILE]`: a picture of who imports whom, of this tree or of an older one.
 
-Contract: a box for each child of bass_core, file or folder, and one each for the page and the kernels. The sources
-are parsed and never run; an older revision comes out of git. The last line is the document with what was counted.
-Non-goals: bench, distill and tests, which may look everywhere.
+Contract: one box for each file or folder directly in bass_core, one for the page and one for the kernels. The
+sources are parsed, never run; an older revision is read from git. The last line is the document with the counts.
+Non-goals: bench, distill and tests, which may import anything.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COLOURS = {"ui": "#eef6ff", "public names": "#fff7e0", "kernels": "#f3f0ff"}
 
 @dataclass
 class Module:
-    """A file: its lines, and the files of ours that it imports."""
+    """A file: its number of lines, and the modules of this project that it imports."""
 
     lines: int
     imports: set[str] = field(default_factory=set)
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> None:
     made = figures(found)
     if arguments.out:
         arguments.out.write_text(picture(found, arguments.which), encoding="utf-8")
-    old = arguments.which is not None  # an older tree is shown and held to nothing
+    old = arguments.which is not None  # an older tree is drawn, but makes no claims
     claims = [
         claim("circles of files", made["circles of files"], "0", None if old else made["circles of files"] == 0),
         claim(
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> None:
 
 
 def sources(revision: str | None) -> dict[str, str]:
-    """Path to text of every Python file of the packages."""
+    """The text of every Python file of the packages, by path."""
     if revision is None:
         paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
         return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in paths}
@@ -76,7 +76,7 @@ def sources(revision: str | None) -> dict[str, str]:
 
 
 def modules(texts: dict[str, str]) -> dict[str, Module]:
-    """Dotted name to module; a package's __init__ has the package's name. Empty __init__ files are left out."""
+    """Modules by dotted name; a package's __init__ has the package's name. Empty __init__ files are left out."""
     known = {_dotted(path): path for path, text in texts.items()}
     found = {}
     for name, path in known.items():
@@ -93,7 +93,7 @@ def _dotted(path: str) -> str:
 
 
 def _targets(node: ast.AST, package: str, known: dict[str, str]) -> set[str]:
-    """The modules of ours that one statement imports: `from a import b` is a.b where that is a file, else a."""
+    """The project's modules that a statement imports: `from a import b` means a.b if that is a file, else a."""
     if isinstance(node, ast.Import):
         return {alias.name for alias in node.names} & set(known)
     if not isinstance(node, ast.ImportFrom):
@@ -116,7 +116,7 @@ def room(name: str) -> str:
 
 
 def rooms(found: dict[str, Module]) -> tuple[dict[str, list[str]], dict[Arrow, int]]:
-    """Files of each room that hold code, and how many imports lead from one room to another."""
+    """The files with code in each room, and the number of imports from one room to another."""
     files: dict[str, list[str]] = {}
     arrows: dict[Arrow, int] = {}
     for name, module in found.items():
@@ -130,7 +130,7 @@ def rooms(found: dict[str, Module]) -> tuple[dict[str, list[str]], dict[Arrow, i
 
 
 def figures(found: dict[str, Module]) -> dict[str, Any]:
-    """What can be counted of bass_core's files that hold code, of its boxes, and of circles anywhere."""
+    """Counts of bass_core's files with code, of its boxes, and of import cycles anywhere."""
     files, arrows = rooms(found)
     own = {name: names for name, names in files.items() if name not in COLOURS}
     library = [name for names in own.values() for name in names]
@@ -152,7 +152,7 @@ def figures(found: dict[str, Module]) -> dict[str, Any]:
 
 
 def _folder(name: str, found: dict[str, Module]) -> str:
-    """Where the module's file lies; a package's __init__ lies in the package."""
+    """The folder of the module's file; a package's __init__ is in the package's folder."""
     return name if any(other.startswith(f"{name}.") for other in found) else name.rpartition(".")[0]
 
 

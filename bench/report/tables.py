@@ -1,7 +1,7 @@
 """`python -m bench.report.tables`: write the tables of the documents (PAGES) from the files in bench/results.
 
-Contract: a table stands between `<!-- table: NAME -->` and `<!-- end -->`, and holds nothing that is not in the
-result file; `--check` changes nothing and exits with 1 where a table is not what its file says. Non-goals: prose.
+Contract: a table stands between `<!-- table: NAME -->` and `<!-- end -->`, and contains only what is in the result
+file. `--check` changes nothing and exits with 1 if a table differs from its file. Non-goals: prose.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Row = dict[str, Any]
 
 
 def main(argv: list[str]) -> int:
-    """Rewrite the pages, or compare them."""
+    """Rewrite the pages, or with --check compare them."""
     options = argparse.ArgumentParser(prog="python -m bench.report.tables", description=__doc__)
     options.add_argument("--check", action="store_true", help="change nothing; exit with 1 where a table is old")
     arguments = options.parse_args(argv)
@@ -51,7 +51,7 @@ def load(name: str) -> dict[str, Any]:
 
 
 def markdown(rows: list[Row], columns: dict[str, str]) -> str:
-    """A table with these columns, key to heading; numbers to the right, None as n/a."""
+    """A table with these columns (key to heading); numbers are right-aligned, None is n/a."""
     lines = [list(columns.values()), ["---:" if _number(rows, key) else "---" for key in columns]]
     lines += [[cell(row.get(key)) for key in columns] for row in rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -62,7 +62,7 @@ def _number(rows: list[Row], key: str) -> bool:
 
 
 def cell(value: Any) -> str:
-    """Two decimals below 10, one below 1000."""
+    """A value as text: two decimals below 10, one below 1000."""
     if value is None:
         return "n/a"
     if isinstance(value, bool):
@@ -73,7 +73,7 @@ def cell(value: Any) -> str:
 
 
 def made_by(document: dict[str, Any]) -> str:
-    """The line below a table: where its numbers come from."""
+    """The line below a table that says where its numbers come from."""
     versions = ", ".join(f"{name} {document['versions'][name]}" for name in ("torch", "transformers"))
     return (
         f"`{document['command']}`, {document['device']}, {document['date']}, {versions}, "
@@ -99,7 +99,7 @@ _WINS = {
 
 
 def _wins() -> str:
-    """ms per token of each decoder at growing batches and on a text that repeats itself, and who is fastest."""
+    """ms per token of each decoder at growing batch sizes and on a repetitive text, and which is fastest."""
     batch, repeated = load("batch-cpu"), load("latency-cpu")
     cases: dict[str, dict[str, float]] = {}
     for row in repeated["results"]:
@@ -117,7 +117,7 @@ def _wins() -> str:
 
 
 def _rooms() -> str:
-    """The house before and after it had rooms."""
+    """Counts of the package layout before and after bass_core was divided into folders."""
     named = {"before": load("rooms-before"), "after": load("rooms")}
     rows = [{"tree": name} | document["results"][0] for name, document in named.items()]
     columns = {
@@ -130,7 +130,7 @@ def _rooms() -> str:
 
 
 def _claims() -> str:
-    """Every counted claim of every stored document."""
+    """Every claim of every stored document."""
     verdicts = {True: "holds", False: "**missed**", None: "open"}
     parts = []
     for path in sorted(RESULTS.glob("*.json")):
@@ -145,7 +145,7 @@ def _claims() -> str:
 
 
 def _page() -> str:
-    """What a watching browser costs: its ms per token over those of the library alone."""
+    """The cost of a watching browser: its ms per token over those of the library alone."""
     document = load("page-cpu")
     rows = [row | {"cost": row["browser ms/token"] / row["library ms/token"]} for row in document["results"]]
     columns = {
@@ -156,7 +156,7 @@ def _page() -> str:
 
 
 def _simulated() -> str:
-    """Predicted speed-ups of Algorithm 1 and of the cost-aware policy, a GPU a line, a batch a column."""
+    """Predicted speed-ups of Algorithm 1 and of the cost-aware policy: a line per GPU, a column per batch size."""
     document = load("simulate-cpu")
     found: list[Row] = document["results"]
     rows, ends = ([row for row in found if row["section"] == name] for name in ("batch", "crossover"))
@@ -172,7 +172,7 @@ def _simulated() -> str:
 
 
 def _passk() -> str:
-    """Who finished within the middle budget and within the longest."""
+    """How many finished within the middle budget and within the longest."""
     document = load("passk-cpu")
     budgets = sorted({row["budget ms"] for row in document["results"]})
     rows = [row for row in document["results"] if row["budget ms"] in (budgets[len(budgets) // 2], budgets[-1])]
@@ -185,7 +185,7 @@ def _passk() -> str:
 
 
 def _exactness() -> str:
-    """Every stored run of the bench, a kind of CPU each: rows like the reference, a batch a column."""
+    """Every stored run of the bench, one per kind of CPU: rows equal to the reference, a column per batch size."""
     kinds = {True: "multiplies bfloat16 natively", False: "multiplies bfloat16 in float32"}
     parts = []
     for path in sorted(RESULTS.glob("exactness*.json")):
@@ -196,7 +196,7 @@ def _exactness() -> str:
 
 
 def described(one: Row) -> str:
-    """A row of the exactness bench that is not its reference, in words."""
+    """A row of the exactness bench that differs from its reference, in words."""
     names = ("ours", "theirs")
     ours, theirs = (one[name] if one[f"{name} text"] is None else repr(one[f"{name} text"]) for name in names)
     words = f"prompt {one['prompt']} at {one['at']}, {ours} for {theirs}"
@@ -206,7 +206,7 @@ def described(one: Row) -> str:
 
 
 def _alike(results: list[Row]) -> str:
-    """Rows alike of one run, and below them the rows that differ."""
+    """The shares of equal rows in one run, and below them the rows that differ."""
     batches = sorted({row["batch"] for row in results})
     lines: dict[tuple[str, str], Row] = {}
     unlike = []

@@ -1,1 +1,1 @@
-"""Broken inputs, broken decoders, many users."""
+"""Robustness: broken inputs, broken decoders, many users."""

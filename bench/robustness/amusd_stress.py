@@ -1,7 +1,8 @@
-"""Many short requests to AMUSD with delays on either side, stops, and drafts that are killed or stopped by signal.
+"""Many short AMUSD requests with delays on either side, early stops, and draft processes killed or paused.
 
-Contract: `short_runs` compares every text with regular decoding's (a stopped one's beginning) and counts; a
-deadlock would hang it. `leftovers` is what a run could leave behind: processes, descriptors, named shared memory.
+Contract: `short_runs` compares every text with regular decoding's (a stopped one with its beginning) and counts
+the outcomes; a deadlock would make it hang. `leftovers` counts what a run could leave behind: processes, file
+descriptors, named shared memory.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ WAYS: list[dict[str, Any]] = [
 
 
 def leftovers() -> tuple[int, int, int]:
-    """Child processes, open descriptors, and names in /dev/shm."""
+    """The numbers of child processes, of open descriptors, and of names in /dev/shm."""
     own = psutil.Process()
     shared = Path("/dev/shm")
     return len(own.children(recursive=True)), own.num_fds(), len(list(shared.iterdir())) if shared.exists() else 0
@@ -42,9 +43,10 @@ def leftovers() -> tuple[int, int, int]:
 def short_runs(
     pair: ModelPair, rows: list[list[int]], *, runs: int, kills: int, hangs: int, seed: int
 ) -> dict[str, float]:
-    """`runs` requests of 1 to len(rows) rows and 1 to 40 tokens; `kills` and `hangs` of them lose their draft.
+    """`runs` requests of 1 to len(rows) rows and 1 to 40 tokens.
 
-    A third is stopped on the way. Sampled text under Chen's rule can't be compared: it is another text each time.
+    The draft process is killed in `kills` of them and paused in `hangs`; a third of the others is stopped early.
+    Text sampled under Chen's rule can't be compared: it differs from regular decoding's.
     """
     chance = random.Random(seed)
     lost = chance.sample(range(runs), kills + hangs)
@@ -119,7 +121,7 @@ def _lose(lane: Lane, fault: str) -> None:
 
 
 def stress(arguments: argparse.Namespace) -> None:
-    """The thousand short runs (`--quick`: forty), as a document of their own."""
+    """The thousand short runs (`--quick`: forty), with their own document."""
     torch.set_num_threads(1)
     pair, rows = _tiny_pair(arguments.seed)
     prepare(pair)
@@ -140,7 +142,7 @@ def stress(arguments: argparse.Namespace) -> None:
 
 
 def _tiny_pair(seed: int) -> tuple[ModelPair, list[list[int]]]:
-    """A target and a draft that agrees with it in part, and three prompts."""
+    """A target with a draft that agrees with it in part, and three prompts."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=96,

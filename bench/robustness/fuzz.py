@@ -1,10 +1,10 @@
 """`python -m bench fuzz`: arguments of all types, ranges, sizes and alphabets for the real app.py's /race.
 
-Contract: every request ends in a finished race or in one documented sentence (a BassError's); never in a
-traceback, an internal error, or a name of the server's files; afterwards the server answers as before. Its
-memory does not grow by more than 5 % after the first fifth of the cases, in which every part of the program is
-met for the first time and Gradio's own stores fill (of the last 2,000 visitors); the table has it by tenths.
-Arguments that are fine run a race, kept short by the server's own limits.
+Contract: every request ends in a finished race or in one documented sentence (a BassError's), never in a
+traceback, an internal error or a file name of the server; afterwards the server answers as before. Its memory
+grows by at most 5 % after the first fifth of the cases, in which every part of the program runs for the first time
+and Gradio's stores fill up (they keep the last 2,000 visitors); the table shows memory after each tenth. Valid
+arguments run a race, which the server's own limits keep short.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..report.report import claim, finish, parser
 from .serving import ROOT, Server
 
 LIMITS = ("--max-batch", "3", "--max-new-tokens", "6", "--max-prompt", "300")
-# The lone surrogates that JSON can carry, direction marks, zero-width and combining characters, and 1 MB of text.
+# Lone surrogates (JSON can carry them), direction marks, zero-width and combining characters, and 1 MB.
 TEXTS = st.one_of(
     st.text(max_size=40),
     st.text(st.characters(codec=None), max_size=20),
@@ -40,7 +40,7 @@ JUNK = st.one_of(
 )
 
 
-# What comes near to being right, where junk alone would never get past the first check.
+# Nearly valid values for each parameter: pure junk would never get past the first check.
 NEAR: dict[str, st.SearchStrategy[Any]] = {
     "prompt": st.one_of(st.just("Hello"), TEXTS),
     "batch_size": st.integers(-1, 5),
@@ -65,7 +65,7 @@ FINE = {"prompt": "Hello", "batch_size": 2, "max_new_tokens": 5}
 
 @st.composite
 def arguments_of(draw: st.DrawFn, defaults: dict[str, Any]) -> tuple[Any, ...]:
-    """Values for the parameters of /race in their order: up to three of them strange, the others fine."""
+    """Values for the parameters of /race, in order: up to three of them strange, the others valid."""
     strange = draw(st.sets(st.sampled_from(list(defaults)), max_size=3))
     fine = defaults | FINE
     return tuple(
@@ -74,7 +74,7 @@ def arguments_of(draw: st.DrawFn, defaults: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def verdict(outcome: Any) -> str:
-    """ "done", "refused", or what is wrong with an outcome: the last snapshot, or the error's text."""
+    """ "done", "refused", or what is wrong. outcome: the last snapshot, or the error's text."""
     if isinstance(outcome, dict):
         failed = [lane["error"] for lane in outcome["lanes"].values() if lane["error"]]
         return "done" if outcome["done"] and not failed else f"unfinished: {failed}"
@@ -141,7 +141,7 @@ _clients: dict[str, Any] = {}
 def _ask(url: str, values: tuple[Any, ...]) -> Any:
     """The last snapshot, or the error's text."""
     client = _clients.setdefault(url, httpx.Client(base_url=f"{url}/gradio_api", timeout=120))
-    # Python's own writer: it sends NaN, infinities and lone surrogates, as a hostile client would.
+    # json.dumps, unlike httpx, writes NaN, infinities and lone surrogates, as a hostile client would.
     body = json.dumps({"data": list(values)}).encode()
     joined = client.post("/call/race", content=body, headers={"content-type": "application/json"})
     if joined.status_code != 200:

@@ -1,8 +1,8 @@
-"""`python -m bench load`: many clients at once, and a third of them cancel or vanish midway.
+"""`python -m bench load`: many clients at once, which cancel or drop a third of their requests midway.
 
-Contract: real clients over loopback against the real app.py with a tiny pair. Every client gets a complete and
-correct answer (the texts that the library gives for that seed) or the sentence that the queue is full; none hangs;
-the server's memory at the end is within 5 % of that after the first race. Nothing here is a speed.
+Contract: real clients over loopback against the real app.py with a tiny pair. Every request that is not given up
+gets a complete and correct answer (the texts that the library gives for that seed) or the sentence that the queue
+is full; none hangs. The server's memory at the end is within 5 % of that after the first race. Nothing is timed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..report.report import claim, finish, parser
 from .serving import Server
 
 PROMPT, TEMPERATURE, SEEDS = "Hello", 0.8, 8
-# A guard against hanging for ever, far above what a race behind a full queue takes.
+# Seconds after which a client counts as hung, far above what a race behind a full queue takes.
 PATIENCE_S = 180.0
 
 
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> None:
         Client(server.url, verbose=False).submit(*_settings(0), api_name="/race").result()
         first = server.memory_mb()
         outcomes, hung = _load(server, expected, arguments.clients, arguments.minutes * 60)
-        # Whoever vanished last may still be running.
+        # The race of the last client that vanished may still be running; this one queues behind it.
         last = Client(server.url, verbose=False).submit(*_settings(1), api_name="/race").result(PATIENCE_S)
         memory = server.memory_mb()
         healthy = server.serving and "Traceback" not in server.log()
@@ -83,13 +83,13 @@ def _texts(snapshot: Mapping[str, Any]) -> dict[str, list[str]]:
 def _load(
     server: Server, expected: list[dict[str, list[str]]], clients: int, seconds: float
 ) -> tuple[Counter[str], int]:
-    """How often each outcome came, and how many clients had not ended long after the time was up."""
+    """How often each outcome came, and how many clients were still running PATIENCE_S after the end."""
     outcomes: Counter[str] = Counter()
     url, defaults = server.url, list(server.defaults().values())
     end, lock = time.monotonic() + seconds, threading.Lock()
 
     def work(number: int) -> None:
-        # Of every three requests of a client one is given up; of those every second without a word.
+        # Each client gives up every third request: by turns it cancels, or drops the connection.
         for turn in count(number):
             if time.monotonic() >= end:
                 return
@@ -98,14 +98,14 @@ def _load(
                 if turn % 6 == 0:
                     outcome = _vanish(url, [*_settings(seed), *defaults[5:]])
                 else:
-                    # A visitor of its own each time: one client's next request can meet the end of its own stream.
+                    # A new Client each time: with a shared one, a request can read the end of the previous stream.
                     outcome = _ask(Client(url, verbose=False), seed, expected[seed], cancel=turn % 6 == 3)
             except Exception as error:
                 outcome = f"{type(error).__name__}: {error}"[:80]
             with lock:
                 outcomes[outcome] += 1
             if outcome == "queue is full":
-                time.sleep(2.0)  # a person would not ask at once again
+                time.sleep(2.0)  # a person would wait before asking again
 
     threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(clients)]
     for thread in threads:
@@ -119,11 +119,11 @@ def _ask(client: Client, seed: int, expected: dict[str, list[str]], cancel: bool
     job = client.submit(*_settings(seed), api_name="/race")
     try:
         if cancel:
-            # Not next(job): the client's iterator never ends where the server refuses.
+            # Not next(job): the client's iterator never ends if the server refuses the request.
             while not job.done() and not job.outputs():
                 time.sleep(0.01)
             if job.done():
-                job.result()  # raises the refusal
+                job.result()  # raises if the request was refused
             job.cancel()
             return "cancelled"
         last = job.result(PATIENCE_S)
@@ -139,7 +139,7 @@ def _ask(client: Client, seed: int, expected: dict[str, list[str]], cancel: bool
 
 
 def _vanish(url: str, values: list[Any]) -> str:
-    """Ask as a script would, read a little of the answer, and drop the connection."""
+    """Post a request as a script would, read one line of the answer, and drop the connection."""
     with httpx.Client(base_url=f"{url}/gradio_api", timeout=PATIENCE_S) as client:
         joined = client.post("/call/race", json={"data": values})
         if joined.status_code == 503:

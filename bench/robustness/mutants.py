@@ -1,8 +1,8 @@
 """`python -m bench mutants`: break the decoder in known ways and see the tests fail on every one.
 
-Contract: each mutant is one edit of a copy of the sources, in a process of its own; a claim `holds` when the tests
-failed on it. The unbroken copy must pass the same cases. The quick form runs the smallest cases meant to catch a
-mutant, the full form all quick tests of the decoder. A survivor is a missing test.
+Contract: each mutant is one edit to a copy of the sources, tested in its own process; its claim `holds` if the
+tests fail. The unbroken copy must pass the same cases. The quick form runs the smallest cases meant to catch a
+mutant, the full form all quick tests of the decoder. A mutant that survives means a missing test.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ def main(argv: list[str]) -> None:
     chosen = [mutant for mutant in MUTANTS if not arguments.only or mutant.name in arguments.only]
     cases = {mutant.name: mutant.cases if arguments.quick else _WHOLE for mutant in chosen}
     unbroken = sorted({case for mutant in chosen for case in cases[mutant.name]})
-    # Whatever the tests import is imported once, before the processes part: each would need seconds for it.
+    # Import what the tests import once, before forking: each process would need seconds for it.
     _pytest(["--collect-only", *unbroken])
     code = _tests_on(None, unbroken)
     results: list[dict[str, Any]] = [{"mutant": "none", "tests": "pass" if code == 0 else f"exit {code}"}]
     claims = [claim("the unbroken decoder passes", float(code == 0), "1.0", code == 0)]
     for mutant in tqdm(chosen, desc="mutants"):
         code = _tests_on(mutant, cases[mutant.name])
-        # pytest's 1 is "tests failed"; anything else would be a mutant that never ran.
+        # pytest exits with 1 when tests failed; any other status means that the mutant was not tested.
         results.append({"mutant": mutant.name, "tests": "fail" if code == 1 else f"exit {code}"})
         claims.append(claim(f"caught: {mutant.name}", float(code == 1), "1.0", code == 1))
     finish("mutants", arguments, torch.device("cpu"), results, claims)
 
 
 def _tests_on(mutant: Mutant | None, cases: list[str]) -> int:
-    """pytest's exit status on a copy of the sources with the mutant's edit."""
+    """pytest's exit status on a copy of the sources with the mutant's edit (None: without any)."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         copy = Path(folder)
         for name in ("bass_core", "kernels", "tests"):
@@ -74,7 +74,7 @@ def _tests_on(mutant: Mutant | None, cases: list[str]) -> int:
 
 def _run_tests(copy: Path, cases: list[str], expected: int) -> None:
     os.chdir(copy)
-    # transformers has imported our `kernels` by its name already.
+    # Forget modules of the original tree: transformers, for one, has already imported our `kernels`.
     for name in [name for name in sys.modules if name.split(".")[0] in ("bass_core", "kernels", "tests")]:
         del sys.modules[name]
     sys.path[:] = [str(copy), *(entry for entry in sys.path if Path(entry or ".").resolve() != ROOT)]
@@ -83,7 +83,7 @@ def _run_tests(copy: Path, cases: list[str], expected: int) -> None:
 
 
 def _pytest(arguments: list[str], expected: int = 0) -> int:
-    """pytest's exit status; its words only where that is not as expected."""
+    """pytest's exit status; prints its output only if the status is not the expected one."""
     import pytest
 
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()):

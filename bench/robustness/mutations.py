@@ -1,6 +1,6 @@
 """The known ways to break the decoder: mistakes that real projects have shipped, each as one edit.
 
-Contract: `old` occurs exactly once in the file, so that a mutant that no longer fits the sources is noticed.
+Contract: `old` occurs exactly once in the file. If the sources change and it no longer does, `apply` raises.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Mutant:
-    """`cases` are the smallest tests meant to catch it."""
+    """An edit that replaces `old` in a file; `cases` are the smallest tests meant to catch it."""
 
     name: str
     file: str
@@ -20,7 +20,7 @@ class Mutant:
     cases: list[str]
 
     def apply(self, root: Path) -> None:
-        """Edit the file below `root`. Raises ValueError where `old` does not occur once."""
+        """Edit the file under `root`. Raises ValueError unless `old` occurs exactly once."""
         path = root / self.file
         text = path.read_text()
         if text.count(self.old) != 1:

@@ -1,7 +1,7 @@
-"""A tiny random pair on disk, and the real app.py serving it in a process of its own.
+"""A tiny random pair on disk, and the real app.py serving it in its own process.
 
-Contract: `Server` is a context manager whose `url` answers when it is entered, and whose process is gone when it
-is left; `log()` is what the server wrote to stderr. Non-goals: models that say anything sensible.
+Contract: `Server` is a context manager. On entry its `url` answers; on exit its process has ended. `log()` is what
+the server wrote to stderr. Non-goals: models that write anything sensible.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def save_tiny_pair(folder: Path) -> tuple[Path, Path]:
-    """A target and a draft that agrees with it in part, with a tokenizer of a character a token."""
+    """Save a target and a draft that agrees with it in part, with a tokenizer of one character per token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -52,7 +52,7 @@ def save_tiny_pair(folder: Path) -> tuple[Path, Path]:
 
 
 class Server:
-    """app.py over the tiny pair; further options as on its command line."""
+    """app.py serving the tiny pair; `options` are added to its command line."""
 
     def __init__(self, *options: str) -> None:
         self.options = options
@@ -69,7 +69,7 @@ class Server:
         command += ["--device", "cpu", "--dtype", "float32"]
         command += ["--port", str(port), *self.options]
         environment = {k: v for k, v in os.environ.items() if k not in ("GRADIO_SERVER_NAME", "SPACE_ID")}
-        # Draft lengths are Algorithm 1's then, which the texts that are compared go by.
+        # Without measured costs, draft lengths follow Algorithm 1, as in the texts that are compared.
         environment["BASS_MEASURE"] = "0"
         self._log = folder / "stderr.txt"
         with self._log.open("w") as errors:
@@ -92,11 +92,11 @@ class Server:
         self._folder.cleanup()
 
     def log(self) -> str:
-        """What the server wrote to stderr so far."""
+        """What the server has written to stderr so far."""
         return self._log.read_text(errors="replace")
 
     def defaults(self) -> dict[str, Any]:
-        """The arguments of /race in their order: a script that posts has to send every one."""
+        """The arguments of /race with their defaults, in order: a raw POST has to send all of them."""
         api: Any = Client(self.url, verbose=False).view_api(return_format="dict", print_info=False)
         parameters = api["named_endpoints"]["/race"]["parameters"]
         return {one["parameter_name"]: one.get("parameter_default") for one in parameters}

@@ -1,6 +1,5 @@
-"""What `python -m bench simulate` predicts with: hardware, model shapes, step times, rounds.
+"""The parts of `python -m bench simulate`: hardware, model shapes, step times, rounds.
 
-Contract: a step-time source says what a verification and a forward of the draft cost (`RoundCosts` of
-bass_core/decoding/calibrate.py): a measured CostTable, or a Roofline of datasheet numbers. rounds.py plays rounds
-on it.
+Contract: a step-time source (`RoundCosts` of bass_core/decoding/calibrate.py) gives the times of a verification
+and of a draft forward. It is a measured CostTable, or a Roofline of datasheet numbers; rounds.py uses it.
 """

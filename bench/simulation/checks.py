@@ -1,7 +1,7 @@
-"""Whether the simulation meets what is known without it: claims that no timing can disturb.
+"""Checks of the simulation against exact values: claims that no timing noise can disturb.
 
-Contract: counts within four standard errors of an exact value; seeded. The standard error is that of means over
-blocks of rounds, since a policy makes neighbouring rounds alike.
+Contract: seeded; a simulated mean must be within four standard errors of its exact value. Standard errors come
+from means over blocks of rounds, since a policy makes neighbouring rounds alike.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .rounds import Acceptance, rounds
 
 BLOCKS = 40
 ERRORS = 4.0
-DRAFT_COST = 0.1  # of a target's step
+DRAFT_COST = 0.1  # a draft step's time, in target steps
 Row = dict[str, Any]
 
 
 def run(seed: int, quick: bool) -> tuple[list[Row], list[Any]]:
-    """Fixed lengths against the formulas, Algorithm 1 against its Markov chain."""
+    """Check fixed lengths against the formulas, and Algorithm 1 against its Markov chain."""
     count = 2000 if quick else 20000
     fixed, speed, chain = [], [], []
     for rate, length in itertools.product((0.6, 0.8, 0.9), (1, 4, 7)):
@@ -44,7 +44,7 @@ def run(seed: int, quick: bool) -> tuple[list[Row], list[Any]]:
 
 
 def _means(policy: DraftLengthPolicy, rate: float, rows: int, count: int, seed: int) -> list[np.ndarray]:
-    """Means over blocks of endless rounds: draft length, tokens a row and round, speed-up over plain steps."""
+    """Block means over rounds of endless rows: draft length, tokens per row and round, speed-up."""
     costs = CostTable({1: [(1.0, 1.0)]}, {1: DRAFT_COST}, padded=True)
     played = rounds(policy, Acceptance.same(rate), rows, None, np.random.default_rng(seed))
     some = itertools.islice(played, count)

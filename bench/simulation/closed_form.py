@@ -1,6 +1,6 @@
-"""What the simulation must agree with: formulas of the papers, and Algorithm 1 as a Markov chain.
+"""Exact values for the simulation: formulas from the papers, and Algorithm 1 as a Markov chain.
 
-Contract: no random numbers here. i.i.d. acceptance a, rows that never end.
+Contract: no random numbers; i.i.d. acceptance a, rows that never end.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ def tokens_per_round(rate: float, length: int) -> float:
 
 
 def speedup(rate: float, length: int, cost: float) -> float:
-    """Over plain steps, where a draft step costs `cost` target steps: the same paper, theorem 3.8."""
+    """Speed-up over plain steps if a draft step costs `cost` target steps: the same paper, theorem 3.8."""
     return tokens_per_round(rate, length) / (length * cost + 1)
 
 
 def algorithm_1(rate: float, rows: int) -> tuple[float, float]:
-    """Mean draft length and tokens a row and round under Algorithm 1, exactly.
+    """Exact mean draft length, and tokens per row and round, under Algorithm 1.
 
-    The policy's state (length, shrinking) depends on nothing but the state before and the best row's count, whose
-    distribution function is (1 - a^(k + 1))^rows below the length: a Markov chain, solved for its long run.
+    The policy's state (length, shrinking) depends only on the previous state and the best row's accepted count k,
+    whose distribution function is (1 - a^(k + 1))^rows below the length: a Markov chain, solved for its stationary
+    distribution.
     """
     limit = Algorithm1.limit
     states = list(itertools.product(range(1, limit + 1), (0, 1)))
@@ -48,7 +49,7 @@ def algorithm_1(rate: float, rows: int) -> tuple[float, float]:
 
 
 def _stationary(moves: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The share of time in each state: the solution of share = share @ moves that sums to 1."""
+    """The stationary distribution: the solution of share = share @ moves that sums to 1."""
     size = len(moves)
     system = np.vstack([moves.T - np.eye(size), np.ones(size)])
     right = np.append(np.zeros(size), 1.0)

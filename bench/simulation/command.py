@@ -1,9 +1,9 @@
-"""`python -m bench simulate`: past this machine, on paper.
+"""`python -m bench simulate`: predictions for hardware, models and batch sizes that this machine can't run.
 
-Contract: every row says its kind. "predicted" comes from step times (a measured table, or a datasheet's roofline
-with assumed efficiencies) and from rounds played with the real policies; "datasheet" is a vendor's number, never
-measured here; "measured and predicted" holds a prediction beside what this machine did. Checks against formulas
-are counted and free of noise. Parts: bench/simulation.
+Contract: every row names its kind. "predicted" comes from step times (a measured table, or a datasheet's roofline
+with assumed efficiencies) and from rounds simulated with the real policies; "datasheet" is a vendor's number,
+never measured here; "measured and predicted" compares a prediction with what this machine did. Checks against
+formulas involve no timing. Parts: bench/simulation.
 Non-goals: prefills, early ends of text, requests that arrive over time, quantised weights.
 """
 
@@ -84,7 +84,7 @@ def _options() -> argparse.ArgumentParser:
 
 
 def _pair(arguments: argparse.Namespace) -> ModelPair:
-    """The pair that is measured: a tiny one in the quick form."""
+    """The pair to measure: a tiny one in the quick form."""
     if not arguments.quick:
         return load_pair(arguments.pair, device=arguments.device, dtype=arguments.dtype)
     target = build(target_config(dry=True), torch.device("cpu"), torch.float32, arguments.seed, scale=4.0)
@@ -96,7 +96,7 @@ def _prompts(pair: ModelPair, count: int, seed: int) -> list[Any]:
 
 
 def _this_machine(measured: validation.Validation, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """The pair that was measured, at batches that were not, with the acceptance that was."""
+    """Predictions for the measured pair, with its measured acceptance, at batch sizes that were not measured."""
     costs: CostTable = measured.table
     rate = float(np.mean(measured.acceptance.rates))
     made = []
@@ -125,7 +125,7 @@ def _datasheets() -> list[dict[str, Any]]:
 
 
 def _print(made: dict[str, Any]) -> None:
-    """A table for each section, and the words about the paper."""
+    """Print a table for each section, and the sentences about the paper."""
     for section, title in SECTIONS.items():
         rows = [row for row in made["results"] if row["section"] == section]
         if rows:

@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 
 def report(document: dict[str, Any]) -> Report:
-    """Speed-up over batch, context and GPUs; predicted against measured."""
+    """Figures of speed-up over batch size, context and number of GPUs, and of predicted against measured."""
     rows: list[Row] = document["results"]
     made = {
         "batch": _batch([row for row in rows if row["section"] in ("batch", "this machine")]),
@@ -43,7 +43,7 @@ def report(document: dict[str, Any]) -> Report:
 
 
 def _batch(rows: list[Row]) -> go.Figure:
-    """Algorithm 1 as lines, the cost-aware policy dotted; a cross where Algorithm 1 stops paying."""
+    """Solid lines for Algorithm 1, dotted for the cost-aware policy; a cross where Algorithm 1 stops paying."""
     made = figure(
         "Predicted speed-up over the batch (x: where Algorithm 1 stops paying; dotted: cost-aware)",
         "batch",

@@ -1,8 +1,8 @@
-"""GPUs as their datasheets describe them, and what is assumed about how much of that a step reaches.
+"""GPUs as their datasheets describe them, and assumptions about the share of those figures that a step reaches.
 
-Contract: `Hardware` holds datasheet numbers alone, none of them measured here; `Assumptions` holds everything that
-is neither datasheet nor measurement, each an option of the bench. Dense peaks are those of
-bass_core/lanes/utilization.py (where a datasheet gives figures with sparsity, half of them).
+Contract: `Hardware` holds only datasheet numbers, none of them measured here; `Assumptions` holds everything that
+is neither from a datasheet nor measured, each an option of the bench. Dense peaks are those of
+bass_core/lanes/utilization.py (half of the datasheet's figure where it is given with sparsity).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bass_core.machine.hardware import dense_peak
 
 @dataclass(frozen=True)
 class Hardware:
-    """One GPU. bandwidth: GB/s of its memory; memory: GB; nvlink: GB/s a GPU, both directions together."""
+    """One GPU. bandwidth: of its memory, GB/s; memory: GB; nvlink: GB/s per GPU, both directions together."""
 
     name: str
     bandwidth: float
@@ -43,11 +43,11 @@ HARDWARE = {
 
 @dataclass(frozen=True)
 class Assumptions:
-    """Neither measured nor from a datasheet.
+    """Numbers that are neither measured nor from a datasheet.
 
-    bandwidth, compute, link: the share of the datasheet's figure that a step reaches; layer_us: what a layer costs
-    beside reading and multiplying (launches, norms, short kernels); allreduce_us: what one all-reduce costs
-    beside moving its bytes.
+    bandwidth, compute, link: the share of the datasheet's figure that a step reaches; layer_us: microseconds per
+    layer besides reading and multiplying (launches, norms, short kernels); allreduce_us: microseconds per
+    all-reduce besides moving its bytes.
     """
 
     bandwidth: float = 0.8

@@ -1,6 +1,6 @@
-"""The models that are predicted for: what one forward of each reads and multiplies.
+"""The models of the predictions: what one forward of each reads and multiplies.
 
-Contract: a shape is counted on a model built on torch's meta device from its config, so no weight exists; costs
+Contract: a shape is counted on a model built from its config on torch's meta device, so no weights exist; costs
 are those of bass_core/lanes/utilization.py, with bfloat16 weights, keys and values.
 """
 
@@ -16,12 +16,12 @@ from bass_core.models.cost import ModelCost, model_cost
 
 from ..gpu.shapes import build, draft_config, target_config
 
-_BYTES = 2  # of a bfloat16 number
+_BYTES = 2  # per bfloat16 number
 
 
 @dataclass(frozen=True)
 class Shape:
-    """`cost` of a forward; `parameters` held in memory (a table that is only looked up included)."""
+    """`cost` of a forward; `parameters` in memory, which include an embedding table that is only looked up."""
 
     name: str
     cost: ModelCost
@@ -37,7 +37,7 @@ class Shape:
 
 
 def shape_of(name: str, config: LlamaConfig) -> Shape:
-    """The shape of a Llama config, counted, not computed."""
+    """The shape of a Llama config, counted on an empty model."""
     model = build(config, torch.device("meta"), torch.bfloat16, seed=0)
     heads, dim = config.num_key_value_heads, config.head_dim
     assert heads is not None and dim is not None
@@ -75,7 +75,7 @@ def _llama(hidden: int, mlp: int, layers: int, heads: int, tied: bool = False) -
     )
 
 
-# The paper gives its models' sizes, not their shapes: ours of those sizes are in bench/gpu/shapes.py.
+# The paper gives its models' sizes but not their shapes; bench/gpu/shapes.py has our shapes of those sizes.
 PAIRS = {
     "7.8B": (("7.8B", target_config(dry=False)), ("310M", draft_config(dry=False))),
     "70B": (

@@ -1,10 +1,10 @@
-"""What acceptance the paper's figures imply (BASS, arXiv 2404.15778, abstract): a prediction turned around.
+"""The acceptance that the paper's figures imply (BASS, arXiv 2404.15778, abstract): prediction in reverse.
 
 Contract: one A100, the 7.8B and 310M shapes, batch 8, Algorithm 1, i.i.d. acceptance a. Solved for a twice: so
-that the predicted mean per-token latency is 5.8 ms, and so that the predicted speed-up over regular is 2.15.
-Each is solved for every combination of the assumed efficiencies. 5.8 ms x 2.15 is regular decoding at 12.5 ms: the
-share of the bandwidth that this takes is where both answers meet.
-Assumed beside the efficiencies: bfloat16, 80 GB SXM, the shapes, the context, 256 new tokens a row, rows alike.
+that the predicted mean per-token latency is 5.8 ms, and so that the predicted speed-up over regular decoding is
+2.15. Each is solved for every combination of the assumed efficiencies. 5.8 ms x 2.15 means regular decoding at
+12.5 ms; at the share of bandwidth where it takes that long, both answers agree.
+Assumed besides the efficiencies: bfloat16, 80 GB SXM, the shapes, the context, 256 new tokens a row, rows alike.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from .rounds import Acceptance, Played, Prediction, play, predict, timed
 ROWS, TOKENS = 8, 256
 LATENCY_MS, SPEEDUP, THROUGHPUT = 5.8, 2.15, 1100.0
 BANDWIDTHS, COMPUTES, CONTEXTS = (0.5, 0.6, 0.7, 0.8, 0.9), (0.4, 0.6, 0.8), (256, 2048)
-# Two answers closer than this are one.
+# Two acceptances at most this far apart agree.
 SAME = 0.02
-_GRID = 100  # acceptances that are played: hundredths
+_GRID = 100  # simulated acceptances: multiples of 1/100
 Row = dict[str, Any]
 
 
 @dataclass
 class Solver:
-    """Rounds under Algorithm 1 at each acceptance: played once, then timed on any hardware."""
+    """Rounds under Algorithm 1 at each acceptance: simulated once, then timed on any hardware."""
 
     seed: int
     trials: int
     _played: dict[int, list[list[Played]]] = field(default_factory=dict)
 
     def at(self, costs: RoundCosts, hundredths: int) -> Prediction:
-        """The prediction for an acceptance of so many hundredths."""
+        """The prediction for an acceptance of `hundredths` / 100."""
         if hundredths not in self._played:
             acceptance = Acceptance.same(hundredths / _GRID)
             self._played[hundredths] = play(Algorithm1(), acceptance, ROWS, TOKENS, self.seed, self.trials)
         return timed(costs, self._played[hundredths], TOKENS)
 
     def solve(self, costs: RoundCosts, latency_ms: float) -> tuple[float, Prediction] | None:
-        """The acceptance at which the mean per-token latency falls to this, by bisection; None above 0.99."""
+        """The acceptance that gives a mean per-token latency of latency_ms, by bisection; None above 0.99."""
         low, high = 0, _GRID - 1
         if self.at(costs, high).ptl_all_ms > latency_ms:
             return None
@@ -58,7 +58,7 @@ class Solver:
 
 
 def implied(costs: Roofline, solver: Solver) -> Row:
-    """A row: the acceptance that each of the paper's two figures takes on these step times."""
+    """A row: the acceptance that each of the paper's two figures implies with these step times."""
     regular = predict(costs, FixedLength(0), Acceptance.same(0), ROWS, TOKENS, trials=1).ptl_all_ms
     by_latency, by_speedup = (solver.solve(costs, ms) for ms in (LATENCY_MS, regular / SPEEDUP))
     agree = by_latency is not None and by_speedup is not None and abs(by_latency[0] - by_speedup[0]) <= SAME
@@ -77,7 +77,7 @@ def implied(costs: Roofline, solver: Solver) -> Row:
 
 
 def run(assumed: Assumptions, context: int, seed: int, quick: bool) -> tuple[list[Row], str]:
-    """Rows, and what they say in words."""
+    """The rows, and sentences that sum them up."""
     base = Roofline(HARDWARE["A100"], *shapes("7.8B"), context, assumed=assumed)
     share = agreeing_bandwidth(base)
     cases = [(assumed.bandwidth, assumed.compute, context)]
@@ -94,7 +94,7 @@ def run(assumed: Assumptions, context: int, seed: int, quick: bool) -> tuple[lis
 
 
 def agreeing_bandwidth(costs: Roofline) -> float | None:
-    """The share of the bandwidth, from 0.1 to 1, at which regular decoding takes 5.8 ms x 2.15 a step."""
+    """The share of bandwidth, from 0.1 to 1, at which a step of regular decoding takes 5.8 ms x 2.15."""
 
     def slow(share: float) -> bool:
         slower = replace(costs, assumed=replace(costs.assumed, bandwidth=share))

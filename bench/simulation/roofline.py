@@ -1,14 +1,15 @@
-"""Step times from a datasheet: what a forward must read and multiply, over what the hardware gives.
+"""Step times from a datasheet: what a forward must read and multiply, over the hardware's rates.
 
-Contract: a Roofline answers as a CostTable does (`RoundCosts`), for one context length; it is always a prediction.
-Model, a forward of n tokens in b rows that have t cached tokens each, on g GPUs, tensor parallel:
+Contract: a Roofline has the interface of a CostTable (`RoundCosts`), for one context length; it is always a
+prediction.
+Model, a forward of n tokens in b rows with t cached tokens each, on g GPUs, tensor parallel:
 - products: the larger of weights / bandwidth and 2 x parameters x n / compute, each divided by g;
 - attention: the larger of keys and values / bandwidth and its FLOPs / compute, divided by min(g, KV heads): a KV
   head is not split. It does not overlap with the products;
-- two all-reduces a layer (Megatron, arXiv 1909.08053) of n x hidden numbers, as a ring: each GPU sends
+- two all-reduces per layer (Megatron, arXiv 1909.08053) of n x hidden numbers, as a ring: each GPU sends
   2 (g - 1) / g of the bytes, at half of NVLink's figure, which counts both directions; plus a fixed time each;
-- a fixed time a layer.
-The target is split over all GPUs. The draft is split or runs whole on one, whichever is faster.
+- a fixed time per layer.
+The target is split over all GPUs. The draft is split too or runs whole on one, whichever is faster.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from dataclasses import dataclass, field
 from .hardware import Assumptions, Hardware
 from .models import Shape
 
-_FILL = 0.9  # of the memory that weights, keys and values may take
+_FILL = 0.9  # the share of memory that weights, keys and values may take
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """RoundCosts of a pair on `gpus` GPUs at a mean context of `context` tokens a row; milliseconds."""
+    """RoundCosts, in milliseconds, of a pair on `gpus` GPUs at a mean context of `context` tokens per row."""
 
     hardware: Hardware
     target: Shape
@@ -34,15 +35,15 @@ class Roofline:
     padded: bool = True
 
     def verify_ms(self, rows: int, tokens: float) -> float:
-        """One forward of the target over `tokens` in all rows together."""
+        """One forward of the target over `tokens` tokens in all rows together."""
         return self.step_ms(self.target, rows, tokens, self.gpus)
 
     def draft_ms(self, rows: int) -> float:
-        """One forward of the draft: a token a row."""
+        """One forward of the draft, one token per row."""
         return min(self.step_ms(self.draft, rows, rows, gpus) for gpus in {1, self.gpus})
 
     def step_ms(self, model: Shape, rows: int, tokens: float, gpus: int) -> float:
-        """The model of the module's contract."""
+        """The time of one forward, by the formulas of the module's contract."""
         cost, assumed = model.cost, self.assumed
         bandwidth = assumed.bandwidth * self.hardware.bandwidth * 1e9
         compute = assumed.compute * self.hardware.flops
@@ -64,7 +65,7 @@ class Roofline:
         return 2 * model.layers * (moved / one_way + self.assumed.allreduce_us * 1e-6)
 
     def fits(self, rows: int) -> bool:
-        """Whether weights, keys and values take at most nine tenths of the memory; each GPU holds the draft."""
+        """Whether weights, keys and values fit in nine tenths of the memory; every GPU holds the whole draft."""
         split = self.target.held_bytes / self.gpus + self.draft.held_bytes
         tokens = rows * self.context
         cached = tokens * (

@@ -1,8 +1,8 @@
-"""Rounds played with a real draft-length policy: seeded, on given step times and a given acceptance.
+"""Rounds simulated with a real draft-length policy, for given step times and acceptance; seeded.
 
-Contract: a batch of rows does round after round what BatchDecoder does (bass_core/decoding/batch.py): a row drafts
-min(asked, what it may still write - 1), keeps the accepted ones and one token of the target, and leaves when it
-has written all; the policy is told as there. The same seed gives the same rounds.
+Contract: every round does what BatchDecoder does (bass_core/decoding/batch.py): a row drafts min(asked, tokens
+left - 1), keeps the accepted drafts and one token of the target, and leaves the batch when it has written all its
+tokens; the policy gets the same calls. The same seed gives the same rounds.
 Non-goals: prefills, drafters that propose fewer tokens than asked, early ends of text, a common stop.
 """
 
@@ -21,20 +21,20 @@ from bass_core.budget.policies import DraftLengthPolicy
 
 @dataclass(frozen=True)
 class Acceptance:
-    """rates[r][i]: how often draft i of row r stands, given that those before it do; the last goes on for ever.
+    """rates[r][i]: the probability that draft i of row r is accepted, given that the drafts before it are.
 
-    Rows beyond the last start again at the first.
+    The last rate holds for all later drafts; rows beyond the last reuse the rates from the first on.
     """
 
     rates: NDArray[np.float64]
 
     @staticmethod
     def same(rate: float) -> Acceptance:
-        """Every draft of every row stands with the same probability: the papers' i.i.d. acceptance."""
+        """Every draft of every row is accepted with the same probability: the papers' i.i.d. acceptance."""
         return Acceptance(np.full((1, 1), rate))
 
     def draw(self, rng: np.random.Generator, rows: list[int], drafted: list[int]) -> list[int]:
-        """How many drafts of each row stand."""
+        """The number of accepted drafts of each row."""
         width = max(drafted)
         if not width:
             return [0] * len(rows)
@@ -46,7 +46,7 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class Played:
-    """A round: the length asked for, and of each row in `rows` what it drafted and what stood."""
+    """A round: the length asked for, and for each row in `rows` its numbers of drafted and accepted tokens."""
 
     asked: int
     rows: list[int]
@@ -54,7 +54,7 @@ class Played:
     accepted: list[int]
 
     def ms(self, costs: RoundCosts) -> float:
-        """Its time: one verification, and a forward of the draft for each token of the longest draft."""
+        """The round's time: one verification, and a draft forward for each token of the longest draft."""
         count, widest = len(self.rows), max(self.drafted)
         tokens = count * (1 + widest) if costs.padded else count + sum(self.drafted)
         return costs.verify_ms(count, tokens) + widest * costs.draft_ms(count)
@@ -63,7 +63,7 @@ class Played:
 def rounds(
     policy: DraftLengthPolicy, acceptance: Acceptance, rows: int, tokens: int | None, rng: np.random.Generator
 ) -> Iterator[Played]:
-    """The rounds of `rows` rows that write `tokens` tokens each behind the prefill's; without an end for None."""
+    """The rounds of `rows` rows that each write `tokens` tokens after the prefill's; endless if None."""
     left = [1 << 60 if tokens is None else tokens] * rows
     live = list(range(rows)) if left[0] else []
     while live:
@@ -83,8 +83,8 @@ def rounds(
 
 @dataclass(frozen=True)
 class Prediction:
-    """Means over runs. Times in ms and names as in bass_core/lanes/metrics.py; no prefill is simulated, so that
-    throughput_tps is without it."""
+    """Means over runs. Times in ms, names as in bass_core/lanes/metrics.py. No prefill is simulated, so
+    throughput_tps excludes it."""
 
     ms_per_token: float
     ptl_first_ms: float
@@ -99,7 +99,7 @@ class Prediction:
 def play(
     policy: DraftLengthPolicy, acceptance: Acceptance, rows: int, tokens: int, seed: int = 0, trials: int = 8
 ) -> list[list[Played]]:
-    """`trials` whole runs, `rows` rows of `tokens` (2 or more) new tokens, the first of them the prefill's."""
+    """Simulate `trials` runs of `rows` rows with `tokens` (2 or more) new tokens each, the first the prefill's."""
     return [
         list(rounds(copy.deepcopy(policy), acceptance, rows, tokens - 1, np.random.default_rng((seed, trial))))
         for trial in range(trials)
@@ -107,7 +107,7 @@ def play(
 
 
 def timed(costs: RoundCosts, runs: list[list[Played]], tokens: int) -> Prediction:
-    """What the runs take on these step times."""
+    """The times and means of the runs with these step times."""
     means = np.mean([_figures(costs, played, tokens) for played in runs], axis=0)
     return Prediction(*(float(value) for value in means))
 
@@ -121,7 +121,7 @@ def predict(
     seed: int = 0,
     trials: int = 8,
 ) -> Prediction:
-    """`play`, and what that takes."""
+    """`play`, then `timed`."""
     return timed(costs, play(policy, acceptance, rows, tokens, seed, trials), tokens)
 
 

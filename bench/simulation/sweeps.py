@@ -1,7 +1,7 @@
-"""Predicted speed-ups past this machine: batches, contexts, numbers of GPUs.
+"""Predicted speed-ups beyond this machine, over batch sizes, contexts and numbers of GPUs.
 
-Contract: rows for the bench's tables, all of kind "predicted": datasheet numbers and assumptions in, no measuring.
-Speed-up is regular decoding's ms per token over the policy's, both predicted on the same step times.
+Contract: rows for the bench's tables, all of kind "predicted": they come from datasheet numbers and assumptions.
+Speed-up is regular decoding's ms per token over the policy's, both predicted with the same step times.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def figures(
 ) -> Row:
     """ms per token of regular decoding and of Algorithm 1, and the speed-ups of three policies.
 
-    rate: the i.i.d. acceptance by which the fixed length is chosen.
+    rate: the i.i.d. acceptance for which the fixed length is chosen.
     """
     length = best_fixed(costs, rate, rows)
     regular = predict(costs, FixedLength(0), acceptance, rows, tokens, seed, trials=1)
@@ -54,7 +54,7 @@ def figures(
 
 
 def best_fixed(costs: RoundCosts, rate: float, rows: int) -> int:
-    """The fixed length of 0 to 16 with most tokens a ms, by formula: i.i.d. rows that never end."""
+    """The fixed length from 0 to 16 with the most tokens per ms, by formula, for i.i.d. rows that never end."""
 
     def speed(length: int) -> float:
         round_ms = costs.verify_ms(rows, rows * (length + 1)) + length * costs.draft_ms(rows)
@@ -64,7 +64,7 @@ def best_fixed(costs: RoundCosts, rate: float, rows: int) -> int:
 
 
 def crossover(points: list[tuple[int, float]]) -> float | None:
-    """The batch from which on speed-up is below 1, by a line over log2 of the batch; None where it never is."""
+    """The batch size at which speed-up falls below 1, interpolated in log2; None where it never does."""
     if points[0][1] < 1:
         return float(points[0][0])
     for (left, above), (right, below) in itertools.pairwise(points):
@@ -75,7 +75,7 @@ def crossover(points: list[tuple[int, float]]) -> float | None:
 
 
 def crossovers(rows: list[Row]) -> list[Row]:
-    """Where each policy stops paying, by the rows of `batches` and of this machine."""
+    """The batch size where each policy stops paying, from the rows of `batches` and of this machine."""
     made = []
     for name in dict.fromkeys(row["hardware"] for row in rows):
         mine = [row for row in rows if row["hardware"] == name]
@@ -97,7 +97,7 @@ def batches(arguments: Namespace, assumed: Assumptions) -> list[Row]:
 
 
 def contexts(arguments: Namespace, assumed: Assumptions) -> list[Row]:
-    """The 7.8B pair, batch 8, one GPU: what a longer text does. None where it does not fit the memory."""
+    """The 7.8B pair at batch 8 on one GPU, over context lengths. None where it does not fit in memory."""
     made = []
     for hardware in HARDWARE.values():
         for context in CONTEXTS[::3] if arguments.quick else CONTEXTS:
@@ -108,7 +108,7 @@ def contexts(arguments: Namespace, assumed: Assumptions) -> list[Row]:
 
 
 def gpus(arguments: Namespace, assumed: Assumptions) -> list[Row]:
-    """The 70B pair, batch 8, tensor parallel."""
+    """The 70B pair at batch 8, tensor parallel over several GPUs."""
     made = []
     for hardware in HARDWARE.values():
         for count in GPUS[::3] if arguments.quick else GPUS:

@@ -1,7 +1,7 @@
-"""Predict what was left out of the measuring: one batch size, and a draft length, on this machine.
+"""Predicts a batch size and a draft length that were held out of the measurements, on this machine.
 
-Contract: in every repeat the cost table of all batch sizes but the held-out one is measured, then every arm runs;
-medians over repeats, so that a machine that slows down slows everything. Acceptance comes from runs of the largest
+Contract: every repeat measures the cost table of all batch sizes but the held-out one, then runs every arm;
+medians over repeats, so a slow spell of the machine affects both sides. Acceptance comes from runs of the largest
 batch at the fitting lengths. The held-out batch's predictions use no measurement of that batch, those of the
 held-out length none of that length, those of Algorithm 1 none of Algorithm 1. Greedy, drafter "model".
 `spread` is (highest - lowest) / median of an arm's repeats.
@@ -29,16 +29,16 @@ from .rounds import Acceptance, predict
 
 FIT, HELD_LENGTH = (2, 6), 4
 WITHIN = 0.10
-# A row's rate at a position counts the rate of all rows as so many drafts of its own.
+# Weight of the pooled rate in a row's own rate at a position, as a number of drafts (shrinkage).
 POOLED = 4.0
-WARM_UP = 4  # tokens of the runs that are not counted
+WARM_UP = 4  # tokens of the unmeasured runs
 REGULAR, ALGORITHM_1 = "regular", "Algorithm 1"
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Validation:
-    """What was measured here, and how the predictions met it."""
+    """What was measured here, and the predictions compared with it."""
 
     table: CostTable
     acceptance: Acceptance
@@ -85,7 +85,7 @@ def _round(
     lengths: dict[str, Any],
     same: dict[str, Any],
 ) -> dict[tuple[int, str], Generation]:
-    """Every arm once."""
+    """Run every arm once."""
     return {
         (rows, arm): generate(
             pair,
@@ -103,7 +103,7 @@ def _table(pair: ModelPair, sizes: list[int]) -> CostTable:
 
 
 def median_table(tables: list[CostTable]) -> CostTable:
-    """Point by point."""
+    """The median of the tables, point by point."""
     first = tables[0]
     verify = {
         rows: [(x, median([one.verify[rows][i][1] for one in tables])) for i, (x, _) in enumerate(points)]
@@ -114,10 +114,10 @@ def median_table(tables: list[CostTable]) -> CostTable:
 
 
 def measured_acceptance(fitted: dict[int, Generation]) -> Acceptance:
-    """Each row's rate by position, drawn towards the rate of all rows at that position.
+    """Each row's acceptance rate by position, shrunk towards the rate of all rows at that position.
 
-    A row's rounds are read off the tokens' origins: a round of length l ends with the target's own token, "bonus"
-    behind l accepted drafts and "recovered" behind fewer. Rounds that the end cut short are left out.
+    A row's rounds are read from the tokens' origins: a round of length l ends with the target's own token, "bonus"
+    after l accepted drafts and "recovered" after fewer. Rounds that the end cut short are left out.
     """
     rows, positions = len(next(iter(fitted.values())).sequences), max(fitted)
     tested, stood = np.zeros((rows, positions)), np.zeros((rows, positions))
@@ -131,7 +131,7 @@ def measured_acceptance(fitted: dict[int, Generation]) -> Acceptance:
 
 
 def accepted_counts(origins: list[str], length: int) -> list[int]:
-    """How many drafts stood in each whole round of a row that drafts `length` tokens."""
+    """The number of accepted drafts in each uncut round of a row that drafts `length` tokens."""
     counts, run = [], 0
     for at, origin in enumerate(origins):
         if origin == "accepted":
@@ -153,7 +153,7 @@ def compare(
     runs: list[Generation],
     arguments: Namespace,
 ) -> Row:
-    """One arm's measured figures beside the predicted."""
+    """One arm's measured and predicted figures."""
     trials = 4 if arguments.quick else 64
     tokens = arguments.max_new_tokens
     predicted = predict(costs, make_policy(length), acceptance, rows, tokens, arguments.seed, trials)

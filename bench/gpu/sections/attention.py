@@ -1,7 +1,7 @@
 """Ragged attention alone: fused, pad, split, sdpa and flash over the same caches, in GB/s of live keys and values.
 
-Contract: times of captured launches (no host in the way) over several caches in turn, so that no level of cache
-holds them; each backend gets what it would have in a step: masks are made once, outside the time.
+Contract: times launches captured in a CUDA graph (no host overhead) over several KV caches in turn, so that no
+hardware cache holds them. As in a step, each backend's masks are made once, outside the timed part.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def run(ctx: Context) -> None:
 
 
 def grids(ctx: Context) -> list[tuple[int, str, list[int]]]:
-    """(batch, label, lengths): alike and very different."""
+    """(batch size, label, lengths): equal and very different lengths."""
     if ctx.dry:
         return [(2, "kv8", [8, 8])]
     generator = torch.Generator().manual_seed(ctx.seed)

@@ -1,8 +1,8 @@
-"""Every kernel against its reference, on fresh random inputs, with outputs that are poisoned before each call.
+"""Every kernel against its reference, on fresh random inputs, with outputs poisoned before each call.
 
 Contract: our error against a float64 or float32 reference is at most three times that of plain torch in the same
-precision (the rule of flash-attention's tests), or a small number of rounding steps. A row says how many cases a
-kernel passed; a case that fails or raises is named, and the others go on.
+precision (the rule of flash-attention's tests), or a few rounding steps. A row says how many cases a kernel
+passed; a case that fails or raises is named, and the others go on.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def run(ctx: Context) -> None:
-    """All kernels, each over its grid; of several processes each takes its share of the kernels' variants."""
+    """All kernels, each over its grid; several processes divide the kernels' variants among them."""
     reason = why_backend_unavailable("fused", ctx.device)
     if reason:
         ctx.row("kernels", "not run", reason)
@@ -52,7 +52,7 @@ def run(ctx: Context) -> None:
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """While this lasts, torch.empty is filled with NaN or the largest integer: what is not written shows."""
+    """Within this context torch.empty returns NaN or the largest integer, which exposes unwritten outputs."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
@@ -62,7 +62,7 @@ def poisoned() -> Iterator[None]:
 
 
 def compare(ours: Tensor, plain: Tensor, exact: Tensor, steps: float = 2.0) -> None:
-    """Raises AssertionError unless ours is as near to exact as the rule asks."""
+    """Raises AssertionError if the error of `ours` against `exact` is beyond the rule of the module's contract."""
     if not torch.isfinite(ours).all():
         raise AssertionError("not every output was written, or it is not finite")
     error, allowed = ((one.double() - exact.double()).abs().max().item() for one in (ours, plain))
@@ -131,7 +131,7 @@ def product_cases(ctx: Context) -> Cases:
 
 
 def int8_cases(ctx: Context) -> Cases:
-    """Exact products of the bytes: float64 of the reference."""
+    """The exact result is the reference in float64 on the int8 weights."""
     n, k = (40, 96) if ctx.dry else (1024, 4096)
     rows, dtypes = ((1, 8), DTYPES[:1]) if ctx.dry else ((1, 8, 40), DTYPES[1:])
     for m, dtype, gate in itertools.product(rows, dtypes, (False, True)):
@@ -181,7 +181,7 @@ def write_cases(ctx: Context) -> Cases:
 
 
 def accept_cases(ctx: Context) -> Cases:
-    """The reference runs on the CPU, on copies: there `verify` is torch alone."""
+    """The reference is `verify` on CPU copies, where it uses torch only."""
     vocab, rows = (50, 8) if ctx.dry else (32000, 64)
     for temperature, top_p, verification, soft in (
         (0.0, 1.0, "chen", True),
@@ -229,7 +229,7 @@ def accept_cases(ctx: Context) -> Cases:
 
 
 def _distribution(ctx: Context) -> None:
-    """Chi-squared of the first token of many rows that draft from q and are judged by p (6 tokens, 1 in 1e4)."""
+    """Chi-squared test that rows drafted from q and verified against p emit first tokens by p (level 1e-4)."""
     from kernels.triton.accept import Verification, accept
 
     rows, vocab = (512 if ctx.dry else 200_000), 6

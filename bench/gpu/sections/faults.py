@@ -1,8 +1,8 @@
-"""A first look at everything in small, and what breaks on other machines: each runs, or its case says why not.
+"""A quick smoke test, and features likely to break on an untried machine: each case runs or says why it did not.
 
-Contract: `smoke` runs one captured step, each lane and one overlapped race; `run` what no other section does.
-These are cases, no claims: one that breaks its process is named, and those behind it run in a new one. All models
-are small.
+Contract: `smoke` runs one captured step, each lane and one overlapped race; `run` covers what no other section
+does. These are cases, not claims: a case that crashes its process is named, and the rest run in a new process. All
+models are small.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Case = Callable[[], object]
 
 
 def smoke(ctx: Context) -> None:
-    """Seconds: whether anything runs at all."""
+    """In seconds: does anything run at all?"""
     pair = _pair(ctx)
     ctx.cases(("smoke", label, label, case) for label, case in _smoke_cases(ctx, pair))
 
@@ -47,7 +47,7 @@ def _smoke_cases(ctx: Context, pair: ModelPair) -> Iterator[tuple[str, Case]]:
 
 
 def run(ctx: Context) -> None:
-    """The likeliest to break the process come last."""
+    """The cases most likely to crash the process come last."""
     cases: list[tuple[str, Case]] = [
         ("adaptive drafter with a head", lambda: _head(ctx)),
         ("sampled lanes", lambda: _sampled(ctx, SamplingParams(0.8))),
@@ -70,7 +70,7 @@ def _pair(ctx: Context) -> ModelPair:
 
 
 def _texts(ctx: Context, pair: ModelPair, method: str, **more: Any) -> list[list[int]]:
-    """The new tokens of four short rows."""
+    """The new tokens of four short rows (two in a dry run)."""
     rows = shapes.prompts(2 if ctx.dry else 4, 5, 12, pair.vocab, ctx.seed)
     arguments: dict[str, Any] = {"max_new_tokens": 5 if ctx.dry else 32, "eos_token_id": None, "draft_length": 3}
     if not ctx.dry:
@@ -97,7 +97,7 @@ def _share(ctx: Context, case: str, ours: list[list[int]], theirs: list[list[int
 
 
 def _head(ctx: Context) -> None:
-    """The shipped pair's drafter: copies where it can, else an untrained head that stops where it is not sure."""
+    """The shipped pair's adaptive drafter: copies from the text, else an untrained head that stops when unsure."""
     target = shapes.build(shapes.small_config(ctx.dry), ctx.device, ctx.dtype, ctx.seed, scale=6.0)
     vocabulary = torch.arange(0, target.config.vocab_size, 2)
     head = DraftHead(target, HeadConfig(1, target.config.hidden_size), vocabulary.to(ctx.device))
@@ -116,7 +116,7 @@ def _sampled(ctx: Context, sampling: SamplingParams, **more: Any) -> None:
 
 
 def _memory(ctx: Context) -> None:
-    """Megabytes before a race, after it, and after what waits for the next was given back."""
+    """Device MB after a first race, after two overlapped races, and after idle graphs and caches are released."""
     pair = _pair(ctx)
     _race(ctx, pair, "fair")
     before = _megabytes(ctx)
@@ -167,7 +167,7 @@ def _made(ctx: Context, kind: Any, config: Any) -> Any:
 
 
 def _other(ctx: Context, model: Any) -> None:
-    """transformers' own forward under our cache, captured."""
+    """transformers' own forward with our cache, captured."""
     pair = ModelPair(model, shapes.perturbed(model, 0.03, ctx.seed))
     regular = _texts(ctx, pair, "regular")
     _share(ctx, f"{pair.target_step.name} bass", _texts(ctx, pair, "bass"), regular)
@@ -175,7 +175,7 @@ def _other(ctx: Context, model: Any) -> None:
 
 
 def _amusd(ctx: Context) -> None:
-    """The draft on a stream of its own, in a thread of this process."""
+    """AMUSD with the draft on its own CUDA stream, in a thread of this process."""
     pair = _pair(ctx)
     regular = _texts(ctx, pair, "regular")
     pair.__dict__["amusd_draft"] = "stream"
@@ -214,10 +214,10 @@ def _runner(ctx: Context, model: CausalModel, fails: bool | None) -> GraphRunner
 def _equals_eager(
     ctx: Context, model: CausalModel, steps: list[tuple[int, int]], fails: bool | None = False
 ) -> GraphRunner:
-    """Steps of (batch, width) over one cache, against eager ones.
+    """Steps of (batch, width) over one cache, compared with eager steps.
 
-    Raises AssertionError where they differ, or where a capture fails, or not, against what is expected
-    (None: either will do).
+    fails: whether capturing is expected to fail (None: either will do). Raises AssertionError where the steps
+    differ or the expectation is wrong.
     """
     runner = _runner(ctx, model, fails)
     eager = ModelRunner(model, 4, 64, model.vocab, ctx.backend)
@@ -236,7 +236,7 @@ def _equals_eager(
 
 
 def _many_captures(ctx: Context) -> None:
-    """More graphs than torch has streams, most of them dropped again; what is left must still be right."""
+    """Captures more graphs than torch has streams and drops most of them; the rest must still be right."""
     pair, kept = _pair(ctx), graphs.STEP_BYTES
     graphs.STEP_BYTES = 1 << 16
     captured = 0
@@ -252,7 +252,7 @@ def _many_captures(ctx: Context) -> None:
 
 
 def _failed_capture(ctx: Context) -> None:
-    """A forward that waits for the device can't be captured: the step runs eagerly, and the process lives on."""
+    """A forward that synchronises can't be captured: the step must run eagerly, and the process go on."""
     pair = _pair(ctx)
     model = pair.target_step
     forward = model.forward_captured

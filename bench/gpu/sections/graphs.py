@@ -1,7 +1,7 @@
-"""Captured steps against eager ones, and our texts against transformers' generate.
+"""Captured steps against eager steps, and our texts against those of transformers' generate.
 
-Contract: in float32 on a small model every text is equal, token for token; in bfloat16 the share of equal rows is
-a figure, not a check. Also: how often a round waits for the device.
+Contract: in float32 on a small model every text must be equal, token for token; in bfloat16 the share of equal
+rows is reported but not checked. Also: how often a round waits for the device.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def run(ctx: Context) -> None:
 
 
 def texts(ctx: Context, pair: ModelPair, dtype: str) -> None:
-    """The share of rows whose text is that of generate, and of eager steps."""
+    """The shares of rows whose texts equal those of generate and those of eager steps."""
     rows = shapes.prompts(8, 5, 40, pair.vocab, ctx.seed)
     count = 6 if ctx.dry else 64
     arguments: dict[str, Any] = {"max_new_tokens": count, "eos_token_id": None, "draft_length": 4}
@@ -58,7 +58,7 @@ def tokens(pair: ModelPair, rows: list[list[int]], method: str, arguments: dict[
 
 
 def own_text(pair: ModelPair, row: list[int], count: int) -> list[int]:
-    """transformers' greedy text after a prompt, alone."""
+    """transformers' greedy continuation of one prompt, without a batch."""
     ids = torch.tensor([row], device=pair.device)
     model: Any = pair.target
     out = model.generate(
@@ -68,12 +68,12 @@ def own_text(pair: ModelPair, row: list[int], count: int) -> list[int]:
 
 
 def share(ours: list[list[int]], theirs: list[list[int]]) -> float:
-    """Of rows that are equal."""
+    """The share of rows that are equal."""
     return sum(a == b for a, b in zip(ours, theirs, strict=True)) / len(ours)
 
 
 def synchronisations(ctx: Context, pair: ModelPair) -> None:
-    """How many synchronising calls torch reports in a steady round; `to_host` waits for its stream unreported."""
+    """Synchronising calls per steady round, as torch reports them; it does not report the waits of `to_host`."""
     rows = shapes.prompts(8, 5, 40, pair.vocab, ctx.seed)
     for temperature in (0.0, 0.8):
         from bass_core import SamplingParams

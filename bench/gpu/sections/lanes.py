@@ -1,8 +1,8 @@
-"""The three lanes with synthetic acceptance: each position is accepted with a given probability, the work is real.
+"""The three lanes with synthetic acceptance: drafts are accepted with a given probability, all else is real work.
 
-Contract: per batch a regular lane, and per acceptance BASS under Algorithm 1 and under fixed draft lengths, all
-greedy, without an early end; batch 8 comes first, as most claims are about it. Lane clocks exclude prefill and the
-one capture of a graph. The fastest policy of each case is named. `generate` on the same weights is timed beside.
+Contract: per batch size a regular lane, and per acceptance rate BASS under Algorithm 1 and with fixed draft
+lengths, all greedy, without an early end. Batch 8 comes first, as most claims are about it. Lane clocks exclude
+prefill and graph capture. The fastest policy of each case is named. `generate` is timed on the same weights.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def batch(ctx: Context, size: int, fixed: tuple[int, ...], repeats: int) -> None
             one = record(ctx, f"b{size} a{acceptance}", "speculative", prompts, min(count, 64), 1, acceptance, 5)
             speedup(ctx, f"b{size} a{acceptance} speculative l=5", base, one)
         best: tuple[float, Any] = (0.0, None)
-        # What a round costs here is measured once, for batch 8.
+        # The cost-aware policy runs at batch 8 only: measuring its cost table takes time.
         measured = ("cost-aware",) if size == 8 else ()
         for policy in ("bass", *measured, *fixed):
             try:
@@ -65,7 +65,7 @@ def batch(ctx: Context, size: int, fixed: tuple[int, ...], repeats: int) -> None
 
 
 def chained_drafts(ctx: Context, size: int, lengths: tuple[int, ...]) -> None:
-    """BASS with a round's greedy drafts in one captured step, over the same without; nothing ships it."""
+    """BASS with a round's greedy drafts in one captured step, over one step per draft; not a shipped option."""
     draft = ctx.pair.draft_step
     if ctx.late or not isinstance(draft, LlamaCuda):
         return
@@ -91,7 +91,7 @@ def record(
     acceptance: float | None = None,
     policy: Any = 0,
 ) -> Generation:
-    """Run it once unmeasured, which captures what it needs, then the median of `repeats` by ms per token."""
+    """One unmeasured run that captures the graphs, then the median of `repeats` runs by ms per token."""
     arguments: dict[str, Any] = {"max_new_tokens": count, "eos_token_id": None, "attention": ctx.backend}
     if method != "regular":
         arguments |= {"draft_length": policy, "synthetic_acceptance": acceptance, "drafter": "model"}
@@ -116,14 +116,14 @@ def record(
 
 
 def speedup(ctx: Context, case: str, base: float, made: Generation) -> float:
-    """Regular's ms per token over this one's."""
+    """Regular decoding's ms per token over this run's."""
     gained = base / (made.metrics.ms_per_token or float("nan"))
     ctx.row(case, "speed-up over regular", gained)
     return gained
 
 
 def transformers_generate(ctx: Context) -> None:
-    """Eager `generate` at batch 8: time per step of decoding alone, from two lengths."""
+    """Eager `generate` at batch 8: time per decoding step, from runs of two lengths."""
     size = 2 if ctx.dry else 8
     short, long = (2, 6) if ctx.dry else (4, 36)
     ms = generate_ms(ctx, size, short, long, {})
@@ -131,12 +131,12 @@ def transformers_generate(ctx: Context) -> None:
 
 
 def attention(ctx: Context) -> str:
-    """What transformers attends with in the model as it was handed in."""
+    """The attention implementation with which transformers runs the model as given."""
     return str(ctx.pair.target.config._attn_implementation)
 
 
 def generate_ms(ctx: Context, size: int, short: int, long: int, options: dict[str, Any]) -> float:
-    """(Time of `long` tokens - time of `short`) / the difference, so that the prompt's time drops out."""
+    """(Time of `long` tokens - time of `short` tokens) / (long - short), in ms: the prefill cancels out."""
     rows = ctx.prompts(size)
     width = max(len(row) for row in rows)
     ids = torch.tensor([[0] * (width - len(row)) + row for row in rows], device=ctx.device)
@@ -159,7 +159,7 @@ def generate_ms(ctx: Context, size: int, short: int, long: int, options: dict[st
 
 
 def compiled(ctx: Context) -> None:
-    """`generate` with a static cache, which transformers compiles; a section of its own, as that takes long."""
+    """`generate` with a static cache, which transformers compiles; compiling is slow, hence its own section."""
     if ctx.dry:
         ctx.row("generate, static cache", "not run", "compiling needs a GPU")
         return
@@ -168,7 +168,7 @@ def compiled(ctx: Context) -> None:
 
 
 def smollm2(ctx: Context) -> None:
-    """The `smollm2` pair where its weights are at hand, greedy on real text; nothing is fetched."""
+    """The `smollm2` pair, greedy on real text, if its weights are in the cache folder; nothing is downloaded."""
     if ctx.dry or not is_complete(cache_root() / FOLDER):
         ctx.row("smollm2", "not run", "a dry run" if ctx.dry else f"no weights in {cache_root()}")
         return

@@ -1,9 +1,9 @@
-"""The products of a layer alone: our kernels at several tile sizes beside torch, in share of the copy bandwidth.
+"""A layer's matrix products alone: our kernels at several tile sizes beside torch, in shares of copy bandwidth.
 
-Contract: the 7.8B target's and the 310M draft's weights, with the norm, gate or sum that belongs to each, at 1, 8
-and 40 rows; captured launches over as many copies of a weight as overflow the cache. The tile that is best over a
-whole layer of the target is a line of its own: roofline.py times steps with it, and later sections use it where
-the step was faster. What is measured here is what `tiles` and `Plan` should say.
+Contract: the 7.8B target's and the 310M draft's weights, each with its fused norm, gate or residual sum, at 1, 8
+and 40 rows; captured launches over enough copies of a weight to overflow the cache. The tile that is best over a
+whole layer of the target gets its own line: roofline.py times steps with it, and later sections use it where the
+step was faster. These figures decide what `tiles` and `Plan` should contain.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..context import Context, answers
 from ..timing import captured_ms
 
 Tile = dict[str, int]
-# (name, outputs, inputs, what belongs to it)
+# (name, outputs, inputs, fused operation)
 SHAPES = (
     ("qkv", 6144, 4096, "norm"),
     ("output", 4096, 4096, "residual"),
@@ -36,7 +36,7 @@ _FEW = [(16, 128, 4, 4), (16, 256, 4, 4), (32, 128, 4, 4), (32, 64, 6, 4), (64, 
 
 
 def run(ctx: Context) -> None:
-    """Shape by shape, at 1, 8 and 40 rows."""
+    """Every shape at 1, 8 and 40 rows."""
     reason = why_backend_unavailable("fused", ctx.device)
     if reason:
         ctx.row("products", "not run", reason)
@@ -54,7 +54,7 @@ def run(ctx: Context) -> None:
 
 
 def name_best(ctx: Context, rows: int, gate: bool, measured: list[dict[str, tuple[Tile, float]]]) -> None:
-    """Of the tiles that every product took: that of the least time in all of them together."""
+    """Record the tile with the least total time, among those that ran for every product."""
     common = [label for label in measured[0] if all(label in times for times in measured)]
     if not common:
         return
@@ -68,7 +68,7 @@ def name_best(ctx: Context, rows: int, gate: bool, measured: list[dict[str, tupl
 def measure(
     ctx: Context, rows: int, name: str, outputs: int, inputs: int, extra: str
 ) -> dict[str, tuple[Tile, float]]:
-    """One product: torch, then each tile; the best is named. Returns each tile's milliseconds."""
+    """Time one product with torch, then with each tile, and report the best. Returns each tile's milliseconds."""
     from kernels.triton.linear import linear, tiles
 
     outputs, inputs = (48, 64) if ctx.dry else (outputs, inputs)
@@ -114,7 +114,7 @@ def measure(
 
 
 def int8_ms(ctx: Context, x: Tensor, shape: tuple[int, int], copies: int, options: dict[str, Any]) -> float:
-    """Milliseconds of the same product with weights of 8 bits, twice as many of them in the same bytes."""
+    """Milliseconds of the same product with int8 weights; twice as many copies, so that the bytes are the same."""
     from kernels.triton import linear_int8
 
     weights = [torch.randint(-127, 128, shape, dtype=torch.int8, device=ctx.device) for _ in range(2 * copies)]
@@ -127,7 +127,7 @@ def variants(rows: int, gate: bool, shipped: Tile) -> list[Tile]:
     """Other tiles than the shipped one."""
     found: list[Tile] = []
     if rows > 16:
-        # Fewer programs read the rows of x; K in parts makes up for them (split_tiles).
+        # Wider tiles mean fewer programs that each read x; splitting K restores their number (split_tiles).
         split = {"BLOCK_M": shipped["BLOCK_M"], "BLOCK_N": 64, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
         found = [split | {"SPLIT_K": parts} for parts in (1, 2, 4, 8)]
     for n, k, stages, warps in _ONE if rows == 1 else _FEW:

@@ -1,8 +1,8 @@
-"""Where the time of a step and of a round goes, kernel by kernel, and what capturing them costs.
+"""The time of a step and of a round, kernel by kernel, and the cost of capturing them.
 
-Contract: torch.profiler's table of a captured step and of rounds of BASS (kernel, microseconds, count), the share
-of the time in which no kernel ran, and each capture's seconds and megabytes. In a dry run the "kernels" are
-torch's operators on the CPU. A figure with the profiler on says where time goes, not how much of it there is.
+Contract: torch.profiler's table of a captured step and of BASS rounds (kernel, microseconds, count), the share of
+the time in which no kernel ran, and each capture's seconds and megabytes. In a dry run the "kernels" are torch's
+operators on the CPU. Profiled times show where the time goes; they are not the speed without the profiler.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_KERNELS = 16
 
 
 def run(ctx: Context) -> None:
-    """Captures, a step, a round."""
+    """Profile captures, a step, and rounds."""
     captures(ctx)
     if not ctx.late:
         step(ctx)
@@ -37,7 +37,7 @@ def run(ctx: Context) -> None:
 
 @torch.inference_mode()
 def captures(ctx: Context) -> None:
-    """The first step of a shape against the second: seconds and reserved memory."""
+    """What capturing costs: a shape's first step against its second, in seconds and reserved memory."""
     for name, model in (("target", ctx.pair.target_step), ("draft", ctx.pair.draft_step)):
         assert model is not None
         runner = ctx.runner(model, 8, 64)
@@ -63,7 +63,7 @@ def step(ctx: Context) -> None:
 
 
 def rounds(ctx: Context, temperature: float) -> None:
-    """Rounds of BASS at batch 8, five drafts each."""
+    """BASS rounds at batch 8 with five drafts each."""
     from bass_core import SamplingParams
 
     batch = 2 if ctx.dry else 8
@@ -80,7 +80,7 @@ def rounds(ctx: Context, temperature: float) -> None:
 
 
 def table(ctx: Context, case: str, call: Callable[[], Any], times: int) -> None:
-    """What ran in so many calls, each figure a call's."""
+    """What ran in `times` calls; figures are per call."""
     kind = ProfilerActivity.CPU if ctx.dry else ProfilerActivity.CUDA
     call()
     _wait(ctx)
@@ -91,7 +91,7 @@ def table(ctx: Context, case: str, call: Callable[[], Any], times: int) -> None:
         _wait(ctx)
         wall_us = 1e6 * (time.perf_counter() - started)
     found = sorted(((_own_us(one, ctx.dry), one.count, one.key) for one in profiler.key_averages()), reverse=True)
-    # Calls of the driver take no time of the device.
+    # Leave out driver calls, which take no device time.
     found = [one for one in found if one[0] > 0]
     busy = sum(us for us, *_ in found)
     ctx.row(case, "time", wall_us / times, "us", "with the profiler on")

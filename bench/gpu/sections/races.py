@@ -1,8 +1,8 @@
 """`race()` of the three lanes, fair, in turn and overlapped, watched by NVML, and recordings for the page.
 
 Contract: synthetic acceptance 0.8, batch 8, Algorithm 1. Each scheduling runs whole races until its time is up;
-the first race's snapshots are stored (thinned) as {"recording": 1, "about", "snapshots"}. "t17" is token 17: the
-weights are random.
+the first race's snapshots are thinned and stored as {"recording": 1, "about", "snapshots"}. Texts spell token ids
+("t17" is token 17), as the weights are random.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST_SNAPSHOTS = 48
 
 
 def run(ctx: Context) -> None:
-    """Alone, fair, in turn, overlapped."""
+    """Each lane alone, then races: fair, in turn, overlapped."""
     arguments: dict[str, Any] = {
         "max_new_tokens": 6 if ctx.dry else 256,
         "synthetic_acceptance": 0.8,
@@ -38,7 +38,7 @@ def run(ctx: Context) -> None:
     }
     prompts = ctx.prompts(2 if ctx.dry else 8)
     for _ in race(ctx.pair, prompts, scheduling="fair", **arguments):
-        pass  # captures what the measured races need
+        pass  # captures the graphs that the measured races use
     for method in DEFAULT_LANES:
         *_, last = race(ctx.pair, prompts, lanes=(method,), **arguments)
         report(ctx, f"{method} alone", last, method)
@@ -59,7 +59,7 @@ def watch(
     seconds: float,
     arguments: dict[str, Any],
 ) -> Snapshot:
-    """Races until the time is up; the last snapshot of the first."""
+    """Run races until the time is up; returns the last snapshot of the first race."""
     started = time.monotonic()
     busy: dict[str, list[float]] = {}
     first: list[Snapshot] = []
@@ -102,14 +102,14 @@ def store(ctx: Context, scheduling: str, snapshots: list[Snapshot]) -> None:
 
 
 def write_recording(path: Path, about: str, snapshots: list[Snapshot]) -> None:
-    """A recording as the page reads it, packed: whole snapshots repeat each other's text."""
+    """Write a recording for the page, compressed, as every snapshot repeats the text of those before it."""
     document = {"recording": 1, "about": about, "snapshots": rounded(snapshots)}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(lzma.compress(json.dumps(document, separators=(",", ":")).encode()))
 
 
 def rounded(value: Any) -> Any:
-    """Floats to three decimals: a recording is looked at, not computed with."""
+    """Floats rounded to three decimals, which is enough for display."""
     if isinstance(value, float):
         return round(value, 3)
     if isinstance(value, dict):
@@ -120,7 +120,7 @@ def rounded(value: Any) -> Any:
 
 
 def small_float32(ctx: Context) -> None:
-    """What a race writes against `generate` of transformers, in float32 on a small shape: equal, every row."""
+    """The share of rows that a race and transformers' `generate` write alike, in float32 on a small model."""
     from .graphs import own_text, share
 
     target = shapes.build(shapes.small_config(ctx.dry), ctx.device, torch.float32, ctx.seed, scale=6.0)

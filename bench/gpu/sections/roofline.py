@@ -1,8 +1,8 @@
-"""Decode, verify and draft steps of the 7.8B shape against the time that reading their bytes takes.
+"""Decode, verify and draft steps of the 7.8B shape against the time it takes to read their bytes.
 
-Contract: floor = (bytes of weights and of live keys and values) / copy bandwidth. First, each plan for the
-products is timed, the best tiles of products.py as one of them; the fastest is used from there on, also in the
-sections behind, which the rows say.
+Contract: floor = (bytes of weights and of live keys and values) / copy bandwidth. First each plan for the products
+is timed, one of them with the best tiles of products.py. The fastest is used from then on, in later sections too;
+the rows name it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TILED = "ours, best tiles"
 
 
 def run(ctx: Context) -> None:
-    """Bandwidth, plans, then the grid."""
+    """Bandwidth, plans, then the grid of steps."""
     ctx.row("device", "copy bandwidth", ctx.bandwidth / 1e9, "GB/s")
     target, draft = ctx.pair.target_step, ctx.pair.draft_step
     assert draft is not None
@@ -55,18 +55,18 @@ def run(ctx: Context) -> None:
 
 
 def choose_plans(ctx: Context) -> None:
-    """Set both models' plans to the fastest of the measured ones; the target decides on its slower half."""
+    """Set each model's plan to the one with the least sum of step / floor over the timed shapes."""
     kv = 16 if ctx.dry else 512
     for name, model in (("target", ctx.pair.target_step), ("draft", ctx.pair.draft_step)):
         if not isinstance(model, LlamaCuda):
             ctx.row(name, "plan", "transformers' forward")
             continue
-        # Batch 1 and batch 8 weigh alike; a verify step matters for the target alone.
+        # (batch, width), all of equal weight; only the target makes verify steps.
         shapes = ((1, 1), (8, 1)) if name == "draft" else ((1, 1), (8, 1), (8, 5))
         scores: dict[str, float] = {}
         for label in PLANS:
             if label == TILED and (name == "draft" or not best_tiles(ctx)):
-                continue  # tiles serve both models, and are measured on the target's products
+                continue  # both models use the same tiles, and the target's products choose them
             try:
                 use(ctx, name, label)
                 times = [step_ms(ctx, model, batch, width, kv) for batch, width in shapes]
@@ -87,7 +87,7 @@ def choose_plans(ctx: Context) -> None:
 
 
 def use(ctx: Context, name: str, label: str) -> None:
-    """Give the target or the draft the plan of that label; the target's decides on the tiles as well."""
+    """Give the target or the draft the plan with this label; the target's plan also sets the tiles."""
     model = ctx.pair.target_step if name == "target" else ctx.pair.draft_step
     if isinstance(model, LlamaCuda):
         model.plan = PLANS[label]
@@ -96,20 +96,20 @@ def use(ctx: Context, name: str, label: str) -> None:
 
 
 def apply_chosen(ctx: Context) -> None:
-    """Use what an earlier process found fastest."""
+    """Use the plans and tiles that choose_plans recorded."""
     for line in results.read(ctx.out):
         if line["kind"] == "plan":
             use(ctx, line["model"], line["plan"])
 
 
 def best_tiles(ctx: Context) -> Tiles:
-    """What products.py found: tiles by rows and gate."""
+    """The best tiles that products.py recorded, by rows and gate."""
     lines = results.read(ctx.out)
     return {(line["rows"], line["gate"]): line["tile"] for line in lines if line["kind"] == "tile"}
 
 
 def set_tiles(best: Tiles) -> None:
-    """Replace the shipped tiles of this process by the best: of 8 rows for 2 to 16, of 40 for more."""
+    """Replace this process's tiles by the best ones: those for 8 rows serve 2 to 16, those for 40 serve more."""
     from kernels.triton import linear
 
     def tiles(rows: int, gate: bool, itemsize: int) -> dict[str, int]:
@@ -130,13 +130,13 @@ def report(ctx: Context, model: CausalModel, case: str, batch: int, width: int, 
 
 
 def step_floor(ctx: Context, model: CausalModel, batch: int, width: int, kv: int) -> float:
-    """Milliseconds that reading the weights and the live keys and values takes at copy bandwidth."""
+    """Milliseconds to read the weights and the live keys and values at copy bandwidth."""
     return 1000 * (model.cost.weight_bytes + batch * (kv + width) * model.cost.kv_bytes) / ctx.bandwidth
 
 
 @torch.inference_mode()
 def step_ms(ctx: Context, model: CausalModel, batch: int, width: int, kv: int) -> float:
-    """The median time of a replay."""
+    """Median milliseconds of a replay of the captured step."""
     runner = ctx.runner(model, batch, kv + width)
     ids = torch.randint(0, model.vocab, (batch, width), device=ctx.device)
     runner.forward(ForwardBatch(ids, [kv] * batch))
