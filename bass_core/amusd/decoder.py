@@ -57,7 +57,7 @@ def refuse_amusd(pair: ModelPair, request: Request) -> None:
     """Raises RequestError for a request that AMUSD can't answer."""
     if pair.draft is None or not runs_model(request.drafter):
         raise RequestError(
-            'method="amusd" runs a draft model beside the target, and copying from the text is none: load the '
+            'method="amusd" runs a draft model beside the target, and this drafter runs no model: load the '
             'pair with draft= and choose drafter="model".'
         )
     if lead_of(request) < 1:

@@ -35,7 +35,6 @@ import torch
 from kernels.support import is_accelerator, own_stream, runtime
 
 from ..machine.cpu import cores
-from ..models.draft_head import DraftHead
 from ..models.pair import ModelPair
 from .messages import DraftLostError, Drafts, Failed, Open, Ready, receive_all, socket_pair
 from .pulse import Pulse
@@ -292,5 +291,5 @@ def close(pair: ModelPair) -> None:
 
 def prepare(pair: ModelPair) -> None:
     """Start the pair's draft now, so that the first request need not wait for it."""
-    if isinstance(pair.draft, DraftHead) or pair.draft is not None:
+    if pair.draft is not None:
         give_back(pair, borrow(pair))

@@ -19,7 +19,6 @@ from torch import Tensor
 from ..plan import AttentionPlan
 from ..support import has_tensor_cores, processors, shared_bytes, why_unavailable, widens
 
-_LOG2E = 1.4426950408889634
 # Columns are split until each multiprocessor has this many programs.
 _PROGRAMS_PER_PROCESSOR = 3
 _MOST_SPLITS = 32
