@@ -26,7 +26,7 @@ from torch import Tensor
 
 from kernels.support import is_accelerator, runtime
 
-from ..budget.policies import FixedLength
+from ..budget.options import fixed_length
 from ..decoding.base import DecodingParams
 from ..decoding.batch import BatchDecoder
 from ..decoding.request import Request
@@ -42,6 +42,7 @@ from ..sampling.noise import NoiseKeys
 from ..sequence import Round, RowRound, Sequence
 from ..verification.acceptance import RowOutcome, mark_unsound, refuse_unsound
 from ..verification.rejection import verify
+from ..verification.table import find_verification
 from .client import DraftClient
 from .host import split_threads
 from .pace import Pace
@@ -60,16 +61,18 @@ def refuse_amusd(pair: ModelPair, request: Request) -> None:
             'method="amusd" runs a draft model beside the target, and this drafter runs no model: load the '
             'pair with draft= and choose drafter="model".'
         )
+    if find_verification(request.verification).adjust is not None:
+        raise RequestError(
+            f'method="amusd" can\'t verify by "{request.verification}": choose verification="chen".'
+        )
     if lead_of(request) < 1:
         raise RequestError('method="amusd" needs a draft_length of at least 1: choose one, or leave it out.')
 
 
 def lead_of(request: Request) -> int:
     """Tokens that the draft may be ahead of the target: draft_length if it is an integer, else LEAD."""
-    option = request.draft_length
-    if isinstance(option, FixedLength):
-        option = option.limit
-    return min(option, LONGEST_LEAD) if isinstance(option, int) else LEAD
+    length = fixed_length(request.draft_length)
+    return LEAD if length is None else min(length, LONGEST_LEAD)
 
 
 def build_amusd(
@@ -194,11 +197,11 @@ class AmusdDecoder(BatchDecoder):
             self.client.write_states(rows, [start - 1 for start in starts], states)
         self.client.send(verdicts)
         self._drop_finished()
-        forwards, drawn = self._draft_work()
+        forwards, drawn = self._new_draft_work()
         kind = "verify" if max(tested) else "plain"
         return Round(kind, max(tested), records, draft_forwards=forwards, draft_tokens=drawn)
 
-    def _draft_work(self) -> tuple[int, int]:
+    def _new_draft_work(self) -> tuple[int, int]:
         """The draft's forwards since the last round, as far as reported, and the tokens that it drew in them."""
         (forwards, drawn), client = self._billed, self.client
         self._billed = client.forwards, client.drawn

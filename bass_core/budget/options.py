@@ -37,6 +37,13 @@ def longest_draft(option: Any) -> int:
     return int(option if is_length(option) else option.limit)
 
 
+def fixed_length(option: Any) -> int | None:
+    """The draft length of every round where a checked option fixes it, else None."""
+    if isinstance(option, FixedLength):
+        return option.length
+    return option if is_length(option) else None
+
+
 def wants_costs(option: Any) -> bool:
     """Whether a checked option goes by what rounds cost."""
     return isinstance(option, str) and option in (AUTO, COST_AWARE)

@@ -81,10 +81,12 @@ class Measuring:
         path = costs.path
         if not sizes or path is None or _attempts[path] >= MOST_ATTEMPTS or not can_keep(path):
             return
-        _log.warning(
-            "Measuring once what a round costs on this machine, in at most %g s; BASS_MEASURE=0 leaves it out.",
-            COARSE_SECONDS,
-        )
+        if not _attempts[path]:
+            _log.warning(
+                "Measuring once what a round costs on this machine, in at most %g s; "
+                "BASS_MEASURE=0 leaves it out.",
+                COARSE_SECONDS,
+            )
         try:
             yield from costs.measure(sizes, COARSE, COARSE_SECONDS)
         except Exception as error:

@@ -244,8 +244,9 @@ class _Lab:
         draft = {}
         if self.model is not None:
             few, many = self.plan.drafted
-            more = min(self.draft_times[many]) - min(self.draft_times[few])
-            draft = {self.rows: max(0.0, more) / (many - few)}
+            short, long = min(self.draft_times[few]), min(self.draft_times[many])
+            # Noise can make the longer proposal seem the cheaper one; its whole time per token is an upper bound.
+            draft = {self.rows: (long - short) / (many - few) if long > short else long / many}
         return CostTable({self.rows: verify}, draft, self.padded, (self.rows,) if self.plan.coarse else ())
 
     def _step(self) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -88,6 +89,19 @@ class Drafter(Protocol):
         return None
 
 
+# Old names of a drafter's members; nothing would call them.
+_RENAMED = {"settle": "on_verified", "read_states": "observe_states", "reads_states": "observes_states"}
+
+
+def refuse_old_names(drafter: Any) -> None:
+    """Raises RequestError for a user's drafter that has a member under its old name alone."""
+    for old, new in _RENAMED.items():
+        if hasattr(drafter, old) and not hasattr(drafter, new):
+            raise RequestError(
+                f"A drafter's `{old}` is called `{new}` now: rename it in {type(drafter).__name__}."
+            )
+
+
 def own_drafter(drafter: Any) -> Drafter:
     """A copy of a user's drafter, to which whatever it leaves out of `Drafter` is added.
 
@@ -101,7 +115,8 @@ def own_drafter(drafter: Any) -> Drafter:
             setattr(made, name, 0)
     for name in ("start", "prepare", "on_verified", "observe_states", "rewind", "move_row"):
         if not hasattr(made, name):
-            setattr(made, name, getattr(Drafter, name).__get__(made))
+            # Not bound to the drafter, which would then hold itself: the defaults use nothing of it.
+            setattr(made, name, partial(getattr(Drafter, name), None))
     checked: Drafter = made
     return checked
 

@@ -169,7 +169,7 @@ class HeadDrafter(Drafter):
     def _distribution(self, logits: Tensor) -> Tensor | None:
         """q [B, V'] over the head's vocabulary, where somebody asks for it."""
         if self.params.greedy:
-            return logits.softmax(-1) if self.confidence or self._tells else None
+            return logits.float().softmax(-1) if self.confidence or self._tells else None
         return probabilities(logits, self.params)
 
     def _draw(self, logits: Tensor, q: Tensor | None, keys: NoiseKeys, step: int) -> Tensor:

@@ -19,7 +19,7 @@ from ..models.draft_head import DraftHead
 from ..models.ngram import NgramTable
 from ..models.pair import ModelPair
 from ..sampling.params import SamplingParams
-from .base import Drafter, own_drafter
+from .base import Drafter, own_drafter, refuse_old_names
 from .combine import Cascade, LookupChain
 from .head import HeadDrafter
 from .lookup import PromptLookupDrafter, SiblingLookupDrafter
@@ -157,6 +157,7 @@ def choose_drafter(pair: ModelPair, drafter: Any) -> Any:
             raise RequestError(
                 f"drafter must be auto, {', '.join(DRAFTERS)} or a drafter object; got {drafter!r}."
             )
+        refuse_old_names(drafter)
         return drafter
     if kind.runs_model and pair.draft is None:
         raise RequestError(

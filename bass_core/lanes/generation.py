@@ -1,7 +1,8 @@
 """`generate` and `stream`: one method answers one request.
 
-Contract: arguments are checked before anything runs; the same arguments give the same tokens. `stream` yields
-one Round per step; `generate` returns the finished sequences and their metrics.
+Contract: arguments are checked before anything runs. The same arguments give the same tokens; only text sampled
+under verification="chen" with draft_length="auto" or "cost-aware" depends on this machine's measured costs too.
+`stream` yields one Round per step; `generate` returns the finished sequences and their metrics.
 """
 
 from __future__ import annotations
@@ -173,4 +174,7 @@ def _lane(
         found.check(pair, request)
     admit(pair, request, [found])
     warm_up(pair, request)
-    return Lane(pair, with_costs(pair, request, budget_rows(request, found)), method)
+    request = with_costs(pair, request, budget_rows(request, found))
+    # Warming up and measuring leave caches idle; admission frees them where the lane needs their memory.
+    admit(pair, request, [found])
+    return Lane(pair, request, method)

@@ -92,8 +92,13 @@ def _race(
     for method in methods:
         if method.check is not None:
             method.check(pair, request)
-    admit(pair, request, *([methods] if scheduling != "in_turn" else [[method] for method in methods]))
+    _admit(pair, request, methods, scheduling)
     return _run(pair, request, methods, scheduling)
+
+
+def _admit(pair: ModelPair, request: Request, methods: list[Method], scheduling: str) -> None:
+    """Refuse what does not fit the memory; in turn, one lane's memory is taken at a time."""
+    admit(pair, request, *([methods] if scheduling != "in_turn" else [[method] for method in methods]))
 
 
 def _run(pair: ModelPair, request: Request, methods: list[Method], scheduling: str) -> Iterator[Snapshot]:
@@ -105,6 +110,8 @@ def _run(pair: ModelPair, request: Request, methods: list[Method], scheduling: s
         measuring = Measuring(pair, request, max(budget_rows(request, method) for method in methods))
         for _ in _measure(measuring):
             yield _snapshot([], monitor, scheduling, time.perf_counter(), measuring=True)
+        # Warming up and measuring leave caches idle; admission frees them where the lanes need their memory.
+        _admit(pair, request, methods, scheduling)
         request, start = measuring.request, time.perf_counter()
         lanes += [Lane(pair, request, method.name) for method in methods]
         for _ in SCHEDULINGS[scheduling](lanes, pair.device, SNAPSHOT_SECONDS):

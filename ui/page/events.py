@@ -30,7 +30,7 @@ Source = Callable[[RaceRequest], Generator[Snapshot, None, None]]
 PLAYED = {"prompt": "a recording"}
 ABOUT_API = 'One prompt, several decoders: yields snapshots {"done", "lanes", "device"}, the last with done=True.'
 # The status line's text for each value of a snapshot's "phase".
-PHASES = {"measuring": "Measuring once what a round costs on this machine (at most 5 s)"}
+PHASES = {"measuring": "Measuring once what a round costs on this machine"}
 UNEXPECTED = "An internal error stopped the race; the server's log has the details. What was shown before is kept."
 
 

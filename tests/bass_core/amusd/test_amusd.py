@@ -186,7 +186,9 @@ def test_what_is_counted() -> None:
     assert line["target"] == sorted(line["target"]) and line["rollbacks"] == sorted(line["rollbacks"])
 
 
-@pytest.mark.parametrize("arguments", [{"drafter": "prompt_lookup"}, {"draft_length": 0}])
+@pytest.mark.parametrize(
+    "arguments", [{"drafter": "prompt_lookup"}, {"draft_length": 0}, {"verification": "common_stop"}]
+)
 def test_what_is_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match="amusd"):
         generate(PAIR, ROWS, method="amusd", **arguments)

@@ -84,3 +84,15 @@ def test_a_new_drafter_is_one_line(monkeypatch):
 
 def test_the_conformance_suite_knows_every_drafter():
     assert {draft.drafter for draft in DRAFTS.values()} == set(DRAFTERS)
+
+
+def test_a_drafter_with_an_old_name_is_refused() -> None:
+    class Old:
+        def propose(self, rows, max_drafts, keys):
+            raise AssertionError("it is refused before it is asked")
+
+        def settle(self, rows, proposal, accepted):
+            raise AssertionError("nothing calls this")
+
+    with pytest.raises(RequestError, match="`settle` is called `on_verified` now"):
+        choose_drafter(ModelPair(tiny("llama")), Old())
