@@ -1,7 +1,7 @@
 """This machine's peaks: memory bandwidth in bytes/s, and FLOP/s.
 
 Contract: both are measured. On a CPU FLOP/s are measured in float32, in which low-precision weights are
-multiplied; on a GPU known to bass_core/lanes/utilization.py they are the datasheet's. The roofline of a step is
+multiplied; on a GPU known to bass_core/machine/hardware.py they are the datasheet's. The roofline of a step is
 the longer of the times that its bytes and its FLOPs take at these peaks: no step can be faster.
 Source: Williams, Waterman and Patterson, "Roofline", CACM 2009.
 """

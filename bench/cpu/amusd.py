@@ -80,8 +80,8 @@ def _arms(quick: bool) -> dict[str, dict[str, Any]]:
         "synchronous l=4, 1 core": {"threads": 1, "method": "speculative", "draft_length": 4, **model},
         "amusd": {"threads": 1, "method": "amusd", **model},
         "amusd lead 2": {"threads": 1, "method": "amusd", "draft_length": 2, **model},
-        "default drafter, 1 core": {"threads": 1, "method": "speculative"},
-        "default drafter, 2 cores": {"threads": 2, "method": "speculative"},
+        "default drafter, 1 core": {"threads": 1, "method": "speculative", "draft_length": "bass"},
+        "default drafter, 2 cores": {"threads": 2, "method": "speculative", "draft_length": "bass"},
         "amusd, default drafter": {"threads": 1, "method": "amusd"},
     }
     for coin in () if quick else COINS:

@@ -94,7 +94,7 @@ _WINS = {
     "regular": "regular",
     "speculative": "speculative",
     "bass": "BASS, Algorithm 1",
-    "bass, cost-aware": "BASS, auto",
+    "bass, cost-aware": "BASS, cost-aware",
 }
 
 

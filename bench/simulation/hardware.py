@@ -2,7 +2,7 @@
 
 Contract: `Hardware` holds only datasheet numbers, none of them measured here; `Assumptions` holds everything that
 is neither from a datasheet nor measured, each an option of the bench. Dense peaks are those of
-bass_core/lanes/utilization.py (half of the datasheet's figure where it is given with sparsity).
+bass_core/machine/hardware.py (half of the datasheet's figure where it is given with sparsity).
 """
 
 from __future__ import annotations

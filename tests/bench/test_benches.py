@@ -41,6 +41,15 @@ def test_overhead(tmp_path):
     assert json.loads((tmp_path / "out.json").read_text()) == document
 
 
+def test_turns(tmp_path):
+    """The same revision on both sides: each figure is there once for each turn, and no checkout is left behind."""
+    document = run("turns", "HEAD", "overhead", "--quick", "--turns", 1)
+    assert {row["figure"] for row in document["results"]} == {"round ms", "its forwards ms", "ratio", "acceptance"}
+    assert all(row["before, turns"] and row["after, turns"] for row in document["results"])
+    left = subprocess.run(["git", "worktree", "list"], cwd=ROOT, capture_output=True, text=True).stdout
+    assert "turns-" not in left
+
+
 @pytest.mark.slow
 def test_start(tmp_path):
     save_tiny_pair(tmp_path)
