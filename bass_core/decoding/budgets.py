@@ -23,7 +23,9 @@ from .cost_store import can_keep, may_measure, missing_coarse_sizes, missing_siz
 from .request import Request
 
 COARSE_SECONDS = 5.0
-# After this many coarse measurements of a table that ended incomplete, a process uses the costs that it has.
+# After this many coarse measurements of a table that ended incomplete, a process tries no more. If only their
+# time was up, a file beside the table says so to later processes; the page and "cost-aware" measure without a
+# limit.
 MOST_ATTEMPTS = 2
 
 _attempts: Counter[Path] = Counter()
@@ -81,6 +83,8 @@ class Measuring:
         path = costs.path
         if not sizes or path is None or _attempts[path] >= MOST_ATTEMPTS or not can_keep(path):
             return
+        if _too_slow(path).exists():
+            return
         if not _attempts[path]:
             _log.warning(
                 "Measuring once what a round costs on this machine, in at most %g s; "
@@ -91,5 +95,14 @@ class Measuring:
             yield from costs.measure(sizes, COARSE, COARSE_SECONDS)
         except Exception as error:
             _log.warning("What a round costs could not be measured (%s): %s", type(error).__name__, error)
+            _attempts[path] += 1
+            return
         if missing_coarse_sizes(costs.table, self.rows):
             _attempts[path] += 1
+            if _attempts[path] >= MOST_ATTEMPTS:
+                _too_slow(path).touch()
+
+
+def _too_slow(table: Path) -> Path:
+    """The file that says that a table can't be measured coarsely in time."""
+    return table.with_suffix(".slow")

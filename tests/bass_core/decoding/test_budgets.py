@@ -117,13 +117,16 @@ def test_where_costs_cant_be_had_auto_measures_nothing(
 
 
 def test_a_model_too_slow_to_be_measured_in_time_is_tried_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In all, not in every process."""
     request, steps = make_request(PAIR, ROWS), []
     monkeypatch.setattr(budgets, "COARSE_SECONDS", -1.0)
-    for _ in range(4):
+    for attempt in range(5):
+        if attempt == 3:
+            budgets._attempts.clear()
         measuring = Measuring(PAIR, request, 8)
         steps.append(len(list(measuring)))
         assert measuring.request.costs is None
-    assert steps == [1, 1, 0, 0]
+    assert steps == [1, 1, 0, 0, 0]
 
 
 def test_a_number_of_rows_that_was_timed_before_the_time_was_up_counts(monkeypatch: pytest.MonkeyPatch) -> None:
