@@ -10,7 +10,8 @@ layers are never used.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,15 +22,32 @@ from numba import config
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 folder: Path | None = None
+# Compiled functions live as long as the process: their addresses are in packed weights.
+_kept: list[Any] = []
 
 
 def kernel(function: _F) -> _F:
     """A compiled function, kept on disk. Sums are never reordered, and the lock is released while it runs."""
+    with _own_folder():
+        return numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+
+
+def address_of(function: Callable[..., Any], signature: Any) -> int:
+    """The address of a function compiled for other kernels to call; compiled at once, and kept on disk."""
+    with _own_folder():
+        compiled: Any = numba.cfunc(signature, cache=True, error_model="numpy")(function)
+    _kept.append(compiled)
+    return int(compiled.address)
+
+
+@contextmanager
+def _own_folder() -> Iterator[None]:
+    """Numba asks where to keep code when a function is decorated."""
     before = config.CACHE_DIR
     if folder is not None:
         config.CACHE_DIR = str(folder / _version())
     try:
-        return numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+        yield
     finally:
         config.CACHE_DIR = before
 

@@ -60,9 +60,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def run(kernel: Any, phases: int, *arguments: Any) -> None:
-    """Call kernel(state, *arguments) with counters for so many phases, and with torch's number of threads."""
-    everything = (state_of(phases), *arguments)
-    helpers = torch.get_num_threads() - 1
+    """Call kernel(state, threads, *arguments) on torch's number of threads, with counters for so many phases."""
+    threads = torch.get_num_threads()
+    everything, helpers = (state_of(phases), threads, *arguments), threads - 1
     # The first call compiles; a helper that came meanwhile would only wait for that.
     if helpers > 0 and kernel.overloads:
         _pool.post(helpers, kernel, everything)

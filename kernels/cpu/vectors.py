@@ -18,6 +18,10 @@ from numba.extending import intrinsic
 from .kinds import COLUMNS, FLOAT, FLOATS, INT, KINDS, LANES, ROWS, Kind, count, fma, loaded, splat
 
 
+# columns, addresses of weights, vectors and results, groups, steps, stride.
+MULTIPLY = types.void(*[types.intp, types.uintp, types.uintp, types.uintp, types.intp, types.intp, types.intp])
+
+
 def _shuffled(b: Any, first: Any, second: Any, order: list[int]) -> Any:
     return b.shuffle_vector(first, second, ir.Constant(ir.VectorType(INT, len(order)), order))
 
@@ -41,30 +45,44 @@ def _store(b: Any, value: Any, address: Any) -> None:
     b.store(value, b.inttoptr(address, value.type.as_pointer())).align = 4
 
 
-@intrinsic
-def multiply(_: Any, kind: Any, columns: Any, w: Any, x: Any, y: Any, groups: Any, steps: Any, stride: Any) -> Any:
+@intrinsic(prefer_literal=True)
+def multiply(
+    _: Any, kind: Any, columns: Any, w: Any, x: Any, y: Any, groups: Any, steps: Any, stride: Any
+) -> Any:
     """y[c * stride + ROWS * g + r] = the product of row r of group g and vector c, float32.
 
-    w: packed weights [groups][steps]; x: vectors [steps][columns][STEP]; columns: 1 to COLUMNS.
+    kind: a literal (kinds.py); columns: 1 to COLUMNS; w: packed weights [groups][steps]; x: vectors
+    [steps][columns][STEP].
     """
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        kind, columns, *rest = args
-        chosen = b.add(b.mul(kind, count(COLUMNS + 1)), columns)
+        columns, *rest = args[1:]
         after = b.append_basic_block("multiplied")
-        switch = b.switch(chosen, after)
-        for number, form in KINDS.items():
-            for width in range(1, COLUMNS + 1):
-                case = b.append_basic_block(f"kind{number}x{width}")
-                switch.add_case(count(number * (COLUMNS + 1) + width), case)
-                b.position_at_end(case)
-                _multiply(b, form, width, *rest)
-                b.branch(after)
+        switch = b.switch(columns, after)
+        for width in range(1, COLUMNS + 1):
+            case = b.append_basic_block(f"columns{width}")
+            switch.add_case(count(width), case)
+            b.position_at_end(case)
+            _multiply(b, KINDS[kind.literal_value], width, *rest)
+            b.branch(after)
         b.position_at_end(after)
         return context.get_dummy_value()
 
-    sizes = (types.intp, types.intp)
-    return types.void(*sizes, types.uintp, types.uintp, types.uintp, *sizes, types.intp), generate
+    if not isinstance(kind, types.IntegerLiteral):
+        return None
+    return types.void(kind, *MULTIPLY.args), generate
+
+
+@intrinsic
+def call(_: Any, address: Any, columns: Any, w: Any, x: Any, y: Any, groups: Any, steps: Any, stride: Any) -> Any:
+    """Call the compiled `multiply` of a kind (multiply.py) at an address."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [one.type for one in args[1:]])
+        b.call(b.inttoptr(args[0], kind.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(types.uintp, *MULTIPLY.args), generate
 
 
 def _multiply(b: Any, kind: Kind, width: int, w: Any, x: Any, y: Any, groups: Any, steps: Any, stride: Any) -> None:
