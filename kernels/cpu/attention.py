@@ -38,8 +38,37 @@ def attend(state, phase, layer, qkv, rows, shape, firsts, lengths, cache, turns,
         row, head = unit // kv_heads, unit % kv_heads
         keys = ((2 * layer * max_batch + row) * kv_heads + head) * max_len * dim
         values = keys + max_batch * kv_heads * max_len * dim
-        _write(layer, qkv, rows, shape, firsts[row], firsts[row + 1], lengths[row], head, cache, keys, values, turns, norms, eps)
-        _mix_all(qkv, rows, shape, firsts[row], firsts[row + 1], lengths[row], head, cache, keys, values, out, ones, scores)
+        _write(
+            layer,
+            qkv,
+            rows,
+            shape,
+            firsts[row],
+            firsts[row + 1],
+            lengths[row],
+            head,
+            cache,
+            keys,
+            values,
+            turns,
+            norms,
+            eps,
+        )
+        _mix_all(
+            qkv,
+            rows,
+            shape,
+            firsts[row],
+            firsts[row + 1],
+            lengths[row],
+            head,
+            cache,
+            keys,
+            values,
+            out,
+            ones,
+            scores,
+        )
         done(state, phase)
     wait(state, phase, units)
 
@@ -62,9 +91,8 @@ def _write(layer, qkv, rows, shape, first, end, length, head, cache, keys, value
             norm(qkv, at, dim, norms, (2 * layer + 1) * dim, eps, qkv, at)
         rotate(qkv, at, dim // 2, turns, column * dim, one)
         value = token * rows + (heads + kv_heads + head) * dim
-        for i in range(dim):
-            cache[keys + column * dim + i] = qkv[at + i]
-            cache[values + column * dim + i] = qkv[value + i]
+        _copy(qkv, at, cache, keys + column * dim, dim)
+        _copy(qkv, value, cache, values + column * dim, dim)
 
 
 @helper
@@ -82,9 +110,6 @@ def _mix_all(qkv, rows, shape, first, end, length, head, cache, keys, values, ou
                 continue
             at = token * rows + (head * group + query % group) * dim
             to = token * width + (head * group + query % group) * dim
-            if start == 0:
-                for i in range(dim):
-                    out[to + i] = np.float32(0.0)
             _score(qkv, at, cache, keys + start * dim, dim, seen, scores)
             before = largest[query]
             now = max(before, _largest(scores))
@@ -93,13 +118,26 @@ def _mix_all(qkv, rows, shape, first, end, length, head, cache, keys, values, ou
             for i in range(np.uintp(BLOCK)):
                 scores[i] = exp(scores[i] - now)
             _add(scores, ones, total, query, shrink)
-            for i in range(dim):
-                out[to + i] *= shrink
+            _scale(out, to, dim, shrink, start == 0)
             _mix(scores, cache, values + start * dim, out, to, seen, dim)
     for query in range(queries):
         to = (first + query // group) * width + (head * group + query % group) * dim
-        for i in range(dim):
-            out[to + i] /= total[query]
+        _scale(out, to, dim, np.float32(1.0) / total[query], False)
+
+
+@helper
+def _copy(source, at, target, to, size):
+    a, b = np.uintp(at), np.uintp(to)
+    for i in range(np.uintp(size)):
+        target[b + i] = source[a + i]
+
+
+@helper
+def _scale(x, start, size, factor, clear):
+    """x[start : start + size] times the factor; zero if `clear`, whatever was there."""
+    at = np.uintp(start)
+    for i in range(np.uintp(size)):
+        x[at + i] = np.float32(0.0) if clear else x[at + i] * factor
 
 
 @helper
@@ -118,8 +156,8 @@ def _score(qkv, at, cache, keys, dim, seen, scores):
 @helper
 def _largest(scores):
     """The largest of the scores, lane by lane."""
-    found = np.full(16, -np.inf, np.float32)
-    for start in range(np.uintp(0), np.uintp(BLOCK), np.uintp(16)):
+    found = scores[:16].copy()
+    for start in range(np.uintp(16), np.uintp(BLOCK), np.uintp(16)):
         for i in range(np.uintp(16)):
             found[i] = scores[start + i] if scores[start + i] > found[i] else found[i]
     best = found[0]
@@ -138,7 +176,13 @@ def _add(weights, ones, total, query, shrink):
 @helper
 def _mix(weights, cache, values, out, to, seen, dim):
     """out[to : to + dim] += the weighted sum of `seen` values."""
-    mix(weights.ctypes.data, cache.ctypes.data + np.uintp(4 * values), out.ctypes.data + np.uintp(4 * to), seen, dim)
+    mix(
+        weights.ctypes.data,
+        cache.ctypes.data + np.uintp(4 * values),
+        out.ctypes.data + np.uintp(4 * to),
+        seen,
+        dim,
+    )
     for i in range(dim - dim % LANES, dim):
         for j in range(seen):
             out[to + i] += weights[j] * cache[values + j * dim + i]

@@ -61,7 +61,26 @@ def _norm_all(state, phase, x, size, weight, first, eps, starts, short, wide, do
 
 
 @kernel
-def forward(state, threads, lines, norms, head_norms, eps, shape, step, cache, turns, x, reads, streams, room, short, wide, out, logits):
+def forward(
+    state,
+    threads,
+    lines,
+    norms,
+    head_norms,
+    eps,
+    shape,
+    step,
+    cache,
+    turns,
+    x,
+    reads,
+    streams,
+    room,
+    short,
+    wide,
+    out,
+    logits,
+):
     """x float32 [N, hidden] becomes the residual stream; out [N, hidden] its final norm; logits [M, V].
 
     lines int64 [4 layers + 1, 8]: Packed.line of each layer's joined query, key and value, output, joined gate and
@@ -89,7 +108,9 @@ def forward(state, threads, lines, norms, head_norms, eps, shape, step, cache, t
         attend(state, p + 2, layer, y, rows, shape, firsts, lengths, cache, turns, head_norms, eps, mixed)
         _pack_all(state, p + 3, mixed, heads * dim, starts, narrow, broad, dot)
         product(state, p + 4, threads, lines[four + 1], starts, narrow, broad, dot, y, ADD, x, other, another)
-        _norm_all(state, p + 5, x, hidden, weights, (2 * layer + 1) * hidden, eps, starts, narrow, broad, dot, out, none)
+        _norm_all(
+            state, p + 5, x, hidden, weights, (2 * layer + 1) * hidden, eps, starts, narrow, broad, dot, out, none
+        )
         product(state, p + 6, threads, lines[four + 2], starts, narrow, broad, dot, y, GATE, x, other, another)
         product(state, p + 7, threads, lines[four + 3], starts, other, another, dot, y, ADD, x, narrow, broad)
     p = _LAYER_PHASES * layers
@@ -97,7 +118,21 @@ def forward(state, threads, lines, norms, head_norms, eps, shape, step, cache, t
     _norm_all(state, p, x, hidden, weights, 2 * layers * hidden, eps, starts, narrow, broad, dot, out, kept)
     _pick(state, p + 1, out, hidden, wanted, y)
     _pack_all(state, p + 2, y, hidden, wanted_starts, narrow, broad, dot)
-    product(state, p + 3, threads, lines[4 * layers], wanted_starts, narrow, broad, dot, logits, PLAIN, x, other, another)
+    product(
+        state,
+        p + 3,
+        threads,
+        lines[4 * layers],
+        wanted_starts,
+        narrow,
+        broad,
+        dot,
+        logits,
+        PLAIN,
+        x,
+        other,
+        another,
+    )
 
 
 @helper

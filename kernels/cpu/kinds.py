@@ -138,7 +138,9 @@ class Kind:
             shorts = [loaded(b, at, ir.VectorType(SHORT, LANES), 2 * LANES) for at in starts]
             return [widened(b, part) for part in shorts]
         if self.form == "float16":
-            return [b.fpext(loaded(b, at, ir.VectorType(ir.HalfType(), LANES), 2 * LANES), FLOATS) for at in starts]
+            return [
+                b.fpext(loaded(b, at, ir.VectorType(ir.HalfType(), LANES), 2 * LANES), FLOATS) for at in starts
+            ]
         return [b.sitofp(loaded(b, at, ir.VectorType(BYTE, LANES), LANES // 2), FLOATS) for at in starts]
 
     @staticmethod
@@ -182,4 +184,9 @@ def _cut(b: Any, numbers: Any) -> list[Any]:
     return [b.shuffle_vector(numbers, numbers, mask) for mask in masks]
 
 
-KINDS = {kind_of(form, dot): Kind(form, dot) for form in FORMATS for dot in (False, HAS_DOT) if not (dot and form == "float16")}
+KINDS = {
+    kind_of(form, dot): Kind(form, dot)
+    for form in FORMATS
+    for dot in (False, HAS_DOT)
+    if not (dot and form == "float16")
+}

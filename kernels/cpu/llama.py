@@ -83,7 +83,13 @@ class PackedLlama:
         streams = np.empty((len(reads), tokens * self.hidden), np.float32)
         last = np.empty((tokens, self.hidden), np.float32)
         starts = blocks_of(tokens)
-        step = (firsts, np.asarray(lengths, np.int64), starts, wanted, starts if chosen == tokens else blocks_of(chosen))
+        step = (
+            firsts,
+            np.asarray(lengths, np.int64),
+            starts,
+            wanted,
+            starts if chosen == tokens else blocks_of(chosen),
+        )
         shape = (self.heads, self.kv_heads, self.dim, cache.shape[2], cache.shape[4])
         pool.run(
             forward, phases_of(self.layers), self.lines, self.norms, self.head_norms, np.float32(self.eps), shape, step,

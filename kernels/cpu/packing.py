@@ -73,4 +73,3 @@ def _floats(numbers: Tensor | None, rows: int) -> np.ndarray[Any, Any] | None:
     if numbers is None:
         return None
     return np.ascontiguousarray(F.pad(numbers.detach().float(), (0, -rows % ROWS)).numpy())
-

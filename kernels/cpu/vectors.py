@@ -18,6 +18,8 @@ from numba.extending import intrinsic
 from .kinds import COLUMNS, FLOAT, FLOATS, INT, KINDS, LANES, ROWS, Kind, count, fma, loaded, splat
 
 
+# Keys that are multiplied at once, and registers of values that are summed at once: enough sums that none waits.
+_KEYS, _PARTS = 8, 4
 # columns, addresses of weights, vectors and results, groups, steps, stride.
 MULTIPLY = types.void(*[types.intp, types.uintp, types.uintp, types.uintp, types.intp, types.intp, types.intp])
 
@@ -46,9 +48,7 @@ def _store(b: Any, value: Any, address: Any) -> None:
 
 
 @intrinsic(prefer_literal=True)
-def multiply(
-    _: Any, kind: Any, columns: Any, w: Any, x: Any, y: Any, groups: Any, steps: Any, stride: Any
-) -> Any:
+def multiply(_: Any, kind: Any, columns: Any, w: Any, x: Any, y: Any, groups: Any, steps: Any, stride: Any) -> Any:
     """y[c * stride + ROWS * g + r] = the product of row r of group g and vector c, float32.
 
     kind: a literal (kinds.py); columns: 1 to COLUMNS; w: packed weights [groups][steps]; x: vectors
@@ -85,7 +85,9 @@ def call(_: Any, address: Any, columns: Any, w: Any, x: Any, y: Any, groups: Any
     return types.void(types.uintp, *MULTIPLY.args), generate
 
 
-def _multiply(b: Any, kind: Kind, width: int, w: Any, x: Any, y: Any, groups: Any, steps: Any, stride: Any) -> None:
+def _multiply(
+    b: Any, kind: Kind, width: int, w: Any, x: Any, y: Any, groups: Any, steps: Any, stride: Any
+) -> None:
     zero = ir.Constant(kind.sums, [0.0] * kind.sums.count)
     held = [[cgutils.alloca_once_value(b, zero) for _ in range(width)] for _ in range(ROWS)]
     with cgutils.for_range(b, groups) as group:
@@ -114,11 +116,10 @@ def dots(_: Any, query: Any, keys: Any, out: Any, number: Any, size: Any) -> Any
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
         query, keys, out, number, size = args
-        fours = b.udiv(number, count(4))
-        with cgutils.for_range(b, fours) as four:
-            first = b.mul(four.index, count(4))
-            _dots(b, query, keys, out, first, 4, size)
-        rest = b.mul(fours, count(4))
+        many = b.udiv(number, count(_KEYS))
+        with cgutils.for_range(b, many) as one:
+            _dots(b, query, keys, out, b.mul(one.index, count(_KEYS)), _KEYS, size)
+        rest = b.mul(many, count(_KEYS))
         with cgutils.for_range(b, b.sub(number, rest)) as one:
             _dots(b, query, keys, out, b.add(rest, one.index), 1, size)
         return context.get_dummy_value()
@@ -148,17 +149,30 @@ def mix(_: Any, weights: Any, values: Any, out: Any, number: Any, size: Any) -> 
     """out[d] += weights[j] values[j][d], in the order of j, for the first size - size % LANES of `size` d, float32."""
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        weights, values, out, number, size = args
-        row = b.mul(size, count(4))
-        slot = cgutils.alloca_once(b, FLOATS)
-        with cgutils.for_range(b, b.udiv(size, count(LANES))) as part:
-            at = b.mul(part.index, count(4 * LANES))
-            b.store(loaded(b, b.add(out, at), FLOATS), slot)
-            with cgutils.for_range(b, number) as one:
-                weight = splat(b, loaded(b, b.add(weights, b.mul(one.index, count(4))), FLOAT), LANES)
-                value = loaded(b, b.add(b.add(values, at), b.mul(row, one.index)), FLOATS)
-                b.store(fma(b, weight, value, b.load(slot)), slot)
-            _store(b, b.load(slot), b.add(out, at))
+        _, _, _, number, size = args
+        parts = b.udiv(size, count(LANES))
+        many = b.udiv(parts, count(_PARTS))
+        with cgutils.for_range(b, many) as one:
+            _mix(b, *args, b.mul(one.index, count(_PARTS)), _PARTS)
+        rest = b.mul(many, count(_PARTS))
+        with cgutils.for_range(b, b.sub(parts, rest)) as one:
+            _mix(b, *args, b.add(rest, one.index), 1)
         return context.get_dummy_value()
 
     return types.void(types.uintp, types.uintp, types.uintp, types.intp, types.intp), generate
+
+
+def _mix(b: Any, weights: Any, values: Any, out: Any, number: Any, size: Any, first: Any, parts: int) -> None:
+    """`parts` registers of `out`, from register `first` on."""
+    row, start = b.mul(size, count(4)), b.mul(first, count(4 * LANES))
+    places = [b.add(start, count(4 * LANES * i)) for i in range(parts)]
+    held = [cgutils.alloca_once(b, FLOATS) for _ in places]
+    for place, slot in zip(places, held, strict=True):
+        b.store(loaded(b, b.add(out, place), FLOATS), slot)
+    with cgutils.for_range(b, number) as one:
+        weight = splat(b, loaded(b, b.add(weights, b.mul(one.index, count(4))), FLOAT), LANES)
+        base = b.add(values, b.mul(row, one.index))
+        for place, slot in zip(places, held, strict=True):
+            b.store(fma(b, weight, loaded(b, b.add(base, place), FLOATS), b.load(slot)), slot)
+    for place, slot in zip(places, held, strict=True):
+        _store(b, b.load(slot), b.add(out, place))

@@ -40,7 +40,12 @@ def pack_llama(model: Any) -> PackedLlama:
 
 def _products(layer: Any) -> list[tuple[nn.Module, ...]]:
     attn, mlp = layer.self_attn, layer.mlp
-    return [(attn.q_proj, attn.k_proj, attn.v_proj), (attn.o_proj,), (mlp.gate_proj, mlp.up_proj), (mlp.down_proj,)]
+    return [
+        (attn.q_proj, attn.k_proj, attn.v_proj),
+        (attn.o_proj,),
+        (mlp.gate_proj, mlp.up_proj),
+        (mlp.down_proj,),
+    ]
 
 
 def _packed(group: tuple[Any, ...]) -> Packed:
@@ -53,9 +58,13 @@ def _packed(group: tuple[Any, ...]) -> Packed:
 def _in_turn(parts: list[Tensor]) -> Tensor:
     """STEP rows of the first part, STEP of the second, and so on; each padded with zeros to whole steps."""
     rows = len(parts[0])
-    padded = [F.pad(part, (0, 0) * (part.dim() - 1) + (0, -rows % STEP)).unflatten(0, (-1, STEP)) for part in parts]
+    padded = [
+        F.pad(part, (0, 0) * (part.dim() - 1) + (0, -rows % STEP)).unflatten(0, (-1, STEP)) for part in parts
+    ]
     return torch.stack(padded, dim=1).flatten(0, 2)
 
 
 def _stacked(weights: list[Tensor]) -> Any:
-    return torch.stack([weight.detach().float() for weight in weights]).numpy() if weights else torch.zeros(0).numpy()
+    return (
+        torch.stack([weight.detach().float() for weight in weights]).numpy() if weights else torch.zeros(0).numpy()
+    )
