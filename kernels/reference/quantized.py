@@ -1,8 +1,8 @@
-"""Weights in four and eight bits: their forms, how they are made, and the torch reference of products with them.
+"""Weights in four and eight bits: their forms, how they are made, and the torch reference of products.
 
-Contract: a `QuantizedWeight` stands for a float32 matrix [out, in]: `dequantise` gives it, `linear` multiplies by it.
-A float16 scale times an integer fits float32's 24 bits, so an element of a block is rounded at most once. Nothing
-writes to a weight's tensors. Non-goals: quantised activations, GGUF's other forms.
+Contract: a `QuantizedWeight` stands for a float32 matrix [out, in], which `dequantise` gives. A float16 scale and
+an integer multiply exactly in float32, so an element of a block is rounded at most once. Nothing writes to a
+weight's tensors. Non-goals: quantised activations, GGUF's other forms.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Te
 def join(*weights: QuantizedWeight) -> QuantizedWeight:
     """Weights of one kind that read the same input, one below the other: [sum of outs, in]."""
     if len({(weight.kind, weight.shape[1]) for weight in weights}) != 1:
-        raise ValueError("weights are joined that differ in kind or in the number of inputs.")
+        raise ValueError("weights are joined that differ in kind or in the number of inputs")
     return QuantizedWeight(
         weights[0].kind,
         torch.cat([weight.values for weight in weights]),
@@ -123,9 +123,9 @@ QUANTISERS: dict[str, Callable[[Tensor], QuantizedWeight]] = {
 def _checked(weight: Tensor, multiple: int) -> Tensor:
     """The weight [out, in] in float32; ValueError unless it consists of whole blocks of finite numbers."""
     if weight.dim() != 2 or not weight.numel() or weight.shape[1] % multiple:
-        raise ValueError(f"a weight of shape {tuple(weight.shape)} is not made of blocks of {multiple} inputs.")
+        raise ValueError(f"a weight of shape {tuple(weight.shape)} is not made of blocks of {multiple} inputs")
     if not torch.isfinite(weight).all():
-        raise ValueError("a weight holds numbers that are not finite.")
+        raise ValueError("a weight holds numbers that are not finite")
     return weight.detach().float()
 
 
@@ -133,7 +133,7 @@ def _half(scales: Tensor) -> Tensor:
     """The scales in float16; ValueError where that can't hold them."""
     halves = scales.half()
     if not torch.isfinite(halves).all():
-        raise ValueError("a weight is too large for blocks with float16 scales.")
+        raise ValueError("a weight is too large for blocks with float16 scales")
     return halves
 
 
