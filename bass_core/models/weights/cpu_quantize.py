@@ -56,6 +56,9 @@ def quantise_model(model: Any, name: str, made: Mapping[str, QuantizedWeight] | 
                 raise _refusal(model, name, f"in {places[0].name} {error}", instead) from error
         for place in places:
             _replace(place, weight)
+    for parameter in model.parameters():
+        # A tensor of a safetensors file keeps the whole file mapped, and what was read of it in memory.
+        parameter.data = parameter.data.clone()
 
 
 def _refuse_other_products(model: nn.Module, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +120,13 @@ def test_the_real_files_blocks_are_the_converted_models_weights(smollm2_folder: 
         head: Any = pair.target.get_output_embeddings()
         assert head.quantized is pair.draft.quantized
     assert bytes_ == {"int4": pytest.approx(97e6, rel=0.01), "int8": pytest.approx(135e6, rel=0.01)}
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's list of mapped files")
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_the_file_of_the_plain_weights_is_not_kept_mapped(tmp_path: Path, dtype: str) -> None:
+    folder = save(tmp_path / "model")
+    tiny("llama").bfloat16().save_pretrained(folder)  # of the dtype that is loaded: nothing is converted
+    pair = load_pair(str(folder), device="cpu", dtype=dtype)
+    gc.collect()
+    assert str(folder) not in Path("/proc/self/maps").read_text(), pair
