@@ -2,8 +2,8 @@
 
 Contract: the same `forward` as CausalModel's, for the models that `fits` accepts. A token's logits and states have
 the same bits whatever rows, tokens, prompts or threads stand beside it. The residual stream is float32; what a
-bfloat16 model multiplies is rounded to bfloat16 where the CPU multiplies that natively. `backend` is ignored: there
-is one attention. Non-goals: sliding windows, float32 weights (models/llama_cpu.py).
+bfloat16 model multiplies is rounded to bfloat16 where the CPU multiplies that natively. `backend` is ignored, as
+there is one attention. Non-goals: sliding windows, float32 weights (models/llama_cpu.py).
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..attention.cache import RaggedCache
@@ -21,16 +20,20 @@ from ..machine import cpu_kernels
 from . import llama_cpu
 from .base import CausalModel, shadow_of
 from .forward import ForwardBatch, ForwardOutput
+from .weights.quantized_modules import held, look_up
 
 _DTYPES = (torch.bfloat16, torch.float16)
 
 
 def fits(model: PreTrainedModel) -> bool:
-    """Whether the kernels are here and compute a model of this shape and dtype."""
+    """Whether the kernels are here and compute a model of this shape, dtype and kind of weights."""
+    if not llama_cpu.fits(model) or model.dtype not in _DTYPES or not cpu_kernels.available():
+        return False
     config = model.config
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    shaped = llama_cpu.fits(model) and config.hidden_size % 4 == 0 and dim % 2 == 0
-    return shaped and model.dtype in _DTYPES and cpu_kernels.available()
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    plain = all(type(layer.weight.data) is Tensor for layer in linears)
+    return plain and config.hidden_size % 4 == 0 and dim % 2 == 0
 
 
 class LlamaCompiled(CausalModel):
@@ -43,9 +46,8 @@ class LlamaCompiled(CausalModel):
         from .weights.compiled import pack_llama  # imports numba
 
         body: Any = model.model
-        self.low_precision = False
-        embedding: Any = model.get_input_embeddings()
-        self.embedding: Tensor = embedding.weight.detach()
+        self.low_precision, self._dtype = False, model.dtype
+        self.embedding = held(model.get_input_embeddings())
         self.packed = pack_llama(model)
         self._rotary: Any = shadow_of(body.rotary_emb)
         self._turns = self._make_turns(min(1024, self.context))
@@ -60,7 +62,7 @@ class LlamaCompiled(CausalModel):
         if firsts[-1] < len(ids):
             real = torch.from_numpy(np.flatnonzero(np.arange(width) < counts[:, None]))
             ids = ids[real]
-        x = ids.float() if ids.is_floating_point() else F.embedding(ids, self.embedding).float()
+        x = ids.float() if ids.is_floating_point() else look_up(ids, self.embedding).to(self._dtype).float()
         wanted = np.arange(len(x)) if batch.take is None else firsts[:-1] + np.array(batch.take)
         logits, last, streams = self.packed.run(
             x if x is not batch.tokens else x.clone(),

@@ -25,7 +25,7 @@ def select_model(model: PreTrainedModel) -> CausalModel:
 
 def _class_of(model: PreTrainedModel) -> type[CausalModel]:
     if not is_accelerator(model.device):
-        if not is_quantized(model) and llama_compiled.fits(model):
+        if llama_compiled.fits(model):
             return llama_compiled.LlamaCompiled
         return llama_cpu.LlamaCpu if not is_quantized(model) and llama_cpu.fits(model) else CausalModel
     if on_zero_gpu():

@@ -2,8 +2,8 @@
 
 Contract: `attend` is a phase of a call: a chunk is one row and one of its key-value heads. It rotates that head's
 queries and keys, writes keys and values at the row's end, and attends. Keys are read in blocks of BLOCK from
-position 0, whose softmaxes are merged in that order (Milakov and Gimelshein, arXiv 1805.02867), so a token's result
-depends on its own row alone. Reference: kernels/reference/attention.py.
+position 0, and their softmaxes are merged in that order (Milakov and Gimelshein, arXiv 1805.02867). So a token's
+result depends on its own row alone. Reference: kernels/reference/attention.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def attend(state, phase, layer, qkv, rows, shape, firsts, lengths, cache, turns,
     cache, float32, flat: [layers, 2, rows, key-value heads, columns, dim]. turns: cosines and sines of a position,
     [positions, dim]. norms: the weights of query and key norms [layers, 2, dim], or nothing.
     """
-    heads, kv_heads, dim, max_batch, max_len = shape
+    _, kv_heads, dim, max_batch, max_len = shape
     units = (len(firsts) - 1) * kv_heads
     ones, scores = np.ones(BLOCK, np.float32), np.empty(BLOCK, np.float32)
     while True:

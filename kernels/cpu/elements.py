@@ -1,8 +1,8 @@
 """What a layer does besides its products, number by number.
 
-Contract: compiled helpers over float32 rows. `pack` and `silu` write vectors in the order in which `multiply` reads
-them: a block of `width` vectors is [steps][width][STEP], bfloat16 bits in `short` if `dot`, else float32 in `wide`.
-NaN and infinity stay what they are, so that unsound numbers are found later.
+Contract: compiled helpers over float32 rows. `pack` and `silu` write vectors in the order in which `multiply`
+reads them. A block of `width` vectors is [steps][width][STEP]: bfloat16 bits in `short` if `dot`, else float32 in
+`wide`. NaN and infinity stay what they are, so that unsound numbers are found later.
 """
 
 from __future__ import annotations

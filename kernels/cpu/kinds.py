@@ -1,8 +1,8 @@
 """How weights lie in memory, and how a register's worth of them becomes numbers.
 
-Contract: a packed matrix is a stream [groups][steps] of blocks, each ROWS rows x STEP inputs. A kind says how many
-bytes a block has and emits the LLVM code that loads one. With `dot`, numbers are bfloat16 and pairs of products are
-summed in float32 (dpbf16ps); without, both are float32. Packed rows, in each block:
+Contract: a packed matrix is a stream [groups][steps] of blocks, each ROWS rows x STEP inputs. A kind says
+how many bytes a block has and emits the LLVM code that loads one. With `dot`, numbers are bfloat16, and pairs of
+products are summed in float32 (dpbf16ps); without, both are float32. Packed rows, in each block:
 - bfloat16, float16: [ROWS][STEP] 16-bit numbers;
 - int8: [ROWS][STEP] bytes; the product is multiplied by the row's scale afterwards;
 - Q8_0: [ROWS][STEP] bytes, then [ROWS] float16 scales d; a weight is d q;

@@ -34,8 +34,8 @@ class _Room(threading.local):
 
 @dataclass
 class PackedLlama:
-    """matrices: four a layer, then the output layer, as forward.py names them; norms float32 [2 layers + 1, hidden];
-    head_norms float32 [layers, 2, dim], flat, or empty; eps: what RMSNorm adds to the mean of squares."""
+    """matrices: four a layer, then the output layer, as forward.py names them. norms float32 [2 layers + 1,
+    hidden]; head_norms float32 [layers, 2, dim], flat, or empty; eps: what RMSNorm adds to the mean of squares."""
 
     matrices: list[Packed]
     norms: Array
@@ -92,8 +92,9 @@ class PackedLlama:
         )
         shape = (self.heads, self.kv_heads, self.dim, cache.shape[2], cache.shape[4])
         pool.run(
-            forward, phases_of(self.layers), self.lines, self.norms, self.head_norms, np.float32(self.eps), shape, step,
-            cache.view(-1).numpy(), turns, x.view(-1).numpy(), kept, streams, room, short, wide, last.ravel(), logits,
+            forward, phases_of(self.layers), self.lines, self.norms, self.head_norms, np.float32(self.eps), shape,
+            step, cache.view(-1).numpy(), turns, x.view(-1).numpy(), kept, streams, room, short, wide, last.ravel(),
+            logits,
         )  # fmt: skip
         made = torch.from_numpy(logits).view(chosen, -1)[:, : self.matrices[-1].rows]
         return made, torch.from_numpy(last), [torch.from_numpy(one).view(tokens, -1) for one in streams]

@@ -11,7 +11,6 @@ from functools import cache
 from typing import Any
 
 from . import jit
-from .kinds import kind_of
 from .vectors import MULTIPLY, multiply
 
 

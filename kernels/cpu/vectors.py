@@ -17,7 +17,6 @@ from numba.extending import intrinsic
 
 from .kinds import COLUMNS, FLOAT, FLOATS, INT, KINDS, LANES, ROWS, Kind, count, fma, loaded, splat
 
-
 # Keys that are multiplied at once, and registers of values that are summed at once: enough sums that none waits.
 _KEYS, _PARTS = 8, 4
 # columns, addresses of weights, vectors and results, groups, steps, stride.
@@ -112,7 +111,7 @@ def _multiply(
 
 @intrinsic
 def dots(_: Any, query: Any, keys: Any, out: Any, number: Any, size: Any) -> Any:
-    """out[j] = the product of the query and key j, over the first size - size % LANES numbers of `size`, float32."""
+    """out[j] = query x key j, float32, over the first size - size % LANES of their `size` numbers."""
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
         query, keys, out, number, size = args
@@ -146,11 +145,10 @@ def _dots(b: Any, query: Any, keys: Any, out: Any, first: Any, number: int, size
 
 @intrinsic
 def mix(_: Any, weights: Any, values: Any, out: Any, number: Any, size: Any) -> Any:
-    """out[d] += weights[j] values[j][d], in the order of j, for the first size - size % LANES of `size` d, float32."""
+    """out[d] += weights[j] values[j][d], float32, in the order of j, for the first size - size % LANES d."""
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        _, _, _, number, size = args
-        parts = b.udiv(size, count(LANES))
+        parts = b.udiv(args[4], count(LANES))
         many = b.udiv(parts, count(_PARTS))
         with cgutils.for_range(b, many) as one:
             _mix(b, *args, b.mul(one.index, count(_PARTS)), _PARTS)

@@ -1,11 +1,12 @@
 """A model's weights as the CPU's own kernels read them.
 
-Contract: `pack_llama` packs a 16-bit Llama or Qwen3 model: in each layer queries, keys and values are joined, and
-gates and ups, 32 of each in turn (kernels/cpu/products.py). Matrices are packed on all cores.
+Contract: `pack_llama` packs a 16-bit or quantised Llama or Qwen3 model. In each layer queries, keys and values are
+joined, and gates and ups, 32 of each in turn (kernels/cpu/products.py). Matrices are packed on all cores.
 """
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,14 +16,17 @@ from torch import Tensor, nn
 
 from kernels.cpu.kinds import STEP
 from kernels.cpu.llama import PackedLlama
-from kernels.cpu.packing import Packed, pack
+from kernels.cpu.packing import Packed, pack, pack_quantized
+from kernels.reference.quantized import QuantizedWeight
+
+from .quantized_modules import held
 
 
 def pack_llama(model: Any) -> PackedLlama:
     """The packed weights and the shape of a model that models/llama_compiled.py fits."""
     config, layers = model.config, model.model.layers
     groups = [group for layer in layers for group in _products(layer)] + [(model.get_output_embeddings(),)]
-    largest_first = sorted(range(len(groups)), key=lambda i: -groups[i][0].weight.numel())
+    largest_first = sorted(range(len(groups)), key=lambda i: -math.prod(held(groups[i][0]).shape))
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         tasks = {index: pool.submit(_packed, groups[index]) for index in largest_first}
     norms = [norm for layer in layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
@@ -50,9 +54,13 @@ def _products(layer: Any) -> list[tuple[nn.Module, ...]]:
 
 def _packed(group: tuple[Any, ...]) -> Packed:
     join = _in_turn if len(group) == 2 else torch.cat
-    weight = join([layer.weight.detach() for layer in group])
     biases = [layer.bias for layer in group]
-    return pack(weight, None if biases[0] is None else join([bias.detach() for bias in biases]))
+    bias = None if biases[0] is None else join([one.detach() for one in biases])
+    weights = [held(layer) for layer in group]
+    if isinstance(weights[0], QuantizedWeight):
+        values, scales = (join([getattr(one, name) for one in weights]) for name in ("values", "scales"))
+        return pack_quantized(QuantizedWeight(weights[0].kind, values, scales), bias)
+    return pack(join([weight.detach() for weight in weights]), bias)
 
 
 def _in_turn(parts: list[Tensor]) -> Tensor:
