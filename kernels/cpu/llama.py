@@ -26,10 +26,12 @@ Array = np.ndarray[Any, Any]
 
 
 class _Room(threading.local):
-    """Scratch of the thread's last step: which step, and its arrays."""
+    """Scratch of a thread, as large as its largest step so far."""
 
-    key: tuple[int, int, int] | None = None
-    arrays: tuple[Array, ...] = ()
+    tokens, chosen = 0, 0
+    floats: Array
+    vectors: tuple[Array, Array]
+    logits: Array
 
 
 @dataclass
@@ -76,7 +78,7 @@ class PackedLlama:
         Without `keep` the logits are overwritten by this thread's next call.
         """
         tokens, chosen = len(x), len(wanted)
-        room, short, wide, logits = self._arrays(tokens, chosen)
+        room, short, wide, logits = self._arrays(max(tokens, chosen), chosen)
         logits = np.empty_like(logits) if keep else logits
         kept = np.full(self.layers + 1, -1, np.int64)
         kept[list(reads)] = np.arange(len(reads))
@@ -93,18 +95,20 @@ class PackedLlama:
         shape = (self.heads, self.kv_heads, self.dim, cache.shape[2], cache.shape[4])
         pool.run(
             forward, phases_of(self.layers), self.lines, self.norms, self.head_norms, np.float32(self.eps), shape,
-            step, cache.view(-1).numpy(), turns, x.view(-1).numpy(), kept, streams, room, short, wide, last.ravel(),
-            logits,
+            step, cache.view(-1).numpy(), turns, x.view(tokens * self.hidden).numpy(), kept, streams, room, short,
+            wide, last.ravel(), logits,
         )  # fmt: skip
-        made = torch.from_numpy(logits).view(chosen, -1)[:, : self.matrices[-1].rows]
-        return made, torch.from_numpy(last), [torch.from_numpy(one).view(tokens, -1) for one in streams]
+        made = torch.from_numpy(logits).view(chosen, ROWS * int(self.lines[-1, 2]))[:, : self.matrices[-1].rows]
+        return made, torch.from_numpy(last), list(torch.from_numpy(streams).view(len(reads), tokens, self.hidden))
 
     def _arrays(self, tokens: int, chosen: int) -> tuple[Array, ...]:
-        """Scratch for so many tokens and so many logits' rows: float32, packed uint16 or float32, logits."""
-        own, key = self._room, (id(self), tokens, chosen)
-        if own.key != key:
-            sizes = tokens * (self.heads * self.dim + max(self._outputs, self.hidden))
-            vectors = scratch(2 * tokens * self._vectors, self.matrices[0].dot)
-            logits = np.empty(chosen * ROWS * int(self.lines[-1, 2]), np.float32)
-            own.key, own.arrays = key, (np.empty(sizes, np.float32), *vectors, logits)
-        return own.arrays
+        """Scratch for so many tokens and so many rows of logits: float32, packed uint16 or float32, logits."""
+        own, outputs = self._room, ROWS * int(self.lines[-1, 2])
+        each = self.heads * self.dim + max(self._outputs, self.hidden)
+        if own.tokens < tokens:
+            own.tokens, own.floats = tokens, np.empty(tokens * each, np.float32)
+            own.vectors = scratch(2 * tokens * self._vectors, self.matrices[0].dot)
+        if own.chosen < chosen:
+            own.chosen, own.logits = chosen, np.empty(chosen * outputs, np.float32)
+        vectors = [one[: 2 * tokens * self._vectors] for one in own.vectors]
+        return own.floats[: tokens * each], *vectors, own.logits[: chosen * outputs]

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from . import jit
-from .vectors import MULTIPLY, multiply
+from .vectors import MULTIPLY, UNPACK, multiply, unpack
 
 
 def _bfloat16(columns, w, x, y, groups, steps, stride):
@@ -50,6 +50,18 @@ def _q4_1_dot(columns, w, x, y, groups, steps, stride):
     multiply(9, columns, w, x, y, groups, steps, stride)
 
 
+def _unpack_int8(w, out, groups, steps):
+    unpack(5, w, out, groups, steps)
+
+
+def _unpack_q8_0(w, out, groups, steps):
+    unpack(7, w, out, groups, steps)
+
+
+def _unpack_q4_1(w, out, groups, steps):
+    unpack(9, w, out, groups, steps)
+
+
 # Written out, because numba keeps a function on disk by its source, and literals alone choose a kind.
 _BY_NAME: dict[tuple[str, bool], Callable[..., Any]] = {
     ("bfloat16", False): _bfloat16,
@@ -62,6 +74,14 @@ _BY_NAME: dict[tuple[str, bool], Callable[..., Any]] = {
     ("q4_1", False): _q4_1,
     ("q4_1", True): _q4_1_dot,
 }
+
+_UNPACK: dict[str, Callable[..., Any]] = {"int8": _unpack_int8, "q8_0": _unpack_q8_0, "q4_1": _unpack_q4_1}
+
+
+@cache
+def address_of_unpack(form: str, dot: bool) -> int:
+    """The address of `unpack` for quantised weights that are multiplied as bfloat16; 0 for others."""
+    return jit.address_of(_UNPACK[form], UNPACK) if dot and form in _UNPACK else 0
 
 
 @cache

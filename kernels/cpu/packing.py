@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..reference.quantized import QuantizedWeight
 from .kinds import HAS_DOT, ROWS, STEP, block_bytes
-from .multiply import address_of_kind
+from .multiply import address_of_kind, address_of_unpack
 
 Array = np.ndarray[Any, Any]
 
@@ -36,12 +36,14 @@ class Packed:
 
     def line(self) -> list[int]:
         """What a kernel needs: addresses of the data and of the compiled product, groups, steps, the addresses of
-        scale and bias or 0, bytes of a block, and whether vectors are bfloat16."""
+        scale and bias or 0, bytes of a block, whether vectors are bfloat16, and for quantised weights that are
+        multiplied as bfloat16 the addresses of what unpacks them and of what multiplies them then, or 0."""
         extra = [0 if one is None else one.ctypes.data for one in (self.scale, self.bias)]
         groups, steps = -(-self.rows // ROWS), -(-self.inputs // STEP)
+        unpack = address_of_unpack(self.form, self.dot)
         return [
             self.data.ctypes.data, address_of_kind(self.form, self.dot), groups, steps, *extra,
-            block_bytes(self.form), int(self.dot),
+            block_bytes(self.form), int(self.dot), unpack, address_of_kind("bfloat16", True) if unpack else 0,
         ]  # fmt: skip
 
     @property

@@ -19,7 +19,7 @@ from .jit import helper, kernel
 from .kinds import COLUMNS, ROWS, STEP
 from .packing import Packed, aligned
 from .threads import claim, done, wait
-from .vectors import call
+from .vectors import call, call_unpack
 
 # Bytes of weights in a chunk: few enough for the second-level cache, many enough that the memory streams (of 18 to
 # 221 KB, 74 to 147 were fastest for 1 to 16 vectors on an EPYC with 1 MB of it).
@@ -32,44 +32,52 @@ _GATED_GROUPS = 2 * STEP // ROWS
 
 def blocks_of(vectors: int) -> np.ndarray[Any, Any]:
     """The first vector of each block, and `vectors` at the end: int64 [blocks + 1], as equal as they can be."""
-    blocks = -(-vectors // COLUMNS)
+    blocks = max(1, -(-vectors // COLUMNS))
     return np.arange(blocks + 1, dtype=np.int64) * vectors // blocks
 
 
 @helper
 def product(state, phase, threads, line, starts, short, wide, dot, y, then, out, next_short, next_wide):
     """One phase: y [vectors, 4 x groups] = vectors x weights, and what `then` says becomes of it."""
-    address, multiply, groups, steps = np.uintp(line[0]), np.uintp(line[1]), line[2], line[3]
+    groups, steps = line[2], line[3]
     rows = groups * ROWS
-    size = line[6] * steps
-    most = min(_CHUNK, size * groups // (2 * threads))
-    each = max(1, most // size)
+    # Quantised weights are unpacked once for all blocks, if there are several.
+    unpacked = line[8] != 0 and len(starts) > 2
+    wide_size = 2 * ROWS * STEP * steps if unpacked else line[6] * steps
+    each = max(1, min(_CHUNK, wide_size * groups // (2 * threads)) // wide_size)
     if then == GATE:
         each = max(1, each // _GATED_GROUPS) * _GATED_GROUPS
     chunks = (groups + each - 1) // each
-    vectors = short.ctypes.data if dot else wide.ctypes.data
-    bytes_of_number = 2 if dot else 4
+    plain = np.empty(each * wide_size + 64 if unpacked else 0, np.uint8)
     while True:
         chunk = claim(state, phase)
         if chunk >= chunks:
             break
         first = chunk * each
         number = min(each, groups - first)
+        weights, multiply = np.uintp(line[0] + first * line[6] * steps), np.uintp(line[1])
+        if unpacked:
+            aligned_at = (plain.ctypes.data + np.uintp(63)) & ~np.uintp(63)
+            call_unpack(np.uintp(line[8]), weights, aligned_at, number, steps)
+            weights, multiply = aligned_at, np.uintp(line[9])
         for block in range(len(starts) - 1):
             start, width = starts[block], starts[block + 1] - starts[block]
-            x = vectors + np.uintp(bytes_of_number * start * steps * STEP)
+            x = short.ctypes.data + np.uintp(2 * start * steps * STEP)
+            if not dot:
+                x = wide.ctypes.data + np.uintp(4 * start * steps * STEP)
             to = y.ctypes.data + np.uintp(4 * (start * rows + first * ROWS))
-            call(multiply, width, address + np.uintp(first * size), x, to, number, steps, rows)
+            call(multiply, width, weights, x, to, number, steps, rows)
             for vector in range(start, start + width):
                 at = vector * rows + first * ROWS
                 _finish(line, y, at, first * ROWS, number * ROWS)
                 if then == ADD:
                     _add(y, at, out, number * ROWS)
                 elif then == GATE:
+                    place = (
+                        start * rows // 2 + (first * ROWS // (2 * STEP)) * width * STEP + (vector - start) * STEP
+                    )
                     for step in range(number // _GATED_GROUPS):
-                        place = start * rows // 2 + (first * ROWS // (2 * STEP) + step) * width * STEP
-                        place += (vector - start) * STEP
-                        silu(y, at + 2 * STEP * step, next_short, next_wide, dot, place)
+                        silu(y, at + 2 * STEP * step, next_short, next_wide, dot, place + step * width * STEP)
         done(state, phase)
     wait(state, phase, chunks)
 

@@ -15,12 +15,16 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .kinds import COLUMNS, FLOAT, FLOATS, INT, KINDS, LANES, ROWS, Kind, count, fma, loaded, splat
+from .kinds import COLUMNS, FLOAT, FLOATS, INT, KINDS, LANES, ROWS, STEP, Kind, count, fma, loaded, splat
 
-# Keys that are multiplied at once, and registers of values that are summed at once: enough sums that none waits.
-_KEYS, _PARTS = 8, 4
+# Keys that are multiplied at once (their sums fit one register), and registers of values that are summed at once:
+# enough sums that none waits.
+_KEYS, _PARTS = min(8, LANES), 4
 # columns, addresses of weights, vectors and results, groups, steps, stride.
 MULTIPLY = types.void(*[types.intp, types.uintp, types.uintp, types.uintp, types.intp, types.intp, types.intp])
+
+# Addresses of packed weights and of their bfloat16 form, groups, steps.
+UNPACK = types.void(types.uintp, types.uintp, types.intp, types.intp)
 
 
 def _shuffled(b: Any, first: Any, second: Any, order: list[int]) -> Any:
@@ -28,7 +32,10 @@ def _shuffled(b: Any, first: Any, second: Any, order: list[int]) -> Any:
 
 
 def _sum_of_lanes(b: Any, sums: list[Any]) -> Any:
-    """[len(sums)]: each vector's sum. In each step the upper half of its lanes is added to the lower."""
+    """[len(sums)]: each vector's sum, of at most as many vectors as lanes.
+
+    In each step the upper half of the lanes is added to the lower.
+    """
     lanes = sums[0].type.count
     while lanes > 1:
         # Two vectors are joined before they are halved, while there are two.
@@ -70,6 +77,36 @@ def multiply(_: Any, kind: Any, columns: Any, w: Any, x: Any, y: Any, groups: An
     if not isinstance(kind, types.IntegerLiteral):
         return None
     return types.void(kind, *MULTIPLY.args), generate
+
+
+@intrinsic(prefer_literal=True)
+def unpack(_: Any, kind: Any, w: Any, out: Any, groups: Any, steps: Any) -> Any:
+    """Write packed weights of a kind with `dot` as bfloat16 ones, [groups][steps][ROWS][STEP], at `out`."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        form, (_, w, out, groups, steps) = KINDS[kind.literal_value], args
+        with cgutils.for_range(b, b.mul(groups, steps)) as step:
+            rows = form.weights(b, b.add(w, b.mul(step.index, count(form.block_bytes))))
+            to = b.add(out, b.mul(step.index, count(2 * ROWS * STEP)))
+            for r, (row,) in enumerate(rows):
+                b.store(row, b.inttoptr(b.add(to, count(2 * STEP * r)), row.type.as_pointer())).align = 64
+        return context.get_dummy_value()
+
+    if not isinstance(kind, types.IntegerLiteral):
+        return None
+    return types.void(kind, *UNPACK.args), generate
+
+
+@intrinsic
+def call_unpack(_: Any, address: Any, w: Any, out: Any, groups: Any, steps: Any) -> Any:
+    """Call the compiled `unpack` of a kind (multiply.py) at an address."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [one.type for one in args[1:]])
+        b.call(b.inttoptr(args[0], kind.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(types.uintp, *UNPACK.args), generate
 
 
 @intrinsic
