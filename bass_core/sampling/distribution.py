@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernels.support import available, is_accelerator
 
+from ..machine import cpu_kernels
 from .params import SamplingParams
 
 # So many of the largest values are looked at first: a CPU finds them in a tenth of the time that sorting a whole
@@ -35,13 +36,24 @@ def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
         one_hot = torch.zeros_like(logits, dtype=torch.float32)
         return one_hot.scatter_(-1, argmax(logits)[..., None], 1.0)
     scaled = logits.float()
+    chosen = 0 < params.top_k < scaled.shape[-1]
+    if not chosen and compiled(scaled):
+        from kernels.cpu.sampling import calls  # imports numba
+
+        probs = calls.softmax(scaled.contiguous(), params.temperature)
+        return probs if params.top_p == 1 else _nucleus(probs, params.top_p)
     # Subtracting the maximum first keeps a tiny temperature from overflowing.
     scaled = (scaled - scaled.amax(-1, keepdim=True)).div_(params.temperature)
-    if 0 < params.top_k < scaled.shape[-1]:
+    if chosen:
         threshold = scaled.topk(params.top_k, dim=-1).values[..., -1:]
         scaled = scaled.masked_fill(scaled < threshold, float("-inf"))
     probs = torch.softmax(scaled, dim=-1)
     return probs if params.top_p == 1 else _nucleus(probs, params.top_p)
+
+
+def compiled(rows: Tensor) -> bool:
+    """Whether kernels/cpu/sampling is to compute these rows [..., V]. It never depends on how many there are."""
+    return rows.is_cpu and rows.dtype == torch.float32 and rows.shape[-1] > 0 and cpu_kernels.available()
 
 
 def _nucleus(probs: Tensor, top_p: float) -> Tensor:

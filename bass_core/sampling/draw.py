@@ -5,12 +5,13 @@ Contract: the same weights and key give the same token on every device; tokens o
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from kernels.support import available, is_accelerator
 
-from .distribution import argmax
-from .noise import exponentials
+from .distribution import argmax, compiled
+from .noise import exponentials, words
 
 
 def draw(
@@ -25,6 +26,13 @@ def draw(
         from .draw_triton import draw_on_device  # imports triton
 
         return draw_on_device(weights, seed, sequence_ids, positions, streams, ids)
+    if compiled(weights):
+        from kernels.cpu.sampling import calls  # imports numba
+
+        first, second, _, _ = words(seed, sequence_ids, positions, streams)
+        shape = torch.broadcast_shapes(first.shape, weights.shape[:-1])
+        rows = weights.expand(*shape, -1).contiguous()
+        return calls.draw(rows, first.expand(shape), second.expand(shape), ids)
     tokens = weights.shape[-1] if ids is None else ids
     noise = exponentials(seed, sequence_ids, positions, streams, tokens)
     return argmax(weights / noise)

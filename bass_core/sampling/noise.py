@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..machine import cpu_kernels
+
 _MASK = 0xFFFFFFFF
 _ROUND_0, _ROUND_1 = 0xD2511F53, 0xCD9E8D57
 _KEY_0, _KEY_1 = 0x9E3779B9, 0xBB67AE85
@@ -64,6 +66,10 @@ def words(seed: int, sequence_ids: Tensor, positions: Tensor, streams: Tensor) -
     key = seed & _MASK, (seed >> 32) & _MASK
     if not ids.is_cpu:
         return philox((positions & _MASK, streams & _MASK, ids & _MASK, (ids >> 32) & _MASK), key)
+    if cpu_kernels.available():
+        from kernels.cpu.sampling import calls  # imports numba
+
+        return calls.words(seed, ids, positions, streams)
     # The same operations in numpy, which has less overhead a call on so few numbers.
     at, use, row = (bits.numpy() for bits in (positions, streams, ids))
     with np.errstate(over="ignore"):

@@ -59,7 +59,7 @@ def helper(function: _F) -> _F:
 
 @cache
 def _version() -> str:
-    sources = sorted(Path(__file__).parent.glob("*.py"))
+    sources = sorted(Path(__file__).parent.rglob("*.py"))
     return f"{zlib.crc32(b''.join(file.read_bytes() for file in sources)):08x}-numba-{numba.__version__}"
 
 

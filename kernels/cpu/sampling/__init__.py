@@ -1,0 +1,1 @@
+"""Softmax and draws over whole vocabularies on a CPU."""

@@ -1,0 +1,67 @@
+"""The kernels of this folder, called with tensors.
+
+Contract: contiguous float32 rows on the CPU; results never depend on the number of rows or of threads. A few rows
+are left to this thread: waking another one takes as long as they do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..pool import run
+from ..threads import state_of
+from . import draws, noise
+from . import softmax as soft
+
+# Numbers from which on other threads are asked: ten vocabularies of 49,152, 0.3 ms of work.
+_LEAST_SHARED = 10 * 49_152
+_NONE = np.empty(0, np.int64)
+
+
+def _call(kernel: Any, phases: int, numbers: int, *arguments: Any) -> None:
+    if numbers < _LEAST_SHARED:
+        kernel(state_of(phases), 1, *arguments)
+    else:
+        run(kernel, phases, *arguments)
+
+
+def softmax(logits: Tensor, temperature: float) -> Tensor:
+    """softmax(logits / temperature) over the last dimension [..., V], V > 0; NaN where a row is unsound."""
+    size, out = logits.shape[-1], torch.empty_like(logits)
+    room = logits.numel() // size * -(-size // soft.CHUNK)
+    tops, sums = np.empty(room, np.float32), np.empty(room, np.float64)
+    source, target = logits.detach().view(-1).numpy(), out.view(-1).numpy()
+    _call(soft.softmax, 3, logits.numel(), source, size, np.float32(1 / temperature), target, tops, sums)
+    return out
+
+
+def draw(weights: Tensor, first: Tensor, second: Tensor, tokens: Tensor | None) -> Tensor:
+    """The column of the largest weight / exponential in each row of weights [..., V], V > 0: int64 [...].
+
+    first, second int64 [...]: two words of the hash of each row's key; tokens int64 [V]: what columns stand for.
+    """
+    shape, size = weights.shape[:-1], weights.shape[-1]
+    rows, chunks = shape.numel(), -(-size // draws.CHUNK)
+    scores, places = np.empty((rows, chunks), np.float32), np.empty((rows, chunks), np.int64)
+    source = weights.detach().view(-1).numpy()
+    given = _NONE if tokens is None else tokens.contiguous().numpy()
+    keys = (word.reshape(-1).contiguous().numpy() for word in (first, second))
+    _call(
+        draws.draw, 1, weights.numel(), source, size, given, tokens is not None, *keys,
+        scores.reshape(-1), places.reshape(-1),
+    )  # fmt: skip
+    best = scores.argmax(-1) if rows else np.empty(0, np.int64)
+    return torch.from_numpy(places[np.arange(rows), best]).view(shape)
+
+
+def words(seed: int, sequences: Tensor, positions: Tensor, streams: Tensor) -> tuple[Tensor, ...]:
+    """The four hash words of each key, int64, in the shape of the int64 arguments, which is one."""
+    keys = [bits.reshape(-1).contiguous().numpy() for bits in (sequences, positions, streams)]
+    out = torch.empty(4, sequences.numel(), dtype=torch.int64)
+    signed = (seed + (1 << 63)) % (1 << 64) - (1 << 63)
+    noise.words(signed, keys[0], keys[1], keys[2], out.numpy())
+    return tuple(word.view(sequences.shape) for word in out)

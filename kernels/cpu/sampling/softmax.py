@@ -1,0 +1,98 @@
+"""Softmax over whole vocabularies.
+
+Contract: rows are cut into chunks of CHUNK numbers; each chunk is computed the same way whoever computes it, and
+chunks are joined in their order. So a row's result is the same alone or among others, on any number of threads.
+`softmax` has 3 phases; arrays are contiguous.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..elements import exp
+from ..jit import helper, kernel
+from ..threads import claim, done, wait
+
+# Numbers in a chunk, and partial sums or maxima of it.
+CHUNK, LANES = 4096, 64
+
+
+@helper
+def _largest(x, start, size, lanes):
+    """The largest of x[start : start + size]; NaN is passed over."""
+    one, whole = np.uintp(LANES), np.uintp(size) // np.uintp(LANES)
+    for j in range(one):
+        lanes[j] = np.float32(-np.inf)
+    for i in range(whole):
+        at = np.uintp(start) + i * one
+        for j in range(one):
+            lanes[j] = x[at + j] if x[at + j] > lanes[j] else lanes[j]
+    at = np.uintp(start) + whole * one
+    for j in range(np.uintp(size) - whole * one):
+        lanes[j] = x[at + j] if x[at + j] > lanes[j] else lanes[j]
+    found = lanes[0]
+    for j in range(one):
+        found = lanes[j] if lanes[j] > found else found
+    return found
+
+
+@helper
+def _exponentials(x, start, size, top, factor, out, lanes):
+    """out = exp((x - top) * factor) over x[start : start + size]; returns their sum."""
+    one, whole = np.uintp(LANES), np.uintp(size) // np.uintp(LANES)
+    for j in range(one):
+        lanes[j] = np.float32(0.0)
+    for i in range(whole):
+        at = np.uintp(start) + i * one
+        for j in range(one):
+            out[at + j] = exp((x[at + j] - top) * factor)
+        for j in range(one):
+            lanes[j] += out[at + j]
+    at = np.uintp(start) + whole * one
+    for j in range(np.uintp(size) - whole * one):
+        out[at + j] = exp((x[at + j] - top) * factor)
+        lanes[j] += out[at + j]
+    total = 0.0
+    for j in range(one):
+        total += lanes[j]
+    return total
+
+
+@kernel
+def softmax(state, threads, x, size, factor, out, tops, sums):
+    """out = the softmax of x * factor over each row of `size` numbers; x, out float32 [rows * size].
+
+    tops float32, sums float64 [rows * chunks]: room. A row that holds NaN, infinity or nothing finite becomes NaN.
+    """
+    chunks = (size + CHUNK - 1) // CHUNK
+    count = len(x) // size * chunks
+    lanes = np.empty(LANES, np.float32)
+    one = claim(state, 0)
+    while one < count:
+        start = one % chunks * CHUNK
+        tops[one] = _largest(x, one // chunks * size + start, min(CHUNK, size - start), lanes)
+        done(state, 0)
+        one = claim(state, 0)
+    wait(state, 0, count)
+    one = claim(state, 1)
+    while one < count:
+        row, start = one // chunks, one % chunks * CHUNK
+        top = tops[row * chunks]
+        for i in range(row * chunks, row * chunks + chunks):
+            top = max(top, tops[i])
+        sums[one] = _exponentials(x, row * size + start, min(CHUNK, size - start), top, factor, out, lanes)
+        done(state, 1)
+        one = claim(state, 1)
+    wait(state, 1, count)
+    one = claim(state, 2)
+    while one < count:
+        row, start = one // chunks, one % chunks * CHUNK
+        total = 0.0
+        for i in range(row * chunks, row * chunks + chunks):
+            total += sums[i]
+        share, at = np.float32(1.0 / total), np.uintp(row * size + start)
+        for i in range(np.uintp(min(CHUNK, size - start))):
+            out[at + i] *= share
+        done(state, 2)
+        one = claim(state, 2)
+    wait(state, 2, count)

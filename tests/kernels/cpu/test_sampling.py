@@ -1,0 +1,151 @@
+"""Softmax, draws and noise on a CPU: torch's results, the same bits in any batch and on any number of threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bass_core.machine import cpu_kernels
+from bass_core.sampling import noise
+from bass_core.sampling.distribution import argmax, probabilities
+from bass_core.sampling.draw import draw
+from bass_core.sampling.params import COLDEST, SamplingParams
+
+if not cpu_kernels.available():
+    pytest.skip("numba is not there", allow_module_level=True)
+from kernels.cpu.sampling import calls
+
+SHAPES = [(rows, size) for rows in (1, 3, 17) for size in (1, 7, 33, 4097, 12_288, 49_152)]
+SEED = 2**62 + 12_345
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """torch's number of threads; small work is shared as well."""
+    before = torch.get_num_threads()
+    monkeypatch.setattr(calls, "_LEAST_SHARED", 0)
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def keys(rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Sequence ids, positions and streams of so many rows; ids of more than 32 bits."""
+    at = torch.arange(rows)
+    return at * (2**40 + 77), at * 3 + 5, at * 8 + 3
+
+
+def plain(logits: Tensor, temperature: float) -> Tensor:
+    """The softmax in float64."""
+    return torch.softmax((logits.double() - logits.double().amax(-1, keepdim=True)) / temperature, -1)
+
+
+@pytest.mark.parametrize(("rows", "size"), SHAPES)
+def test_the_softmax_is_torch_s(rows: int, size: int, threads: int) -> None:
+    torch.manual_seed(size)
+    logits = torch.randn(rows, size) * 5
+    for temperature in (0.7, 1.0):
+        p = probabilities(logits, SamplingParams(temperature))
+        assert p.dtype == torch.float32 and p.shape == logits.shape
+        torch.testing.assert_close(p.double(), plain(logits, temperature), rtol=2e-5, atol=1e-37)
+        torch.testing.assert_close(p.double().sum(-1), torch.ones(rows).double(), rtol=0, atol=1e-6)
+        for row in range(rows):
+            assert torch.equal(p[row], probabilities(logits[row], SamplingParams(temperature)))
+
+
+@pytest.mark.parametrize(("rows", "size"), SHAPES)
+def test_a_draw_is_that_of_the_stored_noise(rows: int, size: int, threads: int) -> None:
+    torch.manual_seed(size)
+    weights = torch.softmax(torch.randn(rows, size) * 3, -1)
+    weights[:, ::5] = 0 if size > 5 else weights[:, ::5]
+    ids = torch.randperm(size) * 3
+    for tokens in (None, ids):
+        random = noise.exponentials(SEED, *keys(rows), size if tokens is None else tokens)
+        found = draw(weights, SEED, *keys(rows), tokens)
+        assert found.dtype == torch.int64 and torch.equal(found, argmax(weights / random))
+        for row in range(rows):
+            one, at, stream = (key[row] for key in keys(rows))
+            alone = draw(weights[row], SEED, one, at, stream, tokens)
+            assert alone == found[row]
+
+
+def test_many_draws_of_every_kind() -> None:
+    """Peaked, flat, tiny and huge weights, which make more or fewer of them hopeful."""
+    torch.manual_seed(0)
+    at = torch.arange(300)
+    for spread, scale in ((0.0, 1.0), (1.0, 1e-30), (12.0, 1.0), (3.0, 1e30)):
+        weights = torch.softmax(torch.randn(5000) * spread, -1) * scale
+        random = noise.exponentials(SEED, at, at, 0 * at, 5000)
+        assert torch.equal(draw(weights.expand(300, -1), SEED, at, at, 0 * at), argmax(weights / random))
+
+
+def test_the_lowest_of_equals_and_the_first_nan() -> None:
+    at = torch.arange(2)
+    assert draw(torch.zeros(2, 9000), 1, at, at, at).tolist() == [0, 0]
+    for places in ([0], [4095, 8999], [4096, 5000], [8999]):
+        weights = torch.rand(2, 9000)
+        weights[1, places] = torch.nan
+        assert draw(weights, 1, at, at, at)[1] == places[0]
+        weights[1, places] = torch.inf
+        assert draw(weights, 1, at, at, at)[1] == places[0]
+    weights[1, 8000] = torch.nan
+    assert draw(weights, 1, at, at, at)[1] == 8000
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("size", [7, 9000])
+def test_an_unsound_row_is_nan_and_no_other(bad: float, size: int) -> None:
+    logits = torch.zeros(3, size)
+    logits[1, size - 2] = bad
+    p = probabilities(logits, SamplingParams(1.0))
+    assert p[1].isnan().all() and p[[0, 2]].isfinite().all()
+    logits[1] = -torch.inf
+    assert probabilities(logits, SamplingParams(1.0))[1].isnan().all()
+    logits[1, 3] = 2.0
+    assert torch.equal(probabilities(logits, SamplingParams(1.0))[1], (torch.arange(size) == 3).float())
+
+
+def test_equal_logits_are_equally_likely_wherever_they_are() -> None:
+    logits = torch.linspace(-20, 0, 9000)
+    logits[[3, 4500, 8998]] = 0.5
+    for temperature in (COLDEST, 0.3, 1.0, 1e9, 1e300):
+        p = probabilities(logits, SamplingParams(temperature))
+        assert p[3] == p[4500] == p[8998] == p.max() and abs(p.double().sum() - 1) < 1e-6
+
+
+def test_the_words_of_keys_are_the_reference_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = torch.arange(6)[:, None] * 2**33, torch.arange(4) + 2**31, torch.tensor(11)
+    for seed in (0, SEED, 2**64 - 3):
+        made = noise.words(seed, *shapes)
+        with monkeypatch.context() as patch:
+            patch.setattr(cpu_kernels, "available", lambda: False)
+            expected = noise.words(seed, *shapes)
+        for one, other in zip(made, expected, strict=True):
+            assert one.dtype == torch.int64 and torch.equal(one, other)
+
+
+def test_the_uniforms_of_tokens_are_the_reference_s() -> None:
+    """Bit for bit: numbers of the first two words of a key, spread over tokens."""
+    from kernels.cpu.sampling.noise import hashed, uniform
+
+    first, second, _, _ = (int(word) for word in noise.words(SEED, *(torch.tensor(9),) * 3))
+    expected = noise.token_uniforms(SEED, *(torch.tensor(9),) * 3, 500).numpy()
+    made = [uniform(hashed(np.uint32(i), np.uint32(first), np.uint32(second))) for i in range(500)]
+    assert np.array_equal(np.array(made, np.float32), expected)
+
+
+def test_views_and_nothing() -> None:
+    logits = torch.randn(4, 3, 40)
+    part = logits[:, 1:, 7:]
+    assert torch.equal(
+        probabilities(part, SamplingParams(0.5)), probabilities(part.contiguous(), SamplingParams(0.5))
+    )
+    at = torch.arange(3)
+    weights = torch.rand(3, 80)[:, ::2]
+    assert torch.equal(draw(weights, 1, at, at, at), draw(weights.contiguous(), 1, at, at, at))
+    assert draw(torch.rand(0, 40), 1, at[:0], at[:0], at[:0]).shape == (0,)
+    assert probabilities(torch.rand(0, 40), SamplingParams(1.0)).shape == (0, 40)
