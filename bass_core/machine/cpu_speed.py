@@ -26,8 +26,8 @@ LAST_CACHE = 32 << 20
 CACHES, LEAST_CACHES, MOST_BYTES = 10, 2, 512 << 20
 # Reading stops after so many passes or seconds.
 PASSES, SECONDS = 16, 0.3
-# Sizes of the square matrices, while a product is not expected to take longer than this.
-SIZES, PRODUCT_SECONDS = (256, 512, 1024), 0.06
+# Sizes of the square matrices, while a product is not expected to take longer than this; products of each.
+SIZES, PRODUCT_SECONDS, PRODUCTS = (256, 512, 1024), 0.15, 5
 
 # Two ways to read an array once; which is the faster depends on the CPU and on the number of threads.
 READS: dict[str, Callable[[Tensor], object]] = {
@@ -103,7 +103,7 @@ def flops_of(dtype: torch.dtype) -> float:
         left, right, out = torch.ones(3, size, size, dtype=dtype)
         multiply = partial(torch.mm, left, right, out=out)
         multiply()  # chooses and compiles its kernel
-        best = max(best, *(work / _seconds(multiply) for _ in range(5)))
+        best = max(best, *(work / _seconds(multiply) for _ in range(PRODUCTS)))
     return best
 
 
