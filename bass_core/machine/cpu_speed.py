@@ -23,9 +23,9 @@ CPUS = Path("/sys/devices/system/cpu")
 LAST_CACHE = 32 << 20
 # Bytes of the array that is read: CACHES last caches, but at most MOST_BYTES and half of the free memory. Below
 # LEAST_CACHES of them a pass would find in the cache what the one before left there.
-CACHES, LEAST_CACHES, MOST_BYTES = 10, 2, 512 << 20
+CACHES, LEAST_CACHES, MOST_BYTES = 10, 2, 256 << 20
 # Reading stops after so many passes or seconds.
-PASSES, SECONDS = 16, 0.3
+PASSES, SECONDS = 16, 0.2
 # Sizes of the square matrices, while a product is not expected to take longer than this; products of each.
 SIZES, PRODUCT_SECONDS, PRODUCTS = (256, 512, 1024), 0.15, 5
 
