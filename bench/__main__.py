@@ -8,6 +8,7 @@ MODULES = {
     "batch": "cpu.batch",
     "draft-length": "cpu.draft_length",
     "exactness": "cpu.exactness",
+    "floor": "cpu.floor",
     "fuzz": "robustness.fuzz",
     "gpu": "gpu",
     "latency": "cpu.latency",

@@ -1,8 +1,8 @@
 """This machine's peaks: memory bandwidth in bytes/s, and FLOP/s.
 
-Contract: both are measured. On a CPU FLOP/s are measured in float32, in which low-precision weights are
-multiplied; on a GPU known to bass_core/machine/hardware.py they are the datasheet's. The roofline of a step is
-the longer of the times that its bytes and its FLOPs take at these peaks: no step can be faster.
+Contract: both are measured, on a CPU by bass_core/machine/cpu_speed.py; FLOP/s of a GPU known to
+bass_core/machine/hardware.py are the datasheet's. The roofline of a step is the longer of the times that its bytes
+and its FLOPs take at these peaks: no step can be faster.
 Source: Williams, Waterman and Patterson, "Roofline", CACM 2009.
 """
 
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from bass_core.machine.cpu_speed import product_flops, read_speeds, room, written
 from bass_core.machine.hardware import copy_bandwidth, dense_peak
 from bass_core.models.cost import ModelCost
 
@@ -45,10 +46,8 @@ def measure(device: torch.device, dtype: torch.dtype) -> Machine:
     if device.type == "cuda":
         peak = dense_peak(torch.cuda.get_device_name(device), dtype)
         return Machine(copy_bandwidth(device), peak or _cuda_products(device, dtype))
-    weights = torch.randn(1 << 26)  # 256 MB, larger than any cache
-    reading = _seconds(lambda: weights.sum())
-    left, right = torch.randn(2, 1536, 1536)
-    return Machine(weights.nbytes / reading, 2 * 1536**3 / _seconds(lambda: left @ right))
+    speeds = read_speeds(written(room() or 256 << 20))
+    return Machine(max(speeds.values()), product_flops(dtype))
 
 
 def _cuda_products(device: torch.device, dtype: torch.dtype) -> float:

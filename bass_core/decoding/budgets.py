@@ -20,6 +20,7 @@ from ..budget.policies import EqualRows
 from ..models.pair import ModelPair
 from .calibrate import COARSE, FULL, MeasuredCosts
 from .cost_store import can_keep, may_measure, missing_coarse_sizes, missing_sizes
+from .peaks import measure_peaks
 from .request import Request
 
 COARSE_SECONDS = 5.0
@@ -46,11 +47,12 @@ def with_costs(pair: ModelPair, request: Request, rows: int) -> Request:
 
 
 class Measuring:
-    """Measures the costs that a request needs. Iterate to the end; each iteration is one step of a decoder.
+    """Measures the costs that a request needs, and with them a CPU's peaks. Iterate to the end.
 
+    Each iteration is one step of a decoder, or one of the peaks.
     rows: rows of the largest batch among the lanes that draft by a budget, 0 if there is none. Afterwards
-    `request` has its costs; they stay None if no policy needs them, or if "auto" can't get them. If every cost was
-    known already, there is no step.
+    `request` has its costs; they stay None if no policy needs them, or if "auto" can't get them. If everything
+    was known already, there is no step.
     """
 
     def __init__(self, pair: ModelPair, request: Request, rows: int) -> None:
@@ -71,6 +73,7 @@ class Measuring:
         else:
             return
         self.request = replace(request, costs=costs.table)
+        yield from measure_peaks(self.pair.device, self.pair.dtype)
 
     def _thoroughly(self, costs: MeasuredCosts) -> Iterator[None]:
         if sizes := missing_sizes(costs.table, self.rows):

@@ -34,6 +34,7 @@ from ..sequence import Sequence
 from .base import DecodingParams
 from .batch import BatchDecoder
 from .cost_store import costs_path, missing_sizes
+from .peaks import measure_peaks
 
 # Most tokens, over all rows, in a verification that is measured.
 MOST_TOKENS = 96
@@ -130,8 +131,10 @@ def cost_table(pair: ModelPair, drafter: Any, backend: str, sampling: SamplingPa
 def measure_ahead(pair: ModelPair, rows: int) -> Iterator[None]:
     """Measure, step by step, the missing costs for up to `rows` rows with every other setting at its default.
 
-    Sampling comes before greedy decoding, because the page's first race samples.
+    A CPU's peaks come first, because they take a second at most. Sampling comes before greedy decoding, because
+    the page's first race samples.
     """
+    yield from measure_peaks(pair.device, pair.dtype)
     drafter, backend = choose_drafter(pair, "auto"), choose_backend("auto", pair.device, pair.dtype)
     for temperature in (1.0, 0.0):
         costs = MeasuredCosts(pair, drafter, backend, SamplingParams(temperature=temperature))

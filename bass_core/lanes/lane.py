@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..decoding.base import Decoder, Timeline
+from ..decoding.peaks import known_peaks
 from ..decoding.request import Request
 from ..drafting.registry import runs_model
-from ..machine.hardware import known_bandwidth
 from ..machine.memory import shortage_explained
 from ..models.pair import ModelPair
 from ..sequence import Round
@@ -38,11 +38,9 @@ class Lane:
         self.clock = LaneClock(pair.device)
         self.counts = Counts()
         self.log = Trace(pair.tokenizer)
-        self.device, self.dtype = pair.device, pair.dtype
         draft = pair.draft_step if runs_model(request.drafter) else None
-        self.work = Work(
-            pair.target_step.cost, None if draft is None else draft.cost, bandwidth=known_bandwidth(pair.device)
-        )
+        peaks = known_peaks(pair.device, pair.dtype)
+        self.work = Work(pair.target_step.cost, None if draft is None else draft.cost, peaks)
         self.error: str | None = None
         # Keeps a snapshot from seeing a step half done.
         self.lock = FairLock()
@@ -117,7 +115,7 @@ class Lane:
     def metrics(self) -> Metrics:
         """The lane's metrics at its current lane time."""
         metrics = summarise(self.counts, self.sequences, self.clock.ms, self._forwards)
-        return replace(metrics, **self.work.utilization(self.decode_ms, self.device, self.dtype))
+        return replace(metrics, **self.work.utilization(self.decode_ms))
 
     def _record(self, index: int, tokens: list[int], prefill: bool) -> None:
         sequence, text = self.sequences[index], self.texts[index]

@@ -1,24 +1,20 @@
-"""How much of a GPU a lane uses: FLOPs relative to the dense peak, bytes relative to the copy bandwidth.
+"""How much of its device a lane uses: FLOPs and bytes relative to the device's peaks (decoding/peaks.py).
 
 Contract: FLOPs utilisation = (2 x target parameters x tokens verified + 2 x draft parameters x tokens that the
-draft model drew + FLOPs of attention) / (lane time x peak). `useful` counts only the target's work for emitted
-tokens. Bandwidth utilisation = bytes of weights and of live keys and values that had to be read / (lane time x
-copy bandwidth). Copied drafts cost nothing; discarded drafts cost as much as others. Prefills are left out of the
-work and of the lane time. A figure is None if its peak or bandwidth is not known, as on a CPU. Peaks are from the
-vendors' datasheets: dense, without sparsity.
+draft model drew + FLOPs of attention) / (lane time x peak FLOP/s). `useful` counts only the target's work for
+emitted tokens. Bandwidth utilisation = bytes of weights and of live keys and values that had to be read / (lane
+time x peak bytes per second); above 1 where they are read from a cache. Copied drafts cost nothing; discarded
+drafts cost as much as others. Prefills are left out of the work and of the lane time. A figure is None if its peak
+is not known.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
-import torch
-
-from kernels.support import is_accelerator, runtime
-
-from ..machine.hardware import dense_peak
+from ..machine.hardware import Peaks
 from ..models.cost import ModelCost
 from ..sequence import Round, Sequence
 
@@ -27,12 +23,12 @@ from ..sequence import Round, Sequence
 class Work:
     """Running sums over the rounds of a lane. draft: None if the lane does not run the pair's draft model.
 
-    bandwidth: `known_bandwidth` of the device in bytes per second; if None, bandwidth_utilization is None.
+    peaks: of the lane's device, in the target's dtype.
     """
 
     target: ModelCost
     draft: ModelCost | None = None
-    bandwidth: float | None = None
+    peaks: Peaks = field(default_factory=Peaks)
     flops: float = 0.0
     useful_flops: float = 0.0
     bytes_read: float = 0.0
@@ -60,16 +56,17 @@ class Work:
         self.bytes_read += max(round_.draft_forwards, ceil(each)) * draft.weight_bytes
         self.bytes_read += draft.kv_bytes * rows * (each * before + each * (each - 1) / 2)
 
-    def utilization(self, decode_ms: float, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    def utilization(self, decode_ms: float) -> dict[str, Any]:
         """flops_utilization, useful_flops_utilization, bandwidth_utilization: ratios (1 is the peak) or None."""
-        names = ("flops_utilization", "useful_flops_utilization", "bandwidth_utilization")
-        if decode_ms <= 0 or not is_accelerator(device):
-            return dict.fromkeys(names)
-        peak = dense_peak(runtime(device).get_device_name(device), dtype)
-        seconds = decode_ms / 1000
-        flops = (None, None) if peak is None else (self.flops / seconds / peak, self.useful_flops / seconds / peak)
-        copied = None if self.bandwidth is None else self.bytes_read / seconds / self.bandwidth
-        return dict(zip(names, (*flops, copied), strict=True))
+
+        def share(done: float, peak: float | None) -> float | None:
+            return done / (decode_ms / 1000) / peak if decode_ms > 0 and peak else None
+
+        return {
+            "flops_utilization": share(self.flops, self.peaks.flops),
+            "useful_flops_utilization": share(self.useful_flops, self.peaks.flops),
+            "bandwidth_utilization": share(self.bytes_read, self.peaks.bandwidth),
+        }
 
 
 def _flops(cost: ModelCost, tokens: float, before: float) -> float:

@@ -1,10 +1,12 @@
-"""What the hardware can do: peak FLOP/s from datasheets, and the measured copy bandwidth.
+"""What a GPU can do: peak FLOP/s from datasheets, and the measured copy bandwidth.
 
-Contract: a figure that is not known, as on a CPU, is None. Peaks are the vendors' dense figures, without sparsity.
+Contract: a figure that is not known is None. Peaks are the vendors' dense figures, without sparsity. Non-goal: a
+CPU, whose peaks are measured (cpu_speed.py).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -36,6 +38,14 @@ PEAKS = (
 
 # Bytes per copy when measuring bandwidth (256 MiB): far more than the GPU's caches hold.
 COPY_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """The most that a device does: bytes of memory per second, and FLOP/s in one dtype; None where not known."""
+
+    bandwidth: float | None = None
+    flops: float | None = None
 
 
 def dense_peak(name: str, dtype: torch.dtype) -> float | None:

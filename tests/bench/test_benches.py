@@ -64,6 +64,14 @@ def test_latency(smollm2_folder):
     assert len(document["weights_sha256"]) == 64
 
 
+@pytest.mark.slow
+def test_floor(smollm2_folder):
+    """With the real model: a tiny one fits a cache, and has more than a hundredth of its bytes in norms."""
+    document = run("floor", "--quick", "--pair", smollm2_folder, "--draft", DRAFT)
+    check(document, "floor")
+    assert {row["what"] for row in document["results"]} >= {"products, ours", "step", "draft step"}
+
+
 def test_unknown_bench_is_refused():
     done = subprocess.run([sys.executable, "-m", "bench", "nothing"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2

@@ -38,6 +38,8 @@ def nothing_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("BASS_MEASURE")
     monkeypatch.setattr(budgets, "_attempts", Counter())
+    # The CPU's peaks, which come with the costs, have tests of their own (test_peaks.py).
+    monkeypatch.setattr("bass_core.decoding.peaks.peaks_path", lambda dtype: None)
 
 
 def kept(request: Request) -> CostTable:

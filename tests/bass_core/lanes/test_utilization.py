@@ -9,7 +9,7 @@ from bass_core import ModelPair
 from bass_core.decoding.request import make_request
 from bass_core.lanes.lane import Lane
 from bass_core.lanes.utilization import Work
-from bass_core.machine.hardware import dense_peak
+from bass_core.machine.hardware import Peaks, dense_peak
 from bass_core.models.base import CausalModel
 from bass_core.models.cost import ModelCost
 from bass_core.sequence import Round, RowRound, Sequence
@@ -74,6 +74,18 @@ def test_the_draft_model_is_billed_for_what_it_drew(drawn: int, forwards: int) -
     assert work.bytes_read == drawn * 20 + 2 * sum(10 + i for i in range(drawn))
 
 
+def test_shares_of_the_peaks() -> None:
+    """300 FLOPs, 120 of them useful, and 50 bytes in 2 s: the share of a peak that is known, and None."""
+    work = Work(ModelCost(0, 0, 0, 0), None, Peaks(bandwidth=100.0, flops=1000.0), 300.0, 120.0, 50.0)
+    names = ("flops_utilization", "useful_flops_utilization", "bandwidth_utilization")
+    assert work.utilization(2000.0) == dict(zip(names, (0.15, 0.06, 0.25), strict=True))
+    assert work.utilization(0.0) == dict.fromkeys(names)
+    work.peaks = Peaks(bandwidth=100.0)
+    assert work.utilization(2000.0) == {**dict.fromkeys(names), "bandwidth_utilization": 0.25}
+    work.peaks = Peaks(flops=1000.0)
+    assert work.utilization(2000.0)["bandwidth_utilization"] is None
+
+
 def test_a_lane_counts_its_own() -> None:
     model = tiny("llama")
     pair = ModelPair(model, perturbed(model, 0.02))
@@ -81,6 +93,7 @@ def test_a_lane_counts_its_own() -> None:
     while not lane.finished:
         lane.step()
     metrics = lane.metrics()
+    # The tests measure nothing (BASS_MEASURE=0).
     assert metrics.flops_utilization is None and metrics.bandwidth_utilization is None
     assert lane.work.flops > lane.work.useful_flops > 0 and lane.work.bytes_read > 0
     cost = CausalModel(model).cost

@@ -1,0 +1,97 @@
+"""The peaks of a pair's device, to which a lane's work is compared; those of a CPU are measured once and kept.
+
+Contract: `known_peaks` measures nothing on a CPU. `measure_peaks` does, in about a second, once for a CPU, a dtype
+and a number of threads, and with the costs (calibrate.py), when no lane runs. Until then, and where nothing may be
+measured, a CPU's peaks are unknown. Non-goals: how they are measured (machine/cpu_speed.py), datasheets
+(machine/hardware.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from kernels.support import is_accelerator, runtime
+
+from ..errors import WeightsError
+from ..machine.cpu_speed import last_cache, product_flops, read_bandwidth
+from ..machine.hardware import Peaks, dense_peak, known_bandwidth
+from ..machine.user_cache import cache_root
+from .cost_store import can_keep, may_measure
+
+# Version of the file's layout and of the way peaks are measured: increase it whenever either changes.
+FORMAT = 1
+CPU_INFO = Path("/proc/cpuinfo")
+
+_log = logging.getLogger(__name__)
+
+
+def known_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
+    """A GPU's copy bandwidth and dense peak; the kept peaks of a CPU for torch's present number of threads."""
+    if is_accelerator(device):
+        return Peaks(known_bandwidth(device), dense_peak(runtime(device).get_device_name(device), dtype))
+    return (_read(peaks_path(dtype)) if may_measure() else None) or Peaks()
+
+
+def measure_peaks(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    """Measure and keep a CPU's peaks unless they are known; yield after each of the two figures.
+
+    Nothing is measured where it could not be kept, or where memory is short. Errors are only logged.
+    """
+    path = None if is_accelerator(device) or not may_measure() else peaks_path(dtype)
+    if path is None or _read(path) is not None or not can_keep(path):
+        return
+    try:
+        bandwidth = read_bandwidth()
+        if bandwidth is None:
+            return
+        yield
+        peaks = Peaks(bandwidth, product_flops(dtype))
+    except (MemoryError, RuntimeError) as error:
+        _log.warning("This CPU's peaks could not be measured (%s): %s", type(error).__name__, error)
+        return
+    _write(path, peaks)
+    yield
+
+
+def peaks_path(dtype: torch.dtype) -> Path | None:
+    """The file of a CPU's peaks; None if the user has no cache folder."""
+    cpu = _cpu_name(), os.cpu_count(), last_cache()
+    facts = FORMAT, *cpu, torch.__version__, torch.get_num_threads(), str(dtype)
+    try:
+        return cache_root() / "peaks" / f"{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}.json"
+    except WeightsError:
+        return None
+
+
+def _cpu_name() -> str:
+    lines = CPU_INFO.read_text().splitlines() if CPU_INFO.exists() else []
+    return next((line for line in lines if line.startswith("model name")), platform.processor())
+
+
+def _read(path: Path | None) -> Peaks | None:
+    """The peaks in the file; None if it is missing or damaged, or holds what cannot have been measured."""
+    try:
+        peaks = Peaks(**json.loads("" if path is None else path.read_text()))
+        values = asdict(peaks).values()
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+    return peaks if all(type(value) is float and 0 < value < math.inf for value in values) else None
+
+
+def _write(path: Path, peaks: Peaks) -> None:
+    """Write the peaks; where that fails, the next request measures again."""
+    part = path.with_suffix(f".{os.getpid()}")
+    with suppress(OSError):
+        part.write_text(json.dumps(asdict(peaks)))
+        os.replace(part, path)

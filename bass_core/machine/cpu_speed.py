@@ -1,0 +1,113 @@
+"""How fast this CPU reads its memory and multiplies matrices, measured with torch's products and reductions.
+
+Contract: both figures are for as many threads as torch uses at the call, and for this moment: other work on the
+machine lowers them. Measuring both takes about a second and the memory named in `room`. Non-goals: keeping the
+figures and deciding when to measure (decoding/peaks.py).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .memory import available_bytes
+
+CPUS = Path("/sys/devices/system/cpu")
+# Assumed size of the last cache where the system does not say it.
+LAST_CACHE = 32 << 20
+# Bytes of the array that is read: CACHES last caches, but at most MOST_BYTES and half of the free memory. Below
+# LEAST_CACHES of them a pass would find in the cache what the one before left there.
+CACHES, LEAST_CACHES, MOST_BYTES = 10, 2, 256 << 20
+# Reading stops after so many passes or seconds.
+PASSES, SECONDS = 16, 0.2
+# Sizes of the square matrices, while a product is not expected to take longer than this; products of each.
+SIZES, PRODUCT_SECONDS, PRODUCTS = (256, 512, 1024), 0.15, 5
+
+# Two ways to read an array once; which is the faster depends on the CPU and on the number of threads.
+READS: dict[str, Callable[[Tensor], object]] = {
+    "largest float32": lambda array: array.amax(),
+    "sum of int64": lambda array: array.view(torch.int64).sum(),
+}
+
+
+def last_cache() -> int:
+    """Bytes of the last caches of the cores that this process may use (Linux), else LAST_CACHE."""
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
+    found: dict[tuple[str, str], int] = {}
+    for core in cores:
+        try:
+            # The folder with the highest number is the last level. Cores that share a cache list the same cores.
+            last = max((CPUS / f"cpu{core}" / "cache").glob("index[0-9]*"), key=lambda path: int(path.name[5:]))
+            kib = int((last / "size").read_text().strip().removesuffix("K"))
+            found[(last / "shared_cpu_list").read_text(), last.name] = kib << 10
+        except (OSError, ValueError):  # max() of nothing is a ValueError too
+            return LAST_CACHE
+    return sum(found.values()) or LAST_CACHE
+
+
+def room(most: int = MOST_BYTES) -> int:
+    """Bytes of the array to read; 0 where memory for LEAST_CACHES last caches is not to be had."""
+    cache = last_cache()
+    size = min(CACHES * cache, most, available_bytes(torch.device("cpu")) // 2)
+    return size if size >= LEAST_CACHES * cache else 0
+
+
+def written(size: int) -> Tensor:
+    """float32 ones of `size` bytes. Memory that was never written is one page of zeros, which the cache holds."""
+    return torch.ones(size // 8 * 2)
+
+
+def read_speeds(array: Tensor, passes: int = PASSES, seconds: float = SECONDS) -> dict[str, float]:
+    """Bytes per second of the best pass over the array, for each of READS; float32 [N], N even.
+
+    The ways take turns, so that a slow moment of the machine affects all of them.
+    """
+    best = dict.fromkeys(READS, 0.0)
+    end = time.perf_counter() + seconds
+    for _ in range(passes):
+        for name, read in READS.items():
+            best[name] = max(best[name], array.nbytes / _seconds(partial(read, array)))
+        if time.perf_counter() > end:
+            break
+    return best
+
+
+def read_bandwidth(most: int = MOST_BYTES) -> float | None:
+    """Bytes per second that this CPU reads from memory; None where there is no room to measure it."""
+    size = room(most)
+    return max(read_speeds(written(size)).values()) if size else None
+
+
+def product_flops(dtype: torch.dtype) -> float:
+    """FLOP/s of a large product in this dtype, or in float32 if that is faster.
+
+    Where a CPU has no products of a dtype, torch's take up to a hundred times as long as float32's (measured for
+    float16), and a model widens its weights instead.
+    """
+    return max(flops_of(one) for one in {dtype, torch.float32})
+
+
+def flops_of(dtype: torch.dtype) -> float:
+    """FLOP/s of a product of square matrices: the best of a few of each size that is not too slow."""
+    best = 0.0
+    for size in SIZES:
+        work = 2 * size**3
+        if best and work / best > PRODUCT_SECONDS:
+            break
+        left, right, out = torch.ones(3, size, size, dtype=dtype)
+        multiply = partial(torch.mm, left, right, out=out)
+        multiply()  # chooses and compiles its kernel
+        best = max(best, *(work / _seconds(multiply) for _ in range(PRODUCTS)))
+    return best
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start

@@ -1,0 +1,131 @@
+"""The speed of a CPU: the size of what is read, the best pass, the right dtype; and one real measurement."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from bass_core.machine import cpu_speed
+
+MB = 1 << 20
+
+
+@pytest.fixture
+def caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Lets the system describe these cores: for each its caches as (level's folder, size, cores that share it)."""
+
+    def describe(cores: dict[int, list[tuple[str, str, str]]], allowed: set[int] | None = None) -> None:
+        monkeypatch.setattr(cpu_speed, "CPUS", tmp_path)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: allowed or set(cores), raising=False)
+        for core, levels in cores.items():
+            for name, size, shared in levels:
+                folder = tmp_path / f"cpu{core}" / "cache" / name
+                folder.mkdir(parents=True)
+                (folder / "size").write_text(f"{size}\n")
+                (folder / "shared_cpu_list").write_text(f"{shared}\n")
+
+    return describe
+
+
+def test_the_last_caches_of_our_cores_count_once_each(caches: Callable[..., None]) -> None:
+    """Cores 0 and 1 share one, 2 has its own, and 3 is not ours; a level 1 of another size does not matter."""
+    small = ("index0", "32K", "0")
+    caches(
+        {
+            0: [small, ("index3", "32768K", "0-1")],
+            1: [small, ("index3", "32768K", "0-1")],
+            2: [small, ("index3", "16384K", "2")],
+            3: [small, ("index3", "65536K", "3")],
+        },
+        allowed={0, 1, 2},
+    )
+    assert cpu_speed.last_cache() == 48 * MB
+
+
+@pytest.mark.parametrize("told", [{}, {0: [("index3", "lots", "0")]}])
+def test_a_cache_that_nobody_describes_is_assumed(told: dict[int, object], caches: Callable[..., None]) -> None:
+    caches(told, allowed={0})
+    assert cpu_speed.last_cache() == cpu_speed.LAST_CACHE
+
+
+@pytest.mark.parametrize(
+    ("cache", "free", "most", "size"),
+    [
+        (32, 4096, 512, 320),  # ten caches
+        (100, 4096, 512, 512),  # as many as the most bytes hold
+        (100, 4096, 1024, 1000),
+        (32, 300, 512, 150),  # half of what is free
+        (32, 100, 512, 0),  # less than two caches: the second pass would read the cache
+        (300, 4096, 512, 0),
+    ],
+)
+def test_room(cache: int, free: int, most: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_speed, "last_cache", lambda: cache * MB)
+    monkeypatch.setattr(cpu_speed, "available_bytes", lambda device: free * MB)
+    assert cpu_speed.room(most * MB) == size * MB
+
+
+def test_without_room_there_is_no_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_speed, "available_bytes", lambda device: MB)
+    monkeypatch.setattr(cpu_speed, "written", None)
+    assert cpu_speed.read_bandwidth() is None
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, seconds: Iterator[float]) -> None:
+    def next_one(run: Callable[[], object]) -> float:
+        run()
+        return next(seconds)
+
+    monkeypatch.setattr(cpu_speed, "_seconds", next_one)
+
+
+def test_the_best_pass_of_the_best_way_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two ways take turns: 1.0, 0.5, 0.8 s and 0.4, 0.9, 0.7 s for 800 bytes."""
+    scripted(monkeypatch, iter((1.0, 0.4, 0.5, 0.9, 0.8, 0.7)))
+    array = cpu_speed.written(800)
+    assert array.nbytes == 800
+    assert list(cpu_speed.read_speeds(array, passes=3).values()) == [1600.0, 2000.0]
+    scripted(monkeypatch, iter((1.0, 0.4)))
+    assert cpu_speed.read_speeds(array, passes=3, seconds=-1.0) == dict(
+        zip(cpu_speed.READS, (800, 2000), strict=True)
+    )
+
+
+def test_every_way_reads_the_whole_array() -> None:
+    """Each answer changes with the last element, and with the first."""
+    for name, read in cpu_speed.READS.items():
+        before = read(cpu_speed.written(4096))
+        for place in (0, -1):
+            array = cpu_speed.written(4096)
+            array[place] = 7.0
+            assert read(array) != before, name
+
+
+def test_a_product_of_a_dtype_that_is_slow_here_counts_as_float32s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Float32 takes 1 ms whatever the size, so its largest counts; float16 takes 5 s, so its first is its last."""
+    sizes: list[tuple[torch.dtype, int]] = []
+
+    def mm(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+        sizes.append((left.dtype, len(left)))
+
+    def seconds(run: Callable[[], object]) -> float:
+        run()
+        return 0.001 if sizes[-1][0] == torch.float32 else 5.0
+
+    monkeypatch.setattr(torch, "mm", mm)
+    monkeypatch.setattr(cpu_speed, "_seconds", seconds)
+    assert cpu_speed.product_flops(torch.float16) == 2 * max(cpu_speed.SIZES) ** 3 / 0.001
+    assert {size for dtype, size in sizes if dtype == torch.float16} == {min(cpu_speed.SIZES)}
+    assert {size for dtype, size in sizes if dtype == torch.float32} == set(cpu_speed.SIZES)
+
+
+def test_this_machine_is_plausible(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Really measured, in little memory: an assumed cache of 8 MB."""
+    monkeypatch.setattr(cpu_speed, "last_cache", lambda: 8 * MB)
+    bandwidth = cpu_speed.read_bandwidth()
+    assert bandwidth is not None and 1e8 < bandwidth < 1e13
+    assert 1e8 < cpu_speed.product_flops(torch.float32) < 1e15
