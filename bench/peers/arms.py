@@ -1,8 +1,9 @@
 """The arms: who decodes, how, with which weights, and a call that does it.
 
 Contract: every call answers the same token ids greedily with the number of new tokens it is given. Ours go on
-behind an end token; transformers and llama.cpp never choose one. transformers runs the model in its own dtype with
-its default attention, `sdpa`. A draft head can't assist it: `assistant_model` must be a causal language model.
+behind an end token; transformers and llama.cpp never choose one. transformers runs the model in its own dtype
+with its default attention, `sdpa`. A draft head can't assist it: `assistant_model` must be a causal language
+model.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 
 from bass_core import ModelPair, generate
 
-from .llama_cpp import SPECULATION, LlamaCpp
+from .llama_cpp import LlamaCpp
 
 OURS, TRANSFORMERS, LLAMA_CPP = "ours", "transformers", "llama.cpp"
 BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "int4": 4, "Q4_1": 4}
@@ -62,14 +63,13 @@ def transformers(pair: ModelPair, weights: str, rows: Rows) -> Iterator[Arm]:
         yield Arm(TRANSFORMERS, "prompt lookup", 1, weights, partial(run, prompt_lookup_num_tokens=LOOKUP))
 
 
-def llama_cpp(peer: LlamaCpp, rows: Rows) -> Iterator[Arm]:
-    """Plain, and with each of its n-gram speculations."""
+def llama_cpp(peer: LlamaCpp, rows: Rows) -> Arm:
+    """llama.cpp, in its way of speculation."""
 
-    def run(tokens: int, way: str) -> None:
-        peer.complete(way, rows, tokens)
+    def run(tokens: int) -> None:
+        peer.complete(rows, tokens)
 
-    for way in SPECULATION:
-        yield Arm(LLAMA_CPP, way, len(rows), "Q4_1", partial(run, way=way))
+    return Arm(LLAMA_CPP, peer.way, len(rows), "Q4_1", run)
 
 
 def _generate(model: Any, rows: Rows, tokens: int, **assistance: Any) -> Rows:

@@ -9,12 +9,10 @@ from typing import Any
 
 from ..report.report import claim, median
 from .arms import LLAMA_CPP, OURS, TRANSFORMERS
-from .turns import Turns
+from .turns import MOST_OTHERS, Turns
 
 # Cores that may be at work while nobody has anything to do: what reading the clocks takes, and no spinning thread.
 MOST_BUSY = 0.1
-# Cores that other programs may use during an arm's calls. One that takes a core halves the speed of two threads.
-MOST_OTHERS = 0.1
 
 Claim = dict[str, Any]
 

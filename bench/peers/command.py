@@ -2,11 +2,12 @@
 
 Contract: the same token ids, weights and number of threads, greedy, the same number of new tokens without an
 early end; whole calls, prompts included; arms take turns in one run; medians, and the least of the repeats.
-"prompt ms" is the call for one token alone, "others" are the cores that other programs used meanwhile. Bits are
-the weights': ours and transformers' are the file's, dequantised to the pair's dtype; llama.cpp runs the file
-itself (Q4_1, its embedding in Q8_0). Ours draft by round costs that the run measures first (`--draft-length`). An
-arm that can't run is left out, and one sentence says why. The document names the CPU instructions that the wheel
-of llama.cpp was built for; a build on the spot may use more.
+"prompt ms" is the call for one token alone, "others" are the cores that other programs used meanwhile, "calls"
+how many were left alone enough to be counted. Bits are the weights': ours and transformers' are the file's,
+dequantised to the pair's dtype; llama.cpp runs the file itself (Q4_1, its embedding in Q8_0). Ours draft by
+round costs that the run measures first (`--draft-length`). An arm that can't run is left out, and one sentence
+says why. The document names the CPU instructions that the wheel of llama.cpp was built for; a build on the spot
+may use more.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from bass_core.loading.weights import MANIFEST
 from bass_core.machine.user_cache import cache_root
 from bass_core.models.weights.cpu_linear import native_bfloat16
 
+from ..fresh_cache import fresh_cache
 from ..prompts import mixed
 from ..report.report import document, median, parser, show, table
-from ..smoke import fresh_cache
 from .arms import BITS, Rows, llama_cpp, ours, transformers
 from .claims import claims
-from .llama_cpp import INSTALL, LlamaCpp, installed
+from .llama_cpp import INSTALL, SPECULATION, LlamaCpp, installed
 from .turns import Clock, Turns, take_turns
 
 SPARE = 64  # places of llama.cpp's cache that its drafts need behind a row's last token
@@ -122,13 +123,15 @@ def _batch(
     arms = [arm for name, one in pairs.items() for arm in ours(one, name, rows, arguments.draft_length)]
     arms += transformers(pair, first, rows)
     clocks: list[Clock] = [time.process_time]
-    how_long = arguments.max_new_tokens, arguments.repeats
-    if model is None:
-        return take_turns(arms, *how_long, clocks), None
-    context = max(map(len, rows)) + arguments.max_new_tokens + SPARE
-    with LlamaCpp(model, batch, context, torch.get_num_threads()) as peer:
-        arms += llama_cpp(peer, rows)
-        return take_turns(arms, *how_long, [*clocks, peer.cpu_s]), peer.instructions
+    with ExitStack() as stack:
+        instructions = None
+        for way in SPECULATION if model else ():
+            context = max(map(len, rows)) + arguments.max_new_tokens + SPARE
+            peer = stack.enter_context(LlamaCpp(str(model), way, batch, context, torch.get_num_threads()))
+            instructions = peer.instructions
+            arms.append(llama_cpp(peer, rows))
+            clocks.append(peer.cpu_s)
+        return take_turns(arms, arguments.max_new_tokens, arguments.repeats, clocks), instructions
 
 
 def _row(one: Turns, tokens: int) -> dict[str, Any]:
@@ -143,6 +146,7 @@ def _row(one: Turns, tokens: int) -> dict[str, Any]:
         "ms/token": one.median_ms / tokens,
         "least": min(one.ms) / tokens,
         "prompt ms": median(one.prompt_ms),
+        "calls": len(one.ms),
         "others": median(one.others),
         "tokens/s": 1000 * arm.batch * tokens / one.median_ms,
     }

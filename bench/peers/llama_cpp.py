@@ -1,11 +1,13 @@
 """llama.cpp (the wheel xllamacpp) in a process of its own.
 
-Contract: `LlamaCpp` starts a child process that loads the GGUF file into one server for each way of SPECULATION,
-with as many slots as the batch has rows and a given number of threads; all else is llama.cpp's default. A call
-sends all rows at once and returns when the last one is written: greedy, prompts read anew, no early end. Drafts
-are looked up in the row's own text (`ngram-simple`); `ngram-mod` keeps what earlier calls wrote, which is the
-answer when a prompt is repeated. This file imports neither torch nor transformers, so that the child holds
-llama.cpp alone.
+Contract: `LlamaCpp` starts a child process that loads the GGUF file into one server, with as many slots as the
+batch has rows and a given number of threads; all else is llama.cpp's default. A call sends all rows at once and
+returns when the last one is written: greedy, prompts read anew, no early end. Drafts are looked up in the row's
+own text (`ngram-simple`); `ngram-mod` keeps what earlier calls wrote, which is the answer when a prompt is
+repeated.
+
+One server a process: beside two more, which did nothing, a token took a third longer on two cores. This file
+imports neither torch nor transformers, so that the child holds llama.cpp alone.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ import secrets
 import time
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 INSTALL = "llama.cpp is left out: `pip install xllamacpp` adds it."
@@ -32,13 +33,14 @@ def installed() -> bool:
 class LlamaCpp:
     """The child process, from `with` until its end. RuntimeError, one sentence, where the child fails or hangs.
 
-    sequences: rows of a call. context: the most tokens of a row, prompt and answer together.
+    model: the file. way: a name of SPECULATION. sequences: rows of a call. context: the most tokens of a row.
     """
 
-    def __init__(self, model: Path, sequences: int, context: int, threads: int) -> None:
+    def __init__(self, model: str, way: str, sequences: int, context: int, threads: int) -> None:
+        self.way = way
         start = multiprocessing.get_context("spawn")
         self._pipe, theirs = start.Pipe()
-        arguments = (theirs, str(model), sequences, context, threads)
+        arguments = (theirs, model, way, sequences, context, threads)
         self._child = start.Process(target=_serve, args=arguments, daemon=True)
         self._child.start()
         theirs.close()
@@ -53,9 +55,9 @@ class LlamaCpp:
         if self._child.is_alive():
             self._child.kill()
 
-    def complete(self, way: str, rows: list[list[int]], tokens: int) -> list[str]:
+    def complete(self, rows: list[list[int]], tokens: int) -> list[str]:
         """The texts of `tokens` new tokens that follow each row's token ids."""
-        self._pipe.send((way, rows, tokens))
+        self._pipe.send((rows, tokens))
         texts: list[str] = self._answer(CALL_S)
         return texts
 
@@ -76,23 +78,23 @@ class LlamaCpp:
         )
 
 
-def _serve(pipe: Connection, model: str, sequences: int, context: int, threads: int) -> None:
+def _serve(pipe: Connection, *how: Any) -> None:
     """The child: a tuple of one is an answer, a string says what failed."""
     try:
         import xllamacpp
 
-        servers = {way: _server(xllamacpp, way, model, sequences, context, threads) for way in SPECULATION}
+        server = _server(xllamacpp, *how)
         pipe.send((xllamacpp.get_system_info().strip(" |"),))
         while True:
             asked = pipe.recv()
-            pipe.send((time.process_time() if asked is None else _complete(servers, *asked),))
+            pipe.send((time.process_time() if asked is None else _complete(server, *asked),))
     except (EOFError, OSError):  # the parent has closed its end
         return
     except Exception as error:
         pipe.send(f"{type(error).__name__}: {error}")
 
 
-def _server(xllamacpp: Any, way: str, model: str, sequences: int, context: int, threads: int) -> Any:
+def _server(xllamacpp: Any, model: str, way: str, sequences: int, context: int, threads: int) -> Any:
     made = xllamacpp.CommonParams()
     made.model.path, made.verbosity, made.n_gpu_layers = model, 0, 0
     made.n_parallel, made.n_ctx = sequences, sequences * context
@@ -105,10 +107,10 @@ def _server(xllamacpp: Any, way: str, model: str, sequences: int, context: int, 
     return xllamacpp.Server(made)
 
 
-def _complete(servers: dict[str, Any], way: str, rows: list[list[int]], tokens: int) -> list[str]:
+def _complete(server: Any, rows: list[list[int]], tokens: int) -> list[str]:
     greedy = {"samplers": ["top_k"], "top_k": 1}
     asked = {"prompt": rows, "n_predict": tokens, "ignore_eos": True, "cache_prompt": False, **greedy}
-    answer = servers[way].handle_completions(asked)
+    answer = server.handle_completions(asked)
     if "choices" not in answer:
         raise ValueError(answer)
     ends = {choice["finish_reason"] for choice in answer["choices"]}

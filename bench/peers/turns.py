@@ -1,10 +1,11 @@
 """Arms take turns, and nobody computes while it is another's turn.
 
 Contract: every round runs all arms, each with one new token (the prompt's time) and with all; the first round is
-not counted. Behind every call there is a pause of SETTLE_S, in which threads that wait for the next call in a loop
-go to sleep, and then WATCH_S in which the CPU time of this process and of the children is read: `busy` says how
-many cores were still at work. `others` says how many cores all other programs used during the call, and what the
-host of a virtual machine took away; the system counts these in steps of 10 ms.
+not counted. Behind every call there is a pause of SETTLE_S, in which threads that wait for the next call in a
+loop go to sleep, and then WATCH_S in which the CPU time of this process and of the children is read: `busy` says
+how many cores were still at work. `others` says how many cores all other programs used during the call, and what
+the host of a virtual machine took away; the system counts these in steps of 10 ms. Calls with more than
+MOST_OTHERS are left out, unless an arm has no other.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from ..report.report import median
 from .arms import Arm, Rows
 
 SETTLE_S, WATCH_S = 0.05, 0.05
+# Cores that other programs may use during a call: two threads that wait for each other lose far more than this.
+MOST_OTHERS = 0.1
 Clock = Callable[[], float]
 
 
@@ -56,7 +59,10 @@ def take_turns(arms: list[Arm], tokens: int, repeats: int, clocks: list[Clock]) 
             one.busy.append(_busy(clocks))
             one.texts += [] if written is None else [written]
     for one in made:
-        del one.prompt_ms[0], one.ms[0], one.others[0], one.busy[0]
+        counted = range(1, repeats + 1)
+        kept = [call for call in counted if one.others[call] <= MOST_OTHERS] or counted
+        for name in ("prompt_ms", "ms", "busy", "others"):
+            setattr(one, name, [getattr(one, name)[call] for call in kept])
     return made
 
 

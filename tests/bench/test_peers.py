@@ -1,16 +1,21 @@
 """The bench of peers: what its claims decide, how turns are taken, and what a llama.cpp that fails says."""
 
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from bench.peers import command
+from bench.peers import turns as taking
 from bench.peers.arms import LLAMA_CPP, OURS, TRANSFORMERS, Arm
 from bench.peers.claims import claims
 from bench.peers.llama_cpp import INSTALL, LlamaCpp
 from bench.peers.turns import Turns, take_turns
 
+ROOT = Path(__file__).parents[2]
 TEXT = [[1, 2, 3]]
 
 
@@ -81,13 +86,22 @@ def test_a_quick_run_decides_the_texts_alone():
     assert decided == [f"prompts with one text in all our {weights} arms" for weights in ("bfloat16", "int4")]
 
 
-def test_arms_take_turns_and_the_first_round_is_not_counted():
+def test_arms_take_turns_and_the_first_round_is_not_counted(monkeypatch):
+    monkeypatch.setattr(taking, "_machine", lambda: 0.0)
     asked = []
     arms = [Arm(OURS, name, 1, "bfloat16", lambda n, name=name: asked.append((name, n)) or TEXT) for name in "ab"]
     made = take_turns(arms, tokens=5, repeats=2, clocks=[time.process_time])
     assert asked == [("a", 1), ("a", 5), ("b", 1), ("b", 5)] * 3
     assert [len(one.ms) for one in made] == [len(one.busy) for one in made] == [2, 2]
     assert all(one.texts == [TEXT] * 3 for one in made)
+
+
+def test_a_call_that_another_program_disturbed_is_not_counted(monkeypatch):
+    """Before and behind each of four calls: the seconds of CPU time that all programs have used."""
+    seconds = iter([0, 0, 1, 11, 20, 20, 30, 40])
+    monkeypatch.setattr(taking, "_machine", lambda: next(seconds))
+    (one,) = take_turns([Arm(OURS, "a", 1, "bfloat16", lambda n: TEXT)], 2, 3, [lambda: 0.0])
+    assert (len(one.ms), one.others) == (1, [0.0])
 
 
 def test_a_thread_that_goes_on_computing_is_seen():
@@ -102,6 +116,15 @@ def test_a_thread_that_goes_on_computing_is_seen():
     finally:
         over.set()
     assert one.busy[0] > 0.1
+
+
+def test_the_child_inherits_no_setting_of_the_page():
+    """With OMP_WAIT_POLICY=PASSIVE, which app.py sets, llama.cpp took twice the time for a token."""
+    program = (
+        "import os; before = dict(os.environ); import bench.peers.command; print(set(os.environ) - set(before))"
+    )
+    found = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "OMP" not in found.stdout, found.stdout
 
 
 def test_a_missing_package_and_another_pair_are_named(monkeypatch, tmp_path):
@@ -120,4 +143,4 @@ def test_a_missing_package_and_another_pair_are_named(monkeypatch, tmp_path):
 def test_a_child_that_fails_is_one_sentence(tmp_path):
     """Without xllamacpp the import fails; with it, the missing file."""
     with pytest.raises(RuntimeError, match=r"^llama.cpp failed \(.*\): leave it out with --no-llama-cpp"):
-        LlamaCpp(tmp_path / "none.gguf", 1, 256, 1).__enter__()
+        LlamaCpp(str(tmp_path / "none.gguf"), "plain", 1, 256, 1).__enter__()
