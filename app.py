@@ -41,7 +41,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--draft", help="a Hub id or a folder with the draft model, instead of the pair's own")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16, int8, or int4 on a CPU")
     parser.add_argument(
         "--threads",
         type=_positive,
@@ -169,15 +169,14 @@ def race_page(options: argparse.Namespace) -> tuple[Any, str, IdleWork]:
 
     work = IdleWork(refine)
     source = work.beside(source) if spaces is None else spaces.GPU(duration=gpu_seconds)(source)
-    dtype = str(pair.dtype).removeprefix("torch.")
-    about = f"{shown_name(pair.name or options.pair)} on {pair.device}, {dtype}"
+    about = f"{shown_name(pair.name or options.pair)} on {pair.device}, {pair.weight_dtype}"
     if pair.device.type == "cpu":
         about += f", {threads} thread{'s' * (threads > 1)}"
     names = {
         "pair": shown_name(options.pair),
         "draft": options.draft and shown_name(options.draft),
         "device": pair.device.type,
-        "dtype": dtype,
+        "dtype": pair.weight_dtype,
     }
     limits = Limits(options.max_batch, options.max_new_tokens, options.max_prompt, options.max_seconds)
     page = build(source, limits=limits, about=about, choices=choices(pair, options.draft_length), pair=names)

@@ -48,12 +48,8 @@ class RaggedCache:
         With `counts`, only the first counts[b] tokens of row b are written. Raises ValueError if the step does not
         fit the cache.
         """
+        self.check_room(lengths, queries)
         batch, host = len(lengths), list(lengths)
-        if max(host) + queries > self.max_len or batch > self.max_batch:
-            raise ValueError(
-                f"a step of {batch} rows x {queries} tokens from length {max(host)} does "
-                f"not fit a cache of {self.max_batch} rows x {self.max_len} tokens"
-            )
         device = self.buffer.device
         plan = self._with_views(AttentionPlan(to_device(host, device), host, queries))
         if counts is not None and min(counts) < queries:
@@ -63,6 +59,14 @@ class RaggedCache:
             written = queries if plan.tokens is None else len(plan.tokens)
             plan.ends = self.buffer[:, :, 0, :, host[0] : host[0] + written].unbind(0)
         return plan
+
+    def check_room(self, lengths: Sequence[int], queries: int) -> None:
+        """Raises ValueError if a step of `queries` new tokens per row over such rows does not fit the cache."""
+        if max(lengths) + queries > self.max_len or len(lengths) > self.max_batch:
+            raise ValueError(
+                f"a step of {len(lengths)} rows x {queries} tokens from length {max(lengths)} does "
+                f"not fit a cache of {self.max_batch} rows x {self.max_len} tokens"
+            )
 
     def plan_captured(self, lengths: Tensor, queries: int, extent: int | None = None) -> AttentionPlan:
         """The plan of a captured step, whose lengths int64 [B] only the device knows.

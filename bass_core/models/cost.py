@@ -5,10 +5,15 @@ Contract: counted from the weights and the config; the model is not run.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from kernels.reference.quantized import QuantizedWeight
+
+from .weights.quantized_modules import QuantizedModule, held
 
 
 @dataclass(frozen=True)
@@ -26,18 +31,22 @@ def model_cost(model: Any, kv_bytes: int) -> ModelCost:
     """The cost of a transformers causal LM; an embedding table that is only looked up is not counted."""
     config = model.config.get_text_config()
     weights = {id(parameter): parameter for parameter in model.parameters()}
+    weights |= {
+        id(held(module)): held(module) for module in model.modules() if isinstance(module, QuantizedModule)
+    }
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    if head is not None and head.weight is not embedding.weight:
-        weights.pop(id(embedding.weight), None)
+    if head is not None and held(head) is not held(embedding):
+        weights.pop(id(held(embedding)), None)
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return ModelCost(
-        parameters=sum(parameter.numel() for parameter in weights.values()),
-        weight_bytes=sum(_nbytes(parameter) for parameter in weights.values()),
+        parameters=sum(math.prod(weight.shape) for weight in weights.values()),
+        weight_bytes=sum(_nbytes(weight) for weight in weights.values()),
         kv_bytes=kv_bytes,
         attention_flops=4 * config.num_hidden_layers * config.num_attention_heads * dim,
     )
 
 
-def _nbytes(weight: torch.Tensor) -> int:
-    """Bytes of a weight. A quantised weight has one byte per element, whatever dtype it reports."""
-    return weight.nbytes if type(weight.data) is torch.Tensor else weight.numel()
+def _nbytes(weight: torch.Tensor | QuantizedWeight) -> int:
+    """Bytes of a weight. A weight of torchao has one byte per element, whatever dtype it reports."""
+    plain = isinstance(weight, QuantizedWeight) or type(weight.data) is torch.Tensor
+    return weight.nbytes if plain else math.prod(weight.shape)

@@ -17,16 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from kernels.reference.quantized import QuantizedWeight
 from kernels.support import is_accelerator
 
 from ..errors import PairError, WeightsError
 from .base import HiddenStateTap
 from .weights.cpu_linear import PackedLinear
+from .weights.quantized_modules import held, look_up
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
@@ -52,7 +53,9 @@ class DraftHead(nn.Module):
     """
 
     vocabulary: Tensor
-    embedding: Tensor
+    # The target's embedding table: one of the two, as the target holds it.
+    embedding: Tensor | None
+    quantized: QuantizedWeight | None
     fuse: Any
     project: Any
 
@@ -91,13 +94,16 @@ class DraftHead(nn.Module):
         self.body.lm_head.out_features = self.body.config.vocab_size = len(vocabulary)
 
     def share_embedding(self, target: PreTrainedModel) -> None:
-        """Share the target's embedding table, on its current device."""
-        table: Any = target.get_input_embeddings()
-        self.embedding = table.weight.detach()
+        """Share the target's embedding table, on its current device and in its current form."""
+        table = held(target.get_input_embeddings())
+        self.quantized = table if isinstance(table, QuantizedWeight) else None
+        self.embedding = table.detach() if isinstance(table, Tensor) else None
 
     def inputs(self, ids: Tensor, states: Tensor) -> Tensor:
         """The body's inputs [B, S, hidden], from ids int64 [B, S] and the states [B, S, hidden] before them."""
-        x = F.embedding(ids, self.embedding).to(states.dtype)
+        table = self.quantized if self.embedding is None else self.embedding
+        assert table is not None
+        x = look_up(ids, table).to(states.dtype)
         if self.config.reads_states:
             x = torch.cat((x, states), dim=-1)
         if isinstance(self.fuse, nn.Linear):

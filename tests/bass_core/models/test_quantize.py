@@ -1,4 +1,4 @@
-"""int8 weights: a one-sentence error without torchao; with it, every method writes the text of `generate`."""
+"""torchao's int8 weights: one sentence without torchao; with it, every method writes the text of `generate`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bass_core import ModelPair, RequestError, generate, load_pair
+from bass_core.loading import catalogue
 from bass_core.models import select
 from bass_core.models.base import CausalModel
 from bass_core.models.forward import ForwardBatch
@@ -56,10 +57,15 @@ def in_bytes(architecture: str = "llama") -> Any:
     return model
 
 
-def test_without_torchao_int8_is_refused_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torchao_int8_is_refused_on_a_gpu_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "torchao", None)
+    monkeypatch.setattr(catalogue, "pick_device", lambda device: torch.device("cuda"))
     with pytest.raises(RequestError, match=r"int8.*torchao.*bfloat16"):
         load_pair("no/such-model", dtype="int8")
+    with pytest.raises(RequestError, match=r"int4.*CPU.*int8.*bfloat16"):
+        load_pair("no/such-model", dtype="int4")
 
 
 @pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is an optional extra")

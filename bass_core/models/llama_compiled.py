@@ -1,0 +1,97 @@
+"""The forward of a 16-bit Llama-shaped model on a CPU in one call of our own kernels (kernels/cpu).
+
+Contract: the same `forward` as CausalModel's, for the models that `fits` accepts. A token's logits and states have
+the same bits whatever rows, tokens, prompts or threads stand beside it. The residual stream is float32; what a
+bfloat16 model multiplies is rounded to bfloat16 where the CPU multiplies that natively. `backend` is ignored, as
+there is one attention. Non-goals: sliding windows, float32 weights (models/llama_cpu.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..attention.cache import RaggedCache
+from ..machine import cpu_kernels
+from . import llama_cpu
+from .base import CausalModel, shadow_of
+from .forward import ForwardBatch, ForwardOutput
+from .weights.quantized_modules import held, look_up
+
+_DTYPES = (torch.bfloat16, torch.float16)
+
+
+def fits(model: PreTrainedModel) -> bool:
+    """Whether the kernels are here and compute a model of this shape, dtype and kind of weights."""
+    if not llama_cpu.fits(model) or model.dtype not in _DTYPES or not cpu_kernels.available():
+        return False
+    config = model.config
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    plain = all(type(layer.weight.data) is Tensor for layer in linears)
+    return plain and config.hidden_size % 4 == 0 and dim % 2 == 0
+
+
+class LlamaCompiled(CausalModel):
+    """A Llama or Qwen3 model on a CPU, its weights packed once."""
+
+    skips_padding = True
+    never_waits = True
+
+    def _prepare(self, model: PreTrainedModel) -> None:
+        from .weights.compiled import pack_llama  # imports numba
+
+        body: Any = model.model
+        self.low_precision, self._dtype = False, model.dtype
+        self.embedding = held(model.get_input_embeddings())
+        self.packed = pack_llama(model)
+        self._rotary: Any = shadow_of(body.rotary_emb)
+        self._turns = self._make_turns(min(1024, self.context))
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch, cache: RaggedCache, backend: str = "sdpa") -> ForwardOutput:
+        rows, width = batch.tokens.shape[:2]
+        cache.check_room(batch.lengths, width)
+        counts = np.full(rows, width) if batch.counts is None else np.array(batch.counts)
+        firsts = np.concatenate(([0], counts.cumsum()))
+        ids, real = batch.tokens.flatten(0, 1), None
+        if firsts[-1] < len(ids):
+            real = torch.from_numpy(np.flatnonzero(np.arange(width) < counts[:, None]))
+            ids = ids[real]
+        x = ids.float() if ids.is_floating_point() else look_up(ids, self.embedding).to(self._dtype).float()
+        wanted = np.arange(len(x)) if batch.take is None else firsts[:-1] + np.array(batch.take)
+        logits, last, streams = self.packed.run(
+            x if x is not batch.tokens else x.clone(),
+            firsts,
+            batch.lengths,
+            wanted,
+            cache.buffer,
+            self._turns_until(max(batch.lengths) + width),
+            self.readout.layers if batch.return_states else (),
+            keep=batch.eager,
+        )
+        states = _padded(self.readout(streams, last), real, rows, width) if batch.return_states else None
+        return ForwardOutput(logits if batch.take else _padded(logits, real, rows, width), states)
+
+    def _turns_until(self, positions: int) -> Any:
+        """Cosines, then sines, of at least so many positions: float32 [positions, head_dim], flat."""
+        positions = min(positions, self.context)
+        if positions * self.head_dim > len(self._turns):
+            self._turns = self._make_turns(min(2 * positions, self.context))
+        return self._turns
+
+    def _make_turns(self, size: int) -> Any:
+        cos, sin = self._rotary(torch.zeros(1, dtype=torch.float32), torch.arange(size)[None])
+        half = self.head_dim // 2
+        return torch.cat((cos[0, :, :half], sin[0, :, :half]), dim=1).float().flatten().numpy()
+
+
+def _padded(x: Tensor, real: Tensor | None, rows: int, width: int) -> Tensor:
+    """x [N, ...] as [B, S, ...]: the real tokens at their places, zeros elsewhere."""
+    if real is not None:
+        x = x.new_zeros(rows * width, *x.shape[1:]).index_copy_(0, real, x)
+    return x.view(rows, width, *x.shape[1:])

@@ -1,0 +1,78 @@
+"""A model's weights as the CPU's own kernels read them.
+
+Contract: `pack_llama` packs a 16-bit or quantised Llama or Qwen3 model. In each layer queries, keys and values are
+joined, and gates and ups, 32 of each in turn (kernels/cpu/products.py). Matrices are packed on all cores.
+"""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kernels.cpu.kinds import STEP
+from kernels.cpu.llama import PackedLlama
+from kernels.cpu.packing import Packed, pack, pack_quantized
+from kernels.reference.quantized import QuantizedWeight
+
+from .quantized_modules import held
+
+
+def pack_llama(model: Any) -> PackedLlama:
+    """The packed weights and the shape of a model that models/llama_compiled.py fits."""
+    config, layers = model.config, model.model.layers
+    groups = [group for layer in layers for group in _products(layer)] + [(model.get_output_embeddings(),)]
+    largest_first = sorted(range(len(groups)), key=lambda i: -math.prod(held(groups[i][0]).shape))
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        tasks = {index: pool.submit(_packed, groups[index]) for index in largest_first}
+    norms = [norm for layer in layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
+    head_norms = [getattr(layer.self_attn, name, None) for layer in layers for name in ("q_norm", "k_norm")]
+    return PackedLlama(
+        [tasks[index].result() for index in range(len(groups))],
+        _stacked([norm.weight for norm in [*norms, model.model.norm]]),
+        _stacked([] if None in head_norms else [norm.weight for norm in head_norms]).ravel(),
+        config.rms_norm_eps,
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+    )
+
+
+def _products(layer: Any) -> list[tuple[nn.Module, ...]]:
+    attn, mlp = layer.self_attn, layer.mlp
+    return [
+        (attn.q_proj, attn.k_proj, attn.v_proj),
+        (attn.o_proj,),
+        (mlp.gate_proj, mlp.up_proj),
+        (mlp.down_proj,),
+    ]
+
+
+def _packed(group: tuple[Any, ...]) -> Packed:
+    join = _in_turn if len(group) == 2 else torch.cat
+    biases = [layer.bias for layer in group]
+    bias = None if biases[0] is None else join([one.detach() for one in biases])
+    weights = [held(layer) for layer in group]
+    if isinstance(weights[0], QuantizedWeight):
+        values, scales = (join([getattr(one, name) for one in weights]) for name in ("values", "scales"))
+        return pack_quantized(QuantizedWeight(weights[0].kind, values, scales), bias)
+    return pack(join([weight.detach() for weight in weights]), bias)
+
+
+def _in_turn(parts: list[Tensor]) -> Tensor:
+    """STEP rows of the first part, STEP of the second, and so on; each padded with zeros to whole steps."""
+    rows = len(parts[0])
+    padded = [
+        F.pad(part, (0, 0) * (part.dim() - 1) + (0, -rows % STEP)).unflatten(0, (-1, STEP)) for part in parts
+    ]
+    return torch.stack(padded, dim=1).flatten(0, 2)
+
+
+def _stacked(weights: list[Tensor]) -> Any:
+    return (
+        torch.stack([weight.detach().float() for weight in weights]).numpy() if weights else torch.zeros(0).numpy()
+    )

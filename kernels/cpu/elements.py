@@ -1,0 +1,126 @@
+"""What a layer does besides its products, number by number.
+
+Contract: compiled helpers over float32 rows. `pack` and `silu` write vectors in the order in which `multiply`
+reads them. A block of `width` vectors is [steps][width][STEP]: bfloat16 bits in `short` if `dot`, else float32 in
+`wide`. NaN and infinity stay what they are, so that unsound numbers are found later.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import intrinsic
+
+from .jit import helper
+from .kinds import FLOAT, INT, LANES, STEP, loaded
+from .vectors import dots
+
+
+@intrinsic
+def bits(_: Any, value: Any) -> Any:
+    """The bits of a float32 number, as an int32."""
+    return types.int32(types.float32), lambda context, b, signature, args: b.bitcast(args[0], INT)
+
+
+@intrinsic
+def number(_: Any, value: Any) -> Any:
+    """The float32 number of an int32's bits."""
+    return types.float32(types.int32), lambda context, b, signature, args: b.bitcast(args[0], FLOAT)
+
+
+@intrinsic
+def float_at(_: Any, address: Any) -> Any:
+    """The float32 number at an address."""
+    return types.float32(types.uintp), lambda context, b, signature, args: loaded(b, args[0], FLOAT)
+
+
+@helper
+def rounded(value):
+    """A float32 number as bfloat16 bits, to nearest even; NaN stays NaN."""
+    whole = np.uint32(bits(value))
+    nearest = (whole + np.uint32(0x7FFF) + ((whole >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    return np.uint16(nearest if value == value else np.uint32(0x7FC0))
+
+
+@helper
+def exp(x):
+    """e^x in float32 within 2 ulp; 0 below -87.3, infinity above 88.4 (Cephes' expf: a polynomial of degree 5)."""
+    low, high = np.float32(-87.3), np.float32(88.7)
+    at = low if x < low else high if x > high else x
+    power = np.floor(at * np.float32(1.4426950408889634) + np.float32(0.5))
+    rest = at - power * np.float32(0.693359375)
+    rest = rest - power * np.float32(-2.12194440e-4)
+    value = np.float32(1.9875691500e-4)
+    value = value * rest + np.float32(1.3981999507e-3)
+    value = value * rest + np.float32(8.3334519073e-3)
+    value = value * rest + np.float32(4.1665795894e-2)
+    value = value * rest + np.float32(1.6666665459e-1)
+    value = value * rest + np.float32(5.0000001201e-1)
+    value = value * rest * rest + rest + np.float32(1.0)
+    scaled = value * number((np.int32(power) + np.int32(127)) << np.int32(23))
+    return np.float32(0.0) if x < low else scaled
+
+
+@helper
+def pack(source, start, size, short, wide, dot, base, width):
+    """Write source[start : start + size] as a vector whose first step is at `base`; zeros fill its last step.
+
+    Indices are unsigned, since numba would test signed ones for being negative, and could not use vectors then.
+    """
+    one = np.uintp(STEP)
+    for step in range(np.uintp((size + STEP - 1) // STEP)):
+        at, to = np.uintp(start) + step * one, np.uintp(base) + step * one * np.uintp(width)
+        filled = min(one, np.uintp(size) - step * one)
+        if dot:
+            for i in range(filled):
+                short[to + i] = rounded(source[at + i])
+            for i in range(filled, one):
+                short[to + i] = np.uint16(0)
+        else:
+            for i in range(filled):
+                wide[to + i] = source[at + i]
+            for i in range(filled, one):
+                wide[to + i] = np.float32(0.0)
+
+
+@helper
+def norm(x, start, size, weight, first, eps, out, to):
+    """out[to : to + size] = RMSNorm of x[start : start + size] with the weights from weight[first] on."""
+    row = x.ctypes.data + np.uintp(4 * start)
+    dots(row, row, out.ctypes.data + np.uintp(4 * to), 1, size)
+    total = out[to]
+    if size < LANES:
+        total = np.float32(0.0)
+    for i in range(size - size % LANES, size):
+        total += x[start + i] * x[start + i]
+    factor = np.float32(1.0) / np.sqrt(total / np.float32(size) + eps)
+    a, b, c = np.uintp(start), np.uintp(first), np.uintp(to)
+    for i in range(np.uintp(size)):
+        out[c + i] = x[a + i] * factor * weight[b + i]
+
+
+@helper
+def silu(y, start, short, wide, dot, to):
+    """silu(gate) * up of STEP gates from y[start] on and the STEP numbers behind them, at `to`."""
+    at, target, one = np.uintp(start), np.uintp(to), np.uintp(STEP)
+    if dot:
+        for i in range(one):
+            gate = y[at + i]
+            short[target + i] = rounded(gate / (np.float32(1.0) + exp(-gate)) * y[at + one + i])
+    else:
+        for i in range(one):
+            gate = y[at + i]
+            wide[target + i] = gate / (np.float32(1.0) + exp(-gate)) * y[at + one + i]
+
+
+@helper
+def rotate(x, start, half, turns, first, factor):
+    """Rotary embedding in place of x[start : start + 2 half]; turns[first]: `half` cosines, then `half` sines."""
+    at, turn, size = np.uintp(start), np.uintp(first), np.uintp(half)
+    for i in range(size):
+        a, b = x[at + i], x[at + size + i]
+        c, s = turns[turn + i], turns[turn + size + i]
+        x[at + i] = (a * c - b * s) * factor
+        x[at + size + i] = (b * c + a * s) * factor

@@ -1,0 +1,147 @@
+"""A whole forward of a Llama-shaped model over few tokens, in one compiled call.
+
+Contract: `forward` takes the N real tokens of all rows, row after row. A layer is eight phases that the threads of
+the call share (threads.py); the output layer is four more. Every number of a token is summed in one order, so it
+depends on its own row alone: not on other rows, on how many tokens the step has, or on the number of threads.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .attention import attend
+from .elements import norm, pack
+from .jit import helper, kernel
+from .kinds import STEP
+from .products import ADD, GATE, PLAIN, product
+from .threads import claim, done, wait
+
+_LAYER_PHASES, _LAST_PHASES = 8, 4
+
+
+def phases_of(layers: int) -> int:
+    """How many phases a forward has."""
+    return _LAYER_PHASES * layers + _LAST_PHASES
+
+
+@helper
+def _pack_all(state, phase, x, size, starts, short, wide, dot):
+    """A phase: x [N, size] as vectors."""
+    steps, chunks = (size + STEP - 1) // STEP, len(starts) - 1
+    while True:
+        block = claim(state, phase)
+        if block >= chunks:
+            break
+        width = starts[block + 1] - starts[block]
+        for vector in range(starts[block], starts[block + 1]):
+            to = (starts[block] * steps + vector - starts[block]) * STEP
+            pack(x, vector * size, size, short, wide, dot, to, width)
+        done(state, phase)
+    wait(state, phase, chunks)
+
+
+@helper
+def _norm_all(state, phase, x, size, weight, first, eps, starts, short, wide, dot, out, stream):
+    """A phase: the RMSNorm of x [N, size] in `out` and as vectors; a copy of x in `stream`, if it has room."""
+    steps, chunks = (size + STEP - 1) // STEP, len(starts) - 1
+    while True:
+        block = claim(state, phase)
+        if block >= chunks:
+            break
+        width = starts[block + 1] - starts[block]
+        for vector in range(starts[block], starts[block + 1]):
+            at = vector * size
+            if len(stream):
+                stream[at : at + size] = x[at : at + size]
+            norm(x, at, size, weight, first, eps, out, at)
+            to = (starts[block] * steps + vector - starts[block]) * STEP
+            pack(out, at, size, short, wide, dot, to, width)
+        done(state, phase)
+    wait(state, phase, chunks)
+
+
+@kernel
+def forward(
+    state,
+    threads,
+    lines,
+    norms,
+    head_norms,
+    eps,
+    shape,
+    step,
+    cache,
+    turns,
+    x,
+    reads,
+    streams,
+    room,
+    short,
+    wide,
+    out,
+    logits,
+):
+    """x float32 [N, hidden] becomes the residual stream; out [N, hidden] its final norm; logits [M, V].
+
+    lines int64 [4 layers + 1, 8]: Packed.line of each layer's joined query, key and value, output, joined gate and
+    up, and down products, and of the output layer. norms float32 [2 layers + 1, hidden]. head_norms, shape, cache,
+    turns: see attention.py. step: int64 arrays firsts [B + 1], lengths [B], starts (products.py), wanted [M] tokens
+    whose logits are computed, and the starts of these. reads int64 [layers + 1]: before which layers x is kept, by its
+    place in streams [places, N x hidden]; -1: not kept. room, short, wide: float32, packed and float32 scratch.
+    """
+    firsts, lengths, starts, wanted, wanted_starts = step
+    heads, kv_heads, dim, _, _ = shape
+    tokens, hidden, layers = starts[-1], norms.shape[1], len(lines) // 4
+    dot, weights, none = lines[0, 7] == 1, norms.ravel(), x[:0]
+    rows, gated = heads * dim + 2 * kv_heads * dim, lines[2, 2] * 4
+    rows += -rows % 4
+    mixed, y = room[: tokens * heads * dim], room[tokens * heads * dim :]
+    half = len(short) // 2
+    narrow, other = (short[:half], short[half:]) if dot else (short, short)
+    half = len(wide) // 2
+    broad, another = (wide, wide) if dot else (wide[:half], wide[half:])
+    for layer in range(layers):
+        p, four = _LAYER_PHASES * layer, 4 * layer
+        kept = none if reads[layer] < 0 else streams[reads[layer]]
+        _norm_all(state, p, x, hidden, weights, 2 * layer * hidden, eps, starts, narrow, broad, dot, out, kept)
+        product(state, p + 1, threads, lines[four], starts, narrow, broad, dot, y, PLAIN, x, other, another)
+        attend(state, p + 2, layer, y, rows, shape, firsts, lengths, cache, turns, head_norms, eps, mixed)
+        _pack_all(state, p + 3, mixed, heads * dim, starts, narrow, broad, dot)
+        product(state, p + 4, threads, lines[four + 1], starts, narrow, broad, dot, y, ADD, x, other, another)
+        _norm_all(
+            state, p + 5, x, hidden, weights, (2 * layer + 1) * hidden, eps, starts, narrow, broad, dot, out, none
+        )
+        product(state, p + 6, threads, lines[four + 2], starts, narrow, broad, dot, y, GATE, x, other, another)
+        product(state, p + 7, threads, lines[four + 3], starts, other, another, dot, y, ADD, x, narrow, broad)
+    p = _LAYER_PHASES * layers
+    kept = none if reads[layers] < 0 else streams[reads[layers]]
+    _norm_all(state, p, x, hidden, weights, 2 * layers * hidden, eps, starts, narrow, broad, dot, out, kept)
+    _pick(state, p + 1, out, hidden, wanted, y)
+    _pack_all(state, p + 2, y, hidden, wanted_starts, narrow, broad, dot)
+    product(
+        state,
+        p + 3,
+        threads,
+        lines[4 * layers],
+        wanted_starts,
+        narrow,
+        broad,
+        dot,
+        logits,
+        PLAIN,
+        x,
+        other,
+        another,
+    )
+
+
+@helper
+def _pick(state, phase, x, size, wanted, out):
+    """A phase: the rows `wanted` of x."""
+    while True:
+        if claim(state, phase) >= 1:
+            break
+        for i in range(len(wanted)):
+            out[i * size : (i + 1) * size] = x[wanted[i] * size : (wanted[i] + 1) * size]
+        done(state, phase)
+    wait(state, phase, 1)

@@ -1,0 +1,109 @@
+"""Quantised weights: GGUF's own reading of the same bytes, bounds of the error, joined and reordered rows."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from gguf import GGMLQuantizationType, quants
+from torch import Tensor
+
+from kernels.reference.quantized import (
+    QUANTISERS,
+    QuantizedWeight,
+    dequantise,
+    embedding,
+    join,
+    linear,
+    take_rows,
+)
+
+BYTES = {"int8": 96 * 7 + 4 * 7, "q8_0": 34 * 3 * 7, "q4_1": 20 * 3 * 7}
+KINDS = list(QUANTISERS)
+
+
+def random(rows: int = 7, size: int = 96, seed: int = 0) -> Tensor:
+    """Rows of different magnitudes, each with a mean of its own."""
+    generator = torch.Generator().manual_seed(seed)
+    spread = torch.rand(rows, 1, generator=generator) + 0.1
+    return spread * (torch.randn(rows, size, generator=generator) + spread)
+
+
+def in_gguf(weight: QuantizedWeight) -> Tensor:
+    """What the gguf package reads in a block weight's bytes: a block's scales, then its values."""
+    scales = weight.scales.numpy().view(np.uint8).reshape(-1, 2 if weight.kind == "q8_0" else 4)
+    values = weight.values.numpy().view(np.uint8).reshape(len(scales), -1)
+    kind = GGMLQuantizationType[weight.kind.upper()]
+    return torch.from_numpy(quants.dequantize(np.concatenate((scales, values), axis=1), kind)).view(weight.shape)
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_1"])
+def test_blocks_mean_what_gguf_reads_in_their_bytes(kind: str) -> None:
+    weight = QUANTISERS[kind](random())
+    assert torch.equal(dequantise(weight), in_gguf(weight))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_error_is_half_a_step_and_the_float16_rounding_of_the_bounds(kind: str) -> None:
+    plain = random()
+    weight = QUANTISERS[kind](plain)
+    made, blocks = dequantise(weight), plain if kind == "int8" else plain.unflatten(1, (-1, 32))
+    largest = blocks.abs().amax(-1, keepdim=True)
+    step = (
+        (blocks.amax(-1, keepdim=True) - blocks.amin(-1, keepdim=True)) / 15 if kind == "q4_1" else largest / 127
+    )
+    scales = weight.scales[..., :1] if kind == "q4_1" else weight.scales[..., None]
+    torch.testing.assert_close(scales.float(), step, rtol=0 if kind == "int8" else 2.0**-11, atol=0)
+    error = (made.view_as(blocks) - blocks).abs()
+    assert (error <= 0.5001 * step + (0 if kind == "int8" else 2 * largest * 2.0**-11)).all()
+    assert made.dtype == torch.float32 and weight.shape == (7, 96) and weight.nbytes == BYTES[kind]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_are_all_zero_or_all_alike(kind: str) -> None:
+    plain = torch.cat((torch.zeros(2, 64), torch.full((1, 64), 1.5), torch.full((1, 64), 1e-12)))
+    torch.testing.assert_close(dequantise(QUANTISERS[kind](plain)), plain, rtol=1e-3, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_product_is_that_of_the_dequantised_matrix_rounded_once(kind: str, dtype: torch.dtype) -> None:
+    weight, x, bias = QUANTISERS[kind](random()), torch.randn(2, 3, 96).to(dtype), torch.randn(7).to(dtype)
+    out = linear(x, weight, bias)
+    assert torch.equal(out, F.linear(x.float(), dequantise(weight), bias.float()).to(dtype))
+    assert torch.equal(linear(x, weight), F.linear(x.float(), dequantise(weight)).to(dtype))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_joined_and_taken_exactly(kind: str) -> None:
+    one, other = QUANTISERS[kind](random()), QUANTISERS[kind](random(5, seed=1))
+    both = join(one, other)
+    assert both.kind == kind and both.shape == (12, 96)
+    assert torch.equal(dequantise(both), torch.cat((dequantise(one), dequantise(other))))
+    rows = torch.tensor([11, 0, 3, 3])
+    assert torch.equal(dequantise(take_rows(both, rows)), dequantise(both)[rows])
+    assert torch.equal(embedding(rows.view(2, 2), both), dequantise(both)[rows].view(2, 2, 96))
+    assert embedding(rows[:0], both).shape == (0, 96)
+
+
+def test_a_copy_of_a_model_shares_its_weights() -> None:
+    weight = QUANTISERS["int8"](random())
+    assert copy.deepcopy([weight])[0] is weight
+
+
+def test_what_cannot_be_joined_or_quantised_is_refused() -> None:
+    with pytest.raises(ValueError, match="differ"):
+        join(QUANTISERS["int8"](random()), QUANTISERS["q8_0"](random()))
+    with pytest.raises(ValueError, match="differ"):
+        join(QUANTISERS["q8_0"](random()), QUANTISERS["q8_0"](random(size=64)))
+    for kind, shape in (("q8_0", (4, 33)), ("q4_1", (4, 16)), ("int8", (4,)), ("int8", (0, 4))):
+        with pytest.raises(ValueError, match="shape"):
+            QUANTISERS[kind](torch.ones(shape))
+    for kind in KINDS:
+        with pytest.raises(ValueError, match="finite"):
+            QUANTISERS[kind](torch.full((1, 32), torch.nan))
+    with pytest.raises(ValueError, match="too large"):
+        QUANTISERS["q4_1"](torch.full((1, 32), 1e5))
