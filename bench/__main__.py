@@ -17,6 +17,7 @@ MODULES = {
     "overhead": "cpu.overhead",
     "page": "cpu.page",
     "passk": "passk.command",
+    "peers": "peers.command",
     "ragged": "cpu.ragged",
     "rooms": "report.rooms",
     "simulate": "simulation.command",

@@ -9,20 +9,16 @@ the page does not answer. Nothing is timed.
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from bass_core import DEFAULT_LANES, ModelPair, RequestError, SamplingParams, load_pair, race
 from bass_core.decoding.calibrate import measure_ahead
 from bass_core.drafting.registry import DRAFTERS, runs_model
-from bass_core.loading.weights import FOLDER, ensure_smollm2
-from bass_core.machine.user_cache import cache_root
+from bass_core.loading.weights import ensure_smollm2
 
 from .cpu.page import PROMPT, app
+from .fresh_cache import fresh_cache
 from .report.report import claim, finish, parser
 
 ROWS, TOKENS = 2, 16
@@ -56,24 +52,6 @@ def main(argv: list[str]) -> None:
         claim("the page answered with whole lanes", float(done(answer)), "1.0", done(answer)),
     ]
     finish("smoke", options, pair.device, results, claims, weights=ensure_smollm2() / "model.safetensors")
-
-
-@contextmanager
-def fresh_cache() -> Iterator[Path]:
-    """A temporary cache folder that holds only the weights, for this process and those it starts."""
-    weights = ensure_smollm2()
-    before = os.environ.get("XDG_CACHE_HOME")
-    with tempfile.TemporaryDirectory(prefix="bass-smoke-") as folder:
-        os.environ["XDG_CACHE_HOME"] = folder
-        try:
-            cache_root().mkdir()
-            (cache_root() / FOLDER).symlink_to(weights, target_is_directory=True)
-            yield cache_root()
-        finally:
-            if before is None:
-                del os.environ["XDG_CACHE_HOME"]
-            else:
-                os.environ["XDG_CACHE_HOME"] = before
 
 
 def lanes(pair: ModelPair, drafter: str, temperature: float) -> list[dict[str, Any]]:

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
+from ..fresh_cache import fresh_cache
 from ..report.report import claim, finish, median, parser
-from ..smoke import fresh_cache
 from .page import PROMPT, ROOT, app
 
 STARTS = 7

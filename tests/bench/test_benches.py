@@ -10,6 +10,7 @@ import pytest
 
 from bench.__main__ import MODULES
 from bench.cpu.batch import BASS, _speedup
+from bench.peers.llama_cpp import INSTALL
 from tests.ui.conftest import save_tiny_pair
 from ui.race.recording import load_recording
 
@@ -175,3 +176,15 @@ def test_ragged(smollm2_folder):
     document = run("ragged", "--quick", "--pair", smollm2_folder, "--draft", DRAFT, "--dtype", "float32")
     check(document, "ragged")
     assert {row.get("policy") for row in document["results"]} >= {"each row its own", "common stop"}
+
+
+@pytest.mark.slow
+def test_peers(smollm2_folder):
+    """In float32 all our arms write one text. Without llama.cpp its rows are left out, and the bench says so."""
+    document = run("peers", "--quick", "--pair", smollm2_folder, "--dtype", "float32")
+    check(document, "peers")
+    arms = {(row["who"], row["method"], row["batch"]) for row in document["results"]}
+    ours = {("ours", method, 1) for method in ("regular", "speculative", "bass")} | {("ours", "bass", 2)}
+    assert arms >= ours | {("transformers", "generate", 2), ("transformers", "prompt lookup", 1)}
+    assert ("llama.cpp", "plain", 2) in arms or INSTALL in document["notes"]
+    assert all(row["bits"] == {"float32": 32, "Q4_1": 4}[row["weights"]] for row in document["results"])

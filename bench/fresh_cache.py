@@ -1,0 +1,33 @@
+"""A cache folder that holds the weights alone, for benches of what a start or a run finds there.
+
+Contract: what the user's cache knows about costs is neither read nor changed. Imports nothing of the page.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bass_core.loading.weights import FOLDER, ensure_smollm2
+from bass_core.machine.user_cache import cache_root
+
+
+@contextmanager
+def fresh_cache() -> Iterator[Path]:
+    """A temporary cache folder that holds only the weights, for this process and those it starts."""
+    weights = ensure_smollm2()
+    before = os.environ.get("XDG_CACHE_HOME")
+    with tempfile.TemporaryDirectory(prefix="bass-smoke-") as folder:
+        os.environ["XDG_CACHE_HOME"] = folder
+        try:
+            cache_root().mkdir()
+            (cache_root() / FOLDER).symlink_to(weights, target_is_directory=True)
+            yield cache_root()
+        finally:
+            if before is None:
+                del os.environ["XDG_CACHE_HOME"]
+            else:
+                os.environ["XDG_CACHE_HOME"] = before

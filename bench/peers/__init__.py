@@ -1,0 +1,1 @@
+"""Our lanes beside the programs that people would take instead."""

@@ -1,0 +1,146 @@
+"""The bench of peers: what its claims decide, how turns are taken, and what a llama.cpp that fails says."""
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from bench.peers import command
+from bench.peers import turns as taking
+from bench.peers.arms import LLAMA_CPP, OURS, TRANSFORMERS, Arm
+from bench.peers.claims import claims
+from bench.peers.llama_cpp import INSTALL, LlamaCpp
+from bench.peers.turns import Turns, take_turns
+
+ROOT = Path(__file__).parents[2]
+TEXT = [[1, 2, 3]]
+
+
+def turns(**changed):
+    """A run in which every claim holds exactly: ms by who, method, batch and weights."""
+    ms = {
+        (OURS, "regular", 1, "bfloat16"): 11.0, (OURS, "speculative", 1, "bfloat16"): 8.0,
+        (OURS, "bass", 1, "bfloat16"): 9.0, (OURS, "regular", 1, "int4"): 9.35,
+        (OURS, "regular", 4, "bfloat16"): 10.0, (OURS, "regular", 8, "bfloat16"): 20.0,
+        (TRANSFORMERS, "generate", 1, "bfloat16"): 44.0, (TRANSFORMERS, "generate", 8, "bfloat16"): 80.0,
+        (LLAMA_CPP, "plain", 1, "Q4_1"): 9.35, (LLAMA_CPP, "plain", 4, "Q4_1"): 15.0,
+        (LLAMA_CPP, "plain", 8, "Q4_1"): 30.0,
+    }  # fmt: skip
+    made = []
+    for key, value in ms.items():
+        texts = [] if key[0] == LLAMA_CPP else [TEXT * key[2]]
+        made.append(Turns(Arm(*key, run=lambda tokens: None), [1.0], [value], texts, [0.0], [0.0]))
+    for one in made:
+        name = f"{one.arm.who} {one.arm.method} {one.arm.batch} {one.arm.weights}"
+        for field, value in changed.get(name, {}).items():
+            setattr(one, field, value)
+    return [one for one in made if getattr(one, "ms", None)]
+
+
+def verdicts(run, native=True, quick=False, dtype="bfloat16"):
+    return {one["name"]: one["holds"] for one in claims(run, dtype, native, quick)}
+
+
+def test_a_run_at_its_bars_holds_all():
+    found = verdicts(turns())
+    assert len(found) == 11 and set(found.values()) == {True}
+
+
+@pytest.mark.parametrize(
+    ("arm", "change", "missed"),
+    [
+        ("transformers generate 1 bfloat16", {"ms": [43.9]}, {"transformers' generate / our regular, batch 1",
+         "transformers' generate / our best speculation, batch 1"}),
+        ("transformers generate 8 bfloat16", {"ms": [79.9]}, {"transformers' generate / our regular, batch 8"}),
+        ("llama.cpp plain 4 Q4_1", {"ms": [14.9]},
+         {"our bfloat16 regular's tokens/s / llama.cpp's in 4 bits, batch 4"}),
+        ("ours regular 1 int4", {"ms": [9.4]}, {"our int4 regular's tokens/s / llama.cpp's in 4 bits, batch 1"}),
+        ("ours regular 8 bfloat16", {"texts": [[*TEXT * 7, [1, 2, 4]], TEXT * 8]},
+         {"prompts with one text in all our bfloat16 arms"}),
+        ("ours bass 1 bfloat16", {"busy": [0.0, 0.9, 0.9]}, {"cores at work between calls, most"}),
+        ("ours bass 1 bfloat16", {"others": [0.9]}, {"cores that other programs used during calls, most"}),
+    ],
+)  # fmt: skip
+def test_what_is_below_its_bar_is_missed(arm, change, missed):
+    assert {name for name, holds in verdicts(turns(**{arm: change})).items() if holds is False} == missed
+
+
+def test_without_native_bfloat16_three_is_enough_and_speculation_is_open():
+    found = verdicts(turns(**{"transformers generate 1 bfloat16": {"ms": [33.0]}}), native=False)
+    assert found["transformers' generate / our regular, batch 1"] is True
+    assert found["transformers' generate / our best speculation, batch 1"] is None
+
+
+def test_what_did_not_run_is_open_and_has_no_value():
+    without = {"ours regular 1 int4": {"ms": []}, "llama.cpp plain 8 Q4_1": {"ms": []}}
+    empty = [one for one in claims(turns(**without), "bfloat16", True, False) if one["value"] is None]
+    assert [one["name"][-7:] for one in empty] == ["batch 8", "batch 1"]
+    assert all(one["holds"] is None for one in empty)
+
+
+def test_a_quick_run_decides_the_texts_alone():
+    decided = [name for name, holds in verdicts(turns(), quick=True).items() if holds is not None]
+    assert decided == [f"prompts with one text in all our {weights} arms" for weights in ("bfloat16", "int4")]
+
+
+def test_arms_take_turns_and_the_first_round_is_not_counted(monkeypatch):
+    monkeypatch.setattr(taking, "_machine", lambda: 0.0)
+    asked = []
+    arms = [Arm(OURS, name, 1, "bfloat16", lambda n, name=name: asked.append((name, n)) or TEXT) for name in "ab"]
+    made = take_turns(arms, tokens=5, repeats=2, clocks=[time.process_time])
+    assert asked == [("a", 1), ("a", 5), ("b", 1), ("b", 5)] * 3
+    assert [len(one.ms) for one in made] == [len(one.busy) for one in made] == [2, 2]
+    assert all(one.texts == [TEXT] * 3 for one in made)
+
+
+def test_a_call_that_another_program_disturbed_is_not_counted(monkeypatch):
+    """Before and behind each of four calls: the seconds of CPU time that all programs have used."""
+    seconds = iter([0, 0, 1, 11, 20, 20, 30, 40])
+    monkeypatch.setattr(taking, "_machine", lambda: next(seconds))
+    (one,) = take_turns([Arm(OURS, "a", 1, "bfloat16", lambda n: TEXT)], 2, 3, [lambda: 0.0])
+    assert (len(one.ms), one.others) == (1, [0.0])
+
+
+def test_a_thread_that_goes_on_computing_is_seen():
+    over = threading.Event()
+
+    def leave_a_thread(tokens):
+        if tokens > 1:
+            threading.Thread(target=lambda: [None for _ in iter(over.is_set, True)]).start()
+
+    try:
+        (one,) = take_turns([Arm(OURS, "a", 1, "bfloat16", leave_a_thread)], 2, 1, [time.process_time])
+    finally:
+        over.set()
+    assert one.busy[0] > 0.1
+
+
+def test_the_child_inherits_no_setting_of_the_page():
+    """With OMP_WAIT_POLICY=PASSIVE, which app.py sets, llama.cpp took twice the time for a token."""
+    program = (
+        "import os; before = dict(os.environ); import bench.peers.command; print(set(os.environ) - set(before))"
+    )
+    found = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "OMP" not in found.stdout, found.stdout
+
+
+def test_a_missing_package_and_another_pair_are_named(monkeypatch, tmp_path):
+    class Pair:
+        class target:
+            name_or_path = str(tmp_path)
+
+    notes = []
+    monkeypatch.setattr(command, "installed", lambda: False)
+    assert command._gguf(Pair, False, notes) is None and notes == [INSTALL]
+    monkeypatch.setattr(command, "installed", lambda: True)
+    (tmp_path / "manifest.json").write_text('{"source_sha256": "another"}')
+    assert command._gguf(Pair, False, notes) is None and "take --pair smollm2" in notes[-1]
+
+
+def test_a_child_that_fails_is_one_sentence(tmp_path):
+    """Without xllamacpp the import fails; with it, the missing file."""
+    with pytest.raises(RuntimeError, match=r"^llama.cpp failed \(.*\): leave it out with --no-llama-cpp"):
+        LlamaCpp(str(tmp_path / "none.gguf"), "plain", 1, 256, 1).__enter__()
