@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bass_core import ModelPair
+from bass_core.models.llama_compiled import LlamaCompiled
 from bass_core.models.llama_cpu import LlamaCpu
 
 Arm = Callable[[int], Callable[[], object]]
@@ -33,6 +35,12 @@ class Product:
 def products_of(pair: ModelPair) -> list[Product]:
     """The products of one step of the pair's target, in the order of the step. Raises ValueError if unknown."""
     model, inner = pair.target_step, getattr(pair.target.config, "intermediate_size", 0)
+    if isinstance(model, LlamaCompiled):
+        from kernels.cpu.products import linear  # imports numba
+
+        return [
+            Product(partial(linear, weight=one), one.rows, one.inputs, one.nbytes) for one in model.packed.matrices
+        ]
     if not isinstance(model, LlamaCpu):
         raise ValueError(f"the products of {model.name} are not known: choose a Llama or a Qwen3 on a CPU")
     hidden, queries, keys = model.hidden, model.heads * model.head_dim, model.kv_heads * model.head_dim
@@ -46,8 +54,13 @@ def products_of(pair: ModelPair) -> list[Product]:
     return [Product(run, out, size, out * size * pair.dtype.itemsize) for run, out, size in found]
 
 
-def ours(products: list[Product]) -> Arm:
+def ours(pair: ModelPair, products: list[Product]) -> Arm:
     """The model's own products."""
+    model = pair.target_step
+    if isinstance(model, LlamaCompiled):
+        from .compiled_products import run  # imports numba
+
+        return lambda tokens: run(model.packed, tokens)
     return _arm([(product.run, product.inputs) for product in products], torch.float32)
 
 

@@ -27,7 +27,7 @@ from ..models.pair import ModelPair
 from ..sampling.params import SamplingParams
 
 # Version of the file's layout and of the way costs are measured: increase it whenever either changes.
-FORMAT = 5
+FORMAT = 6
 # The largest number of rows that is measured; beyond it, a round's cost is taken to depend on its tokens only.
 MOST_ROWS = 8
 

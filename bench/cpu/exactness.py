@@ -23,6 +23,7 @@ from bass_core import ModelPair, SamplingParams, generate, load_pair
 from bass_core.decoding.request import make_request
 from bass_core.lanes.comparison import first_difference, next_logits, weigh
 from bass_core.lanes.snapshot import Weighed
+from bass_core.machine import cpu_kernels
 from bass_core.models.weights import cpu_linear as packed
 
 from ..prompts import mixed
@@ -163,8 +164,9 @@ def _claim(row: Row, products: str) -> Row:
 
 
 def _choose_products(name: str) -> None:
-    """Multiply in this dtype, without FBGEMM's packed float16, whose sums don't depend on the number of rows."""
+    """Multiply by oneDNN in this dtype, whose sums depend on the number of rows, unlike ours and FBGEMM's."""
     if name != "chosen":
+        cpu_kernels.available = lambda: False  # type: ignore[assignment]
         dtype = getattr(torch, name)
         packed.matmul_dtype = lambda weights: dtype
         packed._pack_halves = lambda weight, bias: None

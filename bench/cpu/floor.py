@@ -43,6 +43,9 @@ OTHERS = {1: 1.4, 2: 1.4, 3: 1.4}
 OURS, STEP, DRAFT, AGAIN = "products, ours", "step", "draft step", "draft step, again"
 STEP_BARS, DRAFT_ROWS = {(1, 1): 1.6, (8, 1): 2.2}, (1, 8)
 
+# Seconds between a pass and an arm.
+_REST = 0.01
+
 Row = dict[str, Any]
 Case = tuple[str, int, int]  # what, rows, tokens a row
 
@@ -97,7 +100,7 @@ class Floor:
     @torch.inference_mode()
     def measure(self, counts: list[int]) -> None:
         """Time all arms at these numbers of tokens, and the draft's step."""
-        makers = {OURS: ours(self.products), **libraries(self.products)}
+        makers = {OURS: ours(self.pair, self.products), **libraries(self.products)}
         step = _steps(self.pair, max(counts))
         for tokens in counts:
             self._multiply()
@@ -118,6 +121,8 @@ class Floor:
         turns = Turns([self._pass()], {})
         for repeat in range(self.repeats + 1):
             for (name, rows, width), run in arms.items():
+                # The threads of the pass before look for work for a few milliseconds, on the cores that are needed.
+                time.sleep(_REST)
                 for what in (name, again) if again else (name,):
                     taken = _ms(run)
                     if repeat:
