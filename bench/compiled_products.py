@@ -1,4 +1,4 @@
-"""All products of a step of a model that our own kernels run, in one compiled call, without what lies between them.
+"""All products of a step that our own kernels run, in one compiled call, without what lies between them.
 
 Contract: `run` multiplies as many vectors of zeros as `tokens` by each matrix in turn, on torch's threads.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+
 from kernels.cpu import pool
 from kernels.cpu.jit import kernel
 from kernels.cpu.llama import PackedLlama

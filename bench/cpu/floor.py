@@ -121,7 +121,7 @@ class Floor:
         turns = Turns([self._pass()], {})
         for repeat in range(self.repeats + 1):
             for (name, rows, width), run in arms.items():
-                # The threads of the pass before look for work for a few milliseconds, on the cores that are needed.
+                # The threads of the pass before still look for work, on the cores that the arm needs.
                 time.sleep(_REST)
                 for what in (name, again) if again else (name,):
                     taken = _ms(run)

@@ -21,9 +21,9 @@ from .packing import Packed, aligned
 from .threads import claim, done, wait
 from .vectors import call, call_unpack
 
-# Bytes of weights in a chunk: few enough for the second-level cache, many enough that the memory streams (of 18 to
-# 221 KB, 74 to 147 were fastest for 1 to 16 vectors on an EPYC with 1 MB of it).
-_CHUNK = 110_592
+# Bytes of weights in a chunk: one that several blocks read stays in the second-level cache; one that is read once is
+# larger, as memory streams longer (measured on an EPYC with 1 MB of it, 18 to 221 KB, for 1 to 16 vectors).
+_CHUNK, _STREAM = 110_592, 221_184
 # What becomes of a product: y itself, y added to `out`, or silu(gate) * up packed as the next product's vectors.
 PLAIN, ADD, GATE = 0, 1, 2
 # Rows of a gated matrix come as STEP gates, then their STEP ups, so that a chunk holds both.
@@ -44,9 +44,8 @@ def product(state, phase, threads, line, starts, short, wide, dot, y, then, out,
     # Quantised weights are unpacked once for all blocks, if there are several.
     unpacked = line[8] != 0 and len(starts) > 2
     wide_size = 2 * ROWS * STEP * steps if unpacked else line[6] * steps
-    each = max(1, min(_CHUNK, wide_size * groups // (2 * threads)) // wide_size)
-    if then == GATE:
-        each = max(1, each // _GATED_GROUPS) * _GATED_GROUPS
+    unit = _GATED_GROUPS if then == GATE else 1
+    each = _chunk(groups, wide_size, threads, unit, _STREAM if len(starts) == 2 else _CHUNK)
     chunks = (groups + each - 1) // each
     plain = np.empty(each * wide_size + 64 if unpacked else 0, np.uint8)
     while True:
@@ -80,6 +79,13 @@ def product(state, phase, threads, line, starts, short, wide, dot, y, then, out,
                         silu(y, at + 2 * STEP * step, next_short, next_wide, dot, place + step * width * STEP)
         done(state, phase)
     wait(state, phase, chunks)
+
+
+@helper
+def _chunk(groups, size, threads, unit, target):
+    """Groups in a chunk: about `target` bytes of weights, as many chunks for each thread, in multiples of `unit`."""
+    chunks = threads * max(1, (groups * size + threads * target // 2) // (threads * target))
+    return max(1, (groups + chunks * unit - 1) // (chunks * unit)) * unit
 
 
 @helper
