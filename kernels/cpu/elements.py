@@ -87,12 +87,11 @@ def pack(source, start, size, short, wide, dot, base, width):
 
 @helper
 def norm(x, start, size, weight, first, eps, out, to):
-    """out[to : to + size] = RMSNorm of x[start : start + size] with the weights from weight[first] on."""
-    row = x.ctypes.data + np.uintp(4 * start)
+    """out[to : to + size] = RMSNorm of x[start : start + size], weights from weight[first] on; out may be x."""
+    row, kept = x.ctypes.data + np.uintp(4 * start), x[start]
     dots(row, row, out.ctypes.data + np.uintp(4 * to), 1, size)
     total = out[to]
-    if size < LANES:
-        total = np.float32(0.0)
+    x[start] = kept
     for i in range(size - size % LANES, size):
         total += x[start + i] * x[start + i]
     factor = np.float32(1.0) / np.sqrt(total / np.float32(size) + eps)
