@@ -17,8 +17,9 @@ from numba.extending import intrinsic
 
 from .kinds import COLUMNS, FLOAT, FLOATS, INT, KINDS, LANES, ROWS, Kind, count, fma, loaded, splat
 
-# Keys that are multiplied at once, and registers of values that are summed at once: enough sums that none waits.
-_KEYS, _PARTS = 8, 4
+# Keys that are multiplied at once (their sums fit one register), and registers of values that are summed at once:
+# enough sums that none waits.
+_KEYS, _PARTS = min(8, LANES), 4
 # columns, addresses of weights, vectors and results, groups, steps, stride.
 MULTIPLY = types.void(*[types.intp, types.uintp, types.uintp, types.uintp, types.intp, types.intp, types.intp])
 
@@ -28,7 +29,8 @@ def _shuffled(b: Any, first: Any, second: Any, order: list[int]) -> Any:
 
 
 def _sum_of_lanes(b: Any, sums: list[Any]) -> Any:
-    """[len(sums)]: each vector's sum. In each step the upper half of its lanes is added to the lower."""
+    """[len(sums)]: each vector's sum, of at most as many vectors as lanes. In each step the upper half of its lanes
+    is added to the lower."""
     lanes = sums[0].type.count
     while lanes > 1:
         # Two vectors are joined before they are halved, while there are two.
