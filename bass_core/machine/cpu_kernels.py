@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 from functools import cache
 
 from ..errors import WeightsError
@@ -26,6 +27,9 @@ def why_unavailable() -> str | None:
         from kernels.cpu import jit
     except Exception as error:  # a numba that doesn't fit this Python, numpy or system fails in many ways
         return f"numba can't be imported ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
+    lacking = sorted({"fma", "f16c"} - jit.cpu_features())
+    if platform.machine().lower() in ("x86_64", "amd64") and lacking:
+        return f"this CPU has no {' or '.join(lacking)}"
     try:
         jit.folder = cache_root() / "compiled"
         jit.folder.mkdir(parents=True, exist_ok=True)

@@ -16,9 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-import llvmlite.binding as llvm
 import numba
 from numba import config
+from numba.core.codegen import get_host_cpu_features
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 folder: Path | None = None
@@ -65,8 +65,8 @@ def _version() -> str:
 
 @cache
 def cpu_features() -> frozenset[str]:
-    """LLVM's names of what this CPU can do, such as avx512f, or of what NUMBA_CPU_FEATURES says instead."""
-    if config.CPU_FEATURES is not None:
-        named = [one.strip() for one in config.CPU_FEATURES.split(",")]
-        return frozenset(one[1:] for one in named if one.startswith("+"))
-    return frozenset(name for name, has in llvm.get_host_cpu_features().items() if has)
+    """LLVM's names of what numba compiles for: of what this CPU can do, such as avx512f, unless NUMBA_CPU_FEATURES
+    or NUMBA_ENABLE_AVX say otherwise."""
+    features = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
+    named = [one.strip() for one in features.split(",")]
+    return frozenset(one[1:] for one in named if one.startswith("+"))
