@@ -42,8 +42,9 @@ class _Pool:
             kernel, arguments = self.calls.get()
             kernel(*arguments)
             del kernel, arguments
+            seen = self.posted[0]
             if self.calls.empty():
-                watch(self.posted, self.posted[0])
+                watch(self.posted, seen)
 
 
 _pool = _Pool()
