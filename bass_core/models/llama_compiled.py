@@ -56,16 +56,16 @@ class LlamaCompiled(CausalModel):
     def forward(self, batch: ForwardBatch, cache: RaggedCache, backend: str = "sdpa") -> ForwardOutput:
         rows, width = batch.tokens.shape[:2]
         cache.check_room(batch.lengths, width)
-        counts = np.full(rows, width) if batch.counts is None else np.array(batch.counts)
+        counts = np.full(rows, width) if batch.counts is None else np.minimum(batch.counts, width)
         firsts = np.concatenate(([0], counts.cumsum()))
         ids, real = batch.tokens.flatten(0, 1), None
         if firsts[-1] < len(ids):
             real = torch.from_numpy(np.flatnonzero(np.arange(width) < counts[:, None]))
             ids = ids[real]
-        x = ids.float() if ids.is_floating_point() else look_up(ids, self.embedding).to(self._dtype).float()
+        x = ids if ids.is_floating_point() else look_up(ids, self.embedding).to(self._dtype)
         wanted = np.arange(len(x)) if batch.take is None else firsts[:-1] + np.array(batch.take)
         logits, last, streams = self.packed.run(
-            x if x is not batch.tokens else x.clone(),
+            torch.empty(x.shape).copy_(x),
             firsts,
             batch.lengths,
             wanted,
@@ -75,14 +75,15 @@ class LlamaCompiled(CausalModel):
             keep=batch.eager,
         )
         states = _padded(self.readout(streams, last), real, rows, width) if batch.return_states else None
-        return ForwardOutput(logits if batch.take else _padded(logits, real, rows, width), states)
+        return ForwardOutput(_padded(logits, real, rows, width) if batch.take is None else logits, states)
 
     def _turns_until(self, positions: int) -> Any:
         """Cosines, then sines, of at least so many positions: float32 [positions, head_dim], flat."""
-        positions = min(positions, self.context)
-        if positions * self.head_dim > len(self._turns):
-            self._turns = self._make_turns(min(2 * positions, self.context))
-        return self._turns
+        turns = self._turns
+        if positions * self.head_dim > len(turns):
+            # Padding may lie behind the context. Another thread may make fewer turns meanwhile.
+            self._turns = turns = self._make_turns(max(positions, min(2 * positions, self.context)))
+        return turns
 
     def _make_turns(self, size: int) -> Any:
         cos, sin = self._rotary(torch.zeros(1, dtype=torch.float32), torch.arange(size)[None])

@@ -76,7 +76,7 @@ class PackedLlama:
         Without `keep` the logits are overwritten by this thread's next call.
         """
         tokens, chosen = len(x), len(wanted)
-        room, short, wide, logits = self._arrays(tokens, chosen)
+        room, short, wide, logits = self._arrays(max(tokens, chosen), chosen)
         logits = np.empty_like(logits) if keep else logits
         kept = np.full(self.layers + 1, -1, np.int64)
         kept[list(reads)] = np.arange(len(reads))
@@ -93,11 +93,11 @@ class PackedLlama:
         shape = (self.heads, self.kv_heads, self.dim, cache.shape[2], cache.shape[4])
         pool.run(
             forward, phases_of(self.layers), self.lines, self.norms, self.head_norms, np.float32(self.eps), shape,
-            step, cache.view(-1).numpy(), turns, x.view(-1).numpy(), kept, streams, room, short, wide, last.ravel(),
-            logits,
+            step, cache.view(-1).numpy(), turns, x.view(tokens * self.hidden).numpy(), kept, streams, room, short,
+            wide, last.ravel(), logits,
         )  # fmt: skip
-        made = torch.from_numpy(logits).view(chosen, -1)[:, : self.matrices[-1].rows]
-        return made, torch.from_numpy(last), [torch.from_numpy(one).view(tokens, -1) for one in streams]
+        made = torch.from_numpy(logits).view(chosen, ROWS * int(self.lines[-1, 2]))[:, : self.matrices[-1].rows]
+        return made, torch.from_numpy(last), list(torch.from_numpy(streams).view(-1, tokens, self.hidden))
 
     def _arrays(self, tokens: int, chosen: int) -> tuple[Array, ...]:
         """Scratch for so many tokens and so many logits' rows: float32, packed uint16 or float32, logits."""

@@ -32,7 +32,7 @@ _GATED_GROUPS = 2 * STEP // ROWS
 
 def blocks_of(vectors: int) -> np.ndarray[Any, Any]:
     """The first vector of each block, and `vectors` at the end: int64 [blocks + 1], as equal as they can be."""
-    blocks = -(-vectors // COLUMNS)
+    blocks = max(1, -(-vectors // COLUMNS))
     return np.arange(blocks + 1, dtype=np.int64) * vectors // blocks
 
 
