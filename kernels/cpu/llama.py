@@ -97,7 +97,7 @@ class PackedLlama:
             wide, last.ravel(), logits,
         )  # fmt: skip
         made = torch.from_numpy(logits).view(chosen, ROWS * int(self.lines[-1, 2]))[:, : self.matrices[-1].rows]
-        return made, torch.from_numpy(last), list(torch.from_numpy(streams).view(-1, tokens, self.hidden))
+        return made, torch.from_numpy(last), list(torch.from_numpy(streams).view(len(reads), tokens, self.hidden))
 
     def _arrays(self, tokens: int, chosen: int) -> tuple[Array, ...]:
         """Scratch for so many tokens and so many logits' rows: float32, packed uint16 or float32, logits."""

@@ -1,0 +1,80 @@
+"""Tiny Llama and Qwen3 models of odd shapes, and what to compare their kernels with."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+from torch import Tensor
+
+from bass_core.attention.cache import RaggedCache
+from bass_core.models.base import CausalModel
+from bass_core.models.forward import ForwardBatch
+from bass_core.models.llama_compiled import LlamaCompiled
+from kernels.cpu import packing
+from kernels.cpu.kinds import HAS_DOT
+
+VOCAB = 97
+# Whether bfloat16 products are native or float32: on such a CPU both are tested.
+DOTS = [False, True] if HAS_DOT else [False]
+# class, hidden size, heads, key-value heads, head dimension, biases: no multiple of 32 or 16 is left out.
+SHAPES = {
+    "llama of 32, heads of 8": ("Llama", 32, 4, 2, 8, False),
+    "llama of 36, heads of 12, biases": ("Llama", 36, 3, 1, 12, True),
+    "llama of 64, heads of 64": ("Llama", 64, 2, 2, 64, False),
+    "qwen3 of 64, heads of 20": ("Qwen3", 64, 4, 2, 20, False),
+    "qwen3 of 36, heads of 16, biases": ("Qwen3", 36, 6, 3, 16, True),
+    "qwen3 of 32, heads of 2": ("Qwen3", 32, 3, 1, 2, False),
+}
+
+
+def made(name: str, dtype: torch.dtype, layers: int = 2) -> Any:
+    """A random model of a shape, its norms and biases random too."""
+    kind, hidden, heads, kv_heads, dim, bias = SHAPES[name]
+    torch.manual_seed(3)
+    config = getattr(tf, f"{kind}Config")(
+        vocab_size=VOCAB,
+        hidden_size=hidden,
+        intermediate_size=50,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=dim,
+        attention_bias=bias,
+        mlp_bias=bias,
+        max_position_embeddings=256,
+        tie_word_embeddings=False,
+        eos_token_id=None,
+        bos_token_id=None,
+        pad_token_id=None,
+    )
+    model = getattr(tf, f"{kind}ForCausalLM")(config).eval().requires_grad_(False)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.mul_(8)
+        else:
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return model.to(dtype)
+
+
+def compiled(model: Any, dot: bool, monkeypatch: pytest.MonkeyPatch) -> LlamaCompiled:
+    """The model with native bfloat16 products, or with float32 ones."""
+    monkeypatch.setattr(packing, "HAS_DOT", dot)
+    return LlamaCompiled(model)
+
+
+def exact(model: Any) -> CausalModel:
+    """transformers' own forward with the same weights in float32."""
+    return CausalModel(copy.deepcopy(model).float())
+
+
+def tokens(rows: int, width: int, seed: int = 0) -> Tensor:
+    return torch.randint(1, VOCAB, (rows, width), generator=torch.Generator().manual_seed(seed))
+
+
+def fed(model: CausalModel, cache: RaggedCache, ids: Tensor, lengths: list[int], **rest: Any) -> Tensor:
+    """The logits of one forward, kept."""
+    return model.forward(ForwardBatch(ids, lengths, **rest), cache).logits.clone()

@@ -1,0 +1,73 @@
+"""Several threads and processes may call the kernels at once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from bass_core.models.llama_compiled import LlamaCompiled
+
+from .shapes import fed, made, tokens
+
+ROOT = Path(__file__).parents[3]
+_FORK = """
+import os
+import torch
+from bass_core.machine import cpu_kernels
+assert cpu_kernels.available()
+from kernels.cpu.packing import pack
+from kernels.cpu.products import linear
+torch.set_num_threads(2)
+torch.manual_seed(0)
+weight, x = pack(torch.randn(3000, 96).bfloat16()), torch.randn(5, 96)
+for _ in range(3):
+    here = linear(x, weight)
+child = os.fork()
+found = all(torch.equal(linear(x, weight), here) for _ in range(20))
+if child == 0:
+    os._exit(0 if found else 1)
+assert found and os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3])
+def test_three_threads_at_once_get_what_one_gets(cores: int) -> None:
+    torch.set_num_threads(cores)
+    model = LlamaCompiled(made("llama of 36, heads of 12, biases", torch.bfloat16))
+    steps = [tokens(1 + i, 3 + i, i) for i in range(3)]
+
+    def texts(ids: torch.Tensor, repeats: int) -> list[torch.Tensor]:
+        cache = model.new_cache(len(ids), 80)
+        width = ids.shape[1]
+        return [fed(model, cache, ids, [at * width] * len(ids)) for at in range(repeats)]
+
+    expected = [texts(ids, 15) for ids in steps]
+    found: list[list[torch.Tensor]] = [[], [], []]
+    start = threading.Barrier(3)
+
+    def work(index: int) -> None:
+        torch.set_num_threads(cores)
+        start.wait()
+        for _ in range(5):
+            found[index].extend(texts(steps[index], 15))
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for mine, own in zip(found, expected, strict=True):
+        assert len(mine) == 75
+        assert all(torch.equal(a, b) for a, b in zip(mine, own * 5, strict=True))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_process_that_was_forked_has_threads_of_its_own() -> None:
+    done = subprocess.run([sys.executable, "-c", _FORK], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,64 @@
+"""Packed products are torch's, at any shape, and have the same bits alone and among others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kernels.cpu.packing import pack
+from kernels.cpu.products import blocks_of, linear
+
+from .shapes import DOTS
+
+KINDS = [(torch.bfloat16, dot) for dot in DOTS] + [(torch.float16, False)]
+
+
+@pytest.mark.parametrize(("dtype", "dot"), KINDS)
+@pytest.mark.parametrize("rows", [1, 3, 4, 70, 130])
+@pytest.mark.parametrize("inputs", [8, 31, 32, 96, 576])
+def test_a_product_is_torchs(dtype: torch.dtype, dot: bool, rows: int, inputs: int) -> None:
+    torch.manual_seed(rows + inputs)
+    weight, bias = torch.randn(rows, inputs).to(dtype), torch.randn(rows) if rows % 2 else None
+    packed = pack(weight, bias, dot=dot)
+    for vectors in (1, 2, 3, 4, 5, 6, 7, 8, 13, 24, 41):
+        x = torch.randn(vectors, inputs)
+        seen = x.bfloat16().float() if dot else x
+        expected = F.linear(seen.double(), weight.double(), None if bias is None else bias.double()).float()
+        torch.testing.assert_close(linear(x, packed), expected, atol=2e-6 * inputs, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "dot"), KINDS)
+def test_a_vector_has_the_same_bits_alone_and_among_others(dtype: torch.dtype, dot: bool) -> None:
+    torch.manual_seed(0)
+    packed = pack(torch.randn(1300, 96).to(dtype), torch.randn(1300), dot=dot)
+    x = torch.randn(41, 96)
+    torch.set_num_threads(1)
+    alone = torch.cat([linear(one[None], packed) for one in x])
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        for vectors in (1, 2, 3, 4, 5, 6, 7, 8, 13, 24, 41):
+            assert torch.equal(linear(x[:vectors], packed), alone[:vectors])
+            assert torch.equal(linear(x[-vectors:], packed), alone[-vectors:])
+
+
+@pytest.mark.parametrize("dot", DOTS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_no_number_stays_none(dot: bool, value: float) -> None:
+    weight, x = torch.randn(9, 40).bfloat16(), torch.randn(5, 40)
+    x[3, 37] = value
+    found = linear(x, pack(weight, dot=dot))
+    assert torch.equal(found.isfinite().all(1), torch.arange(5) != 3) and not found[3].isfinite().any()
+
+
+def test_no_vectors_have_no_products() -> None:
+    assert linear(torch.zeros(0, 40), pack(torch.randn(9, 40).bfloat16())).shape == (0, 9)
+
+
+def test_blocks_cover_all_vectors_and_fit() -> None:
+    from kernels.cpu.kinds import COLUMNS
+
+    for vectors in range(100):
+        starts = blocks_of(vectors)
+        assert starts[0] == 0 and starts[-1] == vectors
+        assert all(0 <= width <= COLUMNS for width in starts[1:] - starts[:-1])
