@@ -93,8 +93,8 @@ class PackedLlama:
         shape = (self.heads, self.kv_heads, self.dim, cache.shape[2], cache.shape[4])
         pool.run(
             forward, phases_of(self.layers), self.lines, self.norms, self.head_norms, np.float32(self.eps), shape,
-            step, cache.view(-1).numpy(), turns, x.view(-1).numpy(), kept, streams, room, short, wide, last.ravel(),
-            logits,
+            step, cache.view(-1).numpy(), turns, x.view(-1).numpy(), kept, streams, room, short, wide,
+            last.ravel(), logits,
         )  # fmt: skip
         made = torch.from_numpy(logits).view(chosen, -1)[:, : self.matrices[-1].rows]
         return made, torch.from_numpy(last), [torch.from_numpy(one).view(tokens, -1) for one in streams]
