@@ -3,7 +3,7 @@
 Contract: `kernel` compiles a function at its first call, without the interpreter's lock. The compiled code is kept
 in `folder` (a program may set it before it imports the kernels), below a name that changes with the sources of
 this package and with numba's version: numba itself looks only at the file of the function that is called, not at
-those that it calls. A folder that can't be written, or code that can't be read, costs compiling again, nothing else.
+those that it calls. A folder that can't be written, or code that can't be read, only costs compiling again.
 Kernels start no threads (pool.py does), so numba's threading layers are never used.
 """
 
