@@ -172,6 +172,7 @@ def race_page(options: argparse.Namespace) -> tuple[Any, str, IdleWork]:
     about = f"{shown_name(pair.name or options.pair)} on {pair.device}, {pair.weight_dtype}"
     if pair.device.type == "cpu":
         about += f", {threads} thread{'s' * (threads > 1)}"
+        about += f", {pair.products}" if pair.products else ""
     names = {
         "pair": shown_name(options.pair),
         "draft": options.draft and shown_name(options.draft),

@@ -44,6 +44,7 @@ BREAKS = (
     ("The page", "ui/race/feed.py", "import torch", "ui.race.feed -> torch"),
     ("The library", "bass_core/lanes/race.py", "import gradio", "bass_core.lanes.race -> gradio"),
     ("A kernel", "kernels/plan.py", "import transformers", "kernels.plan -> transformers"),
+    ("Numba is", "bass_core/models/select.py", "import numba", "bass_core.models.select -> numba"),
 )
 
 

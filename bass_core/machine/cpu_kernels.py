@@ -2,7 +2,8 @@
 
 Contract: `available` is asked before anything of kernels/cpu is imported; the first time it says where compiled
 code is kept, beside the weights. BASS_CPU_KERNELS=0 turns the kernels off. Without them torch's own products are
-used, and the log says so once.
+used, and the log says so once. `compiling` shows a progress line where something is compiled, which only a first
+start does.
 """
 
 from __future__ import annotations
@@ -10,7 +11,15 @@ from __future__ import annotations
 import logging
 import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from kernels.support import is_accelerator
 
 from ..errors import WeightsError
 from .user_cache import cache_root
@@ -30,11 +39,7 @@ def why_unavailable() -> str | None:
     lacking = sorted({"fma", "f16c"} - jit.cpu_features())
     if platform.machine().lower() in ("x86_64", "amd64") and lacking:
         return f"this CPU has no {' or '.join(lacking)}"
-    try:
-        jit.folder = cache_root() / "compiled"
-        jit.folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, WeightsError):
-        jit.folder = None  # numba keeps the code where it keeps other code, or compiles at each start
+    jit.folder = _folder() or jit.folder
     return None
 
 
@@ -45,3 +50,33 @@ def available() -> bool:
     if reason is not None:
         _log.warning("The CPU's own kernels are off, so torch's products are used: %s.", reason)
     return reason is None
+
+
+def note(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Who multiplies for a model on a CPU, as a clause; None on an accelerator and in float32, always torch's."""
+    if is_accelerator(device) or dtype == torch.float32:
+        return None
+    reason = why_unavailable()
+    return "own kernels" if reason is None else f"torch's products ({reason})"
+
+
+@contextmanager
+def compiling(device: torch.device) -> Iterator[None]:
+    """Show what the block compiles for a CPU, in one progress line."""
+    if is_accelerator(device) or why_unavailable() is not None:
+        yield
+        return
+    from kernels.cpu import jit
+
+    with jit.watched(lambda: tqdm(desc="Compiling the CPU's kernels, once", unit=" functions")):
+        yield
+
+
+def _folder() -> Path | None:
+    """Where compiled code is kept beside the weights; None if that can't be written."""
+    try:
+        folder = cache_root() / "compiled"
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, WeightsError):
+        return None
+    return folder if os.access(folder, os.W_OK) else None

@@ -51,6 +51,8 @@ class LlamaCompiled(CausalModel):
         self.packed = pack_llama(model)
         self._rotary: Any = shadow_of(body.rotary_emb)
         self._turns = self._make_turns(min(1024, self.context))
+        # Compiles the forward, or loads its code from disk, before a clock runs.
+        self.forward(ForwardBatch(torch.zeros(1, 1, dtype=torch.int64), [0]), self.new_cache(1, 1))
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, cache: RaggedCache, backend: str = "sdpa") -> ForwardOutput:

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..errors import PairError
+from ..machine import cpu_kernels
 from .base import refuse_unsupported
 from .draft_head import DraftHead
 from .ngram import NgramTable
@@ -49,16 +50,20 @@ class ModelPair:
         self.default_drafter, self.ngrams = default_drafter, ngrams
         whole = None if isinstance(draft, DraftHead) else draft
         self.vocab = _common_vocabulary(target, whole, tokenizer)
-        self.target_step = select_model(target)
-        if isinstance(draft, DraftHead):
-            draft.pack()
-            self.target_step.readout = draft.readout()
-        self.draft_step = None if own_model is None else select_model(own_model)
+        with cpu_kernels.compiling(target.device):
+            self.target_step = select_model(target)
+            if isinstance(draft, DraftHead):
+                draft.pack()
+                self.target_step.readout = draft.readout()
+            self.draft_step = None if own_model is None else select_model(own_model)
 
     def __repr__(self) -> str:
         draft = "no draft" if self.draft is None else f"draft {type(self.draft).__name__}"
         name = f"{self.name}: " if self.name else ""
-        return f"ModelPair({name}{type(self.target).__name__}, {draft}, {self.weight_dtype}, {self.device})"
+        products = f", {self.products}" if self.products else ""
+        return (
+            f"ModelPair({name}{type(self.target).__name__}, {draft}, {self.weight_dtype}, {self.device}{products})"
+        )
 
     @property
     def device(self) -> torch.device:
@@ -73,6 +78,11 @@ class ModelPair:
     def weight_dtype(self) -> str:
         """What the target's weights are held in: "int4", "int8" or the name of `dtype`, such as "bfloat16"."""
         return weight_dtype(self.target)
+
+    @property
+    def products(self) -> str | None:
+        """Who multiplies on a CPU: "own kernels", or "torch's products" and why; None in float32 and on a GPU."""
+        return cpu_kernels.note(self.device, self.dtype)
 
     @property
     def context_length(self) -> int:

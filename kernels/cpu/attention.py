@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .elements import exp, norm, rotate
+from .elements import copy, exp, norm, rotate
 from .jit import helper
 from .kinds import LANES
 from .threads import claim, done, wait
@@ -91,8 +91,8 @@ def _write(layer, qkv, rows, shape, first, end, length, head, cache, keys, value
             norm(qkv, at, dim, norms, (2 * layer + 1) * dim, eps, qkv, at)
         rotate(qkv, at, dim // 2, turns, column * dim, one)
         value = token * rows + (heads + kv_heads + head) * dim
-        _copy(qkv, at, cache, keys + column * dim, dim)
-        _copy(qkv, value, cache, values + column * dim, dim)
+        copy(qkv, at, cache, keys + column * dim, dim)
+        copy(qkv, value, cache, values + column * dim, dim)
 
 
 @helper
@@ -123,13 +123,6 @@ def _mix_all(qkv, rows, shape, first, end, length, head, cache, keys, values, ou
     for query in range(queries):
         to = (first + query // group) * width + (head * group + query % group) * dim
         _scale(out, to, dim, np.float32(1.0) / total[query], False)
-
-
-@helper
-def _copy(source, at, target, to, size):
-    a, b = np.uintp(at), np.uintp(to)
-    for i in range(np.uintp(size)):
-        target[b + i] = source[a + i]
 
 
 @helper

@@ -115,6 +115,14 @@ def silu(y, start, short, wide, dot, to):
 
 
 @helper
+def copy(source, at, target, to, size):
+    """target[to : to + size] = source[at : at + size]. Assigning a slice takes numba a second to compile."""
+    a, b = np.uintp(at), np.uintp(to)
+    for i in range(np.uintp(size)):
+        target[b + i] = source[a + i]
+
+
+@helper
 def rotate(x, start, half, turns, first, factor):
     """Rotary embedding in place of x[start : start + 2 half]; turns[first]: `half` cosines, then `half` sines."""
     at, turn, size = np.uintp(start), np.uintp(first), np.uintp(half)

@@ -7,10 +7,8 @@ depends on its own row alone: not on other rows, on how many tokens the step has
 
 from __future__ import annotations
 
-import numpy as np
-
 from .attention import attend
-from .elements import norm, pack
+from .elements import copy, norm, pack
 from .jit import helper, kernel
 from .kinds import STEP
 from .products import ADD, GATE, PLAIN, product
@@ -52,7 +50,7 @@ def _norm_all(state, phase, x, size, weight, first, eps, starts, short, wide, do
         for vector in range(starts[block], starts[block + 1]):
             at = vector * size
             if len(stream):
-                stream[at : at + size] = x[at : at + size]
+                copy(x, at, stream, at, size)
             norm(x, at, size, weight, first, eps, out, at)
             to = (starts[block] * steps + vector - starts[block]) * STEP
             pack(out, at, size, short, wide, dot, to, width)
@@ -85,15 +83,15 @@ def forward(
 
     lines int64 [4 layers + 1, 10]: Packed.line of each layer's joined query, key and value, output, joined gate and
     up, and down products, and of the output layer. norms float32 [2 layers + 1, hidden]. head_norms, shape, cache,
-    turns: see attention.py. step: int64 arrays firsts [B + 1], lengths [B], starts (products.py), wanted [M] tokens
-    whose logits are computed, and the starts of these. reads int64 [layers + 1]: before which layers x is kept, by its
-    place in streams [places, N x hidden]; -1: not kept. room, short, wide: float32, packed and float32 scratch.
+    turns: see attention.py. step: int64 arrays firsts [B + 1], lengths [B], starts (products.py), wanted [M]
+    tokens whose logits are computed, and the starts of these. reads int64 [layers + 1]: before which layers x is
+    kept, by its place in streams [places, N x hidden]; -1: not kept. room, short, wide: scratch.
     """
     firsts, lengths, starts, wanted, wanted_starts = step
     heads, kv_heads, dim, _, _ = shape
     tokens, hidden, layers = starts[-1], norms.shape[1], len(lines) // 4
     dot, weights, none = lines[0, 7] == 1, norms.ravel(), x[:0]
-    rows, gated = heads * dim + 2 * kv_heads * dim, lines[2, 2] * 4
+    rows = heads * dim + 2 * kv_heads * dim
     rows += -rows % 4
     mixed, y = room[: tokens * heads * dim], room[tokens * heads * dim :]
     half = len(short) // 2
@@ -142,6 +140,6 @@ def _pick(state, phase, x, size, wanted, out):
         if claim(state, phase) >= 1:
             break
         for i in range(len(wanted)):
-            out[i * size : (i + 1) * size] = x[wanted[i] * size : (wanted[i] + 1) * size]
+            copy(x, wanted[i] * size, out, i * size, size)
         done(state, phase)
     wait(state, phase, 1)

@@ -1,66 +1,131 @@
 """How the CPU's kernels are compiled: by numba, once for each kind of CPU, and kept on disk.
 
 Contract: `kernel` compiles a function at its first call, without the interpreter's lock. The compiled code is kept
-in `folder` (a program sets it before it imports the kernels; by default numba's own place), below a name that
-changes with the sources of this package and with numba's version: numba itself looks only at the file of the
-function that is called, not at those that it calls. Kernels start no threads (pool.py does), so numba's threading
-layers are never used.
+in `folder` (a program may set it before it imports the kernels), below a name that changes with the sources of
+this package and with numba's version: numba itself looks only at the file of the function that is called, not at
+those that it calls. A folder that can't be written, or code that can't be read, only costs compiling again.
+Kernels start no threads (pool.py does), so numba's threading layers are never used.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
+import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numba
-from numba import config
+from numba.core import event as events
+from numba.core.caching import FunctionCache
+from numba.core.ccallback import CFunc
 from numba.core.codegen import get_host_cpu_features
 
+config: Any = numba.config
 _F = TypeVar("_F", bound=Callable[..., Any])
-folder: Path | None = None
+folder = Path(__file__).parent / "__pycache__"
+# Other versions' code is removed if nobody has used it for so many days.
+_KEPT_DAYS = 30
 # Compiled functions live as long as the process: their addresses are in packed weights.
 _kept: list[Any] = []
 
 
+class _Code(FunctionCache):
+    """Numba's cache of a function on disk, which also survives damaged files."""
+
+    def load_overload(self, *arguments: Any) -> Any:
+        try:
+            return super().load_overload(*arguments)
+        except Exception:  # a file that was cut off fails in many ways
+            with suppress(Exception):
+                self.flush()
+            return None
+
+    def save_overload(self, *arguments: Any) -> None:
+        with suppress(Exception):  # a full disk
+            super().save_overload(*arguments)
+
+
 def kernel(function: _F) -> _F:
     """A compiled function, kept on disk. Sums are never reordered, and the lock is released while it runs."""
-    with _own_folder():
-        return numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+    compiled: Any = numba.njit(nogil=True, error_model="numpy")(function)
+    _keep(compiled, function)
+    return cast(_F, compiled)
+
+
+def helper(function: _F) -> _F:
+    """A function that is compiled into each kernel that calls it.
+
+    Python must not call it: it has no way in from there, which would take a quarter of the compiler's time.
+    """
+    options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # not in numba's own types
+    return cast(_F, numba.njit(error_model="numpy", **options)(function))
 
 
 def address_of(function: Callable[..., Any], signature: Any) -> int:
     """The address of a function compiled for other kernels to call; compiled at once, and kept on disk."""
-    with _own_folder():
-        compiled: Any = numba.cfunc(signature, cache=True, error_model="numpy")(function)
+    compiled: Any = CFunc(function, (signature.args, signature.return_type), {}, {"error_model": "numpy"})
+    _keep(compiled, function)
+    compiled.compile()
     _kept.append(compiled)
     return int(compiled.address)
 
 
-@contextmanager
-def _own_folder() -> Iterator[None]:
-    """Numba asks where to keep code when a function is decorated."""
-    before = config.CACHE_DIR
-    if folder is not None:
-        config.CACHE_DIR = str(folder / _version())
+def _keep(compiled: Any, function: Callable[..., Any]) -> None:
+    """Keep a function's code on disk, if some folder can be written."""
+    own = str(_versions_folder(folder))
+    before, config.CACHE_DIR = config.CACHE_DIR, own
     try:
-        yield
+        code = _Code(function)
+    except RuntimeError:  # no folder at all can be written
+        return
     finally:
         config.CACHE_DIR = before
-
-
-def helper(function: _F) -> _F:
-    """A function that is compiled into each kernel that calls it."""
-    return numba.njit(inline="never", nogil=True, error_model="numpy")(function)
+    if code.cache_path.startswith(own):  # else numba chose another folder, where versions are not told apart
+        compiled._cache = code
 
 
 @cache
-def _version() -> str:
+def _versions_folder(parent: Path) -> Path:
+    """Where this version's code is kept; its time says when it was last used. Others' old code is removed."""
     sources = sorted(Path(__file__).parent.rglob("*.py"))
-    return f"{zlib.crc32(b''.join(file.read_bytes() for file in sources)):08x}-numba-{numba.__version__}"
+    version = f"{zlib.crc32(b''.join(file.read_bytes() for file in sources)):08x}"
+    own = parent / f"{version}-numba-{numba.__version__}"
+    with suppress(OSError):
+        own.mkdir(parents=True, exist_ok=True)
+        os.utime(own)
+        for other in parent.glob("????????-numba-*"):
+            if other.stat().st_mtime < time.time() - 86_400 * _KEPT_DAYS:
+                shutil.rmtree(other, ignore_errors=True)
+    return own
+
+
+@contextmanager
+def watched(bar: Callable[[], Any]) -> Iterator[None]:
+    """Make a progress bar when a function begins to be compiled in this block, and update it for each function."""
+    watcher = _Watcher(bar)
+    try:
+        with events.install_listener("numba:compile", watcher):
+            yield
+    finally:
+        if watcher.bar is not None:
+            watcher.bar.close()
+
+
+class _Watcher(events.Listener):
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make, self.bar = make, None
+
+    def on_start(self, event: Any) -> None:
+        self.bar = self.make() if self.bar is None else self.bar
+
+    def on_end(self, event: Any) -> None:
+        if self.bar is not None:
+            self.bar.update()
 
 
 @cache

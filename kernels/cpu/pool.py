@@ -64,7 +64,9 @@ def run(kernel: Any, phases: int, *arguments: Any) -> None:
     """Call kernel(state, threads, *arguments) on torch's number of threads, with counters for so many phases."""
     threads = torch.get_num_threads()
     everything, helpers = (state_of(phases), threads, *arguments), threads - 1
-    # The first call compiles; a helper that came meanwhile would only wait for that.
-    if helpers > 0 and kernel.overloads:
+    # The first call compiles, also what a helper runs; one that came meanwhile would only wait for that.
+    if not kernel.overloads:
+        watch(_pool.posted, -1)
+    elif helpers > 0:
         _pool.post(helpers, kernel, everything)
     kernel(*everything)

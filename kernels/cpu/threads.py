@@ -17,7 +17,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .jit import helper
+from .jit import helper, kernel
 
 # int64 numbers in a cache line.
 LINE = 8
@@ -88,7 +88,7 @@ def wait(state, phase, chunks):
             _give_way()
 
 
-@helper
+@kernel
 def watch(state, seen):
     """Wait a short while for state[0] to change from `seen`."""
     for looks in range(100 * _LOOKS):

@@ -25,12 +25,17 @@ from .quantized_modules import held
 def pack_llama(model: Any) -> PackedLlama:
     """The packed weights and the shape of a model that models/llama_compiled.py fits."""
     config, layers = model.config, model.model.layers
-    groups = [group for layer in layers for group in _products(layer)] + [(model.get_output_embeddings(),)]
+    groups: list[tuple[Any, ...]] = [group for layer in layers for group in _products(layer)]
+    groups.append((model.get_output_embeddings(),))
     largest_first = sorted(range(len(groups)), key=lambda i: -math.prod(held(groups[i][0]).shape))
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         tasks = {index: pool.submit(_packed, groups[index]) for index in largest_first}
-    norms = [norm for layer in layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
-    head_norms = [getattr(layer.self_attn, name, None) for layer in layers for name in ("q_norm", "k_norm")]
+    norms: list[Any] = [
+        norm for layer in layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)
+    ]
+    head_norms: list[Any] = [
+        getattr(layer.self_attn, name, None) for layer in layers for name in ("q_norm", "k_norm")
+    ]
     return PackedLlama(
         [tasks[index].result() for index in range(len(groups))],
         _stacked([norm.weight for norm in [*norms, model.model.norm]]),
@@ -53,10 +58,10 @@ def _products(layer: Any) -> list[tuple[nn.Module, ...]]:
 
 
 def _packed(group: tuple[Any, ...]) -> Packed:
-    join = _in_turn if len(group) == 2 else torch.cat
+    join: Any = _in_turn if len(group) == 2 else torch.cat
     biases = [layer.bias for layer in group]
     bias = None if biases[0] is None else join([one.detach() for one in biases])
-    weights = [held(layer) for layer in group]
+    weights: list[Any] = [held(layer) for layer in group]
     if isinstance(weights[0], QuantizedWeight):
         values, scales = (join([getattr(one, name) for one in weights]) for name in ("values", "scales"))
         return pack_quantized(QuantizedWeight(weights[0].kind, values, scales), bias)
