@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from kernels.cpu import pool
-from kernels.cpu.jit import kernel
+from kernels.cpu.calls import pool
+from kernels.cpu.calls.jit import kernel
 from kernels.cpu.llama import PackedLlama
 from kernels.cpu.products import PLAIN, blocks_of, product, scratch
 

@@ -34,7 +34,7 @@ BREAKS = (
     ),
     (
         "The rooms",
-        "bass_core/models/cost.py",
+        "bass_core/models/weights/cost.py",
         "from ..verification import acceptance",
         "-> bass_core.verification",
     ),

@@ -15,7 +15,7 @@ from math import ceil
 from typing import Any
 
 from ..machine.hardware import Peaks
-from ..models.cost import ModelCost
+from ..models.weights.cost import ModelCost
 from ..sequence import Round, Sequence
 
 

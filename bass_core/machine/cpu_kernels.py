@@ -33,7 +33,7 @@ def why_unavailable() -> str | None:
     if os.environ.get("BASS_CPU_KERNELS") == "0":
         return "BASS_CPU_KERNELS is 0"
     try:
-        from kernels.cpu import jit
+        from kernels.cpu.calls import jit
     except Exception as error:  # a numba that doesn't fit this Python, numpy or system fails in many ways
         return f"numba can't be imported ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
     lacking = sorted({"fma", "f16c"} - jit.cpu_features())
@@ -66,7 +66,7 @@ def compiling(device: torch.device) -> Iterator[None]:
     if is_accelerator(device) or why_unavailable() is not None:
         yield
         return
-    from kernels.cpu import jit
+    from kernels.cpu.calls import jit
 
     with jit.watched(lambda: tqdm(desc="Compiling the CPU's kernels, once", unit=" functions")):
         yield

@@ -26,8 +26,8 @@ from ..attention import huggingface as attention
 from ..attention.cache import RaggedCache
 from ..errors import PairError
 from ..machine.transfer import to_device
-from .cost import ModelCost, model_cost
 from .forward import CapturedBatch, ForwardBatch, ForwardOutput
+from .weights.cost import ModelCost, model_cost
 from .weights.cpu_linear import pack_all
 from .weights.quantized_modules import held
 

@@ -1,7 +1,7 @@
 """The models of the predictions: what one forward of each reads and multiplies.
 
 Contract: a shape is counted on a model built from its config on torch's meta device, so no weights exist; costs
-are those of bass_core/models/cost.py, with bfloat16 weights, keys and values.
+are those of bass_core/models/weights/cost.py, with bfloat16 weights, keys and values.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from transformers import LlamaConfig
 
-from bass_core.models.cost import ModelCost, model_cost
+from bass_core.models.weights.cost import ModelCost, model_cost
 
 from ..gpu.shapes import build, draft_config, target_config
 

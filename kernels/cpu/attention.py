@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from .calls.jit import helper
+from .calls.threads import claim, done, wait
 from .elements import copy, exp, norm, rotate
-from .jit import helper
 from .kinds import LANES
-from .threads import claim, done, wait
 from .vectors import dots, mix
 
 # Columns whose scores are held at once. A multiple of every LANES.

@@ -13,7 +13,7 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic
 
-from .jit import helper
+from .calls.jit import helper
 from .kinds import FLOAT, INT, LANES, STEP, loaded
 from .vectors import dots
 

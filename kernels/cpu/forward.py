@@ -8,11 +8,11 @@ depends on its own row alone: not on other rows, on how many tokens the step has
 from __future__ import annotations
 
 from .attention import attend
+from .calls.jit import helper, kernel
+from .calls.threads import claim, done, wait
 from .elements import copy, norm, pack
-from .jit import helper, kernel
 from .kinds import STEP
 from .products import ADD, GATE, PLAIN, product
-from .threads import claim, done, wait
 
 _LAYER_PHASES, _LAST_PHASES = 8, 4
 
@@ -81,8 +81,8 @@ def forward(
 ):
     """x float32 [N, hidden] becomes the residual stream; out [N, hidden] its final norm; logits [M, V].
 
-    lines int64 [4 layers + 1, 10]: Packed.line of each layer's joined query, key and value, output, joined gate and
-    up, and down products, and of the output layer. norms float32 [2 layers + 1, hidden]. head_norms, shape, cache,
+    lines int64 [4 layers + 1, 10]: Packed.line of each layer's joined query, key and value, output, joined gate
+    and up, and down products, and of the output layer. norms float32 [2 layers + 1, hidden]. head_norms, shape, cache,
     turns: see attention.py. step: int64 arrays firsts [B + 1], lengths [B], starts (products.py), wanted [M]
     tokens whose logits are computed, and the starts of these. reads int64 [layers + 1]: before which layers x is
     kept, by its place in streams [places, N x hidden]; -1: not kept. room, short, wide: scratch.

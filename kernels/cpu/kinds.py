@@ -18,7 +18,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from .jit import cpu_features
+from .calls.jit import cpu_features
 
 ROWS, STEP = 4, 32
 _AVX512, _AVX2 = "avx512f" in cpu_features(), "avx2" in cpu_features()

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import pool
+from .calls import pool
 from .forward import forward, phases_of
 from .kinds import ROWS, STEP
 from .packing import Packed

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from . import jit
+from .calls import jit
 from .vectors import MULTIPLY, UNPACK, multiply, unpack
 
 

@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import pool
+from .calls import pool
+from .calls.jit import helper, kernel
+from .calls.threads import claim, done, wait
 from .elements import float_at, pack, silu
-from .jit import helper, kernel
 from .kinds import COLUMNS, ROWS, STEP
 from .packing import Packed, aligned
-from .threads import claim, done, wait
 from .vectors import call, call_unpack
 
-# Bytes of weights in a chunk: one that several blocks read stays in the second-level cache; one that is read once is
-# larger, as memory streams longer (measured on an EPYC with 1 MB of it, 18 to 221 KB, for 1 to 16 vectors).
+# Bytes of weights in a chunk: one that several blocks read stays in the second-level cache; one that is read once
+# is larger, as memory streams longer (measured on an EPYC with 1 MB of it, 18 to 221 KB, 1 to 16 vectors).
 _CHUNK, _STREAM = 110_592, 221_184
 # What becomes of a product: y itself, y added to `out`, or silu(gate) * up packed as the next product's vectors.
 PLAIN, ADD, GATE = 0, 1, 2
@@ -83,7 +83,7 @@ def product(state, phase, threads, line, starts, short, wide, dot, y, then, out,
 
 @helper
 def _chunk(groups, size, threads, unit, target):
-    """Groups in a chunk: about `target` bytes of weights, as many chunks for each thread, in multiples of `unit`."""
+    """Groups in a chunk: about `target` bytes, as many chunks for each thread, in multiples of `unit`."""
     chunks = threads * max(1, (groups * size + threads * target // 2) // (threads * target))
     return max(1, (groups + chunks * unit - 1) // (chunks * unit)) * unit
 

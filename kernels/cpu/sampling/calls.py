@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..pool import run
-from ..threads import state_of
+from ..calls.pool import run
+from ..calls.threads import state_of
 from . import draws, noise
 from . import softmax as soft
 

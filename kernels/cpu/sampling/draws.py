@@ -13,8 +13,8 @@ import math
 
 import numpy as np
 
-from ..jit import helper, kernel
-from ..threads import claim, done, wait
+from ..calls.jit import helper, kernel
+from ..calls.threads import claim, done, wait
 from .noise import hashed, uniform
 
 # Numbers in a chunk, and numbers that are looked at together.

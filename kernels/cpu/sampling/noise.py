@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..jit import helper, kernel
+from ..calls.jit import helper, kernel
 
 _32 = np.uint64(32)
 _MASK = np.uint64(0xFFFFFFFF)

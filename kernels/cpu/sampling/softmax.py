@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..calls.jit import helper, kernel
+from ..calls.threads import claim, done, wait
 from ..elements import exp
-from ..jit import helper, kernel
-from ..threads import claim, done, wait
 
 # Numbers in a chunk, and partial sums or maxima of it.
 CHUNK, LANES = 4096, 64

@@ -11,7 +11,7 @@ from bass_core.lanes.lane import Lane
 from bass_core.lanes.utilization import Work
 from bass_core.machine.hardware import Peaks, dense_peak
 from bass_core.models.base import CausalModel
-from bass_core.models.cost import ModelCost
+from bass_core.models.weights.cost import ModelCost
 from bass_core.sequence import Round, RowRound, Sequence
 from tests.models import perturbed, prompts, tiny
 

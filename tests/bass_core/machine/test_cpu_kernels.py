@@ -15,9 +15,9 @@ ROOT = Path(__file__).resolve().parents[3]
 SMALL = """
 import os, pathlib, sys
 import numpy as np
-from kernels.cpu import jit
+from kernels.cpu.calls import jit
 jit.folder = pathlib.Path(os.environ["XDG_CACHE_HOME"])
-from kernels.cpu.threads import watch
+from kernels.cpu.calls.threads import watch
 class Bar:
     def __init__(self): print("a bar")
     def update(self): pass

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.cpu.jit import cpu_features
+from kernels.cpu.calls.jit import cpu_features
 
 ROOT = Path(__file__).parents[3]
 CPUS = {

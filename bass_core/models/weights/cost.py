@@ -13,7 +13,7 @@ import torch
 
 from kernels.reference.quantized import QuantizedWeight
 
-from .weights.quantized_modules import QuantizedModule, held
+from .quantized_modules import QuantizedModule, held
 
 
 @dataclass(frozen=True)

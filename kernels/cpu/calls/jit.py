@@ -27,7 +27,7 @@ from numba.core.codegen import get_host_cpu_features
 
 config: Any = numba.config
 _F = TypeVar("_F", bound=Callable[..., Any])
-folder = Path(__file__).parent / "__pycache__"
+folder = Path(__file__).parents[1] / "__pycache__"
 # Other versions' code is removed if nobody has used it for so many days.
 _KEPT_DAYS = 30
 # Compiled functions live as long as the process: their addresses are in packed weights.
@@ -92,7 +92,7 @@ def _keep(compiled: Any, function: Callable[..., Any]) -> None:
 @cache
 def _versions_folder(parent: Path) -> Path:
     """Where this version's code is kept; its time says when it was last used. Others' old code is removed."""
-    sources = sorted(Path(__file__).parent.rglob("*.py"))
+    sources = sorted(Path(__file__).parents[1].rglob("*.py"))
     version = f"{zlib.crc32(b''.join(file.read_bytes() for file in sources)):08x}"
     own = parent / f"{version}-numba-{numba.__version__}"
     with suppress(OSError):

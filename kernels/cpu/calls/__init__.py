@@ -1,0 +1,1 @@
+"""How kernels are compiled, and how threads share a call of one."""
