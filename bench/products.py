@@ -54,9 +54,8 @@ def products_of(pair: ModelPair) -> list[Product]:
     return [Product(run, out, size, out * size * pair.dtype.itemsize) for run, out, size in found]
 
 
-def ours(pair: ModelPair, products: list[Product]) -> Arm:
-    """The model's own products."""
-    model = pair.target_step
+def ours(products: list[Product], model: Any = None) -> Arm:
+    """The model's own products; in one call, if a `model` is given that makes them in one."""
     if isinstance(model, LlamaCompiled):
         from .compiled_products import run  # imports numba
 

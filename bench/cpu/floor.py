@@ -100,7 +100,7 @@ class Floor:
     @torch.inference_mode()
     def measure(self, counts: list[int]) -> None:
         """Time all arms at these numbers of tokens, and the draft's step."""
-        makers = {OURS: ours(self.pair, self.products), **libraries(self.products)}
+        makers = {OURS: ours(self.products, self.pair.target_step), **libraries(self.products)}
         step = _steps(self.pair, max(counts))
         for tokens in counts:
             self._multiply()

@@ -17,6 +17,8 @@ from bass_core.sampling.params import COLDEST, SamplingParams
 
 if not cpu_kernels.available():
     pytest.skip("numba is not there", allow_module_level=True)
+import numba
+
 from kernels.cpu.sampling import calls
 
 SHAPES = [(rows, size) for rows in (1, 3, 17) for size in (1, 7, 33, 4097, 12_288, 49_152)]
@@ -134,8 +136,15 @@ def test_the_uniforms_of_tokens_are_the_reference_s() -> None:
 
     first, second, _, _ = (int(word) for word in noise.words(SEED, *(torch.tensor(9),) * 3))
     expected = noise.token_uniforms(SEED, *(torch.tensor(9),) * 3, 500).numpy()
-    made = [uniform(hashed(np.uint32(i), np.uint32(first), np.uint32(second))) for i in range(500)]
-    assert np.array_equal(np.array(made, np.float32), expected)
+    made = np.empty(500, np.float32)
+
+    @numba.njit  # Python itself can't call what is compiled into kernels alone
+    def fill(first, second, out):
+        for i in range(len(out)):
+            out[i] = uniform(hashed(np.uint32(i), first, second))
+
+    fill(np.uint32(first), np.uint32(second), made)
+    assert np.array_equal(made, expected)
 
 
 def test_views_and_nothing() -> None:
