@@ -1,6 +1,6 @@
-"""Packed linear layers give torch's results, in whichever layout the weights take.
+"""Packed linear layers give torch's results, in whichever of torch's layouts the weights take.
 
-Contract: any CPU tests both kinds by patching the result of `matmul_dtype`: CPUs that multiply bfloat16 natively
+Contract: our own kernels (tests/kernels/cpu) are off here. Any CPU tests both kinds by patching the result of `matmul_dtype`: CPUs that multiply bfloat16 natively
 and CPUs that would have to emulate it.
 """
 
@@ -9,12 +9,18 @@ import torch
 from torch import nn
 
 from bass_core import ModelPair, generate
+from bass_core.machine import cpu_kernels
 from bass_core.models.weights import cpu_linear as packed
 from bass_core.models.weights.cpu_linear import PackedLinear, pack_all
 
 from ...models import perturbed, prompts, reference, tiny
 
 HALVES = "fbgemm" in torch.backends.quantized.supported_engines
+
+
+@pytest.fixture(autouse=True)
+def _without_our_kernels(monkeypatch):
+    monkeypatch.setattr(cpu_kernels, "available", lambda: False)
 
 
 def layer(outs, ins, dtype, bias=False, seed=0):
