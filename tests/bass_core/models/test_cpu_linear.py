@@ -1,7 +1,7 @@
 """Packed linear layers give torch's results, in whichever of torch's layouts the weights take.
 
-Contract: our own kernels (tests/kernels/cpu) are off here. Any CPU tests both kinds by patching the result of `matmul_dtype`: CPUs that multiply bfloat16 natively
-and CPUs that would have to emulate it.
+Contract: our own kernels (tests/kernels/cpu) are off here. Any CPU tests both kinds by patching the result of
+`matmul_dtype`: CPUs that multiply bfloat16 natively and CPUs that would have to emulate it.
 """
 
 import pytest
