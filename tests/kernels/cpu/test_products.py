@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from kernels.cpu.packing import pack
+from kernels.cpu.kinds import COLUMNS
+from kernels.cpu.packing import pack, pack_quantized
 from kernels.cpu.products import blocks_of, linear
+from kernels.reference.quantized import (
+    QuantizedWeight,
+    dequantise,
+    quantise_int8,
+    quantise_q4_1,
+    quantise_q8_0,
+)
 
 from .shapes import DOTS
 
@@ -43,6 +54,29 @@ def test_a_vector_has_the_same_bits_alone_and_among_others(dtype: torch.dtype, d
 
 
 @pytest.mark.parametrize("dot", DOTS)
+@pytest.mark.parametrize("inputs", [32, 96, 576])
+@pytest.mark.parametrize("rows", [1, 70, 1300])
+@pytest.mark.parametrize("quantise", [quantise_int8, quantise_q8_0, quantise_q4_1])
+def test_quantised_products_are_those_of_the_numbers_they_stand_for(
+    quantise: Callable[[Tensor], QuantizedWeight], rows: int, inputs: int, dot: bool
+) -> None:
+    torch.manual_seed(rows + inputs)
+    weight, bias, x = quantise(torch.randn(rows, inputs)), torch.randn(rows), torch.randn(41, inputs)
+    packed, plain = pack_quantized(weight, bias, dot=dot), dequantise(weight)
+    # int8's scales are applied to the sums, so its integers are never rounded.
+    if dot and weight.kind != "int8":
+        plain = plain.bfloat16()
+    seen = x.bfloat16() if dot else x
+    expected = F.linear(seen.double(), plain.double(), bias.double()).float()
+    torch.set_num_threads(1)
+    alone = torch.cat([linear(one[None], packed) for one in x])
+    torch.testing.assert_close(alone, expected, atol=2e-6 * inputs, rtol=1e-5)
+    torch.set_num_threads(2)
+    for vectors in (2, 3, 5, 7, 13, 24, 41):
+        assert torch.equal(linear(x[:vectors], packed), alone[:vectors])
+
+
+@pytest.mark.parametrize("dot", DOTS)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_no_number_stays_none(dot: bool, value: float) -> None:
     weight, x = torch.randn(9, 40).bfloat16(), torch.randn(5, 40)
@@ -56,8 +90,6 @@ def test_no_vectors_have_no_products() -> None:
 
 
 def test_blocks_cover_all_vectors_and_fit() -> None:
-    from kernels.cpu.kinds import COLUMNS
-
     for vectors in range(100):
         starts = blocks_of(vectors)
         assert starts[0] == 0 and starts[-1] == vectors
