@@ -40,5 +40,7 @@ def feed_pending(
             fresh = to_device([[count > at] for count in counts], x.device)
             fed = torch.where(fresh, fed, logits)
             read = None if read is None or states is None else torch.where(fresh, read, states)
-        logits, states, forwards, at = fed, read, forwards + 1, at + width
+        at += width
+        # The next forward may overwrite these logits; `read` is a copy.
+        logits, states, forwards = fed.clone() if at < max(counts) else fed, read, forwards + 1
     return logits, states, forwards

@@ -36,3 +36,18 @@ def test_the_coldest_temperature_that_is_drawn_with() -> None:
         assert p.isfinite().all() and torch.allclose(p.sum(-1), torch.ones(2))
         assert p[0, 0] == p[0, 1] and p[1, 1] >= p[1, 0]
     assert probabilities(logits, SamplingParams(1e-46)).tolist() == [[1, 0, 0], [0, 1, 0]]
+
+
+def test_a_row_has_the_same_probabilities_alone_and_among_others() -> None:
+    before = torch.get_num_threads()
+    logits = torch.randn(6, 49_152, generator=torch.Generator().manual_seed(0)) * 3
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            together = probabilities(logits, SamplingParams(temperature=1.0, top_p=0.9))
+            for row, alone in enumerate(logits):
+                assert torch.equal(
+                    probabilities(alone[None], SamplingParams(temperature=1.0, top_p=0.9))[0], together[row]
+                )
+    finally:
+        torch.set_num_threads(before)
