@@ -246,6 +246,16 @@ TABLES: dict[str, Callable[[], str]] = {
         {"case": "case", "arm": "decoder", "ms/token": "ms/token", "lowest": "lowest", "highest": "highest",
          "vs regular": "speed-up over regular"},
     ),
+    "floor": _table(
+        "floor-native-bf16",
+        {"what": "what", "rows": "rows", "tokens a row": "tokens a row", "reading ms": "reading, ms",
+         "lowest ms": "lowest, ms", "median ms": "median, ms", "lowest / reading": "lowest / reading"},
+    ),
+    "peers": _table(
+        "peers-native-bf16",
+        {"who": "who", "method": "method", "batch": "batch", "weights": "weights", "bits": "bits",
+         "ms/token": "ms/token", "least": "least", "tokens/s": "tokens/s", "prompt ms": "prompt, ms"},
+    ),
     "page": _page,
     "amusd": _table(
         "amusd-cpu",

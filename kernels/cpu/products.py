@@ -126,7 +126,7 @@ def _linear(state, threads, line, x, size, starts, short, wide, y):
 
 def linear(x: Tensor, weight: Packed) -> Tensor:
     """x [..., inputs] float32 times the weight: [..., rows] float32."""
-    flat = x.reshape(-1, x.shape[-1]).contiguous()
+    flat = x.reshape(-1, weight.inputs).contiguous()
     vectors, line = len(flat), np.array(weight.line())
     y = np.empty((vectors, ROWS * int(line[2])), np.float32)
     short, wide = scratch(vectors * int(line[3]) * STEP, weight.dot)

@@ -1,0 +1,99 @@
+"""A row's text is the same whatever stands beside it, in 16 bits and fewer, on a CPU with kernels of our own.
+
+Contract: greedy and coupled, in bfloat16, float16, int8 and int4, every method with every drafter that the pair
+has, with fixed and automatic lengths, at batch 1, 4 and 16, writes for each row what regular decoding writes for
+it alone. It does so on two threads too, and where three lanes enter the kernels at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from bass_core import METHODS, ModelPair, SamplingParams, generate, race
+from bass_core.machine import cpu_kernels
+from bass_core.models.llama_compiled import LlamaCompiled
+from bass_core.models.weights.cpu_quantize import quantise_model
+
+from ..models import perturbed, prompts, tiny
+
+pytestmark = pytest.mark.skipif(not cpu_kernels.available(), reason="numba is not there")
+
+TOKENS = 16
+ROWS = prompts(16)
+TEXTS: dict[str, dict[str, Any]] = {
+    "greedy": {"sampling": SamplingParams()},
+    "coupled": {"sampling": SamplingParams(temperature=0.9), "verification": "coupled"},
+}
+WEIGHTS = ["bfloat16", "float16", "int8", "int4"]
+
+
+@cache
+def pair(weights: str) -> ModelPair:
+    """A tiny Llama and a draft that often agrees with it, both in these weights."""
+    dtype = torch.float16 if weights == "float16" else torch.bfloat16
+    target = tiny("llama").to(dtype)
+    draft = perturbed(tiny("llama"), 0.05).to(dtype)
+    if weights in ("int8", "int4"):
+        quantise_model(target, weights)
+        quantise_model(draft, weights)
+    made = ModelPair(target, draft)
+    assert isinstance(made.target_step, LlamaCompiled) and isinstance(made.draft_step, LlamaCompiled)
+    return made
+
+
+def written(weights: str, rows: list[int], text: str, **ways: Any) -> list[list[int]]:
+    out = generate(
+        pair(weights), [ROWS[row] for row in rows], sequence_ids=rows, max_new_tokens=TOKENS, eos_token_id=None,
+        seed=3, **TEXTS[text], **ways,
+    )  # fmt: skip
+    return [sequence.token_ids for sequence in out.sequences]
+
+
+@cache
+def alone(weights: str, text: str) -> list[list[int]]:
+    """What regular decoding writes for each row by itself."""
+    return [written(weights, [row], text, method="regular")[0] for row in range(len(ROWS))]
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_every_row_writes_what_it_writes_alone(weights: str, text: str, method: str) -> None:
+    expected = alone(weights, text)
+    ways: list[dict[str, Any]] = [{}]
+    if METHODS[method].drafts:
+        drafters = ["model"] if METHODS[method].overlaps else ["model", "prompt_lookup"]
+        ways = [{"drafter": drafter, "draft_length": length} for drafter in drafters for length in (4, "auto")]
+    for way in ways:
+        for batch in (1, 4, 16):
+            rows = list(range(batch))
+            assert written(weights, rows, text, method=method, **way) == expected[:batch], (way, batch)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_two_threads_write_what_one_writes(text: str, two_threads: None) -> None:
+    for method in METHODS:
+        assert written("bfloat16", list(range(4)), text, method=method) == alone("bfloat16", text)[:4], method
+
+
+@pytest.mark.parametrize("weights", ["bfloat16", "int4"])
+def test_lanes_that_overlap_write_what_each_writes_alone(weights: str, two_threads: None) -> None:
+    *_, last = race(
+        pair(weights), ROWS[:4], lanes=list(METHODS), scheduling="overlap",
+        sequence_ids=list(range(4)), max_new_tokens=TOKENS, eos_token_id=None, seed=3,
+    )  # fmt: skip
+    for lane in last["lanes"].values():
+        texts = [sequence["token_ids"] for sequence in lane["sequences"]]
+        assert texts == alone(weights, "greedy")[:4]
