@@ -189,11 +189,13 @@ def _turns_with_length(config: Any) -> bool:
 
 
 def _pack_linears(module: nn.Module) -> None:
+    # An adapter (PEFT's wrap a `base_layer`) reads its layers' weights.
+    adapters = {part for one in module.modules() if hasattr(one, "base_layer") for part in one.modules()}
     found = [
         (parent, name, child)
         for parent in module.modules()
         for name, child in parent.named_children()
-        if type(child) is nn.Linear and type(child.weight.data) is Tensor
+        if type(child) is nn.Linear and type(child.weight.data) is Tensor and parent not in adapters
     ]
     for (parent, name, _), packed in zip(found, pack_all([(child,) for _, _, child in found]), strict=True):
         setattr(parent, name, packed)

@@ -32,7 +32,8 @@ def fits(model: PreTrainedModel) -> bool:
     config = model.config
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    plain = all(type(layer.weight.data) is Tensor for layer in linears)
+    # Matrices of several dtypes are not joined, and all take the same vectors.
+    plain = all(type(layer.weight.data) is Tensor and layer.weight.dtype == model.dtype for layer in linears)
     return plain and config.hidden_size % 4 == 0 and dim % 2 == 0
 
 

@@ -24,6 +24,7 @@ from .base import CausalModel, shadow_of
 from .forward import CapturedBatch, ForwardBatch, ForwardOutput
 from .weights.cpu_linear import PackedLinear, pack_all
 from .weights.cpu_tricks import Norm, interleaved, pairs, rotate, turns
+from .weights.quantized_modules import QuantizedLinear
 
 _CLASSES = {"LlamaForCausalLM", "Qwen3ForCausalLM"}
 
@@ -35,8 +36,11 @@ def fits(model: PreTrainedModel) -> bool:
         "rope_type", "default"
     )
     windows = set(getattr(config, "layer_types", None) or ["full_attention"]) != {"full_attention"}
+    # No others, such as an adapter's, of which this forward knows nothing.
+    linears = sum(isinstance(module, (nn.Linear, QuantizedLinear)) for module in model.modules())
     return (
         type(model).__name__ in _CLASSES
+        and linears == 7 * config.num_hidden_layers + 1
         and config.hidden_act == "silu"
         and rope in ("default", "linear", "llama3")
         and not windows

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ folder = Path(__file__).parents[1] / "__pycache__"
 _KEPT_DAYS = 30
 # Compiled functions live as long as the process: their addresses are in packed weights.
 _kept: list[Any] = []
+_lock = threading.Lock()
 
 
 class _Code(FunctionCache):
@@ -78,13 +80,14 @@ def address_of(function: Callable[..., Any], signature: Any) -> int:
 def _keep(compiled: Any, function: Callable[..., Any]) -> None:
     """Keep a function's code on disk, if some folder can be written."""
     own = str(_versions_folder(folder))
-    before, config.CACHE_DIR = config.CACHE_DIR, own
-    try:
-        code = _Code(function)
-    except RuntimeError:  # no folder at all can be written
-        return
-    finally:
-        config.CACHE_DIR = before
+    with _lock:  # weights are packed, and their products compiled, by several threads
+        before, config.CACHE_DIR = config.CACHE_DIR, own
+        try:
+            code = _Code(function)
+        except RuntimeError:  # no folder at all can be written
+            return
+        finally:
+            config.CACHE_DIR = before
     if code.cache_path.startswith(own):  # else numba chose another folder, where versions are not told apart
         compiled._cache = code
 

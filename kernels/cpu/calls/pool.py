@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -27,13 +28,13 @@ class _Pool:
         self._lock = threading.Lock()
 
     def post(self, helpers: int, kernel: Any, arguments: tuple[Any, ...]) -> None:
-        """Offer a call to so many helpers."""
+        """Offer a call to so many helpers, or to those that can be started."""
         if self._threads < helpers:
-            with self._lock:
+            with self._lock, suppress(RuntimeError):
                 while self._threads < helpers:
-                    self._threads += 1
                     threading.Thread(target=self._serve, name="bass-cpu", daemon=True).start()
-        for _ in range(helpers):
+                    self._threads += 1
+        for _ in range(min(helpers, self._threads)):
             self.calls.put((kernel, arguments))
         self.posted[0] += 1
 

@@ -6,12 +6,16 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 
 from bass_core.models.llama_compiled import LlamaCompiled
+from kernels.cpu.calls import jit, pool
+from kernels.cpu.packing import pack
+from kernels.cpu.products import linear
 
 from .shapes import fed, made, tokens
 
@@ -71,3 +75,43 @@ def test_three_threads_at_once_get_what_one_gets(cores: int) -> None:
 def test_a_process_that_was_forked_has_threads_of_its_own() -> None:
     done = subprocess.run([sys.executable, "-c", _FORK], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_call_without_helpers_is_finished_by_its_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no thread can be started, as at the interpreter's end or at a container's limit."""
+
+    class Refused(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    weight, x = pack(torch.randn(300, 96).bfloat16()), torch.randn(5, 96)
+    torch.set_num_threads(1)
+    expected = linear(x, weight)
+    own = pool._Pool()
+    monkeypatch.setattr(pool, "_pool", own)
+    monkeypatch.setattr(threading, "Thread", Refused)
+    torch.set_num_threads(3)
+    assert all(torch.equal(linear(x, weight), expected) for _ in range(3))
+    assert own.calls.empty()  # nobody would ever take them
+
+
+def test_one_thread_at_a_time_sets_where_numba_keeps_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second would find the first's folder as what to restore."""
+    before, both = jit.config.CACHE_DIR, threading.Barrier(2, timeout=0.2)
+
+    class Slow:
+        cache_path = ""
+
+        def __init__(self, function: object) -> None:
+            with suppress(threading.BrokenBarrierError):
+                both.wait()
+
+    monkeypatch.setattr(jit, "_Code", Slow)
+    threads = [threading.Thread(target=jit._keep, args=(object(), print)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    after, jit.config.CACHE_DIR = jit.config.CACHE_DIR, before
+    assert both.broken  # they never met
+    assert after == before
