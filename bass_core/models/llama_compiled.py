@@ -59,14 +59,20 @@ class LlamaCompiled(CausalModel):
     def forward(self, batch: ForwardBatch, cache: RaggedCache, backend: str = "sdpa") -> ForwardOutput:
         rows, width = batch.tokens.shape[:2]
         cache.check_room(batch.lengths, width)
-        counts = np.full(rows, width) if batch.counts is None else np.minimum(batch.counts, width)
-        firsts = np.concatenate(([0], counts.cumsum()))
+        counts = (
+            np.full(rows, width, np.int64)
+            if batch.counts is None
+            else np.minimum(batch.counts, width, dtype=np.int64)
+        )
+        firsts = np.concatenate((np.zeros(1, np.int64), counts.cumsum(dtype=np.int64)))
         ids, real = batch.tokens.flatten(0, 1), None
         if firsts[-1] < len(ids):
             real = torch.from_numpy(np.flatnonzero(np.arange(width) < counts[:, None]))
             ids = ids[real]
         x = ids if ids.is_floating_point() else look_up(ids, self.embedding).to(self._dtype)
-        wanted = np.arange(len(x)) if batch.take is None else firsts[:-1] + np.array(batch.take)
+        wanted = np.arange(len(x), dtype=np.int64)
+        if batch.take is not None:
+            wanted = firsts[:-1] + np.array(batch.take, np.int64)
         logits, last, streams = self.packed.run(
             torch.empty(x.shape).copy_(x),
             firsts,
