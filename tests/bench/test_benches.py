@@ -187,4 +187,7 @@ def test_peers(smollm2_folder):
     ours = {("ours", method, 1) for method in ("regular", "speculative", "bass")} | {("ours", "bass", 2)}
     assert arms >= ours | {("transformers", "generate", 2), ("transformers", "prompt lookup", 1)}
     assert ("llama.cpp", "plain", 2) in arms or INSTALL in document["notes"]
-    assert all(row["bits"] == {"float32": 32, "Q4_1": 4}[row["weights"]] for row in document["results"])
+    assert all(
+        row["bits"] == {"float32": 32, "Q4_1": 4, "int8": 8, "int4": 4}[row["weights"]]
+        for row in document["results"]
+    )

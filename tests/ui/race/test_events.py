@@ -41,7 +41,7 @@ def phase(updates: tuple[Any, ...]) -> str:
 
 
 def caches() -> int:
-    return sum(isinstance(thing, RaggedCache) for thing in gc.get_objects())
+    return sum(type(thing) is RaggedCache for thing in gc.get_objects())
 
 
 def test_run_is_disabled_while_the_race_runs(pair: ModelPair) -> None:

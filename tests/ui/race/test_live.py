@@ -160,6 +160,7 @@ def test_the_inspector_follows_and_steps_back_during_the_run(page: Page) -> None
     at.scroll_into_view_if_needed()
     page.select_option("[data-pick=lane]", "bass")
     expect(page.locator("[data-pick=follow]")).to_be_checked()
+    expect(at).not_to_have_value("")
     newest = int(at.input_value())
     page.wait_for_function("was => Number(document.querySelector('[data-pick=round]').value) > was", arg=newest)
     page.click("[data-step='-1']")

@@ -42,7 +42,7 @@ def here(tiny_pair: tuple[Path, Path]) -> Iterator[str]:
 def caches() -> int:
     """Number of caches alive in this process; nothing else of a race holds device memory."""
     gc.collect()
-    return sum(isinstance(thing, RaggedCache) for thing in gc.get_objects())
+    return sum(type(thing) is RaggedCache for thing in gc.get_objects())
 
 
 def ends_with(count: int, what: Callable[[], int] = caches) -> bool:
