@@ -77,7 +77,7 @@ class PackedLlama:
         heads, columns, dim]; turns float32 [positions x dim]: forward.py. reads: before which layers x is kept.
         Without `keep` the logits are overwritten by this thread's next call.
         """
-        tokens, chosen = len(x), len(wanted)
+        tokens, chosen = x.shape[0], len(wanted)
         room, short, wide, logits = self._arrays(max(tokens, chosen), chosen)
         logits = np.empty_like(logits) if keep else logits
         kept = np.full(self.layers + 1, -1, np.int64)
