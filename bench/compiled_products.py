@@ -11,6 +11,7 @@ import numpy as np
 
 from kernels.cpu.calls import pool
 from kernels.cpu.calls.jit import kernel
+from kernels.cpu.kinds import ROWS, STEP
 from kernels.cpu.llama import PackedLlama
 from kernels.cpu.products import PLAIN, blocks_of, product, scratch
 
@@ -25,6 +26,6 @@ def _products(state, threads, lines, starts, short, wide, y):  # type: ignore[no
 def run(packed: PackedLlama, tokens: int) -> Callable[[], object]:
     """A function that computes the products of a step of so many tokens."""
     lines, starts = packed.lines, blocks_of(tokens)
-    short, wide = scratch(tokens * 32 * int(lines[:, 3].max()), bool(lines[0, 7]))
-    y = np.empty(tokens * 4 * int(lines[:, 2].max()), np.float32)
+    short, wide = scratch(tokens * STEP * int(lines[:, 3].max()), bool(lines[0, 7]))
+    y = np.empty(tokens * ROWS * int(lines[:, 2].max()), np.float32)
     return lambda: pool.run(_products, len(lines), lines, starts, short, wide, y)
