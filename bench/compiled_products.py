@@ -28,4 +28,5 @@ def run(packed: PackedLlama, tokens: int) -> Callable[[], object]:
     lines, starts = packed.lines, blocks_of(tokens)
     short, wide = scratch(tokens * STEP * int(lines[:, 3].max()), bool(lines[0, 7]))
     y = np.empty(tokens * ROWS * int(lines[:, 2].max()), np.float32)
-    return lambda: pool.run(_products, len(lines), lines, starts, short, wide, y)
+    # Lines hold addresses: the function keeps the model whose weights lie there.
+    return lambda: pool.run(_products, len(packed.lines), packed.lines, starts, short, wide, y)
