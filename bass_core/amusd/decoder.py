@@ -31,8 +31,9 @@ from ..decoding.base import DecodingParams
 from ..decoding.batch import BatchDecoder
 from ..decoding.request import Request
 from ..drafting.registry import DRAFTERS, confident_prefix, runs_model
-from ..engine.cuda_graphs import make_runner
-from ..engine.runner import ModelRunner, PrefillSteps
+from ..engine.cuda_graphs import runner_for
+from ..engine.prefill import PrefillSteps
+from ..engine.runner import ModelRunner
 from ..errors import RequestError
 from ..machine.transfer import to_device
 from ..models.draft_head import DraftHead
@@ -81,8 +82,8 @@ def build_amusd(
     """The decoder of a request; starts the pair's draft process unless it is running already."""
     refuse_amusd(pair, request)
     lead, kind = lead_of(request), DRAFTERS[request.drafter]
-    length = request.longest + lead + 2
-    runner = make_runner(pair.target_step, len(sequences), length, pair.vocab, request.backend)
+    texts = request.texts(lead + 2)
+    runner = runner_for(pair.target_step, len(sequences), texts, pair.vocab, request.backend)
     client = DraftClient(
         pair,
         sequences,

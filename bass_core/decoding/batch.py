@@ -17,7 +17,8 @@ from torch import Tensor
 
 from ..budget.base import Budget, Feedback
 from ..drafting.base import Drafter, Proposal, check_chain
-from ..engine.runner import ModelRunner, PrefillSteps
+from ..engine.prefill import PrefillSteps
+from ..engine.runner import ModelRunner
 from ..machine.transfer import to_device
 from ..models.forward import ForwardBatch, ForwardOutput
 from ..sampling.noise import NoiseKeys

@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..engine.runner import ModelRunner, PrefillSteps
+from ..engine.prefill import PrefillSteps
+from ..engine.runner import ModelRunner
 from ..machine.transfer import to_device
 from ..models.forward import ForwardBatch
 from ..sampling.distribution import argmax, probabilities
