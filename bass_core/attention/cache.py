@@ -5,8 +5,8 @@ state of a step is not kept here but in the `AttentionPlan` that `plan` makes fo
 rows 0..B-1, and its new keys and values are written at each row's own length. To roll back a rejected draft, plan
 the next step with a smaller length: nothing is moved or zeroed, and the next write overwrites stale entries.
 
-A prefix that rows share is a row of `prefix`, a second cache, which is filled as any other. A row that is attached to
-it has its first `starts[b]` tokens there, in whole units of SHARE, and its token c in its own column c - starts[b].
+A prefix that rows share is a row of `prefix`, a second cache, which is filled as any other. A row that is attached
+to it has its first `starts[b]` tokens there, in whole units of SHARE, and token c in its own column c - starts[b].
 Lengths always count both. A step of the rows never writes to the prefix. Non-goals: paging, offloading.
 """
 
@@ -51,7 +51,10 @@ class RaggedCache:
         self.has_kernel = is_accelerator(self.buffer.device) and available(self.buffer.device)
 
     def attach(self, row: int, group: int, length: int) -> None:
-        """Let a row begin with the first `length` tokens, whole units of SHARE, of a row of the prefix; 0: none."""
+        """Let a row begin with the first `length` tokens of a row of the prefix, or with none (0).
+
+        Raises ValueError unless the prefix holds so many, and they are whole units of SHARE.
+        """
         if length and (self.prefix is None or length % SHARE or length > self.prefix.max_len):
             raise ValueError(f"a row can't share {length} tokens: the prefix holds whole units of {SHARE} tokens")
         self.starts[row], self.groups[row] = length, group
@@ -118,8 +121,8 @@ class RaggedCache:
     ) -> AttentionPlan:
         """The plan of a captured step, whose lengths int64 [B] only the device knows.
 
-        shared: starts and groups int64 [B], if the cache has a prefix. Nothing is checked: every row must have room
-        for `queries` more tokens in `extent` columns of its own (None: in all).
+        shared: starts and groups int64 [B], if the cache has a prefix. Nothing is checked: every row must have
+        room for `queries` more tokens in `extent` columns of its own (None: in all).
         """
         plan = AttentionPlan(lengths, [], queries, captured_extent=extent or self.max_len, gap=window)
         if shared is not None and self.prefix is not None:

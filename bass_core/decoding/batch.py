@@ -48,7 +48,7 @@ class BatchDecoder:
     def __post_init__(self) -> None:
         self._rows = list(self.sequences)
         self.return_states |= self.drafter is not None and self.drafter.observes_states
-        self._prefill = self.target.prefill([row.prompt for row in self._rows], self.return_states)
+        self._prefill = PrefillSteps(self.target, [row.prompt for row in self._rows], self.return_states)
         if self.drafter is not None:
             self._draft_prefill = self.drafter.start(self._rows)
 

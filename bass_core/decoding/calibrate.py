@@ -23,7 +23,7 @@ from ..attention.select import choose_backend
 from ..budget.cost_table import CostTable, read_table, write_table
 from ..budget.policies import EqualRows, FixedLength
 from ..drafting.base import Drafter, Proposal
-from ..drafting.registry import choose_drafter, make_drafter, runs_model
+from ..drafting.registry import Parts, choose_drafter, make_drafter, runs_model
 from ..engine.cuda_graphs import make_runner
 from ..engine.prefix import CachedTexts
 from ..machine.memory import shortage_explained

@@ -32,7 +32,7 @@ class ModelDrafter(Drafter):
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         limit = self.runner.model.context
-        return self.runner.prefill([row.prompt[:limit] for row in rows])
+        return PrefillSteps(self.runner, [row.prompt[:limit] for row in rows])
 
     def prepare(self, rows: int) -> None:
         """Before the first step: let the model make ready for one token a row, and for two."""

@@ -59,7 +59,7 @@ class DraftSource(Protocol):
 
 @dataclass(frozen=True)
 class Parts:
-    """What the drafters of a lane are put together from: the pair, how many rows it decodes at a time, and their texts.
+    """What the drafters of a lane are made of: the pair, how many rows are decoded at a time, and their texts.
 
     A lane's drafters take turns with one runner of the draft, which is made when the first of them needs it.
     ahead: for AMUSD. A draft model or head drafts at most one token of a row in a proposal, so that the session

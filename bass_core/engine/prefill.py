@@ -7,22 +7,18 @@ prefill does not feed them again. Afterwards each row's valid length is that of 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from ..machine.transfer import to_device
 from ..models.forward import ForwardBatch
-
-if TYPE_CHECKING:
-    from .runner import ModelRunner
+from .runner import ModelRunner
 
 
 class PrefillSteps:
-    """The steps of one prefill. fed, total: tokens of all different texts that are in the cache, and that will be."""
+    """The steps of one prefill. fed, total: tokens of all different texts that were fed, and that will be."""
 
-    def __init__(self, runner: ModelRunner, prompts: list[list[int]], return_states: bool) -> None:
+    def __init__(self, runner: ModelRunner, prompts: list[list[int]], return_states: bool = False) -> None:
         self.runner, self.prompts = runner, prompts
         runner.begin()
         self.prefixes = [runner.shared.of(prompt) for prompt in prompts]

@@ -2,8 +2,8 @@
 
 Contract: `lengths[r]` is the number of leading tokens of row r whose keys and values are in the cache and valid.
 `forward` writes to the cache and changes no length; the caller, who knows what was accepted, calls `commit`. Rows
-in use are 0..B-1; when one leaves, the last takes its place. Rows whose prompts begin alike read one shared prefix,
-which stays until a prefill needs others (prefill.py).
+in use are 0..B-1; when one leaves, the last takes its place. Rows whose prompts begin alike read one prefix, which
+stays until a prefill needs others (prefill.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from kernels.support import is_accelerator
 from ..attention.cache import RaggedCache
 from ..models.base import CausalModel
 from ..models.forward import ForwardBatch, ForwardOutput
-from .prefill import PrefillSteps
 from .prefix import NOTHING_SHARED, SharedPrompts, Tokens
 
 # Tokens in one prefill chunk, summed over all rows. A request to stop is noticed between two chunks.
@@ -49,7 +48,9 @@ class ModelRunner:
         cache: RaggedCache | None = None,
     ) -> None:
         self.model, self.vocab, self.backend, self.shared = model, vocab, backend, shared
-        self.cache = model.new_cache(max_batch, max_len, *prefix_size(shared, max_batch)) if cache is None else cache
+        self.cache = (
+            model.new_cache(max_batch, max_len, *prefix_size(shared, max_batch)) if cache is None else cache
+        )
         # The prefixes that are in the cache, by their tokens: the row of the cache's prefix, logits, states.
         self._held: dict[Tokens, tuple[int, Tensor, Tensor]] = {}
         self._lengths = [0] * max_batch
@@ -90,9 +91,9 @@ class ModelRunner:
         return all(one is not None and (len(one[2]) > 0 or not with_states) for one in kept)
 
     def hold(self, prefixes: Sequence[Tokens], logits: dict[int, Tensor], states: list[Tensor]) -> None:
-        """Row i of the cache's prefix holds prefixes[i], behind which come logits[i] [vocab]; its states [P, hidden].
+        """Row i of the cache's prefix now holds prefixes[i], with the logits [vocab] behind it.
 
-        States are empty if none were asked for.
+        states[i] [P, hidden] are those of its tokens, empty if none were asked for.
         """
         rows = enumerate(prefixes)
         self._held = {prefix: (row, logits[row].clone(), states[row]) for row, prefix in rows}
@@ -117,10 +118,6 @@ class ModelRunner:
 
         Call it while the cache is empty and time doesn't matter. Without graphs there is nothing to do.
         """
-
-    def prefill(self, prompts: list[list[int]], return_states: bool = False) -> PrefillSteps:
-        """Steps that feed the prompts chunk by chunk; what several prompts begin with is computed once."""
-        return PrefillSteps(self, prompts, return_states)
 
     def move_row(self, source: int, target: int) -> None:
         """Copy row `source` over row `target`, and its length with it."""

@@ -68,9 +68,9 @@ class CausalModel:
 
     # Whether the padding of shorter rows is left out of the matrix products.
     skips_padding = False
-    # The fewest tokens that prompts must have in common, counted for each row but one, to share a prefix. In torch,
-    # attention in two parts is more calls.
-    least_saved = 1024
+    # The fewest tokens that prompts must have in common, counted for each row but one, to share a prefix; None:
+    # they can't. In torch, attention in two parts is more calls.
+    least_saved: int | None = 1024
     # Whether the forward is known not to wait for the device. transformers' own code is tested (capturable.py).
     never_waits = False
 
@@ -100,7 +100,7 @@ class CausalModel:
             _pack_linears(self._shadow)
 
     def new_cache(self, max_batch: int, max_len: int, prefixes: int = 0, prefix_len: int = 0) -> RaggedCache:
-        """An empty cache of `max_batch` rows x `max_len` tokens, with room for so many prefixes of so many tokens."""
+        """An empty cache of `max_batch` rows x `max_len` tokens, and of so many prefixes of so many tokens."""
         prefix = self.new_cache(prefixes, prefix_len) if prefixes else None
         sizes = (self.layers, max_batch, max_len, self.kv_heads, self.head_dim)
         return RaggedCache(*sizes, self.cache_dtype, self.device, prefix)

@@ -38,8 +38,8 @@ class CapturedBatch:
     """What a captured step reads: static buffers, refilled before each replay, whose values the host doesn't know.
 
     tokens: as in ForwardBatch. lengths: int64 [B] on the device. extent: attention reads the first `extent`
-    columns of the cache, and no row may grow beyond them; None for all. shared: the cache's starts and groups int64
-    [B], if it has a prefix. window: as in ForwardBatch.
+    columns of the cache, and no row may grow beyond them; None for all. shared: the cache's starts and groups
+    int64 [B], if it has a prefix. window: as in ForwardBatch.
     """
 
     tokens: Tensor
