@@ -11,11 +11,14 @@ masks and biases describe own columns.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+_Made = TypeVar("_Made")
 
 # Rows share a prefix in whole units of this many tokens.
 SHARE = 16
@@ -30,9 +33,9 @@ class SharedPart:
     """The prefixes that rows of a step read in place of own columns; row b's has its first starts[b] tokens.
 
     starts: int64 [B], multiples of SHARE, 0 for a row without a prefix; groups: int64 [B], which prefix each row
-    reads (any, for a row without one). Both are on the device; host_starts and host_groups are the same on the
-    host, empty for a captured step. extent: columns of the prefixes that any row may see. views: keys and values
-    [G, Hkv, extent, D] of the prefixes in layer 0, then in layer 1, and so on.
+    reads (any of them, for a row without one). Both are on the device; host_starts and host_groups are the same
+    on the host, empty for a captured step. extent: columns of the prefixes that any row may see. views: keys and
+    values [G, Hkv, extent, D] of the prefixes in layer 0, then in layer 1, and so on.
     """
 
     starts: Tensor
@@ -80,12 +83,14 @@ class AttentionPlan:
     views: tuple[Tensor, ...] = ()
     shared: SharedPart | None = None
     gap: int | None = None
-    _positions: Tensor | None = None
-    _masks: dict[int | None, Tensor] = field(default_factory=dict)
-    _biases: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
-    _new_lengths: Tensor | None = None
-    _own_lengths: Tensor | None = None
-    _window_starts: dict[int, Tensor] = field(default_factory=dict)
+    _made: dict[Any, Any] = field(default_factory=dict)
+
+    def once(self, key: Any, make: Callable[[], _Made]) -> _Made:
+        """What `make` returns, which is called once a step for each key."""
+        if key not in self._made:
+            self._made[key] = make()
+        made: _Made = self._made[key]
+        return made
 
     @property
     def own_host(self) -> list[int]:
@@ -107,45 +112,46 @@ class AttentionPlan:
         return min(self.own_host) != max(self.own_host)
 
     @property
-    def own_lengths(self) -> Tensor:
-        """int64 [B]: the own columns of each row that were filled before this step."""
-        if self._own_lengths is None:
-            self._own_lengths = self.lengths if self.shared is None else self.lengths - self.shared.starts
-        return self._own_lengths
-
-    @property
     def positions(self) -> Tensor:
         """int64 [B, S]: the position of each new token in its row."""
-        if self._positions is None:
-            self._positions = self.lengths[:, None] + torch.arange(self.queries, device=self.lengths.device)
-        return self._positions
+        device = self.lengths.device
+        return self.once("positions", lambda: self.lengths[:, None] + torch.arange(self.queries, device=device))
+
+    @property
+    def own_lengths(self) -> Tensor:
+        """int64 [B]: the own columns of each row that were filled before this step."""
+        shared = self.shared
+        if shared is None:
+            return self.lengths
+        return self.once("own lengths", lambda: self.lengths - shared.starts)
 
     @property
     def new_lengths(self) -> Tensor:
         """int32 [B]: the own columns of each row including its new tokens."""
-        if self._new_lengths is None:
-            self._new_lengths = (self.own_lengths + self.queries).to(torch.int32)
-        return self._new_lengths
+        return self.once("new lengths", lambda: (self.own_lengths + self.queries).to(torch.int32))
+
+    def window_starts(self, window: int) -> Tensor:
+        """int64 [B]: where each row's last `window` cached tokens begin, rounded down to a multiple of 64."""
+
+        def make() -> Tensor:
+            return ((self.lengths - window) // _GAP_UNIT * _GAP_UNIT).clamp(min=SINKS)
+
+        return self.once(("window starts", window), make)
 
     def reads(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values [B, Hkv, extent, D] of a layer that the step may read."""
         return self.views[2 * layer], self.views[2 * layer + 1]
 
-    def window_starts(self, window: int) -> Tensor:
-        """int64 [B]: where each row's last `window` cached tokens begin, rounded down to a multiple of 64."""
-        if window not in self._window_starts:
-            starts = (self.lengths - window) // _GAP_UNIT * _GAP_UNIT
-            self._window_starts[window] = starts.clamp(min=SINKS)
-        return self._window_starts[window]
-
     def mask(self, window: int | None) -> Tensor:
         """Bool [B, S, extent], true where a query must not look."""
-        if window not in self._masks:
+
+        def make() -> Tensor:
             columns = torch.arange(self.extent, device=self.lengths.device)
             if self.shared is not None:
                 columns = columns + self.shared.starts[:, None, None]
-            self._masks[window] = self.hidden(columns, window)
-        return self._masks[window]
+            return self.hidden(columns, window)
+
+        return self.once(("mask", window), make)
 
     def hidden(self, columns: Tensor, window: int | None) -> Tensor:
         """Bool [B, S, N], true where a query must not look at a row's tokens `columns`, int64 [N] or [B, 1, N]."""
@@ -159,9 +165,10 @@ class AttentionPlan:
 
     def bias(self, window: int | None, group: int, dtype: torch.dtype, kv_heads: int = 1) -> Tensor:
         """[B x kv_heads, group x S, extent], -inf where a query must not look and 0 elsewhere."""
-        key = (window, group, dtype, kv_heads)
-        if key not in self._biases:
+
+        def make() -> Tensor:
             mask = self.mask(window)[:, None, None].expand(-1, kv_heads, group, -1, -1)
             bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-            self._biases[key] = bias.masked_fill_(mask, float("-inf")).flatten(2, 3).flatten(0, 1)
-        return self._biases[key]
+            return bias.masked_fill_(mask, float("-inf")).flatten(2, 3).flatten(0, 1)
+
+        return self.once(("bias", window, group, dtype, kv_heads), make)
