@@ -105,6 +105,11 @@ class AttentionPlan:
         return max(self.own_host) + self.queries if self.captured_extent is None else self.captured_extent
 
     @property
+    def longest(self) -> int:
+        """All positions of this step are below this."""
+        return self.extent + (0 if self.shared is None else self.shared.extent)
+
+    @property
     def needs_mask(self) -> bool:
         """False when every query sees every column of the extent (one new token, all rows equally long)."""
         if self.captured_extent is not None or self.queries > 1 or self.gap is not None:

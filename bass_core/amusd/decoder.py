@@ -8,9 +8,8 @@ usual rule (verification/rejection.py), with the q that each draft was really dr
 the target takes a plain step, unless the next draft is due so soon that waiting pays (`_worth_waiting`). A draft
 that crashes or hangs is given up: the lane goes on as regular decoding, and `timeline.note` says so.
 
-Of the drafters that run the pair's draft, "model" always drafts with it; "cascade" copies first where the text
-repeats itself; "adaptive" also stops after a draft that it is unsure of (drafting/registry.py).
-A draft head reads the target's states, which come with the verdicts; until then it uses its own states.
+The drafters that run the pair's draft are those of drafting/registry.py. A draft head reads the target's states,
+which come with the verdicts; until then it uses its own states.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which prompts begin alike, so that what they share is computed and stored once.
 
 Contract: `share_prompts` puts prompts into groups, each with one prefix of whole units of SHARE tokens. A prompt
-is in one group at most. Nothing here knows a model or a cache. Non-goals: prefixes of prefixes, sharing by requests.
+is in one group at most. Nothing here knows a model or a cache. Non-goals: prefixes of prefixes.
 """
 
 from __future__ import annotations

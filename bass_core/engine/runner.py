@@ -20,6 +20,8 @@ from ..models.base import CausalModel
 from ..models.forward import ForwardBatch, ForwardOutput
 from .prefix import NOTHING_SHARED, SharedPrompts, Tokens
 
+# The backends that attend over a prefix beside a row's own cache.
+SHARING = ("pad", "split", "sdpa")
 # Tokens in one prefill chunk, summed over all rows. A request to stop is noticed between two chunks.
 PREFILL_TOKENS = {"cpu": 128, "accelerator": 8192}
 
@@ -132,8 +134,5 @@ def prefix_size(shared: SharedPrompts, max_batch: int) -> tuple[int, int]:
 
 
 def least_saved(model: CausalModel, backend: str) -> int | None:
-    """The fewest tokens that prompts must save to share a prefix of this model's; None if none can be shared.
-
-    flash-attn's kernel reads one cache.
-    """
-    return None if backend == "flash" else model.least_saved
+    """The fewest tokens that prompts must save to share a prefix of this model's; None if none can be shared."""
+    return model.least_saved if backend in SHARING else None

@@ -6,7 +6,6 @@ Contract: the same drafts as step by step, whatever the rows' lengths; a chain i
 from __future__ import annotations
 
 from collections.abc import Iterator
-
 from typing import Any
 
 import pytest
