@@ -5,6 +5,7 @@ import sys
 
 MODULES = {
     "amusd": "cpu.amusd",
+    "attention": "attention.backends",
     "batch": "cpu.batch",
     "draft-length": "cpu.draft_length",
     "exactness": "cpu.exactness",
