@@ -19,6 +19,7 @@ MODULES = {
     "page": "cpu.page",
     "passk": "passk.command",
     "peers": "peers.command",
+    "prompt": "attention.prompt",
     "ragged": "cpu.ragged",
     "rooms": "report.rooms",
     "simulate": "simulation.command",

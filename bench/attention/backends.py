@@ -2,8 +2,8 @@
 
 Contract: one layer's attention in the shape of a pair's target, all rows equally long. A cell is rows x tokens a
 row x cached tokens, over caches of each row's own or over one shared prefix (all but the last 16 tokens of the
-rows). The claim is that "auto" takes at most 1.15 of the fastest backend's time in every cell. On a CPU the kernels
-of kernels/cpu, which leave no choice, are measured by `python -m bench floor`.
+rows). The claim is that "auto" takes at most 1.15 of the fastest backend's time in every cell. The kernels of
+kernels/cpu, beside which there is no choice, are measured by `python -m bench floor`.
 """
 
 from __future__ import annotations
