@@ -15,7 +15,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from kernels.cpu.attention.layout import SINKS, TILE, padded
+
 from ..attention.cache import RaggedCache
+from ..attention.tiled import TiledCache
 from ..machine import cpu_kernels
 from . import llama_cpu
 from .base import CausalModel, shadow_of
@@ -50,10 +53,20 @@ class LlamaCompiled(CausalModel):
         self.low_precision, self._dtype = False, model.dtype
         self.embedding = held(model.get_input_embeddings())
         self.packed = pack_llama(model)
+        self.cache_dtype = torch.bfloat16 if self.packed.dot else torch.float32
         self._rotary: Any = shadow_of(body.rotary_emb)
         self._turns = self._make_turns(min(1024, self.context))
         # Compiles the forward, or loads its code from disk, before a clock runs.
         self.forward(ForwardBatch(torch.zeros(1, 1, dtype=torch.int64), [0]), self.new_cache(1, 1))
+
+    def new_cache(self, max_batch: int, max_len: int, prefix: RaggedCache | None = None) -> TiledCache:
+        return TiledCache(
+            self.layers, max_batch, max_len, self.kv_heads, self.head_dim, self.cache_dtype, self.device, prefix
+        )
+
+    def cache_bytes(self, max_batch: int, max_len: int) -> int:
+        tiles = max_batch * self.layers * 2 * self.kv_heads * -(-max_len // TILE)
+        return tiles * TILE * padded(self.head_dim) * self.cache_dtype.itemsize
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, cache: RaggedCache, backend: str = "sdpa") -> ForwardOutput:
@@ -78,8 +91,9 @@ class LlamaCompiled(CausalModel):
             firsts,
             batch.lengths,
             wanted,
-            cache.buffer,
+            cache,
             self._turns_until(max(batch.lengths) + width),
+            _skipped(batch),
             self.readout.layers if batch.return_states else (),
             keep=batch.eager,
         )
@@ -98,6 +112,14 @@ class LlamaCompiled(CausalModel):
         cos, sin = self._rotary(torch.zeros(1, dtype=torch.float32), torch.arange(size)[None])
         half = self.head_dim // 2
         return torch.cat((cos[0, :, :half], sin[0, :, :half]), dim=1).float().flatten().numpy()
+
+
+def _skipped(batch: ForwardBatch) -> Any:
+    """int64 [B]: columns SINKS to _skipped - 1 of each row are outside the batch's window; None: no window."""
+    window = getattr(batch, "window", None)
+    if window is None:
+        return None
+    return np.maximum(SINKS, (np.array(batch.lengths, np.int64) - window) // SINKS * SINKS)
 
 
 def _padded(x: Tensor, real: Tensor | None, rows: int, width: int) -> Tensor:
