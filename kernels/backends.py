@@ -3,7 +3,9 @@
 Contract: row b has `lengths[b]` tokens cached before this step and S new ones, whose keys and values are already
 in the cache at `lengths[b] .. lengths[b]+S-1`. Query s of row b sees column c when
 `c <= lengths[b] + s` and, with a sliding window w, `c > lengths[b] + s - w`. Other
-contents of the cache (rejected drafts, padding) never affect a result.
+contents of the cache (rejected drafts, padding) never affect a result. Where the plan has a shared part, a row's
+first columns are those of a prefix, which is stored once; where it has a gap, the columns in it are not seen (see
+plan.py). `flash` takes neither.
 
 The backends share one signature and differ only in how they divide the work, as in BASS (arXiv 2404.15778):
 `pad` pads every row to the longest, `split` launches once per row at its exact length, `sdpa` passes the padded
@@ -34,10 +36,13 @@ def fused(
     scaling: float,
     window: int | None = None,
     softcap: float | None = None,
+    prefix: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Our Triton kernel (triton/attention.py). Same arguments and result as `pad`."""
     from .triton.attention import fused as kernel  # imports triton
 
+    if prefix is not None or plan.shared is not None or plan.gap is not None:
+        raise ValueError("the Triton kernel computes no shared prefixes and no gaps: choose another backend.")
     return kernel(query, key, value, plan, scaling=scaling, window=window, softcap=softcap)
 
 
@@ -50,8 +55,14 @@ def flash(
     scaling: float,
     window: int | None = None,
     softcap: float | None = None,
+    prefix: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """flash-attn's kernel for caches with row lengths; fp16 and bf16 only. Same arguments and result as `pad`."""
+    """flash-attn's kernel for caches with row lengths; fp16 and bf16 only. Same arguments and result as `pad`.
+
+    Raises ValueError for a step over shared prefixes or with a gap, which flash-attn does not compute.
+    """
+    if prefix is not None or plan.shared is not None or plan.gap is not None:
+        raise ValueError("flash-attn computes no shared prefixes and no gaps: choose another backend.")
     out: Tensor = _flash_attn()(
         query.transpose(1, 2).to(key.dtype),
         key.transpose(1, 2),

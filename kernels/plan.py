@@ -3,15 +3,60 @@
 Contract: a plan serves one step and is then discarded. What its layers share (positions, masks, new lengths) is
 computed once, when a layer first asks for it. A cache makes the plans of the steps that write to it (see
 bass_core/attention/cache.py); a plan made by hand has no views.
+
+Rows may share a prefix that is stored once (`SharedPart`). A row's token c is then column c of its prefix if c is
+less than the row's start, and its own column c - start if not. Lengths and positions count the prefix; extents,
+masks and biases describe own columns.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+_Made = TypeVar("_Made")
+
+# Rows share a prefix in whole units of this many tokens.
+SHARE = 16
+# The tokens at a text's start that the queries of a windowed step see beside their window.
+SINKS = 64
+# The tokens hidden in a windowed step begin and end at multiples of this.
+_GAP_UNIT = 64
+
+
+@dataclass
+class SharedPart:
+    """The prefixes that rows of a step read in place of own columns; row b's has its first starts[b] tokens.
+
+    starts: int64 [B], multiples of SHARE, 0 for a row without a prefix; groups: int64 [B], which prefix each row
+    reads (any of them, for a row without one). Both are on the device; host_starts and host_groups are the same
+    on the host, empty for a captured step. extent: columns of the prefixes that any row may see. views: keys and
+    values [G, Hkv, extent, D] of the prefixes in layer 0, then in layer 1, and so on.
+    """
+
+    starts: Tensor
+    groups: Tensor
+    host_starts: list[int]
+    host_groups: list[int]
+    extent: int
+    views: tuple[Tensor, ...] = ()
+    _order: Tensor | None = None
+
+    @property
+    def order(self) -> Tensor:
+        """int64 [B]: the rows sorted by prefix, those without one last."""
+        if self._order is None:
+            last = torch.iinfo(torch.int64).max
+            self._order = self.groups.masked_fill(self.starts == 0, last).argsort(stable=True)
+        return self._order
+
+    def reads(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [G, Hkv, extent, D] of a layer's prefixes."""
+        return self.views[2 * layer], self.views[2 * layer + 1]
 
 
 @dataclass
@@ -19,7 +64,9 @@ class AttentionPlan:
     """S = `queries` new tokens for each of B rows; `lengths` int64 [B] (on the device): tokens cached before.
 
     host: the same lengths on the host; empty for a captured step, which is replayed for lengths that only the
-    device knows. captured_extent: the columns that a captured step reads; no row may grow beyond them.
+    device knows. captured_extent: the own columns that a captured step reads; no row may grow beyond them.
+    shared: the prefixes that rows share; no row is shorter than its start. gap: in a step with a window, the
+    window's tokens: queries see no column from SINKS up to `window_starts(gap)`. None: they see all.
     tokens: int64 [N], indices of the real tokens in the flattened [B x S] step; None if all are real.
     places: int64 [2 x Hkv x N], where their keys and values go in a layer's cache, seen as vectors of head_dim.
     ends: for a batch of one, the view [2, Hkv, N, D] of each layer's cache to which they go.
@@ -34,34 +81,67 @@ class AttentionPlan:
     places: Tensor | None = None
     ends: tuple[Tensor, ...] = ()
     views: tuple[Tensor, ...] = ()
-    _positions: Tensor | None = None
-    _masks: dict[int | None, Tensor] = field(default_factory=dict)
-    _biases: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
-    _new_lengths: Tensor | None = None
+    shared: SharedPart | None = None
+    gap: int | None = None
+    _made: dict[Any, Any] = field(default_factory=dict)
+
+    def once(self, key: Any, make: Callable[[], _Made]) -> _Made:
+        """What `make` returns, which is called once a step for each key."""
+        if key not in self._made:
+            self._made[key] = make()
+        made: _Made = self._made[key]
+        return made
+
+    @property
+    def own_host(self) -> list[int]:
+        """`own_lengths` on the host; empty for a captured step."""
+        if self.shared is None:
+            return self.host
+        return [length - start for length, start in zip(self.host, self.shared.host_starts, strict=True)]
 
     @property
     def extent(self) -> int:
-        """Columns of the cache that any row of this step may see."""
-        return max(self.host) + self.queries if self.captured_extent is None else self.captured_extent
+        """Own columns that any row of this step may see."""
+        return max(self.own_host) + self.queries if self.captured_extent is None else self.captured_extent
+
+    @property
+    def longest(self) -> int:
+        """All positions of this step are below this."""
+        return self.extent + (0 if self.shared is None else self.shared.extent)
 
     @property
     def needs_mask(self) -> bool:
         """False when every query sees every column of the extent (one new token, all rows equally long)."""
-        return self.captured_extent is not None or self.queries > 1 or min(self.host) != max(self.host)
+        if self.captured_extent is not None or self.queries > 1 or self.gap is not None:
+            return True
+        return min(self.own_host) != max(self.own_host)
 
     @property
     def positions(self) -> Tensor:
         """int64 [B, S]: the position of each new token in its row."""
-        if self._positions is None:
-            self._positions = self.lengths[:, None] + torch.arange(self.queries, device=self.lengths.device)
-        return self._positions
+        device = self.lengths.device
+        return self.once("positions", lambda: self.lengths[:, None] + torch.arange(self.queries, device=device))
+
+    @property
+    def own_lengths(self) -> Tensor:
+        """int64 [B]: the own columns of each row that were filled before this step."""
+        shared = self.shared
+        if shared is None:
+            return self.lengths
+        return self.once("own lengths", lambda: self.lengths - shared.starts)
 
     @property
     def new_lengths(self) -> Tensor:
-        """int32 [B]: the length of each row including its new tokens."""
-        if self._new_lengths is None:
-            self._new_lengths = (self.lengths + self.queries).to(torch.int32)
-        return self._new_lengths
+        """int32 [B]: the own columns of each row including its new tokens."""
+        return self.once("new lengths", lambda: (self.own_lengths + self.queries).to(torch.int32))
+
+    def window_starts(self, window: int) -> Tensor:
+        """int64 [B]: where each row's last `window` cached tokens begin, rounded down to a multiple of 64."""
+
+        def make() -> Tensor:
+            return ((self.lengths - window) // _GAP_UNIT * _GAP_UNIT).clamp(min=SINKS)
+
+        return self.once(("window starts", window), make)
 
     def reads(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values [B, Hkv, extent, D] of a layer that the step may read."""
@@ -69,18 +149,31 @@ class AttentionPlan:
 
     def mask(self, window: int | None) -> Tensor:
         """Bool [B, S, extent], true where a query must not look."""
-        if window not in self._masks:
+
+        def make() -> Tensor:
             columns = torch.arange(self.extent, device=self.lengths.device)
-            last = self.positions[:, :, None]
-            hidden = columns > last
-            self._masks[window] = hidden if window is None else hidden | (columns <= last - window)
-        return self._masks[window]
+            if self.shared is not None:
+                columns = columns + self.shared.starts[:, None, None]
+            return self.hidden(columns, window)
+
+        return self.once(("mask", window), make)
+
+    def hidden(self, columns: Tensor, window: int | None) -> Tensor:
+        """Bool [B, S, N], true where a query must not look at a row's tokens `columns`, int64 [N] or [B, 1, N]."""
+        last = self.positions[:, :, None]
+        hidden = columns > last
+        if window is not None:
+            hidden = hidden | (columns <= last - window)
+        if self.gap is not None:
+            hidden = hidden | ((columns >= SINKS) & (columns < self.window_starts(self.gap)[:, None, None]))
+        return hidden
 
     def bias(self, window: int | None, group: int, dtype: torch.dtype, kv_heads: int = 1) -> Tensor:
         """[B x kv_heads, group x S, extent], -inf where a query must not look and 0 elsewhere."""
-        key = (window, group, dtype, kv_heads)
-        if key not in self._biases:
+
+        def make() -> Tensor:
             mask = self.mask(window)[:, None, None].expand(-1, kv_heads, group, -1, -1)
             bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-            self._biases[key] = bias.masked_fill_(mask, float("-inf")).flatten(2, 3).flatten(0, 1)
-        return self._biases[key]
+            return bias.masked_fill_(mask, float("-inf")).flatten(2, 3).flatten(0, 1)
+
+        return self.once(("bias", window, group, dtype, kv_heads), make)

@@ -23,8 +23,9 @@ from ..attention.select import choose_backend
 from ..budget.cost_table import CostTable, read_table, write_table
 from ..budget.policies import EqualRows, FixedLength
 from ..drafting.base import Drafter, Proposal
-from ..drafting.registry import choose_drafter, make_drafter, runs_model
+from ..drafting.registry import Parts, choose_drafter, make_drafter, runs_model
 from ..engine.cuda_graphs import make_runner
+from ..engine.prefix import CachedTexts
 from ..machine.memory import shortage_explained
 from ..machine.transfer import to_device
 from ..models.pair import ModelPair
@@ -200,7 +201,8 @@ class _Lab:
         self.random = _Random(pair.vocab, pair.device)
         self.model: Drafter | None = None
         if runs_model(drafter):
-            self.model = make_drafter(pair, "model", rows, length, backend, sampling, verification)
+            texts = CachedTexts([[i] for i in range(rows)], [length] * rows)
+            self.model = make_drafter("model", Parts(pair, rows, texts, backend, sampling, verification))
         made: Drafter = self.model or self.random
         runner = make_runner(pair.target_step, rows, length, pair.vocab, backend)
         sequences = [Sequence(i, i, prompt, 10**6, frozenset()) for i in range(rows)]

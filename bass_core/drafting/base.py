@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..engine.runner import PrefillSteps
+from ..engine.prefill import PrefillSteps
 from ..errors import RequestError
 from ..sampling.noise import NoiseKeys
 from ..sequence import Sequence

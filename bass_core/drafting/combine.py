@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..engine.runner import PrefillSteps
+from ..engine.prefill import PrefillSteps
 from ..machine.transfer import to_device
 from ..sampling.noise import NoiseKeys
 from ..sequence import Sequence

@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..engine.runner import ModelRunner, PrefillSteps
+from ..engine.prefill import PrefillSteps
+from ..engine.runner import ModelRunner
 from ..machine.transfer import to_device
 from ..models.forward import ForwardBatch
 from ..sampling.distribution import argmax, probabilities
@@ -31,7 +32,7 @@ class ModelDrafter(Drafter):
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         limit = self.runner.model.context
-        return self.runner.prefill([row.prompt[:limit] for row in rows])
+        return PrefillSteps(self.runner, [row.prompt[:limit] for row in rows])
 
     def prepare(self, rows: int) -> None:
         """Before the first step: let the model make ready for one token a row, and for two."""

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 
-from ..engine.cuda_graphs import make_runner
+from ..engine.cuda_graphs import runner_for
+from ..engine.prefix import CachedTexts
+from ..engine.runner import ModelRunner
 from ..errors import RequestError
 from ..models.base import CausalModel
 from ..models.draft_head import DraftHead
@@ -56,29 +59,37 @@ class DraftSource(Protocol):
 
 @dataclass(frozen=True)
 class Parts:
-    """What the drafters of a lane are put together from: the pair, the lane's rows and their tokens at most.
+    """What the drafters of a lane are made of: the pair, how many rows are decoded at a time, and their texts.
 
+    A lane's drafters take turns with one runner of the draft, which is made when the first of them needs it.
     ahead: for AMUSD. A draft model or head drafts at most one token of a row in a proposal, so that the session
     reads the target's verdicts in between, and a head goes on from its own states until the target's arrive.
     """
 
     pair: DraftSource
     rows: int
-    length: int
+    texts: CachedTexts
     backend: str
     sampling: SamplingParams
     verification: str
     ahead: bool = False
 
-    def model(self, confidence: float = 0.0) -> Drafter:
-        """The pair's draft model or draft head; only a head stops below `confidence`."""
+    @cached_property
+    def runner(self) -> ModelRunner:
+        """The runner of the pair's draft model or of its draft head's body."""
         pair, draft = self.pair, self.pair.draft
         assert pair.draft_step is not None
-        made = (self.rows, self.length)
+        head = isinstance(draft, DraftHead)
+        vocab = len(draft.vocabulary) if head else pair.vocab
+        # A head that runs ahead feeds slots again, those of its prompt too.
+        share = not (head and self.ahead)
+        return runner_for(pair.draft_step, self.rows, self.texts, vocab, self.backend, share)
+
+    def model(self, confidence: float = 0.0) -> Drafter:
+        """The pair's draft model or draft head; only a head stops below `confidence`."""
+        draft, runner, size = self.pair.draft, self.runner, self.pair.vocab
         if isinstance(draft, DraftHead):
-            runner = make_runner(pair.draft_step, *made, len(draft.vocabulary), self.backend)
-            return HeadDrafter(draft, runner, pair.vocab, self.sampling, self.verification, confidence, self.ahead)
-        runner = make_runner(pair.draft_step, *made, pair.vocab, self.backend)
+            return HeadDrafter(draft, runner, size, self.sampling, self.verification, confidence, self.ahead)
         return ModelDrafter(runner, self.sampling, self.verification)
 
     def prompt_lookup(self, shortest: int = 2) -> PromptLookupDrafter:
@@ -192,21 +203,6 @@ def runs_model(drafter: Any) -> bool:
     return isinstance(drafter, str) and DRAFTERS[drafter].runs_model
 
 
-def make_drafter(
-    pair: DraftSource,
-    drafter: Any,
-    rows: int,
-    length: int,
-    backend: str,
-    sampling: SamplingParams,
-    verification: str,
-    *,
-    ahead: bool = False,
-) -> Drafter:
-    """A drafter for `rows` rows of at most `length` tokens: by its name, or a copy of a drafter object.
-
-    ahead: see Parts.
-    """
-    if not isinstance(drafter, str):
-        return own_drafter(drafter)
-    return DRAFTERS[drafter].make(Parts(pair, rows, length, backend, sampling, verification, ahead))
+def make_drafter(drafter: Any, parts: Parts) -> Drafter:
+    """A fresh drafter by its name, or a copy of a drafter object."""
+    return DRAFTERS[drafter].make(parts) if isinstance(drafter, str) else own_drafter(drafter)

@@ -45,6 +45,7 @@ class LlamaCompiled(CausalModel):
 
     skips_padding = True
     never_waits = True
+    least_saved = None
 
     def _prepare(self, model: PreTrainedModel) -> None:
         from .weights.compiled import pack_llama  # imports numba

@@ -22,6 +22,7 @@ import torch
 
 from bass_core import ModelPair, load_pair
 from bass_core.attention.select import choose_backend
+from bass_core.engine.prefill import PrefillSteps
 from bass_core.engine.runner import ModelRunner
 from bass_core.machine.cpu_speed import READS, flops_of, last_cache, read_speeds, room, written
 from bass_core.models.draft_head import DraftHead
@@ -217,7 +218,7 @@ def _steps(pair: ModelPair, most: int) -> Callable[[int, int], Callable[[], obje
     """Makes whole steps of the target for (rows, tokens a row), rows of CONTEXT cached tokens each."""
     model, backend = pair.target_step, choose_backend("auto", pair.device, pair.dtype)
     runner = ModelRunner(model, most, CONTEXT + most, pair.vocab, backend)
-    prefill = runner.prefill([torch.randint(0, pair.vocab, (CONTEXT,)).tolist()] * most)
+    prefill = PrefillSteps(runner, [torch.randint(0, pair.vocab, (CONTEXT,)).tolist()] * most)
     while not prefill.done:
         prefill.step()
 

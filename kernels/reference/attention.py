@@ -6,11 +6,14 @@ kernels/backends.py for what they compute.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..plan import AttentionPlan
+from .prefix import Pair, attend_in_parts, in_parts
 
 
 def pad(
@@ -22,12 +25,16 @@ def pad(
     scaling: float,
     window: int | None = None,
     softcap: float | None = None,
+    prefix: Pair | None = None,
 ) -> Tensor:
     """One batched QK, one softmax and one batched PV over the padded maximum (BASS-PAD).
 
-    query [B, Hq, S, D]; key, value [B, Hkv, extent, D]; returns [B, S, Hq, D] in the query's dtype.
-    Grouped heads are folded into the query axis, so keys and values are never repeated.
+    query [B, Hq, S, D]; key, value [B, Hkv, extent, D]; prefix: keys and values [G, Hkv, P, D] of the prefixes
+    that rows share, given if and only if the plan has a shared part (ValueError if not). Returns [B, S, Hq, D] in
+    the query's dtype. Grouped heads are folded into the query axis, so keys and values are never repeated.
     """
+    if in_parts(plan, prefix):
+        return attend_in_parts(query, key, value, plan, prefix, scaling=scaling, window=window, softcap=softcap)
     bias = None
     if plan.needs_mask or window is not None:
         bias = plan.bias(window, query.shape[1] // key.shape[1], key.dtype, key.shape[1])
@@ -43,8 +50,12 @@ def split(
     scaling: float,
     window: int | None = None,
     softcap: float | None = None,
+    prefix: Pair | None = None,
 ) -> Tensor:
     """One launch per sequence at its exact length (BASS-SPLIT). Same arguments and result as `pad`."""
+    if in_parts(plan, prefix):
+        options: Any = {"scaling": scaling, "window": window, "softcap": softcap}
+        return attend_in_parts(query, key, value, plan, prefix, **options, padded=False)
     kv_heads, bias = key.shape[1], None
     if plan.queries > 1 or window is not None:
         bias = plan.bias(window, query.shape[1] // kv_heads, key.dtype, kv_heads)
@@ -65,14 +76,15 @@ def sdpa(
     scaling: float,
     window: int | None = None,
     softcap: float | None = None,
+    prefix: Pair | None = None,
 ) -> Tensor:
     """torch's scaled_dot_product_attention with an explicit mask. Same arguments and result as `pad`.
 
     Grouped heads are folded into the query axis here as well. torch's function has no logit soft-cap, so layers
-    with one use `pad`.
+    with one use `pad`, and so do steps over shared prefixes.
     """
-    if softcap is not None:
-        return pad(query, key, value, plan, scaling=scaling, window=window, softcap=softcap)
+    if softcap is not None or in_parts(plan, prefix):
+        return pad(query, key, value, plan, scaling=scaling, window=window, softcap=softcap, prefix=prefix)
     batch, heads, queries, dim = query.shape
     kv_heads = key.shape[1]
     group = heads // kv_heads

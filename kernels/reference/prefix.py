@@ -1,0 +1,173 @@
+"""Ragged attention in plain torch over rows that share a prefix, or that see only the ends of their text.
+
+Contract: `attend_in_parts` returns what `pad` in attention.py does, for a plan with shared prefixes or with a gap.
+Attention over a prefix is computed once for all rows and queries that read it, as one matrix product for each
+key-value head, and joined with that over the rows' own columns (bifurcated attention, arXiv 2403.08845). For a
+plan with a gap, the few columns that may be seen are gathered first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..plan import SINKS, AttentionPlan, SharedPart
+
+Pair = tuple[Tensor, Tensor]
+
+
+@dataclass
+class _Part:
+    """Columns that n rows see: keys, values [n, Hkv, N, D], or [1, Hkv, N, D] where all n see the same.
+
+    rows: which rows. hidden: bool [n, S, N], true where a query must not look; None if all see all.
+    """
+
+    rows: slice | Tensor
+    keys: Tensor
+    values: Tensor
+    hidden: Tensor | None
+
+
+def in_parts(plan: AttentionPlan, prefix: Pair | None) -> bool:
+    """Whether a step is computed here: it has a prefix, or a gap that leaves few columns to see."""
+    return plan.shared is not None or prefix is not None or _sees_few(plan)
+
+
+def attend_in_parts(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    plan: AttentionPlan,
+    prefix: Pair | None,
+    *,
+    scaling: float,
+    window: int | None,
+    softcap: float | None,
+    padded: bool = True,
+) -> Tensor:
+    """As `pad`. padded: own columns are padded to the longest row; if not, each row stops at its exact length."""
+    if (prefix is None) != (plan.shared is None):
+        raise ValueError("a prefix and the plan's shared part belong together: give both or neither.")
+    batch, heads, queries, dim = query.shape
+    folded = query.to(key.dtype).reshape(batch, key.shape[1], -1, dim)
+    if _sees_few(plan):
+        parts = [_seen(key, value, plan, window, prefix)]
+    else:
+        parts = [*_own(key, value, plan, window, padded), *_shared(plan, window, prefix)]
+    # A row's own part holds its newest token, so the highest score of all its parts is finite.
+    highest = torch.full((*folded.shape[:3], 1), float("-inf"), device=query.device)
+    scores = []
+    for part in parts:
+        scores.append(_scores(folded[part.rows], part, queries, scaling, softcap))
+        highest[part.rows] = torch.maximum(highest[part.rows], scores[-1].amax(-1, keepdim=True))
+    total, sums = torch.zeros_like(highest), torch.zeros_like(folded, dtype=torch.float32)
+    for part, score in zip(parts, scores, strict=True):
+        weights = torch.exp(score - highest[part.rows])
+        total[part.rows] += weights.sum(-1, keepdim=True)
+        sums[part.rows] += _product(weights.to(value.dtype), part.values).float()
+    return (sums / total).view(batch, heads, queries, dim).transpose(1, 2).to(query.dtype)
+
+
+def _sees_few(plan: AttentionPlan) -> bool:
+    """Whether a gap leaves so little to see that it is gathered."""
+    prefix = 0 if plan.shared is None else plan.shared.extent
+    return plan.gap is not None and SINKS + _tail(plan) < prefix + plan.extent
+
+
+def _tail(plan: AttentionPlan) -> int:
+    """The most tokens that a row sees beside the first SINKS: its window begins up to 63 early."""
+    return (plan.gap or 0) + 63 + plan.queries
+
+
+def _scores(query: Tensor, part: _Part, queries: int, scaling: float, softcap: float | None) -> Tensor:
+    """Float32 [n, Hkv, group x S, N] of queries [n, Hkv, group x S, D], -inf where one must not look."""
+    scores = _product(query, part.keys.mT).float() * scaling
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if part.hidden is None:
+        return scores
+    hidden = part.hidden[:, None, None].expand(-1, 1, query.shape[2] // queries, -1, -1).flatten(2, 3)
+    return scores.masked_fill(hidden, float("-inf"))
+
+
+def _product(x: Tensor, y: Tensor) -> Tensor:
+    """x [n, Hkv, M, K] times y [n, Hkv, K, N]; times y [1, Hkv, K, N] it is one product for each head."""
+    if x.shape[0] == y.shape[0]:
+        return x @ y
+    joined = x.transpose(0, 1).flatten(1, 2) @ y[0]
+    return joined.unflatten(1, (x.shape[0], x.shape[2])).transpose(0, 1)
+
+
+def _own(key: Tensor, value: Tensor, plan: AttentionPlan, window: int | None, padded: bool) -> Iterator[_Part]:
+    """The rows' own columns: all rows in one part, or a part for each."""
+    mask = plan.mask(window) if plan.needs_mask or window is not None else None
+    if padded or not plan.host:
+        yield _Part(slice(None), key, value, mask)
+        return
+    for row, own in enumerate(plan.own_host):
+        one, end = slice(row, row + 1), own + plan.queries
+        hidden = None if mask is None else mask[one, :, :end]
+        yield _Part(one, key[one, :, :end], value[one, :, :end], hidden)
+
+
+def _shared(plan: AttentionPlan, window: int | None, prefix: Pair | None) -> Iterator[_Part]:
+    """A part for each prefix that is read."""
+    if plan.shared is None or prefix is None:
+        return
+    shared, prefixes = plan.shared, prefix[0].shape[0]
+    for group, rows, columns in plan.once("readers", lambda: list(_readers(plan, shared, prefixes))):
+        keys, values = (one[group : group + 1, :, :columns] for one in prefix)
+        hidden = plan.once(("prefix", group, window), partial(_hidden, plan, shared, group, rows, columns, window))
+        yield _Part(rows, keys, values, hidden)
+
+
+def _readers(plan: AttentionPlan, shared: SharedPart, prefixes: int) -> Iterator[tuple[int, slice | Tensor, int]]:
+    """(prefix, its rows, the columns that they see) for each; in a captured step all rows and columns for each."""
+    if not plan.host:
+        yield from ((group, slice(None), shared.extent) for group in range(prefixes))
+        return
+    for group in sorted(set(shared.host_groups)):
+        both = zip(shared.host_starts, shared.host_groups, strict=True)
+        starts = {row: start for row, (start, of) in enumerate(both) if start and of == group}
+        if starts:
+            every = len(starts) == len(plan.host)
+            yield group, slice(None) if every else plan.lengths.new_tensor(list(starts)), max(starts.values())
+
+
+def _hidden(
+    plan: AttentionPlan, shared: SharedPart, group: int, rows: slice | Tensor, columns: int, window: int | None
+) -> Tensor | None:
+    """Bool [n, S, columns], true where a query of `rows` must not look at the prefix; None if all see it whole."""
+    both = zip(shared.host_starts, shared.host_groups, strict=True)
+    if window is None and plan.gap is None and {start for start, of in both if start and of == group} == {columns}:
+        return None
+    places = torch.arange(columns, device=plan.lengths.device)
+    absent = (places >= shared.starts[:, None]) | (shared.groups[:, None] != group)
+    return (plan.hidden(places, window) | absent[:, None])[rows]
+
+
+def _seen(key: Tensor, value: Tensor, plan: AttentionPlan, window: int | None, prefix: Pair | None) -> _Part:
+    """The columns that a gap leaves, gathered: the first SINKS, and those from the window's start to the end."""
+    tail = torch.arange(_tail(plan), device=key.device)
+    starts = plan.window_starts(plan.gap or 0)[:, None]
+    sinks = torch.arange(SINKS, device=key.device).expand(len(starts), -1)
+    columns = plan.once("seen", lambda: torch.cat((sinks, starts + tail), 1))
+    hidden = plan.once(("seen", window), lambda: plan.hidden(columns[:, None], window))
+    found = [_gathered(own, columns, plan.shared, prefix and prefix[i]) for i, own in enumerate((key, value))]
+    return _Part(slice(None), found[0], found[1], hidden)
+
+
+def _gathered(own: Tensor, columns: Tensor, shared: SharedPart | None, prefix: Tensor | None) -> Tensor:
+    """[B, Hkv, N, D]: each row's tokens `columns` int64 [B, N]; those past its end are any of its tokens."""
+    rows = torch.arange(len(columns), device=own.device)[:, None]
+    starts = 0 if shared is None else shared.starts[:, None]
+    found = own[rows, :, (columns - starts).clamp(0, own.shape[2] - 1)]
+    if shared is not None and prefix is not None:
+        stored = prefix[shared.groups[:, None], :, columns.clamp(max=prefix.shape[2] - 1)]
+        found = torch.where((columns < starts)[:, :, None, None], stored, found)
+    return found.transpose(1, 2)
