@@ -1,17 +1,15 @@
 """A key-value cache whose rows lie in tiles, for the compiled forward on a CPU (models/llama_compiled.py).
 
-Contract: a RaggedCache of another layout (kernels/cpu/attention/layout.py): `buffer` [layers, 2, max_batch, kv_heads,
-tiles, TILE x padded head_dim], of bfloat16 or float32. The forward reads and writes it itself, so it makes no plans.
+Contract: a RaggedCache of another layout (kernels/cpu/attention/layout.py): `buffer` [layers, 2, max_batch,
+kv_heads, tiles, TILE x padded head_dim], of bfloat16 or float32. The forward reads and writes it itself, so it
+makes no plans.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
 import torch
 
-from kernels.cpu.attention.layout import TILE, padded
+from kernels.cpu.attention.layout import TILE, padded, tiles_of
 
 from .cache import RaggedCache
 
@@ -30,25 +28,12 @@ class TiledCache(RaggedCache):
         device: torch.device | str = "cpu",
         prefix: RaggedCache | None = None,
     ) -> None:
+        self.prefix, self.starts, self.groups = prefix, [0] * max_batch, [0] * max_batch
         self.max_batch, self.max_len, self.kv_heads, self.head_dim = max_batch, max_len, kv_heads, head_dim
-        size = layers, 2, max_batch, kv_heads, -(-max_len // TILE), TILE * padded(head_dim)
+        size = layers, 2, max_batch, kv_heads, tiles_of(max_len), TILE * padded(head_dim)
         self.buffer = torch.zeros(size, dtype=dtype, device=device)
-        self.prefix, self.starts, self.groups = prefix, np.zeros(max_batch, np.int64), np.zeros(max_batch, np.int64)
-
-    def attach(self, row: int, group: int, length: int) -> None:
-        """The first `length` tokens of a row, a multiple of TILE, are those of row `group` of the prefix."""
-        self.starts[row], self.groups[row] = length, group
-
-    def check_room(self, lengths: Sequence[int], queries: int) -> None:
-        own = max(length - start for length, start in zip(lengths, self.starts.tolist(), strict=False))
-        if own + queries > self.max_len or len(lengths) > self.max_batch:
-            raise ValueError(
-                f"a step of {len(lengths)} rows x {queries} tokens from length {max(lengths)} does "
-                f"not fit a cache of {self.max_batch} rows x {self.max_len} tokens"
-            )
 
     def copy_row(self, source: int, target: int, length: int) -> None:
-        own = length - int(self.starts[source])
-        self.attach(target, int(self.groups[source]), int(self.starts[source]))
-        tiles = -(-own // TILE)
-        self.buffer[:, :, target, :, :tiles] = self.buffer[:, :, source, :, :tiles]
+        self.starts[target], self.groups[target] = self.starts[source], self.groups[source]
+        own = tiles_of(length - self.starts[source])
+        self.buffer[:, :, target, :, :own] = self.buffer[:, :, source, :, :own]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from kernels.cpu.attention.layout import SINKS, TILE, padded
+from kernels.cpu.attention.layout import SINKS, TILE, padded, tiles_of
 
 from ..attention.cache import RaggedCache
 from ..attention.tiled import TiledCache
@@ -45,7 +45,8 @@ class LlamaCompiled(CausalModel):
 
     skips_padding = True
     never_waits = True
-    least_saved = None
+    # A prefix is read once for all its rows; feeding it apart is one more step, as long as about ten tokens.
+    least_saved = 64
 
     def _prepare(self, model: PreTrainedModel) -> None:
         from .weights.compiled import pack_llama  # imports numba
@@ -60,14 +61,15 @@ class LlamaCompiled(CausalModel):
         # Compiles the forward, or loads its code from disk, before a clock runs.
         self.forward(ForwardBatch(torch.zeros(1, 1, dtype=torch.int64), [0]), self.new_cache(1, 1))
 
-    def new_cache(self, max_batch: int, max_len: int, prefix: RaggedCache | None = None) -> TiledCache:
-        return TiledCache(
-            self.layers, max_batch, max_len, self.kv_heads, self.head_dim, self.cache_dtype, self.device, prefix
-        )
+    def new_cache(self, max_batch: int, max_len: int, prefixes: int = 0, prefix_len: int = 0) -> TiledCache:
+        prefix = self.new_cache(prefixes, prefix_len) if prefixes else None
+        sizes = (self.layers, max_batch, max_len, self.kv_heads, self.head_dim)
+        return TiledCache(*sizes, self.cache_dtype, self.device, prefix)
 
-    def cache_bytes(self, max_batch: int, max_len: int) -> int:
-        tiles = max_batch * self.layers * 2 * self.kv_heads * -(-max_len // TILE)
-        return tiles * TILE * padded(self.head_dim) * self.cache_dtype.itemsize
+    def cache_bytes(self, max_batch: int, max_len: int, prefixes: int = 0, prefix_len: int = 0) -> int:
+        tiles = max_batch * tiles_of(max_len) + prefixes * tiles_of(prefix_len)
+        each = TILE * padded(self.head_dim) * self.cache_dtype.itemsize
+        return 2 * self.layers * self.kv_heads * tiles * each
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, cache: RaggedCache, backend: str = "sdpa") -> ForwardOutput:
@@ -116,11 +118,10 @@ class LlamaCompiled(CausalModel):
 
 
 def _skipped(batch: ForwardBatch) -> Any:
-    """int64 [B]: columns SINKS to _skipped - 1 of each row are outside the batch's window; None: no window."""
-    window = getattr(batch, "window", None)
-    if window is None:
+    """int64 [B]: where each row's window begins, behind SINKS (kernels/plan.py); None: there is no window."""
+    if batch.window is None:
         return None
-    return np.maximum(SINKS, (np.array(batch.lengths, np.int64) - window) // SINKS * SINKS)
+    return np.maximum(SINKS, (np.array(batch.lengths, np.int64) - batch.window) // SINKS * SINKS)
 
 
 def _padded(x: Tensor, real: Tensor | None, rows: int, width: int) -> Tensor:

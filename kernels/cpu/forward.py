@@ -87,11 +87,12 @@ def forward(
     """x float32 [N, hidden] becomes the residual stream; out [N, hidden] its final norm; logits [M, V].
 
     lines int64 [4 layers + 1, 10]: Packed.line of each layer's joined query, key and value, output, joined gate
-    and up, and down products, and of the output layer. norms float32 [2 layers + 1, hidden]. head_norms: the weights
-    of query and key norms [layers, 2, dim], flat, or nothing. turns: cosines and sines of a position, [positions,
-    dim], flat. shape, sight, plan, caches, segment, parts: attention/phases.py. queries: its scratch. step: int64 arrays firsts [B + 1], lengths [B], starts (products.py), the M
-    tokens wanted whose logits are computed, and the starts of these. reads int64 [layers + 1]: before which layers
-    x is kept, by its place in streams [places, N x hidden]; -1: not kept. room, short, wide: scratch.
+    and up, and down products, and of the output layer. norms float32 [2 layers + 1, hidden]. head_norms: the
+    weights of query and key norms [layers, 2, dim], flat, or nothing. turns: cosines and sines of a position,
+    [positions, dim], flat. shape, sight, plan, caches, segment, queries, parts: attention/phases.py. step: int64
+    arrays firsts [B + 1], lengths [B], starts (products.py), the M tokens wanted whose logits are computed, and
+    the starts of these. reads int64 [layers + 1]: before which layers x is kept, by its place in streams
+    [places, N x hidden]; -1: not kept. room, short, wide: scratch.
     """
     _, _, starts, wanted, wanted_starts = step
     heads, kv_heads, dim, _ = shape

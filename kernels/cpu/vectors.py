@@ -1,9 +1,9 @@
 """Products and sums in vector registers: LLVM code for numba.
 
-Contract: `multiply` multiplies packed weights (kinds.py) by a few vectors, `dots` keys by a query, `mix` values by
-their weights. Every result is summed in one order whatever stands beside it: over the inputs lane by lane, then
-the lanes in a fixed tree. So it has the same bits alone and among others. One text serves AVX-512, AVX2 and NEON.
-Arguments are addresses, as uintp, and sizes.
+Contract: `multiply` multiplies packed weights (kinds.py) by a few vectors, `dots` some by one. Every result is
+summed in one order whatever stands beside it: over the inputs lane by lane, then the lanes in a fixed tree. So
+it has the same bits alone and among others. One text serves AVX-512, AVX2 and NEON. Arguments are addresses, as
+uintp, and sizes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .kinds import COLUMNS, FLOAT, FLOATS, INT, KINDS, LANES, ROWS, STEP, Kind, count, fma, loaded, splat
+from .kinds import COLUMNS, FLOATS, INT, KINDS, LANES, ROWS, STEP, Kind, count, fma, loaded
 
-# Keys that are multiplied at once (their sums fit one register), and registers of values that are summed at once:
-# enough sums that none waits.
-_KEYS, _PARTS = min(8, LANES), 4
+# Keys that are multiplied at once: their sums fit one register.
+_KEYS = min(8, LANES)
 # columns, addresses of weights, vectors and results, groups, steps, stride.
 MULTIPLY = types.void(*[types.intp, types.uintp, types.uintp, types.uintp, types.intp, types.intp, types.intp])
 

@@ -1,10 +1,11 @@
 """Attention of a few queries over one segment of the columns, in vector registers: LLVM code for numba.
 
-Contract: `segment` computes scores, their softmax and the mean of the values for up to QUERIES queries of one head.
-Keys and values come in tiles (layout.py), so that both products are sums of outer products: words of the queries or
-of the weights, each times 16 words of a tile. Every query's sums are made in the order of the columns, whichever
-queries stand beside it: they are the same bits. With `dot`, queries and weights are bfloat16 and products are summed
-in float32 (dpbf16ps); without, all is float32. Sizes are intp, addresses uintp.
+Contract: `segment` computes scores, their softmax and the sums of the values for up to QUERIES queries of one
+head. Keys and values come in tiles (layout.py), so that both products are sums of outer products: words of the
+queries or of the weights, each times 16 words of a tile. Every query's sums are made in the order of the columns,
+whichever queries stand beside it, so it has the same bits alone and among others. With `dot`, queries and weights
+are bfloat16, and pairs of products are summed in float32 (dpbf16ps); without, all is float32. One text serves
+AVX-512, AVX2 and NEON. Sizes are intp, addresses uintp.
 """
 
 from __future__ import annotations
@@ -16,8 +17,23 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from ..kinds import FLOAT, FLOATS, INT, KINDS, LANES, LONG, SHORT, STEP, count, fma, function, kind_of, loaded, splat
-from ..kinds import BFLOATS
+from ..kinds import (
+    BFLOATS,
+    FLOAT,
+    FLOATS,
+    INT,
+    KINDS,
+    LANES,
+    LONG,
+    SHORT,
+    STEP,
+    count,
+    fma,
+    function,
+    kind_of,
+    loaded,
+    splat,
+)  # fmt: skip
 from ..vectors import shuffled, store, sum_of_lanes
 from .layout import SEGMENT, TILE
 
@@ -30,8 +46,7 @@ _ROW, _WORDS = 4 * SEGMENT, 64
 _PARTS = 4
 # Bytes of scratch: scores, then weights.
 ROOM = 2 * QUERIES * _ROW
-# queries: how many; their address, the bytes from one to the next, words of a query; tiles: the addresses of those of
-# the keys and of the values, how many; columns that any query sees; how many each does; scratch; results.
+# The arguments of `segment` behind its kind.
 SEGMENT_CALL = types.void(
     types.intp, types.uintp, types.intp, types.intp, types.uintp, types.uintp, types.intp, types.intp, types.uintp,
     types.uintp, types.uintp, types.intp, types.uintp,
@@ -53,9 +68,10 @@ def segment(
     """out [number, size / 4] float32: the sums of the values, weighted with 2^(score - largest score).
 
     kind: a literal, whether `dot`. queries: `number` (1 to QUERIES) of `words` words each, `stride` bytes apart.
-    keys, values: addresses of int64 arrays of the tiles' addresses; of the keys a multiple of TOGETHER can be read.
-    seen: address of int64 [number], how many of the columns each query sees; columns: the most of them, within the
-    last of the `tiles`. size: bytes of a result. stats [number, 2] float32: the largest score, the sum of the weights.
+    keys, values: where the addresses of the tiles are, int64; those of the keys in multiples of TOGETHER.
+    columns: the most that a query sees, of which the last is in the last of the `tiles`; seen: where int64
+    [number] says how many each does. room: scratch, ROOM bytes. size: bytes of a result. stats: where to write
+    [number, 2] float32, the largest score and the sum of the weights.
     """
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
@@ -66,9 +82,9 @@ def segment(
         parts = b.udiv(b.add(b.mul(tiles, count(TILE)), count(_PARTS * LANES - 1)), count(_PARTS * LANES))
         weights = b.add(room, count(QUERIES * _ROW))
         with cgutils.for_range(b, number) as one:
-            own = loaded(b, b.add(seen, b.mul(one.index, count(8))), LONG)
-            at = b.mul(one.index, count(_ROW))
-            _weigh(b, dot, b.add(room, at), own, parts, b.add(weights, at), b.add(stats, b.mul(one.index, count(8))))
+            at, eight = b.mul(one.index, count(_ROW)), b.mul(one.index, count(8))
+            own = loaded(b, b.add(seen, eight), LONG)
+            _weigh(b, dot, b.add(room, at), own, parts, b.add(weights, at), b.add(stats, eight))
         rows = b.udiv(b.add(columns, count(1)), count(2)) if dot else columns
         groups = b.udiv(size, count(_WORDS))
         many = b.udiv(groups, count(TOGETHER))
@@ -133,7 +149,8 @@ def _add_outer(b: Any, dot: bool, held: list[list[Any]], rows: list[Any], column
         else:
             parts += [loaded(b, b.add(at, count(i)), FLOATS) for i in range(0, _WORDS, 4 * LANES)]
     for slots, at in zip(held, rows, strict=True):
-        word = b.bitcast(splat(b, loaded(b, at, INT), LANES), BFLOATS) if dot else splat(b, loaded(b, at, FLOAT), LANES)
+        word = splat(b, loaded(b, at, INT if dot else FLOAT), LANES)
+        word = b.bitcast(word, BFLOATS) if dot else word
         for slot, part in zip(slots, parts, strict=True):
             b.store(add(b, b.load(slot), word, part), slot)
 
@@ -144,7 +161,10 @@ def _store_sums(b: Any, held: list[list[Any]], out: Any, stride: Any) -> None:
             store(b, b.load(slot), b.add(b.add(out, b.mul(stride, count(m))), count(4 * LANES * i)))
 
 
-def _scores(b: Any, dot: bool, m: int, queries: Any, stride: Any, words: Any, keys: Any, blocks: Any, room: Any) -> None:
+def _scores(
+    b: Any, dot: bool, m: int, queries: Any, stride: Any, words: Any, keys: Any, blocks: Any, room: Any
+) -> None:
+    """The scores of `blocks` times TOGETHER tiles, in the rows of `room`."""
     with cgutils.for_range(b, blocks) as block:
         held = _slots(b, m, TOGETHER)
         first = b.add(keys, b.mul(block.index, count(8 * TOGETHER)))

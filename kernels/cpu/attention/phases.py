@@ -1,12 +1,13 @@
 """Attention of a step's new tokens over the cached ones and one another, for one layer, in three phases.
 
-Contract: `write` turns the projections into queries, and into keys and values in the cache; `attend` computes what
-the step's plan (plan.py) asks for; `merge` writes the means of the values as vectors for the next product. Columns
-are summed in segments of SEGMENT from position 0, and their softmaxes merged in that order (Milakov and Gimelshein,
-arXiv 1805.02867), so a token's result depends on its own row alone: not on what it shares, on other rows, on how many
-tokens the step has, on items or on threads. Stale columns of a cache never matter: no query sees a score behind its
-own position, and of values only the odd partner of the last column written is read with it, which is zeroed then.
-Reference: kernels/reference/attention.py.
+Contract: `write` turns the projections into queries, and into keys and values in the cache; `attend` computes
+what the step's plan (plan.py) asks for; `merge` writes the means of the values as vectors for the next product.
+Columns are summed in segments of SEGMENT from position 0, and the segments' softmaxes merged in that order
+(Milakov and Gimelshein, arXiv 1805.02867). So a token's result depends on its own row alone: not on what the row
+shares, on other rows, on how many tokens the step has, on items or on threads. Stale columns of a cache never
+matter: no query sees a score behind its own position, and of the values only the odd partner of the last column
+written is read beside it, which is zeroed then. NaN stays visible; among a step's values it may reach earlier
+tokens of the same row in the same step. Reference: kernels/reference/attention.py.
 """
 
 from __future__ import annotations
@@ -106,18 +107,20 @@ def _places(caches, which, layer, row, head, kv_heads, size, dot):
 def attend(state, phase, layer, shape, step, sight, plan, caches, address, short, wide, dot, parts, marks, out):
     """The items of a plan: DIRECT ones into `out` [N, heads x dim], others' segments into `parts` and `marks`.
 
-    step: firsts [B + 1], those of row b are the tokens from firsts[b] on, lengths [B] before the step, ... (forward.py).
-    sight: starts [B], how many columns of a row are those of its prefix; groups [B], the prefix; skip [B], columns
-    SINKS to skip - 1 are not seen. plan: items, tokens, order (plan.py). caches: addresses, rows and tiles a row of
-    the rows' own cache and of that of the prefixes. address: of the compiled `segment`. parts [kept segments, heads,
-    padded]: sums of values; marks [kept segments, heads, 2]: the largest score and the sum of the weights.
+    step: firsts [B + 1] and lengths [B]: the new tokens of row b are those from firsts[b] on, behind lengths[b]
+    cached ones. sight: starts [B], how many columns of a row are those of its prefix; groups [B], of which; skip
+    [B], columns SINKS to skip - 1 are not seen. plan: items, tokens, order (plan.py). caches: address, rows and
+    tiles of a row, of the rows' own cache and of that of the prefixes. address: of the compiled `segment`.
+    short, wide: the queries. parts [kept segments, heads, padded]: sums of values; marks [kept segments, heads,
+    2]: largest scores and sums of weights.
     """
     heads, kv_heads, dim, size = shape
     items, tokens, order = plan
     group, width = heads // kv_heads, 2 if dot else 4
     chunks = len(items) * kv_heads
     tiles, seen = np.empty((2, _TILES), np.int64), np.empty(QUERIES, np.int64)
-    room, sums, stats = np.empty(ROOM + 64, np.uint8), np.empty(QUERIES * size, np.float32), np.empty(2 * QUERIES, np.float32)
+    room, sums = np.empty(ROOM + 64, np.uint8), np.empty(QUERIES * size, np.float32)
+    stats = np.empty(2 * QUERIES, np.float32)
     totals, notes = np.empty(max(MOST, group) * size, np.float32), np.empty(2 * max(MOST, group), np.float32)
     while True:
         chunk = claim(state, phase)
@@ -225,7 +228,7 @@ def _finish(totals, notes, source, size, out, to, dim):
 @helper
 def merge(state, phase, shape, step, sight, plan, parts, marks, x, blocks, short, wide, dot):
     """The kept segments of each token merged into x [N, heads x dim], and x as vectors (elements.py)."""
-    heads, kv_heads, dim, size = shape
+    heads, _, dim, size = shape
     firsts, lengths, skip = step[0], step[1], sight[2]
     inputs, tokens = heads * dim, plan[1]
     steps, single = (inputs + STEP - 1) // STEP, len(parts) > 0

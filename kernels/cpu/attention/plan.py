@@ -23,10 +23,10 @@ WIDE, MOST = 48, 96
 def planned(firsts, lengths, starts, groups, skip, group, kv_heads, threads):
     """Items, tokens, the order of the tokens, and how many segments are kept.
 
-    firsts [B + 1], lengths, starts, groups, skip [B]: int64, see phases.py. group: query heads of a key-value head.
-    items int64 [I, 6]: row, first and last + 1 token in order, first and last + 1 segment, what it computes.
-    tokens int64 [N, 3]: row, place in the order, the first of its kept segments or -1. order int64 [N]: tokens, those
-    of the rows that are computed together side by side.
+    firsts [B + 1], lengths, starts, groups, skip [B]: int64, see phases.py. group: query heads of a key-value
+    head. items int64 [I, 6]: row, first and last + 1 token in order, first and last + 1 segment, what it
+    computes. tokens int64 [N, 3]: row, place in the order, the first of its kept segments or -1. order int64
+    [N]: the tokens, those of rows that are computed together side by side.
     """
     rows = len(lengths)
     order, tokens = np.empty(firsts[-1], np.int64), np.empty((firsts[-1], 3), np.int64)
