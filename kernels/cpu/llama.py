@@ -54,7 +54,7 @@ class PackedLlama:
         self._vectors = STEP * int(self.lines[:, 3].max())
         self._outputs = ROWS * int(self.lines[:-1, 2].max())
         self.dot = bool(self.lines[0, 7])
-        self._attention = Attention(self.heads, self.kv_heads, self.dim, self.dot)
+        self.attention = Attention(self.heads, self.kv_heads, self.dim, self.dot)
         self._room = _Room()
 
     @property
@@ -96,7 +96,7 @@ class PackedLlama:
             wanted,
             starts if chosen == tokens else blocks_of(chosen),
         )
-        shape, sight, plan, caches, segment, queries, parts = self._attention.arguments(*step[:2], cache, skip)
+        shape, sight, plan, caches, segment, queries, parts = self.attention.arguments(*step[:2], cache, skip)
         pool.run(
             forward, phases_of(self.layers), self.lines, self.norms, self.head_norms, np.float32(self.eps), shape,
             step, sight, plan, caches, segment, turns, x.view(tokens * self.hidden).numpy(), kept, streams, room,

@@ -1,7 +1,7 @@
 """What attention needs in one step: its plan, its caches' addresses, and scratch.
 
 Contract: `Attention.arguments` prepares a step for the phases (phases.py), once for all of its layers. It may be
-called by several threads at once; scratch memory is kept for each thread. `attend_alone` runs one layer's phases
+called by several threads at once; scratch memory is kept for each thread. `attend_alone` runs the phases
 in a call of their own.
 """
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..calls import pool
 from ..calls.jit import kernel
+from ..kinds import STEP
 from ..packing import aligned
 from ..products import blocks_of, scratch
 from .compiled import address_of_segment
@@ -95,56 +96,43 @@ def _place(cache: Caches) -> tuple[int, int, int]:
 
 @kernel
 def _alone(
-    state,
-    _threads,
-    layer,
-    y,
-    step,
-    shape,
-    sight,
-    plan,
-    caches,
-    segment,
-    queries,
-    parts,
-    dot,
-    turns,
-    norms,
-    out,
-    short,
+    state, _, layers, y, step, shape, sight, plan, caches, segment, queries, parts, dot, turns, norms, out, short,
     wide,
-):
+):  # fmt: skip
     heads, kv_heads, dim, _ = shape
-    rows, eps = (heads + 2 * kv_heads) * dim, np.float32(1e-6)
-    write(state, 0, layer, y, rows, shape, step, sight, plan, caches, turns, norms, eps, *queries, dot)
-    attend(state, 1, layer, shape, step, sight, plan, caches, segment, *queries, dot, *parts, out)
-    merge(state, 2, shape, step, sight, plan, *parts, out, step[2], short, wide, dot)
+    rows, eps = (heads + 2 * kv_heads) * dim, np.float32(0.0)
+    for layer in range(layers):
+        p = 3 * layer
+        write(state, p, layer, y, rows, shape, step, sight, plan, caches, turns, norms, eps, *queries, dot)
+        attend(state, p + 1, layer, shape, step, sight, plan, caches, segment, *queries, dot, *parts, out)
+        merge(state, p + 2, shape, step, sight, plan, *parts, out, step[2], short, wide, dot)
 
 
 def attend_alone(
     attention: Attention,
-    layer: int,
     y: Tensor,
     lengths: Sequence[int],
     counts: Sequence[int],
     cache: Caches,
     turns: Array,
     skip: Array | None = None,
+    layers: int = 1,
 ) -> Tensor:
-    """One layer's attention: means of the values float32 [N, heads x dim].
+    """The attention of a model's first layer: means of the values float32 [N, heads x dim].
 
     y float32 [N, (heads + 2 x key-value heads) x dim]: queries, keys and values of counts[b] tokens of each row b,
     behind lengths[b] cached ones. It is rotated in place; keys and values are written to the cache. turns float32
-    [positions x dim], flat: of each position its cosines, then its sines.
+    [positions x dim], flat: of each position its cosines, then its sines. layers: how many layers to compute, one
+    after another and each from y, to measure them; the last one's means are returned.
     """
     firsts = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
     step = firsts, np.asarray(lengths, np.int64), blocks_of(len(y))
     inputs = attention.heads * attention.dim
     out = np.empty((len(y), inputs), np.float32)
-    vectors = scratch(len(y) * (inputs + 31), attention.dot)
+    vectors = scratch(len(y) * (inputs + STEP - 1), attention.dot)
     arguments = attention.arguments(firsts, step[1], cache, skip)
     pool.run(
-        _alone, 3, layer, y.numpy().ravel(), step, *arguments, attention.dot, turns, np.empty(0, np.float32),
-        out.ravel(), *vectors,
+        _alone, 3 * layers, layers, y.numpy().ravel(), step, *arguments, attention.dot, turns,
+        np.empty(0, np.float32), out.ravel(), *vectors,
     )  # fmt: skip
     return torch.from_numpy(out)

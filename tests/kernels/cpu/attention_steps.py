@@ -46,7 +46,7 @@ class Layer:
         if window is not None:
             skip = np.maximum(64, (np.array(lengths) - window) // 64 * 64)
         turns = self.turns.flatten().numpy()
-        out = attend_alone(self.attention, 0, y, lengths, counts, cache, turns, skip)
+        out = attend_alone(self.attention, y, lengths, counts, cache, turns, skip)
         return list(out.split(list(counts)))
 
     def expected(self, text: int, length: int, count: int, window: int | None = None) -> Tensor:
