@@ -5,6 +5,7 @@ import sys
 
 MODULES = {
     "amusd": "cpu.amusd",
+    "attention": "attention.backends",
     "batch": "cpu.batch",
     "draft-length": "cpu.draft_length",
     "exactness": "cpu.exactness",
@@ -18,6 +19,7 @@ MODULES = {
     "page": "cpu.page",
     "passk": "passk.command",
     "peers": "peers.command",
+    "prompt": "attention.prompt",
     "ragged": "cpu.ragged",
     "rooms": "report.rooms",
     "simulate": "simulation.command",

@@ -99,12 +99,12 @@ def estimate_bytes(pair: ModelPair, request: Request, methods: Seq[Method], rows
         batch = rows if method.batched else 1
         texts = request.texts(cache_padding(request, drafts), rows)
         length = max(texts.ends)
-        total += _cache_bytes(pair.target_step, texts, request.backend, batch)
+        total += cache_bytes(pair.target_step, texts, request.backend, batch)
         width = 1
         if drafts:
             width += request.longest_draft
             if runs_model(request.drafter) and pair.draft_step is not None:
-                total += _cache_bytes(pair.draft_step, texts, request.backend, batch)
+                total += cache_bytes(pair.draft_step, texts, request.backend, batch)
         logits = batch * width * pair.vocab * 4
         total += logits * (1 if request.sampling.greedy else _LOGIT_COPIES)
         longest = max(len(prompt) for prompt in request.prompts)
@@ -147,7 +147,7 @@ def _attention_bytes(backend: str, heads: int, columns: int, dim: int, device: t
     return heads * columns * _SCORE_BYTES
 
 
-def _cache_bytes(model: CausalModel, texts: CachedTexts, backend: str, batch: int) -> int:
+def cache_bytes(model: CausalModel, texts: CachedTexts, backend: str, batch: int) -> int:
     """Bytes of a runner's cache for `batch` of the texts at a time, what they share counted once."""
     shared = texts.shared(least_saved(model, backend))
     return model.cache_bytes(batch, texts.columns(shared), *prefix_size(shared, batch))

@@ -70,7 +70,7 @@ class CausalModel:
     skips_padding = False
     # The fewest tokens that prompts must have in common, counted for each row but one, to share a prefix; None:
     # they can't. In torch, attention in two parts is more calls.
-    least_saved: int | None = 1024
+    least_saved: int | None = 2048
     # Whether the forward is known not to wait for the device. transformers' own code is tested (capturable.py).
     never_waits = False
 
