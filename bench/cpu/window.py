@@ -4,9 +4,9 @@ Contract, three parts. "acceptance": greedy answers to long prompts of different
 repository's own files. In each round every window drafts from the same place, and its drafts are compared with the
 target's text; this is counted, and no clock is involved. "steps": measured milliseconds of a regular step, of a
 windowed draft and of verifications, over caches whose contents are random numbers, because time does not depend on
-them. From these and the acceptance follow the best draft length and its speed-up, by the formula of Leviathan et al.
-(2211.17192, equation 1) with a probability of its own for each position: computed, not measured. "turn": where the
-windowed draft begins to pay, on straight lines through the measured steps; predicted beyond the longest of them.
+them. From these and the acceptance follow the best draft length and its speed-up, by the formula of Leviathan et
+al. (2211.17192, equation 1) with a probability of its own for each position: computed, not measured. "turn": where
+the windowed draft begins to pay, on straight lines through the measured steps; predicted beyond the longest.
 """
 
 from __future__ import annotations
