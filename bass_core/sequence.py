@@ -72,13 +72,26 @@ class RowRound:
     next_p: float = math.nan
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How far a prefill is: `fed` of `total` tokens are in the target's cache.
+
+    Tokens that several of these sequences begin with count once, and those that the cache still held not at all.
+    `sequences`: indices of the sequences whose prompts are read.
+    """
+
+    fed: int
+    total: int
+    sequences: list[int]
+
+
 @dataclass
 class Round:
     """One step of a decoder: kind "prefill" (one chunk; the last appends the first tokens), "plain" or "verify".
 
     `draft_length`: the length that the policy asked for. `draft_forwards`: forward passes of the draft model.
     `draft_tokens`: tokens that the draft model drew; copied drafts do not count, unverified ones do. `time_ms`:
-    the lane time at the end of the round.
+    the lane time at the end of the round. `reading`: set while prompts are read; None in every other round.
     """
 
     kind: str
@@ -87,3 +100,4 @@ class Round:
     time_ms: float = 0.0
     draft_forwards: int = 0
     draft_tokens: int = 0
+    reading: Reading | None = None
