@@ -72,6 +72,19 @@ class RowRound:
     next_p: float = math.nan
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How far a prefill is: `fed` of `total` tokens are in the target's cache.
+
+    Tokens that several of these sequences begin with count once, and those that the cache still held not at all.
+    `sequences`: indices of the sequences whose prompts are read.
+    """
+
+    fed: int
+    total: int
+    sequences: list[int]
+
+
 @dataclass
 class WindowWork:
     """The target's windowed forwards of a round, in which it drafts for itself, summed up.
@@ -100,6 +113,7 @@ class Round:
     `draft_length`: the length that the policy asked for. `draft_forwards`: forward passes of the draft model.
     `draft_tokens`: tokens that the draft model drew; copied drafts do not count, unverified ones do. `time_ms`:
     the lane time at the end of the round. `windowed`: the target's work for drafts of its own, if it made any.
+    `reading`: set while prompts are read; None in every other round.
     """
 
     kind: str
@@ -109,3 +123,4 @@ class Round:
     draft_forwards: int = 0
     draft_tokens: int = 0
     windowed: WindowWork | None = None
+    reading: Reading | None = None

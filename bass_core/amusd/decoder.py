@@ -26,7 +26,7 @@ from torch import Tensor
 from kernels.support import is_accelerator, runtime
 
 from ..budget.options import fixed_length
-from ..decoding.base import DecodingParams
+from ..decoding.base import DecodingParams, cache_bytes
 from ..decoding.batch import BatchDecoder
 from ..decoding.request import Request
 from ..drafting.registry import DRAFTERS, confident_prefix, runs_model, windows
@@ -116,11 +116,11 @@ class AmusdDecoder(BatchDecoder):
         return_states: bool,
     ) -> None:
         super().__init__(sequences, target, params, return_states=return_states)
+        self.cache = cache_bytes(target, elsewhere=True)
         self.client, self.lead, self.confidence = client, lead, confidence
         # The draft's forwards, and the tokens that it drew, up to the end of the last round.
         self._billed = (0, 0)
-        self._split = not is_accelerator(target.device)
-        self._pace = Pace()
+        self._split, self._pace = not is_accelerator(target.device), Pace()
 
     @property
     def timeline(self) -> Timeline:

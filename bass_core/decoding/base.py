@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ..engine.runner import ModelRunner
 from ..sampling.params import SamplingParams
 from ..sequence import Round
 
@@ -20,8 +21,34 @@ class Timeline(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class CacheBytes:
+    """Bytes that a decoder's caches take, all of them allocated before its first step.
+
+    shared: the target's keys and values that rows share, each prefix once. own: the room of the target's rows for
+    their own. draft: the draft's, shared and own; None if they lie in another process. copies: what `shared`,
+    `own` and `draft` together would be if every row kept a copy of its prefix.
+    """
+
+    shared: int
+    own: int
+    draft: int | None
+    copies: int
+
+
+def cache_bytes(target: ModelRunner, draft: ModelRunner | None = None, elsewhere: bool = False) -> CacheBytes:
+    """The bytes of these runners' caches; elsewhere: whether another process has a draft's."""
+    runners = [target] if draft is None else [target, draft]
+    return CacheBytes(
+        shared=target.cache.nbytes - target.cache.buffer.nbytes,
+        own=target.cache.buffer.nbytes,
+        draft=None if elsewhere else 0 if draft is None else draft.cache.nbytes,
+        copies=sum(runner.bytes_of_copies for runner in runners),
+    )
+
+
 class Decoder(Protocol):
-    """What a lane steps.
+    """What a lane steps. It may also have an attribute `cache`, CacheBytes for the lane to show.
 
     `target_forwards`: the target's prefills and rounds so far. `timeline`: None if draft and target do not
     overlap. A decoder with a timeline keeps working between its steps, until `pause`.

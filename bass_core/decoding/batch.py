@@ -22,11 +22,11 @@ from ..engine.runner import ModelRunner
 from ..machine.transfer import to_device
 from ..models.forward import ForwardBatch, ForwardOutput
 from ..sampling.noise import NoiseKeys
-from ..sequence import Round, RowRound, Sequence
+from ..sequence import Reading, Round, RowRound, Sequence
 from ..verification.acceptance import DraftTest, Outcome, mark_unsound, refuse_unsound
 from ..verification.rejection import first_tokens, verify
 from ..verification.table import find_verification
-from .base import DecodingParams, Timeline
+from .base import CacheBytes, DecodingParams, Timeline
 
 
 @dataclass
@@ -41,6 +41,7 @@ class BatchDecoder:
     target_forwards: int = 0
     # Whether the target's forwards return hidden states, for the drafter or another reader.
     return_states: bool = False
+    cache: CacheBytes | None = None
     _prefill: PrefillSteps | None = None
     _draft_prefill: PrefillSteps | None = None
     _rows: list[Sequence] = field(default_factory=list)
@@ -81,7 +82,7 @@ class BatchDecoder:
         """Run one prefill chunk or one round; the last chunk also samples the first tokens."""
         if self._draft_prefill is not None and not self._draft_prefill.done:
             self._draft_prefill.step()
-            return Round("prefill")
+            return Round("prefill", reading=self._reading())
         if self._prefill is not None:
             return self._prefill_step(self._prefill)
         return self._round()
@@ -89,7 +90,7 @@ class BatchDecoder:
     def _prefill_step(self, prefill: PrefillSteps) -> Round:
         prefill.step()
         if not prefill.done:
-            return Round("prefill")
+            return Round("prefill", reading=self._reading())
         self.target_forwards += 1
         keys = self._keys()
         logits = prefill.logits()
@@ -100,6 +101,12 @@ class BatchDecoder:
         rows = [self._write(row, [], 0, token) for row, token in zip(self._rows, tokens, strict=True)]
         self._drop_finished()
         return Round("prefill", rows=rows)
+
+    def _reading(self) -> Reading | None:
+        """How far the target's prefill is; the draft's, which comes first, is not counted."""
+        if self._prefill is None or not self._prefill.total:
+            return None
+        return Reading(self._prefill.fed, self._prefill.total, [row.index for row in self._rows])
 
     def _round(self) -> Round:
         rows, keys = self._rows, self._keys()

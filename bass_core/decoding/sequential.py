@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..sequence import Round, Sequence
-from .base import Timeline
+from .base import CacheBytes, Timeline
 from .batch import BatchDecoder
 
 
 class SequentialDecoder:
     """Decodes its sequences in order; `make` builds the decoder of each when its turn comes."""
 
-    def __init__(self, sequences: list[Sequence], make: Callable[[Sequence], BatchDecoder]) -> None:
-        self._waiting, self._make = list(sequences), make
+    def __init__(
+        self, sequences: list[Sequence], make: Callable[[Sequence], BatchDecoder], cache: CacheBytes | None = None
+    ) -> None:
+        self._waiting, self._make, self.cache = list(sequences), make, cache
         self._current: BatchDecoder | None = None
         self._done_forwards = 0
 

@@ -68,7 +68,9 @@ def runner_for(
 ) -> ModelRunner:
     """A runner for `max_batch` rows of these texts at a time, which share what they begin with."""
     shared = texts.shared(least_saved(model, backend) if share else None)
-    return make_runner(model, max_batch, texts.columns(shared), vocab, backend, shared=shared)
+    runner = make_runner(model, max_batch, texts.columns(shared), vocab, backend, shared=shared)
+    runner.copied = texts.copied(shared, max_batch)
+    return runner
 
 
 def release_idle(model: CausalModel) -> None:

@@ -53,6 +53,10 @@ class CachedTexts:
             own[tuple(prompt)] = max(own[tuple(prompt)], end)
         return max(end - len(shared.of(prompt)) for prompt, end in own.items())
 
+    def copied(self, shared: SharedPrompts, rows: int) -> int:
+        """Tokens that `rows` of them at a time would hold again if each row kept a copy of its prefix."""
+        return sum(sorted((len(shared.of(prompt)) for prompt in self.prompts), reverse=True)[:rows])
+
 
 def share_prompts(prompts: Seq[Seq[int]], least_saved: int = SHARE) -> SharedPrompts:
     """The groups of prompts that together save most tokens: for a group, (rows - 1) x tokens of its prefix.

@@ -35,7 +35,8 @@ class ModelRunner:
     """A model and a cache of `max_batch` rows x `max_len` tokens; the first `vocab` logits are kept.
 
     shared: prefixes of the prompts to come, beside which each row has `max_len` tokens of its own.
-    `prefill_tokens`, which may be set: tokens in one prefill chunk, summed over all rows.
+    `prefill_tokens`, which may be set: tokens in one prefill chunk, summed over all rows. `copied`, which may be
+    set: tokens that the rows would hold again if each kept a copy of its prefix.
     """
 
     def __init__(
@@ -58,6 +59,13 @@ class ModelRunner:
         self._lengths = [0] * max_batch
         self.device = model.device
         self.prefill_tokens = prefill_tokens(self.device)
+        self.copied = 0
+
+    @property
+    def bytes_of_copies(self) -> int:
+        """Bytes of a cache in which every row keeps a copy of its prefix."""
+        own, cache = self.cache.buffer.nbytes, self.cache
+        return own + self.copied * (own // (cache.max_batch * cache.max_len))
 
     @property
     def lengths(self) -> Sequence[int]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..decoding.base import Decoder, Timeline
+from ..decoding.base import CacheBytes, Decoder, Timeline
 from ..decoding.peaks import known_peaks
 from ..decoding.request import Request
 from ..drafting.registry import runs_model
 from ..machine.memory import shortage_explained
 from ..models.pair import ModelPair
-from ..sequence import Round
+from ..sequence import Reading, Round
 from .clock import FairLock, LaneClock
 from .methods import find_method
 from .metrics import Counts, Metrics, summarise
@@ -29,7 +29,10 @@ SLICE_MS = 100.0
 
 
 class Lane:
-    """One method answering one request. `sequences` are the lane's own; `error` is set if a step failed."""
+    """One method answering one request. `sequences` are the lane's own; `error` is set if a step failed.
+
+    `cache`: bytes of its caches, None if the decoder does not tell; `reading`: set while prompts are read.
+    """
 
     def __init__(self, pair: ModelPair, request: Request, method: str) -> None:
         found = find_method(method)
@@ -47,6 +50,8 @@ class Lane:
         self.texts = [TextStream(pair.tokenizer) if pair.tokenizer is not None else None for _ in self.sequences]
         with shortage_explained():
             self._decoder: Decoder | None = found.build(pair, request, self.sequences)
+        self.cache: CacheBytes | None = getattr(self._decoder, "cache", None)
+        self.reading: Reading | None = None
         # Only if draft and target overlap: when each was busy, and the lane's shortest turn in a fair race (ms).
         self.timeline: Timeline | None = self._decoder.timeline
         self.slice_ms = 0.0 if self.timeline is None else SLICE_MS
@@ -68,6 +73,7 @@ class Lane:
         with self.clock.running(), shortage_explained():
             round_ = self._decoder.step()
         round_.time_ms = self.clock.ms
+        self.reading = round_.reading
         self._forwards = self._decoder.target_forwards
         self.counts.add(round_, self.clock.ms - before)
         self.log.add(round_)
@@ -105,7 +111,7 @@ class Lane:
     def _release(self) -> None:
         if self._decoder is not None:
             self._decoder.close()
-        self._decoder = None
+        self._decoder = self.reading = None
 
     def fail(self, message: str) -> None:
         """End the lane with a message for the user."""

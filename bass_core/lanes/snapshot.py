@@ -100,6 +100,23 @@ class SequenceSnapshot(TypedDict):
     finish_reason: str | None
 
 
+class ReadingRecord(TypedDict):
+    """`Reading` (sequence.py) as plain data: `fed` of `total` tokens of these sequences' prompts are read."""
+
+    fed: int
+    total: int
+    sequences: list[int]
+
+
+class CacheRecord(TypedDict):
+    """`CacheBytes` (decoding/base.py) as plain data: bytes of keys and values; `draft` is None if not known."""
+
+    shared: int
+    own: int
+    draft: int | None
+    copies: int
+
+
 class _Lane(TypedDict):
     sequences: list[SequenceSnapshot]
     metrics: MetricsRecord
@@ -107,10 +124,15 @@ class _Lane(TypedDict):
     clock_ms: float
     finished: bool
     error: str | None
+    reading: ReadingRecord | None
+    cache: CacheRecord | None
 
 
 class LaneSnapshot(_Lane, total=False):
-    """One lane. `timeline`: present only if draft and target overlap; see amusd/timeline.py."""
+    """One lane. `reading`: None unless prompts are being read; `cache`: None if the decoder does not tell.
+
+    `timeline`: present only if draft and target overlap; see amusd/timeline.py.
+    """
 
     timeline: dict[str, Any]
 

@@ -12,7 +12,7 @@ from typing import cast
 from ..sequence import Sequence
 from .lane import Lane
 from .output.detokenizer import TextStream
-from .snapshot import LaneSnapshot, MetricsRecord, SequenceSnapshot
+from .snapshot import CacheRecord, LaneSnapshot, MetricsRecord, ReadingRecord, SequenceSnapshot
 
 
 def lane_view(lane: Lane) -> LaneSnapshot:
@@ -24,6 +24,8 @@ def lane_view(lane: Lane) -> LaneSnapshot:
         "clock_ms": lane.clock.ms,
         "finished": lane.finished,
         "error": lane.error,
+        "reading": None if lane.reading is None else cast(ReadingRecord, asdict(lane.reading)),
+        "cache": None if lane.cache is None else cast(CacheRecord, asdict(lane.cache)),
     }
     if lane.timeline is not None:
         view["timeline"] = lane.timeline.view()

@@ -11,12 +11,12 @@ import copy
 from ...amusd.decoder import build_amusd
 from ...budget.base import Budget
 from ...decoding.admission import cache_padding
-from ...decoding.base import Decoder, DecodingParams
+from ...decoding.base import Decoder, DecodingParams, cache_bytes
 from ...decoding.batch import BatchDecoder
 from ...decoding.budgets import make_budget
 from ...decoding.request import Request
 from ...decoding.sequential import SequentialDecoder
-from ...drafting.registry import Parts, make_drafter
+from ...drafting.registry import Parts, make_drafter, runs_model
 from ...engine.cuda_graphs import runner_for
 from ...models.pair import ModelPair
 from ...sequence import Sequence
@@ -30,7 +30,7 @@ def build_regular(pair: ModelPair, request: Request, sequences: list[Sequence]) 
 def build_speculative(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
     """Draft and verify, one sequence after another, in the same caches."""
     maker = _Maker(pair, request, 1, make_budget(request, 1))
-    return SequentialDecoder(sequences, lambda row: maker.make([row]))
+    return SequentialDecoder(sequences, lambda row: maker.make([row]), maker.cache)
 
 
 def build_bass(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
@@ -55,10 +55,13 @@ class _Maker:
         texts, backend = request.texts(cache_padding(request, budget is not None)), request.backend
         self.target = runner_for(pair.target_step, rows, texts, pair.vocab, backend)
         self.parts = Parts(pair, rows, texts, backend, request.sampling, request.verification, target=self.target)
+        drafts = budget is not None and runs_model(request.drafter)
+        self.cache = cache_bytes(self.target, self.parts.runner if drafts else None)
 
     def make(self, rows: list[Sequence]) -> BatchDecoder:
         drafter = None if self.budget is None else make_drafter(self.request.drafter, self.parts)
-        return BatchDecoder(rows, self.target, _params(self.request), drafter, copy.deepcopy(self.budget))
+        budget = copy.deepcopy(self.budget)
+        return BatchDecoder(rows, self.target, _params(self.request), drafter, budget, cache=self.cache)
 
 
 def _params(request: Request) -> DecodingParams:
