@@ -29,7 +29,7 @@ from ..budget.options import fixed_length
 from ..decoding.base import DecodingParams
 from ..decoding.batch import BatchDecoder
 from ..decoding.request import Request
-from ..drafting.registry import DRAFTERS, confident_prefix, runs_model
+from ..drafting.registry import DRAFTERS, confident_prefix, runs_model, windows
 from ..engine.cuda_graphs import runner_for
 from ..engine.prefill import PrefillSteps
 from ..engine.runner import ModelRunner
@@ -56,6 +56,11 @@ DELAYS = (0.0, 0.0)
 
 def refuse_amusd(pair: ModelPair, request: Request) -> None:
     """Raises RequestError for a request that AMUSD can't answer."""
+    if windows(request.drafter):
+        raise RequestError(
+            f'method="amusd" drafts beside the target, and drafter="{request.drafter}" drafts with it: choose '
+            'drafter="model".'
+        )
     if pair.draft is None or not runs_model(request.drafter):
         raise RequestError(
             'method="amusd" runs a draft model beside the target, and this drafter runs no model: load the '

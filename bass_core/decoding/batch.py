@@ -130,7 +130,8 @@ class BatchDecoder:
                 self.budget.observe(Feedback(requested, num_drafted, accepted, forwards))
         self._drop_finished()
         kind = "verify" if max(num_drafted) else "plain"
-        return Round(kind, max(requested), records, draft_forwards=forwards, draft_tokens=drawn)
+        work = proposal.windowed
+        return Round(kind, max(requested), records, draft_forwards=forwards, draft_tokens=drawn, windowed=work)
 
     def _requested(self) -> list[int]:
         """Number of drafts that the budget allows each row."""

@@ -215,10 +215,13 @@ class HeadDrafter(Drafter):
         """Does nothing: drafted tokens lie behind what counts in the cache, and are fed again with true states."""
 
     def rewind(self, row: int, length: int) -> None:
-        """Without `ahead` nothing is kept of text that the target's states have not settled."""
+        """Slots from `length` on are fed again; without `ahead`, with states that are observed again."""
+        kept = min(self.runner.lengths[row], length)
+        self.runner.commit(row, kept)
         if isinstance(self._source, StandInStates):
-            self.runner.commit(row, min(self.runner.lengths[row], length))
             self._source.rewind(row, length)
+        else:
+            self._source.rewind(row, length - kept)
 
     def move_row(self, source: int, target: int) -> None:
         self.runner.move_row(source, target)

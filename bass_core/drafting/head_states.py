@@ -44,6 +44,10 @@ class SettledStates:
         """A row's next `count` slots need no states: another row has fed them."""
         self._waiting[row] = [torch.cat(self._waiting[row])[count:]]
 
+    def rewind(self, row: int, count: int) -> None:
+        """Of a row's waiting states only the first `count` are of text that stands."""
+        self._waiting[row] = [torch.cat(self._waiting[row])[:count]] if count else []
+
     def move_row(self, source: int, target: int) -> None:
         """Row `source` takes the place of row `target`."""
         self._waiting[target] = self._waiting[source]

@@ -23,11 +23,12 @@ from ..models.ngram import NgramTable
 from ..models.pair import ModelPair
 from ..sampling.params import SamplingParams
 from .base import Drafter, own_drafter, refuse_old_names
-from .combine import Cascade, LookupChain
+from .combine import Cascade, LookupChain, WindowChain
 from .head import HeadDrafter
 from .lookup import PromptLookupDrafter, SiblingLookupDrafter
 from .model import ModelDrafter
 from .ngram import NgramDrafter
+from .window import WINDOW, WindowDrafter
 
 # The cascade copies only after a match this long: a shorter one is right less often than the model.
 CASCADE_MATCH = 3
@@ -62,6 +63,7 @@ class Parts:
     """What the drafters of a lane are made of: the pair, how many rows are decoded at a time, and their texts.
 
     A lane's drafters take turns with one runner of the draft, which is made when the first of them needs it.
+    target: the runner with which the lane's decoder verifies; None in AMUSD's own process, which has no target.
     ahead: for AMUSD. A draft model or head drafts at most one token of a row in a proposal, so that the session
     reads the target's verdicts in between, and a head goes on from its own states until the target's arrive.
     """
@@ -73,6 +75,7 @@ class Parts:
     sampling: SamplingParams
     verification: str
     ahead: bool = False
+    target: ModelRunner | None = None
 
     @cached_property
     def runner(self) -> ModelRunner:
@@ -110,6 +113,20 @@ class Parts:
         most = 1 if self.ahead else None
         return Cascade(self.prompt_lookup(CASCADE_MATCH), self.model(confidence), self.pair.vocab, most)
 
+    def window(self, tokens: int | None = None) -> WindowDrafter:
+        """Drafts with the lane's target, which sees a text's first tokens and its last `tokens` (None: WINDOW)."""
+        assert self.target is not None
+        window = WINDOW if tokens is None else tokens
+        return WindowDrafter(self.target, self.sampling, self.verification, window)
+
+    def window_cascade(self) -> Cascade:
+        """Copies behind a long match, and asks the windowed target for the other rows."""
+        return Cascade(self.prompt_lookup(CASCADE_MATCH), self.window(), self.pair.vocab)
+
+    def window_model(self) -> WindowChain:
+        """Drafts with the windowed target, for which the pair's draft model or head drafts."""
+        return WindowChain(self.model(), self.window(), self.verification)
+
 
 @dataclass(frozen=True)
 class DrafterKind:
@@ -117,7 +134,8 @@ class DrafterKind:
 
     runs_model: it runs the pair's draft, which must be there; needs_head: that draft must be a draft head;
     needs_ngrams: the pair must have a table of n-grams; copies: it copies from the text before it asks the model;
-    stops_when_unsure: it stops behind drafts that are likely to be refused.
+    stops_when_unsure: it stops behind drafts that are likely to be refused; windows: the target drafts for itself,
+    over part of its own cache.
     """
 
     label: str
@@ -127,6 +145,7 @@ class DrafterKind:
     needs_ngrams: bool = False
     copies: bool = False
     stops_when_unsure: bool = False
+    windows: bool = False
 
 
 DRAFTERS: dict[str, DrafterKind] = {
@@ -152,6 +171,21 @@ DRAFTERS: dict[str, DrafterKind] = {
         needs_head=True,
         copies=True,
         stops_when_unsure=True,
+    ),
+    "window": DrafterKind(
+        "the target, seeing the first tokens and the last", lambda parts: parts.window(), windows=True
+    ),
+    "window_cascade": DrafterKind(
+        "prompt lookup, else the target seeing few tokens",
+        lambda parts: parts.window_cascade(),
+        copies=True,
+        windows=True,
+    ),
+    "window_model": DrafterKind(
+        "draft model for the target seeing few tokens",
+        lambda parts: parts.window_model(),
+        runs_model=True,
+        windows=True,
     ),
 }
 
@@ -201,6 +235,11 @@ def confident_prefix(max_probs: list[float], token_probs: list[float]) -> int:
 def runs_model(drafter: Any) -> bool:
     """Whether the drafter, a name or an object, keeps a cache of the pair's draft."""
     return isinstance(drafter, str) and DRAFTERS[drafter].runs_model
+
+
+def windows(drafter: Any) -> bool:
+    """Whether the target drafts for itself, over part of its own cache, with this drafter, a name or an object."""
+    return isinstance(drafter, str) and DRAFTERS[drafter].windows
 
 
 def make_drafter(drafter: Any, parts: Parts) -> Drafter:

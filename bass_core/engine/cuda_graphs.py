@@ -167,7 +167,7 @@ class GraphRunner(ModelRunner):
         rows, columns = shape
         extent = captured_extent(self.backend, longest + columns, self.cache.max_len)
         plan = getattr(self.model, "plan", None)
-        key = (rows, columns, tokens.dtype, self.backend, batch.return_states, plan, extent)
+        key = (rows, columns, tokens.dtype, self.backend, batch.return_states, plan, extent, batch.window)
         step = self.slot.steps.get(key)
         lengths = to_device([*batch.lengths, *[0] * (rows - len(batch.lengths))], tokens.device)
         if step is None:
@@ -188,7 +188,7 @@ class GraphRunner(ModelRunner):
         tokens = batch.tokens
         static = torch.zeros(len(lengths), columns, *tokens.shape[2:], dtype=tokens.dtype, device=tokens.device)
         static[: tokens.shape[0], : tokens.shape[1]] = tokens
-        buffers = CapturedBatch(static, lengths.clone(), extent, batch.return_states)
+        buffers = CapturedBatch(static, lengths.clone(), extent, batch.return_states, window=batch.window)
         # No reference to self: a captured step outlives the runner.
         model, cache, backend = self.model, self.cache, self.backend
 

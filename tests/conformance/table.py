@@ -59,6 +59,10 @@ DRAFTS = {
     "cascade": Draft("cascade"),
     "head": Draft("model", "head", only=("llama",)),
     "adaptive": Draft("adaptive", "head", only=("llama",)),
+    "window": Draft("window", "none"),
+    "window_cascade": Draft("window_cascade", "none"),
+    "window_model": Draft("window_model"),
+    "window_head": Draft("window_model", "head", only=("llama",)),
 }
 # The axes besides "method", whose choices are METHODS.
 AXES: dict[str, tuple[Any, ...]] = {

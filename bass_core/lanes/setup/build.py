@@ -53,8 +53,8 @@ class _Maker:
     def __init__(self, pair: ModelPair, request: Request, rows: int, budget: Budget | None) -> None:
         self.request, self.budget = request, budget
         texts, backend = request.texts(cache_padding(request, budget is not None)), request.backend
-        self.parts = Parts(pair, rows, texts, backend, request.sampling, request.verification)
         self.target = runner_for(pair.target_step, rows, texts, pair.vocab, backend)
+        self.parts = Parts(pair, rows, texts, backend, request.sampling, request.verification, target=self.target)
 
     def make(self, rows: list[Sequence]) -> BatchDecoder:
         drafter = None if self.budget is None else make_drafter(self.request.drafter, self.parts)
