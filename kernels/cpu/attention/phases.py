@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..calls.jit import helper
+from ..calls.jit import helper, kernel
 from ..calls.threads import claim, done, wait
 from ..elements import exp2, norm, pack, put, put_short, rotate, rounded
 from ..kinds import STEP
@@ -128,21 +128,15 @@ def attend(state, phase, layer, shape, step, sight, plan, caches, address, short
             break
         item, head = items[chunk // kv_heads], chunk % kv_heads
         row, start, what = item[0], item[1], item[5]
-        base = tokens[step[0][row], 1]
         queries = (item[2] - start) * group
+        position = -1 if what == SHARED else step[1][row] + start - tokens[step[0][row], 1]
         # Numba frees an array after its last use, and knows nothing of addresses: so here, not before the loop.
         room_at = (room.ctypes.data + np.uintp(63)) & ~np.uintp(63)
         for segment in range(item[3], item[4]):
             columns, low, high = _gather(segment, layer, row, head, shape, step, sight, caches, dot, tiles)
             for first in range(0, queries, QUERIES):
-                number, most = min(QUERIES, queries - first), 0
-                for i in range(number):
-                    seen[i] = SEGMENT
-                    if what != SHARED:
-                        position = step[1][row] + start + (first + i) // group - base
-                        last = position + 1 - segment * SEGMENT
-                        seen[i] = max(0, min(columns, min(last, low) + max(0, last - high)))
-                    most = max(most, seen[i])
+                number = min(QUERIES, queries - first)
+                most = _sees(seen[:number], position, first, group, segment, columns, low, high)
                 if most == 0:
                     continue
                 at = ((head * len(order) + start) * group + first) * size * width
@@ -165,6 +159,20 @@ def attend(state, phase, layer, shape, step, sight, plan, caches, address, short
                 _finish(totals, notes, query, size, out, to, dim)
         done(state, phase)
     wait(state, phase, chunks)
+
+
+@helper
+def _sees(seen, position, first, group, segment, columns, low, high):
+    """seen[i]: how many of a segment's `columns` the query first + i sees; returns the most.
+
+    position: of the token of query 0; -1: all columns are seen. Columns low to high - 1 have no tiles (`_gather`).
+    """
+    most = 0
+    for i in range(len(seen)):
+        last = position + (first + i) // group + 1 - segment * SEGMENT
+        seen[i] = columns if position < 0 else max(0, min(columns, min(last, low) + max(0, last - high)))
+        most = max(most, seen[i])
+    return most
 
 
 @helper
@@ -256,3 +264,18 @@ def merge(state, phase, shape, step, sight, plan, parts, marks, x, blocks, short
             pack(x, token * inputs, inputs, short, wide, dot, (start * steps + token - start) * STEP, width)
         done(state, phase)
     wait(state, phase, chunks)
+
+
+@kernel
+def alone(
+    state, _, layers, y, step, shape, sight, plan, caches, segment, queries, parts, dot, turns, norms, out, short,
+    wide,
+):  # fmt: skip
+    """The three phases of each layer, all from y; see `attend_alone` (step.py)."""
+    heads, kv_heads, dim, _ = shape
+    rows, eps = (heads + 2 * kv_heads) * dim, np.float32(0.0)
+    for layer in range(layers):
+        p = 3 * layer
+        write(state, p, layer, y, rows, shape, step, sight, plan, caches, turns, norms, eps, *queries, dot)
+        attend(state, p + 1, layer, shape, step, sight, plan, caches, segment, *queries, dot, *parts, out)
+        merge(state, p + 2, shape, step, sight, plan, *parts, out, step[2], short, wide, dot)

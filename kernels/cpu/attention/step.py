@@ -17,13 +17,12 @@ import torch
 from torch import Tensor
 
 from ..calls import pool
-from ..calls.jit import kernel
 from ..kinds import STEP
 from ..packing import aligned
 from ..products import blocks_of, scratch
 from .compiled import address_of_segment
 from .layout import padded
-from .phases import attend, merge, write
+from .phases import alone
 from .plan import planned
 
 Array = np.ndarray[Any, Any]
@@ -94,20 +93,6 @@ def _place(cache: Caches) -> tuple[int, int, int]:
     return cache.buffer.data_ptr(), cache.buffer.shape[2], cache.buffer.shape[4]
 
 
-@kernel
-def _alone(
-    state, _, layers, y, step, shape, sight, plan, caches, segment, queries, parts, dot, turns, norms, out, short,
-    wide,
-):  # fmt: skip
-    heads, kv_heads, dim, _ = shape
-    rows, eps = (heads + 2 * kv_heads) * dim, np.float32(0.0)
-    for layer in range(layers):
-        p = 3 * layer
-        write(state, p, layer, y, rows, shape, step, sight, plan, caches, turns, norms, eps, *queries, dot)
-        attend(state, p + 1, layer, shape, step, sight, plan, caches, segment, *queries, dot, *parts, out)
-        merge(state, p + 2, shape, step, sight, plan, *parts, out, step[2], short, wide, dot)
-
-
 def attend_alone(
     attention: Attention,
     y: Tensor,
@@ -132,7 +117,7 @@ def attend_alone(
     vectors = scratch(len(y) * (inputs + STEP - 1), attention.dot)
     arguments = attention.arguments(firsts, step[1], cache, skip)
     pool.run(
-        _alone, 3 * layers, layers, y.numpy().ravel(), step, *arguments, attention.dot, turns,
+        alone, 3 * layers, layers, y.numpy().ravel(), step, *arguments, attention.dot, turns,
         np.empty(0, np.float32), out.ravel(), *vectors,
     )  # fmt: skip
     return torch.from_numpy(out)

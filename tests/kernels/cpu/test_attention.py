@@ -46,14 +46,14 @@ def test_prompts_and_ragged_steps(shape: tuple[int, int, int], dot: bool) -> Non
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_the_same_bits_shared_or_alone(layer: Layer, threads: int) -> None:
-    """Rows of two prefixes and of none, one, a few or many tokens each, behind the prefix at once or later."""
+    """Rows of three prefixes and of none, one, a few or many tokens each, behind the prefix at once or later."""
     torch.set_num_threads(threads)
-    ends = [560, 272]
-    prefix = layer.cache(2, 560)
-    layer.feed(prefix, [0, 1], [0, 0], ends)
+    ends = [560, 272, 560]
+    prefix = layer.cache(3, 560)
+    layer.feed(prefix, [0, 1, 2], [0, 0, 0], ends)
     # Each row: which prefix, the tokens it has, how many it is fed.
     rows = [(0, 560, 1), (1, 300, 3), (None, 777, 2), (0, 561, 5), (1, 272, 1), (0, 900, 40), (1, 520, 5),
-            (None, 0, 4), (0, 600, 0), (0, 1290, 6)]  # fmt: skip
+            (None, 0, 4), (0, 600, 0), (2, 566, 2), (0, 1290, 6), (2, 560, 1)]  # fmt: skip
     texts = [4 if group is None else group for group, _, _ in rows]
     lengths, counts = [length for _, length, _ in rows], [count for _, _, count in rows]
     cache = layer.cache(len(rows), LENGTH, prefix)

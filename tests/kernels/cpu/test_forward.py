@@ -105,3 +105,18 @@ def test_a_model_that_breaks_is_an_error_and_no_text(dtype: torch.dtype, where: 
     assert type(pair.target_step) is LlamaCompiled
     with pytest.raises(ModelError, match="NaN or infinite"):
         generate(pair, tokens(1, 5)[0].tolist(), method="regular", max_new_tokens=8)
+
+
+@pytest.mark.parametrize(("dtype", "dot"), KINDS)
+def test_a_window(dtype: torch.dtype, dot: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = made("qwen3 of 64, heads of 20", dtype)
+    ours, theirs = compiled(model, dot, monkeypatch), exact(model)
+    ids, more, lengths = tokens(2, 240), tokens(2, 2, 1), [240, 33]
+    logits = []
+    for one in (ours, theirs):
+        cache = one.new_cache(2, 242)
+        fed(one, cache, ids, [0, 0])
+        logits.append([fed(one, cache, more, lengths, window=window) for window in (None, 70)])
+    close(logits[0][1], logits[1][1], dot)
+    assert not torch.equal(logits[0][0][0], logits[0][1][0])
+    assert torch.equal(logits[0][0][1], logits[0][1][1])

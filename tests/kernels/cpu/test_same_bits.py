@@ -57,3 +57,31 @@ def test_a_prompt_in_chunks_of_any_width(model: LlamaCompiled, beside: int, thre
             parts.append(fed(model, cache, prompts[:, start : start + chunk], [start] * (1 + beside))[0])
         assert torch.equal(torch.cat(parts), whole)
         assert torch.equal(cache.buffer[:, :, :1], alone.buffer)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("window", [None, 64])
+def test_rows_of_one_prefix_and_a_row_alone(model: LlamaCompiled, window: int | None, threads: int) -> None:
+    torch.set_num_threads(threads)
+    text, own, step = tokens(1, 560, 4), tokens(3, 40, 5), tokens(3, 3, 6)
+    cache = model.new_cache(3, 50, 1, 560)
+    assert cache.prefix is not None
+    fed(model, cache.prefix, text, [0])
+    for row in range(3):
+        cache.attach(row, 0, 560)
+    counts = [40, 7, 0]
+    first = fed(model, cache, own, [560] * 3, counts=counts)
+    lengths = [560 + count for count in counts]
+    found = fed(model, cache, step, lengths, window=window)
+    for row, count in enumerate(counts):
+        alone = model.new_cache(1, 640)
+        whole = torch.cat((text, own[row : row + 1, :count]), 1)
+        assert torch.equal(fed(model, alone, whole, [0])[0, 560:], first[row, :count])
+        logits = fed(model, alone, step[row : row + 1], lengths[row : row + 1], window=window)
+        assert torch.equal(logits[0], found[row])
+
+
+def test_a_cache_takes_the_bytes_that_the_model_says(model: LlamaCompiled) -> None:
+    for size in ((1, 1), (3, 33), (2, 16, 3, 48)):
+        assert model.new_cache(*size).nbytes == model.cache_bytes(*size)
+    assert 16 * model.cost.kv_bytes == model.cache_bytes(1, 16)
