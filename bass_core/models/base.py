@@ -91,7 +91,8 @@ class CausalModel:
         self.cache_dtype = model.dtype if is_accelerator(self.device) else torch.float32
         self.low_precision = model.dtype != torch.float32
         self._prepare(model)
-        self.cost = model_cost(model, self.cache_bytes(1, 1))
+        # A cache may grow by so many tokens at once.
+        self.cost = model_cost(model, self.cache_bytes(1, 16) // 16)
 
     def _prepare(self, model: PreTrainedModel) -> None:
         self._shadow = shadow_of(model)
