@@ -33,6 +33,7 @@ SECTIONS = {
     "batch": "Predicted: the 7.8B and 310M shapes on one GPU",
     "crossover": "Predicted: the batch from which on a policy loses against regular decoding; n/a: none up to 64",
     "context": "Predicted: the same, batch 8, by cached tokens a row",
+    "window": "Predicted: the 7.8B target as its own draft over a window, and the 310M draft; best fixed lengths",
     "gpus": "Predicted: the 70B and 1B shapes, batch 8, tensor parallel",
     "paper": "Predicted: the acceptance that the paper's figures imply on an A100, batch 8, Algorithm 1",
 }
@@ -56,7 +57,8 @@ def main(argv: list[str]) -> None:
         claims += measured.claims
     results += [*_datasheets(), *sweeps.batches(arguments, assumed)]
     results += sweeps.crossovers([row for row in results if row["section"] in ("this machine", "batch")])
-    results += [*sweeps.contexts(arguments, assumed), *sweeps.gpus(arguments, assumed)]
+    results += [*sweeps.contexts(arguments, assumed), *sweeps.windows(arguments, assumed)]
+    results += sweeps.gpus(arguments, assumed)
     rows, words = paper.run(assumed, arguments.context, arguments.seed, arguments.quick)
     made = document("simulate", arguments, device, results + rows, claims, weights)
     made |= {"assumptions": vars(assumed) | {"acceptance": arguments.acceptance}, "paper": words}

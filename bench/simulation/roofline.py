@@ -16,9 +16,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kernels.plan import SINKS
+
 from .hardware import Assumptions, Hardware
 from .models import Shape
 
+# A window begins up to 63 tokens early.
+_HALF_BLOCK = 32
 _FILL = 0.9  # the share of memory that weights, keys and values may take
 
 
@@ -64,6 +68,10 @@ class Roofline:
         moved = 2 * (gpus - 1) / gpus * 2 * tokens * model.hidden
         return 2 * model.layers * (moved / one_way + self.assumed.allreduce_us * 1e-6)
 
+    def windowed(self, window: int) -> Roofline:
+        """The same pair whose draft is the target itself, over its first SINKS tokens and its last `window`."""
+        return _Windowed(**(vars(self) | {"seen": SINKS + window + _HALF_BLOCK}))
+
     def fits(self, rows: int) -> bool:
         """Whether weights, keys and values fit in nine tenths of the memory; every GPU holds the whole draft."""
         split = self.target.held_bytes / self.gpus + self.draft.held_bytes
@@ -72,3 +80,20 @@ class Roofline:
             self.target.cost.kv_bytes / min(self.gpus, self.target.kv_heads) + self.draft.cost.kv_bytes
         )
         return split + cached <= _FILL * self.hardware.memory * 1e9
+
+
+@dataclass(frozen=True)
+class _Windowed(Roofline):
+    """A Roofline in which the target drafts for itself and sees `seen` cached tokens; there is no other draft."""
+
+    seen: int = 0
+
+    def draft_ms(self, rows: int) -> float:
+        """One windowed forward of the target, one token per row."""
+        short = Roofline(self.hardware, self.target, self.draft, self.seen, self.gpus, self.assumed)
+        return short.step_ms(self.target, rows, rows, self.gpus)
+
+    def fits(self, rows: int) -> bool:
+        """As a Roofline's, without a draft's weights, keys and values."""
+        cached = rows * self.context * self.target.cost.kv_bytes / min(self.gpus, self.target.kv_heads)
+        return self.target.held_bytes / self.gpus + cached <= _FILL * self.hardware.memory * 1e9

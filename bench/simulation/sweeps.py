@@ -14,6 +14,7 @@ from typing import Any
 from bass_core.budget.cost_aware import CostAware
 from bass_core.budget.cost_table import RoundCosts
 from bass_core.budget.policies import Algorithm1, FixedLength
+from bass_core.drafting.window import WINDOW
 
 from .closed_form import tokens_per_round
 from .hardware import HARDWARE, Assumptions
@@ -22,6 +23,7 @@ from .roofline import Roofline
 from .rounds import Acceptance, predict
 
 BATCHES, CONTEXTS, GPUS = (1, 2, 4, 8, 16, 32, 64), (512, 2048, 8192, 32768), (1, 2, 4, 8)
+LONG = (32768, 65536, 131072)
 LONGEST_FIXED = 16
 POLICIES = ("Algorithm 1", "cost-aware", "best fixed")
 Row = dict[str, Any]
@@ -105,6 +107,41 @@ def contexts(arguments: Namespace, assumed: Assumptions) -> list[Row]:
             found = {"fits": True} | _figures(costs, arguments, 8) if costs.fits(8) else {"fits": False}
             made.append({**_head("context", hardware.name, 8, context, 1), **found})
     return made
+
+
+def windows(arguments: Namespace, assumed: Assumptions) -> list[Row]:
+    """The 7.8B target at long contexts: its own windowed drafts beside the 310M draft's, each at its best length.
+
+    Both are accepted with the same assumed probability. break-even: the acceptance from which on the windowed
+    drafts are faster than regular decoding. None where it does not fit in memory.
+    """
+    made = []
+    for hardware in HARDWARE.values():
+        for context in LONG[:1] if arguments.quick else LONG:
+            for rows in (1, 8):
+                small = Roofline(hardware, *shapes("7.8B"), context, assumed=assumed)
+                own, rate = small.windowed(WINDOW), arguments.acceptance
+                row: Row = {**_head("window", hardware.name, rows, context, 1), "window": WINDOW}
+                for name, costs in (("310M", small), ("window", own)):
+                    length = best_fixed(costs, rate, rows)
+                    row[f"{name} l"] = length if costs.fits(rows) else None
+                    row[name] = _speed_up(costs, rate, rows, length) if costs.fits(rows) else None
+                row["window / 310M"] = row["window"] / row["310M"] if row["window"] and row["310M"] else None
+                row["break-even"] = _break_even(own, rows) if own.fits(rows) else None
+                made.append(row)
+    return made
+
+
+def _speed_up(costs: Roofline, rate: float, rows: int, length: int) -> float:
+    """Regular decoding's ms a token over those of rounds of a fixed length, by formula, rows that never end."""
+    round_ms = costs.verify_ms(rows, rows * (length + 1)) + length * costs.draft_ms(rows)
+    return tokens_per_round(rate, length) * costs.verify_ms(rows, rows) / round_ms
+
+
+def _break_even(costs: Roofline, rows: int) -> float | None:
+    """The least acceptance, in hundredths, at which some length pays; None: not below 1."""
+    rates = (percent / 100 for percent in range(1, 100))
+    return next((rate for rate in rates if best_fixed(costs, rate, rows) > 0), None)
 
 
 def gpus(arguments: Namespace, assumed: Assumptions) -> list[Row]:
