@@ -73,12 +73,33 @@ class RowRound:
 
 
 @dataclass
+class WindowWork:
+    """The target's windowed forwards of a round, in which it drafts for itself, summed up.
+
+    tokens: that were fed, padding included; read: cached tokens that the forwards read, of all rows; seen: the
+    same, counted for each token that sees them.
+    """
+
+    forwards: int = 0
+    tokens: int = 0
+    read: int = 0
+    seen: int = 0
+
+    def add(self, tokens: int, read: int, width: int) -> None:
+        """One forward of `tokens` tokens, `width` a row, that reads `read` cached tokens."""
+        self.forwards += 1
+        self.tokens += tokens
+        self.read += read
+        self.seen += read * width
+
+
+@dataclass
 class Round:
     """One step of a decoder: kind "prefill" (one chunk; the last appends the first tokens), "plain" or "verify".
 
     `draft_length`: the length that the policy asked for. `draft_forwards`: forward passes of the draft model.
     `draft_tokens`: tokens that the draft model drew; copied drafts do not count, unverified ones do. `time_ms`:
-    the lane time at the end of the round.
+    the lane time at the end of the round. `windowed`: the target's work for drafts of its own, if it made any.
     """
 
     kind: str
@@ -87,3 +108,4 @@ class Round:
     time_ms: float = 0.0
     draft_forwards: int = 0
     draft_tokens: int = 0
+    windowed: WindowWork | None = None

@@ -5,6 +5,7 @@ import sys
 
 MODULES = {
     "amusd": "cpu.amusd",
+    "attention": "attention.backends",
     "batch": "cpu.batch",
     "draft-length": "cpu.draft_length",
     "exactness": "cpu.exactness",
@@ -18,12 +19,14 @@ MODULES = {
     "page": "cpu.page",
     "passk": "passk.command",
     "peers": "peers.command",
+    "prompt": "attention.prompt",
     "ragged": "cpu.ragged",
     "rooms": "report.rooms",
     "simulate": "simulation.command",
     "smoke": "smoke",
     "start": "cpu.start",
     "turns": "report.turns",
+    "window": "cpu.window",
 }
 
 

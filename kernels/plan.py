@@ -28,6 +28,11 @@ SINKS = 64
 _GAP_UNIT = 64
 
 
+def window_start(length: int, window: int) -> int:
+    """Where the last `window` of a row's `length` cached tokens begin in a windowed step; SINKS: it hides none."""
+    return max(SINKS, (length - window) // _GAP_UNIT * _GAP_UNIT)
+
+
 @dataclass
 class SharedPart:
     """The prefixes that rows of a step read in place of own columns; row b's has its first starts[b] tokens.
@@ -105,6 +110,11 @@ class AttentionPlan:
         return max(self.own_host) + self.queries if self.captured_extent is None else self.captured_extent
 
     @property
+    def longest(self) -> int:
+        """All positions of this step are below this."""
+        return self.extent + (0 if self.shared is None else self.shared.extent)
+
+    @property
     def needs_mask(self) -> bool:
         """False when every query sees every column of the extent (one new token, all rows equally long)."""
         if self.captured_extent is not None or self.queries > 1 or self.gap is not None:
@@ -131,7 +141,7 @@ class AttentionPlan:
         return self.once("new lengths", lambda: (self.own_lengths + self.queries).to(torch.int32))
 
     def window_starts(self, window: int) -> Tensor:
-        """int64 [B]: where each row's last `window` cached tokens begin, rounded down to a multiple of 64."""
+        """int64 [B]: `window_start` of each row."""
 
         def make() -> Tensor:
             return ((self.lengths - window) // _GAP_UNIT * _GAP_UNIT).clamp(min=SINKS)

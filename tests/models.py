@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 import transformers as tf
 from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers import models as bpe
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from bass_core.decoding import calibrate
+from bass_core.drafting import registry
+from bass_core.drafting import window as drafting_window
+from kernels import plan
+from kernels.reference import prefix
 
 VOCAB = 96
 _COMMON = {"vocab_size": VOCAB, "eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
@@ -139,6 +146,15 @@ def perturbed(model: PreTrainedModel, amount: float, seed: int = 1) -> PreTraine
             if parameter.dim() > 1:
                 parameter.add_(torch.randn_like(parameter) * parameter.std() * amount)
     return other
+
+
+def small_window(patch: pytest.MonkeyPatch, sinks: int = 4, unit: int = 4, window: int = 8) -> None:
+    """Let windowed drafts of short texts have a gap: behind `sinks` tokens, in whole units, before the window."""
+    for module in (plan, prefix, drafting_window):
+        patch.setattr(module, "SINKS", sinks)
+    patch.setattr(plan, "_GAP_UNIT", unit)
+    for user in (registry, drafting_window, calibrate):
+        patch.setattr(user, "WINDOW", window)
 
 
 def prompts(count: int, seed: int = 0, longest: int = 24) -> list[list[int]]:

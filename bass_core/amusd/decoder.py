@@ -8,9 +8,8 @@ usual rule (verification/rejection.py), with the q that each draft was really dr
 the target takes a plain step, unless the next draft is due so soon that waiting pays (`_worth_waiting`). A draft
 that crashes or hangs is given up: the lane goes on as regular decoding, and `timeline.note` says so.
 
-Of the drafters that run the pair's draft, "model" always drafts with it; "cascade" copies first where the text
-repeats itself; "adaptive" also stops after a draft that it is unsure of (drafting/registry.py).
-A draft head reads the target's states, which come with the verdicts; until then it uses its own states.
+The drafters that run the pair's draft are those of drafting/registry.py. A draft head reads the target's states,
+which come with the verdicts; until then it uses its own states.
 """
 
 from __future__ import annotations
@@ -30,9 +29,10 @@ from ..budget.options import fixed_length
 from ..decoding.base import DecodingParams
 from ..decoding.batch import BatchDecoder
 from ..decoding.request import Request
-from ..drafting.registry import DRAFTERS, confident_prefix, runs_model
-from ..engine.cuda_graphs import make_runner
-from ..engine.runner import ModelRunner, PrefillSteps
+from ..drafting.registry import DRAFTERS, confident_prefix, runs_model, windows
+from ..engine.cuda_graphs import runner_for
+from ..engine.prefill import PrefillSteps
+from ..engine.runner import ModelRunner
 from ..errors import RequestError
 from ..machine.transfer import to_device
 from ..models.draft_head import DraftHead
@@ -56,6 +56,11 @@ DELAYS = (0.0, 0.0)
 
 def refuse_amusd(pair: ModelPair, request: Request) -> None:
     """Raises RequestError for a request that AMUSD can't answer."""
+    if windows(request.drafter):
+        raise RequestError(
+            f'method="amusd" drafts beside the target, and drafter="{request.drafter}" drafts with it: choose '
+            'drafter="model".'
+        )
     if pair.draft is None or not runs_model(request.drafter):
         raise RequestError(
             'method="amusd" runs a draft model beside the target, and this drafter runs no model: load the '
@@ -81,8 +86,8 @@ def build_amusd(
     """The decoder of a request; starts the pair's draft process unless it is running already."""
     refuse_amusd(pair, request)
     lead, kind = lead_of(request), DRAFTERS[request.drafter]
-    length = request.longest + lead + 2
-    runner = make_runner(pair.target_step, len(sequences), length, pair.vocab, request.backend)
+    texts = request.texts(lead + 2)
+    runner = runner_for(pair.target_step, len(sequences), texts, pair.vocab, request.backend)
     client = DraftClient(
         pair,
         sequences,

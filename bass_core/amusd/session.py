@@ -18,8 +18,9 @@ from kernels.support import is_accelerator, runtime
 
 from ..drafting.base import Proposal
 from ..drafting.pending import CHUNK
-from ..drafting.registry import DRAFTERS, DraftSource, confident_prefix, make_drafter
-from ..engine.runner import PrefillSteps
+from ..drafting.registry import DRAFTERS, DraftSource, Parts, confident_prefix, make_drafter
+from ..engine.prefill import PrefillSteps
+from ..engine.prefix import CachedTexts
 from ..machine.transfer import to_device
 from ..models.draft_head import DraftHead
 from ..sampling.noise import NoiseKeys
@@ -64,10 +65,9 @@ class DraftSession:
         ]
         self.made = self.rolled_back = 0
         # Room for drafts that are not kept, and for a chunk of padding after the longest row.
-        length = max(spec.ends) + 2 * spec.lead + CHUNK
-        self.drafter = make_drafter(
-            source, spec.drafter, len(self.rows), length, spec.backend, spec.params, spec.verification, ahead=True
-        )
+        texts = CachedTexts(spec.prompts, [end + 2 * spec.lead + CHUNK for end in spec.ends])
+        parts = Parts(source, len(self.rows), texts, spec.backend, spec.params, spec.verification, ahead=True)
+        self.drafter = make_drafter(spec.drafter, parts)
         self._prefill: PrefillSteps | None = self.drafter.start(list(self.rows))
         self._early: list[RowUpdate] = []
 

@@ -1,10 +1,13 @@
-"""A key-value cache in which every row of the batch has its own length.
+"""A key-value cache in which every row of the batch has its own length, and rows may share what they begin with.
 
 Contract: one buffer [layers, 2, max_batch, kv_heads, max_len, head_dim] of keys and values, allocated once. The
 state of a step is not kept here but in the `AttentionPlan` that `plan` makes for it. The rows of a step are always
 rows 0..B-1, and its new keys and values are written at each row's own length. To roll back a rejected draft, plan
 the next step with a smaller length: nothing is moved or zeroed, and the next write overwrites stale entries.
-Non-goals: paging, offloading.
+
+A prefix that rows share is a row of `prefix`, a second cache, which is filled as any other. A row that is attached
+to it has its first `starts[b]` tokens there, in whole units of SHARE, and token c in its own column c - starts[b].
+Lengths always count both. A step of the rows never writes to the prefix. Non-goals: paging, offloading.
 """
 
 from __future__ import annotations
@@ -14,14 +17,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.plan import AttentionPlan
+from kernels.plan import SHARE, AttentionPlan, SharedPart
 from kernels.support import available, is_accelerator
 
 from ..machine.transfer import to_device
 
 
 class RaggedCache:
-    """Keys and values of dtype `dtype`, with one length per row."""
+    """Keys and values of dtype `dtype`, of `max_batch` rows with `max_len` columns of their own.
+
+    starts, groups: how many tokens of each row are in the prefix, and in which of its rows; `attach` changes them.
+    """
 
     def __init__(
         self,
@@ -32,7 +38,9 @@ class RaggedCache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        prefix: RaggedCache | None = None,
     ) -> None:
+        self.prefix, self.starts, self.groups = prefix, [0] * max_batch, [0] * max_batch
         self.max_batch, self.max_len, self.kv_heads, self.head_dim = max_batch, max_len, kv_heads, head_dim
         self.buffer = torch.zeros(layers, 2, max_batch, kv_heads, max_len, head_dim, dtype=dtype, device=device)
         # Each layer as vectors [2 x max_batch x kv_heads x max_len, head_dim], and the offsets of rows and heads.
@@ -42,40 +50,86 @@ class RaggedCache:
         self._heads = ((kinds + torch.arange(kv_heads, device=device)) * max_len).flatten()
         self.has_kernel = is_accelerator(self.buffer.device) and available(self.buffer.device)
 
-    def plan(self, lengths: Sequence[int], queries: int, counts: list[int] | None = None) -> AttentionPlan:
+    def attach(self, row: int, group: int, length: int) -> None:
+        """Let a row begin with the first `length` tokens of a row of the prefix, or with none (0).
+
+        Raises ValueError unless the prefix holds so many, and they are whole units of SHARE.
+        """
+        if length and (self.prefix is None or length % SHARE or length > self.prefix.max_len):
+            raise ValueError(f"a row can't share {length} tokens: the prefix holds whole units of {SHARE} tokens")
+        self.starts[row], self.groups[row] = length, group
+
+    def detach(self) -> None:
+        """No row begins with a prefix."""
+        self.starts, self.groups = [0] * self.max_batch, [0] * self.max_batch
+
+    def room(self, lengths: Sequence[int]) -> int:
+        """How many more tokens every row of such lengths has columns for."""
+        return self.max_len - max(length - start for length, start in zip(lengths, self.starts, strict=False))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values, the prefix's included."""
+        return self.buffer.nbytes + (0 if self.prefix is None else self.prefix.nbytes)
+
+    def plan(
+        self, lengths: Sequence[int], queries: int, counts: list[int] | None = None, window: int | None = None
+    ) -> AttentionPlan:
         """The plan of a step of `queries` new tokens per row over rows that are `lengths` long.
 
-        With `counts`, only the first counts[b] tokens of row b are written. Raises ValueError if the step does not
-        fit the cache.
+        With `counts`, only the first counts[b] tokens of row b are written. window: see ForwardBatch. Raises
+        ValueError if the step does not fit the cache.
         """
         self.check_room(lengths, queries)
         batch, host = len(lengths), list(lengths)
         device = self.buffer.device
-        plan = self._with_views(AttentionPlan(to_device(host, device), host, queries))
+        plan = AttentionPlan(to_device(host, device), host, queries, gap=window)
+        if any(self.starts[:batch]):
+            starts, groups = self.starts[:batch], self.groups[:batch]
+            plan.shared = self._shared_part(to_device(starts, device), to_device(groups, device), max(starts))
+            plan.shared.host_starts, plan.shared.host_groups = starts, groups
+        self._add_views(plan)
         if counts is not None and min(counts) < queries:
             real = torch.arange(queries, device=device) < to_device(counts, device)[:, None]
             plan.tokens = real.flatten().nonzero()[:, 0]
         if batch == 1:
             written = queries if plan.tokens is None else len(plan.tokens)
-            plan.ends = self.buffer[:, :, 0, :, host[0] : host[0] + written].unbind(0)
+            begin = host[0] - self.starts[0]
+            plan.ends = self.buffer[:, :, 0, :, begin : begin + written].unbind(0)
         return plan
+
+    def _shared_part(self, starts: Tensor, groups: Tensor, extent: int) -> SharedPart:
+        assert self.prefix is not None
+        views = self.prefix.buffer[..., :extent, :].flatten(0, 1).unbind(0)
+        return SharedPart(starts, groups, [], [], extent, views)
 
     def check_room(self, lengths: Sequence[int], queries: int) -> None:
         """Raises ValueError if a step of `queries` new tokens per row over such rows does not fit the cache."""
-        if max(lengths) + queries > self.max_len or len(lengths) > self.max_batch:
+        if len(lengths) > self.max_batch or queries > self.room(lengths):
             raise ValueError(
                 f"a step of {len(lengths)} rows x {queries} tokens from length {max(lengths)} does "
                 f"not fit a cache of {self.max_batch} rows x {self.max_len} tokens"
             )
 
-    def plan_captured(self, lengths: Tensor, queries: int, extent: int | None = None) -> AttentionPlan:
+    def plan_captured(
+        self,
+        lengths: Tensor,
+        queries: int,
+        extent: int | None = None,
+        shared: tuple[Tensor, Tensor] | None = None,
+        window: int | None = None,
+    ) -> AttentionPlan:
         """The plan of a captured step, whose lengths int64 [B] only the device knows.
 
-        Nothing is checked: every row must have room for `queries` more tokens in `extent` columns (None: in all).
+        shared: starts and groups int64 [B], if the cache has a prefix. Nothing is checked: every row must have
+        room for `queries` more tokens in `extent` columns of its own (None: in all).
         """
-        return self._with_views(AttentionPlan(lengths, [], queries, captured_extent=extent or self.max_len))
+        plan = AttentionPlan(lengths, [], queries, captured_extent=extent or self.max_len, gap=window)
+        if shared is not None and self.prefix is not None:
+            plan.shared = self._shared_part(*shared, self.prefix.max_len)
+        return self._add_views(plan)
 
-    def _with_views(self, plan: AttentionPlan) -> AttentionPlan:
+    def _add_views(self, plan: AttentionPlan) -> AttentionPlan:
         """Add the views of all layers, made at once: slicing in every layer would cost more than the copies."""
         plan.views = self.buffer[:, :, : len(plan.lengths), :, : plan.extent].flatten(0, 1).unbind(0)
         return plan
@@ -95,10 +149,13 @@ class RaggedCache:
         return plan.reads(layer)
 
     def _places(self, plan: AttentionPlan) -> Tensor:
-        starts = (plan.positions + self._firsts[: len(plan.positions)]).flatten()
+        columns = plan.positions if plan.shared is None else plan.positions - plan.shared.starts[:, None]
+        starts = (columns + self._firsts[: len(columns)]).flatten()
         starts = starts if plan.tokens is None else starts[plan.tokens]
         return (starts[:, None] + self._heads).flatten()
 
     def copy_row(self, source: int, target: int, length: int) -> None:
-        """Make row `target` hold the first `length` tokens of row `source`."""
-        self.buffer[:, :, target, :, :length] = self.buffer[:, :, source, :, :length]
+        """Make row `target` hold the first `length` tokens of row `source`; a prefix stays where it is."""
+        self.starts[target], self.groups[target] = self.starts[source], self.groups[source]
+        own = length - self.starts[source]
+        self.buffer[:, :, target, :, :own] = self.buffer[:, :, source, :, :own]

@@ -81,7 +81,9 @@ def ragged_attention(
         raise PairError(f"{type(module).__name__} needs {what}, which is not supported; choose another model.")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     backend = BACKENDS[ragged_backend]
-    out = backend(query, key, value, ragged, scaling=scale, window=sliding_window, softcap=softcap)
+    layer: Any = getattr(module, "layer_idx", None)
+    prefix = None if ragged.shared is None else ragged.shared.reads(layer)
+    out = backend(query, key, value, ragged, scaling=scale, window=sliding_window, softcap=softcap, prefix=prefix)
     return out, None
 
 

@@ -20,9 +20,11 @@ from kernels.support import is_accelerator, processors
 
 from ..drafting.registry import runs_model
 from ..engine.cuda_graphs import release_idle
-from ..engine.runner import prefill_tokens
+from ..engine.prefix import CachedTexts
+from ..engine.runner import least_saved, prefill_tokens, prefix_size
 from ..errors import RequestError
 from ..machine.memory import available_bytes
+from ..models.base import CausalModel
 from ..models.pair import ModelPair
 from .request import Request
 
@@ -95,13 +97,14 @@ def estimate_bytes(pair: ModelPair, request: Request, methods: Seq[Method], rows
     for method in methods:
         drafts = method.drafts
         batch = rows if method.batched else 1
-        length = cache_length(request, drafts)
-        total += pair.target_step.cache_bytes(batch, length)
+        texts = request.texts(cache_padding(request, drafts), rows)
+        length = max(texts.ends)
+        total += cache_bytes(pair.target_step, texts, request.backend, batch)
         width = 1
         if drafts:
             width += request.longest_draft
             if runs_model(request.drafter) and pair.draft_step is not None:
-                total += pair.draft_step.cache_bytes(batch, length)
+                total += cache_bytes(pair.draft_step, texts, request.backend, batch)
         logits = batch * width * pair.vocab * 4
         total += logits * (1 if request.sampling.greedy else _LOGIT_COPIES)
         longest = max(len(prompt) for prompt in request.prompts)
@@ -144,7 +147,12 @@ def _attention_bytes(backend: str, heads: int, columns: int, dim: int, device: t
     return heads * columns * _SCORE_BYTES
 
 
-def cache_length(request: Request, drafts: bool) -> int:
-    """Tokens that each row of the cache must hold: a round may write padding past the end of a row."""
-    padding = request.longest_draft if drafts else 0
-    return request.longest + padding + 1
+def cache_bytes(model: CausalModel, texts: CachedTexts, backend: str, batch: int) -> int:
+    """Bytes of a runner's cache for `batch` of the texts at a time, what they share counted once."""
+    shared = texts.shared(least_saved(model, backend))
+    return model.cache_bytes(batch, texts.columns(shared), *prefix_size(shared, batch))
+
+
+def cache_padding(request: Request, drafts: bool) -> int:
+    """Tokens that a row of the cache must hold beyond its text: a round may write padding past its end."""
+    return 1 + (request.longest_draft if drafts else 0)

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from ..budget.base import Budget, Feedback
 from ..drafting.base import Drafter, Proposal, check_chain
-from ..engine.runner import ModelRunner, PrefillSteps
+from ..engine.prefill import PrefillSteps
+from ..engine.runner import ModelRunner
 from ..machine.transfer import to_device
 from ..models.forward import ForwardBatch, ForwardOutput
 from ..sampling.noise import NoiseKeys
@@ -47,7 +48,7 @@ class BatchDecoder:
     def __post_init__(self) -> None:
         self._rows = list(self.sequences)
         self.return_states |= self.drafter is not None and self.drafter.observes_states
-        self._prefill = self.target.prefill([row.prompt for row in self._rows], self.return_states)
+        self._prefill = PrefillSteps(self.target, [row.prompt for row in self._rows], self.return_states)
         if self.drafter is not None:
             self._draft_prefill = self.drafter.start(self._rows)
 
@@ -129,7 +130,8 @@ class BatchDecoder:
                 self.budget.observe(Feedback(requested, num_drafted, accepted, forwards))
         self._drop_finished()
         kind = "verify" if max(num_drafted) else "plain"
-        return Round(kind, max(requested), records, draft_forwards=forwards, draft_tokens=drawn)
+        work = proposal.windowed
+        return Round(kind, max(requested), records, draft_forwards=forwards, draft_tokens=drawn, windowed=work)
 
     def _requested(self) -> list[int]:
         """Number of drafts that the budget allows each row."""

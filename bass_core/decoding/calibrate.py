@@ -23,8 +23,10 @@ from ..attention.select import choose_backend
 from ..budget.cost_table import CostTable, read_table, write_table
 from ..budget.policies import EqualRows, FixedLength
 from ..drafting.base import Drafter, Proposal
-from ..drafting.registry import choose_drafter, make_drafter, runs_model
+from ..drafting.registry import Parts, choose_drafter, make_drafter, runs_model, windows
+from ..drafting.window import WINDOW, gapped
 from ..engine.cuda_graphs import make_runner
+from ..engine.prefix import CachedTexts
 from ..machine.memory import shortage_explained
 from ..machine.transfer import to_device
 from ..models.pair import ModelPair
@@ -95,9 +97,9 @@ class MeasuredCosts:
                 return
 
     def _kept(self) -> CostTable | None:
-        """The stored table or None; rejects one with draft costs if the drafter runs no model, and the reverse."""
+        """The stored table or None; rejects one with draft costs if drafts take no forward, and the reverse."""
         table = read_table(self.path)
-        return table if table is None or bool(table.draft) == runs_model(self.drafter) else None
+        return table if table is None or bool(table.draft) == _costs_forwards(self.drafter) else None
 
     def _keep(self, measured: CostTable) -> None:
         """Join the new costs with the file, which another process may have extended, and store the result."""
@@ -139,6 +141,18 @@ def measure_ahead(pair: ModelPair, rows: int) -> Iterator[None]:
     for temperature in (1.0, 0.0):
         costs = MeasuredCosts(pair, drafter, backend, SamplingParams(temperature=temperature))
         yield from costs.measure(missing_sizes(costs.table, rows))
+
+
+def _costs_forwards(drafter: Any) -> bool:
+    """Whether drafts take forwards, of a draft or of the target itself."""
+    return runs_model(drafter) or windows(drafter)
+
+
+def _forwards_of(drafter: Any) -> str:
+    """The drafter that takes the same forwards and never copies."""
+    if not windows(drafter):
+        return "model"
+    return str(drafter) if runs_model(drafter) else "window"
 
 
 class _Random(Drafter):
@@ -194,15 +208,19 @@ class _Lab:
         # `room`: the tokens each row would get if every draft were accepted.
         limit = max(plan.widths)
         room = (plan.repeats + 1) * (sum(plan.widths) + sum(1 + requested for requested in plan.drafted)) + limit
-        context = max(1, min(plan.context, pair.context_length - room))
+        # Without a gap, a target that drafts for itself proposes nothing, and there is nothing to time.
+        least = gapped(WINDOW) if windows(drafter) else 0
+        context = max(1, min(max(plan.context, least), pair.context_length - room))
         prompt = torch.randint(0, pair.vocab, (context,), generator=generator).tolist()
         length = context + room
         self.random = _Random(pair.vocab, pair.device)
         self.model: Drafter | None = None
-        if runs_model(drafter):
-            self.model = make_drafter(pair, "model", rows, length, backend, sampling, verification)
-        made: Drafter = self.model or self.random
         runner = make_runner(pair.target_step, rows, length, pair.vocab, backend)
+        if _costs_forwards(drafter):
+            texts = CachedTexts([[i] for i in range(rows)], [length] * rows)
+            parts = Parts(pair, rows, texts, backend, sampling, verification, target=runner)
+            self.model = make_drafter(_forwards_of(drafter), parts)
+        made: Drafter = self.model or self.random
         sequences = [Sequence(i, i, prompt, 10**6, frozenset()) for i in range(rows)]
         self.last = sequences[-1]
         self.decoder = _TimedDecoder(

@@ -18,7 +18,8 @@ import torch
 from kernels.support import is_accelerator, on_zero_gpu, runtime
 
 from ..budget.cost_table import CostTable
-from ..drafting.registry import runs_model
+from ..drafting.registry import runs_model, windows
+from ..drafting.window import WINDOW
 from ..errors import WeightsError
 from ..machine.capture import enabled
 from ..machine.user_cache import cache_root
@@ -72,12 +73,14 @@ def missing_coarse_sizes(table: CostTable | None, rows: int) -> list[int]:
 
 
 def _key(pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams) -> str:
-    """Hash of all that a round's cost depends on. Drafters without a model share it: their drafts are free."""
+    """Hash of all that a round's cost depends on. Drafters that only copy share it: their drafts are free."""
     draft = None
     if runs_model(drafter):
         draft = str(getattr(pair.draft, "name_or_path", None) or type(pair.draft).__name__)
         if isinstance(pair.draft, DraftHead):
             draft = f"{pair.draft.config} {len(pair.draft.vocabulary)}"
+    if windows(drafter):
+        draft = f"{drafter} {draft} {WINDOW}"
     model = pair.target.config.get_text_config()
     facts = [
         FORMAT, str(pair.target.name_or_path), model.hidden_size, model.num_hidden_layers, draft,

@@ -14,6 +14,7 @@ from ..attention.select import choose_backend
 from ..budget.cost_table import CostTable
 from ..budget.options import AUTO, check_draft_length, longest_draft
 from ..drafting.registry import choose_drafter
+from ..engine.prefix import CachedTexts
 from ..errors import RequestError
 from ..models.pair import ModelPair
 from ..sampling.params import SamplingParams
@@ -70,6 +71,11 @@ class Request:
     def new_tokens(self, prompt: list[int]) -> int:
         """The most new tokens of a row: a text ends at the end of the model's context."""
         return min(self.max_new_tokens, self.context - len(prompt))
+
+    def texts(self, padding: int, rows: int | None = None) -> CachedTexts:
+        """The first `rows` rows (None: all) as a cache must hold them, with room for `padding` more tokens."""
+        prompts = self.prompts[:rows]
+        return CachedTexts(prompts, [len(prompt) + self.new_tokens(prompt) + padding for prompt in prompts])
 
     def sequences(self) -> list[Sequence]:
         """Fresh sequences, one per row; every lane gets its own."""

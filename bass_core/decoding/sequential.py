@@ -1,6 +1,7 @@
 """Sequences decoded one after another, each as a batch of one.
 
-Contract: implements Decoder (base.py); the caches of one sequence are freed before the next one's are allocated.
+Contract: implements Decoder (base.py). All sequences use the same caches in turn. A prefix that a prompt shares
+with the one before it is still there, so it is not computed again.
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..engine.runner import PrefillSteps
+from ..engine.prefill import PrefillSteps
 from ..errors import RequestError
 from ..sampling.noise import NoiseKeys
-from ..sequence import Sequence
+from ..sequence import Sequence, WindowWork
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Proposal:
 
     copied[r]: whether the drafts of row r were copied from a text; None: all of the drafter's are of one kind.
     max_probs, token_probs float32 [B, N]: the largest value of what a draft was drawn from, and the token's own,
-    from a drafter that was made to tell them (HeadDrafter).
+    from a drafter that was made to tell them (HeadDrafter). windowed: what the drafts cost the target itself.
     """
 
     tokens: Tensor
@@ -43,13 +43,15 @@ class Proposal:
     copied: list[bool] | None = None
     max_probs: Tensor | None = None
     token_probs: Tensor | None = None
+    windowed: WindowWork | None = None
 
 
 class Drafter(Protocol):
     """What a decoder asks of a drafter; whoever subclasses it writes `propose` and what it needs of the rest.
 
     observes_states: whether it wants the target's hidden states (`observe_states`). calls: forwards of a draft
-    model so far. drafted: tokens so far that a draft model drew and that were proposed; copies are not counted.
+    model so far. drafted: tokens so far that a draft model drew and that were proposed; copies are not counted. A
+    target that drafts for itself counts as a draft model in both.
     """
 
     observes_states: bool = False

@@ -73,7 +73,7 @@ def follow(runner: ModelRunner, first: Tensor, ends: list[int], steps: int) -> T
 
     None for zero steps, or where a row lacks room.
     """
-    if steps == 0 or max(ends) + steps > runner.cache.max_len:
+    if steps == 0 or steps > runner.cache.room(ends):
         return None
     # The same cache and captured steps under another model, for the duration of this call.
     chained: Any = copy.copy(runner)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from kernels.support import is_accelerator
 
-from ..engine.runner import ModelRunner, PrefillSteps
+from ..engine.prefill import PrefillSteps
+from ..engine.runner import ModelRunner
 from ..machine.transfer import to_device, to_host
 from ..models.draft_head import DraftHead
 from ..models.forward import ForwardBatch
@@ -64,9 +66,12 @@ class HeadDrafter(Drafter):
         self.role = find_verification(verification).draft_role
         self.confidence = 0.0 if ahead else confidence
         self.ahead, self._tells = ahead, ahead and confidence > 0
+        self._began = False
         self._source: SettledStates | StandInStates = SettledStates(0, head.config.hidden, runner.device)
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
+        self.runner.begin()
+        self._began = False
         hidden, length = self.head.config.hidden, self.runner.cache.max_len
         if self.ahead:
             self._source = StandInStates(len(rows), length, hidden, self.runner.device)
@@ -137,12 +142,35 @@ class HeadDrafter(Drafter):
             proposal.max_probs, proposal.token_probs = q.amax(-1)[:, None], q.gather(1, column[:, None])
         return proposal
 
+    def _feed_prefixes(self, rows: list[Sequence], source: SettledStates) -> None:
+        """Feed once what several prompts begin with, unless an earlier drafter of this runner has."""
+        runner = self.runner
+        prefixes = [runner.shared.of(row.prompt) for row in rows]
+        needed = sorted({prefix for prefix in prefixes if prefix})
+        if needed and not runner.holds(needed, with_states=False):
+            counts = [len(prefix) for prefix in needed]
+            padded = [list(prefix) + [0] * (max(counts) - len(prefix)) for prefix in needed]
+            owners = [prefixes.index(prefix) for prefix in needed]
+            before = [source.next(row, count) for row, count in zip(owners, counts, strict=True)]
+            x = self.head.inputs(to_device(padded, runner.device), pad_sequence(before, batch_first=True))
+            over = runner.over_prefix()
+            logits, _, forwards = feed_pending(over, x, [0] * len(needed), counts)
+            self.calls += forwards
+            runner.hold(needed, dict(enumerate(logits)), [torch.empty(0)] * len(needed))
+        for r, prefix in enumerate(prefixes):
+            runner.attach(r, prefix)
+            if prefix:
+                source.skip(r, len(prefix))
+
     def _catch_up(self, rows: list[Sequence], max_drafts: list[int]) -> tuple[Tensor, Tensor]:
         """Feed what came since the last proposal; logits [B, V'], states [B, hidden] of the last slots.
 
         Behind settled states all rows are fed; behind states that stand in, those that draft.
         """
         runner, source = self.runner, self._source
+        if not self._began and isinstance(source, SettledStates):
+            self._feed_prefixes(rows, source)
+        self._began = True
         ends = [len(row.tokens) for row in rows]
         if isinstance(source, SettledStates):
             starts = list(runner.lengths[: len(rows)])
@@ -187,10 +215,13 @@ class HeadDrafter(Drafter):
         """Does nothing: drafted tokens lie behind what counts in the cache, and are fed again with true states."""
 
     def rewind(self, row: int, length: int) -> None:
-        """Without `ahead` nothing is kept of text that the target's states have not settled."""
+        """Slots from `length` on are fed again; without `ahead`, with states that are observed again."""
+        kept = min(self.runner.lengths[row], length)
+        self.runner.commit(row, kept)
         if isinstance(self._source, StandInStates):
-            self.runner.commit(row, min(self.runner.lengths[row], length))
             self._source.rewind(row, length)
+        else:
+            self._source.rewind(row, length - kept)
 
     def move_row(self, source: int, target: int) -> None:
         self.runner.move_row(source, target)

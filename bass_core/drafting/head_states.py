@@ -36,6 +36,18 @@ class SettledStates:
         places = torch.arange(max(counts)).minimum(own[:, None] - 1) + (own.cumsum(0) - own)[:, None]
         return torch.cat([states for row in waiting for states in row])[to_device(places, self.device)]
 
+    def next(self, row: int, count: int) -> Tensor:
+        """The states [count, hidden] for a row's next slots, which may be read again."""
+        return torch.cat(self._waiting[row])[:count]
+
+    def skip(self, row: int, count: int) -> None:
+        """A row's next `count` slots need no states: another row has fed them."""
+        self._waiting[row] = [torch.cat(self._waiting[row])[count:]]
+
+    def rewind(self, row: int, count: int) -> None:
+        """Of a row's waiting states only the first `count` are of text that stands."""
+        self._waiting[row] = [torch.cat(self._waiting[row])[:count]] if count else []
+
     def move_row(self, source: int, target: int) -> None:
         """Row `source` takes the place of row `target`."""
         self._waiting[target] = self._waiting[source]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ..engine.runner import PrefillSteps
+from ..engine.prefill import PrefillSteps
 from ..sampling.noise import NoiseKeys
 from ..sequence import Sequence
 from .base import Drafter, Proposal, point_masses

@@ -8,12 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..engine.runner import ModelRunner, PrefillSteps
+from ..engine.prefill import PrefillSteps
+from ..engine.runner import ModelRunner
 from ..machine.transfer import to_device
 from ..models.forward import ForwardBatch
 from ..sampling.distribution import argmax, probabilities
 from ..sampling.draw import draw
-from ..sampling.noise import NoiseKeys
+from ..sampling.noise import NoiseKeys, Role
 from ..sampling.params import SamplingParams
 from ..sequence import Sequence
 from ..verification.table import find_verification
@@ -31,7 +32,7 @@ class ModelDrafter(Drafter):
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         limit = self.runner.model.context
-        return self.runner.prefill([row.prompt[:limit] for row in rows])
+        return PrefillSteps(self.runner, [row.prompt[:limit] for row in rows])
 
     def prepare(self, rows: int) -> None:
         """Before the first step: let the model make ready for one token a row, and for two."""
@@ -66,7 +67,7 @@ class ModelDrafter(Drafter):
                 return Proposal(torch.cat((first[:, None], rest), dim=1), max_drafts)
         drawn, probs = [], []
         for step in range(length):
-            token, prob = self._draw(logits, keys, step)
+            token, prob = draw_draft(logits, self.params, keys, step, self.role)
             drawn.append(token)
             probs.append(prob)
             if step + 1 < length:
@@ -75,12 +76,6 @@ class ModelDrafter(Drafter):
                 self.calls += 1
         stacked = None if probs[0] is None else torch.stack([p for p in probs if p is not None], dim=1)
         return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked)
-
-    def _draw(self, logits: Tensor, keys: NoiseKeys, step: int) -> tuple[Tensor, Tensor | None]:
-        if self.params.greedy:
-            return argmax(logits), None
-        probs = probabilities(logits, self.params)
-        return draw(probs, keys.seed, keys.sequence_ids, keys.positions + step, keys.stream(self.role)), probs
 
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
         """The last draft was never fed, so after a full acceptance the cache lacks it."""
@@ -97,3 +92,13 @@ class ModelDrafter(Drafter):
 
     def move_row(self, source: int, target: int) -> None:
         self.runner.move_row(source, target)
+
+
+def draw_draft(
+    logits: Tensor, params: SamplingParams, keys: NoiseKeys, step: int, role: Role
+) -> tuple[Tensor, Tensor | None]:
+    """The draft int64 [B] for logits [B, V] at position `step` of a round, and its q float32 [B, V] if drawn."""
+    if params.greedy:
+        return argmax(logits), None
+    probs = probabilities(logits, params)
+    return draw(probs, keys.seed, keys.sequence_ids, keys.positions + step, keys.stream(role)), probs

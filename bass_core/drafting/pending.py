@@ -28,7 +28,7 @@ def feed_pending(
     logits, states, forwards, at = torch.empty(0), None, 0, 0
     while at < max(counts):
         begins = [start + min(at, count) for start, count in zip(starts, counts, strict=True)]
-        width = min(max(counts) - at, CHUNK, runner.cache.max_len - max(begins))
+        width = min(max(counts) - at, CHUNK, runner.cache.room(begins))
         left = [min(max(count - at, 0), width) for count in counts]
         take = [max(count - 1, 0) for count in left]
         real = [max(count, 1) for count in left]

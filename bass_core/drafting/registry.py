@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
 
-from ..engine.cuda_graphs import make_runner
+from ..engine.cuda_graphs import runner_for
+from ..engine.prefix import CachedTexts
+from ..engine.runner import ModelRunner
 from ..errors import RequestError
 from ..models.base import CausalModel
 from ..models.draft_head import DraftHead
@@ -20,11 +23,12 @@ from ..models.ngram import NgramTable
 from ..models.pair import ModelPair
 from ..sampling.params import SamplingParams
 from .base import Drafter, own_drafter, refuse_old_names
-from .combine import Cascade, LookupChain
+from .combine import Cascade, LookupChain, WindowChain
 from .head import HeadDrafter
 from .lookup import PromptLookupDrafter, SiblingLookupDrafter
 from .model import ModelDrafter
 from .ngram import NgramDrafter
+from .window import WINDOW, WindowDrafter
 
 # The cascade copies only after a match this long: a shorter one is right less often than the model.
 CASCADE_MATCH = 3
@@ -56,29 +60,39 @@ class DraftSource(Protocol):
 
 @dataclass(frozen=True)
 class Parts:
-    """What the drafters of a lane are put together from: the pair, the lane's rows and their tokens at most.
+    """What the drafters of a lane are made of: the pair, how many rows are decoded at a time, and their texts.
 
+    A lane's drafters take turns with one runner of the draft, which is made when the first of them needs it.
+    target: the runner with which the lane's decoder verifies; None in AMUSD's own process, which has no target.
     ahead: for AMUSD. A draft model or head drafts at most one token of a row in a proposal, so that the session
     reads the target's verdicts in between, and a head goes on from its own states until the target's arrive.
     """
 
     pair: DraftSource
     rows: int
-    length: int
+    texts: CachedTexts
     backend: str
     sampling: SamplingParams
     verification: str
     ahead: bool = False
+    target: ModelRunner | None = None
+
+    @cached_property
+    def runner(self) -> ModelRunner:
+        """The runner of the pair's draft model or of its draft head's body."""
+        pair, draft = self.pair, self.pair.draft
+        assert pair.draft_step is not None
+        head = isinstance(draft, DraftHead)
+        vocab = len(draft.vocabulary) if head else pair.vocab
+        # A head that runs ahead feeds slots again, those of its prompt too.
+        share = not (head and self.ahead)
+        return runner_for(pair.draft_step, self.rows, self.texts, vocab, self.backend, share)
 
     def model(self, confidence: float = 0.0) -> Drafter:
         """The pair's draft model or draft head; only a head stops below `confidence`."""
-        pair, draft = self.pair, self.pair.draft
-        assert pair.draft_step is not None
-        made = (self.rows, self.length)
+        draft, runner, size = self.pair.draft, self.runner, self.pair.vocab
         if isinstance(draft, DraftHead):
-            runner = make_runner(pair.draft_step, *made, len(draft.vocabulary), self.backend)
-            return HeadDrafter(draft, runner, pair.vocab, self.sampling, self.verification, confidence, self.ahead)
-        runner = make_runner(pair.draft_step, *made, pair.vocab, self.backend)
+            return HeadDrafter(draft, runner, size, self.sampling, self.verification, confidence, self.ahead)
         return ModelDrafter(runner, self.sampling, self.verification)
 
     def prompt_lookup(self, shortest: int = 2) -> PromptLookupDrafter:
@@ -99,6 +113,20 @@ class Parts:
         most = 1 if self.ahead else None
         return Cascade(self.prompt_lookup(CASCADE_MATCH), self.model(confidence), self.pair.vocab, most)
 
+    def window(self, tokens: int | None = None) -> WindowDrafter:
+        """Drafts with the lane's target, which sees a text's first tokens and its last `tokens` (None: WINDOW)."""
+        assert self.target is not None
+        window = WINDOW if tokens is None else tokens
+        return WindowDrafter(self.target, self.sampling, self.verification, window)
+
+    def window_cascade(self) -> Cascade:
+        """Copies behind a long match, and asks the windowed target for the other rows."""
+        return Cascade(self.prompt_lookup(CASCADE_MATCH), self.window(), self.pair.vocab)
+
+    def window_model(self) -> WindowChain:
+        """Drafts with the windowed target, for which the pair's draft model or head drafts."""
+        return WindowChain(self.model(), self.window(), self.verification)
+
 
 @dataclass(frozen=True)
 class DrafterKind:
@@ -106,7 +134,8 @@ class DrafterKind:
 
     runs_model: it runs the pair's draft, which must be there; needs_head: that draft must be a draft head;
     needs_ngrams: the pair must have a table of n-grams; copies: it copies from the text before it asks the model;
-    stops_when_unsure: it stops behind drafts that are likely to be refused.
+    stops_when_unsure: it stops behind drafts that are likely to be refused; windows: the target drafts for itself,
+    over part of its own cache.
     """
 
     label: str
@@ -116,6 +145,7 @@ class DrafterKind:
     needs_ngrams: bool = False
     copies: bool = False
     stops_when_unsure: bool = False
+    windows: bool = False
 
 
 DRAFTERS: dict[str, DrafterKind] = {
@@ -141,6 +171,21 @@ DRAFTERS: dict[str, DrafterKind] = {
         needs_head=True,
         copies=True,
         stops_when_unsure=True,
+    ),
+    "window": DrafterKind(
+        "the target, seeing the first tokens and the last", lambda parts: parts.window(), windows=True
+    ),
+    "window_cascade": DrafterKind(
+        "prompt lookup, else the target seeing few tokens",
+        lambda parts: parts.window_cascade(),
+        copies=True,
+        windows=True,
+    ),
+    "window_model": DrafterKind(
+        "draft model for the target seeing few tokens",
+        lambda parts: parts.window_model(),
+        runs_model=True,
+        windows=True,
     ),
 }
 
@@ -192,21 +237,11 @@ def runs_model(drafter: Any) -> bool:
     return isinstance(drafter, str) and DRAFTERS[drafter].runs_model
 
 
-def make_drafter(
-    pair: DraftSource,
-    drafter: Any,
-    rows: int,
-    length: int,
-    backend: str,
-    sampling: SamplingParams,
-    verification: str,
-    *,
-    ahead: bool = False,
-) -> Drafter:
-    """A drafter for `rows` rows of at most `length` tokens: by its name, or a copy of a drafter object.
+def windows(drafter: Any) -> bool:
+    """Whether the target drafts for itself, over part of its own cache, with this drafter, a name or an object."""
+    return isinstance(drafter, str) and DRAFTERS[drafter].windows
 
-    ahead: see Parts.
-    """
-    if not isinstance(drafter, str):
-        return own_drafter(drafter)
-    return DRAFTERS[drafter].make(Parts(pair, rows, length, backend, sampling, verification, ahead))
+
+def make_drafter(drafter: Any, parts: Parts) -> Drafter:
+    """A fresh drafter by its name, or a copy of a drafter object."""
+    return DRAFTERS[drafter].make(parts) if isinstance(drafter, str) else own_drafter(drafter)

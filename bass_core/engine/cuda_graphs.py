@@ -28,7 +28,8 @@ from ..machine.transfer import to_device
 from ..models.base import CausalModel
 from ..models.capturable import refuse_capture
 from ..models.forward import CapturedBatch, ForwardBatch, ForwardOutput
-from .runner import ModelRunner
+from .prefix import NOTHING_SHARED, CachedTexts, SharedPrompts
+from .runner import ModelRunner, least_saved, prefix_size
 
 # The most bytes that the captured steps of one cache may hold; the least recently used is dropped first.
 STEP_BYTES = 1 << 30
@@ -48,10 +49,26 @@ _idle: weakref.WeakKeyDictionary[CausalModel, list[_Slot]] = weakref.WeakKeyDict
 _lock = threading.RLock()
 
 
-def make_runner(model: CausalModel, max_batch: int, max_len: int, vocab: int, backend: str) -> ModelRunner:
+def make_runner(
+    model: CausalModel,
+    max_batch: int,
+    max_len: int,
+    vocab: int,
+    backend: str,
+    *,
+    shared: SharedPrompts = NOTHING_SHARED,
+) -> ModelRunner:
     """A runner for the model, one that captures steps where that is possible; arguments as for ModelRunner."""
     captured = enabled(model.device) and model.capturable and backend in CAPTURABLE
-    return (GraphRunner if captured else ModelRunner)(model, max_batch, max_len, vocab, backend)
+    return (GraphRunner if captured else ModelRunner)(model, max_batch, max_len, vocab, backend, shared=shared)
+
+
+def runner_for(
+    model: CausalModel, max_batch: int, texts: CachedTexts, vocab: int, backend: str, share: bool = True
+) -> ModelRunner:
+    """A runner for `max_batch` rows of these texts at a time, which share what they begin with."""
+    shared = texts.shared(least_saved(model, backend) if share else None)
+    return make_runner(model, max_batch, texts.columns(shared), vocab, backend, shared=shared)
 
 
 def release_idle(model: CausalModel) -> None:
@@ -103,9 +120,11 @@ class GraphRunner(ModelRunner):
         vocab: int,
         backend: str,
         record: Recorder | None = None,
+        *,
+        shared: SharedPrompts = NOTHING_SHARED,
     ) -> None:
-        slot = _take_slot(model, max_batch, max_len)
-        super().__init__(model, max_batch, max_len, vocab, backend, cache=slot.cache)
+        slot = _take_slot(model, max_batch, max_len, *prefix_size(shared, max_batch))
+        super().__init__(model, max_batch, max_len, vocab, backend, shared=shared, cache=slot.cache)
         self.slot = slot
         self._record = record or (lambda forward: capture(forward, slot.pool))
         weakref.finalize(self, _give_slot, model, slot).atexit = False
@@ -148,7 +167,7 @@ class GraphRunner(ModelRunner):
         rows, columns = shape
         extent = captured_extent(self.backend, longest + columns, self.cache.max_len)
         plan = getattr(self.model, "plan", None)
-        key = (rows, columns, tokens.dtype, self.backend, batch.return_states, plan, extent)
+        key = (rows, columns, tokens.dtype, self.backend, batch.return_states, plan, extent, batch.window)
         step = self.slot.steps.get(key)
         lengths = to_device([*batch.lengths, *[0] * (rows - len(batch.lengths))], tokens.device)
         if step is None:
@@ -169,7 +188,7 @@ class GraphRunner(ModelRunner):
         tokens = batch.tokens
         static = torch.zeros(len(lengths), columns, *tokens.shape[2:], dtype=tokens.dtype, device=tokens.device)
         static[: tokens.shape[0], : tokens.shape[1]] = tokens
-        buffers = CapturedBatch(static, lengths.clone(), extent, batch.return_states)
+        buffers = CapturedBatch(static, lengths.clone(), extent, batch.return_states, window=batch.window)
         # No reference to self: a captured step outlives the runner.
         model, cache, backend = self.model, self.cache, self.backend
 
@@ -209,21 +228,25 @@ def _tensors(output: ForwardOutput) -> list[Tensor]:
     return [output.logits] if output.states is None else [output.logits, output.states]
 
 
-def _take_slot(model: CausalModel, max_batch: int, max_len: int) -> _Slot:
+def _take_slot(model: CausalModel, max_batch: int, max_len: int, prefixes: int, prefix_len: int) -> _Slot:
     """An idle cache that is large enough and not far too large, or a new one."""
     with _lock:
         idle = _idle.setdefault(model, [])
         # A slot that was given back in the meantime may have pushed another out of the list.
-        fitting = [slot for slot in idle if _serves(slot.cache, max_batch, max_len)]
+        fitting = [slot for slot in idle if _serves(slot.cache, max_batch, max_len, prefixes, prefix_len)]
         for slot in fitting:
             if slot in idle:
                 idle.remove(slot)
                 return slot
-    cache = model.new_cache(max_batch, -(-max_len // _LENGTH_STEP) * _LENGTH_STEP)
+    cache = model.new_cache(max_batch, -(-max_len // _LENGTH_STEP) * _LENGTH_STEP, prefixes, prefix_len)
     return _Slot(cache, Pool(model.device))
 
 
-def _serves(cache: RaggedCache, max_batch: int, max_len: int) -> bool:
+def _serves(cache: RaggedCache, max_batch: int, max_len: int, prefixes: int, prefix_len: int) -> bool:
+    if (cache.prefix is None) != (prefixes == 0):
+        return False
+    if cache.prefix is not None and (cache.prefix.max_batch < prefixes or cache.prefix.max_len < prefix_len):
+        return False
     return max_batch <= cache.max_batch <= 2 * max_batch and max_len <= cache.max_len <= 2 * max_len + 512
 
 

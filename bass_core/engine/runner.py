@@ -2,7 +2,8 @@
 
 Contract: `lengths[r]` is the number of leading tokens of row r whose keys and values are in the cache and valid.
 `forward` writes to the cache and changes no length; the caller, who knows what was accepted, calls `commit`. Rows
-in use are 0..B-1; when one leaves, the last takes its place.
+in use are 0..B-1; when one leaves, the last takes its place. Rows whose prompts begin alike read one prefix, which
+stays until a prefill needs others (prefill.py).
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from torch import Tensor
 from kernels.support import is_accelerator
 
 from ..attention.cache import RaggedCache
-from ..machine.transfer import to_device
 from ..models.base import CausalModel
 from ..models.forward import ForwardBatch, ForwardOutput
+from .prefix import NOTHING_SHARED, SharedPrompts, Tokens
 
+# The backends that attend over a prefix beside a row's own cache.
+SHARING = ("pad", "split", "sdpa")
 # Tokens in one prefill chunk, summed over all rows. A request to stop is noticed between two chunks.
 PREFILL_TOKENS = {"cpu": 128, "accelerator": 8192}
 
@@ -31,6 +34,7 @@ def prefill_tokens(device: torch.device) -> int:
 class ModelRunner:
     """A model and a cache of `max_batch` rows x `max_len` tokens; the first `vocab` logits are kept.
 
+    shared: prefixes of the prompts to come, beside which each row has `max_len` tokens of its own.
     `prefill_tokens`, which may be set: tokens in one prefill chunk, summed over all rows.
     """
 
@@ -42,10 +46,15 @@ class ModelRunner:
         vocab: int,
         backend: str,
         *,
+        shared: SharedPrompts = NOTHING_SHARED,
         cache: RaggedCache | None = None,
     ) -> None:
-        self.model, self.vocab, self.backend = model, vocab, backend
-        self.cache = model.new_cache(max_batch, max_len) if cache is None else cache
+        self.model, self.vocab, self.backend, self.shared = model, vocab, backend, shared
+        self.cache = (
+            model.new_cache(max_batch, max_len, *prefix_size(shared, max_batch)) if cache is None else cache
+        )
+        # The prefixes that are in the cache, by their tokens: the row of the cache's prefix, logits, states.
+        self._held: dict[Tokens, tuple[int, Tensor, Tensor]] = {}
         self._lengths = [0] * max_batch
         self.device = model.device
         self.prefill_tokens = prefill_tokens(self.device)
@@ -69,15 +78,48 @@ class ModelRunner:
             output.logits = output.logits[..., : self.vocab]
         return output
 
+    def over_prefix(self) -> ModelRunner:
+        """A runner of the cache's prefix, whose rows are the prefixes; what was there is forgotten."""
+        cache = self.cache.prefix
+        assert cache is not None
+        self._held = {}
+        made = ModelRunner(self.model, cache.max_batch, cache.max_len, self.vocab, self.backend, cache=cache)
+        made.prefill_tokens = self.prefill_tokens
+        return made
+
+    def holds(self, prefixes: Sequence[Tokens], with_states: bool) -> bool:
+        """Whether all these prefixes are in the cache, and their states here if those are wanted."""
+        kept = [self._held.get(prefix) for prefix in prefixes]
+        return all(one is not None and (len(one[2]) > 0 or not with_states) for one in kept)
+
+    def hold(self, prefixes: Sequence[Tokens], logits: dict[int, Tensor], states: list[Tensor]) -> None:
+        """Row i of the cache's prefix now holds prefixes[i], with the logits [vocab] behind it.
+
+        states[i] [P, hidden] are those of its tokens, empty if none were asked for.
+        """
+        rows = enumerate(prefixes)
+        self._held = {prefix: (row, logits[row].clone(), states[row]) for row, prefix in rows}
+
+    def held(self, prefix: Tokens) -> tuple[Tensor, Tensor]:
+        """The logits [vocab] behind a prefix that is in the cache, and its states [P, hidden]."""
+        return self._held[prefix][1:]
+
+    def begin(self) -> None:
+        """Every row is empty; the prefixes stay."""
+        self.cache.detach()
+        for row in range(len(self._lengths)):
+            self.commit(row, 0)
+
+    def attach(self, row: int, prefix: Tokens) -> None:
+        """Let a row begin with a prefix that is in the cache, or with nothing; so long it is then."""
+        self.cache.attach(row, self._held[prefix][0] if prefix else 0, len(prefix))
+        self.commit(row, len(prefix))
+
     def prepare(self, batch: ForwardBatch) -> None:
         """Prepare for batches of this shape, dtype and return_states; the values of the tokens don't matter.
 
         Call it while the cache is empty and time doesn't matter. Without graphs there is nothing to do.
         """
-
-    def prefill(self, prompts: list[list[int]], return_states: bool = False) -> PrefillSteps:
-        """Steps that feed the prompts chunk by chunk; equal prompts are computed once and copied."""
-        return PrefillSteps(self, prompts, return_states)
 
     def move_row(self, source: int, target: int) -> None:
         """Copy row `source` over row `target`, and its length with it."""
@@ -86,62 +128,11 @@ class ModelRunner:
             self.commit(target, self.lengths[source])
 
 
-class PrefillSteps:
-    """Feeds prompts to the cache, one bounded chunk per call, so that a request to stop never waits long."""
+def prefix_size(shared: SharedPrompts, max_batch: int) -> tuple[int, int]:
+    """Rows and columns of the prefix of a cache: as many prefixes as rows can need at once."""
+    return min(len(shared.prefixes), max_batch), shared.longest
 
-    def __init__(self, runner: ModelRunner, prompts: list[list[int]], return_states: bool) -> None:
-        self.runner, self.prompts, self.return_states = runner, prompts, return_states
-        first: dict[tuple[int, ...], int] = {}
-        self.sources = [first.setdefault(tuple(prompt), row) for row, prompt in enumerate(prompts)]
-        self.unique = sorted(set(self.sources))
-        # Unique prompts are computed in the first rows of the cache and copied to their own rows at the end.
-        self.width = max(1, runner.prefill_tokens // len(self.unique))
-        self.at, self.longest = 0, max(len(prompt) for prompt in prompts)
-        self.last: dict[int, Tensor] = {}
-        self.chunks: list[Tensor] = []
 
-    @property
-    def done(self) -> bool:
-        return self.at >= self.longest
-
-    def step(self) -> None:
-        """Feed the next chunk; after the last one every row of the cache holds its prompt."""
-        runner, start = self.runner, self.at
-        stop = min(start + self.width, self.longest)
-        ends = [len(self.prompts[source]) for source in self.unique]
-        chunk = [(self.prompts[source] + [0] * self.longest)[start:stop] for source in self.unique]
-        ids = to_device(chunk, runner.device)
-        take = [min(max(end - 1 - start, 0), stop - start - 1) for end in ends]
-        # A prompt that has ended is fed one token of padding; its last logits are in self.last.
-        counts = [max(1, min(end, stop) - start) for end in ends]
-        starts = [start] * len(chunk)
-        output = runner.forward(ForwardBatch(ids, starts, counts, take, self.return_states, eager=True))
-        if output.states is not None:
-            self.chunks.append(output.states)
-        for row, end in enumerate(ends):
-            if start < end <= stop:
-                self.last[row] = output.logits[row]
-        self.at = stop
-        if self.done:
-            self._spread()
-
-    def _spread(self) -> None:
-        cache = self.runner.cache
-        for row in reversed(range(len(self.prompts))):
-            source = self.unique.index(self.sources[row])
-            length = len(self.prompts[row])
-            if source != row:
-                cache.copy_row(source, row, length)
-            self.runner.commit(row, length)
-
-    def logits(self) -> Tensor:
-        """The logits [B, vocab] after each row's last prompt token."""
-        return torch.stack([self.last[self.unique.index(source)] for source in self.sources])
-
-    def states(self) -> list[Tensor]:
-        """The states [len(prompt), hidden] of each row, if the prefill was asked to return them."""
-        states = torch.cat(self.chunks, dim=1)
-        return [
-            states[self.unique.index(source), : len(prompt)]
-            for source, prompt in zip(self.sources, self.prompts, strict=True)
-        ]
+def least_saved(model: CausalModel, backend: str) -> int | None:
+    """The fewest tokens that prompts must save to share a prefix of this model's; None if none can be shared."""
+    return model.least_saved if backend in SHARING else None

@@ -18,6 +18,7 @@ from torch import Tensor
 from kernels.support import is_accelerator
 
 from ..decoding.request import Request
+from ..engine.prefill import PrefillSteps
 from ..engine.runner import ModelRunner
 from ..models.pair import ModelPair
 from ..sampling.distribution import probabilities
@@ -131,7 +132,7 @@ def next_logits(pair: ModelPair, text: list[int], backend: str) -> Tensor:
     """The target's logits [V] for the token after the text, run as a batch of one in bounded prefill chunks."""
     runner = ModelRunner(pair.target_step, 1, len(text) + 1, pair.vocab, backend)
     with torch.inference_mode():
-        prefill = runner.prefill([text])
+        prefill = PrefillSteps(runner, [text])
         while not prefill.done:
             prefill.step()
         return prefill.logits()[0]

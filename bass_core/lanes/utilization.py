@@ -3,9 +3,10 @@
 Contract: FLOPs utilisation = (2 x target parameters x tokens verified + 2 x draft parameters x tokens that the
 draft model drew + FLOPs of attention) / (lane time x peak FLOP/s). `useful` counts only the target's work for
 emitted tokens. Bandwidth utilisation = bytes of weights and of live keys and values that had to be read / (lane
-time x peak bytes per second); above 1 where they are read from a cache. Copied drafts cost nothing; discarded
-drafts cost as much as others. Prefills are left out of the work and of the lane time. A figure is None if its peak
-is not known.
+time x peak bytes per second); above 1 where they are read from a cache. A target that drafts for itself is billed
+its own weights for each of its drafts' forwards, and the few keys and values that they see. Copied drafts cost
+nothing; discarded drafts cost as much as others. Prefills are left out of the work and of the lane time. A figure
+is None if its peak is not known.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from ..machine.hardware import Peaks
 from ..models.weights.cost import ModelCost
-from ..sequence import Round, Sequence
+from ..sequence import Round, Sequence, WindowWork
 
 
 @dataclass
@@ -40,6 +41,8 @@ class Work:
         lengths = [len(sequences[row.sequence].tokens) - len(row.tokens) for row in round_.rows]
         if self.draft is not None and lengths:
             self._add_drafts(self.draft, round_, sum(lengths) / len(lengths))
+        if round_.windowed is not None:
+            self._add_windowed(round_.windowed)
         self.bytes_read += self.target.weight_bytes
         for row, before in zip(round_.rows, lengths, strict=True):
             drafted, emitted = len(row.drafted), len(row.tokens)
@@ -55,6 +58,12 @@ class Work:
         # One forward draws at most one token per row.
         self.bytes_read += max(round_.draft_forwards, ceil(each)) * draft.weight_bytes
         self.bytes_read += draft.kv_bytes * rows * (each * before + each * (each - 1) / 2)
+
+    def _add_windowed(self, work: WindowWork) -> None:
+        """Count the target's windowed forwards; a token sees itself, too."""
+        seen = work.seen + work.tokens
+        self.flops += 2.0 * self.target.parameters * work.tokens + self.target.attention_flops * seen
+        self.bytes_read += self.target.weight_bytes * work.forwards + self.target.kv_bytes * work.read
 
     def utilization(self, decode_ms: float) -> dict[str, Any]:
         """flops_utilization, useful_flops_utilization, bandwidth_utilization: ratios (1 is the peak) or None."""

@@ -68,6 +68,9 @@ class CausalModel:
 
     # Whether the padding of shorter rows is left out of the matrix products.
     skips_padding = False
+    # The fewest tokens that prompts must have in common, counted for each row but one, to share a prefix; None:
+    # they can't. In torch, attention in two parts is more calls.
+    least_saved: int | None = 2048
     # Whether the forward is known not to wait for the device. transformers' own code is tested (capturable.py).
     never_waits = False
 
@@ -88,7 +91,8 @@ class CausalModel:
         self.cache_dtype = model.dtype if is_accelerator(self.device) else torch.float32
         self.low_precision = model.dtype != torch.float32
         self._prepare(model)
-        self.cost = model_cost(model, self.cache_bytes(1, 1))
+        # A cache may grow by so many tokens at once.
+        self.cost = model_cost(model, self.cache_bytes(1, 16) // 16)
 
     def _prepare(self, model: PreTrainedModel) -> None:
         self._shadow = shadow_of(model)
@@ -96,15 +100,16 @@ class CausalModel:
         if not is_accelerator(self.device):
             _pack_linears(self._shadow)
 
-    def new_cache(self, max_batch: int, max_len: int) -> RaggedCache:
-        return RaggedCache(
-            self.layers, max_batch, max_len, self.kv_heads, self.head_dim, self.cache_dtype, self.device
-        )
+    def new_cache(self, max_batch: int, max_len: int, prefixes: int = 0, prefix_len: int = 0) -> RaggedCache:
+        """An empty cache of `max_batch` rows x `max_len` tokens, and of so many prefixes of so many tokens."""
+        prefix = self.new_cache(prefixes, prefix_len) if prefixes else None
+        sizes = (self.layers, max_batch, max_len, self.kv_heads, self.head_dim)
+        return RaggedCache(*sizes, self.cache_dtype, self.device, prefix)
 
-    def cache_bytes(self, max_batch: int, max_len: int) -> int:
+    def cache_bytes(self, max_batch: int, max_len: int, prefixes: int = 0, prefix_len: int = 0) -> int:
         """Bytes that a cache of that size takes."""
         per_token = 2 * self.layers * self.kv_heads * self.head_dim * self.cache_dtype.itemsize
-        return max_batch * max_len * per_token
+        return (max_batch * max_len + prefixes * prefix_len) * per_token
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, cache: RaggedCache, backend: str = "pad") -> ForwardOutput:
@@ -115,14 +120,16 @@ class CausalModel:
         """
         with on(self.device):
             counts = batch.counts if self.skips_padding else None
-            plan = cache.plan(batch.lengths, batch.tokens.shape[1], counts)
+            plan = cache.plan(batch.lengths, batch.tokens.shape[1], counts, batch.window)
             return self._compute(batch, plan, cache, backend)
 
     @torch.inference_mode()
     def forward_captured(self, batch: CapturedBatch, cache: RaggedCache, backend: str = "pad") -> ForwardOutput:
         """`forward` for lengths that only the device knows: nothing is read on the host, so it can be captured."""
         with on(self.device):
-            plan = cache.plan_captured(batch.lengths, batch.tokens.shape[1], batch.extent)
+            plan = cache.plan_captured(
+                batch.lengths, batch.tokens.shape[1], batch.extent, batch.shared, batch.window
+            )
             return self._compute(batch, plan, cache, backend)
 
     def _compute(
@@ -152,7 +159,7 @@ class CausalModel:
     def _positions(self, plan: AttentionPlan) -> Tensor:
         """int64 [B, S]. Columns past the context are unused padding, but need valid positions."""
         positions = plan.positions
-        return positions if plan.extent <= self.context else positions.clamp(max=self.context - 1)
+        return positions if plan.longest <= self.context else positions.clamp(max=self.context - 1)
 
 
 def shadow_of(model: PreTrainedModel) -> PreTrainedModel:

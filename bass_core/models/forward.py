@@ -20,7 +20,8 @@ class ForwardBatch:
     counts: how many tokens of each row are real, None for all; logits and states of the padding after them are
     meaningless, and a model may skip it. take: the one column of each row whose logits are wanted, None for all.
     return_states: whether to return the hidden states that the model's `readout` makes. eager: do not capture the
-    step, because its shape comes only once, as that of a prompt's chunk.
+    step, because its shape comes only once, as that of a prompt's chunk. window: a draft step, in which a row sees
+    of its cached tokens only the first SINKS and the last `window`, rounded up to whole blocks (kernels/plan.py).
     """
 
     tokens: Tensor
@@ -29,6 +30,7 @@ class ForwardBatch:
     take: list[int] | None = None
     return_states: bool = False
     eager: bool = False
+    window: int | None = None
 
 
 @dataclass(slots=True)
@@ -36,13 +38,16 @@ class CapturedBatch:
     """What a captured step reads: static buffers, refilled before each replay, whose values the host doesn't know.
 
     tokens: as in ForwardBatch. lengths: int64 [B] on the device. extent: attention reads the first `extent`
-    columns of the cache, and no row may grow beyond them; None for all.
+    columns of the cache, and no row may grow beyond them; None for all. shared: the cache's starts and groups
+    int64 [B], if it has a prefix. window: as in ForwardBatch.
     """
 
     tokens: Tensor
     lengths: Tensor
     extent: int | None = None
     return_states: bool = False
+    shared: tuple[Tensor, Tensor] | None = None
+    window: int | None = None
 
     @property
     def take(self) -> None:

@@ -15,7 +15,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from kernels.cpu.attention.layout import SINKS, TILE, padded, tiles_of
+
 from ..attention.cache import RaggedCache
+from ..attention.tiled import TiledCache
 from ..machine import cpu_kernels
 from . import llama_cpu
 from .base import CausalModel, shadow_of
@@ -42,6 +45,8 @@ class LlamaCompiled(CausalModel):
 
     skips_padding = True
     never_waits = True
+    # A prefix is read once for all its rows; feeding it apart is one more step, as long as about ten tokens.
+    least_saved = 64
 
     def _prepare(self, model: PreTrainedModel) -> None:
         from .weights.compiled import pack_llama  # imports numba
@@ -50,10 +55,21 @@ class LlamaCompiled(CausalModel):
         self.low_precision, self._dtype = False, model.dtype
         self.embedding = held(model.get_input_embeddings())
         self.packed = pack_llama(model)
+        self.cache_dtype = torch.bfloat16 if self.packed.dot else torch.float32
         self._rotary: Any = shadow_of(body.rotary_emb)
         self._turns = self._make_turns(min(1024, self.context))
         # Compiles the forward, or loads its code from disk, before a clock runs.
         self.forward(ForwardBatch(torch.zeros(1, 1, dtype=torch.int64), [0]), self.new_cache(1, 1))
+
+    def new_cache(self, max_batch: int, max_len: int, prefixes: int = 0, prefix_len: int = 0) -> TiledCache:
+        prefix = self.new_cache(prefixes, prefix_len) if prefixes else None
+        sizes = (self.layers, max_batch, max_len, self.kv_heads, self.head_dim)
+        return TiledCache(*sizes, self.cache_dtype, self.device, prefix)
+
+    def cache_bytes(self, max_batch: int, max_len: int, prefixes: int = 0, prefix_len: int = 0) -> int:
+        tiles = max_batch * tiles_of(max_len) + prefixes * tiles_of(prefix_len)
+        each = TILE * padded(self.head_dim) * self.cache_dtype.itemsize
+        return 2 * self.layers * self.kv_heads * tiles * each
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, cache: RaggedCache, backend: str = "sdpa") -> ForwardOutput:
@@ -78,8 +94,9 @@ class LlamaCompiled(CausalModel):
             firsts,
             batch.lengths,
             wanted,
-            cache.buffer,
+            cache,
             self._turns_until(max(batch.lengths) + width),
+            _skipped(batch),
             self.readout.layers if batch.return_states else (),
             keep=batch.eager,
         )
@@ -98,6 +115,13 @@ class LlamaCompiled(CausalModel):
         cos, sin = self._rotary(torch.zeros(1, dtype=torch.float32), torch.arange(size)[None])
         half = self.head_dim // 2
         return torch.cat((cos[0, :, :half], sin[0, :, :half]), dim=1).float().flatten().numpy()
+
+
+def _skipped(batch: ForwardBatch) -> Any:
+    """int64 [B]: where each row's window begins, behind SINKS (kernels/plan.py); None: there is no window."""
+    if batch.window is None:
+        return None
+    return np.maximum(SINKS, (np.array(batch.lengths, np.int64) - batch.window) // SINKS * SINKS)
 
 
 def _padded(x: Tensor, real: Tensor | None, rows: int, width: int) -> Tensor:

@@ -96,7 +96,7 @@ class LlamaCpu(CausalModel):
     def _compute(
         self, batch: ForwardBatch | CapturedBatch, plan: AttentionPlan, cache: RaggedCache, backend: str
     ) -> ForwardOutput:
-        last = min(plan.extent, self.context)
+        last = min(plan.longest, self.context)
         if last > self._factors.shape[0]:
             self._factors = self._make_factors(min(2 * last, self.context))
         ids, positions = batch.tokens.flatten(0, 1), self._positions(plan).flatten()
@@ -138,7 +138,8 @@ class LlamaCpu(CausalModel):
         queries, states = qkv.split_with_sizes((heads, 2 * kv), 1)
         keys, values = cache.write(index, states.view(-1, 2, kv, dim), plan)
         query = _padded(queries, plan).transpose(1, 2)
-        out = BACKENDS[backend](query, keys, values, plan, scaling=1.0).reshape(-1, heads * dim)
+        prefix = None if plan.shared is None else plan.shared.reads(index)
+        out = BACKENDS[backend](query, keys, values, plan, scaling=1.0, prefix=prefix).reshape(-1, heads * dim)
         x = layer.output(out if plan.tokens is None else out[plan.tokens], x)
         gate, up = layer.gate_up(layer.mlp_norm(x)).chunk(2, dim=1)
         return layer.down(F.silu(gate).mul_(up), x)

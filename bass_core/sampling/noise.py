@@ -23,6 +23,8 @@ from ..machine import cpu_kernels
 _MASK = 0xFFFFFFFF
 _ROUND_0, _ROUND_1 = 0xD2511F53, 0xCD9E8D57
 _KEY_0, _KEY_1 = 0x9E3779B9, 0xBB67AE85
+# 2**63 divided by the golden ratio, made odd: seeds that differ by multiples of it are far apart.
+_GOLDEN = 0x4F1BBCDCBFA53E0B
 # A round has so many streams, one for each role and three to spare.
 _STREAMS = 8
 
@@ -160,6 +162,16 @@ class NoiseKeys:
     def stream(self, role: Role) -> Tensor:
         """The stream of a role in this round (noise.py): int64 [B]."""
         return stream(role, self.begins)
+
+    def inner(self, number: int, positions: Tensor) -> NoiseKeys:
+        """The keys of round `number` (from 0) within this one, whose first token will stand at `positions`.
+
+        For drafts that are themselves drafted and verified: their noise shares no number with this round's, nor
+        with that of other rounds within this one or another, whatever the role, the target's included. Each number
+        has a seed of its own, and each outer round a place in the upper half of the ids.
+        """
+        seed = (self.seed + (number + 1) * _GOLDEN) % (1 << 63)
+        return NoiseKeys(seed, self.sequence_ids ^ (self.begins << 32), positions)
 
     def at(self, width: int) -> tuple[Tensor, Tensor]:
         """Ids [B, 1] and positions [B, width] of the next `width` tokens."""

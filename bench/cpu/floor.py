@@ -2,13 +2,14 @@
 
 Contract: reading = bytes of the weights / bandwidth, the best of the passes over an array of ten last caches (at
 most 1 GiB) that take turns with the arms of the same number of tokens; floor = the longer of reading and FLOPs /
-FLOP/s of a large product. The arms, on the same threads: all products of a step by our code and by the libraries
-for 16-bit weights (bench/products.py), whole steps of the target on rows of CONTEXT cached tokens, and a step of
-the draft. A pass comes before each, so that weights are read from memory, as in a real step; "again" is a second
-draft step at once, whose weights may lie in the cache. Ratios are lowest times over the floor, since both are this
-machine at its best. Beside them, "paired" is the median of each time over reading at the speed of the passes just
-before and after it, whichever was faster: a shared machine's bandwidth can change within a run.
-Source: Williams, Waterman and Patterson, "Roofline", CACM 2009.
+FLOP/s of a large product; a part measures the attention over long texts alone (shared_attention.py). The arms,
+on the same threads: all products of a step by our code and by the libraries for 16-bit weights
+(bench/products.py), whole steps of the target on rows of CONTEXT cached tokens, and a step of the draft. A pass
+comes before each, so that weights are read from memory, as in a real step; "again" is a second draft step at
+once, whose weights may lie in the cache. Ratios are lowest times over the floor, since both are this machine at
+its best. Beside them, "paired" is the median of each time over reading at the speed of the passes just before
+and after it, whichever was faster: a shared machine's bandwidth can change within a run. Source: Williams,
+Waterman and Patterson, "Roofline", CACM 2009.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 
 from bass_core import ModelPair, load_pair
 from bass_core.attention.select import choose_backend
+from bass_core.engine.prefill import PrefillSteps
 from bass_core.engine.runner import ModelRunner
 from bass_core.machine.cpu_speed import READS, flops_of, last_cache, read_speeds, room, written
 from bass_core.models.draft_head import DraftHead
@@ -30,6 +32,7 @@ from bass_core.models.weights.cpu_linear import native_bfloat16
 
 from ..products import libraries, ours, products_of
 from ..report.report import claim, document, median, parser, show, table
+from . import shared_attention as attention
 
 CONTEXT = 128
 # For each number of tokens: rows x tokens a row of the whole steps.
@@ -110,6 +113,7 @@ class Floor:
         if self.pair.draft is not None:
             draft = _draft_steps(self.pair, max(DRAFT_ROWS))
             self._by_turns({(DRAFT, rows, 1): draft(rows) for rows in DRAFT_ROWS}, again=AGAIN)
+        self._by_turns(attention.arms(self.pair))
 
     def _multiply(self) -> None:
         """Measure the arithmetic again: what else runs on the machine only lowers it."""
@@ -156,7 +160,7 @@ class Floor:
 
     def _row(self, case: Case, turns: Turns) -> Row:
         what, rows, width = case
-        weights, nbytes = self._cost(what)
+        weights, nbytes = self._cost(case)
         share = nbytes / self.array.nbytes
         reading = share * min(turns.passes)
         floor = max(reading, 1000 * 2 * weights * rows * width / max(self.flops.values()))
@@ -176,8 +180,11 @@ class Floor:
             "paired / reading": median(paired),
         }
 
-    def _cost(self, what: str) -> tuple[int, int]:
-        """The weights that a token is multiplied with, and their bytes."""
+    def _cost(self, case: Case) -> tuple[float, int]:
+        """The weights that a token is multiplied with, or half its FLOPs, and the bytes to read."""
+        what = case[0]
+        if case in attention.CASES:
+            return attention.cost(self.pair, *case)
         if what in (DRAFT, AGAIN):
             return _draft_cost(self.pair)
         cost = self.pair.target_step.cost
@@ -199,7 +206,7 @@ class Floor:
                 most(f"products / reading, tokens: {tokens}", by[OURS, 1, tokens]["lowest / reading"], bar)
         for tokens in STEPS:
             found = {what: row["lowest ms"] for (what, rows, width), row in by.items()
-                     if width == tokens and what not in (STEP, DRAFT, AGAIN)}  # fmt: skip
+                     if width == tokens and what not in (STEP, DRAFT, AGAIN, *attention.NAMES)}  # fmt: skip
             own = found.pop(OURS, None)
             if own is not None and found:
                 fastest = min(found, key=found.__getitem__)
@@ -208,6 +215,9 @@ class Floor:
             most(f"step / reading, batch {rows}", by[STEP, rows, width]["lowest / reading"], bar)
         if isinstance(self.pair.draft, DraftHead):
             most("draft head's step / reading, batch 1", by[DRAFT, 1, 1]["lowest / reading"], 1.5)
+        for case in attention.CASES if native_bfloat16() else []:
+            if case in by:
+                most(f"{case[0]} / floor, {case[1]} x {case[2]}", by[case]["lowest / floor"], attention.BAR)
         share = sum(one.nbytes for one in self.products) / self.pair.target_step.cost.weight_bytes
         made.append(claim("share of the weights' bytes in these products", share, "0.99 to 1", 0.99 <= share <= 1))
         return made
@@ -217,7 +227,7 @@ def _steps(pair: ModelPair, most: int) -> Callable[[int, int], Callable[[], obje
     """Makes whole steps of the target for (rows, tokens a row), rows of CONTEXT cached tokens each."""
     model, backend = pair.target_step, choose_backend("auto", pair.device, pair.dtype)
     runner = ModelRunner(model, most, CONTEXT + most, pair.vocab, backend)
-    prefill = runner.prefill([torch.randint(0, pair.vocab, (CONTEXT,)).tolist()] * most)
+    prefill = PrefillSteps(runner, [torch.randint(0, pair.vocab, (CONTEXT,)).tolist()] * most)
     while not prefill.done:
         prefill.step()
 

@@ -21,6 +21,7 @@ import torch
 from tqdm import tqdm
 
 from ..report.report import claim, finish, parser
+from .kernel_mutations import KERNEL_MUTANTS
 from .mutations import MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +41,7 @@ def main(argv: list[str]) -> None:
     options = parser("mutants", __doc__ or "")
     options.add_argument("--only", nargs="+", metavar="NAME", help="these mutants alone")
     arguments = options.parse_args(argv)
-    chosen = [mutant for mutant in MUTANTS if not arguments.only or mutant.name in arguments.only]
+    chosen = [mutant for mutant in MUTANTS + KERNEL_MUTANTS if not arguments.only or mutant.name in arguments.only]
     cases = {mutant.name: mutant.cases if arguments.quick else _WHOLE for mutant in chosen}
     unbroken = sorted({case for mutant in chosen for case in cases[mutant.name]})
     # Import what the tests import once, before forking: each process would need seconds for it.

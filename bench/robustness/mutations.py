@@ -40,7 +40,6 @@ _LATE = [
     "tests/bass_core/amusd/test_decoder.py::test_a_late_draft_that_is_wrong_falls",
 ]
 _PERFECT = [_CONFORMANCE + "counts.py::test_perfect_draft_takes_the_fewest_verifications"]
-_CPU = "tests/kernels/cpu/test_"
 _ENDS = [_CONFORMANCE + "ends.py::test_an_end_at_any_place_of_a_round"]
 _NEVER_REFUSED = [_CONFORMANCE + "counts.py::test_a_perfect_draft_is_never_refused"]
 _AMUSD_SAMPLED = [_CONFORMANCE + "distribution.py::test_quick[amusd-other-1.0-0-1.0]"]
@@ -275,19 +274,5 @@ MUTANTS = [
         "    if UNSOUND in tokens:",
         "    if False:",
         ["tests/faults/test_broken_models.py::test_a_target_that_breaks_is_an_error_and_no_text"],
-    ),
-    Mutant(
-        "CPU kernels: scores without the last lanes of a head",
-        "kernels/cpu/attention.py",
-        "    rest = dim - dim % LANES\n",
-        "    rest = dim\n",
-        [_CPU + "forward.py::test_prompts_and_ragged_steps[qwen3 of 32, heads of 2-dtype0-False]"],
-    ),
-    Mutant(
-        "CPU kernels: blocks of vectors in reverse order",
-        "kernels/cpu/products.py",
-        "np.uintp(4 * (start * rows + first * ROWS))",
-        "np.uintp(4 * (starts[len(starts) - 2 - block] * rows + first * ROWS))",
-        [_CPU + "products.py::test_a_vector_has_the_same_bits_alone_and_among_others"],
     ),
 ]

@@ -36,6 +36,23 @@ def float_at(_: Any, address: Any) -> Any:
     return types.float32(types.uintp), lambda context, b, signature, args: loaded(b, args[0], FLOAT)
 
 
+@intrinsic
+def put(_: Any, address: Any, value: Any) -> Any:
+    """Write a float32 number at an address."""
+    return types.void(types.uintp, types.float32), _put
+
+
+@intrinsic
+def put_short(_: Any, address: Any, value: Any) -> Any:
+    """Write a uint16 at an address."""
+    return types.void(types.uintp, types.uint16), _put
+
+
+def _put(context: Any, b: Any, signature: Any, args: Any) -> Any:
+    b.store(args[1], b.inttoptr(args[0], args[1].type.as_pointer()))
+    return context.get_dummy_value()
+
+
 @helper
 def rounded(value):
     """A float32 number as bfloat16 bits, to nearest even; NaN stays NaN."""
@@ -59,6 +76,23 @@ def exp(x):
     value = value * rest + np.float32(1.6666665459e-1)
     value = value * rest + np.float32(5.0000001201e-1)
     value = value * rest * rest + rest + np.float32(1.0)
+    scaled = value * number((np.int32(power) + np.int32(127)) << np.int32(23))
+    return np.float32(0.0) if x < low else scaled
+
+
+@helper
+def exp2(x):
+    """2^x in float32 within 2 ulp for x <= 0, exactly 1 for 0; 0 below -126."""
+    low = np.float32(-126.0)
+    at = low if x < low else x
+    power = np.floor(at + np.float32(0.5))
+    rest = at - power
+    value = np.float32(0.00132546026725322)
+    value = value * rest + np.float32(0.009671999141573906)
+    value = value * rest + np.float32(0.05550779402256012)
+    value = value * rest + np.float32(0.24022231996059418)
+    value = value * rest + np.float32(0.6931469440460205)
+    value = value * rest + np.float32(1.0)
     scaled = value * number((np.int32(power) + np.int32(127)) << np.int32(23))
     return np.float32(0.0) if x < low else scaled
 

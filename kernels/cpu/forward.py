@@ -1,20 +1,20 @@
 """A whole forward of a Llama-shaped model over few tokens, in one compiled call.
 
-Contract: `forward` takes the N real tokens of all rows, row after row. A layer is eight phases that the threads of
+Contract: `forward` takes the N real tokens of all rows, row after row. A layer is nine phases that the threads of
 the call share (threads.py); the output layer is four more. Every number of a token is summed in one order, so it
 depends on its own row alone: not on other rows, on how many tokens the step has, or on the number of threads.
 """
 
 from __future__ import annotations
 
-from .attention import attend
+from .attention.phases import attend, merge, write
 from .calls.jit import helper, kernel
 from .calls.threads import claim, done, wait
 from .elements import copy, norm, pack
 from .kinds import STEP
 from .products import ADD, GATE, PLAIN, product
 
-_LAYER_PHASES, _LAST_PHASES = 8, 4
+_LAYER_PHASES, _LAST_PHASES = 9, 4
 
 
 def phases_of(layers: int) -> int:
@@ -68,7 +68,10 @@ def forward(
     eps,
     shape,
     step,
-    cache,
+    sight,
+    plan,
+    caches,
+    segment,
     turns,
     x,
     reads,
@@ -76,19 +79,23 @@ def forward(
     room,
     short,
     wide,
+    queries,
+    parts,
     out,
     logits,
 ):
     """x float32 [N, hidden] becomes the residual stream; out [N, hidden] its final norm; logits [M, V].
 
     lines int64 [4 layers + 1, 10]: Packed.line of each layer's joined query, key and value, output, joined gate
-    and up, and down products, and of the output layer. norms float32 [2 layers + 1, hidden]. head_norms, shape,
-    cache, turns: see attention.py. step: int64 arrays firsts [B + 1], lengths [B], starts (products.py), the M
-    tokens wanted whose logits are computed, and the starts of these. reads int64 [layers + 1]: before which layers
-    x is kept, by its place in streams [places, N x hidden]; -1: not kept. room, short, wide: scratch.
+    and up, and down products, and of the output layer. norms float32 [2 layers + 1, hidden]. head_norms: the
+    weights of query and key norms [layers, 2, dim], flat, or nothing. turns: cosines and sines of a position,
+    [positions, dim], flat. shape, sight, plan, caches, segment, queries, parts: attention/phases.py. step: int64
+    arrays firsts [B + 1], lengths [B], starts (products.py), the M tokens wanted whose logits are computed, and
+    the starts of these. reads int64 [layers + 1]: before which layers x is kept, by its place in streams
+    [places, N x hidden]; -1: not kept. room, short, wide: scratch.
     """
-    firsts, lengths, starts, wanted, wanted_starts = step
-    heads, kv_heads, dim, _, _ = shape
+    _, _, starts, wanted, wanted_starts = step
+    heads, kv_heads, dim, _ = shape
     tokens, hidden, layers = starts[-1], norms.shape[1], len(lines) // 4
     dot, weights, none = lines[0, 7] == 1, norms.ravel(), x[:0]
     rows = heads * dim + 2 * kv_heads * dim
@@ -103,14 +110,17 @@ def forward(
         kept = none if reads[layer] < 0 else streams[reads[layer]]
         _norm_all(state, p, x, hidden, weights, 2 * layer * hidden, eps, starts, narrow, broad, dot, out, kept)
         product(state, p + 1, threads, lines[four], starts, narrow, broad, dot, y, PLAIN, x, other, another)
-        attend(state, p + 2, layer, y, rows, shape, firsts, lengths, cache, turns, head_norms, eps, mixed)
-        _pack_all(state, p + 3, mixed, heads * dim, starts, narrow, broad, dot)
-        product(state, p + 4, threads, lines[four + 1], starts, narrow, broad, dot, y, ADD, x, other, another)
-        _norm_all(
-            state, p + 5, x, hidden, weights, (2 * layer + 1) * hidden, eps, starts, narrow, broad, dot, out, none
+        write(
+            state, p + 2, layer, y, rows, shape, step, sight, plan, caches, turns, head_norms, eps, *queries, dot
         )
-        product(state, p + 6, threads, lines[four + 2], starts, narrow, broad, dot, y, GATE, x, other, another)
-        product(state, p + 7, threads, lines[four + 3], starts, other, another, dot, y, ADD, x, narrow, broad)
+        attend(state, p + 3, layer, shape, step, sight, plan, caches, segment, *queries, dot, *parts, mixed)
+        merge(state, p + 4, shape, step, sight, plan, *parts, mixed, starts, narrow, broad, dot)
+        product(state, p + 5, threads, lines[four + 1], starts, narrow, broad, dot, y, ADD, x, other, another)
+        _norm_all(
+            state, p + 6, x, hidden, weights, (2 * layer + 1) * hidden, eps, starts, narrow, broad, dot, out, none
+        )
+        product(state, p + 7, threads, lines[four + 2], starts, narrow, broad, dot, y, GATE, x, other, another)
+        product(state, p + 8, threads, lines[four + 3], starts, other, another, dot, y, ADD, x, narrow, broad)
     p = _LAYER_PHASES * layers
     kept = none if reads[layers] < 0 else streams[reads[layers]]
     _norm_all(state, p, x, hidden, weights, 2 * layers * hidden, eps, starts, narrow, broad, dot, out, kept)

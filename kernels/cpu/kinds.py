@@ -49,7 +49,7 @@ class _BFloat(ir.Type):
         return hash("bfloat")
 
 
-_BFLOATS = ir.VectorType(_BFloat(), STEP)
+BFLOATS = ir.VectorType(_BFloat(), STEP)
 
 
 def block_bytes(form: str) -> int:
@@ -99,7 +99,7 @@ class Kind:
     def vectors(self, b: Any, address: Any) -> list[Any]:
         """The numbers of a vector, in as many registers as they need."""
         if self.dot:
-            return [b.bitcast(loaded(b, address, ir.VectorType(SHORT, STEP), 64), _BFLOATS)]
+            return [b.bitcast(loaded(b, address, ir.VectorType(SHORT, STEP), 64), BFLOATS)]
         parts = range(0, 4 * STEP, 4 * LANES)
         return [loaded(b, b.add(address, count(part)), FLOATS, 4 * LANES) for part in parts]
 
@@ -107,7 +107,7 @@ class Kind:
         """For each row of the block, its numbers in as many registers as `vectors` has."""
         rows = [b.add(address, count(r * _ROW_BYTES[self.form])) for r in range(ROWS)]
         if self.form == "bfloat16" and self.dot:
-            return [[b.bitcast(loaded(b, row, ir.VectorType(SHORT, STEP), 64), _BFLOATS)] for row in rows]
+            return [[b.bitcast(loaded(b, row, ir.VectorType(SHORT, STEP), 64), BFLOATS)] for row in rows]
         tail = [b.add(address, count(ROWS * _ROW_BYTES[self.form] + 2 * ROWS * i)) for i in range(2)]
         scales = [self._halves(b, tail[0]) if self.form in _TAIL_BYTES else None]
         scales += [self._halves(b, tail[1]) if self.form == "q4_1" else None]
@@ -121,7 +121,7 @@ class Kind:
     def add(self, b: Any, total: Any, weight: Any, vector: Any) -> Any:
         """total + weight x vector, lane by lane."""
         if self.dot:
-            dot = function(b, "llvm.x86.avx512bf16.dpbf16ps.512", self.sums, self.sums, _BFLOATS, _BFLOATS)
+            dot = function(b, "llvm.x86.avx512bf16.dpbf16ps.512", self.sums, self.sums, BFLOATS, BFLOATS)
             return b.call(dot, [total, weight, vector])
         return fma(b, weight, vector, total)
 
@@ -163,7 +163,7 @@ class Kind:
     def _narrowed(b: Any, parts: list[Any]) -> Any:
         low, high = parts  # where there is `dot`, a register holds 16 numbers
         name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
-        return b.call(function(b, name, _BFLOATS, FLOATS, FLOATS), [high, low])
+        return b.call(function(b, name, BFLOATS, FLOATS, FLOATS), [high, low])
 
 
 def widened(b: Any, shorts: Any) -> Any:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .attention.step import Attention, Caches
 from .calls import pool
 from .forward import forward, phases_of
 from .kinds import ROWS, STEP
@@ -52,6 +53,8 @@ class PackedLlama:
         self.layers, self.hidden = len(self.matrices) // 4, self.norms.shape[1]
         self._vectors = STEP * int(self.lines[:, 3].max())
         self._outputs = ROWS * int(self.lines[:-1, 2].max())
+        self.dot = bool(self.lines[0, 7])
+        self.attention = Attention(self.heads, self.kv_heads, self.dim, self.dot)
         self._room = _Room()
 
     @property
@@ -65,17 +68,18 @@ class PackedLlama:
         firsts: Array,
         lengths: Sequence[int],
         wanted: Array,
-        cache: Tensor,
+        cache: Caches,
         turns: Array,
+        skip: Array | None = None,
         reads: Sequence[int] = (),
         keep: bool = False,
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Logits float32 [M, V] of the tokens `wanted` int64 [M]; the final norm [N, hidden]; the kept streams.
 
         x [N, hidden], float32 and contiguous, which is overwritten: the embedded tokens, those of row b from
-        firsts[b] (int64 [B + 1]) on, behind lengths[b] cached ones. cache float32 [layers, 2, rows, key-value
-        heads, columns, dim]; turns float32 [positions x dim]: forward.py. reads: before which layers x is kept.
-        Without `keep` the logits are overwritten by this thread's next call.
+        firsts[b] (int64 [B + 1]) on, behind lengths[b] cached ones. turns float32 [positions x dim]: forward.py.
+        skip: which columns are not seen (attention/step.py). reads: before which layers x is kept. Without `keep`
+        the logits are overwritten by this thread's next call.
         """
         tokens, chosen = x.shape[0], len(wanted)
         room, short, wide, logits = self._arrays(max(tokens, chosen), chosen)
@@ -92,11 +96,11 @@ class PackedLlama:
             wanted,
             starts if chosen == tokens else blocks_of(chosen),
         )
-        shape = (self.heads, self.kv_heads, self.dim, cache.shape[2], cache.shape[4])
+        shape, sight, plan, caches, segment, queries, parts = self.attention.arguments(*step[:2], cache, skip)
         pool.run(
             forward, phases_of(self.layers), self.lines, self.norms, self.head_norms, np.float32(self.eps), shape,
-            step, cache.view(-1).numpy(), turns, x.view(tokens * self.hidden).numpy(), kept, streams, room, short,
-            wide, last.ravel(), logits,
+            step, sight, plan, caches, segment, turns, x.view(tokens * self.hidden).numpy(), kept, streams, room,
+            short, wide, queries, parts, last.ravel(), logits,
         )  # fmt: skip
         made = torch.from_numpy(logits).view(chosen, ROWS * int(self.lines[-1, 2]))[:, : self.matrices[-1].rows]
         return made, torch.from_numpy(last), list(torch.from_numpy(streams).view(len(reads), tokens, self.hidden))
@@ -107,7 +111,7 @@ class PackedLlama:
         each = self.heads * self.dim + max(self._outputs, self.hidden)
         if own.tokens < tokens:
             own.tokens, own.floats = tokens, np.empty(tokens * each, np.float32)
-            own.vectors = scratch(2 * tokens * self._vectors, self.matrices[0].dot)
+            own.vectors = scratch(2 * tokens * self._vectors, self.dot)
         if own.chosen < chosen:
             own.chosen, own.logits = chosen, np.empty(chosen * outputs, np.float32)
         vectors = [one[: 2 * tokens * self._vectors] for one in own.vectors]

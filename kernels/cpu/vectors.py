@@ -1,9 +1,9 @@
 """Products and sums in vector registers: LLVM code for numba.
 
-Contract: `multiply` multiplies packed weights (kinds.py) by a few vectors, `dots` keys by a query, `mix` values by
-their weights. Every result is summed in one order whatever stands beside it: over the inputs lane by lane, then
-the lanes in a fixed tree. So it has the same bits alone and among others. One text serves AVX-512, AVX2 and NEON.
-Arguments are addresses, as uintp, and sizes.
+Contract: `multiply` multiplies packed weights (kinds.py) by a few vectors, `dots` some by one. Every result is
+summed in one order whatever stands beside it: over the inputs lane by lane, then the lanes in a fixed tree. So
+it has the same bits alone and among others. One text serves AVX-512, AVX2 and NEON. Arguments are addresses, as
+uintp, and sizes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .kinds import COLUMNS, FLOAT, FLOATS, INT, KINDS, LANES, ROWS, STEP, Kind, count, fma, loaded, splat
+from .kinds import COLUMNS, FLOATS, INT, KINDS, LANES, ROWS, STEP, Kind, count, fma, loaded
 
-# Keys that are multiplied at once (their sums fit one register), and registers of values that are summed at once:
-# enough sums that none waits.
-_KEYS, _PARTS = min(8, LANES), 4
+# Keys that are multiplied at once: their sums fit one register.
+_KEYS = min(8, LANES)
 # columns, addresses of weights, vectors and results, groups, steps, stride.
 MULTIPLY = types.void(*[types.intp, types.uintp, types.uintp, types.uintp, types.intp, types.intp, types.intp])
 
@@ -27,11 +26,11 @@ MULTIPLY = types.void(*[types.intp, types.uintp, types.uintp, types.uintp, types
 UNPACK = types.void(types.uintp, types.uintp, types.intp, types.intp)
 
 
-def _shuffled(b: Any, first: Any, second: Any, order: list[int]) -> Any:
+def shuffled(b: Any, first: Any, second: Any, order: list[int]) -> Any:
     return b.shuffle_vector(first, second, ir.Constant(ir.VectorType(INT, len(order)), order))
 
 
-def _sum_of_lanes(b: Any, sums: list[Any]) -> Any:
+def sum_of_lanes(b: Any, sums: list[Any]) -> Any:
     """[len(sums)]: each vector's sum, of at most as many vectors as lanes.
 
     In each step the upper half of the lanes is added to the lower.
@@ -44,12 +43,12 @@ def _sum_of_lanes(b: Any, sums: list[Any]) -> Any:
         starts = [at for at in range(0, width * min(len(sums), 2), lanes)]
         low = [at + i for at in starts for i in range(lanes // 2)]
         high = [i + lanes // 2 for i in low]
-        sums = [b.fadd(_shuffled(b, *pair, low), _shuffled(b, *pair, high)) for pair in pairs]
+        sums = [b.fadd(shuffled(b, *pair, low), shuffled(b, *pair, high)) for pair in pairs]
         lanes //= 2
     return sums[0]
 
 
-def _store(b: Any, value: Any, address: Any) -> None:
+def store(b: Any, value: Any, address: Any) -> None:
     b.store(value, b.inttoptr(address, value.type.as_pointer())).align = 4
 
 
@@ -141,9 +140,9 @@ def _multiply(
                         total = kind.add(b, total, weight, part)
                     b.store(total, held[r][c])
         for c in range(width):
-            sums = _sum_of_lanes(b, [b.load(held[r][c]) for r in range(ROWS)])
+            sums = sum_of_lanes(b, [b.load(held[r][c]) for r in range(ROWS)])
             place = b.add(b.mul(stride, count(c)), b.mul(group.index, count(ROWS)))
-            _store(b, sums, b.add(y, b.mul(count(4), place)))
+            store(b, sums, b.add(y, b.mul(count(4), place)))
 
 
 @intrinsic
@@ -176,38 +175,5 @@ def _dots(b: Any, query: Any, keys: Any, out: Any, first: Any, number: int, size
         for j, slot in enumerate(held):
             key = loaded(b, b.add(b.add(base, at), b.mul(row, count(j))), FLOATS)
             b.store(fma(b, x, key, b.load(slot)), slot)
-    sums = _sum_of_lanes(b, [b.load(slot) for slot in held])
-    _store(b, sums, b.add(out, b.mul(first, count(4))))
-
-
-@intrinsic
-def mix(_: Any, weights: Any, values: Any, out: Any, number: Any, size: Any) -> Any:
-    """out[d] += weights[j] values[j][d], float32, in the order of j, for the first size - size % LANES d."""
-
-    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        parts = b.udiv(args[4], count(LANES))
-        many = b.udiv(parts, count(_PARTS))
-        with cgutils.for_range(b, many) as one:
-            _mix(b, *args, b.mul(one.index, count(_PARTS)), _PARTS)
-        rest = b.mul(many, count(_PARTS))
-        with cgutils.for_range(b, b.sub(parts, rest)) as one:
-            _mix(b, *args, b.add(rest, one.index), 1)
-        return context.get_dummy_value()
-
-    return types.void(types.uintp, types.uintp, types.uintp, types.intp, types.intp), generate
-
-
-def _mix(b: Any, weights: Any, values: Any, out: Any, number: Any, size: Any, first: Any, parts: int) -> None:
-    """`parts` registers of `out`, from register `first` on."""
-    row, start = b.mul(size, count(4)), b.mul(first, count(4 * LANES))
-    places = [b.add(start, count(4 * LANES * i)) for i in range(parts)]
-    held = [cgutils.alloca_once(b, FLOATS) for _ in places]
-    for place, slot in zip(places, held, strict=True):
-        b.store(loaded(b, b.add(out, place), FLOATS), slot)
-    with cgutils.for_range(b, number) as one:
-        weight = splat(b, loaded(b, b.add(weights, b.mul(one.index, count(4))), FLOAT), LANES)
-        base = b.add(values, b.mul(row, one.index))
-        for place, slot in zip(places, held, strict=True):
-            b.store(fma(b, weight, loaded(b, b.add(base, place), FLOATS), b.load(slot)), slot)
-    for place, slot in zip(places, held, strict=True):
-        _store(b, b.load(slot), b.add(out, place))
+    sums = sum_of_lanes(b, [b.load(slot) for slot in held])
+    store(b, sums, b.add(out, b.mul(first, count(4))))

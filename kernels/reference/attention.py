@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..plan import AttentionPlan
+from . import prefix_sdpa
 from .prefix import Pair, attend_in_parts, in_parts
 
 
@@ -81,9 +82,10 @@ def sdpa(
     """torch's scaled_dot_product_attention with an explicit mask. Same arguments and result as `pad`.
 
     Grouped heads are folded into the query axis here as well. torch's function has no logit soft-cap, so layers
-    with one use `pad`, and so do steps over shared prefixes.
+    with one use `pad`, and so do steps over prefixes of which something is hidden (prefix_sdpa.py).
     """
-    if softcap is not None or in_parts(plan, prefix):
+    whole = softcap is None and prefix is not None and prefix_sdpa.takes(query, plan, window)
+    if softcap is not None or (in_parts(plan, prefix) and not whole):
         return pad(query, key, value, plan, scaling=scaling, window=window, softcap=softcap, prefix=prefix)
     batch, heads, queries, dim = query.shape
     kv_heads = key.shape[1]
@@ -92,7 +94,10 @@ def sdpa(
     bias = None
     if plan.needs_mask or window is not None:
         bias = plan.bias(window, group, key.dtype)[:, None]
-    out = F.scaled_dot_product_attention(folded, key, value, attn_mask=bias, scale=scaling)
+    if whole and prefix is not None:
+        out = prefix_sdpa.attend(folded, key, value, plan, prefix, bias, scaling)
+    else:
+        out = F.scaled_dot_product_attention(folded, key, value, attn_mask=bias, scale=scaling)
     return out.reshape(batch, heads, queries, dim).transpose(1, 2).to(query.dtype)
 
 

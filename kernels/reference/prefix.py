@@ -120,14 +120,16 @@ def _shared(plan: AttentionPlan, window: int | None, prefix: Pair | None) -> Ite
     if plan.shared is None or prefix is None:
         return
     shared, prefixes = plan.shared, prefix[0].shape[0]
-    for group, rows, columns in plan.once("readers", lambda: list(_readers(plan, shared, prefixes))):
+    for group, rows, columns in plan.once("readers", lambda: list(readers(plan, prefixes))):
         keys, values = (one[group : group + 1, :, :columns] for one in prefix)
         hidden = plan.once(("prefix", group, window), partial(_hidden, plan, shared, group, rows, columns, window))
         yield _Part(rows, keys, values, hidden)
 
 
-def _readers(plan: AttentionPlan, shared: SharedPart, prefixes: int) -> Iterator[tuple[int, slice | Tensor, int]]:
+def readers(plan: AttentionPlan, prefixes: int) -> Iterator[tuple[int, slice | Tensor, int]]:
     """(prefix, its rows, the columns that they see) for each; in a captured step all rows and columns for each."""
+    shared = plan.shared
+    assert shared is not None
     if not plan.host:
         yield from ((group, slice(None), shared.extent) for group in range(prefixes))
         return

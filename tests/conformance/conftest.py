@@ -1,7 +1,7 @@
 """How the suite runs: its tiny models on one thread, and AMUSD's drafts in threads, which start at once.
 
 Contract: a lost draft fails its test, because its lane would go on as regular decoding; when the suite ends, no
-thread and no process of a draft is left.
+thread and no process of a draft is left. Prompts share whatever they can, however short, and windows are small.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from bass_core import ModelPair
 from bass_core.amusd import decoder as amusd
 from bass_core.amusd import host as amusd_host
 from bass_core.amusd import messages as amusd_messages
+from bass_core.models.base import CausalModel
+from kernels.plan import SHARE
+
+from ..models import small_window
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -52,6 +56,22 @@ def drafts_in_threads() -> Iterator[None]:
         thread.join(30)
     assert not any(thread.is_alive() for thread in drafts), "a draft's thread is left"
     assert set(psutil.Process().children()) <= children, "a draft's process is left"
+
+
+@pytest.fixture(scope="package", autouse=True)
+def prompts_share_what_they_can() -> Iterator[None]:
+    """Tiny models' prompts are shorter than those for which torch's attention in two parts pays."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CausalModel, "least_saved", SHARE)
+        yield
+
+
+@pytest.fixture(scope="package", autouse=True)
+def windows_are_small() -> Iterator[None]:
+    """Tiny models' prompts are shorter than the sinks and a window together."""
+    with pytest.MonkeyPatch.context() as patch:
+        small_window(patch)
+        yield
 
 
 @pytest.fixture(autouse=True)

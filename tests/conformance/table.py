@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from functools import cache
-from itertools import combinations, pairwise, product
+from itertools import chain, combinations, pairwise, product
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,14 @@ from ..models import BUILDERS, NEAR, VOCAB, perturbed, prompts, reference, tiny
 TOKENS = 16
 SEED = 3
 # Each prompt occurs twice in a row, so that the copying drafters have something to copy.
-PROMPTS = [prompt * 2 for prompt in prompts(6, longest=10)]
+_PROMPTS = [prompt * 2 for prompt in prompts(6, longest=10)]
+_LONG, _OTHER = (list(chain(*prompts(9, longest=10, seed=seed)))[:37] for seed in (7, 8))
+# Rows whose prompts share a prefix (conftest.py lets even few tokens be shared), all of it, a part or none.
+PROMPTS = {
+    "different": _PROMPTS,
+    "shared": [_LONG] * 6,
+    "mixed": [_LONG, _PROMPTS[0], _LONG[:32], _OTHER, _LONG[:33] + _PROMPTS[1], _OTHER[:16] + _PROMPTS[2]],
+}
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,10 @@ DRAFTS = {
     "cascade": Draft("cascade"),
     "head": Draft("model", "head", only=("llama",)),
     "adaptive": Draft("adaptive", "head", only=("llama",)),
+    "window": Draft("window", "none"),
+    "window_cascade": Draft("window_cascade", "none"),
+    "window_model": Draft("window_model"),
+    "window_head": Draft("window_model", "head", only=("llama",)),
 }
 # The axes besides "method", whose choices are METHODS.
 AXES: dict[str, tuple[Any, ...]] = {
@@ -61,6 +72,7 @@ AXES: dict[str, tuple[Any, ...]] = {
     "length": (0, 1, 4, "bass"),
     "batch": (1, 2, 6),
     "text": ("greedy", "coupled", "coupled, filtered"),
+    "prompts": tuple(PROMPTS),
 }
 SAMPLING = {
     "greedy": SamplingParams(),
@@ -80,6 +92,7 @@ class Case:
     length: Any
     batch: int
     text: str
+    prompts: str
 
     def __str__(self) -> str:
         return "-".join(str(choice) for _, choice in self.choices).replace(", ", "_")
@@ -98,7 +111,7 @@ class Case:
         """The text that the method writes."""
         return generate(
             pair(self.architecture, DRAFTS[self.draft].kind),
-            PROMPTS[: self.batch],
+            PROMPTS[self.prompts][: self.batch],
             method=self.method,
             drafter=DRAFTS[self.draft].drafter,
             attention=self.attention,
@@ -110,7 +123,7 @@ class Case:
 
     def expected(self) -> list[list[int]]:
         """The text that the method must write."""
-        return expected(self.architecture, self.text)[: self.batch]
+        return expected(self.architecture, self.text, self.prompts)[: self.batch]
 
 
 def sampling_of(text: str) -> dict[str, Any]:
@@ -119,12 +132,12 @@ def sampling_of(text: str) -> dict[str, Any]:
 
 
 @cache
-def expected(architecture: str, text: str) -> list[list[int]]:
+def expected(architecture: str, text: str, prompts: str = "different") -> list[list[int]]:
     """transformers' own greedy text, or regular decoding's with the same noise; each prompt on its own."""
     if text == "greedy":
-        return [reference(target(architecture), prompt, TOKENS) for prompt in PROMPTS]
+        return [reference(target(architecture), prompt, TOKENS) for prompt in PROMPTS[prompts]]
     rows = []
-    for index, prompt in enumerate(PROMPTS):
+    for index, prompt in enumerate(PROMPTS[prompts]):
         same: dict[str, Any] = {"sampling": SAMPLING[text], "seed": SEED, "max_new_tokens": TOKENS}
         alone = generate(pair(architecture, "none"), prompt, method="regular", sequence_ids=[index], **same)
         rows.append(alone.sequences[0].token_ids)

@@ -87,12 +87,14 @@ def test_copy_row_takes_the_first_tokens_alone():
     assert torch.equal(cache.buffer, before.buffer)
 
 
-@pytest.mark.parametrize("method", ["bass", "amusd"])
+@pytest.mark.parametrize(
+    ("method", "drafter"), [("bass", "model"), ("amusd", "model"), ("bass", "window"), ("bass", "window_model")]
+)
 @pytest.mark.parametrize("architecture", ["llama", "gemma3", "opt"])
-def test_after_rollbacks_the_cache_equals_a_fresh_prefill(architecture, method):
+def test_after_rollbacks_the_cache_equals_a_fresh_prefill(architecture, method, drafter):
     target = tiny(architecture)
     pair = ModelPair(target, perturbed(target, 0.05))
-    lane = Lane(pair, make_request(pair, prompts(3), max_new_tokens=40, draft_length=4), method)
+    lane = Lane(pair, make_request(pair, prompts(3), max_new_tokens=40, draft_length=4, drafter=drafter), method)
     decoder = lane._decoder
     assert isinstance(decoder, BatchDecoder)
     while lane.metrics().acceptance_rate in (None, 1) or lane.metrics().rounds < 8:

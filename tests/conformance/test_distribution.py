@@ -27,6 +27,7 @@ from bass_core.drafting import registry as drafting
 from bass_core.drafting.base import Proposal
 from bass_core.sampling.distribution import probabilities
 
+from ..models import small_window
 from .table import head
 
 VOCAB, TOKENS, PROMPT = 5, 7, [1, 2, 3]
@@ -185,6 +186,8 @@ QUICK = [
     Case(params=SamplingParams(1.0, top_p=0.8), other={"draft_length": "bass"}),
     Case(method="regular"),
     Case(method="amusd", rows=BATCH),
+    Case(other={"drafter": "window"}),
+    Case(other={"drafter": "window_model", "draft_length": 5}),
 ]
 SLOW = [
     *(Case(method="amusd", draft=draft, rows=BATCH) for draft in ("same", "reversed", "reduced")),
@@ -195,6 +198,9 @@ SLOW = [
                              (SamplingParams(1.0, top_p=0.8), 1), (SamplingParams(1.4, 4, 0.9), 6))),
     Case(draft="reduced", other={"drafter": "adaptive"}),
     Case(draft="other", other={"drafter": "cascade"}),
+    Case(draft="reduced", other={"drafter": "window_model", "draft_length": 5}),
+    Case(draft="opposite", params=SamplingParams(0.7), rows=5 * BATCH,
+         other={"drafter": "window_model", "draft_length": 3}),
     Case(draft="reversed", params=SamplingParams(0.7, top_p=0.9)),
     Case(other={"drafter": "prompt_lookup"}),
     Case(other={"drafter": Stubborn()}),
@@ -242,6 +248,12 @@ def check(case: Case) -> None:
         assert set(origins) >= {"sampled", "accepted", "recovered"}
     if case.method == "amusd":
         assert origins["accepted"] + origins["recovered"] > origins.total() / 10, "too few tokens met a draft"
+
+
+@pytest.fixture(autouse=True)
+def tiny_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first round on, windowed drafts see the first token and the last two alone."""
+    small_window(monkeypatch, sinks=1, unit=1, window=1)
 
 
 @pytest.fixture(autouse=True)

@@ -85,7 +85,7 @@ def test_rows_that_diverge(architecture: str, method: str) -> None:
     """A draft that is partly right: every row accepts its own number of tokens."""
     out = generate(
         pair(architecture, "perturbed"),
-        PROMPTS,
+        PROMPTS["different"],
         method=method,
         drafter=DRAFTS["perturbed"].drafter,
         draft_length=4,

@@ -89,7 +89,7 @@ def test_a_runner_of_captured_steps_reads_nothing_itself(architecture: str) -> N
 @pytest.mark.parametrize("method", ["regular", "bass"])
 def test_captured_steps_write_the_eager_text(method: str, architecture: str) -> None:
     draft = "perturbed"
-    rows = table.PROMPTS[:3]
+    rows = table.PROMPTS["different"][:3]
     out = generate(
         pair(architecture, draft), rows, method=method, draft_length=3, attention="pad", max_new_tokens=TOKENS
     )
@@ -101,7 +101,7 @@ def test_captured_steps_write_the_eager_text(method: str, architecture: str) -> 
 @pytest.mark.parametrize("name", ["head", "adaptive", "cascade", "perturbed"])
 @pytest.mark.parametrize("method", ["speculative", "bass"])
 def test_captured_sampled_text_is_the_eager_one(method: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    draft, rows = table.DRAFTS[name], table.PROMPTS[:2]
+    draft, rows = table.DRAFTS[name], table.PROMPTS["different"][:2]
 
     def run() -> list[list[int]]:
         return texts(

@@ -39,7 +39,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("architecture", ["llama", "opt"])
 def test_every_lane_of_a_race_writes_the_same_text(scheduling: str, architecture: str) -> None:
     one = pair(architecture, "perturbed")
-    rows = table.PROMPTS[:2]
+    rows = table.PROMPTS["different"][:2]
     *_, last = race(one, rows, lanes=METHODS, scheduling=scheduling, max_new_tokens=TOKENS, draft_length=3)
     amusd_host.close(one)
     wanted = [text[:TOKENS] for text in table.expected(architecture, "greedy")[:2]]
@@ -52,7 +52,9 @@ def test_every_lane_of_a_race_writes_the_same_text(scheduling: str, architecture
 
 
 def test_a_fair_race_waits_for_no_whole_device() -> None:
-    *_, last = race(pair("llama", "none"), table.PROMPTS[0], lanes=("regular",), max_new_tokens=TOKENS)
+    *_, last = race(
+        pair("llama", "none"), table.PROMPTS["different"][0], lanes=("regular",), max_new_tokens=TOKENS
+    )
     assert last["done"] and not ledger.waits["device"]
 
 
@@ -84,7 +86,7 @@ def test_a_pair_on_the_second_device_writes_the_same_text() -> None:
     target = tiny("llama")
     one = ModelPair(target.to(OTHER), perturbed(tiny("llama"), 0.025).to(OTHER))
     with on(OTHER):
-        out = generate(one, table.PROMPTS[:2], draft_length=2, max_new_tokens=TOKENS)
+        out = generate(one, table.PROMPTS["different"][:2], draft_length=2, max_new_tokens=TOKENS)
     assert texts(out) == [text[:TOKENS] for text in table.expected("llama", "greedy")[:2]]
     assert out.metrics.ms_per_token and not ledger.races
     assert runtime(OTHER).current_device() == 0
@@ -99,10 +101,10 @@ def test_costs_are_measured_on_the_device_and_kept(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(budgets, "FULL", replace(budgets.FULL, repeats=1, widths=(1, 2, 4)))
     asked: dict[str, Any] = {"drafter": drafter, "draft_length": "cost-aware", "max_new_tokens": TOKENS}
-    out = generate(pair("llama", kind), table.PROMPTS[:2], **asked)
+    out = generate(pair("llama", kind), table.PROMPTS["different"][:2], **asked)
     assert texts(out) == [text[:TOKENS] for text in table.expected("llama", "greedy")[:2]]
     kept = list(tmp_path.rglob("*.json"))
     assert len(kept) == 1 and ledger.waits["device"] > 0
     ledger.clear()
-    generate(pair("llama", kind), table.PROMPTS[:2], **asked)
+    generate(pair("llama", kind), table.PROMPTS["different"][:2], **asked)
     assert list(tmp_path.rglob("*.json")) == kept and not ledger.waits["device"]

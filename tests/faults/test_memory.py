@@ -187,7 +187,10 @@ def _qwen3(layers: int, **sizes: int) -> tuple[Any, Any]:
     config = Qwen3Config(num_hidden_layers=layers, num_key_value_heads=8, head_dim=128, **sizes)
     per_token = 2 * layers * 8 * 128 * 2
     step = SimpleNamespace(
-        cache_bytes=lambda batch, length: batch * length * per_token, cache_dtype=torch.bfloat16, head_dim=128
+        cache_bytes=lambda rows, length, prefixes=0, of=0: (rows * length + prefixes * of) * per_token,
+        cache_dtype=torch.bfloat16,
+        head_dim=128,
+        least_saved=16,
     )
     return SimpleNamespace(config=config), step
 

@@ -10,32 +10,33 @@ import copy
 
 from ...amusd.decoder import build_amusd
 from ...budget.base import Budget
-from ...decoding.admission import cache_length
+from ...decoding.admission import cache_padding
 from ...decoding.base import Decoder, DecodingParams
 from ...decoding.batch import BatchDecoder
 from ...decoding.budgets import make_budget
 from ...decoding.request import Request
 from ...decoding.sequential import SequentialDecoder
-from ...drafting.registry import make_drafter
-from ...engine.cuda_graphs import make_runner
+from ...drafting.registry import Parts, make_drafter
+from ...engine.cuda_graphs import runner_for
 from ...models.pair import ModelPair
 from ...sequence import Sequence
 
 
 def build_regular(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
     """The loop without a drafter: one token per row and step."""
-    return _batch(pair, request, sequences, None)
+    return _Maker(pair, request, len(sequences), None).make(sequences)
 
 
 def build_speculative(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
-    """Draft and verify, one sequence after another."""
-    budget = make_budget(request, 1)
-    return SequentialDecoder(sequences, lambda row: _batch(pair, request, [row], budget))
+    """Draft and verify, one sequence after another, in the same caches."""
+    maker = _Maker(pair, request, 1, make_budget(request, 1))
+    return SequentialDecoder(sequences, lambda row: maker.make([row]))
 
 
 def build_bass(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
     """Draft and verify all sequences together."""
-    return _batch(pair, request, sequences, make_budget(request, len(sequences)))
+    rows = len(sequences)
+    return _Maker(pair, request, rows, make_budget(request, rows)).make(sequences)
 
 
 def build_overlapped(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
@@ -43,16 +44,21 @@ def build_overlapped(pair: ModelPair, request: Request, sequences: list[Sequence
     return build_amusd(pair, request, _params(request), sequences)
 
 
-def _batch(pair: ModelPair, request: Request, rows: list[Sequence], budget: Budget | None) -> BatchDecoder:
-    drafts = budget is not None
-    count, length, backend = len(rows), cache_length(request, drafts), request.backend
-    drafter = None
-    if drafts:
-        drafter = make_drafter(
-            pair, request.drafter, count, length, backend, request.sampling, request.verification
-        )
-    runner = make_runner(pair.target_step, count, length, pair.vocab, backend)
-    return BatchDecoder(rows, runner, _params(request), drafter, copy.deepcopy(budget))
+class _Maker:
+    """Makes the decoders of a lane that decodes `rows` rows at a time; they share their runners.
+
+    budget: None for a lane that does not draft.
+    """
+
+    def __init__(self, pair: ModelPair, request: Request, rows: int, budget: Budget | None) -> None:
+        self.request, self.budget = request, budget
+        texts, backend = request.texts(cache_padding(request, budget is not None)), request.backend
+        self.target = runner_for(pair.target_step, rows, texts, pair.vocab, backend)
+        self.parts = Parts(pair, rows, texts, backend, request.sampling, request.verification, target=self.target)
+
+    def make(self, rows: list[Sequence]) -> BatchDecoder:
+        drafter = None if self.budget is None else make_drafter(self.request.drafter, self.parts)
+        return BatchDecoder(rows, self.target, _params(self.request), drafter, copy.deepcopy(self.budget))
 
 
 def _params(request: Request) -> DecodingParams:

@@ -17,7 +17,6 @@ from bass_core import ModelPair, RequestError, SamplingParams, generate, race, s
 from bass_core.amusd import decoder as amusd
 from bass_core.amusd.host import close, split_threads
 from bass_core.amusd.timeline import Timeline
-from bass_core.drafting import registry
 from bass_core.engine import cuda_graphs as graphs
 from bass_core.engine.cuda_graphs import GraphRunner, record_calls
 from bass_core.lanes.lane import Lane
@@ -78,12 +77,11 @@ def test_captured_steps_of_both_sides_write_the_same_text(kind: str, monkeypatch
     """As on a GPU, where replays write into static buffers; here a replay calls the forward again."""
     made: list[GraphRunner] = []
 
-    def make(model: Any, batch: int, length: int, vocab: int, backend: str) -> Any:
-        made.append(GraphRunner(model, batch, length, vocab, backend, record=record_calls))
+    def make(model: Any, batch: int, length: int, vocab: int, backend: str, **rest: Any) -> Any:
+        made.append(GraphRunner(model, batch, length, vocab, backend, record=record_calls, **rest))
         return made[-1]
 
-    monkeypatch.setattr(amusd, "make_runner", make)
-    monkeypatch.setattr(registry, "make_runner", make)
+    monkeypatch.setattr(graphs, "make_runner", make)
     pair = ModelPair(TARGET, TARGET if kind == "model" else tiny_head(TARGET))
     pair.amusd_draft = "stream"
     pair.target_step = CausalModel(TARGET)

@@ -6,6 +6,7 @@ Contract: the same drafts as step by step, whatever the rows' lengths; a chain i
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -88,11 +89,11 @@ def test_texts_and_acceptance_are_the_same(noise: float, monkeypatch: pytest.Mon
     rows = prompts(3)
     made: list[GraphRunner] = []
 
-    def make(model_: CausalModel, *arguments: object) -> object:
-        made.append(GraphRunner(model_, *arguments, record=record_calls))
+    def make(model_: CausalModel, *arguments: object, **rest: Any) -> object:
+        made.append(GraphRunner(model_, *arguments, record=record_calls, **rest))
         return made[-1]
 
-    monkeypatch.setattr("bass_core.drafting.registry.make_runner", make)
+    monkeypatch.setattr("bass_core.engine.cuda_graphs.make_runner", make)
     found = []
     for chain in (False, True):
         pair.draft_step = plain(pair.draft)

@@ -9,7 +9,7 @@ from bass_core.drafting.registry import DRAFTERS, DrafterKind, choose_drafter, r
 
 from ...conformance.table import DRAFTS
 from ...conformance.table import pair as made_pair
-from ...models import NEAR, perturbed, prompts, tiny
+from ...models import NEAR, perturbed, prompts, small_window, tiny
 
 # Prompts that repeat themselves, so that there is something to copy.
 ROWS = [prompt * 2 for prompt in prompts(3)]
@@ -49,8 +49,9 @@ def test_a_drafter_of_ones_own_needs_propose_alone():
 
 
 @pytest.mark.parametrize("name", [name for name, draft in DRAFTS.items() if "llama" in draft.only])
-def test_a_round_counts_what_a_draft_model_drew(name):
+def test_a_round_counts_what_a_draft_model_drew(name, monkeypatch):
     """Copies cost no forward and do not count as drawn; all other drafted tokens do."""
+    small_window(monkeypatch)
     draft = DRAFTS[name]
     pair = made_pair("llama", draft.kind)
     rounds = [
@@ -63,7 +64,12 @@ def test_a_round_counts_what_a_draft_model_drew(name):
     drafted = [sum(len(row.drafted) for row in round_.rows) for round_ in rounds]
     drawn = [round_.draft_tokens for round_ in rounds]
     kind = DRAFTERS[draft.drafter]
-    if not kind.runs_model:
+    assert all((round_.windowed is not None) == kind.windows for round_ in rounds if round_.draft_tokens)
+    if kind.windows and (kind.copies or kind.runs_model):
+        assert sum(drafted) and sum(drawn)
+    elif kind.windows:
+        assert sum(drawn) and drawn == drafted
+    elif not kind.runs_model:
         assert sum(drafted) and not any(drawn)
         assert not any(round_.draft_forwards for round_ in rounds)
     elif not kind.copies:

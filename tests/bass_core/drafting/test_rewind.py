@@ -91,15 +91,32 @@ def test_a_model_feeds_a_row_that_lacks_much_beside_one_that_is_nearly_full():
     assert said(drafter, rows, most=1) == [reference(model, row.tokens, 1) for row in rows]
 
 
-def test_a_head_keeps_nothing_of_text_that_is_not_settled():
+def test_a_head_feeds_again_what_was_taken_back_once_its_states_are_observed_again():
     target = tiny("llama")
     pair = ModelPair(target, tiny_head(target))
     runner = ModelRunner(pair.draft_step, 1, 96, len(pair.draft.vocabulary), "pad")
     drafter = HeadDrafter(pair.draft, runner, pair.vocab, SamplingParams())
-    drafter.start(texts([1, 2]))
-    runner.commit(0, 2)
-    drafter.rewind(0, 1)
-    assert runner.lengths[0] == 2
+    rows, states = texts([1, 2]), torch.randn(5, pair.draft.config.hidden)
+    drafter.start(rows)
+    drafter.observe_states(rows, [states[:2]])
+    rows[0].tokens += [3]
+    expected = said(drafter, rows)
+    rows[0].tokens += [9, 9]
+    drafter.observe_states(rows, [states[3:]])
+    said(drafter, rows)
+    del rows[0].tokens[3:]
+    rows[0].tokens += [9]
+    drafter.observe_states(rows, [states[3:4]])
+    drafter.rewind(0, 3)
+    del rows[0].tokens[3:]
+    assert runner.lengths[0] == 3
+    rows[0].tokens += [4]
+    drafter.observe_states(rows, [states[2:3]])
+    again = said(drafter, rows)
+    fresh = HeadDrafter(pair.draft, runner, pair.vocab, SamplingParams())
+    fresh.start(rows)
+    fresh.observe_states(rows, [states[:3]])
+    assert said(fresh, rows) == again and expected
 
 
 def test_states_of_tokens_that_were_taken_back_are_missing():

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,6 @@ from bass_core import ModelPair, RequestError, generate
 from bass_core.engine import cuda_graphs as graphs
 from bass_core.engine.cuda_graphs import GraphRunner, record_calls
 from bass_core.engine.runner import ModelRunner
-from bass_core.lanes.setup import build
 from bass_core.models import llama_cuda as gpu_model
 from bass_core.models.base import CausalModel, HiddenStateTap
 from bass_core.models.forward import ForwardBatch
@@ -205,12 +205,11 @@ def test_texts_are_the_same_with_captured_steps(monkeypatch: pytest.MonkeyPatch)
     expected = [reference(model, row, 12) for row in rows]
     made: list[GraphRunner] = []
 
-    def make(model_: CausalModel, batch: int, length: int, vocab: int, backend: str) -> object:
-        made.append(GraphRunner(model_, batch, length, vocab, backend, record=record_calls))
+    def make(model_: CausalModel, batch: int, length: int, vocab: int, backend: str, **rest: Any) -> object:
+        made.append(GraphRunner(model_, batch, length, vocab, backend, record=record_calls, **rest))
         return made[-1]
 
-    monkeypatch.setattr(build, "make_runner", make)
-    monkeypatch.setattr("bass_core.drafting.registry.make_runner", make)
+    monkeypatch.setattr("bass_core.engine.cuda_graphs.make_runner", make)
     for method in ("regular", "speculative", "bass"):
         out = generate(pair, rows, method=method, max_new_tokens=12, draft_length=3, eos_token_id=None)
         assert [sequence.token_ids for sequence in out.sequences] == expected

@@ -13,6 +13,7 @@ import torch
 from bass_core import ModelPair, generate
 from bass_core.engine import cuda_graphs as graphs
 from bass_core.engine.cuda_graphs import GraphRunner, record_calls
+from bass_core.engine.prefill import PrefillSteps
 from bass_core.engine.runner import ModelRunner
 from bass_core.models.base import CausalModel
 from bass_core.models.forward import ForwardBatch, ForwardOutput
@@ -64,11 +65,10 @@ def test_a_forward_takes_at_most_three_calls_and_one_batch(
     pair = ModelPair(target, target)
     pair.target_step, pair.draft_step = model(target), model(target)
 
-    def make(*arguments: Any) -> ModelRunner:
-        return kind(*arguments, **({"record": record_calls} if kind is GraphRunner else {}))
+    def make(*arguments: Any, **rest: Any) -> ModelRunner:
+        return kind(*arguments, **rest, **({"record": record_calls} if kind is GraphRunner else {}))
 
-    monkeypatch.setattr("bass_core.lanes.setup.build.make_runner", make)
-    monkeypatch.setattr("bass_core.drafting.registry.make_runner", make)
+    monkeypatch.setattr("bass_core.engine.cuda_graphs.make_runner", make)
     generate(pair, prompts(3), method="bass", max_new_tokens=12, draft_length=3)
     graphs._idle.clear()
     assert ways and len(ways) == len(fed)
@@ -114,7 +114,7 @@ def test_a_rows_length_changes_in_one_place() -> None:
 def test_lengths_follow_what_is_committed() -> None:
     model = CausalModel(tiny("llama"))
     runner = ModelRunner(model, 3, 32, model.vocab, "pad")
-    steps = runner.prefill([[5, 6, 7], [8, 9], [5, 6, 7]])
+    steps = PrefillSteps(runner, [[5, 6, 7], [8, 9], [5, 6, 7]])
     while not steps.done:
         steps.step()
     assert list(runner.lengths) == [3, 2, 3]

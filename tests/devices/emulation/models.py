@@ -51,7 +51,9 @@ def run(case: table.Case, **arguments: Any) -> Generation:
         "verification": "chen" if case.text == "greedy" else "coupled",
         "seed": table.SEED,
     }
-    return generate(pair(case.architecture, draft.kind), table.PROMPTS[: case.batch], **{**asked, **arguments})
+    return generate(
+        pair(case.architecture, draft.kind), table.PROMPTS[case.prompts][: case.batch], **{**asked, **arguments}
+    )
 
 
 def texts(out: Generation) -> list[list[int]]:

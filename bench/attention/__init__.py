@@ -1,0 +1,1 @@
+"""Benches of attention: the backends over many shapes, and prompts that rows share."""

@@ -1,0 +1,1 @@
+"""Attention of the compiled forward, over caches whose keys and values lie in tiles."""

@@ -1,0 +1,79 @@
+"""Texts of one layer's projections, fed to attention alone, and what torch makes of them in float32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bass_core.attention.tiled import TiledCache
+from kernels.cpu.attention.step import Attention, attend_alone
+from kernels.plan import AttentionPlan
+from kernels.reference.attention import pad
+
+LENGTH = 1340
+
+
+class Layer:
+    """A layer of attention, and random projections [LENGTH, (heads + 2 kv_heads) x dim] of some texts."""
+
+    def __init__(self, heads: int, kv_heads: int, dim: int, dot: bool, texts: int = 6) -> None:
+        self.attention = Attention(heads, kv_heads, dim, dot)
+        torch.manual_seed(1)
+        self.texts = torch.randn(texts, LENGTH, (heads + 2 * kv_heads) * dim)
+        angles = torch.arange(LENGTH)[:, None] / 10 ** torch.linspace(0, 3, dim // 2)
+        self.turns = torch.cat((angles.cos(), angles.sin()), 1)
+
+    def cache(self, rows: int, columns: int = LENGTH, prefix: TiledCache | None = None) -> TiledCache:
+        one, dtype = self.attention, torch.bfloat16 if self.attention.dot else torch.float32
+        return TiledCache(1, rows, columns, one.kv_heads, one.dim, dtype, prefix=prefix)
+
+    def feed(
+        self,
+        cache: TiledCache,
+        texts: Sequence[int],
+        lengths: Sequence[int],
+        counts: Sequence[int],
+        window: int | None = None,
+    ) -> list[Tensor]:
+        """Feed counts[b] tokens of text texts[b] to each row b, which holds lengths[b]; returns each row's."""
+        spans = zip(texts, lengths, counts, strict=True)
+        y = torch.cat([self.texts[text, length : length + count] for text, length, count in spans])
+        skip = None
+        if window is not None:
+            skip = np.maximum(64, (np.array(lengths) - window) // 64 * 64)
+        turns = self.turns.flatten().numpy()
+        out = attend_alone(self.attention, y, lengths, counts, cache, turns, skip)
+        return list(out.split(list(counts)))
+
+    def expected(self, text: int, length: int, count: int, window: int | None = None) -> Tensor:
+        """The same for tokens length .. length + count - 1 of a text, in torch and float32.
+
+        With `dot`, of queries, keys and values that were rounded to bfloat16.
+        """
+        one, end = self.attention, length + count
+        states = self.texts[text, :end].view(end, -1, one.dim)
+        query, key, value = states.split([one.heads, one.kv_heads, one.kv_heads], 1)
+        cos, sin = (part.repeat(1, 2)[:end, None] for part in self.turns.chunk(2, 1))
+
+        def turned(x: Tensor) -> Tensor:
+            low, high = x.chunk(2, 2)
+            return x * cos + torch.cat((-high, low), 2) * sin
+
+        plan = AttentionPlan(torch.tensor([length]), [length], count, gap=window)
+        scale = math.log2(math.e) / one.dim**0.5
+        parts = (turned(query)[length:] * scale, turned(key), value)
+        if one.dot:
+            parts = tuple(part.bfloat16().float() for part in parts)
+        query, key, value = (x.transpose(0, 1)[None] for x in parts)
+        found = pad(query, key.contiguous(), value.contiguous(), plan, scaling=math.log(2))
+        return found.reshape(count, one.heads * one.dim)
+
+    def close(self, found: Tensor, expected: Tensor) -> None:
+        """Within float32's rounding, or bfloat16's of the weights; relative to the largest number."""
+        assert found.shape == expected.shape
+        error = (found - expected).abs().max() / expected.abs().max()
+        assert error < (0.004 if self.attention.dot else 3e-6), error
