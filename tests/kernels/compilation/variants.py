@@ -163,14 +163,17 @@ def writes(usual: torch.dtype) -> Iterator[Variant]:
         if dtype != usual and dim != 128:
             continue
         pointers = dict.fromkeys(("qkv", "cache", "q_norm", "k_norm", "keys", "values"), dtype)
-        pointers |= {"lengths": torch.int64, "cos": torch.float32, "sin": torch.float32}
+        pointers |= {"lengths": torch.int64, "starts": torch.int64, "cos": torch.float32, "sin": torch.float32}
         block = triton.next_power_of_2(dim)
-        for norm in (False, True):
-            heads = {"HEADS": 32, "KV_HEADS": 8, "HALF": dim // 2, "BLOCK": block // 2, "NORM": norm}
-            label = f"{NAMES[dtype]} D={dim}{' norm' if norm else ''}"
+        for norm, shared in product((False, True), repeat=2):
+            heads = {"HEADS": 32, "KV_HEADS": 8, "HALF": dim // 2, "BLOCK": block // 2}
+            heads |= {"NORM": norm, "SHARED": shared}
+            label = f"{NAMES[dtype]} D={dim}{' norm' if norm else ''}{' shared' if shared else ''}"
             yield Variant(cache_write.rotate, label, pointers, heads, {"num_warps": 1}, ("eps",))
-        sizes = {"DIM": dim, "BLOCK_D": block}
-        yield Variant(cache_write.put, f"{NAMES[dtype]} D={dim}", pointers, sizes, {"num_warps": 1})
+        for shared in (False, True):
+            sizes = {"DIM": dim, "BLOCK_D": block, "SHARED": shared}
+            label = f"{NAMES[dtype]} D={dim}{' shared' if shared else ''}"
+            yield Variant(cache_write.put, label, pointers, sizes, {"num_warps": 1})
 
 
 def decisions() -> Iterator[Variant]:

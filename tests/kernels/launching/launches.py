@@ -61,13 +61,14 @@ def _product(
     return (linear.linear(place(x), place(weight), gate=gate, eps=1e-5, tile=tile, **extra),)
 
 
-def _put(place: Place) -> tuple[Tensor, ...]:
+def _put(place: Place, start: int = 0) -> tuple[Tensor, ...]:
     """Write strided states, 3 tokens a row, to a cache of 9 columns; the last row fills it to its end."""
     torch.manual_seed(3)
     states = place(torch.randn(2, 3, 2, 4, 20))  # [B, S, keys and values, Hkv, D]
     cache = place(torch.zeros(2, 2, 4, 9, 20))
     keys, values = (states[:, :, i].transpose(1, 2) for i in range(2))
-    cache_write.write(keys, values, cache, place(torch.tensor([0, 6])))
+    starts = place(torch.tensor([0, start])) if start else None
+    cache_write.write(keys, values, cache, place(torch.tensor([0, 6 + start])), starts)
     return (cache,)
 
 
@@ -128,6 +129,7 @@ LAUNCHES: dict[str, Callable[[Place], tuple[Any, ...]]] = {
     "skinny and add_parts": partial(_product, rows=5, k_size=70, gate=True, tile=_PARTS),
     "skinny and add_parts, a part empty": partial(_product, rows=5, k_size=64, gate=False, tile=_PARTS),
     "put": _put,
+    "put, behind a prefix": partial(_put, start=16),
     "rotate": partial(_rotate, norm=False),
     "rotate, heads normalised": partial(_rotate, norm=True),
     "decide": partial(_decide, verification=accept.Verification.CHEN, soft=True, drawn=True),
