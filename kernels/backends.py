@@ -41,9 +41,7 @@ def fused(
     """Our Triton kernel (triton/attention.py). Same arguments and result as `pad`."""
     from .triton.attention import fused as kernel  # imports triton
 
-    if prefix is not None or plan.shared is not None or plan.gap is not None:
-        raise ValueError("the Triton kernel computes no shared prefixes and no gaps: choose another backend.")
-    return kernel(query, key, value, plan, scaling=scaling, window=window, softcap=softcap)
+    return kernel(query, key, value, plan, scaling=scaling, window=window, softcap=softcap, prefix=prefix)
 
 
 def flash(

@@ -38,7 +38,8 @@ class PlannedCache(Cache):
         if self.cache.has_kernel:
             from kernels.triton.cache_write import write  # imports triton
 
-            write(key_states, value_states, self.cache.buffer[layer_idx], self.plan.lengths)
+            starts = None if self.plan.shared is None else self.plan.shared.starts
+            write(key_states, value_states, self.cache.buffer[layer_idx], self.plan.lengths, starts)
             return self.plan.reads(layer_idx)
         states = torch.stack((key_states, value_states)).permute(1, 3, 0, 2, 4)
         return self.cache.write(layer_idx, states.flatten(0, 1), self.plan)

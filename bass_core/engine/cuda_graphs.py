@@ -128,13 +128,15 @@ class GraphRunner(ModelRunner):
         slot = _take_slot(model, max_batch, max_len, *prefix_size(shared, max_batch))
         super().__init__(model, max_batch, max_len, vocab, backend, shared=shared, cache=slot.cache)
         self.slot = slot
+        # The last runner's rows may have had prefixes.
+        self.cache.detach()
         self._record = record or (lambda forward: capture(forward, slot.pool))
         weakref.finalize(self, _give_slot, model, slot).atexit = False
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
         """As ModelRunner's; the output is overwritten by the next step of this shape."""
-        step = None if batch.eager else self._replay(batch, max(batch.lengths))
+        step = None if batch.eager else self._replay(batch, self.cache.max_len - self.cache.room(batch.lengths))
         if step is None:
             return super().forward(batch)
         rows, columns = batch.tokens.shape[:2]
@@ -151,7 +153,7 @@ class GraphRunner(ModelRunner):
         self._replay(batch, 0)
 
     def _shape(self, batch: int, width: int, longest: int) -> tuple[int, int] | None:
-        """The captured shape that serves this one, or None to run eagerly."""
+        """The captured shape that serves this one, or None to run eagerly; longest: filled columns of a row."""
         if width > WIDEST or not self.model.capturable:
             return None
         rows = min(_next_power_of_two(batch), self.cache.max_batch)
@@ -171,26 +173,35 @@ class GraphRunner(ModelRunner):
         plan = getattr(self.model, "plan", None)
         key = (rows, columns, tokens.dtype, self.backend, batch.return_states, plan, extent, batch.window)
         step = self.slot.steps.get(key)
-        lengths = to_device([*batch.lengths, *[0] * (rows - len(batch.lengths))], tokens.device)
+        # Lengths, and where rows have a prefix their starts and groups; a padding row has none of them.
+        host = [batch.lengths] + ([] if self.cache.prefix is None else [self.cache.starts, self.cache.groups])
+        used = [list(numbers[: len(batch.lengths)]) for numbers in host]
+        placed = to_device([numbers + [0] * (rows - len(numbers)) for numbers in used], tokens.device)
         if step is None:
             with setting_up(tokens.device):
-                step = self._capture(batch, lengths, columns, extent)
+                step = self._capture(batch, placed, columns, extent)
             if step is None:
                 return None
             self.slot.steps[key] = step
             self._evict()
         self.slot.steps.move_to_end(key)
         step.batch.tokens[: tokens.shape[0], : tokens.shape[1]].copy_(tokens)
-        step.batch.lengths.copy_(lengths)
+        for static, numbers in zip((step.batch.lengths, *(step.batch.shared or ())), placed, strict=True):
+            static.copy_(numbers)
         step.replay()
         return step
 
-    def _capture(self, batch: ForwardBatch, lengths: Tensor, columns: int, extent: int) -> StaticStep | None:
-        """Capture a step. This also runs it on the batch's tokens, so the cache gets what a replay would write."""
-        tokens = batch.tokens
-        static = torch.zeros(len(lengths), columns, *tokens.shape[2:], dtype=tokens.dtype, device=tokens.device)
+    def _capture(self, batch: ForwardBatch, placed: Tensor, columns: int, extent: int) -> StaticStep | None:
+        """Capture a step. This also runs it on the batch's tokens, so the cache gets what a replay would write.
+
+        placed: int64 [1, rows], its lengths, or [3, rows], with its rows' starts and groups.
+        """
+        tokens, rows = batch.tokens, placed.shape[1]
+        lengths, *shared = (numbers.clone() for numbers in placed)
+        static = torch.zeros(rows, columns, *tokens.shape[2:], dtype=tokens.dtype, device=tokens.device)
         static[: tokens.shape[0], : tokens.shape[1]] = tokens
-        buffers = CapturedBatch(static, lengths.clone(), extent, batch.return_states, window=batch.window)
+        both = (shared[0], shared[1]) if shared else None
+        buffers = CapturedBatch(static, lengths, extent, batch.return_states, both, batch.window)
         # No reference to self: a captured step outlives the runner.
         model, cache, backend = self.model, self.cache, self.backend
 

@@ -138,10 +138,11 @@ class LlamaCuda(CausalModel):
     ) -> Tensor:
         batch, queries, _ = x.shape
         qkv = self.product(x, layer.qkv, norm=layer.input_norm).view(batch, queries, -1, self.head_dim)
-        self._rotate_write(qkv, cache.buffer[index], plan.lengths, layer.head_norms)
+        self._rotate_write(qkv, cache.buffer[index], plan, layer.head_norms)
         query = qkv[:, :, : self.heads].transpose(1, 2)
         keys, values = plan.reads(index)
-        out = BACKENDS[backend](query, keys, values, plan, scaling=self.head_dim**-0.5)
+        prefix = None if plan.shared is None else plan.shared.reads(index)
+        out = BACKENDS[backend](query, keys, values, plan, scaling=self.head_dim**-0.5, prefix=prefix)
         x = self.product(out.reshape(batch, queries, -1), layer.output, residual=x)
         wide = self.product(x, layer.gate_up, norm=layer.mlp_norm, gate=True)
         return self.product(wide, layer.down, residual=x)
@@ -163,12 +164,13 @@ class LlamaCuda(CausalModel):
         return linear_reference.linear(x, weight, norm=norm, eps=self.eps, gate=gate, residual=residual)
 
     def _rotate_write(
-        self, qkv: Tensor, cache: Tensor, lengths: Tensor, norms: tuple[Tensor, Tensor] | None
+        self, qkv: Tensor, cache: Tensor, plan: AttentionPlan, norms: tuple[Tensor, Tensor] | None
     ) -> None:
         rotate_write = cache_reference.rotate_write
         if self.has_kernels:
             from kernels.triton.cache_write import rotate_write  # imports triton
-        rotate_write(qkv, cache, lengths, self.cos, self.sin, norms, self.eps)
+        starts = None if plan.shared is None else plan.shared.starts
+        rotate_write(qkv, cache, plan.lengths, self.cos, self.sin, norms, self.eps, starts)
 
 
 def _weight(module: Any) -> Tensor:

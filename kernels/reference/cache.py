@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 
-def write(keys: Tensor, values: Tensor, cache: Tensor, lengths: Tensor) -> None:
+def write(keys: Tensor, values: Tensor, cache: Tensor, lengths: Tensor, starts: Tensor | None = None) -> None:
     """Write keys and values at each row's end: see kernels/triton/cache_write.py."""
+    lengths = lengths if starts is None else lengths - starts
     batch, _, queries, _ = keys.shape
     rows = torch.arange(batch, device=lengths.device)[:, None]
     places = lengths[:, None] + torch.arange(queries, device=lengths.device)
@@ -26,6 +27,7 @@ def rotate_write(
     sin: Tensor,
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
+    starts: Tensor | None = None,
 ) -> None:
     """Rotate queries in place, and write keys and values: see kernels/triton/cache_write.py."""
     queries, total, dim = qkv.shape[1:]
@@ -43,4 +45,4 @@ def rotate_write(
     turned = torch.cat((x * c - y * n, y * c + x * n), dim=-1).to(qkv.dtype)
     qkv[:, :, :heads] = turned[:, :, :heads]
     keys, values = turned[:, :, heads:], qkv[:, :, heads + kv_heads :]
-    write(keys.transpose(1, 2), values.transpose(1, 2), cache, lengths)
+    write(keys.transpose(1, 2), values.transpose(1, 2), cache, lengths, starts)

@@ -2,7 +2,8 @@
 
 Contract: `write` stores finished keys and values. `rotate_write` reads the joined QKV product
 [B, S, Hq + 2 Hkv, D] of a layer, normalises the heads where the architecture does, rotates queries (in place) and
-keys, and stores keys and values: one pass where torch makes four. Positions are lengths + 0..S-1. The torch
+keys, and stores keys and values: one pass where torch makes four. Positions are lengths + 0..S-1. A row whose
+first starts[b] tokens are in a prefix (plan.py) writes to its columns lengths - starts + 0..S-1. The torch
 references are in reference/cache.py.
 Non-goals: rotary embeddings of a part of a head, or whose factors depend on the text's length.
 """
@@ -19,15 +20,18 @@ from ..support import why_unavailable
 
 @triton.jit(do_not_specialize=["queries"])
 def put(
-    keys, values, cache, lengths, queries, k_b, k_h, k_s, v_b, v_h, v_s, c_kv, c_b, c_h, c_n,
-    DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    keys, values, cache, lengths, starts, queries, k_b, k_h, k_s, v_b, v_h, v_s, c_kv, c_b, c_h, c_n,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
     """Program (token, head) copies one key and one value to its row's end."""
     row = (tl.program_id(0) // queries).to(tl.int64)
     s = tl.program_id(0) % queries
     head = tl.program_id(1)
     d = tl.arange(0, BLOCK_D)
-    at = cache + row * c_b + head * c_h + (tl.load(lengths + row) + s) * c_n + d
+    place = tl.load(lengths + row) + s
+    if SHARED:
+        place -= tl.load(starts + row)
+    at = cache + row * c_b + head * c_h + place * c_n + d
     key = tl.load(keys + row * k_b + head * k_h + s * k_s + d, mask=d < DIM)
     value = tl.load(values + row * v_b + head * v_h + s * v_s + d, mask=d < DIM)
     tl.store(at, key.to(cache.dtype.element_ty), mask=d < DIM)
@@ -36,8 +40,9 @@ def put(
 
 @triton.jit(do_not_specialize=["queries", "last_position"])
 def rotate(
-    qkv, cache, lengths, cos, sin, q_norm, k_norm, queries, last_position, eps, c_kv, c_b, c_h, c_n,
+    qkv, cache, lengths, starts, cos, sin, q_norm, k_norm, queries, last_position, eps, c_kv, c_b, c_h, c_n,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr,
+    SHARED: tl.constexpr,
 ):  # fmt: skip
     """Program (token, head of q, k or v): normalise, rotate (RoFormer, pairs i and i + D / 2) and store it."""
     token = tl.program_id(0).to(tl.int64)
@@ -49,7 +54,10 @@ def rotate(
     at = qkv + (token * (HEADS + 2 * KV_HEADS) + head) * (2 * HALF) + i
     a = tl.load(at, mask=inside, other=0.0)
     b = tl.load(at + HALF, mask=inside, other=0.0)
-    place = tl.load(lengths + row) + s
+    position = tl.load(lengths + row) + s
+    place = position
+    if SHARED:
+        place -= tl.load(starts + row)
     kv_head = tl.where(head < HEADS + KV_HEADS, head - HEADS, head - HEADS - KV_HEADS)
     is_value = head >= HEADS + KV_HEADS
     to = cache + row * c_b + kv_head * c_h + place * c_n + i + tl.where(is_value, c_kv, 0)
@@ -65,7 +73,7 @@ def rotate(
                 weight = k_norm
             x = x * scale * tl.load(weight + i, mask=inside, other=0.0).to(tl.float32)
             y = y * scale * tl.load(weight + HALF + i, mask=inside, other=0.0).to(tl.float32)
-        angle = tl.minimum(place, last_position) * HALF + i
+        angle = tl.minimum(position, last_position) * HALF + i
         c = tl.load(cos + angle, mask=inside, other=0.0)
         n = tl.load(sin + angle, mask=inside, other=0.0)
         turned = (x * c - y * n, y * c + x * n)
@@ -77,16 +85,19 @@ def rotate(
             tl.store(to + HALF, turned[1].to(cache.dtype.element_ty), mask=inside)
 
 
-def write(keys: Tensor, values: Tensor, cache: Tensor, lengths: Tensor) -> None:
-    """Write keys, values [B, Hkv, S, D] to cache [2, >=B, Hkv, L, D] at lengths int64 [B]; L is not checked."""
-    _check(keys, cache, lengths)
+def write(keys: Tensor, values: Tensor, cache: Tensor, lengths: Tensor, starts: Tensor | None = None) -> None:
+    """Write keys, values [B, Hkv, S, D] to cache [2, >=B, Hkv, L, D] at lengths int64 [B]; L is not checked.
+
+    starts: int64 [B], how many tokens of each row are in a prefix; None: none.
+    """
+    _check(keys, cache, lengths, starts)
     batch, heads, queries, dim = keys.shape
     if keys.stride(3) != 1 or values.stride(3) != 1 or keys.shape != values.shape:
         raise ValueError("keys and values must be alike and contiguous in their last dimension.")
     put[(batch * queries, heads)](
-        keys, values, cache, lengths, queries,
+        keys, values, cache, lengths, lengths if starts is None else starts, queries,
         *keys.stride()[:3], *values.stride()[:3], *cache.stride()[:4],
-        DIM=dim, BLOCK_D=triton.next_power_of_2(dim), num_warps=1,
+        DIM=dim, BLOCK_D=triton.next_power_of_2(dim), SHARED=starts is not None, num_warps=1,
     )  # fmt: skip
 
 
@@ -98,28 +109,32 @@ def rotate_write(
     sin: Tensor,
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
+    starts: Tensor | None = None,
 ) -> None:
     """Rotate the queries of qkv [B, S, Hq + 2 Hkv, D] (contiguous) in place; write keys and values to the cache.
 
     cache [2, >=B, Hkv, L, D]; lengths int64 [B]; cos, sin float32 [positions, D / 2], whose last entry serves all
-    later positions; norms: weights [D] of the queries' and keys' RMS norms.
+    later positions; norms: weights [D] of the queries' and keys' RMS norms; starts: as in `write`.
     """
-    _check(qkv, cache, lengths)
+    _check(qkv, cache, lengths, starts)
     batch, queries, total, dim = qkv.shape
     kv_heads = cache.shape[2]
     if not qkv.is_contiguous() or dim % 2 or cos.shape[1] * 2 != dim or cos.dtype != torch.float32:
         raise ValueError("qkv must be contiguous, with an even head_dim, and cos and sin float32 of half of it.")
     q_norm, k_norm = norms or (cos, cos)
     rotate[(batch * queries, total)](
-        qkv, cache, lengths, cos, sin, q_norm, k_norm, queries, cos.shape[0] - 1, eps, *cache.stride()[:4],
+        qkv, cache, lengths, lengths if starts is None else starts, cos, sin, q_norm, k_norm,
+        queries, cos.shape[0] - 1, eps, *cache.stride()[:4],
         HEADS=total - 2 * kv_heads, KV_HEADS=kv_heads, HALF=dim // 2,
-        BLOCK=triton.next_power_of_2(dim // 2), NORM=norms is not None, num_warps=1,
+        BLOCK=triton.next_power_of_2(dim // 2), NORM=norms is not None, SHARED=starts is not None, num_warps=1,
     )  # fmt: skip
 
 
-def _check(states: Tensor, cache: Tensor, lengths: Tensor) -> None:
+def _check(states: Tensor, cache: Tensor, lengths: Tensor, starts: Tensor | None) -> None:
     reason = why_unavailable(states.device)
     if reason:
         raise ValueError(f"the kernel can't run: {reason}.")
     if cache.stride(4) != 1 or cache.shape[4] != states.shape[3] or lengths.shape != states.shape[:1]:
         raise ValueError(f"a cache of shape {tuple(cache.shape)} does not fit states {tuple(states.shape)}.")
+    if starts is not None and starts.shape != lengths.shape:
+        raise ValueError(f"{len(starts)} starts do not fit {len(lengths)} rows.")

@@ -24,10 +24,18 @@ from kernels.triton import cache_write, linear
     dim=st.sampled_from([16, 20, 64, 80]),
     norm=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    shared=st.booleans(),
 )
 def test_rotates_and_writes(
-    lengths: list[int], queries: int, heads: tuple[int, int], dim: int, norm: bool, dtype: torch.dtype
+    lengths: list[int],
+    queries: int,
+    heads: tuple[int, int],
+    dim: int,
+    norm: bool,
+    dtype: torch.dtype,
+    shared: bool,
 ) -> None:
+    """shared: every second row has half its tokens in a prefix, so it writes to earlier columns."""
     torch.manual_seed(len(lengths))
     batch, (q_heads, kv_heads) = len(lengths), heads
     qkv = torch.randn(batch, queries, q_heads + 2 * kv_heads, dim).to(dtype)
@@ -38,8 +46,9 @@ def test_rotates_and_writes(
     norms = (torch.rand(dim).to(dtype), torch.rand(dim).to(dtype)) if norm else None
     expected_qkv, expected_cache = qkv.clone(), cache.clone()
     at = torch.tensor(lengths)
-    cache_write.rotate_write(qkv, cache, at, cos, sin, norms, 1e-6)
-    cache_reference.rotate_write(expected_qkv, expected_cache, at, cos, sin, norms, 1e-6)
+    starts = at // 2 * (torch.arange(batch) % 2) if shared else None
+    cache_write.rotate_write(qkv, cache, at, cos, sin, norms, 1e-6, starts)
+    cache_reference.rotate_write(expected_qkv, expected_cache, at, cos, sin, norms, 1e-6, starts)
     close = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 1e-2, "rtol": 1e-2}
     torch.testing.assert_close(qkv, expected_qkv, **close)
     torch.testing.assert_close(cache, expected_cache, equal_nan=True, **close)
@@ -54,6 +63,10 @@ def test_writes_strided_states() -> None:
     cache_write.write(keys, values, ours, lengths)
     cache_reference.write(keys, values, theirs, lengths)
     assert torch.equal(ours, theirs) and ours.abs().sum() > 0
+    shared = torch.zeros_like(ours)
+    for write in (cache_write.write, cache_reference.write):
+        write(keys, values, shared.zero_(), lengths + 32, torch.tensor([32, 32]))
+        assert torch.equal(shared, ours)
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)

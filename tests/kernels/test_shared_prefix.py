@@ -21,7 +21,6 @@ from kernels.plan import SHARE, SINKS, AttentionPlan, SharedPart
 from tests.kernels.test_ragged_attention import DIM, HERE, HUGE
 
 Attend = Callable[..., Tensor]
-SHARING = [name for name in HERE if name != "fused"]
 
 
 @dataclass
@@ -119,7 +118,7 @@ def problems(draw: st.DrawFn) -> dict:
     }
 
 
-@pytest.mark.parametrize("backend", SHARING)
+@pytest.mark.parametrize("backend", HERE)
 @pytest.mark.parametrize("capture", [False, True])
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(
@@ -142,7 +141,7 @@ def test_equals_the_reference(
 LONG = [(600, 512, 0), (520, 512, 0), (90, 64, 1), (400, 0, 0)]
 
 
-@pytest.mark.parametrize("backend", SHARING)
+@pytest.mark.parametrize("backend", HERE)
 @pytest.mark.parametrize("capture", [False, True])
 def test_a_gap_in_long_rows(backend: str, capture: bool) -> None:
     step = make(LONG, 3, gap=100)
@@ -153,7 +152,7 @@ def test_a_gap_in_long_rows(backend: str, capture: bool) -> None:
     torch.testing.assert_close(whole.double(), expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("backend", SHARING)
+@pytest.mark.parametrize("backend", HERE)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_low_precision(backend: str, dtype: torch.dtype) -> None:
     step = make(LONG, 2, dtype=dtype)
@@ -162,7 +161,7 @@ def test_low_precision(backend: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(out.double(), reference(step, 0.3), atol=0.02, rtol=0.02)
 
 
-@pytest.mark.parametrize("backend", SHARING)
+@pytest.mark.parametrize("backend", HERE)
 def test_a_prefix_and_a_plan_that_do_not_fit(backend: str) -> None:
     step = make([(20, 16, 0)], 1)
     with pytest.raises(ValueError, match="both or neither"):

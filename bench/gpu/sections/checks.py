@@ -90,8 +90,8 @@ def attention_cases(ctx: Context) -> Cases:
             plain = pad(query, *_cut(key, value, step), step, scaling=0.1, **extra)
             from kernels.triton.attention import fused
 
-            for splits in (None, 1, 3):
-                ours = fused(query, key, value, step, scaling=0.1, splits=splits, **extra)
+            for parts in (False, True):
+                ours = fused(query, key, value, step, scaling=0.1, parts=parts, **extra)
                 compare(ours, plain, exact)
 
         yield (dim, dtype), f"D={dim} S={width} {dtype} {extra}", case

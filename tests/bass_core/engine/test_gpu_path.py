@@ -20,6 +20,7 @@ import torch
 from bass_core import ModelPair, RequestError, generate
 from bass_core.engine import cuda_graphs as graphs
 from bass_core.engine.cuda_graphs import GraphRunner, record_calls
+from bass_core.engine.prefix import SharedPrompts
 from bass_core.engine.runner import ModelRunner
 from bass_core.models import llama_cuda as gpu_model
 from bass_core.models.base import CausalModel, HiddenStateTap
@@ -140,6 +141,52 @@ def test_a_replay_is_the_eager_step() -> None:
         lengths = [length + 1 + row % width for row, length in enumerate(lengths[:batch])]
     # (rows, width) of the captured shapes: three rows ran in the shape of four, width 11 in that of 13.
     assert sorted(key[:2] for key in runner.slot.steps) == [(1, 2), (4, 1), (4, 13), (5, 3)]
+
+
+@pytest.mark.parametrize(("kind", "backend"), [(CausalModel, "pad"), (LlamaCuda, "pad"), (LlamaCuda, "fused")])
+def test_a_replay_over_prefixes_is_the_eager_step(kind: type[CausalModel], backend: str) -> None:
+    """One captured step serves any starts and groups, with a window too, and a row that has left its prefix."""
+    model = kind(tiny("llama"))
+    if kind is LlamaCuda:
+        model.has_kernels = backend == "fused"
+    shared = SharedPrompts((tuple(range(1, 33)), tuple(range(40, 56))))
+    runner = GraphRunner(model, 4, 32, model.vocab, backend, record=record_calls, shared=shared)
+    eager = ModelRunner(model, 4, 32, model.vocab, backend, shared=shared)
+    fill = ForwardBatch(torch.arange(1, 65).view(2, 32), [0, 0])
+    for one in (runner, eager):
+        model.forward(fill, one.cache.prefix, backend)
+    steps = [
+        ([(32, 0), (16, 1), (0, 0)], None),
+        ([(0, 0), (32, 1), (32, 0)], None),
+        ([(32, 1), (0, 1), (16, 0)], 0),
+    ]
+    for width, (rows, window) in enumerate(steps, start=1):
+        lengths = [start + 3 * row for row, (start, _) in enumerate(rows)]
+        batch = ForwardBatch(torch.arange(3 * width).view(3, width) + 5, lengths, window=window)
+        for again in range(2):
+            outputs = []
+            for one in (runner, eager):
+                for row, (start, group) in enumerate(rows[::-1] if again else rows):
+                    one.cache.attach(row, group, start)
+                batch.lengths = lengths[::-1] if again else lengths
+                outputs.append(one.forward(batch).logits.clone())
+            torch.testing.assert_close(outputs[0], outputs[1], atol=1e-4, rtol=1e-4)
+    assert len(runner.slot.steps) == 3
+
+
+def test_a_slot_with_prefixes_serves_those_who_need_as_many() -> None:
+    model = CausalModel(tiny("llama"))
+    shared = SharedPrompts((tuple(range(32)),))
+    first = GraphRunner(model, 2, 40, model.vocab, "pad", record=record_calls, shared=shared)
+    first.cache.attach(0, 0, 32)
+    slot = first.slot
+    del first
+    gc.collect()
+    assert static_runner(model, 2, 40).slot is not slot
+    longer = SharedPrompts((tuple(range(64)),))
+    assert GraphRunner(model, 2, 40, model.vocab, "pad", record=record_calls, shared=longer).slot is not slot
+    again = GraphRunner(model, 2, 40, model.vocab, "pad", record=record_calls, shared=shared)
+    assert again.slot is slot and again.cache.starts == [0, 0]
 
 
 def test_what_fits_no_shape_runs_eagerly() -> None:

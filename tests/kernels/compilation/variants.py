@@ -18,7 +18,7 @@ import torch
 import triton
 from triton.compiler import ASTSource
 
-from kernels.triton import accept, cache_write, linear, nucleus
+from kernels.triton import accept, cache_write, linear, nucleus, segments
 from kernels.triton import attention as fused_attention
 
 NAMES = {
@@ -33,6 +33,7 @@ SHARED = {75: 64 * 1024, 80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 120: 99 
 # Dimension 96 uses the same kernel as 80: both are padded to 128.
 HEAD_DIMS = (64, 80, 128, 256)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+NO_FUSION = {"enable_fp_fusion": False}
 
 
 @dataclass
@@ -78,32 +79,47 @@ def split_options(tile: dict[str, int]) -> tuple[dict[str, Any], dict[str, int]]
 
 
 def attention(capability: int, usual: torch.dtype) -> Iterator[Variant]:
-    """Each head dimension (80 and 96 are masked), dtype and tile: with window and soft-cap, and bare."""
-    for dim, dtype, masks, whole in product(HEAD_DIMS, DTYPES, (True, False), (False, True)):
-        if (dtype != usual and not masks) or (masks and whole):
+    """Each head dimension (80 and 96 are masked), dtype and tile: with every mask and a prefix, and bare."""
+    for dim, dtype, masks in product(HEAD_DIMS, DTYPES, (True, False)):
+        if dtype != usual and not masks:
             continue
         device = SHARED[capability], capability >= 80
         tiles = (fused_attention.tiles(dim, rows, dtype.itemsize, *device) for rows in (1, 64))
         for shape in sorted({tuple(tile.items()) for tile in tiles}):
             constants, options = split_options(dict(shape))
-            pointers = dict.fromkeys(("q", "k", "v"), dtype) | {"lengths": torch.int64}
-            pointers |= dict.fromkeys(("out", "lse"), dtype if whole else torch.float32)
             constants |= {
-                "HEADS": 32, "GROUP": 4, "EXACT": dim == constants["BLOCK_D"], "WHOLE": whole,
-                "WINDOW": masks, "SOFTCAP": masks,
+                "GROUP": 4, "EXACT": dim == constants["BLOCK_D"], "SEGMENT": fused_attention.SEGMENT,
+                "WINDOW": masks, "GAP": masks, "SOFTCAP": masks,
                 "PRECISION": "ieee" if dtype == torch.float32 else "tf32", "WIDEN": False,
             }  # fmt: skip
-            label = f"{NAMES[dtype]} D={dim} M={constants['BLOCK_M']}"
-            label += f"{' masks' if masks else ''}{' whole' if whole else ''}"
-            yield Variant(fused_attention.attend, label, pointers, constants, options, ("scaling", "softcap"))
-    for dim, dtype in product(HEAD_DIMS, DTYPES):
-        if dtype != usual and dim != 128:
+            label = f"{NAMES[dtype]} D={dim} M={constants['BLOCK_M']}{' masks' if masks else ''}"
+            pointers, floats = _attention_pointers(dtype, torch.float32), ("scaling", "softcap")
+            yield Variant(segments.attend_prefix, label, pointers, constants, options | NO_FUSION, floats)
+            for shared, whole in product((False, True), repeat=2):
+                flags = constants | {"HEADS": 32, "SHARED": shared, "WHOLE": whole}
+                pointers = _attention_pointers(dtype, dtype if whole else torch.float32)
+                name = f"{label}{' shared' if shared else ''}{' whole' if whole else ''}"
+                yield Variant(segments.attend, name, pointers, flags, options | NO_FUSION, floats)
+    for dim, dtype, masks in product(HEAD_DIMS, DTYPES, (True, False)):
+        if dtype != usual and (dim != 128 or not masks):
             continue
         block_d = triton.next_power_of_2(dim)
-        pointers = {"parts": torch.float32, "lse": torch.float32, "out": dtype}
-        constants = {"EXACT": dim == block_d, "BLOCK_D": block_d, "BLOCK_S": 32}
-        label = f"{NAMES[dtype]} D={dim} splits=32"
-        yield Variant(fused_attention.merge, label, pointers, constants, {"num_warps": 4})
+        constants = {
+            "GROUP": 4, "SHARED": masks, "EXACT": dim == block_d, "BLOCK_D": block_d,
+            "SEGMENT": fused_attention.SEGMENT, "UNROLLED": fused_attention.UNROLLED,
+            "WINDOW": masks, "GAP": masks,
+        }  # fmt: skip
+        label = f"{NAMES[dtype]} D={dim}{' masks' if masks else ''}"
+        pointers = _attention_pointers(dtype, torch.float32) | {"parts": torch.float32, "out": dtype}
+        yield Variant(segments.merge, label, pointers, constants, {"num_warps": 4} | NO_FUSION)
+
+
+def _attention_pointers(dtype: torch.dtype, out: torch.dtype) -> dict[str, torch.dtype]:
+    integers = ("lengths", "starts", "groups", "order", "skips")
+    return {
+        **dict.fromkeys(("q", "k", "v", "prefix_k", "prefix_v"), dtype), **dict.fromkeys(integers, torch.int64),
+        **dict.fromkeys(("out", "peaks", "totals"), out),
+    }  # fmt: skip
 
 
 def products(usual: torch.dtype) -> Iterator[Variant]:
@@ -147,14 +163,17 @@ def writes(usual: torch.dtype) -> Iterator[Variant]:
         if dtype != usual and dim != 128:
             continue
         pointers = dict.fromkeys(("qkv", "cache", "q_norm", "k_norm", "keys", "values"), dtype)
-        pointers |= {"lengths": torch.int64, "cos": torch.float32, "sin": torch.float32}
+        pointers |= {"lengths": torch.int64, "starts": torch.int64, "cos": torch.float32, "sin": torch.float32}
         block = triton.next_power_of_2(dim)
-        for norm in (False, True):
-            heads = {"HEADS": 32, "KV_HEADS": 8, "HALF": dim // 2, "BLOCK": block // 2, "NORM": norm}
-            label = f"{NAMES[dtype]} D={dim}{' norm' if norm else ''}"
+        for norm, shared in product((False, True), repeat=2):
+            heads = {"HEADS": 32, "KV_HEADS": 8, "HALF": dim // 2, "BLOCK": block // 2}
+            heads |= {"NORM": norm, "SHARED": shared}
+            label = f"{NAMES[dtype]} D={dim}{' norm' if norm else ''}{' shared' if shared else ''}"
             yield Variant(cache_write.rotate, label, pointers, heads, {"num_warps": 1}, ("eps",))
-        sizes = {"DIM": dim, "BLOCK_D": block}
-        yield Variant(cache_write.put, f"{NAMES[dtype]} D={dim}", pointers, sizes, {"num_warps": 1})
+        for shared in (False, True):
+            sizes = {"DIM": dim, "BLOCK_D": block, "SHARED": shared}
+            label = f"{NAMES[dtype]} D={dim}{' shared' if shared else ''}"
+            yield Variant(cache_write.put, label, pointers, sizes, {"num_warps": 1})
 
 
 def decisions() -> Iterator[Variant]:

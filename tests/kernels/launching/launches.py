@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.plan import AttentionPlan
+from kernels.plan import AttentionPlan, SharedPart
 from kernels.triton import accept, cache_write, linear, nucleus
 from kernels.triton import attention as fused_attention
 
 Place = Callable[[Tensor], Tensor]
 
 
-def _attention(place: Place, dtype: torch.dtype, splits: int, window: int | None) -> tuple[Tensor, ...]:
+def _attention(place: Place, dtype: torch.dtype, parts: bool, window: int | None) -> tuple[Tensor, ...]:
     """Rows of 3 and 41 tokens; 7 queries x 3 heads per KV head: 21 query rows in blocks of 16."""
     torch.manual_seed(1)
     lengths = [3, 41]
@@ -29,7 +29,25 @@ def _attention(place: Place, dtype: torch.dtype, splits: int, window: int | None
     keys, values = torch.randn(2, 2, 2, 48, 20).to(dtype)
     step = AttentionPlan(place(torch.tensor(lengths)), lengths, 7)
     placed = place(query), place(keys), place(values)
-    return (fused_attention.fused(*placed, step, scaling=0.2, splits=splits, window=window),)
+    return (fused_attention.fused(*placed, step, scaling=0.2, parts=parts, window=window),)
+
+
+def _shared_attention(place: Place, parts: bool, gap: int | None) -> tuple[Tensor, ...]:
+    """Rows of 1041 tokens, 1024 of them in the last of two prefixes, and of 3; three segments."""
+    torch.manual_seed(1)
+    lengths, starts, groups = [3, 1041], [0, 1024], [0, 1]
+    query = torch.randn(2, 7, 6, 20).transpose(1, 2)
+    (keys, values), stored = torch.randn(2, 2, 2, 24, 20), torch.randn(2, 2, 2, 1024, 20)
+    placed = [place(torch.tensor(numbers)) for numbers in (lengths, starts, groups)]
+    part = SharedPart(placed[1], placed[2], starts, groups, 1024)
+    part._order = place(part.order)
+    step = AttentionPlan(placed[0], lengths, 7, shared=part, gap=gap)
+    step.once(("window starts", gap), lambda: place(step.window_starts(gap or 0)))
+    prefix = place(stored[0]), place(stored[1])
+    out = fused_attention.fused(
+        place(query), place(keys), place(values), step, scaling=0.2, parts=parts, prefix=prefix
+    )
+    return (out,)
 
 
 def _product(
@@ -43,13 +61,14 @@ def _product(
     return (linear.linear(place(x), place(weight), gate=gate, eps=1e-5, tile=tile, **extra),)
 
 
-def _put(place: Place) -> tuple[Tensor, ...]:
+def _put(place: Place, start: int = 0) -> tuple[Tensor, ...]:
     """Write strided states, 3 tokens a row, to a cache of 9 columns; the last row fills it to its end."""
     torch.manual_seed(3)
     states = place(torch.randn(2, 3, 2, 4, 20))  # [B, S, keys and values, Hkv, D]
     cache = place(torch.zeros(2, 2, 4, 9, 20))
     keys, values = (states[:, :, i].transpose(1, 2) for i in range(2))
-    cache_write.write(keys, values, cache, place(torch.tensor([0, 6])))
+    starts = place(torch.tensor([0, start])) if start else None
+    cache_write.write(keys, values, cache, place(torch.tensor([0, 6 + start])), starts)
     return (cache,)
 
 
@@ -97,9 +116,12 @@ def _least_kept(place: Place) -> tuple[Tensor, ...]:
 _PARTS = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 32, "SPLIT_K": 3}
 
 LAUNCHES: dict[str, Callable[[Place], tuple[Any, ...]]] = {
-    "attend, whole": partial(_attention, dtype=torch.float32, splits=1, window=None),
-    "attend, a window": partial(_attention, dtype=torch.bfloat16, splits=1, window=5),
-    "attend and merge": partial(_attention, dtype=torch.float32, splits=3, window=None),
+    "attend, whole": partial(_attention, dtype=torch.float32, parts=False, window=None),
+    "attend, a window": partial(_attention, dtype=torch.bfloat16, parts=False, window=5),
+    "attend and merge": partial(_attention, dtype=torch.float32, parts=True, window=None),
+    "attend, a prefix": partial(_shared_attention, parts=False, gap=None),
+    "attend_prefix, attend and merge": partial(_shared_attention, parts=True, gap=None),
+    "attend_prefix, attend and merge, a gap": partial(_shared_attention, parts=True, gap=100),
     "gemv": partial(_product, rows=1, k_size=70, gate=True),
     "gemv, full blocks": partial(_product, rows=1, k_size=512, gate=False),
     "skinny": partial(_product, rows=5, k_size=70, gate=True),
@@ -107,6 +129,7 @@ LAUNCHES: dict[str, Callable[[Place], tuple[Any, ...]]] = {
     "skinny and add_parts": partial(_product, rows=5, k_size=70, gate=True, tile=_PARTS),
     "skinny and add_parts, a part empty": partial(_product, rows=5, k_size=64, gate=False, tile=_PARTS),
     "put": _put,
+    "put, behind a prefix": partial(_put, start=16),
     "rotate": partial(_rotate, norm=False),
     "rotate, heads normalised": partial(_rotate, norm=True),
     "decide": partial(_decide, verification=accept.Verification.CHEN, soft=True, drawn=True),

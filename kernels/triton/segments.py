@@ -1,0 +1,332 @@
+"""The device's side of attention.py: sums over segments of the columns, and their merging.
+
+Contract: columns are cut into segments of SEGMENT tokens from a row's first token on, wherever these are stored. A
+segment's blocks are added in ascending order, and so are a row's segments, in a program (WHOLE) or by `merge`, in
+the same operations. So a row's sums depend neither on which of its tokens are in a prefix nor on the other rows.
+What a program holds of a segment are `highest`, the highest score; `total`, the sum of the weights 2 ** (score -
+highest); and `sums`, the sum of the weighted values: Milakov and Gimelshein, arXiv 1805.02867. All are float32,
+scores are in base 2.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# As _GAP_UNIT and SINKS in plan.py: a windowed step sees the first tokens and those from `skip` on.
+SINKS: tl.constexpr = tl.constexpr(64)
+# No prefix and no position: greater than all.
+NONE: tl.constexpr = tl.constexpr(2147483647)
+
+
+@triton.jit
+def _visible(low, high, skip, GAP: tl.constexpr, BLOCK_N: tl.constexpr):
+    """(blocks of sinks, column at which the rest begins, all blocks) that cover low..high without the gap."""
+    sinks = 0
+    resume = low
+    if GAP:
+        sinks = tl.cdiv(tl.maximum(tl.minimum(high, SINKS) - low, 0), BLOCK_N)
+        resume = tl.maximum(low, skip)
+    return sinks, resume, sinks + tl.cdiv(tl.maximum(high - resume, 0), BLOCK_N)
+
+
+@triton.jit
+def _column(i, low, sinks, resume, BLOCK_N: tl.constexpr):
+    """The first column of block i of `_visible`."""
+    return tl.where(i < sinks, low + i * BLOCK_N, resume + (i - sinks) * BLOCK_N)
+
+
+@triton.jit
+def _columns(i, low, sinks, resume, BLOCK_N: tl.constexpr):
+    """The columns of block i of `_visible`."""
+    return _column(i, low, sinks, resume, BLOCK_N) + tl.arange(0, BLOCK_N)
+
+
+@triton.jit
+def _seen(n, last, window, skip, WINDOW: tl.constexpr, GAP: tl.constexpr):
+    """Whether queries at positions `last` see columns n; skip: where each one's gap ends."""
+    seen = n <= last
+    if WINDOW:
+        seen = seen & (n > last - window)
+    if GAP:
+        seen = seen & ((n < SINKS) | (n >= skip))
+    return seen
+
+
+@triton.jit
+def _sees(segment, last, window, skip, SEGMENT: tl.constexpr, WINDOW: tl.constexpr, GAP: tl.constexpr):
+    """Whether queries at positions `last` see a column of the segment."""
+    low = segment * SEGMENT
+    high = tl.minimum(low + SEGMENT - 1, last)
+    if WINDOW:
+        low = tl.maximum(low, last - window + 1)
+    if GAP:
+        return (low <= tl.minimum(high, SINKS - 1)) | (tl.maximum(low, skip) <= high)
+    return low <= high
+
+
+@triton.jit
+def _add(
+    queries, keys_at, values_at, there, kept, seen, highest, total, sums, scaling, softcap,
+    SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """Add a block of columns: keys at [D, N], values at [N, D]; returns the new highest, total and sums."""
+    keys = tl.load(keys_at, mask=there[None, :] & kept[:, None], other=0.0)
+    if WIDEN:
+        keys = keys.to(tl.float32)
+    scores = tl.dot(queries, keys, input_precision=PRECISION) * scaling
+    if SOFTCAP:
+        # tanh(x) = 1 - 2 / (exp(2x) + 1)
+        scores = softcap * (1 - 2 / (tl.exp2(scores * (2 * 1.4426950408889634) / softcap) + 1))
+    scores = tl.where(seen, scores * 1.4426950408889634, float("-inf"))
+    raised = tl.maximum(highest, tl.max(scores, 1))
+    base = tl.where(raised == float("-inf"), 0.0, raised)
+    weights = tl.exp2(scores - base[:, None])
+    shrink = tl.exp2(highest - base)
+    values = tl.load(values_at, mask=there[:, None] & kept[None, :], other=0.0)
+    if WIDEN:
+        values = values.to(tl.float32)
+    sums = tl.dot(weights.to(values.dtype), values, sums * shrink[:, None], input_precision=PRECISION)
+    return raised, total * shrink + tl.sum(weights, 1), sums
+
+
+@triton.jit
+def _join(highest, total, sums, more_highest, more_total, more_sums):
+    """The highest, total and sums of two parts of the columns."""
+    raised = tl.maximum(highest, more_highest)
+    base = tl.where(raised == float("-inf"), 0.0, raised)
+    shrink, more_shrink = tl.exp2(highest - base), tl.exp2(more_highest - base)
+    total = total * shrink + more_total * more_shrink
+    return raised, total, sums * shrink[:, None] + more_sums * more_shrink[:, None]
+
+
+@triton.jit
+def _nothing(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
+    """The highest, total and sums of no columns."""
+    highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    return highest, tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+
+
+@triton.jit
+def _keep(out, peaks, totals, before, m, d, size, highest, total, sums, found, kept):
+    """Store a segment's sums for `merge` in the rows before + m, where they were found."""
+    tl.store(peaks + before + m, highest, mask=found)
+    tl.store(totals + before + m, total, mask=found)
+    at = out + before * size + m[:, None] * size + d[None, :]
+    tl.store(at, sums, mask=found[:, None] & kept[None, :])
+
+
+# Not specialised on these values, so that new ones do not compile the kernel again.
+@triton.jit(do_not_specialize=["queries", "window", "segments"])
+def attend(
+    q, k, v, prefix_k, prefix_v, lengths, starts, groups, order, skips, out, peaks, totals,
+    q_b, q_h, q_s, k_b, k_h, k_n, v_b, v_h, v_n, pk_b, pk_h, pk_n, pv_b, pv_h, pv_n,
+    scaling, softcap, queries, window, segments, dim,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, EXACT: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SEGMENT: tl.constexpr,
+    WINDOW: tl.constexpr, GAP: tl.constexpr, SOFTCAP: tl.constexpr, SHARED: tl.constexpr, WHOLE: tl.constexpr,
+    PRECISION: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """Program (block of query rows x segment, kv head, batch row): the sums of a segment, or of all (WHOLE).
+
+    Writes out float32 [segments, rows, D], peaks and totals float32 [segments, rows] for the queries that see the
+    segment. Their rows are [Hkv, B, group, S], and the B are ordered by prefix. Segments that lie in a row's
+    prefix are left to `attend_prefix`. WHOLE: `segments` is 1, out [B, S, Hq, D] is the result in its own dtype,
+    and peaks and totals are not written.
+    """
+    segment = tl.program_id(0) % segments
+    block = tl.program_id(0) // segments
+    head = tl.program_id(1)
+    rank = tl.program_id(2).to(tl.int64)
+    row = rank
+    if SHARED:
+        row = tl.load(order + rank)
+    length = tl.load(lengths + row).to(tl.int32)
+    skip = SINKS
+    if GAP:
+        skip = tl.load(skips + row).to(tl.int32)
+    m = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    s = m % queries
+    hq = head * GROUP + m // queries
+    real = m < queries * GROUP
+    d = tl.arange(0, BLOCK_D)
+    # Head dimensions that are not powers of two share a kernel, with the elements beyond `dim` masked.
+    size = BLOCK_D if EXACT else dim
+    kept = d < size
+    q_at = q + row * q_b + hq[:, None] * q_h + s[:, None] * q_s + d[None, :]
+    queries_ = tl.load(q_at, mask=real[:, None] & kept[None, :], other=0.0).to(k.dtype.element_ty)
+    if WIDEN:
+        queries_ = queries_.to(tl.float32)
+    last = length + s
+    k_at = k + row * k_b + head.to(tl.int64) * k_h + d[:, None]
+    v_at = v + row * v_b + head.to(tl.int64) * v_h + d[None, :]
+    start = 0
+    if SHARED:
+        start = tl.load(starts + row).to(tl.int32)
+        group = tl.load(groups + row)
+        pk_at = prefix_k + group * pk_b + head.to(tl.int64) * pk_h + d[:, None]
+        pv_at = prefix_v + group * pv_b + head.to(tl.int64) * pv_h + d[None, :]
+
+    # Skip columns that no row of this block sees: in a prefill, half of all. A block that reaches into the next
+    # head contains both the last queries and the first.
+    query = block * BLOCK_M % queries
+    first = 0
+    if WINDOW:
+        first = tl.where(query + BLOCK_M <= queries, length + query, length) - window + 1
+        first = tl.maximum(first, 0) // BLOCK_N * BLOCK_N
+    end = length + tl.minimum(query + BLOCK_M, queries)
+    low, high = first, end
+    if WHOLE:
+        segment = first // SEGMENT
+        joined_highest, joined_total, joined_sums = _nothing(BLOCK_M, BLOCK_D)
+    else:
+        low = tl.maximum(segment * SEGMENT, first)
+        high = tl.minimum(segment * SEGMENT + SEGMENT, end)
+        if SHARED:
+            high = tl.where(segment * SEGMENT + SEGMENT <= start, low, high)
+    sinks, resume, blocks = _visible(low, high, skip, GAP, BLOCK_N)
+    highest, total, sums = _nothing(BLOCK_M, BLOCK_D)
+    for i in range(blocks):
+        n = _columns(i, low, sinks, resume, BLOCK_N)
+        if WHOLE:
+            now = _column(i, low, sinks, resume, BLOCK_N) // SEGMENT
+            if now != segment:
+                joined_highest, joined_total, joined_sums = _join(
+                    joined_highest, joined_total, joined_sums, highest, total, sums
+                )
+                highest, total, sums = _nothing(BLOCK_M, BLOCK_D)
+                segment = now
+        own = (n - start).to(tl.int64)
+        keys_at, values_at = k_at + own[None, :] * k_n, v_at + own[:, None] * v_n
+        if SHARED:
+            # Chosen for whole blocks: Triton then sees that a column's elements lie side by side.
+            stored = n.to(tl.int64)
+            keys_at = tl.where((n < start)[None, :], pk_at + stored[None, :] * pk_n, keys_at)
+            values_at = tl.where((n < start)[:, None], pv_at + stored[:, None] * pv_n, values_at)
+        seen = _seen(n[None, :], last[:, None], window, skip, WINDOW, GAP)
+        highest, total, sums = _add(
+            queries_, keys_at, values_at, n < end, kept, seen, highest, total, sums,
+            scaling, softcap, SOFTCAP, PRECISION, WIDEN,
+        )  # fmt: skip
+
+    if WHOLE:
+        highest, total, sums = _join(joined_highest, joined_total, joined_sums, highest, total, sums)
+        at = out + (row * queries * HEADS + s * HEADS + hq)[:, None] * size + d[None, :]
+        # Rows beyond the last query have seen nothing.
+        result = sums / tl.where(real, total, 1.0)[:, None]
+        tl.store(at, result.to(out.dtype.element_ty), mask=real[:, None] & kept[None, :])
+    else:
+        found = real & _sees(segment, last, window, skip, SEGMENT, WINDOW, GAP)
+        if SHARED:
+            found = found & (tl.zeros_like(s) + segment * SEGMENT + SEGMENT > start)
+        before = (segment * tl.num_programs(1) + head).to(tl.int64) * tl.num_programs(2) + rank
+        before *= queries * GROUP
+        _keep(out, peaks, totals, before, m, d, size, highest, total, sums, found, kept)
+
+
+@triton.jit(do_not_specialize=["batch", "queries", "window", "blocks"])
+def attend_prefix(
+    q, k, v, lengths, starts, groups, order, skips, out, peaks, totals,
+    q_b, q_h, q_s, k_b, k_h, k_n, v_b, v_h, v_n,
+    scaling, softcap, batch, queries, window, blocks, dim,
+    GROUP: tl.constexpr, EXACT: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SEGMENT: tl.constexpr,
+    WINDOW: tl.constexpr, GAP: tl.constexpr, SOFTCAP: tl.constexpr,
+    PRECISION: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """Program (block of query rows x segment, kv head, prefix): the sums of a segment that lies in rows' prefix.
+
+    Query rows are those of all batch rows, ordered by prefix, so that a block loads a prefix once for many; where
+    it holds rows of several prefixes, as many programs serve it. Writes what `attend` does. The programs of a
+    segment are neighbours, and find its columns in the hardware's cache.
+    """
+    block = tl.program_id(0) % blocks
+    segment = tl.program_id(0) // blocks
+    head = tl.program_id(1)
+    low, high = segment * SEGMENT, segment * SEGMENT + SEGMENT
+    m = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    rank = m // (queries * GROUP)
+    row = tl.load(order + rank, mask=rank < batch, other=0)
+    found = (rank < batch) & (tl.load(starts + row) >= high)
+    s = m % queries
+    hq = head * GROUP + m // queries % GROUP
+    last = tl.load(lengths + row).to(tl.int32) + s
+    skip = tl.zeros_like(last) + SINKS
+    if GAP:
+        skip = tl.load(skips + row).to(tl.int32)
+    found = found & _sees(segment, last, window, skip, SEGMENT, WINDOW, GAP)
+    # This program's prefix: of those in the block, the one that has program_id(2) smaller ones before it.
+    group = tl.where(found, tl.load(groups + row), NONE)
+    prefix = tl.min(group, 0)
+    for _ in range(tl.program_id(2)):
+        prefix = tl.min(tl.where(group > prefix, group, NONE), 0)
+    found = found & (group == prefix)
+    d = tl.arange(0, BLOCK_D)
+    size = BLOCK_D if EXACT else dim
+    kept = d < size
+    q_at = q + row[:, None] * q_b + hq[:, None] * q_h + s[:, None] * q_s + d[None, :]
+    queries_ = tl.load(q_at, mask=found[:, None] & kept[None, :], other=0.0).to(k.dtype.element_ty)
+    if WIDEN:
+        queries_ = queries_.to(tl.float32)
+
+    # Columns that some row of this block sees.
+    if WINDOW:
+        first = tl.min(tl.where(found, last, NONE), 0) - window + 1
+        low = tl.maximum(low, first // BLOCK_N * BLOCK_N)
+    sinks, resume, count = _visible(low, high, tl.min(tl.where(found, skip, NONE), 0), GAP, BLOCK_N)
+    k_at = k + prefix * k_b + head.to(tl.int64) * k_h + d[:, None]
+    v_at = v + prefix * v_b + head.to(tl.int64) * v_h + d[None, :]
+    highest, total, sums = _nothing(BLOCK_M, BLOCK_D)
+    for i in range(tl.where(prefix == NONE, 0, count)):
+        n = _columns(i, low, sinks, resume, BLOCK_N)
+        keys_at, values_at = k_at + n[None, :].to(tl.int64) * k_n, v_at + n[:, None].to(tl.int64) * v_n
+        seen = found[:, None] & _seen(n[None, :], last[:, None], window, skip[:, None], WINDOW, GAP)
+        highest, total, sums = _add(
+            queries_, keys_at, values_at, n < high, kept, seen, highest, total, sums,
+            scaling, softcap, SOFTCAP, PRECISION, WIDEN,
+        )  # fmt: skip
+    # `found` again, without keeping it during the loop: who sees a column has a total of at least 1.
+    found = total != 0.0
+    before = (segment * tl.num_programs(1) + head).to(tl.int64) * batch * queries * GROUP
+    _keep(out, peaks, totals, before, m, d, size, highest, total, sums, found, kept)
+
+
+@triton.jit(do_not_specialize=["batch", "queries", "window"])
+def merge(
+    parts, peaks, totals, lengths, order, skips, out, batch, queries, window, dim,
+    GROUP: tl.constexpr, EXACT: tl.constexpr, BLOCK_D: tl.constexpr, SEGMENT: tl.constexpr,
+    WINDOW: tl.constexpr, GAP: tl.constexpr, SHARED: tl.constexpr, UNROLLED: tl.constexpr,
+):  # fmt: skip
+    """Program (query row, kv head) joins the segments of row (rank, g, s) that its query sees: out [B, S, Hq, D].
+
+    UNROLLED segments are loaded at once, and joined one after the other.
+    """
+    m = tl.program_id(0)
+    s = m % queries
+    row = (m // (queries * GROUP)).to(tl.int64)
+    if SHARED:
+        row = tl.load(order + row)
+    last = tl.load(lengths + row) + s
+    skip = SINKS
+    if GAP:
+        skip = tl.load(skips + row)
+    first = last * 0
+    if WINDOW:
+        first = tl.maximum(last - window + 1, 0) // SEGMENT
+    d = tl.arange(0, BLOCK_D)
+    size = BLOCK_D if EXACT else dim
+    highest, total, sums = _nothing(1, BLOCK_D)
+    for begin in range(first, last // SEGMENT + 1, UNROLLED):
+        for i in tl.static_range(UNROLLED):
+            segment = begin + i + tl.zeros([1], tl.int64)
+            seen = _sees(segment, last, window, skip, SEGMENT, WINDOW, GAP)
+            at = (segment * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + m
+            more_highest = tl.load(peaks + at, mask=seen, other=float("-inf"))
+            more_total = tl.load(totals + at, mask=seen, other=0.0)
+            sums_at = parts + at[:, None] * size + d[None, :]
+            more_sums = tl.load(sums_at, mask=seen[:, None] & (d < size)[None, :], other=0.0)
+            highest, total, sums = _join(highest, total, sums, more_highest, more_total, more_sums)
+    joined = sums / total[:, None]
+    heads = tl.num_programs(1) * GROUP
+    o_row = (row * queries + s) * heads + tl.program_id(1) * GROUP + m // queries % GROUP
+    tl.store(out + o_row * size + d[None, :], joined.to(out.dtype.element_ty), mask=(d < size)[None, :])
