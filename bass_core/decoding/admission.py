@@ -13,10 +13,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from typing import Protocol
 
-import torch
-
 from kernels.backends import captured_extent
-from kernels.support import is_accelerator, processors
+from kernels.support import is_accelerator
 
 from ..drafting.registry import runs_model
 from ..engine.cuda_graphs import release_idle
@@ -34,9 +32,8 @@ _LOGIT_COPIES = 6
 _SCORE_BYTES = 8
 # Numbers that one layer holds per element of the hidden state: its inputs, heads and wider MLP.
 _HIDDEN_NUMBERS = 16
-# From kernels/triton/attention.py: the most parts that it splits a step into, and the rows that it aims at per
-# multiprocessor (3 programs of 64 rows).
-_MOST_PARTS, _PART_ROWS = 32, 3 * 64
+# From kernels/triton/attention.py: columns of a segment, and the most numbers of all segments' sums.
+_SEGMENT, _MOST_PART_NUMBERS = 512, 1 << 26
 # Share of the free memory that a request may need.
 _HEADROOM = 0.9
 
@@ -129,11 +126,11 @@ def _working_bytes(pair: ModelPair, backend: str, tokens: int, columns: int) -> 
     number = pair.target_step.cache_dtype.itemsize if is_accelerator(pair.device) else 4
     heads = tokens * config.num_attention_heads
     return tokens * config.hidden_size * _HIDDEN_NUMBERS * number + _attention_bytes(
-        backend, heads, columns, pair.target_step.head_dim, pair.device
+        backend, heads, columns, pair.target_step.head_dim
     )
 
 
-def _attention_bytes(backend: str, heads: int, columns: int, dim: int, device: torch.device) -> int:
+def _attention_bytes(backend: str, heads: int, columns: int, dim: int) -> int:
     """Bytes that a backend needs for `heads` (tokens x query heads) of `dim` numbers over so many columns.
 
     pad, split and sdpa make a matrix of scores. flash makes none. fused makes none either, but writes float32
@@ -142,8 +139,7 @@ def _attention_bytes(backend: str, heads: int, columns: int, dim: int, device: t
     if backend == "flash":
         return 0
     if backend == "fused":
-        parts = min(_MOST_PARTS * heads, heads + _PART_ROWS * processors(device))
-        return parts * (dim + 1) * 4
+        return min(-(-columns // _SEGMENT) * heads * (dim + 2), _MOST_PART_NUMBERS) * 4
     return heads * columns * _SCORE_BYTES
 
 

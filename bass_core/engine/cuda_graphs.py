@@ -171,7 +171,7 @@ class GraphRunner(ModelRunner):
         rows, columns = shape
         extent = captured_extent(self.backend, longest + columns, self.cache.max_len)
         plan = getattr(self.model, "plan", None)
-        key = (rows, columns, tokens.dtype, self.backend, batch.return_states, plan, extent, batch.window)
+        key = (rows, columns, tokens.dtype, self.backend, batch.return_states, plan, batch.window, extent)
         step = self.slot.steps.get(key)
         # Lengths, and where rows have a prefix their starts and groups; a padding row has none of them.
         host = [batch.lengths] + ([] if self.cache.prefix is None else [self.cache.starts, self.cache.groups])

@@ -31,6 +31,8 @@ SEGMENT = 512
 _PROGRAMS_PER_PROCESSOR = 3
 # With more query rows per key-value head, the sums of segments would take much of the keys' and values' bytes.
 MOST_SPLIT_ROWS = 256
+# The most numbers (float32) of all segments' sums: 256 MiB.
+MOST_PART_NUMBERS = 1 << 26
 # Segments that `merge` loads at once.
 UNROLLED = 8
 
@@ -61,12 +63,14 @@ def tiles(
     return {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_D": block_d, "num_warps": warps, "num_stages": stages}
 
 
-def in_parts(device: torch.device, programs: int, rows: int, segments: int, shares: bool) -> bool:
+def in_parts(
+    device: torch.device, programs: int, rows: int, segments: int, shares: bool, numbers: int = 0
+) -> bool:
     """Whether each program takes one segment. programs: launched if not; rows: group x queries of one head.
 
-    shares: whether segments lie in a prefix, which are then read once for all rows.
+    shares: whether segments lie in a prefix, which are then read once for all. numbers: of the segments' sums.
     """
-    if segments == 1 or rows > MOST_SPLIT_ROWS:
+    if segments == 1 or rows > MOST_SPLIT_ROWS or numbers > MOST_PART_NUMBERS:
         return False
     return shares or programs < _PROGRAMS_PER_PROCESSOR * processors(device)
 
@@ -98,10 +102,11 @@ def fused(
     blocks = triton.cdiv(group * queries, tile["BLOCK_M"])
     longest = max(plan.host) + queries if plan.host else columns + (0 if prefix is None else prefix[0].shape[2])
     segments, in_prefix = triton.cdiv(longest, SEGMENT), 0 if shared is None else shared.extent // SEGMENT
-    if parts is None:
-        parts = in_parts(device, blocks * kv_heads * batch, group * queries, segments, in_prefix > 0)
     out = torch.empty(batch, queries, heads, dim, dtype=query.dtype, device=device)
     rows = batch * queries * heads
+    if parts is None:
+        programs, numbers = blocks * kv_heads * batch, segments * rows * (dim + 2)
+        parts = in_parts(device, programs, group * queries, segments, in_prefix > 0, numbers)
     sums, peaks, totals = out, out, out
     if parts:
         sums = torch.empty(segments, rows, dim, dtype=torch.float32, device=device)

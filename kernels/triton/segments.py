@@ -13,107 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# As _GAP_UNIT and SINKS in plan.py: a windowed step sees the first tokens and those from `skip` on.
-SINKS: tl.constexpr = tl.constexpr(64)
-# No prefix and no position: greater than all.
-NONE: tl.constexpr = tl.constexpr(2147483647)
-
-
-@triton.jit
-def _visible(low, high, skip, GAP: tl.constexpr, BLOCK_N: tl.constexpr):
-    """(blocks of sinks, column at which the rest begins, all blocks) that cover low..high without the gap."""
-    sinks = 0
-    resume = low
-    if GAP:
-        sinks = tl.cdiv(tl.maximum(tl.minimum(high, SINKS) - low, 0), BLOCK_N)
-        resume = tl.maximum(low, skip)
-    return sinks, resume, sinks + tl.cdiv(tl.maximum(high - resume, 0), BLOCK_N)
-
-
-@triton.jit
-def _column(i, low, sinks, resume, BLOCK_N: tl.constexpr):
-    """The first column of block i of `_visible`."""
-    return tl.where(i < sinks, low + i * BLOCK_N, resume + (i - sinks) * BLOCK_N)
-
-
-@triton.jit
-def _columns(i, low, sinks, resume, BLOCK_N: tl.constexpr):
-    """The columns of block i of `_visible`."""
-    return _column(i, low, sinks, resume, BLOCK_N) + tl.arange(0, BLOCK_N)
-
-
-@triton.jit
-def _seen(n, last, window, skip, WINDOW: tl.constexpr, GAP: tl.constexpr):
-    """Whether queries at positions `last` see columns n; skip: where each one's gap ends."""
-    seen = n <= last
-    if WINDOW:
-        seen = seen & (n > last - window)
-    if GAP:
-        seen = seen & ((n < SINKS) | (n >= skip))
-    return seen
-
-
-@triton.jit
-def _sees(segment, last, window, skip, SEGMENT: tl.constexpr, WINDOW: tl.constexpr, GAP: tl.constexpr):
-    """Whether queries at positions `last` see a column of the segment."""
-    low = segment * SEGMENT
-    high = tl.minimum(low + SEGMENT - 1, last)
-    if WINDOW:
-        low = tl.maximum(low, last - window + 1)
-    if GAP:
-        return (low <= tl.minimum(high, SINKS - 1)) | (tl.maximum(low, skip) <= high)
-    return low <= high
-
-
-@triton.jit
-def _add(
-    queries, keys_at, values_at, there, kept, seen, highest, total, sums, scaling, softcap,
-    SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
-):  # fmt: skip
-    """Add a block of columns: keys at [D, N], values at [N, D]; returns the new highest, total and sums."""
-    keys = tl.load(keys_at, mask=there[None, :] & kept[:, None], other=0.0)
-    if WIDEN:
-        keys = keys.to(tl.float32)
-    scores = tl.dot(queries, keys, input_precision=PRECISION) * scaling
-    if SOFTCAP:
-        # tanh(x) = 1 - 2 / (exp(2x) + 1)
-        scores = softcap * (1 - 2 / (tl.exp2(scores * (2 * 1.4426950408889634) / softcap) + 1))
-    scores = tl.where(seen, scores * 1.4426950408889634, float("-inf"))
-    raised = tl.maximum(highest, tl.max(scores, 1))
-    base = tl.where(raised == float("-inf"), 0.0, raised)
-    weights = tl.exp2(scores - base[:, None])
-    shrink = tl.exp2(highest - base)
-    values = tl.load(values_at, mask=there[:, None] & kept[None, :], other=0.0)
-    if WIDEN:
-        values = values.to(tl.float32)
-    sums = tl.dot(weights.to(values.dtype), values, sums * shrink[:, None], input_precision=PRECISION)
-    return raised, total * shrink + tl.sum(weights, 1), sums
-
-
-@triton.jit
-def _join(highest, total, sums, more_highest, more_total, more_sums):
-    """The highest, total and sums of two parts of the columns."""
-    raised = tl.maximum(highest, more_highest)
-    base = tl.where(raised == float("-inf"), 0.0, raised)
-    shrink, more_shrink = tl.exp2(highest - base), tl.exp2(more_highest - base)
-    total = total * shrink + more_total * more_shrink
-    return raised, total, sums * shrink[:, None] + more_sums * more_shrink[:, None]
-
-
-@triton.jit
-def _nothing(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
-    """The highest, total and sums of no columns."""
-    highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    return highest, tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-
-
-@triton.jit
-def _keep(out, peaks, totals, before, m, d, size, highest, total, sums, found, kept):
-    """Store a segment's sums for `merge` in the rows before + m, where they were found."""
-    tl.store(peaks + before + m, highest, mask=found)
-    tl.store(totals + before + m, total, mask=found)
-    at = out + before * size + m[:, None] * size + d[None, :]
-    tl.store(at, sums, mask=found[:, None] & kept[None, :])
+from .blocks import NONE, SINKS, add, column, columns, join, keep, nothing, seen_by, sees, visible
 
 
 # Not specialised on these values, so that new ones do not compile the kernel again.
@@ -178,23 +78,23 @@ def attend(
     low, high = first, end
     if WHOLE:
         segment = first // SEGMENT
-        joined_highest, joined_total, joined_sums = _nothing(BLOCK_M, BLOCK_D)
+        joined_highest, joined_total, joined_sums = nothing(BLOCK_M, BLOCK_D)
     else:
         low = tl.maximum(segment * SEGMENT, first)
         high = tl.minimum(segment * SEGMENT + SEGMENT, end)
         if SHARED:
             high = tl.where(segment * SEGMENT + SEGMENT <= start, low, high)
-    sinks, resume, blocks = _visible(low, high, skip, GAP, BLOCK_N)
-    highest, total, sums = _nothing(BLOCK_M, BLOCK_D)
+    sinks, resume, blocks = visible(low, high, skip, GAP, BLOCK_N)
+    highest, total, sums = nothing(BLOCK_M, BLOCK_D)
     for i in range(blocks):
-        n = _columns(i, low, sinks, resume, BLOCK_N)
+        n = columns(i, low, sinks, resume, BLOCK_N)
         if WHOLE:
-            now = _column(i, low, sinks, resume, BLOCK_N) // SEGMENT
+            now = column(i, low, sinks, resume, BLOCK_N) // SEGMENT
             if now != segment:
-                joined_highest, joined_total, joined_sums = _join(
+                joined_highest, joined_total, joined_sums = join(
                     joined_highest, joined_total, joined_sums, highest, total, sums
                 )
-                highest, total, sums = _nothing(BLOCK_M, BLOCK_D)
+                highest, total, sums = nothing(BLOCK_M, BLOCK_D)
                 segment = now
         own = (n - start).to(tl.int64)
         keys_at, values_at = k_at + own[None, :] * k_n, v_at + own[:, None] * v_n
@@ -203,25 +103,25 @@ def attend(
             stored = n.to(tl.int64)
             keys_at = tl.where((n < start)[None, :], pk_at + stored[None, :] * pk_n, keys_at)
             values_at = tl.where((n < start)[:, None], pv_at + stored[:, None] * pv_n, values_at)
-        seen = _seen(n[None, :], last[:, None], window, skip, WINDOW, GAP)
-        highest, total, sums = _add(
+        seen = seen_by(n[None, :], last[:, None], window, skip, WINDOW, GAP)
+        highest, total, sums = add(
             queries_, keys_at, values_at, n < end, kept, seen, highest, total, sums,
             scaling, softcap, SOFTCAP, PRECISION, WIDEN,
         )  # fmt: skip
 
     if WHOLE:
-        highest, total, sums = _join(joined_highest, joined_total, joined_sums, highest, total, sums)
+        highest, total, sums = join(joined_highest, joined_total, joined_sums, highest, total, sums)
         at = out + (row * queries * HEADS + s * HEADS + hq)[:, None] * size + d[None, :]
         # Rows beyond the last query have seen nothing.
         result = sums / tl.where(real, total, 1.0)[:, None]
         tl.store(at, result.to(out.dtype.element_ty), mask=real[:, None] & kept[None, :])
     else:
-        found = real & _sees(segment, last, window, skip, SEGMENT, WINDOW, GAP)
+        found = real & sees(segment, last, window, skip, SEGMENT, WINDOW, GAP)
         if SHARED:
             found = found & (tl.zeros_like(s) + segment * SEGMENT + SEGMENT > start)
         before = (segment * tl.num_programs(1) + head).to(tl.int64) * tl.num_programs(2) + rank
         before *= queries * GROUP
-        _keep(out, peaks, totals, before, m, d, size, highest, total, sums, found, kept)
+        keep(out, peaks, totals, before, m, d, size, highest, total, sums, found, kept)
 
 
 @triton.jit(do_not_specialize=["batch", "queries", "window", "blocks"])
@@ -254,7 +154,7 @@ def attend_prefix(
     skip = tl.zeros_like(last) + SINKS
     if GAP:
         skip = tl.load(skips + row).to(tl.int32)
-    found = found & _sees(segment, last, window, skip, SEGMENT, WINDOW, GAP)
+    found = found & sees(segment, last, window, skip, SEGMENT, WINDOW, GAP)
     # This program's prefix: of those in the block, the one that has program_id(2) smaller ones before it.
     group = tl.where(found, tl.load(groups + row), NONE)
     prefix = tl.min(group, 0)
@@ -273,22 +173,22 @@ def attend_prefix(
     if WINDOW:
         first = tl.min(tl.where(found, last, NONE), 0) - window + 1
         low = tl.maximum(low, first // BLOCK_N * BLOCK_N)
-    sinks, resume, count = _visible(low, high, tl.min(tl.where(found, skip, NONE), 0), GAP, BLOCK_N)
+    sinks, resume, count = visible(low, high, tl.min(tl.where(found, skip, NONE), 0), GAP, BLOCK_N)
     k_at = k + prefix * k_b + head.to(tl.int64) * k_h + d[:, None]
     v_at = v + prefix * v_b + head.to(tl.int64) * v_h + d[None, :]
-    highest, total, sums = _nothing(BLOCK_M, BLOCK_D)
+    highest, total, sums = nothing(BLOCK_M, BLOCK_D)
     for i in range(tl.where(prefix == NONE, 0, count)):
-        n = _columns(i, low, sinks, resume, BLOCK_N)
+        n = columns(i, low, sinks, resume, BLOCK_N)
         keys_at, values_at = k_at + n[None, :].to(tl.int64) * k_n, v_at + n[:, None].to(tl.int64) * v_n
-        seen = found[:, None] & _seen(n[None, :], last[:, None], window, skip[:, None], WINDOW, GAP)
-        highest, total, sums = _add(
+        seen = found[:, None] & seen_by(n[None, :], last[:, None], window, skip[:, None], WINDOW, GAP)
+        highest, total, sums = add(
             queries_, keys_at, values_at, n < high, kept, seen, highest, total, sums,
             scaling, softcap, SOFTCAP, PRECISION, WIDEN,
         )  # fmt: skip
     # `found` again, without keeping it during the loop: who sees a column has a total of at least 1.
     found = total != 0.0
     before = (segment * tl.num_programs(1) + head).to(tl.int64) * batch * queries * GROUP
-    _keep(out, peaks, totals, before, m, d, size, highest, total, sums, found, kept)
+    keep(out, peaks, totals, before, m, d, size, highest, total, sums, found, kept)
 
 
 @triton.jit(do_not_specialize=["batch", "queries", "window"])
@@ -315,17 +215,17 @@ def merge(
         first = tl.maximum(last - window + 1, 0) // SEGMENT
     d = tl.arange(0, BLOCK_D)
     size = BLOCK_D if EXACT else dim
-    highest, total, sums = _nothing(1, BLOCK_D)
+    highest, total, sums = nothing(1, BLOCK_D)
     for begin in range(first, last // SEGMENT + 1, UNROLLED):
         for i in tl.static_range(UNROLLED):
             segment = begin + i + tl.zeros([1], tl.int64)
-            seen = _sees(segment, last, window, skip, SEGMENT, WINDOW, GAP)
+            seen = sees(segment, last, window, skip, SEGMENT, WINDOW, GAP)
             at = (segment * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + m
             more_highest = tl.load(peaks + at, mask=seen, other=float("-inf"))
             more_total = tl.load(totals + at, mask=seen, other=0.0)
             sums_at = parts + at[:, None] * size + d[None, :]
             more_sums = tl.load(sums_at, mask=seen[:, None] & (d < size)[None, :], other=0.0)
-            highest, total, sums = _join(highest, total, sums, more_highest, more_total, more_sums)
+            highest, total, sums = join(highest, total, sums, more_highest, more_total, more_sums)
     joined = sums / total[:, None]
     heads = tl.num_programs(1) * GROUP
     o_row = (row * queries + s) * heads + tl.program_id(1) * GROUP + m // queries % GROUP

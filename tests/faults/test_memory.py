@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import resource
@@ -209,7 +210,6 @@ def _on_a_large_gpu(prompts: list[list[int]], new: int, backend: str) -> int:
 
 def test_a_short_prompt_asks_for_little_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fused and flash store no scores, and 30 tokens fill no chunk of 8192: tens of MiB, once counted as 6 GiB."""
-    monkeypatch.setattr(admission_module, "processors", lambda device: 132)
     one, mib, gib = [[7] * 30], 2**20, 2**30
     for backend in ("fused", "flash"):
         assert 10 * mib < _on_a_large_gpu(one, 1, backend) < 100 * mib
@@ -225,18 +225,16 @@ def test_a_short_prompt_asks_for_little_on_a_gpu(monkeypatch: pytest.MonkeyPatch
 
 def test_the_parts_of_fused_attention_are_covered(monkeypatch: pytest.MonkeyPatch) -> None:
     """For any shape the kernel's parts take at most the estimated bytes, and in the closest case over 90 %."""
-    for module in (admission_module, fused_attention):
-        monkeypatch.setattr(module, "processors", lambda device: 132)
-    nearest = 0.0
-    for batch in (1, 3, 8, 64):
-        for queries in (1, 5, 33, 8192 // batch):
-            for columns in (64, 2000, 40960):
-                tile = fused_attention.tiles(128, 4 * queries, 2)
-                programs = -(-4 * queries // tile["BLOCK_M"]) * 8 * batch
-                splits = fused_attention.splits_for(torch.device("cuda"), programs, columns, tile["BLOCK_N"])
-                heads = batch * queries * 32
-                taken = splits * heads * 129 * 4
-                counted = admission_module._attention_bytes("fused", heads, columns, 128, torch.device("cuda"))
-                assert taken <= counted
-                nearest = max(nearest, taken / counted)
+    monkeypatch.setattr(fused_attention, "processors", lambda device: 132)
+    nearest, device = 0.0, torch.device("cuda")
+    for batch, queries, columns in itertools.product((1, 3, 8, 64), (1, 5, 33, 999), (64, 2000, 40960)):
+        tile = fused_attention.tiles(128, 4 * queries, 2)
+        programs = -(-4 * queries // tile["BLOCK_M"]) * 8 * batch
+        segments, heads = -(-columns // fused_attention.SEGMENT), batch * queries * 32
+        numbers = segments * heads * 130
+        for shares in (False, True):
+            parts = fused_attention.in_parts(device, programs, 4 * queries, segments, shares, numbers)
+            counted = admission_module._attention_bytes("fused", heads, columns, 128)
+            assert 4 * numbers * parts <= counted
+            nearest = max(nearest, 4 * numbers * parts / counted)
     assert nearest > 0.9

@@ -1,18 +1,23 @@
 """Ragged attention alone: fused, pad, split, sdpa and flash over the same caches, in GB/s of live keys and values.
 
+Then `fused` over rows that share a prefix, beside the same rows with a copy each, once its result was compared.
 Contract: times launches captured in a CUDA graph (no host overhead) over several KV caches in turn, so that no
 hardware cache holds them. As in a step, each backend's masks are made once, outside the timed part.
 """
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import torch
 
 from kernels.backends import BACKENDS, why_backend_unavailable
-from kernels.plan import AttentionPlan
+from kernels.plan import AttentionPlan, SharedPart
 
 from ..context import Context
 from ..timing import captured_ms
+from .checks import compare
 
 HEADS, KV_HEADS, DIM = 32, 8, 128
 
@@ -27,6 +32,11 @@ def run(ctx: Context) -> None:
             if ctx.late:
                 return
             measure(ctx, names, f"b{batch} {label} x {width}", lengths, width)
+    batches, starts = ((2,), (16,)) if ctx.dry else ((8, 32), (4000, 8000))
+    for batch, start, width in itertools.product(batches, starts, (1, 5)):
+        if ctx.late or "fused" not in names:
+            return
+        measure_shared(ctx, batch, start, width)
 
 
 def grids(ctx: Context) -> list[tuple[int, str, list[int]]]:
@@ -73,3 +83,33 @@ def measure(ctx: Context, names: list[str], case: str, lengths: list[int], width
         others = [ms for name, ms in times.items() if name in ("pad", "split", "sdpa")]
         if others:
             ctx.row(case, "fused / best other", times["fused"] / min(others))
+
+
+@torch.inference_mode()
+def measure_shared(ctx: Context, batch: int, start: int, width: int) -> None:
+    """Rows of up to 64 tokens of their own behind `start` shared ones, and the same with own copies."""
+    own, device = [16 + 48 * row // batch for row in range(batch)], ctx.device
+    lengths, case = [start + length for length in own], f"b{batch} prefix{start} x {width}"
+    zeros = torch.zeros(batch, dtype=torch.int64, device=device)
+    part = SharedPart(zeros + start, zeros, [start] * batch, [0] * batch, start)
+    steps = [
+        AttentionPlan(torch.tensor(lengths, device=device), lengths, width, shared=one) for one in (part, None)
+    ]
+    sizes: Any = {"dtype": ctx.dtype, "device": device}
+    tails = torch.randn(2, batch, KV_HEADS, max(own) + width, DIM, **sizes)
+    stored = torch.randn(2, 1, KV_HEADS, start, DIM, **sizes)
+    whole = torch.cat((stored.expand(-1, batch, -1, -1, -1), tails), 3)
+    query = torch.randn(batch, HEADS, width, DIM, **sizes)
+    prefix, fused, scaling = (stored[0], stored[1]), BACKENDS["fused"], DIM**-0.5
+    out = fused(query, *tails, steps[0], scaling=scaling, prefix=prefix)
+    copied = fused(query, *whole, steps[1], scaling=scaling)
+    plain = BACKENDS["pad"](query, *tails, steps[0], scaling=scaling, prefix=prefix)
+    wide = tuple(one.double() for one in prefix)
+    exact = BACKENDS["pad"](query.double(), *tails.double(), steps[0], scaling=scaling, prefix=wide)
+    compare(out, plain, exact)
+    ctx.row(case, "the same bits as own copies", float(torch.equal(out, copied)))
+    shared = captured_ms([lambda: fused(query, *tails, steps[0], scaling=scaling, prefix=prefix)], device)
+    copies = captured_ms([lambda: fused(query, *whole, steps[1], scaling=scaling)], device)
+    ctx.row(case, "shared", 1000 * shared, "us")
+    ctx.row(case, "own copies", 1000 * copies, "us")
+    ctx.row(case, "own copies / shared", copies / shared)
