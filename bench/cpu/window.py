@@ -1,13 +1,14 @@
 """`python -m bench window`: the target as its own draft, which sees the first tokens of a long text and the last.
 
 Contract, four parts. "acceptance": answers to long prompts of different kinds, built from this repository's own
-files: greedy, where a small model soon repeats itself and every window is right, and sampled. In each round every window drafts from the same place, and its drafts are compared with the
-target's text; this is counted, and no clock is involved. "steps": measured milliseconds of a regular step, of a
-windowed draft and of verifications, over caches whose contents are random numbers, because time does not depend on
-them. From these and the acceptance follow the best draft length and its speed-up, by the formula of Leviathan et
-al. (2211.17192, equation 1) with a probability of its own for each position: computed, not measured. "turn": where
-the windowed draft begins to pay, on straight lines through the measured steps; predicted beyond the longest. "whole":
-whole sampled answers with and without windowed drafts, measured in turns, prompts left out of the times.
+files: greedy, where a small model soon repeats itself and every window is right, and sampled. In each
+round every window drafts from the same place, and its drafts are compared with the target's text; this is counted,
+and no clock is involved. "steps": measured milliseconds of a regular step, of a windowed draft and of verifications,
+over caches whose contents are random numbers, because time does not depend on them. From these and the acceptance
+follow the best draft length and its speed-up, by the formula of Leviathan et al. (2211.17192, equation 1) with a
+probability of its own for each position: computed, not measured. "turn": where the windowed draft begins to pay, on
+straight lines through the measured steps; predicted beyond the longest. "whole": whole sampled answers with and
+without windowed drafts, measured in turns, prompts left out of the times.
 """
 
 from __future__ import annotations
@@ -138,7 +139,8 @@ def _acceptance(
         stood = [_agreeing(drafts, out.sequences[0].token_ids[at:]) for at, drafts in tried]
         drafted = [len(drafts) for _, drafts in tried]
         rows.append(
-            {"part": "acceptance", "text": text, "prompt": name, "cached": len(ids), "window": window, "rounds": len(stood),
+            {"part": "acceptance", "text": text, "prompt": name, "cached": len(ids), "window": window,
+             "rounds": len(stood),
              "acceptance": sum(stood) / max(1, sum(drafted)),
              "tokens a round": 1 + sum(stood) / max(1, len(stood)),
              "chances": [_chance(stood, drafted, i) for i in range(LENGTH)]}
@@ -218,7 +220,7 @@ def _turn(rows: list[Row], chances: list[float]) -> Row:
 
 
 def _whole(pair: ModelPair, prompts: list[tuple[int, str, str]], arguments: Any) -> Row:
-    """ms per token of whole answers, medians of runs that take turns, and the acceptance of the windowed drafts."""
+    """ms per token of whole answers, medians of runs that take turns, and the drafts' acceptance."""
     ids = [_ids(pair, prompt) for prompt in prompts]
     same = {"max_new_tokens": arguments.max_new_tokens, "eos_token_id": None, "seed": arguments.seed}
     ways: dict[str, dict[str, Any]] = {
