@@ -1,14 +1,14 @@
 """`python -m bench window`: the target as its own draft, which sees the first tokens of a long text and the last.
 
 Contract, four parts. "acceptance": answers to long prompts of different kinds, built from this repository's own
-files: greedy, where a small model soon repeats itself and every window is right, and sampled. In each
-round every window drafts from the same place, and its drafts are compared with the target's text; this is counted,
-and no clock is involved. "steps": measured milliseconds of a regular step, of a windowed draft and of verifications,
-over caches whose contents are random numbers, because time does not depend on them. From these and the acceptance
-follow the best draft length and its speed-up, by the formula of Leviathan et al. (2211.17192, equation 1) with a
-probability of its own for each position: computed, not measured. "turn": where the windowed draft begins to pay, on
-straight lines through the measured steps; predicted beyond the longest. "whole": whole sampled answers with and
-without windowed drafts, measured in turns, prompts left out of the times.
+files: greedy, where a small model soon repeats itself and every window is right, and sampled. In each round
+every window drafts from the same place, and its drafts are compared with the target's text; this is counted, and
+no clock is involved. "steps": measured milliseconds of a regular step, of a windowed draft and of verifications,
+over caches whose contents are random numbers, because time does not depend on them. From these and the
+acceptance follow the best draft length and its speed-up, by the formula of Leviathan et al. (2211.17192,
+equation 1) with a probability of its own for each position: computed, not measured. "turn": where the windowed
+draft begins to pay, on straight lines through the measured steps; predicted beyond the longest. "whole": whole
+sampled answers with and without windowed drafts, measured in turns, prompts left out of the times.
 """
 
 from __future__ import annotations
