@@ -1,12 +1,14 @@
 """`python -m bench window`: the target as its own draft, which sees the first tokens of a long text and the last.
 
-Contract, three parts. "acceptance": greedy answers to long prompts of different kinds, built from this
-repository's own files. In each round every window drafts from the same place, and its drafts are compared with the
-target's text; this is counted, and no clock is involved. "steps": measured milliseconds of a regular step, of a
-windowed draft and of verifications, over caches whose contents are random numbers, because time does not depend on
-them. From these and the acceptance follow the best draft length and its speed-up, by the formula of Leviathan et
-al. (2211.17192, equation 1) with a probability of its own for each position: computed, not measured. "turn": where
-the windowed draft begins to pay, on straight lines through the measured steps; predicted beyond the longest.
+Contract, four parts. "acceptance": answers to long prompts of different kinds, built from this repository's own
+files: greedy, where a small model soon repeats itself and every window is right, and sampled. In each round
+every window drafts from the same place, and its drafts are compared with the target's text; this is counted, and
+no clock is involved. "steps": measured milliseconds of a regular step, of a windowed draft and of verifications,
+over caches whose contents are random numbers, because time does not depend on them. From these and the
+acceptance follow the best draft length and its speed-up, by the formula of Leviathan et al. (2211.17192,
+equation 1) with a probability of its own for each position: computed, not measured. "turn": where the windowed
+draft begins to pay, on straight lines through the measured steps; predicted beyond the longest. "whole": whole
+sampled answers with and without windowed drafts, measured in turns, prompts left out of the times.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any
 
 import torch
 
-from bass_core import ModelPair, generate, load_pair
+from bass_core import ModelPair, SamplingParams, generate, load_pair
 from bass_core.attention.select import choose_backend
 from bass_core.decoding.checks import encode_prompts
 from bass_core.drafting.base import Drafter, Proposal
@@ -47,6 +49,13 @@ PROMPTS = (
     (6000, "docs/architecture.md docs/amusd.md docs/usage.md", "\n\nWhat does the text above say about AMUSD?"),
 )
 
+# Texts, coupled where they are sampled: a draft is compared with the very token that the target draws.
+SAMPLED = "temperature 0.8"
+TEXTS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    SAMPLED: {"sampling": SamplingParams(0.8), "verification": "coupled"},
+}
+
 Row = dict[str, Any]
 
 
@@ -67,18 +76,19 @@ def main(argv: list[str]) -> None:
         arguments.rows, arguments.cached, arguments.repeats = [1], [600, 1000], 2
         arguments.max_new_tokens, prompts, windows = 8, ((500, "README.md", ""),), (WINDOW,)
     pair = load_pair(arguments.pair, device=arguments.device, dtype=arguments.dtype)
-    accepted = [row for prompt in prompts for row in _acceptance(pair, prompt, windows, arguments)]
+    texts = [(text, prompt) for text in TEXTS for prompt in prompts]
+    accepted = [row for text, prompt in texts for row in _acceptance(pair, text, prompt, windows, arguments)]
     print(table(accepted))
     steps = [_steps(pair, rows, cached, arguments) for rows in arguments.rows for cached in arguments.cached]
     chances = _mean_chances(accepted)
     for row in steps:
         row |= _speed(row, chances)
     turns = [_turn([row for row in steps if row["rows"] == rows], chances) for rows in arguments.rows]
-    print(table(steps), table(turns), sep="\n\n")
-    measured = [row["acceptance"] for row in accepted if row["window"] == max(windows)]
-    least = min(measured)
-    claims = [claim("least acceptance of the widest window", least, "above 0", least > 0)]
-    show(document("window", arguments, pair.device, accepted + steps + turns, claims), arguments)
+    whole = [_whole(pair, list(prompts)[-rows:], arguments) for rows in (1, 4) if rows <= len(prompts)]
+    print(table(steps), table(turns), table(whole), sep="\n\n")
+    least = min(row["acceptance"] for row in accepted if row["window"] == WINDOW)
+    claims = [claim(f"least acceptance of the window of {WINDOW}", least, "above 0", least > 0)]
+    show(document("window", arguments, pair.device, accepted + steps + turns + whole, claims), arguments)
 
 
 class Probe(Drafter):
@@ -96,15 +106,19 @@ class Probe(Drafter):
         return made
 
 
-def _acceptance(
-    pair: ModelPair, prompt: tuple[int, str, str], windows: tuple[int, ...], arguments: Any
-) -> list[Row]:
-    """One prompt's rows: how many drafts of each window stand, and each draft's chance if those before it do."""
+def _ids(pair: ModelPair, prompt: tuple[int, str, str]) -> list[int]:
     tokens, files, question = prompt
     paths = [path for pattern in files.split() for path in sorted(ROOT.glob(pattern))]
     text = "\n\n".join(path.read_text(encoding="utf-8") for path in paths)
     cut = pair.tokenizer.decode(pair.tokenizer.encode(text)[:tokens])
-    ids = encode_prompts(pair, cut + question, 1, raw=not question)[0]
+    return encode_prompts(pair, cut + question, 1, raw=not question)[0]
+
+
+def _acceptance(
+    pair: ModelPair, text: str, prompt: tuple[int, str, str], windows: tuple[int, ...], arguments: Any
+) -> list[Row]:
+    """One prompt's rows: how many drafts of each window stand, and each draft's chance if those before it do."""
+    ids, (_, files, question) = _ids(pair, prompt), prompt
     probes: list[Probe] = []
 
     def make(parts: Parts) -> Drafter:
@@ -115,7 +129,7 @@ def _acceptance(
     try:
         out = generate(
             pair, [ids], method="bass", drafter="every window", draft_length=LENGTH, eos_token_id=None,
-            max_new_tokens=arguments.max_new_tokens, seed=arguments.seed,
+            max_new_tokens=arguments.max_new_tokens, seed=arguments.seed, **TEXTS[text],
         )  # fmt: skip
     finally:
         del DRAFTERS["every window"]
@@ -125,7 +139,8 @@ def _acceptance(
         stood = [_agreeing(drafts, out.sequences[0].token_ids[at:]) for at, drafts in tried]
         drafted = [len(drafts) for _, drafts in tried]
         rows.append(
-            {"part": "acceptance", "prompt": name, "cached": len(ids), "window": window, "rounds": len(stood),
+            {"part": "acceptance", "text": text, "prompt": name, "cached": len(ids), "window": window,
+             "rounds": len(stood),
              "acceptance": sum(stood) / max(1, sum(drafted)),
              "tokens a round": 1 + sum(stood) / max(1, len(stood)),
              "chances": [_chance(stood, drafted, i) for i in range(LENGTH)]}
@@ -146,8 +161,9 @@ def _chance(stood: list[int], drafted: list[int], place: int) -> float | None:
 
 
 def _mean_chances(rows: list[Row]) -> list[float]:
-    """The chances of WINDOW, over all prompts; 0 where nothing was tried."""
-    columns = zip(*(row["chances"] for row in rows if row["window"] == WINDOW), strict=True)
+    """The chances of WINDOW in sampled text, over all prompts; 0 where nothing was tried."""
+    mine = [row["chances"] for row in rows if row["window"] == WINDOW and row["text"] == SAMPLED]
+    columns = zip(*mine, strict=True)
     known = [[one for one in column if one is not None] for column in columns]
     return [sum(column) / len(column) if column else 0.0 for column in known]
 
@@ -200,4 +216,25 @@ def _turn(rows: list[Row], chances: list[float]) -> Row:
         "part": "turn", "kind": "predicted" if predicted else "computed", "rows": rows[0]["rows"],
         "pays from": found, "regular ms": lines["regular ms"].intercept, "ms a thousand cached": 1000 * slope,
         "draft ms": drafts,
+    }  # fmt: skip
+
+
+def _whole(pair: ModelPair, prompts: list[tuple[int, str, str]], arguments: Any) -> Row:
+    """ms per token of whole answers, medians of runs that take turns, and the drafts' acceptance."""
+    ids = [_ids(pair, prompt) for prompt in prompts]
+    same = {"max_new_tokens": arguments.max_new_tokens, "eos_token_id": None, "seed": arguments.seed}
+    ways: dict[str, dict[str, Any]] = {
+        "regular": {"method": "regular"},
+        "windowed": {"method": "bass", "drafter": "window", "draft_length": LENGTH - 1},
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(1 if arguments.quick else 3):
+        for name, way in ways.items():
+            out = generate(pair, ids, **same, **way, **TEXTS[SAMPLED])
+            times[name].append(out.metrics.ms_per_token or 0.0)
+    regular, windowed = (median(times[name]) for name in ways)
+    return {
+        "part": "whole", "kind": "measured", "rows": len(ids), "cached": max(map(len, ids)),
+        "draft length": LENGTH - 1, "acceptance": out.metrics.acceptance_rate, "regular ms/token": regular,
+        "windowed ms/token": windowed, "speed-up": regular / windowed,
     }  # fmt: skip

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from .windows import WINDOWED
+
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
 PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("figures", "amusd", "architecture")))
@@ -288,6 +290,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "exactness": _exactness,
     "claims": _claims,
 }  # fmt: skip
+TABLES |= {name: _table(*given) for name, given in WINDOWED.items()}
 
 
 if __name__ == "__main__":

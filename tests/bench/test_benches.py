@@ -73,6 +73,14 @@ def test_floor(smollm2_folder):
     assert {row["what"] for row in document["results"]} >= {"products, ours", "step", "draft step"}
 
 
+@pytest.mark.slow
+def test_window(smollm2_folder):
+    """With the real model: the bench builds its prompts from files by a tokenizer."""
+    document = run("window", "--quick", "--pair", smollm2_folder, "--dtype", "float32")
+    check(document, "window")
+    assert {row["part"] for row in document["results"]} == {"acceptance", "steps", "turn", "whole"}
+
+
 def test_unknown_bench_is_refused():
     done = subprocess.run([sys.executable, "-m", "bench", "nothing"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
