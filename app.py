@@ -151,6 +151,7 @@ def race_page(options: argparse.Namespace) -> tuple[Any, str, IdleWork]:
     from ui.page.events import race_source
     from ui.page.limits import Limits
     from ui.page.page import build
+    from ui.page.prompt_length import prompt_count
     from ui.sources.idle import IdleWork
     from ui.sources.models import Models
 
@@ -180,7 +181,14 @@ def race_page(options: argparse.Namespace) -> tuple[Any, str, IdleWork]:
         "dtype": pair.weight_dtype,
     }
     limits = Limits(options.max_batch, options.max_new_tokens, options.max_prompt, options.max_seconds)
-    page = build(source, limits=limits, about=about, choices=choices(pair, options.draft_length), pair=names)
+    page = build(
+        source,
+        limits=limits,
+        about=about,
+        choices=choices(pair, options.draft_length),
+        pair=names,
+        count=prompt_count(pair, limits),
+    )
     return page, about, work
 
 

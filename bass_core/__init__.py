@@ -7,6 +7,7 @@ target's output.
 from .attention.huggingface import BACKENDS as ATTENTIONS
 from .budget.policies import Algorithm1, RecordedLengths
 from .decoding.calibrate import measure_ahead
+from .decoding.checks import count_tokens
 from .decoding.cost_store import may_measure
 from .drafting.registry import DRAFTERS, choose_drafter
 from .errors import BassError, MemoryShortage, ModelError, PairError, RequestError, WeightsError
@@ -68,6 +69,7 @@ __all__ = [
     "WeightsError",
     "__version__",
     "choose_drafter",
+    "count_tokens",
     "generate",
     "load_pair",
     "may_measure",

@@ -24,6 +24,14 @@ def encode_prompts(pair: ModelPair, prompt: str | Seq[Any], n: int, raw: bool) -
     return prompts
 
 
+def count_tokens(pair: ModelPair, prompt: str) -> int:
+    """Tokens of a text as a prompt, the chat template's included.
+
+    Raises RequestError as a request with this prompt would: for an empty one, and one too long for the model.
+    """
+    return len(encode_prompts(pair, prompt, 1, raw=False)[0])
+
+
 def check_sequence_ids(ids: Any, rows: int) -> list[int]:
     """The ids that key each row's sampling noise; None stands for 0, 1, 2 and so on."""
     if ids is None:

@@ -14,9 +14,12 @@ from typing import Any
 
 import gradio as gr
 
+from ui.page import prompt_length
 from ui.page.choices import Choices
+from ui.page.examples import examples
 from ui.page.limits import Limits
-from ui.page.setting import EXAMPLES, LOSING_TEMPERATURE, Setting, shown
+from ui.page.prompt_length import Count
+from ui.page.setting import Setting, shown
 
 Fields = dict[str, gr.components.Component]
 
@@ -30,29 +33,45 @@ class Form:
     stop: gr.Button
 
 
-def form(limits: Limits, choices: Choices, status: gr.HTML, *, recording: bool = False) -> Form:
+def form(
+    limits: Limits,
+    choices: Choices,
+    status: gr.HTML,
+    *,
+    count: Count | None = None,
+    recording: bool = False,
+) -> Form:
     """Build the settings in the current layout; for a recording, the buttons alone.
 
-    `status` goes right below the buttons, so that a refusal is in sight above long settings.
+    `count` says how long a prompt is, see prompt_length.py; None leaves that line out. `status` goes right below
+    the buttons, so that a refusal is in sight above long settings.
     """
     if recording:
         run, stop = _buttons("Play")
         status.render()
         return Form({}, run, stop)
     fields = _section("prompt", limits, choices)
-    examples = gr.Row(elem_id="examples")
+    counted = prompt_length.counter(count) if count else None
+    offered = gr.Row(elem_id="examples")
     fields |= _section("numbers", limits, choices)
     run, stop = _buttons("Run")
     status.render()
     with gr.Accordion("More settings", open=False, elem_id="more-settings"):
         fields |= _section("more", limits, choices)
-    with examples:
-        for name, text in EXAMPLES.items():
+    if counted:
+        fields["prompt"].change(None, None, None, js=prompt_length.CHANGED)  # type: ignore[attr-defined]
+    with offered:
+        for name, values in examples().items():
             button = gr.Button(name, size="sm", min_width=60)
-            script = f"() => {json.dumps([text, LOSING_TEMPERATURE] if name == 'Losing' else text)}"
-            filled = [fields["prompt"], fields["temperature"]] if name == "Losing" else fields["prompt"]
-            button.click(None, None, filled, js=script, show_progress="hidden")
+            script = f"() => {json.dumps([_within(limits, *one) for one in values.items()])}"
+            button.click(None, None, [fields[one] for one in values], js=script, show_progress="hidden")
     return Form({setting.name: fields[setting.name] for setting in shown()}, run, stop)
+
+
+def _within(limits: Limits, name: str, value: Any) -> Any:
+    """An example's value, cut to what the operator allows of rows and tokens."""
+    most = {"batch_size": limits.max_batch, "max_new_tokens": limits.max_new_tokens}.get(name)
+    return value if most is None else min(value, most)
 
 
 def _buttons(start: str) -> tuple[gr.Button, gr.Button]:

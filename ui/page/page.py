@@ -19,6 +19,7 @@ from ui.page.choices import Choices
 from ui.page.events import Events, Source
 from ui.page.form import Form, form, restore_script
 from ui.page.limits import Limits
+from ui.page.prompt_length import Count
 from ui.race import charts, how, inspector, lanes, summary
 
 TITLE = "BASS: batched speculative decoding"
@@ -56,12 +57,14 @@ def build(
     about: str,
     choices: Choices | None = None,
     pair: Mapping[str, Any] | None = None,
+    count: Count | None = None,
     recording: bool = False,
 ) -> gr.Blocks:
     """The page for races of `source`; `about` names the models and the device. Launch it with launch_options().
 
-    `choices` is what the settings offer, `pair` the arguments of load_pair for the page's snippet. With
-    `recording`, `about` describes the recording, and Run plays it.
+    `choices` is what the settings offer, `pair` the arguments of load_pair for the page's snippet, `count`
+    says how long a prompt is (prompt_length.py). With `recording`, `about` describes the recording, and Run plays
+    it.
     """
     assets.serve()
     events = Events(source, limits, pair)
@@ -77,7 +80,7 @@ def build(
                         elem_id="status-line",
                         render=False,
                     )
-                    settings = form(limits, choices or Choices(), status, recording=recording)
+                    settings = form(limits, choices or Choices(), status, count=count, recording=recording)
                 with gr.Column(elem_id="results", min_width=280):
                     _html(lanes.template(), "Bass.mountLanes(element)")
                     _html(charts.template(), f"Bass.mountCharts(element, {plotly})")

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from bass_core import DEFAULT_LANES
 from ui.page import limits
 from ui.page.choices import Choice, Choices
+from ui.page.examples import CODE
 from ui.page.limits import Check, Limits
 
 Words = str | Callable[[Limits, Choices], str]
@@ -48,24 +49,10 @@ class Setting:
     placeholder: str | None = None
 
 
-EXAMPLES = {
-    "Code": "Write a Python function that returns the n-th Fibonacci number, with a docstring and two examples.",
-    "Prose": "Write a short story about a lighthouse keeper who finds a message in a bottle.",
-    "Question": "Why is the sky blue? Explain it to a ten-year-old.",
-    "Rewriting": (
-        "Repeat the following text word for word:\n\n"
-        "The tide came in slowly over the flat sand. The children ran ahead of the tide and the dog ran after "
-        "the children, and when the tide turned, the children turned, and the dog turned with them."
-    ),
-    # Also sets a high temperature: the draft model can't predict this text.
-    "Losing": "List forty unrelated words, each from another language.",
-}
-LOSING_TEMPERATURE = 1.5
-
 _TABLE = (
     Setting(
         "prompt", "Write a Python function that reverses a string.", str, limits.prompt, "prompt",
-        "Prompt", "text", start=EXAMPLES["Code"], section="prompt",
+        "Prompt", "text", start=CODE, section="prompt",
     ),
     Setting(
         "batch_size", 4, int, limits.whole(1, lambda most: most.max_batch), "n",

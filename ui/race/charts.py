@@ -13,6 +13,7 @@ CHARTS = {
     "flops": ("FLOPs utilisation", "of the device's peak, by lane, over lane time"),
     "device": ("Device", "share of time busy, all running lanes together"),
     "memory": ("Memory and power", "of the device, or of this process without a GPU"),
+    "cache": ("Keys and values", "held by each lane, a shared prefix only once"),
 }
 READINGS = {
     "gpu_utilization": "GPU utilization (NVML: share of time busy)",

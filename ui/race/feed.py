@@ -179,6 +179,7 @@ class PageFeed:
             "clock_ms": lane["clock_ms"],
             "finished": lane["finished"],
             "error": lane["error"],
+            "reading": lane.get("reading"),
             **({"timeline": lane["timeline"]} if "timeline" in lane else {}),
         }
 
@@ -205,6 +206,7 @@ class PageFeed:
                 series.halve()
         self.next_ms = elapsed + self.interval_ms
         columns: dict[str, Any] = {"series": self.device_series.rows}
+        columns["cache"] = {name: lane.get("cache") for name, lane in snapshot["lanes"].items()}
         for key, group in (("lanes", self.lane_series), ("rounds", self.round_series)):
             columns[key] = {name: series.rows for name, series in group.items()}
         self.charts = _text({"run": self.run, "device": device, **columns})

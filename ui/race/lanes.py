@@ -81,6 +81,7 @@ aria-labelledby="lane-{name}-title">
 <div class="numbers"><p class="headline" title="{MS_PER_TOKEN}">
 <span class="big" data-figure="ms_per_token">–</span>
 <span class="unit">ms per token</span></p><dl class="figures">{figures}</dl></div>
-<p class="state" role="status" aria-live="polite">Ready</p>
+<div class="state-row"><p class="state" role="status" aria-live="polite">Ready</p><p class="read"></p>
+<progress class="read-bar" max="1" value="0" aria-label="Part of the prompt that is read"></progress></div>
 <ol class="sequences" aria-labelledby="lane-{name}-title"></ol>
 </section>"""

@@ -73,6 +73,15 @@ def test_missing_values_stay_missing() -> None:
     assert json.loads(charts)["series"]["rss_mb"] == [None]
 
 
+def test_reading_and_caches_are_passed_on_and_may_be_missing() -> None:
+    shot = snapshot([], 40)
+    for given in ({}, {"reading": {"fed": 1, "total": 2, "sequences": [0]}, "cache": {"own": 5}}):
+        shot["lanes"]["regular"] |= given
+        _, view, charts = PageFeed("r", REQUEST).update(shot)
+        assert json.loads(view)["lanes"]["regular"]["reading"] == given.get("reading")
+        assert json.loads(charts)["cache"] == {"regular": given.get("cache")}
+
+
 def test_charts_stay_small_and_end_with_the_last_snapshot() -> None:
     feed = PageFeed("r", REQUEST)
     for i in range(3000):

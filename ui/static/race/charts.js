@@ -64,6 +64,35 @@
     ];
   }
 
+  const HELD = [["shared", "Shared", "chart-memory"], ["own", "Rows' own", "chart-share"], ["draft", "Draft", "soft"]];
+
+  /** Bars of what each lane's caches hold, and a mark where they would end if every row kept a copy of its prefix. */
+  function cacheTraces(charts, colour) {
+    const lanes = Object.entries(charts?.cache ?? {}).filter(([, held]) => held);
+    const x = lanes.map(([name]) => laneName(name)), megabytes = (bytes) => bytes / 2 ** 20;
+    const bars = HELD.map(([part, name, shade]) => ({
+      type: "bar", name, x, y: lanes.map(([, held]) => megabytes(held[part] ?? 0)), marker: { color: colour(shade) },
+      hovertemplate: "%{y:,.1f} MB",
+    })).filter(({ y }) => y.some((value) => value > 0));
+    const totals = x.map((_, i) => bars.reduce((sum, { y }) => sum + y[i], 0));
+    // A lane that shares nothing has no mark.
+    const copies = lanes.map(([, held], i) => {
+      const value = megabytes(held.copies);
+      return value > totals[i] * 1.001 ? value : null;
+    });
+    const said = (values) => values.map((value) => (value === null ? "" : number(value, value < 10 ? 1 : 0, " MB")));
+    const over = { type: "scatter", x, textposition: "top center", cliponaxis: false, textfont: { size: 11 } };
+    return [
+      ...bars,
+      ...(bars.length ? [{ ...over, mode: "text", y: totals, text: said(totals), showlegend: false, hoverinfo: "skip" }] : []),
+      ...(some(copies) ? [{
+        ...over, mode: "markers+text", name: "As copies", y: copies, text: said(copies),
+        marker: { symbol: "line-ew-open", size: 34, line: { width: 2.5 }, color: colour("ink") },
+        hovertemplate: "%{y:,.1f} MB",
+      }] : []),
+    ];
+  }
+
   const LANE_TIME = "seconds of lane time", RUN_TIME = "seconds since the start";
   const SHARE = { ticksuffix: " %" };
   const PERCENT = { range: [0, 103], ticksuffix: " %" };
@@ -78,19 +107,21 @@
     flops: (charts, colour) => [laneTraces(charts?.lanes, "clock_ms", colour, "flops_utilization", 100), LANE_TIME, SHARE],
     device: (charts, colour) => [deviceTraces(charts, colour), RUN_TIME, PERCENT],
     memory: (charts, colour) => [memoryTraces(charts, colour), RUN_TIME, MEMORY, { ticksuffix: " W", nticks: 4 }],
+    cache: (charts, colour) => [cacheTraces(charts, colour), "", MEMORY],
   };
 
   function draw(plot, name, charts) {
     const colour = plots.palette(plot), axis = plots.axis(colour);
     const [traces, x, y, y2] = CHARTS[name](charts, colour);
-    const right = traces.some((trace) => trace.yaxis === "y2");
+    const right = traces.some((trace) => trace.yaxis === "y2"), bars = traces.some((trace) => trace.type === "bar");
     plots.react(plot, traces, plots.layout(colour, charts?.run, {
       xaxis: { ...axis, title: { text: x, standoff: 4, font: { size: 11.5 } } },
       yaxis: { ...axis, ...y },
       // The lanes' lines are named once, above the charts.
-      showlegend: right,
+      showlegend: right || bars,
+      ...(bars && { barmode: "stack", bargap: 0.45 }),
       ...(right && { yaxis2: { ...axis, overlaying: "y", side: "right", showgrid: false, ...y2 } }),
-      margin: { l: y.tickformat ? 70 : 46, r: right ? 50 : 10, t: right ? 26 : 10, b: 34 },
+      margin: { l: y.tickformat ? 70 : 46, r: right ? 50 : 10, t: right || bars ? 26 : 10, b: 34 },
     }), charts ? "n/a" : "no run yet");
   }
 

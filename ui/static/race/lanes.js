@@ -59,6 +59,8 @@
       this.name = section.dataset.lane;
       this.section = section;
       this.state = section.querySelector(".state");
+      this.read = section.querySelector(".read");
+      this.bar = section.querySelector(".read-bar");
       this.list = section.querySelector(".sequences");
       this.figures = [...section.querySelectorAll("[data-figure]")];
       this.soFar = section.querySelector(".so-far");
@@ -75,6 +77,7 @@
       for (const place of this.figures) setText(place, "–");
       setText(this.soFar, "");
       setText(this.state, count ? "Running" : "Ready");
+      this.showReading(null);
     }
 
     /** End a lane that the end of the run left unfinished. */
@@ -82,6 +85,7 @@
       if (!this.running) return;
       this.running = false;
       setText(this.state, state);
+      this.showReading(null);
       for (const card of this.cards) if (!card.badge.textContent) setText(card.badge, badge);
     }
 
@@ -95,6 +99,17 @@
       });
     }
 
+    /** How far the prompt is read; null hides it. */
+    showReading(reading) {
+      this.section.classList.toggle("reading", Boolean(reading));
+      setText(this.read, reading ? `${number(reading.fed, 0)} of ${number(reading.total, 0)} tokens` : "");
+      this.bar.value = reading ? reading.fed / reading.total : 0;
+      if (!reading) return;
+      const { length } = this.cards, [first] = reading.sequences;
+      const one = reading.sequences.length === 1 && length > 1;
+      setText(this.state, one ? `Reading prompt ${first + 1} of ${length}` : "Reading the prompt");
+    }
+
     showNumbers(lane, bothFinished) {
       for (const place of this.figures) {
         const key = place.dataset.figure;
@@ -104,7 +119,9 @@
       setText(this.soFar, bothFinished || lane.metrics.speedup === null ? "" : ", so far");
       if (lane.error) setText(this.state, `Failed: ${lane.error}`);
       else if (lane.finished) setText(this.state, this.summary(lane));
+      else if (this.running && !lane.reading) setText(this.state, "Running");
       if (lane.finished || lane.error) this.running = false;
+      this.showReading(this.running ? lane.reading : null);
       const { first, last } = firstAndLast(run().lanes.get(this.name), lane.finish_reasons);
       lane.finish_reasons.forEach((reason, i) => {
         setText(this.cards[i].badge, REASONS[reason] ?? "");

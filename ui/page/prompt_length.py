@@ -1,0 +1,57 @@
+"""The prompt's length in tokens, on a line below it.
+
+Contract: a Count says what the line shows of a prompt, as JSON {"text", "refused"}: its tokens, the model's
+template included, or the sentence with which a race of it would be refused; nothing of an empty prompt. It runs
+beside a race and takes no place in the queue; ui/static/page/prompt.js decides when it is asked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import gradio as gr
+
+from bass_core import ModelPair, RequestError, count_tokens
+from ui.page import assets, limits
+from ui.page.limits import Limits
+
+Count = Callable[[str], str]
+# JavaScript for the prompt's change event, which examples and links cause as well.
+CHANGED = "() => window.Bass?.promptChanged?.()"
+
+
+def prompt_count(pair: ModelPair, bounds: Limits) -> Count | None:
+    """The Count of this pair's tokenizer; None for a pair without one."""
+    if pair.tokenizer is None:
+        return None
+
+    def count(prompt: str) -> str:
+        if not isinstance(prompt, str) or not prompt.strip():
+            return json.dumps({"text": "", "refused": False})
+        try:
+            # A prompt with too many characters is not tokenized.
+            tokens = count_tokens(pair, limits.prompt("", prompt, bounds))
+        except RequestError as error:
+            return json.dumps({"text": str(error), "refused": True})
+        words = f"{tokens:,} of {pair.context_length:,} tokens"
+        return json.dumps({"text": words, "refused": False})
+
+    return count
+
+
+def counter(count: Count) -> gr.HTML:
+    """The line, in the current layout."""
+
+    # Gradio marks the function that it is given.
+    def prompt_tokens(prompt: str) -> str:
+        return count(prompt)
+
+    return gr.HTML(
+        html_template='<p class="prompt-length" role="status"></p>',
+        js_on_load="Bass.mountPromptLength(element, server)",
+        server_functions=[prompt_tokens],
+        head=assets.head(),
+        apply_default_css=False,
+        elem_id="prompt-length",
+    )
