@@ -1,4 +1,4 @@
-"""The tables of windowed drafts: from which file, which columns, and which of its rows.
+"""The tables of long texts: from which file, which columns, and which of its rows.
 
 Contract: plain data for tables.py.
 """
@@ -11,7 +11,25 @@ from typing import Any
 Row = dict[str, Any]
 _STEPS = {f"verify {n} ms": f"{n} verified, ms" for n in (1, 2, 4)}
 
-WINDOWED: dict[str, tuple[str, dict[str, str], Callable[[Row], bool]]] = {
+LONG_TEXTS: dict[str, tuple[str, dict[str, str], Callable[[Row], bool]]] = {
+    "prompt": (
+        "prompt-native-bf16",
+        {"what": "what", "kind": "rows have", "ms": "ms", "of own": "of own prompts", "of one row": "of one row",
+         "MB": "MB", "estimate off": "admission's estimate off by"},
+        bool,
+    ),
+    "attention": (
+        "attention-cpu",
+        {"cache": "cache", "rows": "rows", "tokens": "tokens a row", "cached": "cached tokens", "pad ms": "pad, ms",
+         "split ms": "split, ms", "sdpa ms": "sdpa, ms", "auto / best": "auto / best"},
+        lambda row: row["rows"] in (1, 8) and row["tokens"] in (1, 5),
+    ),
+    "shared-attention": (
+        "floor-native-bf16",
+        {"what": "what", "rows": "rows", "tokens a row": "tokens a row", "floor ms": "floor, ms",
+         "lowest ms": "lowest, ms", "median ms": "median, ms", "lowest / floor": "lowest / floor"},
+        lambda row: str(row["what"]).startswith("attention"),
+    ),
     "window": (
         "window-cpu",
         {"text": "text", "prompt": "prompt", "cached": "its tokens", "window": "window", "rounds": "rounds",
