@@ -26,7 +26,7 @@ MODULES = {
     "smoke": "smoke",
     "start": "cpu.start",
     "turns": "report.turns",
-    "window": "cpu.window",
+    "window": "attention.window",
 }
 
 

@@ -25,15 +25,13 @@ from torch import Tensor
 
 from kernels.support import is_accelerator, runtime
 
-from ..budget.options import fixed_length
 from ..decoding.base import DecodingParams, cache_bytes
 from ..decoding.batch import BatchDecoder
 from ..decoding.request import Request
-from ..drafting.registry import DRAFTERS, confident_prefix, runs_model, windows
+from ..drafting.registry import DRAFTERS, confident_prefix
 from ..engine.cuda_graphs import runner_for
 from ..engine.prefill import PrefillSteps
 from ..engine.runner import ModelRunner
-from ..errors import RequestError
 from ..machine.transfer import to_device
 from ..models.draft_head import DraftHead
 from ..models.forward import ForwardOutput
@@ -42,42 +40,14 @@ from ..sampling.noise import NoiseKeys
 from ..sequence import Round, RowRound, Sequence
 from ..verification.acceptance import RowOutcome, mark_unsound, refuse_unsound
 from ..verification.rejection import verify
-from ..verification.table import find_verification
+from .checks import lead_of, refuse_amusd
 from .client import DraftClient
 from .host import split_threads
 from .pace import Pace
 from .timeline import Timeline
 
-# Tokens that the draft runs ahead unless draft_length is an integer, and the most that an integer can ask for.
-LEAD, LONGEST_LEAD = 8, 64
 # For tests: each step of target and draft is delayed by a random time of up to so many seconds.
 DELAYS = (0.0, 0.0)
-
-
-def refuse_amusd(pair: ModelPair, request: Request) -> None:
-    """Raises RequestError for a request that AMUSD can't answer."""
-    if windows(request.drafter):
-        raise RequestError(
-            f'method="amusd" drafts beside the target, and drafter="{request.drafter}" drafts with it: choose '
-            'drafter="model".'
-        )
-    if pair.draft is None or not runs_model(request.drafter):
-        raise RequestError(
-            'method="amusd" runs a draft model beside the target, and this drafter runs no model: load the '
-            'pair with draft= and choose drafter="model".'
-        )
-    if find_verification(request.verification).adjust is not None:
-        raise RequestError(
-            f'method="amusd" can\'t verify by "{request.verification}": choose verification="chen".'
-        )
-    if lead_of(request) < 1:
-        raise RequestError('method="amusd" needs a draft_length of at least 1: choose one, or leave it out.')
-
-
-def lead_of(request: Request) -> int:
-    """Tokens that the draft may be ahead of the target: draft_length if it is an integer, else LEAD."""
-    length = fixed_length(request.draft_length)
-    return LEAD if length is None else min(length, LONGEST_LEAD)
 
 
 def build_amusd(

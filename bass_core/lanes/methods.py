@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..amusd.decoder import refuse_amusd
+from ..amusd.checks import refuse_amusd
 from ..decoding.base import Decoder
 from ..decoding.request import Request
 from ..errors import RequestError

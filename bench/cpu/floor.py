@@ -2,7 +2,7 @@
 
 Contract: reading = bytes of the weights / bandwidth, the best of the passes over an array of ten last caches (at
 most 1 GiB) that take turns with the arms of the same number of tokens; floor = the longer of reading and FLOPs /
-FLOP/s of a large product; a part measures the attention over long texts alone (shared_attention.py). The arms,
+FLOP/s of a large product; a part measures attention over long texts (bench/attention/shared.py). The arms,
 on the same threads: all products of a step by our code and by the libraries for 16-bit weights
 (bench/products.py), whole steps of the target on rows of CONTEXT cached tokens, and a step of the draft. A pass
 comes before each, so that weights are read from memory, as in a real step; "again" is a second draft step at
@@ -30,9 +30,9 @@ from bass_core.models.draft_head import DraftHead
 from bass_core.models.forward import ForwardBatch
 from bass_core.models.weights.cpu_linear import native_bfloat16
 
+from ..attention import shared as attention
 from ..products import libraries, ours, products_of
 from ..report.report import claim, document, median, parser, show, table
-from . import shared_attention as attention
 
 CONTEXT = 128
 # For each number of tokens: rows x tokens a row of the whole steps.

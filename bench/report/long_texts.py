@@ -20,8 +20,8 @@ LONG_TEXTS: dict[str, tuple[str, dict[str, str], Callable[[Row], bool]]] = {
     ),
     "attention": (
         "attention-cpu",
-        {"cache": "cache", "rows": "rows", "tokens": "tokens a row", "cached": "cached tokens", "pad ms": "pad, ms",
-         "split ms": "split, ms", "sdpa ms": "sdpa, ms", "auto / best": "auto / best"},
+        {"cache": "cache", "rows": "rows", "tokens": "tokens a row", "cached": "cached tokens",
+         "pad ms": "pad, ms", "split ms": "split, ms", "sdpa ms": "sdpa, ms", "auto / best": "auto / best"},
         lambda row: row["rows"] in (1, 8) and row["tokens"] in (1, 5),
     ),
     "shared-attention": (

@@ -1,0 +1,1 @@
+"""Attention over tiles, by itself."""
