@@ -8,16 +8,34 @@ from __future__ import annotations
 from .mutations import Mutant
 
 _CPU = "tests/kernels/cpu/test_"
-_PREFIX = "tests/kernels/test_shared_prefix.py::"
+_SHARED = ["tests/kernels/cpu/attention/test_attention.py::test_the_same_bits_shared_or_alone[float32-1]"]
+_MERGED = ["tests/kernels/cpu/attention/test_attention.py::test_prompts_and_ragged_steps"]
 _RUNNER = "tests/bass_core/engine/test_prefix.py::"
 
 KERNEL_MUTANTS = [
     Mutant(
-        "CPU kernels: scores without the last lanes of a head",
-        "kernels/cpu/attention.py",
-        "    rest = dim - dim % LANES\n",
-        "    rest = dim\n",
-        [_CPU + "forward.py::test_prompts_and_ragged_steps[qwen3 of 32, heads of 2-dtype0-False]"],
+        "CPU kernels: a prefix read a tile too early",
+        "kernels/cpu/attention/phases.py",
+        "place = (first + column) // TILE * each",
+        "place = max(first + column - TILE, 0) // TILE * each",
+        _SHARED,
+    ),
+    Mutant(
+        "CPU kernels: segments merged without their maximum",
+        "kernels/cpu/attention/phases.py",
+        "shrink, factor = exp2(before - now), exp2(largest - now)",
+        "shrink, factor = np.float32(1.0), np.float32(1.0)",
+        _MERGED,
+    ),
+    Mutant(
+        "CPU kernels: a row that writes to its prefix",
+        "kernels/cpu/attention/phases.py",
+        "keys, values = _places(caches, 0, layer, row, head, kv_heads, size, dot)\n            column",
+        "own = 1 - min(sight[0][row], 1)\n"
+        "            of = row if own else sight[1][row]\n"
+        "            keys, values = _places(caches, 1 - own, layer, of, head, kv_heads, size, dot)\n"
+        "            column",
+        _SHARED,
     ),
     Mutant(
         "CPU kernels: blocks of vectors in reverse order",

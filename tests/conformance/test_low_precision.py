@@ -2,13 +2,15 @@
 
 Contract: greedy and coupled, in bfloat16, float16, int8 and int4, every method with every drafter that the pair
 has, with fixed and automatic lengths, at batch 1, 4 and 16, writes for each row what regular decoding writes for
-it alone. It does so on two threads too, and where three lanes enter the kernels at once.
+it alone. It does so on two threads too, and where three lanes enter the kernels at once. Some of the rows share
+their prompt, or a part of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -24,7 +26,9 @@ from ..models import perturbed, prompts, tiny
 pytestmark = pytest.mark.skipif(not cpu_kernels.available(), reason="numba is not there")
 
 TOKENS = 16
-ROWS = prompts(16)
+# Rows that share a prefix of more than a segment of the kernels' attention, all of it or most of it, and others.
+_LONG = list(chain(*prompts(30, longest=24, seed=6)))[:302]
+ROWS = [_LONG, prompts(1)[0], _LONG, _LONG[:275] + [5, 6, 7], *prompts(9, seed=2), *[_LONG] * 3]
 TEXTS: dict[str, dict[str, Any]] = {
     "greedy": {"sampling": SamplingParams()},
     "coupled": {"sampling": SamplingParams(temperature=0.9), "verification": "coupled"},

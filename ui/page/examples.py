@@ -29,7 +29,7 @@ def examples() -> dict[str, dict[str, Any]]:
         },
         # At a high temperature the draft can't predict this text.
         "Losing": {"prompt": "List forty unrelated words, each from another language.", "temperature": 1.5},
-        "Long document": {"prompt": long_document(), "batch_size": 4, "max_new_tokens": 64},
+        "Long document": {"prompt": long_document(), "batch_size": 8, "max_new_tokens": 64},
     }
 
 
