@@ -33,6 +33,8 @@ _PROGRAMS_PER_PROCESSOR = 3
 MOST_SPLIT_ROWS = 256
 # The most numbers (float32) of all segments' sums: 256 MiB.
 MOST_PART_NUMBERS = 1 << 26
+# Bytes of shared memory for a program; devices of capability 8.6, 8.9 and 12.0 have less.
+_AMPLE_SHARED = 128 * 1024
 # Segments that `merge` loads at once.
 UNROLLED = 8
 
@@ -54,12 +56,15 @@ def tiles(
         # Two sums of 64 rows of 256 numbers, of a segment and of those before it, would not fit the registers.
         block_m = 16 if rows <= 16 else 64 if block_d <= 128 else 32
         choices = [(64, 3), (64, 2), (32, 2), (16, 2)] if block_d <= 128 else [(32, 2), (16, 2)]
+        if block_m == 64 and shared < _AMPLE_SHARED:
+            # Capability 12.0 spills with 64 columns. That the others alike take fewer has not been timed.
+            choices = choices[2:]
     needed = {
         (n, stages): (block_m * block_d + stages * 2 * n * block_d) * itemsize + 2048 for n, stages in choices
     }
     block_n, stages = next((pair for pair in choices if needed[pair] <= shared), choices[-1])
     # With four warps, some of these spill registers.
-    warps = 8 if block_m > 16 or (plain and block_d >= 128) else 4
+    warps = 8 if block_d >= 128 and (plain or block_m > 16) else 4
     return {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_D": block_d, "num_warps": warps, "num_stages": stages}
 
 

@@ -176,17 +176,18 @@ def attend_prefix(
     sinks, resume, count = visible(low, high, tl.min(tl.where(found, skip, NONE), 0), GAP, BLOCK_N)
     k_at = k + prefix * k_b + head.to(tl.int64) * k_h + d[:, None]
     v_at = v + prefix * v_b + head.to(tl.int64) * v_h + d[None, :]
+    # Other prefixes' queries see no column. Kept in `last`: `found` too would take registers in the loop.
+    last = tl.where(found, last, -1)
     highest, total, sums = nothing(BLOCK_M, BLOCK_D)
     for i in range(tl.where(prefix == NONE, 0, count)):
         n = columns(i, low, sinks, resume, BLOCK_N)
         keys_at, values_at = k_at + n[None, :].to(tl.int64) * k_n, v_at + n[:, None].to(tl.int64) * v_n
-        seen = found[:, None] & seen_by(n[None, :], last[:, None], window, skip[:, None], WINDOW, GAP)
+        seen = seen_by(n[None, :], last[:, None], window, skip[:, None], WINDOW, GAP)
         highest, total, sums = add(
             queries_, keys_at, values_at, n < high, kept, seen, highest, total, sums,
             scaling, softcap, SOFTCAP, PRECISION, WIDEN,
         )  # fmt: skip
-    # `found` again, without keeping it during the loop: who sees a column has a total of at least 1.
-    found = total != 0.0
+    found = last >= 0
     before = (segment * tl.num_programs(1) + head).to(tl.int64) * batch * queries * GROUP
     keep(out, peaks, totals, before, m, d, size, highest, total, sums, found, kept)
 

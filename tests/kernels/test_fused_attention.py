@@ -109,6 +109,18 @@ def test_a_block_serves_rows_of_several_prefixes() -> None:
     assert torch.equal(out, step.run_whole(fused, parts=True, scaling=0.3))
 
 
+def test_a_prefix_whose_scores_all_overflow_weighs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its scores are -inf, and memory that was not written would be NaN."""
+    step = make([(70, 64, 0), (66, 64, 0)], 1, spare=0)
+    step.query.fill_(1e25)
+    step.own[0].zero_()
+    step.prefix[0].fill_(-1e25)
+    step.whole[0].zero_()[:, :, :64] = -1e25
+    monkeypatch.setattr(torch, "empty", lambda *shape, **options: torch.full(shape, torch.nan, **options))
+    out = step.run(fused, parts=True, scaling=1.0)
+    assert out.isfinite().all() and torch.equal(out, step.run_whole(fused, parts=True, scaling=1.0))
+
+
 def test_a_gap_is_not_visited() -> None:
     """A NaN value reaches every block that reads it, since 0 x NaN is NaN."""
     step = make([(500, 320, 0), (400, 0, 0)], 2, gap=100)

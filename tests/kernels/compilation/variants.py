@@ -79,9 +79,12 @@ def split_options(tile: dict[str, int]) -> tuple[dict[str, Any], dict[str, int]]
 
 
 def attention(capability: int, usual: torch.dtype) -> Iterator[Variant]:
-    """Each head dimension (80 and 96 are masked), dtype and tile: with every mask and a prefix, and bare."""
+    """Each head dimension (80 and 96 are masked), dtype and tile: with every mask and a prefix, and bare.
+
+    The other 16-bit dtype takes the same registers as the usual one, so one dimension is enough.
+    """
     for dim, dtype, masks in product(HEAD_DIMS, DTYPES, (True, False)):
-        if dtype != usual and not masks:
+        if dtype != usual and (not masks or (dtype.itemsize == 2 and dim != 128)):
             continue
         device = SHARED[capability], capability >= 80
         tiles = (fused_attention.tiles(dim, rows, dtype.itemsize, *device) for rows in (1, 64))
@@ -95,10 +98,10 @@ def attention(capability: int, usual: torch.dtype) -> Iterator[Variant]:
             label = f"{NAMES[dtype]} D={dim} M={constants['BLOCK_M']}{' masks' if masks else ''}"
             pointers, floats = _attention_pointers(dtype, torch.float32), ("scaling", "softcap")
             yield Variant(segments.attend_prefix, label, pointers, constants, options | NO_FUSION, floats)
-            for shared, whole in product((False, True), repeat=2):
-                flags = constants | {"HEADS": 32, "SHARED": shared, "WHOLE": whole}
+            for whole in (False, True):
+                flags = constants | {"HEADS": 32, "SHARED": masks, "WHOLE": whole}
                 pointers = _attention_pointers(dtype, dtype if whole else torch.float32)
-                name = f"{label}{' shared' if shared else ''}{' whole' if whole else ''}"
+                name = f"{label}{' whole' if whole else ''}"
                 yield Variant(segments.attend, name, pointers, flags, options | NO_FUSION, floats)
     for dim, dtype, masks in product(HEAD_DIMS, DTYPES, (True, False)):
         if dtype != usual and (dim != 128 or not masks):
@@ -158,17 +161,17 @@ def one_product(dtype: torch.dtype, rows: int, gate: bool, bare: bool, tile: dic
 
 
 def writes(usual: torch.dtype) -> Iterator[Variant]:
-    """Cache writes, with and without norms of queries and keys, for head dimensions 80 and 128."""
+    """Cache writes, with norms of queries and keys and a prefix, and without, for head dimensions 80 and 128."""
     for dtype, dim in product(DTYPES, (80, 128)):
         if dtype != usual and dim != 128:
             continue
         pointers = dict.fromkeys(("qkv", "cache", "q_norm", "k_norm", "keys", "values"), dtype)
         pointers |= {"lengths": torch.int64, "starts": torch.int64, "cos": torch.float32, "sin": torch.float32}
         block = triton.next_power_of_2(dim)
-        for norm, shared in product((False, True), repeat=2):
+        for every in (False, True):
             heads = {"HEADS": 32, "KV_HEADS": 8, "HALF": dim // 2, "BLOCK": block // 2}
-            heads |= {"NORM": norm, "SHARED": shared}
-            label = f"{NAMES[dtype]} D={dim}{' norm' if norm else ''}{' shared' if shared else ''}"
+            heads |= {"NORM": every, "SHARED": every}
+            label = f"{NAMES[dtype]} D={dim}{' norm shared' if every else ''}"
             yield Variant(cache_write.rotate, label, pointers, heads, {"num_warps": 1}, ("eps",))
         for shared in (False, True):
             sizes = {"DIM": dim, "BLOCK_D": block, "SHARED": shared}
