@@ -86,7 +86,9 @@ class Parts:
         vocab = len(draft.vocabulary) if head else pair.vocab
         # A head that runs ahead feeds slots again, those of its prompt too.
         share = not (head and self.ahead)
-        return runner_for(pair.draft_step, self.rows, self.texts, vocab, self.backend, share)
+        # A draft model reads no more of a prompt than its own context holds (ModelDrafter.start).
+        texts = self.texts if head else self.texts.cropped(pair.draft_step.context)
+        return runner_for(pair.draft_step, self.rows, texts, vocab, self.backend, share)
 
     def model(self, confidence: float = 0.0) -> Drafter:
         """The pair's draft model or draft head; only a head stops below `confidence`."""

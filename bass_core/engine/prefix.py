@@ -42,6 +42,10 @@ class CachedTexts:
     prompts: Seq[Seq[int]]
     ends: Seq[int]
 
+    def cropped(self, limit: int) -> CachedTexts:
+        """The same with at most `limit` tokens of each prompt, for a model with a shorter context."""
+        return CachedTexts([prompt[:limit] for prompt in self.prompts], self.ends)
+
     def shared(self, least_saved: int | None) -> SharedPrompts:
         """Their shared prefixes, see `share_prompts`; None: none."""
         return NOTHING_SHARED if least_saved is None else share_prompts(self.prompts, least_saved)

@@ -164,3 +164,15 @@ def test_a_lane_holds_the_prompt_once(kind: str) -> None:
         lane.end("stopped")
     assert held[8] <= 1.2 * held[1]
     assert len(generate(pair, prompt, n=3, method="speculative", max_new_tokens=4).sequences) == 3
+
+
+@pytest.mark.parametrize("method", ["speculative", "bass"])
+def test_a_draft_of_a_shorter_context_reads_what_it_can_of_a_shared_prompt(method: str) -> None:
+    target = tiny("llama")
+    draft = perturbed(target, 0.02)
+    draft.config.max_position_embeddings = 40
+    pair = ModelPair(target, draft)
+    prompt = torch.randint(1, VOCAB, (100,), generator=torch.Generator().manual_seed(2)).tolist()
+    expected = generate(pair, prompt, n=3, method="regular", max_new_tokens=6)
+    found = generate(pair, prompt, n=3, method=method, max_new_tokens=6, draft_length=2)
+    assert [one.token_ids for one in found.sequences] == [one.token_ids for one in expected.sequences]
