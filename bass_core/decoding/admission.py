@@ -101,7 +101,8 @@ def estimate_bytes(pair: ModelPair, request: Request, methods: Seq[Method], rows
         if drafts:
             width += request.longest_draft
             if runs_model(request.drafter) and pair.draft_step is not None:
-                total += cache_bytes(pair.draft_step, texts, request.backend, batch)
+                read = texts.cropped(pair.draft_step.context)
+                total += cache_bytes(pair.draft_step, read, request.backend, batch)
         logits = batch * width * pair.vocab * 4
         total += logits * (1 if request.sampling.greedy else _LOGIT_COPIES)
         longest = max(len(prompt) for prompt in request.prompts)

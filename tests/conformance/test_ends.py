@@ -108,6 +108,16 @@ def test_a_draft_whose_context_is_shorter(context: int, method: str) -> None:
         assert out.metrics.acceptance_rate == 1
 
 
+@pytest.mark.parametrize("method", ["speculative", "bass", "amusd"])
+def test_a_draft_that_reads_less_than_what_prompts_share(method: str) -> None:
+    """The draft shares what it reads of them, and its cache has room for it."""
+    short = tiny("llama")
+    short.config.max_position_embeddings = 40
+    rows = [(ROWS[0] * 200)[:200] + [last] for last in (1, 2)]
+    out = written(ModelPair(TARGET, short), rows=rows, method=method, max_new_tokens=6)
+    assert out == [reference(TARGET, row, 6) for row in rows]
+
+
 class Late:
     """Asks for no drafts for `silent` rounds, then for four."""
 

@@ -192,6 +192,7 @@ def _qwen3(layers: int, **sizes: int) -> tuple[Any, Any]:
         cache_dtype=torch.bfloat16,
         head_dim=128,
         least_saved=16,
+        context=40960,
     )
     return SimpleNamespace(config=config), step
 
