@@ -55,7 +55,7 @@ class ChainedModel:
         """
         tokens = [batch.tokens]
         for step in range(self.steps):
-            one = CapturedBatch(tokens[-1], batch.lengths + step)
+            one = CapturedBatch(tokens[-1], batch.lengths + step, shared=batch.shared)
             tokens.append(self._choice(self.model.forward_captured(one, cache, backend)))
         return ForwardOutput(torch.stack(tokens[1:], dim=2))
 

@@ -15,6 +15,8 @@ from bass_core import ModelPair, generate
 from bass_core.drafting.chain import ChainedModel, follow
 from bass_core.engine import cuda_graphs as graphs
 from bass_core.engine.cuda_graphs import GraphRunner, record_calls
+from bass_core.engine.prefill import PrefillSteps
+from bass_core.engine.prefix import SharedPrompts
 from bass_core.engine.runner import ModelRunner
 from bass_core.models.base import CausalModel
 from bass_core.models.forward import ForwardBatch
@@ -58,6 +60,20 @@ def test_a_chain_is_its_steps(kind: type[ModelRunner]) -> None:
     assert runner.model is model and runner.vocab == model.vocab
     if kind is GraphRunner:
         assert [key[-3] for key in runner.slot.steps if isinstance(key[-3], tuple)] == [(Plan(), 5, model.vocab)]
+
+
+def test_a_chain_reads_what_its_rows_share() -> None:
+    head = list(range(1, 33))
+    texts = [head + [5], head + [6, 7]]
+    model = plain(tiny("llama"))
+    found = []
+    for kind, options in ((GraphRunner, {"record": record_calls}), (ModelRunner, {})):
+        runner = kind(model, 2, 16, model.vocab, "pad", shared=SharedPrompts((tuple(head),)), **options)
+        prefill = PrefillSteps(runner, texts)
+        while not prefill.done:
+            prefill.step()
+        found.append(follow(runner, torch.tensor([8, 9]), list(runner.lengths), 5))
+    assert torch.equal(*found)
 
 
 def test_a_chain_that_has_no_room_is_none() -> None:
