@@ -51,7 +51,9 @@ class PrefillSteps:
         return self._own.done and (self._shared is None or self._shared.done)
 
     def step(self) -> None:
-        """Feed the next chunk; after the last one every row of the cache holds its prompt."""
+        """Feed the next chunk; after the last, every row holds its prompt and a step does nothing."""
+        if self.done:
+            return
         if self._shared is not None and not self._shared.done:
             self._shared.step()
             if self._shared.done:
@@ -85,11 +87,12 @@ class PrefillSteps:
 
     def states(self) -> list[Tensor]:
         """The states [len(prompt), hidden] of each row, if the prefill was asked to return them."""
-        own = self._own.states()
-        found = [
-            torch.cat((self.runner.held(self.prefixes[row])[1], own[place])) if self.prefixes[row] else own[place]
-            for row, place in self._places.items()
-        ]
+        found = []
+        for own, row in zip(self._own.states(), self._places, strict=True):
+            prefix = self.prefixes[row]
+            shared = self.runner.held(prefix)[1] if prefix else own
+            # A rest without tokens has no states, wherever the others are.
+            found.append(torch.cat((shared, own)) if prefix and len(own) else shared)
         return [found[self._places[source]] for source in self.sources]
 
 

@@ -123,6 +123,21 @@ def test_states_reach_over_the_prefix() -> None:
         torch.testing.assert_close(states, whole, atol=1e-4, rtol=1e-4)
 
 
+def test_prompts_that_are_their_prefix_need_no_rest() -> None:
+    """Prefilled again there is nothing left to feed, and rows and states are as before."""
+    prompts = [HEAD, HEAD, OTHER, OTHER]
+    runner = runner_over(prompts, 4)
+    _, logits = prefilled(runner, prompts)
+    prefill = PrefillSteps(runner, prompts, return_states=True)
+    assert prefill.done and not prefill.total
+    prefill.step()
+    assert runner.cache.starts == [48, 48, 32, 32] and list(runner.lengths) == [48, 48, 32, 32]
+    assert len(set(runner.cache.groups[:2])) == len(set(runner.cache.groups[2:])) == 1
+    torch.testing.assert_close(prefill.logits(), logits)
+    for row, states in enumerate(prefill.states()):
+        assert states is runner.held(tuple(prompts[row]))[1]
+
+
 def test_one_row_after_another_keeps_the_prefix() -> None:
     runner = runner_over(PROMPTS, 1)
     assert runner.cache.prefix.max_batch == 1
