@@ -10,6 +10,8 @@ import math
 from collections.abc import Sequence as Seq
 from typing import Any, TypeGuard
 
+from ..drafting.registry import windows
+from ..engine.runner import SHARING
 from ..errors import RequestError
 from ..models.pair import ModelPair
 
@@ -65,6 +67,15 @@ def check_end_ids(pair: ModelPair, eos: Any) -> frozenset[int]:
     if not isinstance(ids, list | tuple | set | frozenset) or not all(isinstance(i, int) for i in ids):
         raise RequestError(f'eos_token_id must be "auto", None, a token id or a list of them; got {eos!r}.')
     return frozenset(ids)
+
+
+def check_sight(drafter: Any, backend: str) -> None:
+    """Refuse a drafter that sees parts of the cache, with an attention that only sees it whole."""
+    if windows(drafter) and backend not in SHARING:
+        raise RequestError(
+            f'drafter="{drafter}" sees parts of the cache alone, and attention="{backend}" sees it whole: choose '
+            'attention="sdpa".'
+        )
 
 
 def check_whole(name: str, value: object, low: int, high: int | None) -> None:

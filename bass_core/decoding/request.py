@@ -24,6 +24,7 @@ from .checks import (
     check_acceptance,
     check_end_ids,
     check_sequence_ids,
+    check_sight,
     check_time_budget,
     check_whole,
     encode_prompts,
@@ -114,13 +115,15 @@ def make_request(
     check_time_budget(time_budget_ms)
     check_acceptance(synthetic_acceptance)
     prompts = encode_prompts(pair, prompt, n, raw)
+    drafter, backend = choose_drafter(pair, drafter), choose_backend(attention, pair.device, pair.dtype)
+    check_sight(drafter, backend)
     return Request(
         prompts=prompts,
         max_new_tokens=max_new_tokens,
         sampling=sampling,
         draft_length=check_draft_length(draft_length),
-        drafter=choose_drafter(pair, drafter),
-        backend=choose_backend(attention, pair.device, pair.dtype),
+        drafter=drafter,
+        backend=backend,
         verification=verification,
         seed=seed,
         sequence_ids=check_sequence_ids(sequence_ids, len(prompts)),

@@ -20,7 +20,7 @@ from ..models.base import CausalModel
 from ..models.forward import ForwardBatch, ForwardOutput
 from .prefix import NOTHING_SHARED, SharedPrompts, Tokens
 
-# The backends that attend over a prefix beside a row's own cache.
+# The backends that attend over a prefix beside a row's own cache, and over parts of a cache.
 SHARING = ("fused", "pad", "split", "sdpa")
 # Tokens in one prefill chunk, summed over all rows. A request to stop is noticed between two chunks.
 PREFILL_TOKENS = {"cpu": 128, "accelerator": 8192}

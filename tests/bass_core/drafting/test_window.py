@@ -10,6 +10,7 @@ import torch
 from bass_core import ModelPair, RequestError, SamplingParams, generate, stream
 from bass_core.decoding.calibrate import measure_costs
 from bass_core.decoding.cost_store import costs_path
+from bass_core.decoding.request import make_request
 from bass_core.drafting.registry import DRAFTERS, DrafterKind
 from bass_core.drafting.window import WINDOW, WindowDrafter, gapped
 from bass_core.engine.cuda_graphs import GraphRunner, record_calls
@@ -123,6 +124,17 @@ def test_amusd_is_refused_in_one_sentence() -> None:
     for name in ("window", "window_model"):
         with pytest.raises(RequestError, match="drafts with it"):
             generate(PAIR, ROWS[:1], method="amusd", drafter=name)
+
+
+@pytest.mark.parametrize("drafter", [name for name, kind in DRAFTERS.items() if kind.windows])
+def test_an_attention_without_windows_is_refused_in_one_sentence(
+    drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a step fails in it, which would leave the target without captured steps as well."""
+    monkeypatch.setattr("bass_core.decoding.request.choose_backend", lambda *arguments: "flash")
+    with pytest.raises(RequestError, match=f'drafter="{drafter}" .* choose attention="sdpa".'):
+        make_request(PAIR, ROWS, drafter=drafter)
+    assert make_request(PAIR, ROWS, drafter="model").backend == "flash"
 
 
 def test_another_window_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
