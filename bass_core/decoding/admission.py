@@ -17,7 +17,7 @@ from kernels.backends import captured_extent
 from kernels.support import is_accelerator
 
 from ..drafting.registry import runs_model
-from ..engine.cuda_graphs import release_idle
+from ..engine.cuda_graphs import columns_made, release_idle
 from ..engine.prefix import CachedTexts
 from ..engine.runner import least_saved, prefill_tokens, prefix_size
 from ..errors import RequestError
@@ -147,7 +147,8 @@ def _attention_bytes(backend: str, heads: int, columns: int, dim: int) -> int:
 def cache_bytes(model: CausalModel, texts: CachedTexts, backend: str, batch: int) -> int:
     """Bytes of a runner's cache for `batch` of the texts at a time, what they share counted once."""
     shared = texts.shared(least_saved(model, backend))
-    return model.cache_bytes(batch, texts.columns(shared), *prefix_size(shared, batch))
+    columns = columns_made(model, texts.columns(shared), backend)
+    return model.cache_bytes(batch, columns, *prefix_size(shared, batch))
 
 
 def cache_padding(request: Request, drafts: bool) -> int:

@@ -59,8 +59,8 @@ def make_runner(
     shared: SharedPrompts = NOTHING_SHARED,
 ) -> ModelRunner:
     """A runner for the model, one that captures steps where that is possible; arguments as for ModelRunner."""
-    captured = enabled(model.device) and model.capturable and backend in CAPTURABLE
-    return (GraphRunner if captured else ModelRunner)(model, max_batch, max_len, vocab, backend, shared=shared)
+    made = GraphRunner if _captures(model, backend) else ModelRunner
+    return made(model, max_batch, max_len, vocab, backend, shared=shared)
 
 
 def runner_for(
@@ -71,6 +71,19 @@ def runner_for(
     runner = make_runner(model, max_batch, texts.columns(shared), vocab, backend, shared=shared)
     runner.copied = texts.copied(shared, max_batch)
     return runner
+
+
+def columns_made(model: CausalModel, columns: int, backend: str) -> int:
+    """The columns of a new cache for a runner that asks for so many."""
+    return _whole_steps(columns) if _captures(model, backend) else columns
+
+
+def _captures(model: CausalModel, backend: str) -> bool:
+    return enabled(model.device) and model.capturable and backend in CAPTURABLE
+
+
+def _whole_steps(columns: int) -> int:
+    return -(-columns // _LENGTH_STEP) * _LENGTH_STEP
 
 
 def release_idle(model: CausalModel) -> None:
@@ -251,7 +264,7 @@ def _take_slot(model: CausalModel, max_batch: int, max_len: int, prefixes: int, 
             if slot in idle:
                 idle.remove(slot)
                 return slot
-    cache = model.new_cache(max_batch, -(-max_len // _LENGTH_STEP) * _LENGTH_STEP, prefixes, prefix_len)
+    cache = model.new_cache(max_batch, _whole_steps(max_len), prefixes, prefix_len)
     return _Slot(cache, Pool(model.device))
 
 

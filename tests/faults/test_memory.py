@@ -193,6 +193,8 @@ def _qwen3(layers: int, **sizes: int) -> tuple[Any, Any]:
         head_dim=128,
         least_saved=16,
         context=40960,
+        device=torch.device("cuda"),
+        capturable=False,
     )
     return SimpleNamespace(config=config), step
 

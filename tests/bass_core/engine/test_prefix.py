@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from bass_core import ModelPair, generate
+from bass_core.decoding.admission import cache_bytes
 from bass_core.decoding.request import make_request
+from bass_core.engine import cuda_graphs
 from bass_core.engine.prefill import PrefillSteps
 from bass_core.engine.prefix import CachedTexts, share_prompts
 from bass_core.engine.runner import ModelRunner
@@ -110,6 +112,16 @@ def test_rows_hold_their_prompts_and_the_prefix_is_fed_once() -> None:
         torch.testing.assert_close(logits[row], first, atol=1e-4, rtol=1e-4)
         second = model.forward(ForwardBatch(step[row : row + 1], [len(prompt)]), alone).logits[0]
         torch.testing.assert_close(after[row], second, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_what_is_admitted_is_what_is_held(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of captured steps has columns in steps of 256, which are many where a row has few of its own."""
+    monkeypatch.setattr(cuda_graphs, "enabled", lambda device: captured)
+    texts, model = CachedTexts(PROMPTS, [len(prompt) + 8 for prompt in PROMPTS]), CausalModel(tiny("llama"))
+    held = cuda_graphs.runner_for(model, 6, texts, VOCAB, "pad").cache
+    assert held.max_len == (256 if captured else 10)
+    assert cache_bytes(model, texts, "pad", 6) == held.nbytes
 
 
 def test_states_reach_over_the_prefix() -> None:
