@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from kernels.plan import SHARE
 
 Tokens = tuple[int, ...]
+# Prompts that part, one after another, at more places than this may be grouped less well.
+_LEVELS = 100
 
 
 @dataclass(frozen=True)
@@ -74,13 +76,13 @@ def share_prompts(prompts: Seq[Seq[int]], least_saved: int = SHARE) -> SharedPro
     return SharedPrompts(tuple(sorted(found)))
 
 
-def _best(prompts: list[tuple[Tokens, int]], least_saved: int) -> tuple[int, list[Tokens]]:
+def _best(prompts: list[tuple[Tokens, int]], least_saved: int, levels: int = _LEVELS) -> tuple[int, list[Tokens]]:
     """The most tokens that these sorted, counted prompts can save, and the prefixes that save them."""
     first, last = prompts[0][0], prompts[-1][0]
     common = _common(first, last)
     together = (sum(count for _, count in prompts) - 1) * common
     saved, prefixes = (together, [first[:common]]) if together >= max(least_saved, 1) else (0, [])
-    if len(prompts) == 1:
+    if len(prompts) == 1 or not levels:
         return saved, prefixes
     # Prompts are sorted, so those with the same next unit stand side by side.
     branches: dict[Tokens, list[tuple[Tokens, int]]] = {}
@@ -88,7 +90,7 @@ def _best(prompts: list[tuple[Tokens, int]], least_saved: int) -> tuple[int, lis
         branches.setdefault(prompt[common : common + SHARE], []).append((prompt, count))
     if len(branches) == 1:
         return saved, prefixes
-    parts = [_best(branch, least_saved) for branch in branches.values()]
+    parts = [_best(branch, least_saved, levels - 1) for branch in branches.values()]
     apart = sum(part[0] for part in parts)
     if apart > saved:
         return apart, [prefix for part in parts for prefix in part[1]]

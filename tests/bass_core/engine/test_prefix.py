@@ -69,6 +69,12 @@ def test_the_groups_save_as_much_as_any() -> None:
         assert saved(prompts, share_prompts(prompts).prefixes) == best
 
 
+def test_prompts_that_each_go_on_where_another_ends() -> None:
+    """As the turns of a long talk, of which each is a prompt."""
+    prompts = [[1] * (SHARE * turns) + [2] for turns in range(1, 1200)]
+    assert share_prompts(prompts).prefixes
+
+
 def test_a_row_has_columns_for_what_it_does_not_share() -> None:
     texts = CachedTexts([HEAD + [7], HEAD, OTHER], [80, 60, 40])
     shared = texts.shared(SHARE)
