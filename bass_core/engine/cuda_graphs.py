@@ -271,7 +271,10 @@ def _take_slot(model: CausalModel, max_batch: int, max_len: int, prefixes: int, 
 def _serves(cache: RaggedCache, max_batch: int, max_len: int, prefixes: int, prefix_len: int) -> bool:
     if (cache.prefix is None) != (prefixes == 0):
         return False
-    if cache.prefix is not None and (cache.prefix.max_batch < prefixes or cache.prefix.max_len < prefix_len):
+    if cache.prefix is not None and not (
+        prefixes <= cache.prefix.max_batch <= 2 * prefixes
+        and prefix_len <= cache.prefix.max_len <= 2 * prefix_len + 512
+    ):
         return False
     return max_batch <= cache.max_batch <= 2 * max_batch and max_len <= cache.max_len <= 2 * max_len + 512
 

@@ -51,7 +51,7 @@ def tiles(
     plain = itemsize == 4 or not tensor_cores
     if plain:
         # Products without tensor cores run from registers: exact float32 ones, and all on old devices.
-        block_m, choices = 16, [(32, 2)] if block_d <= 128 else [(16, 2)]
+        block_m, choices = 16, [(32, 2)] if block_d < 128 else [(16, 2)]
     else:
         # Two sums of 64 rows of 256 numbers, of a segment and of those before it, would not fit the registers.
         block_m = 16 if rows <= 16 else 64 if block_d <= 128 else 32
@@ -63,8 +63,9 @@ def tiles(
         (n, stages): (block_m * block_d + stages * 2 * n * block_d) * itemsize + 2048 for n, stages in choices
     }
     block_n, stages = next((pair for pair in choices if needed[pair] <= shared), choices[-1])
-    # With four warps, some of these spill registers.
+    # With fewer warps, some of these spill registers.
     warps = 8 if block_d >= 128 and (plain or block_m > 16) else 4
+    warps = 16 if plain and tensor_cores and block_d == 256 else warps
     return {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_D": block_d, "num_warps": warps, "num_stages": stages}
 
 
