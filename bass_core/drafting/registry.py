@@ -84,8 +84,8 @@ class Parts:
         assert pair.draft_step is not None
         head = isinstance(draft, DraftHead)
         vocab = len(draft.vocabulary) if head else pair.vocab
-        # A head that runs ahead feeds slots again, those of its prompt too.
-        share = not (head and self.ahead)
+        # A draft that runs ahead of the target feeds the last token of a prompt again, a head all of its slots.
+        share = not self.ahead
         # A draft model reads no more of a prompt than its own context holds (ModelDrafter.start).
         texts = self.texts if head else self.texts.cropped(pair.draft_step.context)
         return runner_for(pair.draft_step, self.rows, texts, vocab, self.backend, share)

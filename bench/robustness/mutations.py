@@ -43,7 +43,7 @@ _PERFECT = [_CONFORMANCE + "counts.py::test_perfect_draft_takes_the_fewest_verif
 _ENDS = [_CONFORMANCE + "ends.py::test_an_end_at_any_place_of_a_round"]
 _NEVER_REFUSED = [_CONFORMANCE + "counts.py::test_a_perfect_draft_is_never_refused"]
 _AMUSD_SAMPLED = [_CONFORMANCE + "distribution.py::test_quick[amusd-other-1.0-0-1.0]"]
-_DRAW = "return draw(probs, keys.seed, keys.sequence_ids, keys.positions + step, keys.stream(self.role)), probs"
+_DRAW = "return draw(probs, keys.seed, keys.sequence_ids, keys.positions + step, keys.stream(role)), probs"
 
 MUTANTS = [
     Mutant(

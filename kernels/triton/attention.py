@@ -64,7 +64,7 @@ def tiles(
     }
     block_n, stages = next((pair for pair in choices if needed[pair] <= shared), choices[-1])
     # With fewer warps, some of these spill registers.
-    warps = 8 if block_d >= 128 and (plain or block_m > 16) else 4
+    warps = 8 if block_d == 256 or (block_d == 128 and (plain or block_m > 16)) else 4
     warps = 16 if plain and tensor_cores and block_d == 256 else warps
     return {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_D": block_d, "num_warps": warps, "num_stages": stages}
 

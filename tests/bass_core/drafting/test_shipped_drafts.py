@@ -5,7 +5,7 @@ import torch
 
 from bass_core import SamplingParams, generate, load_pair
 from bass_core.decoding.request import make_request
-from bass_core.drafting.registry import DRAFTERS
+from bass_core.drafting.registry import DRAFTERS, windows
 from bass_core.models.draft_head import DraftHead
 
 pytestmark = pytest.mark.slow
@@ -44,7 +44,8 @@ def test_the_default_pair_has_a_trained_head_and_a_table(pair):
 def test_greedy_text_is_what_transformers_writes(pair, references, drafter, method):
     out = generate(pair, PROMPTS, method=method, drafter=drafter, max_new_tokens=32)
     assert [sequence.token_ids for sequence in out.sequences] == references
-    assert out.metrics.accepted > 0
+    # The prompts are too short for a window to leave anything out, and then its drafters propose nothing.
+    assert out.metrics.accepted > 0 or windows(drafter)
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)

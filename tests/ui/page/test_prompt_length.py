@@ -101,7 +101,7 @@ def test_the_line_follows_the_field(page: Page) -> None:
 @pytest.mark.slow
 def test_the_long_example_shows_its_reading_and_holds_its_prompt_once(page: Page) -> None:
     page.get_by_role("button", name="Long document").click()
-    expect(page.locator("#batch-size input")).to_have_value("4")
+    expect(page.locator("#batch-size input")).to_have_value("8")
     expect(page.locator(".prompt-length.refused")).to_contain_text("the model holds 4096")
     # The tiny model's tokens are ASCII characters: this much of the text fits its context.
     fill(page, prompt=page.input_value("#prompt textarea")[:3000], batch=8, tokens=8)
