@@ -14,7 +14,7 @@ from typing import Any
 
 from bass_core import DEFAULT_LANES, ModelPair, RequestError, SamplingParams, load_pair, race
 from bass_core.decoding.calibrate import measure_ahead
-from bass_core.drafting.registry import DRAFTERS, runs_model
+from bass_core.drafting.registry import DRAFTERS, runs_model, windows
 from bass_core.loading.weights import ensure_smollm2
 
 from .cpu.page import PROMPT, app
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> None:
     made = parser("smoke", __doc__ or "")
     made.set_defaults(pair="smollm2", draft=None)
     options = made.parse_args(argv)
-    drafters = list(DRAFTERS)[-1:] if options.quick else list(DRAFTERS)
+    drafters = ["adaptive"] if options.quick else list(DRAFTERS)
     with fresh_cache() as root:
         pair = load_pair(options.pair)
         for _ in measure_ahead(pair, ROWS):
@@ -56,7 +56,8 @@ def main(argv: list[str]) -> None:
 
 def lanes(pair: ModelPair, drafter: str, temperature: float) -> list[dict[str, Any]]:
     """Race every lane that can use the drafter; one row per lane."""
-    methods = (*DEFAULT_LANES, "amusd") if runs_model(drafter) else DEFAULT_LANES
+    beside = runs_model(drafter) and not windows(drafter)
+    methods = (*DEFAULT_LANES, "amusd") if beside else DEFAULT_LANES
     name = f"{drafter}, temperature {temperature}"
     try:
         *_, last = race(
