@@ -26,6 +26,8 @@ SHARE = 16
 SINKS = 64
 # The tokens hidden in a windowed step begin and end at multiples of this.
 _GAP_UNIT = 64
+# The most columns of a row that a token tree may take: what a token sees of them is one bit each of an int64.
+MOST_TREE = 63
 
 
 def window_start(length: int, window: int) -> int:
@@ -65,6 +67,23 @@ class SharedPart:
 
 
 @dataclass
+class TokenTree:
+    """The trees that the new tokens of a step form, one a row, instead of a text.
+
+    A row's tree begins at column base = length - before: its first before[b] columns were fed in earlier steps, the
+    row's new tokens are the next ones, at most MOST_TREE in all. Parents come before their children. New token s of
+    row b sees the columns before the base, and column base + j if bit j of sees[b, s] is set: its ancestors and
+    itself. Its position is base + depths[b, s].
+
+    sees, depths: int64 [B, S] on the device; padding tokens see themselves alone. before: int64 [B] on the device.
+    """
+
+    sees: Tensor
+    depths: Tensor
+    before: Tensor
+
+
+@dataclass
 class AttentionPlan:
     """S = `queries` new tokens for each of B rows; `lengths` int64 [B] (on the device): tokens cached before.
 
@@ -88,6 +107,7 @@ class AttentionPlan:
     views: tuple[Tensor, ...] = ()
     shared: SharedPart | None = None
     gap: int | None = None
+    tree: TokenTree | None = None
     _made: dict[Any, Any] = field(default_factory=dict)
 
     def once(self, key: Any, make: Callable[[], _Made]) -> _Made:
@@ -117,15 +137,23 @@ class AttentionPlan:
     @property
     def needs_mask(self) -> bool:
         """False when every query sees every column of the extent (one new token, all rows equally long)."""
-        if self.captured_extent is not None or self.queries > 1 or self.gap is not None:
+        if self.captured_extent is not None or self.queries > 1 or self.gap is not None or self.tree is not None:
             return True
         return min(self.own_host) != max(self.own_host)
 
     @property
-    def positions(self) -> Tensor:
-        """int64 [B, S]: the position of each new token in its row."""
+    def columns(self) -> Tensor:
+        """int64 [B, S]: the token number of each new token in its row, by which its keys and values are stored."""
         device = self.lengths.device
-        return self.once("positions", lambda: self.lengths[:, None] + torch.arange(self.queries, device=device))
+        return self.once("columns", lambda: self.lengths[:, None] + torch.arange(self.queries, device=device))
+
+    @property
+    def positions(self) -> Tensor:
+        """int64 [B, S]: the position of each new token in its row's text; in a tree siblings have the same."""
+        tree = self.tree
+        if tree is None:
+            return self.columns
+        return self.once("positions", lambda: (self.lengths - tree.before)[:, None] + tree.depths)
 
     @property
     def own_lengths(self) -> Tensor:
@@ -165,13 +193,30 @@ class AttentionPlan:
 
     def hidden(self, columns: Tensor, window: int | None) -> Tensor:
         """Bool [B, S, N], true where a query must not look at a row's tokens `columns`, int64 [N] or [B, 1, N]."""
-        last = self.positions[:, :, None]
+        if self.tree is not None:
+            return self._hidden_in_tree(self.tree, columns, window)
+        last = self.columns[:, :, None]
         hidden = columns > last
         if window is not None:
             hidden = hidden | (columns <= last - window)
         if self.gap is not None:
             hidden = hidden | ((columns >= SINKS) & (columns < self.window_starts(self.gap)[:, None, None]))
         return hidden
+
+    def _hidden_in_tree(self, tree: TokenTree, columns: Tensor, window: int | None) -> Tensor:
+        """`hidden` where the new tokens form trees; a sliding window is measured in positions, not columns."""
+        base = (self.lengths - tree.before)[:, None, None]
+        inside = columns - base
+        seen = (tree.sees[:, :, None] >> inside.clamp(0, MOST_TREE)) & 1
+        hidden = (inside >= 0) & ((seen == 0) | (inside >= MOST_TREE))
+        if window is None:
+            return hidden
+        # A column that a token sees in the tree is one of its ancestors: as deep as it sees columns up to it.
+        places = torch.arange(MOST_TREE, device=self.lengths.device)
+        ranks = ((tree.sees[:, :, None] >> places) & 1).cumsum(-1) - 1
+        wide = inside.clamp(0, MOST_TREE - 1).expand(*hidden.shape)
+        positions = torch.where(inside < 0, columns, base + ranks.gather(-1, wide))
+        return hidden | (positions <= self.positions[:, :, None] - window)
 
     def bias(self, window: int | None, group: int, dtype: torch.dtype, kv_heads: int = 1) -> Tensor:
         """[B x kv_heads, group x S, extent], -inf where a query must not look and 0 elsewhere."""

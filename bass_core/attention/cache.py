@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.plan import SHARE, AttentionPlan, SharedPart
+from kernels.plan import SHARE, AttentionPlan, SharedPart, TokenTree
 from kernels.support import available, is_accelerator
 
 from ..machine.transfer import to_device
@@ -73,17 +73,22 @@ class RaggedCache:
         return self.buffer.nbytes + (0 if self.prefix is None else self.prefix.nbytes)
 
     def plan(
-        self, lengths: Sequence[int], queries: int, counts: list[int] | None = None, window: int | None = None
+        self,
+        lengths: Sequence[int],
+        queries: int,
+        counts: list[int] | None = None,
+        window: int | None = None,
+        tree: TokenTree | None = None,
     ) -> AttentionPlan:
         """The plan of a step of `queries` new tokens per row over rows that are `lengths` long.
 
-        With `counts`, only the first counts[b] tokens of row b are written. window: see ForwardBatch. Raises
+        With `counts`, only the first counts[b] tokens of row b are written. window, tree: see ForwardBatch. Raises
         ValueError if the step does not fit the cache.
         """
         self.check_room(lengths, queries)
         batch, host = len(lengths), list(lengths)
         device = self.buffer.device
-        plan = AttentionPlan(to_device(host, device), host, queries, gap=window)
+        plan = AttentionPlan(to_device(host, device), host, queries, gap=window, tree=tree)
         if any(self.starts[:batch]):
             starts, groups = self.starts[:batch], self.groups[:batch]
             plan.shared = self._shared_part(to_device(starts, device), to_device(groups, device), max(starts))
@@ -118,13 +123,14 @@ class RaggedCache:
         extent: int | None = None,
         shared: tuple[Tensor, Tensor] | None = None,
         window: int | None = None,
+        tree: TokenTree | None = None,
     ) -> AttentionPlan:
         """The plan of a captured step, whose lengths int64 [B] only the device knows.
 
         shared: starts and groups int64 [B], if the cache has a prefix. Nothing is checked: every row must have
         room for `queries` more tokens in `extent` columns of its own (None: in all).
         """
-        plan = AttentionPlan(lengths, [], queries, captured_extent=extent or self.max_len, gap=window)
+        plan = AttentionPlan(lengths, [], queries, captured_extent=extent or self.max_len, gap=window, tree=tree)
         if shared is not None and self.prefix is not None:
             plan.shared = self._shared_part(*shared, self.prefix.max_len)
         return self._add_views(plan)
@@ -149,10 +155,19 @@ class RaggedCache:
         return plan.reads(layer)
 
     def _places(self, plan: AttentionPlan) -> Tensor:
-        columns = plan.positions if plan.shared is None else plan.positions - plan.shared.starts[:, None]
+        columns = plan.columns if plan.shared is None else plan.columns - plan.shared.starts[:, None]
         starts = (columns + self._firsts[: len(columns)]).flatten()
         starts = starts if plan.tokens is None else starts[plan.tokens]
         return (starts[:, None] + self._heads).flatten()
+
+    def keep(self, row: int, first: int, sources: Sequence[int]) -> None:
+        """The row's tokens in columns `sources`, ascending and none below its place, become tokens first, first + 1, ...
+
+        So the path of a tree that was accepted becomes a text. None of them lies in the prefix.
+        """
+        own = torch.tensor([source - self.starts[row] for source in sources], device=self.buffer.device)
+        first -= self.starts[row]
+        self.buffer[:, :, row, :, first : first + len(own)] = self.buffer[:, :, row, :, own]
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Make row `target` hold the first `length` tokens of row `source`; a prefix stays where it is."""

@@ -72,11 +72,15 @@ class ModelRunner:
         """How many leading tokens of each row are in the cache and valid; only `commit` changes it."""
         return self._lengths
 
-    def commit(self, row: int, length: int) -> None:
+    def commit(self, row: int, length: int, path: Sequence[int] = ()) -> None:
         """Set a row's valid length to `length`: the only place where a row's length changes.
 
-        Later it will also compact the accepted path of a token tree.
+        path: which of the columns behind the old length hold the row's last len(path) tokens, ascending: those of a
+        tree whose path was accepted. They become the columns up to `length`. None: they lie there already.
         """
+        first, end = length - len(path), self._lengths[row]
+        if list(path) != list(range(first - end, length - end)):
+            self.cache.keep(row, first, [end + column for column in path])
         self._lengths[row] = length
 
     def forward(self, batch: ForwardBatch) -> ForwardOutput:

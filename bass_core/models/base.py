@@ -26,7 +26,7 @@ from ..attention import huggingface as attention
 from ..attention.cache import RaggedCache
 from ..errors import PairError
 from ..machine.transfer import to_device
-from .forward import CapturedBatch, ForwardBatch, ForwardOutput
+from .forward import CapturedBatch, ForwardBatch, ForwardOutput, token_tree
 from .weights.cost import ModelCost, model_cost
 from .weights.cpu_linear import pack_all
 from .weights.quantized_modules import held
@@ -120,16 +120,16 @@ class CausalModel:
         """
         with on(self.device):
             counts = batch.counts if self.skips_padding else None
-            plan = cache.plan(batch.lengths, batch.tokens.shape[1], counts, batch.window)
+            tree = None if batch.tree is None else token_tree(batch.tree, self.device)
+            plan = cache.plan(batch.lengths, batch.tokens.shape[1], counts, batch.window, tree)
             return self._compute(batch, plan, cache, backend)
 
     @torch.inference_mode()
     def forward_captured(self, batch: CapturedBatch, cache: RaggedCache, backend: str = "pad") -> ForwardOutput:
         """`forward` for lengths that only the device knows: nothing is read on the host, so it can be captured."""
         with on(self.device):
-            plan = cache.plan_captured(
-                batch.lengths, batch.tokens.shape[1], batch.extent, batch.shared, batch.window
-            )
+            width, tree = batch.tokens.shape[1], batch.tree
+            plan = cache.plan_captured(batch.lengths, width, batch.extent, batch.shared, batch.window, tree)
             return self._compute(batch, plan, cache, backend)
 
     def _compute(

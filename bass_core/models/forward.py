@@ -9,7 +9,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+from kernels.plan import TokenTree
+
+from ..machine.transfer import to_device
+
+
+@dataclass(slots=True)
+class BatchTree:
+    """The trees that a batch's new tokens form (TokenTree in kernels/plan.py), on the host.
+
+    sees[b][s]: which columns of its row's tree token s of row b sees, a bit each, its own included; depths[b][s]:
+    how many of them stand before it. before[b]: columns of the tree that earlier steps have fed. Both lists are as
+    wide as the batch; a padding token's bit is its own column's alone.
+    """
+
+    sees: list[list[int]]
+    depths: list[list[int]]
+    before: list[int]
+
+
+def token_tree(tree: BatchTree, device: torch.device) -> TokenTree:
+    """The trees on a device, in one copy."""
+    width = len(tree.depths[0])
+    rows = zip(tree.sees, tree.depths, tree.before, strict=True)
+    packed = to_device([[*sees, *depths, before] for sees, depths, before in rows], device)
+    return TokenTree(packed[:, :width], packed[:, width:-1], packed[:, -1])
 
 
 @dataclass(slots=True)
@@ -22,6 +49,7 @@ class ForwardBatch:
     return_states: whether to return the hidden states that the model's `readout` makes. eager: do not capture the
     step, because its shape comes only once, as that of a prompt's chunk. window: a draft step, in which a row sees
     of its cached tokens only the first SINKS and the last `window`, rounded up to whole blocks (kernels/plan.py).
+    tree: the trees that the new tokens form; None: each follows the one before it. Never beside a window.
     """
 
     tokens: Tensor
@@ -31,6 +59,7 @@ class ForwardBatch:
     return_states: bool = False
     eager: bool = False
     window: int | None = None
+    tree: BatchTree | None = None
 
 
 @dataclass(slots=True)
@@ -39,7 +68,7 @@ class CapturedBatch:
 
     tokens: as in ForwardBatch. lengths: int64 [B] on the device. extent: attention reads the first `extent`
     columns of the cache, and no row may grow beyond them; None for all. shared: the cache's starts and groups
-    int64 [B], if it has a prefix. window: as in ForwardBatch.
+    int64 [B], if it has a prefix. window: as in ForwardBatch. tree: static buffers as well, or None.
     """
 
     tokens: Tensor
@@ -48,6 +77,7 @@ class CapturedBatch:
     return_states: bool = False
     shared: tuple[Tensor, Tensor] | None = None
     window: int | None = None
+    tree: TokenTree | None = None
 
     @property
     def take(self) -> None:
