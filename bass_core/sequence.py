@@ -58,6 +58,9 @@ class RowRound:
     Under verification "common_stop", a row cut short by another row's rejection ends with one more accepted draft
     instead of a token of the target's; `accepted` does not count that draft. `next_p` is p of the token after the
     accepted drafts. NaN marks a number that does not exist (u under coupled verification, next_p of a prefill).
+
+    `parents`: where the drafts are a tree, the draft that each follows, or -1 for the newest token; then `path`
+    lists the accepted ones. Both None: a chain, of which the first `accepted` were accepted.
     """
 
     sequence: int
@@ -70,6 +73,21 @@ class RowRound:
     origins: list[str]
     finish_reason: str | None
     next_p: float = math.nan
+    parents: list[int] | None = None
+    path: list[int] | None = None
+
+    @property
+    def tested(self) -> list[bool]:
+        """By depth from 1 on: whether the draft there was accepted, as far as a draft's parent stood.
+
+        A chain's drafts up to and including the first rejected one; in a tree, the depths of the accepted path
+        and, where its last draft has drafts behind it, one more.
+        """
+        stood = [True] * self.accepted
+        if self.parents is None:
+            return stood + [False] * (len(self.drafted) > self.accepted)
+        last = self.path[-1] if self.path else -1
+        return stood + [False] * (last in self.parents)
 
 
 @dataclass(frozen=True)

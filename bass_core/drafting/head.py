@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from kernels.support import is_accelerator
 
+from ..budget.trees import Grower
 from ..engine.prefill import PrefillSteps
 from ..engine.runner import ModelRunner
 from ..machine.transfer import to_device, to_host
@@ -27,6 +28,8 @@ from ..verification.table import find_verification
 from .base import Drafter, Proposal
 from .head_states import SettledStates, StandInStates
 from .pending import feed_pending
+from .trees.growth import Growth
+from .trees.levels import Fed, LevelStates, TreeFeed
 
 # A forward of the head costs more than one more token in a verification, so a row drafts on only while its drafts
 # so far have this many times the confidence. Each row decides for itself and does not depend on its neighbours.
@@ -140,6 +143,39 @@ class HeadDrafter(Drafter):
         proposal = Proposal(torch.stack(tokens[:width], dim=1), num_drafted, full)
         if self._tells and q is not None:
             proposal.max_probs, proposal.token_probs = q.amax(-1)[:, None], q.gather(1, column[:, None])
+        return proposal
+
+    @property
+    def vocabulary(self) -> Tensor:
+        """The ids that the head can propose."""
+        return self.head.vocabulary
+
+    def root(self, rows: list[Sequence], wanted: list[bool]) -> Tensor:
+        """Logits [B, V'] behind the newest tokens (LevelModel in levels.py); all rows are fed."""
+        logits, states = self._catch_up(rows, [1] * len(rows))
+        self._feed = TreeFeed(self.runner, list(self.runner.lengths[: len(rows)]))
+        self._tree_states = LevelStates(states)
+        return logits
+
+    def level(self, drafts: list[list[Fed]]) -> Tensor:
+        """Logits [B, W, V'] behind these drafts, each fed with its parent's own state."""
+        x = self.head.inputs(self._feed.tokens(drafts), self._tree_states.before(drafts))
+        output = self.runner.forward(self._feed.batch(drafts, x, return_states=True))
+        self.calls += 1
+        self._tree_states.add(drafts, output.require_states())
+        return output.logits
+
+    @property
+    def room(self) -> int:
+        """How many more drafts of any row can be fed."""
+        return self._feed.room
+
+    def grow(
+        self, rows: list[Sequence], max_drafts: list[int], room: int, keys: NoiseKeys, grower: Grower
+    ) -> Proposal:
+        """Trees, grown from the head alone (GrowingDrafter in tree.py)."""
+        proposal = Growth(rows, max_drafts, room, keys, grower, self.params, self.role, self.size).grow([], self)
+        self.drafted += sum(proposal.num_drafted)
         return proposal
 
     def _feed_prefixes(self, rows: list[Sequence], source: SettledStates) -> None:

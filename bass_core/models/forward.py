@@ -31,6 +31,21 @@ class BatchTree:
     before: list[int]
 
 
+def verified_tree(parents: Sequence[Sequence[int]]) -> BatchTree:
+    """Each row's newest token and its drafts as a tree; parents[b][i]: the draft that draft i follows, or -1."""
+    width = 1 + max(map(len, parents))
+    sees, depths = [], []
+    for row in parents:
+        seen, deep = [1], [0]
+        for draft, parent in enumerate(row, start=1):
+            seen.append(seen[parent + 1] | 1 << draft)
+            deep.append(deep[parent + 1] + 1)
+        padding = range(len(seen), width)
+        sees.append(seen + [1 << column for column in padding])
+        depths.append(deep + [0 for _ in padding])
+    return BatchTree(sees, depths, [0] * len(sees))
+
+
 def token_tree(tree: BatchTree, device: torch.device) -> TokenTree:
     """The trees on a device, in one copy."""
     width = len(tree.depths[0])
