@@ -59,8 +59,10 @@ class LlamaCompiled(CausalModel):
         self.cache_dtype = torch.bfloat16 if self.packed.dot else torch.float32
         self._rotary: Any = shadow_of(body.rotary_emb)
         self._turns = self._make_turns(min(1024, self.context))
-        # Compiles the forward, or loads its code from disk, before a clock runs.
-        self.forward(ForwardBatch(torch.zeros(1, 1, dtype=torch.int64), [0]), self.new_cache(1, 1))
+        # Compiles the forward and what moves columns, or loads their code from disk, before a clock runs.
+        cache = self.new_cache(1, 1)
+        self.forward(ForwardBatch(torch.zeros(1, 1, dtype=torch.int64), [0]), cache)
+        cache.keep(0, 0, [0])
 
     def new_cache(self, max_batch: int, max_len: int, prefixes: int = 0, prefix_len: int = 0) -> TiledCache:
         prefix = self.new_cache(prefixes, prefix_len) if prefixes else None

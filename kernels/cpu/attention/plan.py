@@ -39,8 +39,10 @@ def planned(firsts, lengths, starts, groups, skip, bases, sees, depths, group, k
     base, alone = np.full(rows, -1, np.int64), np.zeros(rows, np.int64)
     most = 0
     for row in range(rows):
-        most += firsts[row + 1] - firsts[row] + 2 * ((lengths[row] + firsts[row + 1] - firsts[row]) // SEGMENT + 2)
-    items, made, at = np.empty((most, 6), np.int64), 0, 0
+        width = firsts[row + 1] - firsts[row]
+        most += width + 2 * ((lengths[row] + width) // SEGMENT + 2)
+    # A branch has one item, or one for each of the at most two segments that its path lies in.
+    items, made, at = np.empty((most + len(sees), 6), np.int64), 0, 0
     each = max(1, min(4, most * kv_heads // (32 * threads)))
     for row in range(rows):
         if base[row] >= 0:
@@ -63,30 +65,24 @@ def planned(firsts, lengths, starts, groups, skip, bases, sees, depths, group, k
     kept = 0
     some = max(1, min(MOST // group, -(-firsts[-1] * kv_heads // (6 * threads))))
     for row in range(rows):
-        width, first, segment = firsts[row + 1] - firsts[row], base[row], alone[row]
+        width = firsts[row + 1] - firsts[row]
         if width == 0:
             continue
-        last, leaves = 0, 0
+        last, branched = 0, False
         for token in range(firsts[row], firsts[row + 1]):
-            last, leaves = max(last, tokens[token, 3] // SEGMENT + 1), max(leaves, tokens[token, 4] + 1)
+            last, branched = max(last, tokens[token, 3] // SEGMENT + 1), branched or tokens[token, 4] >= 0
         direct = last == 1 or width * group >= WIDE
         for token in range(firsts[row], firsts[row + 1]):
             tokens[token, 2] = -1 if direct else kept + (token - firsts[row]) * last
-        kept += 0 if direct else width * last
-        while not direct and leaves and segment < bases[row] // SEGMENT:
-            end = min(segment + each, bases[row] // SEGMENT)
-            made, segment = _add(items, made, row, first, first + width, segment, end, SHARED), end
-        start = first
-        while start < first + width:
-            most_here = min(start + some, first + width) if direct else first + width
-            stop = _end_of_branch(tokens, order, start, most_here)
-            if direct:
-                made = _add(items, made, row, start, stop, 0, last, DIRECT)
-            else:
-                made = _add_apart(
-                    items, made, row, start, stop, segment, last, last if leaves else each, skip[row]
-                )
-            start = stop
+        whole = bases[row] // SEGMENT if branched else 0
+        if direct:
+            made = _divide(items, made, tokens, order, row, base[row], base[row] + width, some, last)
+        else:
+            kept += width * last
+            made = _divide_apart(
+                items, made, tokens, order, row, base[row], base[row] + width, alone[row], whole, last, each,
+                skip[row],
+            )  # fmt: skip
     return items[:made], tokens, order, kept
 
 
@@ -99,11 +95,9 @@ def _place(tokens, order, at, row, firsts, lengths, bases, sees, depths):
     first, end = firsts[row], firsts[row + 1]
     before = lengths[row] - bases[row] if len(sees) else 0
     for token in range(first, end):
-        column = before + token - first
-        text = len(sees) == 0 or sees[token] == (1 << (column + 1)) - 1
         tokens[token, 0], tokens[token, 1], tokens[token, 4] = row, -1, -1
-        tokens[token, 3] = bases[row] + depths[token] if len(sees) else lengths[row] + column
-        if text:
+        tokens[token, 3] = bases[row] + depths[token] if len(sees) else lengths[row] + token - first
+        if len(sees) == 0 or sees[token] == (1 << (before + token - first + 1)) - 1:
             order[at], tokens[token, 1] = token, at
             at += 1
     # From the last token on, as whoever is in no branch yet then is a leaf.
@@ -125,14 +119,30 @@ def _end_of_branch(tokens, order, start, end):
 
 
 @helper
-def _add_apart(items, made, row, start, stop, segment, last, each, skip):
-    """Items of the tokens at some places over the segments up to `last`, `each` segments an item."""
-    while segment < last:
-        if segment > 0 and (segment + 1) * SEGMENT <= skip:
-            segment += 1
-            continue
-        end = min(segment + each, last)
-        made, segment = _add(items, made, row, start, stop, segment, end, APART), end
+def _divide(items, made, tokens, order, row, first, end, some, last):
+    """A row's DIRECT items, each of up to `some` tokens of a branch."""
+    while first < end:
+        stop = _end_of_branch(tokens, order, first, min(first + some, end))
+        made, first = _add(items, made, row, first, stop, 0, last, DIRECT), stop
+    return made
+
+
+@helper
+def _divide_apart(items, made, tokens, order, row, first, end, segment, whole, last, each, skip):
+    """Items of a row's segments up to `last`: those below `whole` for all of its branches, others for each."""
+    while segment < whole:
+        stop = min(segment + each, whole)
+        made, segment = _add(items, made, row, first, end, segment, stop, SHARED), stop
+    start = segment
+    while first < end:
+        branch, segment = _end_of_branch(tokens, order, first, end), start
+        while segment < last:
+            if segment > 0 and (segment + 1) * SEGMENT <= skip:
+                segment += 1
+                continue
+            stop = min(segment + each, last)
+            made, segment = _add(items, made, row, first, branch, segment, stop, APART), stop
+        first = branch
     return made
 
 

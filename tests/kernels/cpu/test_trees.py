@@ -38,9 +38,10 @@ def step(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Each row's logits and states."""
     out = model.forward(ForwardBatch(x, lengths, counts, return_states=True, tree=tree), cache)
-    return tuple(
+    logits, states = (
         [row[:n].clone() for row, n in zip(one, counts, strict=True)] for one in (out.logits, out.require_states())
-    )  # type: ignore[return-value]
+    )
+    return logits, states
 
 
 def as_texts(
