@@ -108,7 +108,7 @@ class Cascade(Drafter):
     def grow(
         self, rows: list[Sequence], max_drafts: list[int], room: int, keys: NoiseKeys, grower: Grower
     ) -> Proposal:
-        """Trees of copies, with the model's drafts beside and behind them (GrowingDrafter in trees/growth.py)."""
+        """Trees of copies, with the model's drafts beside and behind them (GrowingDrafter in trees/nodes.py)."""
         model: Any = self.model
         if not isinstance(model, ModelDrafter | HeadDrafter):
             return self.propose(rows, max_drafts, keys)

@@ -11,13 +11,10 @@ model drafts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
-
 import torch
 from torch import Tensor
 
-from ...budget.trees import MOST_DRAFTS, Draft, Grower
+from ...budget.trees import MOST_DRAFTS, Grower
 from ...machine.transfer import to_device, to_host
 from ...sampling.distribution import probabilities
 from ...sampling.draw import draw
@@ -26,31 +23,12 @@ from ...sampling.params import SamplingParams
 from ...sequence import Sequence
 from ..base import Proposal
 from .levels import Fed, LevelModel
+from .nodes import Node
 
 # The most children of one draft: of greedy and coupled texts, and of sampled ones.
 WIDEST, WIDEST_SAMPLED = 6, 3
 # A drawn child needs at least this much of q beside its siblings.
 LEAST_MASS = 1e-4
-
-
-@runtime_checkable
-class GrowingDrafter(Protocol):
-    """A drafter that can draft trees."""
-
-    def grow(
-        self, rows: list[Sequence], max_drafts: list[int], room: int, keys: NoiseKeys, grower: Grower
-    ) -> Proposal:
-        """Trees at most max_drafts[r] deep, of at most `room` drafts a row."""
-        ...
-
-
-@dataclass
-class _Node(Draft):
-    """fed: which of the row's drafts that the model was fed it is, or -1; q: the row of `_drawn` it comes from."""
-
-    fed: int = -1
-    q: int = -1
-    chosen: bool = False
 
 
 # What a node is asked behind: the row, and its place in the row, or -1 for the newest token.
@@ -76,7 +54,7 @@ class Growth:
         self.most = min(room, MOST_DRAFTS)
         self.coupled = role == Role.TARGET
         self.sampled = not (params.greedy or self.coupled)
-        self.nodes: list[list[_Node]] = [[] for _ in rows]
+        self.nodes: list[list[Node]] = [[] for _ in rows]
         self.levels = 0
         self._fed = [0] * len(rows)
         self._drawn: list[Tensor] = []
@@ -114,13 +92,13 @@ class Growth:
         followed = sum(node.worth for node in self.nodes[row] if node.parent == parent and node.chosen)
         return max(worth - followed, 0.0)
 
-    def _add(self, row: int, token: int, parent: int, kind: str, raw: float, chance: float, share: float) -> _Node:
+    def _add(self, row: int, token: int, parent: int, kind: str, raw: float, chance: float, share: float) -> Node:
         """A draft behind `parent`; share: what copies beside it leave of its chance."""
         depth, worth = 1, 1.0
         if parent >= 0:
             before = self.nodes[row][parent]
             depth, worth = before.depth + 1, before.worth
-        node = _Node(row, token, parent, depth, kind, raw, worth * chance * share)
+        node = Node(row, token, parent, depth, kind, raw, worth * chance * share)
         self.nodes[row].append(node)
         return node
 
@@ -134,7 +112,7 @@ class Growth:
                     self._add(r, token, parent, "copied", 1.0, chance, (1 - chance) ** len(beside))
                 parent = next(i for i, n in enumerate(self.nodes[r]) if n.parent == parent and n.token == token)
 
-    def _beside(self, row: int, parent: int) -> dict[int, _Node]:
+    def _beside(self, row: int, parent: int) -> dict[int, Node]:
         """The children, by token, that a draft has already: copies."""
         return {node.token: node for node in self.nodes[row] if node.parent == parent}
 
