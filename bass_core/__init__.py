@@ -6,6 +6,7 @@ target's output.
 
 from .attention.huggingface import BACKENDS as ATTENTIONS
 from .budget.policies import Algorithm1, RecordedLengths
+from .budget.trees import FixedNodes
 from .decoding.calibrate import measure_ahead
 from .decoding.checks import count_tokens
 from .decoding.cost_store import may_measure
@@ -47,6 +48,7 @@ __all__ = [
     "BassError",
     "DeviceReading",
     "Difference",
+    "FixedNodes",
     "Generation",
     "LaneSnapshot",
     "MemoryShortage",
