@@ -59,6 +59,7 @@ class RowRound:
     instead of a token of the target's; `accepted` does not count that draft. `next_p` is p of the token after the
     accepted drafts. NaN marks a number that does not exist (u under coupled verification, next_p of a prefill).
 
+    `kinds`: of drafts that a planner chose, a letter each: c copied, l among the draft's likeliest, d drawn.
     `parents`: where the drafts are a tree, the draft that each follows, or -1 for the newest token; then `path`
     lists the accepted ones. Both None: a chain, of which the first `accepted` were accepted.
     """
@@ -75,6 +76,16 @@ class RowRound:
     next_p: float = math.nan
     parents: list[int] | None = None
     path: list[int] | None = None
+    kinds: str | None = None
+
+    @property
+    def shape(self) -> str | None:
+        """What RecordedLengths needs to draft as much again: of each draft its kind and its parent, "l d c0"."""
+        if self.kinds is None:
+            return None
+        parents = range(-1, len(self.drafted) - 1) if self.parents is None else self.parents
+        pairs = zip(self.kinds, parents, strict=True)
+        return " ".join(kind if parent < 0 else f"{kind}{parent}" for kind, parent in pairs)
 
     @property
     def tested(self) -> list[bool]:

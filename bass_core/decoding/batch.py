@@ -133,11 +133,9 @@ class BatchDecoder:
             # The newest token, which is fed first, and the path behind it.
             self.target.commit(r, self.target.lengths[r] + len(path) + 1, [0, *(draft + 1 for draft in path)])
         self._hand_states(rows, lambda: _states_of(output.require_states(), paths))
-        trees: list[Any] = parents or [None] * len(rows)
-        records = [
-            write_round(row, outcome, count, parents)
-            for row, outcome, count, parents in zip(rows, outcomes, num_drafted, trees, strict=True)
-        ]
+        none: list[Any] = [None] * len(rows)
+        told = zip(rows, outcomes, num_drafted, parents or none, proposal.kinds or none, strict=True)
+        records = [write_round(*each) for each in told]
         forwards, drawn = 0, 0
         if self.drafter is not None:
             self.drafter.on_verified(rows, proposal, accepted)

@@ -22,8 +22,8 @@ from ..verification.table import find_verification
 from .base import Drafter, Proposal
 from .chain import chains, follow
 from .pending import feed_pending
-from .trees.growth import Growth
 from .trees.levels import Fed, TreeFeed
+from .trees.replay import make_growth
 
 
 class ModelDrafter(Drafter):
@@ -117,7 +117,7 @@ class ModelDrafter(Drafter):
         """Trees, grown from this model alone (GrowingDrafter in trees/nodes.py)."""
         context = self.runner.model.context
         fits = [most if len(row.tokens) < context else 0 for row, most in zip(rows, max_drafts, strict=True)]
-        proposal = Growth(rows, fits, room, keys, grower, self.params, self.role).grow([], self)
+        proposal = make_growth(rows, fits, room, keys, grower, self.params, self.role).grow([], self)
         self.drafted += sum(proposal.num_drafted)
         return proposal
 
