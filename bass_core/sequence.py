@@ -52,8 +52,8 @@ class Sequence:
 class RowRound:
     """What one round did to one sequence.
 
-    `drafted`, `p`, `q`, `u`: the drafted tokens and, for each, the target's probability, the draft's probability
-    and the uniform number of its test. `accepted`: how many drafts were accepted. `tokens`, `origins`: what was
+    `drafted`, `p`, `q`, `u`, `chance`: the drafted tokens and, for each, the target's probability, the draft's, the
+    uniform number of its test and what that had to be below. `accepted`: how many drafts were accepted. `tokens`, `origins`: what was
     appended. Drafts after an accepted end-of-text token are left out of all of these.
     Under verification "common_stop", a row cut short by another row's rejection ends with one more accepted draft
     instead of a token of the target's; `accepted` does not count that draft. `next_p` is p of the token after the
@@ -70,6 +70,20 @@ class RowRound:
     origins: list[str]
     finish_reason: str | None
     next_p: float = math.nan
+    chance: list[float] = field(default_factory=list)
+
+    @property
+    def one_by_one(self) -> int:
+        """How many drafts the rejection rule would have accepted with the same numbers u; `accepted` without u."""
+        if any(map(math.isnan, self.u)):
+            return self.accepted
+        failed = (i for i, (p, q, u) in enumerate(zip(self.p, self.q, self.u, strict=True)) if u * q >= p)
+        return next(failed, len(self.drafted))
+
+    @property
+    def saved(self) -> int:
+        """How many of the accepted drafts that rule would have lost: those from its first rejection on."""
+        return max(0, self.accepted - self.one_by_one)
 
 
 @dataclass(frozen=True)

@@ -212,8 +212,9 @@ class BatchDecoder:
             drafted, accepted = drafted[:taken], taken
         tests = tests[: len(drafted)]
         p, q, u = [test.p for test in tests], [test.q for test in tests], [test.u for test in tests]
+        ended, chance = row.finish_reason, [test.chance for test in tests]
         return RowRound(
-            row.index, drafted, p, q, u, accepted, tokens[:taken], origins[:taken], row.finish_reason, next_p
+            row.index, drafted, p, q, u, accepted, tokens[:taken], origins[:taken], ended, next_p, chance
         )
 
     def _drop_finished(self) -> None:

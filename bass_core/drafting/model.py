@@ -26,7 +26,7 @@ from .pending import feed_pending
 class ModelDrafter(Drafter):
     """Drafts with a second model, one forward a token, for the whole batch at once."""
 
-    def __init__(self, runner: ModelRunner, params: SamplingParams, verification: str = "chen") -> None:
+    def __init__(self, runner: ModelRunner, params: SamplingParams, verification: str = "auto") -> None:
         self.runner, self.params = runner, params
         self.role = find_verification(verification).draft_role
 
