@@ -166,7 +166,7 @@ class Bill:
     curve: list[tuple[int, float]]
     tokens: int
     levels: int
-    level_ms: float
+    draft_ms: float
     worths: list[float]
     prices: list[float]
     expected: float
