@@ -80,10 +80,11 @@ def verify_tree(
         from .tree_triton import walk_on_device  # imports triton
 
         found = walk_on_device(logits, tree.tokens, tree.parents, tree.drawn, tree.probs, keys, params)
-        walks = [
-            (tree.path(r, last), token, chance, tests) for r, (last, token, chance, tests) in enumerate(found)
-        ]
-        return [RowOutcome(len(path), *end, path=path) for path, *end in walks]
+        outcomes = []
+        for r, (last, token, chance, tests) in enumerate(found):
+            path = tree.path(r, last)
+            outcomes.append(RowOutcome(len(path), token, chance, tests, path=path))
+        return outcomes
     return _Walk(logits, tree, keys, params).outcomes()
 
 

@@ -161,4 +161,5 @@ def walk_trees(
         drawn.contiguous(), sequences, positions, begins, seed, ends, chances, *tests, width, p.shape[2],
         BLOCK_V=BLOCK_V, num_warps=WARPS,
     )  # fmt: skip
-    return ends, chances, *tests
+    p_drafts, q_drafts, coins = tests
+    return ends, chances, p_drafts, q_drafts, coins
