@@ -35,7 +35,8 @@ class DeviceReading(TypedDict):
 class RowRecord(TypedDict):
     """What one round did to one sequence: it appended `written` tokens, from index `start` of its new tokens on.
 
-    `drafted`: the drafted tokens; `p`, `q`, `u`: their tests; `accepted`: how many were accepted; see RowRound.
+    `drafted`: the drafted tokens; `p`, `q`, `u`, `chance`: their tests; `accepted`: how many were accepted;
+    `one_by_one`: how many the rejection rule would have accepted with the same u; see RowRound.
     `drafted_text` is None without a tokenizer.
     """
 
@@ -46,9 +47,12 @@ class RowRecord(TypedDict):
     p: list[float | None]
     q: list[float | None]
     u: list[float | None]
+    chance: list[float | None]
     accepted: int
+    one_by_one: int
     written: int
     next_p: float | None
+    shape: str | None
 
 
 class RoundRecord(TypedDict):

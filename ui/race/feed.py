@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, cast
 
-from bass_core import LaneSnapshot, Metrics, RoundRecord, SequenceSnapshot, Snapshot
+from bass_core import VERIFICATIONS, LaneSnapshot, Metrics, RoundRecord, RowRecord, SequenceSnapshot, Snapshot
 from ui.page.request import RaceRequest, keywords
 from ui.race.looks import looks, reference
 
@@ -68,7 +68,8 @@ class SequenceFeed:
 def _round(record: RoundRecord) -> list[Any]:
     """[round, first two letters of its kind, draft length, lane ms, rows] of one round.
 
-    A row: [sequence, start, written, accepted, p of the last token, drafts], a draft: [text, p, q, u].
+    A row: [sequence, start, written, accepted, p of the last token, drafts, accepted one by one], a draft:
+    [text, p, q, u, chance]. Recordings of earlier versions lack the two last numbers.
     """
     rows = [
         [
@@ -77,14 +78,19 @@ def _round(record: RoundRecord) -> list[Any]:
             row["written"],
             row["accepted"],
             _short(row["next_p"]),
-            [
-                [text, _short(p), _short(q), _short(u)]
-                for text, p, q, u in zip(row["drafted_text"] or (), row["p"], row["q"], row["u"], strict=True)
-            ],
+            _drafts(row),
+            row.get("one_by_one", row["accepted"]),
         ]
         for row in record["rows"]
     ]
     return [record["round"], record["kind"][:2], record["draft_length"], round(record["time_ms"], 3), rows]
+
+
+def _drafts(row: RowRecord) -> list[list[Any]]:
+    texts = row["drafted_text"] or ()
+    chances = row.get("chance", [None] * len(texts))
+    numbers = zip(row["p"], row["q"], row["u"], chances, strict=True)
+    return [[text, *map(_short, drawn)] for text, drawn in zip(texts, numbers, strict=True)]
 
 
 class Series:
@@ -141,9 +147,12 @@ class PageFeed:
     def _head(self, snapshot: Snapshot) -> dict[str, Any]:
         """What stays the same in a run. Lanes and rows come from the snapshot: a recording ignores the request."""
         rows = max(len(lane["sequences"]) for lane in snapshot["lanes"].values())
+        settings = cast(RecordedSnapshot, snapshot).get("settings", self.request.settings())
+        verification = VERIFICATIONS.get(str(settings.get("verification")))
         return {
             "run": self.run,
-            "settings": cast(RecordedSnapshot, snapshot).get("settings", self.request.settings()),
+            "settings": settings,
+            "together": bool(verification and verification.together and settings.get("temperature")),
             "keywords": keywords(),
             "pair": self.pair,
             "lanes": list(snapshot["lanes"]),

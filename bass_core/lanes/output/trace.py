@@ -55,9 +55,12 @@ class Trace:
             "p": [_known(value) for value in row.p],
             "q": [_known(value) for value in row.q],
             "u": [_known(value) for value in row.u],
+            "chance": [_known(value) for value in row.chance],
             "accepted": row.accepted,
+            "one_by_one": row.one_by_one,
             "written": len(row.tokens),
             "next_p": _known(row.next_p),
+            "shape": row.shape,
         }
 
     def _spell(self, token: int) -> str:

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from bass_core import ModelPair, RecordedLengths, RequestError, SamplingParams, generate, race
+from bass_core import ModelPair, RecordedLengths, RequestError, SamplingParams, generate, race, stream
+from bass_core.budget.cost_table import CostTable
+from bass_core.budget.planner import Planner
 from bass_core.budget.policies import Algorithm1
 
 from ...models import NEAR, byte_tokenizer, perturbed, prompts, tiny
@@ -25,7 +27,7 @@ def last(**arguments: Any) -> dict[str, Any]:
     return lanes
 
 
-@pytest.mark.parametrize("verification", ["chen", "coupled"])
+@pytest.mark.parametrize("verification", ["rejection", "block", "coupled"])
 def test_every_token_has_its_round_and_every_draft_its_verdict(verification: str) -> None:
     for name, lane in last(verification=verification, draft_length=3).items():
         written = [0] * len(ROWS)
@@ -40,7 +42,7 @@ def test_every_token_has_its_round_and_every_draft_its_verdict(verification: str
                 assert row["drafted"][:kept] == sequence["token_ids"][start : start + kept]
                 assert sequence["origins"][start:end].count("accepted") == kept
                 assert set(sequence["times_ms"][start:end]) == {record["time_ms"]}
-                widths = {len(row[key]) for key in ("drafted", "drafted_text", "p", "q", "u")}
+                widths = {len(row[key]) for key in ("drafted", "drafted_text", "p", "q", "u", "chance")}
                 assert widths == {len(row["drafted"])}
                 drafted += len(row["drafted"])
                 accepted += kept
@@ -52,17 +54,23 @@ def test_every_token_has_its_round_and_every_draft_its_verdict(verification: str
 
 
 def check_verdicts(row: dict[str, Any], kind: str, verification: str) -> None:
-    """Recomputes each verdict by Chen et al.'s acceptance rule from the logged p, q and u."""
+    """Recomputes each verdict from the logged p, q and u, and under the block rule from the chances."""
     if kind == "prefill":
         assert row["next_p"] is None and not row["drafted"]
         return
     assert 0 < row["next_p"] <= 1
     if verification == "coupled":
-        assert set(row["u"]) <= {None}
+        assert set(row["u"]) | set(row["chance"]) <= {None}
+        assert row["one_by_one"] == row["accepted"]
         return
     stands = [u * q < p for p, q, u in zip(row["p"], row["q"], row["u"], strict=True)]
-    kept = row["accepted"]
-    assert all(stands[:kept]) and not any(stands[kept : kept + 1])
+    kept, alone = row["accepted"], row["one_by_one"]
+    assert all(stands[:alone]) and not any(stands[alone : alone + 1])
+    passed = [u < chance for u, chance in zip(row["u"], row["chance"], strict=True)]
+    if verification == "rejection":
+        assert kept == alone and all(passed[:kept]) and not any(passed[kept : kept + 1])
+    elif row["written"] > kept:  # else the text ended among the accepted drafts
+        assert not any(passed[kept:]) and (not kept or passed[kept - 1])
 
 
 class Growing(Algorithm1):
@@ -92,3 +100,25 @@ def test_a_recorded_length_that_is_none_is_refused(length: Any) -> None:
 def test_no_lengths_are_refused() -> None:
     with pytest.raises(RequestError, match="at least one"):
         RecordedLengths([])
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_planned_run_repeats_from_its_recorded_shapes(rows: int) -> None:
+    """What a planner's trees draw depends on their shapes; the lengths alone would not repeat the text."""
+    table = CostTable({1: [(1, 10.0), (8, 11.0), (32, 14.0)]}, {1: 1.0}, False)
+    ways: dict[str, Any] = {"max_new_tokens": 16, "sampling": SamplingParams(0.9), "seed": 3}
+    first: list[list[int]] = []
+    for _ in range(2):
+        planned = list(stream(PAIR, ROWS[:rows], draft_length=Planner(table, rows), **ways))
+        texts = generate(PAIR, ROWS[:rows], draft_length=Planner(table, rows), **ways)
+        first = [one.token_ids for one in texts.sequences]
+    shapes = [[row.shape for row in one.rows] for one in planned if one.kind != "prefill"]
+    assert any(len(set(shape.split())) < len(shape.split()) for one in shapes for shape in one if shape)
+    again = generate(PAIR, ROWS[:rows], draft_length=RecordedLengths(shapes), **ways)
+    assert [one.token_ids for one in again.sequences] == first
+
+
+@pytest.mark.parametrize("shape", ["x", "l2", "d-1", 3.5])
+def test_a_recorded_shape_that_is_none_is_refused(shape: Any) -> None:
+    with pytest.raises(RequestError, match="RecordedLengths takes"):
+        RecordedLengths([[shape]])

@@ -126,6 +126,7 @@ def record(number: int, at: float, drafted: list[str]) -> dict[str, Any]:
     row = {
         "sequence": 0, "start": number, "drafted": [1] * len(drafted), "drafted_text": drafted,
         "p": [0.123456789] * len(drafted), "q": [0.5] * len(drafted), "u": [None] * len(drafted),
+        "chance": [0.25] * len(drafted), "one_by_one": 0,
         "accepted": 0, "written": 1, "next_p": None,
     }  # fmt: skip
     return {
@@ -142,10 +143,10 @@ def test_each_round_is_sent_once_and_its_length_is_charted() -> None:
         shot["elapsed_ms"] *= 20
         log, _, charts = feed.update(shot)
     sent = [line for text in log.split("\n")[1:] for line in json.loads(text)["regular"]["rounds"]]
-    drafts = [["x", 0.123457, 0.5, None], ["<b>", 0.123457, 0.5, None]]
+    drafts = [["x", 0.123457, 0.5, None, 0.25], ["<b>", 0.123457, 0.5, None, 0.25]]
     assert sent == [
-        [1, "ve", 4, 10, [[0, 1, 1, 0, None, drafts]]],
-        [2, "ve", 5, 20, [[0, 2, 1, 0, None, []]]],
+        [1, "ve", 4, 10, [[0, 1, 1, 0, None, drafts, 0]]],
+        [2, "ve", 5, 20, [[0, 2, 1, 0, None, [], 0]]],
     ]
     assert json.loads(charts)["rounds"]["regular"] == {"time_ms": [10, 20], "draft_length": [4, 5]}
 

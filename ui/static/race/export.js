@@ -27,6 +27,7 @@
 
   const COLUMNS = [
     "lane", "sequence", "index", "token_id", "text", "origin", "time_ms", "round", "position", "drafted", "p", "q", "u",
+    "chance",
   ];
 
   /** One line a token. Texts are JSON strings, so that none spans lines or is read as a formula. */
@@ -40,7 +41,7 @@
         lines.push([
           lane.name, s, i, token.id, cell(JSON.stringify(token.text)), token.origin, token.ms, step?.round ?? "",
           step ? at + 1 : "", step?.drafts.length ?? "", draft ? draft.p : step?.nextP ?? "", draft?.q ?? "",
-          draft?.u ?? "",
+          draft?.u ?? "", draft?.chance ?? "",
         ].join(","));
       }));
     }

@@ -1,7 +1,8 @@
 /* The run so far as plain objects, for other scripts and the console. Contract: Bass.run() is null or
    {head, view, done, lanes: Map name -> {name, clock, sequences, rounds}}; a sequence is {tokens, steps}, a token
    {origin, text, ms, id}, a step (its part of one round) {round, kind, length, ms, start, written, accepted,
-   nextP, drafts: [{text, p, q, u}]}. Draws nothing. */
+   nextP, drafts: [{text, p, q, u, chance}], alone}: alone, how many drafts would have been accepted one by one.
+   head.together: whether the drafts of a round are judged together. Draws nothing. */
 (() => {
   "use strict";
   const { on } = window.Bass;
@@ -22,10 +23,10 @@
 
   function addRound(lane, [round, kind, length, ms, rows]) {
     lane.rounds.push({ round, kind: KINDS[kind], length, ms });
-    for (const [index, start, written, accepted, nextP, drafts] of rows) {
+    for (const [index, start, written, accepted, nextP, drafts, alone] of rows) {
       lane.sequences[index].steps.push({
-        round, kind: KINDS[kind], length, ms, start, written, accepted, nextP,
-        drafts: drafts.map(([text, p, q, u]) => ({ text, p, q, u })),
+        round, kind: KINDS[kind], length, ms, start, written, accepted, nextP, alone,
+        drafts: drafts.map(([text, p, q, u, chance]) => ({ text, p, q, u, chance })),
       });
     }
   }

@@ -6,6 +6,14 @@
 
   const chance = (value) => number(value, value !== null && value < 0.001 ? 6 : 3);
 
+  /** What u has to be below, in words. */
+  const limit = ({ p, q, chance: h }) => (run().head.together ? `h ${chance(h)}` : `p/q ${chance(p / q)}`);
+
+  function accepted(draft) {
+    if (run().head.together && draft.u >= draft.chance) return "accepted: a draft behind it has u below its h";
+    return `accepted: u ${chance(draft.u)} is below ${limit(draft)}`;
+  }
+
   /** Lines that explain a token: [what, where, numbers, verdict]. */
   function explain(sequence, index) {
     const token = sequence.tokens[index], step = stepOf(sequence, index);
@@ -17,12 +25,12 @@
     const draft = step.drafts[at];
     if (token.origin === "accepted") {
       lines.push(`p(x) ${chance(draft.p)}, q(x) ${chance(draft.q)}`);
-      lines.push(draft.u === null ? "accepted: it is the token that the target draws" :
-        `accepted: u ${chance(draft.u)} is below p/q ${chance(draft.p / draft.q)}`);
+      lines.push(draft.u === null ? "accepted: it is the token that the target draws" : accepted(draft));
+      if (run().head.together && at >= step.alone) lines.push("saved: draft by draft, the round would have ended before it");
     } else if (token.origin === "recovered") {
       lines.push(`p(x) ${chance(step.nextP)}, q(x) n/a: it was not drafted`);
       lines.push(`replaces ${quoted(draft.text)}, rejected: p ${chance(draft.p)}, q ${chance(draft.q)}` +
-        (draft.u === null ? ", not the token that the target draws" : `, u ${chance(draft.u)} is not below p/q ${chance(draft.p / draft.q)}`));
+        (draft.u === null ? ", not the token that the target draws" : `, u ${chance(draft.u)} is not below ${limit(draft)}`));
     } else {
       lines.push(`p(x) ${chance(step.nextP)}, q(x) n/a: it was not drafted`);
       lines.push(token.origin === "bonus" ? `drawn from the target, after all ${step.accepted} drafts were accepted`
