@@ -6,7 +6,8 @@ browser's time. The log holds every token and round once and only grows, so that
 view (the current figures) and charts (whole series) are small and are replaced.
 
 The log's first line is the run's head, see PageFeed._head. Each further line is one
-snapshot: {lane: {"clock_ms", "new": {index: tokens}, "rounds": rounds}}; see SequenceFeed.fresh and `_round`.
+snapshot: {lane: {"clock_ms", "new": {index: tokens}, "rounds": rounds}}; see SequenceFeed.fresh and `_round`. Where
+bills go by curves that the log does not hold yet, a lane has "curves" too.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class SequenceFeed:
 def _round(record: RoundRecord) -> list[Any]:
     """[round, first two letters of its kind, draft length, lane ms, rows] of one round.
 
-    A row: [sequence, start, written, accepted, p of the last token, drafts], a draft: [text, p, q, u].
+    A row: [sequence, start, written, accepted, p of the last token, drafts], a draft: [text, p, q, u]. The row of a
+    tree of drafts ends with its parents and its path, a round that a planner planned with its bill.
     """
     rows = [
         [
@@ -81,10 +83,25 @@ def _round(record: RoundRecord) -> list[Any]:
                 [text, _short(p), _short(q), _short(u)]
                 for text, p, q, u in zip(row["drafted_text"] or (), row["p"], row["q"], row["u"], strict=True)
             ],
+            *([row["parents"], row["path"]] if row.get("parents") is not None else ()),
         ]
         for row in record["rows"]
     ]
-    return [record["round"], record["kind"][:2], record["draft_length"], round(record["time_ms"], 3), rows]
+    bill = [record["bill"]] if record.get("bill") is not None else ()
+    length = record["draft_length"]
+    return [record["round"], record["kind"][:2], length, round(record["time_ms"], 3), rows, *bill]
+
+
+def _length(record: RoundRecord) -> int:
+    """The draft length of a round; where rows drafted trees, the depth of the deepest."""
+    trees = [parents for row in record["rows"] if (parents := row.get("parents"))]
+    deepest = 0
+    for parents in trees:
+        depths: list[int] = []
+        for parent in parents:
+            depths.append(1 + (depths[parent] if parent >= 0 else 0))
+        deepest = max(deepest, *depths)
+    return deepest if trees else record["draft_length"]
 
 
 class Series:
@@ -118,6 +135,7 @@ class PageFeed:
         self.log = ""
         self.sequences: dict[tuple[str, int], SequenceFeed] = {}
         self.rounds: dict[str, int] = {}
+        self.curves: dict[str, int] = {}
         self.lane_series: dict[str, Series] = {}
         self.round_series: dict[str, Series] = {}
         self.device_series = Series("elapsed_ms", CHARTED_DEVICE)
@@ -167,8 +185,12 @@ class PageFeed:
             lengths = self.round_series.setdefault(name, Series("time_ms", ("draft_length",)))
             for record in records:
                 if record["kind"] == "verify":
-                    lengths.add(record["time_ms"], record)
+                    lengths.add(record["time_ms"], {"draft_length": _length(record)})
             line[name] = {"clock_ms": lane["clock_ms"], "new": new, "rounds": [_round(r) for r in records]}
+            curves = lane.get("curves", [])[self.curves.get(name, 0) :]
+            if curves:
+                self.curves[name] = self.curves.get(name, 0) + len(curves)
+                line[name]["curves"] = curves
         self.log += "\n" + _text(line)
 
     def _figures(self, lane: LaneSnapshot) -> dict[str, Any]:

@@ -150,6 +150,24 @@ def test_each_round_is_sent_once_and_its_length_is_charted() -> None:
     assert json.loads(charts)["rounds"]["regular"] == {"time_ms": [10, 20], "draft_length": [4, 5]}
 
 
+def test_a_tree_is_sent_with_its_parents_and_a_curve_once() -> None:
+    feed, rounds = PageFeed("r", REQUEST), [record(1, 10, ["x", "y", "z"]), record(2, 20, ["x"])]
+    rounds[0]["rows"][0] |= {"parents": [-1, 0, -1], "path": [2], "accepted": 1}
+    bill = {"curve": 0, "tokens": 4, "levels": 1, "level_ms": 1.5, "worths": [0.5], "prices": [0.25, None]}
+    rounds[1] |= {"bill": bill}
+    for count in (1, 2, 2):
+        shot = snapshot(["a"] * count, 400.0 * count)
+        shot["lanes"]["regular"] |= {"rounds": rounds[:count], "curves": [[[1, 20.5], [2, 21.0]]][: count - 1]}
+        log, _, charts = feed.update(shot)
+    lines = [json.loads(text)["regular"] for text in log.split("\n")[1:]]
+    first, second = [line for line in (*lines[0]["rounds"], *lines[1]["rounds"])]
+    assert first[4][0][6:] == [[-1, 0, -1], [2]] and len(first) == 5
+    assert len(second[4][0]) == 6 and second[5:] == [bill]
+    assert [line.get("curves") for line in lines] == [None, [[[1, 20.5], [2, 21.0]]], None]
+    # A tree's draft length is its depth.
+    assert json.loads(charts)["rounds"]["regular"]["draft_length"] == [2, 5]
+
+
 def test_a_recording_names_its_own_lanes_rows_and_settings() -> None:
     shot = snapshot(["a"], 10) | {"settings": {}}
     shot["lanes"] = {"bass": shot["lanes"]["regular"], "new": shot["lanes"]["regular"]}

@@ -2,13 +2,14 @@
    is made from what the page has, without the server. */
 (() => {
   "use strict";
-  const { run, stepOf, lookOf } = window.Bass;
+  const { run, stepOf, pathOf, lookOf } = window.Bass;
   const HASH = "race";
 
   function asJson({ head, view, lanes }) {
     const laneData = [...lanes.values()].map((lane) => [lane.name, {
       ...view?.lanes[lane.name],
       rounds: lane.rounds,
+      curves: lane.curves,
       sequences: lane.sequences.map((sequence, i) => ({
         text: sequence.tokens.map((token) => token.text).join(""),
         token_ids: sequence.tokens.map((token) => token.id),
@@ -36,7 +37,7 @@
     for (const lane of lanes.values()) {
       lane.sequences.forEach((sequence, s) => sequence.tokens.forEach((token, i) => {
         const step = stepOf(sequence, i), at = step ? i - step.start : 0;
-        const draft = token.origin === "accepted" ? step.drafts[at] : null;
+        const draft = token.origin === "accepted" ? step.drafts[pathOf(step)[at] ?? at] : null;
         lines.push([
           lane.name, s, i, token.id, cell(JSON.stringify(token.text)), token.origin, token.ms, step?.round ?? "",
           step ? at + 1 : "", step?.drafts.length ?? "", draft ? draft.p : step?.nextP ?? "", draft?.q ?? "",

@@ -2,9 +2,25 @@
    keys in a sequence's window, Enter opens the step inspector). */
 (() => {
   "use strict";
-  const { run, stepOf, number, setText, make, quoted } = window.Bass;
+  const { run, stepOf, pathOf, replaced, number, setText, make, quoted } = window.Bass;
 
   const chance = (value) => number(value, value !== null && value < 0.001 ? 6 : 3);
+
+  function accepted(draft) {
+    return [`p(x) ${chance(draft.p)}, q(x) ${chance(draft.q)}`,
+      draft.u === null ? "accepted: it is the token that the target draws"
+        : `accepted: u ${chance(draft.u)} is below p/q ${chance(draft.p / draft.q)}`];
+  }
+
+  /** Why the target wrote a token of its own. */
+  function drawn(token, step) {
+    if (token.origin === "bonus") return `drawn from the target, after all ${step.accepted} drafts${step.parents ? " of a branch" : ""} were accepted`;
+    if (token.origin !== "recovered") return "drawn from the target: nothing was drafted";
+    const drafts = replaced(step), [draft] = drafts;
+    if (drafts.length > 1) return `replaces ${drafts.map(({ text }) => quoted(text)).join(", ")}, all rejected`;
+    return `replaces ${quoted(draft.text)}, rejected: p ${chance(draft.p)}, q ${chance(draft.q)}` +
+      (draft.u === null ? ", not the token that the target draws" : `, u ${chance(draft.u)} is not below p/q ${chance(draft.p / draft.q)}`);
+  }
 
   /** Lines that explain a token: [what, where, numbers, verdict]. */
   function explain(sequence, index) {
@@ -12,22 +28,10 @@
     const lines = [`${quoted(token.text)}: ${token.origin}, token ${index + 1}, at ${number(token.ms, 0)} ms`];
     if (!step) return lines;
     if (step.kind === "prefill") return [...lines, "The first token comes with the prefill, which reads the prompt."];
-    const at = index - step.start;
-    lines.push(`round ${step.round}, position ${at + 1}` + (step.drafts.length ? ` (${step.drafts.length} drafted)` : ""));
-    const draft = step.drafts[at];
-    if (token.origin === "accepted") {
-      lines.push(`p(x) ${chance(draft.p)}, q(x) ${chance(draft.q)}`);
-      lines.push(draft.u === null ? "accepted: it is the token that the target draws" :
-        `accepted: u ${chance(draft.u)} is below p/q ${chance(draft.p / draft.q)}`);
-    } else if (token.origin === "recovered") {
-      lines.push(`p(x) ${chance(step.nextP)}, q(x) n/a: it was not drafted`);
-      lines.push(`replaces ${quoted(draft.text)}, rejected: p ${chance(draft.p)}, q ${chance(draft.q)}` +
-        (draft.u === null ? ", not the token that the target draws" : `, u ${chance(draft.u)} is not below p/q ${chance(draft.p / draft.q)}`));
-    } else {
-      lines.push(`p(x) ${chance(step.nextP)}, q(x) n/a: it was not drafted`);
-      lines.push(token.origin === "bonus" ? `drawn from the target, after all ${step.accepted} drafts were accepted`
-        : "drawn from the target: nothing was drafted");
-    }
+    const at = index - step.start, count = step.drafts.length;
+    lines.push(`round ${step.round}, position ${at + 1}` + (count ? ` (${count} drafted${step.parents ? " as a tree" : ""})` : ""));
+    if (token.origin === "accepted") lines.push(...accepted(step.drafts[pathOf(step)[at] ?? at]));
+    else lines.push(`p(x) ${chance(step.nextP)}, q(x) n/a: it was not drafted`, drawn(token, step));
     return lines;
   }
 
