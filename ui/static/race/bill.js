@@ -24,7 +24,7 @@
       const asked = levels ? `The draft was asked ${plural(levels, "time")} before.` : "So the draft was not asked.";
       return `A plain step: no draft was worth its price${price}. ${asked}`;
     }
-    const ms = costOf(curve, tokens) + levels * level, who = drafting < rows ? `${drafting} of ${rows} rows` : plural(rows, "row");
+    const ms = costOf(curve, tokens) + levels * level, who = plural(drafting, "row") + (drafting < rows ? ` out of ${rows}` : "");
     return `${plural(worths.length, "draft")} of ${who} ${worths.length === 1 ? "costs" : "cost"} ${number(ms - plain, 1)} ms ` +
       `more than a plain step and should bring ${number(expected - rows, 1)} tokens more: as much as ` +
       `${number(expected / rows, 2)} plain steps, in the time of ${number(ms / plain, 2)}. ` +
