@@ -28,8 +28,8 @@ from ..verification.table import find_verification
 from .base import Drafter, Proposal
 from .head_states import SettledStates, StandInStates
 from .pending import feed_pending
-from .trees.growth import Growth
 from .trees.levels import Fed, LevelStates, TreeFeed
+from .trees.replay import make_growth
 
 # A forward of the head costs more than one more token in a verification, so a row drafts on only while its drafts
 # so far have this many times the confidence. Each row decides for itself and does not depend on its neighbours.
@@ -151,7 +151,7 @@ class HeadDrafter(Drafter):
         return self.head.vocabulary
 
     def root(self, rows: list[Sequence], wanted: list[bool]) -> Tensor:
-        """Logits [B, V'] behind the newest tokens (LevelModel in levels.py); all rows are fed."""
+        """Logits [B, V'] behind the newest tokens (LevelModel in trees/levels.py); all rows are fed."""
         logits, states = self._catch_up(rows, [1] * len(rows))
         self._feed = TreeFeed(self.runner, list(self.runner.lengths[: len(rows)]))
         self._tree_states = LevelStates(states)
@@ -173,8 +173,10 @@ class HeadDrafter(Drafter):
     def grow(
         self, rows: list[Sequence], max_drafts: list[int], room: int, keys: NoiseKeys, grower: Grower
     ) -> Proposal:
-        """Trees, grown from the head alone (GrowingDrafter in tree.py)."""
-        proposal = Growth(rows, max_drafts, room, keys, grower, self.params, self.role, self.size).grow([], self)
+        """Trees, grown from the head alone (GrowingDrafter in trees/nodes.py)."""
+        proposal = make_growth(rows, max_drafts, room, keys, grower, self.params, self.role, self.size).grow(
+            [], self
+        )
         self.drafted += sum(proposal.num_drafted)
         return proposal
 

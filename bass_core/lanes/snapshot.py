@@ -51,6 +51,7 @@ class RowRecord(TypedDict):
     next_p: float | None
     parents: list[int] | None
     path: list[int] | None
+    shape: str | None
 
 
 class BillRecord(TypedDict):

@@ -65,6 +65,7 @@ class Trace:
             "next_p": _known(row.next_p),
             "parents": None if row.parents is None else list(row.parents),
             "path": None if row.path is None else list(row.path),
+            "shape": row.shape,
         }
 
     def _bill(self, bill: Bill) -> BillRecord:
