@@ -74,7 +74,7 @@ class MeasuredCosts:
     """
 
     def __init__(
-        self, pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams, verification: str = "chen"
+        self, pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams, verification: str = "auto"
     ) -> None:
         self.pair, self.drafter, self.backend = pair, drafter, backend
         self.sampling, self.verification = sampling, verification

@@ -35,8 +35,9 @@ class DeviceReading(TypedDict):
 class RowRecord(TypedDict):
     """What one round did to one sequence: it appended `written` tokens, from index `start` of its new tokens on.
 
-    `drafted`: the drafted tokens; `p`, `q`, `u`: their tests; `accepted`: how many were accepted; `parents`, `path`:
-    of a tree of drafts, None for a chain; see RowRound. `drafted_text` is None without a tokenizer.
+    `drafted`: the drafted tokens; `p`, `q`, `u`, `chance`: their tests; `accepted`: how many were accepted;
+    `one_by_one`: how many the rejection rule would have accepted with the same u; `parents`, `path`: of a tree of
+    drafts, None for a chain; see RowRound. `drafted_text` is None without a tokenizer.
     """
 
     sequence: int
@@ -46,7 +47,9 @@ class RowRecord(TypedDict):
     p: list[float | None]
     q: list[float | None]
     u: list[float | None]
+    chance: list[float | None]
     accepted: int
+    one_by_one: int
     written: int
     next_p: float | None
     parents: list[int] | None
@@ -57,7 +60,7 @@ class RowRecord(TypedDict):
 class BillRecord(TypedDict):
     """`Bill` (sequence.py) as plain data, rounded to 4 decimals.
 
-    `curve` is the index of the bill's curve among the lane's `curves`, which holds each of them once.
+    `curve` is the index of the bill's curve among the lane's `curves`, which may tell more of it than the bill did.
     """
 
     curve: int

@@ -164,7 +164,8 @@ class _Walk:
                 continue
             token, q = self.tree.tokens[r][drawn], self._drawn_from(r, drawn)
             chance, proposed = float(p[i, token]), float(q[token])
-            self.tests[r][drawn] = DraftTest(chance, proposed, coins[i], token)
+            bar = min(1.0, chance / proposed)
+            self.tests[r][drawn] = DraftTest(chance, proposed, coins[i], token, bar)
             if coins[i] * proposed < chance:
                 self.nodes[r] = drawn
                 going.append(r)

@@ -7,7 +7,7 @@ view (the current figures) and charts (whole series) are small and are replaced.
 
 The log's first line is the run's head, see PageFeed._head. Each further line is one
 snapshot: {lane: {"clock_ms", "new": {index: tokens}, "rounds": rounds}}; see SequenceFeed.fresh and `_round`. Where
-bills go by curves that the log does not hold yet, a lane has "curves" too.
+bills go by curves that the log does not hold yet, a lane has "curves" too, by their index.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, cast
 
-from bass_core import LaneSnapshot, Metrics, RoundRecord, SequenceSnapshot, Snapshot
+from bass_core import VERIFICATIONS, LaneSnapshot, Metrics, RoundRecord, RowRecord, SequenceSnapshot, Snapshot
 from ui.page.request import RaceRequest, keywords
 from ui.race.looks import looks, reference
 
@@ -69,8 +69,10 @@ class SequenceFeed:
 def _round(record: RoundRecord) -> list[Any]:
     """[round, first two letters of its kind, draft length, lane ms, rows] of one round.
 
-    A row: [sequence, start, written, accepted, p of the last token, drafts], a draft: [text, p, q, u]. The row of a
-    tree of drafts ends with its parents and its path, a round that a planner planned with its bill.
+    A row: [sequence, start, written, accepted, p of the last token, drafts, accepted one by one], a draft:
+    [text, p, q, u, chance]. A row with a tree of drafts, or with drafts that a planner chose, ends with its parents,
+    path and kinds (see RowRound), a round that a planner planned with its bill. Recordings of earlier versions lack
+    the two last numbers.
     """
     rows = [
         [
@@ -79,29 +81,30 @@ def _round(record: RoundRecord) -> list[Any]:
             row["written"],
             row["accepted"],
             _short(row["next_p"]),
-            [
-                [text, _short(p), _short(q), _short(u)]
-                for text, p, q, u in zip(row["drafted_text"] or (), row["p"], row["q"], row["u"], strict=True)
-            ],
-            *([row["parents"], row["path"]] if row.get("parents") is not None else ()),
+            _drafts(row),
+            row.get("one_by_one", row["accepted"]),
+            *_tree(row),
         ]
         for row in record["rows"]
     ]
-    bill = [record["bill"]] if record.get("bill") is not None else ()
-    length = record["draft_length"]
-    return [record["round"], record["kind"][:2], length, round(record["time_ms"], 3), rows, *bill]
+    bill = [] if record.get("bill") is None else [record["bill"]]
+    return [record["round"], record["kind"][:2], record["draft_length"], round(record["time_ms"], 3), rows, *bill]
 
 
-def _length(record: RoundRecord) -> int:
-    """The draft length of a round; where rows drafted trees, the depth of the deepest."""
-    trees = [parents for row in record["rows"] if (parents := row.get("parents"))]
-    deepest = 0
-    for parents in trees:
-        depths: list[int] = []
-        for parent in parents:
-            depths.append(1 + (depths[parent] if parent >= 0 else 0))
-        deepest = max(deepest, *depths)
-    return deepest if trees else record["draft_length"]
+def _drafts(row: RowRecord) -> list[list[Any]]:
+    texts = row["drafted_text"] or ()
+    chances = row.get("chance", [None] * len(texts))
+    numbers = zip(row["p"], row["q"], row["u"], chances, strict=True)
+    return [[text, *map(_short, drawn)] for text, drawn in zip(texts, numbers, strict=True)]
+
+
+def _tree(row: RowRecord) -> list[Any]:
+    """[parents, path, kinds] of a row's drafts; nothing for drafts that are a chain and no planner's."""
+    parents, shape = row.get("parents"), row.get("shape")
+    if parents is None and shape is None:
+        return []
+    kinds = None if shape is None else "".join(draft[0] for draft in shape.split())
+    return [parents, row.get("path"), kinds]
 
 
 class Series:
@@ -135,7 +138,7 @@ class PageFeed:
         self.log = ""
         self.sequences: dict[tuple[str, int], SequenceFeed] = {}
         self.rounds: dict[str, int] = {}
-        self.curves: dict[str, int] = {}
+        self.curves: dict[str, dict[int, int]] = {}
         self.lane_series: dict[str, Series] = {}
         self.round_series: dict[str, Series] = {}
         self.device_series = Series("elapsed_ms", CHARTED_DEVICE)
@@ -159,9 +162,12 @@ class PageFeed:
     def _head(self, snapshot: Snapshot) -> dict[str, Any]:
         """What stays the same in a run. Lanes and rows come from the snapshot: a recording ignores the request."""
         rows = max(len(lane["sequences"]) for lane in snapshot["lanes"].values())
+        settings = cast(RecordedSnapshot, snapshot).get("settings", self.request.settings())
+        verification = VERIFICATIONS.get(str(settings.get("verification")))
         return {
             "run": self.run,
-            "settings": cast(RecordedSnapshot, snapshot).get("settings", self.request.settings()),
+            "settings": settings,
+            "together": bool(verification and verification.together and settings.get("temperature")),
             "keywords": keywords(),
             "pair": self.pair,
             "lanes": list(snapshot["lanes"]),
@@ -185,12 +191,14 @@ class PageFeed:
             lengths = self.round_series.setdefault(name, Series("time_ms", ("draft_length",)))
             for record in records:
                 if record["kind"] == "verify":
-                    lengths.add(record["time_ms"], {"draft_length": _length(record)})
+                    lengths.add(record["time_ms"], record)
             line[name] = {"clock_ms": lane["clock_ms"], "new": new, "rounds": [_round(r) for r in records]}
-            curves = lane.get("curves", [])[self.curves.get(name, 0) :]
+            # A curve grows as bills tell more of it, and is then sent again.
+            known = self.curves.setdefault(name, {})
+            curves = {i: one for i, one in enumerate(lane.get("curves", ())) if len(one) > known.get(i, 0)}
             if curves:
-                self.curves[name] = self.curves.get(name, 0) + len(curves)
                 line[name]["curves"] = curves
+                known.update({i: len(one) for i, one in curves.items()})
         self.log += "\n" + _text(line)
 
     def _figures(self, lane: LaneSnapshot) -> dict[str, Any]:

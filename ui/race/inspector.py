@@ -6,7 +6,8 @@ ROWS = {
     "token": "Draft",
     "q": "q(x), the draft's probability",
     "p": "p(x), the target's probability",
-    "ratio": "min(1, p/q), the chance of acceptance",
+    "ratio": "min(1, p/q), its chance by itself",
+    "chance": "h, its chance in the block",
     "u": "u, the random number",
     "verdict": "Outcome",
 }

@@ -2,7 +2,7 @@
 
 Contract: `add` takes each Round once and keeps it as a JSON-ready record that never changes afterwards; `view`
 returns the whole log so far; lanes/snapshot.py says what a record holds. A bill's curve, which rounds share, is
-kept once, in `curves`. Non-goals: counting (lanes/metrics.py),
+kept once, in `curves`, as far as any bill told it. Non-goals: counting (lanes/metrics.py),
 the generated text (lanes/output/detokenizer.py).
 """
 
@@ -60,7 +60,9 @@ class Trace:
             "p": [_known(value) for value in row.p],
             "q": [_known(value) for value in row.q],
             "u": [_known(value) for value in row.u],
+            "chance": [_known(value) for value in row.chance],
             "accepted": row.accepted,
+            "one_by_one": row.one_by_one,
             "written": len(row.tokens),
             "next_p": _known(row.next_p),
             "parents": None if row.parents is None else list(row.parents),
@@ -69,11 +71,8 @@ class Trace:
         }
 
     def _bill(self, bill: Bill) -> BillRecord:
-        curve = [[tokens, round(ms, DECIMALS)] for tokens, ms in bill.curve]
-        if curve not in self.curves:
-            self.curves.append(curve)
         return {
-            "curve": self.curves.index(curve),
+            "curve": self._curve([[tokens, round(ms, DECIMALS)] for tokens, ms in bill.curve]),
             "tokens": bill.tokens,
             "levels": bill.levels,
             "level_ms": _short(bill.level_ms),
@@ -82,6 +81,15 @@ class Trace:
             "expected": _short(bill.expected),
             "plain_ms": _short(bill.plain_ms),
         }
+
+    def _curve(self, curve: list[list[float]]) -> int:
+        """The place of the curve in `curves`; one that goes on where another ends takes its place."""
+        for place, known in enumerate(self.curves):
+            if all(ours == theirs for ours, theirs in zip(curve, known, strict=False)):
+                self.curves[place] = max(known, curve, key=len)
+                return place
+        self.curves.append(curve)
+        return len(self.curves) - 1
 
     def _spell(self, token: int) -> str:
         """The text of a single token; part of a character decodes to the replacement character."""

@@ -31,7 +31,7 @@ def last(**arguments: Any) -> dict[str, Any]:
     return lanes
 
 
-@pytest.mark.parametrize("verification", ["chen", "coupled"])
+@pytest.mark.parametrize("verification", ["rejection", "block", "coupled"])
 def test_every_token_has_its_round_and_every_draft_its_verdict(verification: str) -> None:
     for name, lane in last(verification=verification, draft_length=3).items():
         written = [0] * len(ROWS)
@@ -46,7 +46,7 @@ def test_every_token_has_its_round_and_every_draft_its_verdict(verification: str
                 assert row["drafted"][:kept] == sequence["token_ids"][start : start + kept]
                 assert sequence["origins"][start:end].count("accepted") == kept
                 assert set(sequence["times_ms"][start:end]) == {record["time_ms"]}
-                widths = {len(row[key]) for key in ("drafted", "drafted_text", "p", "q", "u")}
+                widths = {len(row[key]) for key in ("drafted", "drafted_text", "p", "q", "u", "chance")}
                 assert widths == {len(row["drafted"])}
                 drafted += len(row["drafted"])
                 accepted += kept
@@ -58,17 +58,23 @@ def test_every_token_has_its_round_and_every_draft_its_verdict(verification: str
 
 
 def check_verdicts(row: dict[str, Any], kind: str, verification: str) -> None:
-    """Recomputes each verdict by Chen et al.'s acceptance rule from the logged p, q and u."""
+    """Recomputes each verdict from the logged p, q and u, and under the block rule from the chances."""
     if kind == "prefill":
         assert row["next_p"] is None and not row["drafted"]
         return
     assert 0 < row["next_p"] <= 1
     if verification == "coupled":
-        assert set(row["u"]) <= {None}
+        assert set(row["u"]) | set(row["chance"]) <= {None}
+        assert row["one_by_one"] == row["accepted"]
         return
     stands = [u * q < p for p, q, u in zip(row["p"], row["q"], row["u"], strict=True)]
-    kept = row["accepted"]
-    assert all(stands[:kept]) and not any(stands[kept : kept + 1])
+    kept, alone = row["accepted"], row["one_by_one"]
+    assert all(stands[:alone]) and not any(stands[alone : alone + 1])
+    passed = [u < chance for u, chance in zip(row["u"], row["chance"], strict=True)]
+    if verification == "rejection":
+        assert kept == alone and all(passed[:kept]) and not any(passed[kept : kept + 1])
+    elif row["written"] > kept:  # else the text ended among the accepted drafts
+        assert not any(passed[kept:]) and (not kept or passed[kept - 1])
 
 
 class Growing(Algorithm1):
@@ -131,7 +137,7 @@ def planned(curve: list[tuple[int, float]], drafts: int = 32) -> Round:
 
 def test_bills_are_short_and_share_their_curves() -> None:
     log, fewer = Trace(None), [(7, 21.0), *CURVE]
-    for curve in (CURVE, CURVE, fewer, CURVE):
+    for curve in (CURVE[:9], CURVE, fewer, CURVE[:12]):
         log.add(planned(curve))
     assert [record["bill"]["curve"] for record in log.view()] == [0, 0, 1, 0]
     assert [len(curve) for curve in log.curves] == [33, 34] and log.curves[1][:2] == [[7, 21.0], [8, 22.6667]]

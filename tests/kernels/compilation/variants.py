@@ -18,7 +18,7 @@ import torch
 import triton
 from triton.compiler import ASTSource
 
-from kernels.triton import accept, cache_write, linear, nucleus, segments
+from kernels.triton import accept, block, cache_write, linear, nucleus, segments
 from kernels.triton import attention as fused_attention
 
 NAMES = {
@@ -187,14 +187,16 @@ def decisions() -> Iterator[Variant]:
 
     Vocabularies are seldom multiples of 16, so the variant with two lanes has one that is not.
     """
-    floats = dict.fromkeys(("p", "q", "p_out", "q_out", "u_out", "weights"), torch.float32)
+    floats = dict.fromkeys(("p", "q", "chances", "reach", "p_out", "q_out", "u_out", "weights"), torch.float32)
     integers = ("drafts", "num_drafted", "choices", "sequences", "positions", "begins", "seed", "streams", "ids")
     pointers = floats | dict.fromkeys((*integers, "accepted_out", "next_out", "out"), torch.int64)
     options = {"num_warps": accept.WARPS}
     # (verification, soft, drawn)
     launches = [
-        (accept.Verification.CHEN, True, True),
-        (accept.Verification.CHEN, False, True),
+        (accept.Verification.REJECTION, True, True),
+        (accept.Verification.REJECTION, False, True),
+        (accept.Verification.BLOCK, True, True),
+        (accept.Verification.BLOCK, False, True),
         (accept.Verification.CHOICES, False, False),
         (accept.Verification.COIN, False, True),
         (accept.Verification.COIN, False, False),
@@ -207,6 +209,11 @@ def decisions() -> Iterator[Variant]:
         label = f"{verification.name}{' soft' if soft else ''}{' drawn' if drawn else ''} lanes={lanes}"
         odd = "vocab" if lanes == 2 else ""
         yield Variant(accept.decide, label, pointers, constants, options, ("chance",), odd)
+    told = pointers | dict.fromkeys(("chances_out", "reach_out"), torch.float32)
+    for soft, odd in ((True, ""), (True, "vocab"), (False, "")):
+        constants = {"SOFT": soft, "ROWS": 1, "BLOCK_V": block.BLOCK_V}
+        label = f"{'soft' if soft else ''}{' odd' if odd else ''}"
+        yield Variant(block.weigh, label, told, constants, {"num_warps": block.WARPS}, odd=odd)
     for named in (False, True):
         constants = {"NAMED": named, "BLOCK_V": accept.BLOCK_V}
         odd = "" if named else "vocab"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kernels.plan import AttentionPlan, SharedPart
-from kernels.triton import accept, cache_write, linear, nucleus
+from kernels.triton import accept, block, cache_write, linear, nucleus
 from kernels.triton import attention as fused_attention
 
 Place = Callable[[Tensor], Tensor]
@@ -91,13 +91,26 @@ def _decide(place: Place, verification: accept.Verification, soft: bool, drawn: 
     # All drafts of the last row are accepted, so that the last values of p are read.
     q[-1], drafts[-1, -1] = p[-1, :3], 2499
     counts, choices = (torch.arange(19) + 1) % 4, torch.cat((drafts, drafts[:, :1]), 1)
+    told = place(torch.rand(19, 3)), place(torch.rand(19, 4))
     return accept.accept(
-        place(p) if drawn or verification == accept.Verification.CHEN else None,
+        place(p) if drawn or verification == accept.Verification.REJECTION else None,
         place(q) if soft else None,
         place(drafts), place(counts), None if drawn else place(choices),
         place(torch.arange(19)), place(torch.arange(19) * 3), place(torch.tensor([7])),
-        begins=place(torch.arange(19)), verification=verification, chance=0.5,
+        begins=place(torch.arange(19)), verification=verification, chance=0.5, block=told,
     )  # fmt: skip
+
+
+def _weigh(place: Place, soft: bool) -> tuple[Tensor, ...]:
+    """As `_decide`: the last row's last draft is the last value of p and q."""
+    torch.manual_seed(5)
+    p, q = torch.rand(19, 4, 2500).softmax(-1), torch.rand(19, 3, 2500).softmax(-1)
+    drafts, counts = torch.randint(0, 2500, (19, 3)), (torch.arange(19) + 1) % 4
+    drafts[-1, -1], counts[-1] = 2499, 3
+    known = (torch.arange(3) < counts[:, None]).float()
+    h, reach = block.chances(place(p), place(q) if soft else None, place(drafts), place(counts))
+    # Numbers behind a row's last draft mean nothing.
+    return h * known.to(h.device), reach[:, 1:] * known.to(h.device)
 
 
 def _draw(place: Place, named: bool) -> tuple[Tensor, ...]:
@@ -132,8 +145,14 @@ LAUNCHES: dict[str, Callable[[Place], tuple[Any, ...]]] = {
     "put, behind a prefix": partial(_put, start=16),
     "rotate": partial(_rotate, norm=False),
     "rotate, heads normalised": partial(_rotate, norm=True),
-    "decide": partial(_decide, verification=accept.Verification.CHEN, soft=True, drawn=True),
-    "decide, point masses": partial(_decide, verification=accept.Verification.CHEN, soft=False, drawn=True),
+    "decide": partial(_decide, verification=accept.Verification.REJECTION, soft=True, drawn=True),
+    "decide, point masses": partial(_decide, verification=accept.Verification.REJECTION, soft=False, drawn=True),
+    "decide, block": partial(_decide, verification=accept.Verification.BLOCK, soft=True, drawn=True),
+    "decide, block, point masses": partial(
+        _decide, verification=accept.Verification.BLOCK, soft=False, drawn=True
+    ),
+    "weigh": partial(_weigh, soft=True),
+    "weigh, point masses": partial(_weigh, soft=False),
     "decide, choices": partial(_decide, verification=accept.Verification.CHOICES, soft=False, drawn=False),
     "decide, coin": partial(_decide, verification=accept.Verification.COIN, soft=False, drawn=True),
     "decide, coin and choices": partial(_decide, verification=accept.Verification.COIN, soft=False, drawn=False),

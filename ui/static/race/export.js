@@ -28,6 +28,7 @@
 
   const COLUMNS = [
     "lane", "sequence", "index", "token_id", "text", "origin", "time_ms", "round", "position", "drafted", "p", "q", "u",
+    "chance",
   ];
 
   /** One line a token. Texts are JSON strings, so that none spans lines or is read as a formula. */
@@ -41,7 +42,7 @@
         lines.push([
           lane.name, s, i, token.id, cell(JSON.stringify(token.text)), token.origin, token.ms, step?.round ?? "",
           step ? at + 1 : "", step?.drafts.length ?? "", draft ? draft.p : step?.nextP ?? "", draft?.q ?? "",
-          draft?.u ?? "",
+          draft?.u ?? "", draft?.chance ?? "",
         ].join(","));
       }));
     }
@@ -58,8 +59,13 @@
       });
   }
 
-  /** A list as a Python expression, equal neighbours joined: "[7] * 3 + [9]". */
+  /** What RecordedLengths takes for a round: its draft length, or of a planned one the shapes of the rows' drafts. */
+  const entry = (round) => (round.shapes ? `[${round.shapes.map((shape) => (shape === null ? "None" : py(shape))).join(", ")}]` : `${round.length}`);
+
+  /** Python expressions as a list, equal neighbours joined: "[7] * 3 + [9]". */
   function pyList(values) {
+    // Shapes are long: a line each.
+    if (values.some((value) => value.startsWith("["))) return `[\n${values.map((value) => `    ${value},\n`).join("")}]`;
     const parts = [];
     for (const value of values) {
       if (parts.at(-1)?.value === value) parts.at(-1).count += 1;
@@ -68,14 +74,14 @@
     return parts.map(({ value, count }) => (count > 1 ? `[${value}] * ${count}` : `[${value}]`)).join(" + ");
   }
 
-  /** The run's draft lengths: `all`, one list for the batch, or `rows`, one list for each sequence. */
+  /** The run's draft lengths, or shapes: `all`, one list for the batch, or `rows`, one list for each sequence. */
   function lengthsOf(lane) {
     const played = lane.rounds.filter((round) => round.kind !== "prefill");
     const { lengths } = lookOf(lane.name);
-    if (lengths !== "row") return { all: lengths === "batch" ? played.map((round) => round.length) : [] };
+    if (lengths !== "row") return { all: lengths === "batch" ? played.map(entry) : [] };
     const rows = lane.sequences.map(({ steps }) => {
       const rounds = new Set(steps.map((step) => step.round));
-      return played.filter((round) => rounds.has(round.round)).map((round) => round.length);
+      return played.filter((round) => rounds.has(round.round)).map(entry);
     });
     return { rows };
   }

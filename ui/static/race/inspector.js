@@ -21,11 +21,12 @@
   }
 
   /** [text, class, share of a bar or undefined] of every cell of a column. */
-  function draftColumn(draft, position, accepted) {
-    const kept = position < accepted, tested = position <= accepted;
-    const verdict = kept ? "accepted" : tested ? "rejected" : "not tested";
+  function draftColumn(draft, position, { accepted, alone }, together) {
+    const kept = position < accepted, tested = together || position <= accepted, saved = together && position >= alone;
+    const verdict = kept ? (saved ? "saved" : "accepted") : tested ? "rejected" : "not tested";
     return {
-      kind: kept ? "accepted" : tested ? "rejected" : "untested",
+      kind: kept ? (saved ? "accepted step-saved" : "accepted") : tested ? "rejected" : "untested",
+      chance: [chance(draft.chance)],
       token: [bare(draft.text)], q: [chance(draft.q), draft.q], p: [chance(draft.p), draft.p],
       ratio: [chance(draft.q > 0 ? Math.min(1, draft.p / draft.q) : null)],
       u: [draft.u === null ? "n/a" : chance(draft.u)], verdict: [verdict],
@@ -34,7 +35,7 @@
 
   function nextColumn(token, nextP) {
     return {
-      kind: token.origin, token: [bare(token.text)], q: ["–"], p: [chance(nextP), nextP], ratio: ["–"], u: ["–"],
+      kind: token.origin, token: [bare(token.text)], q: ["–"], p: [chance(nextP), nextP], ratio: ["–"], u: ["–"], chance: ["–"],
       verdict: [token.origin],
     };
   }
@@ -113,16 +114,26 @@
       const own = tokens[step.start + step.written - 1], ended = step.written === step.accepted;
       setText(this.line, this.sentence(step, own, ended));
       if (!step.drafts.length) return setText(this.note, "");
-      if (tree) {
-        this.tree.draw(step, tokens[step.start - 1], ended ? null : own);
-        return setText(this.note, TREE_NOTE);
+      const together = run().head.together && !step.parents;
+      if (tree) this.tree.draw(step, tokens[step.start - 1], ended ? null : own);
+      else {
+        this.table.querySelector("[data-row=chance]").hidden = !together;
+        const columns = step.drafts.map((draft, i) => draftColumn(draft, i, step, together));
+        if (!ended) columns.push(nextColumn(own, step.nextP));
+        this.fill(columns);
       }
-      const columns = step.drafts.map((draft, i) => draftColumn(draft, i, step.accepted));
-      if (!ended) columns.push(nextColumn(own, step.nextP));
-      this.fill(columns);
-      setText(this.note, step.parents ? TREE_NOTE : step.drafts.some((draft) => draft.u === null)
-        ? "Coupled verification: a draft is accepted if it is the token that the target itself draws; there is no u."
-        : "A draft is accepted if u < p/q. Drafts after the first rejected one are not tested.");
+      setText(this.note, step.parents ? TREE_NOTE : Inspector.rule(step, together));
+    }
+
+    /** The rule that decided, in a sentence. */
+    static rule({ drafts, accepted, alone }, together) {
+      if (drafts.some((draft) => draft.u === null)) {
+        return "Coupled verification: a draft is accepted if it is the token that the target itself draws; there is no u.";
+      }
+      if (!together) return "A draft is accepted if u < p/q. Drafts after the first rejected one are not tested.";
+      const other = alone === accepted ? "as many" : `${alone} of them`;
+      return "Block verification: the last draft with u < h is accepted, and all before it. " +
+        `One by one (u < p/q, up to the first that is not), ${other} would have been accepted with these u.`;
     }
 
     sentence(step, own, ended) {
@@ -131,7 +142,7 @@
       const tail = ended ? "the text ended there." : `then the ${own.origin} token ${quoted(own.text)}.`;
       const count = step.drafts.length, accepted = `${step.accepted} accepted, ${tail}`;
       if (branches(step)) return `${at}a tree of ${count} drafts, ${depthOf(step)} deep; ${accepted}`;
-      return `${at}${step.parents ? `a chain of ${count} drafts;` : `draft length ${step.length}, ${count} drafted,`} ${accepted}`;
+      return `${at}draft length ${step.length}, ${count} drafted, ${accepted}`;
     }
 
     fill(columns) {

@@ -1,9 +1,10 @@
 /* The run so far as plain objects, for other scripts and the console. Contract: Bass.run() is null or
    {head, view, done, lanes: Map name -> {name, clock, sequences, rounds, curves}}; a sequence is {tokens, steps}, a
    token {origin, text, ms, id}, a step (its part of one round) {round, kind, length, ms, start, written, accepted,
-   nextP, drafts: [{text, p, q, u}]}, of a tree with {parents, path}; a round is {round, kind, length, ms, rows,
-   drafting, written}: how many rows there were, how many drafted, tokens that all wrote; with a bill if it was planned.
-   Draws nothing. */
+   nextP, drafts: [{text, p, q, u, chance}], alone}: alone, how many drafts would have been accepted one by one; with
+   {parents, path} of a tree and kinds of a planner's drafts. A round is {round, kind, length, ms, rows, drafting,
+   written}: how many rows there were, how many drafted, tokens that all wrote; with a bill and the rows' shapes if it
+   was planned. head.together: whether the drafts of a round are judged together. Draws nothing. */
 (() => {
   "use strict";
   const { on } = window.Bass;
@@ -22,16 +23,25 @@
     }
   }
 
+  /** What RecordedLengths needs to draft as much again, see RowRound.shape in bass_core/sequence.py. */
+  function shapeOf(parents, kinds) {
+    if (typeof kinds !== "string") return null;
+    const before = (i) => (parents ? parents[i] : i - 1);
+    return [...kinds].map((kind, i) => (before(i) < 0 ? kind : `${kind}${before(i)}`)).join(" ");
+  }
+
   function addRound(lane, [round, kind, length, ms, rows, bill]) {
     const sum = (values) => values.reduce((total, value) => total + value, 0);
+    const shapes = rows.map((row) => shapeOf(row[7], row[9]));
     lane.rounds.push({
       round, kind: KINDS[kind], length, ms, rows: rows.length, drafting: sum(rows.map((row) => row[5].length > 0)),
-      written: sum(rows.map((row) => row[2])), ...(bill && { bill }),
+      written: sum(rows.map((row) => row[2])), ...(bill && { bill }), ...(shapes.some((shape) => shape !== null) && { shapes }),
     });
-    for (const [index, start, written, accepted, nextP, drafts, parents, path] of rows) {
+    for (const [index, start, written, accepted, nextP, drafts, alone, parents, path, kinds] of rows) {
       lane.sequences[index].steps.push({
-        round, kind: KINDS[kind], length, ms, start, written, accepted, nextP,
-        drafts: drafts.map(([text, p, q, u]) => ({ text, p, q, u })), ...(parents && { parents, path }),
+        round, kind: KINDS[kind], length, ms, start, written, accepted, nextP, alone,
+        drafts: drafts.map(([text, p, q, u, chance]) => ({ text, p, q, u, chance })),
+        ...(parents && { parents, path }), ...(typeof kinds === "string" && { kinds }),
       });
     }
   }
@@ -50,7 +60,7 @@
       lane.clock = news.clock_ms;
       for (const [index, tokens] of Object.entries(news.new)) addTokens(lane.sequences[index], tokens);
       for (const round of news.rounds) addRound(lane, round);
-      lane.curves.push(...(news.curves ?? []));
+      Object.assign(lane.curves, news.curves);
     }
   });
   on("view", (view) => {

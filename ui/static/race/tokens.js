@@ -6,10 +6,17 @@
 
   const chance = (value) => number(value, value !== null && value < 0.001 ? 6 : 3);
 
-  function accepted(draft) {
-    return [`p(x) ${chance(draft.p)}, q(x) ${chance(draft.q)}`,
-      draft.u === null ? "accepted: it is the token that the target draws"
-        : `accepted: u ${chance(draft.u)} is below p/q ${chance(draft.p / draft.q)}`];
+  /** Whether a step's drafts were judged together. */
+  const together = (step) => run().head.together && !step.parents;
+
+  /** What u has to be below, in words. */
+  const limit = ({ p, q, chance: h }, step) => (together(step) ? `h ${chance(h)}` : `p/q ${chance(p / q)}`);
+
+  /** Why a draft stands. */
+  function accepted(draft, step) {
+    if (draft.u === null) return "accepted: it is the token that the target draws";
+    if (together(step) && draft.u >= draft.chance) return "accepted: a draft behind it has u below its h";
+    return `accepted: u ${chance(draft.u)} is below ${limit(draft, step)}`;
   }
 
   /** Why the target wrote a token of its own. */
@@ -19,7 +26,7 @@
     const drafts = replaced(step), [draft] = drafts;
     if (drafts.length > 1) return `replaces ${drafts.map(({ text }) => quoted(text)).join(", ")}, all rejected`;
     return `replaces ${quoted(draft.text)}, rejected: p ${chance(draft.p)}, q ${chance(draft.q)}` +
-      (draft.u === null ? ", not the token that the target draws" : `, u ${chance(draft.u)} is not below p/q ${chance(draft.p / draft.q)}`);
+      (draft.u === null ? ", not the token that the target draws" : `, u ${chance(draft.u)} is not below ${limit(draft, step)}`);
   }
 
   /** Lines that explain a token: [what, where, numbers, verdict]. */
@@ -30,8 +37,11 @@
     if (step.kind === "prefill") return [...lines, "The first token comes with the prefill, which reads the prompt."];
     const at = index - step.start, count = step.drafts.length;
     lines.push(`round ${step.round}, position ${at + 1}` + (count ? ` (${count} drafted${step.parents ? " as a tree" : ""})` : ""));
-    if (token.origin === "accepted") lines.push(...accepted(step.drafts[pathOf(step)[at] ?? at]));
-    else lines.push(`p(x) ${chance(step.nextP)}, q(x) n/a: it was not drafted`, drawn(token, step));
+    if (token.origin === "accepted") {
+      const draft = step.drafts[pathOf(step)[at] ?? at];
+      lines.push(`p(x) ${chance(draft.p)}, q(x) ${chance(draft.q)}`, accepted(draft, step));
+      if (together(step) && at >= step.alone) lines.push("saved: draft by draft, the round would have ended before it");
+    } else lines.push(`p(x) ${chance(step.nextP)}, q(x) n/a: it was not drafted`, drawn(token, step));
     return lines;
   }
 
