@@ -2,7 +2,7 @@
 
 Contract: a drafter (drafting/base.py). A token that the target has settled is fed with the target's own state,
 once that has arrived (`observe_states`); a drafted token is fed with the head's own state, and again with the
-target's once it is settled.
+target's once it is settled. A head of several positions drafts so many tokens behind one forward.
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ class HeadDrafter(Drafter):
     @torch.inference_mode()
     def prepare(self, rows: int) -> None:
         """Before the first step: let the body make ready for one token a row, and for two."""
-        for width in (1, 2):
+        for width in sorted({1, 2, self.head.positions}):
             ids = torch.zeros(rows, width, dtype=torch.long, device=self.runner.device)
             states = torch.zeros(rows, width, self.head.config.hidden, device=self.runner.device)
             fed = self.head.inputs(ids, states)
-            self.runner.prepare(ForwardBatch(fed, [0] * rows, return_states=True))
+            self.runner.prepare(self._batch(fed, [0] * rows))
 
     def observe_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
         """Keep copies of the target's states: its next forward overwrites them."""
@@ -108,17 +108,20 @@ class HeadDrafter(Drafter):
         sure = torch.ones(len(rows), device=logits.device)
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
+        behind, first = self._behind(logits, states, max(max_drafts)), 0
         for step in range(max(max_drafts)):
             if step:
+                going = going & room[step]
+            if step == first + behind.shape[1]:
                 if self.confidence:
-                    going = going & room[step] & (sure >= HEADROOM * self.confidence)
+                    going = going & (sure >= HEADROOM * self.confidence)
                     if _all_rest(going, step):
                         break
-                x = self.head.inputs(tokens[-1][:, None], states[:, None])
-                fed = ForwardBatch(x, [end + step - 1 for end in ends], return_states=True)
-                output = self.runner.forward(fed)
-                logits, states = output.logits[:, 0], output.require_states()[:, 0]
-                self.calls += 1
+                logits, states = self._go_on(tokens[first:], states, [end + first for end in ends])
+                behind, first = self._behind(logits, states, max(max_drafts) - step), step
+            logits = behind[:, step - first]
+            if step > first:
+                logits = logits + self.head.link(column)
             q = self._distribution(logits)
             if q is not None and self.confidence:
                 going = going & (sure * q.amax(-1) >= self.confidence)
@@ -142,6 +145,26 @@ class HeadDrafter(Drafter):
             proposal.max_probs, proposal.token_probs = q.amax(-1)[:, None], q.gather(1, column[:, None])
         return proposal
 
+    def _behind(self, logits: Tensor, states: Tensor, most: int) -> Tensor:
+        """The logits [B, n, V'] of the next up to `most` tokens, those of the later ones before the head's link.
+
+        logits [B, V'], states [B, hidden]: of the newest slots.
+        """
+        if self.head.positions == 1:
+            return logits[:, None]
+        return self.head.logits_of(self.head.states_ahead(states, min(most, self.head.positions)))
+
+    def _go_on(self, tokens: list[Tensor], states: Tensor, starts: list[int]) -> tuple[Tensor, Tensor]:
+        """Feed the tokens [B] drafted since the last forward, whose states those are, from starts[r] on."""
+        before = self.head.states_ahead(states, len(tokens))
+        output = self.runner.forward(self._batch(self.head.inputs(torch.stack(tokens, dim=1), before), starts))
+        self.calls += 1
+        return output.logits[:, -1], output.require_states()[:, -1]
+
+    def _batch(self, x: Tensor, starts: list[int]) -> ForwardBatch:
+        """What is fed to the body: x [B, S, hidden]. A head of several positions makes logits of states itself."""
+        return ForwardBatch(x, starts, return_states=True, logits=self.head.positions == 1)
+
     def _feed_prefixes(self, rows: list[Sequence], source: SettledStates) -> None:
         """Feed once what several prompts begin with, unless an earlier drafter of this runner has."""
         runner = self.runner
@@ -163,7 +186,7 @@ class HeadDrafter(Drafter):
                 source.skip(r, len(prefix))
 
     def _catch_up(self, rows: list[Sequence], max_drafts: list[int]) -> tuple[Tensor, Tensor]:
-        """Feed what came since the last proposal; logits [B, V'], states [B, hidden] of the last slots.
+        """Feed what came since the last proposal; logits [B, V'], states [B, hidden] of the last slots (`_behind`).
 
         Behind settled states all rows are fed; behind states that stand in, those that draft.
         """
@@ -184,7 +207,8 @@ class HeadDrafter(Drafter):
         width = max(counts)
         padded = [(row.tokens[start:] + [0] * width)[:width] for row, start in zip(rows, starts, strict=True)]
         x = self.head.inputs(to_device(padded, runner.device), before)
-        logits, states, forwards = feed_pending(runner, x, starts, counts, return_states=True)
+        read = self.head.positions == 1
+        logits, states, forwards = feed_pending(runner, x, starts, counts, return_states=True, return_logits=read)
         assert states is not None
         self.calls += forwards
         fed = [r for r, count in enumerate(counts) if count]

@@ -4,8 +4,10 @@ Contract: slot t reads [embedding of token t, state of slot t-1] and predicts th
 from which come logits over a reduced vocabulary (rows of the target's head; q is 0 elsewhere). States of accepted
 tokens come from the target: its last one, or those of several layers projected into one (EAGLE-3, arXiv
 2503.01840, section 3.1). States of drafted tokens come from the head itself (as in EAGLE, arXiv 2401.15077, and
-Recurrent Drafter, arXiv 2403.09919). Only the head's own weights are stored; what it shares with the target
-is read from the target. Non-goals: targets that are not Llama-shaped.
+Recurrent Drafter, arXiv 2403.09919). A head of several positions drafts so many tokens behind one forward: each
+later one from a state that is computed of the newest slot's (as in Medusa, arXiv 2401.10774), with a low-rank link
+from the token drawn before it, so that each token's q is known. Only the head's own weights are stored; what it
+shares with the target is read from the target. Non-goals: targets that are not Llama-shaped.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
@@ -37,19 +40,23 @@ class HeadConfig:
     """layers: how many the head has; hidden: the target's hidden size; reads_states: whether it reads its states.
 
     reads_layers: layers of the target, ascending, whose states are read besides the last one (HiddenStateTap in
-    models/base.py).
+    models/base.py). positions: how many tokens the head drafts behind one forward; link_rank: the rank of what a
+    token adds to the logits of the next one of the same forward.
     """
 
     layers: int
     hidden: int
     reads_states: bool = True
     reads_layers: tuple[int, ...] = ()
+    positions: int = 1
+    link_rank: int = 0
 
 
 class DraftHead(nn.Module):
     """`body` is a small Llama that is fed embeddings and whose head has `len(vocabulary)` rows.
 
-    `project` turns the target's states of several layers into one; the head's own states are not projected.
+    `project` turns the target's states of several layers into one; the head's own states are not projected. In a
+    head of several positions `slots` and the link's two layers make the logits of all but the first.
     """
 
     vocabulary: Tensor
@@ -58,6 +65,8 @@ class DraftHead(nn.Module):
     quantized: QuantizedWeight | None
     fuse: Any
     project: Any
+    slots: Any
+    link_out: Any
 
     def __init__(self, target: PreTrainedModel, config: HeadConfig, vocabulary: Tensor) -> None:
         """vocabulary int64 [V']: the target's ids that the head can propose, in any order."""
@@ -92,6 +101,12 @@ class DraftHead(nn.Module):
         rows = head.weight.detach()[vocabulary].to(self.body.dtype)
         self.body.lm_head.weight = nn.Parameter(rows, requires_grad=False)
         self.body.lm_head.out_features = self.body.config.vocab_size = len(vocabulary)
+        # The body's output layer once more, packed; None until `pack`.
+        self.register_module("output", None)
+        if config.positions > 1:
+            self.slots = nn.Linear(config.hidden, (config.positions - 1) * config.hidden)
+            self.link_in = nn.Embedding(len(vocabulary), config.link_rank)
+            self.link_out = nn.Linear(config.link_rank, len(vocabulary), bias=False)
 
     def share_embedding(self, target: PreTrainedModel) -> None:
         """Share the target's embedding table, on its current device and in its current form."""
@@ -121,13 +136,50 @@ class DraftHead(nn.Module):
         out: Tensor = self.project(states)
         return out
 
+    @property
+    def positions(self) -> int:
+        """How many tokens the head drafts behind one forward."""
+        return self.config.positions
+
+    def states_ahead(self, states: Tensor, count: int) -> Tensor:
+        """States [B, count, hidden] that stand for those of the newest slot and of the next, unknown ones.
+
+        states [B, hidden]: the newest slot's, which is the first of them; count: at most `positions`.
+        """
+        if count == 1:
+            return states[:, None]
+        own = states.to(self.slots.weight.dtype) if isinstance(self.slots, nn.Linear) else states
+        later = F.silu(self.slots(own)).unflatten(-1, (-1, self.config.hidden))[:, : count - 1]
+        return torch.cat((states[:, None], states[:, None] + later), dim=1)
+
+    def logits_of(self, states: Tensor) -> Tensor:
+        """The logits [..., V'] behind states [..., hidden], in one product; without what a token before adds."""
+        out: Tensor = (self.body.lm_head if self.output is None else self.output)(states)
+        return out
+
+    def ahead(self, states: Tensor) -> Tensor:
+        """The logits [B, positions - 1, V'] of all positions but the first, before `link`, behind states [B, hidden]."""
+        return self.logits_of(self.states_ahead(states, self.positions)[:, 1:])
+
+    def link(self, columns: Tensor) -> Tensor:
+        """What the tokens of these columns of the vocabulary, int64 [...], add to the next position's logits [..., V']."""
+        x = self.link_in(columns)
+        out: Tensor = self.link_out(x if isinstance(self.link_out, nn.Linear) else x.float())
+        return out
+
     def pack(self) -> None:
-        """Pack the fusing and projecting layers for this CPU; packed layers can't be trained."""
-        for name in ("fuse", "project"):
-            layer = getattr(self, name)
-            if isinstance(layer, nn.Linear) and not is_accelerator(layer.weight.device):
-                self._unpacked = {**self._unpacked, name: layer}
-                setattr(self, name, PackedLinear(layer))
+        """Pack the layers outside the body for this CPU; packed layers can't be trained."""
+        if self.positions > 1 and self.output is None:
+            self._pack("output", self.body.lm_head)
+        for name in ("fuse", "project", "slots", "link_out"):
+            layer = getattr(self, name, None)
+            if isinstance(layer, nn.Linear):
+                self._pack(name, layer)
+
+    def _pack(self, name: str, layer: nn.Linear) -> None:
+        if not is_accelerator(layer.weight.device):
+            self._unpacked.setdefault(name, getattr(self, name))
+            setattr(self, name, PackedLinear(layer))
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickling: with the layers as they were before `pack`, since packed ones can't be pickled."""
