@@ -58,6 +58,9 @@ class RowRound:
     Under verification "common_stop", a row cut short by another row's rejection ends with one more accepted draft
     instead of a token of the target's; `accepted` does not count that draft. `next_p` is p of the token after the
     accepted drafts. NaN marks a number that does not exist (u under coupled verification, next_p of a prefill).
+
+    `parents`: where the drafts are a tree, the draft that each follows, or -1 for the newest token; then `path`
+    lists the accepted ones. Both None: a chain, of which the first `accepted` were accepted.
     """
 
     sequence: int
@@ -70,6 +73,21 @@ class RowRound:
     origins: list[str]
     finish_reason: str | None
     next_p: float = math.nan
+    parents: list[int] | None = None
+    path: list[int] | None = None
+
+    @property
+    def tested(self) -> list[bool]:
+        """By depth from 1 on: whether the draft there was accepted, as far as a draft's parent stood.
+
+        A chain's drafts up to and including the first rejected one; in a tree, the depths of the accepted path
+        and, where its last draft has drafts behind it, one more.
+        """
+        stood = [True] * self.accepted
+        if self.parents is None:
+            return stood + [False] * (len(self.drafted) > self.accepted)
+        last = self.path[-1] if self.path else -1
+        return stood + [False] * (last in self.parents)
 
 
 @dataclass(frozen=True)
@@ -106,6 +124,28 @@ class WindowWork:
         self.seen += read * width
 
 
+@dataclass(frozen=True)
+class Bill:
+    """What a planner reckoned before a round: which drafts are worth their place in the step.
+
+    curve: (tokens of all rows, ms) of one verification, from a plain step's tokens on, as measured on this machine.
+    tokens: that this round verifies, newest tokens included. levels, level_ms: forwards of the draft in this round,
+    and what one takes. worths: of the drafts that are verified, best first, the chance that each is accepted with
+    its path: what it adds to the round in tokens. prices: of as many drafts and a few more, what each one's place
+    in the step costs, in tokens that its time would write elsewhere: a draft pays while its worth is above its
+    price. expected: tokens that the round should write, of all rows. plain_ms: what a plain step takes.
+    """
+
+    curve: list[tuple[int, float]]
+    tokens: int
+    levels: int
+    level_ms: float
+    worths: list[float]
+    prices: list[float]
+    expected: float
+    plain_ms: float
+
+
 @dataclass
 class Round:
     """One step of a decoder: kind "prefill" (one chunk; the last appends the first tokens), "plain" or "verify".
@@ -113,7 +153,7 @@ class Round:
     `draft_length`: the length that the policy asked for. `draft_forwards`: forward passes of the draft model.
     `draft_tokens`: tokens that the draft model drew; copied drafts do not count, unverified ones do. `time_ms`:
     the lane time at the end of the round. `windowed`: the target's work for drafts of its own, if it made any.
-    `reading`: set while prompts are read; None in every other round.
+    `reading`: set while prompts are read; None in every other round. `bill`: of a round that a planner planned.
     """
 
     kind: str
@@ -124,3 +164,4 @@ class Round:
     draft_tokens: int = 0
     windowed: WindowWork | None = None
     reading: Reading | None = None
+    bill: Bill | None = None

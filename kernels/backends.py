@@ -4,8 +4,8 @@ Contract: row b has `lengths[b]` tokens cached before this step and S new ones, 
 in the cache at `lengths[b] .. lengths[b]+S-1`. Query s of row b sees column c when
 `c <= lengths[b] + s` and, with a sliding window w, `c > lengths[b] + s - w`. Other
 contents of the cache (rejected drafts, padding) never affect a result. Where the plan has a shared part, a row's
-first columns are those of a prefix, which is stored once; where it has a gap, the columns in it are not seen; where
-it has a tree, the new tokens see the ancestors that it names (see plan.py). `flash` takes none of these.
+first columns are those of a prefix, which is stored once; where it has a gap, the columns in it are not seen;
+where it has a tree, the new tokens see the ancestors that it names (see plan.py). `flash` takes none of these.
 
 The backends share one signature and differ only in how they divide the work, as in BASS (arXiv 2404.15778):
 `pad` pads every row to the longest, `split` launches once per row at its exact length, `sdpa` passes the padded

@@ -70,10 +70,10 @@ class SharedPart:
 class TokenTree:
     """The trees that the new tokens of a step form, one a row, instead of a text.
 
-    A row's tree begins at column base = length - before: its first before[b] columns were fed in earlier steps, the
-    row's new tokens are the next ones, at most MOST_TREE in all. Parents come before their children. New token s of
-    row b sees the columns before the base, and column base + j if bit j of sees[b, s] is set: its ancestors and
-    itself. Its position is base + depths[b, s].
+    A row's tree begins at column base = length - before: its first before[b] columns were fed in earlier steps,
+    the row's new tokens are the next ones, at most MOST_TREE in all. Parents come before their children. New token
+    s of row b sees the columns before the base, and column base + j if bit j of sees[b, s] is set: its ancestors
+    and itself. Its position is base + depths[b, s].
 
     sees, depths: int64 [B, S] on the device; padding tokens see themselves alone. before: int64 [B] on the device.
     """

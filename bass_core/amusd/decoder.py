@@ -14,7 +14,6 @@ which come with the verdicts; until then it uses its own states.
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from kernels.support import is_accelerator, runtime
 
 from ..decoding.base import DecodingParams, cache_bytes
 from ..decoding.batch import BatchDecoder
+from ..decoding.record import write_round
 from ..decoding.request import Request
 from ..drafting.registry import DRAFTERS, confident_prefix
 from ..engine.cuda_graphs import runner_for
@@ -163,8 +163,7 @@ class AmusdDecoder(BatchDecoder):
             seen = tested[r] if stand >= counts[r] else counts[r]
             seen = min(seen, tested[r])
             same = stand == tested[r] > counts[r]
-            token, chance = (None, math.nan) if same else (outcome.next_token, outcome.next_p)
-            record = self._write(row, drafts[r][:seen], stand, token, chance, outcome.tests)
+            record = write_round(row, outcome, seen, ends=not same)
             records.append(record)
             self._count(record)
             verdicts.append(self.client.agree(row, record.tokens, same))

@@ -7,6 +7,9 @@ makes no plans.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 
 from kernels.cpu.attention.layout import TILE, padded, tiles_of
@@ -32,6 +35,15 @@ class TiledCache(RaggedCache):
         self.max_batch, self.max_len, self.kv_heads, self.head_dim = max_batch, max_len, kv_heads, head_dim
         size = layers, 2, max_batch, kv_heads, tiles_of(max_len), TILE * padded(head_dim)
         self.buffer = torch.zeros(size, dtype=dtype, device=device)
+
+    def keep(self, row: int, first: int, sources: Sequence[int]) -> None:
+        from kernels.cpu.attention.paths import move  # imports numba
+
+        layers, _, rows, kv_heads, tiles, _ = self.buffer.shape
+        start = self.starts[row]
+        own = np.array(sources, np.int64) - start
+        head = self.head_dim, padded(self.head_dim), self.buffer.dtype == torch.bfloat16
+        move(self.buffer.data_ptr(), layers, rows, kv_heads, tiles, row, first - start, own, *head)
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         self.starts[target], self.groups[target] = self.starts[source], self.groups[source]

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeGuard
 
 from ..errors import RequestError
 from .base import Feedback
+from .trees import Grower
 
 LONGEST = 1024  # the longest draft, in tokens a row and round, that may be asked for
 
@@ -45,7 +46,15 @@ class EqualRows:
     def max_drafts(self, remaining: list[int]) -> list[int]:
         return [self.policy.length] * len(remaining)
 
+    @property
+    def grower(self) -> Grower | None:
+        """The policy, if it decides over trees."""
+        return self.policy if isinstance(self.policy, Grower) else None
+
     def observe(self, feedback: Feedback) -> None:
+        if feedback.parents is not None and self.grower is not None:
+            self.grower.observe_trees(feedback)
+            return
         length = feedback.requested[0]
         told: Any = getattr(self.policy, "observe", None)
         if told is not None:

@@ -9,24 +9,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from kernels.plan import MOST_TREE
+
 from ..budget.base import Budget, Feedback
-from ..drafting.base import Drafter, Proposal, check_chain
+from ..drafting.base import Drafter, Proposal, check_chain, check_tree
+from ..drafting.trees.growth import GrowingDrafter
 from ..engine.prefill import PrefillSteps
-from ..engine.runner import ModelRunner
+from ..engine.runner import TREES, ModelRunner
 from ..machine.transfer import to_device
-from ..models.forward import ForwardBatch, ForwardOutput
+from ..models.forward import ForwardBatch, ForwardOutput, verified_tree
 from ..sampling.noise import NoiseKeys
-from ..sequence import Reading, Round, RowRound, Sequence
-from ..verification.acceptance import DraftTest, Outcome, mark_unsound, refuse_unsound
+from ..sequence import Reading, Round, Sequence
+from ..verification.acceptance import RowOutcome, mark_unsound, refuse_unsound
 from ..verification.rejection import first_tokens, verify
 from ..verification.table import find_verification
+from ..verification.tree import DraftTree, verify_tree
 from .base import CacheBytes, DecodingParams, Timeline
+from .record import write_round
 
 
 @dataclass
@@ -98,7 +103,8 @@ class BatchDecoder:
         refuse_unsound(tokens)
         self._hand_states(self._rows, prefill.states)
         self._prefill = self._draft_prefill = None
-        rows = [self._write(row, [], 0, token) for row, token in zip(self._rows, tokens, strict=True)]
+        outcomes = [RowOutcome(0, token, math.nan, []) for token in tokens]
+        rows = [write_round(row, outcome) for row, outcome in zip(self._rows, outcomes, strict=True)]
         self._drop_finished()
         return Round("prefill", rows=rows)
 
@@ -114,27 +120,27 @@ class BatchDecoder:
         proposal = self._propose(self._usable(requested), keys)
         num_drafted = proposal.num_drafted
         drafts = to_device(proposal.tokens, self.target.device)
-        output = self._forward(drafts, num_drafted)
-        outcomes = self._verify(output.logits, drafts, proposal, keys).host()
+        output = self._forward(drafts, num_drafted, proposal.parents)
+        outcomes = self._verify(output.logits, drafts, proposal, keys)
         self.target_forwards += 1
         refuse_unsound([outcome.next_token for outcome in outcomes])
-        adjust = find_verification(self.params.verification).adjust
-        if adjust is not None:
-            outcomes = adjust(outcomes)
         accepted = [outcome.accepted for outcome in outcomes]
-        for r, count in enumerate(accepted):
-            self.target.commit(r, self.target.lengths[r] + count + 1)
-        self._hand_states(rows, lambda: [output.require_states()[r, : n + 1] for r, n in enumerate(accepted)])
+        paths = [outcome.accepted_drafts for outcome in outcomes]
+        for r, path in enumerate(paths):
+            # The newest token, which is fed first, and the path behind it.
+            self.target.commit(r, self.target.lengths[r] + len(path) + 1, [0, *(draft + 1 for draft in path)])
+        self._hand_states(rows, lambda: _states_of(output.require_states(), paths))
+        trees: list[Any] = proposal.parents or [None] * len(rows)
         records = [
-            self._write(row, [test.token for test in outcome.tests[:count]], *outcome)
-            for row, outcome, count in zip(rows, outcomes, num_drafted, strict=True)
+            write_round(row, outcome, count, parents)
+            for row, outcome, count, parents in zip(rows, outcomes, num_drafted, trees, strict=True)
         ]
         forwards, drawn = 0, 0
         if self.drafter is not None:
             self.drafter.on_verified(rows, proposal, accepted)
             forwards, drawn = (now - then for now, then in zip(self._draft_work(), before, strict=True))
             if self.budget is not None:
-                self.budget.observe(Feedback(requested, num_drafted, accepted, forwards))
+                self.budget.observe(Feedback(requested, num_drafted, accepted, forwards, proposal.parents, paths))
         self._drop_finished()
         kind = "verify" if max(num_drafted) else "plain"
         work = proposal.windowed
@@ -162,59 +168,58 @@ class BatchDecoder:
     def _propose(self, max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         if self.drafter is None or max(max_drafts) <= 0:
             return Proposal(torch.zeros(len(max_drafts), 0, dtype=torch.long), [0] * len(max_drafts))
-        return check_chain(self.drafter.propose(self._rows, max_drafts, keys))
+        grower = None if self.budget is None else getattr(self.budget, "grower", None)
+        if grower is not None and isinstance(self.drafter, GrowingDrafter) and self._verifies_trees:
+            lengths = self.target.lengths[: len(self._rows)]
+            room = min(MOST_TREE, self.target.cache.room(lengths)) - 1
+            return self.drafter.grow(self._rows, max_drafts, room, keys, grower)
+        proposal = self.drafter.propose(self._rows, max_drafts, keys)
+        if proposal.parents is None:
+            return proposal
+        return check_tree(proposal) if self._verifies_trees else check_chain(proposal)
 
-    def _forward(self, drafts: Tensor, num_drafted: list[int]) -> ForwardOutput:
+    @property
+    def _verifies_trees(self) -> bool:
+        """Whether the attention, and the way in which drafts are verified, can do with trees."""
+        plain = find_verification(self.params.verification).adjust is None and self.params.synthetic is None
+        return plain and self.target.backend in TREES
+
+    def _forward(
+        self, drafts: Tensor, num_drafted: list[int], parents: list[list[int]] | None = None
+    ) -> ForwardOutput:
         """The target's output for each row's newest token and the first num_drafted[r] of its drafts [B, l]."""
         newest = to_device([[row.tokens[-1]] for row in self._rows], self.target.device)
         tokens, lengths = torch.cat((newest, drafts), dim=1), self.target.lengths[: len(self._rows)]
         real = [count + 1 for count in num_drafted]
-        return self.target.forward(ForwardBatch(tokens, lengths, real, return_states=self.return_states))
+        batch = ForwardBatch(tokens, lengths, real, return_states=self.return_states)
+        if parents is not None:
+            batch.tree = verified_tree(parents)
+        return self.target.forward(batch)
 
-    def _verify(self, logits: Tensor, drafts: Tensor, proposal: Proposal, keys: NoiseKeys) -> Outcome:
+    def _verify(self, logits: Tensor, drafts: Tensor, proposal: Proposal, keys: NoiseKeys) -> list[RowOutcome]:
+        params, verification = self.params.sampling, self.params.verification
+        if proposal.parents is not None:
+            tokens = [row[:n] for row, n in zip(proposal.tokens.tolist(), proposal.num_drafted, strict=True)]
+            tree = DraftTree(tokens, proposal.parents, proposal.drawn, proposal.probs)
+            return verify_tree(logits, tree, keys, params, verification)
         outcome = verify(
             logits,
             drafts,
             proposal.probs,
             to_device(proposal.num_drafted, logits.device),
             keys,
-            self.params.sampling,
-            verification=self.params.verification,
+            params,
+            verification=verification,
             synthetic=self.params.synthetic,
         )
         outcome.next_token = mark_unsound(outcome.next_token, logits)
-        return outcome
+        adjust = find_verification(verification).adjust
+        return outcome.host() if adjust is None else adjust(outcome.host())
 
     def _keys(self) -> NoiseKeys:
         device = self.target.device
         ids = to_device([row.id for row in self._rows], device)
         return NoiseKeys(self.params.seed, ids, to_device([len(row.tokens) for row in self._rows], device))
-
-    def _write(
-        self,
-        row: Sequence,
-        drafted: list[int],
-        accepted: int,
-        next_token: int | None,
-        next_p: float = math.nan,
-        tests: Seq[DraftTest] = (),
-        next_drafted: bool = False,
-    ) -> RowRound:
-        """Append the accepted drafts and the next token, if any; parameters after `drafted`: see RowOutcome."""
-        last = "sampled" if not drafted else ("bonus" if accepted == len(drafted) else "recovered")
-        last = "accepted" if next_drafted else last
-        own = [] if next_token is None else [next_token]
-        tokens = [*drafted[:accepted], *own]
-        origins = ["accepted"] * accepted + [last] * len(own)
-        taken = row.write(tokens, origins)
-        if taken <= accepted:
-            # The text ended among the accepted drafts; the drafts after its end count as never tested.
-            drafted, accepted = drafted[:taken], taken
-        tests = tests[: len(drafted)]
-        p, q, u = [test.p for test in tests], [test.q for test in tests], [test.u for test in tests]
-        return RowRound(
-            row.index, drafted, p, q, u, accepted, tokens[:taken], origins[:taken], row.finish_reason, next_p
-        )
 
     def _drop_finished(self) -> None:
         for r in reversed(range(len(self._rows))):
@@ -225,3 +230,11 @@ class BatchDecoder:
                     self.drafter.move_row(last, r)
                 self._rows[r] = self._rows[last]
                 self._rows.pop()
+
+
+def _states_of(states: Tensor, paths: list[list[int]]) -> list[Tensor]:
+    """Of states [B, 1 + N, ...] those of each row's newest token and of the drafts of its path."""
+    return [
+        states[r, : len(path) + 1] if path == list(range(len(path))) else states[r, [0, *(i + 1 for i in path)]]
+        for r, path in enumerate(paths)
+    ]

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from kernels.plan import MOST_TREE
+
 from ..engine.prefill import PrefillSteps
 from ..errors import RequestError
 from ..sampling.noise import NoiseKeys
@@ -27,9 +29,13 @@ class Proposal:
     """What a drafter proposes for one round.
 
     tokens int64 [B, N]: the first num_drafted[r] of row r are drafts, the rest is padding. probs float32 [B, N, V]
-    are what each draft was drawn from; None: drafts are point masses. parents int64 [B, N]: the index
-    of the draft that each draft follows, below its own, or -1 for the newest token of the text; None: a chain, in
-    which each draft follows the one before it.
+    are what each draft was drawn from; None: drafts are point masses.
+
+    parents[r], num_drafted[r] of them: where the drafts of a row form a tree, the index of the draft that each
+    draft follows, below its own, or -1 for the newest token of the text; None: chains, in which each draft follows
+    the one before it. Of a tree at most one child of a draft was drawn, from the row drawn[r][i] of probs
+    float32 [D, V], which is 0 at its siblings; the others have -1 there: they are a function of the text before
+    them. drawn None: no draft was drawn.
 
     copied[r]: whether the drafts of row r were copied from a text; None: all of the drafter's are of one kind.
     max_probs, token_probs float32 [B, N]: the largest value of what a draft was drawn from, and the token's own,
@@ -39,7 +45,8 @@ class Proposal:
     tokens: Tensor
     num_drafted: list[int]
     probs: Tensor | None = None
-    parents: Tensor | None = None
+    parents: list[list[int]] | None = None
+    drawn: list[list[int]] | None = None
     copied: list[bool] | None = None
     max_probs: Tensor | None = None
     token_probs: Tensor | None = None
@@ -71,7 +78,10 @@ class Drafter(Protocol):
         ...
 
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
-        """The rows have written the first accepted[r] drafts of the proposal and the token behind them."""
+        """The rows have written accepted[r] drafts of the proposal and the token behind them.
+
+        Those are the first ones, or a path of the tree.
+        """
         return None
 
     def observe_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
@@ -135,7 +145,20 @@ def check_chain(proposal: Proposal) -> Proposal:
     """The proposal; raises RequestError where it is a tree, which nothing here can verify."""
     if proposal.parents is not None:
         raise RequestError(
-            "The drafter proposed a tree of tokens, and this decoder verifies chains alone: leave parents out of "
-            "its Proposal."
+            "The drafter proposed a tree of tokens where only chains can be verified: leave parents out of its "
+            "Proposal."
         )
+    return proposal
+
+
+def check_tree(proposal: Proposal) -> Proposal:
+    """The proposal; raises RequestError where it is none that can be verified as a tree."""
+    assert proposal.parents is not None
+    for count, parents in zip(proposal.num_drafted, proposal.parents, strict=True):
+        sound = count == len(parents) < MOST_TREE
+        if not sound or not all(-1 <= parent < i for i, parent in enumerate(parents)):
+            raise RequestError(
+                "The parents of a tree must be one number a draft, from -1 to below the draft's own index, for at "
+                f"most {MOST_TREE - 1} drafts a row; got {parents}."
+            )
     return proposal

@@ -6,10 +6,13 @@ puts a copying drafter in front of a model; `WindowChain` lets a drafter draft f
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from ..budget.trees import Grower
 from ..engine.prefill import PrefillSteps
 from ..machine.transfer import to_device
 from ..models.forward import ForwardBatch
@@ -20,6 +23,9 @@ from ..verification.acceptance import mark_unsound, refuse_unsound
 from ..verification.rejection import verify
 from ..verification.table import find_verification
 from .base import Drafter, Proposal, check_chain, point_masses
+from .head import HeadDrafter
+from .model import ModelDrafter
+from .trees.growth import Growth
 from .window import WindowDrafter
 
 # The most drafts that the drafter in front makes before the windowed target verifies them.
@@ -98,6 +104,20 @@ class Cascade(Drafter):
         self.calls, self.drafted = self.model.calls, self.model.drafted
         self._modelled = modelled
         return self._merge(copied, modelled)
+
+    def grow(
+        self, rows: list[Sequence], max_drafts: list[int], room: int, keys: NoiseKeys, grower: Grower
+    ) -> Proposal:
+        """Trees of copies, with the model's drafts beside and behind them (GrowingDrafter in trees/growth.py)."""
+        model: Any = self.model
+        if not isinstance(model, ModelDrafter | HeadDrafter):
+            return self.propose(rows, max_drafts, keys)
+        copied, self._modelled = check_chain(self.lookup.propose(rows, max_drafts, keys)), None
+        growth = Growth(rows, max_drafts, room, keys, grower, model.params, model.role, self.size)
+        proposal = growth.grow([copied], model)
+        model.drafted += growth.modelled
+        self.calls, self.drafted = model.calls, model.drafted
+        return proposal
 
     def _merge(self, copied: Proposal, modelled: Proposal) -> Proposal:
         width = max(copied.tokens.shape[1], modelled.tokens.shape[1])

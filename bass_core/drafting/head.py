@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from kernels.plan import MOST_TREE
 from kernels.support import is_accelerator
 
+from ..budget.trees import Grower
 from ..engine.prefill import PrefillSteps
 from ..engine.runner import ModelRunner
 from ..machine.transfer import to_device, to_host
-from ..models.draft_head import DraftHead
+from ..models.draft_head import Ahead, DraftHead
 from ..models.forward import ForwardBatch
 from ..sampling.distribution import argmax, probabilities
 from ..sampling.draw import draw
@@ -27,6 +29,8 @@ from ..verification.table import find_verification
 from .base import Drafter, Proposal
 from .head_states import SettledStates, StandInStates
 from .pending import feed_pending
+from .trees.growth import Growth
+from .trees.levels import Fed, LevelStates, LinkedLevels, TreeFeed
 
 # A forward of the head costs more than one more token in a verification, so a row drafts on only while its drafts
 # so far have this many times the confidence. Each row decides for itself and does not depend on its neighbours.
@@ -112,16 +116,14 @@ class HeadDrafter(Drafter):
         for step in range(max(max_drafts)):
             if step:
                 going = going & room[step]
-            if step == first + behind.shape[1]:
+            if step == first + behind.count:
                 if self.confidence:
                     going = going & (sure >= HEADROOM * self.confidence)
                     if _all_rest(going, step):
                         break
                 logits, states = self._go_on(tokens[first:], states, [end + first for end in ends])
                 behind, first = self._behind(logits, states, max(max_drafts) - step), step
-            logits = behind[:, step - first]
-            if step > first:
-                logits = logits + self.head.link(column)
+            logits = behind.logits(step - first, column if step > first else None)
             q = self._distribution(logits)
             if q is not None and self.confidence:
                 going = going & (sure * q.amax(-1) >= self.confidence)
@@ -145,18 +147,13 @@ class HeadDrafter(Drafter):
             proposal.max_probs, proposal.token_probs = q.amax(-1)[:, None], q.gather(1, column[:, None])
         return proposal
 
-    def _behind(self, logits: Tensor, states: Tensor, most: int) -> Tensor:
-        """The logits [B, n, V'] of the next up to `most` tokens, those of the later ones before the head's link.
-
-        logits [B, V'], states [B, hidden]: of the newest slots.
-        """
-        if self.head.positions == 1:
-            return logits[:, None]
-        return self.head.logits_of(self.head.states_ahead(states, min(most, self.head.positions)))
+    def _behind(self, logits: Tensor, states: Tensor, most: int) -> Ahead:
+        """What the head says of the next up to `most` tokens behind the newest slots' logits and states."""
+        return self.head.ahead(states, min(most, self.head.positions), logits)
 
     def _go_on(self, tokens: list[Tensor], states: Tensor, starts: list[int]) -> tuple[Tensor, Tensor]:
         """Feed the tokens [B] drafted since the last forward, whose states those are, from starts[r] on."""
-        before = self.head.states_ahead(states, len(tokens))
+        before = states[:, None] if len(tokens) == 1 else self.head.states_ahead(states, len(tokens))[0]
         output = self.runner.forward(self._batch(self.head.inputs(torch.stack(tokens, dim=1), before), starts))
         self.calls += 1
         return output.logits[:, -1], output.require_states()[:, -1]
@@ -164,6 +161,49 @@ class HeadDrafter(Drafter):
     def _batch(self, x: Tensor, starts: list[int]) -> ForwardBatch:
         """What is fed to the body: x [B, S, hidden]. A head of several positions makes logits of states itself."""
         return ForwardBatch(x, starts, return_states=True, logits=self.head.positions == 1)
+
+    @property
+    def vocabulary(self) -> Tensor:
+        """The ids that the head can propose."""
+        return self.head.vocabulary
+
+    def root(self, rows: list[Sequence], wanted: list[bool]) -> Tensor:
+        """Logits [B, V'] behind the newest tokens (LevelModel in levels.py); all rows are fed."""
+        logits, states = self._catch_up(rows, [1] * len(rows))
+        self._feed = TreeFeed(self.runner, list(self.runner.lengths[: len(rows)]))
+        self._tree_states = LevelStates(states)
+        ahead = self._behind(logits, states, self.head.positions)
+        self._linked = LinkedLevels(ahead) if self.head.positions > 1 else None
+        return ahead.logits(0)
+
+    def level(self, drafts: list[list[Fed]]) -> Tensor:
+        """Logits [B, W, V'] behind these drafts, fed with their parents' own states if the head has one position."""
+        tokens = self._feed.tokens(drafts)
+        if self._linked is not None:
+            return self._linked.behind(drafts, tokens)
+        x = self.head.inputs(tokens, self._tree_states.before(drafts))
+        output = self.runner.forward(self._feed.batch(drafts, x, return_states=True))
+        self.calls += 1
+        self._tree_states.add(drafts, output.require_states())
+        return output.logits
+
+    @property
+    def room(self) -> int:
+        """How many more drafts of any row can be fed."""
+        return self._feed.room
+
+    @property
+    def reach(self) -> int:
+        """How deep the drafts behind which the head can be asked may be; with several positions, in one forward."""
+        return MOST_TREE if self.head.positions == 1 else self.head.positions - 1
+
+    def grow(
+        self, rows: list[Sequence], max_drafts: list[int], room: int, keys: NoiseKeys, grower: Grower
+    ) -> Proposal:
+        """Trees, grown from the head alone (GrowingDrafter in tree.py)."""
+        proposal = Growth(rows, max_drafts, room, keys, grower, self.params, self.role, self.size).grow([], self)
+        self.drafted += sum(proposal.num_drafted)
+        return proposal
 
     def _feed_prefixes(self, rows: list[Sequence], source: SettledStates) -> None:
         """Feed once what several prompts begin with, unless an earlier drafter of this runner has."""

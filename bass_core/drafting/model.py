@@ -8,6 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.plan import MOST_TREE
+
+from ..budget.trees import Grower
 from ..engine.prefill import PrefillSteps
 from ..engine.runner import ModelRunner
 from ..machine.transfer import to_device
@@ -21,6 +24,8 @@ from ..verification.table import find_verification
 from .base import Drafter, Proposal
 from .chain import chains, follow
 from .pending import feed_pending
+from .trees.growth import Growth
+from .trees.levels import Fed, TreeFeed
 
 
 class ModelDrafter(Drafter):
@@ -29,6 +34,7 @@ class ModelDrafter(Drafter):
     def __init__(self, runner: ModelRunner, params: SamplingParams, verification: str = "chen") -> None:
         self.runner, self.params = runner, params
         self.role = find_verification(verification).draft_role
+        self._feed = TreeFeed(runner, [0])
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         limit = self.runner.model.context
@@ -51,14 +57,7 @@ class ModelDrafter(Drafter):
         self.drafted += sum(max_drafts)
         if length == 0:
             return Proposal(torch.zeros(batch, 0, dtype=torch.long, device=runner.device), max_drafts)
-        # A row that drafts feeds its newest token, if need be again, for the logits behind it; the others padding.
-        starts = [min(runner.lengths[r], len(row.tokens) - (max_drafts[r] > 0)) for r, row in enumerate(rows)]
-        pending = [rows[r].tokens[start:] if max_drafts[r] else [] for r, start in enumerate(starts)]
-        counts = [len(tokens) for tokens in pending]
-        padded = [tokens + [0] * (max(counts) - len(tokens)) for tokens in pending]
-        logits, _, forwards = feed_pending(runner, to_device(padded, runner.device), starts, counts)
-        self.calls += forwards
-        ends = [start + max(count, 1) for start, count in zip(starts, counts, strict=True)]
+        logits, ends = self._catch_up(rows, [most > 0 for most in max_drafts])
         if self.params.greedy and chains(runner):
             first = argmax(logits)
             rest = follow(runner, first, ends, length - 1)
@@ -77,10 +76,60 @@ class ModelDrafter(Drafter):
         stacked = None if probs[0] is None else torch.stack([p for p in probs if p is not None], dim=1)
         return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked)
 
+    def _catch_up(self, rows: list[Sequence], drafts: list[bool]) -> tuple[Tensor, list[int]]:
+        """Logits [B, V] behind the newest tokens of the rows that draft, and where their drafts begin."""
+        # A row that drafts feeds its newest token, if need be again, for the logits behind it; the others padding.
+        runner = self.runner
+        starts = [min(runner.lengths[r], len(row.tokens) - drafts[r]) for r, row in enumerate(rows)]
+        pending = [rows[r].tokens[start:] if drafts[r] else [] for r, start in enumerate(starts)]
+        counts = [len(tokens) for tokens in pending]
+        padded = [tokens + [0] * (max(counts) - len(tokens)) for tokens in pending]
+        logits, _, forwards = feed_pending(runner, to_device(padded, runner.device), starts, counts)
+        self.calls += forwards
+        return logits, [start + max(count, 1) for start, count in zip(starts, counts, strict=True)]
+
+    @property
+    def vocabulary(self) -> None:
+        """All of the target's ids."""
+        return None
+
+    def root(self, rows: list[Sequence], wanted: list[bool]) -> Tensor:
+        """Logits [B, V] behind the newest tokens (LevelModel in levels.py)."""
+        logits, ends = self._catch_up(rows, wanted)
+        # What was fed of the text stands, whatever becomes of the drafts.
+        for r, end in enumerate(ends):
+            if wanted[r]:
+                self.runner.commit(r, end)
+        self._feed = TreeFeed(self.runner, ends)
+        return logits
+
+    def level(self, drafts: list[list[Fed]]) -> Tensor:
+        """Logits [B, W, V] behind these drafts."""
+        self.calls += 1
+        return self.runner.forward(self._feed.batch(drafts, self._feed.tokens(drafts))).logits
+
+    # It is fed whatever it is asked behind.
+    reach = MOST_TREE
+
+    @property
+    def room(self) -> int:
+        """How many more drafts of any row can be fed."""
+        return self._feed.room
+
+    def grow(
+        self, rows: list[Sequence], max_drafts: list[int], room: int, keys: NoiseKeys, grower: Grower
+    ) -> Proposal:
+        """Trees, grown from this model alone (GrowingDrafter in tree.py)."""
+        context = self.runner.model.context
+        fits = [most if len(row.tokens) < context else 0 for row, most in zip(rows, max_drafts, strict=True)]
+        proposal = Growth(rows, fits, room, keys, grower, self.params, self.role).grow([], self)
+        self.drafted += sum(proposal.num_drafted)
+        return proposal
+
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
         """The last draft was never fed, so after a full acceptance the cache lacks it."""
         width = proposal.tokens.shape[1]
-        if width == 0:
+        if width == 0 or proposal.parents is not None:
             return
         for r, row in enumerate(rows):
             if proposal.num_drafted[r]:

@@ -22,6 +22,8 @@ from .prefix import NOTHING_SHARED, SharedPrompts, Tokens
 
 # The backends that attend over a prefix beside a row's own cache, and over parts of a cache.
 SHARING = ("fused", "pad", "split", "sdpa")
+# The backends that attend over trees of tokens.
+TREES = ("fused", "pad", "split", "sdpa")
 # Tokens in one prefill chunk, summed over all rows. A request to stop is noticed between two chunks.
 PREFILL_TOKENS = {"cpu": 128, "accelerator": 8192}
 
@@ -75,8 +77,8 @@ class ModelRunner:
     def commit(self, row: int, length: int, path: Sequence[int] = ()) -> None:
         """Set a row's valid length to `length`: the only place where a row's length changes.
 
-        path: which of the columns behind the old length hold the row's last len(path) tokens, ascending: those of a
-        tree whose path was accepted. They become the columns up to `length`. None: they lie there already.
+        path: which of the columns behind the old length hold the row's last len(path) tokens, ascending: those of
+        a tree whose path was accepted. They become the columns up to `length`. None: they lie there already.
         """
         first, end = length - len(path), self._lengths[row]
         if list(path) != list(range(first - end, length - end)):

@@ -21,9 +21,11 @@ class Metrics:
     second of lane time until the last row finished, prefills included.
     ptl_*: per-token latency of the first and the last sequence to finish, and the mean over all; see `latency`.
     ttft_ms: lane time of the lane's first token.
-    acceptance_rate: accepted / drafted. token_acceptance: accepted / tested, where tested = drafts up to and
-    including the first rejected one. mean_acceptance_length: 1 + accepted / row-rounds that drafted.
-    per_position_acceptance[i]: accepted at position i / row-rounds that drafted position i. rounds: verifications
+    acceptance_rate: accepted / drafted; of a tree, its accepted path / its drafts. token_acceptance: accepted /
+    tested, where tested = drafts up to and including the first rejected one; of a tree, its depths at which a
+    draft's parent stood. mean_acceptance_length: 1 + accepted / row-rounds that drafted.
+    per_position_acceptance[i]: accepted at position i / row-rounds that drafted position i; a tree has drafted the
+    depths that were tested. rounds: verifications
     and plain steps. target_forwards: prefills + rounds. draft_length: the length the policy last asked for.
     speedup: the reference lane's ms_per_token / this lane's; filled in by `race`. *_utilization: see
     lanes/utilization.py.
@@ -86,10 +88,11 @@ class Counts:
             self.drafting_rows += 1
             self.drafted += length
             self.accepted += row.accepted
-            self.tested += min(row.accepted + 1, length)
-            self.drafted_at += [0] * (length - len(self.drafted_at))
-            self.accepted_at += [0] * (length - len(self.accepted_at))
-            for position in range(length):
+            self.tested += len(row.tested)
+            reached = length if row.parents is None else len(row.tested)
+            self.drafted_at += [0] * (reached - len(self.drafted_at))
+            self.accepted_at += [0] * (reached - len(self.accepted_at))
+            for position in range(reached):
                 self.drafted_at[position] += 1
                 self.accepted_at[position] += position < row.accepted
 

@@ -52,6 +52,31 @@ class HeadConfig:
     link_rank: int = 0
 
 
+@dataclass(frozen=True)
+class Ahead:
+    """What a head says of the next tokens of B rows: `base` [B, count, V'], before the link; gates (states_ahead)."""
+
+    head: DraftHead
+    base: Tensor
+    gates: Tensor | None
+
+    @property
+    def count(self) -> int:
+        return self.base.shape[1]
+
+    def logits(self, place: int, columns: Tensor | None = None) -> Tensor:
+        """The logits [B, V'] of token `place`, from 0 on, behind these columns int64 [B] of the vocabulary."""
+        if columns is None or self.gates is None:
+            return self.base[:, place]
+        return self.base[:, place] + self.head.link(columns, self.gates[:, place - 1])
+
+    def after(self, places: Tensor, ids: Tensor) -> Tensor:
+        """The logits [B, W, V'] of tokens places[r, i], from 1 on, behind ids[r, i] of the target, each token's own."""
+        assert self.gates is not None
+        rows = torch.arange(len(ids), device=ids.device)[:, None]
+        return self.base[rows, places] + self.head.link(self.head.columns_of(ids), self.gates[rows, places - 1])
+
+
 class DraftHead(nn.Module):
     """`body` is a small Llama that is fed embeddings and whose head has `len(vocabulary)` rows.
 
@@ -60,6 +85,9 @@ class DraftHead(nn.Module):
     """
 
     vocabulary: Tensor
+    # Its ids in ascending order, and where each stands.
+    _sorted: Tensor
+    _order: Tensor
     # The target's embedding table: one of the two, as the target holds it.
     embedding: Tensor | None
     quantized: QuantizedWeight | None
@@ -95,6 +123,9 @@ class DraftHead(nn.Module):
         self.body = LlamaForCausalLM(LlamaConfig(**fields))
         self.body.model.embed_tokens.requires_grad_(False)
         self.register_buffer("vocabulary", vocabulary, persistent=False)
+        order = vocabulary.argsort()
+        self.register_buffer("_order", order, persistent=False)
+        self.register_buffer("_sorted", vocabulary[order], persistent=False)
         self.register_buffer("embedding", None, persistent=False)
         self.share_embedding(target)
         head: Any = target.get_output_embeddings()
@@ -104,7 +135,7 @@ class DraftHead(nn.Module):
         # The body's output layer once more, packed; None until `pack`.
         self.register_module("output", None)
         if config.positions > 1:
-            self.slots = nn.Linear(config.hidden, (config.positions - 1) * config.hidden)
+            self.slots = nn.Linear(config.hidden, (config.positions - 1) * (config.hidden + config.link_rank))
             self.link_in = nn.Embedding(len(vocabulary), config.link_rank)
             self.link_out = nn.Linear(config.link_rank, len(vocabulary), bias=False)
 
@@ -141,31 +172,44 @@ class DraftHead(nn.Module):
         """How many tokens the head drafts behind one forward."""
         return self.config.positions
 
-    def states_ahead(self, states: Tensor, count: int) -> Tensor:
-        """States [B, count, hidden] that stand for those of the newest slot and of the next, unknown ones.
+    def states_ahead(self, states: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """States [B, count, hidden] that stand for those of the newest slot and of the next, unknown ones; gates.
 
-        states [B, hidden]: the newest slot's, which is the first of them; count: at most `positions`.
+        states [B, hidden]: the newest slot's, which is the first of them; count: at most `positions`. gates
+        [B, count - 1, link_rank]: by how much each of the link's products counts before each of the later ones.
         """
         if count == 1:
-            return states[:, None]
+            return states[:, None], states.new_zeros(len(states), 0, self.config.link_rank)
         own = states.to(self.slots.weight.dtype) if isinstance(self.slots, nn.Linear) else states
-        later = F.silu(self.slots(own)).unflatten(-1, (-1, self.config.hidden))[:, : count - 1]
-        return torch.cat((states[:, None], states[:, None] + later), dim=1)
+        made = self.slots(own).unflatten(-1, (self.positions - 1, -1))[:, : count - 1]
+        later, gates = made.split((self.config.hidden, self.config.link_rank), dim=-1)
+        return torch.cat((states[:, None], states[:, None] + F.silu(later)), dim=1), 1 + gates
 
-    def logits_of(self, states: Tensor) -> Tensor:
-        """The logits [..., V'] behind states [..., hidden], in one product; without what a token before adds."""
-        out: Tensor = (self.body.lm_head if self.output is None else self.output)(states)
+    def ahead(self, states: Tensor, count: int, logits: Tensor | None = None) -> Ahead:
+        """What the head says of the next `count` tokens, at most `positions`, behind states [B, hidden].
+
+        logits [B, V']: behind those states, if the body has made them; a head of one position needs them.
+        """
+        if self.positions == 1:
+            assert logits is not None
+            return Ahead(self, logits[:, None], None)
+        later, gates = self.states_ahead(states, count)
+        base: Tensor = (self.body.lm_head if self.output is None else self.output)(later)
+        return Ahead(self, base, gates)
+
+    def link(self, columns: Tensor, gates: Tensor) -> Tensor:
+        """What these columns of the vocabulary, int64 [...], -1 for none, add to the logits [..., V'] of what follows.
+
+        gates [..., link_rank]: of the positions that follow (states_ahead).
+        """
+        x = (self.link_in(columns.clamp(min=0)).to(gates.dtype) * gates).masked_fill(columns[..., None] < 0, 0.0)
+        out: Tensor = self.link_out(x)
         return out
 
-    def ahead(self, states: Tensor) -> Tensor:
-        """The logits [B, positions - 1, V'] of all positions but the first, before `link`, behind states [B, hidden]."""
-        return self.logits_of(self.states_ahead(states, self.positions)[:, 1:])
-
-    def link(self, columns: Tensor) -> Tensor:
-        """What the tokens of these columns of the vocabulary, int64 [...], add to the next position's logits [..., V']."""
-        x = self.link_in(columns)
-        out: Tensor = self.link_out(x if isinstance(self.link_out, nn.Linear) else x.float())
-        return out
+    def columns_of(self, ids: Tensor) -> Tensor:
+        """The columns of the vocabulary, int64, that hold these ids int64 [...]; -1: the head can't propose it."""
+        places = torch.searchsorted(self._sorted, ids).clamp(max=len(self._sorted) - 1)
+        return torch.where(self._sorted[places] == ids, self._order[places], -1)
 
     def pack(self) -> None:
         """Pack the layers outside the body for this CPU; packed layers can't be trained."""

@@ -31,6 +31,21 @@ class BatchTree:
     before: list[int]
 
 
+def verified_tree(parents: Sequence[Sequence[int]]) -> BatchTree:
+    """Each row's newest token and its drafts as a tree; parents[b][i]: the draft that draft i follows, or -1."""
+    width = 1 + max(map(len, parents))
+    sees, depths = [], []
+    for row in parents:
+        seen, deep = [1], [0]
+        for draft, parent in enumerate(row, start=1):
+            seen.append(seen[parent + 1] | 1 << draft)
+            deep.append(deep[parent + 1] + 1)
+        padding = range(len(seen), width)
+        sees.append(seen + [1 << column for column in padding])
+        depths.append(deep + [0 for _ in padding])
+    return BatchTree(sees, depths, [0] * len(sees))
+
+
 def token_tree(tree: BatchTree, device: torch.device) -> TokenTree:
     """The trees on a device, in one copy."""
     width = len(tree.depths[0])
@@ -50,7 +65,7 @@ class ForwardBatch:
     step, because its shape comes only once, as that of a prompt's chunk. window: a draft step, in which a row sees
     of its cached tokens only the first SINKS and the last `window`, rounded up to whole blocks (kernels/plan.py).
     tree: the trees that the new tokens form; None: each follows the one before it. Never beside a window. logits:
-    whether anybody reads the logits; a model may leave them out ([B, 0] then), or compute them nevertheless.
+    whether anybody reads the logits; a model may leave them out (V is 0 then), or compute them nevertheless.
     """
 
     tokens: Tensor

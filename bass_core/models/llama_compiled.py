@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kernels.cpu.attention.layout import SINKS, TILE, padded, tiles_of
+from kernels.cpu.attention.tree import Tree
 
 from ..attention.cache import RaggedCache
 from ..attention.tiled import TiledCache
@@ -58,8 +59,10 @@ class LlamaCompiled(CausalModel):
         self.cache_dtype = torch.bfloat16 if self.packed.dot else torch.float32
         self._rotary: Any = shadow_of(body.rotary_emb)
         self._turns = self._make_turns(min(1024, self.context))
-        # Compiles the forward, or loads its code from disk, before a clock runs.
-        self.forward(ForwardBatch(torch.zeros(1, 1, dtype=torch.int64), [0]), self.new_cache(1, 1))
+        # Compiles the forward and what moves columns, or loads their code from disk, before a clock runs.
+        cache = self.new_cache(1, 1)
+        self.forward(ForwardBatch(torch.zeros(1, 1, dtype=torch.int64), [0]), cache)
+        cache.keep(0, 0, [0])
 
     def new_cache(self, max_batch: int, max_len: int, prefixes: int = 0, prefix_len: int = 0) -> TiledCache:
         prefix = self.new_cache(prefixes, prefix_len) if prefixes else None
@@ -101,10 +104,11 @@ class LlamaCompiled(CausalModel):
             _skipped(batch),
             self.readout.layers if batch.return_states else (),
             keep=batch.eager,
+            tree=None if batch.tree is None else _tree(batch, counts),
         )
         states = _padded(self.readout(streams, last), real, rows, width) if batch.return_states else None
         if not batch.logits:
-            return ForwardOutput(logits.new_zeros(rows, 0), states)
+            return ForwardOutput(logits.new_zeros((rows, width, 0) if batch.take is None else (rows, 0)), states)
         return ForwardOutput(_padded(logits, real, rows, width) if batch.take is None else logits, states)
 
     def _turns_until(self, positions: int) -> Any:
@@ -126,6 +130,15 @@ def _skipped(batch: ForwardBatch) -> Any:
     if batch.window is None:
         return None
     return np.maximum(SINKS, (np.array(batch.lengths, np.int64) - batch.window) // SINKS * SINKS)
+
+
+def _tree(batch: ForwardBatch, counts: Any) -> Tree:
+    """The trees of the real tokens."""
+    tree = batch.tree
+    assert tree is not None and batch.window is None
+    real = np.arange(batch.tokens.shape[1]) < counts[:, None]
+    bases = np.array(batch.lengths, np.int64) - np.array(tree.before, np.int64)
+    return Tree(bases, np.array(tree.sees, np.int64)[real], np.array(tree.depths, np.int64)[real])
 
 
 def _padded(x: Tensor, real: Tensor | None, rows: int, width: int) -> Tensor:

@@ -27,6 +27,8 @@ _KEY_0, _KEY_1 = 0x9E3779B9, 0xBB67AE85
 _GOLDEN = 0x4F1BBCDCBFA53E0B
 # A round has so many streams, one for each role and three to spare.
 _STREAMS = 8
+# A text has at most this many bits of positions; those above them number a tree's nodes.
+_NODE = 25
 
 
 class Role(IntEnum):
@@ -48,6 +50,15 @@ def stream(role: Role, begins: Tensor) -> Tensor:
     stay the same wherever rounds end.
     """
     return torch.zeros_like(begins) if role == Role.TARGET else _STREAMS * begins + int(role)
+
+
+def place_node(positions: Tensor, nodes: Tensor) -> Tensor:
+    """Positions int64 [...] as keys of a tree's drafts behind the nodes `nodes` (0: the newest token), below 64.
+
+    Siblings of different parents may stand at one position, each with noise of its own. Node 0 has that of a
+    chain.
+    """
+    return positions + (nodes << _NODE)
 
 
 def philox(counter: tuple[Any, ...], key: tuple[int, int]) -> tuple[Any, ...]:

@@ -34,6 +34,7 @@ class RowOutcome(NamedTuple):
 
     `tests`: of all columns of the round, padding included. `next_token` follows the accepted drafts, the target
     gives it probability `next_p`; it is the target's own token, or one more accepted draft if `next_drafted`.
+    `path`: the accepted drafts of a tree; None: the first `accepted` ones.
     """
 
     accepted: int
@@ -41,6 +42,12 @@ class RowOutcome(NamedTuple):
     next_p: float
     tests: list[DraftTest]
     next_drafted: bool = False
+    path: list[int] | None = None
+
+    @property
+    def accepted_drafts(self) -> list[int]:
+        """The accepted drafts, by their place among the row's drafts."""
+        return list(range(self.accepted)) if self.path is None else self.path
 
 
 @dataclass

@@ -10,12 +10,13 @@ from .mutations import Mutant
 _CPU = "tests/kernels/cpu/test_"
 _SHARED = ["tests/kernels/cpu/attention/test_attention.py::test_the_same_bits_shared_or_alone[float32-1]"]
 _MERGED = ["tests/kernels/cpu/attention/test_attention.py::test_prompts_and_ragged_steps"]
+_TREES = "tests/kernels/cpu/attention/test_trees.py::"
 _RUNNER = "tests/bass_core/engine/test_prefix.py::"
 
 KERNEL_MUTANTS = [
     Mutant(
         "CPU kernels: a prefix read a tile too early",
-        "kernels/cpu/attention/phases.py",
+        "kernels/cpu/attention/gather.py",
         "place = (first + column) // TILE * each",
         "place = max(first + column - TILE, 0) // TILE * each",
         _SHARED,
@@ -30,12 +31,33 @@ KERNEL_MUTANTS = [
     Mutant(
         "CPU kernels: a row that writes to its prefix",
         "kernels/cpu/attention/phases.py",
-        "keys, values = _places(caches, 0, layer, row, head, kv_heads, size, dot)\n            column",
+        "keys, values = places(caches, 0, layer, row, head, kv_heads, size, dot)\n            column",
         "own = 1 - min(sight[0][row], 1)\n"
         "            of = row if own else sight[1][row]\n"
-        "            keys, values = _places(caches, 1 - own, layer, of, head, kv_heads, size, dot)\n"
+        "            keys, values = places(caches, 1 - own, layer, of, head, kv_heads, size, dot)\n"
         "            column",
         _SHARED,
+    ),
+    Mutant(
+        "CPU kernels: a path that lies as in the tree, with room for the siblings",
+        "kernels/cpu/attention/paths.py",
+        "            place += 1\n        sees",
+        "        place += 1\n        sees",
+        [_TREES + "test_a_node_has_the_bits_of_its_path[float32-15-1]"],
+    ),
+    Mutant(
+        "CPU kernels: a tree's nodes at the positions of their columns",
+        "kernels/cpu/attention/plan.py",
+        "bases[row] + depths[token] if len(sees)",
+        "lengths[row] + token - first if len(sees)",
+        [_TREES + "test_a_node_has_the_bits_of_its_path[float32-15-1]"],
+    ),
+    Mutant(
+        "CPU kernels: an accepted path moved in the first layer alone",
+        "kernels/cpu/attention/paths.py",
+        "for layer in range(layers):",
+        "for layer in range(min(layers, 1)):",
+        [_TREES + "test_columns_are_kept_as_in_a_cache_of_rows[False]"],
     ),
     Mutant(
         "CPU kernels: blocks of vectors in reverse order",

@@ -10,11 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .calls.jit import helper
-from .kinds import FLOAT, INT, LANES, STEP, loaded
+from .kinds import FLOAT, INT, LANES, SHORT, STEP, loaded
 from .vectors import dots
 
 
@@ -34,6 +36,24 @@ def number(_: Any, value: Any) -> Any:
 def float_at(_: Any, address: Any) -> Any:
     """The float32 number at an address."""
     return types.float32(types.uintp), lambda context, b, signature, args: loaded(b, args[0], FLOAT)
+
+
+@intrinsic
+def short_at(_: Any, address: Any) -> Any:
+    """The uint16 at an address."""
+    return types.uint16(types.uintp), lambda context, b, signature, args: loaded(b, args[0], SHORT, 2)
+
+
+@intrinsic
+def copy_bytes(_: Any, to: Any, source: Any, number: Any) -> Any:
+    """Copy so many bytes from an address to another, where they do not overlap."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        to, source = (b.inttoptr(one, ir.IntType(8).as_pointer()) for one in args[:2])
+        cgutils.raw_memcpy(b, to, source, args[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.uintp, types.uintp, types.intp), generate
 
 
 @intrinsic

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from .attention.step import Attention, Caches
+from .attention.tree import Tree
 from .calls import pool
 from .forward import forward, phases_of
 from .kinds import ROWS, STEP
@@ -73,13 +74,14 @@ class PackedLlama:
         skip: Array | None = None,
         reads: Sequence[int] = (),
         keep: bool = False,
+        tree: Tree | None = None,
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Logits float32 [M, V] of the tokens `wanted` int64 [M]; the final norm [N, hidden]; the kept streams.
 
         x [N, hidden], float32 and contiguous, which is overwritten: the embedded tokens, those of row b from
         firsts[b] (int64 [B + 1]) on, behind lengths[b] cached ones. turns float32 [positions x dim]: forward.py.
         skip: which columns are not seen (attention/step.py). reads: before which layers x is kept. Without `keep`
-        the logits are overwritten by this thread's next call.
+        the logits are overwritten by this thread's next call. tree: what the new tokens form, None for texts.
         """
         tokens, chosen = x.shape[0], len(wanted)
         room, short, wide, logits = self._arrays(max(tokens, chosen), chosen)
@@ -96,7 +98,9 @@ class PackedLlama:
             wanted,
             starts if chosen == tokens else blocks_of(chosen),
         )
-        shape, sight, plan, caches, segment, queries, parts = self.attention.arguments(*step[:2], cache, skip)
+        shape, sight, plan, caches, segment, queries, parts = self.attention.arguments(
+            *step[:2], cache, skip, tree
+        )
         pool.run(
             forward, phases_of(self.layers), self.lines, self.norms, self.head_norms, np.float32(self.eps), shape,
             step, sight, plan, caches, segment, turns, x.view(tokens * self.hidden).numpy(), kept, streams, room,

@@ -18,11 +18,12 @@ from ..calls.jit import helper, kernel
 from ..calls.threads import claim, done, wait
 from ..elements import exp2, norm, pack, put, put_short, rotate, rounded
 from ..kinds import STEP
-from .layout import SEGMENT, SINKS, TILE
+from .gather import TILES, gather, lay_path, places
+from .layout import SEGMENT, TILE
 from .outer import QUERIES, ROOM, call_segment
+from .paths import TAIL
 from .plan import DIRECT, MOST, SHARED
 
-_TILES = SEGMENT // TILE
 _LOG2_E = np.float32(1.4426950408889634)
 
 
@@ -44,13 +45,12 @@ def write(state, phase, layer, y, rows, shape, step, sight, plan, caches, turns,
             break
         head = chunk % kv_heads
         for token in range(chunk // kv_heads * each, min((chunk // kv_heads + 1) * each, tokens)):
-            row = plan[1][token, 0]
-            column = lengths[row] + token - firsts[row]
+            row, position = plan[1][token, 0], plan[1][token, 3]
             for query in range(group):
                 at = token * rows + (head * group + query) * dim
                 if len(norms):
                     norm(y, at, dim, norms, 2 * layer * dim, eps, y, at)
-                rotate(y, at, dim // 2, turns, column * dim, scale)
+                rotate(y, at, dim // 2, turns, position * dim, scale)
                 to = ((head * tokens + plan[1][token, 1]) * group + query) * size
                 if dot:
                     for i in range(np.uintp(dim)):
@@ -61,9 +61,9 @@ def write(state, phase, layer, y, rows, shape, step, sight, plan, caches, turns,
             at = token * rows + (heads + head) * dim
             if len(norms):
                 norm(y, at, dim, norms, (2 * layer + 1) * dim, eps, y, at)
-            rotate(y, at, dim // 2, turns, column * dim, one)
-            keys, values = _places(caches, 0, layer, row, head, kv_heads, size, dot)
-            column -= sight[0][row]
+            rotate(y, at, dim // 2, turns, position * dim, one)
+            keys, values = places(caches, 0, layer, row, head, kv_heads, size, dot)
+            column = lengths[row] + token - firsts[row] - sight[0][row]
             last = token == firsts[row + 1] - 1
             _write(y, at, at + kv_heads * dim, dim, size, column, keys, values, last, dot)
         done(state, phase)
@@ -96,32 +96,26 @@ def _write(y, key, value, dim, size, column, keys, values, last, dot):
 
 
 @helper
-def _places(caches, which, layer, row, head, kv_heads, size, dot):
-    """Addresses of a head's keys and values in the row's own cache (which = 0) or in that of the prefixes (1)."""
-    rows, each = caches[3 * which + 1], caches[3 * which + 2] * TILE * size * (2 if dot else 4)
-    keys = caches[3 * which] + ((2 * layer * rows + row) * kv_heads + head) * each
-    return keys, keys + rows * kv_heads * each
-
-
-@helper
 def attend(state, phase, layer, shape, step, sight, plan, caches, address, short, wide, dot, parts, marks, out):
     """The items of a plan: DIRECT ones into `out` [N, heads x dim], others' segments into `parts` and `marks`.
 
     step: firsts [B + 1] and lengths [B]: the new tokens of row b are those from firsts[b] on, behind lengths[b]
     cached ones. sight: starts [B], how many columns of a row are those of its prefix; groups [B], of which; skip
-    [B], columns SINKS to skip - 1 are not seen. plan: items, tokens, order (plan.py). caches: address, rows and
-    tiles of a row, of the rows' own cache and of that of the prefixes. address: of the compiled `segment`.
+    [B], columns SINKS to skip - 1 are not seen. plan: items, tokens, order (plan.py), the trees' bases and sees
+    (step.py). caches: address, rows and tiles of a row, of the rows' own cache and of that of the prefixes.
+    address: of the compiled `segment`.
     short, wide: the queries. parts [kept segments, heads, padded]: sums of values; marks [kept segments, heads,
     2]: largest scores and sums of weights.
     """
     heads, kv_heads, dim, size = shape
-    items, tokens, order = plan
+    items, tokens, order, _, sees = plan
     group, width = heads // kv_heads, 2 if dot else 4
     chunks = len(items) * kv_heads
-    tiles, seen = np.empty((2, _TILES), np.int64), np.empty(QUERIES, np.int64)
+    tiles, seen = np.empty((2, TILES), np.int64), np.empty(QUERIES, np.int64)
     room, sums = np.empty(ROOM + 64, np.uint8), np.empty(QUERIES * size, np.float32)
     stats = np.empty(2 * QUERIES, np.float32)
     totals, notes = np.empty(max(MOST, group) * size, np.float32), np.empty(2 * max(MOST, group), np.float32)
+    tail = np.empty(2 * TAIL * TILE * size * width + 64 if len(sees) else 0, np.uint8)
     while True:
         chunk = claim(state, phase)
         if chunk >= chunks:
@@ -129,11 +123,18 @@ def attend(state, phase, layer, shape, step, sight, plan, caches, address, short
         item, head = items[chunk // kv_heads], chunk % kv_heads
         row, start, what = item[0], item[1], item[5]
         queries = (item[2] - start) * group
-        position = -1 if what == SHARED else step[1][row] + start - tokens[step[0][row], 1]
+        position, leaf = tokens[order[start], 3], tokens[order[start], 4]
+        if what == SHARED:
+            position = leaf = -1
         # Numba frees an array after its last use, and knows nothing of addresses: so here, not before the loop.
         room_at = (room.ctypes.data + np.uintp(63)) & ~np.uintp(63)
+        tail_at = np.int64((tail.ctypes.data + np.uintp(63)) & ~np.uintp(63))
+        if leaf >= 0:
+            lay_path(leaf, layer, row, head, shape, sight, plan, caches, dot, tail_at)
         for segment in range(item[3], item[4]):
-            columns, low, high = _gather(segment, layer, row, head, shape, step, sight, caches, dot, tiles)
+            columns, low, high = gather(
+                segment, layer, row, head, shape, step, sight, plan, caches, dot, leaf, tail_at, tiles
+            )
             for first in range(0, queries, QUERIES):
                 number = min(QUERIES, queries - first)
                 most = _sees(seen[:number], position, first, group, segment, columns, low, high)
@@ -143,7 +144,7 @@ def attend(state, phase, layer, shape, step, sight, plan, caches, address, short
                 at += np.int64(short.ctypes.data if dot else wide.ctypes.data)
                 call_segment(
                     np.uintp(address), number, np.uintp(at), size * width, dim * width // 4, tiles.ctypes.data,
-                    tiles.ctypes.data + np.uintp(8 * _TILES), (most + TILE - 1) // TILE, most, seen.ctypes.data,
+                    tiles.ctypes.data + np.uintp(8 * TILES), (most + TILE - 1) // TILE, most, seen.ctypes.data,
                     room_at, sums.ctypes.data, 4 * size, stats.ctypes.data,
                 )  # fmt: skip
                 for i in range(number):
@@ -165,7 +166,7 @@ def attend(state, phase, layer, shape, step, sight, plan, caches, address, short
 def _sees(seen, position, first, group, segment, columns, low, high):
     """seen[i]: how many of a segment's `columns` the query first + i sees; returns the most.
 
-    position: of the token of query 0; -1: all columns are seen. Columns low to high - 1 have no tiles (`_gather`).
+    position: of the token of query 0; -1: all columns are seen. Columns low to high - 1 have no tiles (`gather`).
     """
     most = 0
     for i in range(len(seen)):
@@ -173,39 +174,6 @@ def _sees(seen, position, first, group, segment, columns, low, high):
         seen[i] = columns if position < 0 else max(0, min(columns, min(last, low) + max(0, last - high)))
         most = max(most, seen[i])
     return most
-
-
-@helper
-def _gather(segment, layer, row, head, shape, step, sight, caches, dot, tiles):
-    """The addresses of the tiles of a segment that a row sees; how many columns they have; which lie between.
-
-    Columns `low` to `high` - 1 of the segment are not seen, and have no tiles.
-    """
-    _, kv_heads, _, size = shape
-    starts, groups, skip = sight
-    first, start = segment * SEGMENT, starts[row]
-    end = min(SEGMENT, step[1][row] + step[0][row + 1] - step[0][row] - first)
-    low, high = min(max(SINKS - first, 0), SEGMENT), min(max(skip[row] - first, 0), SEGMENT)
-    low, high = (low, high) if low < high else (SEGMENT, SEGMENT)
-    each = TILE * size * (2 if dot else 4)
-    keys, values = _places(caches, 0, layer, row, head, kv_heads, size, dot)
-    shared_keys, shared_values = keys, values
-    if start:
-        shared_keys, shared_values = _places(caches, 1, layer, groups[row], head, kv_heads, size, dot)
-    found = 0
-    for column in range(0, end, TILE):
-        if low <= column < high:
-            continue
-        if first + column < start:
-            place = (first + column) // TILE * each
-            tiles[0, found], tiles[1, found] = shared_keys + place, shared_values + place
-        else:
-            place = (first + column - start) // TILE * each
-            tiles[0, found], tiles[1, found] = keys + place, values + place
-        found += 1
-    for i in range(max(found, 1), _TILES):
-        tiles[0, i], tiles[1, i] = tiles[0, i - 1], tiles[1, i - 1]
-    return found * TILE, low, high
 
 
 @helper
@@ -237,8 +205,7 @@ def _finish(totals, notes, source, size, out, to, dim):
 def merge(state, phase, shape, step, sight, plan, parts, marks, x, blocks, short, wide, dot):
     """The kept segments of each token merged into x [N, heads x dim], and x as vectors (elements.py)."""
     heads, _, dim, size = shape
-    firsts, lengths, skip = step[0], step[1], sight[2]
-    inputs, tokens = heads * dim, plan[1]
+    skip, inputs, tokens = sight[2], heads * dim, plan[1]
     steps, single = (inputs + STEP - 1) // STEP, len(parts) > 0
     chunks = len(tokens) if single else len(blocks) - 1
     totals, notes = np.empty(size, np.float32), np.empty(2, np.float32)
@@ -254,7 +221,7 @@ def merge(state, phase, shape, step, sight, plan, parts, marks, x, blocks, short
         start, width = blocks[block], blocks[block + 1] - blocks[block]
         for token in range(chunk if single else start, chunk + 1 if single else start + width):
             row, kept = tokens[token, 0], tokens[token, 2]
-            last = (lengths[row] + token - firsts[row]) // SEGMENT
+            last = tokens[token, 3] // SEGMENT
             for head in range(heads if kept >= 0 else 0):
                 _fold(totals, notes, 0, parts, marks, kept * heads + head, size, True)
                 for segment in range(1, last + 1):

@@ -24,6 +24,7 @@ from .compiled import address_of_segment
 from .layout import padded
 from .phases import alone
 from .plan import planned
+from .tree import NO_TREE, Tree
 
 Array = np.ndarray[Any, Any]
 
@@ -64,18 +65,21 @@ class Attention:
     def __post_init__(self) -> None:
         self._size, self._segment, self._room = padded(self.dim), address_of_segment(self.dot), _Room()
 
-    def arguments(self, firsts: Array, lengths: Array, cache: Caches, skip: Array | None) -> tuple[Any, ...]:
+    def arguments(
+        self, firsts: Array, lengths: Array, cache: Caches, skip: Array | None, tree: Tree | None = None
+    ) -> tuple[Any, ...]:
         """shape, sight, plan, caches, address of `segment`, queries, parts: the arguments of the phases.
 
         firsts int64 [B + 1], lengths int64 [B]: the new tokens of row b are those from firsts[b] on, behind
         lengths[b] cached ones. skip int64 [B]: columns 64 to skip[b] - 1, a multiple of 64, are not seen; None:
-        all are. Overwritten by this thread's next call.
+        all are. tree: what the new tokens form, None for texts. Overwritten by this thread's next call.
         """
         rows, tokens, size = len(lengths), int(firsts[-1]), self._size
         shared = np.array((cache.starts[:rows], cache.groups[:rows]), np.int64)
         sight = shared[0], shared[1], np.zeros(rows, np.int64) if skip is None else skip
+        tree = NO_TREE if tree is None else tree
         group, threads = self.heads // self.kv_heads, torch.get_num_threads()
-        items, table, order, kept = planned(firsts, lengths, *sight, group, self.kv_heads, threads)
+        items, table, order, kept = planned(firsts, lengths, *sight, *tree, group, self.kv_heads, threads)
         own, each = self._room, self.heads * (size + 2)
         if own.tokens < tokens:
             own.tokens, own.queries = tokens, scratch(tokens * self.heads * size, self.dot)
@@ -85,7 +89,7 @@ class Attention:
         parts = own.parts[:sums], own.parts[sums : kept * each]
         caches = np.array([*_place(cache), *((0, 0, 0) if cache.prefix is None else _place(cache.prefix))])
         shape = self.heads, self.kv_heads, self.dim, size
-        return shape, sight, (items, table, order), caches, self._segment, own.queries, parts
+        return shape, sight, (items, table, order, *tree[:2]), caches, self._segment, own.queries, parts
 
 
 def _place(cache: Caches) -> tuple[int, int, int]:
@@ -102,20 +106,21 @@ def attend_alone(
     turns: Array,
     skip: Array | None = None,
     layers: int = 1,
+    tree: Tree | None = None,
 ) -> Tensor:
     """The attention of a model's first layer: means of the values float32 [N, heads x dim].
 
     y float32 [N, (heads + 2 x key-value heads) x dim]: queries, keys and values of counts[b] tokens of each row b,
     behind lengths[b] cached ones. It is rotated in place; keys and values are written to the cache. turns float32
     [positions x dim], flat: of each position its cosines, then its sines. layers: how many layers to compute, one
-    after another and each from y, to measure them; the last one's means are returned.
+    after another and each from y, to measure them; the last one's means are returned. tree: see `arguments`.
     """
     firsts = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
     step = firsts, np.asarray(lengths, np.int64), blocks_of(len(y))
     inputs = attention.heads * attention.dim
     out = np.empty((len(y), inputs), np.float32)
     vectors = scratch(len(y) * (inputs + STEP - 1), attention.dot)
-    arguments = attention.arguments(firsts, step[1], cache, skip)
+    arguments = attention.arguments(firsts, step[1], cache, skip, tree)
     pool.run(
         alone, 3 * layers, layers, y.numpy().ravel(), step, *arguments, attention.dot, turns,
         np.empty(0, np.float32), out.ravel(), *vectors,

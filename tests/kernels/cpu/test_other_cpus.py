@@ -20,7 +20,8 @@ CPUS = {
     8: ("haswell", "+avx,+avx2,+fma,+f16c,+sse4.2,+ssse3,+popcnt,+bmi,+bmi2"),
     4: ("x86-64", "+avx,+fma,+f16c,+sse4.2,+ssse3,+popcnt"),
 }
-TESTS = ["test_products.py", "attention/test_attention.py", "test_forward.py", "test_same_bits.py"]
+TESTS = ["test_products.py", "attention/test_attention.py", "attention/test_trees.py", "test_forward.py",
+         "test_same_bits.py", "test_trees.py"]  # fmt: skip
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bass_core.attention.tiled import TiledCache
 from kernels.cpu.attention.step import Attention, attend_alone
+from kernels.cpu.attention.tree import Tree
 from kernels.plan import AttentionPlan
 from kernels.reference.attention import pad
 
@@ -41,13 +42,25 @@ class Layer:
     ) -> list[Tensor]:
         """Feed counts[b] tokens of text texts[b] to each row b, which holds lengths[b]; returns each row's."""
         spans = zip(texts, lengths, counts, strict=True)
-        y = torch.cat([self.texts[text, length : length + count] for text, length, count in spans])
-        skip = None
+        return self.feed_rows(
+            cache, [self.texts[text, a : a + count] for text, a, count in spans], lengths, window
+        )
+
+    def feed_rows(
+        self,
+        cache: TiledCache,
+        rows: Sequence[Tensor],
+        lengths: Sequence[int],
+        window: int | None = None,
+        tree: Tree | None = None,
+    ) -> list[Tensor]:
+        """Feed projections to each row."""
+        skip, counts = None, [len(row) for row in rows]
         if window is not None:
             skip = np.maximum(64, (np.array(lengths) - window) // 64 * 64)
         turns = self.turns.flatten().numpy()
-        out = attend_alone(self.attention, y, lengths, counts, cache, turns, skip)
-        return list(out.split(list(counts)))
+        out = attend_alone(self.attention, torch.cat(list(rows)), lengths, counts, cache, turns, skip, tree=tree)
+        return list(out.split(counts))
 
     def expected(self, text: int, length: int, count: int, window: int | None = None) -> Tensor:
         """The same for tokens length .. length + count - 1 of a text, in torch and float32.

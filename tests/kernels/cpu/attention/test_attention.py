@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kernels.cpu.attention.plan import APART, DIRECT, SHARED, planned
+from kernels.cpu.attention.tree import NO_TREE
 
 from ..shapes import DOTS
 from .attention_steps import LENGTH, Layer
@@ -78,7 +79,7 @@ def test_a_group_is_computed_together_and_a_long_row_in_many_items() -> None:
     firsts, skip = np.arange(6), np.zeros(5, np.int64)
     starts, groups = np.array([560, 560, 0, 272, 560]), np.array([1, 1, 0, 0, 1])
     items, tokens, order, kept = planned(
-        firsts, np.array([600, 560, 900, 300, 570]), starts, groups, skip, 3, 1, 2
+        firsts, np.array([600, 560, 900, 300, 570]), starts, groups, skip, *NO_TREE, 3, 1, 2
     )
     assert order.tolist() == [0, 1, 4, 2, 3]
     assert [row for row in items.tolist() if row[5] == SHARED] == [
@@ -90,7 +91,8 @@ def test_a_group_is_computed_together_and_a_long_row_in_many_items() -> None:
     assert [row[3] for row in items.tolist() if row[0] == 2] == [0, 1, 2, 3]
     assert [row[3] for row in items.tolist() if row[0] == 3] == [0, 1]
     assert kept == 3 + 3 + 4 + 2 + 3 and tokens[:, 2].tolist() == [0, 3, 6, 10, 12]
-    items, *_, kept = planned(np.array([0, 1]), np.array([130]), skip[:1], skip[:1], skip[:1], 3, 1, 2)
+    none = skip[:1]
+    items, *_, kept = planned(np.array([0, 1]), np.array([130]), none, none, none, *NO_TREE, 3, 1, 2)
     assert items.tolist() == [[0, 0, 1, 0, 1, DIRECT]] and kept == 0
 
 

@@ -1,0 +1,1 @@
+"""Trees of drafts: how they grow, and how a draft model is fed them."""
