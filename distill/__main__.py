@@ -1,4 +1,4 @@
-"""`python -m distill corpus | train | ablate | ngrams | evaluate`: make a draft for the target, and measure it.
+"""`python -m distill corpus | train | slots | ablate | ngrams | evaluate`: make a draft for the target, and measure it.
 
 Contract: `corpus`, `train` and `ablate` continue where a killed run stopped. Settings come from config.json (or
 --config). Results are written below --work; `train --install` and `ngrams --install` put them into drafts/.
@@ -26,6 +26,7 @@ from .ablation import ablate, as_markdown
 from .corpus import shards, write_corpus
 from .ngrams import count_ngrams
 from .settings import CONFIG, Settings, load
+from .slots import train_slots
 from .train import train
 
 DRAFTS = Path(__file__).resolve().parent.parent / "drafts"
@@ -46,6 +47,8 @@ def main() -> None:
             print(f"{work / 'corpus'} holds {held} new tokens.")
         elif options.command == "train":
             _train(pair, _changed(settings, options), options, work)
+        elif options.command == "slots":
+            _slots(pair, _changed(settings, options), options, work)
         elif options.command == "ablate":
             _ablate(pair, _changed(settings, options), options, work)
         else:
@@ -56,7 +59,7 @@ def main() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m distill", description=__doc__)
-    parser.add_argument("command", choices=["corpus", "train", "ablate", "ngrams", "evaluate"])
+    parser.add_argument("command", choices=["corpus", "train", "slots", "ablate", "ngrams", "evaluate"])
     parser.add_argument("--config", type=Path, default=CONFIG)
     parser.add_argument("--work", type=Path, default=Path("distill-work"), help="folder of corpus and checkpoints")
     parser.add_argument("--device", default="auto")
@@ -85,6 +88,8 @@ def _changed(settings: Settings, options: argparse.Namespace) -> Settings:
     for assignment in options.set:
         name, _, value = assignment.partition("=")
         changed[name] = value if name in ("loss", "start") else json.loads(value)
+    if options.command == "slots":
+        return replace(settings, slots=replace(settings.slots, **changed))
     return replace(settings, train=replace(settings.train, **changed))
 
 
@@ -92,6 +97,15 @@ def _train(pair: ModelPair, settings: Settings, options: argparse.Namespace, wor
     out = work / (options.name or "head")
     log = train(pair, settings, work / "corpus", out, options.steps)
     print(f"{out}: loss {log['loss'][0][1]} -> {log['loss'][-1][1]}; held out: {log['held_out'][-1]}")
+    if options.install:
+        load_draft_head(out, pair.target).save(DRAFTS / options.install)
+
+
+def _slots(pair: ModelPair, settings: Settings, options: argparse.Namespace, work: Path) -> None:
+    out = work / (options.name or "slots")
+    draft = options.draft or DRAFTS / settings.pair
+    log = train_slots(pair, settings, draft, work / "corpus", out, options.steps)
+    print(f"{out}: held out: {log['held_out'][0]} -> {log['held_out'][-1]}")
     if options.install:
         load_draft_head(out, pair.target).save(DRAFTS / options.install)
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
@@ -81,7 +80,7 @@ class DraftHead(nn.Module):
     """`body` is a small Llama that is fed embeddings and whose head has `len(vocabulary)` rows.
 
     `project` turns the target's states of several layers into one; the head's own states are not projected. In a
-    head of several positions `slots` and the link's two layers make the logits of all but the first.
+    head of several positions `slots` and the link make the logits of all but the first.
     """
 
     vocabulary: Tensor
@@ -95,6 +94,7 @@ class DraftHead(nn.Module):
     project: Any
     slots: Any
     link_out: Any
+    link_in: Tensor | None
 
     def __init__(self, target: PreTrainedModel, config: HeadConfig, vocabulary: Tensor) -> None:
         """vocabulary int64 [V']: the target's ids that the head can propose, in any order."""
@@ -132,12 +132,14 @@ class DraftHead(nn.Module):
         rows = head.weight.detach()[vocabulary].to(self.body.dtype)
         self.body.lm_head.weight = nn.Parameter(rows, requires_grad=False)
         self.body.lm_head.out_features = self.body.config.vocab_size = len(vocabulary)
-        # The body's output layer once more, packed; None until `pack`.
+        # The output layer once more, and behind `link_up`; the rows of the vocabulary behind `link_down`: by `pack`.
         self.register_module("output", None)
+        self.register_module("link_out", None)
+        self.register_buffer("link_in", None, persistent=False)
         if config.positions > 1:
             self.slots = nn.Linear(config.hidden, (config.positions - 1) * (config.hidden + config.link_rank))
-            self.link_in = nn.Embedding(len(vocabulary), config.link_rank)
-            self.link_out = nn.Linear(config.link_rank, len(vocabulary), bias=False)
+            self.link_down = nn.Linear(config.hidden, config.link_rank, bias=False)
+            self.link_up = nn.Linear(config.link_rank, config.hidden, bias=False)
 
     def share_embedding(self, target: PreTrainedModel) -> None:
         """Share the target's embedding table, on its current device and in its current form."""
@@ -183,7 +185,7 @@ class DraftHead(nn.Module):
         own = states.to(self.slots.weight.dtype) if isinstance(self.slots, nn.Linear) else states
         made = self.slots(own).unflatten(-1, (self.positions - 1, -1))[:, : count - 1]
         later, gates = made.split((self.config.hidden, self.config.link_rank), dim=-1)
-        return torch.cat((states[:, None], states[:, None] + F.silu(later)), dim=1), 1 + gates
+        return torch.cat((states[:, None], states[:, None] + later), dim=1), 1 + gates
 
     def ahead(self, states: Tensor, count: int, logits: Tensor | None = None) -> Ahead:
         """What the head says of the next `count` tokens, at most `positions`, behind states [B, hidden].
@@ -202,9 +204,15 @@ class DraftHead(nn.Module):
 
         gates [..., link_rank]: of the positions that follow (states_ahead).
         """
-        x = (self.link_in(columns.clamp(min=0)).to(gates.dtype) * gates).masked_fill(columns[..., None] < 0, 0.0)
-        out: Tensor = self.link_out(x)
+        x = self.linked(columns, gates)
+        out: Tensor = self.body.lm_head(self.link_up(x)) if self.link_out is None else self.link_out(x)
         return out
+
+    def linked(self, columns: Tensor, gates: Tensor) -> Tensor:
+        """What the link knows of these tokens, gated: [..., link_rank]; arguments as for `link`."""
+        places = columns.clamp(min=0)
+        x = self.link_down(self.body.lm_head.weight[places]) if self.link_in is None else self.link_in[places]
+        return (x.to(gates.dtype) * gates).masked_fill(columns[..., None] < 0, 0.0)
 
     def columns_of(self, ids: Tensor) -> Tensor:
         """The columns of the vocabulary, int64, that hold these ids int64 [...]; -1: the head can't propose it."""
@@ -214,8 +222,15 @@ class DraftHead(nn.Module):
     def pack(self) -> None:
         """Pack the layers outside the body for this CPU; packed layers can't be trained."""
         if self.positions > 1 and self.output is None:
+            rows = self.body.lm_head.weight.float()
+            # Rounded to float16 first, as stored weights are (`save`).
+            behind = nn.Linear(self.config.link_rank, len(rows), bias=False, device="meta")
+            behind.weight = nn.Parameter((rows @ self.link_up.weight.float()).half().to(self.body.dtype), False)
             self._pack("output", self.body.lm_head)
-        for name in ("fuse", "project", "slots", "link_out"):
+            self._pack("link_out", behind)
+            if self.link_out is not None:
+                self.link_in = rows @ self.link_down.weight.float().t()
+        for name in ("fuse", "project", "slots"):
             layer = getattr(self, name, None)
             if isinstance(layer, nn.Linear):
                 self._pack(name, layer)
@@ -229,6 +244,7 @@ class DraftHead(nn.Module):
         """For pickling: with the layers as they were before `pack`, since packed ones can't be pickled."""
         state = dict(self.__dict__)
         state["_modules"] = {**state["_modules"], **state.pop("_unpacked")}
+        state["_buffers"] = {**state["_buffers"], "link_in": None}
         return {**state, "_unpacked": {}}
 
     def own_weights(self) -> dict[str, Tensor]:

@@ -33,7 +33,7 @@ def tiny_head(target, layers=1, reads_states=True, reads_layers=(), size=40, see
             if parameter.ndim > 1:
                 parameter.normal_(std=0.2)
         if positions > 1:
-            for layer in (head.slots, head.link_in, head.link_out):
+            for layer in (head.slots, head.link_down, head.link_up):
                 layer.weight.normal_(std=0.3)
     return head.eval().requires_grad_(False)
 

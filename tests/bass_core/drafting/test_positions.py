@@ -42,12 +42,13 @@ def by_hand(head: DraftHead, tokens: list[int], count: int) -> list[int]:
         out = head.body(inputs_embeds=F.linear(x, head.fuse.weight), output_hidden_states=True)
         newest = out.hidden_states[-1][0, -1]
         made = F.linear(newest, head.slots.weight, head.slots.bias).view(2, 64 + 8)
-        later = [newest, *(newest + F.silu(one[:64]) for one in made)]
+        later = [newest, *(newest + one[:64] for one in made)]
         for place in range(3):
             logits = head.body.lm_head(later[place])
             if place:
                 column = head.vocabulary.tolist().index(drafts[-1])
-                logits = logits + head.link_out.weight @ (head.link_in.weight[column] * (1 + made[place - 1, 64:]))
+                known = head.link_down.weight @ head.body.lm_head.weight[column] * (1 + made[place - 1, 64:])
+                logits = logits + head.body.lm_head(head.link_up.weight @ known)
             drafts.append(int(head.vocabulary[logits.argmax()]))
         # Each drafted token is fed with the state that stood for the one before it.
         states = torch.cat((states, torch.stack(later)[None]), dim=1)
