@@ -5,7 +5,9 @@ target's output.
 """
 
 from .attention.huggingface import BACKENDS as ATTENTIONS
-from .budget.policies import Algorithm1, RecordedLengths
+from .budget.policies import Algorithm1
+from .budget.recorded import RecordedLengths
+from .budget.trees import FixedNodes
 from .decoding.calibrate import measure_ahead
 from .decoding.checks import count_tokens
 from .decoding.cost_store import may_measure
@@ -47,6 +49,7 @@ __all__ = [
     "BassError",
     "DeviceReading",
     "Difference",
+    "FixedNodes",
     "Generation",
     "LaneSnapshot",
     "MemoryShortage",

@@ -59,6 +59,7 @@ class RowRound:
     instead of a token of the target's; `accepted` does not count that draft. `next_p` is p of the token after the
     accepted drafts. NaN marks a number that does not exist (u under coupled verification, next_p of a prefill).
 
+    `kinds`: of drafts that a planner chose, a letter each: c copied, l among the draft's likeliest, d drawn.
     `parents`: where the drafts are a tree, the draft that each follows, or -1 for the newest token; then `path`
     lists the accepted ones. Both None: a chain, of which the first `accepted` were accepted.
     """
@@ -75,6 +76,16 @@ class RowRound:
     next_p: float = math.nan
     parents: list[int] | None = None
     path: list[int] | None = None
+    kinds: str | None = None
+
+    @property
+    def shape(self) -> str | None:
+        """What RecordedLengths needs to draft as much again: of each draft its kind and its parent, "l d c0"."""
+        if self.kinds is None:
+            return None
+        parents = range(-1, len(self.drafted) - 1) if self.parents is None else self.parents
+        pairs = zip(self.kinds, parents, strict=True)
+        return " ".join(kind if parent < 0 else f"{kind}{parent}" for kind, parent in pairs)
 
     @property
     def tested(self) -> list[bool]:
@@ -128,12 +139,13 @@ class WindowWork:
 class Bill:
     """What a planner reckoned before a round: which drafts are worth their place in the step.
 
-    curve: (tokens of all rows, ms) of one verification, from a plain step's tokens on, as measured on this machine.
-    tokens: that this round verifies, newest tokens included. levels, level_ms: forwards of the draft in this round,
-    and what one takes. worths: of the drafts that are verified, best first, the chance that each is accepted with
-    its path: what it adds to the round in tokens. prices: of as many drafts and a few more, what each one's place
-    in the step costs, in tokens that its time would write elsewhere: a draft pays while its worth is above its
-    price. expected: tokens that the round should write, of all rows. plain_ms: what a plain step takes.
+    curve: (tokens of all rows, ms) of one verification, from a plain step's tokens on, as measured on this
+    machine. tokens: that this round verifies, newest tokens included. levels, level_ms: forwards of the draft in
+    this round, and what one takes. worths: of the drafts that are verified, best first, the chance that each is
+    accepted with its path: what it adds to the round in tokens. prices: of as many drafts and a few more, what
+    each one's place in the step costs, in tokens that its time would write elsewhere: a draft pays while its worth
+    is above its price. expected: tokens that the round should write, of all rows. plain_ms: what a plain step
+    takes.
     """
 
     curve: list[tuple[int, float]]

@@ -7,6 +7,7 @@ MODULES = {
     "amusd": "cpu.amusd",
     "attention": "attention.backends",
     "batch": "cpu.batch",
+    "budget": "cpu.budget",
     "draft-length": "cpu.draft_length",
     "exactness": "cpu.exactness",
     "floor": "cpu.floor",

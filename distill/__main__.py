@@ -1,7 +1,7 @@
-"""`python -m distill corpus | train | slots | ablate | ngrams | evaluate`: make a draft for the target, and measure it.
+"""`python -m distill corpus | train | slots | ablate | ngrams | evaluate`: make a draft, and measure it.
 
-Contract: `corpus`, `train` and `ablate` continue where a killed run stopped. Settings come from config.json (or
---config). Results are written below --work; `train --install` and `ngrams --install` put them into drafts/.
+Contract: `corpus`, `train`, `slots` and `ablate` continue where a killed run stopped. Settings: config.json (or
+--config). Results are written below --work; `--install` puts those of train, slots and ngrams into drafts/.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from bass_core import ModelPair, load_pair
 from bass_core.errors import BassError
-from bass_core.models.draft_head import load_draft_head
+from bass_core.models.draft_head import DraftHead, load_draft_head
 from bass_core.models.ngram import load_ngrams
 
 from . import evaluate as measuring
@@ -65,12 +65,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--tokens", type=int, default=400_000, help="corpus: new tokens to hold in all")
     parser.add_argument("--steps", type=int, default=4000, help="train, ablate: steps of the optimiser in all")
-    parser.add_argument("--name", help="folder of this run below --work (train: head, ablate: ablation)")
+    parser.add_argument(
+        "--name", help="folder of this run below --work (train: head, slots: slots, ablate: ablation)"
+    )
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="train, ablate: instead of config.json's"
     )
     parser.add_argument("--install", metavar="FOLDER", help="train, ngrams: put the result into drafts/FOLDER")
-    parser.add_argument("--draft", type=Path, help="evaluate: a trained head, instead of the pair's own")
+    parser.add_argument("--draft", type=Path, help="slots, evaluate: a trained head, instead of the pair's own")
     parser.add_argument("--ngrams", type=Path, help="evaluate: a table, instead of the pair's own")
     parser.add_argument("--drafters", nargs="+", default=["model", "prompt_lookup", "ngram", "lookup", "cascade"])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0])
@@ -137,7 +139,9 @@ def _evaluate(pair: ModelPair, options: argparse.Namespace) -> None:
     report: dict[str, Any] = {"machine": _machine(pair), "tokens": options.max_new_tokens}
     if pair.draft is not None:
         report["cost"] = {batch: measuring.cost_ratio(pair, batch) for batch in (1, 4, 8)}
-        print(json.dumps(report["cost"]))
+        if isinstance(pair.draft, DraftHead):
+            report["round"] = [measuring.round_cost(pair, drafted) for drafted in (1, 2, 3)]
+        print(json.dumps({name: report.get(name) for name in ("cost", "round")}))
     report["acceptance"] = [] if options.no_acceptance else list(_acceptances(pair, options))
     if options.speed:
         report["speed"] = list(_speeds(pair, options))

@@ -66,9 +66,9 @@ class NgramSettings:
 class SlotSettings:
     """How a head gets more positions (slots.py).
 
-    positions, link_rank: of the head (HeadConfig). likeliest: tokens of the target's distribution that are kept;
-    learnt: how many of them a step's softmax has of each place; others: how many random tokens beside those. share:
-    of the places that count, drawn anew each step.
+    positions, link_rank: of the head (HeadConfig). likeliest: how many tokens of the target's distribution are
+    kept; learnt: how many of them a step's softmax has of each place; others: how many random tokens beside those.
+    share: of the places that count, drawn anew each step.
     """
 
     positions: int

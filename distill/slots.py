@@ -4,9 +4,9 @@ Contract: the head's own layers stay as they are, so its first token is the same
 a least-squares fit: the head's state a few tokens later, as a linear function of its state now and of the token
 before it, whose part is then cut to the link's rank where that changes logits least (a truncated singular value
 decomposition in the metric of the output layer). Training minimises KL plus total variation against the target's
-distribution, with the text's own token before it. So that this is cheap, the head's states and the target's
-likeliest tokens are computed once a shard, and a step's softmax runs over the likeliest tokens of its text and some
-random others, which stand for all that are left out. A killed run goes on from its checkpoint.
+distribution, with the text's own token before it. To make this cheap, the head's states and the target's
+likeliest tokens are computed once a shard, and a step's softmax runs over the likeliest tokens of its text and
+some random others, which stand for all that are left out. A killed run goes on from its checkpoint.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _CHECKED = 8
 class Text:
     """What the target wrote in one row, n tokens, as the head sees it.
 
-    states, last float16 [n, hidden]: the head's at each token and the target's last hidden state; columns int16 [n]:
-    the tokens' places in the head's vocabulary, -1 where they have none; logs float16, likeliest int16 [n, T]: log
-    probabilities of the target's T likeliest next tokens within that vocabulary, and their columns.
+    states, last float16 [n, hidden]: the head's at each token and the target's last hidden state; columns int16
+    [n]: the tokens' places in the head's vocabulary, -1 where they have none; logs float16, likeliest int16
+    [n, T]: log probabilities of the target's T likeliest next tokens within that vocabulary, and their columns.
     """
 
     states: Tensor
@@ -169,7 +169,7 @@ def losses(head: DraftHead, texts: list[Text], options: SlotSettings) -> list[Te
 
 
 def _pairs(head: DraftHead, texts: list[Text], counted: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """For each new position: states [N, hidden], the link's gated products [N, rank], and which slot follows [N]."""
+    """For each new position: states [N, hidden], what the link knows [N, rank], and which slot follows [N]."""
     states = torch.cat([text.states for text in texts]).float()
     columns = torch.cat([text.columns for text in texts]).long()
     owner = torch.cat([torch.full((len(text.columns),), r) for r, text in enumerate(texts)])
@@ -193,7 +193,9 @@ def measure(head: DraftHead, texts: list[Text]) -> list[dict[str, float]]:
             sums[d, 0] += torch.minimum(t.softmax(-1), student.softmax(-1)).sum()
             sums[d, 1] += (student.argmax(-1) == t.argmax(-1)).sum()
             counts[d] += len(after)
-    return [{"overlap": a / n, "agreement": b / n} for (a, b), n in zip(sums.tolist(), counts.tolist(), strict=True)]
+    return [
+        {"overlap": a / n, "agreement": b / n} for (a, b), n in zip(sums.tolist(), counts.tolist(), strict=True)
+    ]
 
 
 def train_slots(
@@ -235,7 +237,7 @@ def train_slots(
         fit(head, rows)
         save()
     saved = time.monotonic()
-    for step in tqdm(range(step + 1, steps + 1), initial=step, total=steps, desc="slots"):
+    for step in tqdm(range(step + 1, steps + 1), initial=step, total=steps, desc="slots"):  # noqa: B020
         chosen, left = random.Random(f"{settings.seed} {step}"), options.tokens_per_step
         torch.manual_seed(step)
         part: list[Text] = []

@@ -161,7 +161,7 @@ class RaggedCache:
         return (starts[:, None] + self._heads).flatten()
 
     def keep(self, row: int, first: int, sources: Sequence[int]) -> None:
-        """The row's tokens in columns `sources` become tokens first, first + 1, and so on; none moves to the right.
+        """The row's tokens in columns `sources` become tokens first, first + 1, ...; none moves to the right.
 
         So the path of a tree that was accepted becomes a text. None of them lies in the prefix.
         """

@@ -1,8 +1,9 @@
 """The option `draft_length`: what it may say, and the policy that it stands for.
 
-Contract: "auto" (by measured cost; Algorithm 1 where no costs are known), "bass" (Algorithm 1, arXiv 2404.15778),
-"cost-aware" (by measured cost), a whole number of draft tokens from 0 to LONGEST, or a policy object of the
-user's own (policies.py). Nothing here measures anything or runs a model.
+Contract: "auto" ("budget" where costs are known, else Algorithm 1), "budget" (trees, chains or nothing, by
+measured cost), "bass" (Algorithm 1, arXiv 2404.15778), "cost-aware" (one length, by measured cost), a whole number
+of draft tokens from 0 to LONGEST, or a policy object of the user's own (policies.py). Nothing here measures
+anything or runs a model.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from typing import Any
 from ..errors import RequestError
 from .cost_aware import CostAware
 from .cost_table import RoundCosts
+from .planner import Planner
 from .policies import LONGEST, Algorithm1, DraftLengthPolicy, FixedLength, is_length
 
-AUTO, BASS, COST_AWARE = "auto", "bass", "cost-aware"
-# The most draft tokens a row and round that each name may ask for. "auto" may turn out to be either of the others.
-_LIMITS = {AUTO: max(Algorithm1.limit, CostAware.LIMIT), BASS: Algorithm1.limit, COST_AWARE: CostAware.LIMIT}
+AUTO, BASS, COST_AWARE, BUDGET = "auto", "bass", "cost-aware", "budget"
+# The most drafts of a row and round for which each name wants room. "auto" may turn out to be any of the others.
+_LIMITS = {AUTO: 32, BUDGET: 32, BASS: Algorithm1.limit, COST_AWARE: CostAware.LIMIT}
 
 
 def check_draft_length(option: object) -> Any:
@@ -46,20 +48,20 @@ def fixed_length(option: Any) -> int | None:
 
 def wants_costs(option: Any) -> bool:
     """Whether a checked option goes by what rounds cost."""
-    return isinstance(option, str) and option in (AUTO, COST_AWARE)
+    return isinstance(option, str) and option in (AUTO, BUDGET, COST_AWARE)
 
 
 def make_policy(option: Any, costs: RoundCosts | None = None, rows: int = 1) -> DraftLengthPolicy:
     """A fresh policy for a checked option; a user's object is copied.
 
-    costs: what rounds cost, of a batch that starts with `rows` rows. Without them "auto" is Algorithm 1, and
-    "cost-aware" raises ValueError.
+    costs: what rounds cost, of a batch that starts with `rows` rows. With them "auto" is the planner; without them
+    it is Algorithm 1, and "budget" and "cost-aware" raise ValueError.
     """
     check_draft_length(option)
-    if isinstance(option, str) and option == COST_AWARE and costs is None:
-        raise ValueError('draft_length="cost-aware" needs costs: see with_costs in decoding/budgets.py.')
     if wants_costs(option) and costs is not None:
-        return CostAware(costs, rows)
+        return CostAware(costs, rows) if option == COST_AWARE else Planner(costs, rows)
+    if wants_costs(option) and option != AUTO:
+        raise ValueError(f'draft_length="{option}" needs costs: see with_costs in decoding/budgets.py.')
     if isinstance(option, str):
         return Algorithm1()
     if is_length(option):

@@ -1,9 +1,9 @@
 """What decides how far a round's trees of drafts grow, and the plainest of those who do.
 
-Contract: a `Grower` is asked while the trees of all rows grow together, level by level (drafting/tree.py). It
-knows of a draft what stood before it was drawn, and its worth: the chance that the target accepts it together with
-its path. A policy (policies.py) that is a Grower as well decides over trees where the drafter can grow them, and
-over chains where not.
+Contract: a `Grower` is asked while the trees of all rows grow together, level by level (drafting/trees/growth.py).
+It knows of a draft what stood before it was drawn, and its worth: the chance that the target accepts it together
+with its path. A policy (policies.py) that is a Grower as well decides over trees where the drafter can grow them,
+and over chains where not.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from ..errors import RequestError
+from ..sequence import Bill
 from .base import Feedback
 
 # The most drafts of a row in a round: as many columns as a tree may take, but for the newest token's.
@@ -44,6 +45,11 @@ class Grower(Protocol):
     """Whoever decides how trees grow. limit: the most tokens that a draft may stand behind the newest one."""
 
     limit: int
+
+    @property
+    def bill(self) -> Bill | None:
+        """Of the last round; None where nothing is reckoned."""
+        ...
 
     def chance(self, kind: str, depth: int, raw: float) -> float:
         """The chance that a draft is accepted where its parent is."""
@@ -91,6 +97,11 @@ class FixedNodes:
         if not isinstance(self.nodes, int) or isinstance(self.nodes, bool) or not 0 <= self.nodes <= 1 << 20:
             raise RequestError(f"FixedNodes takes a whole number of drafts from 0 to 1048576; got {self.nodes!r}.")
         self.limit = min(self.nodes, MOST_DRAFTS)
+
+    @property
+    def bill(self) -> None:
+        """Nothing is reckoned."""
+        return None
 
     @property
     def length(self) -> int:

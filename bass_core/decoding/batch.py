@@ -18,8 +18,9 @@ from torch import Tensor
 from kernels.plan import MOST_TREE
 
 from ..budget.base import Budget, Feedback
-from ..drafting.base import Drafter, Proposal, check_chain, check_tree
-from ..drafting.trees.growth import GrowingDrafter
+from ..budget.trees import Grower
+from ..drafting.base import Drafter, Proposal, chain_probs, check_chain, check_tree, deepest, is_chain
+from ..drafting.trees.nodes import GrowingDrafter
 from ..engine.prefill import PrefillSteps
 from ..engine.runner import TREES, ModelRunner
 from ..machine.transfer import to_device
@@ -116,12 +117,14 @@ class BatchDecoder:
 
     def _round(self) -> Round:
         rows, keys = self._rows, self._keys()
-        requested, before = self._requested(), self._draft_work()
-        proposal = self._propose(self._usable(requested), keys)
+        grower = self._grower()
+        requested, before = self._requested(grower), self._draft_work()
+        proposal = self._propose(self._usable(requested), keys, grower)
+        parents = None if is_chain(proposal) else proposal.parents
         num_drafted = proposal.num_drafted
         drafts = to_device(proposal.tokens, self.target.device)
-        output = self._forward(drafts, num_drafted, proposal.parents)
-        outcomes = self._verify(output.logits, drafts, proposal, keys)
+        output = self._forward(drafts, num_drafted, parents)
+        outcomes = self._verify(output.logits, drafts, proposal, parents, keys)
         self.target_forwards += 1
         refuse_unsound([outcome.next_token for outcome in outcomes])
         accepted = [outcome.accepted for outcome in outcomes]
@@ -130,11 +133,9 @@ class BatchDecoder:
             # The newest token, which is fed first, and the path behind it.
             self.target.commit(r, self.target.lengths[r] + len(path) + 1, [0, *(draft + 1 for draft in path)])
         self._hand_states(rows, lambda: _states_of(output.require_states(), paths))
-        trees: list[Any] = proposal.parents or [None] * len(rows)
-        records = [
-            write_round(row, outcome, count, parents)
-            for row, outcome, count, parents in zip(rows, outcomes, num_drafted, trees, strict=True)
-        ]
+        none: list[Any] = [None] * len(rows)
+        told = zip(rows, outcomes, num_drafted, parents or none, proposal.kinds or none, strict=True)
+        records = [write_round(*each) for each in told]
         forwards, drawn = 0, 0
         if self.drafter is not None:
             self.drafter.on_verified(rows, proposal, accepted)
@@ -143,13 +144,21 @@ class BatchDecoder:
                 self.budget.observe(Feedback(requested, num_drafted, accepted, forwards, proposal.parents, paths))
         self._drop_finished()
         kind = "verify" if max(num_drafted) else "plain"
-        work = proposal.windowed
-        return Round(kind, max(requested), records, draft_forwards=forwards, draft_tokens=drawn, windowed=work)
+        made = Round(kind, max(requested), records, draft_forwards=forwards, draft_tokens=drawn)
+        made.windowed = proposal.windowed
+        if grower is not None:
+            made.draft_length, made.bill = deepest(proposal), grower.bill
+        return made
 
-    def _requested(self) -> list[int]:
-        """Number of drafts that the budget allows each row."""
-        if self.budget is None:
-            return [0] * len(self._rows)
+    def _grower(self) -> Grower | None:
+        """What decides over trees, where the drafter grows them and they can be verified."""
+        grower: Grower | None = None if self.budget is None else getattr(self.budget, "grower", None)
+        return grower if isinstance(self.drafter, GrowingDrafter) and self._verifies_trees else None
+
+    def _requested(self, grower: Grower | None = None) -> list[int]:
+        """Number of drafts, one behind another, that the budget allows each row."""
+        if grower is not None or self.budget is None:
+            return [0 if grower is None else grower.limit] * len(self._rows)
         return self.budget.max_drafts([row.remaining for row in self._rows])
 
     def _usable(self, requested: list[int]) -> list[int]:
@@ -165,11 +174,10 @@ class BatchDecoder:
         if self.drafter is not None and self.drafter.observes_states:
             self.drafter.observe_states(rows, states())
 
-    def _propose(self, max_drafts: list[int], keys: NoiseKeys) -> Proposal:
+    def _propose(self, max_drafts: list[int], keys: NoiseKeys, grower: Grower | None = None) -> Proposal:
         if self.drafter is None or max(max_drafts) <= 0:
             return Proposal(torch.zeros(len(max_drafts), 0, dtype=torch.long), [0] * len(max_drafts))
-        grower = None if self.budget is None else getattr(self.budget, "grower", None)
-        if grower is not None and isinstance(self.drafter, GrowingDrafter) and self._verifies_trees:
+        if grower is not None and isinstance(self.drafter, GrowingDrafter):
             lengths = self.target.lengths[: len(self._rows)]
             room = min(MOST_TREE, self.target.cache.room(lengths)) - 1
             return self.drafter.grow(self._rows, max_drafts, room, keys, grower)
@@ -196,16 +204,23 @@ class BatchDecoder:
             batch.tree = verified_tree(parents)
         return self.target.forward(batch)
 
-    def _verify(self, logits: Tensor, drafts: Tensor, proposal: Proposal, keys: NoiseKeys) -> list[RowOutcome]:
+    def _verify(
+        self,
+        logits: Tensor,
+        drafts: Tensor,
+        proposal: Proposal,
+        parents: list[list[int]] | None,
+        keys: NoiseKeys,
+    ) -> list[RowOutcome]:
         params, verification = self.params.sampling, self.params.verification
-        if proposal.parents is not None:
+        if parents is not None:
             tokens = [row[:n] for row, n in zip(proposal.tokens.tolist(), proposal.num_drafted, strict=True)]
-            tree = DraftTree(tokens, proposal.parents, proposal.drawn, proposal.probs)
+            tree = DraftTree(tokens, parents, proposal.drawn, proposal.probs)
             return verify_tree(logits, tree, keys, params, verification)
         outcome = verify(
             logits,
             drafts,
-            proposal.probs,
+            chain_probs(proposal, logits.shape[-1]),
             to_device(proposal.num_drafted, logits.device),
             keys,
             params,

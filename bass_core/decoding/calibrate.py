@@ -22,8 +22,10 @@ from kernels.support import is_accelerator, runtime
 from ..attention.select import choose_backend
 from ..budget.cost_table import CostTable, read_table, write_table
 from ..budget.policies import EqualRows, FixedLength
+from ..budget.trees import FixedNodes, Grower
 from ..drafting.base import Drafter, Proposal
 from ..drafting.registry import Parts, choose_drafter, make_drafter, runs_model, windows
+from ..drafting.trees.nodes import GrowingDrafter
 from ..drafting.window import WINDOW, gapped
 from ..engine.cuda_graphs import make_runner
 from ..engine.prefix import CachedTexts
@@ -40,6 +42,8 @@ from .peaks import measure_peaks
 
 # Most tokens, over all rows, in a verification that is measured.
 MOST_TOKENS = 96
+# A level of trees costs the difference between growing so many levels, with so many drafts a row.
+LEVELS, LEVEL_NODES = (1, 3), 6
 
 
 @dataclass(frozen=True)
@@ -174,9 +178,9 @@ class _TimedDecoder(BatchDecoder):
 
     proposal_ms = 0.0
 
-    def _propose(self, max_drafts: list[int], keys: NoiseKeys) -> Proposal:
+    def _propose(self, max_drafts: list[int], keys: NoiseKeys, grower: Grower | None = None) -> Proposal:
         start = _now(self.target.device)
-        proposal = super()._propose(max_drafts, keys)
+        proposal = super()._propose(max_drafts, keys, grower)
         self.proposal_ms = _now(self.target.device) - start
         return proposal
 
@@ -207,7 +211,9 @@ class _Lab:
         generator = torch.Generator().manual_seed(0)
         # `room`: the tokens each row would get if every draft were accepted.
         limit = max(plan.widths)
-        room = (plan.repeats + 1) * (sum(plan.widths) + sum(1 + requested for requested in plan.drafted)) + limit
+        grown = len(LEVELS) * (1 + LEVEL_NODES)
+        drafted = sum(1 + requested for requested in plan.drafted) + grown
+        room = (plan.repeats + 1) * (sum(self.widths) + drafted) + limit + LEVEL_NODES * rows
         # Without a gap, a target that drafts for itself proposes nothing, and there is nothing to time.
         least = gapped(WINDOW) if windows(drafter) else 0
         context = max(1, min(max(plan.context, least), pair.context_length - room))
@@ -227,6 +233,7 @@ class _Lab:
             sequences, runner, DecodingParams(sampling), made, EqualRows(FixedLength(limit))
         )
         self.draft_times: dict[int, list[float]] = {requested: [] for requested in plan.drafted}
+        self.level_times: dict[int, list[float]] = {levels: [] for levels in LEVELS}
         self.verify_times: dict[int, list[float]] = {width: [] for width in self.widths}
 
     def steps(self) -> Iterator[None]:
@@ -237,6 +244,14 @@ class _Lab:
         for repeat in range(self.plan.repeats + 1 if self.model is not None else 0):
             for requested, times in self.draft_times.items():
                 self.decoder.budget = EqualRows(FixedLength(requested))
+                self._step()
+                if repeat:
+                    times.append(self.decoder.proposal_ms)
+                yield
+        grows = isinstance(self.model, GrowingDrafter)
+        for repeat in range(self.plan.repeats + 1 if grows else 0):
+            for levels, times in self.level_times.items():
+                self.decoder.budget = EqualRows(FixedNodes(LEVEL_NODES * self.rows, levels))
                 self._step()
                 if repeat:
                     times.append(self.decoder.proposal_ms)
@@ -268,7 +283,12 @@ class _Lab:
             short, long = min(self.draft_times[few]), min(self.draft_times[many])
             # Noise can make the longer proposal seem the cheaper one; its whole time per token is an upper bound.
             draft = {self.rows: (long - short) / (many - few) if long > short else long / many}
-        return CostTable({self.rows: verify}, draft, self.padded, (self.rows,) if self.plan.coarse else ())
+        level = {}
+        if all(self.level_times.values()):
+            few, many = self.level_times
+            short, long = min(self.level_times[few]), min(self.level_times[many])
+            level = {self.rows: (long - short) / (many - few) if long > short else long / many}
+        return CostTable({self.rows: verify}, draft, self.padded, (self.rows,) if self.plan.coarse else (), level)
 
     def _step(self) -> float:
         """Run one step of the decoder; return its milliseconds."""

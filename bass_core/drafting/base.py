@@ -20,6 +20,7 @@ from kernels.plan import MOST_TREE
 
 from ..engine.prefill import PrefillSteps
 from ..errors import RequestError
+from ..machine.transfer import to_device
 from ..sampling.noise import NoiseKeys
 from ..sequence import Sequence, WindowWork
 
@@ -37,6 +38,7 @@ class Proposal:
     float32 [D, V], which is 0 at its siblings; the others have -1 there: they are a function of the text before
     them. drawn None: no draft was drawn.
 
+    kinds[r]: of trees, each draft's kind in one letter: c copied, l among the draft's likeliest, d drawn.
     copied[r]: whether the drafts of row r were copied from a text; None: all of the drafter's are of one kind.
     max_probs, token_probs float32 [B, N]: the largest value of what a draft was drawn from, and the token's own,
     from a drafter that was made to tell them (HeadDrafter). windowed: what the drafts cost the target itself.
@@ -47,6 +49,7 @@ class Proposal:
     probs: Tensor | None = None
     parents: list[list[int]] | None = None
     drawn: list[list[int]] | None = None
+    kinds: list[str] | None = None
     copied: list[bool] | None = None
     max_probs: Tensor | None = None
     token_probs: Tensor | None = None
@@ -149,6 +152,36 @@ def check_chain(proposal: Proposal) -> Proposal:
             "Proposal."
         )
     return proposal
+
+
+def is_chain(proposal: Proposal) -> bool:
+    """Whether each draft of each row follows the one before it."""
+    return all(parents == list(range(-1, len(parents) - 1)) for parents in proposal.parents or ())
+
+
+def chain_probs(proposal: Proposal, vocab: int) -> Tensor | None:
+    """What each draft of a chain was drawn from, float32 [B, N, vocab], also where it is given as a tree's."""
+    if proposal.parents is None or proposal.probs is None or proposal.drawn is None:
+        return proposal.probs
+    width = proposal.tokens.shape[1]
+    padded = [(row + [-1] * width)[:width] for row in proposal.drawn]
+    places = to_device(padded, proposal.probs.device)
+    tokens = to_device(proposal.tokens, places.device)
+    points = torch.zeros(*tokens.shape, vocab, device=places.device).scatter_(2, tokens[..., None], 1.0)
+    return torch.where(places[..., None] < 0, points, proposal.probs[places])
+
+
+def deepest(proposal: Proposal) -> int:
+    """How many tokens the deepest draft of any row stands behind the newest one."""
+    if proposal.parents is None:
+        return max(proposal.num_drafted)
+    found = 0
+    for parents in proposal.parents:
+        depths: list[int] = []
+        for parent in parents:
+            depths.append(1 + (depths[parent] if parent >= 0 else 0))
+        found = max([found, *depths])
+    return found
 
 
 def check_tree(proposal: Proposal) -> Proposal:

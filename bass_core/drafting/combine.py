@@ -25,7 +25,7 @@ from ..verification.table import find_verification
 from .base import Drafter, Proposal, check_chain, point_masses
 from .head import HeadDrafter
 from .model import ModelDrafter
-from .trees.growth import Growth
+from .trees.replay import make_growth
 from .window import WindowDrafter
 
 # The most drafts that the drafter in front makes before the windowed target verifies them.
@@ -108,12 +108,12 @@ class Cascade(Drafter):
     def grow(
         self, rows: list[Sequence], max_drafts: list[int], room: int, keys: NoiseKeys, grower: Grower
     ) -> Proposal:
-        """Trees of copies, with the model's drafts beside and behind them (GrowingDrafter in trees/growth.py)."""
+        """Trees of copies, with the model's drafts beside and behind them (GrowingDrafter in trees/nodes.py)."""
         model: Any = self.model
         if not isinstance(model, ModelDrafter | HeadDrafter):
             return self.propose(rows, max_drafts, keys)
         copied, self._modelled = check_chain(self.lookup.propose(rows, max_drafts, keys)), None
-        growth = Growth(rows, max_drafts, room, keys, grower, model.params, model.role, self.size)
+        growth = make_growth(rows, max_drafts, room, keys, grower, model.params, model.role, self.size)
         proposal = growth.grow([copied], model)
         model.drafted += growth.modelled
         self.calls, self.drafted = model.calls, model.drafted

@@ -18,7 +18,7 @@ from ..budget.trees import Grower
 from ..engine.prefill import PrefillSteps
 from ..engine.runner import ModelRunner
 from ..machine.transfer import to_device, to_host
-from ..models.draft_head import Ahead, DraftHead
+from ..models.draft_head import DraftHead
 from ..models.forward import ForwardBatch
 from ..sampling.distribution import argmax, probabilities
 from ..sampling.draw import draw
@@ -29,8 +29,8 @@ from ..verification.table import find_verification
 from .base import Drafter, Proposal
 from .head_states import SettledStates, StandInStates
 from .pending import feed_pending
-from .trees.growth import Growth
 from .trees.levels import Fed, LevelStates, LinkedLevels, TreeFeed
+from .trees.replay import make_growth
 
 # A forward of the head costs more than one more token in a verification, so a row drafts on only while its drafts
 # so far have this many times the confidence. Each row decides for itself and does not depend on its neighbours.
@@ -112,7 +112,8 @@ class HeadDrafter(Drafter):
         sure = torch.ones(len(rows), device=logits.device)
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
-        behind, first = self._behind(logits, states, max(max_drafts)), 0
+        # What the newest forward says, in which step it was, and the column drawn since.
+        behind, first, drawn = self.head.ahead(logits, states, max(max_drafts)), 0, None
         for step in range(max(max_drafts)):
             if step:
                 going = going & room[step]
@@ -122,14 +123,14 @@ class HeadDrafter(Drafter):
                     if _all_rest(going, step):
                         break
                 logits, states = self._go_on(tokens[first:], states, [end + first for end in ends])
-                behind, first = self._behind(logits, states, max(max_drafts) - step), step
-            logits = behind.logits(step - first, column if step > first else None)
+                behind, first, drawn = self.head.ahead(logits, states, max(max_drafts) - step), step, None
+            logits = behind.logits(step - first, drawn)
             q = self._distribution(logits)
             if q is not None and self.confidence:
                 going = going & (sure * q.amax(-1) >= self.confidence)
                 if _all_rest(going, step):
                     break
-            column = self._draw(logits, q, keys, step)
+            drawn = column = self._draw(logits, q, keys, step)
             if q is not None and self.confidence:
                 sure = sure * q.gather(1, column[:, None])[:, 0]
                 drafted += going
@@ -147,13 +148,9 @@ class HeadDrafter(Drafter):
             proposal.max_probs, proposal.token_probs = q.amax(-1)[:, None], q.gather(1, column[:, None])
         return proposal
 
-    def _behind(self, logits: Tensor, states: Tensor, most: int) -> Ahead:
-        """What the head says of the next up to `most` tokens behind the newest slots' logits and states."""
-        return self.head.ahead(states, min(most, self.head.positions), logits)
-
     def _go_on(self, tokens: list[Tensor], states: Tensor, starts: list[int]) -> tuple[Tensor, Tensor]:
         """Feed the tokens [B] drafted since the last forward, whose states those are, from starts[r] on."""
-        before = states[:, None] if len(tokens) == 1 else self.head.states_ahead(states, len(tokens))[0]
+        before, _ = self.head.states_ahead(states, len(tokens))
         output = self.runner.forward(self._batch(self.head.inputs(torch.stack(tokens, dim=1), before), starts))
         self.calls += 1
         return output.logits[:, -1], output.require_states()[:, -1]
@@ -168,16 +165,16 @@ class HeadDrafter(Drafter):
         return self.head.vocabulary
 
     def root(self, rows: list[Sequence], wanted: list[bool]) -> Tensor:
-        """Logits [B, V'] behind the newest tokens (LevelModel in levels.py); all rows are fed."""
+        """Logits [B, V'] behind the newest tokens (LevelModel in trees/levels.py); all rows are fed."""
         logits, states = self._catch_up(rows, [1] * len(rows))
         self._feed = TreeFeed(self.runner, list(self.runner.lengths[: len(rows)]))
         self._tree_states = LevelStates(states)
-        ahead = self._behind(logits, states, self.head.positions)
+        ahead = self.head.ahead(logits, states, self.head.positions)
         self._linked = LinkedLevels(ahead) if self.head.positions > 1 else None
         return ahead.logits(0)
 
     def level(self, drafts: list[list[Fed]]) -> Tensor:
-        """Logits [B, W, V'] behind these drafts, fed with their parents' own states if the head has one position."""
+        """Logits [B, W, V'] behind these drafts; a head of one position feeds them with their parents' states."""
         tokens = self._feed.tokens(drafts)
         if self._linked is not None:
             return self._linked.behind(drafts, tokens)
@@ -194,14 +191,16 @@ class HeadDrafter(Drafter):
 
     @property
     def reach(self) -> int:
-        """How deep the drafts behind which the head can be asked may be; with several positions, in one forward."""
+        """The depth of the deepest drafts behind which it can be asked; several positions are one forward's."""
         return MOST_TREE if self.head.positions == 1 else self.head.positions - 1
 
     def grow(
         self, rows: list[Sequence], max_drafts: list[int], room: int, keys: NoiseKeys, grower: Grower
     ) -> Proposal:
-        """Trees, grown from the head alone (GrowingDrafter in tree.py)."""
-        proposal = Growth(rows, max_drafts, room, keys, grower, self.params, self.role, self.size).grow([], self)
+        """Trees, grown from the head alone (GrowingDrafter in trees/nodes.py)."""
+        proposal = make_growth(rows, max_drafts, room, keys, grower, self.params, self.role, self.size).grow(
+            [], self
+        )
         self.drafted += sum(proposal.num_drafted)
         return proposal
 
@@ -226,7 +225,7 @@ class HeadDrafter(Drafter):
                 source.skip(r, len(prefix))
 
     def _catch_up(self, rows: list[Sequence], max_drafts: list[int]) -> tuple[Tensor, Tensor]:
-        """Feed what came since the last proposal; logits [B, V'], states [B, hidden] of the last slots (`_behind`).
+        """Feed what came since the last proposal; logits [B, V'], states [B, hidden] of the last slots.
 
         Behind settled states all rows are fed; behind states that stand in, those that draft.
         """
@@ -248,7 +247,7 @@ class HeadDrafter(Drafter):
         padded = [(row.tokens[start:] + [0] * width)[:width] for row, start in zip(rows, starts, strict=True)]
         x = self.head.inputs(to_device(padded, runner.device), before)
         read = self.head.positions == 1
-        logits, states, forwards = feed_pending(runner, x, starts, counts, return_states=True, return_logits=read)
+        logits, states, forwards = feed_pending(runner, x, starts, counts, True, read)
         assert states is not None
         self.calls += forwards
         fed = [r for r, count in enumerate(counts) if count]

@@ -24,8 +24,8 @@ from ..verification.table import find_verification
 from .base import Drafter, Proposal
 from .chain import chains, follow
 from .pending import feed_pending
-from .trees.growth import Growth
 from .trees.levels import Fed, TreeFeed
+from .trees.replay import make_growth
 
 
 class ModelDrafter(Drafter):
@@ -94,7 +94,7 @@ class ModelDrafter(Drafter):
         return None
 
     def root(self, rows: list[Sequence], wanted: list[bool]) -> Tensor:
-        """Logits [B, V] behind the newest tokens (LevelModel in levels.py)."""
+        """Logits [B, V] behind the newest tokens (LevelModel in trees/levels.py)."""
         logits, ends = self._catch_up(rows, wanted)
         # What was fed of the text stands, whatever becomes of the drafts.
         for r, end in enumerate(ends):
@@ -119,10 +119,10 @@ class ModelDrafter(Drafter):
     def grow(
         self, rows: list[Sequence], max_drafts: list[int], room: int, keys: NoiseKeys, grower: Grower
     ) -> Proposal:
-        """Trees, grown from this model alone (GrowingDrafter in tree.py)."""
+        """Trees, grown from this model alone (GrowingDrafter in trees/nodes.py)."""
         context = self.runner.model.context
         fits = [most if len(row.tokens) < context else 0 for row, most in zip(rows, max_drafts, strict=True)]
-        proposal = Growth(rows, fits, room, keys, grower, self.params, self.role).grow([], self)
+        proposal = make_growth(rows, fits, room, keys, grower, self.params, self.role).grow([], self)
         self.drafted += sum(proposal.num_drafted)
         return proposal
 

@@ -49,6 +49,7 @@ class RowRecord(TypedDict):
     accepted: int
     written: int
     next_p: float | None
+    shape: str | None
 
 
 class RoundRecord(TypedDict):

@@ -53,7 +53,7 @@ class HeadConfig:
 
 @dataclass(frozen=True)
 class Ahead:
-    """What a head says of the next tokens of B rows: `base` [B, count, V'], before the link; gates (states_ahead)."""
+    """What a head says of the next tokens of B rows: `base` [B, count, V'] before the link, and its gates."""
 
     head: DraftHead
     base: Tensor
@@ -70,7 +70,7 @@ class Ahead:
         return self.base[:, place] + self.head.link(columns, self.gates[:, place - 1])
 
     def after(self, places: Tensor, ids: Tensor) -> Tensor:
-        """The logits [B, W, V'] of tokens places[r, i], from 1 on, behind ids[r, i] of the target, each token's own."""
+        """The logits [B, W, V'] of the tokens places[r, i], from 1 on, each behind the target's id ids[r, i]."""
         assert self.gates is not None
         rows = torch.arange(len(ids), device=ids.device)[:, None]
         return self.base[rows, places] + self.head.link(self.head.columns_of(ids), self.gates[rows, places - 1])
@@ -132,7 +132,7 @@ class DraftHead(nn.Module):
         rows = head.weight.detach()[vocabulary].to(self.body.dtype)
         self.body.lm_head.weight = nn.Parameter(rows, requires_grad=False)
         self.body.lm_head.out_features = self.body.config.vocab_size = len(vocabulary)
-        # The output layer once more, and behind `link_up`; the rows of the vocabulary behind `link_down`: by `pack`.
+        # Made by `pack`: the output layer again, what it makes of `link_up`, and `link_down` of its rows.
         self.register_module("output", None)
         self.register_module("link_out", None)
         self.register_buffer("link_in", None, persistent=False)
@@ -187,20 +187,19 @@ class DraftHead(nn.Module):
         later, gates = made.split((self.config.hidden, self.config.link_rank), dim=-1)
         return torch.cat((states[:, None], states[:, None] + later), dim=1), 1 + gates
 
-    def ahead(self, states: Tensor, count: int, logits: Tensor | None = None) -> Ahead:
-        """What the head says of the next `count` tokens, at most `positions`, behind states [B, hidden].
+    def ahead(self, logits: Tensor, states: Tensor, count: int) -> Ahead:
+        """What the head says of the next `count` tokens, `positions` at most, behind states [B, hidden].
 
-        logits [B, V']: behind those states, if the body has made them; a head of one position needs them.
+        logits [B, V']: the body's; a head of several positions makes its own, all of them in one product.
         """
         if self.positions == 1:
-            assert logits is not None
             return Ahead(self, logits[:, None], None)
-        later, gates = self.states_ahead(states, count)
+        later, gates = self.states_ahead(states, min(count, self.positions))
         base: Tensor = (self.body.lm_head if self.output is None else self.output)(later)
         return Ahead(self, base, gates)
 
     def link(self, columns: Tensor, gates: Tensor) -> Tensor:
-        """What these columns of the vocabulary, int64 [...], -1 for none, add to the logits [..., V'] of what follows.
+        """What columns of the vocabulary, int64 [...], -1 for none, add to the logits [..., V'] of what follows.
 
         gates [..., link_rank]: of the positions that follow (states_ahead).
         """

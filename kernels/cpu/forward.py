@@ -91,8 +91,8 @@ def forward(
     weights of query and key norms [layers, 2, dim], flat, or nothing. turns: cosines and sines of a position,
     [positions, dim], flat. shape, sight, plan, caches, segment, queries, parts: attention/phases.py. step: int64
     arrays firsts [B + 1], lengths [B], starts (products.py), the M tokens wanted whose logits are computed (none:
-    the output layer is left out), and the starts of these. reads int64 [layers + 1]: before which layers x is kept, by its place in streams
-    [places, N x hidden]; -1: not kept. room, short, wide: scratch.
+    the output layer is left out), and the starts of these. reads int64 [layers + 1]: before which layers x is
+    kept, by its place in streams [places, N x hidden]; -1: not kept. room, short, wide: scratch.
     """
     _, _, starts, wanted, wanted_starts = step
     heads, kv_heads, dim, _ = shape

@@ -11,13 +11,10 @@ model drafts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
-
 import torch
 from torch import Tensor
 
-from ...budget.trees import MOST_DRAFTS, Draft, Grower
+from ...budget.trees import MOST_DRAFTS, Grower
 from ...machine.transfer import to_device, to_host
 from ...sampling.distribution import probabilities
 from ...sampling.draw import draw
@@ -26,6 +23,7 @@ from ...sampling.params import SamplingParams
 from ...sequence import Sequence
 from ..base import Proposal
 from .levels import Fed, LevelModel
+from .nodes import Node
 
 # The most children of one draft: of greedy and coupled texts, and of sampled ones.
 WIDEST, WIDEST_SAMPLED = 6, 3
@@ -33,28 +31,8 @@ WIDEST, WIDEST_SAMPLED = 6, 3
 LEAST_MASS = 1e-4
 
 
-@runtime_checkable
-class GrowingDrafter(Protocol):
-    """A drafter that can draft trees."""
-
-    def grow(
-        self, rows: list[Sequence], max_drafts: list[int], room: int, keys: NoiseKeys, grower: Grower
-    ) -> Proposal:
-        """Trees at most max_drafts[r] deep, of at most `room` drafts a row."""
-        ...
-
-
-@dataclass
-class _Node(Draft):
-    """fed: which of the row's drafts that the model was fed it is, or -1; q: the row of `_drawn` it comes from."""
-
-    fed: int = -1
-    q: int = -1
-    chosen: bool = False
-
-
 # What a node is asked behind: the row, and its place in the row, or -1 for the newest token.
-_Open = tuple[int, int]
+Open = tuple[int, int]
 
 
 class Growth:
@@ -76,7 +54,7 @@ class Growth:
         self.most = min(room, MOST_DRAFTS)
         self.coupled = role == Role.TARGET
         self.sampled = not (params.greedy or self.coupled)
-        self.nodes: list[list[_Node]] = [[] for _ in rows]
+        self.nodes: list[list[Node]] = [[] for _ in rows]
         self.levels = 0
         self._fed = [0] * len(rows)
         self._drawn: list[Tensor] = []
@@ -86,7 +64,7 @@ class Growth:
         for proposal in copied:
             self._add_copies(proposal)
         self._choose()
-        asked: list[_Open] = [(r, -1) for r, deepest in enumerate(self.deepest) if deepest]
+        asked: list[Open] = [(r, -1) for r, deepest in enumerate(self.deepest) if deepest]
         while model is not None and asked and self._pays(asked):
             if self.levels:
                 logits = model.level(self._feed(asked))
@@ -102,7 +80,7 @@ class Growth:
             asked = self._unasked(model.room, model.reach)
         return self._proposal()
 
-    def _pays(self, asked: list[_Open]) -> bool:
+    def _pays(self, asked: list[Open]) -> bool:
         """Whether the grower wants another level."""
         worths = [node.worth for row in self.nodes for node in row if node.chosen]
         open_ = [self._open(r, i) for r, i in asked]
@@ -114,13 +92,13 @@ class Growth:
         followed = sum(node.worth for node in self.nodes[row] if node.parent == parent and node.chosen)
         return max(worth - followed, 0.0)
 
-    def _add(self, row: int, token: int, parent: int, kind: str, raw: float, chance: float, share: float) -> _Node:
+    def _add(self, row: int, token: int, parent: int, kind: str, raw: float, chance: float, share: float) -> Node:
         """A draft behind `parent`; share: what copies beside it leave of its chance."""
         depth, worth = 1, 1.0
         if parent >= 0:
             before = self.nodes[row][parent]
             depth, worth = before.depth + 1, before.worth
-        node = _Node(row, token, parent, depth, kind, raw, worth * chance * share)
+        node = Node(row, token, parent, depth, kind, raw, worth * chance * share)
         self.nodes[row].append(node)
         return node
 
@@ -134,11 +112,11 @@ class Growth:
                     self._add(r, token, parent, "copied", 1.0, chance, (1 - chance) ** len(beside))
                 parent = next(i for i, n in enumerate(self.nodes[r]) if n.parent == parent and n.token == token)
 
-    def _beside(self, row: int, parent: int) -> dict[int, _Node]:
+    def _beside(self, row: int, parent: int) -> dict[int, Node]:
         """The children, by token, that a draft has already: copies."""
         return {node.token: node for node in self.nodes[row] if node.parent == parent}
 
-    def _add_likely(self, asked: list[_Open], logits: Tensor, vocabulary: Tensor | None) -> None:
+    def _add_likely(self, asked: list[Open], logits: Tensor, vocabulary: Tensor | None) -> None:
         """The likeliest children of each draft; under coupling, those that the target's noise favours."""
         q = probabilities(logits, SamplingParams(1.0) if self.params.greedy else self.params)
         values = q
@@ -169,7 +147,7 @@ class Growth:
                         r, int(token), parent, "likely", raw, self.grower.chance("likely", depth, raw), share
                     )
 
-    def _add_sampled(self, asked: list[_Open], logits: Tensor, vocabulary: Tensor | None) -> None:
+    def _add_sampled(self, asked: list[Open], logits: Tensor, vocabulary: Tensor | None) -> None:
         """Children whose number is decided before one of them is drawn."""
         q = probabilities(logits, self.params)
         top = q.topk(min(WIDEST_SAMPLED + 1, q.shape[-1]), dim=-1)
@@ -193,7 +171,7 @@ class Growth:
         if drawing:
             self._draw(asked, q, drawing, vocabulary)
 
-    def _sampled_counts(self, asked: list[_Open], likely: list[list[list[float]]]) -> list[tuple[int, int]]:
+    def _sampled_counts(self, asked: list[Open], likely: list[list[list[float]]]) -> list[tuple[int, int]]:
         """(place in asked, number of children) of the drafts that get any: what the next child adds decides."""
         offers = []
         for place, (r, parent) in enumerate(asked):
@@ -217,7 +195,7 @@ class Growth:
         return sorted(counts.items())
 
     def _draw(
-        self, asked: list[_Open], q: Tensor, drawing: list[tuple[int, list[int], float]], vocabulary: Tensor | None
+        self, asked: list[Open], q: Tensor, drawing: list[tuple[int, list[int], float]], vocabulary: Tensor | None
     ) -> None:
         """Draw one child of each of these drafts, from q without its siblings."""
         device = q.device
@@ -241,7 +219,7 @@ class Growth:
             node.token, node.q = int(token), len(self._drawn)
             self._drawn.append(row)
 
-    def _keys_of(self, asked: list[_Open]) -> tuple[Tensor, Tensor]:
+    def _keys_of(self, asked: list[Open]) -> tuple[Tensor, Tensor]:
         """Ids and positions int64 [N] of what follows these drafts."""
         device = self.keys.positions.device
         rows = to_device([r for r, _ in asked], device)
@@ -261,9 +239,9 @@ class Growth:
             node.chosen = place < take and left[node.row] > 0 and reached
             left[node.row] -= node.chosen
 
-    def _unasked(self, room: int, reach: int) -> list[_Open]:
+    def _unasked(self, room: int, reach: int) -> list[Open]:
         """Chosen drafts behind which the model may be asked next: their parents were fed."""
-        found: list[_Open] = []
+        found: list[Open] = []
         for r, row in enumerate(self.nodes):
             own, deepest = 0, min(self.deepest[r] - 1, reach)
             for i, node in enumerate(row):
@@ -273,7 +251,7 @@ class Growth:
                     own += 1
         return found
 
-    def _feed(self, asked: list[_Open]) -> list[list[Fed]]:
+    def _feed(self, asked: list[Open]) -> list[list[Fed]]:
         """What the model is fed for them."""
         self._before = list(self._fed)
         fed: list[list[Fed]] = [[] for _ in self.rows]
@@ -304,7 +282,8 @@ class Growth:
         counts = [len(row) for row in tokens]
         width = max(counts)
         padded = torch.tensor([row + [0] * (width - len(row)) for row in tokens], dtype=torch.long)
-        proposal = Proposal(padded.view(len(counts), width), counts, parents=parents)
+        kinds = ["".join(node.kind[0] for node in row) for row in told]
+        proposal = Proposal(padded.view(len(counts), width), counts, parents=parents, kinds=kinds)
         if self._drawn:
             proposal.drawn, proposal.probs = drawn, torch.stack(self._drawn)
         return proposal

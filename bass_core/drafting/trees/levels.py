@@ -130,7 +130,7 @@ class LinkedLevels:
         self._depths: list[list[int]] = [[] for _ in ahead.base]
 
     def behind(self, drafts: list[list[Fed]], tokens: Tensor) -> Tensor:
-        """Logits [B, W, V'] behind these drafts, at most `count` - 1 deep, whose padded tokens [B, W] those are."""
+        """Logits [B, W, V'] behind these drafts, at most `count` - 1 deep; tokens [B, W]: theirs, padded."""
         width, device = tokens.shape[1], tokens.device
         places = []
         for own, row in zip(self._depths, drafts, strict=True):

@@ -58,6 +58,7 @@ class Trace:
             "accepted": row.accepted,
             "written": len(row.tokens),
             "next_p": _known(row.next_p),
+            "shape": row.shape,
         }
 
     def _spell(self, token: int) -> str:

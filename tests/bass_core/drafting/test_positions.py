@@ -9,7 +9,6 @@ from bass_core.drafting.head import HeadDrafter
 from bass_core.engine.runner import ModelRunner
 from bass_core.machine import cpu_kernels
 from bass_core.models.draft_head import DraftHead, load_draft_head
-from bass_core.sampling.distribution import probabilities
 from bass_core.sampling.noise import NoiseKeys
 from bass_core.sequence import Sequence
 
@@ -67,7 +66,7 @@ def test_drafts_are_what_the_head_says(most):
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), DRAWN], ids=["greedy", "sampled"])
 def test_only_a_head_that_is_sure_goes_on(sampling):
-    """Within a forward it stops below the confidence; another forward asks for more. What it drafts is the same."""
+    """Within a forward it stops below the confidence; another forward asks for more. Drafts stay the same."""
     pair = ModelPair(tiny("llama"), tiny_head(tiny("llama"), positions=3))
     endless, drafter = proposed(pair, sampling, [7, 7, 2])
     assert endless.num_drafted == [7, 7, 2] and drafter.calls == 3
@@ -156,7 +155,7 @@ def test_a_packed_head_travels(tmp_path):
     other = torch.load(tmp_path / "head.pt", weights_only=False)
     other.pack()
     for place in (1, 2):
-        one, same = (made.ahead(states, 3).logits(place, columns) for made in (head, other))
+        one, same = (made.ahead(states[:, :0], states, 3).logits(place, columns) for made in (head, other))
         torch.testing.assert_close(one, same)
 
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from bass_core import ModelPair, RecordedLengths, RequestError, SamplingParams, generate, race
+from bass_core import ModelPair, RecordedLengths, RequestError, SamplingParams, generate, race, stream
+from bass_core.budget.cost_table import CostTable
+from bass_core.budget.planner import Planner
 from bass_core.budget.policies import Algorithm1
 
 from ...models import NEAR, byte_tokenizer, perturbed, prompts, tiny
@@ -92,3 +94,25 @@ def test_a_recorded_length_that_is_none_is_refused(length: Any) -> None:
 def test_no_lengths_are_refused() -> None:
     with pytest.raises(RequestError, match="at least one"):
         RecordedLengths([])
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_planned_run_repeats_from_its_recorded_shapes(rows: int) -> None:
+    """What a planner's trees draw depends on their shapes; the lengths alone would not repeat the text."""
+    table = CostTable({1: [(1, 10.0), (8, 11.0), (32, 14.0)]}, {1: 1.0}, False)
+    ways: dict[str, Any] = {"max_new_tokens": 16, "sampling": SamplingParams(0.9), "seed": 3}
+    first: list[list[int]] = []
+    for _ in range(2):
+        planned = list(stream(PAIR, ROWS[:rows], draft_length=Planner(table, rows), **ways))
+        texts = generate(PAIR, ROWS[:rows], draft_length=Planner(table, rows), **ways)
+        first = [one.token_ids for one in texts.sequences]
+    shapes = [[row.shape for row in one.rows] for one in planned if one.kind != "prefill"]
+    assert any(len(set(shape.split())) < len(shape.split()) for one in shapes for shape in one if shape)
+    again = generate(PAIR, ROWS[:rows], draft_length=RecordedLengths(shapes), **ways)
+    assert [one.token_ids for one in again.sequences] == first
+
+
+@pytest.mark.parametrize("shape", ["x", "l2", "d-1", 3.5])
+def test_a_recorded_shape_that_is_none_is_refused(shape: Any) -> None:
+    with pytest.raises(RequestError, match="RecordedLengths takes"):
+        RecordedLengths([[shape]])
