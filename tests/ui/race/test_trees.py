@@ -29,7 +29,7 @@ def bill(drafts: int, levels: int) -> dict[str, Any]:
     """A bill of two rows, as the log holds it."""
     worths = [0.9 / (i + 1) for i in range(drafts)]
     prices = [0.1 + 0.05 * i for i in range(drafts + 3)]
-    return {"curve": 0, "tokens": 2 + drafts, "levels": levels, "level_ms": 1.5, "worths": worths,
+    return {"curve": 0, "tokens": 2 + drafts, "levels": levels, "draft_ms": 1.5 * levels, "worths": worths,
             "prices": prices, "expected": 2 + sum(worths), "plain_ms": 21.0}  # fmt: skip
 
 
@@ -173,9 +173,9 @@ def test_the_bill_says_and_draws_what_was_reckoned(page: Page, final: dict[str, 
     wrote = sum(row["written"] for row in record["rows"])
     extra = 0.5 * drafts + 3 * 1.5
     expect(page.locator(".bill-line")).to_have_text(
-        f"{drafts} drafts of {len(record['rows'])} rows cost {extra:.1f} ms more than a plain step and should bring "
-        f"{made['expected'] - 2:.1f} tokens more: as much as {made['expected'] / 2:.2f} plain steps, in the time of "
-        f"{(21 + extra) / 21:.2f}. The round wrote {wrote} tokens; {made['expected']:.1f} were expected."
+        f"{drafts} drafts of {len(record['rows'])} rows cost {extra:.1f} ms more than a plain step and should "
+        f"bring {made['expected'] - 2:.1f} tokens more: as much as {made['expected'] / 2:.2f} plain steps, in the "
+        f"time of {(21 + extra) / 21:.2f}. The round wrote {wrote} tokens; {made['expected']:.1f} were expected."
     )
     page.locator(".bill").scroll_into_view_if_needed()
     data = "[...document.querySelectorAll('.bill .plot')].map(plot => plot.data ?? [])"
