@@ -7,6 +7,7 @@ MODULES = {
     "amusd": "cpu.amusd",
     "attention": "attention.backends",
     "batch": "cpu.batch",
+    "block": "cpu.block",
     "draft-length": "cpu.draft_length",
     "exactness": "cpu.exactness",
     "floor": "cpu.floor",

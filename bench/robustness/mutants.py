@@ -17,13 +17,16 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-import torch
-from tqdm import tqdm
+# As in tests/conftest.py: before triton is first imported, as it is with torch.
+os.environ["TRITON_INTERPRET"] = "1"
 
-from ..report.report import claim, finish, parser
-from .kernel_mutations import KERNEL_MUTANTS
-from .mutations import MUTANTS, Mutant
-from .verification_mutations import VERIFICATION_MUTANTS
+import torch  # noqa: E402
+from tqdm import tqdm  # noqa: E402
+
+from ..report.report import claim, finish, parser  # noqa: E402
+from .kernel_mutations import KERNEL_MUTANTS  # noqa: E402
+from .mutations import MUTANTS, Mutant  # noqa: E402
+from .verification_mutations import VERIFICATION_MUTANTS  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 _WHOLE = [
