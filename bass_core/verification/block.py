@@ -1,10 +1,10 @@
 """Block verification: the drafts of a row are judged together (Sun et al., arXiv 2403.10444).
 
-Contract (P = target, Q = draft): reach_0 = 1, reach_i = min(1, reach_(i-1) P(x_i) / Q(x_i)). For i below the row's
-number of drafts g, excess_i = sum over x of max(reach_i P(x | x_1..x_i) - Q(x | x_1..x_i), 0), and draft i has the
-chance h_i = excess_i / (excess_i + 1 - reach_i), or 1 where that is 0 / 0; the last has h_g = reach_g. Accepted are
-tau drafts, the LARGEST i with u_i < h_i, or 0: a failed test ends nothing. Behind tau < g of them the next token
-comes from norm(max(reach_tau P - Q, 0)), behind all of them from P.
+Contract (P = target, Q = draft): reach_0 = 1, reach_i = min(1, reach_(i-1) P(x_i) / Q(x_i)). For i below the
+row's number of drafts g, excess_i = sum over x of max(reach_i P(x | x_1..x_i) - Q(x | x_1..x_i), 0), and draft i
+has the chance h_i = excess_i / (excess_i + 1 - reach_i), or 1 where that is 0 / 0; the last has h_g = reach_g.
+Accepted are tau drafts, the LARGEST i with u_i < h_i, or 0: a failed test ends nothing. Behind tau < g of them the
+next token comes from norm(max(reach_tau P - Q, 0)), behind all of them from P.
 
 So the text is distributed as the target's own, and at least as many drafts are accepted, on average, as draft by
 draft. Nothing is carried to the next round; g may depend on the drafts before it. With point masses for Q the rule

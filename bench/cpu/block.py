@@ -34,9 +34,7 @@ def main(argv: list[str]) -> None:
     if arguments.quick:
         arguments.batch, arguments.max_new_tokens = 2, 16
     pair = load_pair(arguments.pair, device=arguments.device, dtype=arguments.dtype)
-    results = [
-        _row(pair, temperature, length, arguments) for temperature in TEMPERATURES for length in LENGTHS
-    ]
+    results = [_row(pair, temperature, length, arguments) for temperature in TEMPERATURES for length in LENGTHS]
     claims = [
         claim(
             f"block over rejection, temperature {row['temperature']}, {row['length']} drafts", row["more"], "1.0",

@@ -20,13 +20,13 @@ from typing import Any
 # As in tests/conftest.py: before triton is first imported, as it is with torch.
 os.environ["TRITON_INTERPRET"] = "1"
 
-import torch  # noqa: E402
-from tqdm import tqdm  # noqa: E402
+import torch
+from tqdm import tqdm
 
-from ..report.report import claim, finish, parser  # noqa: E402
-from .kernel_mutations import KERNEL_MUTANTS  # noqa: E402
-from .mutations import MUTANTS, Mutant  # noqa: E402
-from .verification_mutations import VERIFICATION_MUTANTS  # noqa: E402
+from ..report.report import claim, finish, parser
+from .kernel_mutations import KERNEL_MUTANTS
+from .mutations import MUTANTS, Mutant
+from .verification_mutations import VERIFICATION_MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
 _WHOLE = [

@@ -18,6 +18,7 @@ from bass_core.drafting import registry
 from ..models import NEAR, perturbed, prompts, tiny
 from .test_stopping import COSTS, Leaking, agree
 
+
 @pytest.mark.parametrize("length", [2, 3])
 def test_fixed_lengths(length: int) -> None:
     origins = agree(6000, 7, length, method="bass", verification="block")
