@@ -53,11 +53,12 @@ class RowRound:
     """What one round did to one sequence.
 
     `drafted`, `p`, `q`, `u`, `chance`: the drafted tokens and, for each, the target's probability, the draft's,
-    the uniform number of its test and what that had to be below. `accepted`: how many drafts were accepted. `tokens`,
-    `origins`: what was appended. Drafts after an accepted end-of-text token are left out of all of these.
-    Under verification "common_stop", a row cut short by another row's rejection ends with one more accepted draft
-    instead of a token of the target's; `accepted` does not count that draft. `next_p` is p of the token after the
-    accepted drafts. NaN marks a number that does not exist (u under coupled verification, next_p of a prefill).
+    the uniform number of its test and what that had to be below. `accepted`: how many drafts were accepted.
+    `tokens`, `origins`: what was appended. Drafts after an accepted end-of-text token are left out of all of
+    these. Under verification "common_stop", a row cut short by another row's rejection ends with one more accepted
+    draft instead of a token of the target's; `accepted` does not count that draft. `next_p` is p of the token
+    after the accepted drafts. NaN marks a number that does not exist (u under coupled verification, next_p of a
+    prefill).
     """
 
     sequence: int

@@ -93,9 +93,9 @@ def generate(
     costs), a whole number, or a policy. drafter: a name from DRAFTERS, a drafter object, or "auto" (the pair's
     default). attention: a name from ATTENTIONS, or "auto" (the fastest known on this device). verification:
     "block" (judges a row's drafts together), "rejection" (one by one), "coupled" (every method gives the same
-    text) or "auto" (of the first two, the one that accepts most). sequence_ids: keys of each row's sampling noise, 0 to
-    n - 1 by default. eos_token_id: the id or ids that end a text, None for no such id, "auto" for the
-    model's own. raw: leave the chat template out. time_budget_ms: lane time after which the lane ends.
+    text) or "auto" (of the first two, the one that accepts most). sequence_ids: keys of each row's sampling noise,
+    0 to n - 1 by default. eos_token_id: the id or ids that end a text, None for no such id, "auto" for the model's
+    own. raw: leave the chat template out. time_budget_ms: lane time after which the lane ends.
     synthetic_acceptance: accept each draft with this probability, whatever it is; for benchmarks. Raises
     RequestError for an unknown or out-of-range argument, or for a request that does not fit the memory.
     """

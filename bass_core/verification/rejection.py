@@ -4,7 +4,8 @@ Contract (p = target, q = draft, Leviathan's letters; Chen et al. 2302.01318 wri
 rejection sampling, draft x_i is accepted while u_i < p_i(x_i) / q_i(x_i); after the first rejection at i the next
 token comes from norm(max(0, p_i - q_i)), after none from p_{l+1}. Block verification judges a row's drafts
 together (block.py). So the text is distributed as the target's own, whatever the draft. Each row has its own
-number of drafts and of acceptances. All results stay on the device; `Outcome.host` is the round's one synchronisation.
+number of drafts and of acceptances. All results stay on the device; `Outcome.host` is the round's one
+synchronisation.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Contract: given the same probabilities and noise, results equal those of the torch references,
 bass_core/verification/rejection.py and bass_core/sampling/draw.py. Nothing is read on the host. `accept` launches
 once per round, with one program per row: it tests the row's drafts, then makes one pass over the vocabulary to
-draw the token after the accepted ones; for BLOCK, kernels/triton/block.py launches before it. `draw` launches once,
-with one program per key. Non-goals: temperature, top-k and top-p, which are applied before
+draw the token after the accepted ones; for BLOCK, kernels/triton/block.py launches before it. `draw` launches
+once, with one program per key. Non-goals: temperature, top-k and top-p, which are applied before
 (bass_core/sampling/distribution.py).
 """
 
