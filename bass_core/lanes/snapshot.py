@@ -66,7 +66,7 @@ class BillRecord(TypedDict):
     curve: int
     tokens: int
     levels: int
-    level_ms: float | None
+    draft_ms: float | None
     worths: list[float | None]
     prices: list[float | None]
     expected: float | None
