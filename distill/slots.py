@@ -112,8 +112,9 @@ def fit(head: DraftHead, texts: list[Text]) -> None:
             for text in texts[first : first + 8]:
                 columns = text.columns[d:].long()
                 known = columns >= 0
-                x = (torch.ones(len(columns), 1), text.states[:-d].float(), rows[columns.clamp(min=0)] * _SCALE)
-                inputs.append(torch.cat(x, dim=-1)[known])
+                token = rows[columns.clamp(min=0)] * _SCALE
+                one = torch.ones(len(columns), 1)
+                inputs.append(torch.cat((one, text.states[:-d].float(), token), dim=-1)[known])
                 outputs.append(text.states[d:].float()[known])
             x, y = torch.cat(inputs), torch.cat(outputs)
             gram += x.t() @ x

@@ -60,7 +60,8 @@ class RowRecord(TypedDict):
 class BillRecord(TypedDict):
     """`Bill` (sequence.py) as plain data, rounded to 4 decimals.
 
-    `curve` is the index of the bill's curve among the lane's `curves`, which may tell more of it than the bill did.
+    `curve` is the index of the bill's curve among the lane's `curves`, which may tell more of it than the bill
+    did.
     """
 
     curve: int
