@@ -34,8 +34,8 @@ COSTS = CostTable(
 )
 ASKED = {"batch_size": 2, "max_new_tokens": 60, "temperature": 0.9, "seed": 7, "verification": "rejection"}
 # Of a plain round of one row, whose draft nobody asked.
-PLAIN = {"curve": 0, "tokens": 1, "levels": 0, "draft_ms": 0.0, "worths": [], "prices": [0.1, 0.2], "expected": 1.0,
-         "plain_ms": 10.5}  # fmt: skip
+PLAIN = {"curve": 0, "tokens": 1, "levels": 0, "draft_ms": 0.0, "worths": [], "prices": [0.1, 0.2],
+         "expected": 1.0, "plain_ms": 10.5}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -177,13 +177,14 @@ def test_the_bill_says_and_draws_what_was_reckoned(page: Page, final: dict[str, 
     choose(page, "bass", 0, step)
     record = next(r for r in lane["rounds"] if f"Lane round {r['round']}," in page.inner_text(".round-line"))
     bill, curve, rows = record["bill"], lane["curves"][record["bill"]["curve"]], len(record["rows"])
-    drafts, wrote = sum(len(row["drafted"]) for row in record["rows"]), sum(row["written"] for row in record["rows"])
+    drafts = sum(len(row["drafted"]) for row in record["rows"])
+    wrote = sum(row["written"] for row in record["rows"])
     assert (len(bill["worths"]), bill["tokens"], rows) == (drafts, rows + drafts, 2)
     ms, plain = cost(curve, bill["tokens"]) + bill["draft_ms"], bill["plain_ms"]
     expect(page.locator(".bill-line")).to_have_text(
         f"{drafts} drafts of 2 rows cost {ms - plain:.1f} ms more than a plain step and should bring "
-        f"{bill['expected'] - 2:.1f} tokens more: as much as {bill['expected'] / 2:.2f} plain steps, in the time of "
-        f"{ms / plain:.2f}. The round wrote {wrote} tokens; {bill['expected']:.1f} were expected."
+        f"{bill['expected'] - 2:.1f} tokens more: as much as {bill['expected'] / 2:.2f} plain steps, in the time "
+        f"of {ms / plain:.2f}. The round wrote {wrote} tokens; {bill['expected']:.1f} were expected."
     )
     page.locator(".bill").scroll_into_view_if_needed()
     data = "[...document.querySelectorAll('.bill .plot')].map(plot => plot.data ?? [])"
@@ -210,7 +211,8 @@ def test_a_round_that_stayed_plain_says_why(page: Page, final: dict[str, Any]) -
 def test_the_snippet_repeats_the_trees(page: Page, tiny_pair: tuple[Path, Path]) -> None:
     code = page.locator(".snippet code").text_content() or ""
     assert re.search(r'\["[cld][cld0-9 ]*", "[cld]', code), "no shapes of two rows"
-    code = code.replace('load_pair("smollm2")', 'load_pair("target", draft="draft", device="cpu", dtype="float32")')
+    load = 'load_pair("target", draft="draft", device="cpu", dtype="float32")'
+    code = code.replace('load_pair("smollm2")', load)
     code = "\n\n".join(part for part in code.split("\n\n") if '"chain"' not in part)
     ended = subprocess.run(
         [sys.executable, "-c", code], cwd=tiny_pair[0].parent, capture_output=True, text=True,
