@@ -5,7 +5,8 @@ target's output.
 """
 
 from .attention.huggingface import BACKENDS as ATTENTIONS
-from .budget.policies import Algorithm1, RecordedLengths
+from .budget.policies import Algorithm1
+from .budget.recorded import RecordedLengths
 from .budget.trees import FixedNodes
 from .decoding.calibrate import measure_ahead
 from .decoding.checks import count_tokens

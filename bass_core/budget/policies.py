@@ -11,7 +11,6 @@ import math
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard
 
-from ..errors import RequestError
 from .base import Feedback
 from .trees import Grower
 
@@ -48,8 +47,11 @@ class EqualRows:
 
     @property
     def grower(self) -> Grower | None:
-        """The policy, if it decides over trees."""
-        return self.policy if isinstance(self.policy, Grower) else None
+        """The policy, if it decides over trees, or what it has for the next round."""
+        if isinstance(self.policy, Grower):
+            return self.policy
+        found: Grower | None = getattr(self.policy, "grower", None)
+        return found
 
     def observe(self, feedback: Feedback) -> None:
         if feedback.parents is not None and self.grower is not None:
@@ -93,37 +95,6 @@ class Algorithm1:
         else:
             step = math.ceil(self.length / self.modulus) + self.shrinking
             self.length, self.shrinking = max(1, best, self.length - step), 1
-
-
-@dataclass
-class RecordedLengths:
-    """Replays the draft lengths of an earlier run: one for each round, then the last one again and again.
-
-    With the same prompts, seed and drafter the run repeats itself, sampled text included, whatever chose them.
-    """
-
-    lengths: list[int]
-    position: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.lengths:
-            raise RequestError("RecordedLengths needs at least one draft length.")
-        for length in self.lengths:
-            if not is_length(length):
-                raise RequestError(
-                    f"RecordedLengths takes whole numbers from 0 to {LONGEST}, one for each round; got {length!r}."
-                )
-        self.limit = max(self.lengths)
-
-    @property
-    def length(self) -> int:
-        return self.lengths[self.position]
-
-    def update(self, accepted: list[int]) -> None:
-        """Does nothing: `observe` is told of every round."""
-
-    def observe(self, requested: int, drafted: list[int], accepted: list[int], forwards: int) -> None:
-        self.position = min(self.position + 1, len(self.lengths) - 1)
 
 
 def is_length(value: object) -> TypeGuard[int]:

@@ -133,11 +133,9 @@ class BatchDecoder:
             # The newest token, which is fed first, and the path behind it.
             self.target.commit(r, self.target.lengths[r] + len(path) + 1, [0, *(draft + 1 for draft in path)])
         self._hand_states(rows, lambda: _states_of(output.require_states(), paths))
-        trees: list[Any] = parents or [None] * len(rows)
-        records = [
-            write_round(row, outcome, count, parents)
-            for row, outcome, count, parents in zip(rows, outcomes, num_drafted, trees, strict=True)
-        ]
+        none: list[Any] = [None] * len(rows)
+        told = zip(rows, outcomes, num_drafted, parents or none, proposal.kinds or none, strict=True)
+        records = [write_round(*each) for each in told]
         forwards, drawn = 0, 0
         if self.drafter is not None:
             self.drafter.on_verified(rows, proposal, accepted)
@@ -191,8 +189,10 @@ class BatchDecoder:
     @property
     def _verifies_trees(self) -> bool:
         """Whether the attention, and the way in which drafts are verified, can do with trees."""
-        plain = find_verification(self.params.verification).adjust is None and self.params.synthetic is None
-        return plain and self.target.backend in TREES
+        found = find_verification(self.params.verification)
+        branching = self.params.sampling.greedy or self.params.verification != "block"
+        plain = found.adjust is None and self.params.synthetic is None
+        return plain and branching and self.target.backend in TREES
 
     def _forward(
         self, drafts: Tensor, num_drafted: list[int], parents: list[list[int]] | None = None

@@ -12,11 +12,16 @@ from ..verification.acceptance import RowOutcome
 
 
 def write_round(
-    row: Sequence, outcome: RowOutcome, count: int = 0, parents: list[int] | None = None, ends: bool = True
+    row: Sequence,
+    outcome: RowOutcome,
+    count: int = 0,
+    parents: list[int] | None = None,
+    kinds: str | None = None,
+    ends: bool = True,
 ) -> RowRound:
     """Append the accepted drafts and, if the round ends with it, the next token.
 
-    count: the row's drafts in this round; parents: see Proposal.
+    count: the row's drafts in this round; parents, kinds: see Proposal.
     """
     path = outcome.accepted_drafts
     drafts = [test.token for test in outcome.tests[:count]]
@@ -43,7 +48,9 @@ def write_round(
         origins[:taken],
         row.finish_reason,
         outcome.next_p if ends else math.nan,
+        [test.chance for test in tests],
     )
+    record.kinds = None if kinds is None else "".join(kinds[i] for i in kept)
     if parents is not None:
         places = {-1: -1} | {draft: place for place, draft in enumerate(kept)}
         record.parents, record.path = [places[parents[i]] for i in kept], [places[i] for i in path]

@@ -38,6 +38,7 @@ class Proposal:
     float32 [D, V], which is 0 at its siblings; the others have -1 there: they are a function of the text before
     them. drawn None: no draft was drawn.
 
+    kinds[r]: of trees, each draft's kind in one letter: c copied, l among the draft's likeliest, d drawn.
     copied[r]: whether the drafts of row r were copied from a text; None: all of the drafter's are of one kind.
     max_probs, token_probs float32 [B, N]: the largest value of what a draft was drawn from, and the token's own,
     from a drafter that was made to tell them (HeadDrafter). windowed: what the drafts cost the target itself.
@@ -48,6 +49,7 @@ class Proposal:
     probs: Tensor | None = None
     parents: list[list[int]] | None = None
     drawn: list[list[int]] | None = None
+    kinds: list[str] | None = None
     copied: list[bool] | None = None
     max_probs: Tensor | None = None
     token_probs: Tensor | None = None

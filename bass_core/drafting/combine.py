@@ -25,7 +25,7 @@ from ..verification.table import find_verification
 from .base import Drafter, Proposal, check_chain, point_masses
 from .head import HeadDrafter
 from .model import ModelDrafter
-from .trees.growth import Growth
+from .trees.replay import make_growth
 from .window import WindowDrafter
 
 # The most drafts that the drafter in front makes before the windowed target verifies them.
@@ -113,7 +113,7 @@ class Cascade(Drafter):
         if not isinstance(model, ModelDrafter | HeadDrafter):
             return self.propose(rows, max_drafts, keys)
         copied, self._modelled = check_chain(self.lookup.propose(rows, max_drafts, keys)), None
-        growth = Growth(rows, max_drafts, room, keys, grower, model.params, model.role, self.size)
+        growth = make_growth(rows, max_drafts, room, keys, grower, model.params, model.role, self.size)
         proposal = growth.grow([copied], model)
         model.drafted += growth.modelled
         self.calls, self.drafted = model.calls, model.drafted
@@ -165,7 +165,7 @@ class WindowChain(Drafter):
     """
 
     def __init__(
-        self, front: Drafter, window: WindowDrafter, verification: str = "chen", length: int = FRONT_LENGTH
+        self, front: Drafter, window: WindowDrafter, verification: str = "auto", length: int = FRONT_LENGTH
     ) -> None:
         self.front, self.window, self.length = front, window, length
         self.verification = verification

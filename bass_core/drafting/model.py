@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.plan import MOST_TREE
+
 from ..budget.trees import Grower
 from ..engine.prefill import PrefillSteps
 from ..engine.runner import ModelRunner
@@ -22,14 +24,14 @@ from ..verification.table import find_verification
 from .base import Drafter, Proposal
 from .chain import chains, follow
 from .pending import feed_pending
-from .trees.growth import Growth
 from .trees.levels import Fed, TreeFeed
+from .trees.replay import make_growth
 
 
 class ModelDrafter(Drafter):
     """Drafts with a second model, one forward a token, for the whole batch at once."""
 
-    def __init__(self, runner: ModelRunner, params: SamplingParams, verification: str = "chen") -> None:
+    def __init__(self, runner: ModelRunner, params: SamplingParams, verification: str = "auto") -> None:
         self.runner, self.params = runner, params
         self.role = find_verification(verification).draft_role
         self._feed = TreeFeed(runner, [0])
@@ -106,6 +108,9 @@ class ModelDrafter(Drafter):
         self.calls += 1
         return self.runner.forward(self._feed.batch(drafts, self._feed.tokens(drafts))).logits
 
+    # It is fed whatever it is asked behind.
+    reach = MOST_TREE
+
     @property
     def room(self) -> int:
         """How many more drafts of any row can be fed."""
@@ -117,7 +122,7 @@ class ModelDrafter(Drafter):
         """Trees, grown from this model alone (GrowingDrafter in trees/nodes.py)."""
         context = self.runner.model.context
         fits = [most if len(row.tokens) < context else 0 for row, most in zip(rows, max_drafts, strict=True)]
-        proposal = Growth(rows, fits, room, keys, grower, self.params, self.role).grow([], self)
+        proposal = make_growth(rows, fits, room, keys, grower, self.params, self.role).grow([], self)
         self.drafted += sum(proposal.num_drafted)
         return proposal
 

@@ -130,9 +130,8 @@ def _lanes(pair: ModelPair, arguments: Any) -> Iterator[dict[str, Any]]:
     }
     sets = _sets(arguments.prompts) | {"rewriting": [REPEAT]}
     for batch in arguments.batch:
-        warm = {"max_new_tokens": 8, "seed": 1}
         for arm in arms.values():
-            generate(pair, [REPEAT] * batch, **warm, **arm)
+            generate(pair, [REPEAT] * batch, max_new_tokens=8, **arm)
         for prompts, texts in sets.items():
             for temperature in arguments.temperatures:
                 sampling = SamplingParams(temperature)

@@ -32,7 +32,7 @@ LEAST_MASS = 1e-4
 
 
 # What a node is asked behind: the row, and its place in the row, or -1 for the newest token.
-_Open = tuple[int, int]
+Open = tuple[int, int]
 
 
 class Growth:
@@ -64,7 +64,7 @@ class Growth:
         for proposal in copied:
             self._add_copies(proposal)
         self._choose()
-        asked: list[_Open] = [(r, -1) for r, deepest in enumerate(self.deepest) if deepest]
+        asked: list[Open] = [(r, -1) for r, deepest in enumerate(self.deepest) if deepest]
         while model is not None and asked and self._pays(asked):
             if self.levels:
                 logits = model.level(self._feed(asked))
@@ -77,10 +77,10 @@ class Growth:
             self.levels += 1
             (self._add_sampled if self.sampled else self._add_likely)(asked, logits, model.vocabulary)
             self._choose()
-            asked = self._unasked(model.room)
+            asked = self._unasked(model.room, model.reach)
         return self._proposal()
 
-    def _pays(self, asked: list[_Open]) -> bool:
+    def _pays(self, asked: list[Open]) -> bool:
         """Whether the grower wants another level."""
         worths = [node.worth for row in self.nodes for node in row if node.chosen]
         open_ = [self._open(r, i) for r, i in asked]
@@ -116,7 +116,7 @@ class Growth:
         """The children, by token, that a draft has already: copies."""
         return {node.token: node for node in self.nodes[row] if node.parent == parent}
 
-    def _add_likely(self, asked: list[_Open], logits: Tensor, vocabulary: Tensor | None) -> None:
+    def _add_likely(self, asked: list[Open], logits: Tensor, vocabulary: Tensor | None) -> None:
         """The likeliest children of each draft; under coupling, those that the target's noise favours."""
         q = probabilities(logits, SamplingParams(1.0) if self.params.greedy else self.params)
         values = q
@@ -147,7 +147,7 @@ class Growth:
                         r, int(token), parent, "likely", raw, self.grower.chance("likely", depth, raw), share
                     )
 
-    def _add_sampled(self, asked: list[_Open], logits: Tensor, vocabulary: Tensor | None) -> None:
+    def _add_sampled(self, asked: list[Open], logits: Tensor, vocabulary: Tensor | None) -> None:
         """Children whose number is decided before one of them is drawn."""
         q = probabilities(logits, self.params)
         top = q.topk(min(WIDEST_SAMPLED + 1, q.shape[-1]), dim=-1)
@@ -171,7 +171,7 @@ class Growth:
         if drawing:
             self._draw(asked, q, drawing, vocabulary)
 
-    def _sampled_counts(self, asked: list[_Open], likely: list[list[list[float]]]) -> list[tuple[int, int]]:
+    def _sampled_counts(self, asked: list[Open], likely: list[list[list[float]]]) -> list[tuple[int, int]]:
         """(place in asked, number of children) of the drafts that get any: what the next child adds decides."""
         offers = []
         for place, (r, parent) in enumerate(asked):
@@ -195,7 +195,7 @@ class Growth:
         return sorted(counts.items())
 
     def _draw(
-        self, asked: list[_Open], q: Tensor, drawing: list[tuple[int, list[int], float]], vocabulary: Tensor | None
+        self, asked: list[Open], q: Tensor, drawing: list[tuple[int, list[int], float]], vocabulary: Tensor | None
     ) -> None:
         """Draw one child of each of these drafts, from q without its siblings."""
         device = q.device
@@ -219,7 +219,7 @@ class Growth:
             node.token, node.q = int(token), len(self._drawn)
             self._drawn.append(row)
 
-    def _keys_of(self, asked: list[_Open]) -> tuple[Tensor, Tensor]:
+    def _keys_of(self, asked: list[Open]) -> tuple[Tensor, Tensor]:
         """Ids and positions int64 [N] of what follows these drafts."""
         device = self.keys.positions.device
         rows = to_device([r for r, _ in asked], device)
@@ -239,19 +239,19 @@ class Growth:
             node.chosen = place < take and left[node.row] > 0 and reached
             left[node.row] -= node.chosen
 
-    def _unasked(self, room: int) -> list[_Open]:
+    def _unasked(self, room: int, reach: int) -> list[Open]:
         """Chosen drafts behind which the model may be asked next: their parents were fed."""
-        found: list[_Open] = []
+        found: list[Open] = []
         for r, row in enumerate(self.nodes):
-            own = 0
+            own, deepest = 0, min(self.deepest[r] - 1, reach)
             for i, node in enumerate(row):
                 ready = node.parent < 0 or row[node.parent].fed >= 0
-                if node.chosen and node.fed < 0 and ready and node.depth < self.deepest[r] and own < room:
+                if node.chosen and node.fed < 0 and ready and node.depth <= deepest and own < room:
                     found.append((r, i))
                     own += 1
         return found
 
-    def _feed(self, asked: list[_Open]) -> list[list[Fed]]:
+    def _feed(self, asked: list[Open]) -> list[list[Fed]]:
         """What the model is fed for them."""
         self._before = list(self._fed)
         fed: list[list[Fed]] = [[] for _ in self.rows]
@@ -282,7 +282,8 @@ class Growth:
         counts = [len(row) for row in tokens]
         width = max(counts)
         padded = torch.tensor([row + [0] * (width - len(row)) for row in tokens], dtype=torch.long)
-        proposal = Proposal(padded.view(len(counts), width), counts, parents=parents)
+        kinds = ["".join(node.kind[0] for node in row) for row in told]
+        proposal = Proposal(padded.view(len(counts), width), counts, parents=parents, kinds=kinds)
         if self._drawn:
             proposal.drawn, proposal.probs = drawn, torch.stack(self._drawn)
         return proposal
