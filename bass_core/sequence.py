@@ -52,12 +52,13 @@ class Sequence:
 class RowRound:
     """What one round did to one sequence.
 
-    `drafted`, `p`, `q`, `u`: the drafted tokens and, for each, the target's probability, the draft's probability
-    and the uniform number of its test. `accepted`: how many drafts were accepted. `tokens`, `origins`: what was
-    appended. Drafts after an accepted end-of-text token are left out of all of these.
-    Under verification "common_stop", a row cut short by another row's rejection ends with one more accepted draft
-    instead of a token of the target's; `accepted` does not count that draft. `next_p` is p of the token after the
-    accepted drafts. NaN marks a number that does not exist (u under coupled verification, next_p of a prefill).
+    `drafted`, `p`, `q`, `u`, `chance`: the drafted tokens and, for each, the target's probability, the draft's,
+    the uniform number of its test and what that had to be below. `accepted`: how many drafts were accepted.
+    `tokens`, `origins`: what was appended. Drafts after an accepted end-of-text token are left out of all of
+    these. Under verification "common_stop", a row cut short by another row's rejection ends with one more accepted
+    draft instead of a token of the target's; `accepted` does not count that draft. `next_p` is p of the token
+    after the accepted drafts. NaN marks a number that does not exist (u under coupled verification, next_p of a
+    prefill).
 
     `kinds`: of drafts that a planner chose, a letter each: c copied, l among the draft's likeliest, d drawn.
     `parents`: where the drafts are a tree, the draft that each follows, or -1 for the newest token; then `path`
@@ -74,6 +75,7 @@ class RowRound:
     origins: list[str]
     finish_reason: str | None
     next_p: float = math.nan
+    chance: list[float] = field(default_factory=list)
     parents: list[int] | None = None
     path: list[int] | None = None
     kinds: str | None = None
@@ -99,6 +101,19 @@ class RowRound:
             return stood + [False] * (len(self.drafted) > self.accepted)
         last = self.path[-1] if self.path else -1
         return stood + [False] * (last in self.parents)
+
+    @property
+    def one_by_one(self) -> int:
+        """How many drafts the rejection rule would have accepted with the same numbers u; `accepted` without u."""
+        if any(map(math.isnan, self.u)):
+            return self.accepted
+        failed = (i for i, (p, q, u) in enumerate(zip(self.p, self.q, self.u, strict=True)) if u * q >= p)
+        return next(failed, len(self.drafted))
+
+    @property
+    def saved(self) -> int:
+        """How many of the accepted drafts that rule would have lost: those from its first rejection on."""
+        return max(0, self.accepted - self.one_by_one)
 
 
 @dataclass(frozen=True)
@@ -151,7 +166,7 @@ class Bill:
     curve: list[tuple[int, float]]
     tokens: int
     levels: int
-    level_ms: float
+    draft_ms: float
     worths: list[float]
     prices: list[float]
     expected: float

@@ -30,7 +30,7 @@ def refuse_amusd(pair: ModelPair, request: Request) -> None:
         )
     if find_verification(request.verification).adjust is not None:
         raise RequestError(
-            f'method="amusd" can\'t verify by "{request.verification}": choose verification="chen".'
+            f'method="amusd" can\'t verify by "{request.verification}": choose verification="auto".'
         )
     if lead_of(request) < 1:
         raise RequestError('method="amusd" needs a draft_length of at least 1: choose one, or leave it out.')

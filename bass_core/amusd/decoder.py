@@ -4,9 +4,11 @@ Contract: the draft (amusd/session.py, in a process of its own) never waits for 
 `lead` tokens beyond those that are being verified. The target verifies the drafts that have arrived. Its logits
 after the last token it was fed judge one more draft, which arrived during the step (the *late* draft): if that is
 accepted, draft and target stay in step and nothing is rolled back. The text keeps the target's distribution by the
-usual rule (verification/rejection.py), with the q that each draft was really drawn from. If no draft has arrived,
-the target takes a plain step, unless the next draft is due so soon that waiting pays (`_worth_waiting`). A draft
-that crashes or hangs is given up: the lane goes on as regular decoding, and `timeline.note` says so.
+usual rules (verification/rejection.py), with the q that each draft was really drawn from. The block of block
+verification is what a round verifies, the late draft included; an epoch goes on only where all of it is accepted,
+so no u is used twice, and drafts behind it have decided nothing. If no draft has arrived, the target takes a plain
+step, unless the next draft is due so soon that waiting pays (`_worth_waiting`). A draft that crashes or hangs is
+given up: the lane goes on as regular decoding, and `timeline.note` says so.
 
 The drafters that run the pair's draft are those of drafting/registry.py. A draft head reads the target's states,
 which come with the verdicts; until then it uses its own states.
@@ -40,6 +42,7 @@ from ..sampling.noise import NoiseKeys
 from ..sequence import Round, RowRound, Sequence
 from ..verification.acceptance import RowOutcome, mark_unsound, refuse_unsound
 from ..verification.rejection import verify
+from ..verification.table import find_verification
 from .checks import lead_of, refuse_amusd
 from .client import DraftClient
 from .host import split_threads
@@ -153,15 +156,15 @@ class AmusdDecoder(BatchDecoder):
         self.target_forwards += 1
         self._measure(counts, begin)
         records, verdicts, states = [], [], []
+        together = find_verification(self.params.verification).together
         for r, row in enumerate(rows):
             outcome, stand = outcomes[r], outcomes[r].accepted
             settled = min(stand, counts[r]) + 1
             self.target.commit(r, self.target.lengths[r] + settled)
             if output.states is not None:
                 states.append(output.states[r, :settled])
-            # A late draft is looked at only if all drafts before it are accepted.
-            seen = tested[r] if stand >= counts[r] else counts[r]
-            seen = min(seen, tested[r])
+            # Draft by draft, a late one is looked at only if all drafts before it are accepted.
+            seen = tested[r] if together or stand >= counts[r] else min(counts[r], tested[r])
             same = stand == tested[r] > counts[r]
             record = write_round(row, outcome, seen, ends=not same)
             records.append(record)

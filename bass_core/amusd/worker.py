@@ -63,7 +63,7 @@ class LoadedDraft:
         if head is not None:
             layout["states"] = ((2, 6, head.config.hidden), torch.float32)
         for params in (SamplingParams(), SamplingParams(1.0)):
-            spec = Open(0, [[0, 0]] * 2, [0, 1], [5, 5], 2, params, 0, "chen", backend, layout)
+            spec = Open(0, [[0, 0]] * 2, [0, 1], [5, 5], 2, params, 0, "auto", backend, layout)
             session = self.session(spec, LocalArena(layout, self.device))
             session.judge([RowUpdate(row, 1, 2, [0]) for row in range(2)])
             while session.busy:

@@ -154,7 +154,7 @@ class Planner(CostAware):
         return self._shares.setdefault((kind, place, said), _Share())
 
     def _round_ms(self, rows: int, drafts: float, levels: int) -> float:
-        return self.table.verify_ms(rows, rows + drafts) + levels * self.table.level_ms(rows)
+        return self.table.verify_ms(rows, rows + drafts) + self.table.levels_ms(rows, levels)
 
     def _make_bill(self, worths: list[float], rows: int, levels: int) -> Bill:
         drafts, expected = len(worths), rows + sum(worths)
@@ -165,7 +165,7 @@ class Planner(CostAware):
             curve=[(rows + count, one) for count, one in enumerate(ms)],
             tokens=rows + drafts,
             levels=levels,
-            level_ms=self.table.level_ms(rows),
+            draft_ms=self.table.levels_ms(rows, levels),
             worths=worths,
             prices=[rate * (ms[count + 1] - ms[count]) for count in shown],
             expected=expected,

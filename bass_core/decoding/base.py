@@ -86,5 +86,5 @@ class DecodingParams:
 
     sampling: SamplingParams
     seed: int = 0
-    verification: str = "chen"
+    verification: str = "auto"
     synthetic: float | None = None

@@ -189,8 +189,10 @@ class BatchDecoder:
     @property
     def _verifies_trees(self) -> bool:
         """Whether the attention, and the way in which drafts are verified, can do with trees."""
-        plain = find_verification(self.params.verification).adjust is None and self.params.synthetic is None
-        return plain and self.target.backend in TREES
+        found = find_verification(self.params.verification)
+        branching = self.params.sampling.greedy or self.params.verification != "block"
+        plain = found.adjust is None and self.params.synthetic is None
+        return plain and branching and self.target.backend in TREES
 
     def _forward(
         self, drafts: Tensor, num_drafted: list[int], parents: list[list[int]] | None = None

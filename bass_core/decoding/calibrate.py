@@ -62,9 +62,9 @@ class Plan:
     coarse: bool = False
 
 
-FULL = Plan(widths=(1, 2, 3, 5, 9, 17), drafted=(1, 5), repeats=4, context=160)
+FULL = Plan(widths=(1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 24), drafted=(1, 5), repeats=4, context=160)
 # Measuring two numbers of rows takes about 2 s for SmolLM2-135M on two cores of a 2.5 GHz Xeon.
-COARSE = Plan(widths=(1, 3, 9), drafted=(1, 3), repeats=3, context=32, coarse=True)
+COARSE = Plan(widths=(1, 3, 5, 9), drafted=(1, 3), repeats=3, context=32, coarse=True)
 
 
 class MeasuredCosts:
@@ -74,7 +74,7 @@ class MeasuredCosts:
     """
 
     def __init__(
-        self, pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams, verification: str = "chen"
+        self, pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams, verification: str = "auto"
     ) -> None:
         self.pair, self.drafter, self.backend = pair, drafter, backend
         self.sampling, self.verification = sampling, verification
@@ -283,12 +283,14 @@ class _Lab:
             short, long = min(self.draft_times[few]), min(self.draft_times[many])
             # Noise can make the longer proposal seem the cheaper one; its whole time per token is an upper bound.
             draft = {self.rows: (long - short) / (many - few) if long > short else long / many}
-        level = {}
+        root, level = {}, {}
         if all(self.level_times.values()):
             few, many = self.level_times
             short, long = min(self.level_times[few]), min(self.level_times[many])
-            level = {self.rows: (long - short) / (many - few) if long > short else long / many}
-        return CostTable({self.rows: verify}, draft, self.padded, (self.rows,) if self.plan.coarse else (), level)
+            root, level = {self.rows: short}, {self.rows: max(0.0, long - short) / (many - few)}
+        return CostTable(
+            {self.rows: verify}, draft, self.padded, (self.rows,) if self.plan.coarse else (), root, level
+        )
 
     def _step(self) -> float:
         """Run one step of the decoder; return its milliseconds."""

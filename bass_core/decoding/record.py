@@ -48,6 +48,7 @@ def write_round(
         origins[:taken],
         row.finish_reason,
         outcome.next_p if ends else math.nan,
+        [test.chance for test in tests],
     )
     record.kinds = None if kinds is None else "".join(kinds[i] for i in kept)
     if parents is not None:

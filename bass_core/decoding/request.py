@@ -96,7 +96,7 @@ def make_request(
     draft_length: Any = DEFAULT_DRAFT_LENGTH,
     drafter: Any = "auto",
     attention: str = "auto",
-    verification: str = "chen",
+    verification: str = "auto",
     seed: int = 0,
     sequence_ids: Seq[int] | None = None,
     eos_token_id: Any = "auto",

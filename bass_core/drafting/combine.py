@@ -165,7 +165,7 @@ class WindowChain(Drafter):
     """
 
     def __init__(
-        self, front: Drafter, window: WindowDrafter, verification: str = "chen", length: int = FRONT_LENGTH
+        self, front: Drafter, window: WindowDrafter, verification: str = "auto", length: int = FRONT_LENGTH
     ) -> None:
         self.front, self.window, self.length = front, window, length
         self.verification = verification

@@ -62,7 +62,7 @@ class HeadDrafter(Drafter):
         runner: ModelRunner,
         size: int,
         params: SamplingParams,
-        verification: str = "chen",
+        verification: str = "auto",
         confidence: float = 0.0,
         ahead: bool = False,
     ) -> None:

@@ -31,7 +31,7 @@ from .trees.replay import make_growth
 class ModelDrafter(Drafter):
     """Drafts with a second model, one forward a token, for the whole batch at once."""
 
-    def __init__(self, runner: ModelRunner, params: SamplingParams, verification: str = "chen") -> None:
+    def __init__(self, runner: ModelRunner, params: SamplingParams, verification: str = "auto") -> None:
         self.runner, self.params = runner, params
         self.role = find_verification(verification).draft_role
         self._feed = TreeFeed(runner, [0])

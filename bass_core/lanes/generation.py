@@ -1,7 +1,7 @@
 """`generate` and `stream`: one method answers one request.
 
-Contract: arguments are checked before anything runs. The same arguments give the same tokens; only text sampled
-under verification="chen" with draft_length="auto" or "cost-aware" depends on this machine's measured costs too.
+Contract: arguments are checked before anything runs. The same arguments give the same tokens; only text that is
+sampled, and not coupled, with draft_length="auto" or "cost-aware" depends on this machine's measured costs too.
 `stream` yields one Round per step; `generate` returns the finished sequences and their metrics.
 """
 
@@ -75,7 +75,7 @@ def generate(
     draft_length: str | int | DraftLengthPolicy = DEFAULT_DRAFT_LENGTH,
     drafter: str | Drafter = "auto",
     attention: str = "auto",
-    verification: str = "chen",
+    verification: str = "auto",
     seed: int = 0,
     sequence_ids: Seq[int] | None = None,
     eos_token_id: str | int | Collection[int] | None = "auto",
@@ -88,15 +88,17 @@ def generate(
 
     method: "regular", "speculative" (one sequence after another), "bass" (all sequences at once), "amusd" (draft
     and target work at the same time), or a registered method. n: number of answers to one prompt. max_new_tokens:
-    per sequence. sampling: temperature, top_k and top_p; None is greedy. draft_length: "auto" (by measured round
-    costs if this machine can be measured, else Algorithm 1), "bass" (Algorithm 1), "cost-aware" (by measured round
-    costs), a whole number, or a policy. drafter: a name from DRAFTERS, a drafter object, or "auto" (the pair's
-    default). attention: a name from ATTENTIONS, or "auto" (the fastest known on this device). verification: "chen"
-    (rejection sampling) or "coupled" (every method gives the same text). sequence_ids: keys of each row's sampling
-    noise, 0 to n - 1 by default. eos_token_id: the id or ids that end a text, None for no such id, "auto" for the
-    model's own. raw: leave the chat template out. time_budget_ms: lane time after which the lane ends.
-    synthetic_acceptance: accept each draft with this probability, whatever it is; for benchmarks. Raises
-    RequestError for an unknown or out-of-range argument, or for a request that does not fit the memory.
+    per sequence. sampling: temperature, top_k and top_p; None is greedy. draft_length: "auto" ("budget" if this
+    machine can be measured, else Algorithm 1), "budget" (trees, chains or nothing, by measured round costs),
+    "bass" (Algorithm 1), "cost-aware" (one length, by measured round costs), a whole number, or a policy. drafter:
+    a name from DRAFTERS, a drafter object, or "auto" (the pair's default). attention: a name from ATTENTIONS, or
+    "auto" (the fastest known on this device). verification: "block" (judges a row's drafts together), "rejection"
+    (one by one), "coupled" (every method gives the same text) or "auto" (of the first two, the one that accepts
+    most). sequence_ids: keys of each row's sampling noise, 0 to n - 1 by default. eos_token_id: the id or ids that
+    end a text, None for no such id, "auto" for the model's own. raw: leave the chat template out. time_budget_ms:
+    lane time after which the lane ends. synthetic_acceptance: accept each draft with this probability, whatever it
+    is; for benchmarks. Raises RequestError for an unknown or out-of-range argument, or for a request that does not
+    fit the memory.
     """
     lane = _lane(generate, **locals())
     try:
@@ -118,7 +120,7 @@ def stream(
     draft_length: str | int | DraftLengthPolicy = DEFAULT_DRAFT_LENGTH,
     drafter: str | Drafter = "auto",
     attention: str = "auto",
-    verification: str = "chen",
+    verification: str = "auto",
     seed: int = 0,
     sequence_ids: Seq[int] | None = None,
     eos_token_id: str | int | Collection[int] | None = "auto",

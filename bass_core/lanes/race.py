@@ -51,7 +51,7 @@ def race(
     draft_length: str | int | DraftLengthPolicy = DEFAULT_DRAFT_LENGTH,
     drafter: str | Drafter = "auto",
     attention: str = "auto",
-    verification: str = "chen",
+    verification: str = "auto",
     seed: int = 0,
     sequence_ids: Seq[int] | None = None,
     eos_token_id: str | int | Collection[int] | None = "auto",

@@ -62,10 +62,10 @@ def _nucleus(probs: Tensor, top_p: float) -> Tensor:
     Tokens exactly as likely as the last of them stay as well, so that the result never depends on a sort's order.
     """
     filtered = probs.masked_fill(probs < _threshold(probs, top_p), 0.0)
-    return filtered / _sums(filtered)
+    return filtered / sums(filtered)
 
 
-def _sums(rows: Tensor) -> Tensor:
+def sums(rows: Tensor) -> Tensor:
     """The sum of each row [..., 1]; on a CPU numpy's.
 
     There torch's threads share the sum of a long row that is alone, so that it has other bits than among others.

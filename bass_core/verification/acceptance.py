@@ -7,6 +7,7 @@ UNSOUND and later refused.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,13 +21,14 @@ from ..machine.transfer import to_host
 class DraftTest(NamedTuple):
     """How a draft was tested: the target's and the draft's probability of `token`, and the uniform u.
 
-    NaN where a verification knows no such number.
+    chance: what u had to be below. NaN where a verification knows no such number.
     """
 
     p: float
     q: float
     u: float
     token: int
+    chance: float = math.nan
 
 
 class RowOutcome(NamedTuple):
@@ -55,6 +57,7 @@ class Outcome:
     """accepted, next_token int64 [B]; of the drafted tokens p, q, u float32 [B, l] and drafts int64 [B, l].
 
     next_p float32 [B]: what the target gives next_token. NaN where a verification knows no such number.
+    chance float32 [B, l]: what u had to be below; None: min(1, p / q).
     """
 
     accepted: Tensor
@@ -64,19 +67,29 @@ class Outcome:
     u: Tensor
     next_p: Tensor
     drafts: Tensor
+    chance: Tensor | None = None
 
     def host(self) -> list[RowOutcome]:
         """The rows' outcomes, in one copy to the host."""
         width = self.p.shape[1]
         # One float32 tensor: counts and token ids are below 2**24, so all of them are exact in it.
         singles = [column[:, None] for column in (self.accepted, self.next_token, self.next_p)]
-        rows = to_host(torch.cat((*singles, self.p, self.q, self.u, self.drafts), dim=1)).tolist()
+        each = [self.p, self.q, self.u, self.drafts, *([] if self.chance is None else [self.chance])]
+        rows = to_host(torch.cat((*singles, *each), dim=1)).tolist()
         outcomes = []
         for accepted, next_token, next_p, *numbers in rows:
-            p, q, u, drafts = (numbers[i * width : (i + 1) * width] for i in range(4))
-            tests = list(map(DraftTest, p, q, u, map(int, drafts)))
+            p, q, u, drafts, *chance = (numbers[i * width : (i + 1) * width] for i in range(len(each)))
+            below = chance[0] if chance else map(chance_alone, p, q, u)
+            tests = list(map(DraftTest, p, q, u, map(int, drafts), below))
             outcomes.append(RowOutcome(int(accepted), int(next_token), next_p, tests))
         return outcomes
+
+
+def chance_alone(p: float, q: float, u: float) -> float:
+    """The chance min(1, p / q) of a draft that is judged alone; NaN where no u decides."""
+    if math.isnan(u):
+        return math.nan
+    return p / q if p < q else float(p > 0)
 
 
 def probability_at(p: Tensor, position: Tensor, token: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
-"""Verification by rejection sampling, and coupled: which drafts stand, and which token the target adds.
+"""Verification of chains, by every rule of table.py: which drafts stand, and which token the target adds.
 
-Contract (p = target, q = draft, Leviathan's letters; Chen et al. 2302.01318 write them the other way round):
-draft x_i is accepted while u_i < p_i(x_i) / q_i(x_i); after the first rejection at i the next token comes from
-norm(max(0, p_i - q_i)), after none from p_{l+1}. So the text is distributed as the target's own, whatever the
-draft. Each row has its own number of drafts and of acceptances. All results stay on the device; `Outcome.host` is
-the round's one synchronisation.
+Contract (p = target, q = draft, Leviathan's letters; Chen et al. 2302.01318 write them the other way round): by
+rejection sampling, draft x_i is accepted while u_i < p_i(x_i) / q_i(x_i); after the first rejection at i the next
+token comes from norm(max(0, p_i - q_i)), after none from p_{l+1}. Block verification judges a row's drafts
+together (block.py). So the text is distributed as the target's own, whatever the draft. Each row has its own
+number of drafts and of acceptances. All results stay on the device; `Outcome.host` is the round's one
+synchronisation.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from ..sampling.draw import draw
 from ..sampling.noise import NoiseKeys, Role, uniform
 from ..sampling.params import SamplingParams
 from .acceptance import Outcome, accepted_prefix, mark_unlikely, probability_at
-from .table import find_verification
+from .block import chances, last_passed, residual
+from .table import AUTO, Rule, find_verification
 
 
 def first_tokens(logits: Tensor, keys: NoiseKeys, params: SamplingParams) -> Tensor:
@@ -39,14 +41,13 @@ def verify(
     keys: NoiseKeys,
     params: SamplingParams,
     *,
-    verification: str = "chen",
+    verification: str = AUTO,
     synthetic: float | None = None,
 ) -> Outcome:
     """Verify drafts int64 [B, l], of which the first num_drafted[b] of row b are real, by logits [B, l+1, V].
 
     The logits are the target's. draft_probs float32 [B, l, V]: what each draft was drawn from; None: point masses.
-    verification: a name of table.py; those that are not coupled are the rejection rule above. `synthetic` replaces
-    the test by a coin of that probability.
+    verification: a name of table.py. `synthetic` replaces the test by a coin of that probability.
     """
     if is_accelerator(logits.device) and available(logits.device):
         from .rejection_triton import verify_on_device  # imports triton
@@ -72,12 +73,21 @@ def verify(
         ones, half = torch.ones_like(agrees), torch.full_like(agrees, 0.5)
         certain = torch.ones_like(accepted, dtype=torch.float32)
         return Outcome(accepted, next_token, agrees, ones, half, certain, drafts)
-    p = probabilities(logits, params)
+    rule = find_verification(verification).chains
+    return _verify_sampled(rule, probabilities(logits, params), drafts, draft_probs, num_drafted, keys)
+
+
+def _verify_sampled(
+    rule: Rule, p: Tensor, drafts: Tensor, draft_probs: Tensor | None, num_drafted: Tensor, keys: NoiseKeys
+) -> Outcome:
+    width = drafts.shape[1]
+    drafted = torch.arange(width, device=drafts.device) < num_drafted[:, None]
     p_drafts = p[:, :width].gather(2, drafts[..., None])[..., 0]
     q_drafts = torch.ones_like(p_drafts)
     if draft_probs is not None:
         q_drafts = draft_probs.gather(2, drafts[..., None])[..., 0]
-    if find_verification(verification).coupled:
+    chance = None
+    if rule is Rule.COUPLED:
         ids, positions = keys.at(width + 1)
         choices = draw(p, keys.seed, ids, positions, keys.stream(Role.TARGET)[:, None])
         accepted = accepted_prefix((choices[:, :width] == drafts) & drafted)
@@ -85,11 +95,16 @@ def verify(
         u = torch.full_like(p_drafts, torch.nan)
     else:
         # u is spaced 2**-32 near 0 and 2**-24 near 1: as fine as p and q are in float32.
-        u = uniform(keys.seed, ids, positions, keys.stream(Role.ACCEPT)[:, None])
-        accepted = accepted_prefix((u * q_drafts < p_drafts) & drafted)
-        next_token = _recover(p, drafts, draft_probs, accepted, num_drafted, keys)
+        u = uniform(keys.seed, *keys.at(width), keys.stream(Role.ACCEPT)[:, None])
+        reach = torch.ones_like(p[:, :, 0])
+        if rule is Rule.BLOCK:
+            chance, reach = chances(p, p_drafts, q_drafts, draft_probs, num_drafted)
+            accepted = last_passed((u < chance) & drafted)
+        else:
+            accepted = accepted_prefix((u * q_drafts < p_drafts) & drafted)
+        next_token = _recover(p, drafts, draft_probs, accepted, num_drafted, keys, reach)
     next_p = probability_at(p, accepted, next_token)
-    return Outcome(accepted, mark_unlikely(next_token, next_p), p_drafts, q_drafts, u, next_p, drafts)
+    return Outcome(accepted, mark_unlikely(next_token, next_p), p_drafts, q_drafts, u, next_p, drafts, chance)
 
 
 def _own_choice(logits: Tensor, keys: NoiseKeys, params: SamplingParams, accepted: Tensor) -> Tensor:
@@ -99,9 +114,18 @@ def _own_choice(logits: Tensor, keys: NoiseKeys, params: SamplingParams, accepte
 
 
 def _recover(
-    p: Tensor, drafts: Tensor, draft_probs: Tensor | None, accepted: Tensor, num_drafted: Tensor, keys: NoiseKeys
+    p: Tensor,
+    drafts: Tensor,
+    draft_probs: Tensor | None,
+    accepted: Tensor,
+    num_drafted: Tensor,
+    keys: NoiseKeys,
+    reach: Tensor,
 ) -> Tensor:
-    """The token behind the accepted drafts, int64 [B]: recovered after a rejection, else the target's own."""
+    """The token behind the accepted drafts, int64 [B]: recovered after a rejection, else the target's own.
+
+    reach [B, l+1]: what a recovered one's p is multiplied with, by the number of accepted drafts (block.py).
+    """
     rows = torch.arange(len(accepted), device=accepted.device)
     at_end = p[rows, accepted]
     rejected = accepted < num_drafted
@@ -110,10 +134,10 @@ def _recover(
     if drafts.shape[1]:
         index = accepted.clamp(max=drafts.shape[1] - 1)
         if draft_probs is None:
-            residual = at_end.scatter(1, drafts[rows, index][:, None], 0.0)
+            left = at_end.scatter(1, drafts[rows, index][:, None], 0.0)
         else:
-            residual = (at_end - draft_probs[rows, index]).clamp_(min=0)
+            left = residual(at_end, draft_probs[rows, index], reach[rows, accepted])
         # Where p and q agree, rounding can leave nothing of p - q; its limit is p itself.
-        usable = rejected & (residual.sum(-1) > 0)
-        weights = torch.where(usable[:, None], residual, at_end)
+        usable = rejected & (left.sum(-1) > 0)
+        weights = torch.where(usable[:, None], left, at_end)
     return draw(weights, keys.seed, keys.sequence_ids, keys.positions + accepted, streams)

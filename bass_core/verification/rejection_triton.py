@@ -1,4 +1,4 @@
-"""`verify` on an accelerator: the same decisions with the same noise, by kernels/triton/accept.py.
+"""`verify` on an accelerator: the same decisions with the same noise, by kernels/triton/accept.py and block.py.
 
 Contract: the arguments and results of rejection.py, which is the reference. PyTorch applies temperature, top-k and
 top-p. Nothing waits for the device. Importing this module imports triton.
@@ -13,13 +13,14 @@ from torch import Tensor
 
 from kernels.support import on
 from kernels.triton import accept as kernel
+from kernels.triton import block
 
 from ..sampling.distribution import probabilities
 from ..sampling.draw_triton import seed_on
 from ..sampling.noise import NoiseKeys, Role
 from ..sampling.params import SamplingParams
 from .acceptance import Outcome, mark_unlikely, probability_at
-from .table import find_verification
+from .table import AUTO, Rule, find_verification
 
 
 def verify_on_device(
@@ -30,7 +31,7 @@ def verify_on_device(
     keys: NoiseKeys,
     params: SamplingParams,
     *,
-    verification: str = "chen",
+    verification: str = AUTO,
     synthetic: float | None = None,
 ) -> Outcome:
     """See `verify`."""
@@ -65,12 +66,16 @@ def _verify(
     if p is None:
         judged = choose(logits.argmax(-1), *where)
         return Outcome(*judged, next_p=torch.ones_like(keys.positions, dtype=torch.float32), drafts=drafts)
-    if not find_verification(verification).coupled:
+    rule = find_verification(verification).chains
+    if rule is not Rule.COUPLED:
+        told = block.chances(p, draft_probs, drafts, num_drafted) if rule is Rule.BLOCK else None
+        kind = kernel.Verification.REJECTION if told is None else kernel.Verification.BLOCK
         accepted, next_token, *tests = accept(
-            p, draft_probs, drafts, num_drafted, None, *where, verification=kernel.Verification.CHEN
+            p, draft_probs, drafts, num_drafted, None, *where, verification=kind, block=told
         )
         next_p = probability_at(p, accepted, next_token)
-        return Outcome(accepted, mark_unlikely(next_token, next_p), tests[0], tests[1], tests[2], next_p, drafts)
+        next_token, chance = mark_unlikely(next_token, next_p), None if told is None else told[0]
+        return Outcome(accepted, next_token, tests[0], tests[1], tests[2], next_p, drafts, chance)
     ids, positions = keys.at(drafts.shape[1] + 1)
     own = kernel.draw(p, ids, positions, keys.stream(Role.TARGET)[:, None], seed)
     accepted, next_token, *_ = choose(own, *where)

@@ -30,7 +30,7 @@ from ..prompts import mixed
 from ..report.report import claim, document, parser, show, table
 from ..report.tables import described
 
-GREEDY = {"sampling": SamplingParams(), "verification": "chen"}
+GREEDY = {"sampling": SamplingParams(), "verification": "auto"}
 COUPLED = {"sampling": SamplingParams(temperature=0.7), "verification": "coupled"}
 TEXTS = {"greedy": GREEDY, "coupled": COUPLED}
 FIXED = 4

@@ -126,7 +126,7 @@ def _stopping(pair: ModelPair, policy: str, batch: int, arguments: Any) -> Row:
     a = arguments.acceptance
     request = make_request(
         pair, mixed(batch), max_new_tokens=arguments.max_new_tokens, eos_token_id=None, seed=arguments.seed,
-        draft_length=LENGTH, verification="chen" if policy == OWN else "common_stop", drafter=arguments.drafter,
+        draft_length=LENGTH, verification="auto" if policy == OWN else "common_stop", drafter=arguments.drafter,
         synthetic_acceptance=a,
     )  # fmt: skip
     lane = Lane(pair, request, "bass")

@@ -106,10 +106,10 @@ def _one(
     seen["drafted"] += line.made
     seen["thrown_away"] += line.thrown_away
     seen["rolled_back"] += line.rolled_back
-    chen = "sampling" in way and "verification" not in way
+    free = "sampling" in way and "verification" not in way
     for sequence, text in zip(lane.sequences, texts, strict=False):
         right = len(sequence.token_ids) if stop is not None else tokens
-        seen["wrong"] += len(sequence.token_ids) != right or (not chen and sequence.token_ids != text[:right])
+        seen["wrong"] += len(sequence.token_ids) != right or (not free and sequence.token_ids != text[:right])
 
 
 def _lose(lane: Lane, fault: str) -> None:

@@ -54,7 +54,7 @@ NEAR: dict[str, st.SearchStrategy[Any]] = {
     "drafter": st.sampled_from(["auto", "model", "prompt_lookup", "adaptive", "oracle"]),
     "attention": st.sampled_from(["auto", "pad", "split", "sdpa", "flash", "no"]),
     "scheduling": st.sampled_from(["fair", "in_turn", "overlap", "slowly"]),
-    "verification": st.sampled_from(["chen", "coupled", "hope"]),
+    "verification": st.sampled_from(["auto", "block", "rejection", "chen", "coupled", "hope"]),
     "time_budget_ms": st.sampled_from([None, 1, 50, -1, 0]),
     "lanes": st.lists(st.sampled_from(["regular", "speculative", "bass", "guess"]), max_size=3),
 }

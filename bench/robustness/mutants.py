@@ -23,6 +23,7 @@ from tqdm import tqdm
 from ..report.report import claim, finish, parser
 from .kernel_mutations import KERNEL_MUTANTS
 from .mutations import MUTANTS, Mutant
+from .verification_mutations import VERIFICATION_MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
 _WHOLE = [
@@ -33,6 +34,7 @@ _WHOLE = [
     "tests/bass_core/amusd/test_session.py",
     "tests/bass_core/drafting/test_head.py",
     "tests/bass_core/drafting/test_lookup.py",
+    "tests/bass_core/verification",
 ]
 
 
@@ -41,7 +43,8 @@ def main(argv: list[str]) -> None:
     options = parser("mutants", __doc__ or "")
     options.add_argument("--only", nargs="+", metavar="NAME", help="these mutants alone")
     arguments = options.parse_args(argv)
-    chosen = [mutant for mutant in MUTANTS + KERNEL_MUTANTS if not arguments.only or mutant.name in arguments.only]
+    known = MUTANTS + KERNEL_MUTANTS + VERIFICATION_MUTANTS
+    chosen = [mutant for mutant in known if not arguments.only or mutant.name in arguments.only]
     cases = {mutant.name: mutant.cases if arguments.quick else _WHOLE for mutant in chosen}
     unbroken = sorted({case for mutant in chosen for case in cases[mutant.name]})
     # Import what the tests import once, before forking: each process would need seconds for it.

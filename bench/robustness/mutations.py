@@ -29,9 +29,9 @@ class Mutant:
 
 
 _ACCEPT = "accepted = accepted_prefix((u * q_drafts < p_drafts) & drafted)"
-_WEIGHTS = "weights = torch.where(usable[:, None], residual, at_end)"
+_WEIGHTS = "weights = torch.where(usable[:, None], left, at_end)"
 _CONFORMANCE = "tests/conformance/test_"
-_SAMPLED = [_CONFORMANCE + "distribution.py::test_quick[bass-other-1.0-0-1.0]"]
+_SAMPLED = [_CONFORMANCE + "distribution.py::test_quick[bass-other-1.0-0-1.0-rejection]"]
 _REDUCED = [_CONFORMANCE + "distribution.py::test_quick[bass-reduced-1.0-3-1.0]"]
 _GREEDY = [_CONFORMANCE + "greedy.py::test_rows_that_diverge[llama-bass]"]
 _WINDOW = [_CONFORMANCE + "greedy.py::test_rows_that_diverge[gemma3-bass]"]
@@ -77,10 +77,10 @@ MUTANTS = [
     Mutant(
         "one noise stream for draft and test",
         "bass_core/verification/rejection.py",
-        "u = uniform(keys.seed, ids, positions, keys.stream(Role.ACCEPT)[:, None])",
+        "u = uniform(keys.seed, *keys.at(width), keys.stream(Role.ACCEPT)[:, None])",
         "from ..sampling.noise import token_uniforms\n"
         "        streams = keys.stream(Role.DRAFT)[:, None]\n"
-        "        u = token_uniforms(keys.seed, ids, positions, streams, p.shape[-1])\n"
+        "        u = token_uniforms(keys.seed, *keys.at(width), streams, p.shape[-1])\n"
         "        u = u.gather(2, drafts[..., None])[..., 0]",
         _SAMPLED,
     ),
@@ -110,9 +110,9 @@ MUTANTS = [
         "residual not normalised, the rest to the last token",
         "bass_core/verification/rejection.py",
         _WEIGHTS,
-        "rest = torch.zeros_like(residual)\n"
-        "        rest[:, -1] = 1 - residual.sum(-1)\n"
-        "        weights = torch.where(usable[:, None], residual + rest, at_end)",
+        "rest = torch.zeros_like(left)\n"
+        "        rest[:, -1] = 1 - left.sum(-1)\n"
+        "        weights = torch.where(usable[:, None], left + rest, at_end)",
         _SAMPLED,
     ),
     Mutant(

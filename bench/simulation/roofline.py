@@ -46,9 +46,9 @@ class Roofline:
         """One forward of the draft, one token per row."""
         return min(self.step_ms(self.draft, rows, rows, gpus) for gpus in {1, self.gpus})
 
-    def level_ms(self, rows: int) -> float:
-        """One level of a tree of drafts: a forward of the draft."""
-        return self.draft_ms(rows)
+    def levels_ms(self, rows: int, levels: float) -> float:
+        """Levels of trees of drafts: a forward of the draft each."""
+        return levels * self.draft_ms(rows)
 
     def step_ms(self, model: Shape, rows: int, tokens: float, gpus: int) -> float:
         """The time of one forward, by the formulas of the module's contract."""
@@ -97,9 +97,9 @@ class _Windowed(Roofline):
         short = Roofline(self.hardware, self.target, self.draft, self.seen, self.gpus, self.assumed)
         return short.step_ms(self.target, rows, rows, self.gpus)
 
-    def level_ms(self, rows: int) -> float:
-        """One level of a tree of drafts: a forward of the draft."""
-        return self.draft_ms(rows)
+    def levels_ms(self, rows: int, levels: float) -> float:
+        """Levels of trees of drafts: a forward of the draft each."""
+        return levels * self.draft_ms(rows)
 
     def fits(self, rows: int) -> bool:
         """As a Roofline's, without a draft's weights, keys and values."""

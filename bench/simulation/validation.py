@@ -99,7 +99,7 @@ def _round(
 
 def _table(pair: ModelPair, sizes: list[int]) -> CostTable:
     backend = choose_backend("auto", pair.device)
-    return measure_costs(pair, "model", backend, SamplingParams(), "chen", sizes)
+    return measure_costs(pair, "model", backend, SamplingParams(), "auto", sizes)
 
 
 def median_table(tables: list[CostTable]) -> CostTable:

@@ -3,8 +3,9 @@
 Contract: given the same probabilities and noise, results equal those of the torch references,
 bass_core/verification/rejection.py and bass_core/sampling/draw.py. Nothing is read on the host. `accept` launches
 once per round, with one program per row: it tests the row's drafts, then makes one pass over the vocabulary to
-draw the token after the accepted ones. `draw` launches once, with one program per key. Non-goals: temperature,
-top-k and top-p, which are applied before (bass_core/sampling/distribution.py).
+draw the token after the accepted ones; for BLOCK, kernels/triton/block.py launches before it. `draw` launches
+once, with one program per key. Non-goals: temperature, top-k and top-p, which are applied before
+(bass_core/sampling/distribution.py).
 """
 
 from __future__ import annotations
@@ -26,22 +27,29 @@ _ROWS_INTERPRETED = 16
 
 
 class Verification(IntEnum):
-    """When a draft is accepted. CHEN: u < p / q. CHOICES: it is the target's own choice. COIN: u < chance."""
+    """When a draft is accepted.
 
-    CHEN = 0
+    REJECTION: u < p / q. CHOICES: it is the target's own choice. COIN: u < chance. BLOCK: a draft at or behind it
+    has u < its own chance, which kernels/triton/block.py computed.
+    """
+
+    REJECTION = 0
     CHOICES = 1
     COIN = 2
+    BLOCK = 3
 
 
 @triton.jit(do_not_specialize=["batch", "width"])
 def decide(
-    p, q, drafts, num_drafted, choices, sequences, positions, begins, seed,
+    p, q, drafts, num_drafted, choices, chances, reach, sequences, positions, begins, seed,
     accepted_out, next_out, p_out, q_out, u_out,
     chance, batch, width, vocab,
     VERIFICATION: tl.constexpr, SOFT: tl.constexpr, DRAWN: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """Each program verifies ROWS rows. SOFT: q is given. DRAWN: the next token is drawn, else taken from choices.
+
+    BLOCK: draft i is tested by chances[i], and the p of a recovered token is multiplied with reach[accepted].
 
     Noise streams as in bass_core/sampling/noise.py: 0 target; 8 * begin + 2 accept, + 3 residual, + 4 synthetic.
     """
@@ -62,7 +70,8 @@ def decide(
     p_row = p + row[:, None] * (width + 1) * vocab
     q_row = q + row[:, None] * width * vocab
     begin = 8 * tl.load(begins + row, mask=real, other=0)[:, None]
-    own = tl.where((i < count) & (VERIFICATION == 0), begin + 3, 0)
+    JUDGED: tl.constexpr = VERIFICATION == 0 or VERIFICATION == 3
+    own = tl.where((i < count) & JUDGED, begin + 3, 0)
     stream = tl.where(tests, begin + (4 if VERIFICATION == 2 else 2), own)
     sequence = tl.load(sequences + row, mask=real, other=0)[:, None]
     position = tl.load(positions + row, mask=real, other=0)[:, None] + i
@@ -83,8 +92,12 @@ def decide(
     else:
         p_draft = tl.load(p_row + i * vocab + draft, mask=inside, other=0.0)
         passed = u * q_draft < p_draft
-    # The accepted prefix ends at the first position whose draft was rejected or that has no draft.
-    accepted = tl.min(tl.where(inside & ~(passed & (i < count)), i, width), 1)
+    if VERIFICATION == 3:
+        passed = u < tl.load(chances + at, mask=inside, other=0.0)
+        accepted = tl.max(tl.where(inside & passed & (i < count), i + 1, 0), 1)
+    else:
+        # The accepted prefix ends at the first position whose draft was rejected or that has no draft.
+        accepted = tl.min(tl.where(inside & ~(passed & (i < count)), i, width), 1)
     tl.store(accepted_out + row, accepted.to(tl.int64), mask=real)
     tl.store(p_out + at, p_draft, mask=inside)
     tl.store(q_out + at, q_draft, mask=inside)
@@ -94,7 +107,10 @@ def decide(
         first = tl.max(tl.where(here, first, 0), 1)[:, None]
         second = tl.max(tl.where(here, second, 0), 1)[:, None]
         lost = tl.max(tl.where(here, draft, 0), 1)[:, None]
-        rejected = (VERIFICATION == 0) & (accepted[:, None] < count)
+        rejected = JUDGED & (accepted[:, None] < count)
+        factor = tl.full([ROWS, 1], 1.0, tl.float32)
+        if VERIFICATION == 3:
+            factor = tl.load(reach + row * (width + 1) + accepted, mask=real, other=1.0)[:, None]
         # If max(p - q, 0) is zero everywhere, the token is drawn from p with the same noise: track both maxima.
         best = tl.full([ROWS, BLOCK_V], -1.0, tl.float32)
         best_at = tl.zeros([ROWS, BLOCK_V], tl.int32)
@@ -108,17 +124,17 @@ def decide(
             score = tl.where(exists, weight / noise, -1.0)
             plain_at = tl.where(score > plain, token, plain_at)
             plain = tl.maximum(score, plain)
-            if VERIFICATION == 0:
+            if JUDGED:
                 if SOFT:
                     taken = tl.load(q_row + accepted[:, None] * vocab + token, mask=exists & rejected, other=0.0)
-                    left = tl.maximum(weight - taken, 0.0)
+                    left = tl.maximum(factor * weight - taken, 0.0)
                 else:
                     left = tl.where(token == lost, 0.0, weight)
                 score = tl.where(exists, left / noise, -1.0)
                 best_at = tl.where(score > best, token, best_at)
                 best = tl.maximum(score, best)
         top, token = first_best(plain, plain_at)
-        if VERIFICATION == 0:
+        if JUDGED:
             top, other = first_best(best, best_at)
             token = tl.where((accepted < tl.max(count, 1)) & (top > 0.0), other, token)
         # If all scores are NaN, no token is best: the caller refuses such logits, but needs a valid id here.
@@ -175,13 +191,15 @@ def accept(
     begins: Tensor | None = None,
     verification: Verification,
     chance: float = 0.0,
+    block: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Returns accepted, next_token int64 [B], and p, q, u float32 [B, l] of each draft.
 
     drafts int64 [B, l], the first num_drafted[b] of row b real; p float32 [B, l+1, V]; q float32 [B, l, V], None
     for point masses; choices int64 [B, l+1]: the target's own tokens, from which the next token is then taken
     (else it is drawn). sequences, positions int64 [B]: noise key of the round's first token; begins int64 [B]:
-    where its epoch began, None outside AMUSD; seed int64 [1] on the device. Raises ValueError for wrong shapes.
+    where its epoch began, None outside AMUSD; seed int64 [1] on the device. block: for BLOCK, what `chances` of
+    kernels/triton/block.py returned. Raises ValueError for wrong shapes.
     """
     batch, width = drafts.shape
     _check(drafts)
@@ -192,16 +210,19 @@ def accept(
         or (verification == Verification.CHOICES and choices is None)
     ):
         raise ValueError("accept needs p, or the target's choices, for one position more than was drafted.")
-    if verification == Verification.CHEN and p is None:
-        raise ValueError("CHEN needs p.")
+    if verification in (Verification.REJECTION, Verification.BLOCK) and p is None:
+        raise ValueError(f"{verification.name} needs p.")
+    if verification == Verification.BLOCK and block is None:
+        raise ValueError("BLOCK needs the chances.")
     if q is not None and (p is None or q.shape != (batch, width, p.shape[2])):
         raise ValueError(f"q has shape {tuple(q.shape)}, which does not fit p.")
     accepted, next_token = torch.empty(2, batch, dtype=torch.int64, device=drafts.device).unbind(0)
     tested = torch.empty(3, batch, width, device=drafts.device).unbind(0)
+    chances, reach = block or (tested[0], tested[0])
     rows = _ROWS_INTERPRETED if interpreting() else 1
     decide[(triton.cdiv(batch, rows),)](
         _dense(p, tested[0]), _dense(q, tested[0]), drafts.contiguous(), num_drafted,
-        drafts if choices is None else choices.contiguous(), sequences, positions,
+        drafts if choices is None else choices.contiguous(), chances, reach, sequences, positions,
         positions if begins is None else begins, seed,
         accepted, next_token, *tested, chance, batch, width, 0 if p is None else p.shape[2],
         VERIFICATION=int(verification), SOFT=q is not None, DRAWN=choices is None, ROWS=rows,

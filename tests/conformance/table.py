@@ -130,7 +130,7 @@ class Case:
 
 def sampling_of(text: str) -> dict[str, Any]:
     """The arguments of generate() that ask for this kind of text."""
-    return {"sampling": SAMPLING[text], "verification": "chen" if text == "greedy" else "coupled"}
+    return {"sampling": SAMPLING[text], "verification": "auto" if text == "greedy" else "coupled"}
 
 
 @cache

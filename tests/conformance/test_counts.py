@@ -46,7 +46,7 @@ def test_perfect_draft_takes_the_fewest_verifications(tokens, length, temperatur
 
 
 @pytest.mark.parametrize("method", DRAFTING)
-@pytest.mark.parametrize("verification", ["chen", "coupled"])
+@pytest.mark.parametrize("verification", ["rejection", "block", "coupled"])
 @pytest.mark.parametrize("params", [SamplingParams(1.0), SamplingParams(0.7, top_k=20, top_p=0.9)])
 def test_a_perfect_draft_is_never_refused(params, verification, method):
     """No token is lost because draft and target use different noise or because the draft lags behind."""

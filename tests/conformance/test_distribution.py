@@ -182,8 +182,10 @@ def test_the_drafts_are_what_they_are_called() -> None:
     assert len(pair("reduced").draft.vocabulary) == 3
 
 
+REJECTION = {"verification": "rejection"}
 QUICK = [
     Case(draft="other"),
+    Case(draft="other", other=REJECTION),
     Case(draft="opposite", params=SamplingParams(0.7)),
     Case(draft="reduced", params=SamplingParams(1.0, top_k=3)),
     Case(params=SamplingParams(1.0, top_p=0.8), other={"draft_length": "bass"}),
@@ -196,6 +198,9 @@ SLOW = [
     *(Case(method="amusd", draft=draft, rows=BATCH) for draft in ("same", "reversed", "reduced")),
     Case(method="amusd", params=SamplingParams(0.8, 4, 0.9), rows=BATCH),
     *(Case(draft=draft, rows=5 * BATCH) for draft in ("other", "same", "reversed", "opposite", "reduced")),
+    *(Case(draft=draft, rows=5 * BATCH, other=REJECTION) for draft in ("same", "reversed", "opposite", "reduced")),
+    Case(other=REJECTION | {"drafter": "window_model", "draft_length": 5}),
+    Case(method="amusd", draft="reversed", rows=BATCH, other=REJECTION),
     *(Case(params=params, rows=5 * BATCH, other={"draft_length": length})
       for params, length in ((SamplingParams(0.7), 1), (SamplingParams(1.0, top_k=3), 3),
                              (SamplingParams(1.0, top_p=0.8), 1), (SamplingParams(1.4, 4, 0.9), 6))),

@@ -70,10 +70,10 @@ def test_the_pair_is_what_it_is_called() -> None:
     torch.testing.assert_close(probabilities(out.logits, WARM), Q.expand(3, 5, 2))
 
 
-def agree(runs: int, tokens: int, policy: Any, **arguments: Any) -> Counter[str]:
+def agree(runs: int, tokens: int, policy: Any, method: str = "speculative", **arguments: Any) -> Counter[str]:
     """Tests each token against P, over all `runs` texts and over those with an earlier refusal; counts origins."""
     out = generate(
-        PAIR, PROMPT, method="speculative", n=runs, max_new_tokens=tokens, sampling=WARM, draft_length=policy,
+        PAIR, PROMPT, method=method, n=runs, max_new_tokens=tokens, sampling=WARM, draft_length=policy,
         drafter="adaptive", **arguments,
     )  # fmt: skip
     origins: Counter[str] = Counter()

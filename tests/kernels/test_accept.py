@@ -29,9 +29,11 @@ from bass_core.sampling.noise import (
 )
 from bass_core.sampling.params import SamplingParams
 from bass_core.verification.acceptance import UNSOUND
+from bass_core.verification.block import chances
 from bass_core.verification.rejection import verify
 from bass_core.verification.rejection_triton import verify_on_device
 from kernels.triton import accept as kernel
+from kernels.triton import block
 from kernels.triton import noise as device
 
 SEED = 0x1234_5678_9ABC_DEF1
@@ -95,7 +97,9 @@ def test_the_extreme_words_are_the_same_numbers() -> None:
     torch.testing.assert_close(noise.double(), -torch.log1p(-uniforms.double()), rtol=4e-7, atol=0)
 
 
-def both(p_logits: Tensor, drafts: Tensor, q: Tensor | None, counts: Tensor, keys: NoiseKeys) -> tuple:
+def both(
+    p_logits: Tensor, drafts: Tensor, q: Tensor | None, counts: Tensor, keys: NoiseKeys, rule: str = "rejection"
+) -> tuple:
     """(the reference's result, the kernel's result)."""
     p = probabilities(p_logits, SOFT)
     ours = kernel.accept(
@@ -108,9 +112,10 @@ def both(p_logits: Tensor, drafts: Tensor, q: Tensor | None, counts: Tensor, key
         keys.positions,
         torch.tensor([keys.seed]),
         begins=keys.begins,
-        verification=kernel.Verification.CHEN,
+        verification=kernel.Verification[rule.upper()],
+        block=block.chances(p, q, drafts, counts) if rule == "block" else None,
     )
-    return verify(p_logits, drafts, q, counts, keys, SOFT), ours
+    return verify(p_logits, drafts, q, counts, keys, SOFT, verification=rule), ours
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
@@ -123,8 +128,9 @@ def both(p_logits: Tensor, drafts: Tensor, q: Tensor | None, counts: Tensor, key
     epochs=st.booleans(),
     seed=st.integers(0, 2**62),
 )
+@pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_takes_the_references_decisions(
-    batch: int, width: int, vocab: int, soft: bool, near: float, epochs: bool, seed: int
+    rule: str, batch: int, width: int, vocab: int, soft: bool, near: float, epochs: bool, seed: int
 ) -> None:
     """About a hundred rows in all. near = 0 makes q equal to p, so that the residual max(0, p - q) is zero."""
     generator = torch.Generator().manual_seed(seed % 2**31)
@@ -137,8 +143,10 @@ def test_takes_the_references_decisions(
     rows, steps = keys.at(width)
     drafts = draw(q, seed, rows.expand_as(steps), steps, keys.stream(Role.DRAFT)[:, None].expand_as(steps))
     counts = torch.randint(0, width + 1, (batch,), generator=generator)
-    theirs, ours = both(p_logits, drafts, q if soft else None, counts, keys)
+    theirs, ours = both(p_logits, drafts, q if soft else None, counts, keys, rule)
     clear = ((theirs.u * theirs.q - theirs.p).abs() > 1e-6).all(dim=1)
+    if theirs.chance is not None:
+        clear = ((theirs.u - theirs.chance).abs() > 1e-5).all(dim=1)
     assert torch.equal(ours[0][clear], theirs.accepted[clear])
     assert torch.equal(ours[1][clear], theirs.next_token[clear])
     for mine, reference in zip(ours[2:], (theirs.p, theirs.q, theirs.u), strict=True):
@@ -166,11 +174,12 @@ def test_the_other_verifications(verification: str) -> None:
     assert 0 < theirs.accepted.sum() < counts.sum()
 
 
-def test_no_drafts_at_all() -> None:
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_no_drafts_at_all(rule: str) -> None:
     keys = NoiseKeys(SEED, torch.arange(4), torch.arange(4))
     logits = torch.randn(4, 1, 30)
     none = torch.zeros(4, 0, dtype=torch.long)
-    theirs, ours = both(logits, none, None, torch.zeros(4, dtype=torch.long), keys)
+    theirs, ours = both(logits, none, None, torch.zeros(4, dtype=torch.long), keys, rule)
     assert torch.equal(ours[0], theirs.accepted) and torch.equal(ours[1], theirs.next_token)
 
 
@@ -194,14 +203,14 @@ def test_two_thousand_rows_are_distributed_as_the_target() -> None:
     p = probabilities(p_logits, SOFT)
     accepted, next_token, *_ = kernel.accept(
         p, q, drafts, torch.ones(rows, dtype=torch.long), None, keys.sequence_ids, keys.positions,
-        torch.tensor([11]), verification=kernel.Verification.CHEN,
+        torch.tensor([11]), verification=kernel.Verification.REJECTION,
     )  # fmt: skip
     first = torch.where(accepted > 0, drafts[:, 0], next_token)
     counts = torch.bincount(first, minlength=vocab)
     assert chisquare(counts.numpy(), (p[0, 0].double() / p[0, 0].double().sum() * rows).numpy()).pvalue > 1e-3
 
 
-@pytest.mark.parametrize("verification", ["chen", "coupled", "synthetic"])
+@pytest.mark.parametrize("verification", ["rejection", "block", "coupled", "synthetic"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_verify_on_a_device_is_verify(verification: str, temperature: float) -> None:
     """With AMUSD's epochs (`begins`), and one row of NaN logits."""
@@ -228,5 +237,28 @@ def test_verify_on_a_device_is_verify(verification: str, temperature: float) -> 
     assert 0 < theirs.accepted.sum() < counts.sum()
     if temperature:
         assert theirs.next_token[3] == ours.next_token[3] == UNSOUND
-    if verification == "chen" and temperature:
+    if verification in ("rejection", "block") and temperature:
         assert torch.equal(ours.u, theirs.u)
+    if verification == "block" and temperature:
+        known = (torch.arange(3) < counts[:, None]) & sound[:, None]
+        torch.testing.assert_close(ours.chance[known], theirs.chance[known], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("soft", [True, False])
+def test_chances_are_the_references(soft: bool) -> None:
+    """Rows of 0 to 4 drafts, two blocks of tokens, and drafts that p, or q, gives no probability at all."""
+    torch.manual_seed(9)
+    vocab, counts = 2500, torch.arange(20) % 5
+    p = (torch.randn(20, 5, vocab) * 3).softmax(-1)
+    q = (p[:, :4].log() + torch.randn(20, 4, vocab)).softmax(-1)
+    drafts = torch.multinomial(q.view(-1, vocab), 1).view(20, 4)
+    p[3, 1, drafts[3, 1]] = q[4, 0, drafts[4, 0]] = 0
+    p[9, 2, drafts[9, 2]] = q[9, 2, drafts[9, 2]] = 0
+    mine, reached = block.chances(p, q if soft else None, drafts, counts)
+    chosen = (one.gather(2, drafts[..., None])[..., 0] for one in (p[:, :4], q))
+    p_drafts, q_drafts = chosen if soft else (next(chosen), torch.ones(20, 4))
+    h, reach = chances(p, p_drafts, q_drafts, q if soft else None, counts)
+    known = torch.arange(4) < counts[:, None]
+    torch.testing.assert_close(mine[known], h[known], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(reached[:, 1:][known], reach[:, 1:][known])
+    assert (h[known] < 1).any() and h[known].isfinite().all()

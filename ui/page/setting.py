@@ -100,7 +100,7 @@ _TABLE = (
         "Scheduling", "list", "How the lanes share the device.", lambda known: known.schedulings,
     ),
     Setting(
-        "verification", "chen", str, limits.name, "verification",
+        "verification", "auto", str, limits.name, "verification",
         "Verification", "list", lambda _, known: known.verification, lambda known: known.verifications,
     ),
     Setting(

@@ -6,7 +6,8 @@ browser's time. The log holds every token and round once and only grows, so that
 view (the current figures) and charts (whole series) are small and are replaced.
 
 The log's first line is the run's head, see PageFeed._head. Each further line is one
-snapshot: {lane: {"clock_ms", "new": {index: tokens}, "rounds": rounds}}; see SequenceFeed.fresh and `_round`.
+snapshot: {lane: {"clock_ms", "new": {index: tokens}, "rounds": rounds}}; see SequenceFeed.fresh and `_round`. Where
+bills go by curves that the log does not hold yet, a lane has "curves" too, by their index.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, cast
 
-from bass_core import LaneSnapshot, Metrics, RoundRecord, SequenceSnapshot, Snapshot
+from bass_core import VERIFICATIONS, LaneSnapshot, Metrics, RoundRecord, RowRecord, SequenceSnapshot, Snapshot
 from ui.page.request import RaceRequest, keywords
 from ui.race.looks import looks, reference
 
@@ -68,7 +69,10 @@ class SequenceFeed:
 def _round(record: RoundRecord) -> list[Any]:
     """[round, first two letters of its kind, draft length, lane ms, rows] of one round.
 
-    A row: [sequence, start, written, accepted, p of the last token, drafts], a draft: [text, p, q, u].
+    A row: [sequence, start, written, accepted, p of the last token, drafts, accepted one by one], a draft:
+    [text, p, q, u, chance]. A row with a tree of drafts, or with drafts that a planner chose, ends with its parents,
+    path and kinds (see RowRound), a round that a planner planned with its bill. Recordings of earlier versions lack
+    the two last numbers.
     """
     rows = [
         [
@@ -77,14 +81,30 @@ def _round(record: RoundRecord) -> list[Any]:
             row["written"],
             row["accepted"],
             _short(row["next_p"]),
-            [
-                [text, _short(p), _short(q), _short(u)]
-                for text, p, q, u in zip(row["drafted_text"] or (), row["p"], row["q"], row["u"], strict=True)
-            ],
+            _drafts(row),
+            row.get("one_by_one", row["accepted"]),
+            *_tree(row),
         ]
         for row in record["rows"]
     ]
-    return [record["round"], record["kind"][:2], record["draft_length"], round(record["time_ms"], 3), rows]
+    bill = [] if record.get("bill") is None else [record["bill"]]
+    return [record["round"], record["kind"][:2], record["draft_length"], round(record["time_ms"], 3), rows, *bill]
+
+
+def _drafts(row: RowRecord) -> list[list[Any]]:
+    texts = row["drafted_text"] or ()
+    chances = row.get("chance", [None] * len(texts))
+    numbers = zip(row["p"], row["q"], row["u"], chances, strict=True)
+    return [[text, *map(_short, drawn)] for text, drawn in zip(texts, numbers, strict=True)]
+
+
+def _tree(row: RowRecord) -> list[Any]:
+    """[parents, path, kinds] of a row's drafts; nothing for drafts that are a chain and no planner's."""
+    parents, shape = row.get("parents"), row.get("shape")
+    if parents is None and shape is None:
+        return []
+    kinds = None if shape is None else "".join(draft[0] for draft in shape.split())
+    return [parents, row.get("path"), kinds]
 
 
 class Series:
@@ -118,6 +138,7 @@ class PageFeed:
         self.log = ""
         self.sequences: dict[tuple[str, int], SequenceFeed] = {}
         self.rounds: dict[str, int] = {}
+        self.curves: dict[str, dict[int, int]] = {}
         self.lane_series: dict[str, Series] = {}
         self.round_series: dict[str, Series] = {}
         self.device_series = Series("elapsed_ms", CHARTED_DEVICE)
@@ -141,9 +162,12 @@ class PageFeed:
     def _head(self, snapshot: Snapshot) -> dict[str, Any]:
         """What stays the same in a run. Lanes and rows come from the snapshot: a recording ignores the request."""
         rows = max(len(lane["sequences"]) for lane in snapshot["lanes"].values())
+        settings = cast(RecordedSnapshot, snapshot).get("settings", self.request.settings())
+        verification = VERIFICATIONS.get(str(settings.get("verification")))
         return {
             "run": self.run,
-            "settings": cast(RecordedSnapshot, snapshot).get("settings", self.request.settings()),
+            "settings": settings,
+            "together": bool(verification and verification.together and settings.get("temperature")),
             "keywords": keywords(),
             "pair": self.pair,
             "lanes": list(snapshot["lanes"]),
@@ -169,6 +193,12 @@ class PageFeed:
                 if record["kind"] == "verify":
                     lengths.add(record["time_ms"], record)
             line[name] = {"clock_ms": lane["clock_ms"], "new": new, "rounds": [_round(r) for r in records]}
+            # A curve grows as bills tell more of it, and is then sent again.
+            known = self.curves.setdefault(name, {})
+            curves = {i: one for i, one in enumerate(lane.get("curves", ())) if len(one) > known.get(i, 0)}
+            if curves:
+                line[name]["curves"] = curves
+                known.update({i: len(one) for i, one in curves.items()})
         self.log += "\n" + _text(line)
 
     def _figures(self, lane: LaneSnapshot) -> dict[str, Any]:

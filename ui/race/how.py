@@ -58,7 +58,10 @@ accepted if a random number u is below p(x)/q(x): always where p is at least q, 
 In place of the first rejected draft, one token is drawn from max(0, p − q), scaled to sum to 1.</p>
 <p>Together this gives exactly p, whatever the draft is: a bad draft costs time and never quality. If all
 drafts are accepted, the same step of the target yields one more token, the bonus.</p>
-<p class="source">Leviathan et al. 2211.17192; Chen et al. 2302.01318.</p>"""
+<p>Block verification, the default, judges the drafts of a round together: a draft that would be rejected alone can
+be saved by those behind it. It writes the same distribution and accepts more; the step inspector marks what it
+saved.</p>
+<p class="source">Leviathan et al. 2211.17192; Chen et al. 2302.01318; block: Sun et al. 2403.10444.</p>"""
 
 _CACHE = """<p>After a round each sequence has its own length. If all rows were cut to the shortest, the row
 with the fewest accepted drafts would decide: a draft that one row accepts with probability a is accepted by

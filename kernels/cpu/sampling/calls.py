@@ -15,6 +15,7 @@ from torch import Tensor
 from ..calls.pool import run
 from ..calls.threads import state_of
 from . import draws, noise
+from . import excess as over
 from . import softmax as soft
 
 # Numbers from which on other threads are asked: ten vocabularies of 49,152, 0.3 ms of work.
@@ -65,3 +66,16 @@ def words(seed: int, sequences: Tensor, positions: Tensor, streams: Tensor) -> t
     signed = (seed + (1 << 63)) % (1 << 64) - (1 << 63)
     noise.words(signed, keys[0], keys[1], keys[2], out.numpy())
     return tuple(word.view(sequences.shape) for word in out)
+
+
+def excess(reach: Tensor, p: Tensor, q: Tensor, num_drafted: Tensor) -> Tensor:
+    """The sum over x of max(reach_i p_i(x) - q_i(x), 0) behind each draft i but a row's last: float32 [B, l - 1].
+
+    reach [B, l+1], p [B, l+1, V], q [B, l, V], l >= 2; num_drafted int64 [B]; 0 from a row's last draft on.
+    """
+    (rows, width, size), chunks = q.shape, -(-q.shape[2] // over.CHUNK)
+    sums = np.empty((rows, width - 1, chunks), np.float64)
+    flat = (tensor.detach().contiguous().view(-1).numpy() for tensor in (p, q))
+    counts, factors = num_drafted.contiguous().numpy(), reach.contiguous().view(-1).numpy()
+    _call(over.excess, 1, q.numel(), *flat, size, width, counts, factors, sums.reshape(-1))
+    return torch.from_numpy(sums.sum(-1).astype(np.float32))

@@ -47,7 +47,7 @@ def pair() -> Iterator[ModelPair]:
 
 def opening(session: int = 1) -> Open:
     ends = [len(row) + 40 for row in ROWS]
-    return Open(session, ROWS, [0, 1], ends, 4, SamplingParams(), 0, "chen", "pad", {})
+    return Open(session, ROWS, [0, 1], ends, 4, SamplingParams(), 0, "auto", "pad", {})
 
 
 def texts(out: Any) -> list[list[int]]:

@@ -24,7 +24,7 @@ ROWS = prompts(2)
 
 
 def session(
-    pair=PAIR, lead=4, rows=ROWS, new=40, layout=None, sampling=None, verification="chen", drafter="model"
+    pair=PAIR, lead=4, rows=ROWS, new=40, layout=None, sampling=None, verification="auto", drafter="model"
 ):
     ends, ids, sampling = [len(row) + new for row in rows], list(range(len(rows))), sampling or SamplingParams()
     spec = Open(1, rows, ids, ends, lead, sampling, 0, verification, "pad", layout or {}, drafter)
@@ -55,7 +55,7 @@ def test_drafts_that_agree_are_kept_and_announced_again_under_a_new_epoch():
     assert drafted(one, 0, 1) == reference(DRAFT, ROWS[0], 5)[4:]
 
 
-@pytest.mark.parametrize("verification", ["chen", "coupled"])
+@pytest.mark.parametrize("verification", ["rejection", "block", "coupled"])
 def test_a_new_epoch_drafts_with_noise_of_its_own(verification, monkeypatch):
     """Except under coupled verification: drafts use the target's noise, which depends on the position alone."""
     drawn = []

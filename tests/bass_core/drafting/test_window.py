@@ -31,7 +31,7 @@ LENGTHS = (300, 190, 60, 191)
 SOME = torch.Generator().manual_seed(0)
 ROWS = [torch.randint(1, VOCAB, (length,), generator=SOME).tolist() for length in LENGTHS]
 ANY: dict[str, Any] = {"max_new_tokens": 24, "eos_token_id": None}
-WAYS = [("chen", 0.0), ("coupled", 0.9), ("chen", 0.9)]
+WAYS = [("auto", 0.0), ("coupled", 0.9), ("rejection", 0.9), ("block", 0.9)]
 
 
 def narrow(monkeypatch: pytest.MonkeyPatch, window: int = 32) -> None:
@@ -97,7 +97,7 @@ def test_lengths_stay_and_the_cache_behind_them_is_the_verifications() -> None:
         runner.commit(r, len(row.tokens) - 1)
     before, cached = list(runner.lengths), [len(row.tokens) - 1 for row in rows]
     kept = [runner.cache.buffer[:, :, r, :, :length].clone() for r, length in enumerate(cached)]
-    drafter = WindowDrafter(runner, SamplingParams(), "chen", 32)
+    drafter = WindowDrafter(runner, SamplingParams(), "auto", 32)
     keys = NoiseKeys(0, torch.arange(2), torch.tensor([len(row.tokens) for row in rows]))
     proposal = drafter.propose(rows, [5, 2], keys)
     assert proposal.num_drafted == [5, 2] and proposal.tokens.shape == (2, 5)
@@ -112,7 +112,7 @@ def test_drafts_stop_where_the_cache_ends() -> None:
     runner = ModelRunner(PAIR.target_step, 1, 302, VOCAB, "pad")
     rows = [Sequence(0, 0, ROWS[0], 40, frozenset())]
     keys = NoiseKeys(0, torch.arange(1), torch.tensor([300]))
-    assert WindowDrafter(runner, SamplingParams(), "chen", 32).propose(rows, [8], keys).num_drafted == [3]
+    assert WindowDrafter(runner, SamplingParams(), "auto", 32).propose(rows, [8], keys).num_drafted == [3]
 
 
 def test_where_a_gap_begins() -> None:
@@ -161,7 +161,7 @@ def test_its_drafts_are_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cost table has a cost of a draft, near that of a plain step, and a file of its own."""
     small_window(monkeypatch)
     for drafter in ("window", "window_model"):
-        table = measure_costs(PAIR, drafter, "pad", SamplingParams(), "chen", [1])
+        table = measure_costs(PAIR, drafter, "pad", SamplingParams(), "auto", [1])
         assert table.draft_ms(1) > 0
     paths = {str(costs_path(PAIR, name, "pad", SamplingParams())) for name in ("prompt_lookup", "model", "window")}
     assert len(paths) == 3

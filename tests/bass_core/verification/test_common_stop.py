@@ -67,8 +67,9 @@ def test_a_row_is_cut_to_the_shortest():
 
 
 def test_users_are_offered_the_others_alone():
-    assert list(VERIFICATIONS) == ["chen", "coupled"]
+    assert list(VERIFICATIONS) == ["auto", "block", "rejection", "coupled"]
+    assert find_verification("chen") is find_verification("rejection")
     assert find_verification("common_stop").adjust is stop_together
     for name in ("hope", None, ["chen"]):
-        with pytest.raises(RequestError, match="verification must be one of chen, coupled; got"):
+        with pytest.raises(RequestError, match="verification must be one of auto, block, rejection, coupled; got"):
             find_verification(name)

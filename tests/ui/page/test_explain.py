@@ -63,11 +63,11 @@ def test_a_tip_gives_round_position_p_q_and_verdict(page: Page, final: dict[str,
     tip = page.locator(".token-tip")
     expect(tip).to_contain_text(f"round {record['round']}, position 1 ({len(row['drafted'])} drafted)")
     expect(tip).to_contain_text(f"p(x) {row['p'][0]:.3f}, q(x) {row['q'][0]:.3f}")
-    expect(tip).to_contain_text("accepted: u")
+    expect(tip).to_contain_text("accepted:")
     spans.nth(row["start"] + row["accepted"]).hover()
     expect(tip).to_contain_text("recovered")
     expect(tip).to_contain_text(f"position {row['accepted'] + 1} ")
-    expect(tip).to_contain_text("is not below p/q")
+    expect(tip).to_contain_text("is not below h")
     page.locator("h1").hover()
     expect(tip).to_be_hidden()
 
@@ -86,9 +86,10 @@ def test_arrow_keys_explain_tokens_and_enter_opens_the_inspector(page: Page, fin
     expect(page.locator(".token-tip")).to_be_hidden()
 
 
-@pytest.mark.parametrize("verdict", ["recovered", "bonus"])
+@pytest.mark.parametrize("verdict", ["recovered", "bonus", "saved"])
 def test_the_inspector_shows_a_round_number_by_number(page: Page, final: dict[str, Any], verdict: str) -> None:
     wanted = {"recovered": lambda row: row["accepted"] < len(row["drafted"]) - 1,
+              "saved": lambda row: row["one_by_one"] < row["accepted"],
               "bonus": lambda row: row["accepted"] == len(row["drafted"])}[verdict]  # fmt: skip
     record, row = a_round(final, wanted)
     own = [w for r in final["lanes"]["bass"]["rounds"] for w in r["rows"] if w["sequence"] == row["sequence"]][1:]
@@ -99,19 +100,22 @@ def test_the_inspector_shows_a_round_number_by_number(page: Page, final: dict[st
     expect(page.locator(".round-line")).to_contain_text(f"Lane round {record['round']},")
     cells = {
         key: page.eval_on_selector_all(f".round [data-row={key}] td", "all => all.map(e => e.textContent)")
-        for key in ("token", "q", "p", "ratio", "u", "verdict")
+        for key in ("token", "q", "p", "ratio", "chance", "u", "verdict")
     }
     count, kept = len(row["drafted"]), row["accepted"]
-    assert [len(values) for values in cells.values()] == [count + 1] * 6
+    assert [len(values) for values in cells.values()] == [count + 1] * 7
     for i in range(count):
         assert math.isclose(number(cells["p"][i]), row["p"][i], abs_tol=6e-4)
         assert math.isclose(number(cells["q"][i]), row["q"][i], abs_tol=6e-4)
         assert math.isclose(number(cells["u"][i]), row["u"][i], abs_tol=6e-4)
+        assert math.isclose(number(cells["chance"][i]), row["chance"][i], abs_tol=6e-4)
         assert math.isclose(number(cells["ratio"][i]), min(1, row["p"][i] / row["q"][i]), abs_tol=6e-4)
         assert json.loads(f'"{cells["token"][i]}"') == row["drafted_text"][i]
-    rejected = ["rejected"] if kept < count else []
-    untested = ["not tested"] * (count - kept - len(rejected))
-    assert cells["verdict"] == ["accepted"] * kept + rejected + untested + [verdict]
+    # Block verification judges them all; what draft by draft would have been lost is marked.
+    alone = min(kept, row["one_by_one"])
+    verdicts = ["accepted"] * alone + ["saved"] * (kept - alone) + ["rejected"] * (count - kept)
+    assert cells["verdict"] == [*verdicts, "recovered" if kept < count else "bonus"]
+    expect(page.locator(".round-note")).to_contain_text("Block verification")
     # One round forward, and back.
     page.click("[data-step='1']")
     expect(page.locator("[data-pick=round]")).to_have_value(str(min(own.index(row) + 2, len(own))))

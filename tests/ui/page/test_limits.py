@@ -38,7 +38,7 @@ def test_whole_floats_from_the_browser_become_integers() -> None:
 def test_the_later_settings_have_defaults_and_a_length_may_be_text() -> None:
     request = make_request(GOOD | {"draft_length": "5", "time_budget_ms": 1500, "lanes": ["bass"]}, Limits())
     assert (request.draft_length, request.time_budget_ms, request.lanes) == (5, 1500.0, ("bass",))
-    assert (request.top_k, request.top_p, request.scheduling, request.verification) == (0, 1.0, "fair", "chen")
+    assert (request.top_k, request.top_p, request.scheduling, request.verification) == (0, 1.0, "fair", "auto")
     assert request.settings()["lanes"] == ["bass"]
 
 

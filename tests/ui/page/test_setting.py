@@ -55,7 +55,7 @@ def test_the_api_s_names_order_types_and_defaults_stay_what_they_are() -> None:
         ("drafter", ("str", "auto")),
         ("attention", ("str", "auto")),
         ("scheduling", ("str", "fair")),
-        ("verification", ("str", "chen")),
+        ("verification", ("str", "auto")),
         ("time_budget_ms", ("None | float", None)),
         ("lanes", ("None | list[str]", None)),
         ("pair", ("str", "")),

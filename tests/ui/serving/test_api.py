@@ -23,7 +23,7 @@ def client(server: str) -> Client:
 
 
 # The settings between the seed and the pair, at their defaults.
-UP_TO_PAIR = (0, 1.0, "auto", "auto", "auto", "fair", "chen", None, None)
+UP_TO_PAIR = (0, 1.0, "auto", "auto", "auto", "fair", "auto", None, None)
 
 
 def texts(snapshot: dict[str, Any]) -> dict[str, list[str]]:

@@ -2,17 +2,31 @@
    outcome, and the token that the target added. Contract: works during a run, where it draws while in view, and after. */
 (() => {
   "use strict";
-  const { on, soon, run, number, setText, make, laneName, quoted } = window.Bass;
+  const { on, soon, run, number, setText, make, laneName, quoted, parentsOf } = window.Bass;
 
   const chance = (value) => number(value, value !== null && value < 0.001 ? 6 : 3);
   const bare = (text) => (text === "" ? quoted(text) : JSON.stringify(text).slice(1, -1));
 
+  const TREE_NOTE = "A draft with u is accepted if u < p/q, one without if it is the token that the target draws there. " +
+    "Behind a rejected draft nothing is tested. The bars are p.";
+
+  /** Whether some draft does not follow the one before it: such a tree can't be shown as a chain. */
+  const branches = (step) => parentsOf(step).some((parent, i) => parent !== i - 1);
+
+  /** How many drafts the longest branch has. */
+  function depthOf(step) {
+    const depths = [];
+    for (const parent of parentsOf(step)) depths.push(1 + (parent < 0 ? 0 : depths[parent]));
+    return Math.max(...depths);
+  }
+
   /** [text, class, share of a bar or undefined] of every cell of a column. */
-  function draftColumn(draft, position, accepted) {
-    const kept = position < accepted, tested = position <= accepted;
-    const verdict = kept ? "accepted" : tested ? "rejected" : "not tested";
+  function draftColumn(draft, position, { accepted, alone }, together) {
+    const kept = position < accepted, tested = together || position <= accepted, saved = together && position >= alone;
+    const verdict = kept ? (saved ? "saved" : "accepted") : tested ? "rejected" : "not tested";
     return {
-      kind: kept ? "accepted" : tested ? "rejected" : "untested",
+      kind: kept ? (saved ? "accepted step-saved" : "accepted") : tested ? "rejected" : "untested",
+      chance: [chance(draft.chance)],
       token: [bare(draft.text)], q: [chance(draft.q), draft.q], p: [chance(draft.p), draft.p],
       ratio: [chance(draft.q > 0 ? Math.min(1, draft.p / draft.q) : null)],
       u: [draft.u === null ? "n/a" : chance(draft.u)], verdict: [verdict],
@@ -21,14 +35,16 @@
 
   function nextColumn(token, nextP) {
     return {
-      kind: token.origin, token: [bare(token.text)], q: ["–"], p: [chance(nextP), nextP], ratio: ["–"], u: ["–"],
+      kind: token.origin, token: [bare(token.text)], q: ["–"], p: [chance(nextP), nextP], ratio: ["–"], u: ["–"], chance: ["–"],
       verdict: [token.origin],
     };
   }
 
   class Inspector {
-    constructor(element) {
+    constructor(element, plotly) {
       this.element = element;
+      this.tree = window.Bass.mountTree(element.querySelector(".tree-part"));
+      this.bill = window.Bass.mountBill(element.querySelector(".bill"), plotly);
       this.pick = Object.fromEntries([...element.querySelectorAll("[data-pick]")].map((e) => [e.dataset.pick, e]));
       this.table = element.querySelector(".round");
       this.line = element.querySelector(".round-line");
@@ -87,26 +103,46 @@
       const steps = this.steps(), step = steps[this.at];
       setText(this.element.querySelector("[data-rounds]"), `of ${steps.length}`);
       this.pick.round.max = steps.length;
-      this.table.hidden = !step?.drafts.length;
+      const lane = run()?.lanes.get(this.pick.lane.value);
+      const tree = Boolean(step) && branches(step);
+      this.table.hidden = tree || !step?.drafts.length;
+      this.bill.show(lane, lane?.rounds.find((round) => step && round.round === step.round), this.pick.follow.checked);
       if (document.activeElement !== this.pick.round) this.pick.round.value = step ? this.at + 1 : "";
+      if (!tree) this.tree.draw(null);
       if (!step) return setText(this.line, run() ? "This sequence has had no round yet." : "No round yet: press Run.");
-      const tokens = run().lanes.get(this.pick.lane.value).sequences[Number(this.pick.sequence.value)].tokens;
+      const { tokens } = lane.sequences[Number(this.pick.sequence.value)];
       const own = tokens[step.start + step.written - 1], ended = step.written === step.accepted;
       setText(this.line, this.sentence(step, own, ended));
       if (!step.drafts.length) return setText(this.note, "");
-      const columns = step.drafts.map((draft, i) => draftColumn(draft, i, step.accepted));
-      if (!ended) columns.push(nextColumn(own, step.nextP));
-      this.fill(columns);
-      setText(this.note, step.drafts.some((draft) => draft.u === null)
-        ? "Coupled verification: a draft is accepted if it is the token that the target itself draws; there is no u."
-        : "A draft is accepted if u < p/q. Drafts after the first rejected one are not tested.");
+      const together = run().head.together && !step.parents;
+      if (tree) this.tree.draw(step, tokens[step.start - 1], ended ? null : own);
+      else {
+        this.table.querySelector("[data-row=chance]").hidden = !together;
+        const columns = step.drafts.map((draft, i) => draftColumn(draft, i, step, together));
+        if (!ended) columns.push(nextColumn(own, step.nextP));
+        this.fill(columns);
+      }
+      setText(this.note, step.parents ? TREE_NOTE : Inspector.rule(step, together));
+    }
+
+    /** The rule that decided, in a sentence. */
+    static rule({ drafts, accepted, alone }, together) {
+      if (drafts.some((draft) => draft.u === null)) {
+        return "Coupled verification: a draft is accepted if it is the token that the target itself draws; there is no u.";
+      }
+      if (!together) return "A draft is accepted if u < p/q. Drafts after the first rejected one are not tested.";
+      const other = alone === accepted ? "as many" : `${alone} of them`;
+      return "Block verification: the last draft with u < h is accepted, and all before it. " +
+        `One by one (u < p/q, up to the first that is not), ${other} would have been accepted with these u.`;
     }
 
     sentence(step, own, ended) {
       const at = `Lane round ${step.round}, ended at ${number(step.ms, 0)} ms of lane time: `;
       if (!step.drafts.length) return `${at}nothing was drafted; the target wrote ${quoted(own.text)}, p(x) ${chance(step.nextP)}.`;
       const tail = ended ? "the text ended there." : `then the ${own.origin} token ${quoted(own.text)}.`;
-      return `${at}draft length ${step.length}, ${step.drafts.length} drafted, ${step.accepted} accepted, ${tail}`;
+      const count = step.drafts.length, accepted = `${step.accepted} accepted, ${tail}`;
+      if (branches(step)) return `${at}a tree of ${count} drafts, ${depthOf(step)} deep; ${accepted}`;
+      return `${at}draft length ${step.length}, ${count} drafted, ${accepted}`;
     }
 
     fill(columns) {
@@ -125,8 +161,8 @@
     }
   }
 
-  window.Bass.mountInspector = (element) => {
-    const inspector = new Inspector(element.querySelector(".bass-inspector"));
+  window.Bass.mountInspector = (element, plotly) => {
+    const inspector = new Inspector(element.querySelector(".bass-inspector"), plotly);
     window.Bass.inspect = (lane, sequence, step) => {
       inspector.pick.lane.value = lane;
       inspector.pick.sequence.value = sequence;

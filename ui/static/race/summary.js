@@ -8,7 +8,8 @@
   /** Of a coupled run: the mean of min(1, p/q) over its tested drafts, the share that rejection sampling would accept. */
   function rejectionSampling(name) {
     const steps = run().lanes.get(name).sequences.flatMap((sequence) => sequence.steps);
-    const tested = steps.flatMap(({ drafts, accepted }) => drafts.slice(0, accepted + 1));
+    // Trees are left out: with several candidates at a place, min(1, p/q) of one says little.
+    const tested = steps.filter(({ parents }) => !parents).flatMap(({ drafts, accepted }) => drafts.slice(0, accepted + 1));
     const chances = tested.filter(({ p, q }) => p !== null && q > 0).map(({ p, q }) => Math.min(1, p / q));
     return chances.length ? chances.reduce((sum, chance) => sum + chance, 0) / chances.length : null;
   }

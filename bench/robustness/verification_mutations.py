@@ -1,0 +1,80 @@
+"""Known ways to break block verification, in torch and in its kernels.
+
+Contract: as in mutations.py.
+"""
+
+from __future__ import annotations
+
+from .mutations import Mutant
+
+_ENUMERATED = [
+    "tests/bass_core/verification/test_block.py::test_the_text_is_distributed_as_the_targets[0-3-fixed]"
+]
+_DECODED = "tests/conformance/test_block.py::test_fixed_lengths"
+_TRITON = ["tests/kernels/test_accept.py::test_takes_the_references_decisions[block]"]
+
+VERIFICATION_MUTANTS = [
+    Mutant(
+        "block: the residual of the rejection rule",
+        "bass_core/verification/block.py",
+        "return (reach[:, None] * p - q).clamp_(min=0)",
+        "return (p - q).clamp_(min=0)",
+        [*_ENUMERATED, f"{_DECODED}[3]"],
+    ),
+    Mutant(
+        "block: the first failure ends it",
+        "bass_core/verification/rejection.py",
+        "accepted = last_passed((u < chance) & drafted)",
+        "accepted = accepted_prefix((u < chance) & drafted)",
+        [f"{_DECODED}[3]"],
+    ),
+    Mutant(
+        "block: the key without the round",
+        "bass_core/sampling/noise.py",
+        "_STREAMS * begins + int(role)",
+        "torch.full_like(begins, int(role))",
+        [f"{_DECODED}[2]"],
+    ),
+    Mutant(
+        "block: the last draft judged as the others",
+        "bass_core/verification/block.py",
+        "behind = torch.arange(2, width + 1, device=p.device) <= num_drafted[:, None]",
+        "behind = torch.arange(1, width, device=p.device) <= num_drafted[:, None]",
+        _ENUMERATED,
+    ),
+    Mutant(
+        "block: padding accepted",
+        "bass_core/verification/rejection.py",
+        "accepted = last_passed((u < chance) & drafted)",
+        "accepted = last_passed(u < chance)",
+        ["tests/bass_core/verification/test_block.py::test_the_tests_tell_what_was_decided[True-True]"],
+    ),
+    Mutant(
+        "CPU kernels: the excess behind a draft with the reach before it",
+        "kernels/cpu/sampling/excess.py",
+        "factor = reach[row * (width + 1) + i]",
+        "factor = reach[row * (width + 1) + i - 1]",
+        ["tests/bass_core/verification/test_block.py::test_the_tests_tell_what_was_decided[True-True]"],
+    ),
+    Mutant(
+        "Triton: the residual of the rejection rule",
+        "kernels/triton/accept.py",
+        "tl.maximum(factor * weight - taken, 0.0)",
+        "tl.maximum(weight - taken, 0.0)",
+        _TRITON,
+    ),
+    Mutant(
+        "Triton: the first failure ends a block",
+        "kernels/triton/accept.py",
+        "accepted = tl.max(tl.where(inside & passed & (i < count), i + 1, 0), 1)",
+        "accepted = tl.min(tl.where(inside & ~(passed & (i < count)), i, width), 1)",
+        _TRITON,
+    ),
+    Mutant(
+        "Triton: the excess of other places",
+        "kernels/triton/block.py",
+        "here = last + 1\n",
+        "here = last\n",
+        ["tests/kernels/test_accept.py::test_chances_are_the_references"],
+    ),
+]
