@@ -1,7 +1,7 @@
-"""`python -m distill corpus | train | ablate | ngrams | evaluate`: make a draft for the target, and measure it.
+"""`python -m distill corpus | train | slots | ablate | ngrams | evaluate`: make a draft, and measure it.
 
-Contract: `corpus`, `train` and `ablate` continue where a killed run stopped. Settings come from config.json (or
---config). Results are written below --work; `train --install` and `ngrams --install` put them into drafts/.
+Contract: `corpus`, `train`, `slots` and `ablate` continue where a killed run stopped. Settings: config.json (or
+--config). Results are written below --work; `--install` puts those of train, slots and ngrams into drafts/.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from bass_core import ModelPair, load_pair
 from bass_core.errors import BassError
-from bass_core.models.draft_head import load_draft_head
+from bass_core.models.draft_head import DraftHead, load_draft_head
 from bass_core.models.ngram import load_ngrams
 
 from . import evaluate as measuring
@@ -26,6 +26,7 @@ from .ablation import ablate, as_markdown
 from .corpus import shards, write_corpus
 from .ngrams import count_ngrams
 from .settings import CONFIG, Settings, load
+from .slots import train_slots
 from .train import train
 
 DRAFTS = Path(__file__).resolve().parent.parent / "drafts"
@@ -46,6 +47,8 @@ def main() -> None:
             print(f"{work / 'corpus'} holds {held} new tokens.")
         elif options.command == "train":
             _train(pair, _changed(settings, options), options, work)
+        elif options.command == "slots":
+            _slots(pair, _changed(settings, options), options, work)
         elif options.command == "ablate":
             _ablate(pair, _changed(settings, options), options, work)
         else:
@@ -56,18 +59,20 @@ def main() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m distill", description=__doc__)
-    parser.add_argument("command", choices=["corpus", "train", "ablate", "ngrams", "evaluate"])
+    parser.add_argument("command", choices=["corpus", "train", "slots", "ablate", "ngrams", "evaluate"])
     parser.add_argument("--config", type=Path, default=CONFIG)
     parser.add_argument("--work", type=Path, default=Path("distill-work"), help="folder of corpus and checkpoints")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--tokens", type=int, default=400_000, help="corpus: new tokens to hold in all")
     parser.add_argument("--steps", type=int, default=4000, help="train, ablate: steps of the optimiser in all")
-    parser.add_argument("--name", help="folder of this run below --work (train: head, ablate: ablation)")
+    parser.add_argument(
+        "--name", help="folder of this run below --work (train: head, slots: slots, ablate: ablation)"
+    )
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="train, ablate: instead of config.json's"
     )
     parser.add_argument("--install", metavar="FOLDER", help="train, ngrams: put the result into drafts/FOLDER")
-    parser.add_argument("--draft", type=Path, help="evaluate: a trained head, instead of the pair's own")
+    parser.add_argument("--draft", type=Path, help="slots, evaluate: a trained head, instead of the pair's own")
     parser.add_argument("--ngrams", type=Path, help="evaluate: a table, instead of the pair's own")
     parser.add_argument("--drafters", nargs="+", default=["model", "prompt_lookup", "ngram", "lookup", "cascade"])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0])
@@ -85,6 +90,8 @@ def _changed(settings: Settings, options: argparse.Namespace) -> Settings:
     for assignment in options.set:
         name, _, value = assignment.partition("=")
         changed[name] = value if name in ("loss", "start") else json.loads(value)
+    if options.command == "slots":
+        return replace(settings, slots=replace(settings.slots, **changed))
     return replace(settings, train=replace(settings.train, **changed))
 
 
@@ -92,6 +99,15 @@ def _train(pair: ModelPair, settings: Settings, options: argparse.Namespace, wor
     out = work / (options.name or "head")
     log = train(pair, settings, work / "corpus", out, options.steps)
     print(f"{out}: loss {log['loss'][0][1]} -> {log['loss'][-1][1]}; held out: {log['held_out'][-1]}")
+    if options.install:
+        load_draft_head(out, pair.target).save(DRAFTS / options.install)
+
+
+def _slots(pair: ModelPair, settings: Settings, options: argparse.Namespace, work: Path) -> None:
+    out = work / (options.name or "slots")
+    draft = options.draft or DRAFTS / settings.pair
+    log = train_slots(pair, settings, draft, work / "corpus", out, options.steps)
+    print(f"{out}: held out: {log['held_out'][0]} -> {log['held_out'][-1]}")
     if options.install:
         load_draft_head(out, pair.target).save(DRAFTS / options.install)
 
@@ -123,7 +139,9 @@ def _evaluate(pair: ModelPair, options: argparse.Namespace) -> None:
     report: dict[str, Any] = {"machine": _machine(pair), "tokens": options.max_new_tokens}
     if pair.draft is not None:
         report["cost"] = {batch: measuring.cost_ratio(pair, batch) for batch in (1, 4, 8)}
-        print(json.dumps(report["cost"]))
+        if isinstance(pair.draft, DraftHead):
+            report["round"] = [measuring.round_cost(pair, drafted) for drafted in (1, 2, 3)]
+        print(json.dumps({name: report.get(name) for name in ("cost", "round")}))
     report["acceptance"] = [] if options.no_acceptance else list(_acceptances(pair, options))
     if options.speed:
         report["speed"] = list(_speeds(pair, options))

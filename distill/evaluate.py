@@ -19,8 +19,12 @@ import torch
 from tqdm import tqdm
 
 from bass_core import ModelPair, SamplingParams, generate, stream
+from bass_core.drafting.head import HeadDrafter
+from bass_core.engine.runner import ModelRunner
 from bass_core.models.draft_head import DraftHead
 from bass_core.models.forward import ForwardBatch
+from bass_core.sampling.noise import NoiseKeys
+from bass_core.sequence import Sequence
 
 from .prompts import evaluation_prompts
 
@@ -186,3 +190,44 @@ def cost_ratio(pair: ModelPair, batch: int = 1, repeats: int = 30) -> dict[str, 
                 times[name].append(1000 * (time.perf_counter() - start))
     draft_ms, target_ms = median(times["draft"]), median(times["target"])
     return {"draft_ms": round(draft_ms, 3), "target_ms": round(target_ms, 3), "c": round(draft_ms / target_ms, 4)}
+
+
+def round_cost(pair: ModelPair, drafted: int = 3, repeats: int = 40) -> dict[str, float]:
+    """Milliseconds of a whole proposal of so many tokens, behind one settled token, and of a target step.
+
+    The row has some 100 tokens. A proposal is what a round asks of a draft head: it feeds the settled token and
+    drafts greedily, all levels included. "cost" is their ratio.
+    """
+    head = pair.draft
+    assert isinstance(head, DraftHead) and pair.draft_step is not None
+    params, row = SamplingParams(), Sequence(0, 0, [5] * 100, repeats + drafted + 2, frozenset())
+    length = 100 + 2 * (repeats + drafted)
+    body = ModelRunner(pair.draft_step, 1, length, len(head.vocabulary), "sdpa")
+    drafter = HeadDrafter(head, body, pair.vocab, params)
+    target = ModelRunner(pair.target_step, 1, length, pair.vocab, "sdpa")
+    times: dict[str, list[float]] = {"draft": [], "target": []}
+    with torch.inference_mode():
+        drafter.start([row])
+        fed = target.forward(ForwardBatch(torch.tensor([row.tokens], device=pair.device), [0], return_states=True))
+        drafter.observe_states([row], [fed.require_states()[0, :-1]])
+        target.commit(0, len(row.tokens) - 1)
+        for repeat in range(repeats + 1):
+            keys = NoiseKeys(0, torch.zeros(1, dtype=torch.long), torch.tensor([len(row.tokens)]))
+            begun = time.perf_counter()
+            drafter.propose([row], [drafted], keys).tokens.tolist()
+            between = time.perf_counter()
+            newest = torch.tensor([[row.tokens[-1]]], device=pair.device)
+            output = target.forward(ForwardBatch(newest, [len(row.tokens) - 1], return_states=True))
+            row.tokens.append(int(output.logits[0, -1].argmax()))
+            ended = time.perf_counter()
+            drafter.observe_states([row], [output.require_states()[0]])
+            if repeat:
+                times["draft"].append(1000 * (between - begun))
+                times["target"].append(1000 * (ended - between))
+    draft_ms, target_ms = median(times["draft"]), median(times["target"])
+    return {
+        "drafted": drafted,
+        "round_ms": round(draft_ms, 3),
+        "target_ms": round(target_ms, 3),
+        "cost": round(draft_ms / target_ms, 4),
+    }

@@ -63,6 +63,30 @@ class NgramSettings:
 
 
 @dataclass(frozen=True)
+class SlotSettings:
+    """How a head gets more positions (slots.py).
+
+    positions, link_rank: of the head (HeadConfig). likeliest: how many tokens of the target's distribution are
+    kept; learnt: how many of them a step's softmax has of each place; others: how many random tokens beside those.
+    share: of the places that count, drawn anew each step.
+    """
+
+    positions: int
+    link_rank: int
+    longest_row: int
+    likeliest: int
+    learnt: int
+    others: int
+    tokens_per_step: int
+    share: float
+    learning_rate: float
+    warmup_steps: int
+    weight_decay: float
+    checkpoint_seconds: float
+    held_out_shards: int
+
+
+@dataclass(frozen=True)
 class Settings:
     """Everything a run depends on, besides the code and the number of tokens and steps asked for."""
 
@@ -70,6 +94,7 @@ class Settings:
     seed: int
     corpus: CorpusSettings
     train: TrainSettings
+    slots: SlotSettings
     ngram: NgramSettings
 
 
@@ -81,5 +106,6 @@ def load(path: Path = CONFIG) -> Settings:
         seed=data["seed"],
         corpus=CorpusSettings(**data["corpus"]),
         train=TrainSettings(**data["train"]),
+        slots=SlotSettings(**data["slots"]),
         ngram=NgramSettings(**data["ngram"]),
     )

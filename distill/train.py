@@ -251,7 +251,7 @@ class _Run:
         loss = torch.stack(losses).mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
-        rate = self.options.learning_rate * _schedule(self.step, self.steps, self.options.warmup_steps)
+        rate = self.options.learning_rate * schedule(self.step, self.steps, self.options.warmup_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
@@ -283,7 +283,7 @@ class _Run:
         self.saved = time.monotonic()
 
 
-def _schedule(step: int, steps: int, warmup: int) -> float:
+def schedule(step: int, steps: int, warmup: int) -> float:
     """The factor of the learning rate: linear warm-up, then cosine decay to a twentieth."""
     if step < warmup:
         return (step + 1) / warmup

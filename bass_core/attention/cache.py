@@ -163,11 +163,13 @@ class RaggedCache:
     def keep(self, row: int, first: int, sources: Sequence[int]) -> None:
         """The row's tokens in columns `sources` become tokens first, first + 1, ...; none moves to the right.
 
-        So the path of a tree that was accepted becomes a text. None of them lies in the prefix.
+        So the path of a tree that was accepted becomes a text. None of them lies in the prefix. All layers are
+        read at once, then written at once; nothing waits for the device.
         """
-        own = torch.tensor([source - self.starts[row] for source in sources], device=self.buffer.device)
+        own = to_device([source - self.starts[row] for source in sources], self.buffer.device)
         first -= self.starts[row]
-        self.buffer[:, :, row, :, first : first + len(own)] = self.buffer[:, :, row, :, own]
+        whole = self.buffer[:, :, row]
+        whole[..., first : first + len(own), :].copy_(whole.index_select(3, own))
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Make row `target` hold the first `length` tokens of row `source`; a prefix stays where it is."""

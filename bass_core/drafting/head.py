@@ -2,7 +2,7 @@
 
 Contract: a drafter (drafting/base.py). A token that the target has settled is fed with the target's own state,
 once that has arrived (`observe_states`); a drafted token is fed with the head's own state, and again with the
-target's once it is settled.
+target's once it is settled. A head of several positions drafts so many tokens behind one forward.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from kernels.plan import MOST_TREE
 from kernels.support import is_accelerator
 
 from ..budget.trees import Grower
@@ -28,7 +29,7 @@ from ..verification.table import find_verification
 from .base import Drafter, Proposal
 from .head_states import SettledStates, StandInStates
 from .pending import feed_pending
-from .trees.levels import Fed, LevelStates, TreeFeed
+from .trees.levels import Fed, LevelStates, LinkedLevels, TreeFeed
 from .trees.replay import make_growth
 
 # A forward of the head costs more than one more token in a verification, so a row drafts on only while its drafts
@@ -85,11 +86,11 @@ class HeadDrafter(Drafter):
     @torch.inference_mode()
     def prepare(self, rows: int) -> None:
         """Before the first step: let the body make ready for one token a row, and for two."""
-        for width in (1, 2):
+        for width in sorted({1, 2, self.head.positions}):
             ids = torch.zeros(rows, width, dtype=torch.long, device=self.runner.device)
             states = torch.zeros(rows, width, self.head.config.hidden, device=self.runner.device)
             fed = self.head.inputs(ids, states)
-            self.runner.prepare(ForwardBatch(fed, [0] * rows, return_states=True))
+            self.runner.prepare(self._batch(fed, [0] * rows))
 
     def observe_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
         """Keep copies of the target's states: its next forward overwrites them."""
@@ -111,23 +112,25 @@ class HeadDrafter(Drafter):
         sure = torch.ones(len(rows), device=logits.device)
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
+        # What the newest forward says, in which step it was, and the column drawn since.
+        behind, first, drawn = self.head.ahead(logits, states, max(max_drafts)), 0, None
         for step in range(max(max_drafts)):
             if step:
+                going = going & room[step]
+            if step == first + behind.count:
                 if self.confidence:
-                    going = going & room[step] & (sure >= HEADROOM * self.confidence)
+                    going = going & (sure >= HEADROOM * self.confidence)
                     if _all_rest(going, step):
                         break
-                x = self.head.inputs(tokens[-1][:, None], states[:, None])
-                fed = ForwardBatch(x, [end + step - 1 for end in ends], return_states=True)
-                output = self.runner.forward(fed)
-                logits, states = output.logits[:, 0], output.require_states()[:, 0]
-                self.calls += 1
+                logits, states = self._go_on(tokens[first:], states, [end + first for end in ends])
+                behind, first, drawn = self.head.ahead(logits, states, max(max_drafts) - step), step, None
+            logits = behind.logits(step - first, drawn)
             q = self._distribution(logits)
             if q is not None and self.confidence:
                 going = going & (sure * q.amax(-1) >= self.confidence)
                 if _all_rest(going, step):
                     break
-            column = self._draw(logits, q, keys, step)
+            drawn = column = self._draw(logits, q, keys, step)
             if q is not None and self.confidence:
                 sure = sure * q.gather(1, column[:, None])[:, 0]
                 drafted += going
@@ -145,6 +148,17 @@ class HeadDrafter(Drafter):
             proposal.max_probs, proposal.token_probs = q.amax(-1)[:, None], q.gather(1, column[:, None])
         return proposal
 
+    def _go_on(self, tokens: list[Tensor], states: Tensor, starts: list[int]) -> tuple[Tensor, Tensor]:
+        """Feed the tokens [B] drafted since the last forward, whose states those are, from starts[r] on."""
+        before, _ = self.head.states_ahead(states, len(tokens))
+        output = self.runner.forward(self._batch(self.head.inputs(torch.stack(tokens, dim=1), before), starts))
+        self.calls += 1
+        return output.logits[:, -1], output.require_states()[:, -1]
+
+    def _batch(self, x: Tensor, starts: list[int]) -> ForwardBatch:
+        """What is fed to the body: x [B, S, hidden]. A head of several positions makes logits of states itself."""
+        return ForwardBatch(x, starts, return_states=True, logits=self.head.positions == 1)
+
     @property
     def vocabulary(self) -> Tensor:
         """The ids that the head can propose."""
@@ -155,11 +169,16 @@ class HeadDrafter(Drafter):
         logits, states = self._catch_up(rows, [1] * len(rows))
         self._feed = TreeFeed(self.runner, list(self.runner.lengths[: len(rows)]))
         self._tree_states = LevelStates(states)
-        return logits
+        ahead = self.head.ahead(logits, states, self.head.positions)
+        self._linked = LinkedLevels(ahead) if self.head.positions > 1 else None
+        return ahead.logits(0)
 
     def level(self, drafts: list[list[Fed]]) -> Tensor:
-        """Logits [B, W, V'] behind these drafts, each fed with its parent's own state."""
-        x = self.head.inputs(self._feed.tokens(drafts), self._tree_states.before(drafts))
+        """Logits [B, W, V'] behind these drafts; a head of one position feeds them with their parents' states."""
+        tokens = self._feed.tokens(drafts)
+        if self._linked is not None:
+            return self._linked.behind(drafts, tokens)
+        x = self.head.inputs(tokens, self._tree_states.before(drafts))
         output = self.runner.forward(self._feed.batch(drafts, x, return_states=True))
         self.calls += 1
         self._tree_states.add(drafts, output.require_states())
@@ -169,6 +188,11 @@ class HeadDrafter(Drafter):
     def room(self) -> int:
         """How many more drafts of any row can be fed."""
         return self._feed.room
+
+    @property
+    def reach(self) -> int:
+        """The depth of the deepest drafts behind which it can be asked; several positions are one forward's."""
+        return MOST_TREE if self.head.positions == 1 else self.head.positions - 1
 
     def grow(
         self, rows: list[Sequence], max_drafts: list[int], room: int, keys: NoiseKeys, grower: Grower
@@ -222,7 +246,8 @@ class HeadDrafter(Drafter):
         width = max(counts)
         padded = [(row.tokens[start:] + [0] * width)[:width] for row, start in zip(rows, starts, strict=True)]
         x = self.head.inputs(to_device(padded, runner.device), before)
-        logits, states, forwards = feed_pending(runner, x, starts, counts, return_states=True)
+        read = self.head.positions == 1
+        logits, states, forwards = feed_pending(runner, x, starts, counts, True, read)
         assert states is not None
         self.calls += forwards
         fed = [r for r, count in enumerate(counts) if count]

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.plan import MOST_TREE
+
 from ..budget.trees import Grower
 from ..engine.prefill import PrefillSteps
 from ..engine.runner import ModelRunner
@@ -105,6 +107,9 @@ class ModelDrafter(Drafter):
         """Logits [B, W, V] behind these drafts."""
         self.calls += 1
         return self.runner.forward(self._feed.batch(drafts, self._feed.tokens(drafts))).logits
+
+    # It is fed whatever it is asked behind.
+    reach = MOST_TREE
 
     @property
     def room(self) -> int:

@@ -1,10 +1,11 @@
 """CUDA graphs under a ModelRunner: one for each (batch, query length), captured on first use and replayed.
 
 Contract: `make_runner` chooses the runner for the device; its callers need not know which one they have. A
-captured step reads its tokens and row lengths from static buffers, so a replay costs one launch and no round
-trip to the host. When a runner is dropped, its cache and graphs are kept for the next request. A batch is padded
-to the next power of two; the added rows have length 0. A model that can't be captured runs eagerly, with one
-warning. Non-goals: how a step is captured (machine/capture.py); prefill, which runs once and at any width.
+captured step reads its tokens and row lengths, and what the tokens of trees see, from static buffers
+(static_step.py), so a replay costs one launch and no round trip to the host. When a runner is dropped, its cache
+and graphs are kept for the next request. A batch is padded to the next power of two; the added rows have length 0.
+A model that can't be captured runs eagerly, with one warning. Non-goals: how a step is captured
+(machine/capture.py); prefill, which runs once and at any width.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from kernels.backends import CAPTURABLE, captured_extent
 
@@ -27,9 +27,10 @@ from ..machine.setup_time import setting_up
 from ..machine.transfer import to_device
 from ..models.base import CausalModel
 from ..models.capturable import refuse_capture
-from ..models.forward import CapturedBatch, ForwardBatch, ForwardOutput
+from ..models.forward import BatchTree, ForwardBatch, ForwardOutput
 from .prefix import NOTHING_SHARED, CachedTexts, SharedPrompts
 from .runner import ModelRunner, least_saved, prefix_size
+from .static_step import StaticStep, StepInputs, fits_tree, tensors
 
 # The most bytes that the captured steps of one cache may hold; the least recently used is dropped first.
 STEP_BYTES = 1 << 30
@@ -94,24 +95,6 @@ def release_idle(model: CausalModel) -> None:
     empty_cache(model.device)
 
 
-@dataclass
-class StaticStep:
-    """A captured step of one shape: the buffers it reads, the function that replays it, and its output buffers.
-
-    taken: bytes by which the pool grew when the step was captured. They include intermediate results only where
-    these needed more memory than those of earlier steps.
-    """
-
-    batch: CapturedBatch
-    output: ForwardOutput
-    replay: Callable[[], Any]
-    taken: int = 0
-
-    @property
-    def nbytes(self) -> int:
-        return max(self.taken, sum(tensor.nbytes for tensor in _tensors(self.output)))
-
-
 @dataclass(eq=False)
 class _Slot:
     """A cache and the steps captured over it."""
@@ -165,56 +148,46 @@ class GraphRunner(ModelRunner):
         """Capture the step that serves this shape, unless it is captured already."""
         self._replay(batch, 0)
 
-    def _shape(self, batch: int, width: int, longest: int) -> tuple[int, int] | None:
+    def _shape(
+        self, batch: int, width: int, longest: int, tree: BatchTree | None = None
+    ) -> tuple[int, int] | None:
         """The captured shape that serves this one, or None to run eagerly; longest: filled columns of a row."""
         if width > WIDEST or not self.model.capturable:
             return None
         rows = min(_next_power_of_two(batch), self.cache.max_batch)
         for columns in (_wider(width), width):
-            if longest + columns <= self.cache.max_len:
+            if longest + columns <= self.cache.max_len and fits_tree(tree, columns):
                 return rows, columns
         return None
 
     def _replay(self, batch: ForwardBatch, longest: int) -> StaticStep | None:
         """Replay the captured step of the batch's shape; None if there is none and it can't be captured."""
         tokens = batch.tokens
-        shape = self._shape(tokens.shape[0], tokens.shape[1], longest)
+        shape = self._shape(tokens.shape[0], tokens.shape[1], longest, batch.tree)
         if shape is None:
             return None
         rows, columns = shape
         extent = captured_extent(self.backend, longest + columns, self.cache.max_len)
         plan = getattr(self.model, "plan", None)
-        key = (rows, columns, tokens.dtype, self.backend, batch.return_states, plan, batch.window, extent)
+        trees = batch.tree is not None
+        key = (rows, columns, tokens.dtype, self.backend, batch.return_states, plan, batch.window, extent, trees)
         step = self.slot.steps.get(key)
-        # Lengths, and where rows have a prefix their starts and groups; a padding row has none of them.
-        host = [batch.lengths] + ([] if self.cache.prefix is None else [self.cache.starts, self.cache.groups])
-        used = [list(numbers[: len(batch.lengths)]) for numbers in host]
-        placed = to_device([numbers + [0] * (rows - len(numbers)) for numbers in used], tokens.device)
+        inputs = StepInputs.of(batch, self.cache, rows, columns)
         if step is None:
             with setting_up(tokens.device):
-                step = self._capture(batch, placed, columns, extent)
+                step = self._capture(batch, inputs, columns, extent)
             if step is None:
                 return None
             self.slot.steps[key] = step
             self._evict()
         self.slot.steps.move_to_end(key)
-        step.batch.tokens[: tokens.shape[0], : tokens.shape[1]].copy_(tokens)
-        for static, numbers in zip((step.batch.lengths, *(step.batch.shared or ())), placed, strict=True):
-            static.copy_(numbers)
+        inputs.fill(step.batch, tokens)
         step.replay()
         return step
 
-    def _capture(self, batch: ForwardBatch, placed: Tensor, columns: int, extent: int) -> StaticStep | None:
-        """Capture a step. This also runs it on the batch's tokens, so the cache gets what a replay would write.
-
-        placed: int64 [1, rows], its lengths, or [3, rows], with its rows' starts and groups.
-        """
-        tokens, rows = batch.tokens, placed.shape[1]
-        lengths, *shared = (numbers.clone() for numbers in placed)
-        static = torch.zeros(rows, columns, *tokens.shape[2:], dtype=tokens.dtype, device=tokens.device)
-        static[: tokens.shape[0], : tokens.shape[1]] = tokens
-        both = (shared[0], shared[1]) if shared else None
-        buffers = CapturedBatch(static, lengths, extent, batch.return_states, both, batch.window)
+    def _capture(self, batch: ForwardBatch, inputs: StepInputs, columns: int, extent: int) -> StaticStep | None:
+        """Capture a step. This also runs it on the batch's tokens, so the cache gets what a replay would write."""
+        buffers = inputs.buffers(batch, columns, extent)
         # No reference to self: a captured step outlives the runner.
         model, cache, backend = self.model, self.cache, self.backend
 
@@ -244,14 +217,10 @@ def record_calls(forward: Callable[[], ForwardOutput]) -> tuple[ForwardOutput, C
     output = forward()
 
     def replay() -> None:
-        for static, fresh in zip(_tensors(output), _tensors(forward()), strict=True):
+        for static, fresh in zip(tensors(output), tensors(forward()), strict=True):
             static.copy_(fresh)
 
     return output, replay
-
-
-def _tensors(output: ForwardOutput) -> list[Tensor]:
-    return [output.logits] if output.states is None else [output.logits, output.states]
 
 
 def _take_slot(model: CausalModel, max_batch: int, max_len: int, prefixes: int, prefix_len: int) -> _Slot:

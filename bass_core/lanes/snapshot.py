@@ -36,8 +36,8 @@ class RowRecord(TypedDict):
     """What one round did to one sequence: it appended `written` tokens, from index `start` of its new tokens on.
 
     `drafted`: the drafted tokens; `p`, `q`, `u`, `chance`: their tests; `accepted`: how many were accepted;
-    `one_by_one`: how many the rejection rule would have accepted with the same u; see RowRound.
-    `drafted_text` is None without a tokenizer.
+    `one_by_one`: how many the rejection rule would have accepted with the same u; `parents`, `path`: of a tree of
+    drafts, None for a chain; see RowRound. `drafted_text` is None without a tokenizer.
     """
 
     sequence: int
@@ -52,17 +52,40 @@ class RowRecord(TypedDict):
     one_by_one: int
     written: int
     next_p: float | None
+    parents: list[int] | None
+    path: list[int] | None
     shape: str | None
 
 
+class BillRecord(TypedDict):
+    """`Bill` (sequence.py) as plain data, rounded to 4 decimals.
+
+    `curve` is the index of the bill's curve among the lane's `curves`, which may tell more of it than the bill
+    did.
+    """
+
+    curve: int
+    tokens: int
+    levels: int
+    draft_ms: float | None
+    worths: list[float | None]
+    prices: list[float | None]
+    expected: float | None
+    plain_ms: float | None
+
+
 class RoundRecord(TypedDict):
-    """One round of a lane. `round` counts verifications and plain steps from 1; 0 is a prefill."""
+    """One round of a lane. `round` counts verifications and plain steps from 1; 0 is a prefill.
+
+    `bill` is None for a round that no planner planned.
+    """
 
     round: int
     kind: str
     draft_length: int
     time_ms: float
     rows: list[RowRecord]
+    bill: BillRecord | None
 
 
 class MetricsRecord(TypedDict):
@@ -125,6 +148,7 @@ class _Lane(TypedDict):
     sequences: list[SequenceSnapshot]
     metrics: MetricsRecord
     rounds: list[RoundRecord]
+    curves: list[list[list[float]]]
     clock_ms: float
     finished: bool
     error: str | None
@@ -134,6 +158,7 @@ class _Lane(TypedDict):
 
 class LaneSnapshot(_Lane, total=False):
     """One lane. `reading`: None unless prompts are being read; `cache`: None if the decoder does not tell.
+    `curves`: the measured costs that the rounds' bills go by, each a list of [tokens of all rows, ms].
 
     `timeline`: present only if draft and target overlap; see amusd/timeline.py.
     """

@@ -4,8 +4,10 @@ Contract: slot t reads [embedding of token t, state of slot t-1] and predicts th
 from which come logits over a reduced vocabulary (rows of the target's head; q is 0 elsewhere). States of accepted
 tokens come from the target: its last one, or those of several layers projected into one (EAGLE-3, arXiv
 2503.01840, section 3.1). States of drafted tokens come from the head itself (as in EAGLE, arXiv 2401.15077, and
-Recurrent Drafter, arXiv 2403.09919). Only the head's own weights are stored; what it shares with the target
-is read from the target. Non-goals: targets that are not Llama-shaped.
+Recurrent Drafter, arXiv 2403.09919). A head of several positions drafts so many tokens behind one forward: each
+later one from a state that is computed of the newest slot's (as in Medusa, arXiv 2401.10774), with a low-rank link
+from the token drawn before it, so that each token's q is known. Only the head's own weights are stored; what it
+shares with the target is read from the target. Non-goals: targets that are not Llama-shaped.
 """
 
 from __future__ import annotations
@@ -37,27 +39,63 @@ class HeadConfig:
     """layers: how many the head has; hidden: the target's hidden size; reads_states: whether it reads its states.
 
     reads_layers: layers of the target, ascending, whose states are read besides the last one (HiddenStateTap in
-    models/base.py).
+    models/base.py). positions: how many tokens the head drafts behind one forward; link_rank: the rank of what a
+    token adds to the logits of the next one of the same forward.
     """
 
     layers: int
     hidden: int
     reads_states: bool = True
     reads_layers: tuple[int, ...] = ()
+    positions: int = 1
+    link_rank: int = 0
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What a head says of the next tokens of B rows: `base` [B, count, V'] before the link, and its gates."""
+
+    head: DraftHead
+    base: Tensor
+    gates: Tensor | None
+
+    @property
+    def count(self) -> int:
+        return self.base.shape[1]
+
+    def logits(self, place: int, columns: Tensor | None = None) -> Tensor:
+        """The logits [B, V'] of token `place`, from 0 on, behind these columns int64 [B] of the vocabulary."""
+        if columns is None or self.gates is None:
+            return self.base[:, place]
+        return self.base[:, place] + self.head.link(columns, self.gates[:, place - 1])
+
+    def after(self, places: Tensor, ids: Tensor) -> Tensor:
+        """The logits [B, W, V'] of the tokens places[r, i], from 1 on, each behind the target's id ids[r, i]."""
+        assert self.gates is not None
+        rows = torch.arange(len(ids), device=ids.device)[:, None]
+        return self.base[rows, places] + self.head.link(self.head.columns_of(ids), self.gates[rows, places - 1])
 
 
 class DraftHead(nn.Module):
     """`body` is a small Llama that is fed embeddings and whose head has `len(vocabulary)` rows.
 
-    `project` turns the target's states of several layers into one; the head's own states are not projected.
+    `project` turns the target's states of several layers into one; the head's own states are not projected. In a
+    head of several positions `slots` and the link make the logits of all but the first.
     """
 
     vocabulary: Tensor
+    # Its ids in ascending order, and where each stands.
+    _sorted: Tensor
+    _order: Tensor
     # The target's embedding table: one of the two, as the target holds it.
     embedding: Tensor | None
     quantized: QuantizedWeight | None
     fuse: Any
     project: Any
+    slots: Any
+    output: Any
+    link_out: Any
+    link_in: Tensor | None
 
     def __init__(self, target: PreTrainedModel, config: HeadConfig, vocabulary: Tensor) -> None:
         """vocabulary int64 [V']: the target's ids that the head can propose, in any order."""
@@ -86,12 +124,23 @@ class DraftHead(nn.Module):
         self.body = LlamaForCausalLM(LlamaConfig(**fields))
         self.body.model.embed_tokens.requires_grad_(False)
         self.register_buffer("vocabulary", vocabulary, persistent=False)
+        order = vocabulary.argsort()
+        self.register_buffer("_order", order, persistent=False)
+        self.register_buffer("_sorted", vocabulary[order], persistent=False)
         self.register_buffer("embedding", None, persistent=False)
         self.share_embedding(target)
         head: Any = target.get_output_embeddings()
         rows = head.weight.detach()[vocabulary].to(self.body.dtype)
         self.body.lm_head.weight = nn.Parameter(rows, requires_grad=False)
         self.body.lm_head.out_features = self.body.config.vocab_size = len(vocabulary)
+        # Made by `pack`: the output layer again, what it makes of `link_up`, and `link_down` of its rows.
+        self.register_module("output", None)
+        self.register_module("link_out", None)
+        self.register_buffer("link_in", None, persistent=False)
+        if config.positions > 1:
+            self.slots = nn.Linear(config.hidden, (config.positions - 1) * (config.hidden + config.link_rank))
+            self.link_down = nn.Linear(config.hidden, config.link_rank, bias=False)
+            self.link_up = nn.Linear(config.link_rank, config.hidden, bias=False)
 
     def share_embedding(self, target: PreTrainedModel) -> None:
         """Share the target's embedding table, on its current device and in its current form."""
@@ -121,18 +170,82 @@ class DraftHead(nn.Module):
         out: Tensor = self.project(states)
         return out
 
+    @property
+    def positions(self) -> int:
+        """How many tokens the head drafts behind one forward."""
+        return self.config.positions
+
+    def states_ahead(self, states: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """States [B, count, hidden] that stand for those of the newest slot and of the next, unknown ones; gates.
+
+        states [B, hidden]: the newest slot's, which is the first of them; count: at most `positions`. gates
+        [B, count - 1, link_rank]: by how much each of the link's products counts before each of the later ones.
+        """
+        if count == 1:
+            return states[:, None], states.new_zeros(len(states), 0, self.config.link_rank)
+        own = states.to(self.slots.weight.dtype) if isinstance(self.slots, nn.Linear) else states
+        made = self.slots(own).unflatten(-1, (self.positions - 1, -1))[:, : count - 1]
+        later, gates = made.split((self.config.hidden, self.config.link_rank), dim=-1)
+        return torch.cat((states[:, None], states[:, None] + later), dim=1), 1 + gates
+
+    def ahead(self, logits: Tensor, states: Tensor, count: int) -> Ahead:
+        """What the head says of the next `count` tokens, `positions` at most, behind states [B, hidden].
+
+        logits [B, V']: the body's; a head of several positions makes its own, all of them in one product.
+        """
+        if self.positions == 1:
+            return Ahead(self, logits[:, None], None)
+        later, gates = self.states_ahead(states, min(count, self.positions))
+        output: Any = self.body.lm_head if self.output is None else self.output
+        base: Tensor = output(later)
+        return Ahead(self, base, gates)
+
+    def link(self, columns: Tensor, gates: Tensor) -> Tensor:
+        """What columns of the vocabulary, int64 [...], -1 for none, add to the logits [..., V'] of what follows.
+
+        gates [..., link_rank]: of the positions that follow (states_ahead).
+        """
+        x = self.linked(columns, gates)
+        out: Tensor = self.body.lm_head(self.link_up(x)) if self.link_out is None else self.link_out(x)
+        return out
+
+    def linked(self, columns: Tensor, gates: Tensor) -> Tensor:
+        """What the link knows of these tokens, gated: [..., link_rank]; arguments as for `link`."""
+        places = columns.clamp(min=0)
+        x = self.link_down(self.body.lm_head.weight[places]) if self.link_in is None else self.link_in[places]
+        return (x.to(gates.dtype) * gates).masked_fill(columns[..., None] < 0, 0.0)
+
+    def columns_of(self, ids: Tensor) -> Tensor:
+        """The columns of the vocabulary, int64, that hold these ids int64 [...]; -1: the head can't propose it."""
+        places = torch.searchsorted(self._sorted, ids).clamp(max=len(self._sorted) - 1)
+        return torch.where(self._sorted[places] == ids, self._order[places], -1)
+
     def pack(self) -> None:
-        """Pack the fusing and projecting layers for this CPU; packed layers can't be trained."""
-        for name in ("fuse", "project"):
-            layer = getattr(self, name)
-            if isinstance(layer, nn.Linear) and not is_accelerator(layer.weight.device):
-                self._unpacked = {**self._unpacked, name: layer}
-                setattr(self, name, PackedLinear(layer))
+        """Pack the layers outside the body for this CPU; packed layers can't be trained."""
+        if self.positions > 1 and self.output is None:
+            rows = self.body.lm_head.weight.float()
+            # Rounded to float16 first, as stored weights are (`save`).
+            behind = nn.Linear(self.config.link_rank, len(rows), bias=False, device="meta")
+            behind.weight = nn.Parameter((rows @ self.link_up.weight.float()).half().to(self.body.dtype), False)
+            self._pack("output", self.body.lm_head)
+            self._pack("link_out", behind)
+            if self.link_out is not None:
+                self.link_in = rows @ self.link_down.weight.float().t()
+        for name in ("fuse", "project", "slots"):
+            layer = getattr(self, name, None)
+            if isinstance(layer, nn.Linear):
+                self._pack(name, layer)
+
+    def _pack(self, name: str, layer: nn.Linear) -> None:
+        if not is_accelerator(layer.weight.device):
+            self._unpacked.setdefault(name, getattr(self, name))
+            setattr(self, name, PackedLinear(layer))
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickling: with the layers as they were before `pack`, since packed ones can't be pickled."""
         state = dict(self.__dict__)
         state["_modules"] = {**state["_modules"], **state.pop("_unpacked")}
+        state["_buffers"] = {**state["_buffers"], "link_in": None}
         return {**state, "_unpacked": {}}
 
     def own_weights(self) -> dict[str, Tensor]:

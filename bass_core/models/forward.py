@@ -64,7 +64,8 @@ class ForwardBatch:
     return_states: whether to return the hidden states that the model's `readout` makes. eager: do not capture the
     step, because its shape comes only once, as that of a prompt's chunk. window: a draft step, in which a row sees
     of its cached tokens only the first SINKS and the last `window`, rounded up to whole blocks (kernels/plan.py).
-    tree: the trees that the new tokens form; None: each follows the one before it. Never beside a window.
+    tree: the trees that the new tokens form; None: each follows the one before it. Never beside a window. logits:
+    whether anybody reads the logits; a model may leave them out (V is 0 then), or compute them nevertheless.
     """
 
     tokens: Tensor
@@ -75,6 +76,7 @@ class ForwardBatch:
     eager: bool = False
     window: int | None = None
     tree: BatchTree | None = None
+    logits: bool = True
 
 
 @dataclass(slots=True)

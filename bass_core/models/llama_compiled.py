@@ -92,6 +92,8 @@ class LlamaCompiled(CausalModel):
         wanted = np.arange(len(x), dtype=np.int64)
         if batch.take is not None:
             wanted = firsts[:-1] + np.array(batch.take, np.int64)
+        if not batch.logits:
+            wanted = wanted[:0]
         logits, last, streams = self.packed.run(
             torch.empty(x.shape).copy_(x),
             firsts,
@@ -105,6 +107,8 @@ class LlamaCompiled(CausalModel):
             tree=None if batch.tree is None else _tree(batch, counts),
         )
         states = _padded(self.readout(streams, last), real, rows, width) if batch.return_states else None
+        if not batch.logits:
+            return ForwardOutput(logits.new_zeros((rows, width, 0) if batch.take is None else (rows, 0)), states)
         return ForwardOutput(_padded(logits, real, rows, width) if batch.take is None else logits, states)
 
     def _turns_until(self, positions: int) -> Any:

@@ -170,7 +170,8 @@ class LlamaCuda(CausalModel):
         if self.has_kernels:
             from kernels.triton.cache_write import rotate_write  # imports triton
         starts = None if plan.shared is None else plan.shared.starts
-        rotate_write(qkv, cache, plan.lengths, self.cos, self.sin, norms, self.eps, starts)
+        positions = None if plan.tree is None else plan.positions
+        rotate_write(qkv, cache, plan.lengths, self.cos, self.sin, norms, self.eps, starts, positions)
 
 
 def _weight(module: Any) -> Tensor:

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from kernels.support import available, is_accelerator
+
 from ..machine.transfer import to_device, to_host
 from ..sampling.distribution import argmax, probabilities
 from ..sampling.draw import draw
@@ -74,6 +76,15 @@ def verify_tree(
     """
     if params.greedy or find_verification(verification).coupled:
         return _follow_choices(logits, tree, keys, params)
+    if is_accelerator(logits.device) and available(logits.device):
+        from .tree_triton import walk_on_device  # imports triton
+
+        found = walk_on_device(logits, tree.tokens, tree.parents, tree.drawn, tree.probs, keys, params)
+        outcomes = []
+        for r, (last, token, chance, tests) in enumerate(found):
+            path = tree.path(r, last)
+            outcomes.append(RowOutcome(len(path), token, chance, tests, path=path))
+        return outcomes
     return _Walk(logits, tree, keys, params).outcomes()
 
 

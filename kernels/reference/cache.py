@@ -28,6 +28,7 @@ def rotate_write(
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
     starts: Tensor | None = None,
+    positions: Tensor | None = None,
 ) -> None:
     """Rotate queries in place, and write keys and values: see kernels/triton/cache_write.py."""
     queries, total, dim = qkv.shape[1:]
@@ -38,8 +39,9 @@ def rotate_write(
         turned = turned * torch.rsqrt(turned.square().mean(-1, keepdim=True) + eps)
         weights = [norms[0].float().expand(heads, dim), norms[1].float().expand(kv_heads, dim)]
         turned = turned * torch.cat(weights)
-    places = lengths[:, None] + torch.arange(queries, device=lengths.device)
-    places = places.clamp(max=cos.shape[0] - 1)
+    if positions is None:
+        positions = lengths[:, None] + torch.arange(queries, device=lengths.device)
+    places = positions.clamp(max=cos.shape[0] - 1)
     c, n = cos[places][:, :, None], sin[places][:, :, None]
     x, y = turned.chunk(2, dim=-1)
     turned = torch.cat((x * c - y * n, y * c + x * n), dim=-1).to(qkv.dtype)

@@ -5,7 +5,8 @@ groups are read on the device, so that a captured launch serves every later step
 to 256. Each program takes a block of the query rows of one key-value head, (g, s) folded into one axis, and a
 segment of the columns; a further launch joins the segments (flash-decoding). Where the rows alone fill the device,
 as in a prefill, a program takes all segments, and one launch is enough. Segments that lie in a prefix that rows
-share are computed for all these rows together (bifurcated attention, arXiv 2403.08845).
+share are computed for all these rows together (bifurcated attention, arXiv 2403.08845). Trees of tokens take the
+same launches: what a query sees of its tree is one number, read once a program.
 A row's sums depend neither on what is shared, nor on the other rows, nor on the number of launches (segments.py).
 Non-goals: backward, dropout.
 """
@@ -18,7 +19,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ..plan import AttentionPlan
+from ..plan import MOST_TREE, AttentionPlan, TokenTree
 from ..support import has_tensor_cores, processors, shared_bytes, why_unavailable, widens
 from .segments import attend, attend_prefix, merge
 
@@ -121,11 +122,13 @@ def fused(
     skips = lengths if plan.gap is None else plan.window_starts(plan.gap)
     # What is not there is not read.
     starts, groups, order = (lengths,) * 3 if shared is None else (shared.starts, shared.groups, shared.order)
+    bases, positions, marks = (lengths,) * 3 if plan.tree is None else _tree(plan, plan.tree, window)
     stored = (key, value) if prefix is None else prefix
     strides = [stride for one in stored for stride in one.stride()[:3]]
     common: dict[str, Any] = {
         "GROUP": group, "EXACT": dim == tile["BLOCK_D"], "BLOCK_D": tile["BLOCK_D"], "SEGMENT": SEGMENT,
-        "WINDOW": window is not None, "GAP": plan.gap is not None, "enable_fp_fusion": False,
+        "WINDOW": window is not None, "GAP": plan.gap is not None, "TREE": plan.tree is not None,
+        "enable_fp_fusion": False,
     }  # fmt: skip
     products: dict[str, Any] = {
         "SOFTCAP": softcap is not None, "WIDEN": widens(key.dtype),
@@ -137,21 +140,39 @@ def fused(
         # No more prefixes meet in a block than it has rows.
         meeting = min(stored[0].shape[0], batch, 1 + triton.cdiv(tile["BLOCK_M"], group * queries))
         attend_prefix[(many * in_prefix, kv_heads, meeting)](
-            query, *stored, lengths, starts, groups, order, skips, sums, peaks, totals,
+            query, *stored, lengths, starts, groups, order, skips, positions, sums, peaks, totals,
             *query.stride()[:3], *strides, scale, cap, batch, queries, width, many, dim, **products,
         )  # fmt: skip
     attend[(blocks * (segments if parts else 1), kv_heads, batch)](
-        query, key, value, *stored, lengths, starts, groups, order, skips, sums, peaks, totals,
-        *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *strides,
+        query, key, value, *stored, lengths, starts, groups, order, skips, bases, positions, marks,
+        sums, peaks, totals, *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *strides,
         scale, cap, queries, width, segments if parts else 1, dim,
         HEADS=heads, SHARED=shared is not None, WHOLE=not parts, **products,
     )  # fmt: skip
     if parts:
         merge[(batch * group * queries, kv_heads)](
-            sums, peaks, totals, lengths, order, skips, out, batch, queries, width, dim,
+            sums, peaks, totals, lengths, order, skips, positions, out, batch, queries, width, dim,
             SHARED=shared is not None, UNROLLED=UNROLLED, num_warps=4, **common,
         )  # fmt: skip
     return out
+
+
+def _tree(plan: AttentionPlan, tree: TokenTree, window: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """bases int64 [B], positions and marks int64 [B, S] of segments.py, made once a step."""
+
+    def marks() -> Tensor:
+        sees = tree.sees
+        if window is not None:
+            # The tokens of its path are as many positions apart as there are bits between them.
+            places = torch.arange(MOST_TREE, device=sees.device)
+            bits = (sees[:, :, None] >> places) & 1
+            above = bits.flip(-1).cumsum(-1).flip(-1)
+            sees = ((bits * (above <= window)) << places).sum(-1)
+        return sees.contiguous()
+
+    bases = plan.once("bases", lambda: plan.lengths - tree.before)
+    positions = plan.once("dense positions", plan.positions.contiguous)
+    return bases, positions, plan.once(("marks", window), marks)
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, prefix: Pair | None) -> None:
@@ -165,6 +186,8 @@ def _check(query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, prefi
         raise ValueError(f"head_dim {dim} (at most 256) or the step's size ({plan.queries} queries) doesn't fit.")
     if key.dtype not in (torch.float16, torch.bfloat16, torch.float32) or key.dtype != value.dtype:
         raise ValueError(f"keys and values must be float16, bfloat16 or float32, both alike; got {key.dtype}.")
+    if plan.tree is not None and (plan.gap is not None or plan.tree.sees.shape != (batch, queries)):
+        raise ValueError(f"trees of {tuple(plan.tree.sees.shape)} tokens don't fit the step, or it has a gap too.")
     if (prefix is None) != (plan.shared is None):
         raise ValueError("a prefix and the plan's shared part belong together: give both or neither.")
     for one in prefix or ():

@@ -12,6 +12,8 @@ import triton.language as tl
 
 # As _GAP_UNIT and SINKS in plan.py: a windowed step sees the first tokens and those from `skip` on.
 SINKS: tl.constexpr = tl.constexpr(64)
+# As MOST_TREE in plan.py.
+MOST_TREE: tl.constexpr = tl.constexpr(63)
 # No prefix and no position: greater than all.
 NONE: tl.constexpr = tl.constexpr(2147483647)
 
@@ -51,12 +53,28 @@ def seen_by(n, last, window, skip, WINDOW: tl.constexpr, GAP: tl.constexpr):
 
 
 @triton.jit
-def sees(segment, last, window, skip, SEGMENT: tl.constexpr, WINDOW: tl.constexpr, GAP: tl.constexpr):
-    """Whether queries at positions `last` see a column of the segment."""
+def seen_in_tree(n, base, first, second, position, window, WINDOW: tl.constexpr):
+    """Whether queries at `position` see columns n, where a tree begins at column `base`.
+
+    first, second: int32, what each query sees of columns base to base + 31 and of the next 31, a bit each; those
+    that its window hides are cleared.
+    """
+    inside = n - base
+    # Words of 32 bits: a block of 64-bit ones would take twice the registers.
+    seen = (tl.where(inside < 32, first, second) >> (inside & 31)) & 1 != 0
+    before = inside < 0
+    if WINDOW:
+        before = before & (n > position - window)
+    return before | ((inside >= 0) & (inside < MOST_TREE) & seen)
+
+
+@triton.jit
+def sees(segment, last, position, window, skip, SEGMENT: tl.constexpr, WINDOW: tl.constexpr, GAP: tl.constexpr):
+    """Whether queries at `position` may see a column of the segment up to `last`."""
     low = segment * SEGMENT
     high = tl.minimum(low + SEGMENT - 1, last)
     if WINDOW:
-        low = tl.maximum(low, last - window + 1)
+        low = tl.maximum(low, position - window + 1)
     if GAP:
         return (low <= tl.minimum(high, SINKS - 1)) | (tl.maximum(low, skip) <= high)
     return low <= high

@@ -2,9 +2,9 @@
 
 Contract: `write` stores finished keys and values. `rotate_write` reads the joined QKV product
 [B, S, Hq + 2 Hkv, D] of a layer, normalises the heads where the architecture does, rotates queries (in place) and
-keys, and stores keys and values: one pass where torch makes four. Positions are lengths + 0..S-1. A row whose
-first starts[b] tokens are in a prefix (plan.py) writes to its columns lengths - starts + 0..S-1. The torch
-references are in reference/cache.py.
+keys, and stores keys and values: one pass where torch makes four. Token s of row b is at position lengths[b] + s,
+or in a tree (TokenTree in plan.py) at positions[b, s]; it is written to column lengths[b] + s of its row either
+way, of which the first starts[b] are in a prefix. The torch references are in reference/cache.py.
 Non-goals: rotary embeddings of a part of a head, or whose factors depend on the text's length.
 """
 
@@ -40,9 +40,10 @@ def put(
 
 @triton.jit(do_not_specialize=["queries", "last_position"])
 def rotate(
-    qkv, cache, lengths, starts, cos, sin, q_norm, k_norm, queries, last_position, eps, c_kv, c_b, c_h, c_n,
+    qkv, cache, lengths, starts, positions, cos, sin, q_norm, k_norm, queries, last_position, eps,
+    c_kv, c_b, c_h, c_n,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr,
-    SHARED: tl.constexpr,
+    SHARED: tl.constexpr, TREE: tl.constexpr,
 ):  # fmt: skip
     """Program (token, head of q, k or v): normalise, rotate (RoFormer, pairs i and i + D / 2) and store it."""
     token = tl.program_id(0).to(tl.int64)
@@ -56,6 +57,8 @@ def rotate(
     b = tl.load(at + HALF, mask=inside, other=0.0)
     position = tl.load(lengths + row) + s
     place = position
+    if TREE:
+        position = tl.load(positions + token)
     if SHARED:
         place -= tl.load(starts + row)
     kv_head = tl.where(head < HEADS + KV_HEADS, head - HEADS, head - HEADS - KV_HEADS)
@@ -110,23 +113,29 @@ def rotate_write(
     norms: tuple[Tensor, Tensor] | None = None,
     eps: float = 0.0,
     starts: Tensor | None = None,
+    positions: Tensor | None = None,
 ) -> None:
     """Rotate the queries of qkv [B, S, Hq + 2 Hkv, D] (contiguous) in place; write keys and values to the cache.
 
     cache [2, >=B, Hkv, L, D]; lengths int64 [B]; cos, sin float32 [positions, D / 2], whose last entry serves all
-    later positions; norms: weights [D] of the queries' and keys' RMS norms; starts: as in `write`.
+    later positions; norms: weights [D] of the queries' and keys' RMS norms; starts: as in `write`; positions:
+    int64 [B, S] of the tokens of trees, None where each token follows the one before it.
     """
     _check(qkv, cache, lengths, starts)
     batch, queries, total, dim = qkv.shape
     kv_heads = cache.shape[2]
     if not qkv.is_contiguous() or dim % 2 or cos.shape[1] * 2 != dim or cos.dtype != torch.float32:
         raise ValueError("qkv must be contiguous, with an even head_dim, and cos and sin float32 of half of it.")
+    if positions is not None and positions.shape != (batch, queries):
+        raise ValueError(f"positions of shape {tuple(positions.shape)} do not fit {batch} x {queries} tokens.")
     q_norm, k_norm = norms or (cos, cos)
     rotate[(batch * queries, total)](
-        qkv, cache, lengths, lengths if starts is None else starts, cos, sin, q_norm, k_norm,
+        qkv, cache, lengths, lengths if starts is None else starts,
+        lengths if positions is None else positions.contiguous(), cos, sin, q_norm, k_norm,
         queries, cos.shape[0] - 1, eps, *cache.stride()[:4],
         HEADS=total - 2 * kv_heads, KV_HEADS=kv_heads, HALF=dim // 2,
-        BLOCK=triton.next_power_of_2(dim // 2), NORM=norms is not None, SHARED=starts is not None, num_warps=1,
+        BLOCK=triton.next_power_of_2(dim // 2), NORM=norms is not None, SHARED=starts is not None,
+        TREE=positions is not None, num_warps=1,
     )  # fmt: skip
 
 

@@ -5,7 +5,9 @@ segment's blocks are added in ascending order, and so are a row's segments, in a
 the same operations. So a row's sums depend neither on which of its tokens are in a prefix nor on the other rows.
 What a program holds of a segment are `highest`, the highest score; `total`, the sum of the weights 2 ** (score -
 highest); and `sums`, the sum of the weighted values: Milakov and Gimelshein, arXiv 1805.02867. All are float32,
-scores are in base 2.
+scores are in base 2. TREE: the new tokens form trees (TokenTree in plan.py). Row b's begins at column bases[b];
+its query s is at positions[b, s] and sees of the tree what marks[b, s] says, a bit a column. Without TREE none of
+the three is read.
 """
 
 from __future__ import annotations
@@ -13,19 +15,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .blocks import NONE, SINKS, add, column, columns, join, keep, nothing, seen_by, sees, visible
+from .blocks import NONE, SINKS, add, column, columns, join, keep, nothing, seen_by, seen_in_tree, sees, visible
 
 
 # Not specialised on these values, so that new ones do not compile the kernel again.
 @triton.jit(do_not_specialize=["queries", "window", "segments"])
 def attend(
-    q, k, v, prefix_k, prefix_v, lengths, starts, groups, order, skips, out, peaks, totals,
-    q_b, q_h, q_s, k_b, k_h, k_n, v_b, v_h, v_n, pk_b, pk_h, pk_n, pv_b, pv_h, pv_n,
+    q, k, v, prefix_k, prefix_v, lengths, starts, groups, order, skips, bases, positions, marks,
+    out, peaks, totals, q_b, q_h, q_s, k_b, k_h, k_n, v_b, v_h, v_n, pk_b, pk_h, pk_n, pv_b, pv_h, pv_n,
     scaling, softcap, queries, window, segments, dim,
     HEADS: tl.constexpr, GROUP: tl.constexpr, EXACT: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SEGMENT: tl.constexpr,
-    WINDOW: tl.constexpr, GAP: tl.constexpr, SOFTCAP: tl.constexpr, SHARED: tl.constexpr, WHOLE: tl.constexpr,
-    PRECISION: tl.constexpr, WIDEN: tl.constexpr,
+    WINDOW: tl.constexpr, GAP: tl.constexpr, TREE: tl.constexpr, SOFTCAP: tl.constexpr, SHARED: tl.constexpr,
+    WHOLE: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Program (block of query rows x segment, kv head, batch row): the sums of a segment, or of all (WHOLE).
 
@@ -58,6 +60,12 @@ def attend(
     if WIDEN:
         queries_ = queries_.to(tl.float32)
     last = length + s
+    position = last
+    if TREE:
+        base = tl.load(bases + row).to(tl.int32)
+        position = tl.load(positions + row * queries + s).to(tl.int32)
+        mark = tl.load(marks + row * queries + s)
+        mark_first, mark_second = mark.to(tl.int32), (mark >> 32).to(tl.int32)
     k_at = k + row * k_b + head.to(tl.int64) * k_h + d[:, None]
     v_at = v + row * v_b + head.to(tl.int64) * v_h + d[None, :]
     start = 0
@@ -72,7 +80,10 @@ def attend(
     query = block * BLOCK_M % queries
     first = 0
     if WINDOW:
-        first = tl.where(query + BLOCK_M <= queries, length + query, length) - window + 1
+        least = tl.where(query + BLOCK_M <= queries, length + query, length)
+        if TREE:
+            least = tl.min(tl.where(real, position, NONE), 0)
+        first = least - window + 1
         first = tl.maximum(first, 0) // BLOCK_N * BLOCK_N
     end = length + tl.minimum(query + BLOCK_M, queries)
     low, high = first, end
@@ -103,7 +114,12 @@ def attend(
             stored = n.to(tl.int64)
             keys_at = tl.where((n < start)[None, :], pk_at + stored[None, :] * pk_n, keys_at)
             values_at = tl.where((n < start)[:, None], pv_at + stored[:, None] * pv_n, values_at)
-        seen = seen_by(n[None, :], last[:, None], window, skip, WINDOW, GAP)
+        if TREE:
+            seen = seen_in_tree(
+                n[None, :], base, mark_first[:, None], mark_second[:, None], position[:, None], window, WINDOW
+            )
+        else:
+            seen = seen_by(n[None, :], last[:, None], window, skip, WINDOW, GAP)
         highest, total, sums = add(
             queries_, keys_at, values_at, n < end, kept, seen, highest, total, sums,
             scaling, softcap, SOFTCAP, PRECISION, WIDEN,
@@ -116,7 +132,7 @@ def attend(
         result = sums / tl.where(real, total, 1.0)[:, None]
         tl.store(at, result.to(out.dtype.element_ty), mask=real[:, None] & kept[None, :])
     else:
-        found = real & sees(segment, last, window, skip, SEGMENT, WINDOW, GAP)
+        found = real & sees(segment, last, position, window, skip, SEGMENT, WINDOW, GAP)
         if SHARED:
             found = found & (tl.zeros_like(s) + segment * SEGMENT + SEGMENT > start)
         before = (segment * tl.num_programs(1) + head).to(tl.int64) * tl.num_programs(2) + rank
@@ -126,12 +142,12 @@ def attend(
 
 @triton.jit(do_not_specialize=["batch", "queries", "window", "blocks"])
 def attend_prefix(
-    q, k, v, lengths, starts, groups, order, skips, out, peaks, totals,
+    q, k, v, lengths, starts, groups, order, skips, positions, out, peaks, totals,
     q_b, q_h, q_s, k_b, k_h, k_n, v_b, v_h, v_n,
     scaling, softcap, batch, queries, window, blocks, dim,
     GROUP: tl.constexpr, EXACT: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SEGMENT: tl.constexpr,
-    WINDOW: tl.constexpr, GAP: tl.constexpr, SOFTCAP: tl.constexpr,
+    WINDOW: tl.constexpr, GAP: tl.constexpr, TREE: tl.constexpr, SOFTCAP: tl.constexpr,
     PRECISION: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Program (block of query rows x segment, kv head, prefix): the sums of a segment that lies in rows' prefix.
@@ -151,10 +167,13 @@ def attend_prefix(
     s = m % queries
     hq = head * GROUP + m // queries % GROUP
     last = tl.load(lengths + row).to(tl.int32) + s
+    if TREE:
+        # Prefixes end before trees begin, so that all that hides a column of a prefix is a window.
+        last = tl.load(positions + row * queries + s).to(tl.int32)
     skip = tl.zeros_like(last) + SINKS
     if GAP:
         skip = tl.load(skips + row).to(tl.int32)
-    found = found & sees(segment, last, window, skip, SEGMENT, WINDOW, GAP)
+    found = found & sees(segment, last, last, window, skip, SEGMENT, WINDOW, GAP)
     # This program's prefix: of those in the block, the one that has program_id(2) smaller ones before it.
     group = tl.where(found, tl.load(groups + row), NONE)
     prefix = tl.min(group, 0)
@@ -194,9 +213,9 @@ def attend_prefix(
 
 @triton.jit(do_not_specialize=["batch", "queries", "window"])
 def merge(
-    parts, peaks, totals, lengths, order, skips, out, batch, queries, window, dim,
+    parts, peaks, totals, lengths, order, skips, positions, out, batch, queries, window, dim,
     GROUP: tl.constexpr, EXACT: tl.constexpr, BLOCK_D: tl.constexpr, SEGMENT: tl.constexpr,
-    WINDOW: tl.constexpr, GAP: tl.constexpr, SHARED: tl.constexpr, UNROLLED: tl.constexpr,
+    WINDOW: tl.constexpr, GAP: tl.constexpr, TREE: tl.constexpr, SHARED: tl.constexpr, UNROLLED: tl.constexpr,
 ):  # fmt: skip
     """Program (query row, kv head) joins the segments of row (rank, g, s) that its query sees: out [B, S, Hq, D].
 
@@ -208,19 +227,22 @@ def merge(
     if SHARED:
         row = tl.load(order + row)
     last = tl.load(lengths + row) + s
+    position = last
+    if TREE:
+        position = tl.load(positions + row * queries + s)
     skip = SINKS
     if GAP:
         skip = tl.load(skips + row)
     first = last * 0
     if WINDOW:
-        first = tl.maximum(last - window + 1, 0) // SEGMENT
+        first = tl.maximum(position - window + 1, 0) // SEGMENT
     d = tl.arange(0, BLOCK_D)
     size = BLOCK_D if EXACT else dim
     highest, total, sums = nothing(1, BLOCK_D)
     for begin in range(first, last // SEGMENT + 1, UNROLLED):
         for i in tl.static_range(UNROLLED):
             segment = begin + i + tl.zeros([1], tl.int64)
-            seen = sees(segment, last, window, skip, SEGMENT, WINDOW, GAP)
+            seen = sees(segment, last, position, window, skip, SEGMENT, WINDOW, GAP)
             at = (segment * tl.num_programs(1) + tl.program_id(1)) * tl.num_programs(0) + m
             more_highest = tl.load(peaks + at, mask=seen, other=float("-inf"))
             more_total = tl.load(totals + at, mask=seen, other=0.0)

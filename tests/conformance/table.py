@@ -61,6 +61,8 @@ DRAFTS = {
     "cascade": Draft("cascade"),
     "head": Draft("model", "head", only=("llama",)),
     "adaptive": Draft("adaptive", "head", only=("llama",)),
+    "ahead": Draft("model", "ahead", only=("llama",)),
+    "ahead_adaptive": Draft("adaptive", "ahead", only=("llama",)),
     "window": Draft("window", "none"),
     "window_cascade": Draft("window_cascade", "none"),
     "window_model": Draft("window_model"),
@@ -197,15 +199,17 @@ def _pair(architecture: str, kind: str, ngrams: NgramTable) -> ModelPair:
         "self": lambda: model,
         "none": lambda: None,
         "head": lambda: head(model),
+        "ahead": lambda: head(model, positions=3),
     }
     return ModelPair(model, drafts[kind](), ngrams=ngrams)
 
 
-def head(model: Any, size: int = 40, seed: int = 5) -> DraftHead:
+def head(model: Any, size: int = 40, seed: int = 5, positions: int = 1) -> DraftHead:
     """An untrained head over part of the vocabulary: right now and then."""
     torch.manual_seed(seed)
     vocabulary = torch.randperm(model.config.vocab_size)[:size].sort().values
-    made = DraftHead(model, HeadConfig(1, model.config.hidden_size, True, (0,)), vocabulary)
+    config = HeadConfig(1, model.config.hidden_size, True, (0,), positions, 8 if positions > 1 else 0)
+    made = DraftHead(model, config, vocabulary)
     with torch.no_grad():
         made.fuse.weight.normal_(std=0.2)
         for parameter in made.body.model.layers.parameters():

@@ -6,6 +6,8 @@ or two ULPs, since the interpreter rounds towards zero. Memory that a kernel nee
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -25,6 +27,7 @@ from kernels.triton import cache_write, linear
     norm=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     shared=st.booleans(),
+    tree=st.booleans(),
 )
 def test_rotates_and_writes(
     lengths: list[int],
@@ -34,8 +37,12 @@ def test_rotates_and_writes(
     norm: bool,
     dtype: torch.dtype,
     shared: bool,
+    tree: bool,
 ) -> None:
-    """shared: every second row has half its tokens in a prefix, so it writes to earlier columns."""
+    """shared: every second row has half its tokens in a prefix, so it writes to earlier columns.
+
+    tree: all tokens but the first are siblings, at one position but in columns of their own.
+    """
     torch.manual_seed(len(lengths))
     batch, (q_heads, kv_heads) = len(lengths), heads
     qkv = torch.randn(batch, queries, q_heads + 2 * kv_heads, dim).to(dtype)
@@ -47,11 +54,29 @@ def test_rotates_and_writes(
     expected_qkv, expected_cache = qkv.clone(), cache.clone()
     at = torch.tensor(lengths)
     starts = at // 2 * (torch.arange(batch) % 2) if shared else None
-    cache_write.rotate_write(qkv, cache, at, cos, sin, norms, 1e-6, starts)
-    cache_reference.rotate_write(expected_qkv, expected_cache, at, cos, sin, norms, 1e-6, starts)
+    positions = at[:, None] + torch.arange(queries).clamp(max=1) if tree else None
+    cache_write.rotate_write(qkv, cache, at, cos, sin, norms, 1e-6, starts, positions)
+    cache_reference.rotate_write(expected_qkv, expected_cache, at, cos, sin, norms, 1e-6, starts, positions)
     close = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 1e-2, "rtol": 1e-2}
     torch.testing.assert_close(qkv, expected_qkv, **close)
     torch.testing.assert_close(cache, expected_cache, equal_nan=True, **close)
+
+
+@pytest.mark.parametrize("module", [cache_write, cache_reference])
+def test_a_token_of_a_tree_is_rotated_by_its_position_and_written_to_its_column(module: Any) -> None:
+    """Two siblings and a child of the second: what each has as a token of a text that ends with it."""
+    torch.manual_seed(0)
+    qkv = torch.randn(1, 3, 4, 8)  # two heads of queries, one of keys and of values
+    angles = torch.outer(torch.arange(9.0), torch.rand(4))
+    cache, at = torch.zeros(2, 1, 1, 9, 8), torch.tensor([5])
+    turned = qkv.clone()
+    module.rotate_write(turned, cache, at, angles.cos(), angles.sin(), positions=torch.tensor([[5, 5, 6]]))
+    for token, position in enumerate((5, 5, 6)):
+        alone, text = qkv[:, token : token + 1].clone(), torch.zeros_like(cache)
+        module.rotate_write(alone, text, torch.tensor([position]), angles.cos(), angles.sin())
+        torch.testing.assert_close(turned[:, token, :2], alone[:, 0, :2])
+        torch.testing.assert_close(cache[..., 5 + token, :], text[..., position, :])
+    assert not cache[..., :5, :].any() and not cache[..., 8:, :].any()
 
 
 def test_writes_strided_states() -> None:

@@ -84,7 +84,7 @@ def build(
                 with gr.Column(elem_id="results", min_width=280):
                     _html(lanes.template(), "Bass.mountLanes(element)")
                     _html(charts.template(), f"Bass.mountCharts(element, {plotly})")
-                    _html(inspector.template(), "Bass.mountInspector(element)")
+                    _html(inspector.template(), f"Bass.mountInspector(element, {plotly})")
                     _html(summary.template(), f"Bass.mountSummary(element, {plotly})")
                     feeds = [_feed(kind) for kind in ("log", "view", "charts")]
             with gr.Tab("How it works", id="how", render_children=True):

@@ -7,6 +7,7 @@ view (the current figures) and charts (whole series) are small and are replaced.
 
 The log's first line is the run's head, see PageFeed._head. Each further line is one
 snapshot: {lane: {"clock_ms", "new": {index: tokens}, "rounds": rounds}}; see SequenceFeed.fresh and `_round`.
+Where bills go by curves that the log does not hold yet, a lane has "curves" too, by their index.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ def _round(record: RoundRecord) -> list[Any]:
     """[round, first two letters of its kind, draft length, lane ms, rows] of one round.
 
     A row: [sequence, start, written, accepted, p of the last token, drafts, accepted one by one], a draft:
-    [text, p, q, u, chance]. Recordings of earlier versions lack the two last numbers.
+    [text, p, q, u, chance]. A row with a tree of drafts, or with drafts that a planner chose, ends with its
+    parents, path and kinds (see RowRound), a round that a planner planned with its bill. Recordings of earlier
+    versions lack the two last numbers.
     """
     rows = [
         [
@@ -80,10 +83,12 @@ def _round(record: RoundRecord) -> list[Any]:
             _short(row["next_p"]),
             _drafts(row),
             row.get("one_by_one", row["accepted"]),
+            *_tree(row),
         ]
         for row in record["rows"]
     ]
-    return [record["round"], record["kind"][:2], record["draft_length"], round(record["time_ms"], 3), rows]
+    bill = [] if record.get("bill") is None else [record["bill"]]
+    return [record["round"], record["kind"][:2], record["draft_length"], round(record["time_ms"], 3), rows, *bill]
 
 
 def _drafts(row: RowRecord) -> list[list[Any]]:
@@ -91,6 +96,15 @@ def _drafts(row: RowRecord) -> list[list[Any]]:
     chances = row.get("chance", [None] * len(texts))
     numbers = zip(row["p"], row["q"], row["u"], chances, strict=True)
     return [[text, *map(_short, drawn)] for text, drawn in zip(texts, numbers, strict=True)]
+
+
+def _tree(row: RowRecord) -> list[Any]:
+    """[parents, path, kinds] of a row's drafts; nothing for drafts that are a chain and no planner's."""
+    parents, shape = row.get("parents"), row.get("shape")
+    if parents is None and shape is None:
+        return []
+    kinds = None if shape is None else "".join(draft[0] for draft in shape.split())
+    return [parents, row.get("path"), kinds]
 
 
 class Series:
@@ -124,6 +138,7 @@ class PageFeed:
         self.log = ""
         self.sequences: dict[tuple[str, int], SequenceFeed] = {}
         self.rounds: dict[str, int] = {}
+        self.curves: dict[str, dict[int, int]] = {}
         self.lane_series: dict[str, Series] = {}
         self.round_series: dict[str, Series] = {}
         self.device_series = Series("elapsed_ms", CHARTED_DEVICE)
@@ -178,6 +193,12 @@ class PageFeed:
                 if record["kind"] == "verify":
                     lengths.add(record["time_ms"], record)
             line[name] = {"clock_ms": lane["clock_ms"], "new": new, "rounds": [_round(r) for r in records]}
+            # A curve grows as bills tell more of it, and is then sent again.
+            known = self.curves.setdefault(name, {})
+            curves = {i: one for i, one in enumerate(lane.get("curves", ())) if len(one) > known.get(i, 0)}
+            if curves:
+                line[name]["curves"] = curves
+                known.update({i: len(one) for i, one in curves.items()})
         self.log += "\n" + _text(line)
 
     def _figures(self, lane: LaneSnapshot) -> dict[str, Any]:

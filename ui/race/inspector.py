@@ -13,8 +13,14 @@ ROWS = {
 }
 
 
+BILL = {
+    "worth": ("Worth and price", "of each draft: above the line it pays"),
+    "cost": ("What a step costs", "on this device, by its tokens, as measured"),
+}
+
+
 def template() -> str:
-    """Pickers for lane, sequence and round, and the table of one round."""
+    """Pickers for lane, sequence and round, the table or tree of one round, and its bill."""
     rows = "".join(f'<tr data-row="{key}"><th scope="row">{label}</th></tr>' for key, label in ROWS.items())
     return f"""<section class="bass-inspector part" aria-labelledby="inspector-title">
 <div class="part-head"><h2 id="inspector-title">Step inspector</h2>
@@ -32,5 +38,23 @@ on any token opens its round.</p></div>
 <p class="round-line" role="status">No round yet: press Run.</p>
 <div class="round-scroll" tabindex="0" role="group" aria-label="The drafted tokens of this round">
 <table class="round" hidden><tbody>{rows}</tbody></table></div>
+{_TREE}
 <p class="small-print round-note"></p>
+{_bill()}
 </section>"""
+
+
+def _bill() -> str:
+    """The charts of what a planner reckoned, and the same as a sentence."""
+    figures = "".join(
+        f'<figure class="chart" data-bill="{name}"><figcaption><h3>{title}</h3><span>{about}</span></figcaption>'
+        f'<div class="plot" role="group" aria-label="{title}, {about}"></div></figure>'
+        for name, (title, about) in BILL.items()
+    )
+    return f"""<div class="bill" hidden><p class="bill-line" role="status"></p>
+<div class="bill-grid">{figures}</div></div>"""
+
+
+_TREE = """<div class="tree-part" hidden><div class="tree-box">
+<div class="tree" role="tree" aria-label="The drafts of this round; arrow keys walk through them"></div></div>
+<p class="tree-line"></p></div>"""

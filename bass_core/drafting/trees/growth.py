@@ -77,7 +77,7 @@ class Growth:
             self.levels += 1
             (self._add_sampled if self.sampled else self._add_likely)(asked, logits, model.vocabulary)
             self._choose()
-            asked = self._unasked(model.room)
+            asked = self._unasked(model.room, model.reach)
         return self._proposal()
 
     def _pays(self, asked: list[Open]) -> bool:
@@ -239,14 +239,14 @@ class Growth:
             node.chosen = place < take and left[node.row] > 0 and reached
             left[node.row] -= node.chosen
 
-    def _unasked(self, room: int) -> list[Open]:
+    def _unasked(self, room: int, reach: int) -> list[Open]:
         """Chosen drafts behind which the model may be asked next: their parents were fed."""
         found: list[Open] = []
         for r, row in enumerate(self.nodes):
-            own = 0
+            own, deepest = 0, min(self.deepest[r] - 1, reach)
             for i, node in enumerate(row):
                 ready = node.parent < 0 or row[node.parent].fed >= 0
-                if node.chosen and node.fed < 0 and ready and node.depth < self.deepest[r] and own < room:
+                if node.chosen and node.fed < 0 and ready and node.depth <= deepest and own < room:
                     found.append((r, i))
                     own += 1
         return found

@@ -16,6 +16,7 @@ from kernels.plan import MOST_TREE
 
 from ...engine.runner import ModelRunner
 from ...machine.transfer import to_device
+from ...models.draft_head import Ahead
 from ...models.forward import BatchTree, ForwardBatch
 from ...sequence import Sequence
 
@@ -42,6 +43,11 @@ class LevelModel(Protocol):
     @property
     def room(self) -> int:
         """How many more drafts of any row can be fed."""
+        ...
+
+    @property
+    def reach(self) -> int:
+        """The depth of the deepest drafts behind which it can be asked; a row's first drafts are 1 deep."""
         ...
 
 
@@ -114,3 +120,22 @@ class LevelStates:
         for places, row in zip(self._places, drafts, strict=True):
             places.extend(range(first, first + len(row)))
         self._levels.append(states.clone())
+
+
+class LinkedLevels:
+    """What a head of several positions says behind drafts that it is not fed: its link knows their tokens."""
+
+    def __init__(self, ahead: Ahead) -> None:
+        self.ahead = ahead
+        self._depths: list[list[int]] = [[] for _ in ahead.base]
+
+    def behind(self, drafts: list[list[Fed]], tokens: Tensor) -> Tensor:
+        """Logits [B, W, V'] behind these drafts, at most `count` - 1 deep; tokens [B, W]: theirs, padded."""
+        width, device = tokens.shape[1], tokens.device
+        places = []
+        for own, row in zip(self._depths, drafts, strict=True):
+            first = len(own)
+            for _, parent in row:
+                own.append(1 + (own[parent] if parent >= 0 else 0))
+            places.append((own[first:] + [1] * width)[:width])
+        return self.ahead.after(to_device(places, device), tokens)

@@ -130,6 +130,8 @@ def test_the_table_is_measured_once_and_kept(tmp_path, monkeypatch):
 SOUND = {
     "verify": {"1": [[1, 5.0], [2, 6.0]], "2": [[2, 7.0]]},
     "draft": {"1": 0.5, "2": 0.5},
+    "root": {},
+    "level": {},
     "padded": True,
     "coarse": [],
 }

@@ -118,7 +118,9 @@ def test_a_budget_gives_each_row_a_number_of_its_own():
         rounds.append(decoder.step())
     first, second, *_ = (round_ for round_ in rounds if round_.kind == "verify")
     assert [len(row.drafted) for row in first.rows] == [6, 0, 2] and first.draft_length == 6
-    assert budget.told[:2] == [[8, 8, 8], Feedback([6, 0, 2], [6, 0, 2], [6, 0, 2], first.draft_forwards)]
+    paths = [list(range(accepted)) for accepted in (6, 0, 2)]
+    told = Feedback([6, 0, 2], [6, 0, 2], [6, 0, 2], first.draft_forwards, None, paths)
+    assert budget.told[:2] == [[8, 8, 8], told]
     # The first row has one token left to write, which is the target's own, so it drafts none.
     assert [len(row.drafted) for row in second.rows] == [0, 0, 2]
     regular = generate(ModelPair(target), prompts(3), method="regular", max_new_tokens=tokens)

@@ -14,7 +14,8 @@ import pytest
 from bass_core import ModelPair, SamplingParams, generate, race, stream
 from bass_core.budget.cost_aware import CostAware
 from bass_core.budget.cost_table import CostTable, read_table
-from bass_core.budget.options import AUTO, COST_AWARE
+from bass_core.budget.options import AUTO, BUDGET, COST_AWARE
+from bass_core.budget.planner import Planner
 from bass_core.budget.policies import Algorithm1, FixedLength
 from bass_core.decoding import budgets, calibrate
 from bass_core.decoding.budgets import Measuring, make_budget, with_costs
@@ -54,10 +55,15 @@ def policy_of(request: Request) -> Any:
     return made.policy
 
 
-@pytest.mark.parametrize("option", [AUTO, COST_AWARE])
-def test_each_decoder_starts_with_the_length_for_its_own_rows(option: str) -> None:
+@pytest.mark.parametrize("option", [AUTO, BUDGET])
+def test_with_costs_auto_is_the_planner(option: str) -> None:
+    request = replace(make_request(PAIR, ROWS, draft_length=option), costs=COSTS)
+    assert isinstance(policy_of(request), Planner)
+
+
+def test_each_decoder_starts_with_the_length_for_its_own_rows() -> None:
     """Eight sequences decoded one after another are eight batches of one."""
-    request = replace(make_request(PAIR, ROWS, draft_length=option, max_new_tokens=30), costs=COSTS)
+    request = replace(make_request(PAIR, ROWS, draft_length=COST_AWARE, max_new_tokens=30), costs=COSTS)
     alone, together = CostAware(COSTS, 1).length, CostAware(COSTS, 8).length
     assert alone > 4 and together == 0
     for method, expected in (("speculative", alone), ("bass", together)):
@@ -138,7 +144,7 @@ def test_a_number_of_rows_that_was_timed_before_the_time_was_up_counts(monkeypat
         calibrate, "time", SimpleNamespace(monotonic=lambda: next(ticks), perf_counter=lambda: 0.0)
     )
     request, rest = make_request(PAIR, ROWS), {}
-    for seconds in range(8, 45):
+    for seconds in range(8, 75):
         monkeypatch.setattr(budgets, "COARSE_SECONDS", seconds)
         costs = with_costs(PAIR, request, 8).costs
         rest[seconds] = () if costs is None else costs.coarse

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ from bass_core import ModelPair, RecordedLengths, RequestError, SamplingParams, 
 from bass_core.budget.cost_table import CostTable
 from bass_core.budget.planner import Planner
 from bass_core.budget.policies import Algorithm1
+from bass_core.budget.trees import FixedNodes
+from bass_core.lanes.output.trace import Trace
+from bass_core.sequence import Bill, Round, RowRound
 
 from ...models import NEAR, byte_tokenizer, perturbed, prompts, tiny
 
@@ -100,6 +104,54 @@ def test_a_recorded_length_that_is_none_is_refused(length: Any) -> None:
 def test_no_lengths_are_refused() -> None:
     with pytest.raises(RequestError, match="at least one"):
         RecordedLengths([])
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_a_tree_is_logged_with_its_parents_and_the_path_that_stood(temperature: float) -> None:
+    lane = last(draft_length=FixedNodes(9), sampling=SamplingParams(temperature), lanes=["bass"])["bass"]
+    branched = 0
+    for record in lane["rounds"]:
+        for row in record["rows"]:
+            if record["kind"] == "prefill" or row["parents"] is None:
+                assert row["parents"] is row["path"] is None
+                continue
+            parents, path, start = row["parents"], row["path"], row["start"]
+            assert len(parents) == len(row["drafted"]) and len(path) == row["accepted"]
+            assert [parents[node] for node in path] == [-1, *path][: len(path)]
+            written = lane["sequences"][row["sequence"]]["token_ids"][start : start + len(path)]
+            assert [row["drafted"][node] for node in path] == written
+            branched += len(set(parents)) < len(parents)
+    assert branched > 3
+
+
+CURVE = [(tokens, 20 + tokens / 3) for tokens in range(8, 41)]
+
+
+def planned(curve: list[tuple[int, float]], drafts: int = 32) -> Round:
+    """A plain round of eight rows with a bill."""
+    worths, prices = [1 / 3] * drafts, [1 / 7] * drafts + [math.inf]
+    bill = Bill(curve, 8 + drafts, 2, 1 / 9, worths, prices, expected=math.nan, plain_ms=22.66666)
+    rows = [RowRound(i, [], [], [], [], 0, [5], ["sampled"], None) for i in range(8)]
+    return Round("plain", rows=rows, time_ms=1.0, bill=bill)
+
+
+def test_bills_are_short_and_share_their_curves() -> None:
+    log, fewer = Trace(None), [(7, 21.0), *CURVE]
+    for curve in (CURVE[:9], CURVE, fewer, CURVE[:12]):
+        log.add(planned(curve))
+    assert [record["bill"]["curve"] for record in log.view()] == [0, 0, 1, 0]
+    assert [len(curve) for curve in log.curves] == [33, 34] and log.curves[1][:2] == [[7, 21.0], [8, 22.6667]]
+    bill = log.view()[0]["bill"]
+    assert (bill["tokens"], bill["levels"], bill["draft_ms"]) == (40, 2, 0.1111)
+    assert (bill["worths"][0], bill["prices"][0], bill["prices"][-1]) == (0.3333, 0.1429, None)
+    assert (bill["expected"], bill["plain_ms"]) == (None, 22.6667)
+    # About 7 bytes a number: 32 drafts of 200 rounds are less than 150 KB.
+    assert len(json.dumps(bill, allow_nan=False)) < 720
+
+
+def test_a_round_that_nobody_planned_has_no_bill() -> None:
+    lane = last(lanes=["bass"])["bass"]
+    assert {record["bill"] for record in lane["rounds"]} == {None} and lane["curves"] == []
 
 
 @pytest.mark.parametrize("rows", [1, 3])

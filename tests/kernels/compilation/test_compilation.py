@@ -29,5 +29,5 @@ def test_compiles_without_spills(capability: int, tmp_path: Path) -> None:
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     products = {"gemv", "skinny", "add_parts"} if capability >= 80 else set()
     kernels = {"attend", "attend_prefix", "merge", "rotate", "put", "decide", "weigh", "gumbel", "least_kept"}
-    kernels |= products
+    kernels |= {"walk"} | products
     assert {row["kernel"] for row in rows} == kernels

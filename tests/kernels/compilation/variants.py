@@ -1,7 +1,8 @@
 """Every kernel variant that is shipped or may be chosen, as Triton specialises it at a launch.
 
 Contract: `variants(capability)` lists them for one compute capability: in each dtype with every flag set, and in
-the dtype usual there also with none (no window, no norm, blocks that are not full). Non-goals: K that is no
+the dtype usual there also with none (no window, no norm, blocks that are not full). A gap and trees exclude each
+other: attention has variants with either. Non-goals: K that is no
 multiple of 16 at more than 16 rows, which compiles with spills but occurs in no model; products below compute
 capability 8.0, which torch computes.
 """
@@ -18,7 +19,7 @@ import torch
 import triton
 from triton.compiler import ASTSource
 
-from kernels.triton import accept, block, cache_write, linear, nucleus, segments
+from kernels.triton import accept, block, cache_write, linear, nucleus, segments, walk
 from kernels.triton import attention as fused_attention
 
 NAMES = {
@@ -34,6 +35,13 @@ SHARED = {75: 64 * 1024, 80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024, 120: 99 
 HEAD_DIMS = (64, 80, 128, 256)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 NO_FUSION = {"enable_fp_fusion": False}
+# What attention masks, by the name of a variant.
+FLAGS = {
+    "": {"WINDOW": False, "GAP": False, "TREE": False, "SOFTCAP": False},
+    "masks": {"WINDOW": True, "GAP": True, "TREE": False, "SOFTCAP": True},
+    "tree": {"WINDOW": True, "GAP": False, "TREE": True, "SOFTCAP": True},
+    "bare tree": {"WINDOW": False, "GAP": False, "TREE": True, "SOFTCAP": False},
+}
 
 
 @dataclass
@@ -79,13 +87,14 @@ def split_options(tile: dict[str, int]) -> tuple[dict[str, Any], dict[str, int]]
 
 
 def attention(capability: int, usual: torch.dtype) -> Iterator[Variant]:
-    """Each head dimension (80 and 96 are masked), dtype and tile: with every mask and a prefix, and bare.
+    """Each head dimension (80 and 96 are masked), dtype and tile: all masks and a prefix, a gap or trees; bare.
 
     The other 16-bit dtype takes the same registers as the usual one, so one dimension is enough.
     """
-    for dim, dtype, masks in product(HEAD_DIMS, DTYPES, (True, False)):
-        if dtype != usual and (not masks or (dtype.itemsize == 2 and dim != 128)):
+    for dim, dtype, kind in product(HEAD_DIMS, DTYPES, FLAGS):
+        if dtype != usual and (kind in ("", "bare tree") or (dtype.itemsize == 2 and dim != 128)):
             continue
+        flags = FLAGS[kind]
         if dim == 256 and capability < 80:
             # There it spills at any size: torch's attention is the one for such devices (attention/select.py).
             continue
@@ -95,33 +104,33 @@ def attention(capability: int, usual: torch.dtype) -> Iterator[Variant]:
             constants, options = split_options(dict(shape))
             constants |= {
                 "GROUP": 4, "EXACT": dim == constants["BLOCK_D"], "SEGMENT": fused_attention.SEGMENT,
-                "WINDOW": masks, "GAP": masks, "SOFTCAP": masks,
-                "PRECISION": "ieee" if dtype == torch.float32 else "tf32", "WIDEN": False,
+                **flags, "PRECISION": "ieee" if dtype == torch.float32 else "tf32", "WIDEN": False,
             }  # fmt: skip
-            label = f"{NAMES[dtype]} D={dim} M={constants['BLOCK_M']}{' masks' if masks else ''}"
+            label = f"{NAMES[dtype]} D={dim} M={constants['BLOCK_M']} {kind}".strip()
             pointers, floats = _attention_pointers(dtype, torch.float32), ("scaling", "softcap")
             yield Variant(segments.attend_prefix, label, pointers, constants, options | NO_FUSION, floats)
             for whole in (False, True):
-                flags = constants | {"HEADS": 32, "SHARED": masks, "WHOLE": whole}
+                more = constants | {"HEADS": 32, "SHARED": flags["SOFTCAP"], "WHOLE": whole}
                 pointers = _attention_pointers(dtype, dtype if whole else torch.float32)
                 name = f"{label}{' whole' if whole else ''}"
-                yield Variant(segments.attend, name, pointers, flags, options | NO_FUSION, floats)
-    for dim, dtype, masks in product(HEAD_DIMS, DTYPES, (True, False)):
-        if dtype != usual and (dim != 128 or not masks):
+                yield Variant(segments.attend, name, pointers, more, options | NO_FUSION, floats)
+    for dim, dtype, kind in product(HEAD_DIMS, DTYPES, FLAGS):
+        if dtype != usual and (dim != 128 or kind in ("", "bare tree")):
             continue
+        flags = {name: flag for name, flag in FLAGS[kind].items() if name != "SOFTCAP"}
         block_d = triton.next_power_of_2(dim)
         constants = {
-            "GROUP": 4, "SHARED": masks, "EXACT": dim == block_d, "BLOCK_D": block_d,
+            "GROUP": 4, "SHARED": FLAGS[kind]["SOFTCAP"], "EXACT": dim == block_d, "BLOCK_D": block_d,
             "SEGMENT": fused_attention.SEGMENT, "UNROLLED": fused_attention.UNROLLED,
-            "WINDOW": masks, "GAP": masks,
+            **flags,
         }  # fmt: skip
-        label = f"{NAMES[dtype]} D={dim}{' masks' if masks else ''}"
+        label = f"{NAMES[dtype]} D={dim} {kind}".strip()
         pointers = _attention_pointers(dtype, torch.float32) | {"parts": torch.float32, "out": dtype}
         yield Variant(segments.merge, label, pointers, constants, {"num_warps": 4} | NO_FUSION)
 
 
 def _attention_pointers(dtype: torch.dtype, out: torch.dtype) -> dict[str, torch.dtype]:
-    integers = ("lengths", "starts", "groups", "order", "skips")
+    integers = ("lengths", "starts", "groups", "order", "skips", "bases", "positions", "marks")
     return {
         **dict.fromkeys(("q", "k", "v", "prefix_k", "prefix_v"), dtype), **dict.fromkeys(integers, torch.int64),
         **dict.fromkeys(("out", "peaks", "totals"), out),
@@ -169,12 +178,13 @@ def writes(usual: torch.dtype) -> Iterator[Variant]:
         if dtype != usual and dim != 128:
             continue
         pointers = dict.fromkeys(("qkv", "cache", "q_norm", "k_norm", "keys", "values"), dtype)
-        pointers |= {"lengths": torch.int64, "starts": torch.int64, "cos": torch.float32, "sin": torch.float32}
+        pointers |= dict.fromkeys(("lengths", "starts", "positions"), torch.int64)
+        pointers |= dict.fromkeys(("cos", "sin"), torch.float32)
         block = triton.next_power_of_2(dim)
         for every in (False, True):
             heads = {"HEADS": 32, "KV_HEADS": 8, "HALF": dim // 2, "BLOCK": block // 2}
-            heads |= {"NORM": every, "SHARED": every}
-            label = f"{NAMES[dtype]} D={dim}{' norm shared' if every else ''}"
+            heads |= {"NORM": every, "SHARED": every, "TREE": every}
+            label = f"{NAMES[dtype]} D={dim}{' norm shared tree' if every else ''}"
             yield Variant(cache_write.rotate, label, pointers, heads, {"num_warps": 1}, ("eps",))
         for shared in (False, True):
             sizes = {"DIM": dim, "BLOCK_D": block, "SHARED": shared}
@@ -224,6 +234,15 @@ def decisions() -> Iterator[Variant]:
         yield Variant(nucleus.least_kept, odd, kept, constants, options, ("top_p",), odd)
 
 
+def walks() -> Iterator[Variant]:
+    """The walk through trees, whose vocabulary may be no multiple of 16."""
+    floats = dict.fromkeys(("p", "q", "chances", "p_out", "q_out", "u_out"), torch.float32)
+    integers = ("tokens", "parents", "drawn", "sequences", "positions", "begins", "seed", "ends")
+    pointers = floats | dict.fromkeys(integers, torch.int64)
+    for odd in ("", "vocab"):
+        yield Variant(walk.walk, odd, pointers, {"BLOCK_V": walk.BLOCK_V}, {"num_warps": walk.WARPS}, odd=odd)
+
+
 def variants(capability: int) -> Iterator[Variant]:
     """All variants for one compute capability."""
     usual = torch.float16 if capability < 80 else torch.bfloat16
@@ -232,3 +251,4 @@ def variants(capability: int) -> Iterator[Variant]:
         yield from products(usual)
     yield from writes(usual)
     yield from decisions()
+    yield from walks()

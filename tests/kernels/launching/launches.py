@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.plan import AttentionPlan, SharedPart
-from kernels.triton import accept, block, cache_write, linear, nucleus
+from kernels.plan import AttentionPlan, SharedPart, TokenTree
+from kernels.triton import accept, block, cache_write, linear, nucleus, walk
 from kernels.triton import attention as fused_attention
 
 Place = Callable[[Tensor], Tensor]
@@ -50,6 +50,23 @@ def _shared_attention(place: Place, parts: bool, gap: int | None) -> tuple[Tenso
     return (out,)
 
 
+def _tree_attention(place: Place, parts: bool, window: int | None) -> tuple[Tensor, ...]:
+    """As `_attention`, with 512 columns more in the longer row; each token sees every second one before it."""
+    torch.manual_seed(1)
+    lengths, before = [3, 553], [3, 41]
+    query = torch.randn(2, 7, 6, 20).transpose(1, 2)
+    keys, values = torch.randn(2, 2, 2, 560, 20)
+    paths = [[range((first + s) % 2, first + s + 1, 2) for s in range(7)] for first in before]
+    sees = torch.tensor([[sum(1 << column for column in path) for path in row] for row in paths])
+    depths = torch.tensor([[len(path) - 1 for path in row] for row in paths])
+    tree = TokenTree(place(sees), place(depths), place(torch.tensor(before)))
+    step = AttentionPlan(place(torch.tensor(lengths)), lengths, 7, tree=tree)
+    step.once("bases", lambda: place(step.lengths - tree.before))
+    step.once("dense positions", lambda: place(step.positions))
+    placed = place(query), place(keys), place(values)
+    return (fused_attention.fused(*placed, step, scaling=0.2, parts=parts, window=window),)
+
+
 def _product(
     place: Place, rows: int, k_size: int, gate: bool, tile: dict[str, int] | None = None, bare: bool = False
 ) -> tuple[Tensor, ...]:
@@ -72,14 +89,16 @@ def _put(place: Place, start: int = 0) -> tuple[Tensor, ...]:
     return (cache,)
 
 
-def _rotate(place: Place, norm: bool) -> tuple[Tensor, ...]:
+def _rotate(place: Place, norm: bool, tree: bool = False) -> tuple[Tensor, ...]:
     """As `_put`, with rotary embedding; the last two positions are past the end of cos and sin."""
     torch.manual_seed(4)
     qkv, cache = place(torch.randn(2, 3, 8, 20)), place(torch.zeros(2, 2, 2, 9, 20))
     angles = torch.outer(torch.arange(7.0), torch.rand(10))
     norms = (place(torch.rand(20)), place(torch.rand(20))) if norm else None
     lengths = place(torch.tensor([0, 6]))
-    cache_write.rotate_write(qkv, cache, lengths, place(angles.cos()), place(angles.sin()), norms, 1e-6)
+    positions = place(torch.tensor([[0, 1, 1], [6, 7, 7]])) if tree else None
+    turns = place(angles.cos()), place(angles.sin())
+    cache_write.rotate_write(qkv, cache, lengths, *turns, norms, 1e-6, positions=positions)
     return qkv, cache
 
 
@@ -126,6 +145,25 @@ def _least_kept(place: Place) -> tuple[Tensor, ...]:
     return (nucleus.threshold(place(torch.randn(5, 2500).softmax(-1)), 0.9),)
 
 
+def _walk(place: Place, soft: bool) -> tuple[Tensor, ...]:
+    """5 rows of trees of 7 drafts, every second drawn; 2500 tokens make two blocks; the last draft is the last."""
+    torch.manual_seed(8)
+    p, q = (10 * torch.rand(5, 8, 2500)).softmax(-1), (10 * torch.rand(20, 2500)).softmax(-1)
+    tokens = torch.randint(0, 2500, (5, 7))
+    # The last row's path is all of its drafts, so that the last values of p and q are read.
+    tokens[:, -1], p[-1] = 2499, p[-1, :1]
+    parents = (torch.arange(7) - 1).expand(5, 7).clone()
+    parents[:-1] = (torch.arange(7) - 1) // 2
+    drawn = torch.full((5, 7), -1)
+    if soft:
+        drawn[:, 1::2] = torch.arange(15).view(5, 3)
+        drawn[-1] = torch.arange(13, 20)
+        q[13:] = 1e-9
+    placed = [place(tensor) for tensor in (tokens, parents, drawn, torch.arange(5), torch.arange(5) * 3)]
+    rest = place(torch.arange(5)), place(torch.tensor([7]))
+    return walk.walk_trees(place(p), place(q) if soft else None, *placed, *rest)
+
+
 _PARTS = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 32, "SPLIT_K": 3}
 
 LAUNCHES: dict[str, Callable[[Place], tuple[Any, ...]]] = {
@@ -135,6 +173,8 @@ LAUNCHES: dict[str, Callable[[Place], tuple[Any, ...]]] = {
     "attend, a prefix": partial(_shared_attention, parts=False, gap=None),
     "attend_prefix, attend and merge": partial(_shared_attention, parts=True, gap=None),
     "attend_prefix, attend and merge, a gap": partial(_shared_attention, parts=True, gap=100),
+    "attend, trees": partial(_tree_attention, parts=False, window=None),
+    "attend and merge, trees and a window": partial(_tree_attention, parts=True, window=30),
     "gemv": partial(_product, rows=1, k_size=70, gate=True),
     "gemv, full blocks": partial(_product, rows=1, k_size=512, gate=False),
     "skinny": partial(_product, rows=5, k_size=70, gate=True),
@@ -145,6 +185,7 @@ LAUNCHES: dict[str, Callable[[Place], tuple[Any, ...]]] = {
     "put, behind a prefix": partial(_put, start=16),
     "rotate": partial(_rotate, norm=False),
     "rotate, heads normalised": partial(_rotate, norm=True),
+    "rotate, trees": partial(_rotate, norm=False, tree=True),
     "decide": partial(_decide, verification=accept.Verification.REJECTION, soft=True, drawn=True),
     "decide, point masses": partial(_decide, verification=accept.Verification.REJECTION, soft=False, drawn=True),
     "decide, block": partial(_decide, verification=accept.Verification.BLOCK, soft=True, drawn=True),
@@ -156,6 +197,8 @@ LAUNCHES: dict[str, Callable[[Place], tuple[Any, ...]]] = {
     "decide, choices": partial(_decide, verification=accept.Verification.CHOICES, soft=False, drawn=False),
     "decide, coin": partial(_decide, verification=accept.Verification.COIN, soft=False, drawn=True),
     "decide, coin and choices": partial(_decide, verification=accept.Verification.COIN, soft=False, drawn=False),
+    "walk": partial(_walk, soft=True),
+    "walk, no draft drawn": partial(_walk, soft=False),
     "gumbel": partial(_draw, named=False),
     "gumbel, named": partial(_draw, named=True),
     "least_kept": _least_kept,

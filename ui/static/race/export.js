@@ -2,13 +2,14 @@
    is made from what the page has, without the server. */
 (() => {
   "use strict";
-  const { run, stepOf, lookOf } = window.Bass;
+  const { run, stepOf, pathOf, lookOf } = window.Bass;
   const HASH = "race";
 
   function asJson({ head, view, lanes }) {
     const laneData = [...lanes.values()].map((lane) => [lane.name, {
       ...view?.lanes[lane.name],
       rounds: lane.rounds,
+      curves: lane.curves,
       sequences: lane.sequences.map((sequence, i) => ({
         text: sequence.tokens.map((token) => token.text).join(""),
         token_ids: sequence.tokens.map((token) => token.id),
@@ -37,7 +38,7 @@
     for (const lane of lanes.values()) {
       lane.sequences.forEach((sequence, s) => sequence.tokens.forEach((token, i) => {
         const step = stepOf(sequence, i), at = step ? i - step.start : 0;
-        const draft = token.origin === "accepted" ? step.drafts[at] : null;
+        const draft = token.origin === "accepted" ? step.drafts[pathOf(step)[at] ?? at] : null;
         lines.push([
           lane.name, s, i, token.id, cell(JSON.stringify(token.text)), token.origin, token.ms, step?.round ?? "",
           step ? at + 1 : "", step?.drafts.length ?? "", draft ? draft.p : step?.nextP ?? "", draft?.q ?? "",
@@ -58,8 +59,13 @@
       });
   }
 
-  /** A list as a Python expression, equal neighbours joined: "[7] * 3 + [9]". */
+  /** What RecordedLengths takes for a round: its draft length, or of a planned one the shapes of the rows' drafts. */
+  const entry = (round) => (round.shapes ? `[${round.shapes.map((shape) => (shape === null ? "None" : py(shape))).join(", ")}]` : `${round.length}`);
+
+  /** Python expressions as a list, equal neighbours joined: "[7] * 3 + [9]". */
   function pyList(values) {
+    // Shapes are long: a line each.
+    if (values.some((value) => value.startsWith("["))) return `[\n${values.map((value) => `    ${value},\n`).join("")}]`;
     const parts = [];
     for (const value of values) {
       if (parts.at(-1)?.value === value) parts.at(-1).count += 1;
@@ -68,14 +74,14 @@
     return parts.map(({ value, count }) => (count > 1 ? `[${value}] * ${count}` : `[${value}]`)).join(" + ");
   }
 
-  /** The run's draft lengths: `all`, one list for the batch, or `rows`, one list for each sequence. */
+  /** The run's draft lengths, or shapes: `all`, one list for the batch, or `rows`, one list for each sequence. */
   function lengthsOf(lane) {
     const played = lane.rounds.filter((round) => round.kind !== "prefill");
     const { lengths } = lookOf(lane.name);
-    if (lengths !== "row") return { all: lengths === "batch" ? played.map((round) => round.length) : [] };
+    if (lengths !== "row") return { all: lengths === "batch" ? played.map(entry) : [] };
     const rows = lane.sequences.map(({ steps }) => {
       const rounds = new Set(steps.map((step) => step.round));
-      return played.filter((round) => rounds.has(round.round)).map((round) => round.length);
+      return played.filter((round) => rounds.has(round.round)).map(entry);
     });
     return { rows };
   }

@@ -2,10 +2,23 @@
    outcome, and the token that the target added. Contract: works during a run, where it draws while in view, and after. */
 (() => {
   "use strict";
-  const { on, soon, run, number, setText, make, laneName, quoted } = window.Bass;
+  const { on, soon, run, number, setText, make, laneName, quoted, parentsOf } = window.Bass;
 
   const chance = (value) => number(value, value !== null && value < 0.001 ? 6 : 3);
   const bare = (text) => (text === "" ? quoted(text) : JSON.stringify(text).slice(1, -1));
+
+  const TREE_NOTE = "A draft with u is accepted if u < p/q, one without if it is the token that the target draws there. " +
+    "Behind a rejected draft nothing is tested. The bars are p.";
+
+  /** Whether some draft does not follow the one before it: such a tree can't be shown as a chain. */
+  const branches = (step) => parentsOf(step).some((parent, i) => parent !== i - 1);
+
+  /** How many drafts the longest branch has. */
+  function depthOf(step) {
+    const depths = [];
+    for (const parent of parentsOf(step)) depths.push(1 + (parent < 0 ? 0 : depths[parent]));
+    return Math.max(...depths);
+  }
 
   /** [text, class, share of a bar or undefined] of every cell of a column. */
   function draftColumn(draft, position, { accepted, alone }, together) {
@@ -28,8 +41,10 @@
   }
 
   class Inspector {
-    constructor(element) {
+    constructor(element, plotly) {
       this.element = element;
+      this.tree = window.Bass.mountTree(element.querySelector(".tree-part"));
+      this.bill = window.Bass.mountBill(element.querySelector(".bill"), plotly);
       this.pick = Object.fromEntries([...element.querySelectorAll("[data-pick]")].map((e) => [e.dataset.pick, e]));
       this.table = element.querySelector(".round");
       this.line = element.querySelector(".round-line");
@@ -88,19 +103,26 @@
       const steps = this.steps(), step = steps[this.at];
       setText(this.element.querySelector("[data-rounds]"), `of ${steps.length}`);
       this.pick.round.max = steps.length;
-      this.table.hidden = !step?.drafts.length;
+      const lane = run()?.lanes.get(this.pick.lane.value);
+      const tree = Boolean(step) && branches(step);
+      this.table.hidden = tree || !step?.drafts.length;
+      this.bill.show(lane, lane?.rounds.find((round) => step && round.round === step.round), this.pick.follow.checked);
       if (document.activeElement !== this.pick.round) this.pick.round.value = step ? this.at + 1 : "";
+      if (!tree) this.tree.draw(null);
       if (!step) return setText(this.line, run() ? "This sequence has had no round yet." : "No round yet: press Run.");
-      const tokens = run().lanes.get(this.pick.lane.value).sequences[Number(this.pick.sequence.value)].tokens;
+      const { tokens } = lane.sequences[Number(this.pick.sequence.value)];
       const own = tokens[step.start + step.written - 1], ended = step.written === step.accepted;
       setText(this.line, this.sentence(step, own, ended));
       if (!step.drafts.length) return setText(this.note, "");
-      const { together } = run().head;
-      this.table.querySelector("[data-row=chance]").hidden = !together;
-      const columns = step.drafts.map((draft, i) => draftColumn(draft, i, step, together));
-      if (!ended) columns.push(nextColumn(own, step.nextP));
-      this.fill(columns);
-      setText(this.note, Inspector.rule(step, together));
+      const together = run().head.together && !step.parents;
+      if (tree) this.tree.draw(step, tokens[step.start - 1], ended ? null : own);
+      else {
+        this.table.querySelector("[data-row=chance]").hidden = !together;
+        const columns = step.drafts.map((draft, i) => draftColumn(draft, i, step, together));
+        if (!ended) columns.push(nextColumn(own, step.nextP));
+        this.fill(columns);
+      }
+      setText(this.note, step.parents ? TREE_NOTE : Inspector.rule(step, together));
     }
 
     /** The rule that decided, in a sentence. */
@@ -118,7 +140,9 @@
       const at = `Lane round ${step.round}, ended at ${number(step.ms, 0)} ms of lane time: `;
       if (!step.drafts.length) return `${at}nothing was drafted; the target wrote ${quoted(own.text)}, p(x) ${chance(step.nextP)}.`;
       const tail = ended ? "the text ended there." : `then the ${own.origin} token ${quoted(own.text)}.`;
-      return `${at}draft length ${step.length}, ${step.drafts.length} drafted, ${step.accepted} accepted, ${tail}`;
+      const count = step.drafts.length, accepted = `${step.accepted} accepted, ${tail}`;
+      if (branches(step)) return `${at}a tree of ${count} drafts, ${depthOf(step)} deep; ${accepted}`;
+      return `${at}draft length ${step.length}, ${count} drafted, ${accepted}`;
     }
 
     fill(columns) {
@@ -137,8 +161,8 @@
     }
   }
 
-  window.Bass.mountInspector = (element) => {
-    const inspector = new Inspector(element.querySelector(".bass-inspector"));
+  window.Bass.mountInspector = (element, plotly) => {
+    const inspector = new Inspector(element.querySelector(".bass-inspector"), plotly);
     window.Bass.inspect = (lane, sequence, step) => {
       inspector.pick.lane.value = lane;
       inspector.pick.sequence.value = sequence;

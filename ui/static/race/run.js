@@ -1,8 +1,11 @@
-/* The run so far as plain objects, for other scripts and the console. Contract: Bass.run() is null or
-   {head, view, done, lanes: Map name -> {name, clock, sequences, rounds}}; a sequence is {tokens, steps}, a token
-   {origin, text, ms, id}, a step (its part of one round) {round, kind, length, ms, start, written, accepted,
-   nextP, drafts: [{text, p, q, u, chance}], alone}: alone, how many drafts would have been accepted one by one.
-   head.together: whether the drafts of a round are judged together. Draws nothing. */
+/* The run so far as plain objects, for other scripts and the console. Contract: Bass.run() is null or {head, view, done,
+   lanes: Map name -> {name, clock, sequences, rounds, curves, trees}}; a sequence is {tokens, steps}, a token {origin,
+   text, ms, id}, a step (its part of one round) {round, kind, length, ms, start, written, accepted, nextP,
+   drafts: [{text, p, q, u, chance}], alone}: alone, how many drafts would have been accepted one by one; with
+   {parents, path} of a tree and kinds of a planner's drafts. A round is {round, kind, length, ms, rows, drafting,
+   written}: how many rows there were, how many drafted, tokens that all wrote; with a bill and the rows' shapes if it
+   was planned. curves: see the lane's in lanes/snapshot.py. trees: whether any row drafted one. head.together: whether
+   the drafts of a round are judged together. Draws nothing. */
 (() => {
   "use strict";
   const { on } = window.Bass;
@@ -21,12 +24,26 @@
     }
   }
 
-  function addRound(lane, [round, kind, length, ms, rows]) {
-    lane.rounds.push({ round, kind: KINDS[kind], length, ms });
-    for (const [index, start, written, accepted, nextP, drafts, alone] of rows) {
+  /** What RecordedLengths needs to draft as much again, see RowRound.shape in bass_core/sequence.py. */
+  function shapeOf(parents, kinds) {
+    if (typeof kinds !== "string") return null;
+    const before = (i) => (parents ? parents[i] : i - 1);
+    return [...kinds].map((kind, i) => (before(i) < 0 ? kind : `${kind}${before(i)}`)).join(" ");
+  }
+
+  function addRound(lane, [round, kind, length, ms, rows, bill]) {
+    const sum = (values) => values.reduce((total, value) => total + value, 0);
+    lane.trees ||= rows.some((row) => row[7]);
+    const shapes = rows.map((row) => shapeOf(row[7], row[9]));
+    lane.rounds.push({
+      round, kind: KINDS[kind], length, ms, rows: rows.length, drafting: sum(rows.map((row) => row[5].length > 0)),
+      written: sum(rows.map((row) => row[2])), ...(bill && { bill }), ...(shapes.some((shape) => shape !== null) && { shapes }),
+    });
+    for (const [index, start, written, accepted, nextP, drafts, alone, parents, path, kinds] of rows) {
       lane.sequences[index].steps.push({
         round, kind: KINDS[kind], length, ms, start, written, accepted, nextP, alone,
         drafts: drafts.map(([text, p, q, u, chance]) => ({ text, p, q, u, chance })),
+        ...(parents && { parents, path }), ...(typeof kinds === "string" && { kinds }),
       });
     }
   }
@@ -34,7 +51,7 @@
   on("start", (head) => {
     Object.assign(looks, head.looks);
     const lanes = head.lanes.map((name) => [name, {
-      name, clock: 0, rounds: [],
+      name, clock: 0, rounds: [], curves: [], trees: false,
       sequences: Array.from({ length: head.batch_size }, () => ({ tokens: [], steps: [] })),
     }]);
     current = { head, view: null, done: false, lanes: new Map(lanes) };
@@ -45,6 +62,7 @@
       lane.clock = news.clock_ms;
       for (const [index, tokens] of Object.entries(news.new)) addTokens(lane.sequences[index], tokens);
       for (const round of news.rounds) addRound(lane, round);
+      Object.assign(lane.curves, news.curves);
     }
   });
   on("view", (view) => {
@@ -65,6 +83,25 @@
     return null;
   }
 
+  /** Which drafts were accepted, in order. */
+  const pathOf = (step) => step.path ?? step.drafts.slice(0, step.accepted).map((_, i) => i);
+
+  /** The draft that each draft follows, or -1: the newest token. */
+  const parentsOf = (step) => step.parents ?? step.drafts.map((_, i) => i - 1);
+
+  /** Each draft's verdict: "accepted", "rejected", or "untested" where the draft before it did not stand. */
+  function verdicts(step) {
+    const path = new Set(pathOf(step));
+    return parentsOf(step).map((parent, i) =>
+      path.has(i) ? "accepted" : parent < 0 || path.has(parent) ? "rejected" : "untested");
+  }
+
+  /** The rejected drafts that stood where the token behind the accepted ones stands now. */
+  function replaced(step) {
+    const last = pathOf(step).at(-1) ?? -1;
+    return step.drafts.filter((_, i) => parentsOf(step)[i] === last);
+  }
+
   /** Indices of the sequences that finished first and last (at their end or full length); last once all have ended. */
   function firstAndLast(lane, reasons) {
     const ended = lane.sequences
@@ -83,5 +120,7 @@
   const lookOf = (name) => looks[name] ?? { ...OTHER, label: name };
   const laneName = (name) => lookOf(name).label;
 
-  Object.assign(window.Bass, { run: () => current, stepOf, firstAndLast, lookOf, laneName, quoted });
+  Object.assign(window.Bass, {
+    run: () => current, stepOf, pathOf, parentsOf, verdicts, replaced, firstAndLast, lookOf, laneName, quoted,
+  });
 })();

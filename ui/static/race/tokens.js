@@ -2,16 +2,31 @@
    keys in a sequence's window, Enter opens the step inspector). */
 (() => {
   "use strict";
-  const { run, stepOf, number, setText, make, quoted } = window.Bass;
+  const { run, stepOf, pathOf, replaced, number, setText, make, quoted } = window.Bass;
 
   const chance = (value) => number(value, value !== null && value < 0.001 ? 6 : 3);
 
-  /** What u has to be below, in words. */
-  const limit = ({ p, q, chance: h }) => (run().head.together ? `h ${chance(h)}` : `p/q ${chance(p / q)}`);
+  /** Whether a step's drafts were judged together. */
+  const together = (step) => run().head.together && !step.parents;
 
-  function accepted(draft) {
-    if (run().head.together && draft.u >= draft.chance) return "accepted: a draft behind it has u below its h";
-    return `accepted: u ${chance(draft.u)} is below ${limit(draft)}`;
+  /** What u has to be below, in words. */
+  const limit = ({ p, q, chance: h }, step) => (together(step) ? `h ${chance(h)}` : `p/q ${chance(p / q)}`);
+
+  /** Why a draft stands. */
+  function accepted(draft, step) {
+    if (draft.u === null) return "accepted: it is the token that the target draws";
+    if (together(step) && draft.u >= draft.chance) return "accepted: a draft behind it has u below its h";
+    return `accepted: u ${chance(draft.u)} is below ${limit(draft, step)}`;
+  }
+
+  /** Why the target wrote a token of its own. */
+  function drawn(token, step) {
+    if (token.origin === "bonus") return `drawn from the target, after all ${step.accepted} drafts${step.parents ? " of a branch" : ""} were accepted`;
+    if (token.origin !== "recovered") return "drawn from the target: nothing was drafted";
+    const drafts = replaced(step), [draft] = drafts;
+    if (drafts.length > 1) return `replaces ${drafts.map(({ text }) => quoted(text)).join(", ")}, all rejected`;
+    return `replaces ${quoted(draft.text)}, rejected: p ${chance(draft.p)}, q ${chance(draft.q)}` +
+      (draft.u === null ? ", not the token that the target draws" : `, u ${chance(draft.u)} is not below ${limit(draft, step)}`);
   }
 
   /** Lines that explain a token: [what, where, numbers, verdict]. */
@@ -20,22 +35,13 @@
     const lines = [`${quoted(token.text)}: ${token.origin}, token ${index + 1}, at ${number(token.ms, 0)} ms`];
     if (!step) return lines;
     if (step.kind === "prefill") return [...lines, "The first token comes with the prefill, which reads the prompt."];
-    const at = index - step.start;
-    lines.push(`round ${step.round}, position ${at + 1}` + (step.drafts.length ? ` (${step.drafts.length} drafted)` : ""));
-    const draft = step.drafts[at];
+    const at = index - step.start, count = step.drafts.length;
+    lines.push(`round ${step.round}, position ${at + 1}` + (count ? ` (${count} drafted${step.parents ? " as a tree" : ""})` : ""));
     if (token.origin === "accepted") {
-      lines.push(`p(x) ${chance(draft.p)}, q(x) ${chance(draft.q)}`);
-      lines.push(draft.u === null ? "accepted: it is the token that the target draws" : accepted(draft));
-      if (run().head.together && at >= step.alone) lines.push("saved: draft by draft, the round would have ended before it");
-    } else if (token.origin === "recovered") {
-      lines.push(`p(x) ${chance(step.nextP)}, q(x) n/a: it was not drafted`);
-      lines.push(`replaces ${quoted(draft.text)}, rejected: p ${chance(draft.p)}, q ${chance(draft.q)}` +
-        (draft.u === null ? ", not the token that the target draws" : `, u ${chance(draft.u)} is not below ${limit(draft)}`));
-    } else {
-      lines.push(`p(x) ${chance(step.nextP)}, q(x) n/a: it was not drafted`);
-      lines.push(token.origin === "bonus" ? `drawn from the target, after all ${step.accepted} drafts were accepted`
-        : "drawn from the target: nothing was drafted");
-    }
+      const draft = step.drafts[pathOf(step)[at] ?? at];
+      lines.push(`p(x) ${chance(draft.p)}, q(x) ${chance(draft.q)}`, accepted(draft, step));
+      if (together(step) && at >= step.alone) lines.push("saved: draft by draft, the round would have ended before it");
+    } else lines.push(`p(x) ${chance(step.nextP)}, q(x) n/a: it was not drafted`, drawn(token, step));
     return lines;
   }
 

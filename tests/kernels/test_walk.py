@@ -1,0 +1,192 @@
+"""The walk kernel decides as the sampled walk of bass_core/verification/tree.py does, with the same noise.
+
+Contract: runs under Triton's interpreter; paths, tokens and tests are equal, and the numbers of the tests bit for
+bit. In 200 rows the first token is distributed as the target's.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from torch import Tensor
+
+from bass_core.sampling.distribution import probabilities
+from bass_core.sampling.draw import draw
+from bass_core.sampling.noise import NoiseKeys, Role, place_node
+from bass_core.sampling.params import SamplingParams
+from bass_core.verification.acceptance import UNSOUND, RowOutcome
+from bass_core.verification.tree import DraftTree, verify_tree
+from bass_core.verification.tree_triton import walk_on_device
+from kernels.triton.walk import walk_trees
+
+SEED = 0x1234_5678_9ABC_DEF1
+SOFT = SamplingParams(temperature=1.0)
+
+
+def walked(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: SamplingParams) -> list[RowOutcome]:
+    """The kernel's result in the form of the reference's."""
+    found = walk_on_device(logits, tree.tokens, tree.parents, tree.drawn, tree.probs, keys, params)
+    paths = [tree.path(row, last) for row, (last, *_) in enumerate(found)]
+    return [RowOutcome(len(path), *end, path=path) for path, (_, *end) in zip(paths, found, strict=True)]
+
+
+def compare(ours: list[RowOutcome], theirs: list[RowOutcome]) -> None:
+    """All that a verification says, NaN beside NaN."""
+    for mine, reference in zip(ours, theirs, strict=True):
+        assert (mine.path, mine.next_token) == (reference.path, reference.next_token)
+        assert math.isnan(reference.next_p) or mine.next_p == reference.next_p
+        # As text, since NaN equals nothing.
+        assert list(map(str, mine.tests)) == list(map(str, reference.tests))
+
+
+def planted(
+    logits: Tensor, keys: NoiseKeys, dice: random.Random, near: float, sampled: bool, most: int | None = None
+) -> DraftTree:
+    """Random trees: children that are likely or random tokens, and of most nodes one that was drawn.
+
+    near: how far q is from p; 0: they are the same, so that a rejection leaves nothing of p - q.
+    """
+    batch, columns, vocab = logits.shape
+    p = probabilities(logits, SOFT)
+    tokens, parents, drawn, rows = [], [], [], []
+    for r in range(batch):
+        count = dice.randrange(columns) if most is None else most
+        own_tokens: list[int] = []
+        own_parents: list[int] = []
+        own_drawn: list[int] = []
+        while len(own_tokens) < count:
+            node = dice.randrange(-1, len(own_tokens))
+            beside = [token for token, parent in zip(own_tokens, own_parents, strict=True) if parent == node]
+            has_drawn = any(one >= 0 for one, parent in zip(own_drawn, own_parents, strict=True) if parent == node)
+            own_parents.append(node)
+            if has_drawn or not sampled or dice.random() < 0.4:
+                # Behind a drawn child, a token that it can't be.
+                likely = p[r, node + 1].topk(min(3, vocab)).indices.tolist() if not has_drawn else []
+                own_tokens.append(dice.choice([*likely, dice.randrange(vocab)]))
+                own_drawn.append(-1)
+                continue
+            noise = torch.randn(vocab, generator=torch.Generator().manual_seed(dice.randrange(1 << 30)))
+            q = probabilities(logits[r, node + 1] + near * noise, SOFT)
+            q = q if near == 0 else q.index_fill(0, torch.tensor(beside, dtype=torch.long), 0.0)
+            q = q / q.sum() if near else q
+            at = place_node(keys.positions[r], torch.tensor(node + 1))
+            token = draw(
+                q[None], keys.seed, keys.sequence_ids[r : r + 1], at[None], keys.stream(Role.DRAFT)[r : r + 1]
+            )
+            own_tokens.append(int(token))
+            own_drawn.append(len(rows))
+            rows.append(q)
+        tokens.append(own_tokens)
+        parents.append(own_parents)
+        drawn.append(own_drawn)
+    return DraftTree(tokens, parents, drawn if rows else None, torch.stack(rows) if rows else None)
+
+
+def some_keys(batch: int, epochs: bool = False) -> NoiseKeys:
+    at = torch.arange(batch) * 7 + 9
+    return NoiseKeys(SEED, torch.arange(batch) * 2**33 + 5, at, at - 4 if epochs else None)
+
+
+@pytest.mark.parametrize(("batch", "drafts", "vocab"), [(8, 5, 9), (4, 16, 300), (1, 62, 2500)])
+@pytest.mark.parametrize("near", [0.0, 0.3, 2.0])
+@pytest.mark.parametrize("sampled", [True, False])
+def test_takes_the_references_decisions(batch: int, drafts: int, vocab: int, near: float, sampled: bool) -> None:
+    generator = torch.Generator().manual_seed(vocab)
+    logits = torch.randn(batch, drafts + 1, vocab, generator=generator) * 2
+    keys = some_keys(batch, epochs=vocab == 300)
+    tree = planted(logits, keys, random.Random(batch), near, sampled)
+    theirs = verify_tree(logits, tree, keys, SOFT, "chen")
+    compare(walked(logits, tree, keys, SOFT), theirs)
+
+
+def test_the_cases_that_are_compared_hold_every_turn() -> None:
+    """Drawn drafts that stand and that fall, and walks that go on at another child, each several times."""
+    logits = torch.randn(60, 9, 6, generator=torch.Generator().manual_seed(0)) * 2
+    keys = some_keys(60)
+    tree = planted(logits, keys, random.Random(0), 2.0, True, most=8)
+    theirs = verify_tree(logits, tree, keys, SOFT, "chen")
+    compare(walked(logits, tree, keys, SOFT), theirs)
+    assert tree.drawn is not None
+    kept = fell = other = 0
+    for row, outcome in enumerate(theirs):
+        on_path = set(outcome.path or [])
+        for draft, test in enumerate(outcome.tests):
+            was_drawn = tree.drawn[row][draft] >= 0
+            kept += was_drawn and draft in on_path
+            fell += was_drawn and draft not in on_path and not math.isnan(test.u)
+            other += not was_drawn and draft in on_path
+    assert min(kept, fell, other) > 5, (kept, fell, other)
+
+
+@pytest.mark.parametrize("params", [SamplingParams(0.7, top_p=0.9), SamplingParams(1.3, top_k=4)])
+def test_filters_come_first(params: SamplingParams) -> None:
+    logits = torch.randn(6, 7, 40, generator=torch.Generator().manual_seed(2)) * 2
+    keys = some_keys(6)
+    tree = planted(logits, keys, random.Random(3), 1.0, True)
+    compare(walked(logits, tree, keys, params), verify_tree(logits, tree, keys, params, "chen"))
+
+
+def test_no_drafts_at_all_and_rows_without_any() -> None:
+    logits, keys = torch.randn(3, 1, 30, generator=torch.Generator().manual_seed(4)), some_keys(3)
+    none = DraftTree([[], [], []], [[], [], []])
+    compare(walked(logits, none, keys, SOFT), verify_tree(logits, none, keys, SOFT, "chen"))
+    wider = torch.cat((logits, logits.flip(2)), 1)
+    one = DraftTree([[], [4], []], [[], [-1], []])
+    compare(walked(wider, one, keys, SOFT), verify_tree(wider, one, keys, SOFT, "chen"))
+
+
+def test_children_that_are_alike_count_once() -> None:
+    logits = torch.full((20, 4, 8), -9.0)
+    logits[:, :, 5] = 9.0
+    tree = DraftTree([[5, 5, 2]] * 20, [[-1, -1, 1]] * 20)
+    theirs = verify_tree(logits, tree, some_keys(20), SOFT, "chen")
+    assert theirs[0].path == [0] and math.isnan(theirs[0].tests[1].p)
+    compare(walked(logits, tree, some_keys(20), SOFT), theirs)
+
+
+def test_logits_that_are_no_numbers_are_marked() -> None:
+    logits = torch.randn(3, 3, 20, generator=torch.Generator().manual_seed(5))
+    logits[1] = torch.nan
+    keys = some_keys(3)
+    sound = torch.randn(3, 3, 20, generator=torch.Generator().manual_seed(6))
+    tree = planted(sound, keys, random.Random(1), 1.0, True, most=2)
+    ours, theirs = walked(logits, tree, keys, SOFT), verify_tree(logits, tree, keys, SOFT, "chen")
+    assert ours[1].next_token == theirs[1].next_token == UNSOUND
+    compare([ours[0], ours[2]], [theirs[0], theirs[2]])
+
+
+def test_two_hundred_rows_are_distributed_as_the_target() -> None:
+    """Chi-squared test of the first token: a likely child, and one drawn from what q leaves beside it."""
+    rows, vocab = 200, 6
+    logits = torch.tensor([1.5, 0.2, -0.4, 0.9, -1.0, 0.0]).expand(rows, 3, vocab)
+    q = probabilities(torch.tensor([-0.5, 1.0, 0.3, 0.0, 0.4, -2.0]), SOFT).index_fill(0, torch.tensor([1]), 0.0)
+    keys = NoiseKeys(11, torch.arange(rows), torch.full((rows,), 5))
+    drafts = draw(
+        (q / q.sum()).expand(rows, vocab), 11, keys.sequence_ids, keys.positions, keys.stream(Role.DRAFT)
+    )
+    tree = DraftTree(
+        [[1, token] for token in drafts.tolist()], [[-1, -1]] * rows, [[-1, 0]] * rows, q[None] / q.sum()
+    )
+    ours = walked(logits, tree, keys, SOFT)
+    first = [tree.tokens[row][one.path[0]] if one.path else one.next_token for row, one in enumerate(ours)]
+    p = probabilities(logits[0, 0], SOFT).double()
+    counts = torch.bincount(torch.tensor(first), minlength=vocab)
+    assert chisquare(counts.numpy(), (p / p.sum() * rows).numpy()).pvalue > 1e-3
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    keys, p = some_keys(2), torch.rand(2, 3, 8)
+    drafts = torch.zeros(2, 2, dtype=torch.long)
+    rest = (drafts, drafts - 1, keys.sequence_ids, keys.positions, keys.begins, torch.tensor([1]))
+    with pytest.raises(ValueError, match="does not fit 2 rows of 2"):
+        walk_trees(p[:, :2], None, drafts, *rest)
+    with pytest.raises(ValueError, match="fit p"):
+        walk_trees(p, torch.rand(1, 9), drafts, *rest)
+    with pytest.raises(ValueError, match="fit the drafts"):
+        walk_trees(p, None, drafts, drafts[:1], *rest[1:])
+    with pytest.raises(ValueError, match="of 0 distributions"):
+        walk_on_device(p, [[1, 2]] * 2, [[-1, 0]] * 2, [[-1, 0]] * 2, None, keys, SOFT)
