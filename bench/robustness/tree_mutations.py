@@ -13,16 +13,17 @@ _GROWTH = "tests/bass_core/drafting/test_trees.py::test_"
 _BLIND = [_GROWTH + "how_many_children_a_draft_gets_never_depends_on_what_is_drawn"]
 _FED = "tests/bass_core/drafting/test_trees_fed.py::test_"
 _ASKED = _FED + "a_draft_in_a_tree_is_asked_as_at_the_end_of_its_path"
-_KEPT = ["tests/bass_core/engine/test_trees.py::test_a_kept_path_is_what_was_fed_as_text[alone-pad]"]
+_KEPT = ["tests/bass_core/engine/test_trees.py::test_a_kept_path_is_what_was_fed_as_text[pad-alone]"]
 _DRAWN = "node.token, node.q = int(token), len(self._drawn)"
 
 TREE_MUTANTS = [
     Mutant(
         "trees: a drawn draft left out because its own q is small",
         "bass_core/drafting/trees/growth.py",
-        _DRAWN,
-        _DRAWN + "\n            node.chosen = float(row[int(token)]) > 0.3",
-        _BLIND,
+        "kept = [i for i, node in enumerate(row) if node.chosen]",
+        "small = [node.q >= 0 and float(self._drawn[node.q][node.token]) < 0.3 for node in row]\n"
+        "            kept = [i for i, node in enumerate(row) if node.chosen and not small[i]]",
+        [_BLIND[0] + "[1]"],
     ),
     Mutant(
         "trees: a drawn draft ranked by its own q",

@@ -100,8 +100,18 @@ def test_quick(policy: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "policy",
-    [Leaking(), "bass", CostAware(COSTS, limit=4), 3, FixedNodes(3), Planner(CHEAP)],
-    ids=["leaking", "bass", "cost-aware", "fixed", "nodes", "planner"],
+    [Leaking(), "bass", CostAware(COSTS, limit=4), 3],
+    ids=["leaking", "bass", "cost-aware", "fixed"],
 )
 def test_thorough(policy: Any) -> None:
     agree(6000, 8, policy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("policy", "method", "runs"),
+    [(FixedNodes(12000), "bass", 4000), (Planner(CHEAP), "speculative", 1500)],
+    ids=["nodes", "planner"],
+)
+def test_trees(policy: Any, method: str, runs: int) -> None:
+    agree(runs, 8, policy, method)
