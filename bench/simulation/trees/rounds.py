@@ -67,7 +67,7 @@ class SimulatedDraft:
     """A LevelModel (bass_core/drafting/trees/levels.py) whose tokens are ranks; `chances` by row and path."""
 
     vocabulary = None
-    room = MOST_DRAFTS
+    room = reach = MOST_DRAFTS
 
     def __init__(self, chances: Chances, rng: np.random.Generator) -> None:
         self._draw = lambda depths: chances.draw(rng, np.asarray(depths))
@@ -122,7 +122,7 @@ class PlayedTrees(Played):
     seconds: int = 0
 
     def ms(self, costs: RoundCosts) -> float:
-        """One verification, and a level for each forward of the draft."""
+        """One verification, and the levels of the draft."""
         count = len(self.rows)
         tokens = count * (1 + max(self.drafted)) if costs.padded else count + sum(self.drafted)
         return costs.verify_ms(count, tokens) + costs.levels_ms(count, self.levels)
