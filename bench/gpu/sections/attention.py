@@ -9,6 +9,7 @@ hardware cache holds them. As in a step, each backend's masks are made once, out
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import torch
