@@ -125,7 +125,8 @@ def measure_shared(ctx: Context, batch: int, start: int, width: int) -> None:
 def measure_tree(ctx: Context, batch: int, cached: int, nodes: int) -> None:
     """Random trees of `nodes` tokens behind `cached` ones: what the masks cost beside a chain's."""
     device, lengths = ctx.device, [cached - 7 * row for row in range(batch)]
-    case, sizes = f"b{batch} kv{cached} tree{nodes}", {"dtype": ctx.dtype, "device": device}
+    case = f"b{batch} kv{cached} tree{nodes}"
+    sizes: Any = {"dtype": ctx.dtype, "device": device}
     chain = AttentionPlan(torch.tensor(lengths, device=device), lengths, nodes)
     trees = grown(ctx, lengths, [0] * batch, nodes)
     query = torch.randn(batch, HEADS, nodes, DIM, **sizes)
@@ -136,10 +137,11 @@ def measure_tree(ctx: Context, batch: int, cached: int, nodes: int) -> None:
     compare(
         fused(query, keys, values, trees, scaling=scaling), pad(query, keys, values, trees, scaling=scaling), exact
     )
-    times = [
-        captured_ms([lambda plan=plan: fused(query, keys, values, plan, scaling=scaling)], device)
-        for plan in (trees, chain)
-    ]
+
+    def timed(plan: AttentionPlan) -> float:
+        return captured_ms([lambda: fused(query, keys, values, plan, scaling=scaling)], device)
+
+    times = timed(trees), timed(chain)
     ctx.row(case, "fused, trees", 1000 * times[0], "us")
     ctx.row(case, "fused, chains", 1000 * times[1], "us")
     ctx.row(case, "trees / chains", times[0] / times[1])
