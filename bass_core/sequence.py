@@ -155,8 +155,8 @@ class Bill:
     """What a planner reckoned before a round: which drafts are worth their place in the step.
 
     curve: (tokens of all rows, ms) of one verification, from a plain step's tokens on, as measured on this
-    machine. tokens: that this round verifies, newest tokens included. levels, level_ms: forwards of the draft in
-    this round, and what one takes. worths: of the drafts that are verified, best first, the chance that each is
+    machine. tokens: that this round verifies, newest tokens included. levels, draft_ms: levels of drafts in
+    this round, and what they take. worths: of the drafts that are verified, best first, the chance that each is
     accepted with its path: what it adds to the round in tokens. prices: of as many drafts and a few more, what
     each one's place in the step costs, in tokens that its time would write elsewhere: a draft pays while its worth
     is above its price. expected: tokens that the round should write, of all rows. plain_ms: what a plain step

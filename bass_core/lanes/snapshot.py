@@ -60,13 +60,14 @@ class RowRecord(TypedDict):
 class BillRecord(TypedDict):
     """`Bill` (sequence.py) as plain data, rounded to 4 decimals.
 
-    `curve` is the index of the bill's curve among the lane's `curves`, which may tell more of it than the bill did.
+    `curve` is the index of the bill's curve among the lane's `curves`, which may tell more of it than the bill
+    did.
     """
 
     curve: int
     tokens: int
     levels: int
-    level_ms: float | None
+    draft_ms: float | None
     worths: list[float | None]
     prices: list[float | None]
     expected: float | None

@@ -93,6 +93,7 @@ class DraftHead(nn.Module):
     fuse: Any
     project: Any
     slots: Any
+    output: Any
     link_out: Any
     link_in: Tensor | None
 
@@ -195,7 +196,8 @@ class DraftHead(nn.Module):
         if self.positions == 1:
             return Ahead(self, logits[:, None], None)
         later, gates = self.states_ahead(states, min(count, self.positions))
-        base: Tensor = (self.body.lm_head if self.output is None else self.output)(later)
+        output: Any = self.body.lm_head if self.output is None else self.output
+        base: Tensor = output(later)
         return Ahead(self, base, gates)
 
     def link(self, columns: Tensor, gates: Tensor) -> Tensor:

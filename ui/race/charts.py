@@ -8,8 +8,8 @@ from ui.race.looks import look
 CHARTS = {
     "latency": ("ms per token", "over lane time, lower is better"),
     "race": ("The race", "new tokens of all sequences over lane time"),
-    "acceptance": ("Draft acceptance rate", "accepted / drafted, over lane time"),
-    "lengths": ("Draft length", "of each round, over lane time"),
+    "acceptance": ("Draft acceptance rate", "accepted / drafted (of trees: path / nodes), over lane time"),
+    "lengths": ("Draft length", "of each round (of trees: depth), over lane time"),
     "flops": ("FLOPs utilisation", "of the device's peak, by lane, over lane time"),
     "device": ("Device", "share of time busy, all running lanes together"),
     "memory": ("Memory and power", "of the device, or of this process without a GPU"),

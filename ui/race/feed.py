@@ -6,8 +6,8 @@ browser's time. The log holds every token and round once and only grows, so that
 view (the current figures) and charts (whole series) are small and are replaced.
 
 The log's first line is the run's head, see PageFeed._head. Each further line is one
-snapshot: {lane: {"clock_ms", "new": {index: tokens}, "rounds": rounds}}; see SequenceFeed.fresh and `_round`. Where
-bills go by curves that the log does not hold yet, a lane has "curves" too, by their index.
+snapshot: {lane: {"clock_ms", "new": {index: tokens}, "rounds": rounds}}; see SequenceFeed.fresh and `_round`.
+Where bills go by curves that the log does not hold yet, a lane has "curves" too, by their index.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def _round(record: RoundRecord) -> list[Any]:
     """[round, first two letters of its kind, draft length, lane ms, rows] of one round.
 
     A row: [sequence, start, written, accepted, p of the last token, drafts, accepted one by one], a draft:
-    [text, p, q, u, chance]. A row with a tree of drafts, or with drafts that a planner chose, ends with its parents,
-    path and kinds (see RowRound), a round that a planner planned with its bill. Recordings of earlier versions lack
-    the two last numbers.
+    [text, p, q, u, chance]. A row with a tree of drafts, or with drafts that a planner chose, ends with its
+    parents, path and kinds (see RowRound), a round that a planner planned with its bill. Recordings of earlier
+    versions lack the two last numbers.
     """
     rows = [
         [

@@ -61,7 +61,10 @@ def _figures() -> dict[str, tuple[str, str]]:
             "tokens/s",
             "new tokens / lane time until the last sequence finished, prefills included",
         ),
-        "acceptance_rate": ("acceptance", "accepted / drafted tokens"),
+        "acceptance_rate": (
+            'acceptance<span class="of-trees"></span>',
+            "accepted / drafted tokens; of trees the accepted path / the drafted nodes",
+        ),
         "new_tokens": ("new tokens", "of all sequences"),
     }
 

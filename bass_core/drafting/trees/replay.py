@@ -44,8 +44,8 @@ class Replay(Growth):
     def _pays(self, asked: list[Open]) -> bool:
         return any(self._children(r, i) or self._behind(r, i) for r, i in asked)
 
-    def _unasked(self, room: int) -> list[Open]:
-        return [(r, i) for r, i in super()._unasked(room) if self._children(r, i) or self._behind(r, i)]
+    def _unasked(self, room: int, reach: int) -> list[Open]:
+        return [(r, i) for r, i in super()._unasked(room, reach) if self._children(r, i) or self._behind(r, i)]
 
     def _sampled_counts(self, asked: list[Open], likely: list[list[list[float]]]) -> list[tuple[int, int]]:
         counts = [(place, self._children(r, i)) for place, (r, i) in enumerate(asked)]

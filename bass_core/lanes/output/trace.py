@@ -75,7 +75,7 @@ class Trace:
             "curve": self._curve([[tokens, round(ms, DECIMALS)] for tokens, ms in bill.curve]),
             "tokens": bill.tokens,
             "levels": bill.levels,
-            "level_ms": _short(bill.level_ms),
+            "draft_ms": _short(bill.draft_ms),
             "worths": [_short(worth) for worth in bill.worths],
             "prices": [_short(price) for price in bill.prices],
             "expected": _short(bill.expected),

@@ -35,6 +35,7 @@ from bass_core.drafting.trees.levels import Fed
 from bass_core.sampling.noise import NoiseKeys, Role
 from bass_core.sampling.params import SamplingParams
 from bass_core.sequence import Sequence
+from kernels.plan import MOST_TREE
 
 from ..rounds import Played
 
@@ -72,6 +73,8 @@ class SimulatedDraft:
         self._draw = lambda depths: chances.draw(rng, np.asarray(depths))
         self.chances: dict[tuple[int, tuple[int, ...]], NDArray[np.float64]] = {}
         self._fed: list[list[tuple[int, ...]]] = []
+
+    reach = MOST_TREE
 
     def root(self, rows: list[Sequence], wanted: list[bool]) -> Tensor:
         self._fed = [[] for _ in rows]

@@ -142,7 +142,7 @@ def test_bills_are_short_and_share_their_curves() -> None:
     assert [record["bill"]["curve"] for record in log.view()] == [0, 0, 1, 0]
     assert [len(curve) for curve in log.curves] == [33, 34] and log.curves[1][:2] == [[7, 21.0], [8, 22.6667]]
     bill = log.view()[0]["bill"]
-    assert (bill["tokens"], bill["levels"], bill["level_ms"]) == (40, 2, 0.1111)
+    assert (bill["tokens"], bill["levels"], bill["draft_ms"]) == (40, 2, 0.1111)
     assert (bill["worths"][0], bill["prices"][0], bill["prices"][-1]) == (0.3333, 0.1429, None)
     assert (bill["expected"], bill["plain_ms"]) == (None, 22.6667)
     # About 7 bytes a number: 32 drafts of 200 rounds are less than 150 KB.

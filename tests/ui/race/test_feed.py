@@ -152,10 +152,13 @@ def test_each_round_is_sent_once_and_its_length_is_charted() -> None:
 
 
 def test_a_tree_is_sent_with_its_parents_and_a_curve_when_it_grew() -> None:
-    feed, rounds = PageFeed("r", REQUEST), [record(1, 10, ["x", "y", "z"]), record(2, 20, ["x", "y"]), record(3, 30, [])]
+    feed, rounds = (
+        PageFeed("r", REQUEST),
+        [record(1, 10, ["x", "y", "z"]), record(2, 20, ["x", "y"]), record(3, 30, [])],
+    )
     rounds[0]["rows"][0] |= {"parents": [-1, 0, -1], "path": [2], "accepted": 1}
     rounds[1]["rows"][0] |= {"shape": "l d0"}
-    bill = {"curve": 0, "tokens": 4, "levels": 1, "level_ms": 1.5, "worths": [0.5], "prices": [0.25, None]}
+    bill = {"curve": 0, "tokens": 4, "levels": 1, "draft_ms": 1.5, "worths": [0.5], "prices": [0.25, None]}
     rounds[1] |= {"bill": bill}
     curve = [[1, 20.5], [2, 21.0], [3, 22.0]]
     for count, known in ((1, []), (2, [curve[:2]]), (3, [curve]), (3, [curve])):

@@ -5,6 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,42 +17,39 @@ import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
 from bass_core import SamplingParams, load_pair, race
-from bass_core.budget.trees import FixedNodes
+from bass_core.budget.cost_table import CostTable
+from bass_core.budget.planner import Planner
+from ui.page.limits import Limits
+from ui.page.request import make_request
 
-from ..browser import run_to_the_end
-from ..conftest import started, watched
+from ..browser import run_to_the_end, shown
+from ..conftest import ROOT, started, watched
 from ..page.test_access import AXE, violations
 
 pytestmark = pytest.mark.slow
-LANES = ("regular", "bass", "chain")
-CURVE = [[tokens, 20 + 0.5 * tokens] for tokens in range(2, 35)]
+LANES = ("regular", "speculative", "bass", "chain")
 VERDICTS = {"accepted", "rejected", "untested"}
-
-
-def bill(drafts: int, levels: int) -> dict[str, Any]:
-    """A bill of two rows, as the log holds it."""
-    worths = [0.9 / (i + 1) for i in range(drafts)]
-    prices = [0.1 + 0.05 * i for i in range(drafts + 3)]
-    return {"curve": 0, "tokens": 2 + drafts, "levels": levels, "level_ms": 1.5, "worths": worths,
-            "prices": prices, "expected": 2 + sum(worths), "plain_ms": 21.0}  # fmt: skip
+COSTS = CostTable(
+    {1: [(1, 10.0), (8, 11.0), (32, 14.0)], 2: [(2, 10.5), (16, 12.0), (64, 20.0)]}, {1: 1.0, 2: 1.1}, False
+)
+ASKED = {"batch_size": 2, "max_new_tokens": 60, "temperature": 0.9, "seed": 7, "verification": "rejection"}
+# Of a plain round of one row, whose draft nobody asked.
+PLAIN = {"curve": 0, "tokens": 1, "levels": 0, "draft_ms": 0.0, "worths": [], "prices": [0.1, 0.2],
+         "expected": 1.0, "plain_ms": 10.5}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def final(tiny_pair: tuple[Path, Path]) -> dict[str, Any]:
-    """The last snapshot of a race with trees, whose last round is made plain; a lane "chain" has no trees."""
+    """The last snapshot of a planned race; its lane "chain" has a fixed draft length."""
     pair = load_pair(str(tiny_pair[0]), draft=str(tiny_pair[1]), device="cpu", dtype="float32")
-    common: dict[str, Any] = {"n": 2, "max_new_tokens": 60, "sampling": SamplingParams(0.9), "seed": 5}
+    common: dict[str, Any] = {"n": 2, "max_new_tokens": 60, "sampling": SamplingParams(0.9), "seed": 7}
+    common |= {"verification": "rejection"}
     *_, chains = race(pair, "Hello", lanes=["bass"], draft_length=4, **common)
-    *_, shot = race(pair, "Hello", lanes=["regular", "bass"], draft_length=FixedNodes(24), **common)
+    *_, shot = race(pair, "Hello", lanes=LANES[:3], draft_length=Planner(COSTS, 2), **common)
     shot["lanes"]["chain"] = chains["lanes"]["bass"]
-    lane = shot["lanes"]["bass"]
-    lane["curves"] = [CURVE]
-    for row in lane["rounds"][-1]["rows"]:
-        row |= {key: [] for key in ("drafted", "drafted_text", "p", "q", "u")} | {"accepted": 0}
-        row |= {"parents": None, "path": None}
-    for record in lane["rounds"][1:]:
-        drafts = sum(len(row["drafted"]) for row in record["rows"])
-        record["bill"] = bill(drafts, 3 if drafts else 0)
+    last = shot["lanes"]["bass"]["rounds"][-1]
+    assert last["kind"] == "plain", "choose another seed"
+    last["bill"] = PLAIN
     made: dict[str, Any] = json.loads(json.dumps(shot))
     return made
 
@@ -60,7 +61,8 @@ def page(
     """A page that has played the race."""
     folder = tmp_path_factory.mktemp("trees")
     file = folder / "run.json"
-    file.write_text(json.dumps({"recording": 1, "about": "trees", "snapshots": [final]}))
+    settings = make_request({"prompt": "Hello", **ASKED, "lanes": list(LANES[:3])}, Limits()).settings()
+    file.write_text(json.dumps({"recording": 1, "about": "trees", "settings": settings, "snapshots": [final]}))
     with started(folder / "log.txt", "--replay", str(file)) as server, watched(context, server) as page:
         run_to_the_end(page, LANES)
         yield page
@@ -164,29 +166,36 @@ def test_a_phone_scrolls_the_tree_inside_its_own_box(page: Page, final: dict[str
     page.set_viewport_size({"width": 1400, "height": 900})
 
 
+def cost(curve: list[list[float]], tokens: int) -> float:
+    """The curve's ms at a number of tokens that it has."""
+    return dict(map(tuple, curve))[tokens]  # type: ignore[arg-type]
+
+
 def test_the_bill_says_and_draws_what_was_reckoned(page: Page, final: dict[str, Any]) -> None:
     lane = final["lanes"]["bass"]
     step, _ = a_tree(final)
     choose(page, "bass", 0, step)
     record = next(r for r in lane["rounds"] if f"Lane round {r['round']}," in page.inner_text(".round-line"))
-    made, drafts = record["bill"], len(record["bill"]["worths"])
+    bill, curve, rows = record["bill"], lane["curves"][record["bill"]["curve"]], len(record["rows"])
+    drafts = sum(len(row["drafted"]) for row in record["rows"])
     wrote = sum(row["written"] for row in record["rows"])
-    extra = 0.5 * drafts + 3 * 1.5
+    assert (len(bill["worths"]), bill["tokens"], rows) == (drafts, rows + drafts, 2)
+    ms, plain = cost(curve, bill["tokens"]) + bill["draft_ms"], bill["plain_ms"]
     expect(page.locator(".bill-line")).to_have_text(
-        f"{drafts} drafts of {len(record['rows'])} rows cost {extra:.1f} ms more than a plain step and should bring "
-        f"{made['expected'] - 2:.1f} tokens more: as much as {made['expected'] / 2:.2f} plain steps, in the time of "
-        f"{(21 + extra) / 21:.2f}. The round wrote {wrote} tokens; {made['expected']:.1f} were expected."
+        f"{drafts} drafts of 2 rows cost {ms - plain:.1f} ms more than a plain step and should bring "
+        f"{bill['expected'] - 2:.1f} tokens more: as much as {bill['expected'] / 2:.2f} plain steps, in the time "
+        f"of {ms / plain:.2f}. The round wrote {wrote} tokens; {bill['expected']:.1f} were expected."
     )
     page.locator(".bill").scroll_into_view_if_needed()
     data = "[...document.querySelectorAll('.bill .plot')].map(plot => plot.data ?? [])"
     page.wait_for_function(f"count => {data}[0][0]?.y.length === count", arg=drafts)
-    (bars, prices), (curve, plain, here) = page.evaluate(data)
-    assert (bars["y"], prices["y"]) == (made["worths"], made["prices"])
-    pays = [worth >= price for worth, price in zip(made["worths"], made["prices"], strict=False)]
-    assert [opacity == 1 for opacity in bars["marker"]["opacity"]] == pays and not all(pays)
-    assert [list(point) for point in zip(curve["x"], curve["y"], strict=True)] == CURVE
-    assert (plain["x"], plain["y"]) == ([2], [21])
-    assert here["x"] == [2 + drafts] and math.isclose(here["y"][0], 21 + 0.5 * drafts)
+    (bars, prices), (line, before, here) = page.evaluate(data)
+    assert (bars["y"], prices["y"]) == (bill["worths"], bill["prices"])
+    pays = [worth >= price for worth, price in zip(bill["worths"], bill["prices"], strict=False)]
+    assert [opacity == 1 for opacity in bars["marker"]["opacity"]] == pays
+    assert [list(point) for point in zip(line["x"], line["y"], strict=True)] == curve
+    assert (before["x"], before["y"]) == ([2], [plain])
+    assert (here["x"], here["y"]) == ([bill["tokens"]], [cost(curve, bill["tokens"])])
 
 
 def test_a_round_that_stayed_plain_says_why(page: Page, final: dict[str, Any]) -> None:
@@ -197,6 +206,27 @@ def test_a_round_that_stayed_plain_says_why(page: Page, final: dict[str, Any]) -
         "A plain step: no draft was worth its price: the first place in the step costs 0.10 tokens. "
         "So the draft was not asked."
     )
+
+
+def test_the_snippet_repeats_the_trees(page: Page, tiny_pair: tuple[Path, Path]) -> None:
+    code = page.locator(".snippet code").text_content() or ""
+    assert re.search(r'\["[cld][cld0-9 ]*", "[cld]', code), "no shapes of two rows"
+    load = 'load_pair("target", draft="draft", device="cpu", dtype="float32")'
+    code = code.replace('load_pair("smollm2")', load)
+    code = "\n\n".join(part for part in code.split("\n\n") if '"chain"' not in part)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=tiny_pair[0].parent, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}, encoding="utf-8",
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    texts = re.split(r"--- \w+, sequence \d+\n", ended.stdout)[1:]
+    assert [text.removesuffix("\n") for text in texts] == [one for lane in LANES[:3] for one in shown(page, lane)]
+
+
+def test_figures_say_what_they_count_of_trees(page: Page) -> None:
+    expect(page.locator("#lane-bass .of-trees")).to_have_text(", path / nodes")
+    expect(page.locator("#lane-chain .of-trees")).to_have_text("")
+    expect(page.locator(".figures-table tbody")).to_contain_text("drafts accepted (of trees: path / nodes)")
 
 
 def test_tips_and_the_table_to_download_take_the_path_s_drafts(page: Page, final: dict[str, Any]) -> None:

@@ -18,13 +18,13 @@
   const plural = (count, one, many = `${one}s`) => `${number(count, 0)} ${count === 1 ? one : many}`;
 
   function sentence({ rows, drafting, written, bill }, curve) {
-    const { worths, prices, tokens, levels, level_ms: level, expected, plain_ms: plain } = bill;
+    const { worths, prices, tokens, levels, draft_ms: draft, expected, plain_ms: plain } = bill;
     if (!worths.length) {
       const price = prices.length ? `: the first place in the step costs ${number(prices[0], 2)} tokens` : "";
-      const asked = levels ? `The draft was asked ${plural(levels, "time")} before.` : "So the draft was not asked.";
+      const asked = levels ? `It took ${plural(levels, "forward")} of the draft to see it.` : "So the draft was not asked.";
       return `A plain step: no draft was worth its price${price}. ${asked}`;
     }
-    const ms = costOf(curve, tokens) + levels * level, who = plural(drafting, "row") + (drafting < rows ? ` out of ${rows}` : "");
+    const ms = costOf(curve, tokens) + draft, who = plural(drafting, "row") + (drafting < rows ? ` out of ${rows}` : "");
     return `${plural(worths.length, "draft")} of ${who} ${worths.length === 1 ? "costs" : "cost"} ${number(ms - plain, 1)} ms ` +
       `more than a plain step and should bring ${number(expected - rows, 1)} tokens more: as much as ` +
       `${number(expected / rows, 2)} plain steps, in the time of ${number(ms / plain, 2)}. ` +

@@ -64,6 +64,7 @@
       this.list = section.querySelector(".sequences");
       this.figures = [...section.querySelectorAll("[data-figure]")];
       this.soFar = section.querySelector(".so-far");
+      this.ofTrees = section.querySelector(".of-trees");
       this.reset(0);
     }
 
@@ -76,6 +77,7 @@
       this.running = count > 0;
       for (const place of this.figures) setText(place, "–");
       setText(this.soFar, "");
+      setText(this.ofTrees, "");
       setText(this.state, count ? "Running" : "Ready");
       this.showReading(null);
     }
@@ -116,6 +118,7 @@
         setText(place, FIGURES[key](lane.metrics[key] ?? null));
       }
       window.Bass.timeline(this.section, lane.timeline, lane.clock_ms);
+      setText(this.ofTrees, run().lanes.get(this.name).trees ? ", path / nodes" : "");
       setText(this.soFar, bothFinished || lane.metrics.speedup === null ? "" : ", so far");
       if (lane.error) setText(this.state, `Failed: ${lane.error}`);
       else if (lane.finished) setText(this.state, this.summary(lane));

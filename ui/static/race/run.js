@@ -1,10 +1,11 @@
-/* The run so far as plain objects, for other scripts and the console. Contract: Bass.run() is null or
-   {head, view, done, lanes: Map name -> {name, clock, sequences, rounds, curves}}; a sequence is {tokens, steps}, a
-   token {origin, text, ms, id}, a step (its part of one round) {round, kind, length, ms, start, written, accepted,
-   nextP, drafts: [{text, p, q, u, chance}], alone}: alone, how many drafts would have been accepted one by one; with
+/* The run so far as plain objects, for other scripts and the console. Contract: Bass.run() is null or {head, view, done,
+   lanes: Map name -> {name, clock, sequences, rounds, curves, trees}}; a sequence is {tokens, steps}, a token {origin,
+   text, ms, id}, a step (its part of one round) {round, kind, length, ms, start, written, accepted, nextP,
+   drafts: [{text, p, q, u, chance}], alone}: alone, how many drafts would have been accepted one by one; with
    {parents, path} of a tree and kinds of a planner's drafts. A round is {round, kind, length, ms, rows, drafting,
    written}: how many rows there were, how many drafted, tokens that all wrote; with a bill and the rows' shapes if it
-   was planned. head.together: whether the drafts of a round are judged together. Draws nothing. */
+   was planned. curves: see the lane's in lanes/snapshot.py. trees: whether any row drafted one. head.together: whether
+   the drafts of a round are judged together. Draws nothing. */
 (() => {
   "use strict";
   const { on } = window.Bass;
@@ -32,6 +33,7 @@
 
   function addRound(lane, [round, kind, length, ms, rows, bill]) {
     const sum = (values) => values.reduce((total, value) => total + value, 0);
+    lane.trees ||= rows.some((row) => row[7]);
     const shapes = rows.map((row) => shapeOf(row[7], row[9]));
     lane.rounds.push({
       round, kind: KINDS[kind], length, ms, rows: rows.length, drafting: sum(rows.map((row) => row[5].length > 0)),
@@ -49,7 +51,7 @@
   on("start", (head) => {
     Object.assign(looks, head.looks);
     const lanes = head.lanes.map((name) => [name, {
-      name, clock: 0, rounds: [], curves: [],
+      name, clock: 0, rounds: [], curves: [], trees: false,
       sequences: Array.from({ length: head.batch_size }, () => ({ tokens: [], steps: [] })),
     }]);
     current = { head, view: null, done: false, lanes: new Map(lanes) };

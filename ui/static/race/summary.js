@@ -5,6 +5,8 @@
   const percent = (value, digits = 1) => number(value === null || value === undefined ? null : value * 100, digits, " %");
   const coupled = () => run().head.settings.verification === "coupled" && run().head.settings.temperature > 0;
 
+  const trees = () => [...run().lanes.values()].some((lane) => lane.trees);
+
   /** Of a coupled run: the mean of min(1, p/q) over its tested drafts, the share that rejection sampling would accept. */
   function rejectionSampling(name) {
     const steps = run().lanes.get(name).sequences.flatMap((sequence) => sequence.steps);
@@ -23,7 +25,7 @@
     ["per-token latency, Last, ms", (m) => number(m.ptl_last_ms, 2)],
     ["per-token latency, All, ms", (m) => number(m.ptl_all_ms, 2)],
     ["time to first token, ms", (m) => number(m.ttft_ms, 1)],
-    ["draft acceptance rate", (m) => percent(m.acceptance_rate)],
+    [() => (trees() ? "drafts accepted (of trees: path / nodes)" : "draft acceptance rate"), (m) => percent(m.acceptance_rate)],
     ["token acceptance", (m) => percent(m.token_acceptance)],
     ["token acceptance by rejection sampling, estimated", (m, lane, name) => percent(rejectionSampling(name)), coupled],
     ["mean acceptance length", (m) => number(m.mean_acceptance_length, 2)],
