@@ -6,6 +6,8 @@ written never depends on it (tests/conformance).
 
 from __future__ import annotations
 
+import itertools
+
 from typing import Any
 
 import pytest
@@ -105,7 +107,7 @@ def test_a_level_that_does_not_pay_is_not_asked_for_and_tried_again_now_and_then
     asked = [planner.deeper([], [1.0], 1, 0) for _ in range(200)]
     tried = [at for at, yes in enumerate(asked) if yes]
     assert tried[0] == FIRST_WAIT - 1
-    gaps = [b - a for a, b in zip(tried, tried[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(tried)]
     assert gaps and gaps == sorted(gaps) and gaps[0] > FIRST_WAIT
     assert all(Planner(FREE).deeper([], [1.0], 1, 0) for _ in range(3))
     assert not Planner(FREE).deeper([], [1.0], 1, Planner.LIMIT)
@@ -145,7 +147,8 @@ PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]))
 def test_a_run_repeats_and_no_draft_reaches_past_a_rows_end(temperature: float, drafter: str) -> None:
     rows = [prompt * 2 for prompt in prompts(4)]
     same: dict[str, Any] = {
-        "max_new_tokens": 30, "sampling": SamplingParams(temperature), "draft_length": Planner(FREE), "drafter": drafter,
+        "max_new_tokens": 30, "sampling": SamplingParams(temperature), "draft_length": Planner(FREE),
+        "drafter": drafter,
     }  # fmt: skip
     runs = []
     for _ in range(2):

@@ -168,7 +168,7 @@ def test_how_many_children_a_draft_gets_never_depends_on_what_is_drawn(
 
 
 def test_a_drawn_draft_comes_from_q_without_its_siblings() -> None:
-    proposal, growth = grow(FixedNodes(30), WARM, rows=3, copied=[[[1, 2], [3], []]], model=Table(9))
+    proposal, _ = grow(FixedNodes(30), WARM, rows=3, copied=[[[1, 2], [3], []]], model=Table(9))
     assert proposal.drawn is not None and proposal.probs is not None and proposal.parents is not None
     checked = 0
     for r, paths in enumerate(paths_of(proposal)):
