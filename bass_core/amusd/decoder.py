@@ -156,7 +156,8 @@ class AmusdDecoder(BatchDecoder):
         self.target_forwards += 1
         self._measure(counts, begin)
         records, verdicts, states = [], [], []
-        together = find_verification(self.params.verification).together
+        tests = self.params.synthetic is None and not self.params.sampling.greedy
+        together = tests and find_verification(self.params.verification).together
         for r, row in enumerate(rows):
             outcome, stand = outcomes[r], outcomes[r].accepted
             settled = min(stand, counts[r]) + 1

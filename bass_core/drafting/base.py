@@ -188,10 +188,10 @@ def check_tree(proposal: Proposal) -> Proposal:
     """The proposal; raises RequestError where it is none that can be verified as a tree."""
     assert proposal.parents is not None
     for count, parents in zip(proposal.num_drafted, proposal.parents, strict=True):
-        sound = count == len(parents) < MOST_TREE
+        sound = isinstance(parents, list) and count == len(parents) < MOST_TREE
         if not sound or not all(-1 <= parent < i for i, parent in enumerate(parents)):
             raise RequestError(
-                "The parents of a tree must be one number a draft, from -1 to below the draft's own index, for at "
-                f"most {MOST_TREE - 1} drafts a row; got {parents}."
+                "The parents of a tree must be lists with one number a draft, from -1 to below the draft's own "
+                f"index, for at most {MOST_TREE - 1} drafts a row; got {parents}."
             )
     return proposal

@@ -17,7 +17,7 @@ from ..sampling.distribution import probabilities
 from ..sampling.draw_triton import seed_on
 from ..sampling.noise import NoiseKeys
 from ..sampling.params import SamplingParams
-from .acceptance import UNSOUND, DraftTest
+from .acceptance import UNSOUND, DraftTest, chance_alone
 
 # The last draft of a row's path or -1, the token behind it or UNSOUND, its chance, and the drafts' tests.
 Walked = tuple[int, int, float, list[DraftTest]]
@@ -56,7 +56,10 @@ def walk_on_device(
     found: list[Walked] = []
     for drafted, (last, token, chance, *numbers) in zip(tokens, packed, strict=True):
         columns = [numbers[i * width : i * width + len(drafted)] for i in range(3)]
-        of_drafts = [DraftTest(*one) for one in zip(*columns, drafted, strict=True)]
+        of_drafts = [
+            DraftTest(p, q, u, draft, chance_alone(p, q, u))
+            for p, q, u, draft in zip(*columns, drafted, strict=True)
+        ]
         found.append((int(last), int(token) if chance > 0 else UNSOUND, chance, of_drafts))
     return found
 

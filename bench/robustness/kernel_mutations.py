@@ -1,4 +1,4 @@
-"""Known ways to break the kernels of a CPU, and attention over prefixes that rows share.
+"""Known ways to break the kernels of a CPU and a GPU, captured trees, and attention over prefixes that rows share.
 
 Contract: as in mutations.py.
 """
@@ -12,6 +12,8 @@ _SHARED = ["tests/kernels/cpu/attention/test_attention.py::test_the_same_bits_sh
 _MERGED = ["tests/kernels/cpu/attention/test_attention.py::test_prompts_and_ragged_steps"]
 _TREES = "tests/kernels/cpu/attention/test_trees.py::"
 _RUNNER = "tests/bass_core/engine/test_prefix.py::"
+_CAPTURED = "tests/bass_core/engine/test_captured_trees.py::"
+_ROTATED = "test_a_token_of_a_tree_is_rotated_by_its_position_and_written_to_its_column"
 
 KERNEL_MUTANTS = [
     Mutant(
@@ -65,6 +67,48 @@ KERNEL_MUTANTS = [
         "np.uintp(4 * (start * rows + first * ROWS))",
         "np.uintp(4 * (starts[len(starts) - 2 - block] * rows + first * ROWS))",
         [_CPU + "products.py::test_a_vector_has_the_same_bits_alone_and_among_others"],
+    ),
+    Mutant(
+        "GPU kernels: what a token sees of its tree shifted by one",
+        "kernels/triton/blocks.py",
+        ">> (inside & 31)) & 1 != 0",
+        ">> (inside + 1 & 31)) & 1 != 0",
+        ["tests/kernels/test_token_trees.py::test_the_deepest_and_widest_tree[False]"],
+    ),
+    Mutant(
+        "GPU kernels: a token of a tree rotated by its column",
+        "kernels/triton/cache_write.py",
+        "position = tl.load(positions + token)",
+        "position += 0",
+        ["tests/kernels/test_layer_kernels.py::" + _ROTATED + "[kernels.triton.cache_write]"],
+    ),
+    Mutant(
+        "GPU forward: tokens of a tree rotated by their columns",
+        "bass_core/models/llama_cuda.py",
+        "positions = None if plan.tree is None else plan.positions",
+        "positions = None",
+        [_CAPTURED + "test_a_token_of_a_tree_is_the_end_of_its_path[LlamaCuda-pad-llama]"],
+    ),
+    Mutant(
+        "GPU kernels: a rejected draft's q left in p",
+        "kernels/triton/walk.py",
+        "tl.maximum(weight - taken, 0.0)",
+        "weight",
+        ["tests/kernels/test_walk.py::test_takes_the_references_decisions[True-2.0-8-5-9]"],
+    ),
+    Mutant(
+        "captured steps: a tree's masks as they were captured",
+        "bass_core/engine/static_step.py",
+        "for static, fresh in zip(_parts(buffers.tree), _parts(self.tree), strict=True):",
+        "for static, fresh in zip(_parts(buffers.tree)[2:], _parts(self.tree)[2:], strict=True):",
+        [_CAPTURED + "test_a_replay_of_trees_is_the_eager_step[CausalModel-pad-False]"],
+    ),
+    Mutant(
+        "captured steps: a tree replays a chain's step",
+        "bass_core/engine/cuda_graphs.py",
+        "trees = batch.tree is not None",
+        "trees = False",
+        [_CAPTURED + "test_a_replay_of_trees_is_the_eager_step[CausalModel-pad-False]"],
     ),
     Mutant(
         "a prefix that is a token short",

@@ -17,6 +17,9 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+# As in tests/conftest.py: before triton is first imported, as it is with torch.
+os.environ["TRITON_INTERPRET"] = "1"
+
 import torch
 from tqdm import tqdm
 

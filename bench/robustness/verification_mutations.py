@@ -8,10 +8,10 @@ from __future__ import annotations
 from .mutations import Mutant
 
 _ENUMERATED = [
-    "tests/bass_core/verification/test_block.py::test_the_text_is_distributed_as_the_targets[0-3-fixed]"
+    "tests/bass_core/verification/test_block.py::test_the_text_is_distributed_as_the_targets[1-3-fixed]"
 ]
 _DECODED = "tests/conformance/test_block.py::test_fixed_lengths"
-_TRITON = ["tests/kernels/test_accept.py::test_takes_the_references_decisions[block]"]
+_TRITON = ["tests/kernels/test_accept.py::test_verify_on_a_device_is_verify[0.9-block]"]
 
 VERIFICATION_MUTANTS = [
     Mutant(
@@ -19,7 +19,14 @@ VERIFICATION_MUTANTS = [
         "bass_core/verification/block.py",
         "return (reach[:, None] * p - q).clamp_(min=0)",
         "return (p - q).clamp_(min=0)",
-        [*_ENUMERATED, f"{_DECODED}[3]"],
+        _ENUMERATED,
+    ),
+    Mutant(
+        "block: the recovered token without the reach",
+        "bass_core/verification/rejection.py",
+        "residual(at_end, draft_probs[rows, index], reach[rows, accepted])",
+        "residual(at_end, draft_probs[rows, index], reach[rows, 0 * accepted])",
+        ["tests/bass_core/verification/test_block.py::test_the_recovered_token_comes_from_what_is_left"],
     ),
     Mutant(
         "block: the first failure ends it",

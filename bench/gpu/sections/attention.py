@@ -1,6 +1,7 @@
 """Ragged attention alone: fused, pad, split, sdpa and flash over the same caches, in GB/s of live keys and values.
 
-Then `fused` over rows that share a prefix, beside the same rows with a copy each, once its result was compared.
+Then `fused` over rows that share a prefix, beside the same rows with a copy each, once its result was compared;
+and over trees of tokens, beside chains of as many.
 Contract: times launches captured in a CUDA graph (no host overhead) over several KV caches in turn, so that no
 hardware cache holds them. As in a step, each backend's masks are made once, outside the timed part.
 """
@@ -8,6 +9,7 @@ hardware cache holds them. As in a step, each backend's masks are made once, out
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +19,8 @@ from kernels.plan import AttentionPlan, SharedPart
 
 from ..context import Context
 from ..timing import captured_ms
-from .checks import compare
+from .rules import compare
+from .trees import grown
 
 HEADS, KV_HEADS, DIM = 32, 8, 128
 
@@ -37,6 +40,10 @@ def run(ctx: Context) -> None:
         if ctx.late or "fused" not in names:
             return
         measure_shared(ctx, batch, start, width)
+    for batch, nodes in itertools.product((2,) if ctx.dry else (1, 8), (4,) if ctx.dry else (8, 16, 32, 63)):
+        if ctx.late or "fused" not in names:
+            return
+        measure_tree(ctx, batch, 16 if ctx.dry else 2000, nodes)
 
 
 def grids(ctx: Context) -> list[tuple[int, str, list[int]]]:
@@ -113,3 +120,30 @@ def measure_shared(ctx: Context, batch: int, start: int, width: int) -> None:
     ctx.row(case, "shared", 1000 * shared, "us")
     ctx.row(case, "own copies", 1000 * copies, "us")
     ctx.row(case, "own copies / shared", copies / shared)
+
+
+@torch.inference_mode()
+def measure_tree(ctx: Context, batch: int, cached: int, nodes: int) -> None:
+    """Random trees of `nodes` tokens behind `cached` ones: what the masks cost beside a chain's."""
+    device, lengths = ctx.device, [cached - 7 * row for row in range(batch)]
+    case = f"b{batch} kv{cached} tree{nodes}"
+    sizes: dict[str, Any] = {"dtype": ctx.dtype, "device": device}
+    chain = AttentionPlan(torch.tensor(lengths, device=device), lengths, nodes)
+    trees = grown(ctx, lengths, [0] * batch, nodes)
+    query = torch.randn(batch, HEADS, nodes, DIM, **sizes)
+    keys, values = torch.randn(2, batch, KV_HEADS, cached + nodes, DIM, **sizes)
+    fused, pad, scaling = BACKENDS["fused"], BACKENDS["pad"], DIM**-0.5
+    wide = keys.double(), values.double()
+    exact = pad(query.double(), *wide, trees, scaling=scaling)
+    compare(
+        fused(query, keys, values, trees, scaling=scaling), pad(query, keys, values, trees, scaling=scaling), exact
+    )
+    times = [
+        captured_ms([partial(fused, query, keys, values, plan, scaling=scaling)], device)
+        for plan in (trees, chain)
+    ]
+    ctx.row(case, "fused, trees", 1000 * times[0], "us")
+    ctx.row(case, "fused, chains", 1000 * times[1], "us")
+    ctx.row(case, "trees / chains", times[0] / times[1])
+    padded = captured_ms([lambda: pad(query, keys, values, trees, scaling=scaling)], device)
+    ctx.row(case, "pad, trees", 1000 * padded, "us")

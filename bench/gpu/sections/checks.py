@@ -1,15 +1,12 @@
 """Every kernel against its reference, on fresh random inputs, with outputs poisoned before each call.
 
-Contract: our error against a float64 or float32 reference is at most three times that of plain torch in the same
-precision (the rule of flash-attention's tests), or a few rounding steps. A row says how many cases a kernel
+Contract: errors are held to the rule of rules.py. A row says how many cases a kernel
 passed; a case that fails or raises is named, and the others go on.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,10 +24,8 @@ from kernels.reference import linear as linear_reference
 from kernels.reference.attention import pad
 
 from ..context import Context
-
-Cases = Iterator[tuple[Hashable, str, Callable[[], None]]]
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+from .rules import DTYPES, Cases, compare, poisoned
+from .trees import tree_cases
 
 
 def run(ctx: Context) -> None:
@@ -45,31 +40,10 @@ def run(ctx: Context) -> None:
         "int8 products": int8_cases(ctx),
         "cache write": write_cases(ctx),
         "accept": accept_cases(ctx),
+        "trees": tree_cases(ctx),
     }
     with poisoned():
         ctx.cases((name, variant, label, case) for name, cases in groups.items() for variant, label, case in cases)
-
-
-@contextmanager
-def poisoned() -> Iterator[None]:
-    """Within this context torch.empty returns NaN or the largest integer, which exposes unwritten outputs."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
-
-
-def compare(ours: Tensor, plain: Tensor, exact: Tensor, steps: float = 2.0) -> None:
-    """Raises AssertionError if the error of `ours` against `exact` is beyond the rule of the module's contract."""
-    if not torch.isfinite(ours).all():
-        raise AssertionError("not every output was written, or it is not finite")
-    error, allowed = ((one.double() - exact.double()).abs().max().item() for one in (ours, plain))
-    steps = max(steps, 32.0 if ours.dtype == torch.float32 else 0.0)
-    floor = steps * torch.finfo(ours.dtype).eps * max(1.0, exact.abs().max().item())
-    if error > max(3 * allowed, floor):
-        raise AssertionError(f"error {error:.2e}, plain torch {allowed:.2e}")
 
 
 def attention_cases(ctx: Context) -> Cases:

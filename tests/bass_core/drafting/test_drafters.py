@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bass_core import ModelPair, RequestError, generate, stream
+from bass_core import ModelPair, RequestError, SamplingParams, generate, stream
 from bass_core.drafting.base import Proposal, own_drafter
 from bass_core.drafting.registry import DRAFTERS, DrafterKind, choose_drafter, runs_model
 
@@ -18,9 +18,12 @@ ROWS = [prompt * 2 for prompt in prompts(3)]
 class Tree:
     """Proposes two drafts that are both children of the newest token."""
 
+    def __init__(self, parents=None):
+        self.parents = [-1, -1, 0] if parents is None else parents
+
     def propose(self, rows, max_drafts, keys):
-        parents = torch.full((len(rows), 2), -1)
-        return Proposal(torch.full((len(rows), 2), 3), [2] * len(rows), parents=parents)
+        tokens = torch.tensor([[3, 5, 7]] * len(rows))
+        return Proposal(tokens, [3] * len(rows), parents=[self.parents] * len(rows))
 
 
 class Threes:
@@ -30,9 +33,28 @@ class Threes:
         return Proposal(torch.full((len(rows), max(max_drafts)), 3), max_drafts)
 
 
-def test_a_tree_is_refused_in_one_sentence():
-    with pytest.raises(RequestError, match="verifies chains alone"):
-        generate(ModelPair(tiny("llama")), ROWS, drafter=Tree(), draft_length=3)
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_tree_of_ones_own_is_verified(temperature):
+    """None of its drafts was drawn, so even sampled text is regular decoding's."""
+    pair, ways = ModelPair(tiny("llama")), {"max_new_tokens": 12, "sampling": SamplingParams(temperature)}
+    ours = generate(pair, ROWS, drafter=Tree(), draft_length=3, **ways)
+    theirs = generate(pair, ROWS, method="regular", **ways)
+    assert [s.token_ids for s in ours.sequences] == [s.token_ids for s in theirs.sequences]
+    assert ours.metrics.drafted
+
+
+@pytest.mark.parametrize("parents", [[-1, 1, 0], [-1, -2, 0], [-1, 0], torch.tensor([-1, -1, 0])])
+def test_what_is_no_tree_is_refused(parents):
+    with pytest.raises(RequestError, match="one number a draft"):
+        generate(ModelPair(tiny("llama")), ROWS, drafter=Tree(parents), draft_length=3)
+
+
+def test_a_tree_is_refused_where_only_chains_are_verified():
+    with pytest.raises(RequestError, match="only chains"):
+        generate(
+            ModelPair(tiny("llama")), ROWS, drafter=Tree(), draft_length=3, sampling=SamplingParams(1.0),
+            verification="block",
+        )  # fmt: skip
 
 
 def test_a_drafter_of_ones_own_needs_propose_alone():

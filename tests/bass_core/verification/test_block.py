@@ -7,6 +7,7 @@ written after Sun et al. 2403.10444 alone, says what they should decide.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -186,6 +187,24 @@ def test_the_tests_tell_what_was_decided(soft: bool, compiled: bool, monkeypatch
         assert [test.chance for test in tests] == pytest.approx(h[row, : len(tests)].tolist(), abs=2e-6)
         jumped += len(passed) < outcome.accepted
     assert jumped > 3 or not soft
+
+
+def test_the_recovered_token_comes_from_what_is_left() -> None:
+    """6,000 rows with the same three drafts, by how many of them stood."""
+    rows, drafts = 6000, torch.tensor([2, 2, 0])
+    p = torch.tensor([[0.5, 0.3, 0.2], [0.4, 0.35, 0.25], [0.3, 0.3, 0.4], [0.2, 0.2, 0.6]])
+    q = torch.tensor([[0.4, 0.3, 0.3], [0.2, 0.5, 0.3], [0.6, 0.2, 0.2]])
+    keys = NoiseKeys(5, torch.arange(rows), torch.full((rows,), 9))
+    shared = (one.expand(rows, *one.shape) for one in (p.log(), drafts, q))
+    outcomes = judged(*shared, torch.full((rows,), 3), keys)
+    chosen = (one[:3].gather(1, drafts[:, None])[:, 0][None] for one in (p, q))
+    h, reach = chances(p[None], *chosen, q[None], torch.tensor([3]))
+    seen = Counter((outcome.accepted, outcome.next_token) for outcome in outcomes)
+    for accepted, share in enumerate(largest(h[0].tolist())):
+        weights = residual(p[accepted], q[accepted], reach[:, accepted])[0] if accepted < 3 else p[3]
+        expected = (rows * share * normalised(weights)).tolist()
+        for token, count in enumerate(expected):
+            assert abs(seen[accepted, token] - count) < 4 * count**0.5 + 1e-9, (accepted, token)
 
 
 def test_a_rows_verdict_does_not_depend_on_its_neighbours() -> None:
