@@ -6,8 +6,7 @@ written never depends on it (tests/conformance).
 
 from __future__ import annotations
 
-import itertools
-
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -28,7 +27,7 @@ def table(token: float, level: float = 0.3, start: float = 10.0) -> CostTable:
     return CostTable({1: points, 64: points}, {1: level, 64: level}, padded=False)
 
 
-FREE, FAIR, DEAR = table(0.01), table(0.5), table(30.0)
+FREE, FAIR, DEAR = table(0.01), table(0.5), table(30.0, start=0.1)
 WORTHS = [0.9, 0.7, 0.6, 0.4, 0.2, 0.1, 0.05, 0.01]
 
 
@@ -51,7 +50,7 @@ def test_a_draft_is_taken_while_it_pays(rows: int) -> None:
     for costs in (DEAR, FAIR, FREE):
         planner = Planner(costs, rows)
         rates = [
-            (rows + sum(WORTHS[:n])) / (costs.verify_ms(rows, rows + n) + costs.level_ms(rows))
+            (rows + sum(WORTHS[:n])) / (costs.verify_ms(rows, rows + n) + costs.levels_ms(rows, 1))
             for n in range(len(WORTHS) + 1)
         ]
         counts.append(planner.count(WORTHS, 0, rows, 1))
@@ -74,7 +73,7 @@ def test_the_last_rows_have_the_step_to_themselves() -> None:
 
 def test_it_learns_what_copies_are_worth() -> None:
     right, wrong = Planner(FAIR), Planner(FAIR)
-    assert right.chance("copied", 1, 1.0) == COPY_CHANCE
+    assert right.chance("copied", 1, 1.0) == pytest.approx(COPY_CHANCE)
     played(right, [draft("copied")], [0])
     played(wrong, [draft("copied")], [])
     assert right.chance("copied", 1, 1.0) > 0.95 and wrong.chance("copied", 1, 1.0) < 0.1
@@ -107,7 +106,7 @@ def test_a_level_that_does_not_pay_is_not_asked_for_and_tried_again_now_and_then
     asked = [planner.deeper([], [1.0], 1, 0) for _ in range(200)]
     tried = [at for at, yes in enumerate(asked) if yes]
     assert tried[0] == FIRST_WAIT - 1
-    gaps = [b - a for a, b in itertools.pairwise(tried)]
+    gaps = [b - a for a, b in pairwise(tried)]
     assert gaps and gaps == sorted(gaps) and gaps[0] > FIRST_WAIT
     assert all(Planner(FREE).deeper([], [1.0], 1, 0) for _ in range(3))
     assert not Planner(FREE).deeper([], [1.0], 1, Planner.LIMIT)
@@ -115,11 +114,11 @@ def test_a_level_that_does_not_pay_is_not_asked_for_and_tried_again_now_and_then
 
 def test_a_level_that_brings_nothing_is_not_asked_for_again() -> None:
     planner, asked = Planner(table(0.1, level=2.0)), []
-    for _ in range(12):
+    for _ in range(40):
         asked.append(planner.deeper([], [1.0], 1, 0))
         if asked[-1]:
             planner.grown([[]], 1)
-    assert asked[0] and not asked[-1]
+    assert asked[:5] == [True] * 5 and 5 < sum(asked) < 25 and not any(asked[-5:])
 
 
 @pytest.mark.parametrize("worths", [[], [0.4], [0.2, 0.9, 0.5]])
@@ -130,11 +129,11 @@ def test_the_bill_adds_up(worths: list[float]) -> None:
     bill = planner.bill
     assert bill is not None
     assert bill.worths == sorted(worths, reverse=True) and bill.expected == pytest.approx(2 + sum(worths))
-    assert bill.tokens == 2 + len(worths) and bill.levels == 2 and bill.level_ms == FAIR.level_ms(2)
+    assert bill.tokens == 2 + len(worths) and bill.levels == 2 and bill.draft_ms == FAIR.levels_ms(2, 2)
     assert all(ms == FAIR.verify_ms(2, tokens) for tokens, ms in bill.curve)
     assert bill.curve[0] == (2, bill.plain_ms) and len(bill.prices) == len(bill.curve) - 1
-    total = dict(bill.curve)[bill.tokens] + 2 * bill.level_ms
-    steps = [behind[1] - before[1] for before, behind in zip(bill.curve, bill.curve[1:], strict=False)]
+    total = dict(bill.curve)[bill.tokens] + bill.draft_ms
+    steps = [behind[1] - before[1] for before, behind in pairwise(bill.curve)]
     assert bill.prices == pytest.approx([step * bill.expected / total for step in steps])
 
 
@@ -147,8 +146,8 @@ PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]))
 def test_a_run_repeats_and_no_draft_reaches_past_a_rows_end(temperature: float, drafter: str) -> None:
     rows = [prompt * 2 for prompt in prompts(4)]
     same: dict[str, Any] = {
-        "max_new_tokens": 30, "sampling": SamplingParams(temperature), "draft_length": Planner(FREE),
-        "drafter": drafter,
+        "max_new_tokens": 30, "sampling": SamplingParams(temperature),
+        "draft_length": Planner(FREE), "drafter": drafter,
     }  # fmt: skip
     runs = []
     for _ in range(2):

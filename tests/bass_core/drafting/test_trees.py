@@ -25,6 +25,8 @@ from bass_core.sequence import Sequence
 Path = tuple[int, ...]
 WARM = SamplingParams(1.0)
 VOCAB = 5
+# Greedy, coupled, and sampled by a rule of rejection.
+TEXTS = [(SamplingParams(), Role.DRAFT), (WARM, Role.TARGET), (WARM, Role.DRAFT)]
 
 
 def row(index: int) -> Sequence:
@@ -35,6 +37,7 @@ class Table:
     """A draft whose logits are a fixed function of the row and the drafts before them (LevelModel)."""
 
     vocabulary = None
+    reach = 62
 
     def __init__(self, vocab: int = VOCAB, sharp: float = 2.0, room: int = 62) -> None:
         self.vocab, self.sharp, self.room = vocab, sharp, room
@@ -105,9 +108,7 @@ def test_the_best_drafts_of_all_rows_are_taken(nodes: int) -> None:
     assert {(r, path) for r, paths in enumerate(paths_of(proposal)) for path in paths} == set(best)
 
 
-@pytest.mark.parametrize(
-    ("params", "role"), [(SamplingParams(), Role.DRAFT), (WARM, Role.TARGET), (WARM, Role.DRAFT)]
-)
+@pytest.mark.parametrize(("params", "role"), TEXTS)
 def test_trees_stay_within_their_limits(params: SamplingParams, role: Role) -> None:
     """Depth, room, levels and the number of drafts; no draft twice behind one parent; parents first."""
     copies = [[[1, 2, 3, 4], [0, 0], []]]
@@ -133,10 +134,7 @@ def told(proposal: Proposal, grower: Recorder) -> list[list[tuple[Any, ...]]]:
     """What is known of each draft before it is drawn."""
     assert proposal.drawn is not None
     return [
-        [
-            (one.parent, one.depth, one.kind, one.raw, one.worth, -1 if one.kind == "drawn" else one.token)
-            for one in row
-        ]
+        [(one.parent, one.depth, one.kind, one.raw, one.worth, one.token * (one.kind != "drawn")) for one in row]
         for row in grower.told
     ]
 
@@ -196,9 +194,9 @@ class Flat(Table):
 
 
 def test_drafts_at_one_position_have_noise_of_their_own() -> None:
-    """Behind a drawn draft and behind its sibling, the same q draws different tokens."""
+    """Behind a drawn draft and behind a copy beside it, the same q draws different tokens."""
     same, met = 0, 0
-    proposal, _ = grow(FixedNodes(1200), WARM, rows=200, model=Flat(64))
+    proposal, _ = grow(FixedNodes(1200), WARM, rows=200, model=Flat(64), copied=[[[5]] * 200])
     assert proposal.drawn is not None
     for r, paths in enumerate(paths_of(proposal)):
         second = [path[-1] for path, q in zip(paths, proposal.drawn[r], strict=True) if q >= 0 and len(path) == 2]
@@ -207,15 +205,13 @@ def test_drafts_at_one_position_have_noise_of_their_own() -> None:
     assert met > 50 and same < met / 4
 
 
-@pytest.mark.parametrize(
-    ("params", "role"), [(SamplingParams(), Role.DRAFT), (WARM, Role.TARGET), (WARM, Role.DRAFT)]
-)
+@pytest.mark.parametrize(("params", "role"), TEXTS)
 def test_copies_stand_beside_what_the_model_drafts_and_none_twice(params: SamplingParams, role: Role) -> None:
     model = Table()
     likely = int(model.of(0, ()).argmax())
     rare = int(model.of(0, ()).argmin())
     copied = [[[likely, 3, 3], [2, 2]], [[likely, 4], [2, 2, 1]], [[rare], []]]
-    grower = Recorder(20)
+    grower = Recorder(120)
     proposal, growth = grow(grower, params, role=role, copied=copied, model=model)
     first, second = paths_of(proposal)
     assert {(likely,), (likely, 3), (likely, 3, 3), (likely, 4), (rare,)} <= set(first)

@@ -1,0 +1,132 @@
+"""What a draft model and a draft head say in a tree: the same as behind each path, fed one token after another.
+
+Contract: in float32, up to rounding. A tree leaves nothing behind: the next proposal is that of a drafter which
+never drafted one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from bass_core import FixedNodes, ModelPair, SamplingParams
+from bass_core.drafting.base import Drafter, Proposal, point_masses
+from bass_core.drafting.combine import Cascade
+from bass_core.drafting.head import HeadDrafter
+from bass_core.drafting.model import ModelDrafter
+from bass_core.drafting.trees.levels import Fed
+from bass_core.engine.runner import ModelRunner
+from bass_core.models.forward import ForwardBatch
+from bass_core.sampling.noise import NoiseKeys
+from bass_core.sequence import Sequence
+
+from ...conformance.table import head
+from ...models import NEAR, perturbed, prompts, tiny
+
+TARGET = tiny("llama")
+WARM = SamplingParams(1.0)
+# Of three rows, the drafts of two levels and more: a token, and which of the row's drafts it follows.
+LEVELS: list[list[list[Fed]]] = [
+    [[(5, -1), (9, -1), (40, -1)], [(7, -1)], []],
+    [[(6, 0), (6, 2), (11, 0), (12, 2)], [(8, 0), (3, 0)], [(2, -1), (4, -1)]],
+    [[(1, 4), (2, 3)], [(5, 2), (5, 1)], [(7, 1)]],
+    [[(3, 7)], [], [(8, 2), (9, 0)]],
+]
+
+
+def drafter(kind: str, params: SamplingParams = WARM) -> tuple[Any, list[Sequence]]:
+    """A drafter over three rows that has read their prompts."""
+    rows = [Sequence(i, i, prompt, 60, frozenset()) for i, prompt in enumerate(prompts(3))]
+    draft = head(TARGET) if kind == "head" else perturbed(TARGET, NEAR["llama"])
+    pair = ModelPair(TARGET, draft)
+    size = len(draft.vocabulary) if kind == "head" else pair.vocab
+    runner = ModelRunner(pair.draft_step, 3, 120, size, "pad")
+    made: Any = HeadDrafter(draft, runner, pair.vocab, params) if kind == "head" else ModelDrafter(runner, params)
+    prefill = made.start(rows)
+    while prefill is not None and not prefill.done:
+        prefill.step()
+    if kind == "head":
+        torch.manual_seed(3)
+        made.observe_states(rows, [torch.randn(len(row.tokens) - 1, 64) for row in rows])
+    return made, rows
+
+
+@pytest.mark.parametrize("kind", ["model", "head"])
+def test_a_draft_in_a_tree_is_asked_as_at_the_end_of_its_path(kind: str) -> None:
+    """Each path is fed to a drafter of its own, as its chains are: token by token, by length alone."""
+    one, rows = drafter(kind)
+    found = [one.root(rows, [True] * 3)]
+    said: list[dict[int, torch.Tensor]] = [{} for _ in rows]
+    paths: list[list[list[int]]] = [[] for _ in rows]
+    for drafts in LEVELS:
+        logits = one.level(drafts)
+        for r, row in enumerate(drafts):
+            for i, (token, parent) in enumerate(row):
+                said[r][len(paths[r])] = logits[r, i].clone()
+                paths[r].append([*(paths[r][parent] if parent >= 0 else []), token])
+    for r in range(3):
+        for node, path in enumerate(paths[r]):
+            alone, rows_ = drafter(kind)
+            expected = chained(alone, rows_, kind, r, path)
+            torch.testing.assert_close(found[0][r], expected[0], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(
+                said[r][node], expected[-1], atol=1e-4, rtol=1e-4, msg=f"{row.index} {path}"
+            )
+
+
+def chained(one: Any, rows: list[Sequence], kind: str, r: int, path: list[int]) -> list[torch.Tensor]:
+    """Logits [V'] of row r behind its newest token and behind each token of a path, without any tree."""
+    states = None
+    if kind == "head":
+        logits, states = one._catch_up(rows, [1] * 3)
+        ends = list(one.runner.lengths)
+    else:
+        logits, ends = one._catch_up(rows, [True] * 3)
+    found = [logits[r].clone()]
+    for step, token in enumerate(path):
+        ids = torch.full((3, 1), token)
+        x = ids if states is None else one.head.inputs(ids, states[:, None])
+        fed = ForwardBatch(x, [end + step for end in ends], return_states=states is not None)
+        out = one.runner.forward(fed)
+        states = None if states is None else out.require_states()[:, 0].clone()
+        found.append(out.logits[r, 0].clone())
+    return found
+
+
+@pytest.mark.parametrize("kind", ["model", "head"])
+def test_a_tree_leaves_nothing_behind(kind: str) -> None:
+    keys = NoiseKeys(1, torch.arange(3), torch.tensor([len(prompt) for prompt in prompts(3)]))
+    grown, rows = drafter(kind)
+    tree = grown.grow(rows, [9] * 3, 40, keys, FixedNodes(40))
+    assert grown.drafted == sum(tree.num_drafted) == 40 and grown.calls > 2
+    grown.on_verified(rows, tree, [0, 0, 0])
+    fresh, rows_ = drafter(kind)
+    for one, own in ((grown, rows), (fresh, rows_)):
+        for row in own:
+            row.write([4], ["sampled"])
+        if kind == "head":
+            one.observe_states(own, [torch.ones(1, 64)] * 3)
+    after, expected = (one.propose(own, [4] * 3, keys) for one, own in ((grown, rows), (fresh, rows_)))
+    assert torch.equal(after.tokens, expected.tokens)
+    torch.testing.assert_close(after.probs, expected.probs, atol=1e-4, rtol=1e-4)
+
+
+class Copies(Drafter):
+    """Proposes the same two tokens behind each row, and none behind the last."""
+
+    def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
+        return point_masses([[3, 4] for _ in rows[:-1]] + [[]])
+
+
+@pytest.mark.parametrize("kind", ["model", "head"])
+@pytest.mark.parametrize("params", [SamplingParams(), WARM])
+def test_drafts_of_a_model_are_counted_and_copies_are_not(params: SamplingParams, kind: str) -> None:
+    model, rows = drafter(kind, params)
+    both = Cascade(Copies(), model, 96)
+    keys = NoiseKeys(1, torch.arange(3), torch.tensor([len(row.tokens) for row in rows]))
+    proposal = both.grow(rows, [9] * 3, 40, keys, FixedNodes(30))
+    assert proposal.kinds is not None and sum(proposal.num_drafted) == 30
+    copied = "".join(proposal.kinds).count("c")
+    assert copied == 4 and both.drafted == model.drafted == 30 - copied and both.calls == model.calls > 2
