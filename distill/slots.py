@@ -31,7 +31,7 @@ from bass_core.models.draft_head import DraftHead, load_draft_head
 from .batches import Scale, collate, load_rows
 from .corpus import check_layers, shards
 from .settings import Settings, SlotSettings
-from .train import depths, schedule
+from .train import CHECKPOINT, depths, schedule
 
 # Embeddings are this much smaller than states; scaled up, both are shrunk alike by the fit's ridge.
 _SCALE = 8.0
@@ -102,32 +102,20 @@ def read_texts(head: DraftHead, shard: Path, cache: Path, options: SlotSettings)
 
 @torch.no_grad()
 def fit(head: DraftHead, texts: list[Text]) -> None:
-    """Least squares for the new layers: state of slot t + d from [1, state of slot t, token t + d]."""
+    """Least squares for the new layers: the state of slot t + d from that of slot t and from token t + d."""
     hidden, rank, rows = head.config.hidden, head.config.link_rank, head.body.lm_head.weight.float()
-    size, tokens = 1 + 2 * hidden, []
+    tokens = []
     for d in range(1, head.positions):
-        gram, target = torch.zeros(size, size), torch.zeros(size, hidden)
-        for first in range(0, len(texts), 8):
-            inputs, outputs = [], []
-            for text in texts[first : first + 8]:
-                columns = text.columns[d:].long()
-                known = columns >= 0
-                token = rows[columns.clamp(min=0)] * _SCALE
-                one = torch.ones(len(columns), 1)
-                inputs.append(torch.cat((one, text.states[:-d].float(), token), dim=-1)[known])
-                outputs.append(text.states[d:].float()[known])
-            x, y = torch.cat(inputs), torch.cat(outputs)
-            gram += x.t() @ x
-            target += x.t() @ y
-        diagonal = gram.diagonal().clone()
-        ridge = torch.zeros(size)
-        for part in (slice(1, 1 + hidden), slice(1 + hidden, size)):
-            ridge[part] = _RIDGE * diagonal[part].mean()
-        solved = torch.linalg.solve(gram + ridge.diag(), target)
+        gram, products = _moments(texts, rows, d)
+        ridge = torch.zeros(len(gram))
+        for part in (slice(1, 1 + hidden), slice(1 + hidden, None)):
+            ridge[part] = _RIDGE * gram.diagonal()[part].mean()
+        solved = torch.linalg.solve(gram + ridge.diag(), products)
         first = (d - 1) * (hidden + rank)
         head.slots.weight[first : first + hidden] = solved[1 : 1 + hidden].t() - torch.eye(hidden)
         head.slots.bias[first : first + hidden] = solved[0]
         tokens.append(solved[1 + hidden :] * _SCALE)
+    # Cut the tokens' part to the link's rank, weighing them by how often they stand there.
     seen = torch.zeros(len(rows))
     for text in texts:
         known = text.columns[text.columns >= 0].long()
@@ -139,6 +127,24 @@ def fit(head: DraftHead, texts: list[Text]) -> None:
     half = values[:rank].sqrt()
     head.link_down.weight.copy_(torch.linalg.solve(before.t(), left[:, :rank] * half).t())
     head.link_up.weight.copy_(torch.linalg.solve(behind.t(), right[:rank].t() * half))
+
+
+def _moments(texts: list[Text], rows: Tensor, d: int) -> tuple[Tensor, Tensor]:
+    """Sums over all places of x x^T and x y^T: x = [1, state of slot t, token t + d], y = state of slot t + d."""
+    hidden = rows.shape[1]
+    gram, products = torch.zeros(1 + 2 * hidden, 1 + 2 * hidden), torch.zeros(1 + 2 * hidden, hidden)
+    for first in range(0, len(texts), 8):
+        inputs, outputs = [], []
+        for text in texts[first : first + 8]:
+            columns = text.columns[d:].long()
+            known = columns >= 0
+            parts = (torch.ones(len(columns), 1), text.states[:-d].float(), rows[columns.clamp(min=0)] * _SCALE)
+            inputs.append(torch.cat(parts, dim=-1)[known])
+            outputs.append(text.states[d:].float()[known])
+        x, y = torch.cat(inputs), torch.cat(outputs)
+        gram += x.t() @ x
+        products += x.t() @ y
+    return gram, products
 
 
 def losses(head: DraftHead, texts: list[Text], options: SlotSettings) -> list[Tensor]:
@@ -160,12 +166,11 @@ def losses(head: DraftHead, texts: list[Text], options: SlotSettings) -> list[Te
     p = p[:, :-1] / p[:, :-1].sum(-1, keepdim=True)
     counted = torch.rand(len(p)) < options.share
     found = []
-    for d, (states, extra, after) in enumerate(_pairs(head, texts, counted), start=1):
+    for states, extra, after in _pairs(head, texts, counted):
         logits = (states + head.link_up(extra)) @ rows[columns].t() + stand
         log_q, t = F.log_softmax(logits, dim=-1), p[after]
         kl = (torch.xlogy(t, t) - t * log_q).sum(-1).mean()
         found.append(kl + 0.5 * (t - log_q.exp()).abs().sum(-1).mean())
-        assert d < head.positions
     return found
 
 
@@ -208,53 +213,65 @@ def train_slots(
         raise SystemExit(f"{corpus} holds {len(paths)} shards: write more with `python -m distill corpus`.")
     check_layers(paths, settings)
     trained = load_draft_head(draft, pair.target).float()
-    head = widened(pair, trained, options)
     texts = [read_texts(trained, path, out / "texts", options) for path in tqdm(paths, desc="texts")]
-    checked = [part[1 :: max(1, len(part) // _CHECKED)][:_CHECKED] for part in texts[: options.held_out_shards]]
+    held_out = [part[1 :: max(1, len(part) // _CHECKED)][:_CHECKED] for part in texts[: options.held_out_shards]]
     rows = [text for part in texts[options.held_out_shards :] for text in part]
-    layers = added(head)
-    parameters = [p.requires_grad_() for layer in layers for p in layer.parameters()]
-    optimizer = torch.optim.AdamW(
-        parameters, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=options.weight_decay
-    )
-    log: dict[str, Any] = {"options": vars(options), "texts": len(rows), "loss": [], "held_out": []}
-    step, begun, checkpoint = 0, time.process_time(), out / "checkpoint.pt"
-    if checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=True)
-        step, log = state["step"], state["log"]
-        head.load_state_dict(state["head"], strict=False)
-        optimizer.load_state_dict(state["optimizer"])
-
-    def save() -> None:
-        held = [measure(head, part) for part in checked]
-        log["held_out"].append({"step": step, "seconds": round(time.process_time() - begun), "shards": held})
-        state = {"step": step, "log": log, "head": head.own_weights(), "optimizer": optimizer.state_dict()}
-        torch.save(state, checkpoint.with_suffix(".part"))
-        os.replace(checkpoint.with_suffix(".part"), checkpoint)
-        (out / "log.json").write_text(json.dumps(log, indent=1) + "\n")
-        head.save(out)
-
-    if not checkpoint.exists():
-        fit(head, rows)
-        save()
-    saved = time.monotonic()
-    for step in tqdm(range(step + 1, steps + 1), initial=step, total=steps, desc="slots"):  # noqa: B020
+    run = _Run(widened(pair, trained, options), options, held_out, out)
+    if run.step == 0:
+        fit(run.head, rows)
+        run.save()
+    for step in tqdm(range(run.step, steps), initial=run.step, total=steps, desc="slots"):
         chosen, left = random.Random(f"{settings.seed} {step}"), options.tokens_per_step
-        torch.manual_seed(step)
         part: list[Text] = []
         while left > 0:
             part.append(chosen.choice(rows))
             left -= len(part[-1].columns)
-        found = losses(head, part, options)
+        run.update(part, options.learning_rate * schedule(step, steps, options.warmup_steps))
+        if run.step == steps or time.monotonic() - run.saved > options.checkpoint_seconds:
+            run.save()
+    return run.log
+
+
+class _Run:
+    """A run of the optimiser over the new layers, which can be interrupted and continued."""
+
+    def __init__(self, head: DraftHead, options: SlotSettings, held_out: list[list[Text]], out: Path) -> None:
+        self.head, self.options, self.held_out, self.out = head, options, held_out, out
+        self.trained = [p.requires_grad_() for layer in added(head) for p in layer.parameters()]
+        self.optimizer = torch.optim.AdamW(
+            self.trained, lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=options.weight_decay
+        )
+        self.log: dict[str, Any] = {"options": vars(options), "loss": [], "held_out": []}
+        self.step, self.spent = 0, 0.0
+        if (out / CHECKPOINT).exists():
+            state = torch.load(out / CHECKPOINT, weights_only=True)
+            self.step, self.log, self.spent = state["step"], state["log"], state["seconds"]
+            head.load_state_dict(state["head"], strict=False)
+            self.optimizer.load_state_dict(state["optimizer"])
+        self.begun, self.saved = time.process_time(), time.monotonic()
+
+    def update(self, texts: list[Text], rate: float) -> None:
+        """One step of the optimiser."""
+        torch.manual_seed(self.step)
+        found = losses(self.head, texts, self.options)
         torch.stack(found).mean().backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = options.learning_rate * schedule(step - 1, steps, options.warmup_steps)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        if step % 10 == 0:
-            log["loss"].append([step, *(round(one.item(), 4) for one in found)])
-        if step == steps or time.monotonic() - saved > options.checkpoint_seconds:
-            save()
-            saved = time.monotonic()
-    return log
+        torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        if self.step % 10 == 0:
+            self.log["loss"].append([self.step, *(round(one.item(), 4) for one in found)])
+
+    def save(self) -> None:
+        """Write the checkpoint (replaced atomically), the log and the head."""
+        seconds = self.spent + time.process_time() - self.begun
+        held = [measure(self.head, part) for part in self.held_out]
+        self.log["held_out"].append({"step": self.step, "seconds": round(seconds), "shards": held})
+        state = {"step": self.step, "seconds": seconds, "log": self.log, "head": self.head.own_weights()}
+        torch.save({**state, "optimizer": self.optimizer.state_dict()}, self.out / "checkpoint.part")
+        os.replace(self.out / "checkpoint.part", self.out / CHECKPOINT)
+        (self.out / "log.json").write_text(json.dumps(self.log, indent=1) + "\n")
+        self.head.save(self.out)
+        self.saved = time.monotonic()

@@ -191,7 +191,7 @@ def check_tree(proposal: Proposal) -> Proposal:
         sound = isinstance(parents, list) and count == len(parents) < MOST_TREE
         if not sound or not all(-1 <= parent < i for i, parent in enumerate(parents)):
             raise RequestError(
-                "The parents of a tree must be lists with one number a draft, from -1 to below the draft's own index, for at "
-                f"most {MOST_TREE - 1} drafts a row; got {parents}."
+                "The parents of a tree must be lists with one number a draft, from -1 to below the draft's own "
+                f"index, for at most {MOST_TREE - 1} drafts a row; got {parents}."
             )
     return proposal

@@ -93,6 +93,7 @@ class DraftHead(nn.Module):
     fuse: Any
     project: Any
     slots: Any
+    output: Any
     link_out: Any
     link_in: Tensor | None
 

@@ -9,7 +9,7 @@ AMUSD's drafts run in threads here (conftest.py), and in processes in one slow t
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from functools import cache
 from itertools import chain, combinations, pairwise, product
@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from bass_core import METHODS, Method, ModelPair, RequestError, SamplingParams, generate
+from bass_core import METHODS, FixedNodes, Method, ModelPair, RequestError, SamplingParams, generate
+from bass_core.budget.cost_table import CostTable
+from bass_core.budget.planner import Planner
 from bass_core.decoding.request import make_request
 from bass_core.lanes.generation import Generation
 from bass_core.models.draft_head import DraftHead, HeadConfig
@@ -66,12 +68,19 @@ DRAFTS = {
     "window_model": Draft("window_model"),
     "window_head": Draft("window_model", "head", only=("llama",)),
 }
+# Milliseconds; a step has room for some tokens that cost little, so that the planner drafts trees, and not always.
+COSTS = CostTable(
+    {1: [(1, 10), (12, 10.5), (32, 40)], 6: [(6, 11), (30, 12), (60, 44)]}, {1: 0.3, 6: 0.3}, padded=False
+)
+# The draft lengths that have no short name of their own in generate().
+TREES: dict[Any, Any] = {"16 nodes": FixedNodes(16), "planner": Planner(COSTS)}
+GROWING = ("random", "perturbed", "self", "cascade", "head", "adaptive")
 # The axes besides "method", whose choices are METHODS.
 AXES: dict[str, tuple[Any, ...]] = {
     "draft": tuple(DRAFTS),
     "architecture": tuple(BUILDERS),
     "attention": ("pad", "split", "sdpa"),
-    "length": (0, 1, 4, "bass"),
+    "length": (0, 1, 4, "bass", *TREES),
     "batch": (1, 2, 6),
     "text": ("greedy", "coupled", "coupled, filtered"),
     "prompts": tuple(PROMPTS),
@@ -97,7 +106,7 @@ class Case:
     prompts: str
 
     def __str__(self) -> str:
-        return "-".join(str(choice) for _, choice in self.choices).replace(", ", "_")
+        return "-".join(str(choice) for _, choice in self.choices).replace(", ", "_").replace(" ", "_")
 
     @property
     def choices(self) -> list[tuple[str, Any]]:
@@ -111,17 +120,21 @@ class Case:
 
     def run(self) -> Generation:
         """The text that the method writes."""
-        return generate(
-            pair(self.architecture, DRAFTS[self.draft].kind),
-            PROMPTS[self.prompts][: self.batch],
-            method=self.method,
-            drafter=DRAFTS[self.draft].drafter,
-            attention=self.attention,
-            draft_length=self.length,
-            max_new_tokens=TOKENS,
+        return generate(**self.arguments())
+
+    def arguments(self) -> dict[str, Any]:
+        """Of generate() and stream()."""
+        return {
+            "pair": pair(self.architecture, DRAFTS[self.draft].kind),
+            "prompt": PROMPTS[self.prompts][: self.batch],
+            "method": self.method,
+            "drafter": DRAFTS[self.draft].drafter,
+            "attention": self.attention,
+            "draft_length": TREES.get(self.length, self.length),
+            "max_new_tokens": TOKENS,
+            "seed": SEED,
             **sampling_of(self.text),
-            seed=SEED,
-        )
+        }
 
     def expected(self) -> list[list[int]]:
         """The text that the method must write."""
@@ -165,7 +178,12 @@ def serves(method: Method, draft: str, length: Any, text: str = "greedy") -> boo
     one = _pair("llama", DRAFTS[draft].kind, NgramTable(np.ones(1, np.uint64), np.ones(1, np.uint32), 4))
     try:
         asked = make_request(
-            one, [1], drafter=DRAFTS[draft].drafter, draft_length=length, **sampling_of(text), seed=SEED
+            one,
+            [1],
+            drafter=DRAFTS[draft].drafter,
+            draft_length=TREES.get(length, length),
+            **sampling_of(text),
+            seed=SEED,
         )
         method.check(one, asked)
     except RequestError:
@@ -210,17 +228,24 @@ def _ngrams(architecture: str) -> NgramTable:
     return NgramTable(np.array(keys, dtype=np.uint64), np.array(tokens, dtype=np.uint32), 4)
 
 
-def covering(together: int) -> list[Case]:
+def grows(case: Case) -> bool:
+    """Whether its draft grows trees, where its method can verify them."""
+    return case.length in TREES and case.draft in GROWING
+
+
+def covering(together: int, among: Callable[[Case], bool] = lambda case: True) -> list[Case]:
     """Cases in which every `together` choices that can meet do; a greedy cover with a fixed seed."""
     rng = random.Random(0)
-    possible = [case for case in (Case(*choice) for choice in product(METHODS, *AXES.values())) if case.possible]
+    every = (Case(*choice) for choice in product(METHODS, *AXES.values()))
+    possible = [case for case in every if among(case) and case.possible]
     open_ = {meeting for case in possible for meeting in _meetings(case, together)}
     rng.shuffle(possible)
     chosen: list[Case] = []
     while open_:
         # Takes the best of 41 candidates, one of which surely covers something new; trying all would take minutes.
         some = next(case for case in possible if not open_.isdisjoint(_meetings(case, together)))
-        best = max((some, *rng.sample(possible, 40)), key=lambda case: len(open_ & set(_meetings(case, together))))
+        others = rng.sample(possible, min(40, len(possible)))
+        best = max((some, *others), key=lambda case: len(open_ & set(_meetings(case, together))))
         open_ -= set(_meetings(best, together))
         chosen.append(best)
     return chosen

@@ -21,8 +21,10 @@ import torch
 from scipy import stats
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from bass_core import METHODS, ModelPair, SamplingParams, generate
+from bass_core import METHODS, FixedNodes, ModelPair, SamplingParams, generate
 from bass_core.amusd import decoder as amusd
+from bass_core.budget.cost_table import CostTable
+from bass_core.budget.planner import Planner
 from bass_core.drafting import registry as drafting
 from bass_core.drafting.base import Proposal
 from bass_core.drafting.window import WindowDrafter
@@ -36,9 +38,11 @@ from .table import head
 VOCAB, TOKENS, PROMPT = 5, 7, [1, 2, 3]
 # Rows per batch. In a batch this large a row costs a tenth of what it costs in a batch of 64.
 BATCH = 2048
-# AMUSD handles its rows one by one: its draft would not keep up with the batch above.
-TOGETHER = {"amusd": 256}
+# AMUSD handles its rows one by one: its draft would not keep up with the batch above. A planner drafts for few.
+TOGETHER = {"amusd": 256, "Planner": 32}
 PLAIN = SamplingParams(1.0)
+# Tokens that cost next to nothing, so that a planner drafts.
+CHEAP = CostTable({1: [(1, 10), (9, 10.01)]}, {1: 0.1}, padded=False)
 
 
 def model(seed: int) -> Any:
@@ -125,18 +129,13 @@ class Case:
         """How often each text was written, and the tokens of each origin; every row is a sequence of its own."""
         counts = np.zeros([VOCAB] * TOKENS, dtype=int)
         origins: Counter[str] = Counter()
-        batch = TOGETHER.get(self.method, BATCH)
+        policy = type(self.other.get("draft_length")).__name__
+        batch = min(TOGETHER.get(name, BATCH) for name in (self.method, policy))
         for start in range(0, self.rows, batch):
             n = min(batch, self.rows - start)
             arguments = {"draft_length": 3, "max_new_tokens": TOKENS, "sampling": self.params} | self.other
-            out = generate(
-                pair(self.draft),
-                PROMPT,
-                method=self.method,
-                n=n,
-                sequence_ids=range(start, start + n),
-                **arguments,
-            )
+            ids = range(start, start + n)
+            out = generate(pair(self.draft), PROMPT, method=self.method, n=n, sequence_ids=ids, **arguments)
             for sequence in out.sequences:
                 counts[tuple(sequence.token_ids)] += 1
                 origins.update(sequence.origins)
@@ -183,6 +182,13 @@ def test_the_drafts_are_what_they_are_called() -> None:
 
 
 REJECTION = {"verification": "rejection"}
+
+
+def trees(draft: str, params: SamplingParams = PLAIN, rows: int = BATCH, nodes: int = 5, **other: Any) -> Case:
+    """So many drafts a row and round on average, in trees."""
+    return Case("bass", draft, params, rows, {"draft_length": FixedNodes(nodes * BATCH, levels=3)} | other)
+
+
 QUICK = [
     Case(draft="other"),
     Case(draft="other", other=REJECTION),
@@ -193,6 +199,8 @@ QUICK = [
     Case(method="amusd", rows=BATCH),
     Case(other={"drafter": "window"}),
     Case(other={"drafter": "window_model", "draft_length": 5}),
+    trees("opposite"),
+    trees("reversed", SamplingParams(1.0, top_p=0.9), nodes=3),
 ]
 SLOW = [
     *(Case(method="amusd", draft=draft, rows=BATCH) for draft in ("same", "reversed", "reduced")),
@@ -212,6 +220,13 @@ SLOW = [
     Case(other={"drafter": "prompt_lookup"}),
     Case(other={"drafter": Stubborn()}),
     Case(draft="same", other={"draft_length": 0}),
+    *(trees(draft, rows=4 * BATCH) for draft in ("other", "opposite", "reduced", "same")),
+    trees("reversed", SamplingParams(0.7, top_p=0.9), rows=4 * BATCH, nodes=2),
+    trees("opposite", SamplingParams(1.4, 4, 0.9), rows=4 * BATCH, nodes=9),
+    *(trees(draft, rows=2 * BATCH, drafter="cascade") for draft in ("opposite", "reduced")),
+    trees("opposite", rows=2 * BATCH, drafter="cascade", draft_length=Planner(CHEAP)),
+    trees("other", rows=2 * BATCH, draft_length=Planner(CHEAP)),
+    trees("other", rows=2 * BATCH, verification="coupled"),
     Case(other={"verification": "coupled"}),
     Case(other={"attention": "split", "draft_length": 2}, rows=BATCH),
     Case(other={"attention": "sdpa", "draft_length": 2}),
@@ -263,7 +278,7 @@ def check(case: Case) -> None:
     origins = agrees(case)
     if case.method == "regular" or case.other.get("draft_length") == 0:
         assert set(origins) == {"sampled"}
-    elif case.draft == "same":
+    elif case.draft == "same" and not isinstance(case.other.get("draft_length"), FixedNodes):
         assert set(origins) - {"bonus"} == {"sampled", "accepted"}
         assert "bonus" in origins or case.method == "amusd"  # a late draft takes its place
     else:

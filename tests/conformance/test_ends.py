@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from bass_core import METHODS, ModelPair, SamplingParams, generate, stream
+from bass_core import METHODS, FixedNodes, ModelPair, SamplingParams, generate, stream
 from bass_core.lanes.clock import LaneClock
 
 from ..models import VOCAB, byte_tokenizer, prompts, reference, tiny
-from .table import serves
+from .table import TREES, serves
 
 TARGET = tiny("llama")
 PAIR = ModelPair(TARGET, TARGET)
@@ -47,6 +47,29 @@ def test_an_end_at_any_place_of_a_round(place: int, method: str) -> None:
     accepted = sum(sequence.origins.count("accepted") for sequence in out.sequences)
     assert out.metrics.drafted == out.metrics.accepted == accepted
     assert out.metrics.new_tokens == sum(len(sequence.token_ids) for sequence in out.sequences)
+
+
+@pytest.mark.parametrize("method", ["speculative", "bass"])
+@pytest.mark.parametrize("place", range(8))
+def test_an_end_at_any_place_of_a_trees_path(place: int, method: str) -> None:
+    """Each row's path is as long as its nodes let it be, and an end cuts it and what is deeper."""
+    ends = [TEXTS[0][place], TEXTS[3][14]]
+    same: dict[str, Any] = {"max_new_tokens": 30, "draft_length": FixedNodes(25), "eos_token_id": ends}
+    out = generate(PAIR, ROWS, method=method, **same)
+    for sequence, text in zip(out.sequences, TEXTS, strict=True):
+        assert sequence.token_ids == cut(text, ends)
+        assert len(sequence.origins) == len(sequence.times_ms) == len(sequence.token_ids)
+    accepted = sum(sequence.origins.count("accepted") for sequence in out.sequences)
+    assert out.metrics.accepted == accepted and out.metrics.token_acceptance == 1
+    assert out.metrics.drafted > accepted, "a tree has siblings"
+    for round_ in stream(PAIR, ROWS, method=method, **same):
+        for row in (row for row in round_.rows if row.parents is not None):
+            assert row.path is not None and not set(row.tokens[:-1]) & set(ends)
+            assert [row.drafted[i] for i in row.path] == row.tokens[: row.accepted]
+            assert [row.parents[i] for i in row.path] == [-1, *row.path][: row.accepted]
+            assert len(row.parents) == len(row.p) == len(row.q) == len(row.u) == len(row.drafted)
+            if row.finish_reason == "eos" and row.tokens[-1] in row.drafted and row.accepted == len(row.tokens):
+                assert row.path[-1] not in row.parents
 
 
 def test_rounds_show_no_draft_behind_an_end() -> None:
@@ -83,12 +106,17 @@ def test_an_end_that_is_sampled() -> None:
 
 @pytest.mark.parametrize(
     ("method", "length"),
-    [(name, n) for name, method in METHODS.items() for n in (0, 4, "bass") if serves(method, "self", n)],
+    [
+        (name, n)
+        for name, method in METHODS.items()
+        for n in (0, 4, "bass", "16 nodes")
+        if serves(method, "self", n)
+    ],
 )
 def test_the_context_ends_a_text(method: str, length: Any) -> None:
     """Prompts that leave room for 1, 2, 6 and 30 tokens; beside the last, rounds pad the rest past the context."""
     rows = [(ROWS[i] * 200)[: 512 - room] for i, room in enumerate((1, 2, 6))] + [ROWS[3]]
-    out = written(rows=rows, method=method, draft_length=length)
+    out = written(rows=rows, method=method, draft_length=TREES.get(length, length))
     assert [len(text) for text in out] == [1, 2, 6, 30]
     assert out == [reference(TARGET, row, len(text)) for row, text in zip(rows, out, strict=True)]
 

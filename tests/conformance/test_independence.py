@@ -6,10 +6,10 @@ greedy and coupled text do not.
 
 import pytest
 
-from bass_core import METHODS, ModelPair, SamplingParams, generate, race
+from bass_core import METHODS, FixedNodes, ModelPair, SamplingParams, generate, race
 
 from ..models import NEAR, perturbed, prompts, tiny
-from .table import serves
+from .table import TREES, serves
 
 TARGET = tiny("llama")
 PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]))
@@ -29,6 +29,10 @@ def texts(rows, ids, **arguments):
         {"sampling": WARM, "draft_length": 3, "drafter": "prompt_lookup"},
         {"sampling": WARM, "draft_length": "bass", "verification": "coupled"},
         {"draft_length": "bass"},
+        {"draft_length": FixedNodes(20)},
+        {"sampling": WARM, "draft_length": FixedNodes(20), "verification": "coupled"},
+        {"draft_length": TREES["planner"]},
+        {"sampling": WARM, "draft_length": TREES["planner"], "verification": "coupled", "drafter": "cascade"},
         {"sampling": WARM, "method": "regular"},
         {"sampling": SamplingParams(1.0, top_k=20, top_p=0.9), "draft_length": 4},
     ],
@@ -46,7 +50,9 @@ def test_alone_together_and_shuffled(arguments):
     fixed = "sampling" in arguments and arguments.get("verification") != "coupled"
     for method in METHODS.values():
         if method.drafts and method.name != "bass" and not (method.overlaps and fixed):
-            if not serves(method, arguments.get("drafter", "self"), 3):
+            if not serves(
+                method, {"model": "self"}.get(arguments.get("drafter", "model"), arguments.get("drafter")), 3
+            ):
                 continue
             assert texts(ROWS, list(range(8)), **arguments, method=method.name) == together
             if method.overlaps:

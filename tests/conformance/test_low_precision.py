@@ -1,9 +1,9 @@
 """A row's text is the same whatever stands beside it, in 16 bits and fewer, on a CPU with kernels of our own.
 
 Contract: greedy and coupled, in bfloat16, float16, int8 and int4, every method with every drafter that the pair
-has, with fixed and automatic lengths, at batch 1, 4 and 16, writes for each row what regular decoding writes for
-it alone. It does so on two threads too, and where three lanes enter the kernels at once. Some of the rows share
-their prompt, or a part of it.
+has, with fixed and automatic lengths and with trees, at batch 1, 4 and 16, writes for each row what regular
+decoding writes for it alone. It does so on two threads too, and where three lanes enter the kernels at once. Some
+of the rows share their prompt, or a part of it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from bass_core import METHODS, ModelPair, SamplingParams, generate, race
+from bass_core import METHODS, FixedNodes, ModelPair, SamplingParams, generate, race
 from bass_core.machine import cpu_kernels
 from bass_core.models.llama_compiled import LlamaCompiled
 from bass_core.models.weights.cpu_quantize import quantise_model
@@ -80,6 +80,7 @@ def test_every_row_writes_what_it_writes_alone(weights: str, text: str, method: 
     if METHODS[method].drafts:
         drafters = ["model"] if METHODS[method].overlaps else ["model", "prompt_lookup"]
         ways = [{"drafter": drafter, "draft_length": length} for drafter in drafters for length in (4, "auto")]
+        ways += [] if METHODS[method].overlaps else [{"drafter": "cascade", "draft_length": FixedNodes(12)}]
     for way in ways:
         for batch in (1, 4, 16):
             rows = list(range(batch))
@@ -90,6 +91,16 @@ def test_every_row_writes_what_it_writes_alone(weights: str, text: str, method: 
 def test_two_threads_write_what_one_writes(text: str, two_threads: None) -> None:
     for method in METHODS:
         assert written("bfloat16", list(range(4)), text, method=method) == alone("bfloat16", text)[:4], method
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_wide_trees_write_the_same_bits(text: str, two_threads: None) -> None:
+    """Up to as many nodes as a row may have, some rows with a prefix that they share."""
+    for weights, nodes in (("bfloat16", 100), ("float16", 40), ("int8", 24)):
+        for drafter in ("model", "cascade"):
+            rows = [0, 1, 2, 3]
+            out = written(weights, rows, text, drafter=drafter, draft_length=FixedNodes(nodes))
+            assert out == alone(weights, text)[:4], (weights, nodes, drafter)
 
 
 @pytest.mark.parametrize("weights", ["bfloat16", "int4"])

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import itertools
 import random
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from bass_core.engine.cuda_graphs import GraphRunner, record_calls
 from bass_core.engine.runner import ModelRunner
@@ -61,7 +63,7 @@ def tree_cases(ctx: Context) -> Cases:
     for temperature, top_p, drawn in ((1.0, 1.0, True), (0.7, 0.95, True), (1.0, 1.0, False)):
         params = SamplingParams(temperature, top_p=top_p)
         label = f"trees: walk {temperature} {top_p} drawn={drawn}"
-        yield ("walk", 0), label, lambda params=params, drawn=drawn: _walk(ctx, params, drawn)
+        yield ("walk", 0), label, partial(_walk, ctx, params, drawn)
 
 
 def _attention_cases(ctx: Context) -> Cases:
@@ -129,11 +131,15 @@ def _walk(ctx: Context, params: SamplingParams, with_drawn: bool) -> None:
     keys = NoiseKeys(2**40 + 7, torch.arange(rows) * 2**33, torch.randint(0, 9999, (rows,)))
     likely = logits.topk(3, dim=-1).indices.tolist()
     q = probabilities(logits + torch.randn_like(logits), params)
-    tokens, parents, drawn, taken = [], [], [], []
+    tokens: list[list[int]] = []
+    parents: list[list[int]] = []
+    drawn: list[list[int]] = []
+    taken: list[Tensor] = []
     for r in range(rows):
         follows = random_parents(dice, nodes)
         last = {parent: draft for draft, parent in enumerate(follows)}
-        lives, places = [], []
+        lives: list[int] = []
+        places: list[int] = []
         for draft, parent in enumerate(follows):
             beside = [token for token, other in zip(lives, follows, strict=False) if other == parent]
             if with_drawn and last[parent] == draft:
