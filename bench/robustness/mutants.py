@@ -26,6 +26,7 @@ from tqdm import tqdm
 from ..report.report import claim, finish, parser
 from .kernel_mutations import KERNEL_MUTANTS
 from .mutations import MUTANTS, Mutant
+from .tree_mutations import TREE_MUTANTS
 from .verification_mutations import VERIFICATION_MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +47,7 @@ def main(argv: list[str]) -> None:
     options = parser("mutants", __doc__ or "")
     options.add_argument("--only", nargs="+", metavar="NAME", help="these mutants alone")
     arguments = options.parse_args(argv)
-    known = MUTANTS + KERNEL_MUTANTS + VERIFICATION_MUTANTS
+    known = MUTANTS + KERNEL_MUTANTS + VERIFICATION_MUTANTS + TREE_MUTANTS
     chosen = [mutant for mutant in known if not arguments.only or mutant.name in arguments.only]
     cases = {mutant.name: mutant.cases if arguments.quick else _WHOLE for mutant in chosen}
     unbroken = sorted({case for mutant in chosen for case in cases[mutant.name]})

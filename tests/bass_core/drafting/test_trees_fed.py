@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from bass_core import FixedNodes, ModelPair, SamplingParams
+from bass_core import FixedNodes, ModelPair, SamplingParams, generate
 from bass_core.drafting.base import Drafter, Proposal, point_masses
 from bass_core.drafting.combine import Cascade
 from bass_core.drafting.head import HeadDrafter
@@ -130,3 +130,27 @@ def test_drafts_of_a_model_are_counted_and_copies_are_not(params: SamplingParams
     assert proposal.kinds is not None and sum(proposal.num_drafted) == 30
     copied = "".join(proposal.kinds).count("c")
     assert copied == 4 and both.drafted == model.drafted == 30 - copied and both.calls == model.calls > 2
+
+
+def test_a_head_gets_the_states_of_the_accepted_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that it observes of a row, against one forward over the row's text."""
+    pair = ModelPair(TARGET, head(TARGET))
+    seen: dict[int, list[torch.Tensor]] = {}
+    observe = HeadDrafter.observe_states
+
+    def noted(self: HeadDrafter, rows: list[Sequence], states: list[torch.Tensor]) -> None:
+        for row, new in zip(rows, states, strict=True):
+            seen.setdefault(row.index, []).append(new.clone())
+        observe(self, rows, states)
+
+    monkeypatch.setattr(HeadDrafter, "observe_states", noted)
+    policy = FixedNodes(60)
+    out = generate(pair, prompts(3), draft_length=policy, drafter="model", max_new_tokens=40, eos_token_id=None)
+    assert out.metrics.accepted > 5 and out.metrics.drafted > 3 * out.metrics.accepted
+    for prompt, sequence in zip(prompts(3), out.sequences, strict=True):
+        states = torch.cat(seen[sequence.index])
+        text = torch.tensor([[*prompt, *sequence.token_ids][: len(states)]])
+        fed = ForwardBatch(text, [0], return_states=True)
+        whole = pair.target_step.forward(fed, pair.target_step.new_cache(1, 120)).require_states()[0]
+        assert len(states) > len(prompt) + 30
+        torch.testing.assert_close(states[: len(whole)], whole, atol=1e-4, rtol=1e-4)

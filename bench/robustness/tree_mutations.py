@@ -1,0 +1,118 @@
+"""Known ways to break trees of drafts: how they grow, are fed, verified and kept.
+
+Contract: as in mutations.py.
+"""
+
+from __future__ import annotations
+
+from .mutations import Mutant
+
+_RULE = "tests/bass_core/verification/test_tree_rule.py::test_"
+_WALK = [_RULE + "the_shipped_walk_ends_where_the_rule_says[pairs]"]
+_GROWTH = "tests/bass_core/drafting/test_trees.py::test_"
+_BLIND = [_GROWTH + "how_many_children_a_draft_gets_never_depends_on_what_is_drawn"]
+_FED = "tests/bass_core/drafting/test_trees_fed.py::test_"
+_ASKED = _FED + "a_draft_in_a_tree_is_asked_as_at_the_end_of_its_path"
+_KEPT = ["tests/bass_core/engine/test_trees.py::test_a_kept_path_is_what_was_fed_as_text[alone-pad]"]
+_DRAWN = "node.token, node.q = int(token), len(self._drawn)"
+
+TREE_MUTANTS = [
+    Mutant(
+        "trees: a drawn draft left out because its own q is small",
+        "bass_core/drafting/trees/growth.py",
+        _DRAWN,
+        _DRAWN + "\n            node.chosen = float(row[int(token)]) > 0.3",
+        _BLIND,
+    ),
+    Mutant(
+        "trees: a drawn draft ranked by its own q",
+        "bass_core/drafting/trees/growth.py",
+        _DRAWN,
+        _DRAWN + "\n            node.worth = float(row[int(token)])",
+        _BLIND,
+    ),
+    Mutant(
+        "trees: a chance that is learnt by the drawn token's own q",
+        "bass_core/drafting/trees/growth.py",
+        _DRAWN,
+        _DRAWN + "\n            node.raw = float(row[int(token)])",
+        _BLIND,
+    ),
+    Mutant(
+        "trees: a verdict that passes over drawn drafts of small q",
+        "bass_core/verification/tree.py",
+        "            if drawn is None:\n",
+        "            if drawn is None or self._drawn_from(r, drawn)[self.tree.tokens[r][drawn]] < 0.4:\n",
+        _WALK,
+    ),
+    Mutant(
+        "trees: the residual unchanged",
+        "bass_core/verification/tree.py",
+        "residual = (p[i] - q).clamp_(min=0)",
+        "residual = p[i].clone()",
+        _WALK,
+    ),
+    Mutant(
+        "trees: a coin that may be equal",
+        "bass_core/verification/tree.py",
+        "if coins[i] * proposed < chance:",
+        "if coins[i] * proposed <= chance:",
+        [_RULE + "a_draft_of_no_probability_is_never_accepted"],
+    ),
+    Mutant(
+        "trees: siblings left in q",
+        "bass_core/drafting/trees/growth.py",
+        ".masked_fill((padded[:, :, None] == columns).any(1), 0.0)",
+        "",
+        [_GROWTH + "a_drawn_draft_comes_from_q_without_its_siblings"],
+    ),
+    Mutant(
+        "trees: one noise for all drafts of a position",
+        "bass_core/drafting/trees/growth.py",
+        "at = place_node(positions[places], nodes)",
+        "at = positions[places]",
+        [_GROWTH + "drafts_at_one_position_have_noise_of_their_own"],
+    ),
+    Mutant(
+        "trees: an accepted path that stays where it lies",
+        "bass_core/engine/runner.py",
+        "self.cache.keep(row, first, [end + column for column in path])",
+        "pass",
+        _KEPT,
+    ),
+    Mutant(
+        "trees: a draft that sees its siblings",
+        "bass_core/models/forward.py",
+        "seen.append(seen[parent + 1] | 1 << draft)",
+        "seen.append((1 << (draft + 1)) - 1)",
+        _KEPT,
+    ),
+    Mutant(
+        "trees: drafts at the positions of their columns",
+        "bass_core/models/forward.py",
+        "deep.append(deep[parent + 1] + 1)",
+        "deep.append(draft)",
+        _KEPT,
+    ),
+    Mutant(
+        "trees: a draft model at the positions of its columns",
+        "bass_core/drafting/trees/levels.py",
+        "own_depths.append(1 + own_depths[parent] if parent >= 0 else 0)",
+        "own_depths.append(len(own_depths))",
+        [_ASKED + "[model]"],
+    ),
+    Mutant(
+        "trees: a head that reads the newest token's state behind every draft",
+        "bass_core/drafting/trees/levels.py",
+        "0 if parent < 0 else self._places[r][parent]",
+        "0",
+        [_ASKED + "[head]"],
+    ),
+    Mutant(
+        "trees: states of the first drafts in place of the accepted ones",
+        "bass_core/decoding/batch.py",
+        "states[r, [0, *(i + 1 for i in path)]]",
+        "states[r, : len(path) + 1]",
+        [_FED + "a_head_gets_the_states_of_the_accepted_path"],
+    ),
+]
