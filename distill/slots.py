@@ -245,7 +245,7 @@ class _Run:
         self.step, self.spent = 0, 0.0
         if (out / CHECKPOINT).exists():
             state = torch.load(out / CHECKPOINT, weights_only=True)
-            self.step, self.log, self.spent = state["step"], state["log"], state.get("seconds", 0.0)
+            self.step, self.log, self.spent = state["step"], state["log"], state["seconds"]
             head.load_state_dict(state["head"], strict=False)
             self.optimizer.load_state_dict(state["optimizer"])
         self.begun, self.saved = time.process_time(), time.monotonic()

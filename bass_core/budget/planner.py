@@ -26,8 +26,10 @@ from .trees import COPY_CHANCE, Draft
 FADE = 0.99
 # A chance counts as if tried so many times at what its source says.
 PRIOR = 6.0
-# The most tokens of all rows that a round verifies, and of prices that a bill lists behind the verified drafts.
-MOST_TOKENS, MORE_PRICES = 96, 4
+# The most drafts that a round verifies: so many, or so many a row; prices that a bill lists behind those verified.
+MOST, MOST_A_ROW, MORE_PRICES = 96, 8, 4
+# Where padding costs what tokens cost: what a draft's place is taken for at first, in tokens.
+_PADDED = 1.5
 # Levels of which the gain is learnt apart, and what it is taken for at first: of the newest tokens, of drafts.
 _LEVELS, _FIRST_GAIN, _GAIN = 6, 0.7, 0.45
 
@@ -64,8 +66,14 @@ class Planner(CostAware):
         self.bill: Bill | None = None
         self._shares: dict[tuple[str, int, int], _Share] = {}
         self._levels = [_Level() for _ in range(_LEVELS)]
+        self._padding = _Share()
         self._asked: tuple[int, float, float, int] | None = None
         self._drafts: list[list[Draft]] = []
+
+    @property
+    def grower(self) -> Planner:
+        """Itself."""
+        return self
 
     def chance(self, kind: str, depth: int, raw: float) -> float:
         """See Grower: what was counted for drafts of this kind of which as much was said."""
@@ -82,7 +90,7 @@ class Planner(CostAware):
     def count(self, worths: Sequence[float], fixed: int, rows: int, levels: int) -> int:
         """See Grower: as many as make tokens a millisecond the most."""
         tokens = list(accumulate(worths, initial=float(rows)))
-        most = max(fixed, min(len(worths), MOST_TOKENS - rows))
+        most = max(fixed, min(len(worths), max(MOST, MOST_A_ROW * rows)))
         return max(range(fixed, most + 1), key=lambda count: tokens[count] / self._round_ms(rows, count, levels))
 
     def deeper(self, worths: Sequence[float], open_: Sequence[float], rows: int, levels: int) -> bool:
@@ -112,6 +120,8 @@ class Planner(CostAware):
         worths = sorted((draft.worth for row in drafts for draft in row), reverse=True)
         self._learn(worths, levels)
         self._asked, self._drafts, self.rows = None, drafts, len(drafts)
+        if worths:
+            self._padding.add(len(drafts) * max(map(len, drafts)) / len(worths))
         self.bill = self._make_bill(worths, len(drafts), levels)
 
     def observe_trees(self, feedback: Feedback) -> None:
@@ -154,13 +164,18 @@ class Planner(CostAware):
         return self._shares.setdefault((kind, place, said), _Share())
 
     def _round_ms(self, rows: int, drafts: float, levels: int) -> float:
-        return self.table.verify_ms(rows, rows + drafts) + self.table.levels_ms(rows, levels)
+        return self._verify_ms(rows, drafts) + self.table.levels_ms(rows, levels)
+
+    def _verify_ms(self, rows: int, drafts: float) -> float:
+        """One verification of so many drafts of all rows; where padding costs, of as much padding as was usual."""
+        wide = self._padding.guess(_PADDED) if self.table.padded else 1.0
+        return self.table.verify_ms(rows, rows + wide * drafts)
 
     def _make_bill(self, worths: list[float], rows: int, levels: int) -> Bill:
         drafts, expected = len(worths), rows + sum(worths)
         rate = expected / self._round_ms(rows, drafts, levels)
         shown = range(drafts + MORE_PRICES)
-        ms = [self.table.verify_ms(rows, rows + count) for count in range(drafts + MORE_PRICES + 1)]
+        ms = [self._verify_ms(rows, count) for count in range(drafts + MORE_PRICES + 1)]
         return Bill(
             curve=[(rows + count, one) for count, one in enumerate(ms)],
             tokens=rows + drafts,

@@ -47,9 +47,7 @@ class EqualRows:
 
     @property
     def grower(self) -> Grower | None:
-        """The policy, if it decides over trees, or what it has for the next round."""
-        if isinstance(self.policy, Grower):
-            return self.policy
+        """What decides over the trees of the next round, where the policy has it."""
         found: Grower | None = getattr(self.policy, "grower", None)
         return found
 

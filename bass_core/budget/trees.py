@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from ..errors import RequestError
 from ..sequence import Bill
@@ -40,7 +40,6 @@ class Draft:
     worth: float
 
 
-@runtime_checkable
 class Grower(Protocol):
     """Whoever decides how trees grow. limit: the most tokens that a draft may stand behind the newest one."""
 
@@ -97,6 +96,11 @@ class FixedNodes:
         if not isinstance(self.nodes, int) or isinstance(self.nodes, bool) or not 0 <= self.nodes <= 1 << 20:
             raise RequestError(f"FixedNodes takes a whole number of drafts from 0 to 1048576; got {self.nodes!r}.")
         self.limit = min(self.nodes, MOST_DRAFTS)
+
+    @property
+    def grower(self) -> Grower:
+        """Itself."""
+        return self
 
     @property
     def bill(self) -> None:

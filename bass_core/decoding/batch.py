@@ -19,8 +19,8 @@ from kernels.plan import MOST_TREE
 
 from ..budget.base import Budget, Feedback
 from ..budget.trees import Grower
-from ..drafting.base import Drafter, Proposal, chain_probs, check_chain, check_tree, deepest, is_chain
-from ..drafting.trees.nodes import GrowingDrafter
+from ..drafting.base import Drafter, Proposal, check_chain, check_tree
+from ..drafting.trees.shape import chain_probs, deepest, is_chain
 from ..engine.prefill import PrefillSteps
 from ..engine.runner import TREES, ModelRunner
 from ..machine.transfer import to_device
@@ -147,13 +147,14 @@ class BatchDecoder:
         made = Round(kind, max(requested), records, draft_forwards=forwards, draft_tokens=drawn)
         made.windowed = proposal.windowed
         if grower is not None:
-            made.draft_length, made.bill = deepest(proposal), grower.bill
+            made.draft_length = deepest(proposal)
+            made.bill = None if proposal.kinds is None else grower.bill
         return made
 
     def _grower(self) -> Grower | None:
         """What decides over trees, where the drafter grows them and they can be verified."""
         grower: Grower | None = None if self.budget is None else getattr(self.budget, "grower", None)
-        return grower if isinstance(self.drafter, GrowingDrafter) and self._verifies_trees else None
+        return grower if self.drafter is not None and self.drafter.grows and self._verifies_trees else None
 
     def _requested(self, grower: Grower | None = None) -> list[int]:
         """Number of drafts, one behind another, that the budget allows each row."""
@@ -177,7 +178,7 @@ class BatchDecoder:
     def _propose(self, max_drafts: list[int], keys: NoiseKeys, grower: Grower | None = None) -> Proposal:
         if self.drafter is None or max(max_drafts) <= 0:
             return Proposal(torch.zeros(len(max_drafts), 0, dtype=torch.long), [0] * len(max_drafts))
-        if grower is not None and isinstance(self.drafter, GrowingDrafter):
+        if grower is not None:
             lengths = self.target.lengths[: len(self._rows)]
             room = min(MOST_TREE, self.target.cache.room(lengths)) - 1
             return self.drafter.grow(self._rows, max_drafts, room, keys, grower)

@@ -25,7 +25,6 @@ from ..budget.policies import EqualRows, FixedLength
 from ..budget.trees import FixedNodes, Grower
 from ..drafting.base import Drafter, Proposal
 from ..drafting.registry import Parts, choose_drafter, make_drafter, runs_model, windows
-from ..drafting.trees.nodes import GrowingDrafter
 from ..drafting.window import WINDOW, gapped
 from ..engine.cuda_graphs import make_runner
 from ..engine.prefix import CachedTexts
@@ -248,7 +247,7 @@ class _Lab:
                 if repeat:
                     times.append(self.decoder.proposal_ms)
                 yield
-        grows = isinstance(self.model, GrowingDrafter)
+        grows = self.model is not None and self.model.grows
         for repeat in range(self.plan.repeats + 1 if grows else 0):
             for levels, times in self.level_times.items():
                 self.decoder.budget = EqualRows(FixedNodes(LEVEL_NODES * self.rows, levels))

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from kernels.plan import MOST_TREE
 
+from ..budget.trees import Grower
 from ..engine.prefill import PrefillSteps
 from ..errors import RequestError
-from ..machine.transfer import to_device
 from ..sampling.noise import NoiseKeys
 from ..sequence import Sequence, WindowWork
 
@@ -59,12 +59,13 @@ class Proposal:
 class Drafter(Protocol):
     """What a decoder asks of a drafter; whoever subclasses it writes `propose` and what it needs of the rest.
 
-    observes_states: whether it wants the target's hidden states (`observe_states`). calls: forwards of a draft
-    model so far. drafted: tokens so far that a draft model drew and that were proposed; copies are not counted. A
-    target that drafts for itself counts as a draft model in both.
+    grows: whether it can draft trees (`grow`). observes_states: whether it wants the target's hidden states
+    (`observe_states`). calls: forwards of a draft model so far. drafted: tokens so far that a draft model drew and
+    that were proposed; copies are not counted. A target that drafts for itself counts as a draft model in both.
     """
 
     observes_states: bool = False
+    grows: bool = False
     calls: int = 0
     drafted: int = 0
 
@@ -79,6 +80,12 @@ class Drafter(Protocol):
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         """At most max_drafts[r] tokens for row r."""
         ...
+
+    def grow(
+        self, rows: list[Sequence], max_drafts: list[int], room: int, keys: NoiseKeys, grower: Grower
+    ) -> Proposal:
+        """Trees, as far as the grower wants: at most max_drafts[r] deep, of at most `room` drafts a row."""
+        return self.propose(rows, max_drafts, keys)
 
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
         """The rows have written accepted[r] drafts of the proposal and the token behind them.
@@ -125,6 +132,7 @@ def own_drafter(drafter: Any) -> Drafter:
     made: Any = copy.deepcopy(drafter)
     if not hasattr(made, "observes_states"):
         made.observes_states = hasattr(made, "observe_states")
+    made.grows = hasattr(made, "grow") and getattr(made, "grows", True)
     for name in ("calls", "drafted"):
         if not hasattr(made, name):
             setattr(made, name, 0)
@@ -152,36 +160,6 @@ def check_chain(proposal: Proposal) -> Proposal:
             "Proposal."
         )
     return proposal
-
-
-def is_chain(proposal: Proposal) -> bool:
-    """Whether each draft of each row follows the one before it."""
-    return all(parents == list(range(-1, len(parents) - 1)) for parents in proposal.parents or ())
-
-
-def chain_probs(proposal: Proposal, vocab: int) -> Tensor | None:
-    """What each draft of a chain was drawn from, float32 [B, N, vocab], also where it is given as a tree's."""
-    if proposal.parents is None or proposal.probs is None or proposal.drawn is None:
-        return proposal.probs
-    width = proposal.tokens.shape[1]
-    padded = [(row + [-1] * width)[:width] for row in proposal.drawn]
-    places = to_device(padded, proposal.probs.device)
-    tokens = to_device(proposal.tokens, places.device)
-    points = torch.zeros(*tokens.shape, vocab, device=places.device).scatter_(2, tokens[..., None], 1.0)
-    return torch.where(places[..., None] < 0, points, proposal.probs[places])
-
-
-def deepest(proposal: Proposal) -> int:
-    """How many tokens the deepest draft of any row stands behind the newest one."""
-    if proposal.parents is None:
-        return max(proposal.num_drafted)
-    found = 0
-    for parents in proposal.parents:
-        depths: list[int] = []
-        for parent in parents:
-            depths.append(1 + (depths[parent] if parent >= 0 else 0))
-        found = max([found, *depths])
-    return found
 
 
 def check_tree(proposal: Proposal) -> Proposal:

@@ -77,7 +77,7 @@ class Cascade(Drafter):
         """
         self.lookup, self.model, self.size, self.most_drawn = lookup, model, size, most_drawn
         self._modelled: Proposal | None = None
-        self.observes_states = model.observes_states
+        self.observes_states, self.grows = model.observes_states, model.grows
 
     def prepare(self, rows: int) -> None:
         """Before the first step: the model's own preparation."""
@@ -108,7 +108,7 @@ class Cascade(Drafter):
     def grow(
         self, rows: list[Sequence], max_drafts: list[int], room: int, keys: NoiseKeys, grower: Grower
     ) -> Proposal:
-        """Trees of copies, with the model's drafts beside and behind them (GrowingDrafter in trees/nodes.py)."""
+        """Trees of copies, with the model's drafts beside and behind them (base.py)."""
         model: Any = self.model
         if not isinstance(model, ModelDrafter | HeadDrafter):
             return self.propose(rows, max_drafts, keys)

@@ -54,7 +54,7 @@ class HeadDrafter(Drafter):
     confidence above 0 stops nothing then, but the proposals have `max_probs` and `token_probs`.
     """
 
-    observes_states = True
+    observes_states, grows = True, True
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class HeadDrafter(Drafter):
     def grow(
         self, rows: list[Sequence], max_drafts: list[int], room: int, keys: NoiseKeys, grower: Grower
     ) -> Proposal:
-        """Trees, grown from the head alone (GrowingDrafter in trees/nodes.py)."""
+        """Trees, grown from the head alone (base.py)."""
         proposal = make_growth(rows, max_drafts, room, keys, grower, self.params, self.role, self.size).grow(
             [], self
         )

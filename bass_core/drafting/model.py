@@ -31,6 +31,8 @@ from .trees.replay import make_growth
 class ModelDrafter(Drafter):
     """Drafts with a second model, one forward a token, for the whole batch at once."""
 
+    grows = True
+
     def __init__(self, runner: ModelRunner, params: SamplingParams, verification: str = "auto") -> None:
         self.runner, self.params = runner, params
         self.role = find_verification(verification).draft_role
@@ -119,7 +121,7 @@ class ModelDrafter(Drafter):
     def grow(
         self, rows: list[Sequence], max_drafts: list[int], room: int, keys: NoiseKeys, grower: Grower
     ) -> Proposal:
-        """Trees, grown from this model alone (GrowingDrafter in trees/nodes.py)."""
+        """Trees, grown from this model alone (base.py)."""
         context = self.runner.model.context
         fits = [most if len(row.tokens) < context else 0 for row, most in zip(rows, max_drafts, strict=True)]
         proposal = make_growth(rows, fits, room, keys, grower, self.params, self.role).grow([], self)

@@ -11,7 +11,7 @@ _ENUMERATED = [
     "tests/bass_core/verification/test_block.py::test_the_text_is_distributed_as_the_targets[1-3-fixed]"
 ]
 _DECODED = "tests/conformance/test_block.py::test_fixed_lengths"
-_TRITON = ["tests/kernels/test_accept.py::test_verify_on_a_device_is_verify[0.9-block]"]
+_TRITON = ["tests/kernels/test_accept.py::test_recovered_tokens_of_a_block_are_the_references"]
 
 VERIFICATION_MUTANTS = [
     Mutant(

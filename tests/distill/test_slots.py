@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from bass_core import ModelPair
 from bass_core.models.draft_head import load_draft_head
 from distill import slots as slots_module
 from distill.corpus import shards
+from distill.evaluate import round_cost
 from distill.slots import fit, losses, measure, read_texts, train_slots, widened
 from distill.train import train
 
@@ -86,3 +88,13 @@ def test_the_loss_is_the_divergence_from_the_target(pair, corpus, options, train
             q, p = logits.softmax(-1), wide.body.lm_head(text.last.float()).softmax(-1)[d:]
             expected.append((p * (p / q).log()).sum(-1) + 0.5 * (p - q).abs().sum(-1))
         torch.testing.assert_close(found[d - 1], torch.cat(expected).mean(), atol=2e-3, rtol=2e-2)
+
+
+@pytest.mark.parametrize("positions", [1, 3])
+def test_the_cost_of_a_rounds_drafts(pair, options, trained, positions):
+    head = load_draft_head(trained, pair.target).float()
+    head = widened(pair, head, options) if positions > 1 else head
+    found = round_cost(ModelPair(pair.target, head, pair.tokenizer), 3, repeats=3)
+    assert found["drafted"] == 3 and found["cost"] == pytest.approx(
+        found["round_ms"] / found["target_ms"], rel=0.1
+    )

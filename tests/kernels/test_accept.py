@@ -262,3 +262,20 @@ def test_chances_are_the_references(soft: bool) -> None:
     torch.testing.assert_close(mine[known], h[known], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(reached[:, 1:][known], reach[:, 1:][known])
     assert (h[known] < 1).any() and h[known].isfinite().all()
+
+
+def test_recovered_tokens_of_a_block_are_the_references() -> None:
+    """Rows of four drafts that often end behind a doubtful one, where the residual differs most from p - q."""
+    torch.manual_seed(4)
+    rows, vocab = 160, 12
+    logits = torch.randn(rows, 5, vocab)
+    q = probabilities(logits[:, :4] + torch.randn(rows, 4, vocab), SOFT)
+    drafts = torch.multinomial(q.view(-1, vocab), 1).view(rows, 4)
+    keys = NoiseKeys(SEED, torch.arange(rows), torch.arange(rows) * 5)
+    counts = torch.full((rows,), 4)
+    theirs, ours = both(logits, drafts, q, counts, keys, "block")
+    assert theirs.chance is not None
+    clear = ((theirs.u - theirs.chance).abs() > 1e-5).all(dim=1)
+    assert torch.equal(ours[0][clear], theirs.accepted[clear])
+    assert torch.equal(ours[1][clear], theirs.next_token[clear])
+    assert ((theirs.accepted > 0) & (theirs.accepted < 4)).sum() > 30

@@ -11,10 +11,12 @@ model drafts.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from ...budget.trees import MOST_DRAFTS, Grower
+from ...budget.trees import MOST_DRAFTS, Draft, Grower
 from ...machine.transfer import to_device, to_host
 from ...sampling.distribution import probabilities
 from ...sampling.draw import draw
@@ -277,8 +279,8 @@ class Growth:
             tokens.append([row[i].token for i in kept])
             parents.append([places[row[i].parent] for i in kept])
             drawn.append([row[i].q for i in kept])
-            told.append([row[i] for i in kept])
-        self.grower.grown([list(row) for row in told], self.levels)
+            told.append([replace(row[i], parent=places[row[i].parent]) for i in kept])
+        self.grower.grown([list[Draft](row) for row in told], self.levels)
         counts = [len(row) for row in tokens]
         width = max(counts)
         padded = torch.tensor([row + [0] * (width - len(row)) for row in tokens], dtype=torch.long)

@@ -9,6 +9,7 @@ hardware cache holds them. As in a step, each backend's masks are made once, out
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import torch
@@ -125,7 +126,8 @@ def measure_shared(ctx: Context, batch: int, start: int, width: int) -> None:
 def measure_tree(ctx: Context, batch: int, cached: int, nodes: int) -> None:
     """Random trees of `nodes` tokens behind `cached` ones: what the masks cost beside a chain's."""
     device, lengths = ctx.device, [cached - 7 * row for row in range(batch)]
-    case, sizes = f"b{batch} kv{cached} tree{nodes}", {"dtype": ctx.dtype, "device": device}
+    case = f"b{batch} kv{cached} tree{nodes}"
+    sizes: dict[str, Any] = {"dtype": ctx.dtype, "device": device}
     chain = AttentionPlan(torch.tensor(lengths, device=device), lengths, nodes)
     trees = grown(ctx, lengths, [0] * batch, nodes)
     query = torch.randn(batch, HEADS, nodes, DIM, **sizes)
@@ -137,7 +139,7 @@ def measure_tree(ctx: Context, batch: int, cached: int, nodes: int) -> None:
         fused(query, keys, values, trees, scaling=scaling), pad(query, keys, values, trees, scaling=scaling), exact
     )
     times = [
-        captured_ms([lambda plan=plan: fused(query, keys, values, plan, scaling=scaling)], device)
+        captured_ms([partial(fused, query, keys, values, plan, scaling=scaling)], device)
         for plan in (trees, chain)
     ]
     ctx.row(case, "fused, trees", 1000 * times[0], "us")

@@ -35,6 +35,7 @@ from bass_core.drafting.trees.levels import Fed
 from bass_core.sampling.noise import NoiseKeys, Role
 from bass_core.sampling.params import SamplingParams
 from bass_core.sequence import Sequence
+from kernels.plan import MOST_TREE
 
 from ..rounds import Played
 
@@ -66,12 +67,14 @@ class SimulatedDraft:
     """A LevelModel (bass_core/drafting/trees/levels.py) whose tokens are ranks; `chances` by row and path."""
 
     vocabulary = None
-    room = MOST_DRAFTS
+    room = reach = MOST_DRAFTS
 
     def __init__(self, chances: Chances, rng: np.random.Generator) -> None:
         self._draw = lambda depths: chances.draw(rng, np.asarray(depths))
         self.chances: dict[tuple[int, tuple[int, ...]], NDArray[np.float64]] = {}
         self._fed: list[list[tuple[int, ...]]] = []
+
+    reach = MOST_TREE
 
     def root(self, rows: list[Sequence], wanted: list[bool]) -> Tensor:
         self._fed = [[] for _ in rows]
@@ -119,10 +122,10 @@ class PlayedTrees(Played):
     seconds: int = 0
 
     def ms(self, costs: RoundCosts) -> float:
-        """One verification, and a level for each forward of the draft."""
+        """One verification, and the levels of the draft."""
         count = len(self.rows)
         tokens = count * (1 + max(self.drafted)) if costs.padded else count + sum(self.drafted)
-        return costs.verify_ms(count, tokens) + self.levels * costs.level_ms(count)
+        return costs.verify_ms(count, tokens) + costs.levels_ms(count, self.levels)
 
 
 def tree_rounds(

@@ -15,7 +15,7 @@ from bass_core import ModelPair, SamplingParams, generate, stream
 from bass_core.budget.base import Feedback
 from bass_core.budget.cost_aware import FIRST_WAIT
 from bass_core.budget.cost_table import CostTable
-from bass_core.budget.planner import MOST_TOKENS, Planner
+from bass_core.budget.planner import MOST, MOST_A_ROW, Planner
 from bass_core.budget.trees import COPY_CHANCE, Draft
 
 from ...models import NEAR, perturbed, prompts, tiny
@@ -60,8 +60,8 @@ def test_a_draft_is_taken_while_it_pays(rows: int) -> None:
 
 def test_what_was_drawn_is_never_left_out_and_a_round_has_an_end() -> None:
     assert Planner(DEAR).count(WORTHS, 3, 1, 1) == 3
-    assert Planner(FREE, 90).count([0.9] * 50, 0, 90, 1) == MOST_TOKENS - 90
-    assert Planner(FREE, 200).count([0.9] * 50, 0, 200, 1) == 0
+    assert Planner(FREE, 90).count([0.9] * 800, 0, 90, 1) == MOST_A_ROW * 90
+    assert Planner(FREE, 2).count([0.9] * 800, 0, 2, 1) == MOST
 
 
 def test_the_last_rows_have_the_step_to_themselves() -> None:

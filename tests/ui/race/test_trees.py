@@ -50,6 +50,9 @@ def final(tiny_pair: tuple[Path, Path]) -> dict[str, Any]:
     last = shot["lanes"]["bass"]["rounds"][-1]
     assert last["kind"] == "plain", "choose another seed"
     last["bill"] = PLAIN
+    # Some drafts shall not be worth their price.
+    for record in shot["lanes"]["bass"]["rounds"][1:-1]:
+        record["bill"]["prices"] = [0.02 * i * i for i, _ in enumerate(record["bill"]["prices"])]
     made: dict[str, Any] = json.loads(json.dumps(shot))
     return made
 
@@ -84,9 +87,9 @@ def choose(page: Page, lane: str, sequence: int, step: int) -> None:
 
 
 def a_tree(final: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """A step of the first sequence whose tree has drafts of each verdict."""
+    """A step of the first sequence whose tree has drafts of each verdict, and whose first draft was rejected."""
     for step, row in enumerate(rows_of(final["lanes"]["bass"], 0)):
-        if set(verdicts(row)) == VERDICTS and row["written"] > row["accepted"]:
+        if set(verdicts(row)) == VERDICTS and row["path"][0] > 0 and row["written"] > row["accepted"]:
             return step, row
     raise AssertionError("no such round: choose another seed")
 
@@ -161,6 +164,8 @@ def test_a_phone_scrolls_the_tree_inside_its_own_box(page: Page, final: dict[str
     page.eval_on_selector(".tree", "e => e.style.setProperty('--columns', 12)")
     wide = "e => [e.scrollWidth > e.clientWidth, e.getBoundingClientRect().right <= innerWidth]"
     assert page.eval_on_selector(".tree-box", wide) == [True, True]
+    page.eval_on_selector(".tree-box", "e => e.scrollTo(500, 0)")
+    assert page.eval_on_selector(".tree-box", "e => e.scrollLeft") > 0
     page.wait_for_timeout(500)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.set_viewport_size({"width": 1400, "height": 900})
@@ -192,7 +197,7 @@ def test_the_bill_says_and_draws_what_was_reckoned(page: Page, final: dict[str, 
     (bars, prices), (line, before, here) = page.evaluate(data)
     assert (bars["y"], prices["y"]) == (bill["worths"], bill["prices"])
     pays = [worth >= price for worth, price in zip(bill["worths"], bill["prices"], strict=False)]
-    assert [opacity == 1 for opacity in bars["marker"]["opacity"]] == pays
+    assert [opacity == 1 for opacity in bars["marker"]["opacity"]] == pays and len(set(pays)) == 2
     assert [list(point) for point in zip(line["x"], line["y"], strict=True)] == curve
     assert (before["x"], before["y"]) == ([2], [plain])
     assert (here["x"], here["y"]) == ([bill["tokens"]], [cost(curve, bill["tokens"])])
