@@ -168,8 +168,9 @@ def attend_prefix(
     hq = head * GROUP + m // queries % GROUP
     last = tl.load(lengths + row).to(tl.int32) + s
     if TREE:
-        # Prefixes end before trees begin, so that all that hides a column of a prefix is a window.
-        last = tl.load(positions + row * queries + s).to(tl.int32)
+        # Prefixes end before trees begin, so that all that hides a column of a prefix is a window. A step has few
+        # tokens, and an offset of 64 bits spills where a head has 256 numbers of 32.
+        last = tl.load(positions + (row.to(tl.int32) * queries + s)).to(tl.int32)
     skip = tl.zeros_like(last) + SINKS
     if GAP:
         skip = tl.load(skips + row).to(tl.int32)
