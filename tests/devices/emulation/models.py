@@ -31,6 +31,7 @@ def pair(architecture: str, kind: str) -> ModelPair:
         "perturbed": lambda: perturbed(target, NEAR[architecture]),
         "none": lambda: None,
         "head": lambda: table.head(target),
+        "ahead": lambda: table.head(target, positions=3),
     }
     draft = target if kind == "self" else drafts[kind]()
     if draft is not None:
@@ -45,7 +46,7 @@ def run(case: table.Case, **arguments: Any) -> Generation:
         "method": case.method,
         "drafter": draft.drafter,
         "attention": case.attention,
-        "draft_length": case.length,
+        "draft_length": table.TREES.get(case.length, case.length),
         "max_new_tokens": TOKENS,
         "sampling": table.SAMPLING[case.text],
         "verification": "auto" if case.text == "greedy" else "coupled",
