@@ -32,7 +32,8 @@ def chances(
     for i in range(width):
         share, q = reach[:, i] * p_drafts[:, i], q_drafts[:, i]
         # A token without probability is refused even if a drafter claims to have drawn it with none.
-        reach[:, i + 1] = torch.where(share < q, share / q, (share > 0).to(share.dtype))
+        # A q that is NaN, of a draft that broke, refuses its draft as well.
+        reach[:, i + 1] = torch.where(share < q, share / q, ((share > 0) & ~q.isnan()).to(share.dtype))
     h = reach[:, 1:].clone()
     if width < 2:
         return h, reach
