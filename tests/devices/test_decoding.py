@@ -47,7 +47,7 @@ def test_every_two_choices_write_the_cpus_text(case: table.Case) -> None:
     # AMUSD's draft reads each of its tokens, and a tree its candidates, once a level.
     if case.length in table.TREES:
         assert ledger.reads.total() >= out.metrics.target_forwards
-    elif case.method != "amusd" and case.draft != "adaptive":
+    elif case.method != "amusd" and "adaptive" not in case.draft:
         assert ledger.reads.total() == out.metrics.target_forwards
     assert not ledger.races
 

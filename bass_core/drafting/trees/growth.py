@@ -7,6 +7,7 @@ things keep the distribution: how many children a draft gets is decided by what 
 all but one of them are the likeliest tokens or copies, and that one is drawn from q without them; and what was
 drawn is never left out again. What was drawn may decide what is drafted behind it. Copies stand beside what a
 model drafts.
+Each level's candidates are read on the host: on an accelerator a round waits once more for each.
 """
 
 from __future__ import annotations
