@@ -85,7 +85,7 @@ def main(argv: list[str]) -> None:
 
 
 def _sets(count: int) -> dict[str, list[str]]:
-    committed = [prompt["prompt"] for prompt in evaluation_prompts()]
+    committed = [prompt["text"] for prompt in evaluation_prompts()]
     return {
         "committed": committed[:: max(1, len(committed) // count)][:count],
         "HumanEval": human_eval_prompts(count),
