@@ -58,7 +58,7 @@ MUTANTS = [
         "bass_core/verification/rejection.py",
         _ACCEPT,
         "accepted = accepted_prefix((u < p_drafts) & drafted)",
-        _PERFECT,
+        _NEVER_REFUSED,
     ),
     Mutant(
         "q is not what was sampled from",
