@@ -51,15 +51,17 @@ def wants_costs(option: Any) -> bool:
     return isinstance(option, str) and option in (AUTO, BUDGET, COST_AWARE)
 
 
-def make_policy(option: Any, costs: RoundCosts | None = None, rows: int = 1) -> DraftLengthPolicy:
+def make_policy(
+    option: Any, costs: RoundCosts | None = None, rows: int = 1, sampled: bool = False
+) -> DraftLengthPolicy:
     """A fresh policy for a checked option; a user's object is copied.
 
-    costs: what rounds cost, of a batch that starts with `rows` rows. With them "auto" is the planner; without them
-    it is Algorithm 1, and "budget" and "cost-aware" raise ValueError.
+    costs: what rounds cost, of a batch that starts with `rows` rows; sampled: as for Planner. With them
+    "auto" is the planner; without them it is Algorithm 1, and "budget" and "cost-aware" raise ValueError.
     """
     check_draft_length(option)
     if wants_costs(option) and costs is not None:
-        return CostAware(costs, rows) if option == COST_AWARE else Planner(costs, rows)
+        return CostAware(costs, rows) if option == COST_AWARE else Planner(costs, rows, sampled)
     if wants_costs(option) and option != AUTO:
         raise ValueError(f'draft_length="{option}" needs costs: see with_costs in decoding/budgets.py.')
     if isinstance(option, str):

@@ -19,7 +19,7 @@ from .base import Feedback
 # The most drafts of a row in a round: as many columns as a tree may take, but for the newest token's.
 MOST_DRAFTS = 62
 # What a copied draft's chance is taken for where nobody has counted.
-COPY_CHANCE = 0.7
+COPY_CHANCE = 0.75
 
 
 @dataclass
@@ -71,6 +71,10 @@ class Grower(Protocol):
         open_: for each draft (or newest token) that it would be asked behind, the chance that it is accepted and
         none of the drafts that follow it already.
         """
+        ...
+
+    def offered(self, worths: Sequence[float]) -> None:
+        """Told the worths of all drafts that a level offers, before some are chosen."""
         ...
 
     def grown(self, drafts: list[list[Draft]], levels: int) -> None:
@@ -126,6 +130,9 @@ class FixedNodes:
 
     def deeper(self, worths: Sequence[float], open_: Sequence[float], rows: int, levels: int) -> bool:
         return levels < self.levels and self.nodes > 0
+
+    def offered(self, worths: Sequence[float]) -> None:
+        return None
 
     def grown(self, drafts: list[list[Draft]], levels: int) -> None:
         return None

@@ -18,6 +18,7 @@ from ..budget.base import Budget
 from ..budget.options import AUTO, make_policy, wants_costs
 from ..budget.policies import EqualRows
 from ..models.pair import ModelPair
+from ..verification.table import find_verification
 from .calibrate import COARSE, FULL, MeasuredCosts
 from .cost_store import can_keep, may_measure, missing_coarse_sizes, missing_sizes
 from .peaks import measure_peaks
@@ -35,7 +36,8 @@ _log = logging.getLogger(__name__)
 
 def make_budget(request: Request, rows: int) -> Budget:
     """A fresh budget for a decoder that starts with `rows` rows; the request already has its costs."""
-    return EqualRows(make_policy(request.draft_length, request.costs, rows))
+    sampled = not (request.sampling.greedy or find_verification(request.verification).coupled)
+    return EqualRows(make_policy(request.draft_length, request.costs, rows, sampled))
 
 
 def with_costs(pair: ModelPair, request: Request, rows: int) -> Request:

@@ -1,9 +1,9 @@
 """What a round costs on this machine: measured for a pair and a device, and stored.
 
 Contract: rounds are timed in a real decoder whose drafts are random tokens. The minimum of several times counts,
-because other work on the machine only adds time. Measuring goes in steps, each a round or a prefill chunk, so the
-caller can show progress or stop. The costs for a number of rows are stored once complete. Non-goals: costs that
-depend on the length of the text; deciding when to measure (budgets.py).
+because other work on the machine only adds time; of a tree's levels the median. Measuring goes in steps, each a
+round or a prefill chunk, so the caller can show progress or stop. The costs for a number of rows are stored once
+complete. Non-goals: costs that depend on the length of the text; deciding when to measure (budgets.py).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
@@ -285,14 +286,14 @@ class _Lab:
         root, level = {}, {}
         if all(self.level_times.values()):
             few, many = self.level_times
-            short, long = min(self.level_times[few]), min(self.level_times[many])
+            short, long = median(self.level_times[few]), median(self.level_times[many])
             root, level = {self.rows: short}, {self.rows: max(0.0, long - short) / (many - few)}
         return CostTable(
             {self.rows: verify}, draft, self.padded, (self.rows,) if self.plan.coarse else (), root, level
         )
 
     def _step(self) -> float:
-        """Run one step of the decoder; return its milliseconds."""
+        """The milliseconds of one step of the decoder."""
         start = _now(self.device)
         with shortage_explained():
             self.decoder.step()

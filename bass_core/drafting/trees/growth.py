@@ -137,6 +137,7 @@ class Growth:
         chances = top.values / top.values.sum(-1, keepdim=True) if self.coupled else top.values
         tokens = top.indices if vocabulary is None else vocabulary[top.indices]
         found = to_host(torch.stack((tokens.double(), chances.double()), dim=-1)).tolist()
+        worths = []
         for (r, parent), children in zip(asked, found, strict=True):
             beside = self._beside(r, parent)
             taken = {int(token) for token, _ in children} & set(beside)
@@ -146,9 +147,9 @@ class Growth:
             depth = 1 if parent < 0 else self.nodes[r][parent].depth + 1
             for token, raw in children:
                 if raw > 0 and int(token) not in beside:
-                    self._add(
-                        r, int(token), parent, "likely", raw, self.grower.chance("likely", depth, raw), share
-                    )
+                    chance = self.grower.chance("likely", depth, raw)
+                    worths.append(self._add(r, int(token), parent, "likely", raw, chance, share).worth)
+        self.grower.offered(worths)
 
     def _add_sampled(self, asked: list[Open], logits: Tensor, vocabulary: Tensor | None) -> None:
         """Children whose number is decided before one of them is drawn."""
@@ -185,6 +186,7 @@ class Growth:
                 gain = min(gain, max(chance - before, 0.0))
                 before = chance
                 offers.append((open_ * gain, -children, place))
+        self.grower.offered([worth for worth, _, _ in offers])
         offers.sort(reverse=True)
         kept = [node.worth for row in self.nodes for node in row if node.chosen]
         worths = [*kept, *(offer[0] for offer in offers)]
