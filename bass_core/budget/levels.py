@@ -9,8 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from .chances import FADE
-from .cost_aware import FIRST_WAIT, LONGEST_WAIT
 
+# Rounds until a level that should not pay is tried; the wait doubles, up to the longest, while it does not.
+FIRST_WAIT, LONGEST_WAIT = 32, 128
+# How much faster a round should be with a level: to catch up with the text costs the draft more than the table says.
+_LEAST_GAIN = 1.03
 # Levels that are counted apart; their first guesses count as if this much had been open.
 _LEVELS, _OPEN = 4, 6.0
 # How many drafts a level offers behind one that is open, by their chance there: the middles of tenths from 0.1 on.
@@ -52,9 +55,9 @@ class Levels:
         """
         known, left = self._level(level), sum(open_)
         mean = left / max(len(open_), 1)
-        pays = self._rate(known, left, mean, total, drafts, lambda more: ms(level + 1, more)) > total / ms(
-            level, drafts
-        )
+        now = total / ms(level, drafts)
+        then = self._rate(known, left, mean, total, drafts, lambda more: ms(level + 1, more))
+        pays = then > _LEAST_GAIN * now
         known.skipped = 0 if pays else known.skipped + 1
         if pays:
             known.wait = FIRST_WAIT
