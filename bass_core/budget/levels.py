@@ -12,7 +12,7 @@ from .chances import FADE
 
 # Rounds until a level that should not pay is tried; the wait doubles, up to the longest, while it does not.
 FIRST_WAIT, LONGEST_WAIT = 32, 128
-# How much faster a round should be with a level: to catch up with the text costs the draft more than the table says.
+# How much faster a round should be with a level: the table leaves out that the draft catches up with the text.
 _LEAST_GAIN = 1.03
 # Levels that are counted apart; their first guesses count as if this much had been open.
 _LEVELS, _OPEN = 4, 6.0

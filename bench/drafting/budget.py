@@ -84,7 +84,8 @@ def main(argv: list[str]) -> None:
     show(made, arguments)
 
 
-def _sets(count: int) -> dict[str, list[str]]:
+def prompt_sets(count: int) -> dict[str, list[str]]:
+    """So many prompts of each set, spread over the committed ones, the first of HumanEval's."""
     committed = [prompt["text"] for prompt in evaluation_prompts()]
     return {
         "committed": committed[:: max(1, len(committed) // count)][:count],
@@ -112,7 +113,7 @@ def _nodes(pair: ModelPair, arguments: Any) -> Iterator[dict[str, Any]]:
     for batch in (one for one in arguments.batch if one in FIXED_BARS or arguments.quick):
         arms: dict[str, Any] = {f"chain {n}": {"draft_length": n} for n in chains}
         arms |= {f"tree {n}": {"draft_length": FixedNodes(n)} for n in trees}
-        prompts = _sets(arguments.prompts)["committed"]
+        prompts = prompt_sets(arguments.prompts)["committed"]
         for name, made in _measured(pair, prompts, batch, arms, arguments, drafter="model").items():
             drafts = made.drafted / max(made.row_rounds, 1)
             yield {
@@ -128,7 +129,7 @@ def _lanes(pair: ModelPair, arguments: Any) -> Iterator[dict[str, Any]]:
         CHAIN: {"draft_length": "cost-aware"},
         BUDGET: {"draft_length": "budget"},
     }
-    sets = _sets(arguments.prompts) | {"rewriting": [REPEAT]}
+    sets = prompt_sets(arguments.prompts) | {"rewriting": [REPEAT]}
     for batch in arguments.batch:
         for arm in arms.values():
             generate(pair, [REPEAT] * batch, max_new_tokens=8, **arm)

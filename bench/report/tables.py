@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .long_texts import LONG_TEXTS
-from .simulated_trees import SIMULATED_TREES
+from .trees import TREES
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
@@ -292,7 +292,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "exactness": _exactness,
     "claims": _claims,
 }  # fmt: skip
-TABLES |= {name: _table(*given) for name, given in (LONG_TEXTS | SIMULATED_TREES).items()}
+TABLES |= {name: _table(*given) for name, given in (LONG_TEXTS | TREES).items()}
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -78,17 +79,32 @@ def faulty(row: dict[str, Any]) -> bool:
     return bool(row["spills"] > IN_LOOPS.get(row["capability"], 0) or row["set_aside"] > SET_ASIDE)
 
 
+def names(capability: int) -> list[str]:
+    """The kernel of each variant."""
+    return [variant.function.__name__ for variant in variants(capability)]
+
+
+def chosen(capability: int, one_in: int) -> Iterator[int]:
+    """Each `one_in`-th variant of every kernel, at least one; each capability begins at another one."""
+    kernels, first = names(capability), list(SHARED).index(capability)
+    for kernel in dict.fromkeys(kernels):
+        own = [index for index, name in enumerate(kernels) if name == kernel]
+        step = min(one_in, len(own))
+        yield from own[first % step :: step]
+
+
 def main() -> int:
     """Compile on all cores and print the lines."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--capability", type=int, nargs="+", choices=list(SHARED), default=list(SHARED))
     parser.add_argument("--kernel", help="this kernel alone, as attend")
+    parser.add_argument("--one-in", type=int, default=1, metavar="N", help="each Nth variant of a kernel alone")
     asked = parser.parse_args()
     jobs = [
         (capability, index)
         for capability in asked.capability
-        for index, variant in enumerate(variants(capability))
-        if asked.kernel in (None, variant.function.__name__)
+        for index in chosen(capability, asked.one_in)
+        if asked.kernel in (None, names(capability)[index])
     ]
     failed = 0
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:

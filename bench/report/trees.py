@@ -1,4 +1,4 @@
-"""The tables of simulated trees: from which file, which columns, and which of its rows.
+"""The tables of trees and the planner, measured and simulated: file, columns, and which of its rows.
 
 Contract: plain data for tables.py.
 """
@@ -10,7 +10,14 @@ from typing import Any
 
 Row = dict[str, Any]
 
-SIMULATED_TREES: dict[str, tuple[str, dict[str, str], Callable[[Row], bool]]] = {
+TREES: dict[str, tuple[str, dict[str, str], Callable[[Row], bool]]] = {
+    "budget": (
+        "budget-avx2",
+        {"prompts": "prompts", "batch": "batch", "temperature": "temperature", "arm": "draft length",
+         "ms/token": "ms/token", "over regular": "over regular", "tokens/row-round": "tokens a row-round",
+         "drafts/row-round": "drafts a row-round", "accepted/drafted": "acceptance"},
+        lambda row: row["part"] == "lanes" and row["arm"] != "regular",
+    ),
     "simulate-trees": (
         "simulate-trees",
         {"hardware": "GPU", "batch": "batch", "regular tokens/s": "regular, tokens/s",
