@@ -18,6 +18,12 @@ TREES: dict[str, tuple[str, dict[str, str], Callable[[Row], bool]]] = {
          "drafts/row-round": "drafts a row-round", "accepted/drafted": "acceptance"},
         lambda row: row["part"] == "lanes" and row["arm"] != "regular",
     ),
+    "rules": (
+        "rules-cpu",
+        {"temperature": "temperature", "children": "children", "rule": "rule", "pairs": "pairs",
+         "chance": "one is accepted", "error": "standard error"},
+        lambda row: True,
+    ),
     "simulate-trees": (
         "simulate-trees",
         {"hardware": "GPU", "batch": "batch", "regular tokens/s": "regular, tokens/s",
