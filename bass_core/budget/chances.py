@@ -1,8 +1,8 @@
 """What a planner believes of drafts: how often they are accepted.
 
 Contract: first guesses, each corrected by what is counted while the text is written. The guesses are
-rounded from what the shipped draft head's drafts came to; `python -m bench chances` counts them. No clock enters, so
-a run repeats.
+rounded from what the shipped draft head's drafts came to; `python -m bench chances` counts them. No clock enters,
+so a run repeats.
 """
 
 from __future__ import annotations
