@@ -69,16 +69,14 @@ class HeadDrafter(Drafter):
         self.head, self.runner, self.size, self.params = head, runner, size, params
         self.role = find_verification(verification).draft_role
         self.confidence = 0.0 if ahead else confidence
-        self.ahead, self._tells = ahead, ahead and confidence > 0
-        self._began = False
+        self.ahead, self._tells, self._began = ahead, ahead and confidence > 0, False
         self._source: SettledStates | StandInStates = SettledStates(0, head.config.hidden, runner.device)
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         self.runner.begin()
-        self._began = False
-        hidden, length = self.head.config.hidden, self.runner.cache.max_len
+        self._began, hidden = False, self.head.config.hidden
         if self.ahead:
-            self._source = StandInStates(len(rows), length, hidden, self.runner.device)
+            self._source = StandInStates(len(rows), self.runner.cache.max_len, hidden, self.runner.device)
         else:
             self._source = SettledStates(len(rows), hidden, self.runner.device)
         return None
@@ -93,9 +91,13 @@ class HeadDrafter(Drafter):
             self.runner.prepare(self._batch(fed, [0] * rows))
 
     def observe_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
-        """Keep copies of the target's states: its next forward overwrites them."""
+        """Keep copies of the target's states, which its next forward overwrites; the prompts' are read at once."""
         for r, slot in (self._source.observe(states) or {}).items():
             self.runner.commit(r, min(self.runner.lengths[r], slot))
+        if not self._began and isinstance(self._source, SettledStates):
+            self._read_prompts(rows, self._source, [len(new) for new in states])
+            self.calls = 0
+        self._began = True
 
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         if isinstance(self._source, StandInStates):
@@ -204,8 +206,11 @@ class HeadDrafter(Drafter):
         self.drafted += sum(proposal.num_drafted)
         return proposal
 
-    def _feed_prefixes(self, rows: list[Sequence], source: SettledStates) -> None:
-        """Feed once what several prompts begin with, unless an earlier drafter of this runner has."""
+    def _read_prompts(self, rows: list[Sequence], source: SettledStates, ends: list[int]) -> None:
+        """Feed the prompts, ends[r] tokens of row r: a part of the prefill, which `calls` does not count.
+
+        What several of them begin with is fed once, unless an earlier drafter of this runner has.
+        """
         runner = self.runner
         prefixes = [runner.shared.of(row.prompt) for row in rows]
         needed = sorted({prefix for prefix in prefixes if prefix})
@@ -215,25 +220,23 @@ class HeadDrafter(Drafter):
             owners = [prefixes.index(prefix) for prefix in needed]
             before = [source.next(row, count) for row, count in zip(owners, counts, strict=True)]
             x = self.head.inputs(to_device(padded, runner.device), pad_sequence(before, batch_first=True))
-            over = runner.over_prefix()
-            logits, _, forwards = feed_pending(over, x, [0] * len(needed), counts)
-            self.calls += forwards
+            logits, _, _ = feed_pending(runner.over_prefix(), x, [0] * len(needed), counts)
             runner.hold(needed, dict(enumerate(logits)), [torch.empty(0)] * len(needed))
         for r, prefix in enumerate(prefixes):
             runner.attach(r, prefix)
-            if prefix:
-                source.skip(r, len(prefix))
+            source.skip(r, len(prefix))
+        if any(end > len(prefix) for end, prefix in zip(ends, prefixes, strict=True)):
+            self._catch_up(rows, [1] * len(rows), ends)
 
-    def _catch_up(self, rows: list[Sequence], max_drafts: list[int]) -> tuple[Tensor, Tensor]:
+    def _catch_up(
+        self, rows: list[Sequence], max_drafts: list[int], ends: list[int] | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Feed what came since the last proposal; logits [B, V'], states [B, hidden] of the last slots.
 
-        Behind settled states all rows are fed; behind states that stand in, those that draft.
+        Behind settled states all rows are fed, up to ends[r]; behind states that stand in, those that draft.
         """
         runner, source = self.runner, self._source
-        if not self._began and isinstance(source, SettledStates):
-            self._feed_prefixes(rows, source)
-        self._began = True
-        ends = [len(row.tokens) for row in rows]
+        ends = ends or [len(row.tokens) for row in rows]
         if isinstance(source, SettledStates):
             starts = list(runner.lengths[: len(rows)])
             counts = [end - start for end, start in zip(ends, starts, strict=True)]
@@ -246,8 +249,7 @@ class HeadDrafter(Drafter):
         width = max(counts)
         padded = [(row.tokens[start:] + [0] * width)[:width] for row, start in zip(rows, starts, strict=True)]
         x = self.head.inputs(to_device(padded, runner.device), before)
-        read = self.head.positions == 1
-        logits, states, forwards = feed_pending(runner, x, starts, counts, True, read)
+        logits, states, forwards = feed_pending(runner, x, starts, counts, True, self.head.positions == 1)
         assert states is not None
         self.calls += forwards
         fed = [r for r, count in enumerate(counts) if count]
@@ -267,8 +269,8 @@ class HeadDrafter(Drafter):
         """A column of the head's vocabulary a row."""
         if self.params.greedy or q is None:
             return argmax(logits)
-        ids, positions = self.head.vocabulary, keys.positions + step
-        return draw(q, keys.seed, keys.sequence_ids, positions, keys.stream(self.role), ids)
+        streams, ids = keys.stream(self.role), self.head.vocabulary
+        return draw(q, keys.seed, keys.sequence_ids, keys.positions + step, streams, ids)
 
     def _over_all(self, q: Tensor) -> Tensor:
         """q over the target's vocabulary: [B, V]."""

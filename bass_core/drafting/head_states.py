@@ -30,11 +30,16 @@ class SettledStates:
 
     def read(self, counts: list[int]) -> Tensor:
         """The states [B, max(counts), hidden] for each row's next counts[r] slots; behind them the last again."""
-        waiting, self._waiting[: len(counts)] = self._waiting[: len(counts)], [[] for _ in counts]
-        assert [sum(map(len, row)) for row in waiting] == counts, "each slot has the state before it"
-        own = torch.tensor(counts)
-        places = torch.arange(max(counts)).minimum(own[:, None] - 1) + (own.cumsum(0) - own)[:, None]
-        return torch.cat([states for row in waiting for states in row])[to_device(places, self.device)]
+        whole = torch.cat([states for row in self._waiting[: len(counts)] for states in row])
+        columns, places, at = torch.arange(max(counts)), [], 0
+        for r, count in enumerate(counts):
+            end = at + sum(map(len, self._waiting[r]))
+            assert end >= at + count, "each slot has the state before it"
+            places.append(at + columns.clamp(max=max(count - 1, 0)))
+            # A copy, so that what was read is freed.
+            self._waiting[r] = [whole[at + count : end].clone()] if end > at + count else []
+            at = end
+        return whole[to_device(torch.stack(places).clamp(max=len(whole) - 1), self.device)]
 
     def next(self, row: int, count: int) -> Tensor:
         """The states [count, hidden] for a row's next slots, which may be read again."""

@@ -124,3 +124,12 @@ def test_a_drafter_with_an_old_name_is_refused() -> None:
 
     with pytest.raises(RequestError, match="`settle` is called `on_verified` now"):
         choose_drafter(ModelPair(tiny("llama")), Old())
+
+
+@pytest.mark.parametrize("drafter", ["model", "cascade"])
+def test_a_head_reads_the_prompts_with_the_prefill(drafter):
+    """So the first round that drafts costs no more than any other, however long the prompts are."""
+    pair = made_pair("llama", "head")
+    rounds = list(stream(pair, [[3] * 300, [5, 6] * 140], drafter=drafter, draft_length=1, max_new_tokens=5))
+    decoding = [round_ for round_ in rounds if round_.kind != "prefill"]
+    assert {round_.draft_forwards for round_ in decoding} <= {0, 1} and decoding[0].draft_tokens
