@@ -1,9 +1,9 @@
 """What a round costs on this machine: measured for a pair and a device, and stored.
 
-Contract: rounds are timed in a real decoder whose drafts are random tokens. The minimum of several times counts,
-because other work on the machine only adds time; of a tree's levels the median. Measuring goes in steps, each a
-round or a prefill chunk, so the caller can show progress or stop. The costs for a number of rows are stored once
-complete. Non-goals: costs that depend on the length of the text; deciding when to measure (budgets.py).
+Contract: rounds are timed in a real decoder whose drafts are random tokens. The median of several times counts: a
+luckily short one would make all others seem dear, or cheap. Measuring goes in steps, each a round or a prefill
+chunk, so the caller can show progress or stop. The costs for a number of rows are stored once complete. Non-goals:
+costs that depend on the length of the text; deciding when to measure (budgets.py).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Plan:
     coarse: bool = False
 
 
-FULL = Plan(widths=(1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 24), drafted=(1, 5), repeats=4, context=160)
+FULL = Plan(widths=(1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 24), drafted=(1, 5), repeats=7, context=160)
 # Measuring two numbers of rows takes about 2 s for SmolLM2-135M on two cores of a 2.5 GHz Xeon.
 COARSE = Plan(widths=(1, 3, 5, 9), drafted=(1, 3), repeats=3, context=32, coarse=True)
 
@@ -274,13 +274,13 @@ class _Lab:
 
     def costs(self) -> CostTable:
         """The measured costs; requires `timed`."""
-        points = [(float(self.rows * width), min(times)) for width, times in self.verify_times.items()]
+        points = [(float(self.rows * width), median(times)) for width, times in self.verify_times.items()]
         # A wider verification is never cheaper; if it was measured so, that is noise and the larger time counts.
         verify = [(x, max(y for other, y in points if other <= x)) for x, _ in points]
         draft = {}
         if self.model is not None:
             few, many = self.plan.drafted
-            short, long = min(self.draft_times[few]), min(self.draft_times[many])
+            short, long = median(self.draft_times[few]), median(self.draft_times[many])
             # Noise can make the longer proposal seem the cheaper one; its whole time per token is an upper bound.
             draft = {self.rows: (long - short) / (many - few) if long > short else long / many}
         root, level = {}, {}
