@@ -76,7 +76,7 @@ class Planner(CostAware):
             levels, open_, total, len(worths), lambda asked, drafts: self._round_ms(rows, drafts, asked)
         )
 
-    def offered(self, worths: Sequence[float]) -> None:
+    def offered(self, worths: Sequence[Sequence[float]]) -> None:
         """See Grower."""
         self._levels.found(worths)
 

@@ -73,8 +73,8 @@ class Grower(Protocol):
         """
         ...
 
-    def offered(self, worths: Sequence[float]) -> None:
-        """Told the worths of all drafts that a level offers, before some are chosen."""
+    def offered(self, worths: Sequence[Sequence[float]]) -> None:
+        """Told the worths of all drafts that a level offers, before some are chosen: behind each of open_."""
         ...
 
     def grown(self, drafts: list[list[Draft]], levels: int) -> None:
@@ -131,7 +131,7 @@ class FixedNodes:
     def deeper(self, worths: Sequence[float], open_: Sequence[float], rows: int, levels: int) -> bool:
         return levels < self.levels and self.nodes > 0
 
-    def offered(self, worths: Sequence[float]) -> None:
+    def offered(self, worths: Sequence[Sequence[float]]) -> None:
         return None
 
     def grown(self, drafts: list[list[Draft]], levels: int) -> None:

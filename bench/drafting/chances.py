@@ -35,7 +35,7 @@ class _Counting(FixedNodes):
         self.levels_offered: dict[tuple[int, int], float] = defaultdict(float)
         self.levels_open: dict[int, float] = defaultdict(float)
         self._drafts: list[list[Draft]] = []
-        self._asked = (0, 1.0)
+        self._asked: tuple[int, list[float]] = (0, [])
 
     def __deepcopy__(self, memo: Any) -> _Counting:
         return self
@@ -48,15 +48,16 @@ class _Counting(FixedNodes):
 
     def deeper(self, worths: Sequence[float], open_: Sequence[float], rows: int, levels: int) -> bool:
         pays = super().deeper(worths, open_, rows, levels)
-        if pays and sum(open_) > 0:
-            self._asked = levels + 1, sum(open_) / len(open_)
+        if pays:
+            self._asked = levels + 1, list(open_)
             self.levels_open[levels + 1] += sum(open_)
         return pays
 
-    def offered(self, worths: Sequence[float]) -> None:
-        level, mean = self._asked
-        for worth in worths:
-            self.levels_offered[level, min(9, int(10 * worth / mean))] += mean
+    def offered(self, worths: Sequence[Sequence[float]]) -> None:
+        level, open_ = self._asked
+        for before, behind in zip(open_, worths, strict=True):
+            for worth in behind if before > 0 else []:
+                self.levels_offered[level, min(9, int(10 * worth / before))] += before
 
     def grown(self, drafts: list[list[Draft]], levels: int) -> None:
         self._drafts = drafts

@@ -137,8 +137,8 @@ class Growth:
         chances = top.values / top.values.sum(-1, keepdim=True) if self.coupled else top.values
         tokens = top.indices if vocabulary is None else vocabulary[top.indices]
         found = to_host(torch.stack((tokens.double(), chances.double()), dim=-1)).tolist()
-        worths = []
-        for (r, parent), children in zip(asked, found, strict=True):
+        worths: list[list[float]] = [[] for _ in asked]
+        for (r, parent), children, offered in zip(asked, found, worths, strict=True):
             beside = self._beside(r, parent)
             taken = {int(token) for token, _ in children} & set(beside)
             claimed = sum(self.grower.chance("copied", node.depth, 1.0) for node in beside.values())
@@ -148,7 +148,7 @@ class Growth:
             for token, raw in children:
                 if raw > 0 and int(token) not in beside:
                     chance = self.grower.chance("likely", depth, raw)
-                    worths.append(self._add(r, int(token), parent, "likely", raw, chance, share).worth)
+                    offered.append(self._add(r, int(token), parent, "likely", raw, chance, share).worth)
         self.grower.offered(worths)
 
     def _add_sampled(self, asked: list[Open], logits: Tensor, vocabulary: Tensor | None) -> None:
@@ -178,6 +178,7 @@ class Growth:
     def _sampled_counts(self, asked: list[Open], likely: list[list[list[float]]]) -> list[tuple[int, int]]:
         """(place in asked, number of children) of the drafts that get any: what the next child adds decides."""
         offers = []
+        worths: list[list[float]] = [[] for _ in asked]
         for place, (r, parent) in enumerate(asked):
             open_, before, gain = self._open(r, parent), 0.0, 1.0
             for children in range(1, WIDEST_SAMPLED + 1):
@@ -185,12 +186,13 @@ class Growth:
                 # A further child never adds more than the one before it.
                 gain = min(gain, max(chance - before, 0.0))
                 before = chance
+                worths[place].append(open_ * gain)
                 offers.append((open_ * gain, -children, place))
-        self.grower.offered([worth for worth, _, _ in offers])
+        self.grower.offered(worths)
         offers.sort(reverse=True)
         kept = [node.worth for row in self.nodes for node in row if node.chosen]
-        worths = [*kept, *(offer[0] for offer in offers)]
-        take = self.grower.count(worths, len(kept), len(self.rows), self.levels) - len(kept)
+        best = [*kept, *(offer[0] for offer in offers)]
+        take = self.grower.count(best, len(kept), len(self.rows), self.levels) - len(kept)
         room = {r: self.most - len(self.nodes[r]) for r, _ in asked}
         counts: dict[int, int] = {}
         for _, _, place in offers[:take]:

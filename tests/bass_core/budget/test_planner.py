@@ -117,7 +117,7 @@ def test_a_level_that_brings_nothing_is_not_asked_for_again() -> None:
     for _ in range(60):
         asked.append(planner.deeper([], [1.0], 1, 0))
         if asked[-1]:
-            planner.offered([])
+            planner.offered([[]])
     assert asked[:5] == [True] * 5 and 5 < sum(asked) < 50 and not any(asked[-5:])
 
 
