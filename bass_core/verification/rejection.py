@@ -74,7 +74,18 @@ def verify(
         certain = torch.ones_like(accepted, dtype=torch.float32)
         return Outcome(accepted, next_token, agrees, ones, half, certain, drafts)
     rule = find_verification(verification).chains
-    return _verify_sampled(rule, probabilities(logits, params), drafts, draft_probs, num_drafted, keys)
+    p = _real_probabilities(logits, num_drafted, params)
+    return _verify_sampled(rule, p, drafts, draft_probs, num_drafted, keys)
+
+
+def _real_probabilities(logits: Tensor, num_drafted: Tensor, params: SamplingParams) -> Tensor:
+    """p [B, l+1, V]; on a CPU 0 behind a row's last draft, where a softmax would be made for nothing."""
+    real = torch.arange(logits.shape[1], device=logits.device) <= num_drafted[:, None]
+    if not logits.is_cpu or real.all():
+        return probabilities(logits, params)
+    p = torch.zeros(logits.shape)
+    p[real] = probabilities(logits[real], params)
+    return p
 
 
 def _verify_sampled(

@@ -70,7 +70,9 @@ def main(argv: list[str]) -> None:
     options.add_argument("--max-new-tokens", type=int, default=64)
     options.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
     options.add_argument("--repeats", type=int, default=1)
-    options.add_argument("--no-nodes", action="store_true", help="lanes alone")
+    part = options.add_mutually_exclusive_group()
+    part.add_argument("--no-nodes", action="store_true", help="lanes alone")
+    part.add_argument("--no-lanes", action="store_true", help="trees of a fixed number of drafts alone")
     arguments = options.parse_args(argv)
     if arguments.quick:
         arguments.batch, arguments.prompts, arguments.max_new_tokens = [1, 2], 2, 12
@@ -78,7 +80,8 @@ def main(argv: list[str]) -> None:
     results: list[dict[str, Any]] = []
     if not arguments.no_nodes:
         results += list(_nodes(pair, arguments))
-    results += list(_lanes(pair, arguments))
+    if not arguments.no_lanes:
+        results += list(_lanes(pair, arguments))
     made = document("budget", arguments, pair.device, results, _claims(results, arguments.quick))
     print(table(results))
     show(made, arguments)

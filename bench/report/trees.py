@@ -18,6 +18,12 @@ TREES: dict[str, tuple[str, dict[str, str], Callable[[Row], bool]]] = {
          "drafts/row-round": "drafts a row-round", "accepted/drafted": "acceptance"},
         lambda row: row["part"] == "lanes" and row["arm"] != "regular",
     ),
+    "budget-nodes": (
+        "budget-nodes",
+        {"batch": "batch", "arm": "drafts in all rows", "tokens/row-round": "tokens a row-round",
+         "drafts/row-round": "drafts a row-round"},
+        lambda row: row["part"] == "nodes",
+    ),
     "rules": (
         "rules-cpu",
         {"temperature": "temperature", "children": "children", "rule": "rule", "pairs": "pairs",
