@@ -14,20 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 
 from ..sequence import Bill
 from .base import Feedback
-from .chances import Chances, Share
+from .chances import Chances
 from .cost_aware import CostAware
 from .cost_table import RoundCosts
 from .levels import Levels
-from .trees import Draft
+from .trees import Draft, best
 
 # The most drafts that a round verifies: so many, or so many a row; prices that a bill lists behind those verified.
 MOST, MOST_A_ROW, MORE_PRICES = 96, 8, 4
-# Where padding costs what tokens cost: what a draft's place is taken for at first, in tokens, as if so often seen.
-_PADDED, _PADDED_PRIOR = 1.5, 6.0
 # Costs that are kept: each is asked for again and again.
 _KEPT = 4096
 
@@ -41,7 +39,7 @@ class Planner(CostAware):
     def __init__(self, table: RoundCosts, rows: int = 1, sampled: bool = False) -> None:
         super().__init__(table, rows)
         self.bill: Bill | None = None
-        self._chances, self._levels, self._padding = Chances(sampled), Levels(sampled), Share()
+        self._chances, self._levels = Chances(sampled), Levels(sampled)
         self._drafts: list[list[Draft]] = []
         self._step_ms = lru_cache(_KEPT)(table.verify_ms)
 
@@ -58,13 +56,30 @@ class Planner(CostAware):
         """See Grower."""
         return self._chances.of_any(children, raw)
 
-    def count(self, worths: Sequence[float], fixed: int, rows: int, levels: int) -> int:
-        """See Grower: as many as make tokens a millisecond the most."""
+    def counts(
+        self, fixed: Sequence[Sequence[float]], others: Sequence[Sequence[float]], levels: int
+    ) -> list[int]:
+        """See Grower: as many as make tokens a millisecond the most.
+
+        Where padding costs what tokens cost, all rows get as many: up to the widest row a draft is free.
+        """
+        if self.table.padded:
+            columns = zip_longest(*([*kept, *row] for kept, row in zip(fixed, others, strict=True)), fillvalue=0.0)
+            width = self._count([sum(column) for column in columns], max(map(len, fixed)), len(fixed), levels)
+            return [min(max(width - len(kept), 0), len(row)) for kept, row in zip(fixed, others, strict=True)]
+        kept = [worth for row in fixed for worth in row]
+        rest = sorted((worth for row in others for worth in row), reverse=True)
+        return best(others, self._count([*kept, *rest], len(kept), len(fixed), levels) - len(kept))
+
+    def _count(self, worths: list[float], fixed: int, rows: int, levels: int) -> int:
+        """How many of these to verify, `fixed` at least; each is one draft, or one a row where padding costs."""
+        each = rows if self.table.padded else 1
         tokens = list(accumulate(worths, initial=float(rows)))
-        most = max(fixed, min(len(worths), max(MOST, MOST_A_ROW * rows)))
+        most = max(fixed, min(len(worths), max(MOST, MOST_A_ROW * rows) // each))
         drafting = self.table.levels_ms(rows, levels)
         return max(
-            range(fixed, most + 1), key=lambda count: tokens[count] / (self._verify_ms(rows, count) + drafting)
+            range(fixed, most + 1),
+            key=lambda count: tokens[count] / (self._step_ms(rows, rows + each * count) + drafting),
         )
 
     def deeper(self, worths: Sequence[float], open_: Sequence[float], rows: int, levels: int) -> bool:
@@ -84,8 +99,6 @@ class Planner(CostAware):
         """See Grower; makes the bill."""
         worths = sorted((draft.worth for row in drafts for draft in row), reverse=True)
         self._drafts, self.rows = drafts, len(drafts)
-        if worths:
-            self._padding.add(len(drafts) * max(map(len, drafts)) / len(worths))
         self.bill = self._make_bill(worths, len(drafts), levels)
 
     def observe_trees(self, feedback: Feedback) -> None:
@@ -93,18 +106,13 @@ class Planner(CostAware):
         self._chances.observe(self._drafts, feedback)
 
     def _round_ms(self, rows: int, drafts: float, levels: int) -> float:
-        return self._verify_ms(rows, drafts) + self.table.levels_ms(rows, levels)
-
-    def _verify_ms(self, rows: int, drafts: float) -> float:
-        """One verification of so many drafts of all rows; where padding costs, of as much padding as was usual."""
-        wide = self._padding.guess(_PADDED, _PADDED_PRIOR) if self.table.padded else 1.0
-        return self._step_ms(rows, rows + wide * drafts)
+        return self._step_ms(rows, rows + drafts) + self.table.levels_ms(rows, levels)
 
     def _make_bill(self, worths: list[float], rows: int, levels: int) -> Bill:
         drafts, expected = len(worths), rows + sum(worths)
         rate = expected / self._round_ms(rows, drafts, levels)
         shown = range(drafts + MORE_PRICES)
-        ms = [self._verify_ms(rows, count) for count in range(drafts + MORE_PRICES + 1)]
+        ms = [self._step_ms(rows, rows + count) for count in range(drafts + MORE_PRICES + 1)]
         return Bill(
             curve=[(rows + count, one) for count, one in enumerate(ms)],
             tokens=rows + drafts,

@@ -8,6 +8,7 @@ and over chains where not.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -58,10 +59,12 @@ class Grower(Protocol):
         """The chance that one of so many sampled children is accepted; raw: the largest value of their q."""
         ...
 
-    def count(self, worths: Sequence[float], fixed: int, rows: int, levels: int) -> int:
-        """How many of these drafts to verify, by their worths: of the first `fixed` all, of the others in order.
+    def counts(
+        self, fixed: Sequence[Sequence[float]], others: Sequence[Sequence[float]], levels: int
+    ) -> list[int]:
+        """How many of each row's other drafts to verify, the first ones, beside those that are fixed.
 
-        The others descend. levels: forwards of the draft so far.
+        Worths by row, descending. levels: forwards of the draft so far.
         """
         ...
 
@@ -125,8 +128,10 @@ class FixedNodes:
     def any_chance(self, children: int, raw: float) -> float:
         return 1 - (1 - max(raw, 0.5)) ** children
 
-    def count(self, worths: Sequence[float], fixed: int, rows: int, levels: int) -> int:
-        return min(len(worths), max(fixed, self.nodes))
+    def counts(
+        self, fixed: Sequence[Sequence[float]], others: Sequence[Sequence[float]], levels: int
+    ) -> list[int]:
+        return best(others, self.nodes - sum(map(len, fixed)))
 
     def deeper(self, worths: Sequence[float], open_: Sequence[float], rows: int, levels: int) -> bool:
         return levels < self.levels and self.nodes > 0
@@ -139,3 +144,10 @@ class FixedNodes:
 
     def observe_trees(self, feedback: Feedback) -> None:
         return None
+
+
+def best(worths: Sequence[Sequence[float]], take: int) -> list[int]:
+    """How many of each row's worths, which descend, are among the `take` largest of all."""
+    ranked = sorted((-worth, place, r) for r, row in enumerate(worths) for place, worth in enumerate(row))
+    chosen = Counter(r for _, _, r in ranked[: max(take, 0)])
+    return [chosen[r] for r in range(len(worths))]

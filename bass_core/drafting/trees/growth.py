@@ -12,6 +12,7 @@ Each level's candidates are read on the host: on an accelerator a round waits on
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import torch
@@ -177,7 +178,7 @@ class Growth:
 
     def _sampled_counts(self, asked: list[Open], likely: list[list[list[float]]]) -> list[tuple[int, int]]:
         """(place in asked, number of children) of the drafts that get any: what the next child adds decides."""
-        offers = []
+        offers: list[list[tuple[float, int, int]]] = [[] for _ in self.rows]
         worths: list[list[float]] = [[] for _ in asked]
         for place, (r, parent) in enumerate(asked):
             open_, before, gain = self._open(r, parent), 0.0, 1.0
@@ -187,19 +188,16 @@ class Growth:
                 gain = min(gain, max(chance - before, 0.0))
                 before = chance
                 worths[place].append(open_ * gain)
-                offers.append((open_ * gain, -children, place))
+                offers[r].append((open_ * gain, -children, place))
         self.grower.offered(worths)
-        offers.sort(reverse=True)
-        kept = [node.worth for row in self.nodes for node in row if node.chosen]
-        best = [*kept, *(offer[0] for offer in offers)]
-        take = self.grower.count(best, len(kept), len(self.rows), self.levels) - len(kept)
-        room = {r: self.most - len(self.nodes[r]) for r, _ in asked}
-        counts: dict[int, int] = {}
-        for _, _, place in offers[:take]:
-            if room[asked[place][0]] > 0:
-                room[asked[place][0]] -= 1
-                counts[place] = counts.get(place, 0) + 1
-        return sorted(counts.items())
+        best = [
+            sorted(row, reverse=True)[: self.most - len(nodes)]
+            for row, nodes in zip(offers, self.nodes, strict=True)
+        ]
+        kept = [sorted((node.worth for node in row if node.chosen), reverse=True) for row in self.nodes]
+        takes = self.grower.counts(kept, [[worth for worth, _, _ in row] for row in best], self.levels)
+        taken = [place for row, take in zip(best, takes, strict=True) for _, _, place in row[:take]]
+        return sorted(Counter(taken).items())
 
     def _draw(
         self, asked: list[Open], q: Tensor, drawing: list[tuple[int, list[int], float]], vocabulary: Tensor | None
@@ -235,16 +233,16 @@ class Growth:
 
     def _choose(self) -> None:
         """Choose the drafts to verify, the best ones; a sampled tree keeps what was chosen before."""
-        ranked = sorted((node for row in self.nodes for node in row), key=lambda node: (-node.worth, node.depth))
-        fixed = [node for node in ranked if node.chosen] if self.sampled else []
-        others = [node for node in ranked if not (self.sampled and node.chosen)]
-        worths = [node.worth for node in (*fixed, *others)]
-        take = self.grower.count(worths, len(fixed), len(self.rows), self.levels) - len(fixed)
-        left = [self.most - sum(node.chosen for node in row) if self.sampled else self.most for row in self.nodes]
-        for place, node in enumerate(others):
-            reached = node.parent < 0 or self.nodes[node.row][node.parent].chosen
-            node.chosen = place < take and left[node.row] > 0 and reached
-            left[node.row] -= node.chosen
+        ranked = [sorted(row, key=lambda node: (-node.worth, node.depth)) for row in self.nodes]
+        for node in [] if self.sampled else (node for row in ranked for node in row):
+            node.chosen = False
+        fixed = [[node for node in row if node.chosen] for row in ranked]
+        others = [[node for node in row if not node.chosen] for row in ranked]
+        others = [row[: self.most - len(kept)] for row, kept in zip(others, fixed, strict=True)]
+        takes = self.grower.counts(_worths(fixed), _worths(others), self.levels)
+        for row, take in zip(others, takes, strict=True):
+            for node in row[:take]:
+                node.chosen = node.parent < 0 or self.nodes[node.row][node.parent].chosen
 
     def _unasked(self, room: int, reach: int) -> list[Open]:
         """Chosen drafts behind which the model may be asked next: their parents were fed."""
@@ -294,3 +292,7 @@ class Growth:
         if self._drawn:
             proposal.drawn, proposal.probs = drawn, torch.stack(self._drawn)
         return proposal
+
+
+def _worths(rows: list[list[Node]]) -> list[list[float]]:
+    return [[node.worth for node in row] for row in rows]

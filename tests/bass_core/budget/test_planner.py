@@ -43,6 +43,11 @@ def played(planner: Planner, drafts: list[Draft], path: list[int], rounds: int =
         planner.observe_trees(Feedback([9], [len(drafts)], [len(path)], 1, [parents], [path]))
 
 
+def taken(planner: Planner, worths: list[list[float]]) -> int:
+    """How many drafts of rows that have these, and no others, are verified."""
+    return sum(planner.counts([[] for _ in worths], worths, 1))
+
+
 @pytest.mark.parametrize("rows", [1, 4])
 def test_a_draft_is_taken_while_it_pays(rows: int) -> None:
     """Against every number of drafts; the cheaper a token, the more."""
@@ -53,22 +58,37 @@ def test_a_draft_is_taken_while_it_pays(rows: int) -> None:
             (rows + sum(WORTHS[:n])) / (costs.verify_ms(rows, rows + n) + costs.levels_ms(rows, 1))
             for n in range(len(WORTHS) + 1)
         ]
-        counts.append(planner.count(WORTHS, 0, rows, 1))
+        counts.append(taken(planner, [[], WORTHS, *[[]] * (rows - 2)] if rows > 1 else [WORTHS]))
         assert counts[-1] == rates.index(max(rates))
     assert counts[0] == 0 and counts == sorted(counts) and counts[2] == len(WORTHS) and 0 < counts[1] < counts[2]
 
 
 def test_what_was_drawn_is_never_left_out_and_a_round_has_an_end() -> None:
-    assert Planner(DEAR).count(WORTHS, 3, 1, 1) == 3
-    assert Planner(FREE, 90).count([0.9] * 800, 0, 90, 1) == MOST_A_ROW * 90
-    assert Planner(FREE, 2).count([0.9] * 800, 0, 2, 1) == MOST
+    assert Planner(DEAR).counts([WORTHS[:3]], [WORTHS[3:]], 1) == [0]
+    assert taken(Planner(FREE, 90), [[0.9] * 20] * 90) == MOST_A_ROW * 90
+    assert taken(Planner(FREE, 2), [[0.9] * 400] * 2) == MOST
 
 
 def test_the_last_rows_have_the_step_to_themselves() -> None:
     """A step has room for eight tokens: each row gets more of it the fewer there are."""
     costs = CostTable({1: [(1, 10), (8, 10.2), (40, 90)], 8: [(8, 10.2), (40, 90)]}, {1: 0.1, 8: 0.1}, False)
-    shares = [Planner(costs, rows).count(WORTHS * rows, 0, rows, 1) / rows for rows in (8, 4, 2, 1)]
+    shares = [taken(Planner(costs, rows), [WORTHS] * rows) / rows for rows in (8, 4, 2, 1)]
     assert shares == sorted(shares) and shares[0] == 0 and shares[-1] == 7
+
+
+def test_the_best_drafts_of_all_rows_are_taken_and_where_padding_costs_as_many_of_each_row() -> None:
+    worths = [[0.9, 0.8, 0.7], [0.6, 0.01], [0.02]]
+    costs = table(1.5, level=0.0)
+    assert Planner(costs, 3).counts([[], [], []], worths, 0) == [3, 1, 0]
+    padded = CostTable(costs.verify, costs.draft, padded=True)
+    rates = [(3 + sum(sum(row[:n]) for row in worths)) / costs.verify_ms(3, 3 * (1 + n)) for n in range(4)]
+    width = rates.index(max(rates))
+    assert 0 < width < 3 and Planner(padded, 3).counts([[], [], []], worths, 0) == [
+        min(width, len(row)) for row in worths
+    ]
+    # What is fixed makes a row as wide as it is: up to there the others' drafts are free.
+    fixed = [[0.1, 0.1, 0.1], [], []]
+    assert Planner(padded, 3).counts(fixed, [[0.05], [0.6, 0.01], [0.02]], 0) == [0, 2, 1]
 
 
 def test_it_learns_what_copies_are_worth() -> None:
