@@ -178,8 +178,8 @@ MUTANTS = [
     Mutant(
         "the head reads an older state than the target's newest",
         "bass_core/drafting/head_states.py",
-        ".minimum(own[:, None] - 1)",
-        ".minimum((own[:, None] - 2).clamp(min=0))",
+        "columns.clamp(max=max(count - 1, 0))",
+        "columns.clamp(max=max(count - 2, 0))",
         ["tests/bass_core/drafting/test_head.py::test_proposals_are_what_the_head_says_of_the_whole_text"],
     ),
     Mutant(

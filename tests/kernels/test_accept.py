@@ -149,8 +149,10 @@ def test_takes_the_references_decisions(
         clear = ((theirs.u - theirs.chance).abs() > 1e-5).all(dim=1)
     assert torch.equal(ours[0][clear], theirs.accepted[clear])
     assert torch.equal(ours[1][clear], theirs.next_token[clear])
+    # Behind a row's last draft the numbers mean nothing.
+    drafted = torch.arange(width) < counts[:, None]
     for mine, reference in zip(ours[2:], (theirs.p, theirs.q, theirs.u), strict=True):
-        assert torch.equal(mine, reference)
+        assert torch.equal(mine[drafted], reference[drafted])
 
 
 @pytest.mark.parametrize("verification", ["coin", "choices"])

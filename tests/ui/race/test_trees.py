@@ -94,7 +94,7 @@ def choose(page: Page, lane: str, sequence: int, step: int) -> None:
 def trees_of(final: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
     """Steps of the first sequence whose tree has drafts of each verdict, and whose first draft was rejected."""
     rows = enumerate(rows_of(final["lanes"]["bass"], 0))
-    fitting = (at for at in rows if set(verdicts(at[1])) == VERDICTS)
+    fitting = (at for at in rows if at[1]["path"] and set(verdicts(at[1])) == VERDICTS)
     return [at for at in fitting if at[1]["path"][0] > 0 and at[1]["written"] > at[1]["accepted"]]
 
 
