@@ -18,8 +18,8 @@ STYLES = STATIC / "page/page.css"
 # In the order of their use: each script may use those before it.
 SCRIPTS = (
     "page/page.js", "page/frames.js", "page/alive.js", "page/prompt.js", "race/run.js", "race/compare.js",
-    "page/plots.js", "race/tokens.js", "race/timeline.js", "race/lanes.js", "race/charts.js", "race/tree.js",
-    "race/bill.js", "race/inspector.js", "race/export.js", "race/summary.js", "page/how.js",
+    "page/plots.js", "race/tokens.js", "race/timeline.js", "race/lanes.js", "race/verdict.js", "race/charts.js",
+    "race/tree.js", "race/bill.js", "race/inspector.js", "race/export.js", "race/summary.js", "page/how.js",
 )  # fmt: skip
 FIRST = STATIC / "page/timers.js"
 

@@ -20,6 +20,7 @@ from typing import Any, cast
 from bass_core import VERIFICATIONS, LaneSnapshot, Metrics, RoundRecord, RowRecord, SequenceSnapshot, Snapshot
 from ui.page.request import RaceRequest, keywords
 from ui.race.looks import looks, reference
+from ui.race.verdict import LaneRounds, judge
 
 SHOWN_DEVICE = (
     "name", "kind", "gpu_utilization", "gpu_memory_mb", "gpu_memory_total_mb", "gpu_power_w",
@@ -138,6 +139,7 @@ class PageFeed:
         self.log = ""
         self.sequences: dict[tuple[str, int], SequenceFeed] = {}
         self.rounds: dict[str, int] = {}
+        self.counted: dict[str, LaneRounds] = {}
         self.curves: dict[str, dict[int, int]] = {}
         self.lane_series: dict[str, Series] = {}
         self.round_series: dict[str, Series] = {}
@@ -155,6 +157,7 @@ class PageFeed:
         self._sample(snapshot, device)
         lanes = {name: self._figures(lane) for name, lane in snapshot["lanes"].items()}
         view = {"run": self.run, "done": snapshot["done"], "lanes": lanes, "device": device}
+        view["verdict"] = judge(snapshot["lanes"], self.counted, self._settings(snapshot))
         if "comparison" in snapshot:
             view["comparison"] = snapshot["comparison"]
         return self.log, _text(view), self.charts
@@ -162,7 +165,7 @@ class PageFeed:
     def _head(self, snapshot: Snapshot) -> dict[str, Any]:
         """What stays the same in a run. Lanes and rows come from the snapshot: a recording ignores the request."""
         rows = max(len(lane["sequences"]) for lane in snapshot["lanes"].values())
-        settings = cast(RecordedSnapshot, snapshot).get("settings", self.request.settings())
+        settings = self._settings(snapshot)
         verification = VERIFICATIONS.get(str(settings.get("verification")))
         return {
             "run": self.run,
@@ -177,6 +180,10 @@ class PageFeed:
             "scheduling": snapshot.get("scheduling"),
         }
 
+    def _settings(self, snapshot: Snapshot) -> dict[str, Any]:
+        """Those of the race; a recording has its own."""
+        return cast(RecordedSnapshot, snapshot).get("settings", self.request.settings())
+
     def _write(self, lanes: Mapping[str, LaneSnapshot]) -> None:
         """Append this snapshot's line: each lane's clock, its new rounds, and new tokens of sequences by index."""
         line: dict[str, Any] = {}
@@ -188,6 +195,9 @@ class PageFeed:
                     new[index] = tokens
             records = lane.get("rounds", [])[self.rounds.get(name, 0) :]
             self.rounds[name] = self.rounds.get(name, 0) + len(records)
+            counted = self.counted.setdefault(name, LaneRounds())
+            for record in records:
+                counted.add(record)
             lengths = self.round_series.setdefault(name, Series("time_ms", ("draft_length",)))
             for record in records:
                 if record["kind"] == "verify":

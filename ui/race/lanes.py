@@ -17,10 +17,16 @@ ORIGINS = {
 }
 
 
+VERDICT = """<section class="verdict" aria-label="Verdict" hidden><p class="verdict-head" aria-live="off"></p>
+<ul title="speed-up = tokens a row-round / cost of a row-round; cost: the lane's time a row-round, over that of
+regular decoding"></ul></section>"""
+
+
 def template() -> str:
-    """The legend, the note for temperature 0, a section for each lane, and the tip of a token."""
+    """The legend, the verdict, the note for temperature 0, a section for each lane, and the tip of a token."""
     return f"""<div class="bass-lanes">
 {_toolbar()}
+{VERDICT}
 <p class="greedy-note" hidden></p>
 <div class="lane-grid">{"".join(_lane(name) for name in DEFAULT_LANES)}</div>
 <div class="token-tip" role="tooltip" hidden></div>

@@ -10,7 +10,7 @@
     ms_per_token: (v) => number(v, v < 10 ? 2 : v < 100 ? 1 : 0),
     speedup: (v) => number(v, 2, "×"),
     throughput_tps: (v) => number(v, 1),
-    acceptance_rate: (v) => number(v === null ? null : v * 100, 0, " %"),
+    acceptance_rate: (v, m) => (v === null ? number(v) : `${number(v * 100, 0, " %")}, ${m.accepted} of ${m.drafted}`),
     new_tokens: (v) => number(v, 0),
   };
 
@@ -115,7 +115,7 @@
     showNumbers(lane, bothFinished) {
       for (const place of this.figures) {
         const key = place.dataset.figure;
-        setText(place, FIGURES[key](lane.metrics[key] ?? null));
+        setText(place, FIGURES[key](lane.metrics[key] ?? null, lane.metrics));
       }
       window.Bass.timeline(this.section, lane.timeline, lane.clock_ms);
       setText(this.ofTrees, run().lanes.get(this.name).trees ? ", path / nodes" : "");
@@ -275,6 +275,7 @@
     const root = element.querySelector(".bass-lanes");
     bindSwitches(root);
     window.Bass.mountTips(root);
+    window.Bass.mountVerdict(root);
     new Board(root);
   };
 })();

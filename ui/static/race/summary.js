@@ -26,6 +26,7 @@
     ["per-token latency, All, ms", (m) => number(m.ptl_all_ms, 2)],
     ["time to first token, ms", (m) => number(m.ttft_ms, 1)],
     [() => (trees() ? "drafts accepted (of trees: path / nodes)" : "draft acceptance rate"), (m) => percent(m.acceptance_rate)],
+    ["drafts accepted, of all", (m) => (m.drafted ? `${m.accepted} of ${m.drafted}` : number(null))],
     ["token acceptance", (m) => percent(m.token_acceptance)],
     ["token acceptance by rejection sampling, estimated", (m, lane, name) => percent(rejectionSampling(name)), coupled],
     ["mean acceptance length", (m) => number(m.mean_acceptance_length, 2)],

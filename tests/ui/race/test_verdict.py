@@ -1,0 +1,166 @@
+"""The verdict: who is ahead, the equation in the race's own numbers, ties, and what it looks like."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import BrowserContext, expect
+
+from bass_core import SamplingParams, load_pair, race
+from ui.page.limits import Limits
+from ui.page.request import make_request
+from ui.race.feed import PageFeed
+from ui.race.verdict import EARLY, LaneRounds, judge
+
+from ..browser import run_to_the_end
+from ..conftest import started, watched
+
+Rounds = list[tuple[float, int, int]]
+
+
+def lane(rounds: Rounds, finished: bool = True, speedup: float | None = None) -> tuple[dict[str, Any], LaneRounds]:
+    """A lane of rounds (ms, rows, tokens of all rows) behind a prefill of 50 ms; one drafted if it wrote more."""
+    counted, at, rows = LaneRounds(), 50.0, max(rows for _, rows, _ in rounds)
+    counted.add({"kind": "prefill", "time_ms": at, "rows": []})  # type: ignore[typeddict-item]
+    for ms, live, tokens in rounds:
+        at += ms
+        written = [{"written": tokens // live + (i < tokens % live)} for i in range(live)]
+        kind = "verify" if tokens > live else "plain"
+        counted.add({"kind": kind, "time_ms": at, "rows": written})  # type: ignore[arg-type, typeddict-item]
+    each = rows * sum(ms for ms, _, _ in rounds) / sum(tokens for _, _, tokens in rounds)
+    return {"metrics": {"ms_per_token": each, "speedup": speedup}, "finished": finished}, counted
+
+
+def said(settings: dict[str, Any] | None = None, **lanes: tuple[dict[str, Any], LaneRounds]) -> dict[str, Any]:
+    """The verdict on these lanes, with the speed-ups that a race gives them."""
+    base = lanes.get("regular")
+    for made, _ in lanes.values():
+        if base is not None:
+            made["metrics"]["speedup"] = base[0]["metrics"]["ms_per_token"] / made["metrics"]["ms_per_token"]
+    shots: Any = {name: made for name, (made, _) in lanes.items()}
+    return dict(judge(shots, {name: counted for name, (_, counted) in lanes.items()}, settings or {}))
+
+
+PLAIN: Rounds = [(10.0, 2, 2)] * 20
+AHEAD = "BASS is ahead: 1.50× the speed of Regular."
+
+
+def test_a_win_is_taken_apart() -> None:
+    """Each round writes three tokens of two rows in a plain step's time: 1.5 tokens for 1.00."""
+    found = said(regular=lane(PLAIN), bass=lane([(10.0, 2, 3)] * 14))
+    assert found["head"] == AHEAD
+    assert found["lanes"] == {
+        "bass": "BASS 1.50×: 1.50 tokens a row-round, and a row-round costs 1.00 plain ones."
+    }
+
+
+def test_a_loss_says_what_a_round_costs() -> None:
+    found = said({"draft_length": "auto"}, regular=lane(PLAIN), bass=lane([(20.0, 2, 3)] * 14))
+    assert found["head"] == "Regular is ahead: 1.33× the speed of BASS, which comes next."
+    assert found["lanes"]["bass"] == (
+        "BASS 0.75×: 1.50 tokens a row-round, but a row-round costs 2.00 plain ones."
+    )
+
+
+def test_a_row_alone_pays_a_whole_step() -> None:
+    """One row after another: as many tokens a round, but each row has rounds of its own."""
+    found = said(regular=lane(PLAIN), speculative=_of_two([(10.0, 1, 2)] * 20))
+    assert found["lanes"]["speculative"] == (
+        "Speculative 1.00×: 2.00 tokens a row-round, and a row-round costs 2.00 plain ones."
+    )
+
+
+def _of_two(rounds: Rounds) -> tuple[dict[str, Any], LaneRounds]:
+    """A lane of two sequences, whose rows take turns."""
+    made, counted = lane(rounds)
+    made["metrics"]["ms_per_token"] *= 2
+    return made, counted
+
+
+@pytest.mark.parametrize(("drafted", "words"), [(0, "none"), (4, "4")])
+@pytest.mark.parametrize("policy", ["auto", "bass"])
+def test_few_drafts_are_explained_where_a_policy_chose(drafted: int, words: str, policy: str) -> None:
+    rounds = [(12.0, 2, 3)] * drafted + [(10.0, 2, 2)] * (20 - drafted)
+    line = said({"draft_length": policy}, regular=lane(PLAIN), bass=lane(rounds))["lanes"]["bass"]
+    assert f"It drafted in {words} of 20 rounds" in line
+    assert ("costs more than it brings here" in line or "cost more than it brings here" in line) == (
+        policy == "auto"
+    )
+
+
+def test_a_difference_within_the_rounds_scatter_is_a_tie() -> None:
+    chance = random.Random(0)
+    noisy: Rounds = [(10 + 4 * chance.random(), 2, 2) for _ in range(20)]
+    other: Rounds = [(10 + 4 * chance.random(), 2, 2) for _ in range(20)]
+    assert "are level: their" in said(regular=lane(noisy), bass=lane(other))["head"]
+    # The same difference of the means, without scatter, is none.
+    even = [[(sum(ms for ms, _, _ in rounds) / 20, 2, 2)] * 20 for rounds in (noisy, other)]
+    assert "is ahead" in said(regular=lane(even[0]), bass=lane(even[1]))["head"]
+
+
+def test_nothing_is_said_too_early_or_of_one_lane() -> None:
+    assert said(regular=lane(PLAIN))["head"] is None
+    early = lane([(10.0, 2, 3)] * (EARLY - 1), finished=False)
+    assert said(regular=lane(PLAIN, finished=False), bass=early) == {"head": None, "lanes": {}}
+    later = lane([(10.0, 2, 3)] * EARLY, finished=False)
+    assert said(regular=lane(PLAIN), bass=later)["head"] == "BASS is ahead so far: 1.50× the speed of Regular."
+
+
+def test_without_the_reference_there_is_no_speed_up() -> None:
+    found = said(speculative=lane(PLAIN), bass=lane([(10.0, 2, 4)] * 10))
+    assert found == {"head": "BASS is ahead: 2.00× the speed of Speculative, which comes next.", "lanes": {}}
+
+
+def test_overlapping_rounds_have_no_cost() -> None:
+    found = said(regular=lane(PLAIN), amusd=lane([(8.0, 2, 3)] * 14))
+    assert found["lanes"]["amusd"].startswith("AMUSD 1.88×: draft and target work at the same time")
+
+
+@pytest.fixture(scope="module")
+def final(tiny_pair: tuple[Path, Path]) -> dict[str, Any]:
+    """The last snapshot of a race of three lanes."""
+    pair = load_pair(str(tiny_pair[0]), draft=str(tiny_pair[1]), device="cpu", dtype="float32")
+    *_, shot = race(pair, "Hello", n=2, max_new_tokens=40, sampling=SamplingParams(0.9), draft_length=3)
+    return dict(json.loads(json.dumps(shot)))
+
+
+def test_the_equation_holds_in_a_real_race(final: dict[str, Any]) -> None:
+    """Recomputed from the exported rounds: tokens a row-round and time a row-round give the page's speed-up."""
+    view = json.loads(PageFeed("r", make_request({"prompt": "Hello"}, Limits())).update(final)[1])  # type: ignore[arg-type]
+    cost, tokens = {}, {}
+    for name, one in final["lanes"].items():
+        before, ms, rows, written = 0.0, 0.0, 0, 0
+        for record in one["rounds"]:
+            if record["kind"] != "prefill":
+                ms, rows = ms + record["time_ms"] - before, rows + len(record["rows"])
+                written += sum(row["written"] for row in record["rows"])
+            before = record["time_ms"]
+        cost[name], tokens[name] = ms / rows, written / rows
+    assert tokens["regular"] == 1 and set(view["verdict"]["lanes"]) == {"speculative", "bass"}
+    for name, line in view["verdict"]["lanes"].items():
+        price = cost[name] / cost["regular"]
+        assert tokens[name] / price == pytest.approx(final["lanes"][name]["metrics"]["speedup"], rel=0.02)
+        assert f"{tokens[name]:.2f} tokens a row-round" in line
+
+
+@pytest.mark.slow
+def test_the_page_shows_it_at_the_end(final: dict[str, Any], context: BrowserContext, tmp_path: Path) -> None:
+    file, settings = tmp_path / "run.json", make_request({"prompt": "Hello", "batch_size": 2}, Limits()).settings()
+    file.write_text(json.dumps({"recording": 1, "about": "verdict", "settings": settings, "snapshots": [final]}))
+    with started(tmp_path / "log.txt", "--replay", str(file)) as server, watched(context, server) as page:
+        expect(page.locator(".verdict")).to_be_hidden()
+        run_to_the_end(page, ("regular", "speculative", "bass"))
+        expect(page.locator(".verdict-head")).to_have_text(re.compile("is ahead: |are level: "))
+        expect(page.locator(".verdict-head")).to_have_attribute("aria-live", "polite")
+        expect(page.locator(".verdict li")).to_have_count(2)
+        metrics = final["lanes"]["bass"]["metrics"]
+        shown = page.locator("#lane-bass [data-figure=acceptance_rate]")
+        expect(shown).to_contain_text(f"{metrics['accepted']} of {metrics['drafted']}")
+        page.set_viewport_size({"width": 390, "height": 844})
+        page.wait_for_timeout(300)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

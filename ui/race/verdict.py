@@ -1,0 +1,146 @@
+"""The verdict above the lanes: who is ahead, by how much, and why, in the race's own numbers.
+
+Contract: sentences from snapshots alone. A lane's speed-up over the reference (m = ms per token, the page's
+figure) is taken apart as
+
+    speed-up = m_reference / m = (tokens a row-round) / (cost of a row-round)
+
+where a row-round is one row's part of a verification or plain step. Its cost is the lane's time a row-round over
+that of the reference, whose row-rounds write one token each. Two lanes are level if their times per token differ
+by less than TWICE the standard error of that ratio. Of R rounds that wrote t_i tokens in s_i ms a lane's relative
+error is sqrt(R / (R - 1) sum((t_i - r s_i)^2)) / sum(t_i), where r = sum(t_i) / sum(s_i) (Cochran, Sampling
+Techniques, section 6.4); the errors of two lanes add as squares. Nothing is said of a lane before it has EARLY
+rounds or has finished.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypedDict
+
+from bass_core import METHODS, LaneSnapshot, RoundRecord
+from ui.race.looks import look, reference
+
+EARLY, TWICE = 8, 2.0
+# Below this share of its rounds, a lane is said to have drafted in few.
+FEW = 0.8
+# Policies that draft only where that should pay.
+CHOOSING = ("auto", "budget", "cost-aware")
+
+
+class Verdict(TypedDict):
+    """What is said: `head` of the race, None before there is anything to say; `lanes` of each lane beside it."""
+
+    head: str | None
+    lanes: dict[str, str]
+
+
+@dataclass
+class LaneRounds:
+    """Sums over a lane's rounds. drafting: rounds that drafted; tokens, ms: written and spent in all."""
+
+    rounds: int = 0
+    drafting: int = 0
+    row_rounds: int = 0
+    tokens: int = 0
+    ms: float = 0.0
+    _at: float = 0.0
+    _squares: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+    def add(self, record: RoundRecord) -> None:
+        """Count a round; a prefill moves the clock alone."""
+        spent, self._at = record["time_ms"] - self._at, record["time_ms"]
+        if record["kind"] == "prefill":
+            return
+        tokens = sum(row["written"] for row in record["rows"])
+        self.rounds, self.drafting = self.rounds + 1, self.drafting + (record["kind"] == "verify")
+        self.row_rounds, self.tokens = self.row_rounds + len(record["rows"]), self.tokens + tokens
+        self.ms += spent
+        of_tokens, of_both, of_ms = self._squares
+        self._squares = (of_tokens + tokens**2, of_both + tokens * spent, of_ms + spent**2)
+
+    @property
+    def error(self) -> float:
+        """The relative standard error of tokens a ms; infinite before two rounds."""
+        if self.rounds < 2 or not self.tokens or not self.ms:
+            return math.inf
+        rate = self.tokens / self.ms
+        of_tokens, of_both, of_ms = self._squares
+        left = max(of_tokens - 2 * rate * of_both + rate**2 * of_ms, 0.0)
+        return math.sqrt(left * self.rounds / (self.rounds - 1)) / self.tokens
+
+
+def judge(
+    lanes: Mapping[str, LaneSnapshot], rounds: Mapping[str, LaneRounds], settings: Mapping[str, object]
+) -> Verdict:
+    """The verdict on these lanes, whose rounds were counted; settings: the race's."""
+    known = [
+        name
+        for name, lane in lanes.items()
+        if lane["metrics"]["ms_per_token"] and (lane["finished"] or rounds[name].rounds >= EARLY)
+    ]
+    if len(known) < 2:
+        return Verdict(head=None, lanes={})
+    done = all(lane["finished"] for lane in lanes.values())
+    said = {
+        name: _equation(lanes[name], rounds[name], name, settings)
+        for name in known
+        if name != reference() and reference() in known
+    }
+    return Verdict(head=_head(lanes, rounds, known, done), lanes={name: one for name, one in said.items() if one})
+
+
+def _head(
+    lanes: Mapping[str, LaneSnapshot], rounds: Mapping[str, LaneRounds], known: list[str], done: bool
+) -> str:
+    """Who is ahead."""
+    times = {name: lanes[name]["metrics"]["ms_per_token"] or math.inf for name in known}
+    first, second = sorted(times, key=lambda name: times[name])[:2]
+    ratio, error = times[second] / times[first], math.hypot(rounds[first].error, rounds[second].error)
+    so_far = "" if done else " so far"
+    if ratio - 1 <= TWICE * error * ratio:
+        scatter = f"their {100 * (ratio - 1):.0f} % are within the scatter of the rounds"
+        return f"{_name(first)} and {_name(second)} are level{so_far}: {scatter}."
+    if first != reference() and reference() in known:
+        other = reference()
+        speed, behind = (
+            times[other] / times[first],
+            "" if second == other else f", and {ratio:.2f}× {_name(second)}",
+        )
+        return f"{_name(first)} is ahead{so_far}: {speed:.2f}× the speed of {_name(other)}{behind}."
+    return f"{_name(first)} is ahead{so_far}: {ratio:.2f}× the speed of {_name(second)}, which comes next."
+
+
+def _equation(lane: LaneSnapshot, own: LaneRounds, name: str, settings: Mapping[str, object]) -> str:
+    """One lane's speed-up, taken apart."""
+    speed = lane["metrics"]["speedup"]
+    if speed is None or not own.row_rounds:
+        return ""
+    head = f"{_name(name)} {speed:.2f}×"
+    if name in METHODS and METHODS[name].overlaps:
+        return f"{head}: draft and target work at the same time, so a round has no cost of its own."
+    tokens = own.tokens / own.row_rounds
+    cost = tokens / speed
+    joined = "but" if tokens > 1.005 and speed < 1 else "and"
+    said = f"{head}: {tokens:.2f} tokens a row-round, {joined} a row-round costs {cost:.2f} plain ones."
+    return said + _drafted(own, settings)
+
+
+def _drafted(own: LaneRounds, settings: Mapping[str, object]) -> str:
+    """In how many rounds a lane drafted, where they were few, and why."""
+    if own.drafting >= FEW * own.rounds:
+        return ""
+    count = str(own.drafting) if own.drafting else "none"
+    chose = settings.get("draft_length") in CHOOSING
+    why = (
+        ": elsewhere a draft would cost more than it brings"
+        if own.drafting
+        else ": a draft costs more than it brings"
+    )
+    return f" It drafted in {count} of {own.rounds} rounds{why + ' here' if chose else ''}."
+
+
+def _name(lane: str) -> str:
+    return look(lane)["label"]
