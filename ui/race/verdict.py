@@ -98,11 +98,13 @@ def _head(
     """Who is ahead."""
     times = {name: lanes[name]["metrics"]["ms_per_token"] or math.inf for name in known}
     first, second = sorted(times, key=lambda name: times[name])[:2]
-    ratio, error = times[second] / times[first], math.hypot(rounds[first].error, rounds[second].error)
-    so_far = "" if done else " so far"
-    if ratio - 1 <= TWICE * error * ratio:
+    ratio, so_far = times[second] / times[first], "" if done else " so far"
+    if _level(ratio, rounds[first], rounds[second]):
+        other = reference()
+        beaten = other in known and not _level(times[other] / times[first], rounds[first], rounds[other])
+        before = f", ahead of {_name(other)}" if beaten and other not in (first, second) else ""
         scatter = f"their {100 * (ratio - 1):.0f} % are within the scatter of the rounds"
-        return f"{_name(first)} and {_name(second)} are level{so_far}: {scatter}."
+        return f"{_name(first)} and {_name(second)} are level{so_far}{before}: {scatter}."
     if first != reference() and reference() in known:
         other = reference()
         speed, behind = (
@@ -111,6 +113,11 @@ def _head(
         )
         return f"{_name(first)} is ahead{so_far}: {speed:.2f}× the speed of {_name(other)}{behind}."
     return f"{_name(first)} is ahead{so_far}: {ratio:.2f}× the speed of {_name(second)}, which comes next."
+
+
+def _level(ratio: float, faster: LaneRounds, slower: LaneRounds) -> bool:
+    """Whether times per token of this ratio may be equal but for the scatter of their rounds."""
+    return ratio - 1 <= TWICE * math.hypot(faster.error, slower.error) * ratio
 
 
 def _equation(lane: LaneSnapshot, own: LaneRounds, name: str, settings: Mapping[str, object]) -> str:

@@ -103,6 +103,12 @@ def test_a_difference_within_the_rounds_scatter_is_a_tie() -> None:
     assert "is ahead" in said(regular=lane(even[0]), bass=lane(even[1]))["head"]
 
 
+def test_a_tie_of_two_says_whom_both_beat() -> None:
+    fast: Rounds = [(10.0, 2, 3), (10.0, 2, 5)] * 8
+    found = said(regular=lane(PLAIN), speculative=lane(fast), bass=lane(fast))
+    assert found["head"].startswith("Speculative and BASS are level, ahead of Regular: their 0 % are within")
+
+
 def test_nothing_is_said_too_early_or_of_one_lane() -> None:
     assert said(regular=lane(PLAIN))["head"] is None
     early = lane([(10.0, 2, 3)] * (EARLY - 1), finished=False)
