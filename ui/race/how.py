@@ -73,8 +73,8 @@ copied.</p>
 
 _ALGORITHM = """<p>How many tokens should be drafted? With too few, the target's step checks little; too
 many are thrown away. Algorithm 1 looks at the row that accepted most in the last round. If that row
-accepted all l drafts, l grows by two, up to 32. Otherwise l falls by a tenth, and by one more after a fall,
-but not below what that row accepted.</p>
+accepted all l drafts, l grows by two, up to 32. Otherwise l falls by a tenth, rounded up, and from the second
+fall in a row on by one more; if that row accepted more than what is left, l is what it accepted.</p>
 <p>The length is one number for the whole batch, so it grows with the number of rows: one of them is likely
 to accept many drafts.</p>
 <p class="source">BASS, arXiv 2404.15778, Algorithm 1; the lengths are computed by this library.</p>"""

@@ -2,13 +2,18 @@
    outcome, and the token that the target added. Contract: works during a run, where it draws while in view, and after. */
 (() => {
   "use strict";
-  const { on, soon, run, number, setText, make, laneName, quoted, parentsOf } = window.Bass;
+  const { on, soon, run, number, setText, make, laneName, quoted, parentsOf, greedy } = window.Bass;
 
   const chance = (value) => number(value, value !== null && value < 0.001 ? 6 : 3);
   const bare = (text) => (text === "" ? quoted(text) : JSON.stringify(text).slice(1, -1));
 
   const TREE_NOTE = "A draft with u is accepted if u < p/q, one without if it is the token that the target draws there. " +
     "Behind a rejected draft nothing is tested. The bars are p.";
+
+  const GREEDY_NOTE = "Temperature 0: a draft is accepted if it is the target's likeliest token, and the drafts before it are. " +
+    "Nothing is drawn at random.";
+  // What means nothing at temperature 0.
+  const SAMPLED = ["q", "p", "ratio", "u"];
 
   /** Whether some draft does not follow the one before it: such a tree can't be shown as a chain. */
   const branches = (step) => parentsOf(step).some((parent, i) => parent !== i - 1);
@@ -118,11 +123,12 @@
       if (tree) this.tree.draw(step, tokens[step.start - 1], ended ? null : own);
       else {
         this.table.querySelector("[data-row=chance]").hidden = !together;
+        for (const row of SAMPLED) this.table.querySelector(`[data-row=${row}]`).hidden = greedy();
         const columns = step.drafts.map((draft, i) => draftColumn(draft, i, step, together));
         if (!ended) columns.push(nextColumn(own, step.nextP));
         this.fill(columns);
       }
-      setText(this.note, step.parents ? TREE_NOTE : Inspector.rule(step, together));
+      setText(this.note, greedy() ? GREEDY_NOTE : step.parents ? TREE_NOTE : Inspector.rule(step, together));
     }
 
     /** The rule that decided, in a sentence. */
@@ -138,7 +144,7 @@
 
     sentence(step, own, ended) {
       const at = `Lane round ${step.round}, ended at ${number(step.ms, 0)} ms of lane time: `;
-      if (!step.drafts.length) return `${at}nothing was drafted; the target wrote ${quoted(own.text)}, p(x) ${chance(step.nextP)}.`;
+      if (!step.drafts.length) return `${at}nothing was drafted; the target wrote ${quoted(own.text)}${greedy() ? ", its likeliest token" : `, p(x) ${chance(step.nextP)}`}.`;
       const tail = ended ? "the text ended there." : `then the ${own.origin} token ${quoted(own.text)}.`;
       const count = step.drafts.length, accepted = `${step.accepted} accepted, ${tail}`;
       if (branches(step)) return `${at}a tree of ${count} drafts, ${depthOf(step)} deep; ${accepted}`;

@@ -113,6 +113,9 @@
     return { first: ended[0].index, last: all && ended.length > 1 ? ended.at(-1).index : undefined };
   }
 
+  /** Whether the run is greedy: then nothing is drawn, and no draft is tested against a random number. */
+  const greedy = () => current?.head.settings.temperature === 0;
+
   /** A text in quotes; "(no text)" for a token that writes nothing, such as the end token. */
   const quoted = (text) => (text === "" ? "(no text)" : JSON.stringify(text));
 
@@ -121,6 +124,6 @@
   const laneName = (name) => lookOf(name).label;
 
   Object.assign(window.Bass, {
-    run: () => current, stepOf, pathOf, parentsOf, verdicts, replaced, firstAndLast, lookOf, laneName, quoted,
+    run: () => current, stepOf, pathOf, parentsOf, verdicts, replaced, firstAndLast, lookOf, laneName, quoted, greedy,
   });
 })();

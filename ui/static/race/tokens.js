@@ -2,7 +2,7 @@
    keys in a sequence's window, Enter opens the step inspector). */
 (() => {
   "use strict";
-  const { run, stepOf, pathOf, replaced, number, setText, make, quoted } = window.Bass;
+  const { run, stepOf, pathOf, replaced, number, setText, make, quoted, greedy } = window.Bass;
 
   const chance = (value) => number(value, value !== null && value < 0.001 ? 6 : 3);
 
@@ -14,13 +14,21 @@
 
   /** Why a draft stands. */
   function accepted(draft, step) {
+    if (greedy()) return "accepted: it is the target's likeliest token";
     if (draft.u === null) return "accepted: it is the token that the target draws";
     if (together(step) && draft.u >= draft.chance) return "accepted: a draft behind it has u below its h";
     return `accepted: u ${chance(draft.u)} is below ${limit(draft, step)}`;
   }
 
+  /** The same at temperature 0. */
+  function likeliest(token, step) {
+    if (token.origin === "recovered") return `the target's likeliest token, in place of ${replaced(step).map(({ text }) => quoted(text)).join(", ")}`;
+    return `the target's likeliest token, ${token.origin === "bonus" ? "behind drafts that all were" : "nothing was drafted"}`;
+  }
+
   /** Why the target wrote a token of its own. */
   function drawn(token, step) {
+    if (greedy()) return likeliest(token, step);
     if (token.origin === "bonus") return `drawn from the target, after all ${step.accepted} drafts${step.parents ? " of a branch" : ""} were accepted`;
     if (token.origin !== "recovered") return "drawn from the target: nothing was drafted";
     const drafts = replaced(step), [draft] = drafts;
@@ -39,9 +47,13 @@
     lines.push(`round ${step.round}, position ${at + 1}` + (count ? ` (${count} drafted${step.parents ? " as a tree" : ""})` : ""));
     if (token.origin === "accepted") {
       const draft = step.drafts[pathOf(step)[at] ?? at];
-      lines.push(`p(x) ${chance(draft.p)}, q(x) ${chance(draft.q)}`, accepted(draft, step));
+      if (!greedy()) lines.push(`p(x) ${chance(draft.p)}, q(x) ${chance(draft.q)}`);
+      lines.push(accepted(draft, step));
       if (together(step) && at >= step.alone) lines.push("saved: draft by draft, the round would have ended before it");
-    } else lines.push(`p(x) ${chance(step.nextP)}, q(x) n/a: it was not drafted`, drawn(token, step));
+    } else {
+      if (!greedy()) lines.push(`p(x) ${chance(step.nextP)}, q(x) n/a: it was not drafted`);
+      lines.push(drawn(token, step));
+    }
     return lines;
   }
 

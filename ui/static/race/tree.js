@@ -3,7 +3,7 @@
    Pointer, focus and touch choose a node, whose numbers then stand below; arrow keys walk as in any ARIA tree. */
 (() => {
   "use strict";
-  const { number, setText, make, quoted, pathOf, verdicts } = window.Bass;
+  const { number, setText, make, quoted, pathOf, verdicts, greedy } = window.Bass;
   const NS = "http://www.w3.org/2000/svg";
   // A node's width and the bend of the lines to its children, in columns (page.css: .tree).
   const WIDTH = 0.84, BEND = 0.92;
@@ -13,10 +13,11 @@
 
   const KINDS = { c: "copied", l: "among the draft's likeliest", d: "drawn from q" };
 
-  /** The numbers of a draft that exist. */
+  /** The numbers of a draft that exist; at temperature 0 they say nothing. */
   function numbers({ p, q, u }) {
+    if (greedy()) return "";
     const known = [["p(x)", p], ["q(x)", q], ["u", u]].filter(([, value]) => value !== null);
-    return known.map(([name, value]) => `${name} ${chance(value)}`).join(", ") || "p(x) n/a";
+    return `; ${known.map(([name, value]) => `${name} ${chance(value)}`).join(", ") || "p(x) n/a"}`;
   }
 
   /** The nodes, parents first, each {text, kind, parent, share, about}: the newest token, the drafts, the added token. */
@@ -28,11 +29,11 @@
       const place = siblings.length > 1 ? `, candidate ${siblings.indexOf(i) + 1} of ${siblings.length}` : "";
       const kind = step.kinds ? `, ${KINDS[step.kinds[i]]}` : "";
       const verdict = said[i] === "untested" ? "not reached" : said[i];
-      return { text: draft.text, kind: said[i], parent: parents[i] + 1, share: draft.p, about: `${verdict}${place}${kind}; ${numbers(draft)}` };
+      return { text: draft.text, kind: said[i], parent: parents[i] + 1, share: draft.p, about: `${verdict}${place}${kind}${numbers(draft)}` };
     })];
     if (own) {
       const parent = (pathOf(step).at(-1) ?? -1) + 1;
-      nodes.push({ text: own.text, kind: own.origin, parent, share: step.nextP, about: `${own.origin}, the target's own token; p(x) ${chance(step.nextP)}` });
+      nodes.push({ text: own.text, kind: own.origin, parent, share: step.nextP, about: `${own.origin}, the target's own token${numbers({ p: step.nextP, q: null, u: null })}` });
     }
     return nodes;
   }
