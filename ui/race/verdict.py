@@ -79,7 +79,7 @@ def judge(
     known = [
         name
         for name, lane in lanes.items()
-        if lane["metrics"]["ms_per_token"] and (lane["finished"] or rounds[name].rounds >= EARLY)
+        if lane["metrics"].get("ms_per_token") and (lane["finished"] or rounds[name].rounds >= EARLY)
     ]
     if len(known) < 2:
         return Verdict(head=None, lanes={})
@@ -122,7 +122,7 @@ def _level(ratio: float, faster: LaneRounds, slower: LaneRounds) -> bool:
 
 def _equation(lane: LaneSnapshot, own: LaneRounds, name: str, settings: Mapping[str, object]) -> str:
     """One lane's speed-up, taken apart."""
-    speed = lane["metrics"]["speedup"]
+    speed = lane["metrics"].get("speedup")
     if speed is None or not own.row_rounds:
         return ""
     head = f"{_name(name)} {speed:.2f}×"
