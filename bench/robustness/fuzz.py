@@ -57,6 +57,7 @@ NEAR: dict[str, st.SearchStrategy[Any]] = {
     "verification": st.sampled_from(["auto", "block", "rejection", "chen", "coupled", "hope"]),
     "time_budget_ms": st.sampled_from([None, 1, 50, -1, 0]),
     "lanes": st.lists(st.sampled_from(["regular", "speculative", "bass", "guess"]), max_size=3),
+    "prompts": st.sampled_from(["one", "lines", "many"]),
 }
 
 

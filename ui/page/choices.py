@@ -46,6 +46,7 @@ class Choices:
     """(words, value) for each setting with a list; `verification` is the line below that list's label."""
 
     lanes: tuple[Choice, ...] = field(default_factory=lambda: lanes())
+    prompts: tuple[Choice, ...] = (("one prompt for all rows", "one"), ("one prompt a line", "lines"))
     drafters: tuple[Choice, ...] = (("automatic: the pair's own", "auto"),)
     attentions: tuple[Choice, ...] = (("automatic: the fastest on this device", "auto"),)
     schedulings: tuple[Choice, ...] = tuple((SCHEDULING_WORDS.get(name, name), name) for name in SCHEDULINGS)

@@ -16,8 +16,8 @@ import gradio as gr
 
 from ui.page import prompt_length
 from ui.page.choices import Choices
-from ui.page.examples import examples
 from ui.page.limits import Limits
+from ui.page.presets import FIRST, Preset, filled, presets
 from ui.page.prompt_length import Count
 from ui.page.setting import Setting, shown
 
@@ -26,11 +26,12 @@ Fields = dict[str, gr.components.Component]
 
 @dataclass(frozen=True)
 class Form:
-    """The components that the page's events need; `fields` is keyed by setting, in the order of the table."""
+    """The components that the page's events need; `fields` is keyed by setting, in the table's order."""
 
     fields: Fields
     run: gr.Button
     stop: gr.Button
+    note: gr.HTML | None = None
 
 
 def form(
@@ -52,24 +53,49 @@ def form(
         return Form({}, run, stop)
     fields = _section("prompt", limits, choices)
     counted = prompt_length.counter(count) if count else None
-    offered = gr.Row(elem_id="examples")
+    offered, note = gr.Row(elem_id="presets"), _note()
     fields |= _section("numbers", limits, choices)
     run, stop = _buttons("Run")
     status.render()
     with gr.Accordion("More settings", open=False, elem_id="more-settings"):
         fields |= _section("more", limits, choices)
     if counted:
-        fields["prompt"].change(None, None, None, js=prompt_length.CHANGED)  # type: ignore[attr-defined]
+        for name in ("prompt", "prompts"):
+            fields[name].change(None, None, None, js=prompt_length.CHANGED)  # type: ignore[attr-defined]
+    fields = {setting.name: fields[setting.name] for setting in shown()}
     with offered:
-        for name, values in examples().items():
-            button = gr.Button(name, size="sm", min_width=60)
-            script = f"() => {json.dumps([_within(limits, *one) for one in values.items()])}"
-            button.click(None, None, [fields[one] for one in values], js=script, show_progress="hidden")
-    return Form({setting.name: fields[setting.name] for setting in shown()}, run, stop)
+        for name, preset in presets().items():
+            values = list(starting(preset, limits, choices).values())
+            gr.Button(name, size="sm", min_width=60).click(
+                None, None, [*fields.values(), note],
+                js=f"() => {json.dumps([*values, preset.look_for])}", show_progress="hidden",
+            )  # fmt: skip
+    # The sentence is true of the preset alone: once a person changes it, it goes.
+    typed = [field.input for field in fields.values()]  # type: ignore[attr-defined]
+    gr.on(typed, None, None, note, js="() => ''", show_progress="hidden")
+    return Form(fields, run, stop, note)
+
+
+def starting(preset: Preset, limits: Limits, choices: Choices) -> dict[str, Any]:
+    """What a preset fills in: a value for every setting of the form, in the table's order."""
+    neutral = {setting.name: _neutral(setting, choices) for setting in shown()}
+    return filled(preset, neutral, lambda name, value: _within(limits, name, value))
+
+
+def _neutral(setting: Setting, choices: Choices) -> Any:
+    """What a preset gives a setting that it does not name; a list has its first value, the operator's choice."""
+    if setting.control == "list" and setting.choices:
+        return setting.choices(choices)[0][1]
+    value = setting.default if setting.start is None else setting.start
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _note() -> gr.HTML:
+    return gr.HTML(presets()[FIRST].look_for, elem_id="preset-note", apply_default_css=False)
 
 
 def _within(limits: Limits, name: str, value: Any) -> Any:
-    """An example's value, cut to what the operator allows of rows and tokens."""
+    """A preset's value, cut to what the operator allows of rows and tokens."""
     most = {"batch_size": limits.max_batch, "max_new_tokens": limits.max_new_tokens}.get(name)
     return value if most is None else min(value, most)
 
@@ -83,11 +109,12 @@ def _buttons(start: str) -> tuple[gr.Button, gr.Button]:
 def _section(name: str, limits: Limits, choices: Choices) -> Fields:
     """The controls of one section; neighbouring settings with `beside` share a row."""
     fields: Fields = {}
+    starts = starting(presets()[FIRST], limits, choices)
 
     def make(setting: Setting) -> None:
         words = setting.explain(limits, choices) if callable(setting.explain) else setting.explain
         offered = list(setting.choices(choices)) if setting.choices else []
-        fields[setting.name] = CONTROLS[setting.control](setting, words or None, offered)
+        fields[setting.name] = CONTROLS[setting.control](setting, starts[setting.name], words or None, offered)
 
     settings = [setting for setting in shown() if setting.section == name]
     for beside, neighbours in groupby(settings, lambda setting: setting.beside):
@@ -101,28 +128,26 @@ def _section(name: str, limits: Limits, choices: Choices) -> Fields:
     return fields
 
 
-def _common(setting: Setting, words: str | None) -> dict[str, Any]:
-    value = setting.default if setting.start is None else setting.start
+def _common(setting: Setting, value: Any, words: str | None) -> dict[str, Any]:
     elem_id = setting.name.replace("_", "-")
     return {"label": setting.label, "value": value, "elem_id": elem_id, "info": words}
 
 
-def _text(setting: Setting, words: str | None, offered: list[tuple[str, str]]) -> gr.Textbox:
-    return gr.Textbox(**_common(setting, words), lines=4, max_lines=10, autofocus=False)
+def _text(setting: Setting, value: Any, words: str | None, offered: list[tuple[str, str]]) -> gr.Textbox:
+    return gr.Textbox(**_common(setting, value, words), lines=4, max_lines=10, autofocus=False)
 
 
-def _number(setting: Setting, words: str | None, offered: list[tuple[str, str]]) -> gr.Number:
+def _number(setting: Setting, value: Any, words: str | None, offered: list[tuple[str, str]]) -> gr.Number:
     shape: dict[str, Any] = {"step": setting.step, "min_width": 110, "placeholder": setting.placeholder}
-    return gr.Number(**_common(setting, words), **shape)
+    return gr.Number(**_common(setting, value, words), **shape)
 
 
-def _list(setting: Setting, words: str | None, offered: list[tuple[str, str]]) -> gr.Dropdown:
-    return gr.Dropdown(**_common(setting, words) | {"value": offered[0][1]}, choices=offered, filterable=False)
+def _list(setting: Setting, value: Any, words: str | None, offered: list[tuple[str, str]]) -> gr.Dropdown:
+    return gr.Dropdown(**_common(setting, value, words), choices=offered, filterable=False)
 
 
-def _boxes(setting: Setting, words: str | None, offered: list[tuple[str, str]]) -> gr.CheckboxGroup:
-    common = _common(setting, words)
-    return gr.CheckboxGroup(**common | {"value": list(common["value"])}, choices=offered)
+def _boxes(setting: Setting, value: Any, words: str | None, offered: list[tuple[str, str]]) -> gr.CheckboxGroup:
+    return gr.CheckboxGroup(**_common(setting, value, words), choices=offered)
 
 
 CONTROLS: dict[str, Callable[..., gr.components.Component]] = {

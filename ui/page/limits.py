@@ -39,13 +39,31 @@ Check = Callable[[str, object, Limits], Any]
 def prompt(label: str, value: object, limits: Limits) -> str:
     """A text that is not blank and not longer than the operator allows."""
     if not isinstance(value, str) or not value.strip():
-        raise RequestError("The prompt is empty: write one, or pick an example.")
+        raise RequestError("The prompt is empty: write one, or pick a preset.")
     if len(value) > limits.max_prompt:
         raise RequestError(
             f"The prompt has {len(value)} characters and this server takes at most {limits.max_prompt}: "
             "shorten it."
         )
     return value
+
+
+def prompts(label: str, value: object, limits: Limits) -> str:
+    """ "one", one prompt for all rows, or "lines", one prompt a line."""
+    if value not in ("one", "lines"):
+        raise RequestError('prompts must be "one", one prompt for all rows, or "lines", one prompt a line.')
+    return str(value)
+
+
+def lines(text: str, limits: Limits) -> list[str]:
+    """The prompts of a text with one a line, blank lines left out. Raises RequestError for too many."""
+    found = [line.strip() for line in text.split("\n") if line.strip()]
+    if len(found) > limits.max_batch:
+        raise RequestError(
+            f"There are {len(found)} prompts, one a line, and this server takes at most {limits.max_batch}: "
+            "remove some, or choose one prompt for all rows."
+        )
+    return found
 
 
 def name(label: str, value: object, limits: Limits) -> str:

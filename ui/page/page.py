@@ -193,4 +193,7 @@ def _bind(page: gr.Blocks, events: Events, settings: Form, feeds: list[gr.HTML],
     )
     if fields:
         page.load(None, fields, fields, js=restore_script(settings), show_progress="hidden")
+        # A link brings settings of its own, of which the first preset's sentence is not true.
+        linked = "(now) => location.hash.startsWith('#race?') ? '' : now"
+        page.load(None, settings.note, settings.note, js=linked, show_progress="hidden")
     gr.api(events.api, api_name="race", **DEVICE)

@@ -16,8 +16,9 @@ from bass_core import ModelPair, RequestError, count_tokens
 from ui.page import assets, limits
 from ui.page.limits import Limits
 
-Count = Callable[[str], str]
-# JavaScript for the prompt's change event, which examples and links cause as well.
+# Takes the text, and whether it holds one prompt a line.
+Count = Callable[[str, bool], str]
+# JavaScript for the prompt's change event, which presets and links cause as well.
 CHANGED = "() => window.Bass?.promptChanged?.()"
 
 
@@ -26,15 +27,19 @@ def prompt_count(pair: ModelPair, bounds: Limits) -> Count | None:
     if pair.tokenizer is None:
         return None
 
-    def count(prompt: str) -> str:
+    def count(prompt: str, by_line: bool = False) -> str:
         if not isinstance(prompt, str) or not prompt.strip():
             return json.dumps({"text": "", "refused": False})
         try:
             # A prompt with too many characters is not tokenized.
-            tokens = count_tokens(pair, limits.prompt("", prompt, bounds))
+            text = limits.prompt("", prompt, bounds)
+            prompts = limits.lines(text, bounds) if by_line else [text]
+            tokens = max(count_tokens(pair, one) for one in prompts)
         except RequestError as error:
             return json.dumps({"text": str(error), "refused": True})
         words = f"{tokens:,} of {pair.context_length:,} tokens"
+        if by_line:
+            words = f"{len(prompts)} prompts, the longest {words}" if len(prompts) > 1 else f"1 prompt, {words}"
         return json.dumps({"text": words, "refused": False})
 
     return count
@@ -44,8 +49,9 @@ def counter(count: Count) -> gr.HTML:
     """The line, in the current layout."""
 
     # Gradio marks the function that it is given.
-    def prompt_tokens(prompt: str) -> str:
-        return count(prompt)
+    def prompt_tokens(asked: object) -> str:
+        prompt, by_line = asked if isinstance(asked, list) and len(asked) == 2 else (asked, False)
+        return count(prompt, by_line is True)
 
     return gr.HTML(
         html_template='<p class="prompt-length" role="status"></p>',

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bass_core import SamplingParams
-from ui.page.limits import Limits
+from ui.page.limits import Limits, lines
 from ui.page.setting import SETTINGS
 
 SAMPLING = "sampling."
@@ -34,15 +34,22 @@ class RaceRequest(SimpleNamespace):
                 sampling[keyword.removeprefix(SAMPLING)] = getattr(self, name)
             elif keyword:
                 given[keyword] = getattr(self, name)
+        if self.prompts == "lines":
+            given["prompt"] = lines(self.prompt, Limits(max_batch=self.batch_size))
         return given | {"sampling": SamplingParams(**sampling)}
 
 
 def make_request(given: Mapping[str, Any], limits: Limits) -> RaceRequest:
-    """The request for these settings; one that is missing has its default."""
+    """The request for these settings; one that is missing has its default.
+
+    With one prompt a line, the batch size is the number of lines.
+    """
     values = {
         name: setting.check(setting.label, given.get(name, setting.default), limits)
         for name, setting in SETTINGS.items()
     }
+    if values["prompts"] == "lines":
+        values["batch_size"] = len(lines(values["prompt"], limits))
     return RaceRequest(**values)
 
 

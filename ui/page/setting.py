@@ -14,7 +14,6 @@ from typing import Any, Literal
 from bass_core import DEFAULT_LANES
 from ui.page import limits
 from ui.page.choices import Choice, Choices
-from ui.page.examples import CODE
 from ui.page.limits import Check, Limits
 
 Words = str | Callable[[Limits, Choices], str]
@@ -52,7 +51,7 @@ class Setting:
 _TABLE = (
     Setting(
         "prompt", "Write a Python function that reverses a string.", str, limits.prompt, "prompt",
-        "Prompt", "text", start=CODE, section="prompt",
+        "Prompt", "text", section="prompt",
     ),
     Setting(
         "batch_size", 4, int, limits.whole(1, lambda most: most.max_batch), "n",
@@ -114,6 +113,12 @@ _TABLE = (
     ),
     # A script may name another pair; the page races the operator's own.
     Setting("pair", "", str, limits.pair, ""),
+    # With "lines", RaceRequest turns the prompt into a list of them.
+    Setting(
+        "prompts", "one", str, limits.prompts, "",
+        "Rows", "list", "One prompt a line: as many rows as lines, whatever the batch size.",
+        lambda known: known.prompts, section="prompt",
+    ),
 )  # fmt: skip
 SETTINGS = {setting.name: setting for setting in _TABLE}
 

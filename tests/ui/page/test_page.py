@@ -136,11 +136,6 @@ def test_at_temperature_0_the_page_says_that_the_sequences_are_the_same(page: Pa
     expect(page.locator(".greedy-note")).to_be_hidden()
 
 
-def test_an_example_fills_the_prompt(page: Page) -> None:
-    page.click("text=Question")
-    expect(page.locator("#prompt textarea")).to_have_value("Why is the sky blue? Explain it to a ten-year-old.")
-
-
 def test_columns_stack_where_there_is_no_room(page: Page) -> None:
     for width in (390, 1024, 1400):
         page.set_viewport_size({"width": width, "height": 900})

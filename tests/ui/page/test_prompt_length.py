@@ -12,12 +12,11 @@ from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
 from bass_core import ModelPair, RequestError, count_tokens, race
 from ui.page.choices import Choices
 from ui.page.events import race_source
-from ui.page.examples import examples, long_document
 from ui.page.limits import Limits
 from ui.page.page import build
+from ui.page.presets import CODE, long_document
 from ui.page.prompt_length import prompt_count
 from ui.page.request import make_request
-from ui.page.setting import SETTINGS
 
 from ...models import byte_tokenizer, tiny
 from ..browser import fill, run_to_the_end
@@ -45,11 +44,7 @@ def test_the_long_example_has_about_3000_tokens_and_is_accepted(smollm2_folder: 
     assert said(real, long_document())[0].endswith(" of 8,192 tokens")
 
 
-def test_every_example_is_accepted_under_the_default_limits() -> None:
-    for name, values in examples().items():
-        assert values.keys() <= SETTINGS.keys(), name
-        request = make_request(values, Limits())
-        assert {setting: getattr(request, setting) for setting in values} == values
+def test_the_long_example_ends_at_a_section() -> None:
     assert "## The page" in long_document() and long_document().count("```") % 2 == 0
 
 
@@ -91,11 +86,13 @@ def test_the_line_follows_the_field(page: Page) -> None:
     field.fill("")
     expect(line).to_have_text("")
     # The last text counts, whatever came before it.
-    page.get_by_role("button", name="Prose").click()
+    page.get_by_role("button", name="Same words").click()
     field.press_sequentially(" And more.", delay=20)
-    page.get_by_role("button", name="Question").click()
-    expect(field).to_have_value("Why is the sky blue? Explain it to a ten-year-old.")
-    expect(line).to_have_text("50 of 4,096 tokens")
+    page.get_by_role("button", name="Break-even").click()
+    expect(field).to_have_value(CODE)
+    expect(line).to_have_text(f"{len(CODE)} of 4,096 tokens")
+    page.get_by_role("button", name="Ragged").click()
+    expect(line).to_contain_text("4 prompts, the longest 50 of 4,096 tokens")
 
 
 @pytest.mark.slow

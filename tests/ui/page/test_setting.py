@@ -59,6 +59,7 @@ def test_the_api_s_names_order_types_and_defaults_stay_what_they_are() -> None:
         ("time_budget_ms", ("None | float", None)),
         ("lanes", ("None | list[str]", None)),
         ("pair", ("str", "")),
+        ("prompts", ("str", "one")),
     ]
 
 

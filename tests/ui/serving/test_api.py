@@ -37,7 +37,7 @@ def test_there_is_one_endpoint_with_defaults_and_one_output(client: Client) -> N
     parameters = {p["parameter_name"]: p for p in endpoint["parameters"]}
     assert list(parameters) == [
         "prompt", "batch_size", "max_new_tokens", "temperature", "seed", "top_k", "top_p", "draft_length",
-        "drafter", "attention", "scheduling", "verification", "time_budget_ms", "lanes", "pair",
+        "drafter", "attention", "scheduling", "verification", "time_budget_ms", "lanes", "pair", "prompts",
     ]  # fmt: skip
     assert all(p["parameter_has_default"] for p in parameters.values())
     assert len(endpoint["returns"]) == 1
@@ -118,7 +118,7 @@ def test_a_raw_call_of_an_event_of_the_page_s_script_gets_a_sentence(server: str
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("", 2, 8, 0.7, 0), "The prompt is empty: write one, or pick an example."),
+        (("", 2, 8, 0.7, 0), "The prompt is empty: write one, or pick a preset."),
         (("Hello", 0, 8, 0.7, 0), "Batch size must be a whole number from 1 to 8."),
         (("Hello", 9, 8, 0.7, 0), "Batch size must be a whole number from 1 to 8."),
         (("Hello", "many", 8, 0.7, 0), "Batch size must be a whole number from 1 to 8."),

@@ -5,6 +5,9 @@
   "use strict";
   const PAUSE_MS = 300;
   const field = () => document.querySelector("#prompt textarea");
+  const byLine = () => document.querySelector("#prompts input")?.value === "one prompt a line";
+  /** What a question is about: the text, and whether each of its lines is a prompt. */
+  const question = () => JSON.stringify([field()?.value ?? "", byLine()]);
   let timer = null, ask = null;
 
   /** Ask once the text has not changed for a while. */
@@ -21,17 +24,17 @@
       window.Bass.setText(line, text);
     };
     ask = async () => {
-      const text = field()?.value ?? "";
+      const text = question();
       if (asking || text === asked) return;
       [asking, asked] = [true, text];
       try {
-        show(JSON.parse(await server.prompt_tokens(text)));
+        show(JSON.parse(await server.prompt_tokens(JSON.parse(text))));
       } catch {
         asked = null;
         show({ text: "", refused: false });
       }
       asking = false;
-      if (asked !== null && field()?.value !== asked) promptChanged();
+      if (asked !== null && question() !== asked) promptChanged();
     };
     promptChanged();
   }

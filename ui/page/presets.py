@@ -1,0 +1,104 @@
+"""The presets that fill in the whole form with one click, each with a sentence of what to look for.
+
+Contract: `filled` gives a value for every setting of the form, so that nothing of the former preset stays.
+A preset names what differs from the form's neutral values. The long one is read from this program's manual when
+the page is made, so that it says what is true of this version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MANUAL = Path(__file__).resolve().parents[2] / "docs/usage.md"
+# About 3,000 tokens of SmolLM2's, well within its context of 8,192.
+LONGEST_TEXT = 11_000
+ASKED = "Read this manual and answer the question below it."
+QUESTION = "Question: What does the page show of every token, and what of every lane? Answer in three sentences."
+
+CODE = "Write a Python function that returns the n-th Fibonacci number, with a docstring and two examples."
+PROSE = "Write a short story about a lighthouse keeper who finds a message in a bottle."
+REWRITING = (
+    "Repeat the following text word for word:\n\n"
+    "The tide came in slowly over the flat sand. The children ran ahead of the tide and the dog ran after "
+    "the children, and when the tide turned, the children turned, and the dog turned with them."
+)
+# At a high temperature the draft can't predict this text.
+UNRELATED = "List forty unrelated words, each from another language."
+DIFFERENT = (
+    "Count from one to thirty in words.\n"
+    "Name one unusual animal and say why it is unusual.\n"
+    "Write a Python function that reverses a string.\n"
+    "Why is the sky blue?"
+)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """look_for: one sentence. values: by setting; what is not named has the form's neutral value."""
+
+    look_for: str
+    values: Mapping[str, Any]
+
+
+# The preset that the page starts with.
+FIRST = "Wins"
+
+
+def presets() -> dict[str, Preset]:
+    """The presets by name, in the order of their buttons."""
+    made = {
+        FIRST: Preset(
+            "Nearly every draft is accepted, since the answer stands in the prompt: watch BASS write several "
+            "tokens a round and pull ahead of Regular.",
+            {"prompt": REWRITING, "batch_size": 1, "temperature": 0.0},
+        ),
+        "Break-even": Preset(
+            "With four sampled rows a draft costs about what it brings: watch how few tokens the automatic draft "
+            "length drafts, so that BASS stays near Regular's pace.",
+            {"prompt": CODE, "batch_size": 4, "temperature": 0.7, "draft_length": "auto"},
+        ),
+        "Loses": Preset(
+            "At this temperature most drafts are rejected, and Algorithm 1 drafts on all the same: watch the "
+            "acceptance, and the time that the rejected drafts cost eight rows.",
+            {"prompt": UNRELATED, "batch_size": 8, "temperature": 1.5, "draft_length": "bass"},
+        ),
+        "Same words": Preset(
+            "All lanes use the same random numbers, so they write the same text although it is sampled: compare "
+            "the words of a row across the lanes, and the line below it.",
+            {"prompt": PROSE, "batch_size": 2, "temperature": 0.9, "verification": "coupled"},
+        ),
+        "Ragged": Preset(
+            "Each row answers a prompt of its own and accepts at its own pace: watch BASS's rows grow by "
+            "different lengths in the same round.",
+            {"prompt": DIFFERENT, "prompts": "lines", "batch_size": 4, "temperature": 0.7, "draft_length": "bass"},
+        ),
+    }
+    if MANUAL.is_file():
+        made["Long document"] = Preset(
+            "Eight rows share one long prompt: watch each lane read it before the first token, and what the cache "
+            "chart says copies of it would take.",
+            {"prompt": long_document(), "batch_size": 8, "temperature": 0.7},
+        )
+    return made
+
+
+def filled(preset: Preset, neutral: Mapping[str, Any], cut: Callable[[str, Any], Any]) -> dict[str, Any]:
+    """A value for each setting of `neutral`, in its order; `cut` brings a value within the operator's limits."""
+    values = {name: cut(name, preset.values.get(name, value)) for name, value in neutral.items()}
+    if values.get("prompts") == "lines":
+        values["prompt"] = "\n".join(values["prompt"].split("\n")[: values["batch_size"]])
+    return values
+
+
+def long_document() -> str:
+    """The manual's first sections, as many as LONGEST_TEXT characters hold, and a question on them."""
+    first, *sections = MANUAL.read_text(encoding="utf-8").split("\n## ")
+    text = first
+    for section in sections:
+        if len(text) + len(section) > LONGEST_TEXT:
+            break
+        text += f"\n## {section}"
+    return f"{ASKED}\n\n{text.strip()}\n\n{QUESTION}"
