@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import gradio as gr
 
@@ -49,7 +50,7 @@ def counter(count: Count) -> gr.HTML:
     """The line, in the current layout."""
 
     # Gradio marks the function that it is given.
-    def prompt_tokens(asked: object) -> str:
+    def prompt_tokens(asked: Any) -> str:
         prompt, by_line = asked if isinstance(asked, list) and len(asked) == 2 else (asked, False)
         return count(prompt, by_line is True)
 

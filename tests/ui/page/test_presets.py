@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,12 @@ def test_one_preset_after_another_leaves_nothing_behind(page: Page) -> None:
     expect(temperature).to_have_value("0.7")
     run_to_the_end(page)
     assert len(shown(page, "bass")) == 4
+    code = page.locator(".snippet code").text_content() or ""
+    prompts = {
+        node.targets[0].id: node.value
+        for node in ast.parse(code).body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }["prompt"]
+    assert ast.literal_eval(prompts) == page.input_value("#prompt textarea").split("\n")
+    assert 'generate(pair, prompt[i], method="speculative"' in code
+    assert 'generate(pair, prompt, method="bass"' in code

@@ -108,24 +108,26 @@
   }
 
   function snippet({ head, lanes }) {
-    const { settings: s, pair } = head;
+    const { settings: s, pair } = head, byLine = s.prompts === "lines";
+    const prompts = s.prompt.split("\n").map((line) => line.trim()).filter(Boolean).map(py);
     const load = Object.entries(pair).filter(([name, value]) => name !== "pair" && value)
       .map(([name, value]) => `, ${name}=${py(value)}`).join("");
     const lines = [
       "from bass_core import RecordedLengths, SamplingParams, generate, load_pair", "",
       `pair = load_pair(${py(pair.pair ?? "smollm2")}${load})`,
-      "settings = dict(", ...argumentLines(head), ")", `prompt = ${py(s.prompt)}`, "texts = {}",
+      "settings = dict(", ...argumentLines(head), ")", `prompt = ${byLine ? `[\n${prompts.map((one) => `    ${one},\n`).join("")}]` : py(s.prompt)}`, "texts = {}",
     ];
     if (s.time_budget_ms) lines.push(`# The run stopped at ${s.time_budget_ms} ms of lane time; this code has no time limit.`);
-    for (const lane of lanes.values()) lines.push("", ...laneLines(lane, s.batch_size));
+    for (const lane of lanes.values()) lines.push("", ...laneLines(lane, s.batch_size, byLine ? "prompt[i]" : "prompt"));
     lines.push("", "for lane, rows in texts.items():", "    for row, text in enumerate(rows, start=1):",
       '        print(f"--- {lane}, sequence {row}\\n{text}")');
     return `${lines.join("\n")}\n`;
   }
 
-  function laneLines(lane, n) {
+  /** `own`: the prompt of sequence i. */
+  function laneLines(lane, n, own) {
     const { all, rows } = lengthsOf(lane);
-    const call = (more) => `generate(pair, prompt, method=${py(lane.name)}, ${more}**settings)`;
+    const call = (more, prompt = "prompt") => `generate(pair, ${prompt}, method=${py(lane.name)}, ${more}**settings)`;
     const name = py(lane.name), keep = `texts[${name}] = [s.text for s in out.sequences]`;
     if (all && !all.length) return [`out = ${call(`n=${n}, `)}`, keep];
     if (all) return [`lengths = ${pyList(all)}`, `out = ${call(`n=${n}, draft_length=RecordedLengths(lengths), `)}`, keep];
@@ -133,7 +135,7 @@
       "# Sequence by sequence, each with its own lengths.", "lengths = [",
       ...rows.map((row) => `    ${row.length ? pyList(row) : "[1]"},`), "]", `texts[${name}] = []`,
       "for i, own in enumerate(lengths):",
-      `    out = ${call("sequence_ids=[i], draft_length=RecordedLengths(own), ")}`,
+      `    out = ${call("sequence_ids=[i], draft_length=RecordedLengths(own), ", own)}`,
       `    texts[${name}].append(out.sequences[0].text)`,
     ];
   }

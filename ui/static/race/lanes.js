@@ -199,7 +199,7 @@
       this.grid.append(...shown.map((lane) => lane.section));
       this.grid.dataset.count = shown.length;
       const note = this.element.querySelector(".greedy-note");
-      note.hidden = settings.temperature !== 0 || count < 2;
+      note.hidden = settings.temperature !== 0 || count < 2 || settings.prompts === "lines";
       setText(note, `Temperature 0: the likeliest token is always taken, so the ${count} sequences of a lane ` +
         "are the same.");
     }
