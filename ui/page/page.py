@@ -119,7 +119,7 @@ def launch_options() -> dict[str, Any]:
     )
     options = {
         "theme": theme,
-        "css_paths": [assets.STYLES],
+        "css_paths": list(assets.STYLES),
         "footer_links": ["api"],
         "show_error": False,
         "ssr_mode": False,
