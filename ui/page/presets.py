@@ -94,11 +94,6 @@ def filled(preset: Preset, neutral: Mapping[str, Any], cut: Callable[[str, Any],
 
 
 def long_document() -> str:
-    """The manual's first sections, as many as LONGEST_TEXT characters hold, and a question on them."""
-    first, *sections = MANUAL.read_text(encoding="utf-8").split("\n## ")
-    text = first
-    for section in sections:
-        if len(text) + len(section) > LONGEST_TEXT:
-            break
-        text += f"\n## {section}"
+    """The manual's first paragraphs, as many as LONGEST_TEXT characters hold, and a question on them."""
+    text, _, _ = MANUAL.read_text(encoding="utf-8")[:LONGEST_TEXT].rpartition("\n\n")
     return f"{ASKED}\n\n{text.strip()}\n\n{QUESTION}"
