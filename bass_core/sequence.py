@@ -173,6 +173,18 @@ class Bill:
     plain_ms: float
 
 
+@dataclass(frozen=True)
+class Spent:
+    """Where a round's time went, in milliseconds of the lane's clock; the rest of the round is the host's.
+
+    draft_ms: making the drafts; 0 if none was made and no draft model ran. verify_ms: the target's forward and the
+    verdicts on the drafts, up to the round's wait for the device.
+    """
+
+    draft_ms: float
+    verify_ms: float
+
+
 @dataclass
 class Round:
     """One step of a decoder: kind "prefill" (one chunk; the last appends the first tokens), "plain" or "verify".
@@ -181,6 +193,7 @@ class Round:
     `draft_tokens`: tokens that the draft model drew; copied drafts do not count, unverified ones do. `time_ms`:
     the lane time at the end of the round. `windowed`: the target's work for drafts of its own, if it made any.
     `reading`: set while prompts are read; None in every other round. `bill`: of a round that a planner planned.
+    `spent`: None in a prefill, and where draft and target work at the same time.
     """
 
     kind: str
@@ -192,3 +205,4 @@ class Round:
     windowed: WindowWork | None = None
     reading: Reading | None = None
     bill: Bill | None = None
+    spent: Spent | None = None
