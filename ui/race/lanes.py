@@ -41,6 +41,7 @@ def _toolbar() -> str:
     switches = (
         _switch("colours", "Origins", True, "Colour tokens by where they came from")
         + _switch("whole", "Whole texts", False, "Show each text in full")
+        + _switch("whole-race", "Whole race", False, "Let the timelines show the whole race, not its newest part")
         + _switch("slow", "Half speed", False, "Show the race at half speed")
     )
     return f"""<div class="toolbar"><ul class="legend" aria-label="Where a token came from">{keys}</ul>
@@ -75,6 +76,10 @@ def _figures() -> dict[str, tuple[str, str]]:
     }
 
 
+# Where the lane's time went; strip.js draws it.
+STRIP = """<figure class="strip" hidden><canvas tabindex="0" role="img" aria-label="Timeline"></canvas>
+<figcaption></figcaption></figure>"""
+
 MS_PER_TOKEN = "n × (lane time without its prefills) / (new tokens − sequences that have begun), for n sequences"
 
 
@@ -92,5 +97,6 @@ aria-labelledby="lane-{name}-title">
 <span class="unit">ms per token</span></p><dl class="figures">{figures}</dl></div>
 <div class="state-row"><p class="state" role="status" aria-live="polite">Ready</p><p class="read"></p>
 <progress class="read-bar" max="1" value="0" aria-label="Part of the prompt that is read"></progress></div>
+{STRIP}
 <ol class="sequences" aria-labelledby="lane-{name}-title"></ol>
 </section>"""
