@@ -18,9 +18,9 @@ STYLES = (STATIC / "page/page.css", STATIC / "race/strips.css")
 # In the order of their use: each script may use those before it.
 SCRIPTS = (
     "page/page.js", "page/frames.js", "page/alive.js", "page/prompt.js", "race/run.js", "race/compare.js",
-    "page/plots.js", "race/tokens.js", "race/spent.js", "race/strip.js", "race/lanes.js", "race/verdict.js",
-    "race/charts.js", "race/tree.js", "race/bill.js", "race/inspector.js", "race/export.js", "race/summary.js",
-    "page/how.js",
+    "page/plots.js", "race/tokens.js", "race/spent.js", "race/strip.js", "race/cache.js", "race/lanes.js",
+    "race/verdict.js", "race/charts.js", "race/tree.js", "race/bill.js", "race/inspector.js", "race/export.js",
+    "race/summary.js", "page/how.js",
 )  # fmt: skip
 FIRST = STATIC / "page/timers.js"
 

@@ -29,6 +29,7 @@ def template() -> str:
 {VERDICT}
 <p class="greedy-note" hidden></p>
 <div class="lane-grid">{"".join(_lane(name) for name in DEFAULT_LANES)}</div>
+{_cache()}
 <div class="token-tip" role="tooltip" hidden></div>
 <div class="spoken board-spoken" role="status" aria-live="polite"></div></div>"""
 
@@ -74,6 +75,32 @@ def _figures() -> dict[str, tuple[str, str]]:
         ),
         "new_tokens": ("new tokens", "of all sequences"),
     }
+
+
+CELLS = {
+    "past": "before this round",
+    "accepted": "accepted",
+    "recovered": "recovered",
+    "bonus": "bonus",
+    "sampled": "sampled",
+    "rejected": "rejected, thrown away",
+    "untested": "not tested, thrown away",
+    "ghost": "with one common stop",
+}
+
+
+def _cache() -> str:
+    """The rows' lengths, which cache.js draws; shown for a batch."""
+    key = "".join(f'<li><i class="cell cell-{kind}"></i>{meaning}</li>' for kind, meaning in CELLS.items())
+    return f"""<section class="part cache-part" aria-labelledby="cache-title" hidden>
+<div class="part-head"><h2 id="cache-title">The ragged cache</h2>
+<p class="part-about">One bar a row: its new tokens, and this round's cells. Below it, in dashes, the same rounds
+if the whole batch stopped at its first rejection. At the right, both lengths.</p></div>
+<div class="pickers cache-pick"><label>Lane <select></select></label>
+<label>Round <input type="range" min="0" max="0" value="0" step="1"></label></div>
+<ul class="cache-key" aria-label="Kinds of cells">{key}</ul>
+<ol class="cache-rows" aria-label="Rows"></ol>
+<p class="cache-line" role="status" aria-live="off">No round yet.</p></section>"""
 
 
 # Where the lane's time went; strip.js draws it.

@@ -1,4 +1,4 @@
-"""The lanes' timelines say what the exported JSON says: widths, rounds, and where nothing is known."""
+"""The lanes' timelines and the picture of the cache say what the exported JSON says."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from ..conftest import started, watched
 
 pytestmark = pytest.mark.slow
 ROWS, SEED = 3, 4
-# "old": a recording without the parts of a round's time; "beside": draft and target at the same time.
-ALL = (*LANES, "old", "beside")
+# "old": a recording without the parts of a round's time; "beside": draft and target at one time; "common": the
+# batch stops at its first rejection.
+ALL = (*LANES, "old", "beside", "common")
 SPANS: dict[str, Any] = {
     "target_busy_ms": 40.0,
     "draft_busy_ms": 20.0,
@@ -32,10 +33,14 @@ SPANS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def final(tiny_pair: tuple[Path, Path]) -> dict[str, Any]:
-    """The last snapshot of a race, with two more lanes made from its BASS lane."""
+    """The last snapshot of a race, with two more lanes made from its BASS lane, and one from another race."""
     pair = load_pair(str(tiny_pair[0]), draft=str(tiny_pair[1]), device="cpu", dtype="float32")
     ways: dict[str, Any] = {"n": ROWS, "max_new_tokens": 40, "draft_length": 3, "seed": SEED}
     *_, shot = race(pair, "Hello", sampling=SamplingParams(0.9), **ways)
+    *_, common = race(
+        pair, "Hello", sampling=SamplingParams(0.9), lanes=["bass"], verification="common_stop", **ways
+    )
+    shot["lanes"]["common"] = common["lanes"]["bass"]
     made: dict[str, Any] = json.loads(json.dumps(shot))
     bass = made["lanes"]["bass"]
     made["lanes"]["old"] = json.loads(json.dumps(bass))
@@ -166,6 +171,66 @@ def test_a_draft_beside_its_target_has_its_own_spans(page: Page, final: dict[str
     expect(page.locator("#lane-beside .strip figcaption")).to_contain_text(
         f"So far: target (above) busy {busy[0]:.0f} %, draft (below) {busy[1]:.0f} %; 2 roll-backs (red lines), "
         "7 drafts thrown away"
+    )
+
+
+# Of every round of the chosen lane: each row's length, ghost, and numbers of cells by kind.
+WALK = """() => {
+  const range = document.querySelector(".cache-part input[type=range]");
+  return Array.from({ length: Number(range.max) + 1 }, (_, at) => {
+    range.value = at;
+    range.dispatchEvent(new Event("input"));
+    const cells = (row) => [...row.querySelectorAll(".cell:not([hidden])")]
+      .map((e) => [e.className.split("cell-")[1], Number(e.dataset.cells)]);
+    return [...document.querySelectorAll(".cache-row")]
+      .map((row) => [Number(row.dataset.length), Number(row.dataset.ghost), cells(row)]);
+  });
+}"""
+
+
+def recount(lane: dict[str, Any]) -> list[list[tuple[int, int, dict[str, int]]]]:
+    """The same from the rounds; drafts that were thrown away count together."""
+    lengths, ghosts, frames = [0] * ROWS, [0] * ROWS, []
+    for record in lane["rounds"]:
+        kinds: list[dict[str, int]] = [{} for _ in range(ROWS)]
+        going = [row for row in record["rows"] if row["written"] > row["accepted"]] or record["rows"]
+        least = min(row["accepted"] for row in going)
+        for row in record["rows"]:
+            at, begin = row["sequence"], row["start"]
+            lengths[at], ghosts[at] = lengths[at] + row["written"], ghosts[at] + min(row["written"], 1 + least)
+            origins = lane["sequences"][at]["origins"][begin : begin + row["written"]]
+            kinds[at] = {origin: origins.count(origin) for origin in origins}
+            if thrown := len(row["drafted"]) - origins.count("accepted"):
+                kinds[at]["thrown"] = thrown
+        frames.append(list(zip(lengths[:], ghosts[:], kinds, strict=True)))
+    return frames
+
+
+def test_the_cache_s_cells_are_the_rounds_and_the_ghost_is_theirs(page: Page, final: dict[str, Any]) -> None:
+    page.locator(".cache-part").scroll_into_view_if_needed()
+    expect(page.locator(".cache-part select")).to_have_value("bass")
+    for name in ("regular", "bass", "common"):
+        page.select_option(".cache-part select", name)
+        shown = []
+        for frame in page.evaluate(WALK):
+            shown.append([])
+            for length, ghost, cells in frame:
+                kinds: dict[str, int] = {}
+                for kind, count in cells:
+                    key = "thrown" if kind in ("rejected", "untested") else kind
+                    kinds[key] = kinds.get(key, 0) + count
+                shown[-1].append((length, ghost, kinds))
+        lane = final["lanes"][name]
+        assert shown == recount(lane)
+        lengths, ghosts = zip(*((length, ghost) for length, ghost, _ in shown[-1]), strict=True)
+        assert list(lengths) == [len(sequence["token_ids"]) for sequence in lane["sequences"]]
+        # A batch that really stops together is its own ghost.
+        assert (lengths == ghosts) == (name != "bass")
+    page.select_option(".cache-part select", "bass")
+    own, ghost = (sum(row[i] for row in recount(final["lanes"]["bass"])[-1]) for i in (0, 1))
+    expect(page.locator(".cache-line")).to_contain_text(
+        f"So far {own} tokens; with one common stop the same rounds would have written {ghost}, "
+        f"so own lengths bring {own / ghost:.2f} times as many."
     )
 
 

@@ -277,5 +277,6 @@
     window.Bass.mountVerdict(root);
     new Board(root);
     window.Bass.mountStrips(root);
+    window.Bass.mountCache(root);
   };
 })();

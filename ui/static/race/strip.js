@@ -8,8 +8,8 @@
   "use strict";
   const { on, soon, number, setText, run, plots, spent, laneName } = window.Bass;
   const { roundsOf, joined, partsOf, firstAfter, describe } = spent;
-  // ms; the newest ROUNDS rounds of the fastest lane should be seen.
-  const SPANS = [50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 60_000], ROUNDS = 24;
+  // ms; of the lane with the shortest rounds, at most ROUNDS are shown, so that their numbers can be read.
+  const SPANS = [50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 60_000], ROUNDS = 26;
   const GUTTER = 42, HEIGHT = 60;
   const TRACKS = { target: { y: 15, height: 18 }, draft: { y: 35, height: 12 }, host: { y: 51, height: 6 } };
   // Blocks that are pale below their hatching.
@@ -265,9 +265,9 @@
       const lanes = [...(run()?.lanes.values() ?? [])];
       this.longest = Math.max(0, ...lanes.map(({ clock }) => clock));
       const means = lanes.map(({ rounds }) => (rounds.length > 2 ? (rounds.at(-1).ms - rounds[0].ms) / (rounds.length - 1) : Infinity));
-      const wanted = ROUNDS * Math.min(...means);
-      if (!Number.isFinite(wanted) || (this.span > wanted / 2 && this.span < 2 * wanted)) return;
-      this.span = SPANS.find((span) => span >= wanted) ?? SPANS.at(-1);
+      const mean = Math.min(...means);
+      if (!Number.isFinite(mean) || (this.span > ROUNDS / 3 * mean && this.span < 1.3 * ROUNDS * mean)) return;
+      this.span = SPANS.findLast((span) => span <= ROUNDS * mean) ?? SPANS[0];
     }
 
     draw(anyway) {
