@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 STATIC = Path(__file__).resolve().parents[1] / "static"
 PLOTLY = Path(plotly.__file__).resolve().parent / "package_data" / "plotly.min.js"
-STYLES = (STATIC / "page/page.css",)
+STYLES = (STATIC / "page/page.css", STATIC / "page/how.css")
 # In the order of their use: each script may use those before it.
 SCRIPTS = (
     "page/page.js", "page/frames.js", "page/alive.js", "page/prompt.js", "race/run.js", "race/compare.js",
