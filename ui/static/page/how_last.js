@@ -48,8 +48,8 @@
     const then = [state];
     for (let i = 0; i < 3; i++) then.push(f.algorithm1(rule, then[i], [0]));
     step.answer(`After the ${MOST_ROUNDS} rounds played here the length is ${state.length}; then ${then.slice(1).map((s) => s.length).join(", ")}. ` +
-      (state.shrinking ? "The round before was a fall already, so each of these is one faster than a tenth, and never ends below 1."
-        : "The first fall is a tenth, rounded up; each later one is one faster, and never ends below 1."));
+      (state.shrinking ? "The round before was a fall already, so each of these is a tenth, rounded up, and one more. No length is below 1."
+        : "The first fall is a tenth, rounded up; each later one is one faster. No length is below 1."));
   }
 
   function lengths(picture, rounds) {
