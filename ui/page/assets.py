@@ -19,8 +19,8 @@ STYLES = (STATIC / "page/page.css", STATIC / "page/how.css")
 SCRIPTS = (
     "page/page.js", "page/frames.js", "page/alive.js", "page/prompt.js", "race/run.js", "race/compare.js",
     "page/plots.js", "race/tokens.js", "race/timeline.js", "race/lanes.js", "race/verdict.js", "race/charts.js",
-    "race/tree.js", "race/bill.js", "race/inspector.js", "race/export.js", "race/summary.js", "page/how_formulas.js",
-    "page/how_step.js", "page/how_first.js", "page/how_last.js", "page/how.js",
+    "race/tree.js", "race/bill.js", "race/inspector.js", "race/export.js", "race/summary.js",
+    "page/how_formulas.js", "page/how_step.js", "page/how_first.js", "page/how_last.js", "page/how.js",
 )  # fmt: skip
 FIRST = STATIC / "page/timers.js"
 

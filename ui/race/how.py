@@ -76,6 +76,10 @@ def _slider(key: str, label: str, low: float, high: float, step: float, value: f
     )
 
 
+def _button(label: str) -> str:
+    return f'<div class="walk-buttons"><button type="button" class="action" data-draw>{label}</button></div>'
+
+
 def _machine() -> str:
     gpus = "".join(
         f'<option data-bandwidth="{bandwidth:g}" data-peak="{peak:g}">{name}</option>'
@@ -105,14 +109,15 @@ def _source(*papers: str) -> str:
 
 
 def _memory() -> str:
-    words = """<p>A language model reads all of its weights for every step, and a step writes one token for each row
-of the batch. Each weight that was read is multiplied once for each row.</p>
-<p>With a few rows, reading takes far longer than multiplying: the arithmetic units wait. A step of eight tokens then
-costs what a step of one token costs. Speculative decoding uses that.</p>
+    words = """<p>A language model reads all of its weights for every step, and a step writes one token for each
+row of the batch. Each weight that was read is multiplied once for each row.</p>
+<p>With a few rows, reading takes far longer than multiplying: the arithmetic units wait. A step of eight tokens
+then costs what a step of one token costs. Speculative decoding uses that.</p>
 <p class="source">Bandwidth and dense bfloat16 peak as NVIDIA's datasheets give them. A real step reaches a part of
 both, and reads keys and values too.</p>"""
     controls = _machine() + _slider("b", "Tokens in a step", 1, 512, 1, 8, "one for each row")
-    return _step("memory", words, controls, "How many tokens does a step need until multiplying takes as long as "
+    return _step("memory", words, controls,
+                 "How many tokens does a step need until multiplying takes as long as "
                  "reading, on this GPU?")  # fmt: skip
 
 
@@ -120,7 +125,8 @@ def _drafting() -> str:
     words = f"""<p><b>Regular</b> decoding writes one token for each row in each step. <b>Speculative</b> decoding
 lets a small draft model propose l tokens, and checks them all with one step of the target, one sequence at a time.
 <b>BASS</b> does this for all rows of a batch at once.</p>
-<div class="picture fixed" tabindex="0" role="group" aria-label="Three decoders: picture">{drawings.decoders()}</div>
+<div class="picture fixed" tabindex="0" role="group"
+aria-label="Three decoders: picture">{drawings.decoders()}</div>
 <p>A round writes its first token for sure, and token i + 1 if the first i drafts are accepted: with chance
 a<sup>i</sup>, if each is accepted with chance a, independently. That adds up to (1 − a<sup>l+1</sup>) / (1 − a)
 tokens. With drafts that cost c steps each, the speed-up is that / (l·c + 1).</p>
@@ -130,9 +136,9 @@ tokens. With drafts that cost c steps each, the speed-up is that / (l·c + 1).</
 
 
 def _rule() -> str:
-    words = f"""<p>A draft x is drawn from the draft model's distribution q; the target gives it p(x). It is accepted
-if a random number u is below p(x)/q(x). In place of a rejected draft one token is drawn from max(0, p − q), scaled
-to sum to 1. This writes exactly p, whatever q is:</p>
+    words = f"""<p>A draft x is drawn from the draft model's distribution q; the target gives it p(x). It is
+accepted if a random number u is below p(x)/q(x). In place of a rejected draft one token is drawn from max(0, p −
+q), scaled to sum to 1. This writes exactly p, whatever q is:</p>
 <ol class="proof"><li>x is drafted and accepted with chance q(x) · min(1, p(x)/q(x)) = min(p(x), q(x)).</li>
 <li>So a draft is rejected with chance R = 1 − Σ min(p, q) = Σ max(0, p − q).</li>
 <li>x is recovered with chance R · max(0, p(x) − q(x)) / R = max(0, p(x) − q(x)).</li>
@@ -151,27 +157,28 @@ accepts at least as many.</p>
         for side, (letter, kind, name) in enumerate((("p", "target", "Target p"), ("q", "draft", "Draft q")))
     )
     more = (
-        '<div class="walk-buttons"><button type="button" class="action" data-draw>Draw 1,000 times again</button></div>'
-        "<p>Columns: the tokens that the rule wrote, accepted drafts in full and recovered tokens dashed. Black line: "
-        "p. Narrow bar: q. The weights above are scaled to sum to 1.</p>"
+        _button("Draw 1,000 times again")
+        + "<p>Columns: the tokens that the rule wrote, accepted drafts in full and recovered tokens dashed. Thick "
+        "line: p. Narrow bar: q. The weights above are scaled to sum to 1.</p>"
     )
     return _step("rule", words, f'<div class="beside">{sides}</div>', "What share of the drafts is accepted, with "
                  "these p and q?", more=more)  # fmt: skip
 
 
 def _ragged() -> str:
-    words = f"""<p>After a round each row has its own length. If all rows were cut to the shortest, the row with the
-fewest accepted drafts would decide: a draft that one row accepts with chance a is accepted by all of b rows with
-chance a<sup>b</sup>.</p>
-<p>So each row keeps its own length in one cache. New entries are written at the end of each row; a rejected draft is
-dropped by leaving that end where it was; attention reads each row up to its end. Nothing is copied.</p>
+    words = f"""<p>After a round each row has its own length. If all rows were cut to the shortest, the row with
+the fewest accepted drafts would decide: a draft that one row accepts with chance a is accepted by all of b rows
+with chance a<sup>b</sup>.</p>
+<p>So each row keeps its own length in one cache. New entries are written at the end of each row; a rejected
+draft is dropped by leaving that end where it was; attention reads each row up to its end. Nothing is copied.</p>
 {_source(_BASS)}"""
     more = (
-        '<div class="walk-buttons"><button type="button" class="action" data-draw>Another round</button></div>'
-        "<p>A round of seven drafts. A: accepted, R: recovered, B: bonus, ×: rejected or not tested.</p>"
+        _button("Another round")
+        + "<p>A round of seven drafts. A: accepted, R: recovered, B: bonus, ×: rejected or not tested.</p>"
     )
     controls = _slider(*_ACCEPTANCE) + _slider("b", "Batch b", 1, 16, 1, 8, "rows at once")
-    return _step("ragged", words, controls, "How often does a whole batch accept its next draft, and how many tokens "
+    return _step("ragged", words, controls,
+                 "How often does a whole batch accept its next draft, and how many tokens "
                  "does a round with a common stop write?", more=more, rest=_what_if())  # fmt: skip
 
 
@@ -184,22 +191,26 @@ run's token acceptance and speed-up.</p>
 <p class="what-if-line" role="status" aria-live="polite"></p></div>
 <figure class="chart"><div class="plot" role="group"
 aria-label="Expected speed-up over token acceptance"></div></figure></div>
-<p class="small-print">Both lines assume that checking l + 1 tokens costs the target as much as one token. Where the
-arithmetic units are fully used it costs more: then measured points, of large batches above all, lie below.</p></div>"""
+<p class="small-print">Both lines assume that checking l + 1 tokens costs the target as much as one token. Where
+the arithmetic units are fully used it costs more: then measured points, of large batches above all, lie
+below.</p></div>"""
 
 
 def _policies() -> str:
     rule = Algorithm1()
-    words = f"""<p>With too few drafts the target's step checks little; too many are thrown away. Algorithm 1 looks at
-the row that accepted most. If it accepted all l drafts, l grows by {rule.increment}, up to {rule.limit}. Otherwise l
-falls by l/{rule.modulus}, rounded up. From the second fall in a row on, each fall is one faster. The next length is
-the larger of the two: what the fall leaves, and what that row accepted; and at least 1.</p>
-<p>Algorithm 1 never asks what a draft costs. It looks at the best row, so it drafts longer in a larger batch, where
-arithmetic is scarcer.</p>
-<p>The default, “auto”, asks. It is the planner, “budget”, where the costs of this machine are known, and Algorithm 1
-elsewhere. A draft is worth the chance that it is accepted with all before it. The planner takes the drafts of all
-rows, best first, as long as expected tokens a millisecond grow; where no draft pays, it takes a plain step.</p>
-<p>The lower picture is the planner's question in its plainest form: every row drafts a chain of the same length.</p>
+    words = f"""<p>With too few drafts the target's step checks little; too many are thrown away. Algorithm 1
+looks at the row that accepted most. If it accepted all l drafts, l grows by {rule.increment}, up to
+{rule.limit}. Otherwise l falls by l/{rule.modulus}, rounded up. From the second fall in a row on, each fall is
+one faster. The next length is the larger of the two: what the fall leaves, and what that row accepted; and at
+least 1.</p>
+<p>Algorithm 1 never asks what a draft costs. It looks at the best row, so it drafts longer in a larger batch,
+where arithmetic is scarcer.</p>
+<p>The default, “auto”, asks. It is the planner, “budget”, where the costs of this machine are known, and
+Algorithm 1 elsewhere. A draft is worth the chance that it is accepted with all before it. The planner takes the
+drafts of all rows, best first, as long as expected tokens a millisecond grow; where no draft pays, it takes a
+plain step.</p>
+<p>The lower picture is the planner's question in its plainest form: every row drafts a chain of the same
+length.</p>
 {_source(_BASS + ", Algorithm 1")}"""
     controls = "".join(_slider(*one) for one in (_ACCEPTANCE, _BATCH, _COST)) + _slider(
         "free",
@@ -211,22 +222,24 @@ rows, best first, as long as expected tokens a millisecond grow; where no draft 
         "as many as one step checks at no more cost: the ridge",
     )
     data = f'data-rule="{rule.length} {rule.increment} {rule.modulus} {rule.limit}"'
-    return _step("policies", words, controls, "From now on no row accepts a draft. What does Algorithm 1 draft in the "
+    return _step("policies", words, controls,
+                 "From now on no row accepts a draft. What does Algorithm 1 draft in the "
                  "second, third and fourth round from here?", data=data, pictures=2)  # fmt: skip
 
 
 def _roofline() -> str:
-    words = """<p>A forward has to read its weights and to multiply with them, at the same time. It takes the longer
-of the two: bytes / bandwidth or FLOPs / peak. Reading takes as long for one token as for a hundred; multiplying takes
-2 FLOPs for each parameter and token.</p>
-<p>Left of the ridge drafts are checked for free. A batch of b rows moves b × (l + 1) tokens to the right: in a large
-batch a draft costs what a token costs, and the best draft length is short, or none.</p>
-<p class="source">Williams et al., Roofline, Communications of the ACM 52 (4), 2009. Datasheet figures, weights alone:
-predicted, not measured.</p>"""
+    words = """<p>A forward has to read its weights and to multiply with them, at the same time. It takes the
+longer of the two: bytes / bandwidth or FLOPs / peak. Reading takes as long for one token as for a hundred;
+multiplying takes 2 FLOPs for each parameter and token.</p>
+<p>Left of the ridge drafts are checked for free. A batch of b rows moves b × (l + 1) tokens to the right: in a
+large batch a draft costs what a token costs, and the best draft length is short, or none.</p>
+<p class="source">Williams et al., Roofline, Communications of the ACM 52 (4), 2009. Datasheet figures, weights
+alone: predicted, not measured.</p>"""
     controls = (
         _machine()
         + _slider("b", "Batch b", 1, 128, 1, 8, "rows at once")
         + _slider("l", "Draft length l", 1, 16, 1, 7, "for each row")
     )
-    return _step("roofline", words, controls, "From which batch on does a verification with l drafts a row cost more "
+    return _step("roofline", words, controls,
+                 "From which batch on does a verification with l drafts a row cost more "
                  "than reading the weights?")  # fmt: skip

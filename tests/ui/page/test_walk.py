@@ -112,7 +112,8 @@ def test_a_colour_has_one_meaning_on_the_whole_page(walk: Page, theme: str) -> N
         variable: probe(name),
         tokens: of(`.bass-lanes .legend .${name}`, 'textDecorationColor'),
         walk: of(`.walk-key .${name}`, 'textDecorationColor'),
-        drawing: name === 'bonus' ? probe(name) : of(`.picture .is-${name}`, name === 'accepted' ? 'fill' : 'stroke'),
+        drawing: name === 'bonus' ? probe(name)
+          : of(`.picture .is-${name}`, name === 'accepted' ? 'fill' : 'stroke'),
         shape: of(`.walk-key .${name}`, 'textDecorationStyle'),
       }]));
     }""")

@@ -59,7 +59,7 @@
       const x = wide * i + wide * 0.1, good = (scale * accepted[i]) / DRAWS, more = (scale * recovered[i]) / DRAWS;
       picture.rect(x, base - good, bar, good, "is-accepted", `${accepted[i]} accepted drafts`);
       if (recovered[i]) picture.rect(x, base - good - more, bar, more, "is-recovered", `${recovered[i]} recovered`);
-      picture.line([[x - 5, base - scale * p[i]], [x + bar + 5, base - scale * p[i]]], "line-mark");
+      picture.line([[x - 5, base - scale * p[i]], [x + bar + 5, base - scale * p[i]]], "line-target");
       picture.rect(x + bar + 5, base - scale * q[i], wide * 0.1, scale * q[i], "is-draft", `q: ${percent(q[i], 1)}`);
       picture.text(x + bar / 2, base + 17, `“${word}”`, "", "middle");
       picture.text(x + bar / 2, base + 34, `${total[i]}`, "small strong", "middle");
