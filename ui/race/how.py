@@ -99,7 +99,7 @@ def _paper(number: str, name: str) -> str:
     return f'<a href="https://arxiv.org/abs/{number}" target="_blank" rel="noopener">{name}, arXiv {number}</a>'
 
 
-_BASS = _paper("2404.15778", "BASS")
+_BASS = _paper("2404.15778", "Qian et al., BASS")
 _LEVIATHAN = _paper("2211.17192", "Leviathan et al.")
 _CHEN = _paper("2302.01318", "Chen et al.")
 

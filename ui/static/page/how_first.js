@@ -13,7 +13,7 @@
     const { b, ...machine } = step.values, { picture } = step;
     const { reading, multiplying, ms } = f.forward(machine, b), ridge = f.ridge(machine);
     picture.clear(112, `Reading the weights takes ${number(reading, 2)} ms, multiplying ${number(multiplying, 2)} ms`);
-    [["reading the weights", reading, "is-target"], ["multiplying", multiplying, "is-common"]].forEach(([name, time, kind], i) => {
+    [["reading the weights", reading, "is-target"], ["multiplying", multiplying, "is-arithmetic"]].forEach(([name, time, kind], i) => {
       picture.text(0, 16 + 52 * i, `${name}: ${number(time, 2)} ms`);
       picture.rect(0, 24 + 52 * i, Math.max(2, (time / ms) * (picture.width - 4)), 22, kind);
     });

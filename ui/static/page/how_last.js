@@ -97,8 +97,8 @@
     picture.text(0, 12, "ms", "soft");
     picture.text(left - 6, y(plain.reading) + 4, number(plain.reading, 1), "small", "end");
     if (high > 2 * plain.reading) picture.text(left - 6, y(f.forward(machine, most).ms) + 4, number(f.forward(machine, most).ms, 1), "small", "end");
-    picture.dot(x(b), y(plain.ms), "is-own");
-    picture.dot(x(n), y(check.ms), "is-common");
+    picture.dot(x(b), y(plain.ms), "is-plain");
+    picture.dot(x(n), y(check.ms), "is-target");
     picture.text(x(b), y(plain.ms) - 12, "plain", "small strong", x(b) > picture.width - 40 ? "end" : "start");
     picture.text(x(n), y(check.ms) + 22, "verification", "small strong", x(n) > picture.width - 80 ? "end" : "start");
     step.say(`A plain step of ${b} ${b === 1 ? "row" : "rows"} takes ${number(plain.ms, 2)} ms. Checking ${l} drafts a row, ${n} tokens, takes ` +
