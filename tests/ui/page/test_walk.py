@@ -39,6 +39,8 @@ def test_six_steps_have_a_picture_and_an_answer_that_can_be_revealed(walk: Page)
     assert walk.eval_on_selector_all(".walk-step", "all => all.map(e => e.dataset.stepName)") == list(STEPS)
     for name in STEPS:
         step = walk.locator(f"#how-{name}")
+        walk.locator(f".walk-way [href='#how-{name}']").click()
+        expect(step.locator("h2")).to_be_in_viewport()
         assert step.locator(".walk-play .picture svg > *").count() > 3, name
         expect(step.locator(".exercise-answer")).to_be_hidden()
         step.locator("summary").focus()

@@ -37,7 +37,7 @@
       if (wide > 30) picture.text(x + wide / 2, base - height - 5, percent(a ** i), "small", "middle");
       if (wide > 14 || i % 2 === 0) picture.text(x + wide / 2, base + 16, `${i + 1}`, "small", "middle");
     }
-    picture.text(0, 178, "token of the round, and the chance that the round writes it", "soft");
+    picture.text(0, 178, "chance that a round writes its i-th token", "soft");
     step.say(`The bars add up to ${number(expected, 2)} tokens a round. A round costs ${number(l * c + 1, 2)} steps of the ` +
       `target, so the speed-up is ${number(f.speedup(a, l, c), 2)}×.`);
     const best = Array.from({ length: 17 }, (_, i) => i).reduce((x, y) => (f.speedup(a, y, c) > f.speedup(a, x, c) + 1e-12 ? y : x));

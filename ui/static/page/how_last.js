@@ -63,7 +63,7 @@
       picture.text(wide * (i + 0.5), base - scale * length - 5, `${length}`, "small strong", "middle");
       picture.text(wide * (i + 0.5), base + 15, `${most}`, "small", "middle");
     });
-    picture.text(0, 172, "bars: drafted, of it accepted by the best row (number below)", "soft");
+    picture.text(0, 172, "drafted; below, accepted by the best row", "soft");
   }
 
   function speedups(picture, gains, best, own) {
@@ -78,7 +78,7 @@
     picture.text(0, y(1) + 4, "1×", "small");
     picture.line([[34, y(own)], [picture.width, y(own)]], "line-own");
     picture.text(picture.width, y(own) - 5, "Algorithm 1", "small strong", "end");
-    picture.text(0, 168, "speed-up by draft length, the best one dark", "soft");
+    picture.text(0, 168, "speed-up by draft length, best one marked", "soft");
   }
 
   /** Time of a forward over its tokens, both on logarithmic axes. */
