@@ -145,7 +145,7 @@ q), scaled to sum to 1. This writes exactly p, whatever q is:</p>
 <li>Together: min(p(x), q(x)) + max(0, p(x) − q(x)) = p(x).</li></ol>
 <p>A bad draft costs time and never quality. If all drafts are accepted, the same step yields one more token, the
 bonus. Block verification, the default, judges the drafts of a round together: it writes the same distribution and
-accepts at least as many.</p>
+on average accepts at least as many.</p>
 {_source(_LEVIATHAN, _CHEN, _paper("2403.10444", "block verification: Sun et al."))}"""
     sides = "".join(
         f"<fieldset><legend>{name}</legend>"
