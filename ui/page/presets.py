@@ -15,6 +15,7 @@ from typing import Any
 MANUAL = Path(__file__).resolve().parents[2] / "docs/usage.md"
 # About 3,000 tokens of SmolLM2's, well within its context of 8,192.
 LONGEST_TEXT = 11_000
+FENCE = "```"
 ASKED = "Read this manual and answer the question below it."
 QUESTION = "Question: What does the page show of every token, and what of every lane? Answer in three sentences."
 
@@ -96,4 +97,6 @@ def filled(preset: Preset, neutral: Mapping[str, Any], cut: Callable[[str, Any],
 def long_document() -> str:
     """The manual's first paragraphs, as many as LONGEST_TEXT characters hold, and a question on them."""
     text, _, _ = MANUAL.read_text(encoding="utf-8")[:LONGEST_TEXT].rpartition("\n\n")
+    if text.count(FENCE) % 2:  # the cut is inside a block of code: leave the block out
+        text, _, _ = text.rpartition(FENCE)
     return f"{ASKED}\n\n{text.strip()}\n\n{QUESTION}"

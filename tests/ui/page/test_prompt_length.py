@@ -10,6 +10,7 @@ from playwright.sync_api import Page, expect
 from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
 
 from bass_core import ModelPair, RequestError, count_tokens, race
+from ui.page import presets
 from ui.page.choices import Choices
 from ui.page.events import race_source
 from ui.page.limits import Limits
@@ -44,7 +45,9 @@ def test_the_long_example_has_about_3000_tokens_and_is_accepted(smollm2_folder: 
     assert said(real, long_document())[0].endswith(" of 8,192 tokens")
 
 
-def test_the_long_example_ends_at_a_section() -> None:
+@pytest.mark.parametrize("characters", [11_000, 7_500])
+def test_the_long_example_never_ends_inside_code(characters: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presets, "LONGEST_TEXT", characters)
     assert "## The page" in long_document() and long_document().count("```") % 2 == 0
 
 
