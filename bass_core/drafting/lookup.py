@@ -11,7 +11,7 @@ import torch
 from ..engine.prefill import PrefillSteps
 from ..sampling.noise import NoiseKeys
 from ..sequence import Sequence
-from .base import Drafter, Proposal, point_masses
+from .base import COPY, Drafter, Proposal, point_masses
 
 
 class PromptLookupDrafter(Drafter):
@@ -19,6 +19,8 @@ class PromptLookupDrafter(Drafter):
 
     The longest match wins. It is right most often where the answer repeats the prompt, or itself.
     """
+
+    source = COPY
 
     def __init__(self, device: torch.device, longest: int = 4, shortest: int = 2) -> None:
         self.device, self.longest, self.shortest = device, longest, shortest
