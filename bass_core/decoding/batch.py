@@ -28,7 +28,8 @@ from ..models.forward import ForwardBatch, ForwardOutput, verified_tree
 from ..sampling.noise import NoiseKeys
 from ..sequence import Reading, Round, RowRound, Sequence
 from ..verification.acceptance import RowOutcome, mark_unsound, refuse_unsound
-from ..verification.detail import Drafts, explain, rule_name
+from ..verification.detail import explain, rule_name
+from ..verification.drafts import Drafts
 from ..verification.rejection import first_tokens, verify
 from ..verification.table import find_verification
 from ..verification.tree import DraftTree, verify_tree

@@ -9,7 +9,7 @@ import math
 
 from ..sequence import RowRound, Sequence
 from ..verification.acceptance import RowOutcome
-from ..verification.detail import kept_drafts
+from ..verification.drafts import kept_drafts
 
 
 def write_round(

@@ -60,8 +60,7 @@ class PromptLookupDrafter(Drafter):
         """`count` tokens from after the latest match, or none. A match that overlaps the end repeats itself."""
         end = len(tokens)
         for size in range(min(self.longest, end), self.shortest - 1, -1):
-            found = self._tables[row].get(tuple(tokens[end - size :]))
-            if found is not None:
+            if (found := self._tables[row].get(tuple(tokens[end - size :]))) is not None:
                 text, at = found
                 return [text[at + i % (len(text) - at)] for i in range(count)]
         return []
