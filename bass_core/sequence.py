@@ -223,6 +223,18 @@ class Bill:
     plain_ms: float
 
 
+@dataclass(frozen=True)
+class Spent:
+    """Where a round's time went, in milliseconds of the lane's clock; the rest of the round is the host's.
+
+    draft_ms: making the drafts; 0 if none was made and no draft model ran. verify_ms: the target's forward and the
+    verdicts on the drafts, up to the round's wait for the device.
+    """
+
+    draft_ms: float
+    verify_ms: float
+
+
 @dataclass
 class Round:
     """One step of a decoder: kind "prefill" (one chunk; the last appends the first tokens), "plain" or "verify".
@@ -233,6 +245,7 @@ class Round:
     `reading`: set while prompts are read; None in every other round. `bill`: of a round that a planner planned.
     `explain`: with `inspect`, gives the rows their details; it must be called before the decoder's next step, and
     the lane does so off its clock.
+    `spent`: None in a prefill, and where draft and target work at the same time.
     """
 
     kind: str
@@ -245,3 +258,4 @@ class Round:
     reading: Reading | None = None
     bill: Bill | None = None
     explain: Callable[[], None] | None = field(default=None, repr=False, compare=False)
+    spent: Spent | None = None

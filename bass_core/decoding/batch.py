@@ -23,10 +23,11 @@ from ..drafting.base import Drafter, Proposal, check_chain, check_tree, sources_
 from ..drafting.trees.shape import chain_probs, deepest, is_chain
 from ..engine.prefill import PrefillSteps
 from ..engine.runner import TREES, ModelRunner
+from ..engine.stopwatch import Stopwatch
 from ..machine.transfer import to_device
 from ..models.forward import ForwardBatch, ForwardOutput, verified_tree
 from ..sampling.noise import NoiseKeys
-from ..sequence import Reading, Round, RowRound, Sequence
+from ..sequence import Reading, Round, RowRound, Sequence, Spent
 from ..verification.acceptance import RowOutcome, mark_unsound, refuse_unsound
 from ..verification.detail import explain, rule_name
 from ..verification.drafts import Drafts
@@ -55,6 +56,7 @@ class BatchDecoder:
     _rows: list[Sequence] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self._watch = Stopwatch(self.target.device)
         self._rows = list(self.sequences)
         self.return_states |= self.drafter is not None and self.drafter.observes_states
         self._prefill = PrefillSteps(self.target, [row.prompt for row in self._rows], self.return_states)
@@ -121,12 +123,15 @@ class BatchDecoder:
         rows, keys = self._rows, self._keys()
         grower = self._grower()
         requested, before = self._requested(grower), self._draft_work()
+        self._watch.mark()
         proposal = self._propose(self._usable(requested), keys, grower)
+        self._watch.mark()
         parents = None if is_chain(proposal) else proposal.parents
         num_drafted = proposal.num_drafted
         drafts = to_device(proposal.tokens, self.target.device)
         output = self._forward(drafts, num_drafted, parents)
         outcomes = self._verify(output.logits, drafts, proposal, parents, keys)
+        self._watch.mark()
         self.target_forwards += 1
         refuse_unsound([outcome.next_token for outcome in outcomes])
         accepted = [outcome.accepted for outcome in outcomes]
@@ -148,6 +153,8 @@ class BatchDecoder:
         kind = "verify" if max(num_drafted) else "plain"
         made = Round(kind, max(requested), records, draft_forwards=forwards, draft_tokens=drawn)
         made.windowed = proposal.windowed
+        draft_ms, verify_ms = self._watch.laps()
+        made.spent = Spent(draft_ms if forwards or kind == "verify" else 0.0, verify_ms)
         if grower is not None:
             made.draft_length = deepest(proposal)
             made.bill = None if proposal.kinds is None else grower.bill

@@ -109,13 +109,16 @@ class BillRecord(TypedDict):
 class RoundRecord(TypedDict):
     """One round of a lane. `round` counts verifications and plain steps from 1; 0 is a prefill.
 
-    `bill` is None for a round that no planner planned.
+    `time_ms`: the lane's clock at its end; it began where the round before it ended. `draft_ms`, `verify_ms`: see
+    `Spent` (sequence.py); None if not known. `bill` is None for a round that no planner planned.
     """
 
     round: int
     kind: str
     draft_length: int
     time_ms: float
+    draft_ms: float | None
+    verify_ms: float | None
     rows: list[RowRecord]
     bill: BillRecord | None
 

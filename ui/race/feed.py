@@ -82,8 +82,10 @@ def _round(record: RoundRecord) -> list[Any]:
 
     A row: [sequence, start, written, accepted, p of the last token, drafts, accepted one by one], a draft:
     [text, p, q, u, chance]. A row with a tree of drafts, or with drafts that a planner chose, ends with its
-    parents, path and kinds (see RowRound), and then, of an inspected race, with its detail (`_detail`); a round
-    that a planner planned ends with its bill. Recordings of earlier versions lack the two last numbers.
+    parents, path and kinds (see RowRound), and then, of an inspected race, with its detail (`_detail`). A round
+    ends with its bill, None if no planner planned it, and with [draft ms, verification ms] (see Spent); what is
+    None at the end is left out. Recordings of earlier versions lack those times, details, a draft's chance and
+    the number accepted one by one.
     """
     rows = [
         [
@@ -98,8 +100,11 @@ def _round(record: RoundRecord) -> list[Any]:
         ]
         for row in record["rows"]
     ]
-    bill = [] if record.get("bill") is None else [record["bill"]]
-    return [record["round"], record["kind"][:2], record["draft_length"], round(record["time_ms"], 3), rows, *bill]
+    sent = [record["round"], record["kind"][:2], record["draft_length"], round(record["time_ms"], 3), rows]
+    spent = record.get("draft_ms"), record.get("verify_ms")
+    if None not in spent:
+        return [*sent, record.get("bill"), [round(ms, 3) for ms in spent if ms is not None]]
+    return sent if record.get("bill") is None else [*sent, record["bill"]]
 
 
 def _drafts(row: RowRecord) -> list[list[Any]]:

@@ -29,6 +29,7 @@ def template() -> str:
 {VERDICT}
 <p class="greedy-note" hidden></p>
 <div class="lane-grid">{"".join(_lane(name) for name in DEFAULT_LANES)}</div>
+{_cache()}
 <div class="token-tip" role="tooltip" hidden></div>
 <div class="spoken board-spoken" role="status" aria-live="polite"></div></div>"""
 
@@ -41,6 +42,7 @@ def _toolbar() -> str:
     switches = (
         _switch("colours", "Origins", True, "Colour tokens by where they came from")
         + _switch("whole", "Whole texts", False, "Show each text in full")
+        + _switch("whole-race", "Whole race", False, "Let the timelines show the whole race, not its newest part")
         + _switch("slow", "Half speed", False, "Show the race at half speed")
     )
     return f"""<div class="toolbar"><ul class="legend" aria-label="Where a token came from">{keys}</ul>
@@ -75,6 +77,36 @@ def _figures() -> dict[str, tuple[str, str]]:
     }
 
 
+CELLS = {
+    "past": "before this round",
+    "accepted": "accepted",
+    "recovered": "recovered",
+    "bonus": "bonus",
+    "sampled": "sampled",
+    "rejected": "rejected, thrown away",
+    "untested": "not tested, thrown away",
+    "ghost": "with one common stop",
+}
+
+
+def _cache() -> str:
+    """The rows' lengths, which cache.js draws; shown for a batch."""
+    key = "".join(f'<li><i class="cell cell-{kind}"></i>{meaning}</li>' for kind, meaning in CELLS.items())
+    return f"""<section class="part cache-part" aria-labelledby="cache-title" hidden>
+<div class="part-head"><h2 id="cache-title">The ragged cache</h2>
+<p class="part-about">One bar a row: its new tokens, and this round's cells. Below it, in dashes, the same rounds
+if the whole batch stopped at its first rejection. At the right, both lengths.</p></div>
+<div class="pickers cache-pick"><label>Lane <select></select></label>
+<label>Round <input type="range" min="0" max="0" value="0" step="1"></label></div>
+<ul class="cache-key" aria-label="Kinds of cells">{key}</ul>
+<ol class="cache-rows" aria-label="Rows"></ol>
+<p class="cache-line" role="status" aria-live="off">No round yet.</p></section>"""
+
+
+# Where the lane's time went; strip.js draws it.
+STRIP = """<figure class="strip" hidden><canvas tabindex="0" role="img" aria-label="Timeline"></canvas>
+<figcaption></figcaption></figure>"""
+
 MS_PER_TOKEN = "n × (lane time without its prefills) / (new tokens − sequences that have begun), for n sequences"
 
 
@@ -92,5 +124,6 @@ aria-labelledby="lane-{name}-title">
 <span class="unit">ms per token</span></p><dl class="figures">{figures}</dl></div>
 <div class="state-row"><p class="state" role="status" aria-live="polite">Ready</p><p class="read"></p>
 <progress class="read-bar" max="1" value="0" aria-label="Part of the prompt that is read"></progress></div>
+{STRIP}
 <ol class="sequences" aria-labelledby="lane-{name}-title"></ol>
 </section>"""

@@ -14,7 +14,8 @@ from typing import Any
 from ...sequence import Bill, Ending, Round, RowDetail, RowRound
 from ..snapshot import BillRecord, CandidateRecord, DetailRecord, EndingRecord, RoundRecord, RowRecord
 
-DECIMALS = 4  # of a bill's numbers: milliseconds, chances and tokens, which are shown with two or three
+# Of the numbers that are shown with two or three: a bill's, and the parts of a round's time.
+DECIMALS = 4
 
 
 class Trace:
@@ -33,12 +34,15 @@ class Trace:
         self._rounds += round_.kind != "prefill"
         if not round_.rows:
             return
+        spent = round_.spent
         self.records.append(
             {
                 "round": 0 if round_.kind == "prefill" else self._rounds,
                 "kind": round_.kind,
                 "draft_length": round_.draft_length,
                 "time_ms": round_.time_ms,
+                "draft_ms": None if spent is None else round(spent.draft_ms, DECIMALS),
+                "verify_ms": None if spent is None else round(spent.verify_ms, DECIMALS),
                 "rows": [self._row(row) for row in round_.rows],
                 "bill": None if round_.bill is None else self._bill(round_.bill),
             }

@@ -117,7 +117,6 @@
         const key = place.dataset.figure;
         setText(place, FIGURES[key](lane.metrics[key] ?? null, lane.metrics));
       }
-      window.Bass.timeline(this.section, lane.timeline, lane.clock_ms);
       setText(this.ofTrees, run().lanes.get(this.name).trees ? ", path / nodes" : "");
       setText(this.soFar, bothFinished || lane.metrics.speedup === null ? "" : ", so far");
       if (lane.error) setText(this.state, `Failed: ${lane.error}`);
@@ -277,5 +276,7 @@
     window.Bass.mountTips(root);
     window.Bass.mountVerdict(root);
     new Board(root);
+    window.Bass.mountStrips(root);
+    window.Bass.mountCache(root);
   };
 })();

@@ -1,0 +1,175 @@
+/* Draws the lengths of a lane's rows as they grow, each at its own pace, and beside each row the length that it would
+   have if the whole batch stopped at its first rejection. Contract: everything comes from the rounds. A row's cells of a
+   round are the tokens that it wrote and the drafts that it threw away. The ghost counts the same rounds: in each, a row
+   gains 1 + the least number of drafts that any row accepted, but never more than it wrote; a row that ended in the
+   middle of its accepted drafts holds up no other. Draws once a view, while in view. */
+(() => {
+  "use strict";
+  const { on, soon, number, setText, make, run, verdicts, lookOf, laneName } = window.Bass;
+  // Pixels: a cell's width is the track's / the tokens asked for, within these bounds.
+  const CELL = { least: 4, most: 14 };
+  const known = new WeakMap();
+
+  /** What a step wrote and threw away, as [kind, count] of cells from the row's old length on. */
+  function cellsOf(step, tokens) {
+    const cells = [], add = (kind, count) => {
+      if (cells.at(-1)?.[0] === kind) cells.at(-1)[1] += count;
+      else if (count > 0) cells.push([kind, count]);
+    };
+    const written = tokens.slice(step.start, step.start + step.written);
+    for (const { origin } of written) add(origin, 1);
+    const thrown = step.drafts.length - written.filter(({ origin }) => origin === "accepted").length;
+    const unseen = run().head.together && !step.parents ? 0 : verdicts(step).filter((verdict) => verdict === "untested").length;
+    const untested = Math.min(thrown, unseen);
+    add("rejected", thrown - untested);
+    add("untested", untested);
+    return cells;
+  }
+
+  /** How far each row gets in a round with one common stop. */
+  function commonGain(steps) {
+    const going = steps.filter(({ accepted, written }) => written > accepted);
+    const least = Math.min(...(going.length ? going : steps).map(({ accepted }) => accepted));
+    return ({ written }) => Math.min(written, 1 + least);
+  }
+
+  /** A lane's frames, one a round: {round, lengths, ghosts, cells}, of all rows; cells of a row that took part. */
+  function framesOf(lane) {
+    if (!known.has(lane)) known.set(lane, { frames: [], next: lane.sequences.map(() => 0) });
+    const { frames, next } = known.get(lane);
+    for (const round of lane.rounds.slice(frames.length)) {
+      const before = frames.at(-1), steps = new Map();
+      lane.sequences.forEach(({ steps: all }, row) => {
+        if (all[next[row]]?.ms !== round.ms) return;
+        steps.set(row, all[next[row]]);
+        next[row] += 1;
+      });
+      const gain = commonGain([...steps.values()]);
+      const grown = (old, by) => lane.sequences.map((_, row) => (old?.[row] ?? 0) + (steps.has(row) ? by(steps.get(row)) : 0));
+      frames.push({
+        round, lengths: grown(before?.lengths, ({ written }) => written), ghosts: grown(before?.ghosts, gain),
+        cells: lane.sequences.map(({ tokens }, row) => (steps.has(row) ? cellsOf(steps.get(row), tokens) : null)),
+      });
+    }
+    return frames;
+  }
+
+  const sum = (values) => values.reduce((total, value) => total + value, 0);
+  const tokens = (count) => `${number(count, 0)} ${count === 1 ? "token" : "tokens"}`;
+
+  /** The newest frame in words. */
+  function sentence({ round, lengths, ghosts, cells }, rounds) {
+    const took = cells.filter(Boolean), all = took.flat();
+    const count = (...kinds) => sum(all.filter(([kind]) => kinds.includes(kind)).map(([, cell]) => cell));
+    const kept = count("accepted"), thrown = count("rejected", "untested");
+    const head = round.kind === "prefill" ? "The prompt is read: each row has its first token." :
+      `Round ${round.round} of ${rounds}, ${took.length} ${took.length === 1 ? "row" : "rows"}: ` +
+      (kept + thrown ? `${kept} drafts kept, ${thrown} thrown away.` : "nothing was drafted.");
+    const own = sum(lengths), ghost = sum(ghosts);
+    const ratio = own > ghost ? `, so own lengths bring ${number(own / ghost, 2)} times as many` : "";
+    return `${head} So far ${tokens(own)}; with one common stop the same rounds would have written ${number(ghost, 0)}${ratio}.`;
+  }
+
+  /** One row: its bar, the cells of the round, the ghost below, and both lengths. */
+  class Row {
+    constructor(list, index) {
+      this.item = make("li", "cache-row");
+      this.track = make("div", "cache-track");
+      this.past = make("i", "cell-past");
+      this.ghost = make("i", "cell-ghost");
+      this.figures = make("span", "cache-figures");
+      this.item.append(make("span", "cache-name", `Row ${index + 1}`), this.track, this.figures);
+      this.track.append(this.past, this.ghost);
+      this.runs = [];
+      list.append(this.item);
+    }
+
+    /** Draw from cell `from` on, `cell` pixels each. */
+    draw({ lengths, ghosts, cells }, row, from, cell) {
+      const own = cells[row] ?? [], written = sum(own.filter(([kind]) => kind !== "rejected" && kind !== "untested").map(([, n]) => n));
+      const place = (element, begin, end) => {
+        const left = Math.max(begin, from);
+        element.style.left = `${(left - from) * cell}px`;
+        element.style.width = `${Math.max(0, end - left) * cell}px`;
+      };
+      let at = lengths[row] - written;
+      place(this.past, 0, at);
+      place(this.ghost, 0, ghosts[row]);
+      while (this.runs.length < own.length) this.track.append(this.runs[this.runs.push(make("i")) - 1]);
+      this.runs.forEach((element, i) => {
+        const [kind, count] = own[i] ?? ["", 0];
+        element.className = `cell cell-${kind}`;
+        element.dataset.cells = count;
+        element.hidden = !count;
+        place(element, at, at + count);
+        at += count;
+      });
+      setText(this.figures, `${lengths[row]} / ${ghosts[row]}`);
+      Object.assign(this.item.dataset, { length: lengths[row], ghost: ghosts[row] });
+    }
+  }
+
+  class Cache {
+    constructor(element) {
+      this.element = element;
+      this.pick = element.querySelector("select");
+      this.at = element.querySelector("input[type=range]");
+      this.list = element.querySelector(".cache-rows");
+      this.line = element.querySelector(".cache-line");
+      this.seen = false;
+      this.draw = this.draw.bind(this);
+      this.pick.addEventListener("change", () => this.follow());
+      this.at.addEventListener("input", () => {
+        this.following = this.at.value === this.at.max;
+        this.draw();
+      });
+      on("start", (head) => this.start(head));
+      on("view", () => this.seen && soon(this.draw));
+      new IntersectionObserver((entries) => {
+        this.seen = entries.at(-1).isIntersecting;
+        if (this.seen) this.draw();
+      }).observe(element);
+      new ResizeObserver(() => this.seen && this.draw()).observe(this.list);
+    }
+
+    /** Rows of a run, if there are several; a single row is never held up. */
+    start({ lanes, batch_size: count }) {
+      this.element.hidden = count < 2;
+      const batched = lanes.find((name) => lookOf(name).lengths === "batch");
+      this.pick.replaceChildren(...lanes.map((name) => new Option(laneName(name), name)));
+      this.pick.value = batched ?? lanes.at(-1);
+      this.list.replaceChildren();
+      this.list.classList.toggle("many", count > 8);
+      this.rows = Array.from({ length: count }, (_, i) => new Row(this.list, i));
+      setText(this.line, "No round yet.");
+      this.follow();
+    }
+
+    follow() {
+      this.following = true;
+      this.draw();
+    }
+
+    draw() {
+      const lane = run()?.lanes.get(this.pick.value);
+      if (!lane || this.element.hidden) return;
+      this.element.style.setProperty("--lane", `var(--${lookOf(lane.name).colour})`);
+      const frames = framesOf(lane);
+      this.at.max = Math.max(0, frames.length - 1);
+      if (this.following) this.at.value = this.at.max;
+      this.at.disabled = frames.length < 2;
+      const frame = frames[Number(this.at.value)];
+      if (!frame) return;
+      const width = this.rows[0].track.clientWidth, ends = frame.lengths.map((length, row) =>
+        length + sum((frame.cells[row] ?? []).filter(([kind]) => kind === "rejected" || kind === "untested").map(([, n]) => n)));
+      const end = Math.max(...ends), asked = Math.max(run().head.settings.max_new_tokens ?? 0, end);
+      const cell = Math.min(CELL.most, Math.max(CELL.least, Math.floor(width / asked)));
+      this.list.style.setProperty("--cell", `${cell}px`);
+      const from = Math.max(0, end - Math.floor(width / cell));
+      this.rows.forEach((row, i) => row.draw(frame, i, from, cell));
+      setText(this.line, sentence(frame, frames.at(-1).round.round));
+    }
+  }
+
+  window.Bass.mountCache = (root) => new Cache(root.querySelector(".cache-part"));
+})();

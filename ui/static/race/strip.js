@@ -1,0 +1,280 @@
+/* Draws where each lane's time went: a track for the target, one for the draft, one for the host, and the tokens that
+   each round wrote above them. Contract: a round's block ends at its `ms` and begins where the round before it ended;
+   inside it stand draft_ms, then verify_ms, and the host's rest. Where draft and target work at the same time, the blocks
+   are the lane's own spans (bass_core/amusd/timeline.py). All strips have one scale: the newest SPANS of their lanes'
+   clocks, or the whole race. Draws what is in view, once a view. figure.blocks: what was drawn, {row, kind, x, width,
+   begin, end, round}, in CSS pixels from the canvas's left edge and in ms. */
+(() => {
+  "use strict";
+  const { on, soon, number, setText, run, plots, spent, laneName } = window.Bass;
+  const { roundsOf, joined, partsOf, firstAfter, describe } = spent;
+  // ms; of the lane with the shortest rounds, at most ROUNDS are shown, so that their numbers can be read.
+  const SPANS = [50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 60_000], ROUNDS = 26;
+  const GUTTER = 42, HEIGHT = 60;
+  const TRACKS = { target: { y: 15, height: 18 }, draft: { y: 35, height: 12 }, host: { y: 51, height: 6 } };
+  // Blocks that are pale below their hatching.
+  const PALE = { plain: 0.35, draft: 0.35, unsplit: 0.5 };
+  const PARTS = { draft: "drafts", verify: "\u25a0 verification", plain: "\u25a8 plain steps", host: "host" };
+
+  const seconds = (ms) => `${number(ms / 1000, ms < 100 ? 2 : 1).replace(/\.0$/, "")} s`;
+
+  /** Diagonal lines, so that a block is known without its colour. */
+  function hatch(context, colour, step) {
+    const tile = Object.assign(document.createElement("canvas"), { width: step, height: step });
+    const pen = tile.getContext("2d");
+    pen.strokeStyle = colour;
+    pen.lineWidth = step / 3;
+    pen.lineCap = "square";
+    for (const shift of [-step, 0, step]) {
+      pen.moveTo(shift, step);
+      pen.lineTo(shift + step, 0);
+    }
+    pen.stroke();
+    return context.createPattern(tile, "repeat");
+  }
+
+  class Strip {
+    constructor(section, board) {
+      Object.assign(this, { section, board, name: section.dataset.lane, seen: true, at: null });
+      this.figure = section.querySelector(".strip");
+      this.canvas = this.figure.querySelector("canvas");
+      this.caption = this.figure.querySelector("figcaption");
+      const about = "arrow keys choose a round, Enter opens it";
+      this.canvas.setAttribute("aria-label", `Timeline of ${laneName(this.name)}: ${about}`);
+      this.canvas.addEventListener("pointermove", (event) => this.point(this.roundAt(event)));
+      this.canvas.addEventListener("pointerleave", () => this.point(null));
+      this.canvas.addEventListener("blur", () => this.point(null));
+      this.canvas.addEventListener("click", (event) => this.open(this.roundAt(event)));
+      this.canvas.addEventListener("keydown", (event) => this.key(event));
+      new IntersectionObserver((entries) => {
+        this.seen = entries.at(-1).isIntersecting;
+        this.draw();
+      }).observe(this.figure);
+      new ResizeObserver(() => this.draw()).observe(this.canvas);
+    }
+
+    get lane() {
+      return run()?.lanes.get(this.name);
+    }
+
+    /** The shown part of the lane's clock, in ms. */
+    get range() {
+      if (this.board.whole) return [0, Math.max(this.board.longest, 1)];
+      const { span } = this.board, from = Math.max(0, this.lane.clock - span);
+      return [from, from + span];
+    }
+
+    /** Draw the newest state, if it is in view; `anyway`, even if it is not. */
+    draw(anyway = false) {
+      const width = this.canvas.clientWidth;
+      if (!this.lane || !(this.seen || anyway) || !width || this.figure.hidden) return;
+      const context = this.canvas.getContext("2d"), ratio = window.devicePixelRatio || 1;
+      if (this.canvas.width !== Math.round(width * ratio)) this.canvas.width = Math.round(width * ratio);
+      if (this.canvas.height !== Math.round(HEIGHT * ratio)) this.canvas.height = Math.round(HEIGHT * ratio);
+      context.setTransform(ratio, 0, 0, ratio, 0, 0);
+      context.clearRect(0, 0, width, HEIGHT);
+      this.look ??= this.looks(context);
+      const [from, to] = this.range, scale = (width - GUTTER) / (to - from);
+      Object.assign(this.figure.dataset, { from, to });
+      this.ground(context, width);
+      this.figure.blocks = this.blocks(from, to, scale);
+      this.paint(context, scale);
+      this.marks(context, from, scale);
+      if (!this.at) setText(this.caption, this.words(from, to));
+    }
+
+    /** How each kind of block looks. */
+    looks(context) {
+      const colour = plots.palette(this.section), lane = colour("lane") || colour("soft");
+      const own = getComputedStyle(this.section).getPropertyValue("--lane").trim() || lane;
+      return {
+        colour, verify: own, plain: hatch(context, own, 4), target: own, draft: hatch(context, own, 6),
+        host: colour("soft"), prefill: hatch(context, colour("soft"), 8), edge: own,
+      };
+    }
+
+    /** Tracks and their names. */
+    ground(context, width) {
+      const { colour } = this.look;
+      context.font = `11px ${colour.font}`;
+      context.textBaseline = "middle";
+      for (const [name, { y, height }] of Object.entries(TRACKS)) {
+        if (name === "host" && this.spans) continue;
+        context.fillStyle = colour("well");
+        context.fillRect(GUTTER, y, width - GUTTER, height);
+        context.fillStyle = colour("soft");
+        context.textAlign = "left";
+        context.fillText(name, 0, y + height / 2 + 0.5);
+      }
+    }
+
+    /** What is to be drawn of [from, to], as figure.blocks. */
+    blocks(from, to, scale) {
+      const place = (row, kind, begin, end, round) => ({
+        row, kind, x: GUTTER + (Math.max(begin, from) - from) * scale,
+        width: (Math.min(end, to) - Math.max(begin, from)) * scale, begin, end, round,
+      });
+      if (this.spans) {
+        return ["target", "draft"].flatMap((row) => this.spans[row].filter(([begin, end]) => end > from && begin < to)
+          .map(([begin, end]) => place(row, row, begin, end, null)));
+      }
+      const { rounds } = roundsOf(this.lane), seen = rounds.slice(firstAfter(rounds, from));
+      return joined(seen, scale).flatMap((one) => partsOf(one).filter(([, , , end]) => end > from)
+        .map(([row, kind, begin, end]) => place(row, kind, begin, end, one.many ? null : one.round)));
+    }
+
+    paint(context, scale) {
+      for (const { row, kind, x, width } of this.figure.blocks) {
+        const { y, height } = TRACKS[row];
+        if (kind in PALE) {
+          context.fillStyle = this.look.edge;
+          context.globalAlpha = PALE[kind];
+          context.fillRect(x, y, width, height);
+          context.globalAlpha = 1;
+        }
+        context.fillStyle = this.look[kind];
+        if (kind !== "unsplit") context.fillRect(x, y, width, height);
+        if (width < 3 || kind === "host") continue;
+        context.strokeStyle = kind === "prefill" ? this.look.host : this.look.edge;
+        context.lineWidth = 1;
+        context.strokeRect(x + 0.5, y + 0.5, width - 1, height - 1);
+      }
+      const bad = this.look.colour("bad");
+      for (const at of this.spans?.rollbacks ?? []) {
+        const x = GUTTER + (at - this.range[0]) * scale;
+        if (x < GUTTER) continue;
+        context.fillStyle = bad;
+        context.fillRect(x - 1, TRACKS.draft.y - 2, 2.5, TRACKS.draft.height + 4);
+      }
+    }
+
+    /** Above each round the tokens that it wrote, where they have room; and a frame around the chosen round. */
+    marks(context, from, scale) {
+      const { rounds } = roundsOf(this.lane), { colour } = this.look;
+      context.textAlign = "center";
+      context.fillStyle = colour("ink");
+      for (const { round, kind, begin, end } of rounds.slice(firstAfter(rounds, from))) {
+        const left = Math.max(begin, from), text = kind === "prefill" ? "prompt" : `${round.written}`;
+        if ((end - left) * scale < 2 + 6.2 * text.length) continue;
+        context.fillText(text, GUTTER + ((left + end) / 2 - from) * scale, 7.5);
+      }
+      if (!this.at || this.at.end <= from) return;
+      const left = GUTTER + (Math.max(this.at.begin, from) - from) * scale;
+      context.strokeStyle = colour("ink");
+      context.lineWidth = 1.5;
+      context.strokeRect(left, 14, Math.max(2, GUTTER + (this.at.end - from) * scale - left), HEIGHT - 15);
+    }
+
+    /** The caption: what is shown, and where the time went so far. */
+    words(from, to) {
+      const shown = this.board.whole ? `The whole race, ${seconds(to)}` : `Newest ${seconds(to - from)}, tokens written above`;
+      const { spans, lane } = this, busy = (ms) => number(lane.clock > 0 ? 100 * ms / lane.clock : null, 0, " %");
+      if (spans) {
+        return spans.note ?? `${shown}. So far: target (above) busy ${busy(spans.target_busy_ms)}, draft (below) ` +
+          `${busy(spans.draft_busy_ms)}; ${spans.rolled_back} roll-backs (red lines), ${spans.thrown_away} drafts thrown away`;
+      }
+      const { sums } = roundsOf(lane), all = Object.values(sums).reduce((a, b) => a + b);
+      const shares = Object.entries(PARTS).filter(([key]) => sums[key] > 0.005 * all)
+        .map(([key, name]) => `${name} ${number(100 * sums[key] / all, 0, "\u00a0%")}`);
+      return `${shown}.${shares.length ? ` Rounds: ${shares.join(", ")}` : ""}`;
+    }
+
+    /** The round under the pointer. */
+    roundAt(event) {
+      if (!this.lane) return null;
+      const [from, to] = this.range, box = this.canvas.getBoundingClientRect();
+      const at = from + (event.clientX - box.left - GUTTER) * (to - from) / (box.width - GUTTER);
+      const { rounds } = roundsOf(this.lane), found = rounds[firstAfter(rounds, at)];
+      return found && at >= found.begin && at >= from ? found : null;
+    }
+
+    /** Choose a round, whose numbers then stand in the caption. */
+    point(found) {
+      if (found === this.at) return;
+      this.at = found;
+      this.canvas.classList.toggle("chosen", Boolean(found && found.kind !== "prefill"));
+      if (found) setText(this.caption, describe(found));
+      soon(this.board.newest);
+    }
+
+    /** Open a round in the inspector. */
+    open(found) {
+      if (!found || found.kind === "prefill") return;
+      const { sequences } = this.lane;
+      for (const [i, { steps }] of sequences.entries()) {
+        const step = steps.find(({ round, kind }) => round === found.round.round && kind !== "prefill");
+        if (step) return void window.Bass.inspect?.(this.name, i, step);
+      }
+    }
+
+    key(event) {
+      if (!this.lane) return;
+      const { rounds } = roundsOf(this.lane), end = rounds.length - 1, now = rounds.indexOf(this.at);
+      const next = { ArrowRight: now < 0 ? end : Math.min(now + 1, end), ArrowLeft: now < 0 ? end : Math.max(now - 1, 0),
+        Home: 0, End: end }[event.key];
+      if (event.key === "Enter") this.open(this.at);
+      else if (event.key === "Escape") this.point(null);
+      else if (next !== undefined && rounds[next]) {
+        this.point(rounds[next]);
+        setText(this.board.spoken, describe(rounds[next]));
+      } else return;
+      event.preventDefault();
+    }
+  }
+
+  /** All strips, and the scale that they share. */
+  class Strips {
+    constructor(root) {
+      Object.assign(this, { root, strips: new Map(), span: 2000, longest: 0 });
+      this.spoken = root.querySelector(".board-spoken");
+      this.newest = () => this.draw();
+      root.querySelector("[data-switch='whole-race']").addEventListener("click", () => this.draw(true));
+      on("start", (head) => this.start(head));
+      on("view", (view) => this.show(view));
+      plots.onTheme(() => {
+        for (const strip of this.strips.values()) strip.look = null;
+        this.draw(true);
+      });
+    }
+
+    get whole() {
+      return this.root.classList.contains("whole-race");
+    }
+
+    start({ lanes }) {
+      Object.assign(this, { span: 2000, longest: 0 });
+      for (const section of this.root.querySelectorAll(".lane")) {
+        const name = section.dataset.lane;
+        if (!this.strips.has(name)) this.strips.set(name, new Strip(section, this));
+        const strip = this.strips.get(name);
+        Object.assign(strip, { at: null, spans: null });
+        strip.figure.hidden = !lanes.includes(name);
+      }
+      soon(this.newest);
+    }
+
+    show({ lanes }) {
+      for (const [name, { timeline }] of Object.entries(lanes)) {
+        if (this.strips.has(name)) this.strips.get(name).spans = timeline ?? null;
+      }
+      soon(this.newest);
+    }
+
+    /** The lanes' common scale: it changes only when the rounds no longer fit it well. */
+    measure() {
+      const lanes = [...(run()?.lanes.values() ?? [])];
+      this.longest = Math.max(0, ...lanes.map(({ clock }) => clock));
+      const means = lanes.map(({ rounds }) => (rounds.length > 2 ? (rounds.at(-1).ms - rounds[0].ms) / (rounds.length - 1) : Infinity));
+      const mean = Math.min(...means);
+      if (!Number.isFinite(mean) || (this.span > ROUNDS / 3 * mean && this.span < 1.3 * ROUNDS * mean)) return;
+      this.span = SPANS.findLast((span) => span <= ROUNDS * mean) ?? SPANS[0];
+    }
+
+    draw(anyway) {
+      this.measure();
+      for (const strip of this.strips.values()) strip.draw(anyway);
+    }
+  }
+
+  window.Bass.mountStrips = (root) => new Strips(root);
+})();
