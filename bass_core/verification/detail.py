@@ -128,7 +128,7 @@ def _endings(places: list[_Place], logits: Tensor, drafts: Drafts, params: Sampl
 
 
 def _ending(place: _Place, rows: list[list[float]], total: float) -> Ending:
-    """rows: [token, p, q, what p leaves of q], the likeliest tokens first, then the draft and the written one."""
+    """rows: [token, p, q, what q leaves of p], the likeliest tokens first, then the draft and the written one."""
     top: dict[int, Candidate] = {}
     tested = place.q is not None
     for i, (token, p, q, left) in enumerate(rows):

@@ -49,7 +49,7 @@ def chances(model: Any, text: list[int], temperature: float) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("verification", ["rejection", "block"])
-def test_the_residual_is_what_p_leaves_of_q(verification: str) -> None:
+def test_the_residual_is_what_q_leaves_of_p(verification: str) -> None:
     rejected = bonus = 0
     for row, text, last in explained(raced(verification=verification, inspect=True)):
         detail, ending = row["detail"], row["detail"]["ending"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -103,6 +104,11 @@ def test_each_rules_rounds_are_walked_with_the_numbers_of_the_export(page: Page)
     expect(page.locator(".step-part")).to_contain_class("at-end")
     page.evaluate(AXE.read_text(encoding="utf-8"))
     assert violations(page) == []
+    page.click("text=More settings")
+    page.click("#verification input")
+    page.get_by_role("option", name=re.compile("coupled")).click()
+    run_to_the_end(page)
+    assert walk(page, "coupled") == 0
     fill(page, batch=1, tokens=30, temperature=0)
     run_to_the_end(page)
     assert walk(page, "greedy") == 0

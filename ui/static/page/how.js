@@ -3,20 +3,14 @@
    over l c + 1. A common stop for a batch of b has a^b in place of a. */
 (() => {
   "use strict";
-  const { on, run, number, setText, laneName, plots } = window.Bass;
+  const { on, run, number, setText, laneName, plots, formulas: { tokens, speedup } } = window.Bass;
   const POINTS = 101;
-
-  function tokens(a, l) {
-    return a >= 1 ? l + 1 : (1 - a ** (l + 1)) / (1 - a);
-  }
-
-  const speedup = (a, l, c) => tokens(a, l) / (l * c + 1);
 
   class WhatIf {
     constructor(element, plotly) {
       this.element = element;
       this.plot = element.querySelector(".what-if .plot");
-      this.sliders = [...element.querySelectorAll("[data-slider]")];
+      this.sliders = [...element.querySelectorAll(".what-if [data-slider]")];
       for (const slider of this.sliders) slider.addEventListener("input", () => this.draw());
       on("phase", () => this.draw());
       plots.onTheme(() => this.draw());
@@ -45,7 +39,7 @@
     draw() {
       const { a, c, l, b } = this.values();
       for (const slider of this.sliders) {
-        setText(this.element.querySelector(`[data-output=${slider.dataset.slider}]`), `${Number(slider.value)}`);
+        setText(this.element.querySelector(`.what-if [data-output=${slider.dataset.slider}]`), `${Number(slider.value)}`);
       }
       setText(this.element.querySelector(".what-if-line"),
         `Expected at a = ${a}: ${number(tokens(a, l), 2)} tokens a round, ${number(speedup(a, l, c), 2)}× where each row ` +
@@ -69,5 +63,10 @@
     }
   }
 
-  window.Bass.mountHow = (element, plotly) => new WhatIf(element.querySelector(".bass-how"), plotly);
+  window.Bass.mountHow = (element, plotly) => {
+    const root = element.querySelector(".bass-how");
+    window.Bass.mountFirstSteps(root);
+    window.Bass.mountLastSteps(root);
+    return new WhatIf(root, plotly);
+  };
 })();

@@ -95,7 +95,7 @@
     if (ending.mass !== null) {
       const p = ending.reach < 1 ? `${chance(ending.reach)} p` : "p";
       if (!ending.mass) return `p and q agree here, so ${word} was drawn from p.`;
-      return `In its place ${word}, drawn from the residual, what ${p} leaves of q: max(0, ${p} − q) / ${chance(ending.mass)}.`;
+      return `In its place ${word}, drawn from the residual, what q leaves of ${p}: max(0, ${p} − q) / ${chance(ending.mass)}.`;
     }
     if (rule === "greedy") return `Then ${word}, the target's likeliest token.`;
     if (rule === "coupled") return `Then ${word}, the target's own draw from p.`;
@@ -115,7 +115,7 @@
     head.append(...names.map((name) => Object.assign(make("th", "", name), { scope: "col" })));
     const refused = ending.draft === null ? null : step.drafts[ending.draft].text;
     const rows = ending.top.map(({ id, text, p, q, residual: left }) => {
-      const written = id === own.id, row = make("tr", written ? `is-written ${own.origin}` : text === refused ? "is-refused" : "");
+      const written = id === own.id, row = make("tr", written ? `is-written from-${own.origin}` : text === refused ? "is-refused" : "");
       const name = Object.assign(make("th", "step-name"), { scope: "row" });
       name.append(make("span", "", bare(text)), make("span", "step-mark", written ? " ← written" : text === refused ? " ✗ draft" : ""));
       row.append(name, cellOf(p, "p"), ...(residual ? [cellOf(q, "q"), cellOf(left, "left")] : []));
