@@ -1,4 +1,4 @@
-"""Step by step: rounds are walked one by one, with the numbers of the export, while the page holds what it shows."""
+"""Step by step: rounds are walked one by one, with the export's numbers, while the page holds what it shows."""
 
 from __future__ import annotations
 

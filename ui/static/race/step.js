@@ -143,5 +143,5 @@
     }
   }
 
-  window.Bass.mountStep = (root) => new Stepper(root);
+  window.Bass.mountStepper = (root) => new Stepper(root);
 })();
