@@ -105,10 +105,10 @@ if the whole batch stopped at its first rejection. At the right, both lengths.</
 <p class="cache-line" role="status" aria-live="off">No round yet.</p></section>"""
 
 
-# One round of one row, drawn by step.js; the buttons' places are those of the step inspector.
+# One round of one row, drawn by step.js.
 STEP = """<section class="step-part" aria-label="Step by step" hidden><div class="pickers">
-<label>Lane <select data-pick="lane"></select></label>
-<label>Sequence <select data-pick="sequence"></select></label>
+<label>Lane <select data-walk="lane"></select></label>
+<label>Sequence <select data-walk="sequence"></select></label>
 <button type="button" data-go="-1" title="Left arrow key">‹ Previous round</button>
 <button type="button" data-go="1" title="Right arrow key">Next round ›</button>
 <label><input type="checkbox" data-drafted checked> Only rounds with drafts</label>

@@ -70,7 +70,7 @@ def walk(page: Page, rule: str) -> int:
     """Walk through all drafting rounds; how many had a residual."""
     panel, steps, residuals = page.locator(".step-part"), steps_of(page), 0
     page.click("[data-switch=stepping]")
-    expect(panel.locator("[data-pick=lane]")).to_have_value("bass")
+    expect(panel.locator("[data-walk=lane]")).to_have_value("bass")
     for at, step in enumerate(steps):
         count = len(step["drafts"])
         expect(panel.locator(".step-line")).to_contain_text(f"{count} draft")

@@ -10,7 +10,7 @@
       this.root = root;
       this.panel = root.querySelector(".step-part");
       this.button = root.querySelector('[data-switch="stepping"]');
-      this.pick = Object.fromEntries([...this.panel.querySelectorAll("[data-pick]")].map((e) => [e.dataset.pick, e]));
+      this.pick = Object.fromEntries([...this.panel.querySelectorAll("[data-walk]")].map((e) => [e.dataset.walk, e]));
       this.at = 0;
       this.until = 0;
       this.still = window.matchMedia("(prefers-reduced-motion: reduce)");
