@@ -19,6 +19,7 @@ from .lanes.metrics import Metrics
 from .lanes.race import race
 from .lanes.schedule import SCHEDULINGS
 from .lanes.snapshot import (
+    DetailRecord,
     DeviceReading,
     Difference,
     LaneSnapshot,
@@ -47,6 +48,7 @@ __all__ = [
     "VERIFICATIONS",
     "Algorithm1",
     "BassError",
+    "DetailRecord",
     "DeviceReading",
     "Difference",
     "FixedNodes",

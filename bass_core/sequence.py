@@ -7,6 +7,7 @@ Non-goals: tensors, models, clocks; the caller passes the times in.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
@@ -48,6 +49,53 @@ class Sequence:
         return len(tokens)
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """A token at one place of a text: the target's p of it, the draft's q, and its share of the residual.
+
+    None marks a number that the rule does not use there.
+    """
+
+    token: int
+    p: float
+    q: float | None
+    residual: float | None
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Where a round left a row: behind `after` accepted drafts, where the target added a token of its own.
+
+    draft: the rejected draft that the token replaces, by its index; None where none was drawn or tested there.
+    mass: the sum over all tokens of the residual before it is normalised, max(0, reach * p - q); None where the
+    token does not come from a residual. reach: see verification/block.py; 1 under the other rules. top: the eight
+    likeliest tokens there, then the rejected draft and the added token where they are not among them.
+    """
+
+    after: int
+    draft: int | None
+    mass: float | None
+    reach: float
+    top: list[Candidate]
+
+
+@dataclass(frozen=True)
+class RowDetail:
+    """More of a row's round, for a reader who goes through it step by step.
+
+    rule: what decided: "rejection", "block", "tree", "coupled", "greedy", or "coin" (`synthetic_acceptance`).
+    sources: of each draft who proposed it: "head", "model", "copy", "n-gram", "window" or "drafter". own_p, own_q:
+    greedy only, the probabilities that the target and the draft give each draft at temperature 1; None where they
+    are not known. ending: None if the round ended with an accepted draft.
+    """
+
+    rule: str
+    sources: list[str]
+    own_p: list[float] | None
+    own_q: list[float | None] | None
+    ending: Ending | None
+
+
 @dataclass
 class RowRound:
     """What one round did to one sequence.
@@ -62,7 +110,8 @@ class RowRound:
 
     `kinds`: of drafts that a planner chose, a letter each: c copied, l among the draft's likeliest, d drawn.
     `parents`: where the drafts are a tree, the draft that each follows, or -1 for the newest token; then `path`
-    lists the accepted ones. Both None: a chain, of which the first `accepted` were accepted.
+    lists the accepted ones. Both None: a chain, of which the first `accepted` were accepted. `detail`: with
+    `inspect`, of a row that drafted.
     """
 
     sequence: int
@@ -79,6 +128,7 @@ class RowRound:
     parents: list[int] | None = None
     path: list[int] | None = None
     kinds: str | None = None
+    detail: RowDetail | None = None
 
     @property
     def shape(self) -> str | None:
@@ -193,6 +243,8 @@ class Round:
     `draft_tokens`: tokens that the draft model drew; copied drafts do not count, unverified ones do. `time_ms`:
     the lane time at the end of the round. `windowed`: the target's work for drafts of its own, if it made any.
     `reading`: set while prompts are read; None in every other round. `bill`: of a round that a planner planned.
+    `explain`: with `inspect`, gives the rows their details; it must be called before the decoder's next step, and
+    the lane does so off its clock.
     `spent`: None in a prefill, and where draft and target work at the same time.
     """
 
@@ -205,4 +257,5 @@ class Round:
     windowed: WindowWork | None = None
     reading: Reading | None = None
     bill: Bill | None = None
+    explain: Callable[[], None] | None = field(default=None, repr=False, compare=False)
     spent: Spent | None = None

@@ -82,9 +82,13 @@ class Decoder(Protocol):
 
 @dataclass
 class DecodingParams:
-    """How a decoder samples and verifies; the same for every lane of a race. synthetic: `synthetic_acceptance`."""
+    """How a decoder samples and verifies; the same for every lane of a race.
+
+    synthetic: `synthetic_acceptance`. inspect: whether rounds explain themselves (Round.explain).
+    """
 
     sampling: SamplingParams
     seed: int = 0
     verification: str = "auto"
     synthetic: float | None = None
+    inspect: bool = False

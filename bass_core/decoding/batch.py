@@ -19,7 +19,7 @@ from kernels.plan import MOST_TREE
 
 from ..budget.base import Budget, Feedback
 from ..budget.trees import Grower
-from ..drafting.base import Drafter, Proposal, check_chain, check_tree
+from ..drafting.base import Drafter, Proposal, check_chain, check_tree, sources_of
 from ..drafting.trees.shape import chain_probs, deepest, is_chain
 from ..engine.prefill import PrefillSteps
 from ..engine.runner import TREES, ModelRunner
@@ -27,8 +27,10 @@ from ..engine.stopwatch import Stopwatch
 from ..machine.transfer import to_device
 from ..models.forward import ForwardBatch, ForwardOutput, verified_tree
 from ..sampling.noise import NoiseKeys
-from ..sequence import Reading, Round, Sequence, Spent
+from ..sequence import Reading, Round, RowRound, Sequence, Spent
 from ..verification.acceptance import RowOutcome, mark_unsound, refuse_unsound
+from ..verification.detail import explain, rule_name
+from ..verification.drafts import Drafts
 from ..verification.rejection import first_tokens, verify
 from ..verification.table import find_verification
 from ..verification.tree import DraftTree, verify_tree
@@ -156,7 +158,30 @@ class BatchDecoder:
         if grower is not None:
             made.draft_length = deepest(proposal)
             made.bill = None if proposal.kinds is None else grower.bill
+        if self.params.inspect and max(num_drafted):
+            made.explain = self._explanation(output.logits, proposal, parents, records, outcomes)
         return made
+
+    def _explanation(
+        self,
+        logits: Tensor,
+        proposal: Proposal,
+        parents: list[list[int]] | None,
+        records: list[RowRound],
+        outcomes: list[RowOutcome],
+    ) -> Callable[[], None]:
+        """What gives the round's records their details, from tensors that live until the next step."""
+        params, drafter = self.params, self.drafter
+
+        def work() -> None:
+            tokens = [row[:n] for row, n in zip(proposal.tokens.tolist(), proposal.num_drafted, strict=True)]
+            probs = chain_probs(proposal, logits.shape[-1]) if parents is None else proposal.probs
+            drawn = None if parents is None else proposal.drawn
+            drafts = Drafts(tokens, sources_of(proposal, drafter), parents, drawn, probs, proposal.own)
+            rule = rule_name(params.verification, params.sampling, params.synthetic, parents is not None)
+            explain(records, outcomes, logits, drafts, params.sampling, rule)
+
+        return work
 
     def _grower(self) -> Grower | None:
         """What decides over trees, where the drafter grows them and they can be verified."""

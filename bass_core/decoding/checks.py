@@ -57,6 +57,13 @@ def check_acceptance(rate: object) -> None:
         raise RequestError(f"synthetic_acceptance must be from 0 to 1; got {rate!r}.")
 
 
+def check_switch(name: str, value: object) -> bool:
+    """Accept True or False."""
+    if not isinstance(value, bool):
+        raise RequestError(f"{name} must be True or False; got {value!r}.")
+    return value
+
+
 def check_end_ids(pair: ModelPair, eos: Any) -> frozenset[int]:
     """The ids that end a text: "auto" stands for the target's own, None for no id."""
     if isinstance(eos, str) and eos == "auto":

@@ -9,6 +9,7 @@ import math
 
 from ..sequence import RowRound, Sequence
 from ..verification.acceptance import RowOutcome
+from ..verification.drafts import kept_drafts
 
 
 def write_round(
@@ -31,11 +32,8 @@ def write_round(
     tokens = [*(drafts[i] for i in path), *own]
     origins = ["accepted"] * len(path) + [last] * len(own)
     taken = row.write(tokens, origins)
-    kept = list(range(count))
-    if taken <= len(path):
-        # The text ended among the accepted drafts; the drafts behind its end count as never tested.
-        path = path[:taken]
-        kept = _no_deeper(parents, taken) if parents is not None else kept[:taken]
+    kept = kept_drafts(path, count, parents, taken)
+    path = path[:taken]
     tests = [outcome.tests[i] for i in kept]
     record = RowRound(
         row.index,
@@ -62,11 +60,3 @@ def _at_end(path: list[int], count: int, parents: list[int] | None) -> bool:
     if parents is None:
         return len(path) == count
     return (path[-1] if path else -1) not in parents
-
-
-def _no_deeper(parents: list[int], depth: int) -> list[int]:
-    """The drafts of a tree that are at most `depth` tokens behind the newest one."""
-    depths: list[int] = []
-    for parent in parents:
-        depths.append(1 + (depths[parent] if parent >= 0 else 0))
-    return [draft for draft, deep in enumerate(depths) if deep <= depth]

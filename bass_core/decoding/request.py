@@ -25,6 +25,7 @@ from .checks import (
     check_end_ids,
     check_sequence_ids,
     check_sight,
+    check_switch,
     check_time_budget,
     check_whole,
     encode_prompts,
@@ -41,7 +42,8 @@ class Request:
     """The checked arguments of `generate`. prompts: token ids, one list per row.
 
     draft_length: the option as given, see budget/options.py. context: the model's context length in tokens. costs:
-    measured round costs, set after admission if the draft length depends on them (budgets.py).
+    measured round costs, set after admission if the draft length depends on them (budgets.py). inspect: whether
+    rounds carry their details (RowDetail).
     """
 
     prompts: list[list[int]]
@@ -58,6 +60,7 @@ class Request:
     synthetic_acceptance: float | None
     context: int
     costs: CostTable | None = None
+    inspect: bool = False
 
     @property
     def longest_draft(self) -> int:
@@ -103,6 +106,7 @@ def make_request(
     raw: bool = False,
     time_budget_ms: float | None = None,
     synthetic_acceptance: float | None = None,
+    inspect: bool = False,
 ) -> Request:
     """Check all arguments. Raises RequestError with one sentence that says what to do."""
     check_whole("n", n, 1, MAX_ROWS)
@@ -131,4 +135,5 @@ def make_request(
         time_budget_ms=time_budget_ms,
         synthetic_acceptance=synthetic_acceptance,
         context=pair.context_length,
+        inspect=check_switch("inspect", inspect),
     )

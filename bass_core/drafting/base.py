@@ -9,6 +9,7 @@ leaves.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -21,8 +22,12 @@ from kernels.plan import MOST_TREE
 from ..budget.trees import Grower
 from ..engine.prefill import PrefillSteps
 from ..errors import RequestError
+from ..machine.transfer import to_host
 from ..sampling.noise import NoiseKeys
 from ..sequence import Sequence, WindowWork
+
+# What a reader is told of who drafted: copied from a text.
+COPY = "copy"
 
 
 @dataclass
@@ -42,6 +47,9 @@ class Proposal:
     copied[r]: whether the drafts of row r were copied from a text; None: all of the drafter's are of one kind.
     max_probs, token_probs float32 [B, N]: the largest value of what a draft was drawn from, and the token's own,
     from a drafter that was made to tell them (HeadDrafter). windowed: what the drafts cost the target itself.
+
+    sources[r]: who drafted row r (Drafter.source), from a drafter that asks several. own: under greedy decoding,
+    gives each draft's probability at temperature 1 by row, None where it has none. None: not known.
     """
 
     tokens: Tensor
@@ -54,6 +62,8 @@ class Proposal:
     max_probs: Tensor | None = None
     token_probs: Tensor | None = None
     windowed: WindowWork | None = None
+    sources: list[str] | None = None
+    own: Callable[[], list[list[float | None]]] | None = None
 
 
 class Drafter(Protocol):
@@ -62,7 +72,11 @@ class Drafter(Protocol):
     grows: whether it can draft trees (`grow`). observes_states: whether it wants the target's hidden states
     (`observe_states`). calls: forwards of a draft model so far. drafted: tokens so far that a draft model drew and
     that were proposed; copies are not counted. A target that drafts for itself counts as a draft model in both.
+    source: what a reader is told of who drafted. tells: whether a greedy proposal is to have its `own`.
     """
+
+    source: str = "drafter"
+    tells: bool = False
 
     observes_states: bool = False
     grows: bool = False
@@ -136,12 +150,52 @@ def own_drafter(drafter: Any) -> Drafter:
     for name in ("calls", "drafted"):
         if not hasattr(made, name):
             setattr(made, name, 0)
+    if not hasattr(made, "source"):
+        made.source = Drafter.source
     for name in ("start", "prepare", "on_verified", "observe_states", "rewind", "move_row"):
         if not hasattr(made, name):
             # Not bound to the drafter, which would then hold itself: the defaults use nothing of it.
             setattr(made, name, partial(getattr(Drafter, name), None))
     checked: Drafter = made
     return checked
+
+
+def sources_of(proposal: Proposal, drafter: Drafter | None) -> list[list[str]]:
+    """Who proposed each draft, by row."""
+    whole = Drafter.source if drafter is None else drafter.source
+    rows = proposal.sources or [whole] * len(proposal.num_drafted)
+    kinds = proposal.kinds or [""] * len(rows)
+    return [
+        [COPY if kind == "c" else source for kind in row or "-" * count]
+        for source, row, count in zip(rows, kinds, proposal.num_drafted, strict=True)
+    ]
+
+
+class OwnChances:
+    """Keeps what a model drafts by, for the probabilities of its greedy drafts; nothing unless `wanted`."""
+
+    def __init__(self, wanted: bool) -> None:
+        self.wanted = wanted
+        self._kept: list[tuple[Tensor, Tensor]] = []
+
+    def keep(self, logits: Tensor, drafts: Tensor) -> None:
+        """Copy the logits [B, V], which the model's next forward may overwrite, with the drafts' columns [B]."""
+        if self.wanted:
+            self._kept.append((logits.clone(), drafts))
+
+    def told(self, width: int) -> Callable[[], list[list[float | None]]] | None:
+        """The `own` of a proposal of `width` drafts a row."""
+        kept = self._kept[:width]
+        return (lambda: _chances(kept)) if kept else None
+
+
+def _chances(kept: list[tuple[Tensor, Tensor]]) -> list[list[float | None]]:
+    columns = [
+        (logits.float().gather(1, drafts[:, None]) - logits.float().logsumexp(-1, keepdim=True)).exp()
+        for logits, drafts in kept
+    ]
+    rows: list[list[float | None]] = to_host(torch.cat(columns, dim=1)).tolist()
+    return rows
 
 
 def point_masses(rows: list[list[int]]) -> Proposal:

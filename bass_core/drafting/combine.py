@@ -6,6 +6,7 @@ puts a copying drafter in front of a model; `WindowChain` lets a drafter draft f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,7 +50,11 @@ class LookupChain(Drafter):
         for proposal in reversed(proposals):
             for r, (tokens, count) in enumerate(zip(proposal.tokens.tolist(), proposal.num_drafted, strict=True)):
                 chosen[r] = tokens[:count] or chosen[r]
-        return point_masses(chosen)
+        merged = point_masses(chosen)
+        counts = zip(*(proposal.num_drafted for proposal in proposals), strict=True)
+        first = [next((i for i, count in enumerate(row) if count), 0) for row in counts]
+        merged.sources = [self.drafters[i].source for i in first]
+        return merged
 
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
         for drafter in self.drafters:
@@ -77,7 +82,7 @@ class Cascade(Drafter):
         """
         self.lookup, self.model, self.size, self.most_drawn = lookup, model, size, most_drawn
         self._modelled: Proposal | None = None
-        self.observes_states, self.grows = model.observes_states, model.grows
+        self.observes_states, self.grows, self.source = model.observes_states, model.grows, model.source
 
     def prepare(self, rows: int) -> None:
         """Before the first step: the model's own preparation."""
@@ -94,6 +99,7 @@ class Cascade(Drafter):
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         copied = check_chain(self.lookup.propose(rows, max_drafts, keys))
         copied.copied = [count > 0 for count in copied.num_drafted]
+        copied.sources = [self.lookup.source if copy else self.source for copy in copied.copied]
         left = [0 if count else most for count, most in zip(copied.num_drafted, max_drafts, strict=True)]
         if self.most_drawn is not None:
             left = [min(most, self.most_drawn) for most in left]
@@ -128,6 +134,7 @@ class Cascade(Drafter):
         tokens = torch.where(copies[:, None], copied_tokens, _widen(modelled.tokens, width))
         num_drafted = [a or b for a, b in zip(copied.num_drafted, modelled.num_drafted, strict=True)]
         merged = Proposal(tokens, num_drafted, copied=copied.copied, windowed=modelled.windowed)
+        merged.sources, merged.own = copied.sources, _own(modelled, copied)
         if modelled.max_probs is not None and modelled.token_probs is not None:
             merged.max_probs = _widen(modelled.max_probs, width, 1.0).masked_fill(copies[:, None], 1.0)
             merged.token_probs = _widen(modelled.token_probs, width, 1.0).masked_fill(copies[:, None], 1.0)
@@ -163,6 +170,8 @@ class WindowChain(Drafter):
     target's own choices. What `front` learnt of the drafts is taken back when they are proposed. `calls` and
     `drafted` count those of `front`. Source: TriForce, Sun et al. 2404.11912, section 4.
     """
+
+    source = "window"
 
     def __init__(
         self, front: Drafter, window: WindowDrafter, verification: str = "auto", length: int = FRONT_LENGTH
@@ -265,6 +274,14 @@ class WindowChain(Drafter):
 
     def move_row(self, source: int, target: int) -> None:
         self.front.move_row(source, target)
+
+
+def _own(modelled: Proposal, copied: Proposal) -> Callable[[], list[list[float | None]]] | None:
+    """The probabilities of the model's drafts; None for each draft of a row that copied."""
+    own = modelled.own
+    if own is None:
+        return None
+    return lambda: [[None] * n or row for n, row in zip(copied.num_drafted, own(), strict=True)]
 
 
 def _widen(values: Tensor, width: int, padding: float = 0) -> Tensor:

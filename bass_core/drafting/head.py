@@ -26,7 +26,7 @@ from ..sampling.noise import NoiseKeys
 from ..sampling.params import SamplingParams
 from ..sequence import Sequence
 from ..verification.table import find_verification
-from .base import Drafter, Proposal
+from .base import Drafter, OwnChances, Proposal
 from .head_states import SettledStates, StandInStates
 from .pending import feed_pending
 from .trees.levels import Fed, LevelStates, LinkedLevels, TreeFeed
@@ -54,7 +54,7 @@ class HeadDrafter(Drafter):
     confidence above 0 stops nothing then, but the proposals have `max_probs` and `token_probs`.
     """
 
-    observes_states, grows = True, True
+    observes_states, grows, source = True, True, "head"
 
     def __init__(
         self,
@@ -112,8 +112,8 @@ class HeadDrafter(Drafter):
         room = to_device(allowed, logits.device)
         going, drafted = room[0], torch.zeros_like(room[0], dtype=torch.long)
         sure = torch.ones(len(rows), device=logits.device)
-        tokens: list[Tensor] = []
-        probs: list[Tensor] = []
+        tokens, probs = list[Tensor](), list[Tensor]()
+        own = OwnChances(self.tells and self.params.greedy)
         # What the newest forward says, in which step it was, and the column drawn since.
         behind, first, drawn = self.head.ahead(logits, states, max(max_drafts)), 0, None
         for step in range(max(max_drafts)):
@@ -137,6 +137,7 @@ class HeadDrafter(Drafter):
                 sure = sure * q.gather(1, column[:, None])[:, 0]
                 drafted += going
             tokens.append(self.head.vocabulary[column])
+            own.keep(logits, column)
             if q is not None and not self.params.greedy:
                 probs.append(self._over_all(q))
         num_drafted = to_host(drafted).tolist() if self.confidence else list(max_drafts)
@@ -145,7 +146,7 @@ class HeadDrafter(Drafter):
         if not width:
             return Proposal(torch.zeros(len(rows), 0, dtype=torch.long, device=logits.device), num_drafted)
         full = torch.stack(probs[:width], dim=1) if probs else None
-        proposal = Proposal(torch.stack(tokens[:width], dim=1), num_drafted, full)
+        proposal = Proposal(torch.stack(tokens[:width], dim=1), num_drafted, full, own=own.told(width))
         if self._tells and q is not None:
             proposal.max_probs, proposal.token_probs = q.amax(-1)[:, None], q.gather(1, column[:, None])
         return proposal
@@ -200,9 +201,8 @@ class HeadDrafter(Drafter):
         self, rows: list[Sequence], max_drafts: list[int], room: int, keys: NoiseKeys, grower: Grower
     ) -> Proposal:
         """Trees, grown from the head alone (base.py)."""
-        proposal = make_growth(rows, max_drafts, room, keys, grower, self.params, self.role, self.size).grow(
-            [], self
-        )
+        growth = make_growth(rows, max_drafts, room, keys, grower, self.params, self.role, self.size)
+        proposal = growth.grow([], self)
         self.drafted += sum(proposal.num_drafted)
         return proposal
 

@@ -11,7 +11,7 @@ import torch
 from ..engine.prefill import PrefillSteps
 from ..sampling.noise import NoiseKeys
 from ..sequence import Sequence
-from .base import Drafter, Proposal, point_masses
+from .base import COPY, Drafter, Proposal, point_masses
 
 
 class PromptLookupDrafter(Drafter):
@@ -19,6 +19,8 @@ class PromptLookupDrafter(Drafter):
 
     The longest match wins. It is right most often where the answer repeats the prompt, or itself.
     """
+
+    source = COPY
 
     def __init__(self, device: torch.device, longest: int = 4, shortest: int = 2) -> None:
         self.device, self.longest, self.shortest = device, longest, shortest
@@ -58,8 +60,7 @@ class PromptLookupDrafter(Drafter):
         """`count` tokens from after the latest match, or none. A match that overlaps the end repeats itself."""
         end = len(tokens)
         for size in range(min(self.longest, end), self.shortest - 1, -1):
-            found = self._tables[row].get(tuple(tokens[end - size :]))
-            if found is not None:
+            if (found := self._tables[row].get(tuple(tokens[end - size :]))) is not None:
                 text, at = found
                 return [text[at + i % (len(text) - at)] for i in range(count)]
         return []

@@ -21,7 +21,7 @@ from ..sampling.noise import NoiseKeys, Role
 from ..sampling.params import SamplingParams
 from ..sequence import Sequence
 from ..verification.table import find_verification
-from .base import Drafter, Proposal
+from .base import Drafter, OwnChances, Proposal
 from .chain import chains, follow
 from .pending import feed_pending
 from .trees.levels import Fed, TreeFeed
@@ -31,7 +31,7 @@ from .trees.replay import make_growth
 class ModelDrafter(Drafter):
     """Drafts with a second model, one forward a token, for the whole batch at once."""
 
-    grows = True
+    grows, source = True, "model"
 
     def __init__(self, runner: ModelRunner, params: SamplingParams, verification: str = "auto") -> None:
         self.runner, self.params = runner, params
@@ -66,9 +66,10 @@ class ModelDrafter(Drafter):
             if rest is not None:
                 self.calls += length - 1
                 return Proposal(torch.cat((first[:, None], rest), dim=1), max_drafts)
-        drawn, probs = [], []
+        drawn, probs, own = [], [], OwnChances(self.tells and self.params.greedy)
         for step in range(length):
             token, prob = draw_draft(logits, self.params, keys, step, self.role)
+            own.keep(logits, token)
             drawn.append(token)
             probs.append(prob)
             if step + 1 < length:
@@ -76,7 +77,7 @@ class ModelDrafter(Drafter):
                 logits = runner.forward(fed).logits[:, 0]
                 self.calls += 1
         stacked = None if probs[0] is None else torch.stack([p for p in probs if p is not None], dim=1)
-        return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked)
+        return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked, own=own.told(length))
 
     def _catch_up(self, rows: list[Sequence], drafts: list[bool]) -> tuple[Tensor, list[int]]:
         """Logits [B, V] behind the newest tokens of the rows that draft, and where their drafts begin."""

@@ -16,6 +16,8 @@ from .base import Drafter, Proposal, point_masses
 class NgramDrafter(Drafter):
     """Proposes the likeliest token behind the longest context that the table knows, then goes on from there."""
 
+    source = "n-gram"
+
     def __init__(self, table: NgramTable, device: torch.device, shortest: int = 1) -> None:
         self.table, self.device, self.shortest = table, device, shortest
 

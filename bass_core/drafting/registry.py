@@ -66,6 +66,7 @@ class Parts:
     target: the runner with which the lane's decoder verifies; None in AMUSD's own process, which has no target.
     ahead: for AMUSD. A draft model or head drafts at most one token of a row in a proposal, so that the session
     reads the target's verdicts in between, and a head goes on from its own states until the target's arrive.
+    tells: see Drafter.
     """
 
     pair: DraftSource
@@ -76,6 +77,7 @@ class Parts:
     verification: str
     ahead: bool = False
     target: ModelRunner | None = None
+    tells: bool = False
 
     @cached_property
     def runner(self) -> ModelRunner:
@@ -93,9 +95,13 @@ class Parts:
     def model(self, confidence: float = 0.0) -> Drafter:
         """The pair's draft model or draft head; only a head stops below `confidence`."""
         draft, runner, size = self.pair.draft, self.runner, self.pair.vocab
+        made: Drafter
         if isinstance(draft, DraftHead):
-            return HeadDrafter(draft, runner, size, self.sampling, self.verification, confidence, self.ahead)
-        return ModelDrafter(runner, self.sampling, self.verification)
+            made = HeadDrafter(draft, runner, size, self.sampling, self.verification, confidence, self.ahead)
+        else:
+            made = ModelDrafter(runner, self.sampling, self.verification)
+        made.tells = self.tells
+        return made
 
     def prompt_lookup(self, shortest: int = 2) -> PromptLookupDrafter:
         """Copies from the row's own text, behind a match of at least `shortest` tokens."""

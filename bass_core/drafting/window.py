@@ -35,6 +35,8 @@ class WindowDrafter(Drafter):
     window: tokens of the window; a line of DRAFTERS can ask for others than WINDOW: `parts.window(512)`.
     """
 
+    source = "window"
+
     def __init__(self, target: ModelRunner, params: SamplingParams, verification: str, window: int) -> None:
         self.target, self.params, self.window = target, params, window
         self.role = find_verification(verification).draft_role

@@ -82,6 +82,7 @@ def generate(
     raw: bool = False,
     time_budget_ms: float | None = None,
     synthetic_acceptance: float | None = None,
+    inspect: bool = False,
     **unknown: Any,
 ) -> Generation:
     """Answer a prompt (text, token ids, or a list of either) with n sequences.
@@ -97,8 +98,8 @@ def generate(
     most). sequence_ids: keys of each row's sampling noise, 0 to n - 1 by default. eos_token_id: the id or ids that
     end a text, None for no such id, "auto" for the model's own. raw: leave the chat template out. time_budget_ms:
     lane time after which the lane ends. synthetic_acceptance: accept each draft with this probability, whatever it
-    is; for benchmarks. Raises RequestError for an unknown or out-of-range argument, or for a request that does not
-    fit the memory.
+    is; for benchmarks. inspect: give each row's round its `detail`, worked out off the lane's clock. Raises
+    RequestError for an unknown or out-of-range argument, or for a request that does not fit the memory.
     """
     lane = _lane(generate, **locals())
     try:
@@ -127,6 +128,7 @@ def stream(
     raw: bool = False,
     time_budget_ms: float | None = None,
     synthetic_acceptance: float | None = None,
+    inspect: bool = False,
     **unknown: Any,
 ) -> Iterator[Round]:
     """Yield the rounds of `generate` as they happen; the arguments are the same and are checked at the call."""

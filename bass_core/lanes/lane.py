@@ -72,6 +72,10 @@ class Lane:
         before = self.clock.ms
         with self.clock.running(), shortage_explained():
             round_ = self._decoder.step()
+        if round_.explain is not None:
+            # Off the clock, while the round's logits are still there.
+            round_.explain()
+            round_.explain = None
         round_.time_ms = self.clock.ms
         self.reading = round_.reading
         self._forwards = self._decoder.target_forwards

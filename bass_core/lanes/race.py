@@ -58,6 +58,7 @@ def race(
     raw: bool = False,
     time_budget_ms: float | None = None,
     synthetic_acceptance: float | None = None,
+    inspect: bool = False,
     **unknown: Any,
 ) -> Iterator[Snapshot]:
     """Yield snapshots while each lane's method answers the prompt.

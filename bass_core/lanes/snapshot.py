@@ -32,12 +32,43 @@ class DeviceReading(TypedDict):
     rss_mb: float | None
 
 
+class CandidateRecord(TypedDict):
+    """`Candidate` (sequence.py) as plain data; `text` is None without a tokenizer."""
+
+    token: int
+    text: str | None
+    p: float
+    q: float | None
+    residual: float | None
+
+
+class EndingRecord(TypedDict):
+    """`Ending` (sequence.py) as plain data."""
+
+    after: int
+    draft: int | None
+    mass: float | None
+    reach: float
+    top: list[CandidateRecord]
+
+
+class DetailRecord(TypedDict):
+    """`RowDetail` (sequence.py) as plain data."""
+
+    rule: str
+    sources: list[str]
+    own_p: list[float] | None
+    own_q: list[float | None] | None
+    ending: EndingRecord | None
+
+
 class RowRecord(TypedDict):
     """What one round did to one sequence: it appended `written` tokens, from index `start` of its new tokens on.
 
     `drafted`: the drafted tokens; `p`, `q`, `u`, `chance`: their tests; `accepted`: how many were accepted;
     `one_by_one`: how many the rejection rule would have accepted with the same u; `parents`, `path`: of a tree of
-    drafts, None for a chain; see RowRound. `drafted_text` is None without a tokenizer.
+    drafts, None for a chain; see RowRound. `drafted_text` is None without a tokenizer;
+    `detail` without `inspect`, and of a row without drafts.
     """
 
     sequence: int
@@ -55,6 +86,7 @@ class RowRecord(TypedDict):
     parents: list[int] | None
     path: list[int] | None
     shape: str | None
+    detail: DetailRecord | None
 
 
 class BillRecord(TypedDict):

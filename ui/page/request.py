@@ -27,7 +27,7 @@ class RaceRequest(SimpleNamespace):
 
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments of bass_core's `race`."""
-        given: dict[str, Any] = {}
+        given: dict[str, Any] = {"inspect": True}
         sampling: dict[str, Any] = {}
         for name, keyword in keywords().items():
             if keyword.startswith(SAMPLING):

@@ -15,9 +15,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, cast
+from typing import Any, Literal, cast
 
-from bass_core import VERIFICATIONS, LaneSnapshot, Metrics, RoundRecord, RowRecord, SequenceSnapshot, Snapshot
+from bass_core import (
+    VERIFICATIONS,
+    DetailRecord,
+    LaneSnapshot,
+    Metrics,
+    RoundRecord,
+    RowRecord,
+    SequenceSnapshot,
+    Snapshot,
+)
 from ui.page.request import RaceRequest, keywords
 from ui.race.looks import looks, reference
 from ui.race.verdict import LaneRounds, judge
@@ -29,6 +38,7 @@ SHOWN_DEVICE = (
 CHARTED_DEVICE = ("gpu_utilization", "gpu_memory_mb", "gpu_power_w", "cpu_percent", "rss_mb")
 CHARTED_METRICS = ("ms_per_token", "acceptance_rate", "new_tokens", "flops_utilization")
 CHART_POINTS = 240
+NUMBERS: tuple[Literal["p", "q", "residual"], ...] = ("p", "q", "residual")
 
 
 class RecordedSnapshot(Snapshot, total=False):
@@ -72,9 +82,10 @@ def _round(record: RoundRecord) -> list[Any]:
 
     A row: [sequence, start, written, accepted, p of the last token, drafts, accepted one by one], a draft:
     [text, p, q, u, chance]. A row with a tree of drafts, or with drafts that a planner chose, ends with its
-    parents, path and kinds (see RowRound). A round ends with its bill, None if no planner planned it, and with
-    [draft ms, verification ms] (see Spent); what is None at the end is left out. Recordings of earlier versions
-    lack those times, a draft's chance and the number accepted one by one.
+    parents, path and kinds (see RowRound), and then, of an inspected race, with its detail (`_detail`). A round
+    ends with its bill, None if no planner planned it, and with [draft ms, verification ms] (see Spent); what is
+    None at the end is left out. Recordings of earlier versions lack those times, details, a draft's chance and
+    the number accepted one by one.
     """
     rows = [
         [
@@ -104,12 +115,27 @@ def _drafts(row: RowRecord) -> list[list[Any]]:
 
 
 def _tree(row: RowRecord) -> list[Any]:
-    """[parents, path, kinds] of a row's drafts; nothing for drafts that are a chain and no planner's."""
-    parents, shape = row.get("parents"), row.get("shape")
-    if parents is None and shape is None:
-        return []
+    """[parents, path, kinds, detail] of a row's drafts; nothing behind the last one that is there."""
+    parents, shape, detail = row.get("parents"), row.get("shape"), row.get("detail")
     kinds = None if shape is None else "".join(draft[0] for draft in shape.split())
-    return [parents, row.get("path"), kinds]
+    if detail is not None:
+        return [parents, row.get("path"), kinds, _detail(detail)]
+    return [] if parents is None and shape is None else [parents, row.get("path"), kinds]
+
+
+def _detail(detail: DetailRecord) -> list[Any]:
+    """[rule, sources, own p, own q, ending], and an ending: [after, draft, mass, reach, top].
+
+    One of the top tokens: [id, text, p, q, residual]. Sources that are all the same are one text.
+    """
+    sources, ending = detail["sources"], detail["ending"]
+    told: list[Any] = [detail["rule"], sources[0] if len(set(sources)) == 1 else sources]
+    for own in (detail["own_p"], detail["own_q"]):
+        told.append(None if own is None else [_short(value) for value in own])
+    if ending is None:
+        return [*told, None]
+    top = [[one["token"], one["text"], *(_short(one[key]) for key in NUMBERS)] for one in ending["top"]]
+    return [*told, [ending["after"], ending["draft"], _short(ending["mass"]), _short(ending["reach"]), top]]
 
 
 class Series:

@@ -27,6 +27,7 @@ def template() -> str:
     return f"""<div class="bass-lanes">
 {_toolbar()}
 {VERDICT}
+{STEP}
 <p class="greedy-note" hidden></p>
 <div class="lane-grid">{"".join(_lane(name) for name in DEFAULT_LANES)}</div>
 {_cache()}
@@ -44,6 +45,7 @@ def _toolbar() -> str:
         + _switch("whole", "Whole texts", False, "Show each text in full")
         + _switch("whole-race", "Whole race", False, "Let the timelines show the whole race, not its newest part")
         + _switch("slow", "Half speed", False, "Show the race at half speed")
+        + _switch("stepping", "Step by step", False, "Pause the page and go through the rounds one by one")
     )
     return f"""<div class="toolbar"><ul class="legend" aria-label="Where a token came from">{keys}</ul>
 <span class="switches">{switches}</span></div>"""
@@ -101,6 +103,21 @@ if the whole batch stopped at its first rejection. At the right, both lengths.</
 <ul class="cache-key" aria-label="Kinds of cells">{key}</ul>
 <ol class="cache-rows" aria-label="Rows"></ol>
 <p class="cache-line" role="status" aria-live="off">No round yet.</p></section>"""
+
+
+# One round of one row, drawn by step.js.
+STEP = """<section class="step-part" aria-label="Step by step" hidden><div class="pickers">
+<label>Lane <select data-walk="lane"></select></label>
+<label>Sequence <select data-walk="sequence"></select></label>
+<button type="button" data-go="-1" title="Left arrow key">‹ Previous round</button>
+<button type="button" data-go="1" title="Right arrow key">Next round ›</button>
+<label><input type="checkbox" data-drafted checked> Only rounds with drafts</label>
+<button type="button" data-close>Go on</button></div>
+<p class="step-line" role="status"></p>
+<p class="step-context"></p>
+<p class="step-rule"></p>
+<ol class="step-drafts" aria-label="The drafts of this round" tabindex="0"></ol>
+<div class="step-end"></div></section>"""
 
 
 # Where the lane's time went; strip.js draws it.

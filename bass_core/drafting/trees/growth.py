@@ -289,6 +289,8 @@ class Growth:
         padded = torch.tensor([row + [0] * (width - len(row)) for row in tokens], dtype=torch.long)
         kinds = ["".join(node.kind[0] for node in row) for row in told]
         proposal = Proposal(padded.view(len(counts), width), counts, parents=parents, kinds=kinds)
+        if self.params.greedy:
+            proposal.own = lambda: [[None if node.kind == "copied" else node.raw for node in row] for row in told]
         if self._drawn:
             proposal.drawn, proposal.probs = drawn, torch.stack(self._drawn)
         return proposal

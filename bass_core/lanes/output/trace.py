@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ...sequence import Bill, Round, RowRound
-from ..snapshot import BillRecord, RoundRecord, RowRecord
+from ...sequence import Bill, Ending, Round, RowDetail, RowRound
+from ..snapshot import BillRecord, CandidateRecord, DetailRecord, EndingRecord, RoundRecord, RowRecord
 
 # Of the numbers that are shown with two or three: a bill's, and the parts of a round's time.
 DECIMALS = 4
@@ -72,6 +72,36 @@ class Trace:
             "parents": None if row.parents is None else list(row.parents),
             "path": None if row.path is None else list(row.path),
             "shape": row.shape,
+            "detail": None if row.detail is None else self._detail(row.detail),
+        }
+
+    def _detail(self, detail: RowDetail) -> DetailRecord:
+        ending = detail.ending
+        return {
+            "rule": detail.rule,
+            "sources": list(detail.sources),
+            "own_p": detail.own_p,
+            "own_q": detail.own_q,
+            "ending": None if ending is None else self._ending(ending),
+        }
+
+    def _ending(self, ending: Ending) -> EndingRecord:
+        top: list[CandidateRecord] = [
+            {
+                "token": one.token,
+                "text": None if self.tokenizer is None else self._spell(one.token),
+                "p": one.p,
+                "q": one.q,
+                "residual": one.residual,
+            }
+            for one in ending.top
+        ]
+        return {
+            "after": ending.after,
+            "draft": ending.draft,
+            "mass": ending.mass,
+            "reach": ending.reach,
+            "top": top,
         }
 
     def _bill(self, bill: Bill) -> BillRecord:

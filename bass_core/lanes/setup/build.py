@@ -54,7 +54,16 @@ class _Maker:
         self.request, self.budget = request, budget
         texts, backend = request.texts(cache_padding(request, budget is not None)), request.backend
         self.target = runner_for(pair.target_step, rows, texts, pair.vocab, backend)
-        self.parts = Parts(pair, rows, texts, backend, request.sampling, request.verification, target=self.target)
+        self.parts = Parts(
+            pair,
+            rows,
+            texts,
+            backend,
+            request.sampling,
+            request.verification,
+            target=self.target,
+            tells=request.inspect,
+        )
         drafts = budget is not None and runs_model(request.drafter)
         self.cache = cache_bytes(self.target, self.parts.runner if drafts else None)
 
@@ -65,4 +74,6 @@ class _Maker:
 
 
 def _params(request: Request) -> DecodingParams:
-    return DecodingParams(request.sampling, request.seed, request.verification, request.synthetic_acceptance)
+    return DecodingParams(
+        request.sampling, request.seed, request.verification, request.synthetic_acceptance, request.inspect
+    )

@@ -1,6 +1,7 @@
 /* Passes values from the server to the scripts that draw them, and shows the status line. Contract: values are passed
-   on in order; at half speed, at half the pace at which they came. Events: start (a run's head), line (what one
-   snapshot adds to the log), view, charts, phase. Model text reaches the document through textContent alone. */
+   on in order; at half speed, at half the pace at which they came; while they are held, not at all.
+   Events: start (a run's head), line (what one snapshot adds to the log), view, charts, phase. Model text reaches the
+   document through textContent alone. */
 (() => {
   "use strict";
   const listeners = {}, last = {};
@@ -37,13 +38,14 @@
 
   /** Values that wait to be shown. `lag`: how many ms the page is behind the server at half speed. */
   const player = {
-    queue: [], lag: 0, slow: false, timer: null, ticked: 0,
+    queue: [], lag: 0, slow: false, held: false, timer: null, ticked: 0,
 
     push(kind, value) {
       // After Stop, values that the server sent before may still arrive.
       if (last.phase === "stopped") return;
       const now = performance.now();
       this.queue.push({ at: now, kind, value });
+      if (this.held) return;
       if (!this.slow && this.lag === 0) this.play(now);
       else if (this.timer === null) {
         this.ticked = now;
@@ -60,6 +62,7 @@
 
     tick() {
       const now = performance.now();
+      if (this.held) return;
       this.lag = this.slow ? this.lag + (now - this.ticked) / 2 : 0;
       this.ticked = now;
       this.play(now - this.lag);
@@ -70,6 +73,24 @@
 
     clear() {
       this.queue.length = 0;
+      this.held = false;
+    },
+
+    hold(on) {
+      this.held = on;
+      if (on || !this.queue.length) return;
+      this.lag = 0;
+      this.play(performance.now());
+    },
+
+    /** Show what one more snapshot brought; false if nothing waits. */
+    next() {
+      while (this.queue.length) {
+        const { kind, value } = this.queue.shift();
+        tell(kind, value);
+        if (kind === "line") return true;
+      }
+      return false;
     },
   };
 
@@ -137,6 +158,10 @@
     player.slow = on;
   }
 
+  /** Hold all further values back, or show at once those that were held. */
+  const hold = (on) => player.hold(on);
+  const next = () => player.next();
+
   last.phase = "ready";
-  window.Bass = { on, number, setText, make, mountFeed, mountStatus, halfSpeed };
+  window.Bass = { on, number, setText, make, mountFeed, mountStatus, halfSpeed, hold, next };
 })();

@@ -275,6 +275,7 @@
     bindSwitches(root);
     window.Bass.mountTips(root);
     window.Bass.mountVerdict(root);
+    window.Bass.mountStepper(root);
     new Board(root);
     window.Bass.mountStrips(root);
     window.Bass.mountCache(root);

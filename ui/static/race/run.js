@@ -2,7 +2,7 @@
    lanes: Map name -> {name, clock, sequences, rounds, curves, trees}}; a sequence is {tokens, steps}, a token {origin,
    text, ms, id}, a step (its part of one round) {round, kind, length, ms, start, written, accepted, nextP,
    drafts: [{text, p, q, u, chance}], alone}: alone, how many drafts would have been accepted one by one; with
-   {parents, path} of a tree and kinds of a planner's drafts. A round is {round, kind, length, ms, draft_ms, verify_ms,
+   {parents, path} of a tree, kinds of a planner's drafts, and the detail of an inspected round. A round is {round, kind, length, ms, draft_ms, verify_ms,
    rows, drafting, written}: its end on the lane's clock, the parts of its time (null if not known), how many rows there
    were, how many drafted, tokens that all wrote; with a bill and the rows' shapes if it was planned. curves: see the
    lane's in lanes/snapshot.py. trees: whether any row drafted one. head.together: whether the drafts of a round are
@@ -32,6 +32,15 @@
     return [...kinds].map((kind, i) => (before(i) < 0 ? kind : `${kind}${before(i)}`)).join(" ");
   }
 
+  /** An inspected row's RowDetail (bass_core/sequence.py). */
+  function detailOf([rule, sources, ownP, ownQ, ending], count) {
+    const top = ending?.[4].map(([id, text, p, q, residual]) => ({ id, text, p, q, residual }));
+    return {
+      rule, sources: Array.isArray(sources) ? sources : Array(count).fill(sources), ownP, ownQ,
+      ending: ending && { after: ending[0], draft: ending[1], mass: ending[2], reach: ending[3], top },
+    };
+  }
+
   function addRound(lane, [round, kind, length, ms, rows, bill, [draftMs, verifyMs] = [null, null]]) {
     const sum = (values) => values.reduce((total, value) => total + value, 0);
     lane.trees ||= rows.some((row) => row[7]);
@@ -40,11 +49,12 @@
       round, kind: KINDS[kind], length, ms, draft_ms: draftMs, verify_ms: verifyMs, rows: rows.length,
       drafting: sum(rows.map((row) => row[5].length > 0)), written: sum(rows.map((row) => row[2])), ...(bill && { bill }), ...(shapes.some((shape) => shape !== null) && { shapes }),
     });
-    for (const [index, start, written, accepted, nextP, drafts, alone, parents, path, kinds] of rows) {
+    for (const [index, start, written, accepted, nextP, drafts, alone, parents, path, kinds, detail] of rows) {
       lane.sequences[index].steps.push({
         round, kind: KINDS[kind], length, ms, start, written, accepted, nextP, alone,
         drafts: drafts.map(([text, p, q, u, chance]) => ({ text, p, q, u, chance })),
         ...(parents && { parents, path }), ...(typeof kinds === "string" && { kinds }),
+        ...(detail && { detail: detailOf(detail, drafts.length) }),
       });
     }
   }
