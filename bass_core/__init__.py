@@ -8,7 +8,7 @@ from .attention.huggingface import BACKENDS as ATTENTIONS
 from .budget.policies import Algorithm1
 from .budget.recorded import RecordedLengths
 from .budget.trees import FixedNodes
-from .decoding.calibrate import measure_ahead
+from .decoding.budgets import measure_ahead
 from .decoding.checks import count_tokens
 from .decoding.cost_store import may_measure
 from .drafting.registry import DRAFTERS, choose_drafter
