@@ -135,8 +135,8 @@ aria-labelledby="lane-{name}-title">
 <header><h2 id="lane-{name}-title">{shown["label"]}</h2><p class="about">{shown["about"]}</p></header>
 <div class="numbers"><p class="headline">
 <span class="big" data-figure="ms_per_token">–</span></p>
-<dl class="figures">{figures}</dl>
-<p class="unit">ms per token of one sequence{what("ms_per_token")}</p></div>
+<p class="unit">ms per token of one sequence{what("ms_per_token")}</p>
+<dl class="figures">{figures}</dl></div>
 <div class="state-row"><p class="state" role="status" aria-live="polite">Ready</p><p class="read"></p>
 <progress class="read-bar" max="1" value="0" aria-label="Part of the prompt that is read"></progress></div>
 {STRIP}

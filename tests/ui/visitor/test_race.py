@@ -50,7 +50,8 @@ LOOK = """([selector]) => {
   const colour = /rgba?\\([^)]*\\)|color\\([^)]*\\)/g;
   const bare = (text) => text.replace(colour, (one) => (/, 0\\)$/.test(one) ? "none" : "ink"));
   const drawn = [style.boxShadow, style.backgroundImage].map(bare);
-  return [style.textDecorationLine, style.textDecorationStyle, style.borderStyle, style.borderWidth, ...drawn].join(" ");
+  const lines = [style.textDecorationLine, style.textDecorationStyle, style.borderStyle, style.borderWidth];
+  return [...lines, ...drawn].join(" ");
 }"""
 
 
