@@ -70,6 +70,11 @@ def form(
                 None, None, [*fields.values(), note],
                 js=f"() => {json.dumps([*values, preset.look_for])}", show_progress="hidden",
             )  # fmt: skip
+    names = json.dumps(list(fields))
+    changes = [field.change for field in fields.values()]  # type: ignore[attr-defined]
+    gr.on(
+        changes, None, list(fields.values()), js=f"(...now) => Bass.form?.({names}, now)", show_progress="hidden"
+    )
     # The sentence is true of the preset alone: once a person changes it, it goes.
     typed = [field.input for field in fields.values()]  # type: ignore[attr-defined]
     gr.on(typed, None, None, note, js="() => ''", show_progress="hidden")
@@ -167,4 +172,5 @@ def restore_script(form: Form) -> str:
         allowed[setting.name] = {"control": setting.control, "choices": offered}
     # The page's scripts may load after this runs.
     wait = "while (!window.Bass?.restore) await new Promise((go) => setTimeout(go, 30));"
-    return f"async (...now) => {{ {wait} return Bass.restore({json.dumps(allowed)}, now); }}"
+    told = "const values = Bass.restore(allowed, now); Bass.form(Object.keys(allowed), values); return values;"
+    return f"async (...now) => {{ {wait} const allowed = {json.dumps(allowed)}; {told} }}"

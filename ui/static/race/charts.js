@@ -201,6 +201,12 @@
       draw(this.figures[name], name, this.charts);
     }
 
+    /** Draw every chart at once, in view or not. */
+    drawAll() {
+      if (!window.Plotly) return;
+      for (const [name, plot] of Object.entries(this.figures)) draw(plot, name, this.charts);
+    }
+
     pause(paused) {
       this.paused = paused;
       if (!paused) return this.show();
@@ -248,7 +254,7 @@
     });
     on("charts", (charts) => painter.take(charts));
     on("phase", (phase) => painter.race(["waiting", "running"].includes(phase)));
-    plots.onTheme(() => painter.soon());
+    plots.onTheme(() => painter.soon(), () => painter.drawAll());
     plots.load(plotly).then(() => painter.soon());
   };
 })();
