@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 STATIC = Path(__file__).resolve().parents[1] / "static"
 PLOTLY = Path(plotly.__file__).resolve().parent / "package_data" / "plotly.min.js"
 STYLES = ("page/page.css", "page/how.css", "race/strips.css", "race/step.css", "lecture/bar.css")
-# Gradio gives each rule of STYLES a copy that holds below its own containers alone (gradio 6.31): rules for a class on
-# the body stand in sheets that Gradio does not see.
+# Gradio gives each rule of STYLES a copy that holds below its own containers alone (gradio 6.31), so rules for a
+# class on the body stand in sheets that Gradio does not see.
 MODES = ("lecture/presenter.css", "lecture/print.css")
 TYPE = re.compile(r"(font-size|line-height): ([\d.]+px)")
 # In the order of their use: each script may use those before it.

@@ -14,7 +14,8 @@ pytestmark = pytest.mark.slow
 
 READ = (
     ".sequence", ".verdict-head", ".verdict li", ".lane h2", ".headline .big", ".figures dd", ".figures dt",
-    ".state", ".strip figcaption", "[data-chart=latency] .xtick text", "[data-chart=latency] .g-xtitle text", ".switch",
+    ".state", ".strip figcaption", "[data-chart=latency] .xtick text", "[data-chart=latency] .g-xtitle text",
+    ".switch",
 )  # fmt: skip
 SIZES = """(all) => Object.fromEntries(all.map((one) => {
   const style = getComputedStyle(document.querySelector(one));
