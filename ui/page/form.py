@@ -82,9 +82,22 @@ def form(
 
 
 def starting(preset: Preset, limits: Limits, choices: Choices) -> dict[str, Any]:
-    """What a preset fills in: a value for every setting of the form, in the table's order."""
+    """What a preset fills in: a value for every setting of the form, in the table's order.
+
+    Where a list does not offer a preset's value, the setting has its neutral one.
+    """
     neutral = {setting.name: _neutral(setting, choices) for setting in shown()}
-    return filled(preset, neutral, lambda name, value: _within(limits, name, value))
+    lists = {
+        setting.name: setting.choices(choices)
+        for setting in shown()
+        if setting.control == "list" and setting.choices
+    }
+
+    def cut(name: str, value: Any) -> Any:
+        offered = [known for _, known in lists[name]] if name in lists else [value]
+        return _within(limits, name, value) if value in offered else neutral[name]
+
+    return filled(preset, neutral, cut)
 
 
 def _neutral(setting: Setting, choices: Choices) -> Any:
