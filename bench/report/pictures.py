@@ -25,15 +25,22 @@ ROOT = Path(__file__).resolve().parents[2]
 MOST_BYTES = 150_000
 # Milliseconds for one race on a slow machine.
 PATIENCE = 400_000
+# To a round with several drafts of which some stood.
 WALK = """() => {
   document.querySelector("[data-switch=stepping]").click();
-  document.querySelector("[data-go='1']").click();
+  const line = document.querySelector(".step-part .step-line"), next = document.querySelector("[data-go='1']");
+  for (let i = 0; i < 100; i += 1) {
+    const [, drafts, accepted] = /(\\d+) drafts?, (\\d+) accepted/.exec(line.textContent) ?? [];
+    if (drafts >= 4 && accepted >= 2 && accepted < drafts) return;
+    next.click();
+  }
 }"""
 MIDDLE = """() => {
   const at = document.querySelector(".cache-part input[type=range]");
   at.value = Math.round(at.max / 3);
   at.dispatchEvent(new Event("input"));
 }"""
+DRAW = "() => Bass.plots.drawAll()"
 READ = """() => {
   const { lanes } = JSON.parse(Bass.asJson()), { verdict } = Bass.run().view;
   const said = [verdict.head, ...Object.values(verdict.lanes)].filter(Boolean).join(" ");
@@ -119,9 +126,10 @@ def race(page: Any, preset: str) -> list[dict[str, Any]]:
 def take(page: Any, shot: Shot, folder: Path) -> int:
     """Write one picture; its bytes."""
     page.mouse.move(0, 0)
+    page.evaluate(DRAW)
     if shot.before:
         page.evaluate(shot.before)
-    page.evaluate("() => Bass.plots.drawAll()")
+        page.evaluate(DRAW)
     page.locator(shot.elements[-1]).first.scroll_into_view_if_needed()
     page.wait_for_timeout(1500)
     boxes = [page.locator(one).first.evaluate(_BOX) for one in shot.elements]

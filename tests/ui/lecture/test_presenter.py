@@ -29,11 +29,12 @@ PRINTED = """() => addEventListener("beforeprint", () => {
     body: document.body.className, page: document.documentElement.scrollWidth,
     settings: document.querySelector(".print-settings").innerText,
     form: document.querySelector("#settings").checkVisibility(),
+    tabs: [...document.querySelectorAll(".bass-lanes, .bass-how")].filter((one) => one.checkVisibility()).length,
     cut: [...document.querySelectorAll(".window")].filter((box) => box.scrollHeight > box.clientHeight + 1).length,
     whole: [...document.querySelectorAll(".lane, .chart")].map((one) => getComputedStyle(one).breakInside),
     strips: [...document.querySelectorAll(".strip canvas")].map((one) => one.width / one.clientWidth),
     charts: plots.map((plot) => ({
-      name: plot.closest("figure").querySelector("h3").textContent, width: plot.clientWidth,
+      name: plot.closest("figure").querySelector("h3")?.textContent ?? plot.ariaLabel, width: plot.clientWidth,
       drawn: plot.querySelector(".main-svg")?.clientWidth ?? 0,
       marks: plot.querySelectorAll(".js-line, .point path").length,
       words: plot.querySelector(".annotation")?.textContent ?? "",
@@ -172,6 +173,7 @@ def test_a_print_has_the_settings_all_texts_and_every_chart(page: Page) -> None:
     assert page.pdf(print_background=True).startswith(b"%PDF")
     seen: dict[str, Any] = page.evaluate("() => window.printed")
     assert seen["body"].split() == ["printing"] and seen["page"] <= 1400 and not seen["form"]
+    assert seen["tabs"] == 1
     assert "Print me" in seen["settings"] and "temperature" in seen["settings"] and "0.9" in seen["settings"]
     assert seen["cut"] == 0 and set(seen["whole"]) == {"avoid"} and min(seen["strips"]) > 2.9
     charts = {chart["name"]: chart for chart in seen["charts"]}
@@ -192,3 +194,11 @@ def test_a_print_has_the_settings_all_texts_and_every_chart(page: Page) -> None:
         "() => { const plot = document.querySelector('[data-chart=race] .plot');"
         " return Math.abs(plot.clientWidth - plot.querySelector('.main-svg').clientWidth) <= 1; }"
     )
+    page.get_by_role("tab", name="How it works").click()
+    page.evaluate("() => scrollTo(0, 0)")
+    page.pdf()
+    seen = page.evaluate("() => window.printed")
+    assert seen["tabs"] == 1
+    assert [(one["name"], one["marks"] > 1, one["width"] == one["drawn"]) for one in seen["charts"]] == [
+        ("Expected speed-up over token acceptance", True, True)
+    ]
