@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from ..browser import fill, run_to_the_end, shown
+from ..browser import PATIENCE_MS, fill, run_to_the_end, shown
 from ..page.test_access import AXE, violations
 
 pytestmark = pytest.mark.slow
@@ -21,6 +21,8 @@ SIZES = """(all) => Object.fromEntries(all.map((one) => {
   const style = getComputedStyle(document.querySelector(one));
   return [one, parseFloat(style.fontSize)];
 }))"""
+WRITING = """() => ["speculative", "bass"].every((name) =>
+  document.querySelector(`#lane-${name} .sequence`)?.textContent.length > 20)"""
 STRIP = "() => document.querySelector('#lane-bass .strip canvas').clientHeight"
 # What stands on the page while it is printed, of each chart: its width, its drawing's, and its lines and bars.
 PRINTED = """() => addEventListener("beforeprint", () => {
@@ -30,7 +32,8 @@ PRINTED = """() => addEventListener("beforeprint", () => {
     settings: document.querySelector(".print-settings").innerText,
     form: document.querySelector("#settings").checkVisibility(),
     tabs: [...document.querySelectorAll(".bass-lanes, .bass-how")].filter((one) => one.checkVisibility()).length,
-    cut: [...document.querySelectorAll(".window")].filter((box) => box.scrollHeight > box.clientHeight + 1).length,
+    cut: [...document.querySelectorAll(".window")].filter(
+      (box) => box.firstElementChild.offsetHeight > box.clientHeight + 1).length,
     whole: [...document.querySelectorAll(".lane, .chart")].map((one) => getComputedStyle(one).breakInside),
     strips: [...document.querySelectorAll(".strip canvas")].map((one) => one.width / one.clientWidth),
     charts: plots.map((plot) => ({
@@ -122,12 +125,12 @@ def test_keys_act_in_presenter_mode_alone_and_never_in_a_field(page: Page) -> No
     expect(prompt).to_have_value("rs1? ")
     expect(temperature).to_have_value("1.5")
     assert page.evaluate("() => Bass.run()") is None
-    fill(page, batch=1, tokens=1000, temperature=0.9)
+    fill(page, batch=8, tokens=1000, temperature=0.9)
     page.evaluate("() => document.activeElement.blur()")
     page.keyboard.press("Escape")
     expect(prompt).to_be_hidden()
     page.keyboard.press("r")
-    expect(status).to_have_attribute("data-phase", "running")
+    page.wait_for_function(WRITING, timeout=PATIENCE_MS)
     page.keyboard.press("s")
     expect(status).to_have_text("Stopped.")
     expect(page.locator("#run")).to_be_enabled()
@@ -162,7 +165,7 @@ def test_keys_act_in_presenter_mode_alone_and_never_in_a_field(page: Page) -> No
 
 
 def test_a_print_has_the_settings_all_texts_and_every_chart(page: Page) -> None:
-    fill(page, prompt="Print me", batch=3, tokens=150)
+    fill(page, prompt="Print me", batch=3, tokens=600)
     page.click("text=More settings")
     page.click("#draft-length input")
     page.get_by_role("option", name="Algorithm 1").click()
