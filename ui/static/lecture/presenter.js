@@ -37,7 +37,11 @@
       words = JSON.parse(this.bar.dataset.words);
       this.button = document.querySelector("[data-present]");
       this.button.addEventListener("click", () => this.set(!presenting()));
-      this.line.addEventListener("click", () => this.open(!this.opened));
+      this.line.addEventListener("click", (event) => {
+        this.open(!this.opened);
+        // After a click of the pointer Space shall hold the race, and not press this line again.
+        if (event.detail > 0) this.line.blur();
+      });
       document.addEventListener("bass:fold", () => this.open(false));
       this.form = null;
       this.racing = false;
