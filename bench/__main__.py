@@ -22,6 +22,7 @@ MODULES = {
     "page": "cpu.page",
     "passk": "passk.command",
     "peers": "peers.command",
+    "pictures": "report.pictures",
     "prompt": "attention.prompt",
     "ragged": "cpu.ragged",
     "rooms": "report.rooms",

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .long_texts import LONG_TEXTS
-from .trees import TREES
+from . import lecture, long_texts, trees
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
-PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("figures", "amusd", "architecture")))
+NAMES = ("README", "docs/figures", "docs/amusd", "docs/architecture", "docs/lecture")
+PAGES = tuple(ROOT / f"{name}.md" for name in NAMES)
 
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -292,7 +292,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "exactness": _exactness,
     "claims": _claims,
 }  # fmt: skip
-TABLES |= {name: _table(*given) for name, given in (LONG_TEXTS | TREES).items()}
+TABLES |= {name: _table(*given) for name, given in (long_texts.LONG_TEXTS | trees.TREES | lecture.LECTURE).items()}
 
 
 if __name__ == "__main__":

@@ -168,6 +168,15 @@ def test_page(tmp_path, browser_executable):
     check(run("page", "--quick", "--pair", target, "--draft", draft, "--batch", 2), "page")
 
 
+@pytest.mark.slow
+def test_pictures(tmp_path, browser_executable):
+    target, draft = save_tiny_pair(tmp_path)
+    document = run("pictures", "--quick", "--pair", target, "--draft", draft, "--out", tmp_path)
+    check(document, "pictures")
+    assert [row["lane"] for row in document["results"]] == ["regular", "speculative", "bass"]
+    assert (tmp_path / "lecture-wins.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_the_crossover_is_named_where_its_line_stands():
     """On a log axis Plotly expects the log10 of an annotation's position; the plain number is far out of view."""
     stored = json.loads((ROOT / "bench" / "results" / "batch-cpu.json").read_text(encoding="utf-8"))

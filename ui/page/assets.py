@@ -6,6 +6,7 @@ Contract: everything comes from the page's own host.
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 
 import gradio as gr
@@ -14,9 +15,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 STATIC = Path(__file__).resolve().parents[1] / "static"
 PLOTLY = Path(plotly.__file__).resolve().parent / "package_data" / "plotly.min.js"
-STYLES = tuple(STATIC / name for name in (
+STYLES = (
     "page/page.css", "page/how.css", "page/formulas.css", "race/strips.css", "race/step.css", "race/glance.css",
-))  # fmt: skip
+    "lecture/bar.css",
+)  # fmt: skip
+# Gradio gives each rule of STYLES a copy that holds below its own containers alone (gradio 6.31), so rules for a
+# class on the body stand in sheets that Gradio does not see.
+MODES = ("lecture/presenter.css", "lecture/print.css")
+TYPE = re.compile(r"(font-size|line-height): ([\d.]+px)")
 # In the order of their use: each script may use those before it.
 SCRIPTS = (
     "page/page.js", "page/frames.js", "page/alive.js", "page/reload.js", "page/waiting.js", "page/whole.js",
@@ -25,7 +31,8 @@ SCRIPTS = (
     "race/step.js", "race/lanes.js", "race/beginnings.js", "race/glance.js", "race/verdict.js", "race/charts.js",
     "race/tree.js", "race/bill.js",
     "race/inspector.js", "race/export.js", "race/summary.js", "page/how_formulas.js", "page/how_step.js",
-    "page/how_first.js", "page/how_last.js", "page/how.js",
+    "page/how_first.js", "page/how_last.js", "page/how.js", "lecture/presenter.js", "lecture/keys.js",
+    "lecture/print.js",
 )  # fmt: skip
 FIRST = STATIC / "page/timers.js"
 
@@ -46,8 +53,20 @@ def head() -> str:
     return "".join(f'<script src="{url(STATIC / name)}"></script>' for name in SCRIPTS)
 
 
+def style() -> str:
+    """The stylesheets as one; each length of type in px is multiplied by --type, which presenter.css sets."""
+    sheets = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in STYLES)
+    return TYPE.sub(r"\1: calc(\2 * var(--type, 1))", sheets)
+
+
+def first() -> str:
+    """Tags of what must be there before Gradio's own scripts: timers.js, and the sheets of modes."""
+    sheets = (f'<link rel="stylesheet" href="{url(STATIC / name)}">' for name in MODES)
+    return f'<script src="{url(FIRST)}"></script>{"".join(sheets)}'
+
+
 class FirstScript:
-    """ASGI middleware that puts timers.js first in every HTML page; Blocks.launch(head=) would put it too late.
+    """ASGI middleware that puts `first` first in every HTML page; Blocks.launch(head=) would put it too late.
 
     Holds back HTML until it is complete, and passes everything else on at once, event streams above all.
     """
@@ -79,7 +98,7 @@ def _is_html(start: Message) -> bool:
 
 
 async def _send_page(start: Message, body: bytes, send: Send) -> None:
-    page = body.replace(b"<head>", f'<head><script src="{url(FIRST)}"></script>'.encode(), 1)
+    page = body.replace(b"<head>", f"<head>{first()}".encode(), 1)
     grown = len(page) - len(body)
     headers = [
         (name, str(int(value) + grown).encode() if name == b"content-length" else value)

@@ -70,6 +70,11 @@ def form(
                 None, None, [*fields.values(), note],
                 js=f"() => {json.dumps([*values, preset.look_for])}", show_progress="hidden",
             )  # fmt: skip
+    names = json.dumps(list(fields))
+    changes = [field.change for field in fields.values()]  # type: ignore[attr-defined]
+    gr.on(
+        changes, None, list(fields.values()), js=f"(...now) => Bass.form?.({names}, now)", show_progress="hidden"
+    )
     # The sentence is true of the preset alone: once a person changes it, it goes.
     typed = [field.input for field in fields.values()]  # type: ignore[attr-defined]
     gr.on(typed, None, None, note, js="() => ''", show_progress="hidden")
@@ -77,9 +82,22 @@ def form(
 
 
 def starting(preset: Preset, limits: Limits, choices: Choices) -> dict[str, Any]:
-    """What a preset fills in: a value for every setting of the form, in the table's order."""
+    """What a preset fills in: a value for every setting of the form, in the table's order.
+
+    Where a list does not offer a preset's value, the setting has its neutral one.
+    """
     neutral = {setting.name: _neutral(setting, choices) for setting in shown()}
-    return filled(preset, neutral, lambda name, value: _within(limits, name, value))
+    lists = {
+        setting.name: setting.choices(choices)
+        for setting in shown()
+        if setting.control == "list" and setting.choices
+    }
+
+    def cut(name: str, value: Any) -> Any:
+        offered = [known for _, known in lists[name]] if name in lists else [value]
+        return _within(limits, name, value) if value in offered else neutral[name]
+
+    return filled(preset, neutral, cut)
 
 
 def _neutral(setting: Setting, choices: Choices) -> Any:
@@ -171,4 +189,5 @@ def restore_script(form: Form) -> str:
         values = getattr(form.fields[setting.name], "choices", None)
         offered = [value for _, value in values] if values else None
         allowed[setting.name] = {"control": setting.control, "choices": offered}
-    return f"async (...now) => {{ {WAIT} return Bass.askedBefore(Bass.restore({json.dumps(allowed)}, now)); }}"
+    values = f"const allowed = {json.dumps(allowed)}, values = Bass.askedBefore(Bass.restore(allowed, now));"
+    return f"async (...now) => {{ {WAIT} {values} Bass.form(Object.keys(allowed), values); return values; }}"

@@ -14,6 +14,7 @@ from typing import Any
 import gradio as gr
 from starlette.middleware import Middleware
 
+from ui.lecture import presenter
 from ui.page import assets
 from ui.page.choices import Choices
 from ui.page.events import Events, Source
@@ -75,6 +76,8 @@ def build(
         gr.HTML(html_template=_header(recording), value=about, js_on_load=_ABOUT, apply_default_css=False)
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Race", id="race"), gr.Row(elem_id="workspace"):
+                offered = choices or Choices()
+                _html(presenter.template(offered), "Bass.mountPresenter(element)", elem_id="presenter")
                 with gr.Column(elem_id="settings", min_width=280, scale=0):
                     status = _html(
                         '<p class="message" role="alert"></p><p class="place"></p><div class="measuring" hidden>'
@@ -85,7 +88,7 @@ def build(
                         elem_id="status-line",
                         render=False,
                     )
-                    settings = form(limits, choices or Choices(), status, count=count, recording=recording)
+                    settings = form(limits, offered, status, count=count, recording=recording)
                 with gr.Column(elem_id="results", min_width=280):
                     _html(lanes.template(), LANES)
                     _html(charts.template(), f"Bass.mountCharts(element, {plotly})")
@@ -126,7 +129,7 @@ def launch_options() -> dict[str, Any]:
     )
     options = {
         "theme": theme,
-        "css_paths": list(assets.STYLES),
+        "css": assets.style(),
         "footer_links": ["api"],
         "show_error": False,
         "ssr_mode": False,
@@ -175,7 +178,8 @@ def _header(recording: bool) -> str:
     mark = '<p class="recording-mark">Recording, played at its original pace</p>' if recording else ""
     return (
         '<header class="bass-header"><h1>BASS</h1><p>One prompt, one model, several ways to decode: which is '
-        f'faster, and why.</p>{mark}<p class="about-pair"></p></header>{formulas.template()}'
+        f'faster, and why.</p>{mark}<p class="about-pair"></p>{presenter.SWITCH}</header>'
+        f"{formulas.template()}"
     )
 
 

@@ -23,6 +23,7 @@ aria-label="Per-token latency First, Last and All by lane; acceptance by draft p
 <button type="button" class="action" data-take="json">Download JSON</button>
 <button type="button" class="action" data-take="csv">Download CSV</button>
 <button type="button" class="action" data-take="link">Copy link to these settings</button>
+<button type="button" class="action" data-print title="Settings, figures, all texts and every chart">Print</button>
 <span class="took" role="status" aria-live="polite"></span></div>
 <details class="snippet"><summary>Repeat this run with the library</summary>
 <div class="snippet-head"><p>The code uses the draft lengths, or trees, of this run, so that sampled text repeats

@@ -57,6 +57,12 @@ def test_a_preset_that_names_no_draft_length_has_the_operator_s() -> None:
     assert values("Wins", choices=Choices(draft_lengths=draft_lengths("bass")))["draft_length"] == "bass"
 
 
+def test_a_value_that_this_pair_lacks_is_the_neutral_one() -> None:
+    assert values("Loses")["drafter"] == "auto"
+    known = Choices(drafters=(("automatic", "auto"), ("the draft", "model")))
+    assert values("Loses", choices=known)["drafter"] == "model"
+
+
 def test_ragged_runs_each_row_with_its_own_prompt(tiny_pair: tuple[Path, Path]) -> None:
     pair = load_pair(str(tiny_pair[0]), draft=str(tiny_pair[1]), device="cpu", dtype="float32")
     request = make_request(values("Ragged") | {"max_new_tokens": 6, "temperature": 0}, Limits())

@@ -13,7 +13,10 @@
       this.sliders = [...element.querySelectorAll(".what-if [data-slider]")];
       for (const slider of this.sliders) slider.addEventListener("input", () => this.draw());
       on("phase", () => this.draw());
-      plots.onTheme(() => this.draw());
+      plots.onTheme(() => this.draw(), () => {
+        this.visible = this.plot.checkVisibility();
+        this.draw();
+      });
       this.visible = false;
       new IntersectionObserver((entries) => {
         this.visible = entries.some((entry) => entry.isIntersecting);

@@ -1,7 +1,7 @@
 /* Passes values from the server to the scripts that draw them, and shows the status line. Contract: values are passed
    on in order; at half speed, at half the pace at which they came; while they are held, not at all.
-   Events: start (a run's head), line (what one snapshot adds to the log), view, charts, phase, measuring. Model text reaches the
-   document through textContent alone. */
+   Events: start (a run's head), line (what one snapshot adds to the log), view, charts, phase, measuring, form (the
+   settings that Run would send). Model text reaches the document through textContent alone. */
 (() => {
   "use strict";
   const listeners = {}, last = {};
@@ -163,6 +163,9 @@
   const hold = (on) => player.hold(on);
   const next = () => player.next();
 
+  /** Called by the form with its settings' names and values, at the start and on every change. */
+  const form = (names, values) => tell("form", Object.fromEntries(names.map((name, i) => [name, values[i]])));
+
   last.phase = "ready";
-  window.Bass = { on, number, setText, make, mountFeed, mountStatus, halfSpeed, hold, next };
+  window.Bass = { on, number, setText, make, mountFeed, mountStatus, halfSpeed, hold, next, form };
 })();

@@ -1,12 +1,13 @@
-/* What every plot of the page shares. Contract: colours from the stylesheet, axes, and `react`, which keeps zoom,
-   hidden lines and the hover box over a redraw, and says "n/a" where there is nothing to draw. Plotly is loaded
-   once, from the page's own host. */
+/* What every plot of the page shares. Contract: colours and the size of type from the stylesheet, axes, and `react`,
+   which keeps zoom, hidden lines and the hover box over a redraw, and says "n/a" where there is nothing to draw; all
+   plots, in view or not, are drawn by `drawAll`. Plotly is loaded once, from the page's own host. */
 (() => {
   "use strict";
   const CONFIG = {
     responsive: true, displaylogo: false, plotlyServerURL: "", locale: "en-US",
     modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "toImage"],
   };
+  const drawings = [];
   let loading = null;
 
   /** Resolves when Plotly is there. */
@@ -27,6 +28,19 @@
     return Object.assign(colour, { font: style.fontFamily });
   }
 
+  /** How many times as large as usual the page's type is. */
+  const type = () => Number(getComputedStyle(document.body).getPropertyValue("--type")) || 1;
+
+  /** The same traces or layout with every font and margin `by` times as large. */
+  function enlarged(value, by) {
+    if (by === 1 || value === null || typeof value !== "object") return value;
+    if (Array.isArray(value)) return typeof value[0] === "object" ? value.map((one) => enlarged(one, by)) : value;
+    const times = (part) => Object.fromEntries(Object.entries(part).map(([name, size]) =>
+      [name, Number.isFinite(size) ? size * by : size]));
+    return Object.fromEntries(Object.entries(value).map(([name, part]) =>
+      [name, /font$|^margin$/.test(name) ? times(part) : enlarged(part, by)]));
+  }
+
   function lineOf(colour, lane, width = 2.5) {
     const look = window.Bass.lookOf(lane);
     return { color: colour(look.colour), dash: look.dash, width };
@@ -38,7 +52,7 @@
 
   function layout(colour, run, shape) {
     return {
-      uirevision: run ?? "none", height: 190, margin: { l: 46, r: 10, t: 26, b: 34 },
+      uirevision: run ?? "none", height: 190 * type(), margin: { l: 46, r: 10, t: 26, b: 34 },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", hovermode: "x unified", dragmode: "zoom",
       hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("ink") } },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("soft"), activecolor: colour("ink"), orientation: "v" },
@@ -60,12 +74,14 @@
 
   /** Draw or redraw; the hover box stays at the pointer. A plot that stays empty is not redrawn. */
   function react(plot, traces, shape, empty = "n/a") {
-    const state = traces.length ? null : `${empty} ${shape.font.color}`;
+    const by = type(), state = traces.length ? null : [empty, shape.font.color, by, plot.clientWidth].join();
     if (state !== null && plot.emptyAs === state) return;
     plot.emptyAs = state;
     if (!traces.length) nothing(palette(plot), shape, empty);
     const hovered = plot.matches(":hover") && plot.hoveredAt;
-    window.Plotly.react(plot, traces, shape, CONFIG);
+    window.Plotly.react(plot, enlarged(traces, by), enlarged(shape, by), CONFIG);
+    // Plotly itself looks at the width only when the window's changes.
+    if (Math.abs(plot._fullLayout.width - plot.clientWidth) > 1) window.Plotly.relayout(plot, { autosize: true });
     if (!plot.hoverKept) {
       plot.hoverKept = true;
       plot.on("plotly_hover", (event) => (plot.hoveredAt = event.xvals?.[0]));
@@ -74,10 +90,13 @@
     if (hovered !== false && hovered !== undefined && traces.length) window.Plotly.Fx.hover(plot, { xval: hovered });
   }
 
-  /** Call `draw` when the theme, a class on the body, changes. */
-  function onTheme(draw) {
+  /** Call `draw` when the theme or the size of type, a class on the body, changes; `now` draws at once, for print. */
+  function onTheme(draw, now = draw) {
+    drawings.push(now);
     new MutationObserver(draw).observe(document.body, { attributes: true, attributeFilter: ["class"] });
   }
 
-  window.Bass.plots = { load, palette, lineOf, axis, layout, react, onTheme };
+  const drawAll = () => drawings.forEach((draw) => draw());
+
+  window.Bass.plots = { load, palette, type, lineOf, axis, layout, react, onTheme, drawAll };
 })();

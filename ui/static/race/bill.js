@@ -61,7 +61,7 @@
       this.figures = [...element.querySelectorAll(".plot")];
       this.due = 0;
       plots.load(plotly).then(() => this.plan());
-      plots.onTheme(() => this.plan());
+      plots.onTheme(() => this.plan(), () => this.paint());
     }
 
     /** Show the bill of a lane's round; a round without one hides it. `following`: another one may follow soon. */
@@ -83,7 +83,7 @@
     }
 
     paint() {
-      if (this.element.hidden) return;
+      if (this.element.hidden || !this.shown || !window.Plotly) return;
       const start = performance.now(), [worth, cost] = this.figures;
       const { lane, round: { bill }, curve } = this.shown;
       const colour = plots.palette(worth), own = plots.lineOf(colour, lane.name).color;

@@ -201,11 +201,10 @@
       draw(this.figures[name], name, this.charts);
     }
 
-    /** Draw at once whatever is not drawn yet. */
-    all() {
+    /** Draw every chart at once, in view or not. */
+    drawAll() {
       if (!window.Plotly) return;
-      for (const name of this.stale) draw(this.figures[name], name, this.charts);
-      this.stale.clear();
+      for (const [name, plot] of Object.entries(this.figures)) draw(plot, name, this.charts);
     }
 
     pause(paused) {
@@ -255,8 +254,7 @@
     });
     on("charts", (charts) => painter.take(charts));
     on("phase", (phase) => painter.race(["waiting", "running"].includes(phase)));
-    window.Bass.whole((now) => now && painter.all());
-    plots.onTheme(() => painter.soon());
+    plots.onTheme(() => painter.soon(), () => painter.drawAll());
     plots.load(plotly).then(() => painter.soon());
   };
 })();

@@ -137,7 +137,7 @@
     key(event) {
       const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
       const ours = this.panel.contains(event.target) || event.target === document.body || event.target === this.button;
-      if (!this.open || !by || !ours || event.target.matches("select, input") || event.ctrlKey || event.altKey || event.metaKey) return;
+      if (event.defaultPrevented || !this.open || !by || !ours || event.target.matches("select, input") || event.ctrlKey || event.altKey || event.metaKey) return;
       event.preventDefault();
       this.walk(by);
     }

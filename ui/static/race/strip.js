@@ -3,7 +3,8 @@
    inside it stand draft_ms, then verify_ms, and the host's rest. Where draft and target work at the same time, the blocks
    are the lane's own spans (bass_core/amusd/timeline.py). All strips have one scale: the newest SPANS of their lanes'
    clocks, or the whole race. Draws what is in view, once a view; at the end, all. figure.blocks: what was drawn, {row, kind, x, width,
-   begin, end, round}, in CSS pixels from the canvas's left edge and in ms. */
+   begin, end, round}, in CSS pixels from the canvas's left edge and in ms. With larger type everything is drawn as
+   many times as large, and figure.blocks are in pixels of that size. */
 (() => {
   "use strict";
   const { on, soon, number, setText, run, plots, spent, laneName } = window.Bass;
@@ -66,9 +67,10 @@
 
     /** Draw the newest state, if it is in view; `anyway`, even if it is not. */
     draw(anyway = false) {
-      const width = this.canvas.clientWidth;
+      const size = plots.type(), width = this.canvas.clientWidth / size;
       if (!this.lane || !(this.seen || anyway) || !width || this.figure.hidden) return;
-      const context = this.canvas.getContext("2d"), ratio = window.devicePixelRatio || 1;
+      const context = this.canvas.getContext("2d"), fine = document.body.classList.contains("printing") ? 3 : 1;
+      const ratio = size * Math.max(window.devicePixelRatio || 1, fine);
       if (this.canvas.width !== Math.round(width * ratio)) this.canvas.width = Math.round(width * ratio);
       if (this.canvas.height !== Math.round(HEIGHT * ratio)) this.canvas.height = Math.round(HEIGHT * ratio);
       context.setTransform(ratio, 0, 0, ratio, 0, 0);
@@ -182,8 +184,8 @@
     /** The round under the pointer. */
     roundAt(event) {
       if (!this.lane) return null;
-      const [from, to] = this.range, box = this.canvas.getBoundingClientRect();
-      const at = from + (event.clientX - box.left - GUTTER) * (to - from) / (box.width - GUTTER);
+      const [from, to] = this.range, box = this.canvas.getBoundingClientRect(), gutter = GUTTER * plots.type();
+      const at = from + (event.clientX - box.left - gutter) * (to - from) / (box.width - gutter);
       const { rounds } = roundsOf(this.lane), found = rounds[firstAfter(rounds, at)];
       return found && at >= found.begin && at >= from ? found : null;
     }

@@ -132,11 +132,11 @@
     draw() {
       const view = run()?.view, plot = this.element.querySelector(".plot");
       if (!view || this.element.hidden || !window.Plotly) return;
-      const colour = plots.palette(plot), axis = plots.axis(colour), narrow = plot.clientWidth < 560;
+      const colour = plots.palette(plot), axis = plots.axis(colour), type = plots.type(), narrow = plot.clientWidth < 560 * type;
       this.drawn = this.element.clientWidth;
       const title = (text) => ({ text, standoff: 4, font: { size: 11.5 } });
       const places = narrow ? [[0, 1], [0.58, 1], [0, 1], [0, 0.38]] : [[0, 0.46], [0, 1], [0.55, 1], [0, 1]];
-      const height = narrow ? 420 : 240;
+      const height = (narrow ? 420 : 240) * type;
       plot.style.height = `${height}px`;
       // Plotly would leave the legend at its place in the figure of another height.
       if (plot._fullLayout && plot._fullLayout.height !== height) window.Plotly.purge(plot);

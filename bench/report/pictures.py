@@ -1,0 +1,155 @@
+"""`python -m bench pictures`: take the documents' pictures of the page, and write down what its races measured.
+
+Contract: app.py and a headless Chromium on this machine, the presets one after another, light theme, window 1400
+pixels wide. Each picture is a part of the page in 256 colours. A row of the document is a lane of a race, as the
+page exports it, with the verdict above it. Non-goals: no figure here is a benchmark, since the browser shares the
+machine with the lanes, and each race runs once.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from ..cpu.page import app, browser
+from .report import claim, finish, parser
+
+ROOT = Path(__file__).resolve().parents[2]
+# Of a picture in a text, not of a whole page.
+MOST_BYTES = 150_000
+# Milliseconds for one race on a slow machine.
+PATIENCE = 400_000
+# To a round with several drafts of which some stood.
+WALK = """() => {
+  document.querySelector("[data-switch=stepping]").click();
+  const line = document.querySelector(".step-part .step-line"), next = document.querySelector("[data-go='1']");
+  for (let i = 0; i < 100; i += 1) {
+    const [, drafts, accepted] = /(\\d+) drafts?, (\\d+) accepted/.exec(line.textContent) ?? [];
+    if (drafts >= 4 && accepted >= 2 && accepted < drafts) return;
+    next.click();
+  }
+}"""
+MIDDLE = """() => {
+  const at = document.querySelector(".cache-part input[type=range]");
+  at.value = Math.round(at.max / 3);
+  at.dispatchEvent(new Event("input"));
+}"""
+DRAW = "() => Bass.plots.drawAll()"
+READ = """() => {
+  const { lanes } = JSON.parse(Bass.asJson()), { verdict } = Bass.run().view;
+  const said = [verdict.head, ...Object.values(verdict.lanes)].filter(Boolean).join(" ");
+  return Object.entries(lanes).map(([lane, { metrics, clock_ms }]) => ({ lane, ...metrics, clock_ms, said }));
+}"""
+FIGURES = {
+    "ms_per_token": "ms per token",
+    "speedup": "over regular",
+    "accepted": "accepted",
+    "drafted": "drafted",
+    "mean_acceptance_length": "mean acceptance length",
+    "rounds": "rounds",
+    "ttft_ms": "first token, ms",
+}
+
+
+@dataclass(frozen=True)
+class Shot:
+    """A picture of the page from the top of the first to the bottom of the last of these elements.
+
+    before: JavaScript to run first. most: the picture's greatest height, in pixels.
+    """
+
+    file: str
+    elements: tuple[str, ...]
+    before: str = ""
+    most: int = 900
+
+
+LANES = (".verdict", ".lane-grid")
+# The preset of each race, and what is photographed after it.
+RACES: dict[str, tuple[Shot, ...]] = {
+    "Wins": (
+        Shot("page", ("body",), most=1760),
+        Shot("page-how", ("body",), "() => [...document.querySelectorAll('[role=tab]')][1].click()", most=1880),
+        Shot("lecture-wins", LANES, most=640),
+    ),
+    "Break-even": (),
+    "Loses": (Shot("lecture-loses", LANES, most=720),),
+    "Same words": (Shot("lecture-same-words", LANES, most=740),),
+    "Ragged": (Shot("lecture-ragged", (".cache-part",), MIDDLE), Shot("lecture-step", (".step-part",), WALK)),
+    "Long document": (Shot("lecture-long", ("[data-chart=cache]",)),),
+}
+
+
+def main(argv: list[str]) -> None:
+    """Race, photograph, print, and write."""
+    made = parser("pictures", __doc__ or "")
+    made.add_argument("--pair", default="smollm2")
+    made.add_argument("--draft")
+    made.add_argument("--presets", nargs="+", choices=list(RACES), default=list(RACES))
+    made.add_argument("--out", type=Path, default=ROOT / "docs", metavar="FOLDER")
+    options = made.parse_args(argv)
+    results: list[dict[str, Any]] = []
+    sizes = {}
+    with app(options, "auto") as address, browser(address) as page:
+        page.emulate_media(reduced_motion="reduce")
+        for preset in options.presets[: 1 if options.quick else None]:
+            results += race(page, preset)
+            for shot in RACES[preset]:
+                sizes[shot.file] = take(page, shot, options.out)
+    largest = max((size for name, size in sizes.items() if name.startswith("lecture")), default=0)
+    claims = [claim("bytes of a text's largest picture", largest, f"at most {MOST_BYTES}", largest <= MOST_BYTES)]
+    finish("pictures", options, torch.device("cpu"), results, claims)
+
+
+def race(page: Any, preset: str) -> list[dict[str, Any]]:
+    """Run a preset to its end; its lanes' figures."""
+    page.get_by_role("button", name=preset, exact=True).click()
+    page.locator("#preset-note").filter(has_text=".").wait_for()
+    page.wait_for_timeout(1000)
+    page.click("#run")
+    page.locator("#status-line .message[data-phase=done]").wait_for(state="attached", timeout=PATIENCE)
+    page.wait_for_timeout(1500)
+    rows = []
+    for read in page.evaluate(READ):
+        figures = {head: read.get(name) for name, head in FIGURES.items()}
+        rows.append({"preset": preset, "lane": read["lane"], **figures, "verdict": read["said"]})
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def take(page: Any, shot: Shot, folder: Path) -> int:
+    """Write one picture; its bytes."""
+    page.mouse.move(0, 0)
+    page.evaluate(DRAW)
+    if shot.before:
+        page.evaluate(shot.before)
+        page.evaluate(DRAW)
+    page.locator(shot.elements[-1]).first.scroll_into_view_if_needed()
+    page.wait_for_timeout(1500)
+    boxes = [page.locator(one).first.evaluate(_BOX) for one in shot.elements]
+    x, y = (min(box[i] for box in boxes) for i in (0, 1))
+    width, bottom = (max(box[i] for box in boxes) for i in (2, 3))
+    clip = {"x": x, "y": y, "width": width - x, "height": min(bottom - y, shot.most)}
+    image = Image.open(io.BytesIO(page.screenshot(clip=clip, full_page=True))).convert("RGB")
+    file = folder / f"{shot.file}.png"
+    image.quantize(256, dither=Image.Dither.NONE).save(file, optimize=True)
+    # Leave the page as the next race needs it.
+    page.evaluate(_BACK)
+    return file.stat().st_size
+
+
+_BOX = """(element) => {
+  const { left, top, right, bottom } = element.getBoundingClientRect();
+  return [left + scrollX, top + scrollY, right + scrollX, bottom + scrollY].map(Math.round);
+}"""
+_BACK = """() => {
+  document.querySelector("[role=tab]").click();
+  if (!document.querySelector(".step-part").hidden) document.querySelector("[data-close]").click();
+  scrollTo(0, 0);
+}"""

@@ -1,0 +1,1 @@
+"""What a lecture needs around a race."""
