@@ -24,6 +24,7 @@ MODULES = {
     "peers": "peers.command",
     "prompt": "attention.prompt",
     "ragged": "cpu.ragged",
+    "record": "cpu.record",
     "rooms": "report.rooms",
     "rules": "drafting.rules",
     "simulate": "simulation.command",
