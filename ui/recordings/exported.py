@@ -54,16 +54,17 @@ class _Lane:
                 steps.setdefault((step["round"], step["ms"]), []).append(_row(index, step))
         self.records = [_record(one, steps.get((one["round"], one["ms"]), [])) for one in lane["rounds"]]
         self.rounds: list[dict[str, Any]] = []
+        self.written = [0] * len(self.sequences)
 
     def until(self, at: float, done: bool) -> dict[str, Any]:
         """The lane at this time of its clock, without its figures."""
         finished = bool(self.last["finished"]) and (done or at >= self.clock)
-        while len(self.rounds) < len(self.records) and (
-            done or self.records[len(self.rounds)]["time_ms"] <= min(at, self.clock)
-        ):
+        while len(self.rounds) < len(self.records) and (done or self.records[len(self.rounds)]["time_ms"] <= at):
             self.rounds.append(self.records[len(self.rounds)])
-        for own, whole in zip(self.sequences, self.last["sequences"], strict=True):
-            self._write(own, whole, self.clock if done else at)
+            for row in self.rounds[-1]["rows"]:
+                self.written[row["sequence"]] = row["start"] + row["written"]
+        for own, whole, count in zip(self.sequences, self.last["sequences"], self.written, strict=True):
+            self._write(own, whole, len(whole["pieces"]) if done else count)
         return {
             "sequences": self.sequences, "rounds": self.rounds, "curves": self.last.get("curves") or [],
             "clock_ms": min(at, self.clock), "finished": finished, "error": self.last["error"] if done else None,
@@ -71,10 +72,9 @@ class _Lane:
         }  # fmt: skip
 
     @staticmethod
-    def _write(own: dict[str, Any], whole: dict[str, Any], at: float) -> None:
-        """Add the tokens that were written by `at`, and why the text ended if all were."""
+    def _write(own: dict[str, Any], whole: dict[str, Any], end: int) -> None:
+        """Add the tokens up to the `end`-th, and why the text ended if these are all."""
         count, start = len(whole["pieces"]), len(own["pieces"])
-        end = next((i for i in range(start, count) if whole["times_ms"][i] > at), count)
         for key in ("pieces", "token_ids", "origins", "times_ms"):
             own[key].extend(whole[key][start:end])
         own["text"] += "".join(whole["pieces"][start:end])

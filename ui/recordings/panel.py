@@ -20,8 +20,10 @@ TEMPLATE = """<div class="bass-tape">
 <p>Watch a recorded race, without waiting for the device:</p><div class="recordings-list"></div></section>
 <div class="recording-note" hidden><p class="recording-mark">Recording</p>
 <p class="recording-about" role="status"></p>
-<button type="button" class="action" data-back hidden>Back to your race</button></div>
-<div class="scrubber" role="group" aria-label="Go back in the race" hidden>
+<button type="button" class="action" data-back hidden>Back to your race</button></div></div>"""
+
+# Of its own, so that it alone stays in sight.
+SCRUBBER = """<div class="bass-tape"><div class="scrubber" role="group" aria-label="Go back in the race" hidden>
 <button type="button" class="action" data-tape="play">Play</button>
 <input type="range" min="0" max="0" value="0" step="any" aria-label="Time of the race"
 title="Drag, or use the arrow keys, to see any instant of the race">
@@ -29,8 +31,8 @@ title="Drag, or use the arrow keys, to see any instant of the race">
 <button type="button" class="action" data-tape="live">Live</button></div></div>"""
 
 
-def panel(offers: Mapping[str, Offer]) -> gr.HTML:
-    """The component, in the current layout."""
+def panel(offers: Mapping[str, Offer]) -> None:
+    """The components, in the current layout."""
 
     # Gradio marks the function that it is given.
     def recording(name: object) -> Response:
@@ -40,7 +42,7 @@ def panel(offers: Mapping[str, Offer]) -> gr.HTML:
         return Response(offers[name].packed, media_type="application/json", headers=headers)
 
     shown = [{"name": one.name, "title": one.title, "look_for": one.look_for} for one in offers.values()]
-    return gr.HTML(
+    gr.HTML(
         value=json.dumps(shown).replace("<", "\\u003c"),
         html_template=TEMPLATE,
         js_on_load="Bass.mountTape(element, props, server)",
@@ -48,4 +50,11 @@ def panel(offers: Mapping[str, Offer]) -> gr.HTML:
         head=assets.head(),
         apply_default_css=False,
         elem_id="tape",
+    )
+    gr.HTML(
+        html_template=SCRUBBER,
+        js_on_load="Bass.mountScrubber(element)",
+        head=assets.head(),
+        apply_default_css=False,
+        elem_id="scrubber",
     )

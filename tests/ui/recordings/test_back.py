@@ -68,7 +68,7 @@ def test_back_shows_a_part_and_forth_the_whole(page: Page) -> None:
     texts, said, export = {lane: shown(page, lane) for lane in LANES}, page.evaluate(SAID), page.evaluate(EXPORT)
     charts, count = page.evaluate(CHARTS), page.evaluate("() => Bass.tape.state.count")
     page.select_option("[data-pick=lane]", "speculative")
-    page.select_option("[data-pick=sequence]", value="1")
+    page.select_option("[data-pick=sequence]", index=1)
     expect(page.locator("[data-tape=live]")).to_be_disabled()
     lengths = []
     for i in (0, count // 2, 1, count - 2):

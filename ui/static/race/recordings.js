@@ -94,8 +94,6 @@
 
   window.Bass.saveRecording = saveRecording;
   window.Bass.mountTape = (element, props, server) => {
-    const root = element.querySelector(".bass-tape");
-    new Recordings(root, JSON.parse(props.value || "[]"), server);
-    window.Bass.mountScrubber(root);
+    new Recordings(element.querySelector(".bass-tape"), JSON.parse(props.value || "[]"), server);
   };
 })();

@@ -77,10 +77,10 @@
       setText(this.time, words);
       this.at.setAttribute("aria-valuetext", words);
       this.element.classList.toggle("away", away || Boolean(recorded));
-      // The whole component stays in sight while another instant than the newest is shown.
-      this.element.closest("#tape")?.classList.toggle("away", (away || Boolean(recorded)) && !(last && !playing));
+      // The slider stays in sight while another instant than the newest is shown.
+      this.element.closest("#scrubber").classList.toggle("away", (away || Boolean(recorded)) && !(last && !playing));
     }
   }
 
-  window.Bass.mountScrubber = (root) => new Scrubber(root.querySelector(".scrubber"));
+  window.Bass.mountScrubber = (element) => new Scrubber(element.querySelector(".scrubber"));
 })();
