@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bass_core import ModelPair
     from ui.sources.idle import IdleWork
 
 # Libraries read these variables at import, so they are set before any library is imported.
@@ -26,7 +27,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 CONFLICT = "The installed package 'kernels' has the name of a folder here: run pip uninstall kernels first."
 LOADING = "Loading; the address to open follows."
-USER, PASSWORD = "bass", "BASS_PASSWORD"
+USER, PASSWORD, REPLAY = "bass", "BASS_PASSWORD", "BASS_REPLAY"
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -69,9 +70,23 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--share", action="store_true", help="also serve it at a public address of gradio.live")
     parser.add_argument(
-        "--replay", type=Path, metavar="FILE", help="play a recorded race from a JSON file instead; loads no model"
+        "--replay",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="play a recorded race instead, and load no model: a file that the page saved or exported, the name "
+        f"of one that ships (win, loss, h100), or nothing for all of these; {REPLAY}, where no options can be "
+        "given, is the same, 1 for all",
     )
     return parser.parse_args(arguments)
+
+
+def replayed(option: str | None, environment: Mapping[str, str]) -> str | None:
+    """What to replay: the option, else what the environment says; "" for all that ship, None for nothing."""
+    if option is not None:
+        return option
+    asked = environment.get(REPLAY)
+    return "" if asked == "1" else asked or None
 
 
 def _positive(text: str) -> int:
@@ -133,6 +148,7 @@ def conflict() -> str | None:
 
 def serve(options: argparse.Namespace) -> None:
     """Serve the page, with a pair or a recording, until interrupted; raises BassError."""
+    options.replay = replayed(options.replay, os.environ)
     if options.replay is not None:
         page, about = replay_page(options)
         launch(page, about, options)
@@ -147,7 +163,7 @@ def race_page(options: argparse.Namespace) -> tuple[Any, str, IdleWork]:
         import spaces  # ZeroGPU: must be imported before torch
     except ImportError:
         spaces = None
-    from bass_core import ModelPair, load_pair, may_measure, measure_ahead
+    from bass_core import load_pair, may_measure, measure_ahead
     from ui.page.choices import choices
     from ui.page.events import race_source
     from ui.page.limits import Limits
@@ -171,37 +187,48 @@ def race_page(options: argparse.Namespace) -> tuple[Any, str, IdleWork]:
 
     work = IdleWork(refine)
     source = work.beside(source) if spaces is None else spaces.GPU(duration=gpu_seconds)(source)
-    about = f"{shown_name(pair.name or options.pair)} on {pair.device}, {pair.weight_dtype}"
-    if pair.device.type == "cpu":
-        about += f", {threads} thread{'s' * (threads > 1)}"
-        about += f", {pair.products}" if pair.products else ""
-    names = {
-        "pair": shown_name(options.pair),
-        "draft": options.draft and shown_name(options.draft),
-        "device": pair.device.type,
-        "dtype": pair.weight_dtype,
-    }
+    about = described(pair, options.pair, threads)
     limits = Limits(options.max_batch, options.max_new_tokens, options.max_prompt, options.max_seconds)
     page = build(
         source,
         limits=limits,
         about=about,
         choices=choices(pair, options.draft_length),
-        pair=names,
+        pair=load_arguments(pair, options.pair, options.draft),
         count=prompt_count(pair, limits),
     )
     return page, about, work
 
 
+def described(pair: ModelPair, name: str, threads: int) -> str:
+    """Which models run where, in words; `name` is what load_pair was given."""
+    about = f"{shown_name(pair.name or name)} on {pair.device}, {pair.weight_dtype}"
+    if pair.device.type == "cpu":
+        about += f", {threads} thread{'s' * (threads > 1)}"
+        about += f", {pair.products}" if pair.products else ""
+    return about
+
+
+def load_arguments(pair: ModelPair, name: str, draft: str | None) -> dict[str, Any]:
+    """The arguments of load_pair, for the page's snippet."""
+    return {
+        "pair": shown_name(name),
+        "draft": draft and shown_name(draft),
+        "device": pair.device.type,
+        "dtype": pair.weight_dtype,
+    }
+
+
 def replay_page(options: argparse.Namespace) -> tuple[Any, str]:
-    """Returns the page for a recording, and a description of the recording."""
+    """Returns the page for recordings, and a description of them."""
     from ui.page.limits import Limits
     from ui.page.page import build
-    from ui.race.recording import load_recording
+    from ui.recordings.shelf import asked
 
-    recording = load_recording(options.replay)
-    page = build(recording.source, limits=Limits(), about=recording.about, recording=True)
-    return page, f"a recording: {recording.about}"
+    offers = asked(options.replay)
+    first = next(iter(offers.values())).recording.about
+    about = f"a recording: {first}" if len(offers) == 1 else f"recordings: {', '.join(offers)}"
+    return build(None, limits=Limits(), about=first if len(offers) == 1 else "", offers=offers), about
 
 
 def launch(page: Any, about: str, options: argparse.Namespace, opened: Callable[[], None] = lambda: None) -> None:

@@ -25,6 +25,7 @@ MODULES = {
     "pictures": "report.pictures",
     "prompt": "attention.prompt",
     "ragged": "cpu.ragged",
+    "record": "cpu.record",
     "rooms": "report.rooms",
     "rules": "drafting.rules",
     "simulate": "simulation.command",

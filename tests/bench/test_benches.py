@@ -13,7 +13,7 @@ from bench.cpu.batch import BASS, _speedup
 from bench.peers.llama_cpp import INSTALL
 from bench.robustness.mutants import KNOWN
 from tests.ui.conftest import save_tiny_pair
-from ui.race.recording import load_recording
+from ui.recordings.load import load_recording
 
 ROOT = Path(__file__).parents[2]
 DRAFT = ROOT / "drafts" / "smollm2"
@@ -111,7 +111,7 @@ def test_gpu(tmp_path):
     assert decided == {"kernels-equal", "texts-equal-float32", "sections-that-ran"}
     assert not list(tmp_path.glob("*.json*l")) and not list(tmp_path.glob("*.json"))
     recording = load_recording(tmp_path / "cpu-dry-run-fair.json.xz")
-    assert recording.snapshots[-1]["done"] and "tiny models" in recording.about
+    assert recording.document["shown"][-1]["view"]["done"] and "tiny models" in recording.about
 
 
 @pytest.mark.slow

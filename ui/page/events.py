@@ -26,8 +26,6 @@ from ui.sources.models import Models
 log = logging.getLogger(__name__)
 
 Source = Callable[[RaceRequest], Generator[Snapshot, None, None]]
-# A recording ignores the request, which only has to pass the checks.
-PLAYED = {"prompt": "a recording"}
 ABOUT_API = 'One prompt, several decoders: yields snapshots {"done", "lanes", "device"}, the last with done=True.'
 # The status line's text for each value of a snapshot's "phase".
 PHASES = {"measuring": "Measuring once what a round costs on this machine"}
@@ -51,14 +49,14 @@ class Events:
         self.source, self.limits, self.pair = source, limits, pair
 
     def run(self, *values: object) -> Iterator[tuple[Any, ...]]:
-        """Takes the form's values in the table's order; trailing ones may be missing. A recording has none.
+        """Takes the form's values in the table's order; trailing ones may be missing.
 
         Yields (log, view, charts, status, Run button); gr.skip() leaves an output unchanged.
         """
         kept, status = gr.skip(), _status("done")
         try:
             names = [setting.name for setting in shown()]
-            request = make_request(dict(zip(names, values, strict=False)) if values else PLAYED, self.limits)
+            request = make_request(dict(zip(names, values, strict=False)), self.limits)
             yield kept, kept, kept, _status("running"), gr.update(interactive=False)
             feed = PageFeed(uuid4().hex, request, self.pair)
             with closing(self._race(request)) as snapshots:

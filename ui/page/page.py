@@ -22,6 +22,8 @@ from ui.page.form import NOTE, Form, form, restore_script
 from ui.page.limits import Limits
 from ui.page.prompt_length import Count
 from ui.race import charts, how, inspector, lanes, summary
+from ui.recordings.panel import panel
+from ui.recordings.shelf import SHIPPED, Offer
 from ui.words import formulas
 from ui.words.parameters import describe_parameters
 
@@ -54,26 +56,26 @@ class Page(gr.Blocks):
 
 
 def build(
-    source: Source,
+    source: Source | None,
     *,
     limits: Limits,
     about: str,
     choices: Choices | None = None,
     pair: Mapping[str, Any] | None = None,
     count: Count | None = None,
-    recording: bool = False,
+    offers: Mapping[str, Offer] | None = None,
 ) -> gr.Blocks:
     """The page for races of `source`; `about` names the models and the device. Launch it with launch_options().
 
     `choices` is what the settings offer, `pair` the arguments of load_pair for the page's snippet, `count`
-    says how long a prompt is (prompt_length.py). With `recording`, `about` describes the recording, and Run plays
-    it.
+    says how long a prompt is (prompt_length.py), `offers` which recordings can be watched, without it those that
+    ship. Without a source there are recordings alone, and Run, named Play, plays them.
     """
     assets.serve()
-    events = Events(source, limits, pair)
+    offers = SHIPPED if offers is None else offers
     plotly = json.dumps(assets.url(assets.PLOTLY))
     with Page(title=TITLE, analytics_enabled=False, fill_width=True) as page:
-        gr.HTML(html_template=_header(recording), value=about, js_on_load=_ABOUT, apply_default_css=False)
+        gr.HTML(html_template=_header(source is None), value=about, js_on_load=_ABOUT, apply_default_css=False)
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Race", id="race"), gr.Row(elem_id="workspace"):
                 offered = choices or Choices()
@@ -88,8 +90,9 @@ def build(
                         elem_id="status-line",
                         render=False,
                     )
-                    settings = form(limits, offered, status, count=count, recording=recording)
+                    settings = form(limits, offered, status, count=count, recording=source is None)
                 with gr.Column(elem_id="results", min_width=280):
+                    panel(offers)
                     _html(lanes.template(), LANES)
                     _html(charts.template(), f"Bass.mountCharts(element, {plotly})")
                     _html(inspector.template(), f"Bass.mountInspector(element, {plotly})")
@@ -97,9 +100,10 @@ def build(
                     feeds = [_feed(kind) for kind in ("log", "view", "charts")]
             with gr.Tab("How it works", id="how", render_children=True):
                 _html(how.template(), f"Bass.mountHow(element, {plotly})")
-        endpoint = _bind(page, events, settings, feeds, status)
-        inputs = [page.blocks[one] for one in endpoint["inputs"]]
-        describe_parameters(inputs, limits, choices or Choices())
+        if source is not None:
+            endpoint = _bind(page, Events(source, limits, pair), settings, feeds, status)
+            inputs = [page.blocks[one] for one in endpoint["inputs"]]
+            describe_parameters(inputs, limits, offered)
     page.queue(max_size=16)
     _calm(page)
     return page
@@ -175,7 +179,11 @@ def _feed(kind: str) -> gr.HTML:
 
 
 def _header(recording: bool) -> str:
-    mark = '<p class="recording-mark">Recording, played at its original pace</p>' if recording else ""
+    mark = (
+        "<p data-replay>Recorded races, played at their original pace; no model is loaded.</p>"
+        if recording
+        else ""
+    )
     return (
         '<header class="bass-header"><h1>BASS</h1><p>One prompt, one model, several ways to decode: which is '
         f'faster, and why.</p>{mark}<p class="about-pair"></p>{presenter.SWITCH}</header>'

@@ -187,6 +187,7 @@ class PageFeed:
         self._sample(snapshot, device)
         lanes = {name: self._figures(lane) for name, lane in snapshot["lanes"].items()}
         view = {"run": self.run, "done": snapshot["done"], "lanes": lanes, "device": device}
+        view["elapsed_ms"] = round(snapshot["elapsed_ms"], 1)
         view["verdict"] = judge(snapshot["lanes"], self.counted, self._settings(snapshot))
         if "comparison" in snapshot:
             view["comparison"] = snapshot["comparison"]

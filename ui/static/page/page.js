@@ -1,21 +1,21 @@
 /* Passes values from the server to the scripts that draw them, and shows the status line. Contract: values are passed
    on in order; at half speed, at half the pace at which they came; while they are held, not at all.
-   Events: start (a run's head), line (what one snapshot adds to the log), view, charts, phase, measuring, form (the
-   settings that Run would send). Model text reaches the document through textContent alone. */
+   Events: start (a run's head), text and line (what one snapshot adds to the log, as it came and read), view, charts,
+   phase, measuring, form (the settings that Run would send); instant, see race/tape.js. Model text reaches the document through textContent alone. */
 (() => {
   "use strict";
   const listeners = {}, last = {};
   const TICK_MS = 33;
 
   function tell(kind, value) {
-    last[kind] = value;
+    if (kind !== "text" && kind !== "line") last[kind] = value;
     for (const listener of listeners[kind] ?? []) listener(value);
   }
 
-  /** Call `listener` with every later value of this kind, and with the newest so far unless it is a line. */
+  /** Call `listener` with every later value of this kind, and with the newest so far unless it is of the log. */
   function on(kind, listener) {
     (listeners[kind] ??= []).push(listener);
-    if (kind !== "line" && last[kind] !== undefined) listener(last[kind]);
+    if (last[kind] !== undefined) listener(last[kind]);
   }
 
   /** "12.3"; "n/a" for a missing value, which is never shown as 0. */
@@ -36,13 +36,19 @@
     return element;
   }
 
+  /** Tell a value that has waited; a line of the log is read now. */
+  function pass(kind, value) {
+    tell(kind, value);
+    if (kind === "text") tell("line", JSON.parse(value));
+  }
+
   /** Values that wait to be shown. `lag`: how many ms the page is behind the server at half speed. */
   const player = {
     queue: [], lag: 0, slow: false, held: false, timer: null, ticked: 0,
 
     push(kind, value) {
-      // After Stop, values that the server sent before may still arrive.
-      if (last.phase === "stopped") return;
+      // After Stop, values that the server sent before may still arrive, perhaps when a recording is already shown.
+      if (last.phase === "stopped" || last.phase === "playing") return;
       const now = performance.now();
       this.queue.push({ at: now, kind, value });
       if (this.held) return;
@@ -56,7 +62,7 @@
     play(until) {
       while (this.queue.length && this.queue[0].at <= until) {
         const { kind, value } = this.queue.shift();
-        tell(kind, value);
+        pass(kind, value);
       }
     },
 
@@ -87,8 +93,8 @@
     next() {
       while (this.queue.length) {
         const { kind, value } = this.queue.shift();
-        tell(kind, value);
-        if (kind === "line") return true;
+        pass(kind, value);
+        if (kind === "text") return true;
       }
       return false;
     },
@@ -104,7 +110,7 @@
       Object.assign(log, { run: head, offset: head.length });
       player.push("start", JSON.parse(head));
     }
-    for (const line of text.slice(log.offset).split("\n")) if (line) player.push("line", JSON.parse(line));
+    for (const line of text.slice(log.offset).split("\n")) if (line) player.push("text", line);
     log.offset = text.length;
     const id = JSON.parse(head).run;
     for (const kind of Object.keys(log.views)) if (log.views[kind].run === id) showView(kind, log.views[kind]);
@@ -130,7 +136,10 @@
   function mountStatus(element, props, watch) {
     const line = element.querySelector(".message");
     const busy = () => ["waiting", "running"].includes(last.phase);
-    on("phase", (phase) => (line.dataset.phase = phase));
+    on("phase", (phase) => {
+      line.dataset.phase = phase;
+      if (phase === "playing") setText(line, "");
+    });
     const show = (phase, message) => {
       // Nothing to say: Stop without a race, or a stopped race that ends without its last snapshot.
       if (["stopped", "lost"].includes(phase) && !busy()) return;
@@ -150,7 +159,8 @@
     document.addEventListener("click", (event) => {
       if (event.target.closest("#stop")) show("stopped");
       const run = event.target.closest("#run");
-      if (run && !run.disabled && !busy()) show("waiting");
+      // Without models, Run plays a recording.
+      if (run && !run.disabled && !busy() && !document.querySelector("[data-replay]")) show("waiting");
     });
   }
 
@@ -167,5 +177,5 @@
   const form = (names, values) => tell("form", Object.fromEntries(names.map((name, i) => [name, values[i]])));
 
   last.phase = "ready";
-  window.Bass = { on, number, setText, make, mountFeed, mountStatus, halfSpeed, hold, next, form };
+  window.Bass = { on, tell, number, setText, make, mountFeed, mountStatus, halfSpeed, hold, next, form };
 })();

@@ -135,11 +135,13 @@
     }
 
     /** Rows of a run, if there are several; a single row is never held up. */
-    start({ lanes, batch_size: count }) {
+    start(head) {
+      const { lanes, batch_size: count } = head, chosen = this.pick.value, again = this.head === head;
+      this.head = head;
       this.element.hidden = count < 2;
       const batched = lanes.find((name) => lookOf(name).lengths === "batch");
       this.pick.replaceChildren(...lanes.map((name) => new Option(laneName(name), name)));
-      this.pick.value = batched ?? lanes.at(-1);
+      this.pick.value = again ? chosen : batched ?? lanes.at(-1);
       this.list.replaceChildren();
       this.list.classList.toggle("many", count > 8);
       this.rows = Array.from({ length: count }, (_, i) => new Row(this.list, i));

@@ -240,9 +240,11 @@
       painter.pause(paused);
     };
     button.addEventListener("click", () => pause(!painter.paused));
-    on("start", ({ lanes }) => {
-      drawKey(key, lanes);
-      if (painter.paused) pause(false);
+    let shown = null;
+    on("start", (head) => {
+      drawKey(key, head.lanes);
+      if (painter.paused && head !== shown) pause(false);
+      shown = head;
     });
     let view = null;
     const read = () => {
@@ -253,7 +255,7 @@
       soon(read);
     });
     on("charts", (charts) => painter.take(charts));
-    on("phase", (phase) => painter.race(["waiting", "running"].includes(phase)));
+    on("phase", (phase) => painter.race(["waiting", "running", "playing"].includes(phase)));
     plots.onTheme(() => painter.soon(), () => painter.drawAll());
     plots.load(plotly).then(() => painter.soon());
   };

@@ -56,6 +56,7 @@
       this.note = element.querySelector(".round-note");
       this.seen = false;
       this.newest = this.newest.bind(this);
+      this.anew = () => (this.pick.follow.checked ? this.newest() : this.draw());
       for (const name of ["lane", "sequence"]) {
         this.pick[name].addEventListener("change", () => this.go(this.steps().length - 1, true));
       }
@@ -67,13 +68,18 @@
       on("start", (head) => this.start(head));
       on("line", () => this.seen && soon(this.newest));
       on("phase", this.newest);
+      on("instant", ({ jumped }) => jumped && soon(this.anew));
       new IntersectionObserver((entries) => {
         this.seen = entries.at(-1).isIntersecting;
         this.newest();
       }).observe(element);
     }
 
-    start({ lanes, batch_size: count }) {
+    start(head) {
+      const { lanes, batch_size: count } = head, again = this.head === head;
+      this.head = head;
+      // A jump back in the run: what the reader chose stays, and is drawn when all of it was told.
+      if (again) return;
       const before = this.pick.lane.value;
       this.pick.lane.replaceChildren(...lanes.map((name) => new Option(laneName(name), name)));
       this.pick.lane.value = lanes.includes(before) ? before : lanes.at(-1);
@@ -114,7 +120,7 @@
       this.bill.show(lane, lane?.rounds.find((round) => step && round.round === step.round), this.pick.follow.checked);
       if (document.activeElement !== this.pick.round) this.pick.round.value = step ? this.at + 1 : "";
       if (!tree) this.tree.draw(null);
-      if (!step) return setText(this.line, run() ? "This sequence has had no round yet." : "No round yet: press Run.");
+      if (!step) return setText(this.line, Inspector.missing(steps.length));
       const { tokens } = lane.sequences[Number(this.pick.sequence.value)];
       const own = tokens[step.start + step.written - 1], ended = step.written === step.accepted;
       setText(this.line, this.sentence(step, own, ended));
@@ -129,6 +135,12 @@
         this.fill(columns);
       }
       setText(this.note, greedy() ? GREEDY_NOTE : step.parents ? TREE_NOTE : Inspector.rule(step, together));
+    }
+
+    /** Why there is no round to show. */
+    static missing(rounds) {
+      if (!run()) return "No round yet: press Run.";
+      return rounds ? "At this instant the round has not come yet." : "This sequence has had no round yet.";
     }
 
     /** The rule that decided, in a sentence. */

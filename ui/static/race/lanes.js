@@ -164,6 +164,7 @@
         if (!this.stopped) soon(this.draw);
       });
       on("phase", (phase) => this.phase(phase));
+      on("instant", ({ jumped }) => jumped && this.now());
     }
 
     /** The section of a lane; made from the first one for a lane that has none. */
@@ -235,6 +236,12 @@
       if (this.pending.length) soon(this.draw);
     }
 
+    /** Show all that was told, at once. */
+    now() {
+      this.show();
+      this.reveal(Infinity);
+    }
+
     /** Append every pending token that is due by `now`, in order, one insertion a card. */
     reveal(now) {
       let due = 0;
@@ -251,8 +258,7 @@
       // After Stop, values that the server sent before may still arrive.
       this.stopped = phase === "stopped";
       if (phase !== "stopped" && phase !== "error") return;
-      this.show();
-      this.reveal(Infinity);
+      this.now();
       for (const lane of this.lanes) lane.end(phase === "stopped" ? "Stopped" : "Ended early", "stopped");
     }
   }

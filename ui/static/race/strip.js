@@ -244,8 +244,10 @@
       return this.root.classList.contains("whole-race");
     }
 
-    start({ lanes }) {
-      Object.assign(this, { span: 2000, longest: 0 });
+    start(head) {
+      const { lanes } = head;
+      // The scale stays in a jump back.
+      if (head !== this.head) Object.assign(this, { head, span: 2000, longest: 0 });
       for (const section of this.root.querySelectorAll(".lane")) {
         const name = section.dataset.lane;
         if (!this.strips.has(name)) this.strips.set(name, new Strip(section, this));

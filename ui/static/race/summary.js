@@ -155,9 +155,10 @@
     }
 
     async take(what) {
-      const { copy, download, asJson, asCsv, snippet, link } = window.Bass;
+      const { copy, download, asJson, asCsv, snippet, link, saveRecording } = window.Bass;
       const said = (done, words) => setText(this.took, done ? words : "The browser refused the clipboard.");
-      if (what === "json") download("bass-run.json", "application/json", asJson());
+      if (what === "recording") setText(this.took, await saveRecording());
+      else if (what === "json") download("bass-run.json", "application/json", asJson());
       else if (what === "csv") download("bass-run.csv", "text/csv", asCsv());
       else if (what === "table") {
         const rows = this.rows(run().view.lanes).map((cells) => cells.join("\t"));

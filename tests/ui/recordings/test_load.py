@@ -1,7 +1,8 @@
-"""A recording is read, or refused with one sentence; the page plays it and marks it as a recording."""
+"""A file is read as a recording, or refused with one sentence; the page plays old ones and marks them."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import lzma
 from pathlib import Path
@@ -11,9 +12,7 @@ import pytest
 from playwright.sync_api import BrowserContext, expect
 
 from bass_core import BassError, SamplingParams, load_pair, race
-from ui.page.limits import Limits
-from ui.page.request import make_request
-from ui.race.recording import load_recording
+from ui.recordings.load import load_recording
 
 from ..browser import LANES, run_to_the_end, shown
 from ..conftest import started, watched
@@ -27,15 +26,33 @@ def document(tiny_pair: tuple[Path, Path]) -> dict[str, Any]:
     return {"recording": 1, "about": "a tiny pair, for a test", "snapshots": snapshots}
 
 
-def test_snapshots_come_back_in_order_and_marked(document: dict[str, Any], tmp_path: Path) -> None:
-    for name, pack in (("run.json", bytes), ("run.json.xz", lzma.compress)):
+def texts(document: dict[str, Any]) -> dict[str, list[str]]:
+    """Each lane's texts in a tape, from the tokens of its lines."""
+    rows = document["head"]["batch_size"]
+    found = {name: [""] * rows for name in document["head"]["lanes"]}
+    for line in document["lines"]:
+        for name, news in line.items():
+            for index, tokens in news["new"].items():
+                found[name][int(index)] += "".join(token[1] for token in tokens)
+    return found
+
+
+def test_snapshots_come_back_in_order_whatever_the_file_is_packed_with(
+    document: dict[str, Any], tmp_path: Path
+) -> None:
+    # Packing is known by the file's first bytes, not by its name.
+    for name, pack in (("run.json", bytes), ("run.json.xz", lzma.compress), ("saved", gzip.compress)):
         (tmp_path / name).write_bytes(pack(json.dumps(document).encode()))
         recording = load_recording(tmp_path / name)
-        played = list(recording.source(make_request({"prompt": "anything"}, Limits())))
         assert recording.about == "a tiny pair, for a test"
-        assert [s["elapsed_ms"] for s in played] == [s["elapsed_ms"] for s in document["snapshots"]]
-        assert played[-1]["lanes"] == json.loads(json.dumps(document["snapshots"][-1]["lanes"]))
-        assert all(s["settings"] == {} for s in played)
+        shown, last = recording.document["shown"], document["snapshots"][-1]
+        assert [one["view"]["elapsed_ms"] for one in shown] == [
+            round(s["elapsed_ms"], 1) for s in document["snapshots"]
+        ]
+        for lane, figures in shown[-1]["view"]["lanes"].items():
+            assert figures["metrics"] == last["lanes"][lane]["metrics"]
+            assert texts(recording.document)[lane] == [s["text"] for s in last["lanes"][lane]["sequences"]]
+        assert recording.document["head"]["settings"] == {}
 
 
 def test_a_recording_may_begin_with_the_measuring_of_costs(document: dict[str, Any], tmp_path: Path) -> None:
@@ -44,7 +61,7 @@ def test_a_recording_may_begin_with_the_measuring_of_costs(document: dict[str, A
         file = tmp_path / f"{phase}.json"
         file.write_text(json.dumps(document | {"snapshots": [bare | {"phase": phase}, *document["snapshots"]]}))
         if taken:
-            assert load_recording(file).snapshots[0]["lanes"] == {}
+            assert len(load_recording(file).document["shown"]) == len(document["snapshots"])
         else:
             with pytest.raises(BassError, match="not those of a race"):
                 load_recording(file)
@@ -55,7 +72,11 @@ def test_a_recording_may_begin_with_the_measuring_of_costs(document: dict[str, A
     [
         (b"not json", "holds no JSON document"),
         (b"[]", 'lacks "recording": 1'),
-        (b'{"recording": 2, "snapshots": []}', 'lacks "recording": 1'),
+        (b'{"recording": 3, "snapshots": []}', 'lacks "recording": 1'),
+        (b'{"recording": 2, "snapshots": []}', "its head cannot be drawn"),
+        (b'{"run": 1, "lanes": 3}', "not those of a page's JSON export"),
+        (b"\x1f\x8b not gzip", "Cannot read the recording|holds no JSON document"),
+        (b"\xfd7zXZ\x00 not xz", "holds no JSON document"),
         (b'{"recording": 1, "snapshots": []}', "snapshots are missing"),
         (b'{"recording": 1, "snapshots": [{"done": true}]}', "snapshots are missing"),
         (None, "Cannot read the recording"),
@@ -120,10 +141,12 @@ def test_the_page_plays_it(document: dict[str, Any], context: BrowserContext, tm
     file.write_text(json.dumps(document | {"snapshots": shots}))
     lanes = (*LANES, "fourth")
     with started(tmp_path / "log.txt", "--replay", str(file)) as server, watched(context, server) as page:
-        expect(page.locator(".recording-mark")).to_contain_text("Recording")
+        expect(page.locator("[data-replay]")).to_contain_text("no model is loaded")
         expect(page.locator(".about-pair")).to_have_text("a tiny pair, for a test")
         expect(page.locator("#prompt")).to_have_count(0)
         run_to_the_end(page, lanes)
+        expect(page.locator(".recording-mark")).to_be_visible()
+        expect(page.locator(".recording-about")).to_contain_text("a tiny pair, for a test")
         for lane in lanes:
             assert shown(page, lane) == [s["text"] for s in shots[-1]["lanes"][lane]["sequences"]]
         page.locator("[data-chart=flops]").scroll_into_view_if_needed()

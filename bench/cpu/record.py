@@ -1,0 +1,93 @@
+"""`python -m bench record [NAME ...]`: make the recordings that ship with the page (ui/recordings/shipped).
+
+Contract: each is one race of the default pair, with a preset's settings and the page's number of threads, after
+the costs of rounds were measured in full, as the page does while nothing runs. Nothing is chosen: the first race
+is stored, whatever came out. The file says who made it, when, with which versions and with which command.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app import described, load_arguments, parse, set_threads
+from bass_core import ModelPair, Snapshot, load_pair, measure_ahead, race
+from ui.page.choices import choices
+from ui.page.form import starting
+from ui.page.limits import Limits
+from ui.page.presets import presets
+from ui.page.request import RaceRequest, make_request
+from ui.race.feed import RecordedSnapshot
+from ui.recordings.shelf import FOLDER
+from ui.recordings.tape import tape
+
+from ..report.report import command, device_name, parser, revision, table, versions
+
+
+@dataclass(frozen=True)
+class Made:
+    """A recording: the preset whose settings it has, and further arguments of `race`."""
+
+    preset: str
+    more: tuple[tuple[str, Any], ...] = ()
+
+
+RECORDINGS = {"win": Made("Wins"), "loss": Made("Loses")}
+
+
+def main(argv: list[str]) -> None:
+    """Record, write, and print what came out."""
+    made = parser("record", __doc__ or "")
+    made.add_argument("names", nargs="*", metavar="NAME", help=f"which of {', '.join(RECORDINGS)}; without, all")
+    made.add_argument("--pair", default="smollm2")
+    made.add_argument("--draft")
+    made.add_argument("--out", type=Path, default=FOLDER, metavar="FOLDER", help="where the files go")
+    options = made.parse_args(argv)
+    if unknown := set(options.names) - set(RECORDINGS):
+        raise SystemExit(f"There is no recording {', '.join(sorted(unknown))}: choose of {', '.join(RECORDINGS)}.")
+    pair = load_pair(options.pair, draft=options.draft, device="cpu")
+    threads = set_threads(parse(["--host", "127.0.0.1"]), os.environ)
+    facts = {
+        "date": time.strftime("%Y-%m-%d"),
+        "command": re.sub(r" --out \S+", "", command()),
+        "device": device_name(pair.device),
+        "versions": versions(),
+        "revision": revision(),
+    }
+    machine = f"{facts['device']}".rsplit(",", 1)[0]  # without its threads, which stand before it
+    about = f"{described(pair, options.pair, threads)}; {machine}, {facts['date']}"
+    options.out.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for name in options.names or RECORDINGS:
+        document = tape(
+            recorded(pair, RECORDINGS[name], options.quick), about, made=facts,
+            pair=load_arguments(pair, options.pair, options.draft),
+        )  # fmt: skip
+        packed = lzma.compress(json.dumps(document, separators=(",", ":")).encode())
+        (options.out / f"{name}.json.xz").write_bytes(packed)
+        for lane, last in document["shown"][-1]["view"]["lanes"].items():
+            figures = {key: last["metrics"][key] for key in ("ms_per_token", "speedup", "acceptance_rate")}
+            rows.append({"recording": name, "KB": round(len(packed) / 1000, 1), "lane": lane, **figures})
+    print(table(rows))
+
+
+def recorded(pair: ModelPair, made: Made, quick: bool) -> Iterator[Snapshot]:
+    """The snapshots of one race, with its settings."""
+    request = asked(pair, made.preset, quick)
+    for _ in measure_ahead(pair, request.batch_size):
+        pass
+    for snapshot in race(pair, **request.arguments(), **dict(made.more)):
+        yield RecordedSnapshot(**snapshot, settings=request.settings())
+
+
+def asked(pair: ModelPair, preset: str, quick: bool) -> RaceRequest:
+    """What the page's form would send after a click on the preset; few tokens if `quick`."""
+    values = starting(presets()[preset], Limits(), choices(pair, "auto"))
+    return make_request(values | ({"max_new_tokens": 8} if quick else {}), Limits())

@@ -1,0 +1,247 @@
+/* Keeps what the page has shown of a run, shows any instant of it again, and plays recorded runs. Contract: an instant is
+   a view with the log's lines that had come by then. While the page shows an earlier instant it is "away": what the
+   server sends is held back, and nothing is lost. To show an instant, the run's events are told again: a start with the
+   head of the run that is shown is a jump back in it; instant says that all of a jump was told. At the end of a run
+   that is over, its last phase is told again. The file's format: ui/recordings/tape.py. Draws nothing. */
+(() => {
+  "use strict";
+  const { on, tell } = window.Bass;
+  const server = { hold: window.Bass.hold, next: window.Bass.next, halfSpeed: window.Bass.halfSpeed };
+  const FORMAT = 2, TICK_MS = 33;
+  // More instants than this are thinned: every second one goes.
+  const MOST = 600;
+  // A longer pause of the recorded machine is cut to this, in ms.
+  const LONGEST_MS = 1000;
+  const ENDS = ["done", "stopped", "error"];
+  // telling: whether events are told again. own: the visitor's run, while a recording is shown.
+  let tape = null, own = null, telling = false, slow = false, held = false;
+  const playing = { timer: null, ticked: 0, since: 0, resume: false };
+
+  const empty = (head, more) => ({
+    head, lines: [], shown: [], charts: null, ended: null, recorded: null, now: -1, away: false, ...more,
+  });
+
+  on("start", (head) => {
+    if (telling) return;
+    pause();
+    [tape, own] = [empty(head), null];
+  });
+  on("text", (line) => tape.lines.push(line));
+  on("view", (view) => {
+    if (telling || tape?.head.run !== view.run) return;
+    tape.shown.push({ lines: tape.lines.length, view, cache: tape.charts?.cache });
+    if (tape.shown.length > MOST) tape.shown = tape.shown.filter((_, i, all) => i % 2 === 0 || i === all.length - 1);
+    tape.now = tape.shown.length - 1;
+  });
+  on("charts", (charts) => {
+    if (telling || tape?.head.run !== charts.run) return;
+    tape.charts = charts;
+    if (tape.shown.length) tape.shown.at(-1).cache = charts.cache;
+  });
+  on("phase", (phase) => {
+    if (telling) return;
+    if (phase === "waiting") pause();
+    else if (ENDS.includes(phase) && tape && !tape.recorded) tape.ended ??= phase;
+  });
+
+  const parsed = (line) => (typeof line === "string" ? JSON.parse(line) : line);
+
+  /** Several lines as one. */
+  function merged(lines) {
+    const all = {};
+    for (const line of lines) {
+      for (const [name, news] of Object.entries(parsed(line))) {
+        const lane = (all[name] ??= { clock_ms: 0, new: {}, rounds: [], curves: {} });
+        lane.clock_ms = news.clock_ms;
+        lane.rounds.push(...news.rounds);
+        Object.assign(lane.curves, news.curves);
+        for (const [index, tokens] of Object.entries(news.new)) (lane.new[index] ??= []).push(...tokens);
+      }
+    }
+    return all;
+  }
+
+  /** Columns up to the last row whose `x` is at most `end`. */
+  function upTo(columns, x, end) {
+    const count = columns[x].filter((value) => value <= end).length;
+    return Object.fromEntries(Object.entries(columns).map(([name, values]) => [name, values.slice(0, count)]));
+  }
+
+  /** The charts as they were at an instant, made from the newest ones. */
+  function chartsAt(i) {
+    const { charts, head: { run } } = tape, { view, cache } = tape.shown[i];
+    if (i === tape.shown.length - 1) return { ...charts, run, cache };
+    const lanes = (group, x) => Object.fromEntries(Object.entries(group)
+      // Charts are rounded.
+      .map(([name, columns]) => [name, upTo(columns, x, (view.lanes[name]?.clock_ms ?? 0) + 1e-3)]));
+    return {
+      ...charts, run, cache, lanes: lanes(charts.lanes, "clock_ms"), rounds: lanes(charts.rounds, "time_ms"),
+      series: upTo(charts.series, "elapsed_ms", view.elapsed_ms + 0.1),
+    };
+  }
+
+  /** Show instant `i`; `jumped`, not as the next one in time. */
+  function show(i, jumped = true) {
+    const last = tape.shown.length - 1, { now, head, lines, shown } = tape;
+    const back = now < 0 || i < now, from = back ? 0 : shown[now].lines;
+    telling = true;
+    try {
+      if (back) tell("start", head);
+      tell("line", merged(lines.slice(from, i === last ? lines.length : shown[i].lines)));
+      tell("view", { ...shown[i].view, run: head.run });
+      if (tape.charts) tell("charts", chartsAt(i));
+      tape.now = i;
+      if (i === last && tape.ended) tell("phase", tape.ended);
+      tell("instant", { jumped });
+    } finally {
+      telling = false;
+    }
+  }
+
+  /** Hold the server's values back, so that earlier ones can be shown. */
+  function leave() {
+    if (tape.recorded || tape.away) return;
+    server.hold(true);
+    tape.away = true;
+  }
+
+  /** Show instant `i` of the run; the last one of the visitor's own run is the page as it is. */
+  function jump(i) {
+    if (!tape?.shown.length) return;
+    const last = tape.shown.length - 1, to = Math.max(0, Math.min(i, last));
+    if (to === last && !tape.recorded) return live();
+    if (to === tape.now) return;
+    leave();
+    playing.since = 0;
+    show(to);
+  }
+
+  /** Show the newest: of the visitor's own run what the server sends from now on, of a recording its end. */
+  function live() {
+    pause();
+    if (!tape?.shown.length || !(tape.away || tape.recorded)) return;
+    const last = tape.shown.length - 1;
+    if (tape.now !== last) show(last);
+    if (!tape.away) return;
+    tape.away = false;
+    server.hold(held);
+    tell("instant", { jumped: true });
+  }
+
+  const elapsed = (i) => tape.shown[i].view.elapsed_ms;
+
+  function tick() {
+    const now = performance.now(), last = tape.shown.length - 1;
+    playing.since += (now - playing.ticked) * (slow ? 0.5 : 1);
+    playing.ticked = now;
+    let to = tape.now;
+    while (to < last) {
+      const wait = to < 0 ? 0 : Math.min(Math.max(0, elapsed(to + 1) - elapsed(to)), LONGEST_MS);
+      if (wait > playing.since) break;
+      playing.since -= wait;
+      to += 1;
+    }
+    if (to === last) {
+      pause();
+      if (tape.recorded) show(last, false);
+      else live();
+    } else if (to !== tape.now) show(to, false);
+  }
+
+  /** Go on from the instant that is shown, or from the first one if it is the last. */
+  function play() {
+    if (!tape?.shown.length || playing.timer !== null || held) return;
+    if (tape.recorded) tell("phase", "playing");
+    if (tape.now === tape.shown.length - 1) {
+      leave();
+      // The first instant is shown at once, and never the end.
+      if (tape.shown.length > 1) show(0);
+      else tape.now = -1;
+    }
+    Object.assign(playing, { since: 0, ticked: performance.now(), timer: setInterval(tick, TICK_MS) });
+    tell("instant", { jumped: false });
+  }
+
+  function pause() {
+    if (playing.timer === null) return;
+    clearInterval(playing.timer);
+    playing.timer = null;
+    tell("instant", { jumped: false });
+  }
+
+  /** The recording as a tape; what the file leaves out is filled in. */
+  function load(document, offer) {
+    if (tape && !tape.recorded) {
+      live();
+      own = tape;
+    }
+    pause();
+    const { head, lines, charts, ended, about, made } = document;
+    let cache = null;
+    const shown = document.shown.map((one) => ({ ...one, cache: (cache = one.cache ?? cache) }));
+    tape = empty(head, { lines, charts, ended, shown, recorded: { ...offer, about, made } });
+  }
+
+  /** Show the visitor's own run again. */
+  function back() {
+    if (!own) return;
+    pause();
+    [tape, own] = [own, null];
+    tape.now = -1;
+    show(tape.shown.length - 1);
+  }
+
+  /** The run as a file's text: see ui/recordings/tape.py. `more`: about and made. */
+  function asRecording(more) {
+    const { lines, shown, ended, recorded } = tape, { looks, keywords, reference, ...head } = tape.head;
+    const { run, cache: newest, ...charts } = tape.charts ?? { series: { elapsed_ms: [] }, lanes: {}, rounds: {}, device: {} };
+    let before = null;
+    const instants = shown.map(({ lines: count, view: { run: _, ...view }, cache }) => {
+      const text = JSON.stringify(cache), changed = cache && text !== before;
+      before = text;
+      return JSON.stringify({ lines: count, view, ...(changed && { cache }) });
+    });
+    const rest = { about: recorded?.about ?? more.about, made: recorded?.made ?? more.made, head, charts, ended: ended ?? "stopped" };
+    const log = lines.map((line) => (typeof line === "string" ? line : JSON.stringify(line)));
+    return `${JSON.stringify({ recording: FORMAT, ...rest }).slice(0, -1)},"lines":[${log.join(",\n")}],"shown":[${instants.join(",\n")}]}`;
+  }
+
+  Object.assign(window.Bass, {
+    hold(on) {
+      held = on;
+      if (!tape?.away && !tape?.recorded) server.hold(on);
+      else if (on) {
+        playing.resume = playing.timer !== null;
+        pause();
+      } else if (playing.resume) play();
+      tell("instant", { jumped: false });
+    },
+    next() {
+      if (!tape?.away && !tape?.recorded) return server.next();
+      if (tape.now >= tape.shown.length - 1) return false;
+      show(tape.now + 1, false);
+      return true;
+    },
+    halfSpeed(on) {
+      slow = on;
+      server.halfSpeed(on);
+    },
+    tape: {
+      jump, live, play, pause, load, back, asRecording, elapsed,
+      /** What can be shown: {count, now, away, playing, recorded, own, ended, held}. */
+      get state() {
+        return {
+          count: tape?.shown.length ?? 0, now: tape?.now ?? -1, away: Boolean(tape?.away), playing: playing.timer !== null,
+          recorded: tape?.recorded ?? null, own: Boolean(own), ended: tape?.ended ?? null, held,
+        };
+      },
+    },
+  });
+
+  // Before anything else hears of the click: a race starts, or ends, on a page that shows the newest.
+  document.addEventListener("click", (event) => {
+    if (!event.target.closest("#run, #stop") || !tape) return;
+    if (tape.recorded) pause();
+    else if (tape.away) live();
+  }, true);
+})();
