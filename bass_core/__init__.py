@@ -9,7 +9,7 @@ from .budget.cost_table import CostTable
 from .budget.policies import Algorithm1
 from .budget.recorded import RecordedLengths
 from .budget.trees import FixedNodes
-from .decoding.calibrate import measure_ahead
+from .decoding.budgets import measure_ahead
 from .decoding.checks import count_tokens
 from .decoding.cost_store import may_measure
 from .drafting.registry import DRAFTERS, choose_drafter
@@ -25,6 +25,7 @@ from .lanes.snapshot import (
     DeviceReading,
     Difference,
     LaneSnapshot,
+    MeasuringRecord,
     MetricsRecord,
     RoundRecord,
     RowRecord,
@@ -66,6 +67,7 @@ __all__ = [
     "Generation",
     "Hardware",
     "LaneSnapshot",
+    "MeasuringRecord",
     "MemoryShortage",
     "Method",
     "Metrics",

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Seq
+from dataclasses import asdict
 from typing import Any, cast
 
 from ..budget.policies import DraftLengthPolicy
@@ -34,7 +35,7 @@ from .methods import DEFAULT_LANES, METHODS, Method, budget_rows, find_method
 from .schedule import SCHEDULINGS
 from .setup.arguments import check_method, refuse_unknown
 from .setup.warmup import warm_up
-from .snapshot import ClockRecord, DeviceReading, LaneSnapshot, Snapshot
+from .snapshot import ClockRecord, DeviceReading, LaneSnapshot, MeasuringRecord, Snapshot
 from .view import lane_view
 
 SNAPSHOT_SECONDS = 0.1
@@ -111,7 +112,10 @@ def _run(pair: ModelPair, request: Request, methods: list[Method], scheduling: s
         warm_up(pair, request)
         measuring = Measuring(pair, request, max(budget_rows(request, method) for method in methods))
         for _ in _measure(measuring):
-            yield _snapshot(request, [], monitor, scheduling, time.perf_counter(), measuring=True)
+            snapshot = _snapshot(request, [], monitor, scheduling, time.perf_counter(), measuring=True)
+            if measuring.progress is not None:
+                snapshot["measuring"] = cast(MeasuringRecord, asdict(measuring.progress))
+            yield snapshot
         # Warming up and measuring leave caches idle; admission frees them where the lanes need their memory.
         _admit(pair, request, methods, scheduling)
         request, start = measuring.request, time.perf_counter()

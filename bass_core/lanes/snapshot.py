@@ -202,6 +202,13 @@ class LaneSnapshot(_Lane, total=False):
     timeline: dict[str, Any]
 
 
+class MeasuringRecord(TypedDict):
+    """`Progress` (decoding/budgets.py) as plain data: the share that is done, and the estimated rest."""
+
+    done: float
+    left_ms: float | None
+
+
 class Weighed(TypedDict):
     """The two tokens' probabilities at the place where two texts diverge, and how close they are; 1 is a tie."""
 
@@ -250,7 +257,9 @@ class Snapshot(_Snapshot, total=False):
     predictions.
     `comparison`: present only in the last snapshot, and only if two lanes must give the same text.
     A lane's list in `comparison` has one entry per row: None if the row equals the reference lane's.
+    `measuring`: present only while `phase` is "measuring", and only once costs are being measured.
     """
 
     clock: ClockRecord
     comparison: dict[str, list[Difference | None]]
+    measuring: MeasuringRecord
