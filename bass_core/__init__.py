@@ -37,7 +37,8 @@ from .machine.monitor import Monitor
 from .models.pair import ModelPair
 from .prediction.clock import SimulatedClock
 from .prediction.hardware import HARDWARE, Assumptions, Hardware
-from .prediction.shapes import PAIRS, ModelSize
+from .prediction.shapes import PAIRS
+from .prediction.sizes import ModelSize
 from .sampling.params import SamplingParams
 from .sequence import Round, RowRound
 from .verification.table import VERIFICATIONS

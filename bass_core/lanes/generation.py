@@ -23,9 +23,9 @@ from ..prediction.clock import SimulatedClock
 from ..sampling.params import SamplingParams
 from ..sequence import Round
 from .lane import Lane
-from .methods import DEFAULT_METHOD, budget_rows, check_method, find_method
+from .methods import DEFAULT_METHOD, budget_rows, find_method
 from .metrics import Metrics, latency
-from .setup.arguments import refuse_unknown
+from .setup.arguments import check_method, refuse_unknown
 from .setup.warmup import warm_up
 from .snapshot import ClockRecord
 

@@ -31,9 +31,9 @@ from ..prediction.clock import SimulatedClock
 from ..sampling.params import SamplingParams
 from .comparison import comparison, reference_lane
 from .lane import Lane
-from .methods import DEFAULT_LANES, METHODS, Method, budget_rows, check_method, find_method
+from .methods import DEFAULT_LANES, METHODS, Method, budget_rows, find_method
 from .schedule import SCHEDULINGS
-from .setup.arguments import refuse_unknown
+from .setup.arguments import check_method, refuse_unknown
 from .setup.warmup import warm_up
 from .snapshot import ClockRecord, DeviceReading, LaneSnapshot, MeasuringRecord, Snapshot
 from .view import lane_view

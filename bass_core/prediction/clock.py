@@ -8,16 +8,17 @@ what a round's forwards were (billing.py).
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..budget.cost_table import CostTable, RoundCosts
 from ..errors import RequestError
 from ..machine.hardware import Peaks
+from .checks import check_assumptions, check_numbers, find
 from .hardware import HARDWARE, Assumptions, Hardware
 from .roofline import Roofline
-from .shapes import MODELS, ModelSize, Shape, shape
+from .shapes import MODELS, Shape, shape
+from .sizes import ModelSize
 
 GPUS = (1, 2, 4, 8)
 
@@ -44,20 +45,13 @@ class SimulatedClock:
         if self.table is not None:
             return
         hardware = self.machine
-        _check_numbers("hardware", hardware, ("bandwidth", "flops", "memory"), ("nvlink",))
+        check_numbers("hardware", hardware, ("bandwidth", "flops", "memory"), ("nvlink",))
         for name in ("target", "draft"):
             size = getattr(self, name)
-            _find(name, size, MODELS, ModelSize)
+            find(name, size, MODELS, ModelSize)
             if isinstance(size, ModelSize):
-                _check_numbers(name, size, ("parameters", "bytes_per_weight", "layers", "kv_bytes"), ())
-        if not isinstance(self.assumed, Assumptions):
-            raise RequestError(f"assumed must be Assumptions; got {self.assumed!r}.")
-        _check_numbers("assumed", self.assumed, ("bandwidth", "compute", "link"), ("layer_us", "allreduce_us"))
-        for name in ("bandwidth", "compute", "link"):
-            if (share := getattr(self.assumed, name)) > 1:
-                raise RequestError(
-                    f"{name} of assumed must be at most 1, the whole of the datasheet's; got {share!r}."
-                )
+                check_numbers(name, size, ("parameters", "bytes_per_weight", "layers", "kv_bytes"), ())
+        check_assumptions(self.assumed)
         if self.gpus is not None and self.gpus not in GPUS:
             raise RequestError(f"gpus must be None or one of {', '.join(map(str, GPUS))}; got {self.gpus!r}.")
         if (self.gpus or 1) > 1 and not hardware.nvlink:
@@ -72,7 +66,7 @@ class SimulatedClock:
     @property
     def machine(self) -> Hardware:
         """The hardware that it predicts for; there is none behind a table."""
-        found = _find("hardware", self.hardware, HARDWARE, Hardware)
+        found = find("hardware", self.hardware, HARDWARE, Hardware)
         return HARDWARE[found] if isinstance(found, str) else found
 
     @property
@@ -133,30 +127,6 @@ def check_clock(clock: object, rows: int, longest: int) -> SimulatedClock:
     return clock.fitted(rows, longest)
 
 
-def _find(what: str, given: Any, known: dict[str, Any], own: type) -> Any:
-    """The known name as the table spells it, or the user's own numbers."""
-    if isinstance(given, own):
-        return given
-    names = {name.lower(): name for name in known}
-    if isinstance(given, str) and given.lower() in names:
-        return names[given.lower()]
-    ours = ", ".join(names)
-    raise RequestError(f"{what} must be one of {ours}, or a {own.__name__} of your own; got {given!r}.")
-
-
 def _shape(what: str, given: Any) -> Shape:
-    found = _find(what, given, MODELS, ModelSize)
+    found = find(what, given, MODELS, ModelSize)
     return shape(found) if isinstance(found, str) else found.shape()
-
-
-def _check_numbers(what: str, given: Any, positive: tuple[str, ...], others: tuple[str, ...]) -> None:
-    """Refuse numbers that nothing can have; None stands where the class allows it."""
-    optional = {one.name for one in fields(given) if one.default is None}
-    for name in (*positive, *others):
-        number = getattr(given, name)
-        if number is None and name in optional:
-            continue
-        sound = isinstance(number, int | float) and math.isfinite(number) and number >= 0
-        if not sound or (name in positive and number == 0):
-            least = "above 0" if name in positive else "0 or more"
-            raise RequestError(f"{name} of {what} must be a number {least}; got {number!r}.")
