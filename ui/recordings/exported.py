@@ -44,7 +44,7 @@ class _Lane:
 
     def __init__(self, lane: dict[str, Any]) -> None:
         self.last, self.clock = lane, float(lane["clock_ms"])
-        self.sequences = [
+        self.sequences: list[dict[str, Any]] = [
             {"text": "", "pieces": [], "token_ids": [], "origins": [], "times_ms": [], "finish_reason": None}
             for _ in lane["sequences"]
         ]
