@@ -164,7 +164,7 @@ def _header(recording: bool) -> str:
     mark = '<p class="recording-mark">Recording, played at its original pace</p>' if recording else ""
     return (
         '<header class="bass-header"><h1>BASS</h1><p>One prompt, one model, several ways to decode: which is '
-        f'faster, and why.</p>{mark}<p class="about-pair"></p></header>'
+        f'faster, and why.</p>{mark}<p class="about-pair"></p><p class="about-clock"></p></header>'
     )
 
 

@@ -27,6 +27,7 @@ from bass_core import (
     SequenceSnapshot,
     Snapshot,
 )
+from ui.clock import words
 from ui.page.request import RaceRequest, keywords
 from ui.race.looks import looks, reference
 from ui.race.verdict import LaneRounds, judge
@@ -187,7 +188,8 @@ class PageFeed:
         self._sample(snapshot, device)
         lanes = {name: self._figures(lane) for name, lane in snapshot["lanes"].items()}
         view = {"run": self.run, "done": snapshot["done"], "lanes": lanes, "device": device}
-        view["verdict"] = judge(snapshot["lanes"], self.counted, self._settings(snapshot))
+        settings = self._settings(snapshot)
+        view["verdict"] = judge(snapshot["lanes"], self.counted, settings, words.clock_of(snapshot))
         if "comparison" in snapshot:
             view["comparison"] = snapshot["comparison"]
         return self.log, _text(view), self.charts
@@ -200,7 +202,8 @@ class PageFeed:
         return {
             "run": self.run,
             "settings": settings,
-            "together": bool(verification and verification.together and settings.get("temperature")),
+            "together": bool(verification and verification.together and settings.get("temperature"))
+            and settings.get("acceptance") is None,
             "keywords": keywords(),
             "pair": self.pair,
             "lanes": list(snapshot["lanes"]),
@@ -208,6 +211,7 @@ class PageFeed:
             "reference": reference(),
             "batch_size": rows,
             "scheduling": snapshot.get("scheduling"),
+            **words.head(snapshot, settings),
         }
 
     def _settings(self, snapshot: Snapshot) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ui.race.lanes import BADGE
+
 ROWS = {
     "token": "Draft",
     "q": "q(x), the draft's probability",
@@ -14,8 +16,12 @@ ROWS = {
 
 
 BILL = {
-    "worth": ("Worth and price", "of each draft: above the line it pays"),
-    "cost": ("What a step costs", "on this device, by its tokens, as measured"),
+    "worth": ("Worth and price", "of each draft: above the line it pays", ""),
+    "cost": (
+        "What a step costs",
+        "on this device, by its tokens, as measured",
+        'data-predicted-text="on the predicted machine, by its tokens"',
+    ),
 }
 
 
@@ -47,9 +53,10 @@ on any token opens its round.</p></div>
 def _bill() -> str:
     """The charts of what a planner reckoned, and the same as a sentence."""
     figures = "".join(
-        f'<figure class="chart" data-bill="{name}"><figcaption><h3>{title}</h3><span>{about}</span></figcaption>'
+        f'<figure class="chart" data-bill="{name}"><figcaption><h3 {BADGE}>{title}</h3>'
+        f"<span {other}>{about}</span></figcaption>"
         f'<div class="plot" role="group" aria-label="{title}, {about}"></div></figure>'
-        for name, (title, about) in BILL.items()
+        for name, (title, about, other) in BILL.items()
     )
     return f"""<div class="bill" hidden><p class="bill-line" role="status"></p>
 <div class="bill-grid">{figures}</div></div>"""

@@ -17,7 +17,12 @@ ORIGINS = {
 }
 
 
-VERDICT = """<section class="verdict" aria-label="Verdict" hidden><p class="verdict-head" aria-live="off"></p>
+# Marks that predicted.js puts on figures of a predicted clock.
+BADGE, WORD = 'data-predicted="badge"', 'data-predicted="word"'
+TIMED = ("speedup", "throughput_tps")
+
+VERDICT = f"""<section class="verdict" aria-label="Verdict" {BADGE} hidden>
+<p class="verdict-head" aria-live="off"></p>
 <ul title="speed-up = tokens a row-round / cost of a row-round; cost: the lane's time a row-round, over that of
 regular decoding"></ul></section>"""
 
@@ -130,15 +135,17 @@ MS_PER_TOKEN = "n × (lane time without its prefills) / (new tokens − sequence
 def _lane(name: str) -> str:
     shown = look(name)
     figures = "".join(
-        f'<div title="{meaning}"><dt>{label}</dt><dd data-figure="{key}">–</dd></div>'
+        f'<div title="{meaning}"><dt {WORD if key in TIMED else ""}>{label}</dt>'
+        f'<dd data-figure="{key}" {"data-timed" if key in TIMED else ""}>–</dd></div>'
         for key, (label, meaning) in _figures().items()
     )
     return f"""<section class="lane" id="lane-{name}" data-lane="{name}" style="--lane: var(--{shown["colour"]})"
 aria-labelledby="lane-{name}-title">
-<header><h2 id="lane-{name}-title">{shown["label"]}</h2><p class="about">{shown["about"]}</p></header>
+<header><div class="lane-title" {BADGE}><h2 id="lane-{name}-title">{shown["label"]}</h2></div>
+<p class="about">{shown["about"]}</p></header>
 <div class="numbers"><p class="headline" title="{MS_PER_TOKEN}">
-<span class="big" data-figure="ms_per_token">–</span>
-<span class="unit">ms per token</span></p><dl class="figures">{figures}</dl></div>
+<span class="big" data-figure="ms_per_token" data-timed>–</span>
+<span class="unit" {WORD}>ms per token</span></p><dl class="figures">{figures}</dl></div>
 <div class="state-row"><p class="state" role="status" aria-live="polite">Ready</p><p class="read"></p>
 <progress class="read-bar" max="1" value="0" aria-label="Part of the prompt that is read"></progress></div>
 {STRIP}

@@ -7,7 +7,8 @@ def template() -> str:
     """One figure, a table, and the exports."""
     return """<section class="bass-summary part" aria-labelledby="summary-title" hidden>
 <div class="part-head"><h2 id="summary-title">Afterwards</h2><p class="part-about budget-line"></p></div>
-<figure class="chart summary-figure"><figcaption><h3>Per-token latency and acceptance by position</h3>
+<figure class="chart summary-figure"><figcaption>
+<h3 data-predicted="badge">Per-token latency and acceptance by position</h3>
 <span>ms until the First and the Last sequence finished and the mean of All, by lane; accepted / drafted at each
 position</span></figcaption><div class="plot" role="group"
 aria-label="Per-token latency First, Last and All by lane; acceptance by draft position"></div></figure>
@@ -21,8 +22,9 @@ aria-label="Per-token latency First, Last and All by lane; acceptance by draft p
 <button type="button" class="action" data-take="link">Copy link to these settings</button>
 <span class="took" role="status" aria-live="polite"></span></div>
 <details class="snippet"><summary>Repeat this run with the library</summary>
-<div class="snippet-head"><p>The code uses the draft lengths, or trees, of this run, so that sampled text repeats
-too.</p>
+<div class="snippet-head"><p
+data-predicted-text="The code predicts the same times for the same forwards.">The code uses the draft lengths, or
+trees, of this run, so that sampled text repeats too.</p>
 <button type="button" class="action" data-take="snippet">Copy</button></div>
 <pre tabindex="0" aria-label="Python code"><code></code></pre></details>
 </section>"""

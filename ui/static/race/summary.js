@@ -1,7 +1,7 @@
 /* The summary after a run. Contract: one figure, one table, and the buttons that export the run. */
 (() => {
   "use strict";
-  const { on, run, number, setText, make, laneName, plots } = window.Bass;
+  const { on, run, number, setText, make, laneName, plots, laneTime, wear } = window.Bass;
   const percent = (value, digits = 1) => number(value === null || value === undefined ? null : value * 100, digits, " %");
   const coupled = () => run().head.settings.verification === "coupled" && run().head.settings.temperature > 0;
 
@@ -18,13 +18,13 @@
 
   // A row: its label, its cell for a lane, and whether the run has it.
   const ROWS = [
-    ["ms per token", (m) => number(m.ms_per_token, 2)],
-    [() => `speed-up over ${laneName(run().head.reference).toLowerCase()}`, (m) => number(m.speedup, 2, "×")],
-    ["throughput, tokens/s", (m) => number(m.throughput_tps, 1)],
-    ["per-token latency, First, ms", (m) => number(m.ptl_first_ms, 2)],
-    ["per-token latency, Last, ms", (m) => number(m.ptl_last_ms, 2)],
-    ["per-token latency, All, ms", (m) => number(m.ptl_all_ms, 2)],
-    ["time to first token, ms", (m) => number(m.ttft_ms, 1)],
+    [() => wear("ms per token"), (m) => number(m.ms_per_token, 2)],
+    [() => wear(`speed-up over ${laneName(run().head.reference).toLowerCase()}`), (m) => number(m.speedup, 2, "×")],
+    [() => wear("throughput, tokens/s"), (m) => number(m.throughput_tps, 1)],
+    [() => wear("per-token latency, First, ms"), (m) => number(m.ptl_first_ms, 2)],
+    [() => wear("per-token latency, Last, ms"), (m) => number(m.ptl_last_ms, 2)],
+    [() => wear("per-token latency, All, ms"), (m) => number(m.ptl_all_ms, 2)],
+    [() => wear("time to first token, ms"), (m) => number(m.ttft_ms, 1)],
     [() => (trees() ? "drafts accepted (of trees: path / nodes)" : "draft acceptance rate"), (m) => percent(m.acceptance_rate)],
     ["drafts accepted, of all", (m) => (m.drafted ? `${m.accepted} of ${m.drafted}` : number(null))],
     ["token acceptance", (m) => percent(m.token_acceptance)],
@@ -33,11 +33,11 @@
     ["rounds", (m) => number(m.rounds, 0)],
     ["target forwards", (m) => number(m.target_forwards, 0)],
     ["new tokens", (m) => number(m.new_tokens, 0)],
-    ["FLOPs utilisation", (m) => percent(m.flops_utilization)],
-    ["bandwidth utilisation", (m) => percent(m.bandwidth_utilization)],
+    [() => wear("FLOPs utilisation"), (m) => percent(m.flops_utilization)],
+    [() => wear("bandwidth utilisation"), (m) => percent(m.bandwidth_utilization)],
     ["ended by the model (EOS)", (m, lane) =>
       `${lane.finish_reasons.filter((r) => r === "eos").length} of ${lane.finish_reasons.length}`],
-    ["lane time, s", (m, lane) => number(lane.clock_ms / 1000, 2)],
+    [() => wear("lane time, s"), (m, lane) => number(lane.clock_ms / 1000, 2)],
   ];
 
   function traces(lanes, colour) {
@@ -75,7 +75,7 @@
       this.element.hidden = false;
       this.table(view.lanes);
       this.budget(view.lanes, run().head.settings);
-      const repeatable = run().head.settings.seed !== undefined;
+      const { head } = run(), repeatable = head.settings.seed !== undefined && (!head.clock || Boolean(head.code));
       const details = this.element.querySelector(".snippet");
       details.hidden = !repeatable;
       this.element.querySelector("[data-take=link]").hidden = !repeatable;
@@ -87,7 +87,7 @@
       const done = ({ finish_reasons: reasons }) => reasons.filter((r) => r === "eos" || r === "length").length;
       const parts = Object.entries(lanes).map(([name, lane]) => `${laneName(name)} ${done(lane)} of ${lane.finish_reasons.length}`);
       setText(this.element.querySelector(".budget-line"),
-        budget ? `Sequences finished within ${number(budget, 0)} ms of lane time: ${parts.join(", ")}.` : "");
+        budget ? `Sequences finished within ${number(budget, 0)} ms of ${laneTime()}: ${parts.join(", ")}.` : "");
     }
 
     rows(lanes) {
