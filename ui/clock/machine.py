@@ -1,7 +1,7 @@
 """The clock that a race's settings ask for: this machine's, or a predicted one.
 
-Contract: `arguments` checks only those settings that apply to the chosen clock, so that a number which the form
-hides is never refused. Raises RequestError, one sentence that says what to change. bass_core makes the times.
+Contract: only those settings are checked that apply to the chosen clock, so that a number which the form hides is
+never refused. Raises RequestError, one sentence that says what to change. Non-goals: the times (bass_core).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from bass_core import RequestError, SimulatedClock
+from bass_core import PAIRS, Hardware, ModelSize, RequestError, SimulatedClock
 
 MEASURED, OWN = "measured", "own"
 # (words, value), as in ui/page/choices.py.
@@ -23,13 +23,16 @@ CLOCKS = (
     ("a laptop's GPU, predicted", "laptop"),
     ("your own numbers, predicted", OWN),
 )
-SIZES = {"7.8b": ("7.8b", "310m"), "1.7b": ("1.7b", "135m"), "70b": ("70b", "8b")}
+# By the target's name in bass_core.
+FIRST = "7.8b"
 MODELS = (
-    ("7.8B with 310M, the paper's sizes", "7.8b"),
+    ("7.8B with 310M, the paper's sizes", FIRST),
     ("1.7B with 135M", "1.7b"),
     ("70B with 8B", "70b"),
     ("your own sizes", OWN),
 )
+# The form asks for no memory: with own numbers nothing is too large.
+UNLIMITED_GB = 1e6
 # By the setting's name: what the number is, and an example of it.
 NUMBERS = {
     "clock_bandwidth": ("The memory bandwidth", "GB/s", "2039 of an A100"),
@@ -40,40 +43,43 @@ NUMBERS = {
 }
 
 
-def arguments(settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The keyword arguments of SimulatedClock for these settings; None for the measured clock.
+def clock(settings: Mapping[str, Any]) -> SimulatedClock | None:
+    """The clock of a race with these settings; None for the measured one.
 
-    Raises RequestError for an unknown name, and for a number that applies and is none.
+    Raises RequestError for an unknown name, for a number that applies and is none, and for what does not fit.
     """
-    clock, models = settings.get("clock", MEASURED), settings.get("clock_models", "7.8b")
-    _known("clock", clock, CLOCKS)
-    if clock == MEASURED:
+    chosen, models = settings.get("clock", MEASURED), settings.get("clock_models", FIRST)
+    _known("clock", chosen, CLOCKS)
+    if chosen == MEASURED:
         return None
     _known("clock_models", models, MODELS)
-    given: dict[str, Any] = {}
-    if clock == OWN:
-        given |= {"bandwidth": _number(settings, "clock_bandwidth"), "tflops": _number(settings, "clock_tflops")}
-    else:
-        given["hardware"] = clock
-    if models == OWN:
-        given |= {name: 1e9 * _number(settings, f"clock_{name}") for name in ("target", "draft")}
-        given["bytes_per_weight"] = _number(settings, "clock_bytes")
-    else:
-        given |= dict(zip(("target", "draft"), SIZES[models], strict=True))
-    return given
-
-
-def clock(settings: Mapping[str, Any]) -> SimulatedClock | None:
-    """The clock of a race with these settings; None for the measured one. Raises RequestError."""
-    given = arguments(settings)
-    return None if given is None else SimulatedClock(**given)
+    target, draft = _own_models(settings) if models == OWN else (models, _draft_of(models))
+    return SimulatedClock(_own_hardware(settings) if chosen == OWN else chosen, target, draft)
 
 
 def code(settings: Mapping[str, Any]) -> str | None:
-    """The same as a Python expression, for the page's snippet."""
-    given = arguments(settings)
-    words = ", ".join(f"{name}={value!r}" for name, value in (given or {}).items())
-    return None if given is None else f"SimulatedClock({words})"
+    """The clock as a Python expression, for the page's snippet. Raises RequestError."""
+    made = clock(settings)
+    if made is None:
+        return None
+    return f"SimulatedClock({made.hardware!r}, target={made.target!r}, draft={made.draft!r})"
+
+
+def _draft_of(target: str) -> str:
+    """The draft that goes with a target of bass_core's."""
+    return next(draft.lower() for name, draft in PAIRS.items() if name.lower() == target)
+
+
+def _own_hardware(settings: Mapping[str, Any]) -> Hardware:
+    bandwidth, tflops = (_number(settings, name) for name in ("clock_bandwidth", "clock_tflops"))
+    name = f"machine of {bandwidth:g} GB/s and {tflops:g} TFLOP/s"
+    return Hardware(name, bandwidth, tflops * 1e12, memory=UNLIMITED_GB, source="own numbers; any model fits")
+
+
+def _own_models(settings: Mapping[str, Any]) -> tuple[ModelSize, ModelSize]:
+    each = _number(settings, "clock_bytes")
+    target, draft = (_number(settings, name) for name in ("clock_target", "clock_draft"))
+    return ModelSize(target * 1e9, each), ModelSize(draft * 1e9, each)
 
 
 def _known(name: str, value: object, choices: tuple[tuple[str, str], ...]) -> None:

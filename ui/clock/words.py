@@ -19,18 +19,18 @@ def clock_of(snapshot: Mapping[str, Any]) -> dict[str, Any] | None:
     return clock if isinstance(clock, dict) and clock else None
 
 
-def machine_of(clock: Mapping[str, Any]) -> str:
-    """The machine's name: "H100 with 7.8B and 310M", or "2 H100 with 70B and 8B"."""
+def machine_of(clock: Mapping[str, Any], mark: str = "") -> str:
+    """The machine's name: "H100 with 7.8B and 310M", or "2 H100 with 70B and 8B"; `mark` is put before "H100"."""
     gpus = clock.get("gpus") or 1
     models = " and ".join(str(clock[key]) for key in ("target", "draft") if clock.get(key))
-    hardware = clock.get("hardware") or "machine"
-    return (f"{gpus} " if gpus != 1 else "") + str(hardware) + (f" with {models}" if models else "")
+    name = f"{mark}{clock.get('hardware') or 'machine'}"
+    return ("" if gpus == 1 else f"{gpus} ") + name + (f" with {models}" if models else "")
 
 
 def where(clock: Mapping[str, Any]) -> str:
     """Where lane times hold: "on a predicted H100 with 7.8B and 310M"."""
     article = "a " if (clock.get("gpus") or 1) == 1 else ""
-    return f"on {article}predicted {machine_of(clock)}"
+    return f"on {article}{machine_of(clock, 'predicted ')}"
 
 
 def head(snapshot: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,9 +22,9 @@ STYLES = tuple(
 SCRIPTS = (
     "page/page.js", "page/frames.js", "page/alive.js", "page/prompt.js", "race/run.js", "race/predicted.js",
     "race/compare.js", "page/plots.js", "race/tokens.js", "race/spent.js", "race/strip.js", "race/cache.js",
-    "race/step_draw.js", "race/step.js", "race/lanes.js", "race/verdict.js", "race/charts.js", "race/tree.js", "race/bill.js",
-    "race/inspector.js", "race/export.js", "race/summary.js", "page/how_formulas.js", "page/how_step.js",
-    "page/how_first.js", "page/how_last.js", "page/how.js",
+    "race/step_draw.js", "race/step.js", "race/lanes.js", "race/verdict.js", "race/charts.js", "race/tree.js",
+    "race/bill.js", "race/inspector.js", "race/export.js", "race/summary.js", "page/how_formulas.js",
+    "page/how_step.js", "page/how_first.js", "page/how_last.js", "page/how.js",
 )  # fmt: skip
 FIRST = STATIC / "page/timers.js"
 

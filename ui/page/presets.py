@@ -80,7 +80,7 @@ def presets() -> dict[str, Preset]:
             "This machine writes the texts, and the clock is that of a predicted H100 with a 7.8B target and a "
             "310M draft: watch BASS win at batch 8 too, because there a round with drafts costs little more than "
             "a plain step.",
-            {"prompt": REWRITING, "batch_size": 8, "temperature": 0.7, "clock": "h100", "clock_models": "7.8b"},
+            {"prompt": REWRITING, "batch_size": 8, "temperature": 0.7, "draft_length": "bass", "clock": "h100"},
         ),
     }
     if MANUAL.is_file():

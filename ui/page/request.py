@@ -52,7 +52,7 @@ def make_request(given: Mapping[str, Any], limits: Limits) -> RaceRequest:
     }
     if values["prompts"] == "lines":
         values["batch_size"] = len(lines(values["prompt"], limits))
-    machine.arguments(values)  # refuses what does not fit
+    machine.clock(values)  # refuses what it can't predict for
     return RaceRequest(**values)
 
 

@@ -127,7 +127,7 @@ _TABLE = (
         lambda _: machine.CLOCKS, section="machine",
     ),
     Setting(
-        "clock_models", "7.8b", str, limits.name, "",
+        "clock_models", machine.FIRST, str, limits.name, "",
         "Models", "list", "The target and the draft whose steps are predicted.",
         lambda _: machine.MODELS, section="machine",
     ),

@@ -11,7 +11,7 @@ FALL = ("speedup", "throughput_tps", "flops_utilization", "useful_flops_utilizat
 
 
 def slower(snapshot: dict[str, Any], factor: float = 1.7) -> dict[str, Any]:
-    """The same race with every lane time longer: each lane's by `factor`, and by a fifth more than the one before."""
+    """The same race with longer lane times: the first lane's by `factor`, each other's by a fifth more."""
     made = copy.deepcopy(snapshot)
     for at, lane in enumerate(made["lanes"].values()):
         _slow(lane, factor * 1.2**at)

@@ -123,7 +123,8 @@
   /** A predicted clock is the same at every run, and so are the draft lengths that go by it: nothing is recorded. */
   function predictedSnippet(head) {
     return `${[
-      "from bass_core import SamplingParams, SimulatedClock, load_pair, race", "", loadLine(head),
+      `from bass_core import ${["Hardware", "ModelSize"].filter((own) => head.code.includes(`${own}(`))
+        .map((own) => `${own}, `).join("")}SamplingParams, SimulatedClock, load_pair, race`, "", loadLine(head),
       "settings = dict(", ...argumentLines(head, new Set(["prompt"])), ")", promptLine(head.settings),
       `clock = ${head.code}`, "*_, last = race(pair, prompt, clock=clock, **settings)", "",
       'for name, lane in last["lanes"].items():', '    print(name, lane["metrics"]["ms_per_token"], "ms per token, predicted")',
