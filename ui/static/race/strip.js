@@ -243,6 +243,7 @@
 
     start({ lanes }) {
       Object.assign(this, { span: 2000, longest: 0 });
+      setText(this.spoken, "");
       for (const section of this.root.querySelectorAll(".lane")) {
         const name = section.dataset.lane;
         if (!this.strips.has(name)) this.strips.set(name, new Strip(section, this));
