@@ -218,11 +218,11 @@ class Bill:
 
     curve: (tokens of all rows, ms) of one verification, from a plain step's tokens on, as measured on this
     machine or predicted by a simulated clock. tokens: that this round verifies, newest tokens included. levels,
-    draft_ms: levels of drafts in this round, and what they take. worths: of the drafts that are verified, best first, the chance that each is
-    accepted with its path: what it adds to the round in tokens. prices: of as many drafts and a few more, what
-    each one's place in the step costs, in tokens that its time would write elsewhere: a draft pays while its worth
-    is above its price. expected: tokens that the round should write, of all rows. plain_ms: what a plain step
-    takes.
+    draft_ms: levels of drafts in this round, and what they take. worths: of the drafts that are verified, best
+    first, the chance that each is accepted with its path: what it adds to the round in tokens. prices: of as many
+    drafts and a few more, what each one's place in the step costs, in tokens that its time would write elsewhere:
+    a draft pays while its worth is above its price. expected: tokens that the round should write, of all rows.
+    plain_ms: what a plain step takes.
     """
 
     curve: list[tuple[int, float]]

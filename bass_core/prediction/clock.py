@@ -55,6 +55,8 @@ class SimulatedClock:
         _check_numbers("assumed", self.assumed, ("bandwidth", "compute", "link"), ("layer_us", "allreduce_us"))
         if self.gpus is not None and self.gpus not in GPUS:
             raise RequestError(f"gpus must be None or one of {', '.join(map(str, GPUS))}; got {self.gpus!r}.")
+        if (self.gpus or 1) > 1 and not hardware.nvlink:
+            raise RequestError(f"{hardware.name} has no link to others of its kind: leave gpus at None or 1.")
         self.fitted(0, 0)
 
     @property
@@ -71,14 +73,7 @@ class SimulatedClock:
     @property
     def models(self) -> tuple[Shape, Shape]:
         """The shapes of target and draft."""
-        target, draft = (
-            shape(found) if isinstance(found, str) else found.shape()
-            for found in (
-                _find("target", self.target, MODELS, ModelSize),
-                _find("draft", self.draft, MODELS, ModelSize),
-            )
-        )
-        return target, draft
+        return _shape("target", self.target), _shape("draft", self.draft)
 
     @property
     def peaks(self) -> Peaks:
@@ -92,15 +87,15 @@ class SimulatedClock:
             return self
         machine, (target, draft) = self.machine, self.models
         made = Roofline(machine, target, draft, longest, assumed=self.assumed)
-        tried = GPUS if self.gpus is None else (self.gpus,)
+        tried = (self.gpus,) if self.gpus else GPUS if machine.nvlink else (1,)
         found = next((count for count in tried if replace(made, gpus=count).fits(rows)), None)
         if found is not None:
             return self if rows == 0 else replace(self, gpus=found)
-        many = f"{tried[-1]} x " if len(tried) == 1 or machine.nvlink else ""
-        texts = f" with {rows} rows of {longest} tokens" if rows else ""
+        asked = f" with {rows} rows of {longest} tokens" if rows else ""
+        where = f"{tried[-1]} x {machine.name} of {machine.memory:g} GB"
         raise RequestError(
-            f"{target.name} and {draft.name}{texts} do not fit {many}{machine.name}, {machine.memory:g} GB each: "
-            "choose smaller models, other hardware or more gpus, or ask for less."
+            f"{target.name} and {draft.name}{asked} do not fit {where}: choose smaller models, other hardware or "
+            "more gpus."
         )
 
     def costs(self, context: float) -> RoundCosts:
@@ -140,9 +135,13 @@ def _find(what: str, given: Any, known: dict[str, Any], own: type) -> Any:
     names = {name.lower(): name for name in known}
     if isinstance(given, str) and given.lower() in names:
         return names[given.lower()]
-    raise RequestError(
-        f"{what} must be one of {', '.join(names)}, or a {own.__name__} of your own; got {given!r}."
-    )
+    ours = ", ".join(names)
+    raise RequestError(f"{what} must be one of {ours}, or a {own.__name__} of your own; got {given!r}.")
+
+
+def _shape(what: str, given: Any) -> Shape:
+    found = _find(what, given, MODELS, ModelSize)
+    return shape(found) if isinstance(found, str) else found.shape()
 
 
 def _check_numbers(what: str, given: Any, positive: tuple[str, ...], others: tuple[str, ...]) -> None:

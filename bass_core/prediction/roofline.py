@@ -97,11 +97,9 @@ class Roofline:
         """
         if not self._linked:
             return False
-        held, kv_bytes = (self.draft.held_bytes, self.draft.cost.kv_bytes) if self.draft else (0.0, 0)
+        held, kv = (self.draft.held_bytes, self.draft.cost.kv_bytes) if self.draft else (0.0, 0)
         split = self.target.held_bytes / self.gpus + held
-        cached = (
-            rows * self.context * (self.target.cost.kv_bytes / min(self.gpus, self.target.kv_heads) + kv_bytes)
-        )
+        cached = rows * self.context * (self.target.cost.kv_bytes / min(self.gpus, self.target.kv_heads) + kv)
         return split + cached <= _FILL * self.hardware.memory * 1e9
 
 

@@ -26,7 +26,7 @@ CLOCKS = (
 # By the target's name in bass_core.
 FIRST = "7.8b"
 MODELS = (
-    ("7.8B with 310M, the paper's sizes", FIRST),
+    ("7.8B with 310M, as in BASS", FIRST),
     ("1.7B with 135M", "1.7b"),
     ("70B with 8B", "70b"),
     ("your own sizes", OWN),

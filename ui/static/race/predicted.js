@@ -85,7 +85,7 @@
       "the forwards of this run, with their tokens, rows and cached lengths. A forward takes the longer of reading its bytes and multiplying.");
     say(".predicted-texts", `${Number.isFinite(coin)
       ? `A coin accepts each draft with a chance of ${coin}: the acceptance is chosen, and the texts mean nothing.`
-      : "Texts, drafts and acceptances are this run's, of the small models on this machine."} Device, memory and keys and values are this machine's.`);
+      : "Texts, drafts and acceptances are this run's, of the small models on this machine."} Device and memory are this machine's.`);
     const assumed = Object.entries(now.assumptions ?? {}).map(([name, value]) => {
       const [words, show] = ASSUMED[name] ?? [name.replaceAll("_", " "), (v) => `${v}`];
       return [words, Number.isFinite(value) ? show(value) : `${value}`];
