@@ -78,8 +78,8 @@ def presets() -> dict[str, Preset]:
         ),
         "On an H100": Preset(
             "This machine writes the texts, and the clock is that of a predicted H100 with the paper's model "
-            "sizes: watch BASS win at batch 8 too, because there a round with drafts costs little more than a plain "
-            "step.",
+            "sizes: watch BASS win at batch 8 too, because there a round with drafts costs little more than a "
+            "plain step.",
             {"prompt": REWRITING, "batch_size": 8, "temperature": 0.7, "draft_length": "bass", "clock": "h100"},
         ),
     }
