@@ -23,6 +23,9 @@ from ui.page.setting import Setting, shown
 
 Fields = dict[str, gr.components.Component]
 
+# For predicted.css, which hides what does not apply to the chosen clock.
+_APPLIES = "(clock, models) => { Object.assign(document.body.dataset, { clock, clockModels: models }); }"
+
 
 @dataclass(frozen=True)
 class Form:
@@ -57,11 +60,16 @@ def form(
     fields |= _section("numbers", limits, choices)
     run, stop = _buttons("Run")
     status.render()
+    with gr.Accordion("Another machine", open=False, elem_id="another-machine"):
+        fields |= _section("machine", limits, choices)
     with gr.Accordion("More settings", open=False, elem_id="more-settings"):
         fields |= _section("more", limits, choices)
     if counted:
         for name in ("prompt", "prompts"):
             fields[name].change(None, None, None, js=prompt_length.CHANGED)  # type: ignore[attr-defined]
+    chosen = [fields[name] for name in ("clock", "clock_models")]
+    for field in chosen:
+        field.change(None, chosen, None, js=_APPLIES)  # type: ignore[attr-defined]
     fields = {setting.name: fields[setting.name] for setting in shown()}
     with offered:
         for name, preset in presets().items():

@@ -129,6 +129,21 @@ def time_budget(label: str, value: object, limits: Limits) -> float | None:
     return number
 
 
+def acceptance(label: str, value: object, limits: Limits) -> float | None:
+    """A number from 0 to 1, or None for the drafts' own tests."""
+    if value is None:
+        return None
+    number = _number(value)
+    if number is None or not 0 <= number <= 1:
+        raise RequestError("Acceptance must be a number from 0 to 1, or empty for this run's own drafts.")
+    return number
+
+
+def number(label: str, value: object, limits: Limits) -> float | None:
+    """A finite number, or None: ui/clock/machine.py refuses it where it applies."""
+    return _number(value)
+
+
 def lanes(label: str, value: object, limits: Limits) -> tuple[str, ...]:
     """One or more names; None, which a script may send, stands for the page's default lanes."""
     if value is None:

@@ -186,7 +186,8 @@ def _header(recording: bool) -> str:
     )
     return (
         '<header class="bass-header"><h1>BASS</h1><p>One prompt, one model, several ways to decode: which is '
-        f'faster, and why.</p>{mark}<p class="about-pair"></p>{presenter.SWITCH}</header>'
+        f'faster, and why.</p>{mark}<p class="about-pair"></p><p class="about-clock"></p>'
+        f"{presenter.SWITCH}</header>"
         f"{formulas.template()}"
     )
 

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bass_core import SamplingParams
+from ui.clock import machine
 from ui.page.limits import Limits, lines
 from ui.page.setting import SETTINGS
 
@@ -36,7 +37,8 @@ class RaceRequest(SimpleNamespace):
                 given[keyword] = getattr(self, name)
         if self.prompts == "lines":
             given["prompt"] = lines(self.prompt, Limits(max_batch=self.batch_size))
-        return given | {"sampling": SamplingParams(**sampling)}
+        clock = machine.clock(vars(self))
+        return given | {"sampling": SamplingParams(**sampling)} | ({} if clock is None else {"clock": clock})
 
 
 def make_request(given: Mapping[str, Any], limits: Limits) -> RaceRequest:
@@ -50,6 +52,7 @@ def make_request(given: Mapping[str, Any], limits: Limits) -> RaceRequest:
     }
     if values["prompts"] == "lines":
         values["batch_size"] = len(lines(values["prompt"], limits))
+    machine.clock(values)  # refuses what it can't predict for
     return RaceRequest(**values)
 
 

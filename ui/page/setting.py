@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bass_core import DEFAULT_LANES
+from ui.clock import machine
 from ui.page import limits
 from ui.page.choices import Choice, Choices
 from ui.page.limits import Check, Limits
@@ -42,7 +43,7 @@ class Setting:
     explain: Words = ""
     choices: Callable[[Choices], tuple[Choice, ...]] | None = None
     start: Any = None
-    section: Literal["prompt", "numbers", "more"] = "more"
+    section: Literal["prompt", "numbers", "machine", "more"] = "more"
     beside: bool = False
     step: float = 1
     placeholder: str | None = None
@@ -129,6 +130,43 @@ _TABLE = (
         "prompts", "one", str, limits.prompts, "",
         "Rows", "list", "One prompt a line: as many rows as lines, whatever the batch size.",
         lambda known: known.prompts, section="prompt",
+    ),
+    # These make the argument `clock`, see ui/clock/machine.py.
+    Setting(
+        "clock", machine.MEASURED, str, limits.name, "",
+        "Clock", "list", "Whose time the lanes count. Texts and acceptances stay this run's.",
+        lambda _: machine.CLOCKS, section="machine",
+    ),
+    Setting(
+        "clock_models", machine.FIRST, str, limits.name, "",
+        "Models", "list", "The target and the draft whose steps are predicted.",
+        lambda _: machine.MODELS, section="machine",
+    ),
+    Setting(
+        "clock_bandwidth", 1000.0, float | None, limits.number, "",
+        "Bandwidth, GB/s", "number", "of its memory", section="machine", beside=True,
+    ),
+    Setting(
+        "clock_tflops", 100.0, float | None, limits.number, "",
+        "Peak, TFLOP/s", "number", "dense, 16 bits", section="machine", beside=True,
+    ),
+    Setting(
+        "clock_target", 7.8, float | None, limits.number, "",
+        "Target, billions", "number", "of parameters", step=0.1, section="machine", beside=True,
+    ),
+    Setting(
+        "clock_draft", 0.31, float | None, limits.number, "",
+        "Draft, billions", "number", "of parameters", step=0.01, section="machine", beside=True,
+    ),
+    Setting(
+        "clock_bytes", 2.0, float | None, limits.number, "",
+        "Bytes a weight", "number", "bfloat16: 2, int8: 1", step=0.5, section="machine", beside=True,
+    ),
+    Setting(
+        "acceptance", None, float | None, limits.acceptance, "synthetic_acceptance",
+        "Acceptance", "number", "A coin accepts each draft with this chance, and the texts mean nothing; empty: "
+        "this run's own drafts.",
+        step=0.1, section="machine", placeholder="this run's own",
     ),
 )  # fmt: skip
 SETTINGS = {setting.name: setting for setting in _TABLE}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from bass_core import DEFAULT_LANES
+from ui.race.lanes import BADGE, WORD
 from ui.race.looks import look
 from ui.words.formulas import FORMULAS, titled, what
+
+HERE = 'data-predicted="here"'
 
 CHARTS = {
     "latency": ("ms per token of one sequence", "over lane time, lower is better"),
@@ -16,6 +19,8 @@ CHARTS = {
     "memory": ("Memory and power", "of the device, or of this process without a GPU"),
     "cache": ("Keys and values", "held by each lane, a shared prefix only once"),
 }
+# Charts over lane time: predicted where the lanes' clock is (predicted.js). The others are of this machine.
+TIMED = ("latency", "race", "acceptance", "lengths", "flops")
 READINGS = {
     "gpu_utilization": "GPU utilization (NVML: share of time busy)",
     "gpu_memory_mb": "GPU memory",
@@ -24,9 +29,16 @@ READINGS = {
     "cpu_percent": "CPU share of this process",
     "rss_mb": "Memory of this process",
 }
-SMALL_PRINT = (
+OWN_CLOCK = (
     "Each lane has its own clock, which counts only the time that the device spent on that lane: the lanes "
-    "advance as they would on identical machines, only slower. Tokens appear in the order and at the pace of "
+    "advance as they would on identical machines, only slower."
+)
+PREDICTED = (
+    "Each lane has its own clock, which counts what the lane's forwards are predicted to take on another machine; "
+    "no lane time here was measured. The device's readings are of this machine."
+)
+SMALL_PRINT = (
+    "Tokens appear in the order and at the pace of "
     "their lane's clock, at most one update (about a tenth of a second) after they were written. The charts of "
     "long runs show every second, fourth, ... point. A question mark beside a figure says how it is computed."
 )
@@ -44,21 +56,28 @@ def _key_of(chart: str) -> str:
     return f"chart_{chart}" if f"chart_{chart}" in FORMULAS else f"{chart}_utilization"
 
 
+def _mark(reading: str) -> str:
+    """The mark of a reading; what is of this process says so itself."""
+    return WORD if reading == "flops_utilization" else HERE if reading.startswith("gpu_") else ""
+
+
 def template() -> str:
     """One figure for each chart, and the device's readings as text."""
     figures = "".join(
-        f'<figure class="chart" data-chart="{name}"><figcaption>{titled(_key_of(name), title)}'
+        f'<figure class="chart" data-chart="{name}"><figcaption>'
+        f"{titled(_key_of(name), title, mark=BADGE if name in TIMED else HERE)}"
         f'<span>{about}</span></figcaption><div class="plot" role="group" aria-label="{title}, {about}"></div>'
         "</figure>"
         for name, (title, about) in CHARTS.items()
     )
     readings = "".join(
-        f'<div><dt>{label}{what(key)}</dt><dd data-reading="{key}">–</dd></div>' for key, label in READINGS.items()
+        f'<div><dt {_mark(key)}>{label}{what(key)}</dt><dd data-reading="{key}">–</dd></div>'
+        for key, label in READINGS.items()
     )
     return f"""<section class="bass-charts part" aria-labelledby="charts-title">
 <div class="part-head"><h2 id="charts-title">Live charts</h2>
 <ul class="line-key" aria-label="The lanes' lines">{"".join(map(_key, DEFAULT_LANES))}</ul>
 <button type="button" class="switch" id="pause-charts">Pause charts</button></div>
 <div class="chart-grid">{figures}</div>
-<dl class="readings"><div><dt>Device{what("name")}</dt><dd data-reading="name">–</dd></div>{readings}</dl>
-<p class="small-print">{SMALL_PRINT}</p></section>"""
+<dl class="readings"><div><dt {HERE}>Device{what("name")}</dt><dd data-reading="name">–</dd></div>{readings}</dl>
+<p class="small-print"><span data-predicted-text="{PREDICTED}">{OWN_CLOCK}</span> {SMALL_PRINT}</p></section>"""

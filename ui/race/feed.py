@@ -27,6 +27,7 @@ from bass_core import (
     SequenceSnapshot,
     Snapshot,
 )
+from ui.clock import words
 from ui.page.request import RaceRequest, keywords
 from ui.race.looks import looks, reference
 from ui.race.verdict import LaneRounds, judge
@@ -188,7 +189,8 @@ class PageFeed:
         lanes = {name: self._figures(lane) for name, lane in snapshot["lanes"].items()}
         view = {"run": self.run, "done": snapshot["done"], "lanes": lanes, "device": device}
         view["elapsed_ms"] = round(snapshot["elapsed_ms"], 1)
-        view["verdict"] = judge(snapshot["lanes"], self.counted, self._settings(snapshot))
+        settings = self._settings(snapshot)
+        view["verdict"] = judge(snapshot["lanes"], self.counted, settings, words.clock_of(snapshot))
         if "comparison" in snapshot:
             view["comparison"] = snapshot["comparison"]
         return self.log, _text(view), self.charts
@@ -201,7 +203,8 @@ class PageFeed:
         return {
             "run": self.run,
             "settings": settings,
-            "together": bool(verification and verification.together and settings.get("temperature")),
+            "together": bool(verification and verification.together and settings.get("temperature"))
+            and settings.get("acceptance") is None,
             "keywords": keywords(),
             "pair": self.pair,
             "lanes": list(snapshot["lanes"]),
@@ -209,6 +212,7 @@ class PageFeed:
             "reference": reference(),
             "batch_size": rows,
             "scheduling": snapshot.get("scheduling"),
+            **words.head(snapshot, settings),
         }
 
     def _settings(self, snapshot: Snapshot) -> dict[str, Any]:

@@ -185,8 +185,10 @@ draft is dropped by leaving that end where it was; attention reads each row up t
 def _what_if() -> str:
     sliders = "".join(_slider(*one) for one in (_ACCEPTANCE, _COST, _LENGTH, _BATCH))
     return f"""<div class="what-if"><h3>What if?</h3>
-<p>Expected speed-up over regular decoding: a formula, not a measurement. The large points are measured: the last
-run's token acceptance and speed-up.</p>
+<p>Expected speed-up over regular decoding: a formula, not a measurement. <span
+data-predicted-text="The large points are predicted: the last run's token acceptance, and the speed-up that its
+forwards would have on the other machine.">The large points are measured: the last run's token acceptance and
+speed-up.</span></p>
 <div class="what-if-grid"><div class="sliders">{sliders}
 <p class="what-if-line" role="status" aria-live="polite"></p></div>
 <figure class="chart"><div class="plot" role="group"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ui.race.lanes import BADGE
 from ui.words.formulas import titled, what
 
 ROWS = {
@@ -18,8 +19,12 @@ ROWS = {
 FORMULA_OF = {"verdict": "outcome"}
 
 BILL = {
-    "worth": ("Worth and price", "of each draft: above the line it pays"),
-    "cost": ("What a step costs", "on this device, by its tokens, as measured"),
+    "worth": ("Worth and price", "of each draft: above the line it pays", ""),
+    "cost": (
+        "What a step costs",
+        "on this device, by its tokens, as measured",
+        'data-predicted-text="on the predicted machine, by its tokens"',
+    ),
 }
 
 
@@ -54,10 +59,11 @@ on any token opens its round.</p></div>
 def _bill() -> str:
     """The charts of what a planner reckoned, and the same as a sentence."""
     figures = "".join(
-        f'<figure class="chart" data-bill="{name}"><figcaption>{titled(name, title)}'
-        f'<span>{about}</span></figcaption><div class="plot" role="group" aria-label="{title}, {about}"></div>'
+        f'<figure class="chart" data-bill="{name}"><figcaption>{titled(name, title, mark=BADGE)}'
+        f"<span {other}>{about}</span></figcaption>"
+        f'<div class="plot" role="group" aria-label="{title}, {about}"></div>'
         "</figure>"
-        for name, (title, about) in BILL.items()
+        for name, (title, about, other) in BILL.items()
     )
     return f"""<div class="bill" hidden><p class="bill-line" role="status"></p>
 <div class="bill-grid">{figures}</div></div>"""

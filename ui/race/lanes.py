@@ -18,7 +18,11 @@ ORIGINS = {
 }
 
 
-VERDICT = f"""<section class="verdict" aria-label="Verdict" hidden><div class="verdict-line">
+# Marks that predicted.js puts on figures of a predicted clock.
+BADGE, WORD = 'data-predicted="badge"', 'data-predicted="word"'
+TIMED = ("speedup", "throughput_tps")
+
+VERDICT = f"""<section class="verdict" aria-label="Verdict" {BADGE} hidden><div class="verdict-line">
 <p class="verdict-head" aria-live="off"></p>{what("verdict")}</div><ul></ul></section>"""
 
 
@@ -127,15 +131,18 @@ STRIP = f"""<figure class="strip" hidden><canvas tabindex="0" role="img" aria-la
 def _lane(name: str) -> str:
     shown = look(name)
     figures = "".join(
-        f'<div><dt>{label}{what(key)}</dt><dd><span data-figure="{key}">–</span>{SO_FAR.get(key, "")}</dd></div>'
+        f"<div><dt {WORD if key in TIMED else ''}>{label}{what(key)}</dt>"
+        f'<dd><span data-figure="{key}" {"data-timed" if key in TIMED else ""}>–</span>'
+        f"{SO_FAR.get(key, '')}</dd></div>"
         for key, label in _figures().items()
     )
     return f"""<section class="lane" id="lane-{name}" data-lane="{name}" style="--lane: var(--{shown["colour"]})"
 aria-labelledby="lane-{name}-title">
-<header><h2 id="lane-{name}-title">{shown["label"]}</h2><p class="about">{shown["about"]}</p></header>
+<header><div class="lane-title" {BADGE}><h2 id="lane-{name}-title">{shown["label"]}</h2></div>
+<p class="about">{shown["about"]}</p></header>
 <div class="numbers"><p class="headline">
-<span class="big" data-figure="ms_per_token">–</span></p>
-<p class="unit">ms per token of one sequence{what("ms_per_token")}</p>
+<span class="big" data-figure="ms_per_token" data-timed>–</span></p>
+<p class="unit" {WORD}>ms per token of one sequence{what("ms_per_token")}</p>
 <dl class="figures">{figures}</dl></div>
 <div class="state-row"><p class="state" role="status" aria-live="polite">Ready</p><p class="read"></p>
 <progress class="read-bar" max="1" value="0" aria-label="Part of the prompt that is read"></progress></div>

@@ -18,9 +18,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from bass_core import METHODS, LaneSnapshot, RoundRecord
+from ui.clock.words import where
 from ui.race.looks import look, reference
 
 EARLY, TWICE = 8, 2.0
@@ -73,9 +74,12 @@ class LaneRounds:
 
 
 def judge(
-    lanes: Mapping[str, LaneSnapshot], rounds: Mapping[str, LaneRounds], settings: Mapping[str, object]
+    lanes: Mapping[str, LaneSnapshot],
+    rounds: Mapping[str, LaneRounds],
+    settings: Mapping[str, object],
+    clock: Mapping[str, Any] | None = None,
 ) -> Verdict:
-    """The verdict on these lanes, whose rounds were counted; settings: the race's."""
+    """The verdict on these lanes, whose rounds were counted; settings: the race's; clock: a predicted one."""
     known = [
         name
         for name, lane in lanes.items()
@@ -85,11 +89,14 @@ def judge(
         return Verdict(head=None, lanes={})
     done = all(lane["finished"] for lane in lanes.values())
     said = {
-        name: _equation(lanes[name], rounds[name], name, settings)
+        name: _equation(lanes[name], rounds[name], name, settings, clock)
         for name in known
         if name != reference() and reference() in known
     }
-    return Verdict(head=_head(lanes, rounds, known, done), lanes={name: one for name, one in said.items() if one})
+    head = _head(lanes, rounds, known, done)
+    if clock:
+        head = f"{head.removesuffix('.')}, {where(clock)}."
+    return Verdict(head=head, lanes={name: one for name, one in said.items() if one})
 
 
 def _head(
@@ -120,23 +127,29 @@ def _level(ratio: float, faster: LaneRounds, slower: LaneRounds) -> bool:
     return ratio - 1 <= TWICE * math.hypot(faster.error, slower.error) * ratio
 
 
-def _equation(lane: LaneSnapshot, own: LaneRounds, name: str, settings: Mapping[str, object]) -> str:
+def _equation(
+    lane: LaneSnapshot,
+    own: LaneRounds,
+    name: str,
+    settings: Mapping[str, object],
+    clock: Mapping[str, Any] | None,
+) -> str:
     """One lane's speed-up, taken apart."""
     speed = lane["metrics"].get("speedup")
     if speed is None or not own.row_rounds:
         return ""
-    head = f"{_name(name)} {speed:.2f}×"
+    head = f"{_name(name)} {speed:.2f}×{', predicted' if clock else ''}"
     if name in METHODS and METHODS[name].overlaps:
         return f"{head}: draft and target work at the same time, so a round has no cost of its own."
     tokens = own.tokens / own.row_rounds
     cost = tokens / speed
     joined = "but" if tokens > 1.005 and speed < 1 else "and"
     said = f"{head}: {tokens:.2f} tokens a row-round, {joined} a row-round costs {cost:.2f} plain ones."
-    return said + _drafted(own, settings)
+    return said + _drafted(own, settings, "there" if clock else "here")
 
 
-def _drafted(own: LaneRounds, settings: Mapping[str, object]) -> str:
-    """In how many rounds a lane drafted, where they were few, and why."""
+def _drafted(own: LaneRounds, settings: Mapping[str, object], place: str) -> str:
+    """In how many rounds a lane drafted, where they were few, and why; place: "here" or "there"."""
     if own.drafting >= FEW * own.rounds:
         return ""
     count = str(own.drafting) if own.drafting else "none"
@@ -146,7 +159,7 @@ def _drafted(own: LaneRounds, settings: Mapping[str, object]) -> str:
         if own.drafting
         else ": a draft costs more than it brings"
     )
-    return f" It drafted in {count} of {own.rounds} rounds{why + ' here' if chose else ''}."
+    return f" It drafted in {count} of {own.rounds} rounds{f'{why} {place}' if chose else ''}."
 
 
 def _name(lane: str) -> str:

@@ -180,9 +180,9 @@ def what(key: str) -> str:
     )
 
 
-def titled(key: str, title: str, tag: str = "h3") -> str:
-    """A figure's title with its button."""
-    return f'<div class="titled"><{tag}>{title}</{tag}>{what(key)}</div>'
+def titled(key: str, title: str, tag: str = "h3", mark: str = "") -> str:
+    """A figure's title with its button; `mark`: attributes of the title."""
+    return f'<div class="titled"><{tag} {mark}>{title}</{tag}>{what(key)}</div>'
 
 
 def template() -> str:

@@ -19,7 +19,7 @@ from ui.page.setting import shown as controls
 
 from ..browser import run_to_the_end, shown
 
-NAMES = ["Wins", "Break-even", "Loses", "Same words", "Ragged", "Long document"]
+NAMES = ["Wins", "Break-even", "Loses", "Same words", "Ragged", "On an H100", "Long document"]
 
 
 def values(name: str, limits: Limits | None = None, choices: Choices | None = None) -> dict[str, object]:
@@ -51,6 +51,10 @@ def test_the_presets_are_what_they_are_called() -> None:
     assert (loss.prompt, loss.batch_size, loss.temperature, loss.draft_length) == (UNRELATED, 8, 1.5, "bass")
     assert made["Same words"].verification == "coupled" and made["Same words"].temperature > 0
     assert made["Break-even"].prompt == CODE
+    there = made["On an H100"]
+    assert (there.clock, there.clock_models, there.batch_size, there.acceptance) == ("h100", "7.8b", 8, None)
+    # Each other one sets the clock back.
+    assert {one.clock for name, one in made.items() if name != "On an H100"} == {"measured"}
 
 
 def test_a_preset_that_names_no_draft_length_has_the_operator_s() -> None:

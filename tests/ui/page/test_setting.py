@@ -60,6 +60,14 @@ def test_the_api_s_names_order_types_and_defaults_stay_what_they_are() -> None:
         ("lanes", ("None | list[str]", None)),
         ("pair", ("str", "")),
         ("prompts", ("str", "one")),
+        ("clock", ("str", "measured")),
+        ("clock_models", ("str", "7.8b")),
+        ("clock_bandwidth", ("None | float", 1000.0)),
+        ("clock_tflops", ("None | float", 100.0)),
+        ("clock_target", ("None | float", 7.8)),
+        ("clock_draft", ("None | float", 0.31)),
+        ("clock_bytes", ("None | float", 2.0)),
+        ("acceptance", ("None | float", None)),
     ]
 
 

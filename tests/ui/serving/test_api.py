@@ -38,6 +38,8 @@ def test_there_is_one_endpoint_with_defaults_and_one_output(client: Client) -> N
     assert list(parameters) == [
         "prompt", "batch_size", "max_new_tokens", "temperature", "seed", "top_k", "top_p", "draft_length",
         "drafter", "attention", "scheduling", "verification", "time_budget_ms", "lanes", "pair", "prompts",
+        "clock", "clock_models", "clock_bandwidth", "clock_tflops", "clock_target", "clock_draft", "clock_bytes",
+        "acceptance",
     ]  # fmt: skip
     assert all(p["parameter_has_default"] for p in parameters.values())
     assert len(endpoint["returns"]) == 1
@@ -85,13 +87,13 @@ def test_a_raw_call_with_too_few_values_gets_a_sentence(server: str) -> None:
     event = httpx.post(call, json={"data": ["Hello", 2]}).json()["event_id"]
     answer = httpx.get(f"{call}/{event}").text
     assert "event: error" in answer
-    assert "The request lacks 14 of 16 values: /gradio_api/info lists them." in answer
+    assert "The request lacks 22 of 24 values: /gradio_api/info lists them." in answer
 
 
 @pytest.mark.parametrize("values", [["Hello"], ["Hello", 2, 3, 0.5, 0, 0, 1.0, ["no choice"], *[None] * 7]])
 def test_a_raw_call_of_the_page_s_own_event_gets_a_sentence(values: list[Any], server: str) -> None:
     events = httpx.get(f"{server}/config").json()["dependencies"]
-    (run,) = [event["id"] for event in events if event["backend_fn"] and len(event["inputs"]) == 15]
+    (run,) = [event["id"] for event in events if event["backend_fn"] and len(event["inputs"]) == 23]
     who = {"session_hash": f"raw{len(values)}"}
     queue = f"{server}/gradio_api/queue"
     assert httpx.post(f"{queue}/join", json={"fn_index": run, "data": values, **who}).is_success

@@ -3,7 +3,7 @@
    over l c + 1. A common stop for a batch of b has a^b in place of a. */
 (() => {
   "use strict";
-  const { on, run, number, setText, laneName, plots, formulas: { tokens, speedup } } = window.Bass;
+  const { on, run, number, setText, laneName, plots, clock, formulas: { tokens, speedup } } = window.Bass;
   const POINTS = 101;
 
   class WhatIf {
@@ -33,7 +33,7 @@
       return Object.entries(run()?.view?.lanes ?? {})
         .filter(([, { metrics: m }]) => Number.isFinite(m.token_acceptance) && Number.isFinite(m.speedup))
         .map(([name, { metrics: m }]) => ({
-          type: "scatter", mode: "markers", name: `${laneName(name)}, measured`, x: [m.token_acceptance], y: [m.speedup],
+          type: "scatter", mode: "markers", name: `${laneName(name)}, ${clock() ? "predicted" : "measured"}`, x: [m.token_acceptance], y: [m.speedup],
           marker: { size: 14, color: plots.lineOf(colour, name).color, line: { width: 2, color: colour("card") } },
           hovertemplate: "a %{x:.2f}, %{y:.2f}×<extra>%{fullData.name}</extra>",
         }));

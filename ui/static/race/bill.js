@@ -3,7 +3,7 @@
    bass_core/sequence.py); a sentence says the same as the charts. Draws a few times a second at most. */
 (() => {
   "use strict";
-  const { number, setText, plots } = window.Bass;
+  const { number, setText, plots, clock } = window.Bass;
   // As in charts.js: drawing gets at most a twentieth of the page's thread.
   const REDRAW_MS = 300, BUSY = 19, LONGEST_MS = 5000;
 
@@ -48,7 +48,7 @@
       hovertemplate: "%{x} tokens, %{y:.1f} ms",
     });
     return [
-      { type: "scatter", mode: "lines", name: "measured", x: curve.map(([x]) => x), y: curve.map(([, y]) => y),
+      { type: "scatter", mode: "lines", name: clock() ? "predicted" : "measured", x: curve.map(([x]) => x), y: curve.map(([, y]) => y),
         line: { color: own, width: 2.5 }, hovertemplate: "%{x} tokens, %{y:.1f} ms" },
       point("plain step", curve[0][0], plain, "circle-open"), point("this round", tokens, costOf(curve, tokens), "circle"),
     ];
@@ -72,7 +72,7 @@
       if (this.shown?.round === round) return;
       this.shown = { lane, round, curve };
       if (this.element.hidden) return;
-      setText(this.line, sentence(round, curve));
+      setText(this.line, (clock() ? "Predicted: " : "") + sentence(round, curve));
       this.plan();
     }
 

@@ -3,7 +3,7 @@
    view, or a new theme, is drawn from what was held. A new run ends the pause. */
 (() => {
   "use strict";
-  const { on, soon, number, setText, make, lookOf, laneName, plots } = window.Bass;
+  const { on, soon, number, setText, make, lookOf, laneName, laneTime, plots } = window.Bass;
   const REDRAW_MS = 300;
   // The pause after a drawing: BUSY times its duration, at most LONGEST_MS. Drawing gets at most a twentieth of the
   // page's thread, since on the machine that also runs the models it takes time from them. The bound is for busy
@@ -93,18 +93,18 @@
     ];
   }
 
-  const LANE_TIME = "seconds of lane time", RUN_TIME = "seconds since the start";
+  const LANE_TIME = () => `seconds of ${laneTime()}`, RUN_TIME = "seconds since the start";
   const SHARE = { ticksuffix: " %" };
   const PERCENT = { range: [0, 103], ticksuffix: " %" };
   const MEMORY = { ticksuffix: " MB", tickformat: ",d", nticks: 4 };
   const CHARTS = {
-    latency: (charts, colour) => [laneTraces(charts?.lanes, "clock_ms", colour, "ms_per_token", 1), LANE_TIME, {}],
-    race: (charts, colour) => [laneTraces(charts?.lanes, "clock_ms", colour, "new_tokens", 1), LANE_TIME, {}],
+    latency: (charts, colour) => [laneTraces(charts?.lanes, "clock_ms", colour, "ms_per_token", 1), LANE_TIME(), {}],
+    race: (charts, colour) => [laneTraces(charts?.lanes, "clock_ms", colour, "new_tokens", 1), LANE_TIME(), {}],
     acceptance: (charts, colour) =>
-      [laneTraces(charts?.lanes, "clock_ms", colour, "acceptance_rate", 100), LANE_TIME, PERCENT],
+      [laneTraces(charts?.lanes, "clock_ms", colour, "acceptance_rate", 100), LANE_TIME(), PERCENT],
     lengths: (charts, colour) =>
-      [laneTraces(charts?.rounds, "time_ms", colour, "draft_length", 1, "hv"), LANE_TIME, {}],
-    flops: (charts, colour) => [laneTraces(charts?.lanes, "clock_ms", colour, "flops_utilization", 100), LANE_TIME, SHARE],
+      [laneTraces(charts?.rounds, "time_ms", colour, "draft_length", 1, "hv"), LANE_TIME(), {}],
+    flops: (charts, colour) => [laneTraces(charts?.lanes, "clock_ms", colour, "flops_utilization", 100), LANE_TIME(), SHARE],
     device: (charts, colour) => [deviceTraces(charts, colour), RUN_TIME, PERCENT],
     memory: (charts, colour) => [memoryTraces(charts, colour), RUN_TIME, MEMORY, { ticksuffix: " W", nticks: 4 }],
     cache: (charts, colour) => [cacheTraces(charts, colour), "", MEMORY],

@@ -21,7 +21,7 @@
       })),
     }]);
     return JSON.stringify({
-      run: 1, settings: head.settings, pair: head.pair, device: view?.device ?? null,
+      run: 1, settings: head.settings, pair: head.pair, ...(head.clock && { clock: head.clock }), device: view?.device ?? null,
       comparison: window.Bass.comparison(), lanes: Object.fromEntries(laneData),
     }, null, 1);
   }
@@ -32,9 +32,10 @@
   ];
 
   /** One line a token. Texts are JSON strings, so that none spans lines or is read as a formula. */
-  function asCsv({ lanes }) {
+  function asCsv({ head, lanes }) {
     const cell = (value) => (value === null || value === undefined ? "" : `"${String(value).replaceAll('"', '""')}"`);
-    const lines = [COLUMNS.join(",")];
+    const named = (column) => (head.clock && column === "time_ms" ? "predicted_time_ms" : column);
+    const lines = [COLUMNS.map(named).join(",")];
     for (const lane of lanes.values()) {
       lane.sequences.forEach((sequence, s) => sequence.tokens.forEach((token, i) => {
         const step = stepOf(sequence, i), at = step ? i - step.start : 0;
@@ -89,6 +90,7 @@
   /** A value as a Python literal. */
   function literal(value) {
     if (typeof value === "string") return py(value);
+    if (Array.isArray(value)) return `[${value.map(literal).join(", ")}]`;
     return typeof value === "boolean" ? (value ? "True" : "False") : `${value}`;
   }
 
@@ -96,10 +98,10 @@
   const APART = new Set(["prompt", "n", "draft_length", "scheduling", "lanes", "time_budget_ms"]);
   const SAMPLING = "sampling.";
 
-  /** Keyword arguments of `generate`, one a line; those of SamplingParams are put together. */
-  function argumentLines({ settings, keywords }) {
+  /** Keyword arguments of `generate`, one a line, without those `apart`; those of SamplingParams are put together. */
+  function argumentLines({ settings, keywords }, apart = APART) {
     const given = Object.entries(keywords).filter(([name, keyword]) =>
-      keyword && !APART.has(keyword) && settings[name] !== null && settings[name] !== undefined);
+      keyword && !apart.has(keyword) && settings[name] !== null && settings[name] !== undefined);
     const words = (pairs) => pairs.map(([name, keyword]) =>
       `${keyword.replace(SAMPLING, "")}=${literal(settings[name])}`);
     const sampling = words(given.filter(([, keyword]) => keyword.startsWith(SAMPLING)));
@@ -107,15 +109,36 @@
     return [...others, `sampling=SamplingParams(${sampling.join(", ")})`].map((line) => `    ${line},`);
   }
 
-  function snippet({ head, lanes }) {
-    const { settings: s, pair } = head, byLine = s.prompts === "lines";
-    const prompts = s.prompt.split("\n").map((line) => line.trim()).filter(Boolean).map(py);
+  function loadLine({ pair }) {
     const load = Object.entries(pair).filter(([name, value]) => name !== "pair" && value)
       .map(([name, value]) => `, ${name}=${py(value)}`).join("");
+    return `pair = load_pair(${py(pair.pair ?? "smollm2")}${load})`;
+  }
+
+  function promptLine({ prompt, prompts }) {
+    const rows = prompt.split("\n").map((line) => line.trim()).filter(Boolean).map(py);
+    return `prompt = ${prompts === "lines" ? `[\n${rows.map((one) => `    ${one},\n`).join("")}]` : py(prompt)}`;
+  }
+
+  /** A predicted clock is the same at every run, and so are the draft lengths that go by it: nothing is recorded. */
+  function predictedSnippet(head) {
+    return `${[
+      `from bass_core import ${["Hardware", "ModelSize"].filter((own) => head.code.includes(`${own}(`))
+        .map((own) => `${own}, `).join("")}SamplingParams, SimulatedClock, load_pair, race`, "", loadLine(head),
+      "settings = dict(", ...argumentLines(head, new Set(["prompt"])), ")", promptLine(head.settings),
+      `clock = ${head.code}`, "*_, last = race(pair, prompt, clock=clock, **settings)", "",
+      'for name, lane in last["lanes"].items():', '    print(name, lane["metrics"]["ms_per_token"], "ms per token, predicted")',
+      '    for row, sequence in enumerate(lane["sequences"], start=1):',
+      '        print(f"--- {name}, sequence {row}\\n{sequence[\'text\']}")',
+    ].join("\n")}\n`;
+  }
+
+  function snippet({ head, lanes }) {
+    if (head.clock) return head.code ? predictedSnippet(head) : "";
+    const { settings: s } = head, byLine = s.prompts === "lines";
     const lines = [
-      "from bass_core import RecordedLengths, SamplingParams, generate, load_pair", "",
-      `pair = load_pair(${py(pair.pair ?? "smollm2")}${load})`,
-      "settings = dict(", ...argumentLines(head), ")", `prompt = ${byLine ? `[\n${prompts.map((one) => `    ${one},\n`).join("")}]` : py(s.prompt)}`, "texts = {}",
+      "from bass_core import RecordedLengths, SamplingParams, generate, load_pair", "", loadLine(head),
+      "settings = dict(", ...argumentLines(head), ")", promptLine(s), "texts = {}",
     ];
     if (s.time_budget_ms) lines.push(`# The run stopped at ${s.time_budget_ms} ms of lane time; this code has no time limit.`);
     for (const lane of lanes.values()) lines.push("", ...laneLines(lane, s.batch_size, byLine ? "prompt[i]" : "prompt"));

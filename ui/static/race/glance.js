@@ -2,7 +2,7 @@
    while some of them are out of sight. Contract: the figures are the lanes' own, copied; a tap on one shows its lane. */
 (() => {
   "use strict";
-  const { on, soon, run, setText, make, laneName, lookOf } = window.Bass;
+  const { on, soon, run, setText, make, laneName, lookOf, wear } = window.Bass;
   const PHONE = window.matchMedia("(max-width: 700px)");
   const STACKED = window.matchMedia("(max-width: 1180px)");
   const STILL = window.matchMedia("(prefers-reduced-motion: reduce)");
@@ -40,6 +40,7 @@
         const item = make("li"), button = make("button", "glance-lane");
         button.type = "button";
         button.dataset.glance = name;
+        button.dataset.predicted = "word";
         button.style.setProperty("--lane", `var(--${lookOf(name).colour})`);
         button.append(make("span", "glance-name", laneName(name)), make("span", "glance-ms", "–"), make("span", "glance-speedup"));
         button.addEventListener("click", () => this.show(this.lane(name)));
@@ -65,7 +66,7 @@
         const [ms, speedup] = FIGURES.map((key) => figures.querySelector(`[data-figure="${key}"]`).textContent);
         setText(button.querySelector(".glance-ms"), `${ms} ms`);
         setText(button.querySelector(".glance-speedup"), speedup);
-        button.setAttribute("aria-label", `${laneName(button.dataset.glance)}: ${ms} ms per token of one sequence, speed-up ${speedup}; show this lane`);
+        button.setAttribute("aria-label", `${laneName(button.dataset.glance)}: ${wear(`${ms} ms per token of one sequence, speed-up ${speedup}`)}; show this lane`);
       }
     }
   }

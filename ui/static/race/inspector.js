@@ -2,7 +2,7 @@
    outcome, and the token that the target added. Contract: works during a run, where it draws while in view, and after. */
 (() => {
   "use strict";
-  const { on, soon, run, number, setText, make, laneName, quoted, parentsOf, greedy } = window.Bass;
+  const { on, soon, run, number, setText, make, laneName, quoted, parentsOf, greedy, coin, laneTime } = window.Bass;
 
   const chance = (value) => number(value, value !== null && value < 0.001 ? 6 : 3);
   const bare = (text) => (text === "" ? quoted(text) : JSON.stringify(text).slice(1, -1));
@@ -13,7 +13,7 @@
   const GREEDY_NOTE = "Temperature 0: a draft is accepted if it is the target's likeliest token, and the drafts before it are. " +
     "Nothing is drawn at random.";
   // What means nothing at temperature 0.
-  const SAMPLED = ["q", "p", "ratio", "u"];
+  const SAMPLED = ["q", "p", "ratio", "u"], OF_COIN = ["ratio", "u"];
 
   /** Whether some draft does not follow the one before it: such a tree can't be shown as a chain. */
   const branches = (step) => parentsOf(step).some((parent, i) => parent !== i - 1);
@@ -129,7 +129,7 @@
       if (tree) this.tree.draw(step, tokens[step.start - 1], ended ? null : own);
       else {
         this.table.querySelector("[data-row=chance]").hidden = !together;
-        for (const row of SAMPLED) this.table.querySelector(`[data-row=${row}]`).hidden = greedy();
+        for (const row of SAMPLED) this.table.querySelector(`[data-row=${row}]`).hidden = greedy() || (coin() !== null && !OF_COIN.includes(row));
         const columns = step.drafts.map((draft, i) => draftColumn(draft, i, step, together));
         if (!ended) columns.push(nextColumn(own, step.nextP));
         this.fill(columns);
@@ -145,7 +145,8 @@
 
     /** The rule that decided, in a sentence. */
     static rule({ drafts, accepted, alone }, together) {
-      if (drafts.some((draft) => draft.u === null)) {
+      if (coin() !== null) return `A coin accepts each draft with a chance of ${chance(coin())}, whatever it is: the text means nothing.`;
+    if (drafts.some((draft) => draft.u === null)) {
         return "Coupled verification: a draft is accepted if it is the token that the target itself draws; there is no u.";
       }
       if (!together) return "A draft is accepted if u < p/q. Drafts after the first rejected one are not tested.";
@@ -155,7 +156,7 @@
     }
 
     sentence(step, own, ended) {
-      const at = `Lane round ${step.round}, ended at ${number(step.ms, 0)} ms of lane time: `;
+      const at = `Lane round ${step.round}, ended at ${number(step.ms, 0)} ms of ${laneTime()}: `;
       if (!step.drafts.length) return `${at}nothing was drafted; the target wrote ${quoted(own.text)}${greedy() ? ", its likeliest token" : `, p(x) ${chance(step.nextP)}`}.`;
       const tail = ended ? "the text ended there." : `then the ${own.origin} token ${quoted(own.text)}.`;
       const count = step.drafts.length, accepted = `${step.accepted} accepted, ${tail}`;

@@ -2,7 +2,7 @@
    the pace of their lane times, never before they were written; its numbers appear with the first token. */
 (() => {
   "use strict";
-  const { on, soon, number, setText, make, run, firstAndLast, lookOf, laneName } = window.Bass;
+  const { on, soon, number, setText, make, run, firstAndLast, lookOf, laneName, laneTime } = window.Bass;
   const ORIGINS = { s: "sampled", a: "accepted", r: "recovered", b: "bonus" };
   const REASONS = { eos: "end", length: "length", budget: "time up", stopped: "stopped", error: "error" };
   const SNAPSHOT_MS = 100;
@@ -133,9 +133,9 @@
 
     summary(lane) {
       const seconds = number(lane.clock_ms / 1000, 2), reasons = lane.finish_reasons;
-      if (!reasons.includes("budget")) return `Finished after ${seconds} s of lane time`;
+      if (!reasons.includes("budget")) return `Finished after ${seconds} s of ${laneTime()}`;
       const done = reasons.filter((reason) => reason === "eos" || reason === "length").length;
-      return `Finished ${done} of ${reasons.length} within the budget; stopped after ${seconds} s of lane time`;
+      return `Finished ${done} of ${reasons.length} within the budget; stopped after ${seconds} s of ${laneTime()}`;
     }
 
     /** New tokens, each with the moment to reveal it within `span` ms from now. */
@@ -199,7 +199,7 @@
       this.grid.append(...shown.map((lane) => lane.section));
       this.grid.dataset.count = shown.length;
       const note = this.element.querySelector(".greedy-note");
-      note.hidden = settings.temperature !== 0 || count < 2 || settings.prompts === "lines";
+      note.hidden = settings.temperature !== 0 || Number.isFinite(settings.acceptance) || count < 2 || settings.prompts === "lines";
       setText(note, `Temperature 0: the likeliest token is always taken, so the ${count} sequences of a lane ` +
         "are the same.");
     }

@@ -127,7 +127,10 @@
   }
 
   /** Whether the run is greedy: then nothing is drawn, and no draft is tested against a random number. */
-  const greedy = () => current?.head.settings.temperature === 0;
+  const greedy = () => current?.head.settings.temperature === 0 && coin() === null;
+
+  /** The chance with which a coin accepts each draft; null if drafts are tested. */
+  const coin = () => current?.head.settings.acceptance ?? null;
 
   /** A text in quotes; "(no text)" for a token that writes nothing, such as the end token. */
   const quoted = (text) => (text === "" ? "(no text)" : JSON.stringify(text));
@@ -137,6 +140,6 @@
   const laneName = (name) => lookOf(name).label;
 
   Object.assign(window.Bass, {
-    run: () => current, stepOf, pathOf, parentsOf, verdicts, replaced, firstAndLast, lookOf, laneName, quoted, greedy,
+    run: () => current, stepOf, pathOf, parentsOf, verdicts, replaced, firstAndLast, lookOf, laneName, quoted, greedy, coin,
   });
 })();

@@ -2,7 +2,7 @@
    the round before it ended; inside it stand draft_ms, then verify_ms, and the host's rest. Draws nothing. */
 (() => {
   "use strict";
-  const { number } = window.Bass;
+  const { number, wear } = window.Bass;
   // A round narrower than this many pixels is drawn together with its neighbours.
   const LEAST = 2;
   const laid = new WeakMap();
@@ -59,8 +59,8 @@
   /** One round in words. */
   function describe({ round, kind, begin, end, draft, target }) {
     const ms = (value) => number(value, 1), wrote = `${round.written} ${round.written === 1 ? "token" : "tokens"}`;
-    if (kind === "prefill") return `Reading the prompt: ${ms(end - begin)} ms`;
-    const head = `Round ${round.round}: ${ms(end - begin)} ms`;
+    if (kind === "prefill") return `${wear("Reading the prompt")}: ${ms(end - begin)} ms`;
+    const head = `${wear(`Round ${round.round}`)}: ${ms(end - begin)} ms`;
     if (draft === null) return `${head}, ${wrote}`;
     const host = `host ${ms(Math.max(0, end - begin - draft - target))}`;
     const own = kind === "plain" ? `plain step ${ms(target)}` : `verification ${ms(target)}`;

@@ -7,7 +7,7 @@
    many times as large, and figure.blocks are in pixels of that size. */
 (() => {
   "use strict";
-  const { on, soon, number, setText, run, plots, spent, laneName } = window.Bass;
+  const { on, soon, number, setText, run, plots, spent, laneName, clock } = window.Bass;
   const { roundsOf, joined, partsOf, firstAfter, describe } = spent;
   // ms; of the lane with the shortest rounds, at most ROUNDS are shown, so that their numbers can be read.
   const SPANS = [50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 60_000], ROUNDS = 26;
@@ -169,7 +169,7 @@
 
     /** The caption: what is shown, and where the time went so far. */
     words(from, to) {
-      const shown = this.board.whole ? `The whole race, ${seconds(to)}` : `Newest ${seconds(to - from)}, tokens written above`;
+      const shown = (clock() ? "Predicted. " : "") + (this.board.whole ? `The whole race, ${seconds(to)}` : `Newest ${seconds(to - from)}, tokens written above`);
       const { spans, lane } = this, busy = (ms) => number(lane.clock > 0 ? 100 * ms / lane.clock : null, 0, " %");
       if (spans) {
         return spans.note ?? `${shown}. So far: target (above) busy ${busy(spans.target_busy_ms)}, draft (below) ` +
@@ -246,6 +246,7 @@
 
     start(head) {
       const { lanes } = head;
+      setText(this.spoken, "");
       // The scale stays in a jump back.
       if (head !== this.head) Object.assign(this, { head, span: 2000, longest: 0 });
       for (const section of this.root.querySelectorAll(".lane")) {

@@ -1,7 +1,7 @@
 /* The summary after a run. Contract: one figure, one table, and the buttons that export the run. */
 (() => {
   "use strict";
-  const { on, run, number, setText, make, laneName, plots, what } = window.Bass;
+  const { on, run, number, setText, make, laneName, plots, what, laneTime, wear } = window.Bass;
   const percent = (value, digits = 1) => number(value === null || value === undefined ? null : value * 100, digits, " %");
   const coupled = () => run().head.settings.verification === "coupled" && run().head.settings.temperature > 0;
 
@@ -26,13 +26,13 @@
 
   // A row: its formula, its label, its cell for a lane, and whether the run has it.
   const ROWS = [
-    ["ms_per_token", "ms per token of one sequence", (m) => number(m.ms_per_token, 2)],
-    ["speedup", () => `speed-up over ${laneName(run().head.reference).toLowerCase()}`, (m) => number(m.speedup, 2, "×")],
-    ["throughput_tps", "throughput, tokens/s", (m) => number(m.throughput_tps, 1)],
-    ["ptl", "per-token latency, First, ms", (m, lane, name) => unlessTogether(m.ptl_first_ms, name), apart],
-    ["ptl", "per-token latency, Last, ms", (m, lane, name) => unlessTogether(m.ptl_last_ms, name), apart],
-    ["ptl", "per-token latency, All, ms", (m) => number(m.ptl_all_ms, 2)],
-    ["ttft_ms", "time to first token, ms", (m) => number(m.ttft_ms, 1)],
+    ["ms_per_token", () => wear("ms per token of one sequence"), (m) => number(m.ms_per_token, 2)],
+    ["speedup", () => wear(`speed-up over ${laneName(run().head.reference).toLowerCase()}`), (m) => number(m.speedup, 2, "×")],
+    ["throughput_tps", () => wear("throughput, tokens/s"), (m) => number(m.throughput_tps, 1)],
+    ["ptl", () => wear("per-token latency, First, ms"), (m, lane, name) => unlessTogether(m.ptl_first_ms, name), apart],
+    ["ptl", () => wear("per-token latency, Last, ms"), (m, lane, name) => unlessTogether(m.ptl_last_ms, name), apart],
+    ["ptl", () => wear("per-token latency, All, ms"), (m) => number(m.ptl_all_ms, 2)],
+    ["ttft_ms", () => wear("time to first token, ms"), (m) => number(m.ttft_ms, 1)],
     ["acceptance_rate", () => (trees() ? "drafts accepted (of trees: path / nodes)" : "draft acceptance rate"),
       (m) => percent(m.acceptance_rate)],
     ["drafts", "drafts accepted, of all", (m) => (m.drafted ? `${m.accepted} of ${m.drafted}` : number(null))],
@@ -43,11 +43,11 @@
     ["rounds", "rounds", (m) => number(m.rounds, 0)],
     ["target_forwards", "target forwards", (m) => number(m.target_forwards, 0)],
     ["new_tokens", "new tokens", (m) => number(m.new_tokens, 0)],
-    ["flops_utilization", "FLOPs utilisation", (m) => percent(m.flops_utilization)],
-    ["bandwidth_utilization", "bandwidth utilisation", (m) => percent(m.bandwidth_utilization)],
+    ["flops_utilization", () => wear("FLOPs utilisation"), (m) => percent(m.flops_utilization)],
+    ["bandwidth_utilization", () => wear("bandwidth utilisation"), (m) => percent(m.bandwidth_utilization)],
     ["ended", "ended by the model (EOS)", (m, lane) =>
       `${lane.finish_reasons.filter((r) => r === "eos").length} of ${lane.finish_reasons.length}`],
-    ["clock_ms", "lane time, s", (m, lane) => number(lane.clock_ms / 1000, 2)],
+    ["clock_ms", () => wear("lane time, s"), (m, lane) => number(lane.clock_ms / 1000, 2)],
   ];
 
   function traces(lanes, colour) {
@@ -86,7 +86,7 @@
       this.element.hidden = false;
       this.table(view.lanes);
       this.budget(view.lanes, run().head.settings);
-      const repeatable = run().head.settings.seed !== undefined;
+      const { head } = run(), repeatable = head.settings.seed !== undefined && (!head.clock || Boolean(head.code));
       const details = this.element.querySelector(".snippet");
       details.hidden = !repeatable;
       this.element.querySelector("[data-take=link]").hidden = !repeatable;
@@ -98,7 +98,7 @@
       const done = ({ finish_reasons: reasons }) => reasons.filter((r) => r === "eos" || r === "length").length;
       const parts = Object.entries(lanes).map(([name, lane]) => `${laneName(name)} ${done(lane)} of ${lane.finish_reasons.length}`);
       setText(this.element.querySelector(".budget-line"),
-        budget ? `Sequences finished within ${number(budget, 0)} ms of lane time: ${parts.join(", ")}.` : "");
+        budget ? `Sequences finished within ${number(budget, 0)} ms of ${laneTime()}: ${parts.join(", ")}.` : "");
     }
 
     /** The rows that this run has. */

@@ -2,7 +2,7 @@
    keys in a sequence's window, Enter opens the step inspector). */
 (() => {
   "use strict";
-  const { run, stepOf, pathOf, replaced, number, setText, make, quoted, greedy } = window.Bass;
+  const { run, stepOf, pathOf, replaced, number, setText, make, quoted, greedy, coin, wear } = window.Bass;
 
   const chance = (value) => number(value, value !== null && value < 0.001 ? 6 : 3);
 
@@ -15,6 +15,7 @@
   /** Why a draft stands. */
   function accepted(draft, step) {
     if (greedy()) return "accepted: it is the target's likeliest token";
+    if (coin() !== null) return `accepted by the coin: u ${chance(draft.u)} is below ${chance(coin())}`;
     if (draft.u === null) return "accepted: it is the token that the target draws";
     if (together(step) && draft.u >= draft.chance) return "accepted: a draft behind it has u below its h";
     return `accepted: u ${chance(draft.u)} is below ${limit(draft, step)}`;
@@ -32,6 +33,7 @@
     if (token.origin === "bonus") return `drawn from the target, after all ${step.accepted} drafts${step.parents ? " of a branch" : ""} were accepted`;
     if (token.origin !== "recovered") return "drawn from the target: nothing was drafted";
     const drafts = replaced(step), [draft] = drafts;
+    if (coin() !== null) return `replaces ${quoted(draft.text)}, rejected by the coin: u ${chance(draft.u)} is not below ${chance(coin())}`;
     if (drafts.length > 1) return `replaces ${drafts.map(({ text }) => quoted(text)).join(", ")}, all rejected`;
     return `replaces ${quoted(draft.text)}, rejected: p ${chance(draft.p)}, q ${chance(draft.q)}` +
       (draft.u === null ? ", not the token that the target draws" : `, u ${chance(draft.u)} is not below ${limit(draft, step)}`);
@@ -40,18 +42,18 @@
   /** Lines that explain a token: [what, where, numbers, verdict]. */
   function explain(sequence, index) {
     const token = sequence.tokens[index], step = stepOf(sequence, index);
-    const lines = [`${quoted(token.text)}: ${token.origin}, token ${index + 1}, at ${number(token.ms, 0)} ms`];
+    const lines = [`${quoted(token.text)}: ${token.origin}, token ${index + 1}, ${wear(`at ${number(token.ms, 0)} ms`)}`];
     if (!step) return lines;
     if (step.kind === "prefill") return [...lines, "The first token comes with the prefill, which reads the prompt."];
     const at = index - step.start, count = step.drafts.length;
     lines.push(`round ${step.round}, position ${at + 1}` + (count ? ` (${count} drafted${step.parents ? " as a tree" : ""})` : ""));
     if (token.origin === "accepted") {
       const draft = step.drafts[pathOf(step)[at] ?? at];
-      if (!greedy()) lines.push(`p(x) ${chance(draft.p)}, q(x) ${chance(draft.q)}`);
+      if (!greedy() && coin() === null) lines.push(`p(x) ${chance(draft.p)}, q(x) ${chance(draft.q)}`);
       lines.push(accepted(draft, step));
       if (together(step) && at >= step.alone) lines.push("saved: draft by draft, the round would have ended before it");
     } else {
-      if (!greedy()) lines.push(`p(x) ${chance(step.nextP)}, q(x) n/a: it was not drafted`);
+      if (!greedy() && coin() === null) lines.push(`p(x) ${chance(step.nextP)}, q(x) n/a: it was not drafted`);
       lines.push(drawn(token, step));
     }
     return lines;

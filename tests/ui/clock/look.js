@@ -1,0 +1,45 @@
+/* Opens all that shows times, and collects every visible text of the results by its place. */
+async () => {
+  const settle = (ms = 400) => new Promise((go) => setTimeout(go, ms));
+  const whole = document.querySelector("[data-switch=whole-race]");
+  if (whole.getAttribute("aria-pressed") !== "true") whole.click();
+  // Charts are drawn in view alone, one after another.
+  for (const figure of document.querySelectorAll("#results figure, .bass-inspector, .bass-summary")) {
+    figure.scrollIntoView({ block: "center" });
+    await settle();
+  }
+  const CONTAINERS = "figure, .headline, .figures > div, .readings > div, .verdict, tr, .state, .round-line, .bill-line, " +
+    ".token-tip, .part-about, .snippet";
+  const MARK = /predicted|this (machine|process)/i;
+  const place = (node) => {
+    const steps = [];
+    for (let e = node; e.id !== "results"; e = e.parentElement) {
+      steps.unshift(e.id || `${e.tagName}.${[...e.parentElement.children].indexOf(e)}`);
+    }
+    return steps.join(" ");
+  };
+  const found = {};
+  const add = (element, text, key = place(element)) => {
+    const holder = element.closest(CONTAINERS);
+    const said = holder && [holder.textContent, ...[...holder.querySelectorAll("[aria-label]")].map((e) => e.ariaLabel)];
+    found[key] = { text, says: Boolean(said?.some((words) => MARK.test(words))) };
+  };
+  const results = document.querySelector("#results");
+  // A plot's texts come and go with its scale: together they are one text.
+  for (const plot of results.querySelectorAll(".plot")) {
+    add(plot, [...plot.querySelectorAll("text")].map((e) => e.textContent).join("|"));
+  }
+  for (const canvas of results.querySelectorAll(".strip:not([hidden]) canvas")) {
+    const blocks = canvas.closest("figure").blocks ?? [];
+    add(canvas, blocks.map(({ begin, end }) => `${begin.toFixed(3)}-${end.toFixed(3)}`).join("|"));
+  }
+  const texts = document.createTreeWalker(results, NodeFilter.SHOW_TEXT);
+  const own = new Map();
+  for (let node = texts.nextNode(); node; node = texts.nextNode()) {
+    const element = node.parentElement;
+    if (!node.data.trim() || element.closest(".plot, script, style") || !element.checkVisibility()) continue;
+    own.set(element, (own.get(element) ?? "") + node.data);
+  }
+  for (const [element, text] of own) add(element, text);
+  return found;
+}

@@ -1,0 +1,1 @@
+"""The settings and the words of a race whose clock is predicted for another machine."""
