@@ -132,7 +132,7 @@ def _equation(lane: LaneSnapshot, own: LaneRounds, name: str, settings: Mapping[
     cost = tokens / speed
     joined = "but" if tokens > 1.005 and speed < 1 else "and"
     said = f"{head}: {tokens:.2f} tokens a row-round, {joined} a row-round costs {cost:.2f} plain ones."
-    return said + _drafted(own, settings)
+    return said + (_drafted(own, settings) if name not in METHODS or METHODS[name].drafts else "")
 
 
 def _drafted(own: LaneRounds, settings: Mapping[str, object]) -> str:
