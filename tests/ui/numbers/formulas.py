@@ -1,8 +1,8 @@
 """The page's numbers once more, from an exported run alone.
 
 Contract: plain Python over the JSON that the page downloads. Each formula is written from its definition
-(docs/numbers.md) and calls nothing of the project; the metrics that the JSON also holds are not looked at. A figure
-that does not apply is None.
+(docs/numbers.md) and calls nothing of the project; the metrics that the JSON also holds are not looked at. A
+figure that does not apply is None.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def blocks(lane: Lane) -> list[tuple[int, str, float, float]]:
 
 
 def ghosts(lane: Lane) -> list[int]:
-    """Tokens a row with one common stop: in each round 1 + the least that any row accepted, at most what it wrote."""
+    """Tokens a row with one common stop: each round 1 + the least that any row accepted, at most what it wrote."""
     lengths = [0] * len(lane.sequences)
     for end in [one["ms"] for one in lane.data["rounds"]]:
         here = {row: step for row, one in enumerate(lane.sequences) for step in one["rounds"] if step["ms"] == end}

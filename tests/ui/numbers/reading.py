@@ -1,7 +1,7 @@
 """What the page displays, as texts, read from its document.
 
-Contract: plays the part of a reader: chooses lanes, sequences and rounds with the page's own controls. Numbers stay
-the texts that the page shows, and a block of a timeline its pixels.
+Contract: plays the part of a reader: chooses lanes, sequences and rounds with the page's own controls. Numbers
+stay the texts that the page shows, and a block of a timeline its pixels.
 """
 
 from __future__ import annotations
@@ -11,16 +11,20 @@ from typing import Any
 
 from playwright.sync_api import Page
 
-LANES = """() => Object.fromEntries([...document.querySelectorAll('.lane')].filter((e) => e.offsetParent).map((e) => [
+LANES = """() => Object.fromEntries([...document.querySelectorAll('.lane')]
+  .filter((e) => e.offsetParent).map((e) => [
   e.dataset.lane, {
     label: e.querySelector('h2').textContent,
-    figures: Object.fromEntries([...e.querySelectorAll('[data-figure]')].map((f) => [f.dataset.figure, f.textContent])),
+    figures: Object.fromEntries([...e.querySelectorAll('[data-figure]')]
+      .map((f) => [f.dataset.figure, f.textContent])),
     state: e.querySelector('.state').textContent,
     width: e.querySelector('.strip canvas').clientWidth,
     caption: e.querySelector('.strip figcaption').textContent,
-    blocks: e.querySelector('.strip').blocks.map(({ kind, x, width, round }) => [round && round.round, kind, x, width]),
+    blocks: e.querySelector('.strip').blocks
+      .map(({ kind, x, width, round }) => [round && round.round, kind, x, width]),
   }]))"""
-TABLE = """() => [...document.querySelectorAll('.figures-table tr')].map((row) => [...row.children].map((c) => c.textContent))"""
+TABLE = """() => [...document.querySelectorAll('.figures-table tr')]
+  .map((row) => [...row.children].map((c) => c.textContent))"""
 VERDICT = """() => [document.querySelector('.verdict-head').textContent,
   [...document.querySelectorAll('.verdict li')].map((line) => line.textContent)]"""
 INSPECTOR = """() => {
@@ -38,7 +42,8 @@ INSPECTOR = """() => {
         found.push({
           lane, sequence: Number(sequence), at: at - 1, line: box.querySelector('.round-line').textContent,
           note: box.querySelector('.round-note').textContent, shown: !box.querySelector('.round').hidden,
-          rows: Object.fromEntries(rows.map((row) => [row.dataset.row, [...row.cells].slice(1).map((c) => c.textContent)])),
+          rows: Object.fromEntries(rows.map((row) =>
+            [row.dataset.row, [...row.cells].slice(1).map((c) => c.textContent)])),
         });
       }
     }
