@@ -1,4 +1,4 @@
-"""Every number of three races on the page (greedy, sampled, coupled), computed again from the JSON that it exports.
+"""Every number of three races on the page (greedy, sampled, coupled), computed again from its export.
 
 Contract: TABLE is the list: the number, where it is shown, and its formula (formulas.py). docs/numbers.md has the
 same list in words. p and q are computed by the models themselves as well.
@@ -265,7 +265,7 @@ def test_the_ragged_caches_lengths_and_ghosts(runs: dict[str, Run], race: str) -
 
 @pytest.mark.parametrize("race", RACES)
 def test_p_and_q_are_the_models_own(runs: dict[str, Run], race: str, tiny_pair: tuple[Path, Path]) -> None:
-    """Softmax of the models' logits at the race's temperature (at 0: at 1); and the residual's mass over all tokens."""
+    """Softmax of the models' logits at the race's temperature (at 0: at 1); and the residual's mass."""
     target, draft = (AutoModelForCausalLM.from_pretrained(path, dtype="float32").eval() for path in tiny_pair)
     tokenizer, residuals = AutoTokenizer.from_pretrained(tiny_pair[0]), 0
     ids = {tokenizer.decode([i]): i for i in range(len(tokenizer))}
