@@ -197,8 +197,7 @@ QUICK = [
     Case(params=SamplingParams(1.0, top_p=0.8), other={"draft_length": "bass"}),
     Case(method="regular"),
     Case(method="amusd", rows=BATCH),
-    # Its noise is keyed by the seed alone, so a second batch would repeat the first.
-    Case(method="transformers", params=SamplingParams(0.8, 4, 0.9), rows=BATCH),
+    Case(method="transformers", params=SamplingParams(0.8, 4, 0.9), rows=BATCH),  # a second batch would repeat it
     Case(other={"drafter": "window"}),
     Case(other={"drafter": "window_model", "draft_length": 5}),
     trees("opposite"),

@@ -282,8 +282,7 @@ def test_p_and_q_are_the_models_own(runs: dict[str, Run], race: str, tiny_pair: 
             p, q = (float(chances(model, before)[ids[one["text"]]]) for model in (target, draft))
             shown = (detail["ownP"][i], detail["ownQ"][i]) if race == "greedy" else (one["p"], one["q"])
             assert shown == pytest.approx((p, q), rel=5e-3, abs=1e-5)
-        ending = detail["ending"]
-        if ending is None:
+        if (ending := detail["ending"]) is None:
             continue
         before = text + [ids[other["text"]] for other in step["drafts"][: ending["after"]]]
         p_all, q_all = chances(target, before), chances(draft, before)
