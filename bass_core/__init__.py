@@ -5,10 +5,11 @@ target's output.
 """
 
 from .attention.huggingface import BACKENDS as ATTENTIONS
+from .budget.cost_table import CostTable
 from .budget.policies import Algorithm1
 from .budget.recorded import RecordedLengths
 from .budget.trees import FixedNodes
-from .decoding.calibrate import measure_ahead
+from .decoding.budgets import measure_ahead
 from .decoding.checks import count_tokens
 from .decoding.cost_store import may_measure
 from .drafting.registry import DRAFTERS, choose_drafter
@@ -19,10 +20,12 @@ from .lanes.metrics import Metrics
 from .lanes.race import race
 from .lanes.schedule import SCHEDULINGS
 from .lanes.snapshot import (
+    ClockRecord,
     DetailRecord,
     DeviceReading,
     Difference,
     LaneSnapshot,
+    MeasuringRecord,
     MetricsRecord,
     RoundRecord,
     RowRecord,
@@ -32,6 +35,9 @@ from .lanes.snapshot import (
 from .loading.catalogue import load_pair
 from .machine.monitor import Monitor
 from .models.pair import ModelPair
+from .prediction.clock import SimulatedClock
+from .prediction.hardware import HARDWARE, Assumptions, Hardware
+from .prediction.shapes import PAIRS, ModelSize
 from .sampling.params import SamplingParams
 from .sequence import Round, RowRound
 from .verification.table import VERIFICATIONS
@@ -43,23 +49,31 @@ __all__ = [
     "DEFAULT_LANES",
     "DEFAULT_METHOD",
     "DRAFTERS",
+    "HARDWARE",
     "METHODS",
+    "PAIRS",
     "SCHEDULINGS",
     "VERIFICATIONS",
     "Algorithm1",
+    "Assumptions",
     "BassError",
+    "ClockRecord",
+    "CostTable",
     "DetailRecord",
     "DeviceReading",
     "Difference",
     "FixedNodes",
     "Generation",
+    "Hardware",
     "LaneSnapshot",
+    "MeasuringRecord",
     "MemoryShortage",
     "Method",
     "Metrics",
     "MetricsRecord",
     "ModelError",
     "ModelPair",
+    "ModelSize",
     "Monitor",
     "PairError",
     "RecordedLengths",
@@ -70,6 +84,7 @@ __all__ = [
     "RowRound",
     "SamplingParams",
     "SequenceSnapshot",
+    "SimulatedClock",
     "Snapshot",
     "WeightsError",
     "__version__",

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bass_core import DEFAULT_LANES, ModelPair, RequestError, SamplingParams, load_pair, race
-from bass_core.decoding.calibrate import measure_ahead
+from bass_core.decoding.budgets import measure_ahead
 from bass_core.drafting.registry import DRAFTERS, runs_model, windows
 from bass_core.loading.weights import ensure_smollm2
 

@@ -3,21 +3,33 @@
 Contract: both come after admission. `Measuring` (or `with_costs`) measures costs before any lane's clock runs and
 puts them into the request; `make_budget` runs no model. draft_length="cost-aware" measures everything that is
 missing (half a minute for a small model on two cores). "auto" measures coarsely, in at most COARSE_SECONDS, and
-uses Algorithm 1 if costs can't be measured or stored. Non-goals: how costs are measured (calibrate.py).
+uses Algorithm 1 if costs can't be measured or stored. `Measuring.progress` says how far it is, and estimates the
+rest from the time so far. Under a simulated clock its own costs count, and nothing is measured. Non-goals: how
+costs are measured (calibrate.py).
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 
+from ..attention.select import choose_backend
 from ..budget.base import Budget
+from ..budget.cost_table import RoundCosts
 from ..budget.options import AUTO, make_policy, wants_costs
 from ..budget.policies import EqualRows
+from ..drafting.registry import choose_drafter, runs_model, windows
+from ..drafting.window import WINDOW
 from ..models.pair import ModelPair
+from ..prediction.clock import SimulatedClock
+from ..prediction.roofline import Roofline
+from ..sampling.params import SamplingParams
 from ..verification.table import find_verification
 from .calibrate import COARSE, FULL, MeasuredCosts
 from .cost_store import can_keep, may_measure, missing_coarse_sizes, missing_sizes
@@ -48,14 +60,51 @@ def with_costs(pair: ModelPair, request: Request, rows: int) -> Request:
     return measuring.request
 
 
+def simulated_costs(request: Request, clock: SimulatedClock) -> RoundCosts:
+    """What rounds cost on the simulated clock, half of the new tokens written; drafts without a model are free."""
+    lengths = [len(prompt) + request.new_tokens(prompt) / 2 for prompt in request.prompts]
+    costs = clock.costs(fmean(lengths))
+    if not isinstance(costs, Roofline):
+        return costs
+    if windows(request.drafter) and not runs_model(request.drafter):
+        return costs.windowed(WINDOW)
+    asks_no_model = isinstance(request.drafter, str) and not runs_model(request.drafter)
+    return replace(costs, draft=None) if asks_no_model else costs
+
+
+def measure_ahead(pair: ModelPair, rows: int) -> Iterator[None]:
+    """Measure, step by step, the missing costs for up to `rows` rows with every other setting at its default.
+
+    A CPU's peaks come first, because they take a second at most. Sampling comes before greedy decoding, because
+    the page's first race samples.
+    """
+    yield from measure_peaks(pair.device, pair.dtype)
+    drafter, backend = choose_drafter(pair, "auto"), choose_backend("auto", pair.device, pair.dtype)
+    for temperature in (1.0, 0.0):
+        costs = MeasuredCosts(pair, drafter, backend, SamplingParams(temperature=temperature))
+        for _ in costs.measure(missing_sizes(costs.table, rows)):
+            yield
+
+
+@dataclass(frozen=True)
+class Progress:
+    """done: the share of the measurements that are done, from 0 to 1. left_ms: an estimate of the wall time that
+    the rest takes: as long for each share as so far, and at most until the time is up; None before the first."""
+
+    done: float
+    left_ms: float | None
+
+
 class Measuring:
     """Measures the costs that a request needs, and with them a CPU's peaks. Iterate to the end.
 
     Each iteration is one step of a decoder, or one of the peaks.
     rows: rows of the largest batch among the lanes that draft by a budget, 0 if there is none. Afterwards
     `request` has its costs; they stay None if no policy needs them, or if "auto" can't get them. If everything
-    was known already, there is no step.
+    was known already, there is no step. `progress` is that of the costs; None before their first step.
     """
+
+    progress: Progress | None = None
 
     def __init__(self, pair: ModelPair, request: Request, rows: int) -> None:
         self.pair, self.request, self.rows = pair, request, rows
@@ -63,6 +112,9 @@ class Measuring:
     def __iter__(self) -> Iterator[None]:
         request = self.request
         if not self.rows or not wants_costs(request.draft_length):
+            return
+        if request.clock is not None:
+            self.request = replace(request, costs=simulated_costs(request, request.clock))
             return
         ways = (request.drafter, request.backend, request.sampling, request.verification)
         if request.draft_length != AUTO:
@@ -80,7 +132,7 @@ class Measuring:
     def _thoroughly(self, costs: MeasuredCosts) -> Iterator[None]:
         if sizes := missing_sizes(costs.table, self.rows):
             _log.warning("Measuring once what a round costs on this machine; this can take a minute.")
-            yield from costs.measure(sizes, FULL)
+            yield from self._counted(costs.measure(sizes, FULL), math.inf)
 
     def _coarsely(self, costs: MeasuredCosts) -> Iterator[None]:
         """Measure in at most COARSE_SECONDS. Errors are only logged: lanes run the same models and report them."""
@@ -97,7 +149,7 @@ class Measuring:
                 COARSE_SECONDS,
             )
         try:
-            yield from costs.measure(sizes, COARSE, COARSE_SECONDS)
+            yield from self._counted(costs.measure(sizes, COARSE, COARSE_SECONDS), COARSE_SECONDS)
         except Exception as error:
             _log.warning("What a round costs could not be measured (%s): %s", type(error).__name__, error)
             _attempts[path] += 1
@@ -106,6 +158,15 @@ class Measuring:
             _attempts[path] += 1
             if _attempts[path] >= MOST_ATTEMPTS:
                 _too_slow(path).touch()
+
+    def _counted(self, shares: Iterator[float], seconds: float) -> Iterator[None]:
+        """Take these steps, which end after `seconds` at the latest, and say in `progress` how far they are."""
+        start = time.perf_counter()
+        for share in shares:
+            spent = time.perf_counter() - start
+            done = min(1.0, max(share, spent / seconds))
+            self.progress = Progress(done, 1000 * spent * (1 - done) / done if share else None)
+            yield
 
 
 def _too_slow(table: Path) -> Path:

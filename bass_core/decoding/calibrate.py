@@ -20,12 +20,11 @@ import torch
 
 from kernels.support import is_accelerator, runtime
 
-from ..attention.select import choose_backend
 from ..budget.cost_table import CostTable, read_table, write_table
 from ..budget.policies import EqualRows, FixedLength
 from ..budget.trees import FixedNodes, Grower
 from ..drafting.base import Drafter, Proposal
-from ..drafting.registry import Parts, choose_drafter, make_drafter, runs_model, windows
+from ..drafting.registry import Parts, make_drafter, runs_model, windows
 from ..drafting.window import WINDOW, gapped
 from ..engine.cuda_graphs import make_runner
 from ..engine.prefix import CachedTexts
@@ -38,7 +37,6 @@ from ..sequence import Sequence
 from .base import DecodingParams
 from .batch import BatchDecoder
 from .cost_store import costs_path, missing_sizes
-from .peaks import measure_peaks
 
 # Most tokens, over all rows, in a verification that is measured.
 MOST_TOKENS = 96
@@ -81,17 +79,18 @@ class MeasuredCosts:
         self.path = costs_path(pair, drafter, backend, sampling)
         self.table = self._kept()
 
-    def measure(self, sizes: list[int], plan: Plan = FULL, seconds: float = math.inf) -> Iterator[None]:
+    def measure(self, sizes: list[int], plan: Plan = FULL, seconds: float = math.inf) -> Iterator[float]:
         """Measure for these numbers of rows, one decoder step at a time, until `seconds` have passed.
 
-        A number of rows is left out unless each of its verifications has been timed by then.
+        Yields the share of the work that is done, from 0 to 1. A number of rows is left out unless each of its
+        verifications has been timed by then.
         """
         end = time.monotonic() + seconds
-        for rows in sizes:
+        for i, rows in enumerate(sizes):
             lab = _Lab(self.pair, self.drafter, self.backend, self.sampling, self.verification, rows, plan)
             late = False
-            for _ in lab.steps():
-                yield
+            for done in lab.steps():
+                yield (i + done) / len(sizes)
                 late = time.monotonic() > end
                 if late:
                     break
@@ -132,19 +131,6 @@ def cost_table(pair: ModelPair, drafter: Any, backend: str, sampling: SamplingPa
         pass
     assert costs.table is not None
     return costs.table
-
-
-def measure_ahead(pair: ModelPair, rows: int) -> Iterator[None]:
-    """Measure, step by step, the missing costs for up to `rows` rows with every other setting at its default.
-
-    A CPU's peaks come first, because they take a second at most. Sampling comes before greedy decoding, because
-    the page's first race samples.
-    """
-    yield from measure_peaks(pair.device, pair.dtype)
-    drafter, backend = choose_drafter(pair, "auto"), choose_backend("auto", pair.device, pair.dtype)
-    for temperature in (1.0, 0.0):
-        costs = MeasuredCosts(pair, drafter, backend, SamplingParams(temperature=temperature))
-        yield from costs.measure(missing_sizes(costs.table, rows))
 
 
 def _costs_forwards(drafter: Any) -> bool:
@@ -236,19 +222,26 @@ class _Lab:
         self.level_times: dict[int, list[float]] = {levels: [] for levels in LEVELS}
         self.verify_times: dict[int, list[float]] = {width: [] for width in self.widths}
 
-    def steps(self) -> Iterator[None]:
-        """Run the prefill, rounds with the draft model, then rounds without it; yield after each decoder step."""
+    def steps(self) -> Iterator[float]:
+        """Run the prefill and the rounds; yield the share of the rounds that are done after each decoder step."""
         while not self.last.token_ids:
             self._step()
-            yield
-        for repeat in range(self.plan.repeats + 1 if self.model is not None else 0):
+            yield 0.0
+        drafts, grows = self.model is not None, self.model is not None and self.model.grows
+        kinds = len(self.widths) + drafts * len(self.draft_times) + grows * len(self.level_times)
+        count = (self.plan.repeats + 1) * kinds
+        for done, _ in enumerate(self._rounds(drafts, grows), start=1):
+            yield done / count
+
+    def _rounds(self, drafts: bool, grows: bool) -> Iterator[None]:
+        """Rounds with the draft model, then rounds without it; yield after each."""
+        for repeat in range(self.plan.repeats + 1 if drafts else 0):
             for requested, times in self.draft_times.items():
                 self.decoder.budget = EqualRows(FixedLength(requested))
                 self._step()
                 if repeat:
                     times.append(self.decoder.proposal_ms)
                 yield
-        grows = self.model is not None and self.model.grows
         for repeat in range(self.plan.repeats + 1 if grows else 0):
             for levels, times in self.level_times.items():
                 self.decoder.budget = EqualRows(FixedNodes(LEVEL_NODES * self.rows, levels))

@@ -30,6 +30,7 @@ from .tree_mutations import TREE_MUTANTS
 from .verification_mutations import VERIFICATION_MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
+KNOWN = MUTANTS + KERNEL_MUTANTS + VERIFICATION_MUTANTS + TREE_MUTANTS
 _WHOLE = [
     "tests/conformance",
     "tests/kernels",
@@ -47,8 +48,7 @@ def main(argv: list[str]) -> None:
     options = parser("mutants", __doc__ or "")
     options.add_argument("--only", nargs="+", metavar="NAME", help="these mutants alone")
     arguments = options.parse_args(argv)
-    known = MUTANTS + KERNEL_MUTANTS + VERIFICATION_MUTANTS + TREE_MUTANTS
-    chosen = [mutant for mutant in known if not arguments.only or mutant.name in arguments.only]
+    chosen = [mutant for mutant in KNOWN if not arguments.only or mutant.name in arguments.only]
     cases = {mutant.name: mutant.cases if arguments.quick else _WHOLE for mutant in chosen}
     unbroken = sorted({case for mutant in chosen for case in cases[mutant.name]})
     # Import what the tests import once, before forking: each process would need seconds for it.

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import gradio as gr
 
-from bass_core import BassError, LaneSnapshot, ModelPair, Snapshot, race
+from bass_core import BassError, LaneSnapshot, MeasuringRecord, ModelPair, Snapshot, race
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest, describe, make_request
 from ui.page.setting import shown
@@ -64,7 +64,7 @@ class Events:
             with closing(self._race(request)) as snapshots:
                 for told, snapshot in _told(snapshots):
                     drawn = feed.update(snapshot) if snapshot["lanes"] else (kept, kept, kept)
-                    yield *drawn, kept if told is None else _status("running", told), kept
+                    yield *drawn, kept if told is None else told, kept
         except BassError as error:
             status = _status("error", str(error))
         except Exception:
@@ -119,12 +119,12 @@ class Events:
 
 
 def _told(snapshots: Iterator[Snapshot]) -> Iterator[tuple[str | None, Snapshot]]:
-    """(the status line's new text, snapshot) for each snapshot; None leaves the line unchanged."""
-    before = ""
+    """(the new status, snapshot) for each snapshot; None leaves the status unchanged."""
+    before: tuple[str, MeasuringRecord | None] = ("", None)
     for snapshot in snapshots:
-        words = PHASES.get(snapshot.get("phase", ""), "")
-        yield (None if words == before else words), snapshot
-        before = words
+        said = PHASES.get(snapshot.get("phase", ""), ""), snapshot.get("measuring")
+        yield (None if said == before else _status("running", *said)), snapshot
+        before = said
 
 
 def _give_memory_back() -> None:
@@ -140,6 +140,6 @@ def _without_rounds(snapshot: Snapshot) -> Snapshot:
     return {**snapshot, "lanes": lanes}
 
 
-def _status(phase: str, message: str = "") -> str:
+def _status(phase: str, message: str = "", measuring: MeasuringRecord | None = None) -> str:
     """The status for page.js; the key makes each one a new value, even if the sentence is the same."""
-    return json.dumps({"phase": phase, "message": message, "key": uuid4().hex})
+    return json.dumps({"phase": phase, "message": message, "measuring": measuring, "key": uuid4().hex})

@@ -158,13 +158,17 @@ CONTROLS: dict[str, Callable[..., gr.components.Component]] = {
 }
 
 
+# The page's scripts may load after the page's own.
+WAIT = "while (!window.Bass?.restore) await new Promise((go) => setTimeout(go, 30));"
+# A link, or a race that a reload ended, has settings of its own, of which the first preset's sentence is not true.
+NOTE = f"async (now) => {{ {WAIT} return Bass.ended || location.hash.startsWith('#race?') ? '' : now; }}"
+
+
 def restore_script(form: Form) -> str:
-    """JavaScript for Blocks.load(js=) that fills the fields from the page's address."""
+    """JavaScript for Blocks.load(js=) that fills the fields from the page's address, or as before a reload."""
     allowed: dict[str, Any] = {}
     for setting in shown():
         values = getattr(form.fields[setting.name], "choices", None)
         offered = [value for _, value in values] if values else None
         allowed[setting.name] = {"control": setting.control, "choices": offered}
-    # The page's scripts may load after this runs.
-    wait = "while (!window.Bass?.restore) await new Promise((go) => setTimeout(go, 30));"
-    return f"async (...now) => {{ {wait} return Bass.restore({json.dumps(allowed)}, now); }}"
+    return f"async (...now) => {{ {WAIT} return Bass.askedBefore(Bass.restore({json.dumps(allowed)}, now)); }}"

@@ -17,10 +17,12 @@ from starlette.middleware import Middleware
 from ui.page import assets
 from ui.page.choices import Choices
 from ui.page.events import Events, Source
-from ui.page.form import Form, form, restore_script
+from ui.page.form import NOTE, Form, form, restore_script
 from ui.page.limits import Limits
 from ui.page.prompt_length import Count
 from ui.race import charts, how, inspector, lanes, summary
+from ui.words import formulas
+from ui.words.parameters import describe_parameters
 
 TITLE = "BASS: batched speculative decoding"
 # System fonts: they cover every alphabet and weight, and need no download.
@@ -75,21 +77,26 @@ def build(
             with gr.Tab("Race", id="race"), gr.Row(elem_id="workspace"):
                 with gr.Column(elem_id="settings", min_width=280, scale=0):
                     status = _html(
-                        '<p class="message" role="alert"></p>',
-                        "Bass.mountStatus(element, props, watch)",
+                        '<p class="message" role="alert"></p><p class="place"></p><div class="measuring" hidden>'
+                        '<progress max="1" aria-label="Part of the measurements that is done"></progress>'
+                        "<span></span></div>",
+                        "Bass.mountStatus(element, props, watch); Bass.mountWaiting(element); "
+                        "Bass.mountReload(element.querySelector('.message'))",
                         elem_id="status-line",
                         render=False,
                     )
                     settings = form(limits, choices or Choices(), status, count=count, recording=recording)
                 with gr.Column(elem_id="results", min_width=280):
-                    _html(lanes.template(), "Bass.mountLanes(element)")
+                    _html(lanes.template(), LANES)
                     _html(charts.template(), f"Bass.mountCharts(element, {plotly})")
                     _html(inspector.template(), f"Bass.mountInspector(element, {plotly})")
                     _html(summary.template(), f"Bass.mountSummary(element, {plotly})")
                     feeds = [_feed(kind) for kind in ("log", "view", "charts")]
             with gr.Tab("How it works", id="how", render_children=True):
                 _html(how.template(), f"Bass.mountHow(element, {plotly})")
-        _bind(page, events, settings, feeds, status)
+        endpoint = _bind(page, events, settings, feeds, status)
+        inputs = [page.blocks[one] for one in endpoint["inputs"]]
+        describe_parameters(inputs, limits, choices or Choices())
     page.queue(max_size=16)
     _calm(page)
     return page
@@ -134,6 +141,10 @@ def launch_options() -> dict[str, Any]:
     return {name: value for name, value in options.items() if name in known}
 
 
+LANES = (
+    "Bass.mountLanes(element); Bass.mountBeginnings(element); Bass.mountGlance(element); "
+    "Bass.mountWaitingLanes(element)"
+)
 _ABOUT = "element.querySelector('.about-pair').textContent = props.value"
 
 
@@ -164,18 +175,22 @@ def _header(recording: bool) -> str:
     mark = '<p class="recording-mark">Recording, played at its original pace</p>' if recording else ""
     return (
         '<header class="bass-header"><h1>BASS</h1><p>One prompt, one model, several ways to decode: which is '
-        f'faster, and why.</p>{mark}<p class="about-pair"></p></header>'
+        f'faster, and why.</p>{mark}<p class="about-pair"></p></header>{formulas.template()}'
     )
 
 
-def _bind(page: gr.Blocks, events: Events, settings: Form, feeds: list[gr.HTML], status: gr.HTML) -> None:
+def _bind(
+    page: gr.Blocks, events: Events, settings: Form, feeds: list[gr.HTML], status: gr.HTML
+) -> Mapping[str, Any]:
+    """Connect the events; returns Gradio's description of `/race`."""
     fields = list(settings.fields.values())
     race = settings.run.click(
         events.run,
         inputs=fields,
         outputs=[*feeds, status, settings.run],
+        js="(...values) => Bass.asking(...values)" if fields else None,
         trigger_mode="once",
-        # Gradio's line shows the place in the queue.
+        # Gradio's line has the place in the queue, which waiting.js reads.
         show_progress="minimal",
         show_progress_on=status,
         api_visibility="private",
@@ -193,7 +208,5 @@ def _bind(page: gr.Blocks, events: Events, settings: Form, feeds: list[gr.HTML],
     )
     if fields:
         page.load(None, fields, fields, js=restore_script(settings), show_progress="hidden")
-        # A link brings settings of its own, of which the first preset's sentence is not true.
-        linked = "(now) => location.hash.startsWith('#race?') ? '' : now"
-        page.load(None, settings.note, settings.note, js=linked, show_progress="hidden")
-    gr.api(events.api, api_name="race", **DEVICE)
+        page.load(None, settings.note, settings.note, js=NOTE, show_progress="hidden")
+    return dict(gr.api(events.api, api_name="race", **DEVICE))

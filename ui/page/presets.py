@@ -95,8 +95,9 @@ def filled(preset: Preset, neutral: Mapping[str, Any], cut: Callable[[str, Any],
 
 
 def long_document() -> str:
-    """The manual's first paragraphs, as many as LONGEST_TEXT characters hold, and a question on them."""
-    text, _, _ = MANUAL.read_text(encoding="utf-8")[:LONGEST_TEXT].rpartition("\n\n")
+    """The manual's first paragraphs and items, as many as LONGEST_TEXT characters hold, and a question on them."""
+    text = MANUAL.read_text(encoding="utf-8")[:LONGEST_TEXT]
+    text = text[: max(text.rfind("\n\n"), text.rfind("\n- "))]
     if text.count(FENCE) % 2:  # the cut is inside a block of code: leave the block out
         text, _, _ = text.rpartition(FENCE)
     return f"{ASKED}\n\n{text.strip()}\n\n{QUESTION}"

@@ -29,7 +29,7 @@ class Setting:
     control: the kind of the form's control; "" for one that only scripts can set. explain: the line below the
     label. choices: what a list or checkboxes offer; a list starts with its first value. start: the form's initial
     value if it is not the default. section: the part of the form. beside: whether the control shares a row with
-    neighbours that set this too. step, placeholder: for number fields.
+    neighbours that set this too. step, placeholder: for number fields. script: what a script has to know besides.
     """
 
     name: str
@@ -46,12 +46,15 @@ class Setting:
     beside: bool = False
     step: float = 1
     placeholder: str | None = None
+    script: Words = ""
 
 
 _TABLE = (
     Setting(
         "prompt", "Write a Python function that reverses a string.", str, limits.prompt, "prompt",
         "Prompt", "text", section="prompt",
+        script=lambda most, _: f"The text that all rows answer, at most {most.max_prompt:,} characters. With "
+        'prompts="lines", one prompt a line.',
     ),
     Setting(
         "batch_size", 4, int, limits.whole(1, lambda most: most.max_batch), "n",
@@ -61,24 +64,27 @@ _TABLE = (
     Setting(
         "max_new_tokens", 64, int, limits.whole(1, lambda most: most.max_new_tokens), "max_new_tokens",
         "Max new tokens", "number", lambda most, _: f"per sequence, to {most.max_new_tokens}",
-        section="numbers", beside=True,
+        section="numbers", beside=True, script="A whole number from 1 on; a sequence may end earlier by itself.",
     ),
     Setting(
         "temperature", 0.7, float, limits.temperature, "sampling.temperature",
-        "Temperature", "number", "0: greedy, the likeliest token", step=0.1,
+        "Temperature", "number", "0: greedy, the likeliest token", step=0.1, script="A number of 0 or more.",
         section="numbers", beside=True,
     ),
     Setting(
         "seed", 0, int, limits.whole(0, lambda _: limits.MAX_SEED), "seed",
         "Seed", "number", "same seed, same text", section="numbers", beside=True,
+        script=f"A whole number from 0 to {limits.MAX_SEED}.",
     ),
     Setting(
         "top_k", 0, int, limits.whole(0, lambda _: limits.MAX_TOP_K), "sampling.top_k",
         "Top-k", "number", "keep the k likeliest tokens; 0: all", beside=True,
+        script=f"A whole number from 0 to {limits.MAX_TOP_K}.",
     ),
     Setting(
         "top_p", 1.0, float, limits.top_p, "sampling.top_p",
         "Top-p", "number", "keep the likeliest tokens that sum to p", step=0.05, beside=True,
+        script="Above 0 and at most 1; 1 keeps every token.",
     ),
     Setting(
         "draft_length", "auto", str, limits.draft_length, "draft_length",
@@ -105,14 +111,19 @@ _TABLE = (
     Setting(
         "time_budget_ms", None, float | None, limits.time_budget, "time_budget_ms",
         "Time budget, ms", "number", "Stops each lane at this time on its own clock; empty: no budget.",
-        step=500, placeholder="none",
+        step=500, placeholder="none", script="A number above 0, or null for no budget.",
     ),
     Setting(
         "lanes", None, list[str] | None, limits.lanes, "lanes",
         "Lanes", "boxes", "The decoders that take part.", lambda known: known.lanes, start=DEFAULT_LANES,
+        script=f"A list of names, or null for {', '.join(DEFAULT_LANES)}.",
     ),
     # A script may name another pair; the page races the operator's own.
-    Setting("pair", "", str, limits.pair, ""),
+    Setting(
+        "pair", "", str, limits.pair, "",
+        script="A pair's name, a Hub id or a folder of the server, where its operator allows that; empty for the "
+        "server's own pair.",
+    ),
     # With "lines", RaceRequest turns the prompt into a list of them.
     Setting(
         "prompts", "one", str, limits.prompts, "",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ui.words.formulas import titled, what
+
 ROWS = {
     "token": "Draft",
     "q": "q(x), the draft's probability",
@@ -13,6 +15,8 @@ ROWS = {
 }
 
 
+FORMULA_OF = {"verdict": "outcome"}
+
 BILL = {
     "worth": ("Worth and price", "of each draft: above the line it pays"),
     "cost": ("What a step costs", "on this device, by its tokens, as measured"),
@@ -21,7 +25,10 @@ BILL = {
 
 def template() -> str:
     """Pickers for lane, sequence and round, the table or tree of one round, and its bill."""
-    rows = "".join(f'<tr data-row="{key}"><th scope="row">{label}</th></tr>' for key, label in ROWS.items())
+    rows = "".join(
+        f'<tr data-row="{key}"><th scope="row">{label}{what(FORMULA_OF.get(key, key))}</th></tr>'
+        for key, label in ROWS.items()
+    )
     return f"""<section class="bass-inspector part" aria-labelledby="inspector-title">
 <div class="part-head"><h2 id="inspector-title">Step inspector</h2>
 <p class="part-about">One round of one sequence: what was drafted, and why it was accepted or rejected. A click
@@ -47,8 +54,9 @@ on any token opens its round.</p></div>
 def _bill() -> str:
     """The charts of what a planner reckoned, and the same as a sentence."""
     figures = "".join(
-        f'<figure class="chart" data-bill="{name}"><figcaption><h3>{title}</h3><span>{about}</span></figcaption>'
-        f'<div class="plot" role="group" aria-label="{title}, {about}"></div></figure>'
+        f'<figure class="chart" data-bill="{name}"><figcaption>{titled(name, title)}'
+        f'<span>{about}</span></figcaption><div class="plot" role="group" aria-label="{title}, {about}"></div>'
+        "</figure>"
         for name, (title, about) in BILL.items()
     )
     return f"""<div class="bill" hidden><p class="bill-line" role="status"></p>

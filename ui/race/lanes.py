@@ -7,7 +7,8 @@ that has none here.
 from __future__ import annotations
 
 from bass_core import DEFAULT_LANES
-from ui.race.looks import look, reference
+from ui.race.looks import look
+from ui.words.formulas import what
 
 ORIGINS = {
     "sampled": "from the target, nothing drafted",
@@ -17,9 +18,8 @@ ORIGINS = {
 }
 
 
-VERDICT = """<section class="verdict" aria-label="Verdict" hidden><p class="verdict-head" aria-live="off"></p>
-<ul title="speed-up = tokens a row-round / cost of a row-round; cost: the lane's time a row-round, over that of
-regular decoding"></ul></section>"""
+VERDICT = f"""<section class="verdict" aria-label="Verdict" hidden><div class="verdict-line">
+<p class="verdict-head" aria-live="off"></p>{what("verdict")}</div><ul></ul></section>"""
 
 
 def template() -> str:
@@ -31,6 +31,7 @@ def template() -> str:
 <p class="greedy-note" hidden></p>
 <div class="lane-grid">{"".join(_lane(name) for name in DEFAULT_LANES)}</div>
 {_cache()}
+{GLANCE}
 <div class="token-tip" role="tooltip" hidden></div>
 <div class="spoken board-spoken" role="status" aria-live="polite"></div></div>"""
 
@@ -59,25 +60,17 @@ def _switch(name: str, label: str, on: bool, title: str) -> str:
     )
 
 
-def _figures() -> dict[str, tuple[str, str]]:
-    """A lane's small figures: metric -> (label, meaning)."""
-    other = look(reference())["label"].lower()
+def _figures() -> dict[str, str]:
+    """A lane's small figures: metric -> label."""
     return {
-        "speedup": (
-            f'over {other}<span class="so-far"></span>',
-            f"ms per token of {other} decoding / ms per token of this lane",
-        ),
-        "throughput_tps": (
-            "tokens/s",
-            "new tokens / lane time until the last sequence finished, prefills included",
-        ),
-        "acceptance_rate": (
-            'acceptance<span class="of-trees"></span>',
-            "accepted / drafted tokens; of trees the accepted path / the drafted nodes",
-        ),
-        "new_tokens": ("new tokens", "of all sequences"),
+        "speedup": "speed-up",
+        "throughput_tps": "tokens/s",
+        "acceptance_rate": 'acceptance<span class="of-trees"></span>',
+        "new_tokens": "new tokens",
     }
 
+
+SO_FAR = {"speedup": ' <span class="so-far"></span>'}
 
 CELLS = {
     "past": "before this round",
@@ -97,12 +90,18 @@ def _cache() -> str:
     return f"""<section class="part cache-part" aria-labelledby="cache-title" hidden>
 <div class="part-head"><h2 id="cache-title">The ragged cache</h2>
 <p class="part-about">One bar a row: its new tokens, and this round's cells. Below it, in dashes, the same rounds
-if the whole batch stopped at its first rejection. At the right, both lengths.</p></div>
+if the whole batch stopped at its first rejection. At the right, both lengths. {what("cache_rows")}</p></div>
 <div class="pickers cache-pick"><label>Lane <select></select></label>
 <label>Round <input type="range" min="0" max="0" value="0" step="1"></label></div>
 <ul class="cache-key" aria-label="Kinds of cells">{key}</ul>
 <ol class="cache-rows" aria-label="Rows"></ol>
 <p class="cache-line" role="status" aria-live="off">No round yet.</p></section>"""
+
+
+# All lanes' figures on a phone, filled by glance.js.
+GLANCE = """<section class="glance" aria-label="All lanes at a glance" hidden>
+<p>ms per token of one sequence, and speed-up</p><ul></ul>
+<button type="button" class="glance-stop">Stop</button></section>"""
 
 
 # One round of one row, drawn by step.js.
@@ -121,24 +120,23 @@ STEP = """<section class="step-part" aria-label="Step by step" hidden><div class
 
 
 # Where the lane's time went; strip.js draws it.
-STRIP = """<figure class="strip" hidden><canvas tabindex="0" role="img" aria-label="Timeline"></canvas>
-<figcaption></figcaption></figure>"""
-
-MS_PER_TOKEN = "n × (lane time without its prefills) / (new tokens − sequences that have begun), for n sequences"
+STRIP = f"""<figure class="strip" hidden><canvas tabindex="0" role="img" aria-label="Timeline"></canvas>
+<div class="strip-line"><figcaption></figcaption>{what("timeline")}</div></figure>"""
 
 
 def _lane(name: str) -> str:
     shown = look(name)
     figures = "".join(
-        f'<div title="{meaning}"><dt>{label}</dt><dd data-figure="{key}">–</dd></div>'
-        for key, (label, meaning) in _figures().items()
+        f'<div><dt>{label}{what(key)}</dt><dd><span data-figure="{key}">–</span>{SO_FAR.get(key, "")}</dd></div>'
+        for key, label in _figures().items()
     )
     return f"""<section class="lane" id="lane-{name}" data-lane="{name}" style="--lane: var(--{shown["colour"]})"
 aria-labelledby="lane-{name}-title">
 <header><h2 id="lane-{name}-title">{shown["label"]}</h2><p class="about">{shown["about"]}</p></header>
-<div class="numbers"><p class="headline" title="{MS_PER_TOKEN}">
-<span class="big" data-figure="ms_per_token">–</span>
-<span class="unit">ms per token</span></p><dl class="figures">{figures}</dl></div>
+<div class="numbers"><p class="headline">
+<span class="big" data-figure="ms_per_token">–</span></p>
+<p class="unit">ms per token of one sequence{what("ms_per_token")}</p>
+<dl class="figures">{figures}</dl></div>
 <div class="state-row"><p class="state" role="status" aria-live="polite">Ready</p><p class="read"></p>
 <progress class="read-bar" max="1" value="0" aria-label="Part of the prompt that is read"></progress></div>
 {STRIP}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from ui.words.formulas import what
+
 
 def template() -> str:
     """One figure, a table, and the exports."""
-    return """<section class="bass-summary part" aria-labelledby="summary-title" hidden>
+    return f"""<section class="bass-summary part" aria-labelledby="summary-title" hidden>
 <div class="part-head"><h2 id="summary-title">Afterwards</h2><p class="part-about budget-line"></p></div>
-<figure class="chart summary-figure"><figcaption><h3>Per-token latency and acceptance by position</h3>
+<figure class="chart summary-figure"><figcaption>
+<div class="titled"><h3>Per-token latency and acceptance by position</h3>
+{what("ptl")}{what("per_position_acceptance")}</div>
 <span>ms until the First and the Last sequence finished and the mean of All, by lane; accepted / drafted at each
 position</span></figcaption><div class="plot" role="group"
 aria-label="Per-token latency First, Last and All by lane; acceptance by draft position"></div></figure>

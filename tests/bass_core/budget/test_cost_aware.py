@@ -11,8 +11,8 @@ from bass_core.budget.cost_aware import FIRST_WAIT, CostAware
 from bass_core.budget.cost_table import CostTable, read_table
 from bass_core.budget.options import make_policy
 from bass_core.budget.policies import FixedLength
-from bass_core.decoding.budgets import with_costs
-from bass_core.decoding.calibrate import cost_table, measure_ahead
+from bass_core.decoding.budgets import measure_ahead, with_costs
+from bass_core.decoding.calibrate import cost_table
 from bass_core.decoding.cost_store import MOST_ROWS
 from bass_core.decoding.request import make_request
 from bass_core.sampling.params import SamplingParams

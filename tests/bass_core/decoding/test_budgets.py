@@ -197,6 +197,33 @@ def test_no_lane_is_there_while_costs_are_measured(
     assert order.count("measure") > 10 and order == sorted(order, reverse=True)
 
 
+@pytest.mark.parametrize("draft_length", [AUTO, COST_AWARE])
+def test_a_race_says_how_far_its_measurements_are(draft_length: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_module("bass_core.lanes.race"), "SNAPSHOT_SECONDS", 0)
+    monkeypatch.setattr(budgets, "FULL", replace(calibrate.COARSE, repeats=1, coarse=False))
+    monkeypatch.setattr(budgets, "COARSE_SECONDS", 1000.0)
+    shots = list(race(PAIR, ROWS[:2], max_new_tokens=4, draft_length=draft_length))
+    told = [shot.get("measuring") for shot in shots if shot["phase"] == "measuring"]
+    shares = [one["done"] for one in told if one]
+    assert len(shares) > 20 and shares == sorted(shares) and shares[-1] == 1.0
+    # The first steps read a prompt: nothing is known of the rounds yet.
+    assert told[0] == {"done": pytest.approx(0, abs=0.01), "left_ms": None}
+    assert told[-1] and told[-1]["left_ms"] == 0
+    assert all(one["left_ms"] > 0 for one in told if one and 0.01 < one["done"] < 1)
+    assert not any("measuring" in shot for shot in shots if shot["phase"] == "running")
+
+
+def test_a_measurement_that_ends_early_is_done_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of five seconds for a tenth of the work: the rest takes the three that are left."""
+    monkeypatch.setattr(budgets, "time", SimpleNamespace(perf_counter=iter((10.0, 12.0, 15.0)).__next__))
+    measuring = Measuring(PAIR, make_request(PAIR, ROWS), 8)
+    told = []
+    for _ in measuring._counted(iter((0.1, 0.12)), 5.0):
+        assert measuring.progress is not None
+        told.append((measuring.progress.done, measuring.progress.left_ms))
+    assert told == [pytest.approx((0.4, 3000.0)), pytest.approx((1.0, 0.0))]
+
+
 @pytest.mark.parametrize("lanes", [("regular",), ("amusd",), ("regular", "amusd")])
 def test_lanes_without_a_budget_need_no_costs(lanes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate, "_Lab", None)

@@ -144,7 +144,10 @@ def test_first_and_last_are_marked(page: Page, final: dict[str, Any]) -> None:
     for lane in LANES:
         ends = [s["times_ms"][-1] for s in final["lanes"][lane]["sequences"]]
         medals = page.eval_on_selector_all(f"#lane-{lane} .medal", "all => all.map(e => e.textContent)")
-        assert sorted(medals) == ["", "First", "Last"], ends
+        # Rows that end together are neither.
+        apart = len(set(ends)) > 1
+        assert sorted(medals) == (["", "First", "Last"] if apart else ["", "", ""]), ends
+        assert apart == (lane != "regular")
 
 
 def test_the_summary_agrees_with_the_lanes(page: Page) -> None:
@@ -155,7 +158,7 @@ def test_the_summary_agrees_with_the_lanes(page: Page) -> None:
     assert table["Figure"] == ["Regular", "Speculative", "BASS"]
     for column, lane in enumerate(LANES):
         live = number(page.inner_text(f"#lane-{lane} [data-figure=ms_per_token]"))
-        assert math.isclose(number(table["ms per token"][column]), live, rel_tol=0.05)
+        assert math.isclose(number(table["ms per token of one sequence"][column]), live, rel_tol=0.05)
     assert table["draft acceptance rate"][0] == table["FLOPs utilisation"][2] == "n/a"
     kinds = page.eval_on_selector(".summary-figure .plot", "plot => plot.data.map(t => [t.type, t.x.length])")
     assert kinds[:3] == [["bar", 3]] * 3 and [kind for kind, _ in kinds[3:]] == ["scatter"] * 2

@@ -74,7 +74,14 @@ def test_stop_reload_and_a_second_user_give_the_memory_back(here: str, context: 
     start(page)
     page.reload()
     assert ends_with(before), "a reload kept memory"
+    expect(page.locator(".message")).to_have_text("Reloading ended your race: press Run to start it again.")
+    for name, value in (("batch-size", "8"), ("max-new-tokens", "1024"), ("temperature", "0.9")):
+        expect(page.locator(f"#{name} input")).to_have_value(value)
+    expect(page.locator("#prompt textarea")).to_have_value("Hello")
+    expect(page.locator("#preset-note")).to_have_text("")
+    page.reload()
     open_page(page, here)
+    expect(page.locator(".message")).to_have_text("")
     assert page.locator(".sequence").count() == 0
     start(page)
     second = context.new_page()
@@ -82,11 +89,14 @@ def test_stop_reload_and_a_second_user_give_the_memory_back(here: str, context: 
     fill(second, batch=1, tokens=4)
     second.click("#run")
     expect(second.locator(".message")).to_have_text("Waiting for the device…")
-    # Gradio's own line: position in the queue / length of the queue.
-    expect(second.locator("#status-line")).to_contain_text("queue: 1/1")
+    expect(second.locator("#status-line .place")).to_contain_text("Place 1 of 1 in the queue.")
+    expect(second.locator("#status-line [data-testid=status-tracker]")).to_be_hidden()
+    expect(second.locator("#status-line .html-container")).to_have_css("opacity", "1")
+    expect(second.locator("#lane-bass .state")).to_have_text("Waiting")
     page.click("#stop")
     expect(second.locator("#lane-bass .state")).to_contain_text("Finished", timeout=60_000)
     expect(second.locator("#status-line")).not_to_contain_text("queue")
+    expect(second.locator("#status-line .place")).to_have_text("")
     run_to_the_end(second)
     second.close()
     assert ends_with(before), "a second user kept memory"

@@ -20,7 +20,10 @@
 
   async function ask() {
     if (await answers()) wait();
-    else if (busy) window.Bass.lost(SENTENCE);
+    else if (busy) {
+      window.Bass.cutOff();
+      window.Bass.lost(SENTENCE);
+    }
   }
 
   /** Ask once nothing has come for QUIET_MS; each new line restarts the wait. */

@@ -1,6 +1,6 @@
 /* Passes values from the server to the scripts that draw them, and shows the status line. Contract: values are passed
    on in order; at half speed, at half the pace at which they came; while they are held, not at all.
-   Events: start (a run's head), line (what one snapshot adds to the log), view, charts, phase. Model text reaches the
+   Events: start (a run's head), line (what one snapshot adds to the log), view, charts, phase, measuring. Model text reaches the
    document through textContent alone. */
 (() => {
   "use strict";
@@ -143,8 +143,9 @@
     window.Bass.lost = (message) => show("lost", message);
     watch("value", () => {
       if (!props.value) return;
-      const { phase, message } = JSON.parse(props.value);
+      const { phase, message, measuring } = JSON.parse(props.value);
       show(phase, message);
+      tell("measuring", measuring ?? null);
     });
     document.addEventListener("click", (event) => {
       if (event.target.closest("#stop")) show("stopped");

@@ -1,4 +1,4 @@
-/* The prompt's length in tokens. Contract: asks the server once typing has paused, one question at a time, and shows
+/* The prompt: its length in tokens, and Ctrl+Enter (on a Mac ⌘+Enter), which starts the race. Contract: asks the server once typing has paused, one question at a time, and shows
    nothing that is not the answer for the text in the field, save while the next answer is on its way. Without the
    server the line is empty. */
 (() => {
@@ -38,6 +38,13 @@
     };
     promptChanged();
   }
+
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey) || event.isComposing) return;
+    if (!event.target.closest?.("#settings")) return;
+    event.preventDefault();
+    document.querySelector("#run:not([disabled])")?.click();
+  });
 
   Object.assign(window.Bass, { promptChanged, mountPromptLength });
 })();

@@ -125,6 +125,7 @@
       });
       on("start", (head) => this.start(head));
       on("view", () => this.seen && soon(this.draw));
+      window.Bass.whole(this.draw);
       new IntersectionObserver((entries) => {
         this.seen = entries.at(-1).isIntersecting;
         if (this.seen) this.draw();

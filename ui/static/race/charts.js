@@ -1,5 +1,5 @@
-/* Draws the live charts and the device's readings. Contract: draws a few times a second, and only charts in view. A
-   missing value is a gap or "n/a", never 0. Pause holds what the charts show, not the run: a chart that comes into
+/* Draws the live charts and the device's readings. Contract: draws a few times a second, and during a race only charts in
+   view, afterwards all. A missing value is a gap or "n/a", never 0. Pause holds what the charts show, not the run: a chart that comes into
    view, or a new theme, is drawn from what was held. A new run ends the pause. */
 (() => {
   "use strict";
@@ -179,7 +179,7 @@
       if (this.drawing || !window.Plotly) return;
       clearTimeout(this.timer);
       const due = (name) => this.due[this.kind(name)];
-      const [name] = [...this.stale].filter((name) => this.seen.has(name)).sort((a, b) => due(a) - due(b));
+      const [name] = [...this.stale].filter((name) => !this.racing || this.seen.has(name)).sort((a, b) => due(a) - due(b));
       if (!name) return;
       const ms = this.racing ? Math.max(0, due(name) - performance.now()) : 0;
       this.timer = setTimeout(() => this.paint(name), ms);
@@ -199,6 +199,13 @@
         this.plan();
       });
       draw(this.figures[name], name, this.charts);
+    }
+
+    /** Draw at once whatever is not drawn yet. */
+    all() {
+      if (!window.Plotly) return;
+      for (const name of this.stale) draw(this.figures[name], name, this.charts);
+      this.stale.clear();
     }
 
     pause(paused) {
@@ -248,6 +255,7 @@
     });
     on("charts", (charts) => painter.take(charts));
     on("phase", (phase) => painter.race(["waiting", "running"].includes(phase)));
+    window.Bass.whole((now) => now && painter.all());
     plots.onTheme(() => painter.soon());
     plots.load(plotly).then(() => painter.soon());
   };

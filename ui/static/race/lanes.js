@@ -118,7 +118,7 @@
         setText(place, FIGURES[key](lane.metrics[key] ?? null, lane.metrics));
       }
       setText(this.ofTrees, run().lanes.get(this.name).trees ? ", path / nodes" : "");
-      setText(this.soFar, bothFinished || lane.metrics.speedup === null ? "" : ", so far");
+      setText(this.soFar, bothFinished || lane.metrics.speedup === null ? "" : "so far");
       if (lane.error) setText(this.state, `Failed: ${lane.error}`);
       else if (lane.finished) setText(this.state, this.summary(lane));
       else if (this.running && !lane.reading) setText(this.state, "Running");

@@ -113,7 +113,8 @@
     return step.drafts.filter((_, i) => parentsOf(step)[i] === last);
   }
 
-  /** Indices of the sequences that finished first and last (at their end or full length); last once all have ended. */
+  /** Indices of the sequences that finished first and last (at their end or full length); last once all have ended.
+      Sequences that all ended at the same time have neither. */
   function firstAndLast(lane, reasons) {
     const ended = lane.sequences
       .map(({ tokens }, index) => ({ index, ms: tokens.at(-1)?.ms, reason: reasons[index] }))
@@ -121,7 +122,8 @@
     if (lane.sequences.length < 2 || !ended.length) return {};
     ended.sort((a, b) => a.ms - b.ms);
     const all = reasons.every((reason) => reason);
-    return { first: ended[0].index, last: all && ended.length > 1 ? ended.at(-1).index : undefined };
+    if (all && ended[0].ms === ended.at(-1).ms) return {};
+    return { first: ended[0].index, last: all ? ended.at(-1).index : undefined };
   }
 
   /** Whether the run is greedy: then nothing is drawn, and no draft is tested against a random number. */

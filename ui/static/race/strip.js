@@ -2,7 +2,7 @@
    each round wrote above them. Contract: a round's block ends at its `ms` and begins where the round before it ended;
    inside it stand draft_ms, then verify_ms, and the host's rest. Where draft and target work at the same time, the blocks
    are the lane's own spans (bass_core/amusd/timeline.py). All strips have one scale: the newest SPANS of their lanes'
-   clocks, or the whole race. Draws what is in view, once a view. figure.blocks: what was drawn, {row, kind, x, width,
+   clocks, or the whole race. Draws what is in view, once a view; at the end, all. figure.blocks: what was drawn, {row, kind, x, width,
    begin, end, round}, in CSS pixels from the canvas's left edge and in ms. */
 (() => {
   "use strict";
@@ -231,6 +231,7 @@
       root.querySelector("[data-switch='whole-race']").addEventListener("click", () => this.draw(true));
       on("start", (head) => this.start(head));
       on("view", (view) => this.show(view));
+      window.Bass.whole(() => this.draw(true));
       plots.onTheme(() => {
         for (const strip of this.strips.values()) strip.look = null;
         this.draw(true);

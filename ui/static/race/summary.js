@@ -1,7 +1,7 @@
 /* The summary after a run. Contract: one figure, one table, and the buttons that export the run. */
 (() => {
   "use strict";
-  const { on, run, number, setText, make, laneName, plots } = window.Bass;
+  const { on, run, number, setText, make, laneName, plots, what } = window.Bass;
   const percent = (value, digits = 1) => number(value === null || value === undefined ? null : value * 100, digits, " %");
   const coupled = () => run().head.settings.verification === "coupled" && run().head.settings.temperature > 0;
 
@@ -16,34 +16,45 @@
     return chances.length ? chances.reduce((sum, chance) => sum + chance, 0) / chances.length : null;
   }
 
-  // A row: its label, its cell for a lane, and whether the run has it.
+  /** Whether a lane's sequences all ended at the same time: then none was first or last. */
+  const together = (name) => {
+    const ends = run().lanes.get(name).sequences.map(({ tokens }) => tokens.at(-1)?.ms);
+    return ends.every((ms) => ms === ends[0]);
+  };
+  const apart = () => [...run().lanes.keys()].some((name) => !together(name));
+  const unlessTogether = (value, name) => (together(name) ? "ended together" : number(value, 2));
+
+  // A row: its formula, its label, its cell for a lane, and whether the run has it.
   const ROWS = [
-    ["ms per token", (m) => number(m.ms_per_token, 2)],
-    [() => `speed-up over ${laneName(run().head.reference).toLowerCase()}`, (m) => number(m.speedup, 2, "×")],
-    ["throughput, tokens/s", (m) => number(m.throughput_tps, 1)],
-    ["per-token latency, First, ms", (m) => number(m.ptl_first_ms, 2)],
-    ["per-token latency, Last, ms", (m) => number(m.ptl_last_ms, 2)],
-    ["per-token latency, All, ms", (m) => number(m.ptl_all_ms, 2)],
-    ["time to first token, ms", (m) => number(m.ttft_ms, 1)],
-    [() => (trees() ? "drafts accepted (of trees: path / nodes)" : "draft acceptance rate"), (m) => percent(m.acceptance_rate)],
-    ["drafts accepted, of all", (m) => (m.drafted ? `${m.accepted} of ${m.drafted}` : number(null))],
-    ["token acceptance", (m) => percent(m.token_acceptance)],
-    ["token acceptance by rejection sampling, estimated", (m, lane, name) => percent(rejectionSampling(name)), coupled],
-    ["mean acceptance length", (m) => number(m.mean_acceptance_length, 2)],
-    ["rounds", (m) => number(m.rounds, 0)],
-    ["target forwards", (m) => number(m.target_forwards, 0)],
-    ["new tokens", (m) => number(m.new_tokens, 0)],
-    ["FLOPs utilisation", (m) => percent(m.flops_utilization)],
-    ["bandwidth utilisation", (m) => percent(m.bandwidth_utilization)],
-    ["ended by the model (EOS)", (m, lane) =>
+    ["ms_per_token", "ms per token of one sequence", (m) => number(m.ms_per_token, 2)],
+    ["speedup", () => `speed-up over ${laneName(run().head.reference).toLowerCase()}`, (m) => number(m.speedup, 2, "×")],
+    ["throughput_tps", "throughput, tokens/s", (m) => number(m.throughput_tps, 1)],
+    ["ptl", "per-token latency, First, ms", (m, lane, name) => unlessTogether(m.ptl_first_ms, name), apart],
+    ["ptl", "per-token latency, Last, ms", (m, lane, name) => unlessTogether(m.ptl_last_ms, name), apart],
+    ["ptl", "per-token latency, All, ms", (m) => number(m.ptl_all_ms, 2)],
+    ["ttft_ms", "time to first token, ms", (m) => number(m.ttft_ms, 1)],
+    ["acceptance_rate", () => (trees() ? "drafts accepted (of trees: path / nodes)" : "draft acceptance rate"),
+      (m) => percent(m.acceptance_rate)],
+    ["drafts", "drafts accepted, of all", (m) => (m.drafted ? `${m.accepted} of ${m.drafted}` : number(null))],
+    ["token_acceptance", "token acceptance", (m) => percent(m.token_acceptance)],
+    ["rejection_sampling", "token acceptance by rejection sampling, estimated",
+      (m, lane, name) => percent(rejectionSampling(name)), coupled],
+    ["mean_acceptance_length", "mean acceptance length", (m) => number(m.mean_acceptance_length, 2)],
+    ["rounds", "rounds", (m) => number(m.rounds, 0)],
+    ["target_forwards", "target forwards", (m) => number(m.target_forwards, 0)],
+    ["new_tokens", "new tokens", (m) => number(m.new_tokens, 0)],
+    ["flops_utilization", "FLOPs utilisation", (m) => percent(m.flops_utilization)],
+    ["bandwidth_utilization", "bandwidth utilisation", (m) => percent(m.bandwidth_utilization)],
+    ["ended", "ended by the model (EOS)", (m, lane) =>
       `${lane.finish_reasons.filter((r) => r === "eos").length} of ${lane.finish_reasons.length}`],
-    ["lane time, s", (m, lane) => number(lane.clock_ms / 1000, 2)],
+    ["clock_ms", "lane time, s", (m, lane) => number(lane.clock_ms / 1000, 2)],
   ];
 
   function traces(lanes, colour) {
-    const marks = ["First", "Last", "All"];
+    const marks = apart() ? ["First", "Last", "All"] : ["All"];
     const bars = Object.entries(lanes).map(([name, { metrics: m }]) => ({
-      type: "bar", name: laneName(name), x: marks, y: [m.ptl_first_ms, m.ptl_last_ms, m.ptl_all_ms],
+      type: "bar", name: laneName(name), x: marks,
+      y: [...(apart() ? [together(name) ? null : m.ptl_first_ms, together(name) ? null : m.ptl_last_ms] : []), m.ptl_all_ms],
       marker: { color: plots.lineOf(colour, name).color }, legendgroup: name,
       hovertemplate: "%{y:.2f} ms<extra>%{fullData.name}</extra>",
     })).filter((bar) => bar.y.some((value) => value !== null));
@@ -90,9 +101,14 @@
         budget ? `Sequences finished within ${number(budget, 0)} ms of lane time: ${parts.join(", ")}.` : "");
     }
 
+    /** The rows that this run has. */
+    kept() {
+      return ROWS.filter(([, , , has]) => !has || has());
+    }
+
     rows(lanes) {
       const names = Object.keys(lanes);
-      return [["", ...names.map(laneName)], ...ROWS.filter(([, , has]) => !has || has()).map(([label, cell]) =>
+      return [["", ...names.map(laneName)], ...this.kept().map(([, label, cell]) =>
         [typeof label === "string" ? label : label(), ...names.map((name) => cell(lanes[name].metrics, lanes[name], name))])];
     }
 
@@ -108,7 +124,9 @@
         return row;
       };
       this.element.querySelector("thead").replaceChildren(line(head, true));
-      this.element.querySelector("tbody").replaceChildren(...rows.map((row) => line(row, false)));
+      const made = rows.map((row) => line(row, false));
+      this.kept().forEach(([key], i) => made[i].firstElementChild.append(what(key)));
+      this.element.querySelector("tbody").replaceChildren(...made);
     }
 
     draw() {
@@ -126,7 +144,7 @@
       plots.react(plot, drawn, plots.layout(colour, run().head.run, {
         height, hovermode: "closest", barmode: "group", margin: { l: 52, r: 10, t: 26, b: 40 },
         xaxis: { ...axis, domain: places[0], anchor: "y" },
-        yaxis: { ...axis, domain: places[1], anchor: "x", title: title("ms per token") },
+        yaxis: { ...axis, domain: places[1], anchor: "x", title: title("ms per token of one sequence") },
         xaxis2: { ...axis, domain: places[2], anchor: "y2", title: title("draft position"), dtick: 2 },
         yaxis2: { ...axis, domain: places[3], anchor: "x2", range: [0, 103], ticksuffix: " %", title: title("accepted") },
         annotations: drafted ? [] : [{

@@ -1,0 +1,74 @@
+/* On a phone, where one lane fills the screen: shows the lanes when a race starts, and at the bottom all lanes' figures
+   while some of them are out of sight. Contract: the figures are the lanes' own, copied; a tap on one shows its lane. */
+(() => {
+  "use strict";
+  const { on, soon, run, setText, make, laneName, lookOf } = window.Bass;
+  const PHONE = window.matchMedia("(max-width: 700px)");
+  const STACKED = window.matchMedia("(max-width: 1180px)");
+  const STILL = window.matchMedia("(prefers-reduced-motion: reduce)");
+  const FIGURES = ["ms_per_token", "speedup"];
+
+  class Glance {
+    constructor(root) {
+      this.root = root;
+      this.bar = root.querySelector(".glance");
+      this.list = this.bar.querySelector("ul");
+      this.seen = new Map();
+      this.draw = this.draw.bind(this);
+      this.watch = new IntersectionObserver((entries) => {
+        for (const { target, isIntersecting } of entries) this.seen.set(target, isIntersecting);
+        this.draw();
+      });
+      this.bar.querySelector(".glance-stop").addEventListener("click", () => document.querySelector("#stop").click());
+      on("start", (head) => this.start(head));
+      on("view", () => soon(this.draw));
+      on("phase", (phase) => {
+        this.bar.classList.toggle("racing", phase === "running");
+        soon(this.draw);
+      });
+      PHONE.addEventListener("change", this.draw);
+    }
+
+    lane(name) {
+      return this.root.querySelector(`[id="lane-${name}"]`);
+    }
+
+    start({ lanes }) {
+      this.watch.disconnect();
+      this.seen.clear();
+      this.list.replaceChildren(...lanes.map((name) => {
+        const item = make("li"), button = make("button", "glance-lane");
+        button.type = "button";
+        button.dataset.glance = name;
+        button.style.setProperty("--lane", `var(--${lookOf(name).colour})`);
+        button.append(make("span", "glance-name", laneName(name)), make("span", "glance-ms", "–"), make("span", "glance-speedup"));
+        button.addEventListener("click", () => this.show(this.lane(name)));
+        item.append(button);
+        return item;
+      }));
+      for (const name of lanes) this.watch.observe(this.lane(name).querySelector(".numbers"));
+      // Below the settings, the lanes may be out of sight.
+      const top = this.root.querySelector(".lane-grid").getBoundingClientRect().top;
+      if (STACKED.matches && (top < 0 || top > 0.6 * window.innerHeight)) this.show(this.root);
+    }
+
+    show(element) {
+      element.scrollIntoView({ behavior: STILL.matches ? "auto" : "smooth", block: "start" });
+    }
+
+    draw() {
+      const known = [...this.seen.values()];
+      this.bar.hidden = !run() || !PHONE.matches || known.every((seen) => seen);
+      if (this.bar.hidden) return;
+      for (const button of this.list.querySelectorAll("[data-glance]")) {
+        const figures = this.lane(button.dataset.glance);
+        const [ms, speedup] = FIGURES.map((key) => figures.querySelector(`[data-figure="${key}"]`).textContent);
+        setText(button.querySelector(".glance-ms"), `${ms} ms`);
+        setText(button.querySelector(".glance-speedup"), speedup);
+        button.setAttribute("aria-label", `${laneName(button.dataset.glance)}: ${ms} ms per token of one sequence, speed-up ${speedup}; show this lane`);
+      }
+    }
+  }
+
+  window.Bass.mountGlance = (element) => new Glance(element.querySelector(".bass-lanes"));
+})();

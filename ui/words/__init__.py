@@ -1,0 +1,1 @@
+"""What the page and the API say about their figures and parameters."""
