@@ -18,6 +18,7 @@ MODULES = {
     "latency": "cpu.latency",
     "load": "robustness.load",
     "mutants": "robustness.mutants",
+    "outside": "cpu.outside",
     "overhead": "cpu.overhead",
     "page": "cpu.page",
     "passk": "passk.command",

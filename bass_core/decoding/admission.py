@@ -30,6 +30,8 @@ from .request import Request
 _LOGIT_COPIES = 6
 # Bytes per attention score: float32, before and after the softmax.
 _SCORE_BYTES = 8
+# The same where transformers only masks: one mask for all heads, as bytes and as numbers added to the scores.
+_MASK_BYTES = 5
 # Numbers that one layer holds per element of the hidden state: its inputs, heads and wider MLP.
 _HIDDEN_NUMBERS = 16
 # From kernels/triton/attention.py: columns of a segment, and the most numbers of all segments' sums.
@@ -39,13 +41,17 @@ _HEADROOM = 0.9
 
 
 class Method(Protocol):
-    """What admission needs to know of a method: whether it drafts, and whether all rows are in memory together."""
+    """What admission needs to know of a method: whether it drafts, whether all rows are in memory together, and
+    whether other code than ours decodes."""
 
     @property
     def drafts(self) -> bool: ...
 
     @property
     def batched(self) -> bool: ...
+
+    @property
+    def outside(self) -> bool: ...
 
 
 def admit(pair: ModelPair, request: Request, *together: Seq[Method]) -> None:
@@ -92,6 +98,9 @@ def estimate_bytes(pair: ModelPair, request: Request, methods: Seq[Method], rows
     """Bytes of caches and working memory that all methods need together, for a batch of `rows`."""
     total = 0
     for method in methods:
+        if method.outside:
+            total += _outside_bytes(pair, request, rows)
+            continue
         drafts = method.drafts
         batch = rows if method.batched else 1
         texts = request.texts(cache_padding(request, drafts), rows)
@@ -112,6 +121,20 @@ def estimate_bytes(pair: ModelPair, request: Request, methods: Seq[Method], rows
             _working_bytes(pair, request.backend, _chunk(pair, request, batch), longest),
         )
     return total
+
+
+def _outside_bytes(pair: ModelPair, request: Request, rows: int) -> int:
+    """Bytes that transformers' `generate` needs: rows as long as the longest, all prompts read in one forward."""
+    config, model = pair.target.config.get_text_config(), pair.target_step
+    number, heads = pair.target.dtype.itemsize, config.num_attention_heads
+    prompt = max(map(len, request.prompts[:rows]))
+    length = prompt + max(map(request.new_tokens, request.prompts[:rows]))
+    # All layers' keys and values, and of one layer those that it grows into and those repeated per query head.
+    cache = rows * length * 2 * model.head_dim * number * (model.kv_heads * (model.layers + 1) + heads)
+    eager = config._attn_implementation == "eager"
+    scores = rows * prompt * prompt * (heads * _SCORE_BYTES if eager else _MASK_BYTES)
+    hidden = rows * prompt * config.hidden_size * _HIDDEN_NUMBERS * number
+    return cache + scores + hidden + rows * model.vocab * 4 * _LOGIT_COPIES
 
 
 def _chunk(pair: ModelPair, request: Request, batch: int) -> int:

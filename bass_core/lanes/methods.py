@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from ..amusd.checks import refuse_amusd
 from ..decoding.base import Decoder
+from ..decoding.outside.checks import refuse_transformers
+from ..decoding.outside.decoder import build_transformers
 from ..decoding.request import Request
 from ..errors import RequestError
 from ..models.pair import ModelPair
@@ -27,8 +29,9 @@ class Method:
     it. build: makes a fresh decoder for a checked request and the lane's own sequences. drafts: False for decoding
     without a drafter. batched: True if all rows are in memory together, False if one after another. overlaps:
     draft and target work at the same time, so the split into rounds depends on timing. reference: the other lanes
-    are compared with this one, in speed and in text. check: raises RequestError for a request that the method
-    can't answer.
+    are compared with this one, in speed and in text. outside: other code than ours decodes, with memory of its own
+    and noise of its own, so that only its greedy text can be compared; what its steps compute is not known to us.
+    check: raises RequestError for a request that the method can't answer.
     """
 
     name: str
@@ -39,6 +42,7 @@ class Method:
     batched: bool = True
     overlaps: bool = False
     reference: bool = False
+    outside: bool = False
     check: Callable[[ModelPair, Request], None] | None = None
 
 
@@ -63,6 +67,15 @@ METHODS: dict[str, Method] = {
             build_overlapped,
             overlaps=True,
             check=refuse_amusd,
+        ),
+        Method(
+            "transformers",
+            "transformers",
+            "transformers' own generate, on the same weights.",
+            build_transformers,
+            drafts=False,
+            outside=True,
+            check=refuse_transformers,
         ),
     )
 }

@@ -43,6 +43,11 @@ def test_overhead(tmp_path):
     assert json.loads((tmp_path / "out.json").read_text()) == document
 
 
+def test_outside(tmp_path):
+    save_tiny_pair(tmp_path)
+    check(run("outside", "--quick", "--pair", tmp_path / "target", "--batch", 2), "outside")
+
+
 def test_turns(tmp_path):
     """The same revision on both sides: each figure is there once for each turn, and no checkout is left behind."""
     document = run("turns", "HEAD", "overhead", "--quick", "--turns", 1)

@@ -23,7 +23,7 @@ from .emulation import emulated, ledger
 from .emulation.models import TOKENS, pair, texts
 
 EMUL, OTHER = torch.device(emulated.TYPE, 0), torch.device(emulated.TYPE, 1)
-METHODS = ("regular", "speculative", "bass", "amusd")
+METHODS = ("regular", "speculative", "bass", "amusd", "transformers")
 
 
 @pytest.fixture(autouse=True)

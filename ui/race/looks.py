@@ -12,8 +12,8 @@ from typing import TypedDict
 from bass_core import METHODS
 
 # By place: the colour variables of page.css, and Plotly's names for line styles.
-COLOURS = ("lane-1", "lane-2", "lane-3", "lane-4")
-DASHES = ("dot", "dash", "solid", "dashdot")
+COLOURS = ("lane-1", "lane-2", "lane-3", "lane-4", "lane-5")
+DASHES = ("dot", "dash", "solid", "dashdot", "longdashdot")
 OTHER_COLOUR, OTHER_DASH = "lane-other", "longdash"
 
 

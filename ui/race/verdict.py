@@ -145,7 +145,8 @@ def _equation(
     cost = tokens / speed
     joined = "but" if tokens > 1.005 and speed < 1 else "and"
     said = f"{head}: {tokens:.2f} tokens a row-round, {joined} a row-round costs {cost:.2f} plain ones."
-    return said + _drafted(own, settings, "there" if clock else "here")
+    drafts = name not in METHODS or METHODS[name].drafts
+    return said + (_drafted(own, settings, "there" if clock else "here") if drafts else "")
 
 
 def _drafted(own: LaneRounds, settings: Mapping[str, object], place: str) -> str:

@@ -38,7 +38,14 @@ def check_method(method: Any, pair: ModelPair, request: Request) -> None:
     """Raises RequestError if the method, an entry of METHODS, can't answer the request."""
     if method.check is not None:
         method.check(pair, request)
-    if method.overlaps and request.clock is not None:
+    if request.clock is None:
+        return
+    if method.outside:
+        raise RequestError(
+            f"{method.name} can't run on a simulated clock, which predicts our own forwards alone: leave out the "
+            "method, or the clock."
+        )
+    if method.overlaps:
         raise RequestError(
             f"{method.name} can't run on a simulated clock, because what its rounds are depends on how long draft "
             "and target really take: leave out the method, or the clock."

@@ -114,17 +114,21 @@ def test_the_toy_is_run_by_the_conformance_suite(toy: Method) -> None:
 
 
 def test_the_table(toy: Method) -> None:
-    assert list(METHODS) == ["regular", "speculative", "bass", "amusd", "slow"]
+    assert list(METHODS) == ["regular", "speculative", "bass", "amusd", "transformers", "slow"]
     assert set(DEFAULT_LANES) <= set(METHODS)
     assert [name for name, method in METHODS.items() if method.reference] == ["regular"]
     with pytest.raises(ValueError, match="registered already"):
         register(SLOW)
-    with pytest.raises(RequestError, match="method must be one of regular, speculative, bass, amusd, slow; got"):
+    with pytest.raises(
+        RequestError, match="method must be one of regular, speculative, bass, amusd, transformers, slow; got"
+    ):
         find_method("slower")
 
 
 def test_what_was_taken_out_is_unknown() -> None:
-    with pytest.raises(RequestError, match="method must be one of regular, speculative, bass, amusd; got 'slow'"):
+    with pytest.raises(
+        RequestError, match="method must be one of regular, speculative, bass, amusd, transformers; got 'slow'"
+    ):
         generate(PAIR, [1], method="slow")
 
 

@@ -61,7 +61,7 @@ def test_each_method_has_a_colour_and_a_line_of_its_own() -> None:
 
 
 def test_the_lanes_that_draft_say_how_their_lengths_can_be_set_again() -> None:
-    assert [look(name)["lengths"] for name in METHODS] == ["", "row", "batch", ""]
+    assert [look(name)["lengths"] for name in METHODS] == ["", "row", "batch", "", ""]
 
 
 def test_a_lane_that_is_not_in_the_table_is_called_by_its_name() -> None:

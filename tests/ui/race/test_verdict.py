@@ -93,6 +93,12 @@ def test_few_drafts_are_explained_where_a_policy_chose(drafted: int, words: str,
     )
 
 
+def test_a_lane_that_never_drafts_is_not_said_to_draft_seldom() -> None:
+    found = said({"draft_length": "auto"}, regular=lane(PLAIN), transformers=lane([(20.0, 2, 2)] * 20))
+    line = "transformers 0.50×: 1.00 tokens a row-round, and a row-round costs 2.00 plain ones."
+    assert found["lanes"] == {"transformers": line}
+
+
 def test_a_difference_within_the_rounds_scatter_is_a_tie() -> None:
     chance = random.Random(0)
     noisy: Rounds = [(10 + 4 * chance.random(), 2, 2) for _ in range(20)]

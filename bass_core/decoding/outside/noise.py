@@ -1,0 +1,46 @@
+"""Random numbers of torch's default generator that leave the caller's alone.
+
+Contract: inside `drawing()` the device's default generator, from which transformers' `generate` draws, is in a
+state of this object's own, which began with the seed and goes on where it was left. Outside it is as it was
+before. Non-goals: other threads that draw from the same generator meanwhile; it belongs to the whole process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from kernels.support import is_accelerator, runtime
+
+
+class OwnNoise:
+    """A stream of random numbers for one lane."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._device = device
+        self._state = torch.Generator(device).manual_seed(seed).get_state()
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Draw from this stream."""
+        before = self._get()
+        self._set(self._state)
+        try:
+            yield
+        finally:
+            self._state = self._get()
+            self._set(before)
+
+    def _get(self) -> torch.Tensor:
+        if is_accelerator(self._device):
+            state: torch.Tensor = runtime(self._device).get_rng_state(self._device)
+            return state
+        return torch.get_rng_state()
+
+    def _set(self, state: torch.Tensor) -> None:
+        if is_accelerator(self._device):
+            runtime(self._device).set_rng_state(state, self._device)
+        else:
+            torch.set_rng_state(state)

@@ -1,0 +1,113 @@
+"""What the page displays, as texts, read from its document.
+
+Contract: plays the part of a reader: chooses lanes, sequences and rounds with the page's own controls. Numbers
+stay the texts that the page shows, and a block of a timeline its pixels.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from playwright.sync_api import Page
+
+LANES = """() => Object.fromEntries([...document.querySelectorAll('.lane')]
+  .filter((e) => e.offsetParent).map((e) => [
+  e.dataset.lane, {
+    label: e.querySelector('h2').textContent,
+    figures: Object.fromEntries([...e.querySelectorAll('[data-figure]')]
+      .map((f) => [f.dataset.figure, f.textContent])),
+    state: e.querySelector('.state').textContent,
+    width: e.querySelector('.strip canvas').clientWidth,
+    caption: e.querySelector('.strip figcaption').textContent,
+    blocks: e.querySelector('.strip').blocks
+      .map(({ kind, x, width, round }) => [round && round.round, kind, x, width]),
+  }]))"""
+TABLE = """() => [...document.querySelectorAll('.figures-table tr')]
+  .map((row) => [...row.children].map((c) => c.textContent))"""
+VERDICT = """() => [document.querySelector('.verdict-head').textContent,
+  [...document.querySelectorAll('.verdict li')].map((line) => line.textContent)]"""
+INSPECTOR = """() => {
+  const box = document.querySelector('.bass-inspector'), pick = (name) => box.querySelector(`[data-pick=${name}]`);
+  const set = (name, value) => { pick(name).value = value; pick(name).dispatchEvent(new Event('change')); };
+  const found = [];
+  for (const lane of [...pick('lane').options].map((o) => o.value)) {
+    set('lane', lane);
+    for (const sequence of [...pick('sequence').options].map((o) => o.value)) {
+      set('sequence', sequence);
+      const count = Number(box.querySelector('[data-rounds]').textContent.slice(3));
+      for (let at = 1; at <= count; at += 1) {
+        set('round', at);
+        const rows = [...box.querySelectorAll('.round [data-row]')].filter((row) => !row.hidden);
+        found.push({
+          lane, sequence: Number(sequence), at: at - 1, line: box.querySelector('.round-line').textContent,
+          note: box.querySelector('.round-note').textContent, shown: !box.querySelector('.round').hidden,
+          rows: Object.fromEntries(rows.map((row) =>
+            [row.dataset.row, [...row.cells].slice(1).map((c) => c.textContent)])),
+        });
+      }
+    }
+  }
+  return found;
+}"""
+STEPPER = """() => {
+  document.querySelector('[data-switch=stepping]').click();
+  const panel = document.querySelector('.step-part'), found = [], seen = new Set();
+  const line = () => panel.querySelector('.step-line').textContent;
+  for (; /^Round/.test(line()) && !seen.has(line()) && !/no later/.test(line());) {
+    seen.add(line());
+    found.push({
+      line: line(), end: panel.querySelector('.step-ending')?.textContent ?? '',
+      numbers: [...panel.querySelectorAll('.step-numbers')].map((e) => e.textContent),
+      verdicts: [...panel.querySelectorAll('.step-verdict')].map((e) => e.textContent),
+      top: [...panel.querySelectorAll('.step-top tr')].filter((r) => r.querySelector('td')).map((r) =>
+        [...r.querySelectorAll('td')].map((c) => c.textContent)),
+    });
+    panel.querySelector('[data-go="1"]').click();
+  }
+  const lane = panel.querySelector('[data-walk=lane]').value;
+  panel.querySelector('[data-close]').click();
+  return [lane, found];
+}"""
+CACHE = """() => {
+  const part = document.querySelector('.cache-part'), pick = part.querySelector('select');
+  return Object.fromEntries([...pick.options].map(({ value }) => {
+    pick.value = value;
+    pick.dispatchEvent(new Event('change'));
+    return [value, [...part.querySelectorAll('.cache-figures')].map((e) => e.textContent)];
+  }));
+}"""
+
+
+def displayed(page: Page) -> dict[str, Any]:
+    """Everything at the end of a race."""
+    page.click("[data-switch=whole-race]")  # draws the timelines, whether they are in view or not
+    page.wait_for_timeout(300)
+    lanes = page.evaluate(LANES)
+    page.click("[data-switch=whole-race]")
+    head, lines = page.evaluate(VERDICT)
+    columns, *rows = page.evaluate(TABLE)
+    return {
+        "lanes": lanes,
+        "table": {row[0]: dict(zip(columns[1:], row[1:], strict=True)) for row in rows},
+        "head": head,
+        "lines": lines,
+        "inspector": page.evaluate(INSPECTOR),
+        "stepper": page.evaluate(STEPPER),
+        "cache": page.evaluate(CACHE),
+    }
+
+
+def number(text: str) -> float | None:
+    """The first number of a text; None for "n/a" and dashes."""
+    found = re.search(r"-?\d[\d,]*\.?\d*(e-?\d+)?", text.replace("\u2212", "-"))
+    return float(found[0].replace(",", "")) if found else None
+
+
+def same(text: str, value: float | None, share: float = 1e-3) -> bool:
+    """Whether the text shows the value: within half of its last digit, and `share` of it, as times are rounded."""
+    shown = number(text)
+    if shown is None or value is None:
+        return shown is None and value is None
+    digits = re.search(r"\d[\d,]*\.?(\d*)", text)
+    return abs(shown - value) <= 0.5001 * 10 ** -len(digits[1] if digits else "") + share * abs(value)
