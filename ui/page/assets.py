@@ -14,14 +14,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 STATIC = Path(__file__).resolve().parents[1] / "static"
 PLOTLY = Path(plotly.__file__).resolve().parent / "package_data" / "plotly.min.js"
-STYLES = tuple(STATIC / name for name in ("page/page.css", "page/how.css", "race/strips.css", "race/step.css"))
+STYLES = tuple(
+    STATIC / name
+    for name in ("page/page.css", "page/how.css", "race/strips.css", "race/step.css", "sweep/sweep.css")
+)
 # In the order of their use: each script may use those before it.
 SCRIPTS = (
     "page/page.js", "page/frames.js", "page/alive.js", "page/prompt.js", "race/run.js", "race/compare.js",
     "page/plots.js", "race/tokens.js", "race/spent.js", "race/strip.js", "race/cache.js", "race/step_draw.js",
     "race/step.js", "race/lanes.js", "race/verdict.js", "race/charts.js", "race/tree.js", "race/bill.js",
     "race/inspector.js", "race/export.js", "race/summary.js", "page/how_formulas.js", "page/how_step.js",
-    "page/how_first.js", "page/how_last.js", "page/how.js",
+    "page/how_first.js", "page/how_last.js", "page/how.js", "sweep/chart.js", "sweep/sweep.js",
 )  # fmt: skip
 FIRST = STATIC / "page/timers.js"
 

@@ -115,7 +115,7 @@ class Events:
                             "for fewer tokens or a smaller batch."
                         )
         finally:
-            _give_memory_back()
+            give_memory_back()
 
 
 def _told(snapshots: Iterator[Snapshot]) -> Iterator[tuple[str | None, Snapshot]]:
@@ -127,7 +127,7 @@ def _told(snapshots: Iterator[Snapshot]) -> Iterator[tuple[str | None, Snapshot]
         before = words
 
 
-def _give_memory_back() -> None:
+def give_memory_back() -> None:
     """Return freed memory to the system: glibc would keep it in each thread's arena."""
     if sys.platform == "linux":
         with suppress(AttributeError):  # another C library has no malloc_trim

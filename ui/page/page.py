@@ -21,6 +21,8 @@ from ui.page.form import Form, form, restore_script
 from ui.page.limits import Limits
 from ui.page.prompt_length import Count
 from ui.race import charts, how, inspector, lanes, summary
+from ui.sweep import panel as sweep
+from ui.sweep.events import SweepEvents
 
 TITLE = "BASS: batched speculative decoding"
 # System fonts: they cover every alphabet and weight, and need no download.
@@ -87,9 +89,12 @@ def build(
                     _html(inspector.template(), f"Bass.mountInspector(element, {plotly})")
                     _html(summary.template(), f"Bass.mountSummary(element, {plotly})")
                     feeds = [_feed(kind) for kind in ("log", "view", "charts")]
+            with gr.Tab("Sweep", id="sweep", render_children=True):
+                swept = sweep.panel(plotly, recording)
             with gr.Tab("How it works", id="how", render_children=True):
                 _html(how.template(), f"Bass.mountHow(element, {plotly})")
         _bind(page, events, settings, feeds, status)
+        sweep.bind(swept, SweepEvents(events), settings, DEVICE)
     page.queue(max_size=16)
     _calm(page)
     return page
