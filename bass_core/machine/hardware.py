@@ -30,6 +30,8 @@ PEAKS = (
     ("T4", 65.0, 8.1),
     ("RTX PRO 6000 Blackwell", 503.8, 125.0),
     ("RTX 6000 Ada", 364.2, 91.1),
+    # Of this one 1824 AI TOPS are given: FP4 with sparsity, 16 and 32 times these, as on the RTX 5090.
+    ("RTX 5090 Laptop", 114.0, 57.0),
     ("RTX 5090", 209.5, 104.8),
     ("RTX 4090", 165.2, 82.6),
     ("RTX 3090", 71.0, 35.6),

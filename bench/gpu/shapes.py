@@ -7,48 +7,31 @@ checks of equal texts in float32. A dry run (no GPU) uses tiny models of the sam
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-_NO_IDS: dict[str, Any] = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
+from bass_core.prediction.shapes import MODELS, llama
 
 
 def target_config(dry: bool) -> LlamaConfig:
     """32 layers x 4096, 32 heads and 8 KV heads of 128, MLP 15360, vocabulary 50304: 7.79B parameters."""
     if dry:
-        return _config(96, 64, 128, 2, 4, 2)
-    return _config(50304, 4096, 15360, 32, 32, 8)
+        return llama(96, 64, 128, 2, 4, 2)
+    return llama(*MODELS["7.8B"])
 
 
 def draft_config(dry: bool) -> LlamaConfig:
     """4 layers x 2048, 16 heads and 4 KV heads of 128, MLP 6656, the same vocabulary, tied: 309M parameters."""
     if dry:
-        return _config(96, 32, 64, 1, 2, 1, tied=True)
-    return _config(50304, 2048, 6656, 4, 16, 4, tied=True)
+        return llama(96, 32, 64, 1, 2, 1, tied=True)
+    return llama(*MODELS["310M"])
 
 
 def small_config(dry: bool) -> LlamaConfig:
     """4 layers x 512, 8 heads and 2 KV heads of 64."""
-    return _config(96, 64, 128, 2, 4, 2) if dry else _config(2048, 512, 1024, 4, 8, 2)
-
-
-def _config(
-    vocab: int, hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, tied: bool = False
-) -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=vocab,
-        hidden_size=hidden,
-        intermediate_size=mlp,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        max_position_embeddings=16384,
-        tie_word_embeddings=tied,
-        **_NO_IDS,
-    )
+    return llama(96, 64, 128, 2, 4, 2) if dry else llama(2048, 512, 1024, 4, 8, 2)
 
 
 def build(

@@ -1,5 +1,4 @@
-"""The parts of `python -m bench simulate`: hardware, model shapes, step times, rounds, trees.
+"""The parts of `python -m bench simulate`: checks, a validation, sweeps, trees of drafts, the paper turned around.
 
-Contract: a step-time source (`RoundCosts` of bass_core/budget/cost_table.py) gives the times of a verification
-and of a draft forward. It is a measured CostTable, or a Roofline of datasheet numbers; rounds.py uses it.
+Contract: what a round costs elsewhere, and rounds played on paper, are those of bass_core/prediction.
 """

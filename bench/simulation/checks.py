@@ -13,10 +13,10 @@ import numpy as np
 
 from bass_core.budget.cost_table import CostTable
 from bass_core.budget.policies import Algorithm1, DraftLengthPolicy, FixedLength
+from bass_core.prediction.rounds import Acceptance, rounds
 
 from ..report.report import claim
 from .closed_form import algorithm_1, speedup, tokens_per_round
-from .rounds import Acceptance, rounds
 
 BLOCKS = 40
 ERRORS = 4.0

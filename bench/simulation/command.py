@@ -3,7 +3,7 @@
 Contract: every row names its kind. "predicted" comes from step times (a measured table, or a datasheet's roofline
 with assumed efficiencies) and from rounds simulated with the real policies; "datasheet" is a vendor's number,
 never measured here; "measured and predicted" compares a prediction with what this machine did. Checks against
-formulas involve no timing. Parts: bench/simulation.
+formulas involve no timing. Parts: bench/simulation, and bass_core/prediction.
 Non-goals: prefills, early ends of text, requests that arrive over time, quantised weights.
 """
 
@@ -18,12 +18,12 @@ import torch
 
 from bass_core import ModelPair, load_pair
 from bass_core.budget.cost_table import CostTable
+from bass_core.prediction.hardware import HARDWARE, Assumptions
 
 from ..gpu.shapes import build, perturbed, prompts, target_config
 from ..prompts import mixed
 from ..report.report import document, parser, show, table, with_report
 from . import checks, drawing, paper, sweeps, validation
-from .hardware import HARDWARE, Assumptions
 from .trees import sweep as trees
 
 SECTIONS = {
@@ -87,7 +87,12 @@ def _options() -> argparse.ArgumentParser:
     options.add_argument("--acceptance", type=float, default=0.8, help="assumed, i.i.d., in the sweeps")
     options.add_argument("--context", type=int, default=512, help="assumed mean of cached tokens a row")
     for name, value in vars(Assumptions()).items():
-        options.add_argument(f"--{name.replace('_', '-')}", type=float, default=value, help="assumed: hardware.py")
+        options.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=float,
+            default=value,
+            help="assumed: see Assumptions",
+        )
     return options
 
 

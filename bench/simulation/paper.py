@@ -14,11 +14,10 @@ from typing import Any
 
 from bass_core.budget.cost_table import RoundCosts
 from bass_core.budget.policies import Algorithm1, FixedLength
-
-from .hardware import HARDWARE, Assumptions
-from .models import shapes
-from .roofline import Roofline
-from .rounds import Acceptance, Played, Prediction, play, predict, timed
+from bass_core.prediction.hardware import HARDWARE, Assumptions
+from bass_core.prediction.roofline import Roofline
+from bass_core.prediction.rounds import Acceptance, Played, Prediction, play, predict, timed
+from bass_core.prediction.shapes import shapes
 
 ROWS, TOKENS = 8, 256
 LATENCY_MS, SPEEDUP, THROUGHPUT = 5.8, 2.15, 1100.0

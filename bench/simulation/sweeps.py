@@ -15,12 +15,12 @@ from bass_core.budget.cost_aware import CostAware
 from bass_core.budget.cost_table import RoundCosts
 from bass_core.budget.policies import Algorithm1, FixedLength
 from bass_core.drafting.window import WINDOW
+from bass_core.prediction.hardware import HARDWARE, Assumptions
+from bass_core.prediction.roofline import Roofline
+from bass_core.prediction.rounds import Acceptance, predict
+from bass_core.prediction.shapes import shape, shapes
 
 from .closed_form import tokens_per_round
-from .hardware import HARDWARE, Assumptions
-from .models import shapes
-from .roofline import Roofline
-from .rounds import Acceptance, predict
 
 BATCHES, CONTEXTS, GPUS = (1, 2, 4, 8, 16, 32, 64), (512, 2048, 8192, 32768), (1, 2, 4, 8)
 LONG = (32768, 65536, 131072)
@@ -149,7 +149,7 @@ def gpus(arguments: Namespace, assumed: Assumptions) -> list[Row]:
     made = []
     for hardware in HARDWARE.values():
         for count in GPUS[::3] if arguments.quick else GPUS:
-            costs = Roofline(hardware, *shapes("70B"), arguments.context, count, assumed)
+            costs = Roofline(hardware, shape("70B"), shape("1B"), arguments.context, count, assumed)
             found = {"fits": True} | _figures(costs, arguments, 8) if costs.fits(8) else {"fits": False}
             made.append({**_head("gpus", hardware.name, 8, arguments.context, count), **found})
     return made

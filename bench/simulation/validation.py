@@ -23,9 +23,9 @@ from bass_core.attention.select import choose_backend
 from bass_core.budget.cost_table import CostTable, RoundCosts
 from bass_core.budget.options import make_policy
 from bass_core.decoding.calibrate import measure_costs
+from bass_core.prediction.rounds import Acceptance, predict
 
 from ..report.report import claim, median
-from .rounds import Acceptance, predict
 
 FIT, HELD_LENGTH = (2, 6), 4
 WITHIN = 0.10

@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections import deque
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from bass_core import ModelPair, generate, stream
-from bass_core.budget.cost_aware import CostAware
 from bass_core.budget.cost_table import CostTable
-from bass_core.budget.policies import Algorithm1, FixedLength
+from bass_core.budget.policies import Algorithm1
+from bass_core.prediction.hardware import HARDWARE, Assumptions
+from bass_core.prediction.roofline import Roofline
+from bass_core.prediction.rounds import Acceptance, predict
+from bass_core.prediction.shapes import shapes
 from bench.simulation import checks, drawing, paper, sweeps, validation
 from bench.simulation import command as simulate
 from bench.simulation.closed_form import algorithm_1, speedup, tokens_per_round
-from bench.simulation.hardware import HARDWARE, Assumptions
-from bench.simulation.models import shapes
-from bench.simulation.roofline import Roofline
-from bench.simulation.rounds import Acceptance, predict, rounds
 from tests.bench.test_benches import check, run
 from tests.models import perturbed, tiny
 
@@ -35,31 +33,6 @@ PERFECT = Assumptions(1.0, 1.0, 1.0, 0.0, 0.0)
 def pair() -> ModelPair:
     target = tiny("llama")
     return ModelPair(target, perturbed(target, 0.05))
-
-
-class Replay:
-    """An acceptance model that replays recorded counts of accepted drafts for each row."""
-
-    def __init__(self, counts):
-        self.counts = {row: deque(mine) for row, mine in counts.items()}
-
-    def draw(self, rng, rows, drafted):
-        return [self.counts[row].popleft() for row in rows]
-
-
-@pytest.mark.parametrize("policy", [Algorithm1, lambda: FixedLength(3), lambda: CostAware(TABLE, 4)])
-def test_rounds_are_those_of_the_decoder(pair, policy):
-    """Given the decoder's accepted counts, the simulator asks for the same draft lengths and drafts as much."""
-    prompts = [[1, 2, 3], [7, 5], [11, 3, 9, 4], [2]]
-    asked = dict(draft_length=policy(), drafter="model", max_new_tokens=24, eos_token_id=None)
-    real = [one for one in stream(pair, prompts, **asked) if one.kind != "prefill"]
-    counts = {row: [r.accepted for one in real for r in one.rows if r.sequence == row] for row in range(4)}
-    played = list(rounds(policy(), Replay(counts), 4, 23, np.random.default_rng(0)))
-    assert [one.draft_length for one in real] == [one.asked for one in played]
-    assert [{r.sequence: len(r.drafted) for r in one.rows} for one in real] == [
-        dict(zip(one.rows, one.drafted, strict=True)) for one in played
-    ]
-    assert len({tuple(mine) for mine in counts.values()}) > 1
 
 
 def test_accepted_counts_are_read_off_the_origins(pair):
@@ -122,59 +95,6 @@ def test_checks_hold_and_can_fail(monkeypatch):
     assert all(one["holds"] for one in claims) and len(claims) == 3
     monkeypatch.setattr(checks, "tokens_per_round", lambda rate, length: 1.02 * tokens_per_round(rate, length))
     assert not checks.run(seed=0, quick=True)[1][0]["holds"]
-
-
-def test_a_prediction_of_plain_steps_and_of_a_perfect_draft():
-    plain = predict(TABLE, FixedLength(0), Acceptance.same(0.5), 4, 11, trials=1)
-    assert plain.ptl_first_ms == plain.ptl_all_ms == plain.ptl_last_ms == pytest.approx(12.0)
-    assert plain.ms_per_token == pytest.approx(12.0)
-    assert plain.throughput_tps == pytest.approx(1000 * 4 * 11 / (12.0 * 10))
-    perfect = predict(TABLE, FixedLength(4), Acceptance.same(1.0), 1, 11, trials=1)
-    assert perfect.rounds == 2 and perfect.mean_acceptance_length == 5
-    assert perfect.ptl_all_ms == pytest.approx(2 * (14.0 + 4 * 1.0) / 10)
-
-
-def test_rows_that_end_early_have_a_lower_latency():
-    rates = Acceptance(np.array([[0.95], [0.2]]))
-    made = predict(TABLE, FixedLength(4), rates, 2, 40)
-    assert made.ptl_first_ms < made.ptl_all_ms < made.ptl_last_ms
-    assert made == predict(TABLE, FixedLength(4), rates, 2, 40)
-
-
-def test_shapes_are_the_papers_sizes():
-    (target, draft), (large, small) = shapes("7.8B"), shapes("70B")
-    assert target.parameters / 1e9 == pytest.approx(7.79, abs=0.01)
-    assert draft.parameters / 1e6 == pytest.approx(309, abs=1)
-    assert (large.parameters / 1e9, small.parameters / 1e9) == pytest.approx((70.6, 1.24), rel=0.01)
-    assert target.cost.kv_bytes == 2 * 32 * 8 * 128 * 2
-
-
-@pytest.mark.parametrize("name", HARDWARE)
-def test_a_roofline_is_bytes_or_flops(name):
-    hardware, (target, draft) = HARDWARE[name], shapes("7.8B")
-    costs = Roofline(hardware, target, draft, context=0, assumed=PERFECT)
-    read = 1000 * (target.cost.weight_bytes + target.cost.kv_bytes) / (hardware.bandwidth * 1e9)
-    assert costs.verify_ms(1, 1) == pytest.approx(read, rel=1e-6)
-    flops = 2 * target.cost.parameters * 4096 / hardware.flops * 1000
-    assert costs.verify_ms(4096, 4096) == pytest.approx(flops, rel=0.1)
-    assert replace(costs, assumed=replace(PERFECT, bandwidth=0.5)).verify_ms(1, 1) == pytest.approx(2 * read)
-    longer = replace(costs, context=10_000).verify_ms(8, 8) - costs.verify_ms(8, 8)
-    assert longer == pytest.approx(1000 * 8 * 10_000 * target.cost.kv_bytes / (hardware.bandwidth * 1e9))
-    assert hardware.source.startswith("datasheet: NVIDIA")
-
-
-def test_a_roofline_over_several_gpus():
-    target, draft = shapes("70B")
-    one = Roofline(HARDWARE["B200"], target, draft, context=512, assumed=PERFECT)
-    two, eight = replace(one, gpus=2), replace(one, gpus=8)
-    reduce = 2 * 80 * (2 * (1 / 2) * 2 * 8 * 8192) / (1800e9 / 2) * 1000
-    assert two.verify_ms(8, 8) == pytest.approx(one.verify_ms(8, 8) / 2 + reduce)
-    assert eight.draft_ms(8) <= one.draft_ms(8)
-    slow = replace(eight, assumed=replace(PERFECT, allreduce_us=1000.0))
-    assert slow.verify_ms(8, 8) == pytest.approx(eight.verify_ms(8, 8) + 160)
-    assert slow.draft_ms(8) == one.draft_ms(8)
-    a100 = replace(one, hardware=HARDWARE["A100"])
-    assert [replace(a100, gpus=n).fits(8) for n in (1, 2, 4)] == [False, False, True]
 
 
 def test_best_fixed_length_and_crossover():

@@ -9,9 +9,9 @@ Beta(spread x m, spread x (1 - m)), its mean being the pair's token acceptance; 
 share of what the ranks before it left, a_j = share x (1 - a_1 - ... - a_(j-1)). least = share / (1 + share) keeps
 the ranks in order. The Grower is told these very chances as the draft's own, as of a draft that knows how sure it
 is; it does not know what is drawn by them. A chain of first candidates is accepted at the rate a_1 a draft,
-independently, as in ../rounds.py, so a spread changes nothing for policies of one length.
+independently, as in bass_core/prediction/rounds.py, so a spread changes nothing for policies of one length.
 SPREAD and SHARE are chosen so that the shipped head's measured table is met (sweep.py).
-Non-goals: as ../rounds.py's; sampled trees, copies, chances that the draft misjudges.
+Non-goals: as that file's; sampled trees, copies, chances that the draft misjudges.
 """
 
 from __future__ import annotations
@@ -32,12 +32,11 @@ from bass_core.budget.policies import EqualRows
 from bass_core.budget.trees import MOST_DRAFTS, FixedNodes
 from bass_core.drafting.trees.growth import Growth
 from bass_core.drafting.trees.levels import Fed
+from bass_core.prediction.rounds import Played
 from bass_core.sampling.noise import NoiseKeys, Role
 from bass_core.sampling.params import SamplingParams
 from bass_core.sequence import Sequence
 from kernels.plan import MOST_TREE
-
-from ..rounds import Played
 
 SPREAD, SHARE = 1.5, 0.3
 # Candidates that have a chance: more than are ever children of one node.

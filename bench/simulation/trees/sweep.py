@@ -20,12 +20,12 @@ from bass_core.budget.cost_aware import CostAware
 from bass_core.budget.planner import Planner
 from bass_core.budget.policies import Algorithm1, FixedLength
 from bass_core.budget.trees import FixedNodes
+from bass_core.prediction.hardware import HARDWARE, Assumptions
+from bass_core.prediction.roofline import Roofline
+from bass_core.prediction.rounds import Acceptance, predict, timed
+from bass_core.prediction.shapes import shapes
 
 from ...report.report import claim
-from ..hardware import HARDWARE, Assumptions
-from ..models import shapes
-from ..roofline import Roofline
-from ..rounds import Acceptance, predict, timed
 from ..sweeps import BATCHES, crossover
 from .rounds import Chances, PlayedTrees, play_trees, tree_rounds
 

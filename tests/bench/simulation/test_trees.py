@@ -14,9 +14,9 @@ import pytest
 from bass_core.budget.cost_table import CostTable
 from bass_core.budget.planner import Planner
 from bass_core.budget.trees import FixedNodes
+from bass_core.prediction.hardware import Assumptions
+from bass_core.prediction.rounds import timed
 from bench.simulation.closed_form import tokens_per_round
-from bench.simulation.hardware import Assumptions
-from bench.simulation.rounds import timed
 from bench.simulation.trees import sweep
 from bench.simulation.trees.rounds import SHARE, Chances, PlayedTrees, SimulatedDraft, play_trees, tree_rounds
 

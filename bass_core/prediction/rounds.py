@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bass_core.budget.cost_table import RoundCosts
-from bass_core.budget.policies import DraftLengthPolicy
+from ..budget.cost_table import RoundCosts
+from ..budget.policies import DraftLengthPolicy
 
 
 @dataclass(frozen=True)

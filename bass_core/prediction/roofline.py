@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from kernels.plan import SINKS
 
 from .hardware import Assumptions, Hardware
-from .models import Shape
+from .shapes import Shape
 
 # A window begins up to 63 tokens early.
 _HALF_BLOCK = 32
@@ -72,12 +72,22 @@ class Roofline:
         moved = 2 * (gpus - 1) / gpus * 2 * tokens * model.hidden
         return 2 * model.layers * (moved / one_way + self.assumed.allreduce_us * 1e-6)
 
+    @property
+    def _linked(self) -> bool:
+        """Whether the GPUs can work together."""
+        return self.gpus == 1 or self.hardware.nvlink > 0
+
     def windowed(self, window: int) -> Roofline:
         """The same pair whose draft is the target itself, over its first SINKS tokens and its last `window`."""
         return _Windowed(**(vars(self) | {"seen": SINKS + window + _HALF_BLOCK}))
 
     def fits(self, rows: int) -> bool:
-        """Whether weights, keys and values fit in nine tenths of the memory; every GPU holds the whole draft."""
+        """Whether weights, keys and values fit in nine tenths of the memory; every GPU holds the whole draft.
+
+        Several GPUs without a link between them are no home for a model.
+        """
+        if not self._linked:
+            return False
         split = self.target.held_bytes / self.gpus + self.draft.held_bytes
         tokens = rows * self.context
         cached = tokens * (
@@ -103,5 +113,7 @@ class _Windowed(Roofline):
 
     def fits(self, rows: int) -> bool:
         """As a Roofline's, without a draft's weights, keys and values."""
+        if not self._linked:
+            return False
         cached = rows * self.context * self.target.cost.kv_bytes / min(self.gpus, self.target.kv_heads)
         return self.target.held_bytes / self.gpus + cached <= _FILL * self.hardware.memory * 1e9

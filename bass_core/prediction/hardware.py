@@ -1,0 +1,62 @@
+"""GPUs as their datasheets describe them, and assumptions about the share of those figures that a step reaches.
+
+Contract: HARDWARE holds only datasheet numbers, none of them measured here; `Assumptions` holds everything that
+is neither from a datasheet nor measured. Dense peaks are those of bass_core/machine/hardware.py (half of the
+datasheet's figure where it is given with sparsity).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..machine.hardware import dense_peak
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """One GPU, or anything else that reads weights and multiplies them.
+
+    bandwidth: of its memory, GB/s; flops: dense FLOP/s in the dtype of the weights; memory: GB; nvlink: GB/s to
+    others of its kind, both directions together, 0 where there is no such link; source: where these come from.
+    """
+
+    name: str
+    bandwidth: float
+    flops: float
+    memory: float
+    nvlink: float = 0.0
+    source: str = "own numbers"
+
+
+def _gpu(name: str, bandwidth: float, memory: float, nvlink: float, source: str) -> Hardware:
+    """A GPU of which machine/hardware.py knows the dense bfloat16 peak."""
+    peak = dense_peak(name, torch.bfloat16)
+    assert peak is not None, name
+    return Hardware(name, bandwidth, peak, memory, nvlink, f"datasheet: NVIDIA {source}")
+
+
+HARDWARE = {
+    "A100": _gpu("A100", 2039, 80, 600, "A100 Tensor Core GPU, A100 80GB SXM"),
+    "H100": _gpu("H100", 3350, 80, 900, "H100 Tensor Core GPU, H100 SXM"),
+    "H200": _gpu("H200", 4800, 141, 900, "H200 Tensor Core GPU, H200 SXM"),
+    "B200": _gpu("B200", 8000, 180, 1800, "DGX B200, an eighth of its totals"),
+    "laptop": _gpu("RTX 5090 Laptop", 896, 24, 0, "GeForce RTX 5090 Laptop GPU, 1824 AI TOPS"),
+}
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """Numbers that are neither measured nor from a datasheet.
+
+    bandwidth, compute, link: the share of the datasheet's figure that a step reaches; layer_us: microseconds per
+    layer besides reading and multiplying (launches, norms, short kernels); allreduce_us: microseconds per
+    all-reduce besides moving its bytes.
+    """
+
+    bandwidth: float = 0.8
+    compute: float = 0.6
+    link: float = 0.7
+    layer_us: float = 5.0
+    allreduce_us: float = 10.0

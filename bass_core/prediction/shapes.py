@@ -1,0 +1,101 @@
+"""The models of the predictions: what one forward of each reads and multiplies.
+
+Contract: a shape is counted on a model built from its config on torch's meta device, so no weights exist; costs
+are those of bass_core/models/weights/cost.py, with bfloat16 weights, keys and values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ..models.weights.cost import ModelCost, model_cost
+
+_BYTES = 2  # per bfloat16 number
+
+
+@dataclass(frozen=True)
+class Shape:
+    """`cost` of a forward; `parameters` in memory, which include an embedding table that is only looked up."""
+
+    name: str
+    cost: ModelCost
+    parameters: int
+    layers: int
+    hidden: int
+    kv_heads: int
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all weights."""
+        return self.parameters * _BYTES
+
+
+def llama(
+    vocab: int, hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, tied: bool = False
+) -> LlamaConfig:
+    """A config of Llama's architecture that names no special token. tied: the output shares the embedding."""
+    return LlamaConfig(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=mlp,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=16384,
+        tie_word_embeddings=tied,
+        eos_token_id=None,
+        bos_token_id=None,
+        pad_token_id=None,
+    )
+
+
+# (vocabulary, width, MLP, layers, heads, KV heads, whether the output shares the embedding). The BASS paper gives
+# its models' sizes but not their shapes: 7.8B and 310M are our shapes of those sizes.
+MODELS = {
+    "7.8B": (50304, 4096, 15360, 32, 32, 8, False),
+    "310M": (50304, 2048, 6656, 4, 16, 4, True),
+    # SmolLM2
+    "1.7B": (49152, 2048, 8192, 24, 32, 32, True),
+    "135M": (49152, 576, 1536, 30, 9, 3, True),
+    # Llama 3 and 3.2
+    "70B": (128256, 8192, 28672, 80, 64, 8, False),
+    "8B": (128256, 4096, 14336, 32, 32, 8, False),
+    "1B": (128256, 2048, 8192, 16, 32, 8, True),
+}
+# Targets, each with the draft that goes with it.
+PAIRS = {"7.8B": "310M", "1.7B": "135M", "70B": "8B"}
+
+
+def shape_of(name: str, config: LlamaConfig) -> Shape:
+    """The shape of a Llama config, counted on an empty model."""
+    with torch.device("meta"):
+        model: Any = LlamaForCausalLM(config)
+    # Converted, not built in bfloat16: the default dtype is one for all threads.
+    model.to(torch.bfloat16)
+    heads, dim = config.num_key_value_heads, config.head_dim
+    assert heads is not None and dim is not None
+    kv = 2 * config.num_hidden_layers * heads * dim * _BYTES
+    return Shape(
+        name,
+        model_cost(model, kv),
+        sum(weight.numel() for weight in model.parameters()),
+        config.num_hidden_layers,
+        config.hidden_size,
+        heads,
+    )
+
+
+@cache
+def shape(name: str) -> Shape:
+    """The shape of a model of MODELS."""
+    return shape_of(name, llama(*MODELS[name]))
+
+
+def shapes(target: str) -> tuple[Shape, Shape]:
+    """A target of PAIRS, and its draft."""
+    return shape(target), shape(PAIRS[target])
