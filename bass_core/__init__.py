@@ -32,6 +32,7 @@ from .lanes.snapshot import (
 from .loading.catalogue import load_pair
 from .machine.monitor import Monitor
 from .models.pair import ModelPair
+from .prediction.speedups import SpeedUp, SpeedUps, predict_speedups
 from .sampling.params import SamplingParams
 from .sequence import Round, RowRound
 from .verification.table import VERIFICATIONS
@@ -71,6 +72,8 @@ __all__ = [
     "SamplingParams",
     "SequenceSnapshot",
     "Snapshot",
+    "SpeedUp",
+    "SpeedUps",
     "WeightsError",
     "__version__",
     "choose_drafter",
@@ -79,6 +82,7 @@ __all__ = [
     "load_pair",
     "may_measure",
     "measure_ahead",
+    "predict_speedups",
     "race",
     "register",
     "stream",

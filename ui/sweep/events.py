@@ -21,6 +21,7 @@ from ui.page.setting import SETTINGS, shown
 
 from .figures import Sweep
 from .measure import measured
+from .predicted import assumptions, predicted
 from .request import TOKENS, SweepRequest, default_lengths, make_sweep
 from .words import sentences
 
@@ -70,6 +71,16 @@ class SweepEvents:
             log.exception("A sweep failed.")
             state |= {"phase": "error", "message": UNEXPECTED}
         yield _text(state), gr.update(interactive=True)
+
+    def predict(self, fixed: object, machine: object, models: object, acceptance: object, origin: object) -> str:
+        """What the panel shows of the sweep predicted for these values."""
+        state: dict[str, Any] = {"run": uuid4().hex, "phase": "done", "message": "", "sweep": None}
+        try:
+            sweep = predicted(fixed, machine, models, acceptance, origin)
+            state["sweep"] = {**sweep, "sentences": sentences(sweep), "assumptions": assumptions(sweep)}
+        except BassError as error:
+            state |= {"phase": "error", "message": str(error)}
+        return _text(state)
 
     @property
     def api(self) -> Callable[..., Iterator[dict[str, Any]]]:

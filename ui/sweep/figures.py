@@ -31,7 +31,7 @@ class Point(TypedDict):
     regular_ms_per_token: float | None
     tokens: float | None
     acceptance: float | None
-    rounds: int
+    rounds: int | None
 
 
 class Ridge(TypedDict):
@@ -71,7 +71,7 @@ class Sweep(TypedDict):
 
 LABELS = {
     "bass": "Algorithm 1",
-    "auto": "automatic, by measured cost",
+    "auto": "automatic",
     "budget": "budget",
     "cost-aware": "cost-aware",
 }
@@ -82,9 +82,10 @@ def said(draft_length: str | int) -> str:
     return LABELS.get(str(draft_length), f"fixed, {draft_length}")
 
 
-def lines(draft_lengths: Iterable[str | int]) -> list[Line]:
-    """The chart's lines for these draft lengths."""
-    return [Line(draft_length=length, label=said(length)) for length in draft_lengths]
+def lines(draft_lengths: Iterable[str | int], costs: str = "measured") -> list[Line]:
+    """The chart's lines for these draft lengths; costs: what a policy that goes by cost asks."""
+    by = {"auto": f", by {costs} cost"}
+    return [Line(draft_length=one, label=f"{said(one)}{by.get(str(one), '')}") for one in draft_lengths]
 
 
 def counted(lane: LaneSnapshot) -> LaneRounds:

@@ -67,7 +67,7 @@ class _Run:
         small = self.request.race_of(arm)
         small.max_new_tokens = min(small.max_new_tokens, WARM_UP)
         with closing(self.source(small)) as snapshots:
-            for snapshot in snapshots:
+            for _ in snapshots:
                 self._in_time()
         self.start = self.last = self.clock()
 

@@ -16,6 +16,7 @@ from ui.page import assets
 from ui.page.form import Form
 
 from .events import SweepEvents
+from .predicted import MACHINES, MODELS
 from .request import FIXED
 
 HEAD = """<header class="sweep-head"><h2>Where does speculation pay?</h2><p>One button races BASS against regular
@@ -42,6 +43,9 @@ FAILED = """() => [
   JSON.stringify({phase: "lost", message: "The server is busy or unreachable: try again in a moment.",
     run: String(Date.now())}), {__type__: "update", interactive: true}]"""
 
+# Fills in an acceptance that was left empty with what was measured last, and says where it is from.
+WITH_ACCEPTANCE = "(...values) => Bass.withAcceptance(values)"
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -51,6 +55,12 @@ class Panel:
     measure: gr.Button | None
     stop: gr.Button | None
     measured: gr.HTML | None
+    machine: gr.Dropdown
+    models: gr.Dropdown
+    acceptance: gr.Number
+    origin: gr.Textbox
+    predict: gr.Button
+    predicted: gr.HTML
 
 
 def panel(plotly: str, recording: bool) -> Panel:
@@ -59,19 +69,49 @@ def panel(plotly: str, recording: bool) -> Panel:
     fixed = gr.Number(
         FIXED, label="Fixed draft length", elem_id="sweep-fixed", info="of the third line, 1 to 16", step=1
     )
+    measure = stop = measured = None
     with gr.Row(elem_id="sweep"):
-        measure = stop = measured = None
         if not recording:
             with gr.Column(min_width=280):
                 with gr.Row(elem_classes="sweep-buttons"):
                     measure = gr.Button("Measure", variant="primary", elem_id="sweep-measure", min_width=110)
                     stop = gr.Button("Stop", elem_id="sweep-stop", min_width=80)
                 measured = _figure("measured", plotly)
-    return Panel(fixed, measure, stop, measured)
+        with gr.Column(min_width=280):
+            with gr.Row(elem_classes="sweep-fields"):
+                machine = gr.Dropdown(
+                    MACHINES, value=MACHINES[0][1], label="Machine", elem_id="sweep-machine", filterable=False,
+                    min_width=120,
+                )  # fmt: skip
+                models = gr.Dropdown(
+                    MODELS, value=MODELS[0][1], label="Models", elem_id="sweep-models", filterable=False,
+                    min_width=150,
+                )  # fmt: skip
+                acceptance = gr.Number(
+                    None, label="Acceptance", elem_id="sweep-acceptance", step=0.05, min_width=120,
+                    placeholder="measured, or 0.8",
+                )  # fmt: skip
+            origin = gr.Textbox(visible=False)
+            with gr.Row(elem_classes="sweep-buttons"):
+                predict = gr.Button("Predict", variant="primary", elem_id="sweep-predict", min_width=110)
+            shown = _figure("predicted", plotly)
+    return Panel(fixed, measure, stop, measured, machine, models, acceptance, origin, predict, shown)
 
 
 def bind(swept: Panel, events: SweepEvents, form: Form, device: Mapping[str, Any]) -> None:
     """Bind the buttons and `/sweep`; device: the place in the queue that has the device."""
+    values = [swept.fixed, swept.machine, swept.models, swept.acceptance, swept.origin]
+    # In the device's place too: on a CPU, half a second of work would disturb the times of a race.
+    gr.on(
+        [swept.predict.click, swept.machine.input, swept.models.input],
+        events.predict,
+        inputs=values,
+        outputs=swept.predicted,
+        js=WITH_ACCEPTANCE,
+        show_progress="hidden",
+        api_visibility="private",
+        **device,
+    )
     if swept.measure is None or swept.stop is None or swept.measured is None:
         return
     running = swept.measure.click(
@@ -111,6 +151,7 @@ def template(kind: str) -> str:
 <figure class="chart"><figcaption><h3>{TITLE} {mark}</h3><span class="sweep-of">over the batch size</span>
 </figcaption><div class="plot" role="group" aria-label="{TITLE} over the batch size, {badge}"></div></figure>
 <ul class="sweep-said" aria-live="polite"></ul>
+<details class="sweep-assumed" hidden><summary>What this assumes</summary><ul></ul></details>
 <div class="sweep-results" hidden>
 <div class="table-scroll" tabindex="0" role="group" aria-label="Figures of the sweep, {badge}">
 <table class="figures-table"><caption class="spoken">Figures of the sweep, {badge}, a row a point</caption>

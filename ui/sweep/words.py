@@ -15,7 +15,7 @@ AGAINST = {"ahead": "ahead of regular decoding", "level": "level with it", "behi
 def sentences(sweep: Sweep) -> list[str]:
     """One for each line that has a point, and one on the ridge."""
     lines = (_line(line, sweep["points"]) for line in sweep["lines"])
-    return [*(one for one in lines if one), *_ridge(sweep)]
+    return [*(one for one in lines if one), *_ridge(sweep), *_missing(sweep)]
 
 
 def _line(line: Line, points: Iterable[Point]) -> str:
@@ -42,6 +42,14 @@ def _ridge(sweep: Sweep) -> list[str]:
         f"; with {count} draft{'s' * (count > 1)} a row at batch {tokens / (count + 1):.1f}" for count in fixed
     )
     return [f"{said} Plain steps get there at batch {tokens:.0f}{rounds}."]
+
+
+def _missing(sweep: Sweep) -> list[str]:
+    """The batches of a prediction that the memory does not hold."""
+    missing = dict.fromkeys(str(one["batch"]) for one in sweep["points"] if one["speedup"] is None)
+    if sweep["kind"] != "predicted" or not missing:
+        return []
+    return [f"Batch {_joined([*missing])}: n/a, since the models and the rows' keys and values do not fit."]
 
 
 def _joined(words: list[str]) -> str:

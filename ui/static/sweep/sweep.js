@@ -34,6 +34,32 @@
     return `${[FIELDS, ...sweep.points.map((p) => FIELDS.map((name) => cell(p[name])))].map((row) => row.join(",")).join("\n")}\n`;
   }
 
+  /** What the points are of, in the chart's caption. */
+  function about({ kind, settings, device }) {
+    if (kind === "predicted") return `${device}; acceptance ${number(settings.acceptance, 2)}`;
+    const rows = settings.prompts === "lines" ? "rows of different prompts" : "sampled rows of one prompt";
+    const heat = `temperature ${settings.temperature}${settings.resampled ? ", since at 0 all rows would be alike" : ""}`;
+    return `${device ?? "unknown device"}; ${rows}, ${heat}; seed ${settings.seed}`;
+  }
+
+  const figures = {};
+
+  /** [acceptance, where it is from]: the last sweep's with a fixed length, else the last race's, else null, assumed. */
+  function measuredAcceptance() {
+    const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
+    const swept = (figures.measured?.sweep?.points ?? []).filter((p) => Number.isInteger(p.draft_length) && p.acceptance !== null);
+    if (swept.length) return [mean(swept.map((p) => p.acceptance)), "sweep"];
+    const lanes = Object.values(window.Bass.run()?.view?.lanes ?? {}).map(({ metrics }) => metrics.token_acceptance);
+    const raced = lanes.filter(Number.isFinite);
+    return raced.length ? [raced.at(-1), "race"] : [null, "assumed"];
+  }
+
+  /** The values of the button "Predict", with an acceptance where the field is empty. */
+  function withAcceptance([fixed, machine, models, acceptance]) {
+    const [value, origin] = acceptance === null || acceptance === "" ? measuredAcceptance() : [acceptance, "given"];
+    return [fixed, machine, models, value === null ? null : Number(Number(value).toFixed(3)), origin];
+  }
+
   class Figure {
     constructor(root, plotly) {
       this.root = root;
@@ -77,7 +103,7 @@
     }
 
     table() {
-      const { lines, points, sentences, settings, device } = this.sweep;
+      const { lines, points, sentences, assumptions } = this.sweep;
       const labels = new Map(lines.map(({ draft_length: length, label }) => [length, label]));
       const row = (cells, head) => {
         const line = make("tr");
@@ -95,7 +121,10 @@
       if (points.length && [...said.children].map((one) => one.textContent).join() !== sentences.join()) {
         said.replaceChildren(...sentences.map((text) => make("li", "", text)));
       }
-      setText(this.root.querySelector(".sweep-of"), window.Bass.sweepAbout(settings, device));
+      setText(this.root.querySelector(".sweep-of"), about(this.sweep));
+      const assumed = this.root.querySelector(".sweep-assumed");
+      assumed.hidden = !assumptions;
+      assumed.querySelector("ul").replaceChildren(...(assumptions ?? []).map((text) => make("li", "", text)));
     }
 
     draw() {
@@ -113,15 +142,10 @@
     }
   }
 
-  /** What the points are of, in the chart's caption. */
-  window.Bass.sweepAbout = (settings, device) => {
-    const rows = settings.prompts === "lines" ? "rows of different prompts" : "sampled rows of one prompt";
-    const heat = `temperature ${settings.temperature}${settings.resampled ? ", since at 0 all rows would be alike" : ""}`;
-    return `${device ?? "unknown device"}; ${rows}, ${heat}; seed ${settings.seed}`;
-  };
-
+  window.Bass.withAcceptance = withAcceptance;
   window.Bass.mountSweep = (element, props, watch, plotly) => {
     const root = element.querySelector(".bass-sweep"), figure = new Figure(root, plotly), { kind } = root.dataset;
+    figures[kind] = figure;
     watch("value", () => props.value && figure.receive(JSON.parse(props.value)));
     document.addEventListener("click", (event) => {
       const start = event.target.closest(kind === "measured" ? "#sweep-measure" : "#sweep-predict");

@@ -1,0 +1,178 @@
+"""Predicted speed-up over the batch: the rounds of rounds.py, timed by the roofline of other hardware.
+
+Contract: `predict_speedups` runs no model and measures nothing; all that it returns is a prediction, as plain
+data that names its assumptions. The same arguments give the same figures, which are those of `python -m bench
+simulate`. Non-goals: prefills, trees of drafts; policies that plan trees are played as the chains that they
+fall back to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, TypedDict
+
+from ..budget.options import check_draft_length, make_policy
+from ..budget.policies import FixedLength
+from ..errors import RequestError
+from .hardware import HARDWARE, Assumptions
+from .roofline import Roofline
+from .rounds import Acceptance, Prediction, predict
+from .shapes import PAIRS, shapes
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+GPUS = (1, 2, 4, 8)
+MOST_ROWS, MOST_TOKENS = 1024, 4096
+
+
+class SpeedUp(TypedDict):
+    """One batch and draft length: speedup = regular_ms_per_token / ms_per_token, both predicted; all None where
+    the models and `batch` rows don't fit the memory. tokens: written by a row and round that drafts."""
+
+    batch: int
+    draft_length: Any
+    speedup: float | None
+    ms_per_token: float | None
+    regular_ms_per_token: float | None
+    tokens: float | None
+    rounds: float | None
+
+
+class SpeedUps(TypedDict):
+    """The points, and all that they are predicted from. gpus: how many share the models, tensor parallel.
+
+    source: of the hardware's figures. ridge_tokens: tokens a step from which on multiplying takes longer than
+    reading the weights and one row's context, at the assumed shares of the datasheet's figures. assumed: see
+    Assumptions.
+    """
+
+    hardware: str
+    source: str
+    gpus: int
+    target: str
+    draft: str
+    acceptance: float
+    context: int
+    max_new_tokens: int
+    seed: int
+    trials: int
+    assumed: dict[str, float]
+    ridge_tokens: float
+    points: list[SpeedUp]
+
+
+def predict_speedups(
+    hardware: str,
+    target: str = "7.8B",
+    *,
+    acceptance: float = 0.8,
+    batches: Sequence[int] = BATCHES,
+    draft_lengths: Sequence[Any] = ("bass", "auto", 4),
+    gpus: int | None = None,
+    context: int = 512,
+    max_new_tokens: int = 256,
+    seed: int = 0,
+    trials: int = 4,
+    assumed: Assumptions | None = None,
+) -> SpeedUps:
+    """Predict the speed-up of BASS over regular decoding on `hardware` (of HARDWARE), for batches and draft
+    lengths.
+
+    target: one of PAIRS, with the draft that goes with it. acceptance: the chance that a draft stands, given
+    that those before it do, the same for all (Leviathan et al., arXiv 2211.17192, section 3.1); from 0 up to 1.
+    draft_lengths: as `draft_length` of `generate`, by the predicted costs. gpus: None for the fewest of 1, 2, 4
+    and 8 that hold the largest batch. context: cached tokens a row, on average. max_new_tokens: of each row.
+    seed, trials: of the simulated rounds; a figure is the mean over the trials. Times in ms. Raises
+    RequestError for a name that is not known or a number out of range.
+    """
+    machine = _known("hardware", hardware, HARDWARE)
+    name = next((one for one in PAIRS if one.lower() == str(target).lower()), None)
+    if name is None:
+        raise RequestError(f"target must be one of {', '.join(PAIRS)}; got {target!r}.")
+    rate = _rate(acceptance)
+    sizes = _whole("batches", batches, 1, MOST_ROWS)
+    lengths = [check_draft_length(length) for length in draft_lengths]
+    (tokens,) = _whole("max_new_tokens", [max_new_tokens], 2, MOST_TOKENS)
+    assumptions = assumed or Assumptions()
+
+    def costs_on(count: int) -> Roofline:
+        return Roofline(machine, *shapes(name), context, count, assumptions)
+
+    count = gpus or next((some for some in GPUS if costs_on(some).fits(max(sizes))), GPUS[0])
+    costs, points = costs_on(count), []
+    for rows in sizes:
+        fits = costs.fits(rows)
+        plain = predict(costs, FixedLength(0), rate, rows, tokens, seed, trials=1) if fits else None
+        for length in lengths:
+            policy = make_policy(length, costs, rows)
+            found = predict(costs, policy, rate, rows, tokens, seed, trials) if fits else None
+            points.append(_point(rows, length, plain, found))
+    return SpeedUps(
+        hardware=machine.name,
+        source=machine.source,
+        gpus=count,
+        target=costs.target.name,
+        draft=costs.draft.name,
+        acceptance=float(acceptance),
+        context=context,
+        max_new_tokens=tokens,
+        seed=seed,
+        trials=trials,
+        assumed=asdict(assumptions),
+        ridge_tokens=ridge(costs),
+        points=points,
+    )
+
+
+def ridge(costs: Roofline) -> float:
+    """Tokens a step from which on a forward of the target multiplies longer than it reads, one row's context
+    included.
+
+    Source: Williams, Waterman and Patterson, "Roofline", CACM 2009.
+    """
+    cost, assumed = costs.target.cost, costs.assumed
+    reading = (cost.weight_bytes + costs.context * cost.kv_bytes) / (
+        assumed.bandwidth * costs.hardware.bandwidth * 1e9
+    )
+    flops = 2 * cost.parameters + costs.context * cost.attention_flops
+    return reading / (flops / (assumed.compute * costs.hardware.flops))
+
+
+def _point(rows: int, length: Any, plain: Prediction | None, found: Prediction | None) -> SpeedUp:
+    if plain is None or found is None:
+        return SpeedUp(
+            batch=rows, draft_length=length, speedup=None, ms_per_token=None, regular_ms_per_token=None,
+            tokens=None, rounds=None,
+        )  # fmt: skip
+    return SpeedUp(
+        batch=rows,
+        draft_length=length,
+        speedup=plain.ms_per_token / found.ms_per_token,
+        ms_per_token=found.ms_per_token,
+        regular_ms_per_token=plain.ms_per_token,
+        tokens=found.mean_acceptance_length,
+        rounds=found.rounds,
+    )
+
+
+def _known(what: str, name: object, table: Mapping[str, Any]) -> Any:
+    """The table's entry, whose name may be written in any case."""
+    found = next((value for key, value in table.items() if key.lower() == str(name).lower()), None)
+    if found is None:
+        raise RequestError(f"{what} must be one of {', '.join(table)}; got {name!r}.")
+    return found
+
+
+def _rate(acceptance: object) -> Acceptance:
+    known = isinstance(acceptance, int | float) and not isinstance(acceptance, bool) and math.isfinite(acceptance)
+    if not known or not 0 <= float(acceptance) <= 1:  # type: ignore[arg-type]
+        raise RequestError(f"acceptance must be a number from 0 to 1; got {acceptance!r}.")
+    return Acceptance.same(float(acceptance))  # type: ignore[arg-type]
+
+
+def _whole(what: str, values: Sequence[int], low: int, high: int) -> list[int]:
+    """The values, which must be whole numbers within these bounds, at least one."""
+    if not values or not all(type(one) is int and low <= one <= high for one in values):
+        raise RequestError(f"{what} must be whole numbers from {low} to {high}; got {values!r}.")
+    return list(values)

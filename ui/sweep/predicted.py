@@ -1,0 +1,96 @@
+"""A sweep of a machine that is not here: bass_core's prediction, as a sweep that the panel draws.
+
+Contract: no model runs. `predicted` checks what was sent, and says in words what the figures assume. Raises
+RequestError, one sentence that says what to change.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from bass_core import RequestError, SpeedUp, SpeedUps, predict_speedups
+from ui.page import limits
+from ui.page.limits import Limits
+
+from .figures import Point, Ridge, Sweep, against, lines
+from .request import default_lengths
+
+# (words, value), as in ui/page/choices.py.
+MACHINES = (("A100", "a100"), ("H100", "h100"), ("H200", "h200"), ("B200", "b200"), ("a laptop's GPU", "laptop"))
+MODELS = (("7.8B with 310M, the paper's sizes", "7.8b"), ("1.7B with 135M", "1.7b"), ("70B with 8B", "70b"))
+ACCEPTANCE = 0.8
+# Where an acceptance comes from; the page's script says which.
+ORIGINS = {
+    "given": "as given",
+    "sweep": "that of the last sweep here",
+    "race": "that of the last race here",
+    "assumed": "assumed",
+}
+
+
+def predicted(fixed: object, machine: object, models: object, acceptance: object, origin: object) -> Sweep:
+    """The predicted sweep for the panel's values. An acceptance of None is ACCEPTANCE, assumed."""
+    length = limits.draft_length("", fixed, Limits())
+    rate = ACCEPTANCE if acceptance is None else limits.finite(acceptance)
+    if rate is None or not 0 <= rate <= 1:
+        raise RequestError("Acceptance must be a number from 0 to 1, or empty for the last measured one.")
+    found = _speedups(str(machine), str(models), rate, length)
+    origin = "assumed" if acceptance is None else str(origin)
+    settings: dict[str, Any] = {
+        key: value for key, value in found.items() if key not in ("points", "ridge_tokens")
+    }
+    settings |= {"batches": list(dict.fromkeys(one["batch"] for one in found["points"])), "origin": origin}
+    return Sweep(
+        kind="predicted",
+        done=True,
+        settings=settings,
+        device=machine_of(found),
+        lines=lines(default_lengths(length), "predicted"),
+        points=[_point(one) for one in found["points"]],
+        ridge=Ridge(tokens=found["ridge_tokens"]),
+        progress=None,
+    )
+
+
+@lru_cache(64)
+def _speedups(machine: str, models: str, acceptance: float, fixed: int | str) -> SpeedUps:
+    """Kept, since it takes half a second of a core that may be racing."""
+    return predict_speedups(machine, models, acceptance=acceptance, draft_lengths=default_lengths(fixed))
+
+
+def machine_of(found: SpeedUps) -> str:
+    """The machine and the models in words: "2 H100 with 70B and 8B"."""
+    many = f"{found['gpus']} " if found["gpus"] > 1 else ""
+    return f"{many}{found['hardware']} with {found['target']} and {found['draft']}"
+
+
+def assumptions(sweep: Sweep) -> list[str]:
+    """What the figures assume, a sentence each."""
+    used = sweep["settings"]
+    assumed = used["assumed"]
+    acceptance = f"{used['acceptance']:.2f}, {ORIGINS.get(used['origin'], ORIGINS['given'])}"
+    return [
+        f"Every draft is accepted with chance {acceptance}, given that those before it are.",
+        f"A step reaches {assumed['bandwidth']:.0%} of the bandwidth and {assumed['compute']:.0%} of the FLOP/s of "
+        f"the {used['source']}, and takes {assumed['layer_us']:g} µs more a layer.",
+        f"Weights, keys and values have 16 bits. A row has {used['context']} cached tokens on average and writes "
+        f"{used['max_new_tokens']}; reading the prompt is left out.",
+        "The automatic length is chosen by the predicted costs, for chains: trees are left out. A point is the mean "
+        f"of {used['trials']} simulated runs.",
+    ]
+
+
+def _point(one: SpeedUp) -> Point:
+    return Point(
+        batch=one["batch"],
+        draft_length=one["draft_length"],
+        speedup=one["speedup"],
+        error=None,
+        against=None if one["speedup"] is None else against(one["speedup"], 0.0),
+        ms_per_token=one["ms_per_token"],
+        regular_ms_per_token=one["regular_ms_per_token"],
+        tokens=one["tokens"],
+        acceptance=None,
+        rounds=None if one["rounds"] is None else round(one["rounds"]),
+    )
