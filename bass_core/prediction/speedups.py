@@ -13,12 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypedDict
 
+import numpy as np
+
 from ..budget.options import check_draft_length, make_policy
 from ..budget.policies import FixedLength
 from ..errors import RequestError
 from .hardware import HARDWARE, Assumptions
 from .roofline import Roofline
-from .rounds import Acceptance, Prediction, predict
+from .rounds import Acceptance, Prediction, play, predict, timed
 from .shapes import PAIRS, shapes
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -28,11 +30,13 @@ MOST_ROWS, MOST_TOKENS = 1024, 4096
 
 class SpeedUp(TypedDict):
     """One batch and draft length: speedup = regular_ms_per_token / ms_per_token, both predicted; all None where
-    the models and `batch` rows don't fit the memory. tokens: written by a row and round that drafts."""
+    the models and `batch` rows don't fit the memory. error: the speed-up's relative standard error over the trials,
+    None for one. tokens: written by a row and round that drafts."""
 
     batch: int
     draft_length: Any
     speedup: float | None
+    error: float | None
     ms_per_token: float | None
     regular_ms_per_token: float | None
     tokens: float | None
@@ -106,8 +110,8 @@ def predict_speedups(
         plain = predict(costs, FixedLength(0), rate, rows, tokens, seed, trials=1) if fits else None
         for length in lengths:
             policy = make_policy(length, costs, rows)
-            found = predict(costs, policy, rate, rows, tokens, seed, trials) if fits else None
-            points.append(_point(rows, length, plain, found))
+            runs = play(policy, rate, rows, tokens, seed, trials) if fits else []
+            points.append(_point(rows, length, plain, [timed(costs, [run], tokens) for run in runs]))
     return SpeedUps(
         hardware=machine.name,
         source=machine.source,
@@ -139,20 +143,21 @@ def ridge(costs: Roofline) -> float:
     return reading / (flops / (assumed.compute * costs.hardware.flops))
 
 
-def _point(rows: int, length: Any, plain: Prediction | None, found: Prediction | None) -> SpeedUp:
-    if plain is None or found is None:
-        return SpeedUp(
-            batch=rows, draft_length=length, speedup=None, ms_per_token=None, regular_ms_per_token=None,
-            tokens=None, rounds=None,
-        )  # fmt: skip
+def _point(rows: int, length: Any, plain: Prediction | None, runs: list[Prediction]) -> SpeedUp:
+    if plain is None:
+        nothing = dict.fromkeys(("speedup", "error", "ms_per_token", "regular_ms_per_token", "tokens", "rounds"))
+        return SpeedUp(batch=rows, draft_length=length, **nothing)  # type: ignore[typeddict-item]
+    times = np.array([run.ms_per_token for run in runs])
+    mean = float(times.mean())
     return SpeedUp(
         batch=rows,
         draft_length=length,
-        speedup=plain.ms_per_token / found.ms_per_token,
-        ms_per_token=found.ms_per_token,
+        speedup=plain.ms_per_token / mean,
+        error=float(times.std(ddof=1)) / math.sqrt(len(runs)) / mean if len(runs) > 1 else None,
+        ms_per_token=mean,
         regular_ms_per_token=plain.ms_per_token,
-        tokens=found.mean_acceptance_length,
-        rounds=found.rounds,
+        tokens=float(np.mean([run.mean_acceptance_length for run in runs])),
+        rounds=float(np.mean([run.rounds for run in runs])),
     )
 
 

@@ -1,15 +1,16 @@
-"""The figures of one race of a sweep, and what a sweep yields.
+"""The figures of a sweep's races, and what a sweep yields.
 
-Contract: plain data. A point's speed-up is the page's: ms per token of regular decoding / that of BASS, of one
-race, in which the two took turns. `error` is its relative standard error, from the scatter of both lanes'
-rounds as in the verdict (ui/race/verdict.py); `against` says whether the speed-up is above, below or, within
-two standard errors, level with 1. A figure that is not known is None.
+Contract: plain data. A point's speed-up is the page's: ms per token of regular decoding / that of BASS, over
+the races of one arm, in which the two took turns. `error` is its relative standard error, from the scatter of
+both lanes' rounds as in the verdict (ui/race/verdict.py); `against` says whether the speed-up is above, below
+or, within two standard errors, level with 1. A figure that is not known is None.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypedDict
 
 from bass_core import DEFAULT_METHOD, LaneSnapshot
@@ -20,7 +21,7 @@ from .request import Arm
 
 
 class Point(TypedDict):
-    """One race. Times in ms a token; tokens: written a row-round; acceptance: accepted / tested drafts."""
+    """One arm. Times in ms a token; tokens: written a row-round; acceptance: accepted / tested drafts."""
 
     batch: int
     draft_length: str | int
@@ -79,7 +80,7 @@ LABELS = {
 
 def said(draft_length: str | int) -> str:
     """A draft length in words."""
-    return LABELS.get(str(draft_length), f"fixed, {draft_length}")
+    return LABELS.get(str(draft_length), f"fixed length {draft_length}")
 
 
 def lines(draft_lengths: Iterable[str | int], costs: str = "measured") -> list[Line]:
@@ -88,46 +89,59 @@ def lines(draft_lengths: Iterable[str | int], costs: str = "measured") -> list[L
     return [Line(draft_length=one, label=f"{said(one)}{by.get(str(one), '')}") for one in draft_lengths]
 
 
-def counted(lane: LaneSnapshot) -> LaneRounds:
-    """The sums over a lane's rounds so far."""
-    sums = LaneRounds()
-    for record in lane["rounds"]:
-        sums.add(record)
-    return sums
+@dataclass
+class Pool:
+    """Sums over the races of one arm: of both lanes' rounds, and of drafts, with the share of the tested accepted."""
 
+    regular: LaneRounds = field(default_factory=LaneRounds)
+    bass: LaneRounds = field(default_factory=LaneRounds)
+    drafted: int = 0
+    accepted: float = 0.0
 
-def enough(lanes: Mapping[str, LaneSnapshot], least_ms: float) -> bool:
-    """Whether each lane is done, or has decoded for this long and in as many rounds as a verdict needs."""
-    sums = {name: counted(lane) for name, lane in lanes.items()}
-    return bool(lanes) and all(
-        lane["finished"] or (sums[name].ms >= least_ms and sums[name].rounds >= EARLY)
-        for name, lane in lanes.items()
-    )
+    def add(self, lanes: Mapping[str, LaneSnapshot]) -> None:
+        """Count a race, which may have been left before its end."""
+        for sums, lane in ((self.regular, lanes[reference()]), (self.bass, lanes[DEFAULT_METHOD])):
+            sums.next_race()
+            for record in lane["rounds"]:
+                sums.add(record)
+        metrics = lanes[DEFAULT_METHOD]["metrics"]
+        self.drafted += metrics["drafted"]
+        self.accepted += metrics["drafted"] * (metrics["token_acceptance"] or 0.0)
 
+    def joined(self, lanes: Mapping[str, LaneSnapshot]) -> Pool:
+        """These sums with those of a race that still runs."""
+        pool = replace(self, regular=replace(self.regular), bass=replace(self.bass))
+        pool.add(lanes)
+        return pool
 
-def point(arm: Arm, lanes: Mapping[str, LaneSnapshot]) -> Point:
-    """The figures of a race that was run for this arm."""
-    regular, bass = lanes[reference()], lanes[DEFAULT_METHOD]
-    speedup, sums = bass["metrics"]["speedup"], counted(bass)
-    error = math.hypot(sums.error, counted(regular).error)
-    known = error if math.isfinite(error) else None
-    return Point(
-        batch=arm.batch,
-        draft_length=arm.draft_length,
-        speedup=speedup,
-        error=known,
-        against=None if speedup is None or known is None else against(speedup, known),
-        ms_per_token=bass["metrics"]["ms_per_token"],
-        regular_ms_per_token=regular["metrics"]["ms_per_token"],
-        tokens=sums.tokens / sums.row_rounds if sums.row_rounds else None,
-        acceptance=bass["metrics"]["token_acceptance"],
-        rounds=sums.rounds,
-    )
+    def enough(self, least_ms: float) -> bool:
+        """Whether both lanes have decoded for this long together, each in as many rounds as a verdict needs."""
+        return self.regular.ms + self.bass.ms >= least_ms and min(self.regular.rounds, self.bass.rounds) >= EARLY
+
+    def point(self, arm: Arm) -> Point:
+        """The figures of the races so far."""
+        regular, bass = self.regular, self.bass
+        known = regular.tokens and bass.tokens and bass.ms
+        speedup = (bass.tokens / bass.ms) / (regular.tokens / regular.ms) if known else None
+        error = math.hypot(bass.error, regular.error)
+        finite = error if math.isfinite(error) else None
+        return Point(
+            batch=arm.batch,
+            draft_length=arm.draft_length,
+            speedup=speedup,
+            error=finite,
+            against=None if speedup is None or finite is None else against(speedup, finite),
+            ms_per_token=arm.batch * bass.ms / bass.tokens if bass.tokens else None,
+            regular_ms_per_token=arm.batch * regular.ms / regular.tokens if regular.tokens else None,
+            tokens=bass.tokens / bass.row_rounds if bass.row_rounds else None,
+            acceptance=self.accepted / self.drafted if self.drafted else None,
+            rounds=bass.rounds,
+        )
 
 
 def against(speedup: float, error: float) -> Literal["ahead", "level", "behind"]:
-    """How a speed-up with this relative standard error compares with 1."""
-    if abs(speedup - 1) <= TWICE * error * speedup:
+    """How a speed-up with this relative standard error compares with 1; one that reads 1.00 is level."""
+    if abs(speedup - 1) <= max(TWICE * error * speedup, 0.005):
         return "level"
     return "ahead" if speedup > 1 else "behind"
 
@@ -138,7 +152,9 @@ def ridge_of(lane: LaneSnapshot) -> Ridge:
     that reading takes at the peak over the time that multiplying one token takes: Williams et al., "Roofline",
     CACM 2009.
     """
-    metrics, sums = lane["metrics"], counted(lane)
+    metrics, sums = lane["metrics"], LaneRounds()
+    for record in lane["rounds"]:
+        sums.add(record)
     reading, multiplying = metrics["bandwidth_utilization"], metrics["flops_utilization"]
     if not reading or not multiplying or not sums.rounds:
         return Ridge(tokens=None)

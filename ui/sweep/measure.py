@@ -1,9 +1,10 @@
 """Measures a sweep: one race after another, each regular decoding beside BASS, from the page's source of races.
 
 Contract: yields the sweep so far when a race begins, about once a second while it runs, and when it is done;
-the last one has done=True. A race ends early once both lanes have decoded for its share of the sweep's time. At
-most one race is open at a time, and it is closed on every path. Raises BassError for what a race refuses, and
-at the operator's time limit, which holds for the sweep as a whole; what was yielded before stays true.
+the last one has done=True. An arm has an equal share of the sweep's time: its race is left once both lanes
+together have decoded for as long, and one that ends sooner is followed by another with the next seed. At most
+one race is open at a time, and it is closed on every path. Raises BassError for what a race refuses, and at the
+operator's time limit, which holds for the sweep as a whole; what was yielded before stays true.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from ui.page.limits import Limits
 from ui.page.request import RaceRequest
 from ui.race.looks import reference
 
-from .figures import Progress, Ridge, Sweep, enough, lines, point, ridge_of, said
+from .figures import Pool, Progress, Ridge, Sweep, lines, ridge_of, said
 from .request import Arm, SweepRequest
 
 # The part of a sweep's time that its lanes decode in; the rest goes to prompts and to making the lanes.
 DECODING = 0.8
 # Tokens of a row in a race that does not count.
 WARM_UP = 8
+# Races of an arm at most; short answers end long before their share of the time.
+MOST_REPEATS = 12
 TELL_SECONDS = 1.0
 MEASURING = "measuring once what a round costs on this machine"
 Source = Callable[[RaceRequest], Generator[Snapshot, None, None]]
@@ -48,7 +51,7 @@ class _Run:
         self.request, self.source, self.limits, self.clock = request, source, limits, clock
         self.began = self.start = self.last = clock()
         self.races = len(request.arms())
-        self.least_ms = 1000 * DECODING * request.seconds / (2 * self.races)
+        self.least_ms = 1000 * DECODING * request.seconds / self.races
         self.sweep = Sweep(
             kind="measured",
             done=False,
@@ -72,28 +75,35 @@ class _Run:
         self.start = self.last = self.clock()
 
     def race(self, arm: Arm) -> Generator[Sweep, None, None]:
-        """Run one race, and keep its figures."""
+        """Race for one arm, with further seeds until its share of the time is used, and keep its figures."""
+        pool = Pool()
+        for repeat in range(MOST_REPEATS):
+            lanes = yield from self._once(arm, repeat, pool)
+            for lane in lanes.values():
+                if lane["error"]:
+                    raise BassError(lane["error"])
+            if self.sweep["ridge"]["tokens"] is None:
+                self.sweep["ridge"] = ridge_of(lanes[reference()])
+            pool.add(lanes)
+            if pool.enough(self.least_ms):
+                break
+        self.sweep["points"] = [*self.sweep["points"], pool.point(arm)]
+        self.last = self.clock()
+
+    def _once(self, arm: Arm, repeat: int, pool: Pool) -> Generator[Sweep, None, dict[str, LaneSnapshot]]:
+        """One race, up to its end or until the arm has had its time; returns its lanes."""
         told, lanes = self.clock(), {}
-        with closing(self.source(self.request.race_of(arm))) as snapshots:
+        with closing(self.source(self.request.race_of(arm, repeat))) as snapshots:
             for snapshot in snapshots:
                 lanes = snapshot["lanes"]
                 self.sweep["device"] = snapshot["device"].get("name")
-                if snapshot["done"] or enough(lanes, self.least_ms):
+                if snapshot["done"] or (lanes and pool.joined(lanes).enough(self.least_ms)):
                     break
                 self._in_time()
                 if self.clock() - told >= TELL_SECONDS:
                     told = self.clock()
                     yield self.state(arm, "" if lanes else MEASURING)
-        self._keep(arm, lanes)
-
-    def _keep(self, arm: Arm, lanes: dict[str, LaneSnapshot]) -> None:
-        for lane in lanes.values():
-            if lane["error"]:
-                raise BassError(lane["error"])
-        if self.sweep["ridge"]["tokens"] is None:
-            self.sweep["ridge"] = ridge_of(lanes[reference()])
-        self.sweep["points"] = [*self.sweep["points"], point(arm, lanes)]
-        self.last = self.clock()
+        return lanes
 
     def state(self, arm: Arm | None, words: str = "") -> Sweep:
         """The sweep so far, with the arm that runs now or words on what does; None: it is done."""

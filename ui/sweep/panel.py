@@ -57,7 +57,7 @@ class Panel:
     measured: gr.HTML | None
     machine: gr.Dropdown
     models: gr.Dropdown
-    acceptance: gr.Number
+    acceptance: gr.Textbox
     origin: gr.Textbox
     predict: gr.Button
     predicted: gr.HTML
@@ -66,36 +66,40 @@ class Panel:
 def panel(plotly: str, recording: bool) -> Panel:
     """Build the tab's content in the current layout; a recording has nothing to measure. plotly: its address."""
     gr.HTML(html_template=HEAD, apply_default_css=False)
-    fixed = gr.Number(
-        FIXED, label="Fixed draft length", elem_id="sweep-fixed", info="of the third line, 1 to 16", step=1
-    )
     measure = stop = measured = None
     with gr.Row(elem_id="sweep"):
-        if not recording:
-            with gr.Column(min_width=280):
+        with gr.Column(min_width=280):
+            with gr.Row(elem_classes="sweep-fields"):
+                fixed = gr.Number(
+                    FIXED, label="Fixed draft length, in both figures", elem_id="sweep-fixed", step=1
+                )  # fmt: skip
+            if not recording:
                 with gr.Row(elem_classes="sweep-buttons"):
-                    measure = gr.Button("Measure", variant="primary", elem_id="sweep-measure", min_width=110)
+                    measure = gr.Button(
+                        "Measure", variant="primary", elem_id="sweep-measure", min_width=110, scale=2
+                    )
                     stop = gr.Button("Stop", elem_id="sweep-stop", min_width=80)
                 measured = _figure("measured", plotly)
         with gr.Column(min_width=280):
             with gr.Row(elem_classes="sweep-fields"):
-                machine = gr.Dropdown(
-                    MACHINES, value=MACHINES[0][1], label="Machine", elem_id="sweep-machine", filterable=False,
-                    min_width=120,
-                )  # fmt: skip
-                models = gr.Dropdown(
-                    MODELS, value=MODELS[0][1], label="Models", elem_id="sweep-models", filterable=False,
-                    min_width=150,
-                )  # fmt: skip
-                acceptance = gr.Number(
-                    None, label="Acceptance", elem_id="sweep-acceptance", step=0.05, min_width=120,
-                    placeholder="measured, or 0.8",
+                machine, models = _list("Machine", MACHINES, 2), _list("Models", MODELS, 3)
+                acceptance = gr.Textbox(
+                    label="Acceptance", elem_id="sweep-acceptance", placeholder="last measured, or 0.8",
+                    min_width=120, scale=2, max_lines=1,
                 )  # fmt: skip
             origin = gr.Textbox(visible=False)
             with gr.Row(elem_classes="sweep-buttons"):
                 predict = gr.Button("Predict", variant="primary", elem_id="sweep-predict", min_width=110)
             shown = _figure("predicted", plotly)
     return Panel(fixed, measure, stop, measured, machine, models, acceptance, origin, predict, shown)
+
+
+def _list(label: str, choices: tuple[tuple[str, str], ...], scale: int) -> gr.Dropdown:
+    name = f"sweep-{label.lower()}"
+    first = choices[0][1]
+    return gr.Dropdown(
+        choices, value=first, label=label, elem_id=name, filterable=False, min_width=120, scale=scale
+    )  # fmt: skip
 
 
 def bind(swept: Panel, events: SweepEvents, form: Form, device: Mapping[str, Any]) -> None:

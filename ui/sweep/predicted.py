@@ -6,6 +6,7 @@ RequestError, one sentence that says what to change.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -30,13 +31,11 @@ ORIGINS = {
 
 
 def predicted(fixed: object, machine: object, models: object, acceptance: object, origin: object) -> Sweep:
-    """The predicted sweep for the panel's values. An acceptance of None is ACCEPTANCE, assumed."""
+    """The predicted sweep for the panel's values. An empty acceptance is ACCEPTANCE, assumed."""
     length = limits.draft_length("", fixed, Limits())
-    rate = ACCEPTANCE if acceptance is None else limits.finite(acceptance)
-    if rate is None or not 0 <= rate <= 1:
-        raise RequestError("Acceptance must be a number from 0 to 1, or empty for the last measured one.")
-    found = _speedups(str(machine), str(models), rate, length)
-    origin = "assumed" if acceptance is None else str(origin)
+    rate = _rate(acceptance)
+    found = _speedups(str(machine), str(models), ACCEPTANCE if rate is None else rate, length)
+    origin = "assumed" if rate is None else str(origin)
     settings: dict[str, Any] = {
         key: value for key, value in found.items() if key not in ("points", "ridge_tokens")
     }
@@ -51,6 +50,18 @@ def predicted(fixed: object, machine: object, models: object, acceptance: object
         ridge=Ridge(tokens=found["ridge_tokens"]),
         progress=None,
     )
+
+
+def _rate(acceptance: object) -> float | None:
+    """The field's text as a number; None if it is empty."""
+    text = str(acceptance or "").strip()
+    try:
+        rate = float(text) if text else None
+    except ValueError:
+        rate = math.nan
+    if rate is None or 0 <= rate <= 1:
+        return rate
+    raise RequestError("Acceptance must be a number from 0 to 1, such as 0.8, or empty for the last measured one.")
 
 
 @lru_cache(64)
@@ -72,12 +83,12 @@ def assumptions(sweep: Sweep) -> list[str]:
     acceptance = f"{used['acceptance']:.2f}, {ORIGINS.get(used['origin'], ORIGINS['given'])}"
     return [
         f"Every draft is accepted with chance {acceptance}, given that those before it are.",
-        f"A step reaches {assumed['bandwidth']:.0%} of the bandwidth and {assumed['compute']:.0%} of the FLOP/s of "
-        f"the {used['source']}, and takes {assumed['layer_us']:g} µs more a layer.",
+        f"A step reaches {assumed['bandwidth']:.0%} of the bandwidth and {assumed['compute']:.0%} of the FLOP/s "
+        f"in the {used['source']}; each layer takes {assumed['layer_us']:g} µs more.",
         f"Weights, keys and values have 16 bits. A row has {used['context']} cached tokens on average and writes "
-        f"{used['max_new_tokens']}; reading the prompt is left out.",
-        "The automatic length is chosen by the predicted costs, for chains: trees are left out. A point is the mean "
-        f"of {used['trials']} simulated runs.",
+        f"{used['max_new_tokens']} tokens; reading the prompt is left out.",
+        "The automatic length is chosen by the predicted costs, for chains: trees are left out. A point is the "
+        f"mean of {used['trials']} simulated runs.",
     ]
 
 
@@ -86,8 +97,8 @@ def _point(one: SpeedUp) -> Point:
         batch=one["batch"],
         draft_length=one["draft_length"],
         speedup=one["speedup"],
-        error=None,
-        against=None if one["speedup"] is None else against(one["speedup"], 0.0),
+        error=one["error"],
+        against=None if one["speedup"] is None else against(one["speedup"], one["error"] or 0.0),
         ms_per_token=one["ms_per_token"],
         regular_ms_per_token=one["regular_ms_per_token"],
         tokens=one["tokens"],

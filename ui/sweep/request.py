@@ -57,14 +57,15 @@ class SweepRequest:
         """The races, batch by batch, so that the lines grow from the left side by side."""
         return [Arm(batch, length) for batch in self.batches for length in self.draft_lengths]
 
-    def race_of(self, arm: Arm) -> ArmRequest:
-        """The race of an arm. With one prompt a line, the rows take the lines in turn."""
+    def race_of(self, arm: Arm, repeat: int = 0) -> ArmRequest:
+        """The race of an arm; repeat: how many came before it, whose seeds it goes past. With one prompt a line, the rows take the lines in turn."""
         own: dict[str, Any] = {
             "batch_size": arm.batch,
             "draft_length": arm.draft_length,
             "lanes": (reference(), DEFAULT_METHOD),
             "scheduling": "fair",
             "time_budget_ms": None,
+            "seed": (self.race.seed + repeat) % (limits.MAX_SEED + 1),
         }
         if self.race.prompts == "lines":
             known = limits.lines(self.race.prompt, Limits(max_batch=self.race.batch_size))

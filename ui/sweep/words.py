@@ -36,7 +36,7 @@ def _ridge(sweep: Sweep) -> list[str]:
     tokens = sweep["ridge"]["tokens"]
     if tokens is None:
         return ["Ridge: n/a, since what this machine reads and multiplies at most is not known."]
-    said = f"Ridge: from {tokens:.0f} tokens a step on, multiplying takes longer than reading, and a draft costs."
+    said = f"Ridge: from {tokens:.0f} tokens a step on, multiplying takes longer than reading."
     fixed = [line["draft_length"] for line in sweep["lines"] if isinstance(line["draft_length"], int)]
     rounds = "".join(
         f"; with {count} draft{'s' * (count > 1)} a row at batch {tokens / (count + 1):.1f}" for count in fixed

@@ -67,7 +67,7 @@
         title: { text: "batch size, rows", standoff: 4 },
       },
       yaxis: { ...axis, range: [0, most * 1.12], ticksuffix: "×", title: { text: "speed-up over regular", standoff: 4 } },
-      shapes: [
+      shapes: !traces.length ? [] : [
         { type: "line", x0: from, x1: to, y0: 1, y1: 1, line: { color: colour("ink"), width: 1.5, dash: "dot" } },
         ...marks.map(({ batch }) => ({
           type: "line", yref: "paper", x0: log2(batch), x1: log2(batch), y0: 0, y1: 1,

@@ -4,18 +4,18 @@
   "use strict";
   const { number, setText, make, plots } = window.Bass;
   const percent = (value) => number(value === null ? null : 100 * value, 0, " %");
-  const times = (value) => number(value, 2, "×");
-  // A column: its head, and its cell for a point.
+  // Two standard errors of a speed-up.
+  const bar = (p) => (p.error === null ? "" : ` ± ${number(2 * p.error * p.speedup, 2)}`);
+  // A column: its head, its cell for a point, and the figure without which no point has one.
   const COLUMNS = [
     ["batch", (p) => String(p.batch)],
     ["draft length", (p, labels) => labels.get(p.draft_length) ?? String(p.draft_length)],
-    ["speed-up", (p) => times(p.speedup)],
-    ["± two standard errors", (p) => times(p.error === null || p.speedup === null ? null : 2 * p.error * p.speedup)],
+    ["speed-up", (p) => (p.speedup === null ? "n/a" : `${number(p.speedup, 2)}×${bar(p)}`)],
     ["against regular", (p) => p.against ?? "n/a"],
     ["ms per token", (p) => number(p.ms_per_token, 2)],
     ["of regular", (p) => number(p.regular_ms_per_token, 2)],
     ["tokens a row-round", (p) => number(p.tokens, 2)],
-    ["token acceptance", (p) => percent(p.acceptance)],
+    ["token acceptance", (p) => percent(p.acceptance), "acceptance"],
     ["rounds", (p) => number(p.rounds, 0)],
   ];
   const FIELDS = [
@@ -56,8 +56,8 @@
 
   /** The values of the button "Predict", with an acceptance where the field is empty. */
   function withAcceptance([fixed, machine, models, acceptance]) {
-    const [value, origin] = acceptance === null || acceptance === "" ? measuredAcceptance() : [acceptance, "given"];
-    return [fixed, machine, models, value === null ? null : Number(Number(value).toFixed(3)), origin];
+    const [value, origin] = (acceptance ?? "").trim() === "" ? measuredAcceptance() : [acceptance, "given"];
+    return [fixed, machine, models, origin === "given" ? value : value?.toFixed(3) ?? "", origin];
   }
 
   class Figure {
@@ -114,8 +114,9 @@
         }));
         return line;
       };
-      this.root.querySelector("thead").replaceChildren(row(COLUMNS.map(([name]) => name), true));
-      this.root.querySelector("tbody").replaceChildren(...points.map((p) => row(COLUMNS.map(([, cell]) => cell(p, labels)))));
+      const columns = COLUMNS.filter(([, , key]) => !key || points.some((p) => p[key] !== null));
+      this.root.querySelector("thead").replaceChildren(row(columns.map(([name]) => name), true));
+      this.root.querySelector("tbody").replaceChildren(...points.map((p) => row(columns.map(([, cell]) => cell(p, labels)))));
       this.root.querySelector(".sweep-results").hidden = !points.length;
       const said = this.root.querySelector(".sweep-said");
       if (points.length && [...said.children].map((one) => one.textContent).join() !== sentences.join()) {
