@@ -25,13 +25,13 @@ from .shapes import PAIRS, shapes
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 GPUS = (1, 2, 4, 8)
-MOST_ROWS, MOST_TOKENS = 1024, 4096
+MOST_ROWS, MOST_TOKENS, MOST_CONTEXT = 1024, 4096, 1 << 20
 
 
 class SpeedUp(TypedDict):
     """One batch and draft length: speedup = regular_ms_per_token / ms_per_token, both predicted; all None where
-    the models and `batch` rows don't fit the memory. error: the speed-up's relative standard error over the trials,
-    None for one. tokens: written by a row and round that drafts."""
+    the models and `batch` rows don't fit the memory. error: the speed-up's relative standard error over the
+    trials, None for one. tokens: written by a row and round that drafts."""
 
     batch: int
     draft_length: Any
@@ -98,6 +98,9 @@ def predict_speedups(
     sizes = _whole("batches", batches, 1, MOST_ROWS)
     lengths = [check_draft_length(length) for length in draft_lengths]
     (tokens,) = _whole("max_new_tokens", [max_new_tokens], 2, MOST_TOKENS)
+    _whole("gpus", [1 if gpus is None else gpus], 1, GPUS[-1])
+    _whole("trials", [trials], 1, MOST_ROWS)
+    _whole("context", [context], 0, MOST_CONTEXT)
     assumptions = assumed or Assumptions()
 
     def costs_on(count: int) -> Roofline:

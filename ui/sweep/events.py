@@ -22,7 +22,7 @@ from ui.page.setting import SETTINGS, shown
 from .figures import Sweep
 from .measure import measured
 from .predicted import assumptions, predicted
-from .request import TOKENS, SweepRequest, default_lengths, make_sweep
+from .request import SweepRequest, default_lengths, make_sweep
 from .words import sentences
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ ABOUT_API = """Speed-up of BASS over regular decoding at several batches: yields
 
 Parameters:
     prompt: the text that every row answers; rows are sampled, so they differ.
-    max_new_tokens: most new tokens a row and race.
+    max_new_tokens: most new tokens a row and race; null: 160.
     temperature: 0 is taken as 0.7, since rows of one prompt would be alike.
     seed: the same seed gives the same rows.
     batches: batch sizes; null: 1, 2, 4 and 8.
@@ -54,12 +54,8 @@ class SweepEvents:
         yield _text(state), gr.update(interactive=False)
         try:
             names = [setting.name for setting in shown()]
-            limits = self.events.limits
-            own = {
-                "draft_lengths": default_lengths(fixed),
-                "max_new_tokens": min(TOKENS, limits.max_new_tokens),
-            }
-            request = make_sweep(dict(zip(names, values, strict=True)) | own, limits)
+            own = {"draft_lengths": default_lengths(fixed), "max_new_tokens": None}
+            request = make_sweep(dict(zip(names, values, strict=True)) | own, self.events.limits)
             with closing(self._sweep(request)) as sweeps:
                 for sweep in sweeps:
                     state["sweep"] = {**sweep, "sentences": sentences(sweep)}
@@ -88,7 +84,7 @@ class SweepEvents:
 
         def answer(
             prompt: str = SETTINGS["prompt"].default,
-            max_new_tokens: int = TOKENS,
+            max_new_tokens: int | None = None,
             temperature: float = SETTINGS["temperature"].default,
             seed: int = SETTINGS["seed"].default,
             batches: list[int] | None = None,

@@ -91,7 +91,7 @@ def lines(draft_lengths: Iterable[str | int], costs: str = "measured") -> list[L
 
 @dataclass
 class Pool:
-    """Sums over the races of one arm: of both lanes' rounds, and of drafts, with the share of the tested accepted."""
+    """Sums over the races of one arm. accepted: the share of the tested drafts that stood, times `drafted`."""
 
     regular: LaneRounds = field(default_factory=LaneRounds)
     bass: LaneRounds = field(default_factory=LaneRounds)

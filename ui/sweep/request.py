@@ -58,7 +58,10 @@ class SweepRequest:
         return [Arm(batch, length) for batch in self.batches for length in self.draft_lengths]
 
     def race_of(self, arm: Arm, repeat: int = 0) -> ArmRequest:
-        """The race of an arm; repeat: how many came before it, whose seeds it goes past. With one prompt a line, the rows take the lines in turn."""
+        """The race of an arm; repeat: how many races of it came before, each with a seed of its own.
+
+        With one prompt a line, the rows take the lines in turn.
+        """
         own: dict[str, Any] = {
             "batch_size": arm.batch,
             "draft_length": arm.draft_length,
@@ -88,7 +91,10 @@ def make_sweep(given: Mapping[str, Any], bounds: Limits) -> SweepRequest:
     has its default. Batches that the operator does not allow are left out of the default, and refused where
     they are named.
     """
-    race = make_request({name: value for name, value in given.items() if name not in OWN}, bounds)
+    settings = {name: value for name, value in given.items() if name not in OWN} | {"batch_size": 1}
+    if settings.get("max_new_tokens") is None:
+        settings["max_new_tokens"] = min(TOKENS, bounds.max_new_tokens)
+    race = make_request(settings, bounds)
     alike = race.temperature == 0 and race.prompts == "one"
     if alike:
         race.temperature = TEMPERATURE

@@ -6,6 +6,7 @@ Contract: from the sweep's points and ridge alone. Non-goals: drawing.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby
 
 from .figures import Line, Point, Sweep
 
@@ -19,12 +20,11 @@ def sentences(sweep: Sweep) -> list[str]:
 
 
 def _line(line: Line, points: Iterable[Point]) -> str:
-    """Where a line is ahead, level and behind: "Algorithm 1 is ahead of regular decoding at batch 1 and 2"."""
-    batches: dict[str, list[str]] = {}
-    for one in points:
-        if one["draft_length"] == line["draft_length"] and one["against"] is not None:
-            batches.setdefault(one["against"], []).append(str(one["batch"]))
-    parts = [f"{words} at batch {_joined(batches[name])}" for name, words in AGAINST.items() if name in batches]
+    """Where a line is ahead, level and behind: "Algorithm 1: ahead of regular decoding at batch 1 and 2"."""
+    own = [one for one in points if one["draft_length"] == line["draft_length"] and one["against"] is not None]
+    runs = [(name, [one["batch"] for one in same]) for name, same in groupby(own, lambda one: one["against"])]
+    batches = {name: _joined([_run(run) for other, run in runs if other == name]) for name in AGAINST}
+    parts = [f"{words} at batch {batches[name]}" for name, words in AGAINST.items() if batches[name]]
     if not parts:
         return ""
     # The first part names what "it" is.
@@ -50,6 +50,11 @@ def _missing(sweep: Sweep) -> list[str]:
     if sweep["kind"] != "predicted" or not missing:
         return []
     return [f"Batch {_joined([*missing])}: n/a, since the models and the rows' keys and values do not fit."]
+
+
+def _run(batches: list[int]) -> str:
+    """Neighbouring batches: "1", "1 and 2", or "1 to 8"."""
+    return f"{batches[0]} to {batches[-1]}" if len(batches) > 2 else _joined([str(one) for one in batches])
 
 
 def _joined(words: list[str]) -> str:

@@ -56,7 +56,7 @@
   function draw(plot, sweep) {
     const colour = plots.palette(plot), axis = plots.axis(colour), batches = ticks(sweep), count = sweep.lines.length;
     const traces = sweep.lines.map((line, i) => trace(colour, line, i, count, sweep.points)).filter(({ x }) => x.length);
-    const from = log2(batches[0]) - 0.35, to = log2(batches.at(-1)) + 0.35;
+    const from = log2(batches[0]) - 0.5, to = log2(batches.at(-1)) + 0.35;
     const most = Math.max(1.2, ...sweep.points.map(({ speedup, error }) => (speedup ?? 0) * (1 + ERRORS * (error ?? 0))));
     const marks = ridges(sweep).filter(({ batch }) => log2(batch) > from && log2(batch) < to);
     const note = { showarrow: false, font: { size: 12, color: colour("ink") } };
@@ -77,7 +77,7 @@
       annotations: [
         { ...note, x: from, y: 1, xanchor: "left", yanchor: "bottom", text: "regular" },
         ...marks.map(({ batch, text }) => ({
-          ...note, x: log2(batch), y: 0, yref: "paper", yanchor: "bottom", textangle: -90, xshift: 9, text,
+          ...note, x: log2(batch), y: 1, yref: "paper", yanchor: "top", textangle: -90, xshift: 9, text,
         })),
       ],
     }), "no point yet");

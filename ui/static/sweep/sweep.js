@@ -9,7 +9,7 @@
   // A column: its head, its cell for a point, and the figure without which no point has one.
   const COLUMNS = [
     ["batch", (p) => String(p.batch)],
-    ["draft length", (p, labels) => labels.get(p.draft_length) ?? String(p.draft_length)],
+    ["draft length", (p, labels) => (labels.get(p.draft_length) ?? String(p.draft_length)).split(",")[0]],
     ["speed-up", (p) => (p.speedup === null ? "n/a" : `${number(p.speedup, 2)}×${bar(p)}`)],
     ["against regular", (p) => p.against ?? "n/a"],
     ["ms per token", (p) => number(p.ms_per_token, 2)],
