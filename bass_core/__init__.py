@@ -5,6 +5,7 @@ target's output.
 """
 
 from .attention.huggingface import BACKENDS as ATTENTIONS
+from .budget.cost_table import CostTable
 from .budget.policies import Algorithm1
 from .budget.recorded import RecordedLengths
 from .budget.trees import FixedNodes
@@ -19,6 +20,7 @@ from .lanes.metrics import Metrics
 from .lanes.race import race
 from .lanes.schedule import SCHEDULINGS
 from .lanes.snapshot import (
+    ClockRecord,
     DetailRecord,
     DeviceReading,
     Difference,
@@ -32,6 +34,9 @@ from .lanes.snapshot import (
 from .loading.catalogue import load_pair
 from .machine.monitor import Monitor
 from .models.pair import ModelPair
+from .prediction.clock import SimulatedClock
+from .prediction.hardware import HARDWARE, Assumptions, Hardware
+from .prediction.shapes import PAIRS, ModelSize
 from .prediction.speedups import SpeedUp, SpeedUps, predict_speedups
 from .sampling.params import SamplingParams
 from .sequence import Round, RowRound
@@ -44,16 +49,22 @@ __all__ = [
     "DEFAULT_LANES",
     "DEFAULT_METHOD",
     "DRAFTERS",
+    "HARDWARE",
     "METHODS",
+    "PAIRS",
     "SCHEDULINGS",
     "VERIFICATIONS",
     "Algorithm1",
+    "Assumptions",
     "BassError",
+    "ClockRecord",
+    "CostTable",
     "DetailRecord",
     "DeviceReading",
     "Difference",
     "FixedNodes",
     "Generation",
+    "Hardware",
     "LaneSnapshot",
     "MemoryShortage",
     "Method",
@@ -61,6 +72,7 @@ __all__ = [
     "MetricsRecord",
     "ModelError",
     "ModelPair",
+    "ModelSize",
     "Monitor",
     "PairError",
     "RecordedLengths",
@@ -71,6 +83,7 @@ __all__ = [
     "RowRound",
     "SamplingParams",
     "SequenceSnapshot",
+    "SimulatedClock",
     "Snapshot",
     "SpeedUp",
     "SpeedUps",

@@ -179,6 +179,18 @@ class Reading:
     sequences: list[int]
 
 
+@dataclass(frozen=True)
+class Forward:
+    """What one forward was fed, of each of its rows: how many tokens its cache held, and how many it was fed.
+
+    counts: without padding. draft: whether it was the draft's, reading the prompts.
+    """
+
+    cached: list[int]
+    counts: list[int]
+    draft: bool = False
+
+
 @dataclass
 class WindowWork:
     """The target's windowed forwards of a round, in which it drafts for itself, summed up.
@@ -205,12 +217,12 @@ class Bill:
     """What a planner reckoned before a round: which drafts are worth their place in the step.
 
     curve: (tokens of all rows, ms) of one verification, from a plain step's tokens on, as measured on this
-    machine. tokens: that this round verifies, newest tokens included. levels, draft_ms: levels of drafts in
-    this round, and what they take. worths: of the drafts that are verified, best first, the chance that each is
-    accepted with its path: what it adds to the round in tokens. prices: of as many drafts and a few more, what
-    each one's place in the step costs, in tokens that its time would write elsewhere: a draft pays while its worth
-    is above its price. expected: tokens that the round should write, of all rows. plain_ms: what a plain step
-    takes.
+    machine or predicted by a simulated clock. tokens: that this round verifies, newest tokens included. levels,
+    draft_ms: levels of drafts in this round, and what they take. worths: of the drafts that are verified, best
+    first, the chance that each is accepted with its path: what it adds to the round in tokens. prices: of as many
+    drafts and a few more, what each one's place in the step costs, in tokens that its time would write elsewhere:
+    a draft pays while its worth is above its price. expected: tokens that the round should write, of all rows.
+    plain_ms: what a plain step takes.
     """
 
     curve: list[tuple[int, float]]
@@ -245,7 +257,8 @@ class Round:
     `reading`: set while prompts are read; None in every other round. `bill`: of a round that a planner planned.
     `explain`: with `inspect`, gives the rows their details; it must be called before the decoder's next step, and
     the lane does so off its clock.
-    `spent`: None in a prefill, and where draft and target work at the same time.
+    `spent`: None in a prefill, and where draft and target work at the same time. `fed`: the verification, or the
+    chunk of a prefill, in which no rows mean that everything was held already; None: the decoder does not tell.
     """
 
     kind: str
@@ -259,3 +272,4 @@ class Round:
     bill: Bill | None = None
     explain: Callable[[], None] | None = field(default=None, repr=False, compare=False)
     spent: Spent | None = None
+    fed: Forward | None = None

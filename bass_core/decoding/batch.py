@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from ..engine.stopwatch import Stopwatch
 from ..machine.transfer import to_device
 from ..models.forward import ForwardBatch, ForwardOutput, verified_tree
 from ..sampling.noise import NoiseKeys
-from ..sequence import Reading, Round, RowRound, Sequence, Spent
+from ..sequence import Forward, Reading, Round, RowRound, Sequence, Spent
 from ..verification.acceptance import RowOutcome, mark_unsound, refuse_unsound
 from ..verification.detail import explain, rule_name
 from ..verification.drafts import Drafts
@@ -92,7 +92,8 @@ class BatchDecoder:
         """Run one prefill chunk or one round; the last chunk also samples the first tokens."""
         if self._draft_prefill is not None and not self._draft_prefill.done:
             self._draft_prefill.step()
-            return Round("prefill", reading=self._reading())
+            fed = replace(self._draft_prefill.newest, draft=True)
+            return Round("prefill", reading=self._reading(), fed=fed)
         if self._prefill is not None:
             return self._prefill_step(self._prefill)
         return self._round()
@@ -100,7 +101,7 @@ class BatchDecoder:
     def _prefill_step(self, prefill: PrefillSteps) -> Round:
         prefill.step()
         if not prefill.done:
-            return Round("prefill", reading=self._reading())
+            return Round("prefill", reading=self._reading(), fed=prefill.newest)
         self.target_forwards += 1
         keys = self._keys()
         logits = prefill.logits()
@@ -111,7 +112,7 @@ class BatchDecoder:
         outcomes = [RowOutcome(0, token, math.nan, []) for token in tokens]
         rows = [write_round(row, outcome) for row, outcome in zip(self._rows, outcomes, strict=True)]
         self._drop_finished()
-        return Round("prefill", rows=rows)
+        return Round("prefill", rows=rows, fed=prefill.newest)
 
     def _reading(self) -> Reading | None:
         """How far the target's prefill is; the draft's, which comes first, is not counted."""
@@ -129,6 +130,7 @@ class BatchDecoder:
         parents = None if is_chain(proposal) else proposal.parents
         num_drafted = proposal.num_drafted
         drafts = to_device(proposal.tokens, self.target.device)
+        fed = Forward(list(self.target.lengths[: len(rows)]), [count + 1 for count in num_drafted])
         output = self._forward(drafts, num_drafted, parents)
         outcomes = self._verify(output.logits, drafts, proposal, parents, keys)
         self._watch.mark()
@@ -151,7 +153,7 @@ class BatchDecoder:
                 self.budget.observe(Feedback(requested, num_drafted, accepted, forwards, proposal.parents, paths))
         self._drop_finished()
         kind = "verify" if max(num_drafted) else "plain"
-        made = Round(kind, max(requested), records, draft_forwards=forwards, draft_tokens=drawn)
+        made = Round(kind, max(requested), records, draft_forwards=forwards, draft_tokens=drawn, fed=fed)
         made.windowed = proposal.windowed
         draft_ms, verify_ms = self._watch.laps()
         made.spent = Spent(draft_ms if forwards or kind == "verify" else 0.0, verify_ms)

@@ -3,7 +3,8 @@
 Contract: both come after admission. `Measuring` (or `with_costs`) measures costs before any lane's clock runs and
 puts them into the request; `make_budget` runs no model. draft_length="cost-aware" measures everything that is
 missing (half a minute for a small model on two cores). "auto" measures coarsely, in at most COARSE_SECONDS, and
-uses Algorithm 1 if costs can't be measured or stored. Non-goals: how costs are measured (calibrate.py).
+uses Algorithm 1 if costs can't be measured or stored. Under a simulated clock its own costs count, and nothing is
+measured. Non-goals: how costs are measured (calibrate.py).
 """
 
 from __future__ import annotations
@@ -13,11 +14,17 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 from ..budget.base import Budget
+from ..budget.cost_table import RoundCosts
 from ..budget.options import AUTO, make_policy, wants_costs
 from ..budget.policies import EqualRows
+from ..drafting.registry import runs_model, windows
+from ..drafting.window import WINDOW
 from ..models.pair import ModelPair
+from ..prediction.clock import SimulatedClock
+from ..prediction.roofline import Roofline
 from ..verification.table import find_verification
 from .calibrate import COARSE, FULL, MeasuredCosts
 from .cost_store import can_keep, may_measure, missing_coarse_sizes, missing_sizes
@@ -48,6 +55,18 @@ def with_costs(pair: ModelPair, request: Request, rows: int) -> Request:
     return measuring.request
 
 
+def simulated_costs(request: Request, clock: SimulatedClock) -> RoundCosts:
+    """What rounds cost on the simulated clock, half of the new tokens written; drafts without a model are free."""
+    lengths = [len(prompt) + request.new_tokens(prompt) / 2 for prompt in request.prompts]
+    costs = clock.costs(fmean(lengths))
+    if not isinstance(costs, Roofline):
+        return costs
+    if windows(request.drafter) and not runs_model(request.drafter):
+        return costs.windowed(WINDOW)
+    asks_no_model = isinstance(request.drafter, str) and not runs_model(request.drafter)
+    return replace(costs, draft=None) if asks_no_model else costs
+
+
 class Measuring:
     """Measures the costs that a request needs, and with them a CPU's peaks. Iterate to the end.
 
@@ -63,6 +82,9 @@ class Measuring:
     def __iter__(self) -> Iterator[None]:
         request = self.request
         if not self.rows or not wants_costs(request.draft_length):
+            return
+        if request.clock is not None:
+            self.request = replace(request, costs=simulated_costs(request, request.clock))
             return
         ways = (request.drafter, request.backend, request.sampling, request.verification)
         if request.draft_length != AUTO:

@@ -7,16 +7,17 @@ is plain data that every lane of a race shares.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..attention.select import choose_backend
-from ..budget.cost_table import CostTable
+from ..budget.cost_table import RoundCosts
 from ..budget.options import AUTO, check_draft_length, longest_draft
 from ..drafting.registry import choose_drafter
 from ..engine.prefix import CachedTexts
 from ..errors import RequestError
 from ..models.pair import ModelPair
+from ..prediction.clock import SimulatedClock, check_clock
 from ..sampling.params import SamplingParams
 from ..sequence import Sequence
 from ..verification.table import find_verification
@@ -42,8 +43,9 @@ class Request:
     """The checked arguments of `generate`. prompts: token ids, one list per row.
 
     draft_length: the option as given, see budget/options.py. context: the model's context length in tokens. costs:
-    measured round costs, set after admission if the draft length depends on them (budgets.py). inspect: whether
-    rounds carry their details (RowDetail).
+    of rounds, measured or of the simulated clock, set after admission if the draft length depends on them
+    (budgets.py). inspect: whether rounds carry their details (RowDetail). clock: None for measured time; else its
+    number of GPUs is known.
     """
 
     prompts: list[list[int]]
@@ -59,8 +61,9 @@ class Request:
     time_budget_ms: float | None
     synthetic_acceptance: float | None
     context: int
-    costs: CostTable | None = None
+    costs: RoundCosts | None = None
     inspect: bool = False
+    clock: SimulatedClock | None = None
 
     @property
     def longest_draft(self) -> int:
@@ -107,6 +110,7 @@ def make_request(
     time_budget_ms: float | None = None,
     synthetic_acceptance: float | None = None,
     inspect: bool = False,
+    clock: SimulatedClock | None = None,
 ) -> Request:
     """Check all arguments. Raises RequestError with one sentence that says what to do."""
     check_whole("n", n, 1, MAX_ROWS)
@@ -121,7 +125,7 @@ def make_request(
     prompts = encode_prompts(pair, prompt, n, raw)
     drafter, backend = choose_drafter(pair, drafter), choose_backend(attention, pair.device, pair.dtype)
     check_sight(drafter, backend)
-    return Request(
+    made = Request(
         prompts=prompts,
         max_new_tokens=max_new_tokens,
         sampling=sampling,
@@ -137,3 +141,4 @@ def make_request(
         context=pair.context_length,
         inspect=check_switch("inspect", inspect),
     )
+    return made if clock is None else replace(made, clock=check_clock(clock, len(prompts), made.longest))

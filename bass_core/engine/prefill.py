@@ -12,15 +12,20 @@ from torch import Tensor
 
 from ..machine.transfer import to_device
 from ..models.forward import ForwardBatch
+from ..sequence import Forward
 from .runner import ModelRunner
 
 
 class PrefillSteps:
-    """The steps of one prefill. fed, total: tokens of all different texts that were fed, and that will be."""
+    """The steps of one prefill. fed, total: tokens of all different texts that were fed, and that will be.
+
+    newest: what the last step fed; no rows if it had nothing to feed.
+    """
 
     def __init__(self, runner: ModelRunner, prompts: list[list[int]], return_states: bool = False) -> None:
         self.runner, self.prompts = runner, prompts
         runner.begin()
+        self.newest = Forward([], [])
         self.prefixes = [runner.shared.of(prompt) for prompt in prompts]
         first: dict[tuple[int, ...], int] = {}
         self.sources = [first.setdefault(tuple(prompt), row) for row, prompt in enumerate(prompts)]
@@ -52,15 +57,16 @@ class PrefillSteps:
 
     def step(self) -> None:
         """Feed the next chunk; after the last, every row holds its prompt and a step does nothing."""
+        self.newest = Forward([], [])
         if self.done:
             return
         if self._shared is not None and not self._shared.done:
-            self._shared.step()
+            self.newest = self._shared.step()
             if self._shared.done:
                 self.runner.hold(self._needed, self._shared.last, self._shared.states())
                 self._attach()
         elif not self._own.done:
-            self._own.step()
+            self.newest = self._own.step()
         if self.done:
             self._spread()
 
@@ -121,7 +127,8 @@ class _Feed:
     def done(self) -> bool:
         return self.at >= self.longest
 
-    def step(self) -> None:
+    def step(self) -> Forward:
+        """Feed the next chunk."""
         start, stop = self.at, min(self.at + self.width, self.longest)
         ends = [len(rest) for rest in self.rests]
         ids = to_device([(rest + [0] * self.longest)[start:stop] for rest in self.rests], self.runner.device)
@@ -136,6 +143,7 @@ class _Feed:
             if start < end <= stop:
                 self.last[row] = output.logits[row]
         self.at = stop
+        return Forward(lengths, counts)
 
     def states(self) -> list[Tensor]:
         """The states [tokens fed, hidden] of each text; empty if none were asked for."""

@@ -1,7 +1,8 @@
-"""A lane's clock, which counts the device time spent on the lane, and the lock under which threads share a lane.
+"""A lane's clock, measured or simulated, and the lock under which threads share a lane.
 
-Contract: a LaneClock counts only what runs inside `running()`, without graph captures, kernel compilations and
-kernel loads.
+Contract: a LaneClock counts the device time of what runs inside `running()`, without graph captures, kernel
+compilations and kernel loads. A PredictedClock counts nothing there, and for each step that it is told of what the
+step's forwards would have taken elsewhere.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ import torch
 from kernels.support import is_accelerator, on, runtime
 
 from ..machine.setup_time import setup_ms, watch_compiler
+from ..prediction.billing import bill
+from ..prediction.clock import SimulatedClock
+from ..sequence import Round, Sequence
 
 
 class FairLock:
@@ -63,3 +67,24 @@ class LaneClock:
                 end.record()
                 end.synchronize()
                 self.ms += max(0.0, begin.elapsed_time(end) - (setup_ms() - setup))
+
+    def count(self, round_: Round, sequences: list[Sequence]) -> None:
+        """Nothing more: the step's time was counted while it ran."""
+
+
+class PredictedClock:
+    """Milliseconds that a lane's steps would have taken on the simulated clock's hardware."""
+
+    def __init__(self, simulated: SimulatedClock) -> None:
+        self.simulated, self.ms = simulated, 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count nothing: how long it takes here says nothing."""
+        yield
+
+    def count(self, round_: Round, sequences: list[Sequence]) -> None:
+        """Count a step whose tokens the sequences already hold, and say in the round where its time went."""
+        spent = bill(self.simulated, round_, sequences)
+        self.ms += spent.draft_ms + spent.verify_ms
+        round_.spent = None if round_.kind == "prefill" else spent

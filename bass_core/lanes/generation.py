@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from textwrap import shorten
-from typing import Any
+from typing import Any, cast
 
 from ..budget.policies import DraftLengthPolicy
 from ..decoding.admission import admit
@@ -19,13 +19,15 @@ from ..decoding.budgets import with_costs
 from ..decoding.request import DEFAULT_DRAFT_LENGTH, make_request
 from ..drafting.base import Drafter
 from ..models.pair import ModelPair
+from ..prediction.clock import SimulatedClock
 from ..sampling.params import SamplingParams
 from ..sequence import Round
 from .lane import Lane
-from .methods import DEFAULT_METHOD, budget_rows, find_method
+from .methods import DEFAULT_METHOD, budget_rows, check_method, find_method
 from .metrics import Metrics, latency
 from .setup.arguments import refuse_unknown
 from .setup.warmup import warm_up
+from .snapshot import ClockRecord
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,16 +53,21 @@ class GeneratedSequence:
 
 @dataclass(frozen=True, repr=False)
 class Generation:
-    """What `generate` returns. timeline: when draft and target were busy, for "amusd" only; see docs/amusd.md."""
+    """What `generate` returns. timeline: when draft and target were busy, for "amusd" only; see docs/amusd.md.
+
+    clock: what all times are predicted for (ClockRecord); None if they were measured.
+    """
 
     method: str
     sequences: list[GeneratedSequence]
     metrics: Metrics
     timeline: dict[str, Any] | None = None
+    clock: ClockRecord | None = None
 
     def __repr__(self) -> str:
         ms = self.metrics.ms_per_token
         pace = "" if ms is None else f", {ms:.1f} ms per token"
+        pace += "" if self.clock is None else f", predicted for {self.clock['hardware']}"
         return f"Generation({self.method}, {self.metrics.new_tokens} tokens in {len(self.sequences)} rows{pace})"
 
 
@@ -83,6 +90,7 @@ def generate(
     time_budget_ms: float | None = None,
     synthetic_acceptance: float | None = None,
     inspect: bool = False,
+    clock: SimulatedClock | None = None,
     **unknown: Any,
 ) -> Generation:
     """Answer a prompt (text, token ids, or a list of either) with n sequences.
@@ -98,7 +106,8 @@ def generate(
     most). sequence_ids: keys of each row's sampling noise, 0 to n - 1 by default. eos_token_id: the id or ids that
     end a text, None for no such id, "auto" for the model's own. raw: leave the chat template out. time_budget_ms:
     lane time after which the lane ends. synthetic_acceptance: accept each draft with this probability, whatever it
-    is; for benchmarks. inspect: give each row's round its `detail`, worked out off the lane's clock. Raises
+    is; for benchmarks. inspect: give each row's round its `detail`, worked out off the lane's clock. clock: a
+    SimulatedClock, to predict times on another machine where they are else measured on this one. Raises
     RequestError for an unknown or out-of-range argument, or for a request that does not fit the memory.
     """
     lane = _lane(generate, **locals())
@@ -129,6 +138,7 @@ def stream(
     time_budget_ms: float | None = None,
     synthetic_acceptance: float | None = None,
     inspect: bool = False,
+    clock: SimulatedClock | None = None,
     **unknown: Any,
 ) -> Iterator[Round]:
     """Yield the rounds of `generate` as they happen; the arguments are the same and are checked at the call."""
@@ -159,7 +169,9 @@ def finished(lane: Lane) -> Generation:
         for sequence, text in zip(lane.sequences, lane.texts, strict=True)
     ]
     timeline = None if lane.timeline is None else lane.timeline.view()
-    return Generation(lane.method, sequences, lane.metrics(), timeline)
+    simulated = lane.request.clock
+    record = None if simulated is None else cast(ClockRecord, simulated.record())
+    return Generation(lane.method, sequences, lane.metrics(), timeline, record)
 
 
 def _lane(
@@ -174,8 +186,7 @@ def _lane(
     refuse_unknown(function, unknown)
     found = find_method(method)
     request = make_request(pair, prompt, **arguments)
-    if found.check is not None:
-        found.check(pair, request)
+    check_method(found, pair, request)
     admit(pair, request, [found])
     warm_up(pair, request)
     request = with_costs(pair, request, budget_rows(request, found))

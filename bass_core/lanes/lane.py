@@ -16,7 +16,7 @@ from ..drafting.registry import runs_model
 from ..machine.memory import shortage_explained
 from ..models.pair import ModelPair
 from ..sequence import Reading, Round
-from .clock import FairLock, LaneClock
+from .clock import FairLock, LaneClock, PredictedClock
 from .methods import find_method
 from .metrics import Counts, Metrics, summarise
 from .output.detokenizer import TextStream
@@ -31,26 +31,28 @@ SLICE_MS = 100.0
 class Lane:
     """One method answering one request. `sequences` are the lane's own; `error` is set if a step failed.
 
-    `cache`: bytes of its caches, None if the decoder does not tell; `reading`: set while prompts are read.
+    `cache`: bytes of its caches, None if the decoder does not tell, or on a simulated clock with other models;
+    `reading`: set while prompts are read.
     """
 
     def __init__(self, pair: ModelPair, request: Request, method: str) -> None:
         found = find_method(method)
         self.method, self.request, self.reference = found.name, request, found.reference
         self.sequences = request.sequences()
-        self.clock = LaneClock(pair.device)
+        simulated = request.clock
+        self.clock = LaneClock(pair.device) if simulated is None else PredictedClock(simulated)
         self.counts = Counts()
         self.log = Trace(pair.tokenizer)
-        draft = pair.draft_step if runs_model(request.drafter) else None
-        peaks = known_peaks(pair.device, pair.dtype)
-        self.work = Work(pair.target_step.cost, None if draft is None else draft.cost, peaks)
+        self.work = _work(pair, request)
         self.error: str | None = None
         # Keeps a snapshot from seeing a step half done.
         self.lock = FairLock()
         self.texts = [TextStream(pair.tokenizer) if pair.tokenizer is not None else None for _ in self.sequences]
         with shortage_explained():
             self._decoder: Decoder | None = found.build(pair, request, self.sequences)
-        self.cache: CacheBytes | None = getattr(self._decoder, "cache", None)
+        # On a simulated clock with models of its own, the bytes that are held here are those of other models.
+        told = simulated is None or simulated.table is not None
+        self.cache: CacheBytes | None = getattr(self._decoder, "cache", None) if told else None
         self.reading: Reading | None = None
         # Only if draft and target overlap: when each was busy, and the lane's shortest turn in a fair race (ms).
         self.timeline: Timeline | None = self._decoder.timeline
@@ -72,6 +74,7 @@ class Lane:
         before = self.clock.ms
         with self.clock.running(), shortage_explained():
             round_ = self._decoder.step()
+        self.clock.count(round_, self.sequences)
         if round_.explain is not None:
             # Off the clock, while the round's logits are still there.
             round_.explain()
@@ -137,3 +140,15 @@ class Lane:
                 text.push(token)
             if sequence.finish_reason:
                 text.end()
+
+
+def _work(pair: ModelPair, request: Request) -> Work:
+    """What the utilisation is reckoned with: this device and these models, or those of a simulated clock."""
+    drafts = runs_model(request.drafter)
+    simulated = request.clock
+    if simulated is not None and simulated.table is None:
+        target, draft = simulated.models
+        return Work(target.cost, draft.cost if drafts else None, simulated.peaks)
+    own = pair.draft_step if drafts else None
+    peaks = known_peaks(pair.device, pair.dtype)
+    return Work(pair.target_step.cost, None if own is None else own.cost, peaks)

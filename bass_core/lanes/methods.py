@@ -83,6 +83,17 @@ def unregister(name: str) -> None:
     del METHODS[name]
 
 
+def check_method(method: Method, pair: ModelPair, request: Request) -> None:
+    """Raises RequestError if the method can't answer the request."""
+    if method.check is not None:
+        method.check(pair, request)
+    if method.overlaps and request.clock is not None:
+        raise RequestError(
+            f"{method.name} can't run on a simulated clock, because what its rounds are depends on how long draft "
+            "and target really take: leave out the method, or the clock."
+        )
+
+
 def find_method(name: object) -> Method:
     """The method of that name. Raises RequestError for a name that is not in the table."""
     if not isinstance(name, str) or name not in METHODS:

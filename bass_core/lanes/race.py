@@ -7,7 +7,7 @@ no lanes, and no lane's clock runs.
 Scheduling: "fair" always steps the lane whose own clock is furthest behind, so a snapshot shows what identical
 machines, one per lane, would show at the same instant; "overlap" gives each lane a thread and, on a GPU, a stream;
 "in_turn" runs one lane after another. With greedy or coupled decoding, or a fixed draft length, all three give the
-same texts.
+same texts. With `clock` all times of the lanes are predictions for another machine; what they write is not.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from ..errors import RequestError
 from ..machine.capture import empty_cache
 from ..machine.monitor import Monitor
 from ..models.pair import ModelPair
+from ..prediction.clock import SimulatedClock
 from ..sampling.params import SamplingParams
 from .comparison import comparison, reference_lane
 from .lane import Lane
-from .methods import DEFAULT_LANES, METHODS, Method, budget_rows, find_method
+from .methods import DEFAULT_LANES, METHODS, Method, budget_rows, check_method, find_method
 from .schedule import SCHEDULINGS
 from .setup.arguments import refuse_unknown
 from .setup.warmup import warm_up
-from .snapshot import DeviceReading, LaneSnapshot, Snapshot
+from .snapshot import ClockRecord, DeviceReading, LaneSnapshot, Snapshot
 from .view import lane_view
 
 SNAPSHOT_SECONDS = 0.1
@@ -59,6 +60,7 @@ def race(
     time_budget_ms: float | None = None,
     synthetic_acceptance: float | None = None,
     inspect: bool = False,
+    clock: SimulatedClock | None = None,
     **unknown: Any,
 ) -> Iterator[Snapshot]:
     """Yield snapshots while each lane's method answers the prompt.
@@ -91,8 +93,7 @@ def _race(
         raise RequestError(f"scheduling must be one of {', '.join(SCHEDULINGS)}; got {scheduling!r}.")
     request = make_request(pair, prompt, **arguments)
     for method in methods:
-        if method.check is not None:
-            method.check(pair, request)
+        check_method(method, pair, request)
     _admit(pair, request, methods, scheduling)
     return _run(pair, request, methods, scheduling)
 
@@ -110,16 +111,16 @@ def _run(pair: ModelPair, request: Request, methods: list[Method], scheduling: s
         warm_up(pair, request)
         measuring = Measuring(pair, request, max(budget_rows(request, method) for method in methods))
         for _ in _measure(measuring):
-            yield _snapshot([], monitor, scheduling, time.perf_counter(), measuring=True)
+            yield _snapshot(request, [], monitor, scheduling, time.perf_counter(), measuring=True)
         # Warming up and measuring leave caches idle; admission frees them where the lanes need their memory.
         _admit(pair, request, methods, scheduling)
         request, start = measuring.request, time.perf_counter()
         lanes += [Lane(pair, request, method.name) for method in methods]
         for _ in SCHEDULINGS[scheduling](lanes, pair.device, SNAPSHOT_SECONDS):
-            snapshot = _snapshot(lanes, monitor, scheduling, start)
+            snapshot = _snapshot(request, lanes, monitor, scheduling, start)
             if not snapshot["done"]:
                 yield snapshot
-        last = _snapshot(lanes, monitor, scheduling, start)
+        last = _snapshot(request, lanes, monitor, scheduling, start)
         found = comparison(pair, request, lanes)
         if found is not None:
             last["comparison"] = found
@@ -141,7 +142,12 @@ def _measure(measuring: Measuring) -> Iterator[None]:
 
 
 def _snapshot(
-    lanes: list[Lane], monitor: Monitor, scheduling: str, start: float, measuring: bool = False
+    request: Request,
+    lanes: list[Lane],
+    monitor: Monitor,
+    scheduling: str,
+    start: float,
+    measuring: bool = False,
 ) -> Snapshot:
     views: dict[str, LaneSnapshot] = {}
     for lane in lanes:
@@ -152,7 +158,7 @@ def _snapshot(
     for view in views.values():
         own = view["metrics"]["ms_per_token"]
         view["metrics"]["speedup"] = base / own if base and own else None
-    return {
+    made: Snapshot = {
         "phase": "measuring" if measuring else "running",
         "done": not measuring and all(view["finished"] for view in views.values()),
         "scheduling": scheduling,
@@ -160,3 +166,6 @@ def _snapshot(
         "lanes": views,
         "device": cast(DeviceReading, monitor.latest()),
     }
+    if request.clock is not None:
+        made["clock"] = cast(ClockRecord, request.clock.record())
+    return made

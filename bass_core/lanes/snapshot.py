@@ -192,8 +192,9 @@ class _Lane(TypedDict):
 
 
 class LaneSnapshot(_Lane, total=False):
-    """One lane. `reading`: None unless prompts are being read; `cache`: None if the decoder does not tell.
-    `curves`: the measured costs that the rounds' bills go by, each a list of [tokens of all rows, ms].
+    """One lane. `reading`: None unless prompts are being read; `cache`: None if the decoder does not tell, or on a
+    simulated clock with other models. `curves`: the costs, measured or predicted, that the rounds' bills go by,
+    each a list of [tokens of all rows, ms].
 
     `timeline`: present only if draft and target overlap; see amusd/timeline.py.
     """
@@ -217,6 +218,22 @@ class Difference(Weighed):
     theirs: int
 
 
+class ClockRecord(TypedDict):
+    """What the lanes' times are predicted for (SimulatedClock), and by what.
+
+    assumptions: the shares of bandwidth, compute and link that a step reaches, and microseconds a layer and a
+    reduction (Assumptions); empty where the times are a measured table's, and gpus, target and draft None.
+    """
+
+    kind: Literal["predicted"]
+    hardware: str
+    gpus: int | None
+    target: str | None
+    draft: str | None
+    assumptions: dict[str, float]
+    source: str
+
+
 class _Snapshot(TypedDict):
     phase: Literal["measuring", "running"]
     done: bool
@@ -229,8 +246,11 @@ class _Snapshot(TypedDict):
 class Snapshot(_Snapshot, total=False):
     """All lanes at one instant; `lanes` is empty while `phase` is "measuring".
 
+    `clock`: present only under a simulated clock; all times of the lanes, and all figures made of them, are then
+    predictions.
     `comparison`: present only in the last snapshot, and only if two lanes must give the same text.
     A lane's list in `comparison` has one entry per row: None if the row equals the reference lane's.
     """
 
+    clock: ClockRecord
     comparison: dict[str, list[Difference | None]]

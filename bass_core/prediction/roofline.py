@@ -32,7 +32,7 @@ class Roofline:
 
     hardware: Hardware
     target: Shape
-    draft: Shape
+    draft: Shape | None
     context: float
     gpus: int = 1
     assumed: Assumptions = field(default_factory=Assumptions)
@@ -43,8 +43,13 @@ class Roofline:
         return self.step_ms(self.target, rows, tokens, self.gpus)
 
     def draft_ms(self, rows: int) -> float:
-        """One forward of the draft, one token per row."""
-        return min(self.step_ms(self.draft, rows, rows, gpus) for gpus in {1, self.gpus})
+        """One forward of the draft, one token per row; 0 where drafts take no model."""
+        return self.draft_feed_ms(rows, rows)
+
+    def draft_feed_ms(self, rows: int, tokens: float) -> float:
+        """One forward of the draft over `tokens` tokens in all rows together."""
+        draft = self.draft
+        return min(self.step_ms(draft, rows, tokens, gpus) for gpus in {1, self.gpus}) if draft else 0.0
 
     def levels_ms(self, rows: int, levels: float) -> float:
         """Levels of trees of drafts: a forward of the draft each."""
@@ -79,7 +84,11 @@ class Roofline:
 
     def windowed(self, window: int) -> Roofline:
         """The same pair whose draft is the target itself, over its first SINKS tokens and its last `window`."""
-        return _Windowed(**(vars(self) | {"seen": SINKS + window + _HALF_BLOCK}))
+        return self.seeing(SINKS + window + _HALF_BLOCK)
+
+    def seeing(self, tokens: float) -> Roofline:
+        """The same pair whose draft is the target itself, over `tokens` cached tokens of each row."""
+        return _Windowed(**(vars(self) | {"seen": tokens}))
 
     def fits(self, rows: int) -> bool:
         """Whether weights, keys and values fit in nine tenths of the memory; every GPU holds the whole draft.
@@ -88,11 +97,9 @@ class Roofline:
         """
         if not self._linked:
             return False
-        split = self.target.held_bytes / self.gpus + self.draft.held_bytes
-        tokens = rows * self.context
-        cached = tokens * (
-            self.target.cost.kv_bytes / min(self.gpus, self.target.kv_heads) + self.draft.cost.kv_bytes
-        )
+        held, kv = (self.draft.held_bytes, self.draft.cost.kv_bytes) if self.draft else (0.0, 0)
+        split = self.target.held_bytes / self.gpus + held
+        cached = rows * self.context * (self.target.cost.kv_bytes / min(self.gpus, self.target.kv_heads) + kv)
         return split + cached <= _FILL * self.hardware.memory * 1e9
 
 
@@ -100,16 +107,12 @@ class Roofline:
 class _Windowed(Roofline):
     """A Roofline in which the target drafts for itself and sees `seen` cached tokens; there is no other draft."""
 
-    seen: int = 0
+    seen: float = 0
 
-    def draft_ms(self, rows: int) -> float:
-        """One windowed forward of the target, one token per row."""
+    def draft_feed_ms(self, rows: int, tokens: float) -> float:
+        """One windowed forward of the target over `tokens` tokens in all rows together."""
         short = Roofline(self.hardware, self.target, self.draft, self.seen, self.gpus, self.assumed)
-        return short.step_ms(self.target, rows, rows, self.gpus)
-
-    def levels_ms(self, rows: int, levels: float) -> float:
-        """Levels of trees of drafts: a forward of the draft each."""
-        return levels * self.draft_ms(rows)
+        return short.step_ms(self.target, rows, tokens, self.gpus)
 
     def fits(self, rows: int) -> bool:
         """As a Roofline's, without a draft's weights, keys and values."""

@@ -44,6 +44,17 @@ class Acceptance:
         return [int(count) for count in np.minimum(stand, drafted)]
 
 
+def round_ms(costs: RoundCosts, drafted: list[int], forwards: float, grown: bool = False) -> tuple[float, float]:
+    """The milliseconds of so many forwards of the draft, and of verifying drafted[r] drafts of row r.
+
+    grown: the drafts are trees, and each forward was one of their levels.
+    """
+    rows = len(drafted)
+    tokens = rows * (1 + max(drafted)) if costs.padded else rows + sum(drafted)
+    drafting = costs.levels_ms(rows, forwards) if grown else forwards * costs.draft_ms(rows)
+    return drafting, costs.verify_ms(rows, tokens)
+
+
 @dataclass(frozen=True)
 class Played:
     """A round: the length asked for, and for each row in `rows` its numbers of drafted and accepted tokens."""
@@ -55,9 +66,7 @@ class Played:
 
     def ms(self, costs: RoundCosts) -> float:
         """The round's time: one verification, and a draft forward for each token of the longest draft."""
-        count, widest = len(self.rows), max(self.drafted)
-        tokens = count * (1 + widest) if costs.padded else count + sum(self.drafted)
-        return costs.verify_ms(count, tokens) + widest * costs.draft_ms(count)
+        return sum(round_ms(costs, self.drafted, max(self.drafted)))
 
 
 def rounds(

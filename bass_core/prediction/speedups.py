@@ -9,22 +9,21 @@ fall back to.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, TypedDict
 
 import numpy as np
 
+from ..budget.cost_table import RoundCosts
 from ..budget.options import check_draft_length, make_policy
 from ..budget.policies import FixedLength
 from ..errors import RequestError
-from .hardware import HARDWARE, Assumptions
+from .clock import SimulatedClock
 from .roofline import Roofline
 from .rounds import Acceptance, Prediction, play, predict, timed
-from .shapes import PAIRS, shapes
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-GPUS = (1, 2, 4, 8)
 MOST_ROWS, MOST_TOKENS, MOST_CONTEXT = 1024, 4096, 1 << 20
 
 
@@ -44,106 +43,94 @@ class SpeedUp(TypedDict):
 
 
 class SpeedUps(TypedDict):
-    """The points, and all that they are predicted from. gpus: how many share the models, tensor parallel.
+    """The points, and all that they are predicted from. clock: see `SimulatedClock.record`.
 
-    source: of the hardware's figures. ridge_tokens: tokens a step from which on multiplying takes longer than
-    reading the weights and one row's context, at the assumed shares of the datasheet's figures. assumed: see
-    Assumptions.
+    ridge_tokens: tokens a step from which on multiplying takes longer than reading the weights and one row's
+    context, at the assumed shares of the datasheet's figures; None of a table of step times.
     """
 
-    hardware: str
-    source: str
-    gpus: int
-    target: str
-    draft: str
+    clock: dict[str, Any]
     acceptance: float
     context: int
     max_new_tokens: int
     seed: int
     trials: int
-    assumed: dict[str, float]
-    ridge_tokens: float
+    ridge_tokens: float | None
     points: list[SpeedUp]
 
 
 def predict_speedups(
-    hardware: str,
-    target: str = "7.8B",
+    clock: SimulatedClock,
     *,
     acceptance: float = 0.8,
     batches: Sequence[int] = BATCHES,
     draft_lengths: Sequence[Any] = ("bass", "auto", 4),
-    gpus: int | None = None,
     context: int = 512,
     max_new_tokens: int = 256,
     seed: int = 0,
     trials: int = 4,
-    assumed: Assumptions | None = None,
 ) -> SpeedUps:
-    """Predict the speed-up of BASS over regular decoding on `hardware` (of HARDWARE), for batches and draft
-    lengths.
+    """Predict the speed-up of BASS over regular decoding on another machine, for batches and draft lengths.
 
-    target: one of PAIRS, with the draft that goes with it. acceptance: the chance that a draft stands, given
-    that those before it do, the same for all (Leviathan et al., arXiv 2211.17192, section 3.1); from 0 up to 1.
-    draft_lengths: as `draft_length` of `generate`, by the predicted costs. gpus: None for the fewest of 1, 2, 4
-    and 8 that hold the largest batch. context: cached tokens a row, on average. max_new_tokens: of each row.
-    seed, trials: of the simulated rounds; a figure is the mean over the trials. Times in ms. Raises
-    RequestError for a name that is not known or a number out of range.
+    clock: the machine and the models; of its GPUs the fewest that hold the largest batch, unless it says how many.
+    acceptance: the chance that a draft stands, given that those before it do, the same for all (Leviathan et al.,
+    arXiv 2211.17192, section 3.1); from 0 to 1. draft_lengths: as `draft_length` of `generate`, by the predicted
+    costs. context: cached tokens a row, on average. max_new_tokens: of each row. seed, trials: of the simulated
+    rounds; a figure is the mean over the trials. Times in ms. Raises RequestError for a value out of range.
     """
-    machine = _known("hardware", hardware, HARDWARE)
-    name = next((one for one in PAIRS if one.lower() == str(target).lower()), None)
-    if name is None:
-        raise RequestError(f"target must be one of {', '.join(PAIRS)}; got {target!r}.")
+    if not isinstance(clock, SimulatedClock):
+        raise RequestError(f'clock must be a SimulatedClock, as SimulatedClock("h100"); got {clock!r}.')
     rate = _rate(acceptance)
     sizes = _whole("batches", batches, 1, MOST_ROWS)
     lengths = [check_draft_length(length) for length in draft_lengths]
     (tokens,) = _whole("max_new_tokens", [max_new_tokens], 2, MOST_TOKENS)
-    _whole("gpus", [1 if gpus is None else gpus], 1, GPUS[-1])
     _whole("trials", [trials], 1, MOST_ROWS)
     _whole("context", [context], 0, MOST_CONTEXT)
-    assumptions = assumed or Assumptions()
-
-    def costs_on(count: int) -> Roofline:
-        return Roofline(machine, *shapes(name), context, count, assumptions)
-
-    count = gpus or next((some for some in GPUS if costs_on(some).fits(max(sizes))), GPUS[0])
-    costs, points = costs_on(count), []
+    clock = _fitted(clock, sizes, context)
+    costs, points = clock.costs(context), []
     for rows in sizes:
-        fits = costs.fits(rows)
-        plain = predict(costs, FixedLength(0), rate, rows, tokens, seed, trials=1) if fits else None
+        plain = predict(costs, FixedLength(0), rate, rows, tokens, seed, trials=1) if _fits(costs, rows) else None
         for length in lengths:
             policy = make_policy(length, costs, rows)
-            runs = play(policy, rate, rows, tokens, seed, trials) if fits else []
+            runs = play(policy, rate, rows, tokens, seed, trials) if plain else []
             points.append(_point(rows, length, plain, [timed(costs, [run], tokens) for run in runs]))
     return SpeedUps(
-        hardware=machine.name,
-        source=machine.source,
-        gpus=count,
-        target=costs.target.name,
-        draft=costs.draft.name,
+        clock=clock.record(),
         acceptance=float(acceptance),
         context=context,
         max_new_tokens=tokens,
         seed=seed,
         trials=trials,
-        assumed=asdict(assumptions),
         ridge_tokens=ridge(costs),
         points=points,
     )
 
 
-def ridge(costs: Roofline) -> float:
-    """Tokens a step from which on a forward of the target multiplies longer than it reads, one row's context
-    included.
+def ridge(costs: RoundCosts) -> float | None:
+    """Tokens a step from which on a forward of the target multiplies longer than it reads, with one row's context.
 
-    Source: Williams, Waterman and Patterson, "Roofline", CACM 2009.
+    None of measured step times. Source: Williams, Waterman and Patterson, "Roofline", CACM 2009.
     """
+    if not isinstance(costs, Roofline):
+        return None
     cost, assumed = costs.target.cost, costs.assumed
-    reading = (cost.weight_bytes + costs.context * cost.kv_bytes) / (
-        assumed.bandwidth * costs.hardware.bandwidth * 1e9
-    )
+    read = cost.weight_bytes + costs.context * cost.kv_bytes
     flops = 2 * cost.parameters + costs.context * cost.attention_flops
-    return reading / (flops / (assumed.compute * costs.hardware.flops))
+    bandwidth = assumed.bandwidth * costs.hardware.bandwidth * 1e9
+    return (read / bandwidth) / (flops / (assumed.compute * costs.hardware.flops))
+
+
+def _fitted(clock: SimulatedClock, sizes: list[int], context: int) -> SimulatedClock:
+    """The clock with as many GPUs as hold the largest of the batches that fit."""
+    for rows in sorted(sizes, reverse=True):
+        with suppress(RequestError):
+            return clock.fitted(rows, context)
+    return clock
+
+
+def _fits(costs: RoundCosts, rows: int) -> bool:
+    """Whether the memory holds so many rows; measured step times are of what fitted."""
+    return not isinstance(costs, Roofline) or costs.fits(rows)
 
 
 def _point(rows: int, length: Any, plain: Prediction | None, runs: list[Prediction]) -> SpeedUp:
@@ -162,14 +149,6 @@ def _point(rows: int, length: Any, plain: Prediction | None, runs: list[Predicti
         tokens=float(np.mean([run.mean_acceptance_length for run in runs])),
         rounds=float(np.mean([run.rounds for run in runs])),
     )
-
-
-def _known(what: str, name: object, table: Mapping[str, Any]) -> Any:
-    """The table's entry, whose name may be written in any case."""
-    found = next((value for key, value in table.items() if key.lower() == str(name).lower()), None)
-    if found is None:
-        raise RequestError(f"{what} must be one of {', '.join(table)}; got {name!r}.")
-    return found
 
 
 def _rate(acceptance: object) -> Acceptance:

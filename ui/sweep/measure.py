@@ -49,7 +49,7 @@ def measured(
 class _Run:
     def __init__(self, request: SweepRequest, source: Source, limits: Limits, clock: Clock) -> None:
         self.request, self.source, self.limits, self.clock = request, source, limits, clock
-        self.began = self.start = self.last = clock()
+        self.began = self.start = self.last = self.told = clock()
         self.races = len(request.arms())
         self.least_ms = 1000 * DECODING * request.seconds / self.races
         self.sweep = Sweep(
@@ -92,7 +92,7 @@ class _Run:
 
     def _once(self, arm: Arm, repeat: int, pool: Pool) -> Generator[Sweep, None, dict[str, LaneSnapshot]]:
         """One race, up to its end or until the arm has had its time; returns its lanes."""
-        told, lanes = self.clock(), {}
+        lanes: dict[str, LaneSnapshot] = {}
         with closing(self.source(self.request.race_of(arm, repeat))) as snapshots:
             for snapshot in snapshots:
                 lanes = snapshot["lanes"]
@@ -100,8 +100,7 @@ class _Run:
                 if snapshot["done"] or (lanes and pool.joined(lanes).enough(self.least_ms)):
                     break
                 self._in_time()
-                if self.clock() - told >= TELL_SECONDS:
-                    told = self.clock()
+                if self.clock() - self.told >= TELL_SECONDS:
                     yield self.state(arm, "" if lanes else MEASURING)
         return lanes
 
@@ -109,6 +108,7 @@ class _Run:
         """The sweep so far, with the arm that runs now or words on what does; None: it is done."""
         if arm is None:
             return {**self.sweep, "done": True, "progress": None}
+        self.told = self.clock()
         words = words or f"batch {arm.batch}, {said(arm.draft_length)}"
         done = len(self.sweep["points"])
         return {**self.sweep, "progress": Progress(done=done, races=self.races, left_s=self._left(), now=words)}

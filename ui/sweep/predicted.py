@@ -10,7 +10,7 @@ import math
 from functools import lru_cache
 from typing import Any
 
-from bass_core import RequestError, SpeedUp, SpeedUps, predict_speedups
+from bass_core import HARDWARE, PAIRS, RequestError, SimulatedClock, SpeedUp, SpeedUps, predict_speedups
 from ui.page import limits
 from ui.page.limits import Limits
 
@@ -18,8 +18,8 @@ from .figures import Point, Ridge, Sweep, against, lines
 from .request import default_lengths
 
 # (words, value), as in ui/page/choices.py.
-MACHINES = (("A100", "a100"), ("H100", "h100"), ("H200", "h200"), ("B200", "b200"), ("a laptop's GPU", "laptop"))
-MODELS = (("7.8B with 310M, the paper's sizes", "7.8b"), ("1.7B with 135M", "1.7b"), ("70B with 8B", "70b"))
+MACHINES = tuple((f"{name}'s GPU" if name.islower() else name, name) for name in HARDWARE)
+MODELS = tuple((f"{target} with {draft}", target) for target, draft in PAIRS.items())
 ACCEPTANCE = 0.8
 # Where an acceptance comes from; the page's script says which.
 ORIGINS = {
@@ -67,24 +67,29 @@ def _rate(acceptance: object) -> float | None:
 @lru_cache(64)
 def _speedups(machine: str, models: str, acceptance: float, fixed: int | str) -> SpeedUps:
     """Kept, since it takes half a second of a core that may be racing."""
-    return predict_speedups(machine, models, acceptance=acceptance, draft_lengths=default_lengths(fixed))
+    draft = PAIRS.get(models)
+    if draft is None:
+        raise RequestError(f"The models must be one of {', '.join(PAIRS)}; got {models!r}.")
+    clock = SimulatedClock(machine, models, draft)
+    return predict_speedups(clock, acceptance=acceptance, draft_lengths=default_lengths(fixed))
 
 
 def machine_of(found: SpeedUps) -> str:
     """The machine and the models in words: "2 H100 with 70B and 8B"."""
-    many = f"{found['gpus']} " if found["gpus"] > 1 else ""
-    return f"{many}{found['hardware']} with {found['target']} and {found['draft']}"
+    clock = found["clock"]
+    many = f"{clock['gpus']} " if clock["gpus"] > 1 else ""
+    return f"{many}{clock['hardware']} with {clock['target']} and {clock['draft']}"
 
 
 def assumptions(sweep: Sweep) -> list[str]:
     """What the figures assume, a sentence each."""
     used = sweep["settings"]
-    assumed = used["assumed"]
+    assumed, source = used["clock"]["assumptions"], used["clock"]["source"]
     acceptance = f"{used['acceptance']:.2f}, {ORIGINS.get(used['origin'], ORIGINS['given'])}"
     return [
         f"Every draft is accepted with chance {acceptance}, given that those before it are.",
         f"A step reaches {assumed['bandwidth']:.0%} of the bandwidth and {assumed['compute']:.0%} of the FLOP/s "
-        f"in the {used['source']}; each layer takes {assumed['layer_us']:g} µs more.",
+        f"in the {source}; each layer takes {assumed['layer_us']:g} µs more.",
         f"Weights, keys and values have 16 bits. A row has {used['context']} cached tokens on average and writes "
         f"{used['max_new_tokens']} tokens; reading the prompt is left out.",
         "The automatic length is chosen by the predicted costs, for chains: trees are left out. A point is the "

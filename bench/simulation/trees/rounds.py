@@ -32,7 +32,7 @@ from bass_core.budget.policies import EqualRows
 from bass_core.budget.trees import MOST_DRAFTS, FixedNodes
 from bass_core.drafting.trees.growth import Growth
 from bass_core.drafting.trees.levels import Fed
-from bass_core.prediction.rounds import Played
+from bass_core.prediction.rounds import Played, round_ms
 from bass_core.sampling.noise import NoiseKeys, Role
 from bass_core.sampling.params import SamplingParams
 from bass_core.sequence import Sequence
@@ -122,9 +122,7 @@ class PlayedTrees(Played):
 
     def ms(self, costs: RoundCosts) -> float:
         """One verification, and the levels of the draft."""
-        count = len(self.rows)
-        tokens = count * (1 + max(self.drafted)) if costs.padded else count + sum(self.drafted)
-        return costs.verify_ms(count, tokens) + costs.levels_ms(count, self.levels)
+        return sum(round_ms(costs, self.drafted, self.levels, grown=True))
 
 
 def tree_rounds(

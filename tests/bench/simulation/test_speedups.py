@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bass_core import predict_speedups
+from bass_core import SimulatedClock, predict_speedups
 from bass_core.prediction.hardware import HARDWARE
 from bass_core.prediction.roofline import Roofline
 from bass_core.prediction.rounds import Acceptance
@@ -23,7 +23,9 @@ def test_speed_ups_equal_those_of_the_document() -> None:
     for name in ("A100", "B200"):
         rows = [row for row in document["results"] if row["section"] == "batch" and row["hardware"] == name]
         assert [row["batch"] for row in rows] == list(BATCHES)
-        found = predict_speedups(name, draft_lengths=("bass", "cost-aware", "auto"), batches=BATCHES)
+        found = predict_speedups(
+            SimulatedClock(name), draft_lengths=("bass", "cost-aware", "auto"), batches=BATCHES
+        )
         points = {(one["batch"], one["draft_length"]): one["speedup"] for one in found["points"]}
         for row in rows:
             assert points[row["batch"], "bass"] == pytest.approx(row["Algorithm 1"], rel=1e-12)
@@ -36,8 +38,8 @@ def test_times_equal_those_that_the_bench_computes() -> None:
     costs = Roofline(HARDWARE["H100"], *shapes("1.7B"), 300)
     row = figures(costs, Acceptance.same(0.7), 0.7, rows=8, tokens=48, seed=5, trials=3)
     found = predict_speedups(
-        "H100", "1.7B", acceptance=0.7, batches=(8,), draft_lengths=("bass", row["fixed l"]), context=300,
-        max_new_tokens=48, seed=5, trials=3,
+        SimulatedClock("H100", "1.7B", "135M"), acceptance=0.7, batches=(8,),
+        draft_lengths=("bass", row["fixed l"]), context=300, max_new_tokens=48, seed=5, trials=3,
     )  # fmt: skip
     bass, fixed = found["points"]
     assert bass["regular_ms_per_token"] == pytest.approx(row["regular ms/token"], rel=1e-12)
