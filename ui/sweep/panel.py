@@ -20,15 +20,15 @@ from .predicted import MACHINES, MODELS
 from .request import FIXED
 
 HEAD = """<header class="sweep-head"><h2>Where does speculation pay?</h2><p>One button races BASS against regular
-decoding at batch 1, 2, 4 and 8, a small race for each batch and draft length, and draws the speed-up over the
+decoding at batch 1, 2, 4 and 8, in small races for each batch and draft length, and draws the speed-up over the
 batch. It takes about a minute. The rows are samples of the prompt on the tab "Race", with its
 settings.</p></header>"""
 ABOUT = {
     "measured": (
         "This machine",
         "measured here",
-        "A point is one race: ms per token of regular decoding / that of BASS. Bars: two standard errors, from "
-        "the scatter of the rounds.",
+        "A point: ms per token of regular decoding / that of BASS, in races of the two. Bars: two standard errors, "
+        "from the scatter of the rounds.",
     ),
     "predicted": (
         "Another machine",

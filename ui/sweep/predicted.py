@@ -24,8 +24,8 @@ ACCEPTANCE = 0.8
 # Where an acceptance comes from; the page's script says which.
 ORIGINS = {
     "given": "as given",
-    "sweep": "that of the last sweep here",
-    "race": "that of the last race here",
+    "sweep": "measured in the last sweep",
+    "race": "measured in the last race",
     "assumed": "assumed",
 }
 

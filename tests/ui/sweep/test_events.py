@@ -175,7 +175,7 @@ def test_a_prediction_runs_no_model_and_names_what_it_assumes() -> None:
     assumed = predicted(4, "A100", "7.8B", "", "assumed")["sweep"]
     assert assumed["points"] == sweep["points"] and "0.80, assumed" in assumed["assumptions"][0]
     swept = predicted(4, "A100", "7.8B", "0.61", "sweep")["sweep"]
-    assert "0.61, that of the last sweep here" in swept["assumptions"][0]
+    assert "0.61, measured in the last sweep" in swept["assumptions"][0]
 
 
 @pytest.mark.parametrize(

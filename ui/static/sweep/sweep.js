@@ -26,12 +26,13 @@
   const seconds = (value) => (value < 90 ? `${number(Math.ceil(value), 0)} s` : `${number(Math.ceil(value / 60), 0)} min`);
 
   function progressOf({ done, races, left_s: left, now }) {
-    return `Race ${done + 1} of ${races}: ${now}. About ${seconds(left)} left.`;
+    return `Point ${done + 1} of ${races}: ${now}. About ${seconds(left)} left.`;
   }
 
   function asCsv(sweep) {
     const cell = (value) => (value === null || value === undefined ? "" : String(value));
-    return `${[FIELDS, ...sweep.points.map((p) => FIELDS.map((name) => cell(p[name])))].map((row) => row.join(",")).join("\n")}\n`;
+    const rows = sweep.points.map((p) => [sweep.kind, ...FIELDS.map((name) => cell(p[name]))]);
+    return `${[["kind", ...FIELDS], ...rows].map((row) => row.join(",")).join("\n")}\n`;
   }
 
   /** What the points are of, in the chart's caption. */
@@ -44,10 +45,12 @@
 
   const figures = {};
 
-  /** [acceptance, where it is from]: the last sweep's with a fixed length, else the last race's, else null, assumed. */
+  /** [acceptance, where it is from]: the last sweep's, best with a fixed length, else the last race's, else null, assumed. */
   function measuredAcceptance() {
     const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
-    const swept = (figures.measured?.sweep?.points ?? []).filter((p) => Number.isInteger(p.draft_length) && p.acceptance !== null);
+    const known = (figures.measured?.sweep?.points ?? []).filter((p) => p.acceptance !== null);
+    // A fixed length drafts at every place, so its acceptance is not that of the places which a policy chose.
+    const fixed = known.filter((p) => Number.isInteger(p.draft_length)), swept = fixed.length ? fixed : known;
     if (swept.length) return [mean(swept.map((p) => p.acceptance)), "sweep"];
     const lanes = Object.values(window.Bass.run()?.view?.lanes ?? {}).map(({ metrics }) => metrics.token_acceptance);
     const raced = lanes.filter(Number.isFinite);
