@@ -73,10 +73,13 @@ class LaneClock:
 
 
 class PredictedClock:
-    """Milliseconds that a lane's steps would have taken on the simulated clock's hardware."""
+    """Milliseconds that a lane's steps would have taken on the simulated clock's hardware.
 
-    def __init__(self, simulated: SimulatedClock) -> None:
-        self.simulated, self.ms = simulated, 0.0
+    runs_draft: whether the lane runs the pair's draft.
+    """
+
+    def __init__(self, simulated: SimulatedClock, runs_draft: bool) -> None:
+        self.simulated, self.runs_draft, self.ms = simulated, runs_draft, 0.0
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -85,6 +88,6 @@ class PredictedClock:
 
     def count(self, round_: Round, sequences: list[Sequence]) -> None:
         """Count a step whose tokens the sequences already hold, and say in the round where its time went."""
-        spent = bill(self.simulated, round_, sequences)
+        spent = bill(self.simulated, round_, sequences, self.runs_draft)
         self.ms += spent.draft_ms + spent.verify_ms
         round_.spent = None if round_.kind == "prefill" else spent

@@ -40,7 +40,9 @@ class Lane:
         self.method, self.request, self.reference = found.name, request, found.reference
         self.sequences = request.sequences()
         simulated = request.clock
-        self.clock = LaneClock(pair.device) if simulated is None else PredictedClock(simulated)
+        self.clock = (
+            LaneClock(pair.device) if simulated is None else PredictedClock(simulated, runs_model(request.drafter))
+        )
         self.counts = Counts()
         self.log = Trace(pair.tokenizer)
         self.work = _work(pair, request)

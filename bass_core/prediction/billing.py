@@ -20,8 +20,12 @@ from .roofline import Roofline
 from .rounds import round_ms
 
 
-def bill(clock: SimulatedClock, round_: Round, sequences: list[Sequence]) -> Spent:
-    """The milliseconds of one step, whose tokens the sequences already hold."""
+def bill(clock: SimulatedClock, round_: Round, sequences: list[Sequence], runs_draft: bool = True) -> Spent:
+    """The milliseconds of one step, whose tokens the sequences already hold.
+
+    runs_draft: whether the pair's draft runs. Without it the draft forwards of a target that drafts for itself are
+    its own windowed ones.
+    """
     fed = _counted(round_, sequences) if round_.fed is None else round_.fed
     if not fed.counts:
         return Spent(0.0, 0.0)
@@ -30,7 +34,7 @@ def bill(clock: SimulatedClock, round_: Round, sequences: list[Sequence]) -> Spe
         return _prefill(costs, fed)
     drafted = [count - 1 for count in fed.counts]
     grown = round_.bill is not None or any(row.kinds is not None for row in round_.rows)
-    draft_ms, verify_ms = round_ms(costs, drafted, _forwards(round_, drafted, grown), grown)
+    draft_ms, verify_ms = round_ms(costs, drafted, _forwards(round_, drafted, grown, runs_draft), grown)
     windowed = 0.0 if round_.windowed is None else _windowed(costs, round_, len(drafted))
     return Spent(draft_ms + windowed, verify_ms)
 
@@ -44,12 +48,12 @@ def _counted(round_: Round, sequences: list[Sequence]) -> Forward:
     return Forward([length - 1 for length in before], [1 + len(row.drafted) for row in round_.rows])
 
 
-def _forwards(round_: Round, drafted: list[int], grown: bool) -> int:
+def _forwards(round_: Round, drafted: list[int], grown: bool, runs_draft: bool) -> int:
     """Forwards of a draft model for the round's drafts, but for those that the target ran on itself."""
     if round_.fed is None and not round_.draft_forwards:
         return max(drafted)
     if round_.windowed is not None:
-        return max(0, round_.draft_forwards - round_.windowed.forwards)
+        return round_.draft_forwards if runs_draft else 0
     if grown:
         return max(round_.draft_forwards, 0 if round_.bill is None else round_.bill.levels)
     return max(round_.draft_forwards, ceil(round_.draft_tokens / len(drafted)))

@@ -53,6 +53,11 @@ class SimulatedClock:
         if not isinstance(self.assumed, Assumptions):
             raise RequestError(f"assumed must be Assumptions; got {self.assumed!r}.")
         _check_numbers("assumed", self.assumed, ("bandwidth", "compute", "link"), ("layer_us", "allreduce_us"))
+        for name in ("bandwidth", "compute", "link"):
+            if (share := getattr(self.assumed, name)) > 1:
+                raise RequestError(
+                    f"{name} of assumed must be at most 1, the whole of the datasheet's; got {share!r}."
+                )
         if self.gpus is not None and self.gpus not in GPUS:
             raise RequestError(f"gpus must be None or one of {', '.join(map(str, GPUS))}; got {self.gpus!r}.")
         if (self.gpus or 1) > 1 and not hardware.nvlink:

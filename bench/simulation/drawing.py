@@ -69,6 +69,8 @@ def _lines(rows: list[Row], over: str, title: str, x: str) -> go.Figure:
     made.update_xaxes(type="log", tickvals=sorted({row[over] for row in rows}))
     for colour, (name, mine) in zip(_PALETTE, _by_hardware(rows).items(), strict=False):
         fitting = [row for row in mine if row["fits"]]
+        if not fitting:
+            continue
         made.add_scatter(x=[row[over] for row in fitting], y=[row["Algorithm 1"] for row in fitting],
                          mode="lines+markers", name=name, line={"color": colour})  # fmt: skip
     return made
