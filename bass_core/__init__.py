@@ -36,8 +36,9 @@ from .machine.monitor import Monitor
 from .models.pair import ModelPair
 from .prediction.clock import SimulatedClock
 from .prediction.hardware import HARDWARE, Assumptions, Hardware
+from .prediction.records import SpeedUp, SpeedUps
 from .prediction.shapes import PAIRS, ModelSize
-from .prediction.speedups import SpeedUp, SpeedUps, predict_speedups
+from .prediction.speedups import predict_speedups
 from .sampling.params import SamplingParams
 from .sequence import Round, RowRound
 from .verification.table import VERIFICATIONS

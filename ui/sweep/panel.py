@@ -27,8 +27,8 @@ ABOUT = {
     "measured": (
         "This machine",
         "measured here",
-        "A point: ms per token of regular decoding / that of BASS, in races of the two. Bars: two standard errors, "
-        "from the scatter of the rounds.",
+        "A point: ms per token of regular decoding / that of BASS, in races of the two. Bars: two standard "
+        "errors, from the scatter of the rounds.",
     ),
     "predicted": (
         "Another machine",

@@ -25,7 +25,7 @@ SECONDS = 60.0
 TOKENS = 160
 TEMPERATURE = 0.7
 MOST_RACES = 32
-# Settings of a race that a sweep decides itself. A form may offer a predicted clock; a sweep measures this machine.
+# Settings of a race that a sweep decides itself. A form may offer a predicted clock: a sweep measures.
 OWN = ("batch_size", "draft_length", "lanes", "scheduling", "time_budget_ms", "clock")
 
 
