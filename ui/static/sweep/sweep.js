@@ -80,6 +80,7 @@
         this.visible = entries.some((entry) => entry.isIntersecting);
         if (this.visible) this.draw();
       }).observe(this.plot);
+      new ResizeObserver(() => this.plot.clientWidth !== this.width && this.draw()).observe(this.plot);
     }
 
     /** Say what happens now; `waiting` and `stopped` come from the page's own buttons. */
@@ -134,6 +135,12 @@
     draw() {
       if (!this.visible) return;
       plots.load(this.plotly).then(() => {
+        // Plotly would leave the legend at its place in the figure of another width.
+        if (this.width && this.width !== this.plot.clientWidth) {
+          window.Plotly.purge(this.plot);
+          this.plot.emptyAs = null;
+        }
+        this.width = this.plot.clientWidth;
         const empty = { kind: this.root.dataset.kind, settings: { batches: [1, 2, 4, 8] }, lines: [], points: [], ridge: { tokens: null } };
         window.Bass.sweepChart(this.plot, this.sweep ?? empty);
       });
