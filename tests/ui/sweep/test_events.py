@@ -170,7 +170,7 @@ def test_a_prediction_runs_no_model_and_names_what_it_assumes() -> None:
     )
     assert sweep["points"][9]["speedup"] > 2, "batch 8 under Algorithm 1"
     words = " ".join(sweep["assumptions"])
-    assert "chance 0.80, as given" in words and "80% of the bandwidth and 60% of the FLOP/s" in words
+    assert "chance 0.80, as given" in words and "80 % of the bandwidth and 60 % of the FLOP/s" in words
     assert "A100 Tensor Core GPU" in words and "predicted costs" in words
     assumed = predicted(4, "A100", "7.8B", "", "assumed")["sweep"]
     assert assumed["points"] == sweep["points"] and "0.80, assumed" in assumed["assumptions"][0]
