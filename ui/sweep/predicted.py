@@ -89,8 +89,8 @@ def assumptions(sweep: Sweep) -> list[str]:
     acceptance = f"{used['acceptance']:.2f}, {ORIGINS.get(used['origin'], ORIGINS['given'])}"
     return [
         f"Every draft is accepted with chance {acceptance}, given that those before it are.",
-        f"A step reaches {bandwidth:.0f} % of the bandwidth and {compute:.0f} % of the FLOP/s in the {source}; each "
-        f"layer takes {assumed['layer_us']:g} µs more.",
+        f"A step reaches {bandwidth:.0f} % of the bandwidth and {compute:.0f} % of the FLOP/s in the {source}; "
+        f"each layer takes {assumed['layer_us']:g} µs more.",
         f"Weights, keys and values have 16 bits. A row has {used['context']} cached tokens on average and writes "
         f"{used['max_new_tokens']} tokens; reading the prompt is left out.",
         "The automatic length is chosen by the predicted costs, for chains: trees are left out. A point is the "
