@@ -37,8 +37,10 @@ from .machine.monitor import Monitor
 from .models.pair import ModelPair
 from .prediction.clock import SimulatedClock
 from .prediction.hardware import HARDWARE, Assumptions, Hardware
+from .prediction.records import SpeedUp, SpeedUps
 from .prediction.shapes import PAIRS
 from .prediction.sizes import ModelSize
+from .prediction.speedups import predict_speedups
 from .sampling.params import SamplingParams
 from .sequence import Round, RowRound
 from .verification.table import VERIFICATIONS
@@ -87,6 +89,8 @@ __all__ = [
     "SequenceSnapshot",
     "SimulatedClock",
     "Snapshot",
+    "SpeedUp",
+    "SpeedUps",
     "WeightsError",
     "__version__",
     "choose_drafter",
@@ -95,6 +99,7 @@ __all__ = [
     "load_pair",
     "may_measure",
     "measure_ahead",
+    "predict_speedups",
     "race",
     "register",
     "stream",

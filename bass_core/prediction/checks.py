@@ -1,4 +1,4 @@
-"""What a simulated clock may be made of: known names, and numbers that something can have.
+"""What a prediction may be made of: known names, and numbers that something can have.
 
 Contract: a RequestError of one sentence for everything else, with the known names or the number's limits in it.
 """
@@ -6,6 +6,7 @@ Contract: a RequestError of one sentence for everything else, with the known nam
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -48,3 +49,18 @@ def check_assumptions(assumed: Any) -> None:
             raise RequestError(
                 f"{name} of assumed must be at most 1, the whole of the datasheet's; got {share!r}."
             )
+
+
+def rate(acceptance: object) -> float:
+    """A probability."""
+    known = isinstance(acceptance, int | float) and not isinstance(acceptance, bool) and math.isfinite(acceptance)
+    if not known or not 0 <= float(acceptance) <= 1:  # type: ignore[arg-type]
+        raise RequestError(f"acceptance must be a number from 0 to 1; got {acceptance!r}.")
+    return float(acceptance)  # type: ignore[arg-type]
+
+
+def whole(what: str, values: Sequence[int], low: int, high: int) -> list[int]:
+    """The values, which must be whole numbers within these bounds, at least one."""
+    if not values or not all(type(one) is int and low <= one <= high for one in values):
+        raise RequestError(f"{what} must be whole numbers from {low} to {high}; got {values!r}.")
+    return list(values)

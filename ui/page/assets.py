@@ -17,7 +17,8 @@ STATIC = Path(__file__).resolve().parents[1] / "static"
 PLOTLY = Path(plotly.__file__).resolve().parent / "package_data" / "plotly.min.js"
 STYLES = (
     "page/page.css", "page/how.css", "page/formulas.css", "race/strips.css", "race/step.css", "race/glance.css",
-    "race/tape.css", "race/predicted.css", "lecture/bar.css",
+    "race/tape.css", "race/predicted.css", "sweep/sweep.css",
+    "lecture/bar.css",
 )  # fmt: skip
 # Gradio gives each rule of STYLES a copy that holds below its own containers alone (gradio 6.31), so rules for a
 # class on the body stand in sheets that Gradio does not see.
@@ -32,7 +33,8 @@ SCRIPTS = (
     "race/step.js", "race/lanes.js", "race/beginnings.js", "race/glance.js", "race/verdict.js", "race/charts.js",
     "race/tree.js", "race/bill.js",
     "race/inspector.js", "race/export.js", "race/summary.js", "page/how_formulas.js", "page/how_step.js",
-    "page/how_first.js", "page/how_last.js", "page/how.js", "lecture/presenter.js", "lecture/keys.js",
+    "page/how_first.js", "page/how_last.js", "page/how.js", "sweep/chart.js", "sweep/sweep.js",
+    "lecture/presenter.js", "lecture/keys.js",
     "lecture/print.js",
 )  # fmt: skip
 FIRST = STATIC / "page/timers.js"

@@ -113,7 +113,7 @@ class Events:
                             "for fewer tokens or a smaller batch."
                         )
         finally:
-            _give_memory_back()
+            give_memory_back()
 
 
 def _told(snapshots: Iterator[Snapshot]) -> Iterator[tuple[str | None, Snapshot]]:
@@ -125,7 +125,7 @@ def _told(snapshots: Iterator[Snapshot]) -> Iterator[tuple[str | None, Snapshot]
         before = said
 
 
-def _give_memory_back() -> None:
+def give_memory_back() -> None:
     """Return freed memory to the system: glibc would keep it in each thread's arena."""
     if sys.platform == "linux":
         with suppress(AttributeError):  # another C library has no malloc_trim

@@ -86,7 +86,7 @@ def whole(low: int, high: Callable[[Limits], int]) -> Check:
     """A check for whole numbers from `low` to `high`, both included."""
 
     def check(label: str, value: object, limits: Limits) -> int:
-        number, top = _number(value), high(limits)
+        number, top = finite(value), high(limits)
         if number is None or not number.is_integer() or not low <= number <= top:
             raise RequestError(f"{label} must be a whole number from {low} to {top}.")
         return int(number)
@@ -96,7 +96,7 @@ def whole(low: int, high: Callable[[Limits], int]) -> Check:
 
 def temperature(label: str, value: object, limits: Limits) -> float:
     """A number of 0 or more; 0.0 if it is so small that sampling is greedy, so that the page says so too."""
-    number = _number(value)
+    number = finite(value)
     if number is None or number < 0:
         raise RequestError("Temperature must be a number of 0 or more; 0 always takes the likeliest token.")
     return 0.0 if SamplingParams(number).greedy else number
@@ -104,7 +104,7 @@ def temperature(label: str, value: object, limits: Limits) -> float:
 
 def top_p(label: str, value: object, limits: Limits) -> float:
     """A number above 0 and at most 1."""
-    number = _number(value)
+    number = finite(value)
     if number is None or not 0 < number <= 1:
         raise RequestError("Top-p must be a number above 0 and at most 1; 1 keeps every token.")
     return number
@@ -123,7 +123,7 @@ def time_budget(label: str, value: object, limits: Limits) -> float | None:
     """Milliseconds above 0, or None for no budget."""
     if value is None:
         return None
-    number = _number(value)
+    number = finite(value)
     if number is None or number <= 0:
         raise RequestError("The time budget must be a number of milliseconds above 0, or empty for none.")
     return number
@@ -133,7 +133,7 @@ def acceptance(label: str, value: object, limits: Limits) -> float | None:
     """A number from 0 to 1, or None for the drafts' own tests."""
     if value is None:
         return None
-    number = _number(value)
+    number = finite(value)
     if number is None or not 0 <= number <= 1:
         raise RequestError("Acceptance must be a number from 0 to 1, or empty for this run's own drafts.")
     return number
@@ -141,7 +141,7 @@ def acceptance(label: str, value: object, limits: Limits) -> float | None:
 
 def number(label: str, value: object, limits: Limits) -> float | None:
     """A finite number, or None: ui/clock/machine.py refuses it where it applies."""
-    return _number(value)
+    return finite(value)
 
 
 def lanes(label: str, value: object, limits: Limits) -> tuple[str, ...]:
@@ -153,7 +153,7 @@ def lanes(label: str, value: object, limits: Limits) -> tuple[str, ...]:
     return tuple(str(one) for one in value)
 
 
-def _number(value: object) -> float | None:
+def finite(value: object) -> float | None:
     """The value as a finite float; None for anything else, bool and text included."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None

@@ -24,6 +24,8 @@ from ui.page.prompt_length import Count
 from ui.race import charts, how, inspector, lanes, summary
 from ui.recordings.panel import panel
 from ui.recordings.shelf import SHIPPED, Offer
+from ui.sweep import panel as sweep
+from ui.sweep.events import SweepEvents
 from ui.words import formulas
 from ui.words.parameters import describe_parameters
 
@@ -98,10 +100,14 @@ def build(
                     _html(inspector.template(), f"Bass.mountInspector(element, {plotly})")
                     _html(summary.template(), f"Bass.mountSummary(element, {plotly})")
                     feeds = [_feed(kind) for kind in ("log", "view", "charts")]
+            with gr.Tab("Sweep", id="sweep", render_children=True):
+                swept = sweep.panel(plotly, source is None)
             with gr.Tab("How it works", id="how", render_children=True):
                 _html(how.template(), f"Bass.mountHow(element, {plotly})")
-        if source is not None:
-            endpoint = _bind(page, Events(source, limits, pair), settings, feeds, status)
+        events = None if source is None else Events(source, limits, pair)
+        sweep.bind(swept, None if events is None else SweepEvents(events), settings, DEVICE)
+        if events is not None:
+            endpoint = _bind(page, events, settings, feeds, status)
             inputs = [page.blocks[one] for one in endpoint["inputs"]]
             describe_parameters(inputs, limits, offered)
     page.queue(max_size=16)

@@ -62,6 +62,10 @@ class LaneRounds:
         of_tokens, of_both, of_ms = self._squares
         self._squares = (of_tokens + tokens**2, of_both + tokens * spent, of_ms + spent**2)
 
+    def next_race(self) -> None:
+        """The records that follow are of another race, whose clock begins at 0."""
+        self._at = 0.0
+
     @property
     def error(self) -> float:
         """The relative standard error of tokens a ms; infinite before two rounds."""

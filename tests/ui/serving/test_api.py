@@ -30,9 +30,12 @@ def texts(snapshot: dict[str, Any]) -> dict[str, list[str]]:
     return {name: [s["text"] for s in lane["sequences"]] for name, lane in snapshot["lanes"].items()}
 
 
-def test_there_is_one_endpoint_with_defaults_and_one_output(client: Client) -> None:
+def test_there_are_two_endpoints_with_defaults_and_one_output(client: Client) -> None:
     api = client.view_api(return_format="dict", print_info=False)
-    assert list(api["named_endpoints"]) == ["/race"] and not api["unnamed_endpoints"]
+    assert set(api["named_endpoints"]) == {"/race", "/sweep"} and not api["unnamed_endpoints"]
+    for name, endpoint in api["named_endpoints"].items():
+        assert all(parameter["parameter_has_default"] for parameter in endpoint["parameters"]), name
+        assert len(endpoint["returns"]) == 1
     endpoint = api["named_endpoints"]["/race"]
     parameters = {p["parameter_name"]: p for p in endpoint["parameters"]}
     assert list(parameters) == [
@@ -88,6 +91,19 @@ def test_a_raw_call_with_too_few_values_gets_a_sentence(server: str) -> None:
     answer = httpx.get(f"{call}/{event}").text
     assert "event: error" in answer
     assert "The request lacks 22 of 24 values: /gradio_api/info lists them." in answer
+
+
+def test_a_sweep_yields_its_points_one_by_one(client: Client) -> None:
+    given: dict[str, Any] = {"batches": [1, 2], "draft_lengths": ["bass", "3"], "seconds": 5, "max_new_tokens": 24}
+    *states, last = client.submit("Hello", **given, api_name="/sweep")
+    assert last["done"] and [(one["batch"], one["draft_length"]) for one in last["points"]] == [
+        (1, "bass"), (1, 3), (2, "bass"), (2, 3)
+    ]  # fmt: skip
+    assert all(one["speedup"] > 0 for one in last["points"])
+    assert [len(state["points"]) for state in states] == sorted(len(state["points"]) for state in states)
+    assert states[0]["points"] == [] and not any(state["done"] for state in states)
+    with pytest.raises(AppError, match="Each batch must be a whole number from 1 to 8"):
+        client.submit("Hello", batches=[9], api_name="/sweep").result()
 
 
 @pytest.mark.parametrize("values", [["Hello"], ["Hello", 2, 3, 0.5, 0, 0, 1.0, ["no choice"], *[None] * 7]])

@@ -1,0 +1,120 @@
+"""The sweep's generator events: the page's button and the API's `/sweep`.
+
+Contract: as those of a race (ui/page/events.py): each closes its race on every path, gives the memory back, and
+shares the one place in the queue that has the device. What was measured before an error or a limit is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from typing import Any
+from uuid import uuid4
+
+import gradio as gr
+
+from bass_core import BassError
+from ui.page.events import UNEXPECTED, Events, give_memory_back
+from ui.page.setting import SETTINGS, shown
+
+from .figures import Sweep
+from .measure import measured
+from .predicted import assumptions, predicted
+from .request import SweepRequest, default_lengths, make_sweep
+from .words import sentences
+
+log = logging.getLogger(__name__)
+ABOUT_API = """Speed-up of BASS over regular decoding at several batches: yields {"done", "points", "ridge"}.
+
+Parameters:
+    prompt: the text that every row answers; rows are sampled, so they differ.
+    max_new_tokens: most new tokens a row and race; null: 160.
+    temperature: 0 is taken as 0.7, since rows of one prompt would be alike.
+    seed: the same seed gives the same rows.
+    batches: batch sizes; null: 1, 2, 4 and 8.
+    draft_lengths: as "draft_length" of /race; null: "bass" (Algorithm 1), "auto" and 4.
+    seconds: about how long the sweep may take; null: a minute.
+"""
+
+
+class SweepEvents:
+    """The handlers that the sweep's panel binds, for the races of `events`."""
+
+    def __init__(self, events: Events) -> None:
+        self.events = events
+
+    def measure(self, fixed: object, *values: object) -> Iterator[tuple[Any, Any]]:
+        """Takes the fixed draft length, and the form's values in the table's order.
+
+        Yields (what the panel shows, the button).
+        """
+        state: dict[str, Any] = {"run": uuid4().hex, "phase": "running", "message": "", "sweep": None}
+        yield _text(state), gr.update(interactive=False)
+        try:
+            names = [setting.name for setting in shown()]
+            own = {"draft_lengths": default_lengths(fixed), "max_new_tokens": None}
+            request = make_sweep(dict(zip(names, values, strict=True)) | own, self.events.limits)
+            with closing(self._sweep(request)) as sweeps:
+                for sweep in sweeps:
+                    state["sweep"] = {**sweep, "sentences": sentences(sweep)}
+                    yield _text(state), gr.skip()
+            state["phase"] = "done"
+        except BassError as error:
+            state |= {"phase": "error", "message": str(error)}
+        except Exception:
+            log.exception("A sweep failed.")
+            state |= {"phase": "error", "message": UNEXPECTED}
+        yield _text(state), gr.update(interactive=True)
+
+    @staticmethod
+    def predict(fixed: object, machine: object, models: object, acceptance: object, origin: object) -> str:
+        """What the panel shows of the sweep predicted for these values."""
+        state: dict[str, Any] = {"run": uuid4().hex, "phase": "done", "message": "", "sweep": None}
+        try:
+            sweep = predicted(fixed, machine, models, acceptance, origin)
+            state["sweep"] = {**sweep, "sentences": sentences(sweep), "assumptions": assumptions(sweep)}
+        except BassError as error:
+            state |= {"phase": "error", "message": str(error)}
+        return _text(state)
+
+    @property
+    def api(self) -> Callable[..., Iterator[dict[str, Any]]]:
+        """The handler of `/sweep`."""
+
+        def answer(
+            prompt: str = SETTINGS["prompt"].default,
+            max_new_tokens: int | None = None,
+            temperature: float = SETTINGS["temperature"].default,
+            seed: int = SETTINGS["seed"].default,
+            batches: list[int] | None = None,
+            draft_lengths: list[str] | None = None,
+            seconds: float | None = None,
+        ) -> Iterator[dict[str, Any]]:
+            yield from self._answer(locals())
+
+        answer.__doc__ = ABOUT_API
+        return answer
+
+    def _answer(self, given: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        try:
+            with closing(self._sweep(make_sweep(given, self.events.limits))) as sweeps:
+                for sweep in sweeps:
+                    yield {**sweep}
+        except BassError as error:
+            raise gr.Error(str(error), print_exception=False) from error
+        except Exception as error:
+            log.exception("A sweep failed.")
+            raise gr.Error(UNEXPECTED, print_exception=False) from error
+
+    def _sweep(self, request: SweepRequest) -> Generator[Sweep, None, None]:
+        try:
+            yield from measured(request, self.events.source, self.events.limits)
+        finally:
+            give_memory_back()
+
+
+def _text(state: dict[str, Any]) -> str:
+    """JSON without tags: gr.HTML warns about values with a script tag in them."""
+    return json.dumps(state, separators=(",", ":")).replace("<", "\\u003c")

@@ -1,0 +1,161 @@
+"""The figures of a sweep's races, and what a sweep yields.
+
+Contract: plain data. A point's speed-up is the page's: ms per token of regular decoding / that of BASS, over
+the races of one arm, in which the two took turns. `error` is its relative standard error, from the scatter of
+both lanes' rounds as in the verdict (ui/race/verdict.py); `against` says whether the speed-up is above, below
+or, within two standard errors, level with 1. A figure that is not known is None.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypedDict
+
+from bass_core import DEFAULT_METHOD, LaneSnapshot
+from ui.race.looks import reference
+from ui.race.verdict import EARLY, TWICE, LaneRounds
+
+from .request import Arm
+
+
+class Point(TypedDict):
+    """One arm. Times in ms a token; tokens: written a row-round; acceptance: accepted / tested drafts."""
+
+    batch: int
+    draft_length: str | int
+    speedup: float | None
+    error: float | None
+    against: Literal["ahead", "level", "behind"] | None
+    ms_per_token: float | None
+    regular_ms_per_token: float | None
+    tokens: float | None
+    acceptance: float | None
+    rounds: int | None
+
+
+class Ridge(TypedDict):
+    """tokens: of one step, from which on multiplying takes longer than reading; None where it is not known."""
+
+    tokens: float | None
+
+
+class Line(TypedDict):
+    """A line of the chart: the points with this draft length."""
+
+    draft_length: str | int
+    label: str
+
+
+class Progress(TypedDict):
+    """done of `races` are done, and the rest is expected to take left_s seconds; now: what runs."""
+
+    done: int
+    races: int
+    left_s: float
+    now: str
+
+
+class Sweep(TypedDict):
+    """What a sweep yields: all of its points so far. done: whether these are all."""
+
+    kind: Literal["measured", "predicted"]
+    done: bool
+    settings: dict[str, Any]
+    device: str | None
+    lines: list[Line]
+    points: list[Point]
+    ridge: Ridge
+    progress: Progress | None
+
+
+LABELS = {
+    "bass": "Algorithm 1",
+    "auto": "automatic",
+    "budget": "budget",
+    "cost-aware": "cost-aware",
+}
+
+
+def said(draft_length: str | int) -> str:
+    """A draft length in words."""
+    return LABELS.get(str(draft_length), f"fixed length {draft_length}")
+
+
+def lines(draft_lengths: Iterable[str | int], costs: str = "measured") -> list[Line]:
+    """The chart's lines for these draft lengths; costs: what a policy that goes by cost asks."""
+    by = {"auto": f", by {costs} cost"}
+    return [Line(draft_length=one, label=f"{said(one)}{by.get(str(one), '')}") for one in draft_lengths]
+
+
+@dataclass
+class Pool:
+    """Sums over the races of one arm. accepted: the share of the tested drafts that stood, times `drafted`."""
+
+    regular: LaneRounds = field(default_factory=LaneRounds)
+    bass: LaneRounds = field(default_factory=LaneRounds)
+    drafted: int = 0
+    accepted: float = 0.0
+
+    def add(self, lanes: Mapping[str, LaneSnapshot]) -> None:
+        """Count a race, which may have been left before its end."""
+        for sums, lane in ((self.regular, lanes[reference()]), (self.bass, lanes[DEFAULT_METHOD])):
+            sums.next_race()
+            for record in lane["rounds"]:
+                sums.add(record)
+        metrics = lanes[DEFAULT_METHOD]["metrics"]
+        self.drafted += metrics["drafted"]
+        self.accepted += metrics["drafted"] * (metrics["token_acceptance"] or 0.0)
+
+    def joined(self, lanes: Mapping[str, LaneSnapshot]) -> Pool:
+        """These sums with those of a race that still runs."""
+        pool = replace(self, regular=replace(self.regular), bass=replace(self.bass))
+        pool.add(lanes)
+        return pool
+
+    def enough(self, least_ms: float) -> bool:
+        """Whether both lanes have decoded for this long together, each in as many rounds as a verdict needs."""
+        return self.regular.ms + self.bass.ms >= least_ms and min(self.regular.rounds, self.bass.rounds) >= EARLY
+
+    def point(self, arm: Arm) -> Point:
+        """The figures of the races so far."""
+        regular, bass = self.regular, self.bass
+        known = regular.tokens and bass.tokens and bass.ms
+        speedup = (bass.tokens / bass.ms) / (regular.tokens / regular.ms) if known else None
+        error = math.hypot(bass.error, regular.error)
+        finite = error if math.isfinite(error) else None
+        return Point(
+            batch=arm.batch,
+            draft_length=arm.draft_length,
+            speedup=speedup,
+            error=finite,
+            against=None if speedup is None or finite is None else against(speedup, finite),
+            ms_per_token=arm.batch * bass.ms / bass.tokens if bass.tokens else None,
+            regular_ms_per_token=arm.batch * regular.ms / regular.tokens if regular.tokens else None,
+            tokens=bass.tokens / bass.row_rounds if bass.row_rounds else None,
+            acceptance=self.accepted / self.drafted if self.drafted else None,
+            rounds=bass.rounds,
+        )
+
+
+def against(speedup: float, error: float) -> Literal["ahead", "level", "behind"]:
+    """How a speed-up with this relative standard error compares with 1; one that reads 1.00 is level."""
+    if abs(speedup - 1) <= max(TWICE * error * speedup, 0.005):
+        return "level"
+    return "ahead" if speedup > 1 else "behind"
+
+
+def ridge_of(lane: LaneSnapshot) -> Ridge:
+    """The ridge, from a lane of regular decoding: its tokens a step x (share of the peak bandwidth that its
+    steps reached / share of the peak FLOP/s). The steps' time is in both shares, so what is left is the time
+    that reading takes at the peak over the time that multiplying one token takes: Williams et al., "Roofline",
+    CACM 2009.
+    """
+    metrics, sums = lane["metrics"], LaneRounds()
+    for record in lane["rounds"]:
+        sums.add(record)
+    reading, multiplying = metrics["bandwidth_utilization"], metrics["flops_utilization"]
+    if not reading or not multiplying or not sums.rounds:
+        return Ridge(tokens=None)
+    return Ridge(tokens=sums.row_rounds / sums.rounds * reading / multiplying)

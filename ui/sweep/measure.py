@@ -1,0 +1,128 @@
+"""Measures a sweep: one race after another, each regular decoding beside BASS, from the page's source of races.
+
+Contract: yields the sweep so far when a race begins, about once a second while it runs, and when it is done;
+the last one has done=True. An arm has an equal share of the sweep's time: its race is left once both lanes
+together have decoded for as long, and one that ends sooner is followed by another with the next seed. At most
+one race is open at a time, and it is closed on every path. Raises BassError for what a race refuses, and at the
+operator's time limit, which holds for the sweep as a whole; what was yielded before stays true.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import closing
+from typing import Any
+
+from bass_core import BassError, LaneSnapshot, Snapshot
+from ui.page.limits import Limits
+from ui.page.request import RaceRequest
+from ui.race.looks import reference
+
+from .figures import Pool, Progress, Ridge, Sweep, lines, ridge_of, said
+from .request import Arm, SweepRequest
+
+# The part of a sweep's time that its lanes decode in; the rest goes to prompts and to making the lanes.
+DECODING = 0.8
+# Tokens of a row in a race that does not count.
+WARM_UP = 8
+# Races of an arm at most; short answers end long before their share of the time.
+MOST_REPEATS = 12
+TELL_SECONDS = 1.0
+MEASURING = "measuring once what a round costs on this machine"
+Source = Callable[[RaceRequest], Generator[Snapshot, None, None]]
+Clock = Callable[[], float]
+
+
+def measured(
+    request: SweepRequest, source: Source, limits: Limits, clock: Clock = time.monotonic
+) -> Generator[Sweep, None, None]:
+    """The sweep's states. clock: seconds."""
+    run = _Run(request, source, limits, clock)
+    yield from run.warm_up()
+    for arm in request.arms():
+        yield run.state(arm)
+        yield from run.race(arm)
+    yield run.state(None)
+
+
+class _Run:
+    def __init__(self, request: SweepRequest, source: Source, limits: Limits, clock: Clock) -> None:
+        self.request, self.source, self.limits, self.clock = request, source, limits, clock
+        self.began = self.start = self.last = self.told = clock()
+        self.races = len(request.arms())
+        self.least_ms = 1000 * DECODING * request.seconds / self.races
+        self.sweep = Sweep(
+            kind="measured",
+            done=False,
+            settings=request.settings(),
+            device=None,
+            lines=lines(request.draft_lengths),
+            points=[],
+            ridge=Ridge(tokens=None),
+            progress=None,
+        )
+
+    def warm_up(self) -> Generator[Sweep, None, None]:
+        """Run a few tokens of the first race that don't count: a pair's first rounds load what later ones find."""
+        arm = self.request.arms()[0]
+        yield self.state(arm, "warming up")
+        small = self.request.race_of(arm)
+        small.max_new_tokens = min(small.max_new_tokens, WARM_UP)
+        with closing(self.source(small)) as snapshots:
+            for _ in snapshots:
+                self._in_time()
+        self.start = self.last = self.clock()
+
+    def race(self, arm: Arm) -> Generator[Sweep, None, None]:
+        """Race for one arm, with further seeds until its share of the time is used, and keep its figures."""
+        pool = Pool()
+        for repeat in range(MOST_REPEATS):
+            lanes = yield from self._once(arm, repeat, pool)
+            for lane in lanes.values():
+                if lane["error"]:
+                    raise BassError(lane["error"])
+            if self.sweep["ridge"]["tokens"] is None:
+                self.sweep["ridge"] = ridge_of(lanes[reference()])
+            pool.add(lanes)
+            if pool.enough(self.least_ms):
+                break
+        self.sweep["points"] = [*self.sweep["points"], pool.point(arm)]
+        self.last = self.clock()
+
+    def _once(self, arm: Arm, repeat: int, pool: Pool) -> Generator[Sweep, None, dict[str, LaneSnapshot]]:
+        """One race, up to its end or until the arm has had its time; returns its lanes."""
+        lanes: dict[str, LaneSnapshot] = {}
+        with closing(self.source(self.request.race_of(arm, repeat))) as snapshots:
+            for snapshot in snapshots:
+                lanes = snapshot["lanes"]
+                self.sweep["device"] = snapshot["device"].get("name")
+                if snapshot["done"] or (lanes and pool.joined(lanes).enough(self.least_ms)):
+                    break
+                self._in_time()
+                if self.clock() - self.told >= TELL_SECONDS:
+                    yield self.state(arm, "" if lanes else MEASURING)
+        return lanes
+
+    def state(self, arm: Arm | None, words: str = "") -> Sweep:
+        """The sweep so far, with the arm that runs now or words on what does; None: it is done."""
+        if arm is None:
+            return {**self.sweep, "done": True, "progress": None}
+        self.told = self.clock()
+        words = words or f"batch {arm.batch}, {said(arm.draft_length)}"
+        done = len(self.sweep["points"])
+        return {**self.sweep, "progress": Progress(done=done, races=self.races, left_s=self._left(), now=words)}
+
+    def _left(self) -> float:
+        """Seconds that the rest should take: as long a race as those before, or what was asked for."""
+        done = len(self.sweep["points"])
+        each = (self.last - self.start) / done if done else self.request.seconds / self.races
+        return max(each * self.races - (self.clock() - self.start), 0.0)
+
+    def _in_time(self) -> None:
+        most: Any = self.limits.max_seconds
+        if self.clock() - self.began >= most:
+            raise BassError(
+                f"The sweep was stopped after {most:g} s, this server's limit: ask for fewer batches, a shorter "
+                "prompt or fewer tokens."
+            )

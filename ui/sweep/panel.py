@@ -1,0 +1,167 @@
+"""The tab "Sweep": its controls, and one figure for what was measured and one for what is predicted.
+
+Contract: static HTML, in which sweep.js draws the states that SweepEvents yields. What is predicted stands in a
+figure of its own, which wears the badge "predicted". Non-goals: how a sweep is measured or predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from ui.page import assets
+from ui.page.form import Form
+
+from .events import SweepEvents
+from .predicted import MACHINES, MODELS
+from .request import FIXED
+
+HEAD = """<header class="sweep-head"><h2>Where does speculation pay?</h2><p>One button races BASS against regular
+decoding at batch 1, 2, 4 and 8, in small races for each batch and draft length, and draws the speed-up over the
+batch. It takes about a minute. The rows are samples of the prompt on the tab "Race", with its
+settings.</p></header>"""
+ABOUT = {
+    "measured": (
+        "This machine",
+        "measured here",
+        "A point: ms per token of regular decoding / that of BASS, in races of the two. Bars: two standard "
+        "errors, from the scatter of the rounds.",
+    ),
+    "predicted": (
+        "Another machine",
+        "predicted",
+        "No model runs. Step times come from a datasheet's bandwidth and FLOP/s, and rounds are simulated with "
+        "the real policies.",
+    ),
+}
+TITLE = "Speed-up over regular decoding"
+# For a full queue or a lost server: then no generator is left to report it.
+FAILED = """() => [
+  JSON.stringify({phase: "lost", message: "The server is busy or unreachable: try again in a moment.",
+    run: String(Date.now())}), {__type__: "update", interactive: true}]"""
+
+# Fills in an acceptance that was left empty with what was measured last, and says where it is from.
+WITH_ACCEPTANCE = "(...values) => Bass.withAcceptance(values)"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The components that the sweep's events need."""
+
+    fixed: gr.Number
+    measure: gr.Button | None
+    stop: gr.Button | None
+    measured: gr.HTML | None
+    machine: gr.Dropdown
+    models: gr.Dropdown
+    acceptance: gr.Textbox
+    origin: gr.Textbox
+    predict: gr.Button
+    predicted: gr.HTML
+
+
+def panel(plotly: str, recording: bool) -> Panel:
+    """Build the tab's content in the current layout; a recording has nothing to measure. plotly: its address."""
+    gr.HTML(html_template=HEAD, apply_default_css=False)
+    measure = stop = measured = None
+    with gr.Row(elem_id="sweep"):
+        with gr.Column(min_width=280):
+            with gr.Row(elem_classes="sweep-fields"):
+                fixed = gr.Number(
+                    FIXED, label="Fixed draft length, in both figures", elem_id="sweep-fixed", step=1
+                )  # fmt: skip
+            if not recording:
+                with gr.Row(elem_classes="sweep-buttons"):
+                    measure = gr.Button(
+                        "Measure", variant="primary", elem_id="sweep-measure", min_width=110, scale=2
+                    )
+                    stop = gr.Button("Stop", elem_id="sweep-stop", min_width=80)
+                measured = _figure("measured", plotly)
+        with gr.Column(min_width=280):
+            with gr.Row(elem_classes="sweep-fields"):
+                machine, models = _list("Machine", MACHINES, 2), _list("Models", MODELS, 3)
+                acceptance = gr.Textbox(
+                    label="Acceptance", elem_id="sweep-acceptance", placeholder="last measured, or 0.8",
+                    min_width=120, scale=2, max_lines=1,
+                )  # fmt: skip
+            origin = gr.Textbox(visible=False)
+            with gr.Row(elem_classes="sweep-buttons"):
+                predict = gr.Button("Predict", variant="primary", elem_id="sweep-predict", min_width=110)
+            shown = _figure("predicted", plotly)
+    return Panel(fixed, measure, stop, measured, machine, models, acceptance, origin, predict, shown)
+
+
+def _list(label: str, choices: tuple[tuple[str, str], ...], scale: int) -> gr.Dropdown:
+    name = f"sweep-{label.lower()}"
+    first = choices[0][1]
+    return gr.Dropdown(
+        choices, value=first, label=label, elem_id=name, filterable=False, min_width=120, scale=scale
+    )  # fmt: skip
+
+
+def bind(swept: Panel, events: SweepEvents | None, form: Form, device: Mapping[str, Any]) -> None:
+    """Bind the buttons and `/sweep`; device: the place in the queue that has the device.
+
+    events: None where there is nothing to measure.
+    """
+    values = [swept.fixed, swept.machine, swept.models, swept.acceptance, swept.origin]
+    # In the device's place too: on a CPU, half a second of work would disturb the times of a race.
+    gr.on(
+        [swept.predict.click, swept.machine.input, swept.models.input],
+        SweepEvents.predict,
+        inputs=values,
+        outputs=swept.predicted,
+        js=WITH_ACCEPTANCE,
+        show_progress="hidden",
+        api_visibility="private",
+        **device,
+    )
+    if events is None or swept.measure is None or swept.stop is None or swept.measured is None:
+        return
+    running = swept.measure.click(
+        events.measure,
+        inputs=[swept.fixed, *form.fields.values()],
+        outputs=[swept.measured, swept.measure],
+        trigger_mode="once",
+        show_progress="minimal",
+        show_progress_on=swept.measured,
+        api_visibility="private",
+        **device,
+    )
+    running.failure(None, None, [swept.measured, swept.measure], js=FAILED)
+    swept.stop.click(None, None, None, cancels=[running], api_visibility="private")
+    gr.api(events.api, api_name="sweep", **device)
+
+
+def _figure(kind: str, plotly: str) -> gr.HTML:
+    return gr.HTML(
+        html_template=template(kind),
+        js_on_load=f"Bass.mountSweep(element, props, watch, {plotly})",
+        head=assets.head(),
+        apply_default_css=False,
+        elem_id=f"sweep-{kind}",
+    )
+
+
+def template(kind: str) -> str:
+    """One figure with its sentences, its table and its exports."""
+    title, badge, about = ABOUT[kind]
+    mark = f'<span class="badge-{kind}">{badge}</span>'
+    return f"""<section class="bass-sweep part" data-kind="{kind}" aria-labelledby="sweep-{kind}-title">
+<div class="part-head"><h2 id="sweep-{kind}-title">{title}</h2>{mark}</div>
+<p class="part-about">{about}</p>
+<p class="sweep-line message" role="status" aria-live="polite"></p>
+<progress class="sweep-bar" max="1" value="0" aria-label="Part of the sweep that is done" hidden></progress>
+<figure class="chart"><figcaption><h3>{TITLE} {mark}</h3><span class="sweep-of">over the batch size</span>
+</figcaption><div class="plot" role="group" aria-label="{TITLE} over the batch size, {badge}"></div></figure>
+<ul class="sweep-said" aria-live="polite"></ul>
+<details class="sweep-assumed" hidden><summary>What this assumes</summary><ul></ul></details>
+<div class="sweep-results" hidden>
+<div class="table-scroll" tabindex="0" role="group" aria-label="Figures of the sweep, {badge}">
+<table class="figures-table"><caption class="spoken">Figures of the sweep, {badge}, a row a point</caption>
+<thead></thead><tbody></tbody></table></div>
+<div class="take"><button type="button" class="action" data-take="json">Download JSON</button>
+<button type="button" class="action" data-take="csv">Download CSV</button></div></div></section>"""
