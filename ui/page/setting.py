@@ -145,28 +145,33 @@ _TABLE = (
     Setting(
         "clock_bandwidth", 1000.0, float | None, limits.number, "",
         "Bandwidth, GB/s", "number", "of its memory", section="machine", beside=True,
+        script='With clock "own": a number above 0.',
     ),
     Setting(
         "clock_tflops", 100.0, float | None, limits.number, "",
         "Peak, TFLOP/s", "number", "dense, 16 bits", section="machine", beside=True,
+        script='With clock "own": a number above 0.',
     ),
     Setting(
         "clock_target", 7.8, float | None, limits.number, "",
         "Target, billions", "number", "of parameters", step=0.1, section="machine", beside=True,
+        script='With clock_models "own": a number above 0.',
     ),
     Setting(
         "clock_draft", 0.31, float | None, limits.number, "",
         "Draft, billions", "number", "of parameters", step=0.01, section="machine", beside=True,
+        script='With clock_models "own": a number above 0.',
     ),
     Setting(
         "clock_bytes", 2.0, float | None, limits.number, "",
         "Bytes a weight", "number", "bfloat16: 2, int8: 1", step=0.5, section="machine", beside=True,
+        script='With clock_models "own": a number above 0.',
     ),
     Setting(
         "acceptance", None, float | None, limits.acceptance, "synthetic_acceptance",
         "Acceptance", "number", "A coin accepts each draft with this chance, and the texts mean nothing; empty: "
         "this run's own drafts.",
-        step=0.1, section="machine", placeholder="this run's own",
+        step=0.1, section="machine", placeholder="this run's own", script="A number from 0 to 1, or null.",
     ),
 )  # fmt: skip
 SETTINGS = {setting.name: setting for setting in _TABLE}
