@@ -13,7 +13,6 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +30,8 @@ from ui.recordings.tape import tape
 from ..report.report import command, device_name, parser, revision, table, versions
 
 
-@dataclass(frozen=True)
-class Made:
-    """A recording: the preset whose settings it has, and further arguments of `race`."""
-
-    preset: str
-    more: tuple[tuple[str, Any], ...] = ()
-
-
-RECORDINGS = {"win": Made("Wins"), "loss": Made("Loses")}
+# The preset whose settings each recording has.
+RECORDINGS = {"win": "Wins", "loss": "Loses", "h100": "On an H100"}
 
 
 def main(argv: list[str]) -> None:
@@ -78,12 +70,12 @@ def main(argv: list[str]) -> None:
     print(table(rows))
 
 
-def recorded(pair: ModelPair, made: Made, quick: bool) -> Iterator[Snapshot]:
+def recorded(pair: ModelPair, preset: str, quick: bool) -> Iterator[Snapshot]:
     """The snapshots of one race, with its settings."""
-    request = asked(pair, made.preset, quick)
+    request = asked(pair, preset, quick)
     for _ in measure_ahead(pair, request.batch_size):
         pass
-    for snapshot in race(pair, **request.arguments(), **dict(made.more)):
+    for snapshot in race(pair, **request.arguments()):
         yield RecordedSnapshot(**snapshot, settings=request.settings())
 
 
