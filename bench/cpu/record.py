@@ -14,7 +14,6 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from app import described, load_arguments, parse, set_threads
 from bass_core import ModelPair, Snapshot, load_pair, measure_ahead, race
@@ -28,7 +27,6 @@ from ui.recordings.shelf import FOLDER
 from ui.recordings.tape import tape
 
 from ..report.report import command, device_name, parser, revision, table, versions
-
 
 # The preset whose settings each recording has.
 RECORDINGS = {"win": "Wins", "loss": "Loses", "h100": "On an H100"}
