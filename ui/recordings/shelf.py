@@ -54,8 +54,8 @@ SHIPPED = {
         _shipped(
             "loss",
             "A loss",
-            "The preset Loses, recorded on a CPU: at this temperature hardly a draft stands, and asking for "
-            "drafts takes time all the same.",
+            "The preset Loses, recorded on a CPU: at this temperature most drafts are rejected, and "
+            "drafting takes its time all the same.",
         ),
         _shipped(
             "h100",

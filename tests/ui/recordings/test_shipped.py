@@ -12,7 +12,7 @@ from bass_core import BassError
 from ui.recordings.check import fault
 from ui.recordings.shelf import SHIPPED, asked
 
-LARGEST = 100_000
+LARGEST = 150_000
 
 
 @pytest.fixture(scope="module", params=list(SHIPPED))
