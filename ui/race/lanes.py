@@ -140,9 +140,9 @@ def _lane(name: str) -> str:
 aria-labelledby="lane-{name}-title">
 <header><div class="lane-title" {BADGE}><h2 id="lane-{name}-title">{shown["label"]}</h2></div>
 <p class="about">{shown["about"]}</p></header>
-<div class="numbers"><p class="headline">
+<div class="numbers"><div class="pace"><p class="headline">
 <span class="big" data-figure="ms_per_token" data-timed>–</span></p>
-<p class="unit" {WORD}>ms per token of one sequence{what("ms_per_token")}</p>
+<p class="unit" {WORD}>ms per token of one sequence{what("ms_per_token")}</p></div>
 <dl class="figures">{figures}</dl></div>
 <div class="state-row"><p class="state" role="status" aria-live="polite">Ready</p><p class="read"></p>
 <progress class="read-bar" max="1" value="0" aria-label="Part of the prompt that is read"></progress></div>

@@ -93,14 +93,14 @@ def lines(draft_lengths: Iterable[str | int], costs: str = "measured") -> list[L
 class Pool:
     """Sums over the races of one arm. accepted: the share of the tested drafts that stood, times `drafted`."""
 
-    regular: LaneRounds = field(default_factory=LaneRounds)
-    bass: LaneRounds = field(default_factory=LaneRounds)
+    plain: LaneRounds = field(default_factory=LaneRounds)
+    racing: LaneRounds = field(default_factory=LaneRounds)
     drafted: int = 0
     accepted: float = 0.0
 
     def add(self, lanes: Mapping[str, LaneSnapshot]) -> None:
         """Count a race, which may have been left before its end."""
-        for sums, lane in ((self.regular, lanes[reference()]), (self.bass, lanes[DEFAULT_METHOD])):
+        for sums, lane in ((self.plain, lanes[reference()]), (self.racing, lanes[DEFAULT_METHOD])):
             sums.next_race()
             for record in lane["rounds"]:
                 sums.add(record)
@@ -110,17 +110,17 @@ class Pool:
 
     def joined(self, lanes: Mapping[str, LaneSnapshot]) -> Pool:
         """These sums with those of a race that still runs."""
-        pool = replace(self, regular=replace(self.regular), bass=replace(self.bass))
+        pool = replace(self, plain=replace(self.plain), racing=replace(self.racing))
         pool.add(lanes)
         return pool
 
     def enough(self, least_ms: float) -> bool:
         """Whether both lanes have decoded for this long together, each in as many rounds as a verdict needs."""
-        return self.regular.ms + self.bass.ms >= least_ms and min(self.regular.rounds, self.bass.rounds) >= EARLY
+        return self.plain.ms + self.racing.ms >= least_ms and min(self.plain.rounds, self.racing.rounds) >= EARLY
 
     def point(self, arm: Arm) -> Point:
         """The figures of the races so far."""
-        regular, bass = self.regular, self.bass
+        regular, bass = self.plain, self.racing
         known = regular.tokens and bass.tokens and bass.ms
         speedup = (bass.tokens / bass.ms) / (regular.tokens / regular.ms) if known else None
         error = math.hypot(bass.error, regular.error)

@@ -86,3 +86,6 @@ class Timed:
     def running(self):
         yield
         self.ms += self.due
+
+    def count(self, round_, sequences):
+        pass

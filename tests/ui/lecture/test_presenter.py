@@ -188,7 +188,14 @@ def test_a_print_has_the_settings_all_texts_and_every_chart(page: Page) -> None:
         assert abs(chart["width"] - chart["drawn"]) <= 1, name
         assert chart["marks"] > 0 or chart["words"] == "n/a", name
         assert chart["ink"] == "rgb(71, 85, 105)", name
-    drawn = ("ms per token", "The race", "Draft acceptance rate", "Draft length", "Device", "Keys and values")
+    drawn = (
+        "ms per token of one sequence",
+        "The race",
+        "Draft acceptance rate",
+        "Draft length",
+        "Device",
+        "Keys and values",
+    )
     assert all(charts[name]["marks"] for name in (*drawn, "Per-token latency and acceptance by position"))
     assert charts["The race"]["marks"] == 3
     # All is as it was.

@@ -85,7 +85,7 @@ TABLE: list[tuple[str, str, Callable[[Run, str], str], Callable[[Run, str], floa
     ("acceptance", "head", head("acceptance_rate"), own(f.acceptance)),
     ("new tokens", "head", head("new_tokens"), own(f.new_tokens)),
     ("lane time", "state", lambda run, name: run.seen["lanes"][name]["state"], own(f.lane_seconds)),
-    ("ms per token", "table", cell("ms per token"), own(f.ms_per_token)),
+    ("ms per token", "table", cell("ms per token of one sequence"), own(f.ms_per_token)),
     ("speed-up", "table", cell("speed-up over regular"), versus(f.speedup)),
     ("throughput", "table", cell("throughput, tokens/s"), own(f.throughput)),
     ("PTL First", "table", cell("per-token latency, First, ms"), own(f.ptl_first)),

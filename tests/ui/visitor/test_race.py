@@ -169,6 +169,7 @@ def test_a_print_draws_what_is_out_of_sight(page: Page) -> None:
     assert page.evaluate(drawn) is False
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert page.evaluate(drawn) is True
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
     page.click("#stop")
     expect(page.locator("#run")).to_be_enabled()
 

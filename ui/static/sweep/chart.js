@@ -1,5 +1,5 @@
 /* Draws a sweep: speed-up over the batch. Contract: `sweepChart(plot, sweep)` draws the points that are there; lines differ
-   by colour, dash and marker; a point's bar is two standard errors; 1 is labelled "regular", the ridge where it is known. A
+   by colour, dash and marker; a point's bar is two standard errors; 1 is labelled as regular decoding, the ridge where it is known. A
    missing figure is a gap. */
 (() => {
   "use strict";
@@ -75,7 +75,7 @@
         })),
       ],
       annotations: [
-        { ...note, x: from, y: 1, xanchor: "left", yanchor: "bottom", text: "regular" },
+        { ...note, x: from, y: 1, xanchor: "left", yanchor: "bottom", text: "as fast as regular" },
         ...marks.map(({ batch, text }) => ({
           ...note, x: log2(batch), y: 1, yref: "paper", yanchor: "top", textangle: -90, xshift: 9, text,
         })),
