@@ -68,7 +68,11 @@ def run_to_the_end(page: Page, lanes: tuple[str, ...] = LANES) -> None:
     expect(page.locator("#run")).to_be_enabled()
     for lane in lanes:
         expect(page.locator(f"#lane-{lane} .state")).to_contain_text("lane time")
-    # The last snapshot's tokens are still being revealed when a lane says that it finished.
+    revealed(page, lanes)
+
+
+def revealed(page: Page, lanes: tuple[str, ...] = LANES) -> None:
+    """Wait until the texts stand: a lane may say that it finished before its last tokens are shown."""
     before, now = None, [shown(page, lane) for lane in lanes]
     while before != now:
         page.wait_for_timeout(500)

@@ -6,7 +6,7 @@ import pytest
 from gradio_client import Client
 from playwright.sync_api import BrowserContext, Page, expect
 
-from ..browser import LANES, fill, shown
+from ..browser import LANES, fill, revealed, shown
 from ..conftest import watched
 
 pytestmark = pytest.mark.slow
@@ -85,6 +85,7 @@ def test_an_idle_page_plays_a_recording_while_another_race_has_the_device(
         expect(page.locator("#lane-bass .state")).to_contain_text("Finished")
         assert page.evaluate("() => Bass.asJson()").count("Hello") >= 1
         # Another recording, and back to the visitor's own race.
+        revealed(page)
         own = {lane: shown(page, lane) for lane in LANES}
         page.click("[data-recording=win]")
         expect(page.locator("[data-back]")).to_be_visible()

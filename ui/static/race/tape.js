@@ -179,7 +179,8 @@
     const { head, lines, charts, ended, about, made } = document;
     let cache = null;
     const shown = document.shown.map((one) => ({ ...one, cache: (cache = one.cache ?? cache) }));
-    tape = empty(head, { lines, charts, ended, shown, recorded: { ...offer, about, made } });
+    // A run of its own each time: plots keep their zoom, and a pause lasts, as long as the run is the same.
+    tape = empty({ ...head, run: `${offer.name} ${performance.now()}` }, { lines, charts, ended, shown, recorded: { ...offer, about, made } });
   }
 
   /** Show the visitor's own run again. */
