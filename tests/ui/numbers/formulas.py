@@ -86,14 +86,19 @@ def _latencies(lane: Lane) -> list[float]:
     return [(end - first_token(lane)) / (len(one["token_ids"]) - 1) for end, one in lane.ends]
 
 
-def ptl_first(lane: Lane) -> float:
-    """Per-token latency of the first to finish, ms."""
-    return _latencies(lane)[0]
+def _together(lane: Lane) -> bool:
+    """Whether all sequences ended at the same time: then none was first or last."""
+    return len({one["times_ms"][-1] for one in lane.sequences}) == 1
 
 
-def ptl_last(lane: Lane) -> float:
-    """Per-token latency of the last to finish, ms."""
-    return _latencies(lane)[-1]
+def ptl_first(lane: Lane) -> float | str:
+    """Per-token latency of the first to finish, ms; words where there is none."""
+    return "ended together" if _together(lane) else _latencies(lane)[0]
+
+
+def ptl_last(lane: Lane) -> float | str:
+    """Per-token latency of the last to finish, ms; words where there is none."""
+    return "ended together" if _together(lane) else _latencies(lane)[-1]
 
 
 def ptl_all(lane: Lane) -> float:

@@ -104,8 +104,11 @@ def number(text: str) -> float | None:
     return float(found[0].replace(",", "")) if found else None
 
 
-def same(text: str, value: float | None, share: float = 1e-3) -> bool:
-    """Whether the text shows the value: within half of its last digit, and `share` of it, as times are rounded."""
+def same(text: str, value: float | str | None, share: float = 1e-3) -> bool:
+    """Whether the text shows the value: its words, or within half of its last digit and `share`, as times are
+    rounded."""
+    if isinstance(value, str):
+        return text == value
     shown = number(text)
     if shown is None or value is None:
         return shown is None and value is None
