@@ -25,7 +25,7 @@ TEMPLATE = """<div class="bass-tape">
 # Of its own, so that it alone stays in sight.
 SCRUBBER = """<div class="bass-tape"><div class="scrubber" role="group" aria-label="Go back in the race" hidden>
 <button type="button" class="action" data-tape="play">Play</button>
-<input type="range" min="0" max="0" value="0" step="any" aria-label="Time of the race"
+<input type="range" min="0" max="0" value="0" step="any" aria-label="Time of the race, on this machine"
 title="Drag, or use the arrow keys, to see any instant of the race">
 <span class="tape-time"></span>
 <button type="button" class="action" data-tape="live">Live</button></div></div>"""

@@ -9,7 +9,7 @@ async () => {
     await settle();
   }
   const CONTAINERS = "figure, .pace, .figures > div, .readings > div, .verdict, tr, .state, .round-line, .bill-line, " +
-    ".token-tip, .part-about, .snippet";
+    ".token-tip, .part-about, .snippet, .scrubber";
   const MARK = /predicted|this (machine|process)/i;
   const place = (node) => {
     const steps = [];

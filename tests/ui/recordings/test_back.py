@@ -37,9 +37,10 @@ def page(context: BrowserContext, server: str) -> Iterator[Page]:
     """The page after a race of two sampled rows."""
     with watched(context, server) as page:
         page.evaluate(KEEP_CHARTS)
-        fill(page, tokens=100)
+        # Long enough for many snapshots on a fast machine.
+        fill(page, tokens=800)
         run_to_the_end(page)
-        page.wait_for_function("() => Bass.tape.state.count > 3")
+        page.wait_for_function("() => Bass.tape.state.count > 5")
         yield page
 
 

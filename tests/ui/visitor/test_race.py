@@ -135,6 +135,7 @@ def test_ctrl_enter_runs_and_rows_that_end_together_are_not_first_and_last(page:
     page.locator("#prompt textarea").press("Control+Enter")
     expect(page.locator("#run")).to_be_disabled()
     expect(page.locator("#status-line .message")).to_have_attribute("data-phase", "done", timeout=120_000)
+    expect(page.locator("#lane-speculative .medal", has_text="Last")).to_have_count(1)
     medals = {
         lane: page.eval_on_selector_all(f"#lane-{lane} .medal", "all => all.map(e => e.textContent)")
         for lane in LANES

@@ -180,7 +180,7 @@
     let cache = null;
     const shown = document.shown.map((one) => ({ ...one, cache: (cache = one.cache ?? cache) }));
     // A run of its own each time: plots keep their zoom, and a pause lasts, as long as the run is the same.
-    tape = empty({ ...head, run: `${offer.name} ${performance.now()}` }, { lines, charts, ended, shown, recorded: { ...offer, about, made } });
+    tape = empty({ ...head, run: `${offer.name} ${performance.now()}` }, { lines, charts, ended, shown, recorded: { ...offer, about, made, run: head.run } });
   }
 
   /** Show the visitor's own run again. */
@@ -196,6 +196,7 @@
   function asRecording(more) {
     const { lines, shown, ended, recorded } = tape, { looks, keywords, reference, ...head } = tape.head;
     const { run, cache: newest, ...charts } = tape.charts ?? { series: { elapsed_ms: [] }, lanes: {}, rounds: {}, device: {} };
+    head.run = recorded?.run ?? head.run;
     let before = null;
     const instants = shown.map(({ lines: count, view: { run: _, ...view }, cache }) => {
       const text = JSON.stringify(cache), changed = cache && text !== before;
