@@ -4,44 +4,30 @@ Contract: each yields until its race is done, and closes the race on every path:
 or finished. Neither holds a thread-bound context across a yield: Gradio may resume a generator on another thread.
 """
 
-import ctypes
 import json
 import logging
-import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import Any
 from uuid import uuid4
 
 import gradio as gr
 
-from bass_core import BassError, LaneSnapshot, ModelPair, Snapshot, race
+from bass_core import BassError, LaneSnapshot, Snapshot
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest, describe, make_request
 from ui.page.setting import shown
 from ui.race.feed import PageFeed
-from ui.sources.models import Models
+from ui.sources.source import Source, give_memory_back
+from ui.sources.waiting import words
 
 log = logging.getLogger(__name__)
 
-Source = Callable[[RaceRequest], Generator[Snapshot, None, None]]
 # A recording ignores the request, which only has to pass the checks.
 PLAYED = {"prompt": "a recording"}
 ABOUT_API = 'One prompt, several decoders: yields snapshots {"done", "lanes", "device"}, the last with done=True.'
-# The status line's text for each value of a snapshot's "phase".
-PHASES = {"measuring": "Measuring once what a round costs on this machine"}
 UNEXPECTED = "An internal error stopped the race; the server's log has the details. What was shown before is kept."
-
-
-def race_source(pair: ModelPair, models: Models | None = None) -> Source:
-    """A generator function with plain data in and out, so that a ZeroGPU worker process can run it."""
-    shelf = models or Models(pair)
-
-    def snapshots(request: RaceRequest) -> Generator[Snapshot, None, None]:
-        yield from race(shelf.get(request.pair), **request.arguments())
-
-    return snapshots
 
 
 class Events:
@@ -115,23 +101,16 @@ class Events:
                             "for fewer tokens or a smaller batch."
                         )
         finally:
-            _give_memory_back()
+            give_memory_back()
 
 
 def _told(snapshots: Iterator[Snapshot]) -> Iterator[tuple[str | None, Snapshot]]:
     """(the status line's new text, snapshot) for each snapshot; None leaves the line unchanged."""
     before = ""
     for snapshot in snapshots:
-        words = PHASES.get(snapshot.get("phase", ""), "")
-        yield (None if words == before else words), snapshot
-        before = words
-
-
-def _give_memory_back() -> None:
-    """Return freed memory to the system: glibc would keep it in each thread's arena."""
-    if sys.platform == "linux":
-        with suppress(AttributeError):  # another C library has no malloc_trim
-            ctypes.CDLL(None).malloc_trim(0)
+        told = words(snapshot)
+        yield (None if told == before else told), snapshot
+        before = told
 
 
 def _without_rounds(snapshot: Snapshot) -> Snapshot:

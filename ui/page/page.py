@@ -16,19 +16,18 @@ from starlette.middleware import Middleware
 
 from ui.page import assets
 from ui.page.choices import Choices
-from ui.page.events import Events, Source
+from ui.page.events import Events
 from ui.page.form import Form, form, restore_script
 from ui.page.limits import Limits
-from ui.page.prompt_length import Count
 from ui.race import charts, how, inspector, lanes, summary
+from ui.sources.count import Count
+from ui.sources.source import Source
 
 TITLE = "BASS: batched speculative decoding"
 # System fonts: they cover every alphabet and weight, and need no download.
 FONT = ("Segoe UI", "Roboto", "Helvetica Neue", "Noto Sans", "Liberation Sans", "Arial", "sans-serif")
 MISFIT = "A value in the request has the wrong type"
 BROWSER_ALONE = "This event belongs to the page's own script and does nothing on the server: call /race."
-# The page and the API share one queue slot: one race at a time has the device.
-DEVICE: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "device"}
 
 
 class Page(gr.Blocks):
@@ -59,12 +58,13 @@ def build(
     pair: Mapping[str, Any] | None = None,
     count: Count | None = None,
     recording: bool = False,
+    at_once: int = 1,
 ) -> gr.Blocks:
     """The page for races of `source`; `about` names the models and the device. Launch it with launch_options().
 
     `choices` is what the settings offer, `pair` the arguments of load_pair for the page's snippet, `count`
     says how long a prompt is (prompt_length.py). With `recording`, `about` describes the recording, and Run plays
-    it.
+    it. `at_once` races are handed to the source together; the page and the API share these places.
     """
     assets.serve()
     events = Events(source, limits, pair)
@@ -89,7 +89,7 @@ def build(
                     feeds = [_feed(kind) for kind in ("log", "view", "charts")]
             with gr.Tab("How it works", id="how", render_children=True):
                 _html(how.template(), f"Bass.mountHow(element, {plotly})")
-        _bind(page, events, settings, feeds, status)
+        _bind(page, events, settings, feeds, status, at_once)
     page.queue(max_size=16)
     _calm(page)
     return page
@@ -105,8 +105,11 @@ def _calm(page: gr.Blocks) -> None:
             setattr(page._queue, name, 0.05)
 
 
-def launch_options() -> dict[str, Any]:
-    """Keywords for Blocks.launch(): the page's look, with the unused parts of Gradio turned off."""
+def launch_options(at_once: int = 1) -> dict[str, Any]:
+    """Keywords for Blocks.launch(): the page's look, with the unused parts of Gradio turned off.
+
+    `at_once`: that of `build`.
+    """
     # Gradio's own greys and blue have too little contrast on white.
     theme = gr.themes.Default(primary_hue="blue", neutral_hue="slate", font=FONT).set(
         block_info_text_color="*neutral_600",
@@ -129,6 +132,8 @@ def launch_options() -> dict[str, Any]:
         "max_file_size": 1,
         # Gradio keeps a copy of the settings for each session, and every request of a script is a new session.
         "state_session_capacity": 64,
+        # Each running event takes a thread while it waits for its next snapshot.
+        "max_threads": 40 + at_once,
     }
     known = inspect.signature(gr.Blocks.launch).parameters
     return {name: value for name, value in options.items() if name in known}
@@ -168,7 +173,10 @@ def _header(recording: bool) -> str:
     )
 
 
-def _bind(page: gr.Blocks, events: Events, settings: Form, feeds: list[gr.HTML], status: gr.HTML) -> None:
+def _bind(
+    page: gr.Blocks, events: Events, settings: Form, feeds: list[gr.HTML], status: gr.HTML, at_once: int
+) -> None:
+    device: dict[str, Any] = {"concurrency_limit": at_once, "concurrency_id": "device"}
     fields = list(settings.fields.values())
     race = settings.run.click(
         events.run,
@@ -179,7 +187,7 @@ def _bind(page: gr.Blocks, events: Events, settings: Form, feeds: list[gr.HTML],
         show_progress="minimal",
         show_progress_on=status,
         api_visibility="private",
-        **DEVICE,
+        **device,
     )
     # For a full queue, a lost server or a stopped race: then no generator is left to report it.
     race.failure(None, None, [status, settings.run], js=_FAILED)
@@ -196,4 +204,4 @@ def _bind(page: gr.Blocks, events: Events, settings: Form, feeds: list[gr.HTML],
         # A link brings settings of its own, of which the first preset's sentence is not true.
         linked = "(now) => location.hash.startsWith('#race?') ? '' : now"
         page.load(None, settings.note, settings.note, js=linked, show_progress="hidden")
-    gr.api(events.api, api_name="race", **DEVICE)
+    gr.api(events.api, api_name="race", **device)

@@ -12,9 +12,10 @@ import pytest
 
 import app
 from bass_core import BassError, ModelPair, RequestError, load_pair
-from ui.page.events import Events, Snapshot, race_source
+from ui.page.events import Events, Snapshot
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest
+from ui.sources.local import race_source
 from ui.sources.models import Models
 
 
