@@ -22,6 +22,7 @@ MODULES = {
     "page": "cpu.page",
     "passk": "passk.command",
     "peers": "peers.command",
+    "placement": "scale.placement",
     "prompt": "attention.prompt",
     "ragged": "cpu.ragged",
     "rooms": "report.rooms",
@@ -31,6 +32,7 @@ MODULES = {
     "start": "cpu.start",
     "turns": "report.turns",
     "window": "attention.window",
+    "workers": "scale.workers",
 }
 
 

@@ -16,7 +16,7 @@ from ui.page.limits import Limits
 from ui.page.request import RaceRequest, make_request
 from ui.sources.source import Ask, Place
 
-from ..ui.conftest import context, tiny_pair  # noqa: F401  (fixtures)
+from ..ui.conftest import context, tiny_pair  # noqa: F401
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 collect_ignore_glob = [] if HAS_RAY else ["test_*.py"]

@@ -1,4 +1,4 @@
-"""What breaks: a worker, its model, a node, the front; each is told in one sentence, and nothing is left behind."""
+"""What breaks: a worker, its model, a node, the front. Each is told in one sentence; nothing is left behind."""
 
 from __future__ import annotations
 
