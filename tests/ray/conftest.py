@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ui.page.limits import Limits
@@ -51,3 +52,14 @@ def place(ask: Ask) -> Iterator[Place]:
     made = on_this_machine(ask, Limits(), workers=2, threads=1)
     yield made
     made.close()
+
+
+def workers(of: int | None = None) -> list[psutil.Process]:
+    """The worker processes below a process, by default this one."""
+    below = psutil.Process(of).children(recursive=True)
+    return [one for one in below if "ray::Worker" in "".join(one.cmdline())]
+
+
+def finishes(place: Place) -> bool:
+    *_, last = place.source(asked())
+    return bool(last["done"])

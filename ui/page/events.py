@@ -20,7 +20,7 @@ from ui.page.request import RaceRequest, describe, make_request
 from ui.page.setting import shown
 from ui.race.feed import PageFeed
 from ui.sources.source import Source, give_memory_back
-from ui.sources.waiting import words
+from ui.sources.waiting import waits, words
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +95,8 @@ class Events:
             with closing(self.source(request)) as snapshots:
                 for snapshot in snapshots:
                     yield snapshot
+                    if waits(snapshot):
+                        end = time.monotonic() + self.limits.max_seconds  # it has not begun
                     if not snapshot["done"] and time.monotonic() >= end:
                         raise BassError(
                             f"The race was stopped after {self.limits.max_seconds:g} s, this server's limit: ask "

@@ -19,6 +19,7 @@ from bass_core import BassError, Snapshot
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest, make_request
 from ui.race.feed import PageFeed, RecordedSnapshot
+from ui.sources.waiting import WITHOUT_LANES
 
 # The longest pause between two snapshots, in seconds: a stall of the recorded machine is cut to it.
 LONGEST_PAUSE_S = 1.0
@@ -88,8 +89,8 @@ def _is_snapshot(value: object) -> bool:
     lanes = value["lanes"]
     if not isinstance(lanes, dict) or not isinstance(value["elapsed_ms"], int | float):
         return False
-    # There are no lanes yet while costs are measured.
-    if not lanes and value.get("phase") != "measuring":
+    # There are no lanes yet while costs are measured, or a race waits for a worker.
+    if not lanes and value.get("phase") not in WITHOUT_LANES:
         return False
     return all(isinstance(lane, dict) and lane.keys() >= LANE for lane in lanes.values()) and _is_comparison(
         value.get("comparison", {}), lanes

@@ -16,6 +16,9 @@ PHASES = {
     "starting": "A worker is loading the model",
 }
 
+# The phases of snapshots that hold no lanes.
+WITHOUT_LANES = (*PHASES, "waiting")
+
 
 def waiting(place: int, expected_s: float | None) -> Snapshot:
     """A snapshot of a race that no worker runs yet; "place" 0 means that its worker is getting ready."""
@@ -30,6 +33,11 @@ def waiting(place: int, expected_s: float | None) -> Snapshot:
         "expected_s": expected_s,
     }
     return cast(Snapshot, told)
+
+
+def waits(snapshot: Snapshot) -> bool:
+    """Whether no worker has the race yet."""
+    return str(snapshot.get("phase")) == "waiting"
 
 
 def words(snapshot: Snapshot) -> str:

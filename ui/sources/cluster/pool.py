@@ -115,29 +115,33 @@ class Pool:
         return self._actors.remote(*self._arguments, number)
 
     def _tend(self, member: Member) -> None:
-        """Keep one worker ready until the pool is closed."""
+        """Keep one worker ready until Ray is shut down."""
+        try:
+            while True:
+                pause = self._live(member)
+                self.lost(member, member.life)
+                self.calls.closed.wait(pause)
+        except Closed:
+            return
+        except Exception:
+            log.exception("Worker %d is out of service.", member.number)
+
+    def _live(self, member: Member) -> float:
+        """Load the worker and wait for its end; returns the seconds until it is to be asked again."""
         calls, errors = self.calls, self.calls.errors
-        while True:
-            pause = RETURN_S
-            try:
-                self._ready(member, calls.get(calls.do(member.ask, "load")))
-                calls.get(calls.do(member.ask, "stay"))
-            except Closed:
-                return
-            except errors.RayTaskError as error:
-                self._tell(member, str(error.cause) if isinstance(error.cause, BassError) else "")
-                pause = RELOAD_S
-            except errors.ActorDiedError:
-                # Ray has given it up, as when its process can't start.
-                pause = RELOAD_S if member.facts is None else RETURN_S
-                member.actor = calls.do(self._actor, member.number)
-            except errors.RayError:
-                pass  # it is on its way back
-            except Exception:
-                log.exception("Worker %d is out of service.", member.number)
-                return
-            self.lost(member, member.life)
-            calls.closed.wait(pause)
+        try:
+            self._ready(member, calls.get(calls.do(member.ask, "load")))
+            calls.get(calls.do(member.ask, "stay"))
+        except errors.RayTaskError as error:
+            self._tell(member, str(error.cause) if isinstance(error.cause, BassError) else "")
+            return RELOAD_S
+        except errors.ActorDiedError:
+            # Ray has given it up, as when its process can't start.
+            member.actor = calls.do(self._actor, member.number)
+            return RELOAD_S if member.facts is None else RETURN_S
+        except errors.RayError:
+            pass  # it is on its way back
+        return RETURN_S
 
     def _ready(self, member: Member, facts: Facts) -> None:
         with self._changed:
