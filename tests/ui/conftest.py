@@ -18,7 +18,7 @@ from playwright.sync_api import BrowserContext, Page, sync_playwright
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from .browser import FLAGS, open_page
+from .browser import FLAGS, PATIENCE_MS, open_page
 
 ROOT = Path(__file__).resolve().parents[2]
 # Strings that the tiny model writes as single tokens, so that the page shows them: none may run or break it.
@@ -135,7 +135,9 @@ def context(browser_executable: str) -> Iterator[BrowserContext]:
     """One browser context for all tests, so that the page's files are fetched once."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_executable, args=FLAGS)
-        yield browser.new_context(viewport={"width": 1400, "height": 900}, accept_downloads=True)
+        context = browser.new_context(viewport={"width": 1400, "height": 900}, accept_downloads=True)
+        context.set_default_timeout(PATIENCE_MS)
+        yield context
         browser.close()
 
 

@@ -127,7 +127,7 @@ def test_seven_charts_have_data_or_say_n_a(page: Page) -> None:
     for name in ("latency", "race", "acceptance", "lengths", "device", "memory"):
         page.locator(f"[data-chart={name}]").scroll_into_view_if_needed()
         page.wait_for_function(
-            "name => document.querySelector(`[data-chart=${name}] .plot`).data?.length", arg=name, timeout=20_000
+            "name => document.querySelector(`[data-chart=${name}] .plot`).data?.length", arg=name, timeout=60_000
         )
         drawn[name] = page.eval_on_selector(f"[data-chart={name}] .plot", "plot => plot.data.map(t => t.name)")
     assert drawn["latency"] == drawn["race"] == ["Regular", "Speculative", "BASS"]
@@ -214,11 +214,11 @@ def test_a_link_restores_the_settings(page: Page, context: BrowserContext) -> No
     expect(other.locator("#scheduling input")).to_have_value(re.compile("fair"))
     # Another link in the same tab, then back.
     other.evaluate("location.hash = '#race?seed=12&lanes=nonsense'")
-    expect(other.locator("#seed input")).to_have_value("12", timeout=30_000)
+    expect(other.locator("#seed input")).to_have_value("12", timeout=60_000)
     other.click("text=More settings")
     expect(other.get_by_role("checkbox", name="BASS")).to_be_checked()
     other.go_back()
-    expect(other.locator("#seed input")).to_have_value("11", timeout=30_000)
+    expect(other.locator("#seed input")).to_have_value("11", timeout=60_000)
     other.close()
 
 

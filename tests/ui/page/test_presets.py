@@ -106,7 +106,7 @@ def test_one_preset_after_another_leaves_nothing_behind(page: Page) -> None:
     page.click("text=More settings")
     page.get_by_role("button", name="Same words").click()
     expect(page.locator("#verification input")).to_have_value(
-        "coupled: the same text in every lane", timeout=20_000
+        "coupled: the same text in every lane", timeout=60_000
     )
     page.fill("#top-k input", "3")
     expect(note).to_have_text("")

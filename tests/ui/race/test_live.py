@@ -12,6 +12,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 
 from bass_core import SamplingParams, load_pair, race
 
+from ..browser import PATIENCE_MS, start
 from ..conftest import started, watched
 
 pytestmark = pytest.mark.slow
@@ -74,16 +75,16 @@ def replay(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactor
 def page(context: BrowserContext, replay: str) -> Iterator[Page]:
     """A page with a long race under way whose chart is in view and drawn; closing the page ends the race."""
     with watched(context, replay) as page:
-        page.click("#run")
+        start(page)
         page.locator("[data-chart=race]").scroll_into_view_if_needed()
-        page.wait_for_function(f"() => {PLOT}.data?.length > 1 && {POINTS} > 2", timeout=60_000)
+        page.wait_for_function(f"() => {PLOT}.data?.length > 1 && {POINTS} > 2", timeout=PATIENCE_MS)
         yield page
 
 
 def more(page: Page, count: int = 3) -> None:
     """Wait until the chart has grown `count` times. Its last x is compared, since long lines lose points."""
     for _ in range(count):
-        page.wait_for_function(f"end => {DRAWN_END} > end", arg=page.evaluate(DRAWN_END), timeout=60_000)
+        page.wait_for_function(f"end => {DRAWN_END} > end", arg=page.evaluate(DRAWN_END), timeout=PATIENCE_MS)
 
 
 def box(page: Page) -> dict[str, float]:
@@ -96,7 +97,7 @@ def box(page: Page) -> dict[str, float]:
 
 def test_zoom_and_hover_box_stay_through_updates(page: Page) -> None:
     said = page.locator("[data-chart=race] .hoverlayer .legend")
-    page.wait_for_function(f"() => {BASS}?.x.length > 8", timeout=60_000)
+    page.wait_for_function(f"() => {BASS}?.x.length > 8", timeout=PATIENCE_MS)
     place, seen = box(page), page.evaluate(f"{BASS}.x[4]")
     middle = place["y"] + place["height"] / 2
     # A hover box appears only within a few pixels of a point, and early points lie far apart.
@@ -115,17 +116,17 @@ def test_zoom_and_hover_box_stay_through_updates(page: Page) -> None:
     more(page)
     assert page.evaluate("window.boxes.frames") > 0 and page.evaluate("window.boxes.missing") == 0
     assert page.evaluate(RANGE) == zoomed
-    page.wait_for_function(f"end => Math.max(...{PLOT}.data[1].x) > end", arg=zoomed[1], timeout=60_000)
+    page.wait_for_function(f"end => Math.max(...{PLOT}.data[1].x) > end", arg=zoomed[1], timeout=PATIENCE_MS)
 
 
 def test_paused_charts_stand_still_while_the_lanes_grow_and_catch_up(context: BrowserContext, replay: str) -> None:
     with watched(context, replay) as page:
         page.evaluate(COUNT_NEWS)
-        page.click("#run")
+        start(page)
         page.locator("[data-chart=race]").scroll_into_view_if_needed()
         # Scroll before the wait, so that the click does not scroll the page.
         page.locator("#pause-charts").scroll_into_view_if_needed()
-        page.wait_for_function(f"() => {PLOT}.data?.length > 1 && {POINTS} > 2", timeout=60_000)
+        page.wait_for_function(f"() => {PLOT}.data?.length > 1 && {POINTS} > 2", timeout=PATIENCE_MS)
         page.click("#pause-charts")
         charts, known, light = page.evaluate(IN_SIGHT), page.evaluate("window.news.end"), page.evaluate(COLOUR)
         assert "race" in charts
@@ -135,23 +136,23 @@ def test_paused_charts_stand_still_while_the_lanes_grow_and_catch_up(context: Br
             page.wait_for_function(
                 f"([count, written]) => window.news.count >= count + 2 && {WRITTEN} > written",
                 arg=[count, written],
-                timeout=60_000,
+                timeout=PATIENCE_MS,
             )
             assert page.evaluate(DRAWN, charts) == held
             expect(page.locator("#pause-charts")).to_have_text("Resume charts")
         # A change of theme redraws the held data.
         page.evaluate("document.body.classList.add('dark')")
-        page.wait_for_function(f"colour => {COLOUR} !== colour", arg=light, timeout=60_000)
+        page.wait_for_function(f"colour => {COLOUR} !== colour", arg=light, timeout=PATIENCE_MS)
         assert page.evaluate(DRAWN_END) <= known < page.evaluate("window.news.end")
         newest = page.evaluate("window.news.end")
         page.get_by_role("button", name="Resume charts").click()
-        page.wait_for_function(f"newest => {DRAWN_END} >= newest", arg=newest, timeout=60_000)
+        page.wait_for_function(f"newest => {DRAWN_END} >= newest", arg=newest, timeout=PATIENCE_MS)
         more(page)
         # A new run ends the pause.
         page.get_by_role("button", name="Pause charts").click()
         page.click("#stop")
         page.click("#run")
-        expect(page.locator("#pause-charts")).to_have_text("Pause charts", timeout=60_000)
+        expect(page.locator("#pause-charts")).to_have_text("Pause charts", timeout=PATIENCE_MS)
 
 
 def test_the_inspector_follows_and_steps_back_during_the_run(page: Page) -> None:
@@ -167,7 +168,7 @@ def test_the_inspector_follows_and_steps_back_during_the_run(page: Page) -> None
     expect(page.locator("[data-pick=follow]")).not_to_be_checked()
     held, words, count = at.input_value(), line.text_content(), page.inner_text("[data-rounds]")
     cells = page.locator(".round [data-row=token] td").all_text_contents()
-    expect(page.locator("[data-rounds]")).not_to_have_text(count, timeout=60_000)
+    expect(page.locator("[data-rounds]")).not_to_have_text(count, timeout=PATIENCE_MS)
     assert (at.input_value(), line.text_content()) == (held, words)
     assert page.locator(".round [data-row=token] td").all_text_contents() == cells
     page.click("[data-step='1']")

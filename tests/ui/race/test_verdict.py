@@ -154,6 +154,11 @@ def test_the_equation_holds_in_a_real_race(final: dict[str, Any]) -> None:
         assert f"{tokens[name]:.2f} tokens a row-round" in line
 
 
+# Figures that reach over their lane's edge.
+FIGURES_OUTSIDE = """[...document.querySelectorAll(".lane .figures :is(dt, dd)")].filter((e) =>
+  e.getBoundingClientRect().right > e.closest(".lane").getBoundingClientRect().right).map((e) => e.textContent)"""
+
+
 @pytest.mark.slow
 def test_the_page_shows_it_at_the_end(final: dict[str, Any], context: BrowserContext, tmp_path: Path) -> None:
     file, settings = tmp_path / "run.json", make_request({"prompt": "Hello", "batch_size": 2}, Limits()).settings()
@@ -167,6 +172,9 @@ def test_the_page_shows_it_at_the_end(final: dict[str, Any], context: BrowserCon
         metrics = final["lanes"]["bass"]["metrics"]
         shown = page.locator("#lane-bass [data-figure=acceptance_rate]")
         expect(shown).to_contain_text(f"{metrics['accepted']} of {metrics['drafted']}")
-        page.set_viewport_size({"width": 390, "height": 844})
-        page.wait_for_timeout(300)
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.evaluate("document.querySelectorAll('.of-trees').forEach((e) => (e.textContent = ', path / nodes'))")
+        for width in (1400, 390):
+            page.set_viewport_size({"width": width, "height": 844})
+            page.wait_for_timeout(300)
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            assert page.evaluate(FIGURES_OUTSIDE) == []
