@@ -12,6 +12,7 @@ import re
 import secrets
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -29,6 +30,8 @@ MISSING = "--workers and --ray need Ray: pip install -r requirements-ray.txt fir
 STORE = 80 * 2**20
 # What a node of a cluster must have of this repository; Ray sends it there.
 SENT_AWAY = [".git", ".venv*", "tests", "docs", "bench", "distill", "**/__pycache__"]
+# Seconds for a cluster's head to answer.
+KNOCK_S = 10.0
 # Folders of Ray's logs and sockets, with the number of the process that they belong to.
 FILES = "bass-ray-"
 ROOT = Path(__file__).resolve().parents[3]
@@ -94,6 +97,7 @@ class JoinedRay:
             )
         self.ray = imported()
         try:
+            _knock(address)
             self.ray.init(
                 address=address,
                 logging_level="ERROR",
@@ -136,6 +140,13 @@ def fits(nodes: list[Mapping[str, Any]], asked: Mapping[str, Any]) -> int:
     wanted |= asked.get("resources", {})
     living = [node["Resources"] for node in nodes if node["Alive"]]
     return sum(min(int(has.get(name, 0) // amount) for name, amount in wanted.items()) for has in living)
+
+
+def _knock(address: str) -> None:
+    """Raise OSError at once where nothing listens: Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
 
 
 def _sweep() -> None:
