@@ -6,6 +6,8 @@ Contract: one local Ray with two workers of a tiny pair serves most tests. Each 
 from __future__ import annotations
 
 import importlib.util
+import os
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +21,9 @@ from ui.sources.source import Ask, Place
 
 from ..ui.conftest import context, tiny_pair  # noqa: F401
 
+# Ray reads these when it is first imported; the tests' own clusters need a token as those of the program do.
+os.environ.setdefault("RAY_AUTH_MODE", "token")
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 HAS_RAY = importlib.util.find_spec("ray") is not None
 collect_ignore_glob = [] if HAS_RAY else ["test_*.py"]
 # Generous: two cores may be busy with other tests.
