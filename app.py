@@ -8,14 +8,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bass_core import ModelPair
-    from ui.sources.idle import IdleWork
+    from ui.sources.source import Place
 
 # Libraries read these variables at import, so they are set before any library is imported.
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
@@ -67,6 +65,21 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--allow-any-model",
         action="store_true",
         help="let visitors name a pair, a Hub id or a folder of this machine, which is then loaded",
+    )
+    parser.add_argument(
+        "--workers",
+        type=_positive,
+        metavar="N",
+        help="run N races at once, on N workers of Ray: each has a GPU, or a share of the cores; needs "
+        "requirements-ray.txt",
+    )
+    parser.add_argument(
+        "--ray", metavar="ADDRESS", help="run the workers on this Ray cluster; auto for the one on this machine"
+    )
+    parser.add_argument(
+        "--worker-resources",
+        metavar="NAME=N,...",
+        help="what each worker takes on a cluster, such as CPU=4; without it a GPU",
     )
     parser.add_argument("--share", action="store_true", help="also serve it at a public address of gradio.live")
     parser.add_argument(
@@ -153,70 +166,45 @@ def serve(options: argparse.Namespace) -> None:
         page, about = replay_page(options)
         launch(page, about, options)
     else:
-        page, about, work = race_page(options)
-        launch(page, about, options, opened=work.start)
+        page, about, place = race_page(options)
+        try:
+            launch(page, about, options, place.at_once, place.opened)
+        finally:
+            place.close()
 
 
-def race_page(options: argparse.Namespace) -> tuple[Any, str, IdleWork]:
-    """Returns the page for a loaded pair, a description of the pair, and the work to do while no race runs."""
-    try:
-        import spaces  # ZeroGPU: must be imported before torch
-    except ImportError:
-        spaces = None
-    from bass_core import load_pair, may_measure, measure_ahead
-    from ui.page.choices import choices
-    from ui.page.events import race_source
+def race_page(options: argparse.Namespace) -> tuple[Any, str, Place]:
+    """Returns the page for a pair, a description of the pair, and the place where its races run."""
+    from bass_core.machine.cpu import cores
     from ui.page.limits import Limits
     from ui.page.page import build
-    from ui.page.prompt_length import prompt_count
-    from ui.sources.idle import IdleWork
-    from ui.sources.models import Models
+    from ui.sources.place import find_place
+    from ui.sources.source import Ask
 
-    def load(name: str) -> ModelPair:
-        return load_pair(name, device=options.device, dtype=options.dtype)
-
-    pair = load_pair(options.pair, draft=options.draft, device=options.device, dtype=options.dtype)
-    # Set after loading, because loading lays out the weights on all cores.
-    threads = set_threads(options, os.environ)
-    source = race_source(pair, Models(pair, load if options.allow_any_model else None))
-
-    def refine() -> Generator[None, None, None]:
-        # Between races, a ZeroGPU Space has no device to measure on.
-        if spaces is None and may_measure() and options.draft_length != "bass":
-            yield from measure_ahead(pair, options.max_batch)
-
-    work = IdleWork(refine)
-    source = work.beside(source) if spaces is None else spaces.GPU(duration=gpu_seconds)(source)
-    about = described(pair, options.pair, threads)
-    limits = Limits(options.max_batch, options.max_new_tokens, options.max_prompt, options.max_seconds)
-    page = build(
-        source,
-        limits=limits,
-        about=about,
-        choices=choices(pair, options.draft_length),
-        pair=load_arguments(pair, options.pair, options.draft),
-        count=prompt_count(pair, limits),
+    asked = Ask(
+        options.pair,
+        options.draft,
+        options.device,
+        options.dtype,
+        options.draft_length,
+        options.max_batch,
+        options.allow_any_model,
+        measures=options.draft_length != "bass",
     )
-    return page, about, work
-
-
-def described(pair: ModelPair, name: str, threads: int) -> str:
-    """Which models run where, in words; `name` is what load_pair was given."""
-    about = f"{shown_name(pair.name or name)} on {pair.device}, {pair.weight_dtype}"
-    if pair.device.type == "cpu":
-        about += f", {threads} thread{'s' * (threads > 1)}"
-        about += f", {pair.products}" if pair.products else ""
-    return about
-
-
-def load_arguments(pair: ModelPair, name: str, draft: str | None) -> dict[str, Any]:
-    """The arguments of load_pair, for the page's snippet."""
-    return {
-        "pair": shown_name(name),
-        "draft": draft and shown_name(draft),
-        "device": pair.device.type,
-        "dtype": pair.weight_dtype,
-    }
+    limits = Limits(options.max_batch, options.max_new_tokens, options.max_prompt, options.max_seconds)
+    free = cores() - leaves_a_core(options, os.environ)
+    place = find_place(asked, options, limits, lambda: set_threads(options, os.environ), free)
+    facts = place.facts
+    page = build(
+        place.source,
+        limits=limits,
+        about=facts.about,
+        choices=facts.choices,
+        pair=facts.pair,
+        count=place.count,
+        at_once=place.at_once,
+    )
+    return page, facts.about, place
 
 
 def replay_page(options: argparse.Namespace) -> tuple[Any, str]:
@@ -231,7 +219,9 @@ def replay_page(options: argparse.Namespace) -> tuple[Any, str]:
     return build(None, limits=Limits(), about=first if len(offers) == 1 else "", offers=offers), about
 
 
-def launch(page: Any, about: str, options: argparse.Namespace, opened: Callable[[], None] = lambda: None) -> None:
+def launch(
+    page: Any, about: str, options: argparse.Namespace, at_once: int = 1, opened: Callable[[], None] = lambda: None
+) -> None:
     """Serve until interrupted; call `opened` once the page is up. Raises BassError for a bad address."""
     from bass_core import BassError
     from ui.page.page import launch_options
@@ -245,7 +235,7 @@ def launch(page: Any, about: str, options: argparse.Namespace, opened: Callable[
             auth=credentials(os.environ),
             prevent_thread_lock=True,
             quiet=True,
-            **launch_options(),
+            **launch_options(at_once),
         )
     except OSError as error:
         raise BassError(
@@ -255,16 +245,6 @@ def launch(page: Any, about: str, options: argparse.Namespace, opened: Callable[
     print(f"BASS races {about}: open {url}" + (f" or {public}" if public else ""), flush=True)
     opened()
     page.block_thread()
-
-
-def shown_name(pair: str) -> str:
-    """The pair's name as visitors see it; for a folder, the folder's name without its path."""
-    return Path(pair).resolve().name if os.path.isdir(pair) else pair
-
-
-def gpu_seconds(request: Any) -> int:
-    """Upper bound of a race's GPU time in seconds; ZeroGPU reserves this much."""
-    return min(120, 20 + request.max_new_tokens * request.batch_size // 20)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -24,6 +24,7 @@ MODULES = {
     "passk": "passk.command",
     "peers": "peers.command",
     "pictures": "report.pictures",
+    "placement": "scale.placement",
     "prompt": "attention.prompt",
     "ragged": "cpu.ragged",
     "record": "cpu.record",
@@ -34,6 +35,7 @@ MODULES = {
     "start": "cpu.start",
     "turns": "report.turns",
     "window": "attention.window",
+    "workers": "scale.workers",
 }
 
 

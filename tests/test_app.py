@@ -12,6 +12,7 @@ import torch
 
 import app
 from bass_core.machine.cpu import cores
+from ui.sources.local import shown_name
 
 ROOT = Path(app.__file__).resolve().parent
 
@@ -73,8 +74,8 @@ def test_bad_options_are_refused(arguments: list[str]) -> None:
 
 def test_a_folder_is_shown_by_its_own_name(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    assert app.shown_name(f"{tmp_path}/mine/") == "mine"
-    assert app.shown_name("owner/model") == "owner/model"
+    assert shown_name(f"{tmp_path}/mine/") == "mine"
+    assert shown_name("owner/model") == "owner/model"
 
 
 def start(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

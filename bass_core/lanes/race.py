@@ -1,7 +1,8 @@
 """Several decoders answer one request on one device, with snapshots while they run.
 
 Contract: `race` checks its arguments at the call and returns a generator of snapshots: plain data, about ten per
-second, and a last one with done=True. Closing the generator ends the work and frees the memory. If a lane needs
+second, and a last one with done=True. Closing the generator ends the work and frees the memory; so does `stopped`,
+which another thread can set while a step runs. If a lane needs
 round costs that are not measured yet, they are measured first: meanwhile snapshots say phase="measuring" and hold
 no lanes, and no lane's clock runs.
 Scheduling: "fair" always steps the lane whose own clock is furthest behind, so a snapshot shows what identical
@@ -13,7 +14,7 @@ same texts. With `clock` all times of the lanes are predictions for another mach
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import asdict
 from typing import Any, cast
@@ -62,11 +63,13 @@ def race(
     synthetic_acceptance: float | None = None,
     inspect: bool = False,
     clock: SimulatedClock | None = None,
+    stopped: Callable[[], bool] = lambda: False,
     **unknown: Any,
 ) -> Iterator[Snapshot]:
     """Yield snapshots while each lane's method answers the prompt.
 
-    lanes: names from METHODS. scheduling: "fair", "overlap" or "in_turn", see the module docstring. The other
+    lanes: names from METHODS. scheduling: "fair", "overlap" or "in_turn", see the module docstring. stopped: asked
+    after every step, on any thread; once it says True, the race ends without another snapshot. The other
     arguments are those of `generate`. Raises RequestError at the call for an unknown or out-of-range argument, or
     for a request that does not fit the memory. Raises MemoryShortage midway if memory runs out all the same, and
     frees everything.
@@ -79,6 +82,7 @@ def _race(
     prompt: str | Seq[Any],
     lanes: Seq[str],
     scheduling: str,
+    stopped: Callable[[], bool],
     unknown: dict[str, Any],
     **arguments: Any,
 ) -> Iterator[Snapshot]:
@@ -96,7 +100,7 @@ def _race(
     for method in methods:
         check_method(method, pair, request)
     _admit(pair, request, methods, scheduling)
-    return _run(pair, request, methods, scheduling)
+    return _run(pair, request, methods, scheduling, stopped)
 
 
 def _admit(pair: ModelPair, request: Request, methods: list[Method], scheduling: str) -> None:
@@ -104,14 +108,18 @@ def _admit(pair: ModelPair, request: Request, methods: list[Method], scheduling:
     admit(pair, request, *([methods] if scheduling != "in_turn" else [[method] for method in methods]))
 
 
-def _run(pair: ModelPair, request: Request, methods: list[Method], scheduling: str) -> Iterator[Snapshot]:
+def _run(
+    pair: ModelPair, request: Request, methods: list[Method], scheduling: str, stopped: Callable[[], bool]
+) -> Iterator[Snapshot]:
     monitor = Monitor(pair.device)
     lanes: list[Lane] = []
     try:
         monitor.start()
         warm_up(pair, request)
         measuring = Measuring(pair, request, max(budget_rows(request, method) for method in methods))
-        for _ in _measure(measuring):
+        for _ in _measure(measuring, stopped):
+            if stopped():
+                return
             snapshot = _snapshot(request, [], monitor, scheduling, time.perf_counter(), measuring=True)
             if measuring.progress is not None:
                 snapshot["measuring"] = cast(MeasuringRecord, asdict(measuring.progress))
@@ -120,10 +128,14 @@ def _run(pair: ModelPair, request: Request, methods: list[Method], scheduling: s
         _admit(pair, request, methods, scheduling)
         request, start = measuring.request, time.perf_counter()
         lanes += [Lane(pair, request, method.name) for method in methods]
-        for _ in SCHEDULINGS[scheduling](lanes, pair.device, SNAPSHOT_SECONDS):
+        for _ in SCHEDULINGS[scheduling](lanes, pair.device, SNAPSHOT_SECONDS, stopped):
+            if stopped():
+                return
             snapshot = _snapshot(request, lanes, monitor, scheduling, start)
             if not snapshot["done"]:
                 yield snapshot
+        if stopped():
+            return
         last = _snapshot(request, lanes, monitor, scheduling, start)
         found = comparison(pair, request, lanes)
         if found is not None:
@@ -136,11 +148,11 @@ def _run(pair: ModelPair, request: Request, methods: list[Method], scheduling: s
         empty_cache(pair.device)
 
 
-def _measure(measuring: Measuring) -> Iterator[None]:
-    """Measure the round costs that the lanes need; yield at the first step and whenever a snapshot is due."""
+def _measure(measuring: Measuring, stopped: Callable[[], bool]) -> Iterator[None]:
+    """Measure the round costs that the lanes need; yield at the first step, when a snapshot is due or to stop."""
     due = 0.0
     for _ in measuring:
-        if time.perf_counter() >= due:
+        if stopped() or time.perf_counter() >= due:
             yield
             due = time.perf_counter() + SNAPSHOT_SECONDS
 

@@ -1,7 +1,8 @@
 """The order in which the lanes of a race are stepped.
 
 Contract: each schedule steps all lanes to their ends and yields whenever a snapshot is due, `due_s` seconds after
-the last one; closing it ends the work. A lane that fails ends with a message and the others go on. A memory
+the last one, and at once when `stopped` says that nobody waits any more; closing it ends the work. A lane that
+fails ends with a message and the others go on. A memory
 shortage affects every lane, so it is raised.
 """
 
@@ -21,9 +22,12 @@ from ..errors import BassError, MemoryShortage
 from .lane import Lane
 
 _log = logging.getLogger(__name__)
+Stopped = Callable[[], bool]
 
 
-def fair(lanes: list[Lane], device: torch.device, due_s: float) -> Iterator[None]:
+def fair(
+    lanes: list[Lane], device: torch.device, due_s: float, stopped: Stopped = lambda: False
+) -> Iterator[None]:
     """Step the lane whose clock is furthest behind; yield whenever a snapshot is due.
 
     A lane that also works between its steps (AMUSD's draft) runs for `slice_ms` of lane time and is then paused.
@@ -33,21 +37,25 @@ def fair(lanes: list[Lane], device: torch.device, due_s: float) -> Iterator[None
         lane = min(running, key=lambda lane: lane.clock.ms)
         until = lane.clock.ms + lane.slice_ms
         _step(lane)
-        while not lane.finished and lane.clock.ms < until:
+        while not lane.finished and lane.clock.ms < until and not stopped():
             _step(lane)
         _guarded(lane, lane.pause)
-        if time.perf_counter() >= due:
+        if stopped() or time.perf_counter() >= due:
             yield
             due = time.perf_counter() + due_s
 
 
-def in_turn(lanes: list[Lane], device: torch.device, due_s: float) -> Iterator[None]:
+def in_turn(
+    lanes: list[Lane], device: torch.device, due_s: float, stopped: Stopped = lambda: False
+) -> Iterator[None]:
     """Run one lane after another, each to its end."""
     for lane in lanes:
-        yield from fair([lane], device, due_s)
+        yield from fair([lane], device, due_s, stopped)
 
 
-def overlap(lanes: list[Lane], device: torch.device, due_s: float) -> Iterator[None]:
+def overlap(
+    lanes: list[Lane], device: torch.device, due_s: float, stopped: Stopped = lambda: False
+) -> Iterator[None]:
     """Run each lane in its own thread; yield every `due_s` seconds while any runs, and join all at the end."""
     # Done before any clock runs, because a graph capture holds up the device for all lanes.
     for lane in lanes:
@@ -68,7 +76,7 @@ def overlap(lanes: list[Lane], device: torch.device, due_s: float) -> Iterator[N
             if built is not None:
                 # The stream that made the lanes may still be clearing their buffers.
                 runtime(device).current_stream(device).wait_stream(built)
-            while not lane.finished and not stop.is_set():
+            while not lane.finished and not stop.is_set() and not stopped():
                 _step(lane)
 
     threads = [threading.Thread(target=work, args=(lane,), daemon=True) for lane in lanes]
@@ -107,7 +115,7 @@ def _guarded(lane: Lane, action: Callable[[], object]) -> None:
 
 
 # Listed in the order in which the page offers them.
-SCHEDULINGS: dict[str, Callable[[list[Lane], torch.device, float], Iterator[None]]] = {
+SCHEDULINGS: dict[str, Callable[[list[Lane], torch.device, float, Stopped], Iterator[None]]] = {
     "fair": fair,
     "overlap": overlap,
     "in_turn": in_turn,

@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from app import described, load_arguments, parse, set_threads
-from bass_core import ModelPair, Snapshot, load_pair, measure_ahead, race
+from app import parse, set_threads
+from bass_core import ModelPair, Snapshot, measure_ahead, race
 from ui.page.choices import choices
 from ui.page.form import starting
 from ui.page.limits import Limits
@@ -25,6 +25,8 @@ from ui.page.request import RaceRequest, make_request
 from ui.race.feed import RecordedSnapshot
 from ui.recordings.shelf import FOLDER
 from ui.recordings.tape import tape
+from ui.sources.local import Local
+from ui.sources.source import Ask
 
 from ..report.report import command, device_name, parser, revision, table, versions
 
@@ -42,8 +44,9 @@ def main(argv: list[str]) -> None:
     options = made.parse_args(argv)
     if unknown := set(options.names) - set(RECORDINGS):
         raise SystemExit(f"There is no recording {', '.join(sorted(unknown))}: choose of {', '.join(RECORDINGS)}.")
-    pair = load_pair(options.pair, draft=options.draft, device="cpu")
-    threads = set_threads(parse(["--host", "127.0.0.1"]), os.environ)
+    local = Local(Ask(options.pair, options.draft, device="cpu"))
+    pair = local.pair
+    told = local.facts(set_threads(parse(["--host", "127.0.0.1"]), os.environ))
     facts = {
         "date": time.strftime("%Y-%m-%d"),
         "command": re.sub(r" --out \S+", "", command()),
@@ -52,14 +55,11 @@ def main(argv: list[str]) -> None:
         "revision": revision(),
     }
     machine = f"{facts['device']}".rsplit(",", 1)[0]  # without its threads, which stand before it
-    about = f"{described(pair, options.pair, threads)}; {machine}, {facts['date']}"
+    about = f"{told.about}; {machine}, {facts['date']}"
     options.out.mkdir(parents=True, exist_ok=True)
     rows = []
     for name in options.names or RECORDINGS:
-        document = tape(
-            recorded(pair, RECORDINGS[name], options.quick), about, made=facts,
-            pair=load_arguments(pair, options.pair, options.draft),
-        )  # fmt: skip
+        document = tape(recorded(pair, RECORDINGS[name], options.quick), about, made=facts, pair=told.pair)
         packed = lzma.compress(json.dumps(document, separators=(",", ":")).encode())
         (options.out / f"{name}.json.xz").write_bytes(packed)
         for lane, last in document["shown"][-1]["view"]["lanes"].items():

@@ -3,6 +3,8 @@
 Contract: real clients over loopback against the real app.py with a tiny pair. Every request that is not given up
 gets a complete and correct answer (the texts that the library gives for that seed) or the sentence that the queue
 is full; none hangs. The server's memory at the end is within 5 % of that after the first race. Nothing is timed.
+With `--workers N` the races run on N workers of Ray, one of which is killed every minute: its race gets the
+sentence that says so. Memory is then that of the front and the workers that live. No process may be left behind.
 """
 
 from __future__ import annotations
@@ -20,13 +22,17 @@ from gradio_client import Client
 from gradio_client.exceptions import AppError
 
 from bass_core import ModelPair, SamplingParams, load_pair, race
+from ui.sources.cluster import races
 
 from ..report.report import claim, finish, parser
+from .killer import Killer, living
 from .serving import Server
 
 PROMPT, TEMPERATURE, SEEDS = "Hello", 0.8, 8
 # Seconds after which a client counts as hung, far above what a race behind a full queue takes.
 PATIENCE_S = 180.0
+# The outcome of a race whose worker was killed.
+LOST = "worker killed, and said so"
 
 
 def main(argv: list[str]) -> None:
@@ -34,20 +40,25 @@ def main(argv: list[str]) -> None:
     options = parser("load", __doc__ or "")
     options.add_argument("--clients", type=int, default=32)
     options.add_argument("--minutes", type=float, default=5.0)
+    options.add_argument("--workers", type=int, default=0, help="on so many workers of Ray (requirements-ray.txt)")
+    options.add_argument("--kill-seconds", type=float, default=60.0, help="how often one worker is killed")
     arguments = options.parse_args(argv)
     if arguments.quick:
-        arguments.clients, arguments.minutes = 20, 0.1
-    with Server("--max-batch", "8") as server:
+        arguments.clients, arguments.minutes, arguments.kill_seconds = 20, 0.1, 3.0
+    ray = ("--workers", str(arguments.workers)) if arguments.workers else ()
+    with Server("--max-batch", "8", *ray) as server:
         pair = load_pair(str(server.target), draft=str(server.draft), device="cpu", dtype="float32")
         expected = [_expected(pair, seed) for seed in range(SEEDS)]
         Client(server.url, verbose=False).submit(*_settings(0), api_name="/race").result()
         first = server.memory_mb()
-        outcomes, hung = _load(server, expected, arguments.clients, arguments.minutes * 60)
+        with Killer(server, arguments.kill_seconds if ray else None) as killer:
+            outcomes, hung = _load(server, expected, arguments.clients, arguments.minutes * 60)
         # The race of the last client that vanished may still be running; this one queues behind it.
         last = Client(server.url, verbose=False).submit(*_settings(1), api_name="/race").result(PATIENCE_S)
         memory = server.memory_mb()
         healthy = server.serving and "Traceback" not in server.log()
-    answered = outcomes["complete"] + outcomes["queue is full"] + outcomes["cancelled"] + outcomes["vanished"]
+        left = server.processes()
+    answered = sum(outcomes[name] for name in ("complete", "queue is full", "cancelled", "vanished", LOST))
     wrong = sum(outcomes.values()) - answered
     results: list[dict[str, Any]] = [{"outcome": name, "requests": n} for name, n in sorted(outcomes.items())]
     results.append({"outcome": "MB after the first race", "requests": round(first, 1)})
@@ -60,8 +71,15 @@ def main(argv: list[str]) -> None:
         claim("the race after the load is correct", float(_texts(last) == expected[1]), "1.0",
               _texts(last) == expected[1]),
         claim("the server is up and wrote no traceback", float(healthy), "1.0", healthy),
+        claim("processes left behind", len(living(left)), "0", not living(left)),
         claim("growth of memory", growth, "at most 0.05", None if arguments.quick else growth <= 0.05),
     ]  # fmt: skip
+    if ray:
+        reported = outcomes[LOST]
+        results.append({"outcome": "workers killed", "requests": killer.killed})
+        # A kill between two races, or of one that its client had given up, is nobody's to report.
+        claims.append(claim("races reported as lost, of workers killed", reported, f"1 to {killer.killed}",
+                            0 < reported <= killer.killed))  # fmt: skip
     finish("load", arguments, torch.device("cpu"), results, claims)
 
 
@@ -130,6 +148,8 @@ def _ask(client: Client, seed: int, expected: dict[str, list[str]], cancel: bool
     except Exception as error:
         if "queue is full" in str(error).lower():
             return "queue is full"
+        if str(error) == races.LOST:
+            return LOST
         if isinstance(error, AppError):
             return f"refused: {error}"[:80]
         raise

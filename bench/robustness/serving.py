@@ -102,8 +102,17 @@ class Server:
         return {one["parameter_name"]: one.get("parameter_default") for one in parameters}
 
     def memory_mb(self) -> float:
-        """Resident memory of the server, in 2**20 bytes."""
-        return float(psutil.Process(self.process.pid).memory_info().rss / 2**20)
+        """Resident memory of the server and of its workers, if it has any, in 2**20 bytes."""
+        counted = [psutil.Process(self.process.pid), *self.workers()]
+        return float(sum(one.memory_info().rss for one in counted) / 2**20)
+
+    def processes(self) -> list[psutil.Process]:
+        """All processes that the server has started."""
+        return list(psutil.Process(self.process.pid).children(recursive=True))
+
+    def workers(self) -> list[psutil.Process]:
+        """Its workers on Ray that run now."""
+        return [one for one in self.processes() if one.name().startswith("ray::Worker")]
 
     @property
     def serving(self) -> bool:

@@ -17,9 +17,10 @@ from bass_core import BassError, ModelPair, RequestError, load_pair, race
 from bass_core.decoding.request import make_request
 from bench.robustness.fuzz import JUNK, NEAR, arguments_of, verdict
 from bench.robustness.serving import save_tiny_pair
-from ui.page.events import Events, race_source
+from ui.page.events import Events
 from ui.page.limits import Limits
 from ui.page.request import defaults
+from ui.sources.local import race_source
 
 from .conftest import left_behind
 

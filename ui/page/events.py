@@ -4,42 +4,27 @@ Contract: each yields until its race is done, and closes the race on every path:
 or finished. Neither holds a thread-bound context across a yield: Gradio may resume a generator on another thread.
 """
 
-import ctypes
 import json
 import logging
-import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import Any
 from uuid import uuid4
 
 import gradio as gr
 
-from bass_core import BassError, LaneSnapshot, MeasuringRecord, ModelPair, Snapshot, race
+from bass_core import BassError, LaneSnapshot, MeasuringRecord, Snapshot
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest, describe, make_request
 from ui.page.setting import shown
 from ui.race.feed import PageFeed
-from ui.sources.models import Models
+from ui.sources.source import Source, give_memory_back
+from ui.sources.waiting import waits, words
 
 log = logging.getLogger(__name__)
-
-Source = Callable[[RaceRequest], Generator[Snapshot, None, None]]
 ABOUT_API = 'One prompt, several decoders: yields snapshots {"done", "lanes", "device"}, the last with done=True.'
-# The status line's text for each value of a snapshot's "phase".
-PHASES = {"measuring": "Measuring once what a round costs on this machine"}
 UNEXPECTED = "An internal error stopped the race; the server's log has the details. What was shown before is kept."
-
-
-def race_source(pair: ModelPair, models: Models | None = None) -> Source:
-    """A generator function with plain data in and out, so that a ZeroGPU worker process can run it."""
-    shelf = models or Models(pair)
-
-    def snapshots(request: RaceRequest) -> Generator[Snapshot, None, None]:
-        yield from race(shelf.get(request.pair), **request.arguments())
-
-    return snapshots
 
 
 class Events:
@@ -107,6 +92,8 @@ class Events:
             with closing(self.source(request)) as snapshots:
                 for snapshot in snapshots:
                     yield snapshot
+                    if waits(snapshot):
+                        end = time.monotonic() + self.limits.max_seconds  # it has not begun
                     if not snapshot["done"] and time.monotonic() >= end:
                         raise BassError(
                             f"The race was stopped after {self.limits.max_seconds:g} s, this server's limit: ask "
@@ -120,16 +107,9 @@ def _told(snapshots: Iterator[Snapshot]) -> Iterator[tuple[str | None, Snapshot]
     """(the new status, snapshot) for each snapshot; None leaves the status unchanged."""
     before: tuple[str, MeasuringRecord | None] = ("", None)
     for snapshot in snapshots:
-        said = PHASES.get(snapshot.get("phase", ""), ""), snapshot.get("measuring")
+        said = words(snapshot), snapshot.get("measuring")
         yield (None if said == before else _status("running", *said)), snapshot
         before = said
-
-
-def give_memory_back() -> None:
-    """Return freed memory to the system: glibc would keep it in each thread's arena."""
-    if sys.platform == "linux":
-        with suppress(AttributeError):  # another C library has no malloc_trim
-            ctypes.CDLL(None).malloc_trim(0)
 
 
 def _without_rounds(snapshot: Snapshot) -> Snapshot:

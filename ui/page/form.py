@@ -18,8 +18,8 @@ from ui.page import prompt_length
 from ui.page.choices import Choices
 from ui.page.limits import Limits
 from ui.page.presets import FIRST, Preset, filled, presets
-from ui.page.prompt_length import Count
 from ui.page.setting import Setting, shown
+from ui.sources.count import Count
 
 Fields = dict[str, gr.components.Component]
 

@@ -17,13 +17,14 @@ from starlette.middleware import Middleware
 from ui.lecture import presenter
 from ui.page import assets
 from ui.page.choices import Choices
-from ui.page.events import Events, Source
+from ui.page.events import Events
 from ui.page.form import NOTE, Form, form, restore_script
 from ui.page.limits import Limits
-from ui.page.prompt_length import Count
 from ui.race import charts, how, inspector, lanes, summary
 from ui.recordings.panel import panel
 from ui.recordings.shelf import SHIPPED, Offer
+from ui.sources.count import Count
+from ui.sources.source import Source
 from ui.sweep import panel as sweep
 from ui.sweep.events import SweepEvents
 from ui.words import formulas
@@ -34,8 +35,6 @@ TITLE = "BASS: batched speculative decoding"
 FONT = ("Segoe UI", "Roboto", "Helvetica Neue", "Noto Sans", "Liberation Sans", "Arial", "sans-serif")
 MISFIT = "A value in the request has the wrong type"
 BROWSER_ALONE = "This event belongs to the page's own script and does nothing on the server: call /race."
-# The page and the API share one queue slot: one race at a time has the device.
-DEVICE: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "device"}
 
 
 class Page(gr.Blocks):
@@ -66,12 +65,14 @@ def build(
     pair: Mapping[str, Any] | None = None,
     count: Count | None = None,
     offers: Mapping[str, Offer] | None = None,
+    at_once: int = 1,
 ) -> gr.Blocks:
     """The page for races of `source`; `about` names the models and the device. Launch it with launch_options().
 
     `choices` is what the settings offer, `pair` the arguments of load_pair for the page's snippet, `count`
     says how long a prompt is (prompt_length.py), `offers` which recordings can be watched, without it those that
-    ship. Without a source there are recordings alone, and Run, named Play, plays them.
+    ship. Without a source there are recordings alone, and Run, named Play, plays them. `at_once` races are handed
+    to the source together; the page and the API share these places.
     """
     assets.serve()
     offers = SHIPPED if offers is None else offers
@@ -105,9 +106,10 @@ def build(
             with gr.Tab("How it works", id="how", render_children=True):
                 _html(how.template(), f"Bass.mountHow(element, {plotly})")
         events = None if source is None else Events(source, limits, pair)
-        sweep.bind(swept, None if events is None else SweepEvents(events), settings, DEVICE)
+        device = {"concurrency_limit": at_once, "concurrency_id": "device"}
+        sweep.bind(swept, None if events is None else SweepEvents(events), settings, device)
         if events is not None:
-            endpoint = _bind(page, events, settings, feeds, status)
+            endpoint = _bind(page, events, settings, feeds, status, device)
             inputs = [page.blocks[one] for one in endpoint["inputs"]]
             describe_parameters(inputs, limits, offered)
     page.queue(max_size=16)
@@ -125,8 +127,11 @@ def _calm(page: gr.Blocks) -> None:
             setattr(page._queue, name, 0.05)
 
 
-def launch_options() -> dict[str, Any]:
-    """Keywords for Blocks.launch(): the page's look, with the unused parts of Gradio turned off."""
+def launch_options(at_once: int = 1) -> dict[str, Any]:
+    """Keywords for Blocks.launch(): the page's look, with the unused parts of Gradio turned off.
+
+    `at_once`: that of `build`.
+    """
     # Gradio's own greys and blue have too little contrast on white.
     theme = gr.themes.Default(primary_hue="blue", neutral_hue="slate", font=FONT).set(
         block_info_text_color="*neutral_600",
@@ -149,6 +154,8 @@ def launch_options() -> dict[str, Any]:
         "max_file_size": 1,
         # Gradio keeps a copy of the settings for each session, and every request of a script is a new session.
         "state_session_capacity": 64,
+        # Each running event takes a thread while it waits for its next snapshot.
+        "max_threads": 40 + at_once,
     }
     known = inspect.signature(gr.Blocks.launch).parameters
     return {name: value for name, value in options.items() if name in known}
@@ -199,9 +206,14 @@ def _header(recording: bool) -> str:
 
 
 def _bind(
-    page: gr.Blocks, events: Events, settings: Form, feeds: list[gr.HTML], status: gr.HTML
+    page: gr.Blocks,
+    events: Events,
+    settings: Form,
+    feeds: list[gr.HTML],
+    status: gr.HTML,
+    device: Mapping[str, Any],
 ) -> Mapping[str, Any]:
-    """Connect the events; returns Gradio's description of `/race`."""
+    """Connect the events, `device` being their place in the queue; returns Gradio's description of `/race`."""
     fields = list(settings.fields.values())
     race = settings.run.click(
         events.run,
@@ -213,7 +225,7 @@ def _bind(
         show_progress="minimal",
         show_progress_on=status,
         api_visibility="private",
-        **DEVICE,
+        **device,
     )
     # For a full queue, a lost server or a stopped race: then no generator is left to report it.
     race.failure(None, None, [status, settings.run], js=_FAILED)
@@ -228,4 +240,4 @@ def _bind(
     if fields:
         page.load(None, fields, fields, js=restore_script(settings), show_progress="hidden")
         page.load(None, settings.note, settings.note, js=NOTE, show_progress="hidden")
-    return dict(gr.api(events.api, api_name="race", **DEVICE))
+    return dict(gr.api(events.api, api_name="race", **device))

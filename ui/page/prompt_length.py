@@ -1,49 +1,20 @@
 """The prompt's length in tokens, on a line below it.
 
-Contract: a Count says what the line shows of a prompt, as JSON {"text", "refused"}: its tokens, the model's
-template included, or the sentence with which a race of it would be refused; nothing of an empty prompt. It runs
-beside a race and takes no place in the queue; ui/static/page/prompt.js decides when it is asked.
+Contract: the line shows what a Count (ui/sources/count.py) says of the prompt; ui/static/page/prompt.js decides
+when it is asked.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from typing import Any
 
 import gradio as gr
 
-from bass_core import ModelPair, RequestError, count_tokens
-from ui.page import assets, limits
-from ui.page.limits import Limits
+from ui.page import assets
+from ui.sources.count import Count
 
-# Takes the text, and whether it holds one prompt a line.
-Count = Callable[[str, bool], str]
 # JavaScript for the prompt's change event, which presets and links cause as well.
 CHANGED = "() => window.Bass?.promptChanged?.()"
-
-
-def prompt_count(pair: ModelPair, bounds: Limits) -> Count | None:
-    """The Count of this pair's tokenizer; None for a pair without one."""
-    if pair.tokenizer is None:
-        return None
-
-    def count(prompt: str, by_line: bool = False) -> str:
-        if not isinstance(prompt, str) or not prompt.strip():
-            return json.dumps({"text": "", "refused": False})
-        try:
-            # A prompt with too many characters is not tokenized.
-            text = limits.prompt("", prompt, bounds)
-            prompts = limits.lines(text, bounds) if by_line else [text]
-            tokens = max(count_tokens(pair, one) for one in prompts)
-        except RequestError as error:
-            return json.dumps({"text": str(error), "refused": True})
-        words = f"{tokens:,} of {pair.context_length:,} tokens"
-        if by_line:
-            words = f"{len(prompts)} prompts, the longest {words}" if len(prompts) > 1 else f"1 prompt, {words}"
-        return json.dumps({"text": words, "refused": False})
-
-    return count
 
 
 def counter(count: Count) -> gr.HTML:

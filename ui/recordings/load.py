@@ -24,6 +24,7 @@ from ui.race.looks import looks, reference
 from ui.recordings.check import fault
 from ui.recordings.exported import ABOUT, snapshots_of
 from ui.recordings.tape import FORMAT, Document, tape
+from ui.sources.waiting import WITHOUT_LANES
 
 SNAPSHOT = {"done", "elapsed_ms", "lanes", "device"}
 LANE = {"sequences", "metrics", "clock_ms", "finished", "error"}
@@ -119,8 +120,8 @@ def _is_snapshot(value: object) -> bool:
     lanes = value["lanes"]
     if not isinstance(lanes, dict) or not isinstance(value["elapsed_ms"], int | float):
         return False
-    # There are no lanes yet while costs are measured.
-    if not lanes and value.get("phase") != "measuring":
+    # There are no lanes yet while costs are measured, or no worker is free.
+    if not lanes and value.get("phase") not in WITHOUT_LANES:
         return False
     return all(isinstance(lane, dict) and lane.keys() >= LANE for lane in lanes.values()) and _is_comparison(
         value.get("comparison", {}), lanes

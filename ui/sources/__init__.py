@@ -1,1 +1,1 @@
-"""Where the models of the page come from."""
+"""Where races run: in this process or on Ray's workers, and which models they load."""

@@ -44,9 +44,9 @@ class IdleWork:
     def beside(self, source: Source) -> Source:
         """`source` wrapped: during each race, from its start to its end, the work does not use the device."""
 
-        def snapshots(request: Any) -> Generator[Any, None, None]:
+        def snapshots(*request: Any) -> Generator[Any, None, None]:
             with self._race():
-                yield from source(request)
+                yield from source(*request)
 
         return snapshots
 

@@ -16,8 +16,9 @@ from uuid import uuid4
 import gradio as gr
 
 from bass_core import BassError
-from ui.page.events import UNEXPECTED, Events, give_memory_back
+from ui.page.events import UNEXPECTED, Events
 from ui.page.setting import SETTINGS, shown
+from ui.sources.source import give_memory_back
 
 from .figures import Sweep
 from .measure import measured

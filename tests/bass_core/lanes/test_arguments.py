@@ -15,7 +15,7 @@ from bass_core.decoding.request import make_request
 from ...models import byte_tokenizer, tiny
 
 PAIR = ModelPair(tiny("llama"), tiny("llama", seed=1, layers=1), byte_tokenizer(), name="tiny")
-OWN = {"generate": {"method"}, "stream": {"method"}, "race": {"lanes", "scheduling"}}
+OWN = {"generate": {"method"}, "stream": {"method"}, "race": {"lanes", "scheduling", "stopped"}}
 
 
 @pytest.mark.parametrize("function", [generate, stream, race])

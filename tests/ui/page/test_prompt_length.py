@@ -12,12 +12,12 @@ from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
 from bass_core import ModelPair, RequestError, count_tokens, race
 from ui.page import presets
 from ui.page.choices import Choices
-from ui.page.events import race_source
 from ui.page.limits import Limits
 from ui.page.page import build
 from ui.page.presets import CODE, long_document
-from ui.page.prompt_length import prompt_count
 from ui.page.request import make_request
+from ui.sources.count import prompt_count
+from ui.sources.local import race_source
 
 from ...models import byte_tokenizer, tiny
 from ..browser import fill, run_to_the_end

@@ -15,9 +15,10 @@ import torch
 
 from bass_core import BassError, ModelPair, load_pair
 from bass_core.attention.cache import RaggedCache
-from ui.page.events import UNEXPECTED, Events, Snapshot, race_source
+from ui.page.events import UNEXPECTED, Events, Snapshot
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest, make_request
+from ui.sources.local import race_source
 
 SETTINGS = ("Hello", 2, 60, 0.9, 0)
 

@@ -13,12 +13,13 @@ from playwright.sync_api import BrowserContext, expect
 
 from bass_core import DEFAULT_LANES, METHODS, Method, ModelPair, load_pair, register, unregister
 from ui.page.choices import choices
-from ui.page.events import Events, race_source
+from ui.page.events import Events
 from ui.page.limits import Limits
 from ui.page.page import build, launch_options
 from ui.page.setting import shown as settings
 from ui.race import charts, lanes
 from ui.race.looks import COLOURS, DASHES, OTHER_COLOUR, OTHER_DASH, look, looks, reference
+from ui.sources.local import race_source
 
 from ..browser import fill, run_to_the_end, shown
 from ..conftest import ROOT, watched

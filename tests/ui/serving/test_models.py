@@ -12,10 +12,12 @@ import pytest
 
 import app
 from bass_core import BassError, ModelPair, RequestError, load_pair
-from ui.page.events import Events, Snapshot, race_source
+from ui.page.events import Events, Snapshot
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest
+from ui.sources.local import race_source
 from ui.sources.models import Models
+from ui.sources.waiting import waiting
 
 
 @pytest.fixture(scope="module")
@@ -78,3 +80,14 @@ def test_a_race_ends_when_the_operators_time_is_spent(monkeypatch: pytest.Monkey
 def test_a_password_comes_from_the_environment_alone() -> None:
     assert app.credentials({}) is None and app.credentials({"BASS_PASSWORD": ""}) is None
     assert app.credentials({"BASS_PASSWORD": "secret"}) == ("bass", "secret")
+
+
+def test_the_operators_time_does_not_run_while_a_race_waits() -> None:
+    def source(request: RaceRequest) -> Generator[Snapshot, None, None]:
+        for place in (2, 1):
+            time.sleep(0.2)
+            yield waiting(place, None)
+        yield {**waiting(0, None), "done": True}
+
+    events = Events(source, Limits(max_seconds=0.1))
+    assert [snapshot["done"] for snapshot in events.api("Hello", 1, 4, 0, 0)] == [False, False, True]

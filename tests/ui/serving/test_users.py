@@ -17,9 +17,9 @@ from playwright.sync_api import BrowserContext, Page, expect
 from bass_core import load_pair
 from bass_core.attention.cache import RaggedCache
 from ui.page.choices import choices
-from ui.page.events import race_source
 from ui.page.limits import Limits
 from ui.page.page import build, launch_options
+from ui.sources.local import race_source
 
 from ..browser import fill, open_page, run_to_the_end
 

@@ -18,10 +18,12 @@ from bass_core.attention.cache import RaggedCache
 from bass_core.lanes import lane as lanes
 from bass_core.machine.hardware import Peaks
 from bench.machine import Machine
-from ui.page.events import UNEXPECTED, Events, Source, race_source
+from ui.page.events import UNEXPECTED, Events
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest
 from ui.page.setting import shown
+from ui.sources.local import race_source
+from ui.sources.source import Source
 from ui.sweep.events import SweepEvents
 from ui.sweep.measure import measured
 from ui.sweep.request import make_sweep

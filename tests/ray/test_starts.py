@@ -1,0 +1,109 @@
+"""Starts and ends of whole places: refusals, a lost node, the front. Each has a Ray of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from gradio_client import Client
+from playwright.sync_api import BrowserContext, expect
+
+from bass_core import BassError, RequestError
+from ui.page.limits import Limits
+from ui.sources.cluster.place import on_cluster, on_this_machine
+from ui.sources.cluster.races import LOST
+from ui.sources.source import Ask
+
+from ..ui.browser import fill, open_page
+from ..ui.conftest import serving
+from .conftest import finishes, until, workers
+
+
+def test_a_model_that_can_not_be_loaded_is_refused_at_the_start(ask: Ask) -> None:
+    import ray
+
+    with pytest.raises(BassError, match="nothing-here"):
+        on_this_machine(replace(ask, pair="/nothing-here"), Limits(), workers=2, threads=1)
+    assert not ray.is_initialized() and workers() == []
+
+
+@pytest.mark.parametrize("address", ["ray://here:10001", "127.0.0.1:1"])
+def test_a_cluster_that_does_not_answer_is_one_sentence(ask: Ask, address: str) -> None:
+    with pytest.raises(BassError) as refusal:
+        on_cluster(ask, Limits(), address=address, resources="CPU=1", workers=1, threads=1)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_cluster_that_loses_a_node_goes_on(ask: Ask) -> None:
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    try:
+        nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+        cluster.wait_for_nodes()
+        with pytest.raises(RequestError, match="No node of the cluster has"):
+            on_cluster(ask, Limits(), address=cluster.address, resources="CPU=9", workers=None, threads=1)
+        with pytest.raises(RequestError, match="has no GPU"):
+            on_cluster(ask, Limits(), address=cluster.address, resources=None, workers=None, threads=1)
+        place = on_cluster(ask, Limits(), address=cluster.address, resources="CPU=1", workers=None, threads=1)
+        try:
+            assert place.facts.about.endswith("2 workers on Ray")
+            assert finishes(place)
+            cluster.remove_node(nodes.pop())
+            assert finishes(place)
+            nodes.append(cluster.add_node(num_cpus=1))
+            assert finishes(place)
+        finally:
+            place.close()
+    finally:
+        cluster.shutdown()
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["terminated", "killed"])
+def test_nothing_is_left_behind_after_the_front(
+    tiny_pair: tuple[Path, Path], tmp_path: Path, end: signal.Signals
+) -> None:
+    options = ("--pair", str(tiny_pair[0]), "--draft", str(tiny_pair[1]), "--device", "cpu", "--dtype", "float32")
+    shared = set(os.listdir("/dev/shm"))
+    with serving(tmp_path / "log.txt", *options, "--workers", "2") as (address, process):
+        job = Client(address, verbose=False).submit("Hello", 2, 1000, 0.8, 0, api_name="/race")
+        until(job.outputs, "a snapshot")
+        below = psutil.Process(process.pid).children(recursive=True)
+        assert len([one for one in below if "ray::Worker" in "".join(one.cmdline())]) >= 1
+        process.send_signal(end)
+        process.wait()
+        until(lambda: not [one for one in below if alive(one)], "the end of every process")
+    assert set(os.listdir("/dev/shm")) == shared
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether it runs, and is not only unclaimed by whoever should have waited for it."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_the_page_says_so_and_offers_to_run_again(
+    context: BrowserContext, tiny_pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    options = ("--pair", str(tiny_pair[0]), "--draft", str(tiny_pair[1]), "--device", "cpu", "--dtype", "float32")
+    page = context.new_page()
+    with serving(tmp_path / "log.txt", *options, "--workers", "1") as (address, process):
+        open_page(page, address)
+        fill(page, tokens=1000)
+        page.click("#run")
+        page.wait_for_function("() => document.querySelector('#lane-regular .sequence')?.textContent.length > 5")
+        expect(page.locator("[data-reading=name]")).to_contain_text(", worker 1 on ")
+        for one in workers(process.pid):
+            one.kill()
+        expect(page.locator("#status-line .message")).to_have_text(LOST)
+        expect(page.locator("#run")).to_be_enabled()
+        fill(page, tokens=8)
+        page.click("#run")
+        expect(page.locator("#status-line .message")).to_have_attribute("data-phase", "done", timeout=120_000)
+    page.close()
