@@ -52,9 +52,9 @@ class Queue:
             self._workers.pop(worker, None)
             self._running.pop(worker, None)
 
-    def enter(self, request: RaceRequest) -> Ticket:
-        """Queue a race."""
-        ticket = Ticket(request, self._clock())
+    def enter(self, request: RaceRequest, since: float | None = None) -> Ticket:
+        """Queue a race; `since`, if it waited before and got a worker that was gone."""
+        ticket = Ticket(request, self._clock() if since is None else since)
         with self._changed:
             self._waiting.append(ticket)
             self._dispatch()

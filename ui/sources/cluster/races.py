@@ -3,7 +3,8 @@
 Contract: a race waits in the queue, then its deltas come from one worker, at most two ahead of the browser.
 Closing it, on whatever path, reaches the worker within one round, and the worker is free once its race has ended;
 one that has not ended after ENDING_S is started anew. While nothing comes, what came last is yielded again now and
-then, so that Stop, a closed tab and the time limit are noticed. A worker that dies raises WorkerLost.
+then, so that Stop, a closed tab and the time limit are noticed. A worker that dies raises WorkerLost; a race that
+it has not begun goes to another one.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ AHEAD = 2
 TELL_S, SILENCE_S = 1.0, 5.0
 # Seconds that a worker has to end a stopped race: many rounds of the slowest model.
 ENDING_S = 120.0
+# Seconds in which a free worker must answer.
+ANSWER_S = 30.0
 # Seconds until a prompt's length counts as not to be had.
 COUNT_S = 10.0
 LOST = (
@@ -45,16 +48,14 @@ class Races:
 
     def source(self, request: RaceRequest) -> Generator[Snapshot, None, None]:
         """The race's snapshots."""
-        queue = self._pool.queue
-        ticket = queue.enter(request)
-        try:
-            while not queue.wait(ticket, TELL_S):
-                if problem := self._pool.problem():
-                    raise BassError(problem)
-                yield waiting(*queue.outlook(ticket))
-        except BaseException:
-            queue.leave(ticket)
-            raise
+        since: float | None = None
+        while True:
+            ticket = self._pool.queue.enter(request, since)
+            since = ticket.since
+            yield from self._wait(ticket)
+            if self._answers(ticket):
+                break
+            self._pool.queue.leave(ticket)
         yield from self._run(ticket)
 
     def count(self, prompt: str, by_line: bool = False) -> str:
@@ -63,6 +64,36 @@ class Races:
             with suppress(self._calls.errors.RayError, TimeoutError, Closed):
                 return str(self._calls.get(self._calls.do(member.ask, "count", prompt, by_line), COUNT_S))
         return NOTHING
+
+    def _wait(self, ticket: Ticket) -> Generator[Snapshot, None, None]:
+        """Until the ticket has a worker."""
+        queue = self._pool.queue
+        try:
+            while not queue.wait(ticket, TELL_S):
+                if problem := self._pool.problem():
+                    raise BassError(problem)
+                yield waiting(*queue.outlook(ticket))
+        except BaseException:
+            queue.leave(ticket)
+            raise
+
+    def _answers(self, ticket: Ticket) -> bool:
+        """Whether the ticket's worker is there: one that died a moment ago may still count as free."""
+        member = ticket.worker
+        assert isinstance(member, Member)
+        life = member.life
+        try:
+            self._calls.get(self._calls.do(member.ask, "load"), ANSWER_S)
+            return True
+        except Closed:
+            self._pool.queue.leave(ticket)
+            raise
+        except TimeoutError:
+            self._pool.restart(member)
+        except self._calls.errors.RayError:
+            pass  # its thread in the pool makes it ready again
+        self._pool.lost(member, life)
+        return False
 
     def _run(self, ticket: Ticket) -> Generator[Snapshot, None, None]:
         errors = self._calls.errors
