@@ -63,10 +63,10 @@ def main(argv: list[str]) -> None:
             }
         )
         for name, own in (("lane", lane), ("lane in a race", raced)):
-            for other, theirs in (("generate", alone), ("generate in a thread", apart)):
+            for against, theirs in (("generate", alone), ("generate in a thread", apart)):
                 ratio = median([one / two for one, two in zip(own, theirs, strict=True)])
                 holds = None if arguments.quick else ratio <= MOST
-                claims.append(claim(f"{name} / {other}, batch {batch}", ratio, f"at most {MOST}", holds))
+                claims.append(claim(f"{name} / {against}, batch {batch}", ratio, f"at most {MOST}", holds))
         other = _different(pair, prompts, arguments.max_new_tokens)
         claims.append(claim(f"texts that differ, batch {batch}", other, "0", other == 0))
     finish("outside", arguments, pair.device, results, claims)
