@@ -1,9 +1,9 @@
 """`python -m bench outside`: the lane "transformers" against transformers' `generate` called as anyone would.
 
 Contract: the same prompts, greedy, no early end; the model has its own dtype and attention. ms a token of four
-arms, interleaved: `generate` alone, (a call with all tokens - a call with one) / (tokens - 1); the same in a thread
-of its own, as the lane has one; the lane alone; the lane in a fair race beside regular decoding; the last two on
-the lane's clock. `turn us`: an empty turn, handed over and back. Medians. The lane's text must be that of
+arms, interleaved: `generate` alone, (a call with all tokens - a call with one) / (tokens - 1); the same in a
+thread of its own, as the lane has one; the lane alone; the lane in a fair race beside regular decoding; the last
+two on the lane's clock. `turn us`: an empty turn, handed over and back. Medians. The lane's text must be that of
 `generate`.
 On a CPU the thread itself can cost something: OpenMP gives each thread a team of its own, and where all teams
 together have more threads than there are cores, it lets them sleep between two operations. With

@@ -9,7 +9,8 @@ LECTURE = {
     "lecture": (
         "lecture-cpu",
         {
-            "preset": "preset", "lane": "lane", "ms per token": "ms per token", "over regular": "over regular",
+            "preset": "preset", "lane": "lane", "times": "times",
+            "ms per token": "ms per token", "over regular": "over regular",
             "accepted": "accepted", "drafted": "drafted", "mean acceptance length": "mean acceptance length",
             "rounds": "rounds", "first token, ms": "first token, ms",
         },

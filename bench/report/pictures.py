@@ -2,8 +2,8 @@
 
 Contract: app.py and a headless Chromium on this machine, the presets one after another, light theme, window 1400
 pixels wide. Each picture is a part of the page in 256 colours. A row of the document is a lane of a race, as the
-page exports it, with the verdict above it. Non-goals: no figure here is a benchmark, since the browser shares the
-machine with the lanes, and each race runs once.
+page exports it, with the verdict above it, or a point of a sweep. Non-goals: no figure here is a benchmark, since
+the browser shares the machine with the lanes, and each race runs once.
 """
 
 from __future__ import annotations
@@ -42,10 +42,18 @@ MIDDLE = """() => {
 }"""
 DRAW = "() => Bass.plots.drawAll()"
 READ = """() => {
-  const { lanes } = JSON.parse(Bass.asJson()), { verdict } = Bass.run().view;
+  const { lanes, clock } = JSON.parse(Bass.asJson()), { verdict } = Bass.run().view;
+  const times = clock ? "predicted" : "measured";
   const said = [verdict.head, ...Object.values(verdict.lanes)].filter(Boolean).join(" ");
-  return Object.entries(lanes).map(([lane, { metrics, clock_ms }]) => ({ lane, ...metrics, clock_ms, said }));
+  return Object.entries(lanes).map(([lane, { metrics }]) => ({ lane, times, ...metrics, said }));
 }"""
+# The cells of a sweep's two tables, under their heads.
+POINTS = """() => [...document.querySelectorAll(".bass-sweep")].flatMap((figure) => {
+  const cells = (row) => [...row.children].map((cell) => cell.textContent);
+  const heads = cells(figure.querySelector("thead tr"));
+  return [...figure.querySelectorAll("tbody tr")].map((row) =>
+    Object.fromEntries([["times", figure.dataset.kind], ...cells(row).map((text, i) => [heads[i], text])]));
+})"""
 FIGURES = {
     "ms_per_token": "ms per token",
     "speedup": "over regular",
@@ -71,6 +79,8 @@ class Shot:
 
 
 LANES = (".verdict", ".lane-grid")
+# The tab behind the last race, with this preset's settings.
+SWEEP, SWEPT = "Sweep", "Break-even"
 # The preset of each race, and what is photographed after it.
 RACES: dict[str, tuple[Shot, ...]] = {
     "Wins": (
@@ -83,6 +93,10 @@ RACES: dict[str, tuple[Shot, ...]] = {
     "Same words": (Shot("lecture-same-words", LANES, most=740),),
     "Ragged": (Shot("lecture-ragged", (".cache-part",), MIDDLE), Shot("lecture-step", (".step-part",), WALK)),
     "Long document": (Shot("lecture-long", ("[data-chart=cache]",)),),
+    "On an H100": (Shot("lecture-h100", LANES, most=760),),
+    SWEEP: (
+        Shot("lecture-sweep", (".bass-sweep[data-kind=measured]", ".bass-sweep[data-kind=predicted]"), most=820),
+    ),
 }
 
 
@@ -99,7 +113,7 @@ def main(argv: list[str]) -> None:
     with app(options, "auto") as address, browser(address) as page:
         page.emulate_media(reduced_motion="reduce")
         for preset in options.presets[: 1 if options.quick else None]:
-            results += race(page, preset)
+            results += sweep(page) if preset == SWEEP else race(page, preset)
             for shot in RACES[preset]:
                 sizes[shot.file] = take(page, shot, options.out)
     largest = max((size for name, size in sizes.items() if name.startswith("lecture")), default=0)
@@ -118,7 +132,29 @@ def race(page: Any, preset: str) -> list[dict[str, Any]]:
     rows = []
     for read in page.evaluate(READ):
         figures = {head: read.get(name) for name, head in FIGURES.items()}
-        rows.append({"preset": preset, "lane": read["lane"], **figures, "verdict": read["said"]})
+        rows.append(
+            {"preset": preset, "lane": read["lane"], "times": read["times"], **figures, "verdict": read["said"]}
+        )
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def sweep(page: Any) -> list[dict[str, Any]]:
+    """Measure and predict a sweep; its points."""
+    page.get_by_role("button", name=SWEPT, exact=True).click()
+    page.wait_for_timeout(1000)
+    page.get_by_role("tab", name=SWEEP, exact=True).click()
+    for kind, button in (("measured", "#sweep-measure"), ("predicted", "#sweep-predict")):
+        page.click(button)
+        done = page.locator(f".bass-sweep[data-kind={kind}] .sweep-line[data-phase=done]")
+        done.wait_for(state="attached", timeout=PATIENCE)
+    rows = []
+    for point in page.evaluate(POINTS):
+        lane = f"bass, {point['draft length']}, batch {point['batch']}"
+        figures = {"ms per token": point["ms per token"], "over regular": point["speed-up"].split("×")[0]}
+        more = {"mean acceptance length": point["tokens a row-round"], "rounds": point["rounds"]}
+        told = {head: float(text.replace(",", "")) for head, text in {**figures, **more}.items()}
+        rows.append({"preset": SWEEP, "lane": lane, "times": point["times"], **told})
         print(json.dumps(rows[-1]), flush=True)
     return rows
 
