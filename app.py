@@ -24,6 +24,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 CONFLICT = "The installed package 'kernels' has the name of a folder here: run pip uninstall kernels first."
+MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 LOADING = "Loading; the address to open follows."
 USER, PASSWORD, REPLAY = "bass", "BASS_PASSWORD", "BASS_REPLAY"
 
@@ -41,6 +42,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--draft", help="a Hub id or a folder with the draft model, instead of the pair's own")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16, int8, or int4 on a CPU")
+    parser.add_argument(
+        "--device-map",
+        choices=MAPS,
+        help="spread a target that is larger than one GPU over all GPUs of this machine, by accelerate",
+    )
     parser.add_argument(
         "--threads",
         type=_positive,
@@ -189,6 +195,7 @@ def race_page(options: argparse.Namespace) -> tuple[Any, str, Place]:
         options.draft_length,
         options.max_batch,
         options.allow_any_model,
+        device_map=options.device_map,
         measures=options.draft_length != "bass",
     )
     limits = Limits(options.max_batch, options.max_new_tokens, options.max_prompt, options.max_seconds)

@@ -10,6 +10,7 @@ from ..decoding.request import Request
 from ..drafting.registry import runs_model, windows
 from ..errors import RequestError
 from ..models.pair import ModelPair
+from ..models.weights.placement import is_split
 from ..verification.table import find_verification
 
 # Tokens that the draft runs ahead unless draft_length is an integer, and the most that an integer can ask for.
@@ -27,6 +28,11 @@ def refuse_amusd(pair: ModelPair, request: Request) -> None:
         raise RequestError(
             'method="amusd" runs a draft model beside the target, and this drafter runs no model: load the '
             'pair with draft= and choose drafter="model".'
+        )
+    if is_split(pair.target):
+        raise RequestError(
+            'method="amusd" can\'t follow a target that is split over several devices: choose "bass", or load the '
+            "pair without a device_map."
         )
     if find_verification(request.verification).adjust is not None:
         raise RequestError(

@@ -2,7 +2,8 @@
 
 Contract: a model whose attention implementation is NAME attends by the plan that is passed with the call
 (`model(..., past_key_values=PlannedCache(cache, plan), ragged=plan, ragged_backend="pad")`), never by a mask. A
-layer's sliding window and logit soft-cap are applied; anything else that an architecture adds is refused.
+layer's sliding window and logit soft-cap are applied; anything else that an architecture adds is refused. A layer
+on another device than the cache sends its queries, keys and values to the cache's, and gets the result back.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class PlannedCache(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Write keys and values [B, Hkv, S, D]; returns what the step may read: [B, Hkv, extent, D] each."""
+        key_states, value_states = (one.to(self.cache.buffer.device) for one in (key_states, value_states))
         if self.cache.has_kernel:
             from kernels.triton.cache_write import write  # imports triton
 
@@ -84,8 +86,10 @@ def ragged_attention(
     backend = BACKENDS[ragged_backend]
     layer: Any = getattr(module, "layer_idx", None)
     prefix = None if ragged.shared is None else ragged.shared.reads(layer)
+    here = query.device
+    query = query.to(key.device)
     out = backend(query, key, value, ragged, scaling=scale, window=sliding_window, softcap=softcap, prefix=prefix)
-    return out, None
+    return out.to(here), None
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:

@@ -13,8 +13,10 @@ from ..decoding.base import CacheBytes, Decoder, Timeline
 from ..decoding.peaks import known_peaks
 from ..decoding.request import Request
 from ..drafting.registry import runs_model
+from ..machine.hardware import Peaks
 from ..machine.memory import shortage_explained
 from ..models.pair import ModelPair
+from ..models.weights.placement import is_split
 from ..sequence import Reading, Round
 from .clock import FairLock, LaneClock, PredictedClock
 from .methods import find_method
@@ -152,5 +154,6 @@ def _work(pair: ModelPair, request: Request) -> Work:
         target, draft = simulated.models
         return Work(target.cost, draft.cost if drafts else None, simulated.peaks)
     own = pair.draft_step if drafts else None
-    peaks = known_peaks(pair.device, pair.dtype)
+    # Of one device, and a split target computes on several.
+    peaks = Peaks() if is_split(pair.target) else known_peaks(pair.device, pair.dtype)
     return Work(pair.target_step.cost, None if own is None else own.cost, peaks)

@@ -22,7 +22,8 @@ from kernels.support import on_zero_gpu
 from ..errors import PairError, RequestError, WeightsError
 from ..models.draft_head import DraftHead, is_draft_head, load_draft_head
 from ..models.ngram import load_ngrams
-from ..models.pair import ModelPair, check_same_tokens
+from ..models.pair import HEAD_ON_SPLIT, ModelPair, check_same_tokens
+from ..models.weights.placement import home_device, is_split
 from .quantized import QUANTISED, check_quantised, quantise
 from .sources import Source, load_model, load_tokenizer, locate
 from .weights import ensure_smollm2, smollm2_gguf
@@ -30,6 +31,8 @@ from .wheel import WHEEL
 
 _log = logging.getLogger(__name__)
 REPOSITORY = Path(__file__).resolve().parents[2]
+# The maps that accelerate works out itself.
+MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -98,25 +101,34 @@ def load_pair(
     draft: str | None = None,
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
+    device_map: str | dict[str, Any] | None = None,
 ) -> ModelPair:
     """Load target and draft, each given as a catalogue name (meaning its target), a folder or a Hub id.
 
     draft: replaces the entry's own draft. device: "auto" (CUDA if available), "cpu", "cuda" or "cuda:N". dtype:
     "auto", "float32", "bfloat16", "float16" or a torch dtype; or quantised weights: "int4", on a CPU
     (models/weights/cpu_quantize.py), or "int8", on a CPU, or on a GPU by torchao (models/weights/quantize.py).
-    There a draft head stays in 16 bits, and on a CPU a draft model is quantised alike. Raises RequestError for a
-    bad device or dtype, PairError for models that can't be used, WeightsError for weights that can't be reached or
-    read. If the entry's own draft can't be loaded, prompt lookup replaces it, with a warning.
+    There a draft head stays in 16 bits, and on a CPU a draft model is quantised alike. device_map: for a target
+    larger than one GPU, how accelerate spreads its layers: "auto", "balanced", "balanced_low_0", "sequential", or
+    {module: device}; the draft goes where the target begins. A target in several places runs by transformers' own
+    code, without graphs, own kernels, quantised weights, draft heads, AMUSD or the outside lane.
+    Raises RequestError for a bad device, dtype or map, PairError for models that can't be used, WeightsError for
+    weights that can't be reached or read. If the entry's own draft can't be loaded, prompt lookup replaces it,
+    with a warning.
     """
     entry = CATALOGUE.get(name_or_path) or CatalogueEntry(name_or_path, target=name_or_path)
     where = pick_device(device)
     check_quantised(dtype, where)
+    if device_map is not None:
+        _check_map(device_map, device, dtype)
     number = pick_dtype(entry.dtype if dtype in ("auto", *QUANTISED) else dtype, where)
     target = _source(name_or_path)
     draft_name = draft or entry.draft
     tokenizer = load_tokenizer(target)
     home = torch.device("cpu") if on_zero_gpu() else where
-    model = load_model(target, home, number)
+    model = load_model(target, home, number, device_map)
+    if device_map is not None:
+        home = where = home_device(model)
     default_drafter = "auto" if draft else entry.drafter
     try:
         made = _load_draft(draft_name, model, tokenizer, home, number) if draft_name else None
@@ -134,6 +146,22 @@ def load_pair(
     if home != where:
         _move(model, made, where)
     return ModelPair(model, made, tokenizer, name=entry.name, default_drafter=default_drafter, ngrams=ngrams)
+
+
+def _check_map(device_map: object, device: object, dtype: object) -> None:
+    """Raises RequestError for a device map that is unknown, or beside what can't follow it."""
+    if not isinstance(device_map, dict) and device_map not in MAPS:
+        raise RequestError(
+            f"The device map {device_map!r} is not known: choose {', '.join(MAPS)}, or give {{module: device}}."
+        )
+    if device != "auto":
+        raise RequestError("A device_map says where the target goes: leave the device out.")
+    if dtype in QUANTISED:
+        raise RequestError(
+            f'{dtype} weights can\'t be spread over devices: load them without a device_map, or choose "bfloat16".'
+        )
+    if on_zero_gpu():
+        raise RequestError("ZeroGPU lends one device at a time: leave the device_map out.")
 
 
 def _quantise_draft(draft: Any, name: str, target: Any, dtype: str, device: torch.device) -> None:
@@ -157,6 +185,8 @@ def _load_draft(name: str, target: Any, tokenizer: Any, device: torch.device, dt
     """Load a draft head if the folder holds one, else a causal LM, whose tokenizer must be the target's."""
     folder = REPOSITORY / name if name.startswith("drafts/") else Path(name)
     if is_draft_head(folder):
+        if is_split(target):
+            raise PairError(HEAD_ON_SPLIT)
         return load_draft_head(folder, target)
     source = _source(name)
     other = load_tokenizer(source)

@@ -106,8 +106,13 @@ def _ask_hub(repo: str) -> Any:
     return answers[0] if answers else TimeoutError(f"no answer within {HUB_PATIENCE_S:g} s")
 
 
-def load_model(source: Source, device: torch.device, dtype: torch.dtype) -> Any:
-    """Load the source's causal LM, ready for inference; WeightsError or PairError if it can't be loaded."""
+def load_model(
+    source: Source, device: torch.device, dtype: torch.dtype, device_map: str | dict[str, Any] | None = None
+) -> Any:
+    """Load the source's causal LM, ready for inference; WeightsError or PairError if it can't be loaded.
+
+    device_map: accelerate spreads the weights as it says, and `device` is not used.
+    """
     from transformers import AutoModelForCausalLM
 
     with _explained(source.where):
@@ -120,6 +125,7 @@ def load_model(source: Source, device: torch.device, dtype: torch.dtype) -> Any:
             trust_remote_code=False,
             dtype=dtype,
             output_loading_info=True,
+            **({} if device_map is None else {"device_map": device_map}),
         )
         missing = sorted(report["missing_keys"])
         if missing:  # transformers would initialise these with random numbers
@@ -127,7 +133,8 @@ def load_model(source: Source, device: torch.device, dtype: torch.dtype) -> Any:
                 f"The weights of {source.where} lack {len(missing)} tensors that its config asks for "
                 f"({missing[0]} is one): the model is incomplete, so fetch or save it again."
             )
-        return model.to(device).eval().requires_grad_(False)
+        placed = model.to(device) if device_map is None else model
+        return placed.eval().requires_grad_(False)
 
 
 def load_tokenizer(source: Source) -> Any | None:

@@ -29,6 +29,7 @@ from ..machine.transfer import to_device
 from .forward import CapturedBatch, ForwardBatch, ForwardOutput, token_tree
 from .weights.cost import ModelCost, model_cost
 from .weights.cpu_linear import pack_all
+from .weights.placement import home_device, is_split, waiting_weights
 from .weights.quantized_modules import held
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -59,7 +60,8 @@ class HiddenStateTap:
 class CausalModel:
     """Any transformers causal LM with an attention interface, run by its own code with ragged attention.
 
-    capturable: False if the forward is known to read values on the host, and after a CUDA graph could not be made.
+    capturable: False if the forward is known to read values on the host, if the model is split over devices
+    (weights/placement.py), and after a CUDA graph could not be made.
     low_precision: sums are rounded to 16 bits between the products, so near ties in a row's logits may be decided
     by the number of tokens in the batch.
     """
@@ -79,8 +81,9 @@ class CausalModel:
         self.readout = HiddenStateTap()
         self.name = type(model).__name__
         refuse_unsupported(model)
-        self.device = model.device
-        self.capturable = not _turns_with_length(config)
+        self.device = home_device(model)
+        self._split = is_split(model)
+        self.capturable = not (self._split or _turns_with_length(config))
         self.layers: int = config.num_hidden_layers
         self.context: int = config.max_position_embeddings
         self.vocab: int = held(model.get_output_embeddings()).shape[0]
@@ -97,7 +100,8 @@ class CausalModel:
     def _prepare(self, model: PreTrainedModel) -> None:
         self._shadow = shadow_of(model)
         self._shadow.set_attn_implementation(attention.NAME)
-        if not is_accelerator(self.device):
+        # accelerate fetches the weights of the modules that it knows.
+        if not is_accelerator(self.device) and not self._split:
             _pack_linears(self._shadow)
 
     def new_cache(self, max_batch: int, max_len: int, prefixes: int = 0, prefix_len: int = 0) -> RaggedCache:
@@ -137,13 +141,18 @@ class CausalModel:
     ) -> ForwardOutput:
         tokens, take = batch.tokens, batch.take
         columns = None if take is None else sorted(set(take))
+        kept: Any = 0 if columns is None else to_device(columns, tokens.device)
+        if columns is not None and self._split:
+            # An index would have to be where the head is, and accelerate moves tensors to where the model begins.
+            columns = list(range(columns[0], columns[-1] + 1))
+            kept = slice(columns[0], columns[-1] + 1)
         out = self._shadow(
             **({"inputs_embeds": tokens} if tokens.is_floating_point() else {"input_ids": tokens}),
             position_ids=self._positions(plan),
             past_key_values=attention.PlannedCache(cache, plan),
             use_cache=True,
             output_hidden_states=batch.return_states,
-            logits_to_keep=0 if columns is None else to_device(columns, tokens.device),
+            logits_to_keep=kept,
             ragged=plan,
             ragged_backend=backend,
         )
@@ -164,7 +173,7 @@ class CausalModel:
 
 def shadow_of(model: PreTrainedModel) -> PreTrainedModel:
     """The model's modules and config copied, its parameters and buffers shared."""
-    shared = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
+    shared = {id(one): one for one in chain(model.parameters(), model.buffers(), waiting_weights(model))}
     return copy.deepcopy(model, shared).eval()
 
 

@@ -18,8 +18,13 @@ from .base import refuse_unsupported
 from .draft_head import DraftHead
 from .ngram import NgramTable
 from .select import select_model
+from .weights.placement import home_device, is_split, places
 from .weights.quantize import weight_dtype
 from .weights.quantized_modules import held
+
+HEAD_ON_SPLIT = (
+    "A draft head can't follow a target that is split over several devices: give a draft model, or none."
+)
 
 
 class ModelPair:
@@ -45,12 +50,14 @@ class ModelPair:
         for model in (target, own_model):
             if model is not None:
                 refuse_unsupported(model)
-                _refuse_device(model.device)
+                _refuse_device(home_device(model))
+        if isinstance(draft, DraftHead) and is_split(target):
+            raise PairError(HEAD_ON_SPLIT)
         self.target, self.draft, self.tokenizer, self.name = target, draft, tokenizer, name
         self.default_drafter, self.ngrams = default_drafter, ngrams
         whole = None if isinstance(draft, DraftHead) else draft
         self.vocab = _common_vocabulary(target, whole, tokenizer)
-        with cpu_kernels.compiling(target.device):
+        with cpu_kernels.compiling(self.device):
             self.target_step = select_model(target)
             if isinstance(draft, DraftHead):
                 draft.pack()
@@ -67,7 +74,13 @@ class ModelPair:
 
     @property
     def device(self) -> torch.device:
-        return self.target.device
+        """Where the target's inputs and outputs are; a target that is split over devices has more."""
+        return home_device(self.target)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Where the target's weights are: `device`, or the devices, "cpu" and "disk" of a target that is split."""
+        return tuple(places(self.target)) if is_split(self.target) else (str(self.device),)
 
     @property
     def dtype(self) -> torch.dtype:

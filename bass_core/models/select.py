@@ -1,7 +1,7 @@
 """Which class runs a model on its device.
 
 Contract: `select_model` chooses the fastest class that computes the model: one with a forward of our own if it
-fits, else CausalModel, which runs the model's own code.
+fits, else CausalModel, which runs the model's own code, as a model that is split over devices needs it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from kernels.support import is_accelerator, on_zero_gpu
 from . import llama_compiled, llama_cpu, llama_cuda, llama_int8
 from .base import CausalModel
 from .capturable import mark_capturable
+from .weights.placement import is_split
 from .weights.quantize import is_quantized
 
 
@@ -24,6 +25,8 @@ def select_model(model: PreTrainedModel) -> CausalModel:
 
 
 def _class_of(model: PreTrainedModel) -> type[CausalModel]:
+    if is_split(model):
+        return CausalModel
     if not is_accelerator(model.device):
         if llama_compiled.fits(model):
             return llama_compiled.LlamaCompiled

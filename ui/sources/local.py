@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 from bass_core import ModelPair, Snapshot, load_pair, may_measure, measure_ahead, race
 from ui.page.choices import choices
@@ -37,7 +38,7 @@ class Local:
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
-        self.pair = load_pair(ask.pair, draft=ask.draft, device=ask.device, dtype=ask.dtype)
+        self.pair = load_pair(ask.pair, draft=ask.draft, **self._where())
         self.models = Models(self.pair, self._load if ask.any_model else None)
         self.idle = IdleWork(self._refine)
         self.alone = race_source(self.pair, self.models)
@@ -50,20 +51,25 @@ class Local:
     def facts(self, threads: int) -> Facts:
         """`threads`: of the models, on a CPU."""
         pair, ask = self.pair, self.ask
-        about = f"{shown_name(pair.name or ask.pair)} on {pair.device}, {pair.weight_dtype}"
+        where = " and ".join(pair.places)
+        about = f"{shown_name(pair.name or ask.pair)} on {where}, {pair.weight_dtype}"
         if pair.device.type == "cpu":
             about += f", {threads} thread{'s' * (threads > 1)}"
             about += f", {pair.products}" if pair.products else ""
         names = {
             "pair": shown_name(ask.pair),
             "draft": ask.draft and shown_name(ask.draft),
-            "device": pair.device.type,
+            "device": None if ask.device_map else pair.device.type,
             "dtype": pair.weight_dtype,
+            "device_map": ask.device_map,
         }
         return Facts(about, choices(pair, ask.draft_length), names, pair.tokenizer is not None)
 
     def _load(self, name: str) -> ModelPair:
-        return load_pair(name, device=self.ask.device, dtype=self.ask.dtype)
+        return load_pair(name, **self._where())
+
+    def _where(self) -> dict[str, Any]:
+        return {"device": self.ask.device, "dtype": self.ask.dtype, "device_map": self.ask.device_map}
 
     def _refine(self) -> Generator[None, None, None]:
         if self.ask.measures and may_measure():

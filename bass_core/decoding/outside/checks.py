@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ...errors import RequestError
 from ...models.pair import ModelPair
+from ...models.weights.placement import is_split
 from ...models.weights.quantize import is_quantized
 from ...verification.table import find_verification
 from ..request import Request
@@ -14,6 +15,11 @@ from ..request import Request
 
 def refuse_transformers(pair: ModelPair, request: Request) -> None:
     """Raises RequestError for weights, sampling or lengths that `generate` would treat otherwise than we do."""
+    if is_split(pair.target):
+        raise RequestError(
+            'method="transformers" can\'t follow a target that is split over several devices: leave it out, or '
+            "load the pair without a device_map."
+        )
     if is_quantized(pair.target):
         raise RequestError(
             f'method="transformers" runs the weights as transformers loads them, and this pair holds '

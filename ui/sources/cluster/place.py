@@ -28,6 +28,11 @@ def on_this_machine(ask: Ask, limits: Limits, *, workers: int, threads: int) -> 
     """That many workers here: one a GPU, or without a GPU with so many threads each."""
     if ":" in ask.device:
         raise RequestError("With --workers each worker has a GPU of its own: name no number in --device.")
+    if ask.device_map:
+        raise RequestError(
+            "With --workers each worker has one GPU, so --device-map has nothing to spread over: leave one of "
+            "them out, or use --ray with --worker-resources GPU=2 or more."
+        )
     ray = LocalRay(workers)
     try:
         options: dict[str, Any] = {"num_cpus": 1}

@@ -1,0 +1,94 @@
+"""A target that is spread over two devices: the CPU's texts, and one sentence for what can't follow it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from accelerate import dispatch_model
+from torch import nn
+from transformers import PreTrainedModel
+
+from bass_core import ModelPair, PairError, RequestError, SamplingParams, generate, race
+from bass_core.models.weights.placement import home_device, is_split, places
+
+from ..bass_core.drafting.test_head import tiny_head
+from ..models import BUILDERS, perturbed, prompts, tiny
+
+ROWS = prompts(3)
+TEXT: dict[str, Any] = {"max_new_tokens": 8, "draft_length": 3, "eos_token_id": None}
+FIRST, SECOND = "emul:0", "emul:1"
+
+
+def spread(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy whose last layer, last norm and head are on the second device."""
+    model = copy.deepcopy(model)
+    lists = [f"{name}." for name, part in model.named_modules() if isinstance(part, nn.ModuleList)]
+    layers = [name + str(at) for name in lists for at in range(model.config.get_text_config().num_hidden_layers)]
+    # A layer is one piece: it has inputs that it hands to several of its parts.
+    rest = [
+        name
+        for name, part in model.named_modules()
+        if not any(True for _ in part.children()) and not name.startswith(tuple(lists))
+    ]
+    head = next(name for name, part in model.named_modules() if part is model.get_output_embeddings())
+    second = [layers[-1], head, *(name for name in rest if name.endswith(("norm", "ln_f")))]
+    return dispatch_model(model, {name: SECOND if name in second else FIRST for name in layers + rest}, FIRST)
+
+
+def written(pair: ModelPair, **asked: Any) -> list[list[int]]:
+    return [row.token_ids for row in generate(pair, ROWS, **TEXT, **asked).sequences]
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(0.0), SamplingParams(0.9)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", BUILDERS)
+def test_texts_are_the_cpus(name: str, sampling: SamplingParams) -> None:
+    target, draft = tiny(name), perturbed(tiny(name), 0.03)
+    split = spread(target)
+    pair = ModelPair(split, copy.deepcopy(draft).to(FIRST))
+    assert is_split(split) and places(split) == [FIRST, SECOND] and str(pair.device) == FIRST
+    assert {str(one.device) for one in split.parameters()} == {FIRST, SECOND}
+    for method in ("regular", "speculative", "bass"):
+        asked = {"method": method, "sampling": sampling}
+        assert written(pair, **asked) == written(ModelPair(target, draft), **asked)
+
+
+def test_a_race_runs_without_graphs_and_its_shares_are_unknown() -> None:
+    pair = ModelPair(spread(tiny("llama")), perturbed(tiny("llama"), 0.03).to(FIRST))
+    assert not pair.target_step.capturable
+    *_, last = race(pair, ROWS, **TEXT)
+    for lane in last["lanes"].values():
+        assert lane["error"] is None and lane["metrics"]["bandwidth_utilization"] is None
+        assert lane["metrics"]["flops_utilization"] is None
+
+
+def test_prompts_share_a_prefix() -> None:
+    shared = [[1 + i % 90 for i in range(60)] + [row] for row in (5, 6, 7)]
+    target = tiny("llama")
+    split = ModelPair(spread(target))
+    split.target_step.least_saved = 1
+    one, two = (
+        [row.token_ids for row in generate(pair, shared, max_new_tokens=6, eos_token_id=None).sequences]
+        for pair in (split, ModelPair(target))
+    )
+    assert one == two
+
+
+@pytest.mark.parametrize("method", ["amusd", "transformers"])
+def test_what_can_not_follow_is_one_sentence(method: str) -> None:
+    pair = ModelPair(spread(tiny("llama")), perturbed(tiny("llama"), 0.03).to(FIRST))
+    with pytest.raises(RequestError, match=r"can't follow a target that is split over several devices: .*\.$"):
+        generate(pair, ROWS, method=method)
+
+
+def test_a_draft_head_is_refused() -> None:
+    head = tiny_head(tiny("llama"))
+    with pytest.raises(PairError, match="A draft head can't follow"):
+        ModelPair(spread(tiny("llama")), head)
+
+
+def test_one_place_is_not_split() -> None:
+    model = dispatch_model(copy.deepcopy(tiny("llama")), {"": FIRST})
+    assert not is_split(model) and home_device(model) == torch.device(FIRST)
