@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
+
+from app import parse, set_threads
 
 from ..cpu.page import app, browser
 from .report import claim, finish, parser
@@ -108,6 +111,8 @@ def main(argv: list[str]) -> None:
     made.add_argument("--presets", nargs="+", choices=list(RACES), default=list(RACES))
     made.add_argument("--out", type=Path, default=ROOT / "docs", metavar="FOLDER")
     options = made.parse_args(argv)
+    # The document names this process's threads: those of the app that it watches.
+    set_threads(parse(["--host", "127.0.0.1"]), os.environ)
     results: list[dict[str, Any]] = []
     sizes = {}
     with app(options, "auto") as address, browser(address) as page:
