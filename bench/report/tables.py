@@ -14,11 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import lecture, long_texts, trees
+from . import lecture, long_texts, scale, trees
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
-NAMES = ("README", "docs/figures", "docs/amusd", "docs/architecture", "docs/lecture")
+NAMES = ("README", "docs/figures", "docs/amusd", "docs/architecture", "docs/lecture", "docs/scale")
 PAGES = tuple(ROOT / f"{name}.md" for name in NAMES)
 
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -292,7 +292,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "exactness": _exactness,
     "claims": _claims,
 }  # fmt: skip
-TABLES |= {name: _table(*given) for name, given in (long_texts.LONG_TEXTS | trees.TREES | lecture.LECTURE).items()}
+OTHERS = long_texts.LONG_TEXTS | trees.TREES | lecture.LECTURE | scale.SCALE
+TABLES |= {name: _table(*given) for name, given in OTHERS.items()}
 
 
 if __name__ == "__main__":
