@@ -110,6 +110,7 @@ def test_help_names_every_option() -> None:
         "--pair", "--draft", "--device", "--dtype", "--threads", "--host", "--port", "--max-batch", "--share",
         "--replay",
         "--max-new-tokens", "--max-prompt", "--max-seconds", "--allow-any-model", "--draft-length",
+        "--workers", "--ray", "--worker-resources", "--device-map",
         "BASS_PASSWORD",
     ):  # fmt: skip
         assert option in ended.stdout

@@ -9,7 +9,8 @@ SCALE = {
     "workers": (
         "workers-cpu",
         {
-            "arm": "races", "regular, ms/token": "regular, ms/token", "speculative, ms/token": "speculative, ms/token",
+            "arm": "races", "regular, ms/token": "regular, ms/token",
+            "speculative, ms/token": "speculative, ms/token",
             "bass, ms/token": "bass, ms/token", "first snapshot, ms": "first snapshot, ms",
             "snapshots a second": "snapshots a second",
         },

@@ -40,7 +40,7 @@ class Ask:
     draft_length: str = "auto"
     max_batch: int = 32
     any_model: bool = False
-    device_map: str | None = None
+    device_map: str | dict[str, Any] | None = None
     measures: bool = True
 
 
