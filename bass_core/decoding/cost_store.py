@@ -25,7 +25,7 @@ from ..machine.capture import enabled
 from ..machine.user_cache import cache_root
 from ..models.draft_head import DraftHead
 from ..models.pair import ModelPair
-from ..models.weights.placement import places
+from ..models.weights.placement import device_map
 from ..sampling.params import SamplingParams
 
 # Version of the file's layout and of the way costs are measured: increase it whenever either changes.
@@ -87,7 +87,7 @@ def _key(pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams) 
         FORMAT, str(pair.target.name_or_path), model.hidden_size, model.num_hidden_layers, draft,
         backend, str(pair.dtype), str(pair.device), torch.__version__, torch.get_num_threads(),
         sampling.greedy, type(pair.target_step).__name__, pair.weight_dtype,
-        enabled(pair.device) and pair.target_step.capturable, *sorted(places(pair.target)),
+        enabled(pair.device) and pair.target_step.capturable, *map(str, device_map(pair.target)),
         runtime(pair.device).get_device_name(pair.device) if is_accelerator(pair.device) else os.cpu_count(),
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]

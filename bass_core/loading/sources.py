@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ..errors import BassError, PairError, WeightsError
+from ..models.weights.placement import is_split
 
 HUB_PATIENCE_S = 5.0
 TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt"}
@@ -133,8 +134,15 @@ def load_model(
                 f"The weights of {source.where} lack {len(missing)} tensors that its config asks for "
                 f"({missing[0]} is one): the model is incomplete, so fetch or save it again."
             )
-        placed = model.to(device) if device_map is None else model
+        placed = model.to(device) if device_map is None else _complete(model)
         return placed.eval().requires_grad_(False)
+
+
+def _complete(model: Any) -> Any:
+    """The model, if its map names all of it. Raises PairError."""
+    if not is_split(model) and any(one.device != model.device for one in model.parameters()):
+        raise PairError('The device_map leaves out parts of the model: name every module, or give {"": device}.')
+    return model
 
 
 def load_tokenizer(source: Source) -> Any | None:
@@ -164,7 +172,7 @@ def _explained(where: str) -> Iterator[None]:
         raise WeightsError(
             f"The files of {where} can't be read ({_first_line(error)}): fetch or save the model again."
         ) from error
-    except (ValueError, KeyError, RuntimeError, ImportError) as error:
+    except (ValueError, TypeError, KeyError, RuntimeError, AssertionError, ImportError) as error:
         raise PairError(
             f"{where} can't be loaded as a causal language model ({_first_line(error)}): choose another."
         ) from error

@@ -9,7 +9,9 @@ state-space layers, training.
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -29,7 +31,7 @@ from ..machine.transfer import to_device
 from .forward import CapturedBatch, ForwardBatch, ForwardOutput, token_tree
 from .weights.cost import ModelCost, model_cost
 from .weights.cpu_linear import pack_all
-from .weights.placement import home_device, is_split, waiting_weights
+from .weights.placement import has_waiting, home_device, is_split, waiting_weights
 from .weights.quantized_modules import held
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -83,6 +85,8 @@ class CausalModel:
         refuse_unsupported(model)
         self.device = home_device(model)
         self._split = is_split(model)
+        # Weights that wait are fetched for one forward and let go behind it: another one at once would lose them.
+        self._turn: AbstractContextManager[Any] = threading.Lock() if has_waiting(model) else nullcontext()
         self.capturable = not (self._split or _turns_with_length(config))
         self.layers: int = config.num_hidden_layers
         self.context: int = config.max_position_embeddings
@@ -122,7 +126,7 @@ class CausalModel:
         Afterwards the cache holds the tokens at lengths[b] .. lengths[b]+S-1. The lengths of the caller's next
         batch say which of them are valid. Raises ValueError if a row does not fit the cache.
         """
-        with on(self.device):
+        with self._turn, on(self.device):
             counts = batch.counts if self.skips_padding else None
             tree = None if batch.tree is None else token_tree(batch.tree, self.device)
             plan = cache.plan(batch.lengths, batch.tokens.shape[1], counts, batch.window, tree)
@@ -131,7 +135,7 @@ class CausalModel:
     @torch.inference_mode()
     def forward_captured(self, batch: CapturedBatch, cache: RaggedCache, backend: str = "pad") -> ForwardOutput:
         """`forward` for lengths that only the device knows: nothing is read on the host, so it can be captured."""
-        with on(self.device):
+        with self._turn, on(self.device):
             width, tree = batch.tokens.shape[1], batch.tree
             plan = cache.plan_captured(batch.lengths, width, batch.extent, batch.shared, batch.window, tree)
             return self._compute(batch, plan, cache, backend)
@@ -144,8 +148,7 @@ class CausalModel:
         kept: Any = 0 if columns is None else to_device(columns, tokens.device)
         if columns is not None and self._split:
             # An index would have to be where the head is, and accelerate moves tensors to where the model begins.
-            columns = list(range(columns[0], columns[-1] + 1))
-            kept = slice(columns[0], columns[-1] + 1)
+            kept = columns
         out = self._shadow(
             **({"inputs_embeds": tokens} if tokens.is_floating_point() else {"input_ids": tokens}),
             position_ids=self._positions(plan),

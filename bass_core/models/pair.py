@@ -94,8 +94,9 @@ class ModelPair:
 
     @property
     def products(self) -> str | None:
-        """Who multiplies on a CPU: "own kernels", or "torch's products" and why; None in float32 and on a GPU."""
-        return cpu_kernels.note(self.device, self.dtype)
+        """Who multiplies on a CPU: "own kernels", or "torch's products" and why; None in float32, on a GPU and for
+        a split target."""
+        return None if is_split(self.target) else cpu_kernels.note(self.device, self.dtype)
 
     @property
     def context_length(self) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from playwright.sync_api import BrowserContext, expect
 from bass_core import BassError, RequestError
 from ui.page.limits import Limits
 from ui.sources.cluster.place import on_cluster, on_this_machine
+from ui.sources.cluster.pool import DIES
 from ui.sources.cluster.races import LOST
 from ui.sources.source import Ask
 
@@ -31,7 +34,30 @@ def test_a_model_that_can_not_be_loaded_is_refused_at_the_start(ask: Ask) -> Non
     assert not ray.is_initialized() and workers() == []
 
 
-@pytest.mark.parametrize("address", ["ray://here:10001", "127.0.0.1:1"])
+def test_workers_that_die_while_they_load_are_refused_at_the_start(ask: Ask) -> None:
+    import ray
+
+    over = threading.Event()
+
+    def kill() -> None:
+        while not over.wait(0.05):
+            for one in workers():
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        with pytest.raises(BassError) as refusal:
+            on_this_machine(ask, Limits(), workers=1, threads=1)
+    finally:
+        over.set()
+        killer.join()
+    assert str(refusal.value) == DIES and "\n" not in DIES
+    assert not ray.is_initialized() and workers() == []
+
+
+@pytest.mark.parametrize("address", ["local", "ray://here:10001", "127.0.0.1:1"])
 def test_a_cluster_that_does_not_answer_is_one_sentence(ask: Ask, address: str) -> None:
     with pytest.raises(BassError) as refusal:
         on_cluster(ask, Limits(), address=address, resources="CPU=1", workers=1, threads=1)

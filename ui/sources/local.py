@@ -59,9 +59,8 @@ class Local:
         names = {
             "pair": shown_name(ask.pair),
             "draft": ask.draft and shown_name(ask.draft),
-            "device": None if ask.device_map else pair.device.type,
+            **({"device_map": ask.device_map} if ask.device_map else {"device": pair.device.type}),
             "dtype": pair.weight_dtype,
-            "device_map": ask.device_map,
         }
         return Facts(about, choices(pair, ask.draft_length), names, pair.tokenizer is not None)
 

@@ -65,6 +65,11 @@ class Queue:
         with self._changed:
             return self._changed.wait_for(lambda: ticket.worker is not None, seconds)
 
+    def holds(self, ticket: Ticket) -> bool:
+        """Whether the ticket's worker is still its own: one that died meanwhile may be back, and another's."""
+        with self._changed:
+            return ticket.worker is not None and self._running.get(ticket.worker) is ticket
+
     def leave(self, ticket: Ticket, finished: bool = False) -> None:
         """The race gave up waiting, or its worker is free again; `finished` races show the pace."""
         with self._changed:

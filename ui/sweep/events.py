@@ -1,7 +1,7 @@
 """The sweep's generator events: the page's button and the API's `/sweep`.
 
 Contract: as those of a race (ui/page/events.py): each closes its race on every path, gives the memory back, and
-shares the one place in the queue that has the device. What was measured before an error or a limit is kept.
+shares the place in the queue that has the device. What was measured before an error or a limit is kept.
 """
 
 from __future__ import annotations

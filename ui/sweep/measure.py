@@ -18,6 +18,8 @@ from bass_core import BassError, LaneSnapshot, Snapshot
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest
 from ui.race.looks import reference
+from ui.sources.waiting import waits
+from ui.sources.waiting import words as told
 
 from .figures import Pool, Progress, Ridge, Sweep, lines, ridge_of, said
 from .request import Arm, SweepRequest
@@ -29,7 +31,6 @@ WARM_UP = 8
 # Races of an arm at most; short answers end long before their share of the time.
 MOST_REPEATS = 12
 TELL_SECONDS = 1.0
-MEASURING = "measuring once what a round costs on this machine"
 Source = Callable[[RaceRequest], Generator[Snapshot, None, None]]
 Clock = Callable[[], float]
 
@@ -69,9 +70,14 @@ class _Run:
         yield self.state(arm, "warming up")
         small = self.request.race_of(arm)
         small.max_new_tokens = min(small.max_new_tokens, WARM_UP)
+        since = self.clock()
         with closing(self.source(small)) as snapshots:
-            for _ in snapshots:
-                self._in_time()
+            for snapshot in snapshots:
+                if waits(snapshot):
+                    since = self._skip(since)
+                    yield self.state(arm, _clause(snapshot))
+                else:
+                    self._in_time()
         self.start = self.last = self.clock()
 
     def race(self, arm: Arm) -> Generator[Sweep, None, None]:
@@ -93,15 +99,20 @@ class _Run:
     def _once(self, arm: Arm, repeat: int, pool: Pool) -> Generator[Sweep, None, dict[str, LaneSnapshot]]:
         """One race, up to its end or until the arm has had its time; returns its lanes."""
         lanes: dict[str, LaneSnapshot] = {}
+        since = self.clock()
         with closing(self.source(self.request.race_of(arm, repeat))) as snapshots:
             for snapshot in snapshots:
+                if waits(snapshot):
+                    since = self._skip(since)
+                    yield self.state(arm, _clause(snapshot))
+                    continue
                 lanes = snapshot["lanes"]
-                self.sweep["device"] = snapshot["device"].get("name")
+                self.sweep["device"] = snapshot["device"].get("name", self.sweep["device"])
                 if snapshot["done"] or (lanes and pool.joined(lanes).enough(self.least_ms)):
                     break
                 self._in_time()
                 if self.clock() - self.told >= TELL_SECONDS:
-                    yield self.state(arm, "" if lanes else MEASURING)
+                    yield self.state(arm, _clause(snapshot))
         return lanes
 
     def state(self, arm: Arm | None, words: str = "") -> Sweep:
@@ -119,6 +130,12 @@ class _Run:
         each = (self.last - self.start) / done if done else self.request.seconds / self.races
         return max(each * self.races - (self.clock() - self.start), 0.0)
 
+    def _skip(self, since: float) -> float:
+        """Leave the time since then, in which no worker had the race, out of the limit and of the estimate."""
+        now = self.clock()
+        self.began, self.start, self.last = (one + now - since for one in (self.began, self.start, self.last))
+        return now
+
     def _in_time(self) -> None:
         most: Any = self.limits.max_seconds
         if self.clock() - self.began >= most:
@@ -126,3 +143,9 @@ class _Run:
                 f"The sweep was stopped after {most:g} s, this server's limit: ask for fewer batches, a shorter "
                 "prompt or fewer tokens."
             )
+
+
+def _clause(snapshot: Snapshot) -> str:
+    """What a race without lanes does, within a sentence; "" for one with lanes."""
+    text = told(snapshot)
+    return text[:1].lower() + text[1:]

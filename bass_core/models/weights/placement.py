@@ -23,9 +23,20 @@ def places(model: PreTrainedModel) -> list[str]:
     return list(dict.fromkeys(f"cuda:{place}" if isinstance(place, int) else str(place) for place in found))
 
 
+def device_map(model: PreTrainedModel) -> list[tuple[str, str]]:
+    """(module, place) of a split model, in order; [] for another one."""
+    found = getattr(model, "hf_device_map", None) or {}
+    return sorted((name, str(place)) for name, place in found.items()) if is_split(model) else []
+
+
 def is_split(model: PreTrainedModel) -> bool:
-    """Whether the weights are in more than one place."""
-    return len(places(model)) > 1
+    """Whether the weights are in more than one place, or on disk, from where they are brought to another."""
+    return len(places(model)) > 1 or "disk" in places(model)
+
+
+def has_waiting(model: PreTrainedModel) -> bool:
+    """Whether some of the weights are fetched for each forward."""
+    return is_split(model) and not set(_WAITING).isdisjoint(places(model))
 
 
 def home_device(model: PreTrainedModel) -> torch.device:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
-from bass_core import PairError, RequestError, generate, load_pair
+from bass_core import PairError, RequestError, generate, load_pair, race
 from bass_core.loading import catalogue
 from bass_core.models.base import CausalModel
 from tests.bass_core.drafting.test_head import tiny_head
@@ -53,6 +53,33 @@ def test_layers_that_wait_on_the_disk_write_the_same_text(folder: str) -> None:
         assert one == other
     # Neither the model nor its copies have kept what they read.
     assert {name.split(".")[0] for name in waiting(split.target)} == {"model", "lm_head"}
+
+
+def test_lanes_that_overlap_do_not_take_each_others_weights(folder: str) -> None:
+    """Layers are fetched for one forward and let go behind it."""
+    pair = load_pair(f"{folder}/target", draft=f"{folder}/draft", device_map=MAP, dtype="float32")
+    *_, fair = race(pair, ROWS, **TEXT)
+    for _ in range(4):
+        *_, last = race(pair, ROWS, scheduling="overlap", **TEXT)
+        for name, lane in last["lanes"].items():
+            assert lane["error"] is None
+            rows = zip(lane["sequences"], fair["lanes"][name]["sequences"], strict=True)
+            assert all(one["token_ids"] == other["token_ids"] for one, other in rows)
+
+
+def test_a_target_that_is_on_disk_alone_is_split(folder: str) -> None:
+    pair = load_pair(f"{folder}/target", device_map={"": "disk"}, dtype="float32")
+    plain = load_pair(f"{folder}/target", device="cpu", dtype="float32")
+    assert pair.places == ("disk",) and str(pair.device) == "cpu"
+    one, other = ([row.token_ids for row in generate(two, ROWS, **TEXT).sequences] for two in (pair, plain))
+    assert one == other
+
+
+@pytest.mark.parametrize("device_map", [{"": None}, {"": "nowhere"}, {"": "cuda:99"}])
+def test_a_map_to_nowhere_is_one_sentence(folder: str, device_map: dict[str, Any]) -> None:
+    with pytest.raises(PairError) as refused:
+        load_pair(f"{folder}/target", device_map=device_map)
+    assert "\n" not in str(refused.value)
 
 
 def test_a_target_that_fits_one_device_is_not_split(folder: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 import app
 from bass_core import BassError, RequestError
 from ui.page.limits import Limits
-from ui.sources.cluster.start import MISSING
+from ui.sources.cluster.start import MISSING, actor_options
 from ui.sources.local import Local
 from ui.sources.place import find_place
 from ui.sources.source import Ask
@@ -45,7 +45,7 @@ def test_a_split_pair_names_its_places(tiny_pair: tuple[Path, Path]) -> None:
     target, draft = map(str, tiny_pair)
     facts = Local(Ask(target, draft, dtype="float32", device_map=SPLIT)).facts(1)
     assert facts.about.startswith(f"{Path(target).name} on cpu and disk, float32")
-    assert facts.pair["device"] is None and facts.pair["device_map"] == SPLIT
+    assert "device" not in facts.pair and facts.pair["device_map"] == SPLIT
     assert Local(Ask(target, draft, device="cpu")).facts(1).pair["device"] == "cpu"
 
 
@@ -55,3 +55,14 @@ def test_a_visitors_pair_is_spread_as_well(tiny_pair: tuple[Path, Path]) -> None
     assert local.models.get(target).places == ("cpu", "disk")
     with pytest.raises(RequestError):
         Local(Ask(target, device="cpu", device_map="auto"))
+
+
+@pytest.mark.parametrize("text", ["", "CPU", "CPU=0", "GPU=1.5", "CPU=0.00001", "CPU=1,=2", "CPU=1;GPU=1"])
+def test_resources_that_ray_would_refuse_are_one_sentence(text: str) -> None:
+    with pytest.raises(RequestError, match=r"^--worker-resources must be names with amounts above 0"):
+        actor_options(text)
+
+
+def test_resources_are_an_actors_options() -> None:
+    assert actor_options("GPU=0.5, CPU=4") == {"num_gpus": 0.5, "num_cpus": 4}
+    assert actor_options("fast=2") == {"resources": {"fast": 2}}

@@ -169,3 +169,14 @@ def test_a_pace_is_learnt_from_finished_races_alone() -> None:
 def test_the_status_line(place: int, seconds: float | None, text: str) -> None:
     snapshot = waiting(place, seconds)
     assert words(snapshot) == text and not snapshot["lanes"] and not snapshot["done"]
+
+
+def test_a_worker_that_came_back_belongs_to_its_next_race(queue: Queue) -> None:
+    queue.add("a")
+    first, second = queue.enter(asked()), queue.enter(asked())
+    assert queue.holds(first) and not queue.holds(second)
+    queue.remove("a")
+    queue.add("a")
+    assert queue.holds(second) and not queue.holds(first)
+    queue.leave(first)
+    assert queue.holds(second)

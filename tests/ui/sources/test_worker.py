@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -80,6 +81,17 @@ def test_a_stop_before_the_race_ends_it_at_once(worker: Worker, monkeypatch: pyt
     assert len(list(worker.race(3, asked(1000)))) <= 1
     *_, last = map(Decoder().decode, worker.race(4, asked(4)))
     assert last["done"]
+
+
+def test_whoever_waits_for_its_end_waits_once(worker: Worker) -> None:
+    """Each caller takes a thread of the worker until the next one comes."""
+    first, second = (threading.Thread(target=worker.stay, daemon=True) for _ in range(2))
+    first.start()
+    first.join(0.2)
+    assert first.is_alive()
+    second.start()
+    first.join(10)
+    assert not first.is_alive() and second.is_alive()
 
 
 def test_a_model_that_is_not_there_is_one_sentence(ask: Ask) -> None:

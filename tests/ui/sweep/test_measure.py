@@ -12,6 +12,7 @@ from bass_core import BassError, Snapshot
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest
 from ui.race.verdict import LaneRounds
+from ui.sources.waiting import waiting
 from ui.sweep.measure import MOST_REPEATS, WARM_UP, measured
 from ui.sweep.request import make_sweep
 from ui.sweep.words import sentences
@@ -118,6 +119,25 @@ def test_the_operator_s_limit_holds_for_the_whole_sweep_and_frees_the_race() -> 
         for state in measured(asked(seconds=40), toy, Limits(max_seconds=30), toy.clock):
             kept.append(len(state["points"]))
     assert kept[-1] >= 1 and toy.now < 60 and toy.open == 0
+
+
+class Busy(Toy):
+    """Each race waits 20 s for a free worker."""
+
+    def __call__(self, request: RaceRequest) -> Generator[Snapshot, None, None]:
+        for place in (2, 1):
+            self.now += 10
+            yield waiting(place, None)
+        yield from super().__call__(request)
+
+
+def test_the_limit_does_not_count_the_wait_for_a_worker_which_is_told() -> None:
+    toy, busy = Toy(), Busy()
+    *_, expected = measured(asked(seconds=20), toy, Limits(max_seconds=30), toy.clock)
+    *states, last = measured(asked(seconds=20), busy, Limits(max_seconds=30), busy.clock)
+    assert last["points"] == expected["points"] and last["device"] == "toy" and busy.now > 100
+    said = [state["progress"]["now"] for state in states if state["progress"]]
+    assert "waiting for a free worker: place 2 in the queue" in said
 
 
 def test_closing_it_closes_the_race() -> None:

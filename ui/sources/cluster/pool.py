@@ -1,9 +1,9 @@
 """The workers on Ray: made, loaded, watched, and made ready again after one died.
 
 Contract: each worker has a thread here that loads it, hands it to the queue, waits for its death, takes it out of
-the queue and begins again. Ray restarts a worker that died, on another node where its own is gone; the others go
-on. `start` returns once a worker is ready, and raises BassError, a worker's refusal, if none can load the model.
-Non-goals: the way of a race (races.py).
+the queue and begins again, also where a race has lost a worker that lives. Ray restarts a worker that died, on
+another node where its own is gone; the others go on. `start` returns once a worker is ready, and raises BassError,
+a worker's refusal, if none can load the model. Non-goals: the way of a race (races.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from bass_core import BassError
 from ui.page.limits import Limits
-from ui.sources.cluster.calls import Calls, Closed
+from ui.sources.cluster.calls import SLICE_S, Calls, Closed
 from ui.sources.cluster.worker import Worker
 from ui.sources.queue import Queue
 from ui.sources.source import Ask, Facts
@@ -27,6 +27,12 @@ log = logging.getLogger(__name__)
 
 # Seconds until a worker is asked again that could not load, and one that is not there.
 RELOAD_S, RETURN_S = 30.0, 0.5
+# How often in a row a worker's process may end while it loads the pair.
+DEATHS = 3
+DIES = (
+    "A worker's process ends while it loads the models, for want of memory or of a package on its node: the "
+    "server's log has the details."
+)
 # Threads of a worker beside its race: one waits for ever, the others answer.
 ANSWERS = 4
 # Variables of this program that a worker on another machine needs too; a password is none of its business.
@@ -36,11 +42,13 @@ KEPT = ("BASS_PASSWORD",)
 
 @dataclass(eq=False)
 class Member:
-    """One worker. `life` counts its processes; `problem` is why it can't load."""
+    """One worker. `life` counts its processes, `deaths` those of them that ended while they loaded the pair;
+    `problem` is why it can't load."""
 
     number: int
     actor: Any
     life: int = 0
+    deaths: int = 0
     problem: str = ""
     facts: Facts | None = None
     runs: itertools.count[int] = field(default_factory=itertools.count)
@@ -129,23 +137,42 @@ class Pool:
     def _live(self, member: Member) -> float:
         """Load the worker and wait for its end; returns the seconds until it is to be asked again."""
         calls, errors = self.calls, self.calls.errors
+        ready, life = False, member.life
         try:
             self._ready(member, calls.get(calls.do(member.ask, "load")))
-            calls.get(calls.do(member.ask, "stay"))
+            ready = True
+            self._stays(member, life)
         except errors.RayTaskError as error:
             self._tell(member, str(error.cause) if isinstance(error.cause, BassError) else "")
             return RELOAD_S
         except errors.ActorDiedError:
             # Ray has given it up, as when its process can't start.
             member.actor = calls.do(self._actor, member.number)
-            return RELOAD_S if member.facts is None else RETURN_S
+            return RETURN_S if ready else self._died(member)
         except errors.RayError:
-            pass  # it is on its way back
+            # It is on its way back.
+            return RETURN_S if ready else self._died(member)
         return RETURN_S
+
+    def _stays(self, member: Member, life: int) -> None:
+        """Wait for the end of the worker's process, which raises, or of its life, where a race has lost it."""
+        stay = self.calls.do(member.ask, "stay")
+        while member.life == life:
+            if self.calls.ready(stay, SLICE_S):
+                self.calls.get(stay)
+                return
+
+    def _died(self, member: Member) -> float:
+        """The process ended while it loaded the pair; returns the seconds until it is to be asked again."""
+        member.deaths += 1
+        if member.deaths < DEATHS:
+            return RETURN_S
+        self._tell(member, DIES)
+        return RELOAD_S
 
     def _ready(self, member: Member, facts: Facts) -> None:
         with self._changed:
-            member.facts, member.problem = facts, ""
+            member.facts, member.problem, member.deaths = facts, "", 0
             self.queue.add(member)
             self._changed.notify_all()
 

@@ -1,6 +1,6 @@
 """A Source on Ray's workers.
 
-Contract: a race waits in the queue, then its deltas come from one worker, at most two ahead of the browser.
+Contract: a race waits in the queue, then its deltas come from one worker, at most two ahead of whoever reads them.
 Closing it, on whatever path, reaches the worker within one round, and the worker is free once its race has ended;
 one that has not ended after ENDING_S is started anew. While nothing comes, what came last is yielded again now and
 then, so that Stop, a closed tab and the time limit are noticed. A worker that dies raises WorkerLost; a race that
@@ -10,6 +10,7 @@ it has not begun goes to another one.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Generator
 from contextlib import suppress
 from typing import Any
@@ -30,6 +31,8 @@ AHEAD = 2
 TELL_S, SILENCE_S = 1.0, 5.0
 # Seconds that a worker has to end a stopped race: many rounds of the slowest model.
 ENDING_S = 120.0
+# What torch raises once a device's context is lost; a lane's message names it.
+BROKEN = "AcceleratorError"
 # Seconds in which a free worker must answer.
 ANSWER_S = 30.0
 # Seconds until a prompt's length counts as not to be had.
@@ -53,7 +56,7 @@ class Races:
             ticket = self._pool.queue.enter(request, since)
             since = ticket.since
             yield from self._wait(ticket)
-            if self._answers(ticket):
+            if (yield from self._answers(ticket)):
                 break
             self._pool.queue.leave(ticket)
         yield from self._run(ticket)
@@ -77,23 +80,28 @@ class Races:
             queue.leave(ticket)
             raise
 
-    def _answers(self, ticket: Ticket) -> bool:
+    def _answers(self, ticket: Ticket) -> Generator[Snapshot, None, bool]:
         """Whether the ticket's worker is there: one that died a moment ago may still count as free."""
-        member = ticket.worker
+        queue, member = self._pool.queue, ticket.worker
         assert isinstance(member, Member)
-        life = member.life
+        life, end = member.life, time.monotonic() + ANSWER_S
         try:
-            self._calls.get(self._calls.do(member.ask, "load"), ANSWER_S)
-            return True
-        except Closed:
-            self._pool.queue.leave(ticket)
-            raise
-        except TimeoutError:
-            self._pool.restart(member)
+            reference = self._calls.do(member.ask, "load")
+            while not self._calls.ready(reference, TELL_S):
+                if time.monotonic() >= end:
+                    self._pool.restart(member)
+                    self._pool.lost(member, life)
+                    return False
+                yield waiting(0, 0.0)
+            self._calls.get(reference)
+            return queue.holds(ticket)
         except self._calls.errors.RayError:
-            pass  # its thread in the pool makes it ready again
-        self._pool.lost(member, life)
-        return False
+            # Its thread in the pool makes it ready again.
+            self._pool.lost(member, life)
+            return False
+        except BaseException:
+            queue.leave(ticket)
+            raise
 
     def _run(self, ticket: Ticket) -> Generator[Snapshot, None, None]:
         errors = self._calls.errors
@@ -101,28 +109,42 @@ class Races:
         assert isinstance(member, Member)
         run, life = next(member.runs), member.life
         ended = finished = False
+        stream: Any = None
         method = member.actor.race.options(
             num_returns="streaming", _generator_backpressure_num_objects=AHEAD, concurrency_group="races"
         )
-        stream = self._calls.do(method.remote, run, ticket.request)
         try:
-            yield from self._snapshots(stream)
+            stream = self._calls.do(method.remote, run, ticket.request)
+            last: Snapshot | None = None
+            for last in self._snapshots(stream):
+                yield last
             ended = finished = True
+            self._mend(member, life, [lane["error"] for lane in last["lanes"].values()] if last else [])
         except errors.RayTaskError as error:
             ended = True  # by an error of its own, not of the worker
             if isinstance(error.cause, BassError):
                 raise error.cause from None
+            self._mend(member, life, [type(error.cause).__name__])
             raise
-        except errors.RayError as error:
+        except errors.RayActorError as error:
             ended = True
             self._pool.lost(member, life)
             raise WorkerLost(LOST) from error
+        except errors.RayError as error:
+            # The worker lives, and what it sent is lost.
+            raise WorkerLost(LOST) from error
         finally:
-            if ended:
+            if ended or stream is None:
                 self._pool.queue.leave(ticket, finished)
             else:
                 # Not on this thread: it may be an event loop's, and a round can be long.
                 threading.Thread(target=self._settle, args=(ticket, run, life, stream), daemon=True).start()
+
+    def _mend(self, member: Member, life: int, said: list[str | None]) -> None:
+        """Start a worker anew whose device is broken: it would answer, and fail each race at once."""
+        if said and all(BROKEN in (one or "") for one in said):
+            self._pool.lost(member, life)
+            self._pool.restart(member)
 
     def _snapshots(self, stream: Any) -> Generator[Snapshot, None, None]:
         decoder = Decoder()

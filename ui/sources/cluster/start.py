@@ -95,6 +95,8 @@ class JoinedRay:
                 "--ray takes no ray:// address, because Ray's client can't stream: start app.py on a machine "
                 "of the cluster, with --ray auto."
             )
+        if address == "local":
+            raise RequestError("--ray joins a cluster: for workers on this machine alone say --workers.")
         self.ray = imported()
         try:
             _knock(address)
@@ -121,11 +123,15 @@ def actor_options(text: str) -> dict[str, Any]:
     own: dict[str, float] = {}
     for part in text.split(","):
         found = re.fullmatch(r"\s*([A-Za-z_][\w:.-]*)\s*=\s*(\d+(?:\.\d+)?)\s*", part)
-        if found is None or float(found[2]) <= 0:
+        amount = 0.0 if found is None else float(found[2])
+        # As Ray has it: four decimals, and no part of a GPU beside a whole one.
+        parts = found is not None and found[1] == "GPU" and amount > 1 and amount != int(amount)
+        if found is None or amount <= 0 or amount != round(amount, 4) or parts:
             raise RequestError(
-                f"--worker-resources must be names with amounts above 0, such as GPU=1,CPU=4; got {text!r}."
+                "--worker-resources must be names with amounts above 0, with at most four decimals and none for "
+                f"more than one GPU, such as GPU=1,CPU=4; got {text!r}."
             )
-        name, amount = found[1], float(found[2])
+        name = found[1]
         if name in ("CPU", "GPU", "memory"):
             options[name if name == "memory" else f"num_{name.lower()}s"] = amount
         else:

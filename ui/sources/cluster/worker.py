@@ -42,8 +42,11 @@ class Worker:
             return self._local.facts(self._threads)
 
     def stay(self) -> None:
-        """Never returns: whoever waits for it learns that this process has ended."""
-        self._forever.wait()
+        """Returns only when it is called again: whoever waits for it learns that this process has ended."""
+        mine = threading.Event()
+        before, self._forever = self._forever, mine
+        before.set()
+        mine.wait()
 
     def count(self, prompt: str, by_line: bool) -> str:
         """See Count."""
@@ -58,7 +61,8 @@ class Worker:
         self.load()
         assert self._local is not None
         # A stop that came after its race's end is of no use to anybody.
-        self._stopped = {one for one in self._stopped if one >= run}
+        for one in [one for one in list(self._stopped) if one < run]:
+            self._stopped.discard(one)
         encoder = Encoder()
         try:
             with closing(self._local.source(request, lambda: run in self._stopped)) as snapshots:
