@@ -10,6 +10,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -62,7 +63,13 @@ def place(ask: Ask) -> Iterator[Place]:
 def workers(of: int | None = None) -> list[psutil.Process]:
     """The worker processes below a process, by default this one."""
     below = psutil.Process(of).children(recursive=True)
-    return [one for one in below if "ray::Worker" in "".join(one.cmdline())]
+    return [one for one in below if _is_worker(one)]
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):  # it has just ended
+        return "ray::Worker" in "".join(process.cmdline())
+    return False
 
 
 def finishes(place: Place) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +17,7 @@ from playwright.sync_api import BrowserContext, expect
 
 from bass_core import BassError, RequestError
 from ui.page.limits import Limits
+from ui.sources.cluster import pool
 from ui.sources.cluster.place import on_cluster, on_this_machine
 from ui.sources.cluster.pool import DIES
 from ui.sources.cluster.races import LOST
@@ -34,25 +36,28 @@ def test_a_model_that_can_not_be_loaded_is_refused_at_the_start(ask: Ask) -> Non
     assert not ray.is_initialized() and workers() == []
 
 
-def test_workers_that_die_while_they_load_are_refused_at_the_start(ask: Ask) -> None:
+def test_workers_that_die_while_they_load_are_refused_at_the_start(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker is ended while it asks the Hub, as the kernel ends one where memory is short."""
     import ray
 
-    over = threading.Event()
+    monkeypatch.setattr(pool, "BACK_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.getsockname()[1]}")
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
-    def kill() -> None:
-        while not over.wait(0.05):
-            for one in workers():
-                with suppress(psutil.NoSuchProcess):
-                    one.kill()
+        def kill() -> None:
+            with suppress(OSError, psutil.NoSuchProcess):
+                while True:
+                    hub.accept()
+                    for one in workers():
+                        one.kill()
 
-    killer = threading.Thread(target=kill)
-    killer.start()
-    try:
+        threading.Thread(target=kill, daemon=True).start()
         with pytest.raises(BassError) as refusal:
-            on_this_machine(ask, Limits(), workers=1, threads=1)
-    finally:
-        over.set()
-        killer.join()
+            on_this_machine(replace(ask, pair="owner/model"), Limits(), workers=1, threads=1)
+        hub.shutdown(socket.SHUT_RDWR)
     assert str(refusal.value) == DIES and "\n" not in DIES
     assert not ray.is_initialized() and workers() == []
 

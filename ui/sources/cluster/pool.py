@@ -12,6 +12,7 @@ import itertools
 import logging
 import os
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,8 +28,8 @@ log = logging.getLogger(__name__)
 
 # Seconds until a worker is asked again that could not load, and one that is not there.
 RELOAD_S, RETURN_S = 30.0, 0.5
-# How often in a row a worker's process may end while it loads the pair.
-DEATHS = 3
+# Seconds in which a worker whose process ended must be back, or on its way: ends after that are called a problem.
+BACK_S = 60.0
 DIES = (
     "A worker's process ends while it loads the models, for want of memory or of a package on its node: the "
     "server's log has the details."
@@ -42,13 +43,13 @@ KEPT = ("BASS_PASSWORD",)
 
 @dataclass(eq=False)
 class Member:
-    """One worker. `life` counts its processes, `deaths` those of them that ended while they loaded the pair;
-    `problem` is why it can't load."""
+    """One worker. `life` counts its processes; `since` is when the last one was lost, or this was made, on the
+    monotonic clock; `problem` is why it can't load."""
 
     number: int
     actor: Any
     life: int = 0
-    deaths: int = 0
+    since: float = field(default_factory=time.monotonic)
     problem: str = ""
     facts: Facts | None = None
     runs: itertools.count[int] = field(default_factory=itertools.count)
@@ -109,6 +110,8 @@ class Pool:
         """The worker died in that life: no race goes to it until it is loaded again."""
         with self._changed:
             if member.life == life:
+                if member.facts is not None:
+                    member.since = time.monotonic()
                 member.life, member.facts = life + 1, None
                 self.queue.remove(member)
 
@@ -163,16 +166,15 @@ class Pool:
                 return
 
     def _died(self, member: Member) -> float:
-        """The process ended while it loaded the pair; returns the seconds until it is to be asked again."""
-        member.deaths += 1
-        if member.deaths < DEATHS:
+        """Its process ended before it was ready, or is not back yet; returns the seconds to the next try."""
+        if time.monotonic() - member.since < BACK_S:
             return RETURN_S
         self._tell(member, DIES)
         return RELOAD_S
 
     def _ready(self, member: Member, facts: Facts) -> None:
         with self._changed:
-            member.facts, member.problem, member.deaths = facts, "", 0
+            member.facts, member.problem = facts, ""
             self.queue.add(member)
             self._changed.notify_all()
 
