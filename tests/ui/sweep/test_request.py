@@ -19,7 +19,7 @@ def test_the_default_sweep_goes_batch_by_batch_through_three_draft_lengths() -> 
     assert request.arms() == [Arm(batch, length) for batch in (1, 2, 4, 8) for length in ("bass", "auto", 4)]
     assert request.seconds == 60 and not request.resampled
     small = make_sweep(GIVEN, Limits(max_batch=5, max_seconds=30))
-    assert small.batches == (1, 2, 4) and small.seconds == 30
+    assert small.batches == (1, 2, 4) and small.seconds == 15
 
 
 def test_each_race_has_its_arm_and_the_form_s_other_settings_and_is_plain_data() -> None:
