@@ -1,29 +1,45 @@
 """How much each row may draft in a round.
 
-Contract: a decoder asks `max_drafts` before each round and calls `observe` after it; nothing else changes a
-budget, so asking twice gives the same answer. A budget keeps its state in plain attributes, so that each decoder
-can work on its own copy.
+Contract: a decoder asks `max_drafts` before each round, before anything of it is drawn, and calls `observe` after
+it; nothing else changes a budget, so asking twice gives the same answer. A budget keeps its state in plain
+attributes, so that each decoder can work on its own copy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
+
+
+class Offer(NamedTuple):
+    """What a row could draft in the coming round, by its text so far.
+
+    most: tokens; one fewer than it may still write, since the target adds one of its own. source: who would draft
+    them (Drafter.sources). forwards: whether that takes forwards of a draft model. unread: tokens that this model
+    has to read first.
+    """
+
+    most: int
+    source: str = "drafter"
+    forwards: bool = True
+    unread: int = 0
 
 
 class Feedback(NamedTuple):
     """What a round came to, a number a row in the order of the rows.
 
-    requested: what `max_drafts` said; drafted: the drafts that were verified, fewer where a row's end was near or
-    the drafter stopped; accepted: how many of them stood. draft_forwards: forwards of a draft model in this round.
-    parents: of trees, the draft that each draft follows, or -1; None: chains. paths: the accepted drafts.
+    offers: what `max_drafts` was asked about; requested: what it said; drafted: the drafts that were verified,
+    fewer where the drafter stopped; accepted: how many of them stood. draft_forwards: forwards of a draft model in
+    this round. ms: the whole round's wall time in milliseconds, draft_ms: its drafting's; NaN where not measured.
     """
 
+    offers: Sequence[Offer]
     requested: list[int]
     drafted: list[int]
     accepted: list[int]
     draft_forwards: int
-    parents: list[list[int]] | None = None
-    paths: list[list[int]] | None = None
+    ms: float
+    draft_ms: float
 
 
 class Budget(Protocol):
@@ -32,11 +48,8 @@ class Budget(Protocol):
     @property
     def limit(self) -> int: ...
 
-    def max_drafts(self, remaining: list[int]) -> list[int]:
-        """The most drafts of each row in the next round; remaining[r]: the tokens that row r may still write.
-
-        A row can use remaining[r] - 1 drafts, since the target adds a token of its own; the decoder cuts the rest.
-        """
+    def max_drafts(self, offers: Sequence[Offer]) -> list[int]:
+        """The most drafts of each row in the next round; the decoder cuts what is above an offer's `most`."""
         ...
 
     def observe(self, feedback: Feedback) -> None:

@@ -1,110 +1,168 @@
-"""The cost-aware draft length: the one that should write most tokens a millisecond on this machine.
+"""Row lengths by measured cost: the default. Each round takes the drafts that should write most tokens a millisecond.
 
-Contract: before each round the policy weighs every length from 0 (a plain step) to its limit: what it should
-write, by the acceptance seen so far, over what it should cost, by a table measured on this machine
-(decoding/calibrate.py). Given the table it is a function of what was drafted and accepted alone, so a run
-repeats. While drafting loses, it is tried again now and then, more and more seldom.
-Formula: tokens a row and round = 1 + sum over i of P(position i accepted), as in Leviathan et al. 2211.17192,
-equation 1, with a probability of its own for each position.
+Contract: a Budget (base.py). Before anything of a round is drawn, each row offers a chain of drafts by a source that
+its text so far decides (a copy, or the draft model). The worth of a row's i-th draft is the chance that its first i
+drafts are accepted: it counts once for each source and place (acceptance.py). Drafts are taken best first over all
+rows, as many as make expected tokens a millisecond the most; none where a plain step does. So the lengths are a
+function of earlier rounds alone, and every rule of verification stays exact.
+Costs come from a table (cost_table.py) that every round's own time corrects (corrected.py).
+What is not chosen is tried now and then, for what it may cost: at most EXPLORE of the time. So a lane that would win
+again finds out, and one that loses loses little.
+Source: expected tokens by place, Leviathan et al. 2211.17192, equation 1; one budget over all rows by goodput,
+vLLM's adaptive verification (#47808) and DSpark (arXiv 2607.05147).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+import numpy as np
+
+from .acceptance import Believed, Rates, Reach
+from .base import Feedback, Offer
+from .corrected import CorrectedCosts
 from .cost_table import RoundCosts
 
-# The weight of an observation is multiplied by this with every later round: acceptance changes along a text.
-MEMORY = 0.97
-# A position starts as if tried PRIOR times, at the rate of the position before it (the first at PRIOR_RATE).
-PRIOR, PRIOR_RATE = 2.0, 0.6
-# Plain steps until drafting is tried again; the wait doubles, up to the longest, while drafting keeps losing.
-FIRST_WAIT, LONGEST_WAIT = 16, 64
+# The longest draft of a row, and the most drafts of all rows together.
+LIMIT, MOST = 16, 96
+PLACES = np.arange(1, LIMIT + 1)
+# Drafting has to promise this much more than a plain step: estimates err, and a plain step's err least.
+LEAST_GAIN = 1.02
+# The share of the time that trying what seems to lose may cost.
+EXPLORE = 0.01
+# What it may cost at the start, in plain steps.
+FIRST_TRY = 0.4
 
 
-@dataclass
-class _Chain:
-    """Estimates how often a count reaches position i, given that it reached i - 1."""
+class Plan(NamedTuple):
+    """The lengths by row of a round, and the ms that it should lose beside the one that seems best."""
 
-    limit: int
-    tried: list[float] = field(init=False)
-    reached: list[float] = field(init=False)
+    lengths: list[int]
+    lost: float
 
-    def __post_init__(self) -> None:
-        self.tried, self.reached = [0.0] * self.limit, [0.0] * self.limit
 
-    def fade(self) -> None:
-        self.tried = [MEMORY * count for count in self.tried]
-        self.reached = [MEMORY * count for count in self.reached]
+class Ways(NamedTuple):
+    """Ways to spend a round, the first without drafts. tokens: that all rows should write; ms: what it takes.
 
-    def add(self, count: int, requested: int) -> None:
-        """Note a count that could have reached `requested`."""
-        for position in range(min(count + 1, requested)):
-            self.tried[position] += 1
-            self.reached[position] += count > position
+    lengths(i): of each row, the i-th way.
+    """
 
-    def expected(self, prior: float) -> list[float]:
-        """E[min(count, l)] for l = 0 .. limit, when at least l are requested."""
-        sums, alive, rate = [0.0], 1.0, prior
-        for tried, reached in zip(self.tried, self.reached, strict=True):
-            rate = (reached + PRIOR * rate) / (tried + PRIOR)
-            alive *= rate
-            sums.append(sums[-1] + alive)
-        return sums
+    tokens: Rates
+    ms: Rates
+    lengths: Callable[[int], list[int]]
 
 
 class CostAware:
-    """Chooses the length by a CostTable or another RoundCosts. `rows` is the batch that it starts with."""
+    """See the module's contract. table: costs of rounds; timed: whether the rounds' own times correct it."""
 
-    LIMIT = 16
+    limit = LIMIT
 
-    def __init__(self, table: RoundCosts, rows: int = 1, limit: int = LIMIT) -> None:
-        self.table, self.rows, self.limit = table, rows, limit
-        self._accepted, self._drafted = _Chain(limit), _Chain(limit)
-        self._widest, self._forwards = _Chain(limit), _Chain(limit)
-        self._plain, self._wait = 0, FIRST_WAIT
-        self.length = self._choose()
+    def __init__(self, table: RoundCosts, timed: bool = True) -> None:
+        self.costs = CorrectedCosts(table, timed)
+        self._believed: dict[str, Believed] = {}
+        self._forwards = Reach(LIMIT, 1.0)
+        # Milliseconds that may be lost by trying.
+        self._allowance: float | None = None
+        # The newest plan, and what it was asked about.
+        self._planned: tuple[Sequence[Offer], Plan] | None = None
 
-    def update(self, accepted: list[int]) -> None:
-        """Does nothing: `observe` learns from every round."""
+    def max_drafts(self, offers: Sequence[Offer]) -> list[int]:
+        """See Budget."""
+        return self.plan(offers).lengths
 
-    def observe(self, requested: int, drafted: list[int], accepted: list[int], forwards: int) -> None:
-        """What each row drafted and accepted in a round of length `requested`, and forwards of the draft it took.
+    def plan(self, offers: Sequence[Offer]) -> Plan:
+        """The lengths of the next round: the best, or where it may be tried the best of the other kind."""
+        if self._planned is not None and self._planned[0] is offers:
+            return self._planned[1]
+        usable = [min(max(offer.most, 0), LIMIT) for offer in offers]
+        found = self._plan(offers, usable) if any(usable) else Plan([0] * len(offers), 0.0)
+        self._planned = offers, found
+        return found
 
-        A row counts as if what it drafted was requested where it was cut short by its own end.
-        """
-        self.rows = len(drafted)
-        if requested:
-            for chain in (self._accepted, self._drafted, self._widest, self._forwards):
-                chain.fade()
-            for tried, stood in zip(drafted, accepted, strict=True):
-                self._drafted.add(tried, requested)
-                self._accepted.add(stood, requested)
-            self._widest.add(max(drafted), requested)
-            self._forwards.add(forwards, requested)
-        self.length = self._choose()
-        if self.length:
-            self._plain = 0
-            self._wait = FIRST_WAIT
-            return
-        self._plain += 1
-        if self._plain >= self._wait:
-            self._plain, self._wait = 0, min(2 * self._wait, LONGEST_WAIT)
-            self.length = self._choose(least=1)
+    def _plan(self, offers: Sequence[Offer], usable: list[int]) -> Plan:
+        ways = self._columns(offers, usable) if self.costs.padded else self._drafts(offers, usable)
+        rates = ways.tokens / ways.ms
+        best = 1 + int(rates[1:].argmax())
+        chosen, other = (best, 0) if rates[best] > LEAST_GAIN * rates[0] else (0, best)
+        if self._allowance is None:
+            self._allowance = FIRST_TRY * float(ways.ms[0])
+        lost = max(0.0, float(ways.ms[other] - ways.tokens[other] / rates[chosen]))
+        if other:
+            # What the draft model has not read yet. Where drafting goes on, that is paid once and counts for nothing.
+            lost += float(self.costs.draft_ms(len(offers), np.zeros(1), np.array([_unread(offers)]))[0])
+        if lost > self._allowance:
+            return Plan(ways.lengths(chosen), 0.0)
+        return Plan(ways.lengths(other), lost)
 
-    def rates(self) -> list[float]:
-        """Expected tokens a ms of the whole batch for lengths 0 .. limit."""
-        written = self._accepted.expected(PRIOR_RATE)
-        fed = (self._widest if self.table.padded else self._drafted).expected(1.0)
-        forwards = self._forwards.expected(1.0)
-        draft_ms = self.table.draft_ms(self.rows)
-        return [
-            self.rows
-            * (1 + written[length])
-            / (self.table.verify_ms(self.rows, self.rows * (1 + fed[length])) + draft_ms * forwards[length])
-            for length in range(self.limit + 1)
-        ]
+    def _drafts(self, offers: Sequence[Offer], usable: list[int]) -> Ways:
+        """Where a draft costs its own place alone: the best 0, 1, 2, ... drafts of all rows."""
+        rows = len(offers)
+        believed = [self._of(offer) for offer in offers]
+        allowed = PLACES <= np.array(usable)[:, None]
+        worths = np.where(allowed, [of.accepted.chances() for of in believed], -1.0).ravel()
+        # Stable, so that of a row's drafts of equal worth the first comes first.
+        order = np.argsort(-worths, kind="stable")[: min(MOST, sum(usable))]
+        shares = np.array([of.drafted.chances() for of in believed]).ravel()[order]
+        depths = (PLACES * np.array([offer.forwards for offer in offers])[:, None]).ravel()[order]
+        start = np.zeros(1)
+        tokens = rows + np.concatenate((start, worths[order].cumsum()))
+        steps = rows + np.concatenate((start, shares.cumsum()))
+        ms = self.costs.verify_ms(rows, steps)
+        ms += self._drafting_ms(rows, np.concatenate((start, np.maximum.accumulate(depths))).astype(np.intp))
+        return Ways(tokens, ms, lambda way: np.bincount(order[:way] // LIMIT, minlength=rows).tolist())
 
-    def _choose(self, least: int = 0) -> int:
-        rates = self.rates()
-        return max(range(least, self.limit + 1), key=lambda length: rates[length])
+    def _columns(self, offers: Sequence[Offer], usable: list[int]) -> Ways:
+        """Where padding costs what tokens cost: 0, 1, 2, ... drafts of every row."""
+        rows, places = len(offers), np.arange(max(usable) + 1)
+        tokens = np.full(len(places), float(rows))
+        for offer, most in zip(offers, usable, strict=True):
+            gained = np.concatenate(([0.0], self._of(offer).accepted.chances().cumsum()))
+            tokens += gained[np.minimum(places, max(most, 0))]
+        deepest = places * any(offer.forwards and most > 0 for offer, most in zip(offers, usable, strict=True))
+        ms = self.costs.verify_ms(rows, rows * (1.0 + places)) + self._drafting_ms(rows, deepest)
+        return Ways(tokens, ms, lambda way: [min(max(most, 0), way) for most in usable])
+
+    def _drafting_ms(self, rows: int, deepest: Rates) -> Rates:
+        """What the draft model takes for chains of these lengths."""
+        forwards = np.concatenate(([0.0], self._forwards.chances().cumsum()))[deepest]
+        return self.costs.draft_ms(rows, forwards, np.zeros(1))
+
+    def _of(self, offer: Offer) -> Believed:
+        return self._believed.setdefault(offer.source, Believed(LIMIT, not offer.forwards))
+
+    def observe(self, feedback: Feedback) -> None:
+        """See Budget."""
+        offers, rows, forwards = feedback.offers, len(feedback.offers), feedback.draft_forwards
+        # As it was before this round: what it tried is paid for, else what may be tried grows.
+        tried = self.plan(offers).lost
+        self._allowance = (self._allowance or 0.0) + EXPLORE * self._ms(feedback) - tried
+        self._planned = None
+        told = list(zip(offers, feedback.requested, feedback.drafted, feedback.accepted, strict=True))
+        for source in {offer.source for offer, allowed, _, _ in told if allowed}:
+            self._believed[source].fade()
+        for offer, allowed, drafted, accepted in told:
+            if allowed:
+                self._of(offer).add(*(min(count, LIMIT) for count in (allowed, drafted, accepted)))
+        deepest = max((allowed for offer, allowed, _, _ in told if offer.forwards), default=0)
+        if deepest:
+            self._forwards.fade()
+            self._forwards.add(min(forwards, deepest, LIMIT), min(deepest, LIMIT))
+        width = max(feedback.drafted)
+        tokens = rows * (1 + width) if self.costs.padded else rows + sum(feedback.drafted)
+        if not math.isnan(feedback.ms):
+            drafting = (float(forwards), float(_unread(offers)), feedback.draft_ms) if forwards else None
+            self.costs.observe(rows, tokens, feedback.ms - feedback.draft_ms, drafting)
+
+    def _ms(self, feedback: Feedback) -> float:
+        """What the round took, by the clock or else by the costs."""
+        if not math.isnan(feedback.ms):
+            return feedback.ms
+        rows = len(feedback.offers)
+        return float(self.costs.verify_ms(rows, np.array([float(rows)]))[0])
+
+
+def _unread(offers: Sequence[Offer]) -> int:
+    """Tokens that the draft model reads before it drafts for any row."""
+    return sum(offer.unread for offer in offers if offer.forwards)

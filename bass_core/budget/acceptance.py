@@ -1,0 +1,68 @@
+"""How often drafts are accepted, by who drafts them and by their place: what a length policy believes.
+
+Contract: counts of the rounds so far, of which older ones weigh less, begun with a first guess. No clock and no
+draft of the coming round enters. Non-goal: deciding (cost_aware.py).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+# The weight of an observation is multiplied by this with every later round: acceptance changes along a text.
+MEMORY = 0.97
+# A place starts as if tried PRIOR times, at the rate of the place before it, the first at FIRST_RATE.
+PRIOR = 4.0
+# First guesses, rounded from the shipped draft head and from prompt lookup behind matches of three tokens.
+FIRST_RATE, FIRST_COPY_RATE = 0.5, 0.7
+
+Rates = NDArray[np.float64]
+
+
+class Reach:
+    """How often a count reaches place i, given that it reached i - 1, where it might have: a chain of chances."""
+
+    def __init__(self, limit: int, first: float) -> None:
+        self.first = first
+        self._tried, self._reached = np.zeros(limit), np.zeros(limit)
+        self._known: Rates | None = None
+
+    def fade(self) -> None:
+        """A round has passed."""
+        self._tried *= MEMORY
+        self._reached *= MEMORY
+        self._known = None
+
+    def add(self, count: int, allowed: int) -> None:
+        """Note a count that might have been `allowed`, which is above 0."""
+        self._tried[: min(count + 1, allowed)] += 1
+        self._reached[:count] += 1
+        self._known = None
+
+    def chances(self) -> Rates:
+        """float64 [limit]: the chance that the count is 1 or more, 2 or more, and so on, where so many are allowed."""
+        if self._known is None:
+            rate, rates = self.first, []
+            for tried, reached in zip(self._tried.tolist(), self._reached.tolist(), strict=True):
+                rate = (reached + PRIOR * rate) / (tried + PRIOR)
+                rates.append(rate)
+            self._known = np.cumprod(rates)
+        return self._known
+
+
+class Believed:
+    """Of one source of drafts: how many of those that a row may draft it drafts, and how many of them stand."""
+
+    def __init__(self, limit: int, copies: bool) -> None:
+        self.drafted = Reach(limit, 1.0)
+        self.accepted = Reach(limit, FIRST_COPY_RATE if copies else FIRST_RATE)
+
+    def fade(self) -> None:
+        """A round has passed in which it drafted."""
+        self.drafted.fade()
+        self.accepted.fade()
+
+    def add(self, allowed: int, drafted: int, accepted: int) -> None:
+        """Note one row of that round."""
+        self.drafted.add(drafted, allowed)
+        self.accepted.add(accepted, allowed)
