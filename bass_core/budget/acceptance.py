@@ -6,6 +6,8 @@ draft of the coming round enters. Non-goal: deciding (cost_aware.py).
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,7 +18,7 @@ PRIOR = 4.0
 # First guesses, rounded from the shipped draft head and from prompt lookup behind matches of three tokens.
 FIRST_RATE, FIRST_COPY_RATE = 0.5, 0.7
 
-Rates = NDArray[np.float64]
+Rates = NDArray[np.floating[Any]]
 
 
 class Reach:

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .cost_table import RoundCosts
 
-Array = NDArray[np.float64]
+Array = NDArray[np.floating[Any]]
 
 # Rounds of one size, or proposals, of which the median counts, and the rounds for which one is remembered.
 KEPT, FRESH = 5, 128

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .acceptance import Believed, Rates, Reach
 from .base import Feedback, Offer
@@ -34,6 +35,9 @@ LEAST_GAIN = 1.02
 EXPLORE = 0.01
 # What it may cost at the start, in plain steps.
 FIRST_TRY = 0.4
+
+
+Places = NDArray[np.int64]
 
 
 class Plan(NamedTuple):
@@ -100,17 +104,17 @@ class CostAware:
         """Where a draft costs its own place alone: the best 0, 1, 2, ... drafts of all rows."""
         rows = len(offers)
         believed = [self._of(offer) for offer in offers]
-        allowed = PLACES <= np.array(usable)[:, None]
+        allowed = np.array(usable)[:, None] >= PLACES
         worths = np.where(allowed, [of.accepted.chances() for of in believed], -1.0).ravel()
         # Stable, so that of a row's drafts of equal worth the first comes first.
         order = np.argsort(-worths, kind="stable")[: min(MOST, sum(usable))]
         shares = np.array([of.drafted.chances() for of in believed]).ravel()[order]
-        depths = (PLACES * np.array([offer.forwards for offer in offers])[:, None]).ravel()[order]
+        depths = np.where([[offer.forwards] for offer in offers], PLACES, 0).ravel()[order]
         start = np.zeros(1)
         tokens = rows + np.concatenate((start, worths[order].cumsum()))
         steps = rows + np.concatenate((start, shares.cumsum()))
-        ms = self.costs.verify_ms(rows, steps)
-        ms += self._drafting_ms(rows, np.concatenate((start, np.maximum.accumulate(depths))).astype(np.intp))
+        deepest = np.concatenate(([0], np.maximum.accumulate(depths)))
+        ms = self.costs.verify_ms(rows, steps) + self._drafting_ms(rows, deepest)
         return Ways(tokens, ms, lambda way: np.bincount(order[:way] // LIMIT, minlength=rows).tolist())
 
     def _columns(self, offers: Sequence[Offer], usable: list[int]) -> Ways:
@@ -124,7 +128,7 @@ class CostAware:
         ms = self.costs.verify_ms(rows, rows * (1.0 + places)) + self._drafting_ms(rows, deepest)
         return Ways(tokens, ms, lambda way: [min(max(most, 0), way) for most in usable])
 
-    def _drafting_ms(self, rows: int, deepest: Rates) -> Rates:
+    def _drafting_ms(self, rows: int, deepest: Places) -> Rates:
         """What the draft model takes for chains of these lengths."""
         forwards = np.concatenate(([0.0], self._forwards.chances().cumsum()))[deepest]
         return self.costs.draft_ms(rows, forwards, np.zeros(1))

@@ -7,13 +7,12 @@ puts a copying drafter in front of a model; `WindowChain` lets a drafter draft f
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..budget.trees import Grower
+from ..budget.base import Offer
 from ..engine.prefill import PrefillSteps
 from ..machine.transfer import to_device
 from ..models.forward import ForwardBatch
@@ -24,9 +23,6 @@ from ..verification.acceptance import mark_unsound, refuse_unsound
 from ..verification.rejection import verify
 from ..verification.table import find_verification
 from .base import Drafter, Proposal, check_chain, point_masses
-from .head import HeadDrafter
-from .model import ModelDrafter
-from .trees.replay import make_growth
 from .window import WindowDrafter
 
 # The most drafts that the drafter in front makes before the windowed target verifies them.
@@ -43,6 +39,12 @@ class LookupChain(Drafter):
         for drafter in self.drafters:
             drafter.start(rows)
         return None
+
+    def offers(self, rows: list[Sequence]) -> list[Offer]:
+        """Of each row, the first that offers anything; nothing takes a forward."""
+        asked = zip(*(drafter.offers(rows) for drafter in self.drafters), strict=True)
+        first = [next((offer for offer in offers if offer.most > 0), offers[0]) for offers in asked]
+        return [offer._replace(forwards=False) for offer in first]
 
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         proposals = [check_chain(drafter.propose(rows, max_drafts, keys)) for drafter in self.drafters]
@@ -82,7 +84,7 @@ class Cascade(Drafter):
         """
         self.lookup, self.model, self.size, self.most_drawn = lookup, model, size, most_drawn
         self._modelled: Proposal | None = None
-        self.observes_states, self.grows, self.source = model.observes_states, model.grows, model.source
+        self.observes_states, self.source = model.observes_states, model.source
 
     def prepare(self, rows: int) -> None:
         """Before the first step: the model's own preparation."""
@@ -95,6 +97,15 @@ class Cascade(Drafter):
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         self.lookup.start(rows)
         return self.model.start(rows)
+
+    def read(self, rows: list[Sequence]) -> None:
+        """Let the model read the prompts."""
+        self.model.read(rows)
+
+    def offers(self, rows: list[Sequence]) -> list[Offer]:
+        """A copy where there is one, else the model's offer."""
+        both = zip(self.lookup.offers(rows), self.model.offers(rows), strict=True)
+        return [copied if copied.most > 0 else modelled for copied, modelled in both]
 
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         copied = check_chain(self.lookup.propose(rows, max_drafts, keys))
@@ -110,20 +121,6 @@ class Cascade(Drafter):
         self.calls, self.drafted = self.model.calls, self.model.drafted
         self._modelled = modelled
         return self._merge(copied, modelled)
-
-    def grow(
-        self, rows: list[Sequence], max_drafts: list[int], room: int, keys: NoiseKeys, grower: Grower
-    ) -> Proposal:
-        """Trees of copies, with the model's drafts beside and behind them (base.py)."""
-        model: Any = self.model
-        if not isinstance(model, ModelDrafter | HeadDrafter):
-            return self.propose(rows, max_drafts, keys)
-        copied, self._modelled = check_chain(self.lookup.propose(rows, max_drafts, keys)), None
-        growth = make_growth(rows, max_drafts, room, keys, grower, model.params, model.role, self.size)
-        proposal = growth.grow([copied], model)
-        model.drafted += growth.modelled
-        self.calls, self.drafted = model.calls, model.drafted
-        return proposal
 
     def _merge(self, copied: Proposal, modelled: Proposal) -> Proposal:
         width = max(copied.tokens.shape[1], modelled.tokens.shape[1])
@@ -188,6 +185,10 @@ class WindowChain(Drafter):
         """Before the first step: both drafters' own preparation."""
         self.front.prepare(rows)
         self.window.prepare(rows)
+
+    def read(self, rows: list[Sequence]) -> None:
+        """Let the drafter in front read the prompts."""
+        self.front.read(rows)
 
     def observe_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
         """Hand the target's states on."""

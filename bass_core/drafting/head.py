@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from kernels.plan import MOST_TREE
 from kernels.support import is_accelerator
 
-from ..budget.trees import Grower
+from ..budget.base import Offer
 from ..engine.prefill import PrefillSteps
 from ..engine.runner import ModelRunner
 from ..machine.transfer import to_device, to_host
@@ -30,7 +30,7 @@ from .base import Drafter, OwnChances, Proposal
 from .head_states import SettledStates, StandInStates
 from .pending import feed_pending
 from .trees.levels import Fed, LevelStates, LinkedLevels, TreeFeed
-from .trees.replay import make_growth
+from .trees.static import StaticTrees
 
 # A forward of the head costs more than one more token in a verification, so a row drafts on only while its drafts
 # so far have this many times the confidence. Each row decides for itself and does not depend on its neighbours.
@@ -52,9 +52,12 @@ class HeadDrafter(Drafter):
     the target's is observed; what was fed behind a stand-in is then fed again. A proposal has at most one draft a
     row, and none where a state is missing: behind a token that the head was not fed, such as a copied one. A
     confidence above 0 stops nothing then, but the proposals have `max_probs` and `token_probs`.
+
+    tree: makes trees of this shape (StaticTrees), whatever the confidence; a head of several positions, which is
+    not fed its drafts, makes them as deep as it has positions. Never beside `ahead`.
     """
 
-    observes_states, grows, source = True, True, "head"
+    observes_states, source = True, "head"
 
     def __init__(
         self,
@@ -65,9 +68,11 @@ class HeadDrafter(Drafter):
         verification: str = "auto",
         confidence: float = 0.0,
         ahead: bool = False,
+        tree: tuple[int, ...] | None = None,
     ) -> None:
         self.head, self.runner, self.size, self.params = head, runner, size, params
         self.role = find_verification(verification).draft_role
+        self.branches, self._trees = tree is not None, StaticTrees(tree or (), params, self.role, size)
         self.confidence = 0.0 if ahead else confidence
         self.ahead, self._tells, self._began = ahead, ahead and confidence > 0, False
         self._source: SettledStates | StandInStates = SettledStates(0, head.config.hidden, runner.device)
@@ -91,20 +96,36 @@ class HeadDrafter(Drafter):
             self.runner.prepare(self._batch(fed, [0] * rows))
 
     def observe_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
-        """Keep copies of the target's states, which its next forward overwrites; the prompts' are read at once."""
+        """Keep copies of the target's states, which its next forward overwrites."""
         for r, slot in (self._source.observe(states) or {}).items():
             self.runner.commit(r, min(self.runner.lengths[r], slot))
+
+    def read(self, rows: list[Sequence]) -> None:
+        """Read the prompts, whose states have been observed, unless that was done."""
         if not self._began and isinstance(self._source, SettledStates):
-            self._read_prompts(rows, self._source, [len(new) for new in states])
+            self._read_prompts(rows, self._source, [len(row.prompt) for row in rows])
             self.calls = 0
         self._began = True
 
+    def offers(self, rows: list[Sequence]) -> list[Offer]:
+        """A chain of each row; `unread` is what has been written since the head drafted last."""
+        lengths = self.runner.lengths
+        return [
+            Offer(row.remaining - 1, self.source, unread=len(row.tokens) - length)
+            for row, length in zip(rows, lengths, strict=False)
+        ]
+
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
+        if self.branches:
+            proposal = self._trees.propose(self, rows, max_drafts, keys)
+            self.drafted += sum(proposal.num_drafted)
+            return proposal
         if isinstance(self._source, StandInStates):
             complete = [self._source.complete(r, len(row.tokens)) for r, row in enumerate(rows)]
             max_drafts = [min(most, 1) if able else 0 for most, able in zip(max_drafts, complete, strict=True)]
             if max(max_drafts) == 0:
                 return Proposal(torch.zeros(len(rows), 0, dtype=torch.long, device=self.runner.device), max_drafts)
+        self.read(rows)
         logits, states = self._catch_up(rows, max_drafts)
         ends = list(self.runner.lengths[: len(rows)])
         # Row by row: in which steps it may draft, whether it still does, how much it has, and how likely that is.
@@ -169,6 +190,7 @@ class HeadDrafter(Drafter):
 
     def root(self, rows: list[Sequence], wanted: list[bool]) -> Tensor:
         """Logits [B, V'] behind the newest tokens (LevelModel in trees/levels.py); all rows are fed."""
+        self.read(rows)
         logits, states = self._catch_up(rows, [1] * len(rows))
         self._feed = TreeFeed(self.runner, list(self.runner.lengths[: len(rows)]))
         self._tree_states = LevelStates(states)
@@ -197,15 +219,6 @@ class HeadDrafter(Drafter):
         """The depth of the deepest drafts behind which it can be asked; several positions are one forward's."""
         return MOST_TREE if self.head.positions == 1 else self.head.positions - 1
 
-    def grow(
-        self, rows: list[Sequence], max_drafts: list[int], room: int, keys: NoiseKeys, grower: Grower
-    ) -> Proposal:
-        """Trees, grown from the head alone (base.py)."""
-        growth = make_growth(rows, max_drafts, room, keys, grower, self.params, self.role, self.size)
-        proposal = growth.grow([], self)
-        self.drafted += sum(proposal.num_drafted)
-        return proposal
-
     def _read_prompts(self, rows: list[Sequence], source: SettledStates, ends: list[int]) -> None:
         """Feed the prompts, ends[r] tokens of row r: a part of the prefill, which `calls` does not count.
 
@@ -233,13 +246,14 @@ class HeadDrafter(Drafter):
     ) -> tuple[Tensor, Tensor]:
         """Feed what came since the last proposal; logits [B, V'], states [B, hidden] of the last slots.
 
-        Behind settled states all rows are fed, up to ends[r]; behind states that stand in, those that draft.
+        Rows that draft are fed, up to ends[r].
         """
         runner, source = self.runner, self._source
         ends = ends or [len(row.tokens) for row in rows]
         if isinstance(source, SettledStates):
             starts = list(runner.lengths[: len(rows)])
-            counts = [end - start for end, start in zip(ends, starts, strict=True)]
+            told = zip(ends, starts, max_drafts, strict=True)
+            counts = [end - start if most else 0 for end, start, most in told]
             before = source.read(counts)
         else:
             # A row that drafts feeds its newest token, if need be again, for the logits behind it.

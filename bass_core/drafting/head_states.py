@@ -19,8 +19,8 @@ class SettledStates:
     def __init__(self, rows: int, hidden: int, device: torch.device) -> None:
         self.device = device
         # Nothing stands before the first token.
-        zero = torch.zeros(1, hidden, device=device)
-        self._waiting = [[zero] for _ in range(rows)]
+        self._nothing = torch.zeros(1, hidden, device=device)
+        self._waiting = [[self._nothing] for _ in range(rows)]
 
     def observe(self, states: list[Tensor]) -> None:
         """states[r] [k, hidden] of the next k tokens of row r; copied: the target's next step writes over them."""
@@ -29,17 +29,18 @@ class SettledStates:
             waiting.append(new)
 
     def read(self, counts: list[int]) -> Tensor:
-        """The states [B, max(counts), hidden] for each row's next counts[r] slots; behind them the last again."""
-        whole = torch.cat([states for row in self._waiting[: len(counts)] for states in row])
-        columns, places, at = torch.arange(max(counts)), [], 0
+        """The states [B, max(counts), hidden] for each row's next counts[r] slots; behind them anything."""
+        width, rows = max(counts), []
         for r, count in enumerate(counts):
-            end = at + sum(map(len, self._waiting[r]))
-            assert end >= at + count, "each slot has the state before it"
-            places.append(at + columns.clamp(max=max(count - 1, 0)))
+            if not count:
+                rows.append(self._nothing.expand(width, -1))
+                continue
+            whole = torch.cat(self._waiting[r])
+            assert len(whole) >= count, "each slot has the state before it"
             # A copy, so that what was read is freed.
-            self._waiting[r] = [whole[at + count : end].clone()] if end > at + count else []
-            at = end
-        return whole[to_device(torch.stack(places).clamp(max=len(whole) - 1), self.device)]
+            self._waiting[r] = [whole[count:].clone()] if len(whole) > count else []
+            rows.append(torch.cat((whole[:count], self._nothing.expand(width - count, -1))))
+        return torch.stack(rows)
 
     def next(self, row: int, count: int) -> Tensor:
         """The states [count, hidden] for a row's next slots, which may be read again."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from ..budget.base import Offer
 from ..engine.prefill import PrefillSteps
 from ..sampling.noise import NoiseKeys
 from ..sequence import Sequence
@@ -37,6 +38,15 @@ class PromptLookupDrafter(Drafter):
         self._indexed = [0 for _ in rows]
         return None
 
+    def offers(self, rows: list[Sequence]) -> list[Offer]:
+        """A copy where the text knows how to go on, else nothing."""
+        for r, row in enumerate(rows):
+            self._index(r, row.tokens)
+        known = [self._match(r, row.tokens) is not None for r, row in enumerate(rows)]
+        return [
+            Offer((row.remaining - 1) * found, self.source, False) for row, found in zip(rows, known, strict=True)
+        ]
+
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         for r, row in enumerate(rows):
             self._index(r, row.tokens)
@@ -56,14 +66,18 @@ class PromptLookupDrafter(Drafter):
                 table[run] = (tokens, stop)
         self._indexed[row] = end
 
-    def _lookup(self, row: int, tokens: list[int], count: int) -> list[int]:
-        """`count` tokens from after the latest match, or none. A match that overlaps the end repeats itself."""
+    def _match(self, row: int, tokens: list[int]) -> tuple[list[int], int] | None:
+        """The text of the latest match of the longest run at the end, and where it goes on there."""
         end = len(tokens)
         for size in range(min(self.longest, end), self.shortest - 1, -1):
             if (found := self._tables[row].get(tuple(tokens[end - size :]))) is not None:
-                text, at = found
-                return [text[at + i % (len(text) - at)] for i in range(count)]
-        return []
+                return found
+        return None
+
+    def _lookup(self, row: int, tokens: list[int], count: int) -> list[int]:
+        """`count` tokens from after the latest match, or none. A match that overlaps the end repeats itself."""
+        text, at = self._match(row, tokens) or ([], 0)
+        return [text[at + i % (len(text) - at)] for i in range(count if text else 0)]
 
     def rewind(self, row: int, length: int) -> None:
         """Forget the runs that ended from `length` on: their places are again those of before."""

@@ -9,14 +9,15 @@ Non-goals: prefills, drafters that propose fewer tokens than asked, early ends o
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..budget.base import Budget, Feedback, Offer
 from ..budget.cost_table import RoundCosts
-from ..budget.policies import DraftLengthPolicy
 
 
 @dataclass(frozen=True)
@@ -44,15 +45,11 @@ class Acceptance:
         return [int(count) for count in np.minimum(stand, drafted)]
 
 
-def round_ms(costs: RoundCosts, drafted: list[int], forwards: float, grown: bool = False) -> tuple[float, float]:
-    """The milliseconds of so many forwards of the draft, and of verifying drafted[r] drafts of row r.
-
-    grown: the drafts are trees, and each forward was one of their levels.
-    """
+def round_ms(costs: RoundCosts, drafted: list[int], forwards: float) -> tuple[float, float]:
+    """The milliseconds of so many forwards of the draft, and of verifying drafted[r] drafts of row r."""
     rows = len(drafted)
     tokens = rows * (1 + max(drafted)) if costs.padded else rows + sum(drafted)
-    drafting = costs.levels_ms(rows, forwards) if grown else forwards * costs.draft_ms(rows)
-    return drafting, costs.verify_ms(rows, tokens)
+    return forwards * costs.draft_ms(rows), costs.verify_ms(rows, tokens)
 
 
 @dataclass(frozen=True)
@@ -70,21 +67,18 @@ class Played:
 
 
 def rounds(
-    policy: DraftLengthPolicy, acceptance: Acceptance, rows: int, tokens: int | None, rng: np.random.Generator
+    budget: Budget, acceptance: Acceptance, rows: int, tokens: int | None, rng: np.random.Generator
 ) -> Iterator[Played]:
     """The rounds of `rows` rows that each write `tokens` tokens after the prefill's; endless if None."""
     left = [1 << 60 if tokens is None else tokens] * rows
     live = list(range(rows)) if left[0] else []
     while live:
-        asked = policy.length
-        drafted = [min(asked, left[row] - 1) for row in live]
+        offers = [Offer(left[row] - 1) for row in live]
+        asked = budget.max_drafts(offers)
+        drafted = [min(most, offer.most) for most, offer in zip(asked, offers, strict=True)]
         accepted = acceptance.draw(rng, live, drafted)
-        yield Played(asked, live, drafted, accepted)
-        observe = getattr(policy, "observe", None)
-        if observe is not None:
-            observe(asked, drafted, accepted, max(drafted))
-        if any(count == asked for count in drafted):
-            policy.update(accepted)
+        yield Played(max(asked), live, drafted, accepted)
+        budget.observe(Feedback(offers, asked, drafted, accepted, max(drafted), math.nan, math.nan))
         for row, count in zip(live, accepted, strict=True):
             left[row] -= count + 1
         live = [row for row in live if left[row]]
@@ -106,11 +100,11 @@ class Prediction:
 
 
 def play(
-    policy: DraftLengthPolicy, acceptance: Acceptance, rows: int, tokens: int, seed: int = 0, trials: int = 8
+    budget: Budget, acceptance: Acceptance, rows: int, tokens: int, seed: int = 0, trials: int = 8
 ) -> list[list[Played]]:
     """Simulate `trials` runs of `rows` rows with `tokens` (2 or more) new tokens each, the first the prefill's."""
     return [
-        list(rounds(copy.deepcopy(policy), acceptance, rows, tokens - 1, np.random.default_rng((seed, trial))))
+        list(rounds(copy.deepcopy(budget), acceptance, rows, tokens - 1, np.random.default_rng((seed, trial))))
         for trial in range(trials)
     ]
 
@@ -123,7 +117,7 @@ def timed(costs: RoundCosts, runs: list[list[Played]], tokens: int) -> Predictio
 
 def predict(
     costs: RoundCosts,
-    policy: DraftLengthPolicy,
+    budget: Budget,
     acceptance: Acceptance,
     rows: int,
     tokens: int,
@@ -131,7 +125,7 @@ def predict(
     trials: int = 8,
 ) -> Prediction:
     """`play`, then `timed`."""
-    return timed(costs, play(policy, acceptance, rows, tokens, seed, trials), tokens)
+    return timed(costs, play(budget, acceptance, rows, tokens, seed, trials), tokens)
 
 
 def _figures(costs: RoundCosts, played: list[Played], tokens: int) -> tuple[float, ...]:

@@ -2,8 +2,7 @@
 
 Contract: `predict_speedups` runs no model and measures nothing; all that it returns is a prediction, as plain
 data that names its assumptions. The same arguments give the same figures, which are those of `python -m bench
-simulate`. Non-goals: prefills, trees of drafts; policies that plan trees are played as the chains that they
-fall back to.
+simulate`. Non-goals: prefills, trees of drafts, a length a row.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..budget.options import check_draft_length, make_policy
-from ..budget.policies import FixedLength
+from ..budget.options import check_draft_length, make_budget
 from ..errors import RequestError
 from .bounds import fits, fitted, ridge
 from .checks import rate, whole
@@ -58,10 +56,10 @@ def predict_speedups(
     costs, points = clock.costs(context), []
     for rows in sizes:
         held = fits(costs, rows)
-        plain = predict(costs, FixedLength(0), chance, rows, tokens, seed, trials=1) if held else None
+        plain = predict(costs, make_budget(0), chance, rows, tokens, seed, trials=1) if held else None
         for length in lengths:
-            policy = make_policy(length, costs, rows)
-            runs = play(policy, chance, rows, tokens, seed, trials) if plain else []
+            budget = make_budget(length, costs, timed=False)
+            runs = play(budget, chance, rows, tokens, seed, trials) if plain else []
             points.append(_point(rows, length, plain, [timed(costs, [run], tokens) for run in runs]))
     return SpeedUps(
         clock=clock.record(),

@@ -29,14 +29,14 @@ def build_regular(pair: ModelPair, request: Request, sequences: list[Sequence]) 
 
 def build_speculative(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
     """Draft and verify, one sequence after another, in the same caches."""
-    maker = _Maker(pair, request, 1, make_budget(request, 1))
+    maker = _Maker(pair, request, 1, make_budget(request))
     return SequentialDecoder(sequences, lambda row: maker.make([row]), maker.cache)
 
 
 def build_bass(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
     """Draft and verify all sequences together."""
     rows = len(sequences)
-    return _Maker(pair, request, rows, make_budget(request, rows)).make(sequences)
+    return _Maker(pair, request, rows, make_budget(request)).make(sequences)
 
 
 def build_overlapped(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
@@ -63,6 +63,7 @@ class _Maker:
             request.verification,
             target=self.target,
             tells=request.inspect,
+            tree=request.tree,
         )
         drafts = budget is not None and runs_model(request.drafter)
         self.cache = cache_bytes(self.target, self.parts.runner if drafts else None)
