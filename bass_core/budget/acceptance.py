@@ -42,7 +42,7 @@ class Reach:
         self._known = None
 
     def chances(self) -> Rates:
-        """float64 [limit]: the chance that the count is 1 or more, 2 or more, and so on, where so many are allowed."""
+        """float64 [limit]: the chance of a count of 1 or more, 2 or more, and so on, if so many are allowed."""
         if self._known is None:
             rate, rates = self.first, []
             for tried, reached in zip(self._tried.tolist(), self._reached.tolist(), strict=True):

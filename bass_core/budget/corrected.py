@@ -1,9 +1,9 @@
 """Costs of rounds as the table has them, corrected by what rounds really take.
 
-Contract: a table (cost_table.py) knows the shape: what a wider step costs beside a narrower one. It was measured at
-another time, with other texts, perhaps under load. So each round's own time corrects it, where it was seen and,
-by the same factor, around there. Medians, because a machine hiccups; only rounds of late, because a machine changes.
-Untimed (a simulated clock's costs are what its rounds take), the table counts as it is.
+Contract: a table (cost_table.py) knows the shape: what a wider step costs beside a narrower one. It was measured
+at another time, with other texts, perhaps under load. So each round's own time corrects it, where it was seen and,
+by the same factor, around there. Medians, because a machine hiccups; only rounds of late, because a machine
+changes. Untimed (a simulated clock's costs are what its rounds take), the table counts as it is.
 """
 
 from __future__ import annotations

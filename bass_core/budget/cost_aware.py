@@ -1,15 +1,14 @@
-"""Row lengths by measured cost: the default. Each round takes the drafts that should write most tokens a millisecond.
+"""Row lengths by measured cost, the default: the drafts that should write most tokens a millisecond.
 
-Contract: a Budget (base.py). Before anything of a round is drawn, each row offers a chain of drafts by a source that
-its text so far decides (a copy, or the draft model). The worth of a row's i-th draft is the chance that its first i
-drafts are accepted: it counts once for each source and place (acceptance.py). Drafts are taken best first over all
-rows, as many as make expected tokens a millisecond the most; none where a plain step does. So the lengths are a
-function of earlier rounds alone, and every rule of verification stays exact.
-Costs come from a table (cost_table.py) that every round's own time corrects (corrected.py).
-What is not chosen is tried now and then, for what it may cost: at most EXPLORE of the time. So a lane that would win
-again finds out, and one that loses loses little.
-Source: expected tokens by place, Leviathan et al. 2211.17192, equation 1; one budget over all rows by goodput,
-vLLM's adaptive verification (#47808) and DSpark (arXiv 2607.05147).
+Contract: a Budget (base.py). Before anything of a round is drawn, each row offers a chain of drafts by a source
+that its text so far decides (a copy, or the draft model). The worth of a row's i-th draft is the chance that its
+first i drafts are accepted: it counts once for each source and place (acceptance.py). Drafts are taken best first
+over all rows, as many as make expected tokens a millisecond the most; none where a plain step does. So the lengths
+are a function of earlier rounds alone, and every rule of verification stays exact. Costs come from a table
+(cost_table.py) that every round's own time corrects (corrected.py). What is not chosen is tried now and then, for
+what it may cost: at most EXPLORE of the time. So a lane that would win again finds out, and one that loses loses
+little. Source: expected tokens by place, Leviathan et al. 2211.17192, equation 1; one budget over all rows by
+goodput, vLLM's adaptive verification (#47808) and DSpark (arXiv 2607.05147).
 """
 
 from __future__ import annotations
@@ -94,7 +93,8 @@ class CostAware:
             self._allowance = FIRST_TRY * float(ways.ms[0])
         lost = max(0.0, float(ways.ms[other] - ways.tokens[other] / rates[chosen]))
         if other:
-            # What the draft model has not read yet. Where drafting goes on, that is paid once and counts for nothing.
+            # What the draft model has not read yet. Where drafting goes on, that is paid once and counts for
+            # nothing.
             lost += float(self.costs.draft_ms(len(offers), np.zeros(1), np.array([_unread(offers)]))[0])
         if lost > self._allowance:
             return Plan(ways.lengths(chosen), 0.0)

@@ -1,7 +1,7 @@
 """Repeating the draft lengths of an earlier run.
 
-Contract: a budget (base.py). With the same prompts, seed and drafter the run repeats itself, sampled text included,
-whatever chose the lengths then.
+Contract: a budget (base.py). With the same prompts, seed and drafter the run repeats itself, sampled text
+included, whatever chose the lengths then.
 """
 
 from __future__ import annotations

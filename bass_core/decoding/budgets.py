@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 def make_budget(request: Request) -> Budget:
-    """A fresh budget for a decoder; the request already has its costs. On a simulated clock those are the times."""
+    """A fresh budget for a decoder; the request has its costs. On a simulated clock those are the times."""
     return budget_for(request.draft_length, request.costs, timed=request.clock is None)
 
 

@@ -68,10 +68,11 @@ class Drafter(Protocol):
     """What a decoder asks of a drafter; whoever subclasses it writes `propose` and what it needs of the rest.
 
     branches: whether it proposes trees, of which max_drafts[r] says how deep they may be: every proposal of such a
-    drafter is judged by the tree rule, a chain as well, and no other drafter may give parents. observes_states: whether it wants the target's hidden states
-    (`observe_states`). calls: forwards of a draft model so far. drafted: tokens so far that a draft model drew and
-    that were proposed; copies are not counted. A target that drafts for itself counts as a draft model in both.
-    source: what a reader is told of who drafted. tells: whether a greedy proposal is to have its `own`.
+    drafter is judged by the tree rule, a chain as well, and no other drafter may give parents. observes_states:
+    whether it wants the target's hidden states (`observe_states`). calls: forwards of a draft model so far.
+    drafted: tokens so far that a draft model drew and that were proposed; copies are not counted. A target that
+    drafts for itself counts as a draft model in both. source: what a reader is told of who drafted. tells: whether
+    a greedy proposal is to have its `own`.
     """
 
     source: str = "drafter"

@@ -99,19 +99,20 @@ def generate(
 
     method: "regular", "speculative" (one sequence after another), "bass" (all sequences at once), "amusd" (draft
     and target work at the same time), or a registered method. n: number of answers to one prompt. max_new_tokens:
-    per sequence. sampling: temperature, top_k and top_p; None is greedy. draft_length: "auto" ("cost-aware" if this
-    machine can be measured, else Algorithm 1), "bass" (Algorithm 1), "cost-aware" (one length, by measured round
-    costs), a whole number, a policy, or a budget with a length a row. tree: draft trees of this shape instead, the
-    children of each draft level by level, as (3, 2, 1), at most 62 drafts; by a draft model or head. drafter: a
-    name from DRAFTERS, a drafter object, or "auto" (the pair's default). attention: a name from ATTENTIONS, or
-    "auto" (the fastest known on this device). verification: "block" (judges a row's drafts together), "rejection"
-    (one by one), "coupled" (every method gives the same text) or "auto" (of the first two, the one that accepts
-    most). sequence_ids: keys of each row's sampling noise, 0 to n - 1 by default. eos_token_id: the id or ids that
-    end a text, None for no such id, "auto" for the model's own. raw: leave the chat template out. time_budget_ms:
-    lane time after which the lane ends. synthetic_acceptance: accept each draft with this probability, whatever it
-    is; for benchmarks. inspect: give each row's round its `detail`, worked out off the lane's clock. clock: a
-    SimulatedClock, to predict times on another machine where they are else measured on this one. Raises
-    RequestError for an unknown or out-of-range argument, or for a request that does not fit the memory.
+    per sequence. sampling: temperature, top_k and top_p; None is greedy. draft_length: "auto" ("cost-aware" if
+    this machine can be measured, else Algorithm 1), "bass" (Algorithm 1), "cost-aware" (one length, by measured
+    round costs), a whole number, a policy, or a budget with a length a row. tree: draft trees of this shape
+    instead, the children of each draft level by level, as (3, 2, 1), at most 62 drafts; by a draft model or head.
+    drafter: a name from DRAFTERS, a drafter object, or "auto" (the pair's default). attention: a name from
+    ATTENTIONS, or "auto" (the fastest known on this device). verification: "block" (judges a row's drafts
+    together), "rejection" (one by one), "coupled" (every method gives the same text) or "auto" (of the first two,
+    the one that accepts most). sequence_ids: keys of each row's sampling noise, 0 to n - 1 by default.
+    eos_token_id: the id or ids that end a text, None for no such id, "auto" for the model's own. raw: leave the
+    chat template out. time_budget_ms: lane time after which the lane ends. synthetic_acceptance: accept each draft
+    with this probability, whatever it is; for benchmarks. inspect: give each row's round its `detail`, worked out
+    off the lane's clock. clock: a SimulatedClock, to predict times on another machine where they are else measured
+    on this one. Raises RequestError for an unknown or out-of-range argument, or for a request that does not fit
+    the memory.
     """
     lane = _lane(generate, **locals())
     try:

@@ -92,7 +92,8 @@ class RoundRecord(TypedDict):
     """One round of a lane. `round` counts verifications and plain steps from 1; 0 is a prefill.
 
     `time_ms`: the lane's clock at its end; it began where the round before it ended. `draft_ms`, `verify_ms`: see
-    `Spent` (sequence.py); None if not known. `lengths`: what the policy gave each row, in the order of `rows`, and `draft_length` the longest; see Round.
+    `Spent` (sequence.py); None if not known. `lengths`: what the policy gave each row, in the order of `rows`, and
+    `draft_length` the longest; see Round.
     """
 
     round: int

@@ -1,13 +1,13 @@
 """Trees of drafts of one fixed shape: so many children behind each draft, level by level.
 
 Contract: `StaticTrees.propose` makes one Proposal. Every draft of a level gets as many children as the shape says,
-fewer only where the text before them decides it: a row that may not draft so deep, a draft's cache without room for
-a level, and a q without so many tokens, which is seen before any of them is drawn. Children of a greedy text are
-the draft's likeliest tokens, of a coupled one those that the target's noise favours most, of a sampled one all
+fewer only where the text before them decides it: a row that may not draft so deep, a draft's cache without room
+for a level, and a q without so many tokens, which is seen before any of them is drawn. Children of a greedy text
+are the draft's likeliest tokens, of a coupled one those that the target's noise favours most, of a sampled one all
 but one of the likeliest, and one that is drawn from q without them; it has noise of its own, keyed by its parent.
 What is drawn is never left out again, and what is drawn behind it depends on it alone. So a text that is verified
-by the tree rule (verification/tree.py) is distributed as the target's.
-Each level is read on the host: on an accelerator a round waits once more for each.
+by the tree rule (verification/tree.py) is distributed as the target's. Each level is read on the host: on an
+accelerator a round waits once more for each.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _add(made: list[_Row], parent: Parent, token: int, chance: float | None, dra
 
 
 def _feed(made: list[_Row], asked: list[Parent]) -> list[list[Fed]]:
-    """What the model is fed: a row's drafts are fed in their order, so each has the place that it has in its row."""
+    """What the model is fed: a row's drafts in their order, so each has the place that it has in its row."""
     fed: list[list[Fed]] = [[] for _ in made]
     for r, i in asked:
         fed[r].append((made[r].tokens[i], made[r].parents[i]))
