@@ -30,7 +30,7 @@ from ..sequence import Forward, Reading, Round, RowRound, Sequence, Spent
 from ..verification.acceptance import RowOutcome, mark_unsound, refuse_unsound
 from ..verification.detail import explain, rule_name
 from ..verification.drafts import Drafts
-from ..verification.rejection import first_tokens, verify
+from ..verification.rejection import first_tokens, plain, verify
 from ..verification.table import find_verification
 from ..verification.tree import DraftTree, verify_tree
 from .base import CacheBytes, DecodingParams, Timeline
@@ -227,7 +227,8 @@ class BatchDecoder:
         newest = to_device([[row.tokens[-1]] for row in self._rows], self.target.device)
         tokens, lengths = torch.cat((newest, drafts), dim=1), self.target.lengths[: len(self._rows)]
         real = [count + 1 for count in num_drafted]
-        batch = ForwardBatch(tokens, lengths, real, return_states=self.return_states)
+        raw = self.drafter is not None and self.drafter.raw_states
+        batch = ForwardBatch(tokens, lengths, real, return_states=self.return_states, raw_states=raw)
         if parents is not None and any(parents):
             batch.tree = verified_tree(parents)
         return self.target.forward(batch)
@@ -240,6 +241,8 @@ class BatchDecoder:
         keys: NoiseKeys,
     ) -> list[RowOutcome]:
         params, verification = self.params.sampling, self.params.verification
+        if not proposal.tokens.shape[1]:
+            return plain(logits[:, 0], keys, params)
         if proposal.parents is not None:
             tokens = [row[:n] for row, n in zip(proposal.tokens.tolist(), proposal.num_drafted, strict=True)]
             tree = DraftTree(tokens, proposal.parents, proposal.drawn, proposal.probs)

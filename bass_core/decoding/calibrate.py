@@ -59,7 +59,7 @@ class Plan:
 
 FULL = Plan(widths=(1, 2, 3, 4, 5, 6, 8, 10, 13, 17, 24), drafted=(1, 5), repeats=7, context=160)
 # Measuring two numbers of rows takes about 2 s for SmolLM2-135M on two cores of a 2.5 GHz Xeon.
-COARSE = Plan(widths=(1, 3, 5, 9), drafted=(1, 3), repeats=3, context=32, coarse=True)
+COARSE = Plan(widths=(1, 2, 3, 5, 9), drafted=(1, 3), repeats=3, context=32, coarse=True)
 
 
 class MeasuredCosts:

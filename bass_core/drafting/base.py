@@ -69,7 +69,8 @@ class Drafter(Protocol):
 
     branches: whether it proposes trees, of which max_drafts[r] says how deep they may be: every proposal of such a
     drafter is judged by the tree rule, a chain as well, and no other drafter may give parents. observes_states:
-    whether it wants the target's hidden states (`observe_states`). calls: forwards of a draft model so far.
+    whether it wants the target's hidden states (`observe_states`). raw_states: whether those
+    may come as they are, for HiddenStateTap.finish. calls: forwards of a draft model so far.
     drafted: tokens so far that a draft model drew and that were proposed; copies are not counted. A target that
     drafts for itself counts as a draft model in both. source: what a reader is told of who drafted. tells: whether
     a greedy proposal is to have its `own`.
@@ -79,6 +80,7 @@ class Drafter(Protocol):
     tells: bool = False
 
     observes_states: bool = False
+    raw_states: bool = False
     branches: bool = False
     calls: int = 0
     drafted: int = 0
@@ -153,7 +155,7 @@ def own_drafter(drafter: Any) -> Drafter:
     made: Any = copy.deepcopy(drafter)
     if not hasattr(made, "observes_states"):
         made.observes_states = hasattr(made, "observe_states")
-    for name in ("branches", "calls", "drafted", "source"):
+    for name in ("branches", "calls", "drafted", "raw_states", "source"):
         if not hasattr(made, name):
             setattr(made, name, getattr(Drafter, name))
     if not hasattr(made, "offers"):

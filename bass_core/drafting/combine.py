@@ -85,6 +85,7 @@ class Cascade(Drafter):
         self.lookup, self.model, self.size, self.most_drawn = lookup, model, size, most_drawn
         self._modelled: Proposal | None = None
         self.observes_states, self.source = model.observes_states, model.source
+        self.raw_states = model.raw_states
 
     def prepare(self, rows: int) -> None:
         """Before the first step: the model's own preparation."""

@@ -75,6 +75,8 @@ class HeadDrafter(Drafter):
         self.branches, self._trees = tree is not None, StaticTrees(tree or (), params, self.role, size)
         self.confidence = 0.0 if ahead else confidence
         self.ahead, self._tells, self._began = ahead, ahead and confidence > 0, False
+        # Norms and projections of states that no draft is wanted behind would be made for nothing.
+        self.raw_states = not ahead
         self._source: SettledStates | StandInStates = SettledStates(0, head.config.hidden, runner.device)
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
@@ -83,7 +85,7 @@ class HeadDrafter(Drafter):
         if self.ahead:
             self._source = StandInStates(len(rows), self.runner.cache.max_len, hidden, self.runner.device)
         else:
-            self._source = SettledStates(len(rows), hidden, self.runner.device)
+            self._source = SettledStates(len(rows), hidden, self.runner.device, self.head.readout().finish)
         return None
 
     @torch.inference_mode()

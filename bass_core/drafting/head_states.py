@@ -7,6 +7,8 @@ head's own until then.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -14,13 +16,17 @@ from ..machine.transfer import to_device
 
 
 class SettledStates:
-    """The target's states of settled tokens, in the order in which the slots that read them are fed."""
+    """The target's states of settled tokens, in the order in which the slots that read them are fed.
 
-    def __init__(self, rows: int, hidden: int, device: torch.device) -> None:
-        self.device = device
+    finish: makes states of raw ones [..., more than hidden] when they are read (HiddenStateTap.finish).
+    """
+
+    def __init__(
+        self, rows: int, hidden: int, device: torch.device, finish: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        self.hidden, self.device, self.finish = hidden, device, finish
         # Nothing stands before the first token.
-        self._nothing = torch.zeros(1, hidden, device=device)
-        self._waiting = [[self._nothing] for _ in range(rows)]
+        self._waiting = [[torch.zeros(1, hidden, device=device)] for _ in range(rows)]
 
     def observe(self, states: list[Tensor]) -> None:
         """states[r] [k, hidden] of the next k tokens of row r; copied: the target's next step writes over them."""
@@ -29,34 +35,56 @@ class SettledStates:
             waiting.append(new)
 
     def read(self, counts: list[int]) -> Tensor:
-        """The states [B, max(counts), hidden] for each row's next counts[r] slots; behind them anything."""
-        width, rows = max(counts), []
+        """The states [B, max(counts), hidden] for each row's next counts[r] slots; zeros behind them."""
+        pieces = []
         for r, count in enumerate(counts):
-            if not count:
-                rows.append(self._nothing.expand(width, -1))
-                continue
-            whole = torch.cat(self._waiting[r])
-            assert len(whole) >= count, "each slot has the state before it"
-            # A copy, so that what was read is freed.
-            self._waiting[r] = [whole[count:].clone()] if len(whole) > count else []
-            rows.append(torch.cat((whole[:count], self._nothing.expand(width - count, -1))))
-        return torch.stack(rows)
+            taken, self._waiting[r] = _split(self._waiting[r], count)
+            pieces.append(taken)
+        found = iter(self._finished([piece for row in pieces for piece in row]))
+        read = torch.zeros(len(counts), max(counts), self.hidden, device=self.device)
+        for r, row in enumerate(pieces):
+            at = 0
+            for piece in row:
+                read[r, at : at + len(piece)] = next(found)
+                at += len(piece)
+        return read
 
     def next(self, row: int, count: int) -> Tensor:
         """The states [count, hidden] for a row's next slots, which may be read again."""
-        return torch.cat(self._waiting[row])[:count]
+        return torch.cat(self._finished(_split(self._waiting[row], count)[0]))
 
     def skip(self, row: int, count: int) -> None:
         """A row's next `count` slots need no states: another row has fed them."""
-        self._waiting[row] = [torch.cat(self._waiting[row])[count:]]
+        self._waiting[row] = _split(self._waiting[row], count)[1]
 
     def rewind(self, row: int, count: int) -> None:
         """Of a row's waiting states only the first `count` are of text that stands."""
-        self._waiting[row] = [torch.cat(self._waiting[row])[:count]] if count else []
+        self._waiting[row] = _split(self._waiting[row], count)[0]
 
     def move_row(self, source: int, target: int) -> None:
         """Row `source` takes the place of row `target`."""
         self._waiting[target] = self._waiting[source]
+
+    def _finished(self, pieces: list[Tensor]) -> list[Tensor]:
+        """The pieces, raw ones finished, all in one go."""
+        raw = [piece for piece in pieces if piece.shape[-1] != self.hidden]
+        if not raw:
+            return pieces
+        assert self.finish is not None
+        made = iter(self.finish(torch.cat(raw)).split([len(piece) for piece in raw]))
+        return [piece if piece.shape[-1] == self.hidden else next(made) for piece in pieces]
+
+
+def _split(waiting: list[Tensor], count: int) -> tuple[list[Tensor], list[Tensor]]:
+    """The first `count` states of a row, and those behind them."""
+    first, rest = list[Tensor](), list[Tensor]()
+    for piece in waiting:
+        few = min(count, len(piece))
+        count -= few
+        first += [piece[:few]] if few else []
+        rest += [piece[few:]] if few < len(piece) else []
+    assert count == 0, "each slot has the state before it"
+    return first, rest
 
 
 class StandInStates:

@@ -58,6 +58,11 @@ class HiddenStateTap:
         states = torch.cat((*scaled, last), dim=-1) if scaled else last
         return states if self.project is None else self.project(states)
 
+    def finish(self, raw: Tensor) -> Tensor:
+        """The same of what was only put side by side: raw [..., (len(layers) + 1) x hidden], last state last."""
+        *streams, last = raw.chunk(len(self.layers) + 1, dim=-1)
+        return self(streams, last)
+
 
 class CausalModel:
     """Any transformers causal LM with an attention interface, run by its own code with ragged attention.

@@ -61,11 +61,13 @@ class ForwardBatch:
     tokens: ids int64 [B, S], or embeddings [B, S, hidden]. lengths: tokens of each row that are cached already.
     counts: how many tokens of each row are real, None for all; logits and states of the padding after them are
     meaningless, and a model may skip it. take: the one column of each row whose logits are wanted, None for all.
-    return_states: whether to return the hidden states that the model's `readout` makes. eager: do not capture the
-    step, because its shape comes only once, as that of a prompt's chunk. window: a draft step, in which a row sees
-    of its cached tokens only the first SINKS and the last `window`, rounded up to whole blocks (kernels/plan.py).
-    tree: the trees that the new tokens form; None: each follows the one before it. Never beside a window. logits:
-    whether anybody reads the logits; a model may leave them out (V is 0 then), or compute them nevertheless.
+    return_states: whether to return the hidden states that the model's `readout` makes. raw_states: whether a
+    model may leave that to the reader (HiddenStateTap.finish), for which few of the states may count. eager: do
+    not capture the step, because its shape comes only once, as that of a prompt's chunk. window: a draft step, in
+    which a row sees of its cached tokens only the first SINKS and the last `window`, rounded up to whole blocks
+    (kernels/plan.py). tree: the trees that the new tokens form; None: each follows the one before it. Never beside
+    a window. logits: whether anybody reads the logits; a model may leave them out (V is 0 then), or compute them
+    nevertheless.
     """
 
     tokens: Tensor
@@ -73,6 +75,7 @@ class ForwardBatch:
     counts: list[int] | None = None
     take: list[int] | None = None
     return_states: bool = False
+    raw_states: bool = False
     eager: bool = False
     window: int | None = None
     tree: BatchTree | None = None

@@ -106,7 +106,10 @@ class LlamaCompiled(CausalModel):
             keep=batch.eager,
             tree=None if batch.tree is None else _tree(batch, counts),
         )
-        states = _padded(self.readout(streams, last), real, rows, width) if batch.return_states else None
+        states = None
+        if batch.return_states:
+            told = torch.cat((*streams, last), dim=-1) if batch.raw_states else self.readout(streams, last)
+            states = _padded(told, real, rows, width)
         if not batch.logits:
             return ForwardOutput(logits.new_zeros((rows, width, 0) if batch.take is None else (rows, 0)), states)
         return ForwardOutput(_padded(logits, real, rows, width) if batch.take is None else logits, states)

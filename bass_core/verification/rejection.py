@@ -15,11 +15,12 @@ from torch import Tensor
 
 from kernels.support import available, is_accelerator
 
+from ..machine.transfer import to_host
 from ..sampling.distribution import argmax, probabilities
 from ..sampling.draw import draw
 from ..sampling.noise import NoiseKeys, Role, uniform
 from ..sampling.params import SamplingParams
-from .acceptance import Outcome, accepted_prefix, mark_unlikely, probability_at
+from .acceptance import UNSOUND, Outcome, RowOutcome, accepted_prefix, mark_unlikely, probability_at
 from .block import chances, last_passed, residual
 from .table import AUTO, Rule, find_verification
 
@@ -28,9 +29,28 @@ def first_tokens(logits: Tensor, keys: NoiseKeys, params: SamplingParams) -> Ten
     """The target's own draw for logits [B, V], where nothing was drafted: int64 [B]."""
     if params.greedy:
         return argmax(logits)
+    return _drawn(logits, keys, params)[0]
+
+
+def plain(logits: Tensor, keys: NoiseKeys, params: SamplingParams) -> list[RowOutcome]:
+    """The outcomes of a round without drafts: the target's own draws for logits [B, V], in one copy."""
+    if params.greedy:
+        tokens = argmax(logits)
+        # A NaN counts as the largest.
+        sound = logits.gather(-1, tokens[:, None])[:, 0].isfinite()
+        tokens, chances = tokens.where(sound, UNSOUND), sound.float()
+    else:
+        tokens, chances = _drawn(logits, keys, params)
+    told = to_host(torch.stack((tokens.float(), chances), dim=1)).tolist()
+    return [RowOutcome(0, int(token), chance, []) for token, chance in told]
+
+
+def _drawn(logits: Tensor, keys: NoiseKeys, params: SamplingParams) -> tuple[Tensor, Tensor]:
+    """The target's own draw int64 [B], UNSOUND where there is none, and its probability."""
     p = probabilities(logits, params)
     tokens = draw(p, keys.seed, keys.sequence_ids, keys.positions, keys.stream(Role.TARGET))
-    return mark_unlikely(tokens, p.gather(-1, tokens[:, None])[:, 0])
+    chances = p.gather(-1, tokens[:, None])[:, 0]
+    return mark_unlikely(tokens, chances), chances
 
 
 def verify(
