@@ -103,11 +103,12 @@ class HeadDrafter(Drafter):
             self.runner.commit(r, min(self.runner.lengths[r], slot))
 
     def read(self, rows: list[Sequence]) -> None:
-        """Read the prompts, whose states have been observed, unless that was done."""
-        if not self._began and isinstance(self._source, SettledStates):
-            self._read_prompts(rows, self._source, [len(row.prompt) for row in rows])
+        """Read the prompts, whose states have been observed: a part of the prefill, which `calls` does not count."""
+        self._read_prefixes(rows)
+        ends = [len(row.prompt) for row in rows]
+        if any(end > start for end, start in zip(ends, self.runner.lengths, strict=False)):
+            self._catch_up(rows, [1] * len(rows), ends)
             self.calls = 0
-        self._began = True
 
     def offers(self, rows: list[Sequence]) -> list[Offer]:
         """A chain of each row; `unread` is what has been written since the head drafted last."""
@@ -127,7 +128,7 @@ class HeadDrafter(Drafter):
             max_drafts = [min(most, 1) if able else 0 for most, able in zip(max_drafts, complete, strict=True)]
             if max(max_drafts) == 0:
                 return Proposal(torch.zeros(len(rows), 0, dtype=torch.long, device=self.runner.device), max_drafts)
-        self.read(rows)
+        self._read_prefixes(rows)
         logits, states = self._catch_up(rows, max_drafts)
         ends = list(self.runner.lengths[: len(rows)])
         # Row by row: in which steps it may draft, whether it still does, how much it has, and how likely that is.
@@ -192,7 +193,7 @@ class HeadDrafter(Drafter):
 
     def root(self, rows: list[Sequence], wanted: list[bool]) -> Tensor:
         """Logits [B, V'] behind the newest tokens (LevelModel in trees/levels.py); all rows are fed."""
-        self.read(rows)
+        self._read_prefixes(rows)
         logits, states = self._catch_up(rows, [1] * len(rows))
         self._feed = TreeFeed(self.runner, list(self.runner.lengths[: len(rows)]))
         self._tree_states = LevelStates(states)
@@ -221,12 +222,12 @@ class HeadDrafter(Drafter):
         """The depth of the deepest drafts behind which it can be asked; several positions are one forward's."""
         return MOST_TREE if self.head.positions == 1 else self.head.positions - 1
 
-    def _read_prompts(self, rows: list[Sequence], source: SettledStates, ends: list[int]) -> None:
-        """Feed the prompts, ends[r] tokens of row r: a part of the prefill, which `calls` does not count.
-
-        What several of them begin with is fed once, unless an earlier drafter of this runner has.
-        """
-        runner = self.runner
+    def _read_prefixes(self, rows: list[Sequence]) -> None:
+        """Before the first slot is fed: what several prompts begin with is fed once, unless the runner holds it."""
+        runner, source = self.runner, self._source
+        if self._began or not isinstance(source, SettledStates):
+            return
+        self._began = True
         prefixes = [runner.shared.of(row.prompt) for row in rows]
         needed = sorted({prefix for prefix in prefixes if prefix})
         if needed and not runner.holds(needed, with_states=False):
@@ -240,8 +241,6 @@ class HeadDrafter(Drafter):
         for r, prefix in enumerate(prefixes):
             runner.attach(r, prefix)
             source.skip(r, len(prefix))
-        if any(end > len(prefix) for end, prefix in zip(ends, prefixes, strict=True)):
-            self._catch_up(rows, [1] * len(rows), ends)
 
     def _catch_up(
         self, rows: list[Sequence], max_drafts: list[int], ends: list[int] | None = None
