@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from bass_core import METHODS, FixedNodes, Method, ModelPair, RequestError, SamplingParams, generate
+from bass_core import METHODS, Method, ModelPair, RequestError, SamplingParams, generate
+from bass_core.budget.cost_aware import CostAware
 from bass_core.budget.cost_table import CostTable
-from bass_core.budget.planner import Planner
 from bass_core.decoding.request import make_request
 from bass_core.lanes.generation import Generation
 from bass_core.models.draft_head import DraftHead, HeadConfig
@@ -68,19 +68,20 @@ DRAFTS = {
     "window_model": Draft("window_model"),
     "window_head": Draft("window_model", "head", only=("llama",)),
 }
-# Milliseconds; a step has room for some tokens that cost little, so that the planner drafts trees, and not always.
+# Milliseconds; a step has room for some tokens that cost little, so that it pays to draft, and not always.
 COSTS = CostTable(
     {1: [(1, 10), (12, 10.5), (32, 40)], 6: [(6, 11), (30, 12), (60, 44)]}, {1: 0.3, 6: 0.3}, padded=False
 )
-# The draft lengths that have no short name of their own in generate().
-TREES: dict[Any, Any] = {"16 nodes": FixedNodes(16), "planner": Planner(COSTS)}
+# The ways to draft that have no short name of their own in generate().
+TREES: dict[Any, tuple[int, ...]] = {"tree 3 2 1": (3, 2, 1), "tree 1 2": (1, 2)}
+BUDGETS: dict[Any, Any] = {"by cost": CostAware(COSTS, timed=False)}
 GROWING = ("random", "perturbed", "self", "cascade", "head", "adaptive")
 # The axes besides "method", whose choices are METHODS.
 AXES: dict[str, tuple[Any, ...]] = {
     "draft": tuple(DRAFTS),
     "architecture": tuple(BUILDERS),
     "attention": ("pad", "split", "sdpa"),
-    "length": (0, 1, 4, "bass", *TREES),
+    "length": (0, 1, 4, "bass", *TREES, *BUDGETS),
     "batch": (1, 2, 6),
     "text": ("greedy", "coupled", "coupled, filtered"),
     "prompts": tuple(PROMPTS),
@@ -130,7 +131,7 @@ class Case:
             "method": self.method,
             "drafter": DRAFTS[self.draft].drafter,
             "attention": self.attention,
-            "draft_length": TREES.get(self.length, self.length),
+            **drafting_of(self.length),
             "max_new_tokens": TOKENS,
             "seed": SEED,
             **sampling_of(self.text),
@@ -139,6 +140,11 @@ class Case:
     def expected(self) -> list[list[int]]:
         """The text that the method must write."""
         return expected(self.architecture, self.text, self.prompts)[: self.batch]
+
+
+def drafting_of(length: Any) -> dict[str, Any]:
+    """The arguments of generate() that ask for this draft length or tree."""
+    return {"tree": TREES[length]} if length in TREES else {"draft_length": BUDGETS.get(length, length)}
 
 
 def sampling_of(text: str) -> dict[str, Any]:
@@ -173,6 +179,8 @@ def pair(architecture: str, kind: str) -> ModelPair:
 @cache
 def serves(method: Method, draft: str, length: Any, text: str = "greedy") -> bool:
     """Whether the method accepts such a request; tried on one architecture, which stands for all."""
+    if length in TREES and draft in DRAFTS and draft not in GROWING:
+        return False
     if method.check is None:
         return True
     one = _pair("llama", DRAFTS[draft].kind, NgramTable(np.ones(1, np.uint64), np.ones(1, np.uint32), 4))
@@ -181,7 +189,7 @@ def serves(method: Method, draft: str, length: Any, text: str = "greedy") -> boo
             one,
             [1],
             drafter=DRAFTS[draft].drafter,
-            draft_length=TREES.get(length, length),
+            **drafting_of(length),
             **sampling_of(text),
             seed=SEED,
         )
@@ -229,7 +237,7 @@ def _ngrams(architecture: str) -> NgramTable:
 
 
 def grows(case: Case) -> bool:
-    """Whether its draft grows trees, where its method can verify them."""
+    """Whether it drafts trees, where its method can verify them."""
     return case.length in TREES and case.draft in GROWING
 
 

@@ -1,16 +1,16 @@
 """The cost-aware draft length: a function of the cost table and of the drafted and accepted counts."""
 
-import itertools
 import json
+import math
 import os
 
 import pytest
 
 from bass_core import ModelPair, generate
-from bass_core.budget.cost_aware import FIRST_WAIT, CostAware
+from bass_core.budget.base import Feedback, Offer
+from bass_core.budget.cost_aware import CostAware
 from bass_core.budget.cost_table import CostTable, read_table
-from bass_core.budget.options import make_policy
-from bass_core.budget.policies import FixedLength
+from bass_core.budget.options import make_budget
 from bass_core.decoding.budgets import measure_ahead, with_costs
 from bass_core.decoding.calibrate import cost_table
 from bass_core.decoding.cost_store import MOST_ROWS
@@ -34,14 +34,25 @@ def own_cache(monkeypatch, tmp_path):
     monkeypatch.setattr("bass_core.decoding.peaks.peaks_path", lambda dtype: None)
 
 
-def play(policy, rounds, rows, accepts):
-    """The requested lengths, if every row drafts as many as requested and accepts at most `accepts` of them."""
-    requested = []
+HEAD, COPY = Offer(40, "head", True, 1), Offer(40, "copy", False, 0)
+
+
+def play(policy, rounds, offers, accepts, clock=None, unread=0):
+    """The lengths of so many rounds in which every row drafts what it may and accepts at most `accepts`.
+
+    clock: the milliseconds of a round by its tokens and its deepest drafts of a model; None: not measured.
+    """
+    found = []
     for _ in range(rounds):
-        length = policy.length
-        requested.append(length)
-        policy.observe(length, [length] * rows, [min(length, accepts)] * rows, length)
-    return requested
+        told = [offer._replace(unread=offer.unread + unread) for offer in offers]
+        lengths = policy.max_drafts(told)
+        assert policy.max_drafts(told) == lengths, "asking changes nothing"
+        found.append(lengths)
+        forwards = max((n for n, offer in zip(lengths, offers, strict=True) if offer.forwards), default=0)
+        ms = math.nan if clock is None else clock(len(offers) + sum(lengths), forwards)
+        accepted = [min(length, accepts) for length in lengths]
+        policy.observe(Feedback(told, lengths, lengths, accepted, forwards, ms, 0.5 * forwards))
+    return found
 
 
 def test_costs_are_interpolated_and_go_on_at_the_ends():
@@ -56,49 +67,83 @@ def test_costs_are_interpolated_and_go_on_at_the_ends():
 
 
 def test_it_drafts_long_where_all_is_accepted_and_short_where_nothing_is():
-    assert play(CostAware(CHEAP, rows=1), 40, 1, 16)[-1] == 16
-    assert play(CostAware(CHEAP, rows=1), 40, 1, 3)[-1] == 3
-    assert play(CostAware(CHEAP, rows=8), 40, 8, 2)[-1] == 2
+    assert play(CostAware(CHEAP), 60, [HEAD], 16)[-1] == [16]
+    assert play(CostAware(CHEAP), 60, [HEAD], 3)[-1] == [3]
+    assert set(map(max, play(CostAware(CHEAP), 60, [HEAD] * 8, 2)[-5:])) == {2}
 
 
-def test_where_drafting_loses_it_stops_and_tries_again_ever_more_seldom():
-    requested = play(CostAware(DEAR, rows=8), 200, 8, 0)
-    tried = [at for at, length in enumerate(requested) if length]
-    gaps = [b - a for a, b in itertools.pairwise(tried)]
-    assert gaps[0] >= FIRST_WAIT
-    assert gaps == sorted(gaps) and gaps[-1] > gaps[0]
-    assert all(requested[at] == 1 for at in tried[1:])
+def test_the_best_drafts_of_all_rows_are_taken_first():
+    """Copies stand, the head's drafts don't: then rows that copy draft, and the others do not."""
+    policy = CostAware(CHEAP)
+    play(policy, 40, [COPY], 16)
+    play(policy, 40, [HEAD], 0)
+    lengths = play(policy, 1, [HEAD, COPY, HEAD, COPY], 16)[0]
+    assert lengths[0] == lengths[2] == 0 and min(lengths[1], lengths[3]) > 4
+    assert play(policy, 1, [HEAD, COPY._replace(most=3), HEAD, HEAD], 16)[0] == [0, 3, 0, 0], "as its room allows"
+    assert policy.max_drafts([Offer(0), Offer(-1)]) == [0, 0]
+
+
+def test_where_padding_costs_what_tokens_cost_all_rows_get_as_many():
+    wide = CostTable({8: [(8, 10), (64, 11)]}, {8: 0.1}, padded=True)
+    lengths = play(CostAware(wide), 30, [HEAD] * 7 + [HEAD._replace(most=1)], 3)[-1]
+    assert lengths == [3] * 7 + [1]
+
+
+def test_where_drafting_loses_little_is_lost_by_trying():
+    """A round with drafts takes 25 ms more than a plain one here: 80 ms, of which 1 % may be lost."""
+    lengths = play(CostAware(DEAR), 400, [HEAD] * 8, 0, lambda tokens, forwards: 10 * tokens + 5 * forwards)
+    tried = [sum(row) for row in lengths if any(row)]
+    assert 3 <= len(tried) and max(tried[1:]) == 1, "a try is as small as it can be"
+    assert sum(10 * drafts + 5 for drafts in tried) <= 0.02 * 400 * 80 + 0.5 * 80
+
+
+def test_a_try_waits_until_it_may_read_what_the_model_has_not():
+    """The prompt of 2,000 tokens would take the draft 2,000 / 20 forwards of 5 ms."""
+    policy = CostAware(DEAR)
+    lengths = play(policy, 300, [HEAD] * 8, 0, lambda tokens, forwards: 10 * tokens + 5 * forwards, unread=250)
+    assert not any(map(any, lengths))
+
+
+def test_a_plain_round_is_tried_too():
+    """The table says that drafts are cheap; here they cost so much that plain rounds win, which a few rounds find."""
+    policy = CostAware(CHEAP)
+    lengths = play(policy, 200, [HEAD], 1, lambda tokens, forwards: 11 if tokens == 1 else 40)
+    assert sum(map(any, lengths[60:])) < 10
+
+
+def test_costs_that_were_measured_under_load_are_corrected():
+    """All rounds take a third of what the table says, and wide ones a tenth: it drafts as that is."""
+    policy = CostAware(DEAR)
+    lengths = play(policy, 400, [HEAD] * 8, 16, lambda tokens, forwards: 26 + 0.1 * tokens)
+    assert min(lengths[-1]) > 3
 
 
 def test_it_comes_back_when_drafts_are_accepted_again():
-    policy = CostAware(CHEAP, rows=8)
-    play(policy, 60, 8, 0)
-    assert policy.length <= 1
-    assert max(play(policy, 200, 8, 16)) == 16
-
-
-def test_rows_that_stop_early_make_a_longer_cap_no_dearer():
-    """The drafter never proposes more than two: a longer request costs nothing and gains nothing."""
-    policy = CostAware(CHEAP, rows=1)
-    for _ in range(40):
-        policy.observe(8, [2], [2], 2)
-    rates = policy.rates()
-    assert rates[8] == pytest.approx(rates[2], rel=0.05)
-    assert policy.length >= 2
-
-
-def test_it_is_a_policy_that_sees_rounds():
     policy = CostAware(CHEAP)
-    assert isinstance(make_policy(policy), CostAware) and hasattr(policy, "observe")
-    assert not hasattr(FixedLength(2), "observe")
+    play(policy, 60, [HEAD] * 8, 0)
+    assert max(play(policy, 300, [HEAD] * 8, 16)[-1]) >= 8
+
+
+def test_rows_that_stop_early_make_a_longer_length_no_dearer():
+    """The drafter never proposes more than two: more costs nothing and gains nothing."""
+    policy = CostAware(CHEAP)
+    for _ in range(60):
+        policy.observe(Feedback([HEAD], [8], [2], [2], 2, math.nan, math.nan))
+    assert policy.max_drafts([HEAD])[0] >= 2
+
+
+def test_it_is_a_budget_that_each_decoder_copies():
+    policy = CostAware(CHEAP)
+    made = make_budget(policy)
+    assert isinstance(made, CostAware) and made is not policy
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_text_stays_the_targets_and_a_run_repeats(temperature):
+def test_text_stays_the_targets_and_an_untimed_run_repeats(temperature):
     target = tiny("llama")
     pair = ModelPair(target, perturbed(target, NEAR["llama"]))
     same = {"max_new_tokens": 40, "sampling": SamplingParams(temperature=temperature), "seed": 3}
-    runs = [generate(pair, prompts(4), draft_length="cost-aware", **same) for _ in range(2)]
+    runs = [generate(pair, prompts(4), draft_length=CostAware(CHEAP, timed=False), **same) for _ in range(2)]
     assert runs[0].metrics.drafted > 0
     assert [s.token_ids for s in runs[0].sequences] == [s.token_ids for s in runs[1].sequences]
     if not temperature:
@@ -130,8 +175,6 @@ def test_the_table_is_measured_once_and_kept(tmp_path, monkeypatch):
 SOUND = {
     "verify": {"1": [[1, 5.0], [2, 6.0]], "2": [[2, 7.0]]},
     "draft": {"1": 0.5, "2": 0.5},
-    "root": {},
-    "level": {},
     "padded": True,
     "coarse": [],
 }

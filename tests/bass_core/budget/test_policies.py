@@ -5,8 +5,8 @@ from typing import ClassVar
 import pytest
 
 from bass_core import ModelPair, RequestError, SamplingParams, generate, stream
-from bass_core.budget.base import Feedback
-from bass_core.budget.options import make_policy
+from bass_core.budget.base import Feedback, Offer
+from bass_core.budget.options import make_budget
 from bass_core.budget.policies import Algorithm1, EqualRows, FixedLength
 from bass_core.decoding.base import DecodingParams
 from bass_core.decoding.batch import BatchDecoder
@@ -32,15 +32,15 @@ def test_algorithm_1():
     assert lengths([*range(7, 32, 2), 32, 32])[-3:] == [32, 32, 32]
 
 
-def test_make_policy():
+def test_make_budget():
     own = FixedLength(3)
-    assert make_policy("bass").length == 7
-    assert make_policy(5).length == 5
-    assert make_policy(own) == own
-    assert make_policy(own) is not own
+    assert make_budget("bass").policy.length == 7
+    assert make_budget(5).policy.length == 5
+    assert make_budget(own).policy == own
+    assert make_budget(own).policy is not own
     for bad in ("fast", -1, 2.5, None, True):
         with pytest.raises(RequestError, match="draft_length"):
-            make_policy(bad)
+            make_budget(bad)
 
 
 class Recorder(Algorithm1):
@@ -83,11 +83,12 @@ def test_equal_rows_make_a_budget_of_any_policy():
     policy.update = lambda accepted: told.append(("update", accepted))
     told: list = []
     budget = EqualRows(policy)
-    assert (budget.limit, budget.max_drafts([9, 1]), budget.max_drafts([9, 1])) == (3, [3, 3], [3, 3])
-    budget.observe(Feedback([3, 3], [2, 0], [1, 0], 2))
+    offers = [Offer(8), Offer(0)]
+    assert (budget.limit, budget.max_drafts(offers), budget.max_drafts(offers)) == (3, [3, 3], [3, 3])
+    budget.observe(Feedback(offers, [3, 3], [2, 0], [1, 0], 2, 1.0, 0.5))
     assert told == []
     policy.observe = lambda *feedback: told.append(feedback)
-    budget.observe(Feedback([3, 3], [3, 0], [1, 0], 2))
+    budget.observe(Feedback(offers, [3, 3], [3, 0], [1, 0], 2, 1.0, 0.5))
     assert told == [(3, [3, 0], [1, 0], 2), ("update", [1, 0])]
 
 
@@ -99,9 +100,9 @@ class OddRows:
     def __init__(self):
         self.told = []
 
-    def max_drafts(self, remaining):
-        self.told.append(remaining)
-        return [6, 0, 2][: len(remaining)]
+    def max_drafts(self, offers):
+        self.told.append(offers)
+        return [6, 0, 2][: len(offers)]
 
     def observe(self, feedback):
         self.told.append(feedback)
@@ -118,9 +119,13 @@ def test_a_budget_gives_each_row_a_number_of_its_own():
         rounds.append(decoder.step())
     first, second, *_ = (round_ for round_ in rounds if round_.kind == "verify")
     assert [len(row.drafted) for row in first.rows] == [6, 0, 2] and first.draft_length == 6
-    paths = [list(range(accepted)) for accepted in (6, 0, 2)]
-    told = Feedback([6, 0, 2], [6, 0, 2], [6, 0, 2], first.draft_forwards, None, paths)
-    assert budget.told[:2] == [[8, 8, 8], told]
+    told = next(one for one in budget.told if isinstance(one, Feedback))
+    assert [offer.most for offer in told.offers] == [7, 7, 7] and {offer.source for offer in told.offers} == {
+        "model"
+    }
+    assert [offer.unread for offer in told.offers] == [1, 1, 1], "the prompts were read before"
+    assert told[1:5] == ([6, 0, 2], [6, 0, 2], [6, 0, 2], first.draft_forwards)
+    assert told.ms > told.draft_ms > 0
     # The first row has one token left to write, which is the target's own, so it drafts none.
     assert [len(row.drafted) for row in second.rows] == [0, 0, 2]
     regular = generate(ModelPair(target), prompts(3), method="regular", max_new_tokens=tokens)

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from bass_core import ModelPair, SamplingParams, generate, race, stream
+from bass_core.budget.base import Offer
 from bass_core.budget.cost_aware import CostAware
 from bass_core.budget.cost_table import CostTable, read_table
-from bass_core.budget.options import AUTO, BUDGET, COST_AWARE
-from bass_core.budget.planner import Planner
+from bass_core.budget.options import AUTO, COST_AWARE
 from bass_core.budget.policies import Algorithm1, FixedLength
 from bass_core.decoding import budgets, calibrate
 from bass_core.decoding.budgets import Measuring, make_budget, with_costs
@@ -51,20 +51,20 @@ def kept(request: Request) -> CostTable:
 
 def policy_of(request: Request) -> Any:
     """The policy inside its budget, which gives every row the same length."""
-    made: Any = make_budget(request, 8)
+    made: Any = make_budget(request)
     return made.policy
 
 
-@pytest.mark.parametrize("option", [AUTO, BUDGET])
-def test_with_costs_auto_is_the_planner(option: str) -> None:
+@pytest.mark.parametrize("option", [AUTO, COST_AWARE])
+def test_with_costs_auto_goes_by_cost(option: str) -> None:
     request = replace(make_request(PAIR, ROWS, draft_length=option), costs=COSTS)
-    assert isinstance(policy_of(request), Planner)
+    assert isinstance(make_budget(request), CostAware)
 
 
 def test_each_decoder_starts_with_the_length_for_its_own_rows() -> None:
     """Eight sequences decoded one after another are eight batches of one."""
     request = replace(make_request(PAIR, ROWS, draft_length=COST_AWARE, max_new_tokens=30), costs=COSTS)
-    alone, together = CostAware(COSTS, 1).length, CostAware(COSTS, 8).length
+    alone, together = (max(CostAware(COSTS).max_drafts([Offer(28, "model", unread=1)] * rows)) for rows in (1, 8))
     assert alone > 4 and together == 0
     for method, expected in (("speculative", alone), ("bass", together)):
         decoder = METHODS[method].build(PAIR, request, request.sequences())
@@ -77,7 +77,7 @@ def test_without_costs_auto_is_algorithm_1_and_cost_aware_is_refused() -> None:
     request = make_request(PAIR, ROWS)
     assert request.draft_length == AUTO and isinstance(policy_of(request), Algorithm1)
     with pytest.raises(ValueError, match="with_costs"):
-        make_budget(replace(request, draft_length=COST_AWARE), 8)
+        make_budget(replace(request, draft_length=COST_AWARE))
     own = FixedLength(3)
     made = policy_of(replace(request, draft_length=own))
     assert made == own and made is not own
