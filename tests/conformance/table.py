@@ -18,9 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bass_core import METHODS, FixedNodes, Method, ModelPair, RequestError, SamplingParams, generate
-from bass_core.budget.cost_table import CostTable
-from bass_core.budget.planner import Planner
+from bass_core import DRAFTERS, METHODS, Method, ModelPair, RequestError, SamplingParams, generate
 from bass_core.decoding.request import make_request
 from bass_core.lanes.generation import Generation
 from bass_core.models.draft_head import DraftHead, HeadConfig
@@ -68,13 +66,8 @@ DRAFTS = {
     "window_model": Draft("window_model"),
     "window_head": Draft("window_model", "head", only=("llama",)),
 }
-# Milliseconds; a step has room for some tokens that cost little, so that the planner drafts trees, and not always.
-COSTS = CostTable(
-    {1: [(1, 10), (12, 10.5), (32, 40)], 6: [(6, 11), (30, 12), (60, 44)]}, {1: 0.3, 6: 0.3}, padded=False
-)
-# The draft lengths that have no short name of their own in generate().
-TREES: dict[Any, Any] = {"16 nodes": FixedNodes(16), "planner": Planner(COSTS)}
-GROWING = ("random", "perturbed", "self", "cascade", "head", "adaptive")
+# Shapes of trees of drafts, which take the place of a draft length.
+TREES: dict[Any, tuple[int, ...]] = {"tree 4": (4,), "tree 3-2-1": (3, 2, 1)}
 # The axes besides "method", whose choices are METHODS.
 AXES: dict[str, tuple[Any, ...]] = {
     "draft": tuple(DRAFTS),
@@ -114,8 +107,11 @@ class Case:
 
     @property
     def possible(self) -> bool:
-        return self.architecture in DRAFTS[self.draft].only and serves(
-            METHODS[self.method], self.draft, self.length, self.text
+        branches = self.length not in TREES or DRAFTERS[DRAFTS[self.draft].drafter].branches
+        return (
+            branches
+            and self.architecture in DRAFTS[self.draft].only
+            and serves(METHODS[self.method], self.draft, self.length, self.text)
         )
 
     def run(self) -> Generation:
@@ -130,7 +126,7 @@ class Case:
             "method": self.method,
             "drafter": DRAFTS[self.draft].drafter,
             "attention": self.attention,
-            "draft_length": TREES.get(self.length, self.length),
+            **drafting(self.length),
             "max_new_tokens": TOKENS,
             "seed": SEED,
             **sampling_of(self.text),
@@ -139,6 +135,11 @@ class Case:
     def expected(self) -> list[list[int]]:
         """The text that the method must write."""
         return expected(self.architecture, self.text, self.prompts)[: self.batch]
+
+
+def drafting(length: Any) -> dict[str, Any]:
+    """The argument of generate() that asks for this draft length, or for these trees."""
+    return {"tree": TREES[length]} if length in TREES else {"draft_length": length}
 
 
 def sampling_of(text: str) -> dict[str, Any]:
@@ -181,7 +182,7 @@ def serves(method: Method, draft: str, length: Any, text: str = "greedy") -> boo
             one,
             [1],
             drafter=DRAFTS[draft].drafter,
-            draft_length=TREES.get(length, length),
+            **drafting(length),
             **sampling_of(text),
             seed=SEED,
         )
@@ -226,11 +227,6 @@ def _ngrams(architecture: str) -> NgramTable:
             found[context_key([one])] = two if i % 3 else (two + 1) % VOCAB
     keys, tokens = zip(*sorted(found.items()), strict=True)
     return NgramTable(np.array(keys, dtype=np.uint64), np.array(tokens, dtype=np.uint32), 4)
-
-
-def grows(case: Case) -> bool:
-    """Whether its draft grows trees, where its method can verify them."""
-    return case.length in TREES and case.draft in GROWING
 
 
 def covering(together: int, among: Callable[[Case], bool] = lambda case: True) -> list[Case]:
