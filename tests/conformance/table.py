@@ -67,7 +67,7 @@ DRAFTS = {
     "window_head": Draft("window_model", "head", only=("llama",)),
 }
 # Shapes of trees of drafts, which take the place of a draft length.
-TREES: dict[Any, tuple[int, ...]] = {"tree 4": (4,), "tree 3-2-1": (3, 2, 1)}
+TREES: dict[Any, tuple[int, ...]] = {"tree 3 2 1": (3, 2, 1), "tree 2 2 2": (2, 2, 2)}
 # The axes besides "method", whose choices are METHODS.
 AXES: dict[str, tuple[Any, ...]] = {
     "draft": tuple(DRAFTS),
@@ -126,7 +126,7 @@ class Case:
             "method": self.method,
             "drafter": DRAFTS[self.draft].drafter,
             "attention": self.attention,
-            **drafting(self.length),
+            **length_of(self.length),
             "max_new_tokens": TOKENS,
             "seed": SEED,
             **sampling_of(self.text),
@@ -137,8 +137,8 @@ class Case:
         return expected(self.architecture, self.text, self.prompts)[: self.batch]
 
 
-def drafting(length: Any) -> dict[str, Any]:
-    """The argument of generate() that asks for this draft length, or for these trees."""
+def length_of(length: Any) -> dict[str, Any]:
+    """The argument of generate() that asks for this draft length, or for trees of this shape."""
     return {"tree": TREES[length]} if length in TREES else {"draft_length": length}
 
 
@@ -182,7 +182,7 @@ def serves(method: Method, draft: str, length: Any, text: str = "greedy") -> boo
             one,
             [1],
             drafter=DRAFTS[draft].drafter,
-            **drafting(length),
+            **length_of(length),
             **sampling_of(text),
             seed=SEED,
         )

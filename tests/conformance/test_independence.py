@@ -6,10 +6,10 @@ greedy and coupled text do not.
 
 import pytest
 
-from bass_core import METHODS, FixedNodes, ModelPair, SamplingParams, generate, race
+from bass_core import METHODS, ModelPair, SamplingParams, generate, race
 
 from ..models import NEAR, perturbed, prompts, tiny
-from .table import TREES, serves
+from .table import serves
 
 TARGET = tiny("llama")
 PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]))
@@ -29,10 +29,9 @@ def texts(rows, ids, **arguments):
         {"sampling": WARM, "draft_length": 3, "drafter": "prompt_lookup"},
         {"sampling": WARM, "draft_length": "bass", "verification": "coupled"},
         {"draft_length": "bass"},
-        {"draft_length": FixedNodes(20)},
-        {"sampling": WARM, "draft_length": FixedNodes(20), "verification": "coupled"},
-        {"draft_length": TREES["planner"]},
-        {"sampling": WARM, "draft_length": TREES["planner"], "verification": "coupled", "drafter": "cascade"},
+        {"tree": (3, 2, 1)},
+        {"sampling": WARM, "tree": (3, 2, 1)},
+        {"sampling": WARM, "tree": (2, 2, 2), "verification": "coupled", "drafter": "cascade"},
         {"sampling": WARM, "method": "regular"},
         {"sampling": SamplingParams(1.0, top_k=20, top_p=0.9), "draft_length": 4},
     ],

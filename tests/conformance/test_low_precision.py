@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from bass_core import METHODS, FixedNodes, ModelPair, SamplingParams, generate, race
+from bass_core import METHODS, ModelPair, SamplingParams, generate, race
 from bass_core.machine import cpu_kernels
 from bass_core.models.llama_compiled import LlamaCompiled
 from bass_core.models.weights.cpu_quantize import quantise_model
@@ -82,7 +82,7 @@ def test_every_row_writes_what_it_writes_alone(weights: str, text: str, method: 
     if METHODS[method].drafts:
         drafters = ["model"] if METHODS[method].overlaps else ["model", "prompt_lookup"]
         ways = [{"drafter": drafter, "draft_length": length} for drafter in drafters for length in (4, "auto")]
-        ways += [] if METHODS[method].overlaps else [{"drafter": "cascade", "draft_length": FixedNodes(12)}]
+        ways += [] if METHODS[method].overlaps else [{"tree": (2, 2, 1)}]
     for way in ways:
         for batch in (1, 4, 16):
             rows = list(range(batch))
@@ -97,12 +97,10 @@ def test_two_threads_write_what_one_writes(text: str, two_threads: None) -> None
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_wide_trees_write_the_same_bits(text: str, two_threads: None) -> None:
-    """Up to as many nodes as a row may have, some rows with a prefix that they share."""
-    for weights, nodes in (("bfloat16", 100), ("float16", 40), ("int8", 24)):
-        for drafter in ("model", "cascade"):
-            rows = [0, 1, 2, 3]
-            out = written(weights, rows, text, drafter=drafter, draft_length=FixedNodes(nodes))
-            assert out == alone(weights, text)[:4], (weights, nodes, drafter)
+    """Up to nearly as many drafts as a row may have, some rows with a prefix that they share."""
+    for weights, shape in (("bfloat16", (4, 3, 2, 1)), ("float16", (3, 2, 1)), ("int8", (6,))):
+        out = written(weights, [0, 1, 2, 3], text, tree=shape)
+        assert out == alone(weights, text)[:4], (weights, shape)
 
 
 @pytest.mark.parametrize("weights", ["bfloat16", "int4"])

@@ -15,9 +15,8 @@ import torch
 from scipy import stats
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from bass_core import FixedNodes, ModelPair, SamplingParams, generate
+from bass_core import ModelPair, SamplingParams, generate
 from bass_core.budget.cost_aware import CostAware
-from bass_core.budget.planner import Planner
 from bass_core.decoding.calibrate import CostTable
 from bass_core.models.draft_head import DraftHead, HeadConfig
 from bass_core.sampling.distribution import probabilities
@@ -26,7 +25,6 @@ SIZE, P, Q = 16, torch.tensor([0.3, 0.7]), torch.tensor([0.66, 0.34])
 PROMPT = [1, 0]
 # Milliseconds, chosen so that three drafts barely pay.
 COSTS = CostTable({1: [(1, 10), (9, 14)]}, {1: 1.5}, padded=False)
-CHEAP = CostTable({1: [(1, 10), (9, 11)]}, {1: 0.5}, padded=False)
 WARM = SamplingParams(1.0)
 
 
@@ -105,13 +103,3 @@ def test_quick(policy: Any) -> None:
 )
 def test_thorough(policy: Any) -> None:
     agree(6000, 8, policy)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("policy", "method", "runs"),
-    [(FixedNodes(12000), "bass", 4000), (Planner(CHEAP), "speculative", 1500)],
-    ids=["nodes", "planner"],
-)
-def test_trees(policy: Any, method: str, runs: int) -> None:
-    agree(runs, 8, policy, method)

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from bass_core import ModelPair, SamplingParams, race, stream
-from bass_core.budget.trees import FixedNodes
 from bass_core.engine import stopwatch
 from bass_core.engine.stopwatch import Stopwatch
 from bass_core.sequence import Round
@@ -46,8 +45,8 @@ def check(rounds: list[Round], drafts: bool) -> None:
 @pytest.mark.parametrize("method", ["regular", "speculative", "bass"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_parts_fit_into_their_round(method: str, temperature: float) -> None:
-    for length in (3, FixedNodes(6)):
-        asked: dict[str, Any] = {**TEXT, "draft_length": length, "sampling": SamplingParams(temperature)}
+    for way in ({"draft_length": 3}, {"draft_length": "auto", "tree": (2, 1)}):
+        asked: dict[str, Any] = {**TEXT, **way, "sampling": SamplingParams(temperature)}
         check(list(stream(PAIR, ROWS, method=method, **asked)), drafts=method != "regular")
 
 

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import pytest
 
 from bass_core import ModelPair, RecordedLengths, RequestError, SamplingParams, generate, race, stream
-from bass_core.budget.cost_table import CostTable
-from bass_core.budget.planner import Planner
 from bass_core.budget.policies import Algorithm1
-from bass_core.budget.trees import FixedNodes
-from bass_core.lanes.output.trace import Trace
-from bass_core.sequence import Bill, Round, RowRound
 
 from ...models import NEAR, byte_tokenizer, perturbed, prompts, tiny
 
@@ -97,7 +91,9 @@ def test_a_run_repeats_from_its_recorded_lengths() -> None:
 
 @pytest.mark.parametrize("length", [2.5, "x", -3, None, True, 1025])
 def test_a_recorded_length_that_is_none_is_refused(length: Any) -> None:
-    with pytest.raises(RequestError, match=r"whole numbers from 0 to 1024, one for each round; got .*\.$"):
+    with pytest.raises(
+        RequestError, match=r"whole numbers from 0 to 1024, one for each round, or lists.*; got .*\.$"
+    ):
         RecordedLengths([4, length])
 
 
@@ -108,7 +104,7 @@ def test_no_lengths_are_refused() -> None:
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_a_tree_is_logged_with_its_parents_and_the_path_that_stood(temperature: float) -> None:
-    lane = last(draft_length=FixedNodes(9), sampling=SamplingParams(temperature), lanes=["bass"])["bass"]
+    lane = last(tree=(2, 1, 1), sampling=SamplingParams(temperature), lanes=["bass"])["bass"]
     branched = 0
     for record in lane["rounds"]:
         for row in record["rows"]:
@@ -124,53 +120,25 @@ def test_a_tree_is_logged_with_its_parents_and_the_path_that_stood(temperature: 
     assert branched > 3
 
 
-CURVE = [(tokens, 20 + tokens / 3) for tokens in range(8, 41)]
+@pytest.mark.parametrize("method", ["bass", "speculative"])
+def test_a_run_repeats_from_the_recorded_lengths_of_its_rows(method: str) -> None:
+    lengths = [[1, 4, 2], [3, 0, 1], [2, 2, 5], [0, 0, 0]] if method == "bass" else [[2], [0], [4]]
+    ways: dict[str, Any] = {"max_new_tokens": 24, "sampling": SamplingParams(0.8), "seed": 3, "method": method}
+    rows = ROWS if method == "bass" else ROWS[:1]
+    first = list(stream(PAIR, rows, draft_length=RecordedLengths(lengths), **ways))
+    told = [one.lengths for one in first if one.kind != "prefill"]
+    assert told[: len(lengths)] == lengths
+    assert all(one.draft_length == max(one.lengths) for one in first if one.kind != "prefill")
+    texts = [generate(PAIR, rows, draft_length=RecordedLengths(one), **ways).sequences for one in (lengths, told)]
+    assert [one.token_ids for one in texts[0]] == [one.token_ids for one in texts[1]]
 
 
-def planned(curve: list[tuple[int, float]], drafts: int = 32) -> Round:
-    """A plain round of eight rows with a bill."""
-    worths, prices = [1 / 3] * drafts, [1 / 7] * drafts + [math.inf]
-    bill = Bill(curve, 8 + drafts, 2, 1 / 9, worths, prices, expected=math.nan, plain_ms=22.66666)
-    rows = [RowRound(i, [], [], [], [], 0, [5], ["sampled"], None) for i in range(8)]
-    return Round("plain", rows=rows, time_ms=1.0, bill=bill)
+def test_recorded_lengths_of_other_rows_are_refused() -> None:
+    with pytest.raises(RequestError, match=r"has 2 rows in round 1, and this batch 3: use .*\.$"):
+        generate(PAIR, ROWS, max_new_tokens=8, draft_length=RecordedLengths([[1, 2]]))
 
 
-def test_bills_are_short_and_share_their_curves() -> None:
-    log, fewer = Trace(None), [(7, 21.0), *CURVE]
-    for curve in (CURVE[:9], CURVE, fewer, CURVE[:12]):
-        log.add(planned(curve))
-    assert [record["bill"]["curve"] for record in log.view()] == [0, 0, 1, 0]
-    assert [len(curve) for curve in log.curves] == [33, 34] and log.curves[1][:2] == [[7, 21.0], [8, 22.6667]]
-    bill = log.view()[0]["bill"]
-    assert (bill["tokens"], bill["levels"], bill["draft_ms"]) == (40, 2, 0.1111)
-    assert (bill["worths"][0], bill["prices"][0], bill["prices"][-1]) == (0.3333, 0.1429, None)
-    assert (bill["expected"], bill["plain_ms"]) == (None, 22.6667)
-    # About 7 bytes a number: 32 drafts of 200 rounds are less than 150 KB.
-    assert len(json.dumps(bill, allow_nan=False)) < 720
-
-
-def test_a_round_that_nobody_planned_has_no_bill() -> None:
-    lane = last(lanes=["bass"])["bass"]
-    assert {record["bill"] for record in lane["rounds"]} == {None} and lane["curves"] == []
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-def test_a_planned_run_repeats_from_its_recorded_shapes(rows: int) -> None:
-    """What a planner's trees draw depends on their shapes; the lengths alone would not repeat the text."""
-    table = CostTable({1: [(1, 10.0), (8, 11.0), (32, 14.0)]}, {1: 1.0}, False)
-    ways: dict[str, Any] = {"max_new_tokens": 16, "sampling": SamplingParams(0.9), "seed": 3}
-    first: list[list[int]] = []
-    for _ in range(2):
-        planned = list(stream(PAIR, ROWS[:rows], draft_length=Planner(table, rows), **ways))
-        texts = generate(PAIR, ROWS[:rows], draft_length=Planner(table, rows), **ways)
-        first = [one.token_ids for one in texts.sequences]
-    shapes = [[row.shape for row in one.rows] for one in planned if one.kind != "prefill"]
-    assert any(len(set(shape.split())) < len(shape.split()) for one in shapes for shape in one if shape)
-    again = generate(PAIR, ROWS[:rows], draft_length=RecordedLengths(shapes), **ways)
-    assert [one.token_ids for one in again.sequences] == first
-
-
-@pytest.mark.parametrize("shape", ["x", "l2", "d-1", 3.5])
-def test_a_recorded_shape_that_is_none_is_refused(shape: Any) -> None:
+@pytest.mark.parametrize("lengths", [[], ["x"], [1, 2.5], [True], [-1]])
+def test_a_recorded_round_that_is_none_is_refused(lengths: Any) -> None:
     with pytest.raises(RequestError, match="RecordedLengths takes"):
-        RecordedLengths([[shape]])
+        RecordedLengths([lengths])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bass_core import CostTable, FixedNodes, ModelPair, SamplingParams, SimulatedClock, stream
+from bass_core import CostTable, ModelPair, SamplingParams, SimulatedClock, stream
 from bass_core.engine.runner import ModelRunner
 from bass_core.prediction.billing import bill
 from bass_core.prediction.roofline import Roofline
@@ -32,10 +32,10 @@ TABLE = CostTable(
 ANY: dict[str, Any] = {"max_new_tokens": 12, "eos_token_id": None}
 
 
-def row(sequence: int, drafted: int, written: int, kinds: str | None = None) -> RowRound:
+def row(sequence: int, drafted: int, written: int, parents: list[int] | None = None) -> RowRound:
     nothing = [0.0] * drafted
     return RowRound(
-        sequence, [1] * drafted, nothing, nothing, nothing, 0, [1] * written, [""] * written, None, kinds=kinds
+        sequence, [1] * drafted, nothing, nothing, nothing, 0, [1] * written, [""] * written, None, parents=parents
     )
 
 
@@ -57,10 +57,10 @@ def test_several_drafts_behind_one_forward_are_a_draft_models_forwards() -> None
     behind = Round("verify", 4, rows, draft_forwards=1, draft_tokens=8, fed=fed)
     assert bill(CLOCK, behind, []).draft_ms == 4 * CLOCK.costs(7).draft_ms(2)
     assert bill(CLOCK, Round("verify", 4, rows, fed=fed), []).draft_ms == 0
-    trees = [row(0, 4, 1, kinds="llll"), row(1, 4, 1, kinds="lldd")]
+    trees = [row(0, 4, 1, parents=[-1, -1, 0, 1]), row(1, 4, 1, parents=[-1, -1, 0, 0])]
     grown = Round("verify", 2, trees, draft_forwards=2, draft_tokens=8, fed=fed)
     assert bill(CLOCK, grown, []).draft_ms == 2 * CLOCK.costs(7).draft_ms(2)
-    assert bill(SimulatedClock(TABLE), grown, []).draft_ms == TABLE.levels_ms(2, 2)
+    assert bill(SimulatedClock(TABLE), grown, []).draft_ms == 2 * TABLE.draft_ms(2)
 
 
 def test_a_decoder_that_does_not_tell_is_counted_by_its_rows() -> None:
@@ -127,8 +127,8 @@ def test_rounds_tell_what_their_forwards_were_fed(
 
     monkeypatch.setattr(ModelRunner, "forward", spy)
     name = "model" if drafter == "head" else drafter
-    length: Any = FixedNodes(4) if drafter == "cascade" else 3
-    told = stream(pair, rows, drafter=name, draft_length=length, sampling=sampling, clock=CLOCK, **ANY)
+    way: dict[str, Any] = {"tree": (2, 1)} if drafter == "cascade" else {"draft_length": 3}
+    told = stream(pair, rows, drafter=name, **way, sampling=sampling, clock=CLOCK, **ANY)
     drafted = 0
     for made in told:
         model = pair.draft_step if made.fed is not None and made.fed.draft else pair.target_step
