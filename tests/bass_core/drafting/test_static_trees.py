@@ -1,7 +1,7 @@
-"""Trees of a fixed shape: how many children each draft gets, what they are drawn from, and that the text stays exact.
+"""Trees of a fixed shape: each draft's children, what they are drawn from, and that the text stays exact.
 
-Contract: the draft and the target are tables, so that every tree and every text can be enumerated. What is asked of
-a real draft model and of a draft head is in test_trees_fed.py.
+Contract: draft and target are tables, so that every tree and every text can be enumerated. What is asked of a real
+draft model and of a draft head is in test_trees_fed.py.
 """
 
 from __future__ import annotations

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from bass_core import FixedNodes, ModelPair, SamplingParams, generate
-from bass_core.drafting.base import Drafter, Proposal, point_masses
-from bass_core.drafting.combine import Cascade
+from bass_core import ModelPair, SamplingParams, generate
 from bass_core.drafting.head import HeadDrafter
 from bass_core.drafting.model import ModelDrafter
 from bass_core.drafting.trees.levels import Fed
@@ -36,14 +34,18 @@ LEVELS: list[list[list[Fed]]] = [
 ]
 
 
-def drafter(kind: str, params: SamplingParams = WARM) -> tuple[Any, list[Sequence]]:
+def drafter(kind: str, tree: tuple[int, ...] | None = None) -> tuple[Any, list[Sequence]]:
     """A drafter over three rows that has read their prompts."""
     rows = [Sequence(i, i, prompt, 60, frozenset()) for i, prompt in enumerate(prompts(3))]
     draft = head(TARGET) if kind == "head" else perturbed(TARGET, NEAR["llama"])
     pair = ModelPair(TARGET, draft)
     size = len(draft.vocabulary) if kind == "head" else pair.vocab
     runner = ModelRunner(pair.draft_step, 3, 120, size, "pad")
-    made: Any = HeadDrafter(draft, runner, pair.vocab, params) if kind == "head" else ModelDrafter(runner, params)
+    made: Any = (
+        HeadDrafter(draft, runner, pair.vocab, WARM, tree=tree)
+        if kind == "head"
+        else ModelDrafter(runner, WARM, tree=tree)
+    )
     prefill = made.start(rows)
     while prefill is not None and not prefill.done:
         prefill.step()
@@ -98,38 +100,21 @@ def chained(one: Any, rows: list[Sequence], kind: str, r: int, path: list[int]) 
 @pytest.mark.parametrize("kind", ["model", "head"])
 def test_a_tree_leaves_nothing_behind(kind: str) -> None:
     keys = NoiseKeys(1, torch.arange(3), torch.tensor([len(prompt) for prompt in prompts(3)]))
-    grown, rows = drafter(kind)
-    tree = grown.grow(rows, [9] * 3, 40, keys, FixedNodes(40))
-    assert grown.drafted == sum(tree.num_drafted) == 40 and grown.calls > 2
-    grown.on_verified(rows, tree, [0, 0, 0])
+    branching, rows = drafter(kind, tree=(3, 2, 1))
+    tree = branching.propose(rows, [9] * 3, keys)
+    assert branching.drafted == sum(tree.num_drafted) == 45 and branching.calls == 3
+    branching.on_verified(rows, tree, [0, 0, 0])
+    # The next proposal is a chain.
+    branching.branches = False
     fresh, rows_ = drafter(kind)
-    for one, own in ((grown, rows), (fresh, rows_)):
+    for one, own in ((branching, rows), (fresh, rows_)):
         for row in own:
             row.write([4], ["sampled"])
         if kind == "head":
             one.observe_states(own, [torch.ones(1, 64)] * 3)
-    after, expected = (one.propose(own, [4] * 3, keys) for one, own in ((grown, rows), (fresh, rows_)))
+    after, expected = (one.propose(own, [4] * 3, keys) for one, own in ((branching, rows), (fresh, rows_)))
     assert torch.equal(after.tokens, expected.tokens)
     torch.testing.assert_close(after.probs, expected.probs, atol=1e-4, rtol=1e-4)
-
-
-class Copies(Drafter):
-    """Proposes the same two tokens behind each row, and none behind the last."""
-
-    def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
-        return point_masses([[3, 4] for _ in rows[:-1]] + [[]])
-
-
-@pytest.mark.parametrize("kind", ["model", "head"])
-@pytest.mark.parametrize("params", [SamplingParams(), WARM])
-def test_drafts_of_a_model_are_counted_and_copies_are_not(params: SamplingParams, kind: str) -> None:
-    model, rows = drafter(kind, params)
-    both = Cascade(Copies(), model, 96)
-    keys = NoiseKeys(1, torch.arange(3), torch.tensor([len(row.tokens) for row in rows]))
-    proposal = both.grow(rows, [9] * 3, 40, keys, FixedNodes(30))
-    assert proposal.kinds is not None and sum(proposal.num_drafted) == 30
-    copied = "".join(proposal.kinds).count("c")
-    assert copied == 4 and both.drafted == model.drafted == 30 - copied and both.calls == model.calls > 2
 
 
 def test_a_head_gets_the_states_of_the_accepted_path(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,8 +130,7 @@ def test_a_head_gets_the_states_of_the_accepted_path(monkeypatch: pytest.MonkeyP
         observe(self, rows, states)
 
     monkeypatch.setattr(HeadDrafter, "observe_states", noted)
-    policy = FixedNodes(60)
-    out = generate(pair, prompts(3), draft_length=policy, drafter="model", max_new_tokens=40, eos_token_id=None)
+    out = generate(pair, prompts(3), tree=(4, 3), drafter="model", max_new_tokens=40, eos_token_id=None)
     assert out.metrics.accepted > 5 and out.metrics.drafted > 3 * out.metrics.accepted
     for row, (prompt, sequence) in enumerate(zip(prompts(3), out.sequences, strict=True)):
         states = torch.cat(seen[row])

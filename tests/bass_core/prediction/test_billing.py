@@ -26,8 +26,6 @@ TABLE = CostTable(
     {1: [(1.0, 10.0), (9.0, 18.0)], 3: [(3.0, 12.0), (27.0, 60.0)]},
     {1: 1.0, 3: 2.0},
     padded=False,
-    root={1: 3.0, 3: 4.0},
-    level={1: 5.0, 3: 6.0},
 )
 ANY: dict[str, Any] = {"max_new_tokens": 12, "eos_token_id": None}
 
