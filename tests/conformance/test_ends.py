@@ -17,7 +17,7 @@ from bass_core import METHODS, ModelPair, SamplingParams, generate, stream
 from bass_core.lanes.clock import LaneClock
 
 from ..models import VOCAB, byte_tokenizer, prompts, reference, tiny
-from .table import drafting, serves
+from .table import length_of, serves
 
 TARGET = tiny("llama")
 PAIR = ModelPair(TARGET, TARGET)
@@ -117,7 +117,7 @@ def test_an_end_that_is_sampled() -> None:
 def test_the_context_ends_a_text(method: str, length: Any) -> None:
     """Prompts that leave room for 1, 2, 6 and 30 tokens; beside the last, rounds pad the rest past the context."""
     rows = [(ROWS[i] * 200)[: 512 - room] for i, room in enumerate((1, 2, 6))] + [ROWS[3]]
-    out = written(rows=rows, method=method, **drafting(length))
+    out = written(rows=rows, method=method, **length_of(length))
     assert [len(text) for text in out] == [1, 2, 6, 30]
     assert out == [reference(TARGET, row, len(text)) for row, text in zip(rows, out, strict=True)]
 
