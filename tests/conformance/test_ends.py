@@ -109,7 +109,7 @@ def test_an_end_that_is_sampled() -> None:
     [
         (name, n)
         for name, method in METHODS.items()
-        for n in (0, 4, "bass", "tree 3-2-1")
+        for n in (0, 4, "bass", "tree 3 2 1")
         # One that is outside counts a row's length from the longest prompt's end.
         if serves(method, "self", n) and not method.outside
     ],
