@@ -100,17 +100,19 @@ def chained(one: Any, rows: list[Sequence], kind: str, r: int, path: list[int]) 
 @pytest.mark.parametrize("kind", ["model", "head"])
 def test_a_tree_leaves_nothing_behind(kind: str) -> None:
     keys = NoiseKeys(1, torch.arange(3), torch.tensor([len(prompt) for prompt in prompts(3)]))
-    grown, rows = drafter(kind, (3, 2, 1))
-    tree = grown.propose(rows, [9] * 3, keys)
-    assert grown.drafted == sum(tree.num_drafted) == 3 * 15 and grown.calls > 2
-    grown.on_verified(rows, tree, [0, 0, 0])
+    branching, rows = drafter(kind, tree=(3, 2, 1))
+    tree = branching.propose(rows, [9] * 3, keys)
+    assert branching.drafted == sum(tree.num_drafted) == 45 and branching.calls == 3
+    branching.on_verified(rows, tree, [0, 0, 0])
+    # The next proposal is a chain.
+    branching.branches = False
     fresh, rows_ = drafter(kind)
-    for one, own in ((grown, rows), (fresh, rows_)):
+    for one, own in ((branching, rows), (fresh, rows_)):
         for row in own:
             row.write([4], ["sampled"])
         if kind == "head":
             one.observe_states(own, [torch.ones(1, 64)] * 3)
-    after, expected = (one.propose(own, [4] * 3, keys) for one, own in ((grown, rows), (fresh, rows_)))
+    after, expected = (one.propose(own, [4] * 3, keys) for one, own in ((branching, rows), (fresh, rows_)))
     assert torch.equal(after.tokens, expected.tokens)
     torch.testing.assert_close(after.probs, expected.probs, atol=1e-4, rtol=1e-4)
 
@@ -128,7 +130,7 @@ def test_a_head_gets_the_states_of_the_accepted_path(monkeypatch: pytest.MonkeyP
         observe(self, rows, states)
 
     monkeypatch.setattr(HeadDrafter, "observe_states", noted)
-    out = generate(pair, prompts(3), tree=(6, 3, 1), drafter="model", max_new_tokens=40, eos_token_id=None)
+    out = generate(pair, prompts(3), tree=(4, 3), drafter="model", max_new_tokens=40, eos_token_id=None)
     assert out.metrics.accepted > 5 and out.metrics.drafted > 3 * out.metrics.accepted
     for row, (prompt, sequence) in enumerate(zip(prompts(3), out.sequences, strict=True)):
         states = torch.cat(seen[row])

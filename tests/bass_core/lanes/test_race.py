@@ -85,7 +85,7 @@ def test_snapshots_grow_and_the_last_is_done(scheduling: str) -> None:
 
 def check_lane(lane: dict[str, Any]) -> None:
     assert set(lane) == {
-        "sequences", "metrics", "rounds", "curves", "clock_ms", "finished", "error", "reading", "cache",
+        "sequences", "metrics", "rounds", "clock_ms", "finished", "error", "reading", "cache",
     }  # fmt: skip
     assert set(lane["metrics"]) >= METRICS
     assert len(lane["sequences"]) == len(ROWS)

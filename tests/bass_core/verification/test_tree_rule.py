@@ -77,7 +77,7 @@ def test_faults_that_others_shipped_show(rule: Rule, shape: Shape) -> None:
 
 
 def grown(q: Table, shape: Shape, keys: NoiseKeys) -> tuple[DraftTree, list[list[Path]]]:
-    """A tree of that shape for every key, with the path of each draft; drawn as drafting/trees/growth.py draws."""
+    """A tree of that shape for every key, with the path of each draft; drawn as drafting/trees/static.py draws."""
     rows = len(keys.positions)
     paths: list[list[Path]] = [[] for _ in range(rows)]
     tokens, parents, drawn = ([[] for _ in range(rows)] for _ in range(3))
