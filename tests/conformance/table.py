@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from bass_core import DRAFTERS, METHODS, Method, ModelPair, RequestError, SamplingParams, generate
+from bass_core import METHODS, Method, ModelPair, RequestError, SamplingParams, generate
+from bass_core.budget.cost_aware import CostAware
+from bass_core.budget.cost_table import CostTable
 from bass_core.decoding.request import make_request
 from bass_core.lanes.generation import Generation
 from bass_core.models.draft_head import DraftHead, HeadConfig
@@ -66,8 +68,14 @@ DRAFTS = {
     "window_model": Draft("window_model"),
     "window_head": Draft("window_model", "head", only=("llama",)),
 }
-# Shapes of trees of drafts, which take the place of a draft length.
-TREES: dict[Any, tuple[int, ...]] = {"tree 3 2 1": (3, 2, 1), "tree 2 2 2": (2, 2, 2)}
+# Milliseconds; a step has room for some tokens that cost little, so that it pays to draft, and not always.
+COSTS = CostTable(
+    {1: [(1, 10), (12, 10.5), (32, 40)], 6: [(6, 11), (30, 12), (60, 44)]}, {1: 0.3, 6: 0.3}, padded=False
+)
+# The ways to draft that have no short name of their own in generate().
+TREES: dict[Any, tuple[int, ...]] = {"tree 3 2 1": (3, 2, 1), "tree 1 2": (1, 2)}
+BUDGETS: dict[Any, Any] = {"by cost": CostAware(COSTS, timed=False)}
+GROWING = ("random", "perturbed", "self", "cascade", "head", "adaptive")
 # The axes besides "method", whose choices are METHODS.
 AXES: dict[str, tuple[Any, ...]] = {
     "draft": tuple(DRAFTS),
@@ -107,11 +115,8 @@ class Case:
 
     @property
     def possible(self) -> bool:
-        branches = self.length not in TREES or DRAFTERS[DRAFTS[self.draft].drafter].branches
-        return (
-            branches
-            and self.architecture in DRAFTS[self.draft].only
-            and serves(METHODS[self.method], self.draft, self.length, self.text)
+        return self.architecture in DRAFTS[self.draft].only and serves(
+            METHODS[self.method], self.draft, self.length, self.text
         )
 
     def run(self) -> Generation:
@@ -126,7 +131,7 @@ class Case:
             "method": self.method,
             "drafter": DRAFTS[self.draft].drafter,
             "attention": self.attention,
-            **length_of(self.length),
+            **drafting_of(self.length),
             "max_new_tokens": TOKENS,
             "seed": SEED,
             **sampling_of(self.text),
@@ -137,9 +142,9 @@ class Case:
         return expected(self.architecture, self.text, self.prompts)[: self.batch]
 
 
-def length_of(length: Any) -> dict[str, Any]:
-    """The argument of generate() that asks for this draft length, or for trees of this shape."""
-    return {"tree": TREES[length]} if length in TREES else {"draft_length": length}
+def drafting_of(length: Any) -> dict[str, Any]:
+    """The arguments of generate() that ask for this draft length or tree."""
+    return {"tree": TREES[length]} if length in TREES else {"draft_length": BUDGETS.get(length, length)}
 
 
 def sampling_of(text: str) -> dict[str, Any]:
@@ -184,7 +189,7 @@ def serves(method: Method, draft: str, length: Any, text: str = "greedy") -> boo
             one,
             [1],
             drafter=DRAFTS[draft].drafter,
-            **length_of(length),
+            **drafting_of(length),
             **sampling_of(text),
             seed=SEED,
         )
@@ -229,6 +234,11 @@ def _ngrams(architecture: str) -> NgramTable:
             found[context_key([one])] = two if i % 3 else (two + 1) % VOCAB
     keys, tokens = zip(*sorted(found.items()), strict=True)
     return NgramTable(np.array(keys, dtype=np.uint64), np.array(tokens, dtype=np.uint32), 4)
+
+
+def grows(case: Case) -> bool:
+    """Whether it drafts trees, where its method can verify them."""
+    return case.length in TREES and case.draft in GROWING
 
 
 def covering(together: int, among: Callable[[Case], bool] = lambda case: True) -> list[Case]:

@@ -23,6 +23,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from bass_core import METHODS, ModelPair, SamplingParams, generate
 from bass_core.amusd import decoder as amusd
+from bass_core.budget.cost_aware import CostAware
+from bass_core.budget.cost_table import CostTable
 from bass_core.drafting import registry as drafting
 from bass_core.drafting.base import Proposal
 from bass_core.drafting.window import WindowDrafter
@@ -36,9 +38,11 @@ from .table import head
 VOCAB, TOKENS, PROMPT = 5, 7, [1, 2, 3]
 # Rows per batch. In a batch this large a row costs a tenth of what it costs in a batch of 64.
 BATCH = 2048
-# AMUSD handles its rows one by one: its draft would not keep up with the batch above.
-TOGETHER = {"amusd": 256}
+# AMUSD handles its rows one by one: its draft would not keep up with the batch above. By cost, few rows draft.
+TOGETHER = {"amusd": 256, "CostAware": 32}
 PLAIN = SamplingParams(1.0)
+# Tokens that cost next to nothing, so that it pays to draft.
+CHEAP = CostTable({1: [(1, 10), (9, 10.01)]}, {1: 0.1}, padded=False)
 
 
 def model(seed: int) -> Any:
@@ -181,9 +185,10 @@ REJECTION = {"verification": "rejection"}
 
 
 def trees(
-    draft: str, params: SamplingParams = PLAIN, rows: int = BATCH, shape: tuple[int, ...] = (2, 1, 1), **other: Any
+    draft: str, params: SamplingParams = PLAIN, rows: int = BATCH, shape: Any = (2, 1), **other: Any
 ) -> Case:
-    return Case("bass", draft, params, rows, {"tree": shape} | other)
+    """Trees of drafts of this shape."""
+    return Case("bass", draft, params, rows, {"draft_length": "auto", "tree": shape} | other)
 
 
 QUICK = [
@@ -198,7 +203,7 @@ QUICK = [
     Case(other={"drafter": "window"}),
     Case(other={"drafter": "window_model", "draft_length": 5}),
     trees("opposite"),
-    trees("reversed", SamplingParams(1.0, top_p=0.9), shape=(3, 2)),
+    trees("reversed", SamplingParams(1.0, top_p=0.9), shape=(3,)),
 ]
 SLOW = [
     *(Case(method="amusd", draft=draft, rows=BATCH) for draft in ("same", "reversed", "reduced")),
@@ -221,6 +226,9 @@ SLOW = [
     *(trees(draft, rows=4 * BATCH) for draft in ("other", "opposite", "reduced", "same")),
     trees("reversed", SamplingParams(0.7, top_p=0.9), rows=4 * BATCH, shape=(2,)),
     trees("opposite", SamplingParams(1.4, 4, 0.9), rows=4 * BATCH, shape=(3, 2, 1)),
+    *(trees(draft, rows=2 * BATCH, drafter="cascade") for draft in ("opposite", "reduced")),
+    Case(draft="opposite", rows=2 * BATCH, other={"drafter": "cascade", "draft_length": CostAware(CHEAP)}),
+    Case(draft="other", rows=2 * BATCH, other={"draft_length": CostAware(CHEAP)}),
     trees("other", rows=2 * BATCH, verification="coupled"),
     Case(other={"verification": "coupled"}),
     Case(other={"attention": "split", "draft_length": 2}, rows=BATCH),

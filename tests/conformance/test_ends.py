@@ -17,7 +17,7 @@ from bass_core import METHODS, ModelPair, SamplingParams, generate, stream
 from bass_core.lanes.clock import LaneClock
 
 from ..models import VOCAB, byte_tokenizer, prompts, reference, tiny
-from .table import length_of, serves
+from .table import drafting_of, serves
 
 TARGET = tiny("llama")
 PAIR = ModelPair(TARGET, TARGET)
@@ -52,9 +52,9 @@ def test_an_end_at_any_place_of_a_round(place: int, method: str) -> None:
 @pytest.mark.parametrize("method", ["speculative", "bass"])
 @pytest.mark.parametrize("place", range(8))
 def test_an_end_at_any_place_of_a_trees_path(place: int, method: str) -> None:
-    """Each row's path is as long as its tree is deep, and an end cuts it and what is deeper."""
+    """Each row's path is as long as its nodes let it be, and an end cuts it and what is deeper."""
     ends = [TEXTS[0][place], TEXTS[3][14]]
-    same: dict[str, Any] = {"max_new_tokens": 30, "tree": (2, 1, 1, 1), "eos_token_id": ends}
+    same: dict[str, Any] = {"max_new_tokens": 30, "tree": (3, 2, 2, 1), "eos_token_id": ends}
     out = generate(PAIR, ROWS, method=method, **same)
     for sequence, text in zip(out.sequences, TEXTS, strict=True):
         assert sequence.token_ids == cut(text, ends)
@@ -109,7 +109,7 @@ def test_an_end_that_is_sampled() -> None:
     [
         (name, n)
         for name, method in METHODS.items()
-        for n in (0, 4, "bass", "tree 3 2 1")
+        for n in (0, 4, "bass", "16 nodes")
         # One that is outside counts a row's length from the longest prompt's end.
         if serves(method, "self", n) and not method.outside
     ],
@@ -117,7 +117,7 @@ def test_an_end_that_is_sampled() -> None:
 def test_the_context_ends_a_text(method: str, length: Any) -> None:
     """Prompts that leave room for 1, 2, 6 and 30 tokens; beside the last, rounds pad the rest past the context."""
     rows = [(ROWS[i] * 200)[: 512 - room] for i, room in enumerate((1, 2, 6))] + [ROWS[3]]
-    out = written(rows=rows, method=method, **length_of(length))
+    out = written(rows=rows, method=method, **drafting_of(length))
     assert [len(text) for text in out] == [1, 2, 6, 30]
     assert out == [reference(TARGET, row, len(text)) for row, text in zip(rows, out, strict=True)]
 

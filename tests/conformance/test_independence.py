@@ -9,7 +9,7 @@ import pytest
 from bass_core import METHODS, ModelPair, SamplingParams, generate, race
 
 from ..models import NEAR, perturbed, prompts, tiny
-from .table import serves
+from .table import BUDGETS, serves
 
 TARGET = tiny("llama")
 PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]))
@@ -30,8 +30,9 @@ def texts(rows, ids, **arguments):
         {"sampling": WARM, "draft_length": "bass", "verification": "coupled"},
         {"draft_length": "bass"},
         {"tree": (3, 2, 1)},
-        {"sampling": WARM, "tree": (3, 2, 1)},
-        {"sampling": WARM, "tree": (2, 2, 2), "verification": "coupled", "drafter": "cascade"},
+        {"sampling": WARM, "tree": (3, 2), "verification": "coupled"},
+        {"draft_length": BUDGETS["by cost"]},
+        {"sampling": WARM, "draft_length": BUDGETS["by cost"], "verification": "coupled", "drafter": "cascade"},
         {"sampling": WARM, "method": "regular"},
         {"sampling": SamplingParams(1.0, top_k=20, top_p=0.9), "draft_length": 4},
     ],

@@ -82,7 +82,7 @@ def test_every_row_writes_what_it_writes_alone(weights: str, text: str, method: 
     if METHODS[method].drafts:
         drafters = ["model"] if METHODS[method].overlaps else ["model", "prompt_lookup"]
         ways = [{"drafter": drafter, "draft_length": length} for drafter in drafters for length in (4, "auto")]
-        ways += [] if METHODS[method].overlaps else [{"tree": (2, 2, 1)}]
+        ways += [] if METHODS[method].overlaps else [{"drafter": "cascade", "tree": (3, 2)}]
     for way in ways:
         for batch in (1, 4, 16):
             rows = list(range(batch))
@@ -97,10 +97,12 @@ def test_two_threads_write_what_one_writes(text: str, two_threads: None) -> None
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_wide_trees_write_the_same_bits(text: str, two_threads: None) -> None:
-    """Up to nearly as many drafts as a row may have, some rows with a prefix that they share."""
-    for weights, shape in (("bfloat16", (4, 3, 2, 1)), ("float16", (3, 2, 1)), ("int8", (6,))):
-        out = written(weights, [0, 1, 2, 3], text, tree=shape)
-        assert out == alone(weights, text)[:4], (weights, shape)
+    """Up to as many drafts as a row may have, some rows with a prefix that they share."""
+    for weights, shape in (("bfloat16", (6, 3, 2)), ("float16", (3, 2, 1)), ("int8", (2, 2))):
+        for drafter in ("model", "cascade"):
+            rows = [0, 1, 2, 3]
+            out = written(weights, rows, text, drafter=drafter, tree=shape)
+            assert out == alone(weights, text)[:4], (weights, shape, drafter)
 
 
 @pytest.mark.parametrize("weights", ["bfloat16", "int4"])

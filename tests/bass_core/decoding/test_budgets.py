@@ -10,13 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from bass_core.budget.planner import Planner
 
 from bass_core import ModelPair, SamplingParams, generate, race, stream
 from bass_core.budget.base import Offer
 from bass_core.budget.cost_aware import CostAware
 from bass_core.budget.cost_table import CostTable, read_table
-from bass_core.budget.options import AUTO, BUDGET, COST_AWARE
+from bass_core.budget.options import AUTO, COST_AWARE
 from bass_core.budget.policies import Algorithm1, FixedLength
 from bass_core.decoding import budgets, calibrate
 from bass_core.decoding.budgets import Measuring, make_budget, with_costs

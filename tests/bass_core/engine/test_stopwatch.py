@@ -45,8 +45,8 @@ def check(rounds: list[Round], drafts: bool) -> None:
 @pytest.mark.parametrize("method", ["regular", "speculative", "bass"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_parts_fit_into_their_round(method: str, temperature: float) -> None:
-    for way in ({"draft_length": 3}, {"draft_length": "auto", "tree": (2, 1)}):
-        asked: dict[str, Any] = {**TEXT, **way, "sampling": SamplingParams(temperature)}
+    for ways in ({"draft_length": 3}, {"draft_length": "auto", "tree": (2, 1)}):
+        asked: dict[str, Any] = {**TEXT, **ways, "sampling": SamplingParams(temperature)}
         check(list(stream(PAIR, ROWS, method=method, **asked)), drafts=method != "regular")
 
 

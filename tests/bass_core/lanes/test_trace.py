@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from bass_core import ModelPair, RecordedLengths, RequestError, SamplingParams, generate, race, stream
+from bass_core.budget.cost_aware import CostAware
+from bass_core.budget.cost_table import CostTable
 from bass_core.budget.policies import Algorithm1
 
 from ...models import NEAR, byte_tokenizer, perturbed, prompts, tiny
@@ -91,9 +93,7 @@ def test_a_run_repeats_from_its_recorded_lengths() -> None:
 
 @pytest.mark.parametrize("length", [2.5, "x", -3, None, True, 1025])
 def test_a_recorded_length_that_is_none_is_refused(length: Any) -> None:
-    with pytest.raises(
-        RequestError, match=r"whole numbers from 0 to 1024, one for each round, or lists.*; got .*\.$"
-    ):
+    with pytest.raises(RequestError, match=r"whole numbers from 0 to 1024, one for each round; got .*\.$"):
         RecordedLengths([4, length])
 
 
@@ -104,7 +104,7 @@ def test_no_lengths_are_refused() -> None:
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_a_tree_is_logged_with_its_parents_and_the_path_that_stood(temperature: float) -> None:
-    lane = last(tree=(2, 1, 1), sampling=SamplingParams(temperature), lanes=["bass"])["bass"]
+    lane = last(draft_length="auto", tree=(3, 2), sampling=SamplingParams(temperature), lanes=["bass"])["bass"]
     branched = 0
     for record in lane["rounds"]:
         for row in record["rows"]:
@@ -120,25 +120,22 @@ def test_a_tree_is_logged_with_its_parents_and_the_path_that_stood(temperature: 
     assert branched > 3
 
 
-@pytest.mark.parametrize("method", ["bass", "speculative"])
-def test_a_run_repeats_from_the_recorded_lengths_of_its_rows(method: str) -> None:
-    lengths = [[1, 4, 2], [3, 0, 1], [2, 2, 5], [0, 0, 0]] if method == "bass" else [[2], [0], [4]]
-    ways: dict[str, Any] = {"max_new_tokens": 24, "sampling": SamplingParams(0.8), "seed": 3, "method": method}
-    rows = ROWS if method == "bass" else ROWS[:1]
-    first = list(stream(PAIR, rows, draft_length=RecordedLengths(lengths), **ways))
-    told = [one.lengths for one in first if one.kind != "prefill"]
-    assert told[: len(lengths)] == lengths
-    assert all(one.draft_length == max(one.lengths) for one in first if one.kind != "prefill")
-    texts = [generate(PAIR, rows, draft_length=RecordedLengths(one), **ways).sequences for one in (lengths, told)]
-    assert [one.token_ids for one in texts[0]] == [one.token_ids for one in texts[1]]
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_run_by_cost_repeats_from_its_recorded_lengths(rows: int) -> None:
+    """What a sampled text draws depends on where rounds end: with the lengths of each row it is the same again."""
+    table = CostTable({1: [(1, 10.0), (8, 11.0), (32, 14.0)]}, {1: 1.0}, False)
+    ways: dict[str, Any] = {"max_new_tokens": 16, "sampling": SamplingParams(0.9), "seed": 3}
+    told = list(stream(PAIR, ROWS[:rows], draft_length=CostAware(table), **ways))
+    texts: dict[int, list[int]] = {index: [] for index in range(rows)}
+    for row in (row for one in told for row in one.rows):
+        texts[row.sequence] += row.tokens
+    lengths = [one.lengths for one in told if one.kind != "prefill"]
+    assert any(map(any, lengths))
+    again = generate(PAIR, ROWS[:rows], draft_length=RecordedLengths(lengths), **ways)
+    assert {index: one.token_ids for index, one in enumerate(again.sequences)} == texts
 
 
-def test_recorded_lengths_of_other_rows_are_refused() -> None:
-    with pytest.raises(RequestError, match=r"has 2 rows in round 1, and this batch 3: use .*\.$"):
-        generate(PAIR, ROWS, max_new_tokens=8, draft_length=RecordedLengths([[1, 2]]))
-
-
-@pytest.mark.parametrize("lengths", [[], ["x"], [1, 2.5], [True], [-1]])
-def test_a_recorded_round_that_is_none_is_refused(lengths: Any) -> None:
+@pytest.mark.parametrize("entry", [["x"], [-1], [1, 2.5], []])
+def test_a_recorded_list_that_holds_no_lengths_is_refused(entry: Any) -> None:
     with pytest.raises(RequestError, match="RecordedLengths takes"):
-        RecordedLengths([lengths])
+        RecordedLengths([entry])

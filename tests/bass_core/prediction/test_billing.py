@@ -55,7 +55,7 @@ def test_several_drafts_behind_one_forward_are_a_draft_models_forwards() -> None
     behind = Round("verify", 4, rows, draft_forwards=1, draft_tokens=8, fed=fed)
     assert bill(CLOCK, behind, []).draft_ms == 4 * CLOCK.costs(7).draft_ms(2)
     assert bill(CLOCK, Round("verify", 4, rows, fed=fed), []).draft_ms == 0
-    trees = [row(0, 4, 1, parents=[-1, -1, 0, 1]), row(1, 4, 1, parents=[-1, -1, 0, 0])]
+    trees = [row(0, 4, 1, parents=[-1, -1, 0, 0]), row(1, 4, 1, parents=[-1, -1, 0, 1])]
     grown = Round("verify", 2, trees, draft_forwards=2, draft_tokens=8, fed=fed)
     assert bill(CLOCK, grown, []).draft_ms == 2 * CLOCK.costs(7).draft_ms(2)
     assert bill(SimulatedClock(TABLE), grown, []).draft_ms == 2 * TABLE.draft_ms(2)
@@ -125,8 +125,8 @@ def test_rounds_tell_what_their_forwards_were_fed(
 
     monkeypatch.setattr(ModelRunner, "forward", spy)
     name = "model" if drafter == "head" else drafter
-    way: dict[str, Any] = {"tree": (2, 1)} if drafter == "cascade" else {"draft_length": 3}
-    told = stream(pair, rows, drafter=name, **way, sampling=sampling, clock=CLOCK, **ANY)
+    ways: dict[str, Any] = {"tree": (2, 1)} if drafter == "cascade" else {"draft_length": 3}
+    told = stream(pair, rows, drafter=name, **ways, sampling=sampling, clock=CLOCK, **ANY)
     drafted = 0
     for made in told:
         model = pair.draft_step if made.fed is not None and made.fed.draft else pair.target_step

@@ -108,11 +108,11 @@ def test_the_figures_are_those_of_bench_simulate() -> None:
     assert made.ttft_ms is not None and made.ttft_ms > 0
 
 
-@pytest.mark.parametrize("length", ["bass", "auto"])
-def test_the_same_seed_writes_the_same_texts_as_on_this_machines_clock(length: str) -> None:
-    """Under a recorded policy: the lengths of a simulated run are recorded."""
+@pytest.mark.parametrize("policy", ["bass", "auto"])
+def test_the_same_seed_writes_the_same_texts_as_on_this_machines_clock(policy: str) -> None:
+    """Under a recorded policy. The lengths of a simulated run, one a row, are recorded."""
     ways: dict[str, Any] = dict(sampling=SamplingParams(0.8), seed=5, max_new_tokens=24, **MODEL)
-    first = list(stream(PAIR, ROWS, draft_length=length, clock=H100, **ways))
+    first = list(stream(PAIR, ROWS, draft_length=policy, clock=H100, **ways))
     entries = [one.lengths for one in first if one.kind != "prefill"]
     assert any(map(any, entries))
     texts: dict[int, list[int]] = {index: [] for index in range(len(ROWS))}
@@ -148,7 +148,7 @@ def test_policies_ask_the_simulated_machine_and_measure_nothing(length: str) -> 
 
 
 def test_copies_and_trees_run_on_it_too() -> None:
-    for ways in ({"drafter": "prompt_lookup"}, {"draft_length": "auto", "tree": (2, 2)}):
+    for ways in ({"drafter": "prompt_lookup"}, {"drafter": "cascade", "draft_length": "auto", "tree": (2, 1)}):
         lanes = last(**{"draft_length": 3, "clock": H100, "max_new_tokens": 20, **ways})["lanes"]
         assert not any(lane["error"] for lane in lanes.values()), lanes
         assert lanes["bass"]["metrics"]["ms_per_token"] > 0

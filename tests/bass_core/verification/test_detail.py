@@ -108,9 +108,9 @@ def test_greedy_tells_the_models_own_probabilities() -> None:
     [
         ("coupled", {"verification": "coupled"}),
         ("coin", {"synthetic_acceptance": 0.5}),
-        ("greedy", {"sampling": SamplingParams(0), "tree": (2, 1)}),
-        ("coupled", {"verification": "coupled", "tree": (2, 1)}),
-        ("tree", {"verification": "rejection", "tree": (3, 2)}),
+        ("greedy", {"sampling": SamplingParams(0), "draft_length": "auto", "tree": (2, 1)}),
+        ("coupled", {"verification": "coupled", "draft_length": "auto", "tree": (2, 1)}),
+        ("tree", {"verification": "rejection", "draft_length": "auto", "tree": (3, 2)}),
     ],
 )
 def test_each_rule_is_named_and_a_residual_told_only_where_there_is_one(

@@ -46,7 +46,7 @@ def run(case: table.Case, **arguments: Any) -> Generation:
         "method": case.method,
         "drafter": draft.drafter,
         "attention": case.attention,
-        **table.length_of(case.length),
+        **table.drafting_of(case.length),
         "max_new_tokens": TOKENS,
         "sampling": table.SAMPLING[case.text],
         "verification": "auto" if case.text == "greedy" else "coupled",
