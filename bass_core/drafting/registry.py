@@ -234,7 +234,7 @@ def confident_prefix(max_probs: list[float], token_probs: list[float]) -> int:
     """
     chance = 1.0
     for count, (top, own) in enumerate(zip(max_probs, token_probs, strict=True)):
-        if chance * top < AHEAD_CONFIDENCE:
+        if not chance * top >= AHEAD_CONFIDENCE:  # nor behind a q that is no number
             return count
         chance *= own
     return len(max_probs)
