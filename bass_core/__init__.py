@@ -8,7 +8,6 @@ from .attention.huggingface import BACKENDS as ATTENTIONS
 from .budget.cost_table import CostTable
 from .budget.policies import Algorithm1
 from .budget.recorded import RecordedLengths
-from .budget.trees import FixedNodes
 from .decoding.budgets import measure_ahead
 from .decoding.checks import count_tokens
 from .decoding.cost_store import may_measure
@@ -65,7 +64,6 @@ __all__ = [
     "DetailRecord",
     "DeviceReading",
     "Difference",
-    "FixedNodes",
     "Generation",
     "Hardware",
     "LaneSnapshot",

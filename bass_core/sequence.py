@@ -49,6 +49,14 @@ class Sequence:
         return len(tokens)
 
 
+def depths_of(parents: list[int]) -> list[int]:
+    """How many tokens each draft of a tree stands behind the newest one; parents: see RowRound."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 + (depths[parent] if parent >= 0 else 0))
+    return depths
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A token at one place of a text: the target's p of it, the draft's q, and its share of the residual.
@@ -109,7 +117,6 @@ class RowRound:
     prefill). A draft whose p or q was no distribution, and those behind it, count as drafted and refused, though
     none of them was tested: p and q are NaN, and `chance` is 0 (in a tree NaN, as for all that was not tested).
 
-    `kinds`: of drafts that a planner chose, a letter each: c copied, l among the draft's likeliest, d drawn.
     `parents`: where the drafts are a tree, the draft that each follows, or -1 for the newest token; then `path`
     lists the accepted ones. Both None: a chain, of which the first `accepted` were accepted. `detail`: with
     `inspect`, of a row that drafted.
@@ -128,17 +135,7 @@ class RowRound:
     chance: list[float] = field(default_factory=list)
     parents: list[int] | None = None
     path: list[int] | None = None
-    kinds: str | None = None
     detail: RowDetail | None = None
-
-    @property
-    def shape(self) -> str | None:
-        """What RecordedLengths needs to draft as much again: of each draft its kind and its parent, "l d c0"."""
-        if self.kinds is None:
-            return None
-        parents = range(-1, len(self.drafted) - 1) if self.parents is None else self.parents
-        pairs = zip(self.kinds, parents, strict=True)
-        return " ".join(kind if parent < 0 else f"{kind}{parent}" for kind, parent in pairs)
 
     @property
     def tested(self) -> list[bool]:
@@ -157,7 +154,7 @@ class RowRound:
     def one_by_one(self) -> int:
         """How many drafts the rejection rule would have accepted with the same numbers u.
 
-        `accepted` without u, and in a tree, whose drafts are always judged one by one.
+        `accepted` without u, and of a tree, whose rule goes draft by draft as well.
         """
         if self.parents is not None or any(map(math.isnan, self.u)):
             return self.accepted
@@ -217,29 +214,6 @@ class WindowWork:
 
 
 @dataclass(frozen=True)
-class Bill:
-    """What a planner reckoned before a round: which drafts are worth their place in the step.
-
-    curve: (tokens of all rows, ms) of one verification, from a plain step's tokens on, as measured on this
-    machine or predicted by a simulated clock. tokens: that this round verifies, newest tokens included. levels,
-    draft_ms: levels of drafts in this round, and what they take. worths: of the drafts that are verified, best
-    first, the chance that each is accepted with its path: what it adds to the round in tokens. prices: of as many
-    drafts and a few more, what each one's place in the step costs, in tokens that its time would write elsewhere:
-    a draft pays while its worth is above its price. expected: tokens that the round should write, of all rows.
-    plain_ms: what a plain step takes.
-    """
-
-    curve: list[tuple[int, float]]
-    tokens: int
-    levels: int
-    draft_ms: float
-    worths: list[float]
-    prices: list[float]
-    expected: float
-    plain_ms: float
-
-
-@dataclass(frozen=True)
 class Spent:
     """Where a round's time went, in milliseconds of the lane's clock; the rest of the round is the host's.
 
@@ -255,10 +229,11 @@ class Spent:
 class Round:
     """One step of a decoder: kind "prefill" (one chunk; the last appends the first tokens), "plain" or "verify".
 
-    `draft_length`: the length that the policy asked for. `draft_forwards`: forward passes of the draft model.
+    `lengths`: the length that the policy gave each row, in the order of `rows`, of a tree its depth; none in a
+    prefill. `draft_length`: the longest of them. `draft_forwards`: forward passes of the draft model.
     `draft_tokens`: tokens that the draft model drew; copied drafts do not count, unverified ones do. `time_ms`:
     the lane time at the end of the round. `windowed`: the target's work for drafts of its own, if it made any.
-    `reading`: set while prompts are read; None in every other round. `bill`: of a round that a planner planned.
+    `reading`: set while prompts are read; None in every other round.
     `explain`: with `inspect`, gives the rows their details; it must be called before the decoder's next step, and
     the lane does so off its clock.
     `spent`: None in a prefill, and where draft and target work at the same time. `fed`: the verification, or the
@@ -273,7 +248,7 @@ class Round:
     draft_tokens: int = 0
     windowed: WindowWork | None = None
     reading: Reading | None = None
-    bill: Bill | None = None
     explain: Callable[[], None] | None = field(default=None, repr=False, compare=False)
     spent: Spent | None = None
     fed: Forward | None = None
+    lengths: list[int] = field(default_factory=list)

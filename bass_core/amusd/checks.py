@@ -29,6 +29,8 @@ def refuse_amusd(pair: ModelPair, request: Request) -> None:
             'method="amusd" runs a draft model beside the target, and this drafter runs no model: load the '
             'pair with draft= and choose drafter="model".'
         )
+    if request.tree is not None:
+        raise RequestError('method="amusd" drafts chains alone: leave tree out, or choose method="bass".')
     if is_split(pair.target):
         raise RequestError(
             'method="amusd" can\'t follow a target that is split over several devices: choose "bass", or load the '

@@ -180,7 +180,7 @@ class AmusdDecoder(BatchDecoder):
         self._drop_finished()
         forwards, drawn = self._new_draft_work()
         kind = "verify" if max(tested) else "plain"
-        return Round(kind, max(tested), records, draft_forwards=forwards, draft_tokens=drawn)
+        return Round(kind, max(tested), records, draft_forwards=forwards, draft_tokens=drawn, lengths=tested)
 
     def _new_draft_work(self) -> tuple[int, int]:
         """The draft's forwards since the last round, as far as reported, and the tokens that it drew in them."""

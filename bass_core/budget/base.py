@@ -15,15 +15,12 @@ class Feedback(NamedTuple):
 
     requested: what `max_drafts` said; drafted: the drafts that were verified, fewer where a row's end was near or
     the drafter stopped; accepted: how many of them stood. draft_forwards: forwards of a draft model in this round.
-    parents: of trees, the draft that each draft follows, or -1; None: chains. paths: the accepted drafts.
     """
 
     requested: list[int]
     drafted: list[int]
     accepted: list[int]
     draft_forwards: int
-    parents: list[list[int]] | None = None
-    paths: list[list[int]] | None = None
 
 
 class Budget(Protocol):

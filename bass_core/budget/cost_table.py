@@ -11,7 +11,7 @@ import json
 import math
 import os
 from bisect import bisect_left
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
@@ -29,15 +29,10 @@ class RoundCosts(Protocol):
 
     def draft_ms(self, rows: int) -> float: ...
 
-    def levels_ms(self, rows: int, levels: float) -> float: ...
-
 
 @dataclass(frozen=True)
 class CostTable:
     """verify[rows] lists (tokens of all rows, ms), draft[rows] the ms of one forward of the draft; rows ascend.
-
-    root[rows], level[rows]: the ms of a tree's first level and of each further one, what is done on the host
-    included; empty where nothing grows trees.
 
     `padded` says that a row's padding costs what its tokens cost: tokens are then rows x the widest row.
     `coarse` lists the numbers of rows that were measured in haste, with few points and few repeats.
@@ -47,8 +42,6 @@ class CostTable:
     draft: dict[int, float]
     padded: bool
     coarse: tuple[int, ...] = ()
-    root: dict[int, float] = field(default_factory=dict)
-    level: dict[int, float] = field(default_factory=dict)
 
     def verify_ms(self, rows: int, tokens: float) -> float:
         """One verification of `tokens` in all rows together; beyond what was measured the last slope goes on."""
@@ -58,26 +51,15 @@ class CostTable:
         """One forward of the draft; 0 where the drafter runs no model."""
         return _between(list(self.draft.items()), rows) if self.draft else 0.0
 
-    def levels_ms(self, rows: int, levels: float) -> float:
-        """So many levels of trees of drafts; a forward each where they were not measured."""
-        if not self.level or not levels:
-            return levels * self.draft_ms(rows)
-        return _between(list(self.root.items()), rows) + (levels - 1) * _between(list(self.level.items()), rows)
-
     def joined(self, other: CostTable) -> CostTable:
         """This table with the other's rows added; the other's figures count where both have the same rows."""
         verify, draft = self.verify | other.verify, self.draft | other.draft
-        root, level = (
-            dict(sorted((a | b).items())) for a, b in ((self.root, other.root), (self.level, other.level))
-        )
         coarse = {rows for rows in self.coarse if rows not in other.verify} | set(other.coarse)
         return CostTable(
             dict(sorted(verify.items())),
             dict(sorted(draft.items())),
             other.padded,
             tuple(sorted(coarse)),
-            root,
-            level,
         )
 
 
@@ -103,8 +85,7 @@ def read_table(path: Path | None) -> CostTable | None:
         stored = json.loads(path.read_text())
         verify = {int(rows): [(x, y) for x, y in points] for rows, points in stored["verify"].items()}
         draft = {int(rows): ms for rows, ms in stored["draft"].items()}
-        root, level = ({int(rows): ms for rows, ms in stored[name].items()} for name in ("root", "level"))
-        table = CostTable(verify, draft, stored["padded"], tuple(stored["coarse"]), root, level)
+        table = CostTable(verify, draft, stored["padded"], tuple(stored["coarse"]))
         return table if _is_sound(table) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
@@ -114,7 +95,7 @@ def _is_sound(table: CostTable) -> bool:
     """Whether the table could have been measured: finite, ascending, and nothing free of cost that never is."""
     lines = list(table.verify.values())
     numbers = [number for points in lines for point in points for number in point]
-    numbers += [*table.draft.values(), *table.root.values(), *table.level.values()]
+    numbers += list(table.draft.values())
     return (
         bool(lines)
         and isinstance(table.padded, bool)
@@ -125,8 +106,7 @@ def _is_sound(table: CostTable) -> bool:
         and all(before[1] <= behind[1] for points in lines for before, behind in pairwise(points))
         and _ascends([*table.verify])
         and list(table.draft) in ([], list(table.verify))
-        and list(table.root) == list(table.level) in ([], list(table.verify))
-        and min([*table.draft.values(), *table.root.values(), *table.level.values()], default=0) >= 0
+        and min(table.draft.values(), default=0) >= 0
     )
 
 

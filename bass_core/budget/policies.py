@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard
 
 from .base import Feedback
-from .trees import Grower
 
 LONGEST = 1024  # the longest draft, in tokens a row and round, that may be asked for
 
@@ -45,16 +44,7 @@ class EqualRows:
     def max_drafts(self, remaining: list[int]) -> list[int]:
         return [self.policy.length] * len(remaining)
 
-    @property
-    def grower(self) -> Grower | None:
-        """What decides over the trees of the next round, where the policy has it."""
-        found: Grower | None = getattr(self.policy, "grower", None)
-        return found
-
     def observe(self, feedback: Feedback) -> None:
-        if feedback.parents is not None and self.grower is not None:
-            self.grower.observe_trees(feedback)
-            return
         length = feedback.requested[0]
         told: Any = getattr(self.policy, "observe", None)
         if told is not None:

@@ -1,96 +1,60 @@
-"""Repeating the draft lengths, and the trees, of an earlier run.
+"""Repeating the draft lengths of an earlier run.
 
-Contract: with the same prompts, seed and drafter the run repeats itself, sampled text included, whatever chose
-them then. A planner's trees decide which noise a sampled text uses, so their shapes are recorded, row by row.
+Contract: a budget (base.py). With the same prompts, seed and drafter the run repeats itself, sampled text included,
+whatever chose the lengths then.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..errors import RequestError
 from .base import Feedback
 from .policies import LONGEST, is_length
-from .trees import MOST_DRAFTS, FixedNodes
-
-_DRAFT = re.compile(r"[cld]\d*")
-# Of one row's drafts: the letter of its kind, and the draft that it follows, or -1.
-Shape = list[tuple[str, int]]
-
-
-class ReplayedTrees(FixedNodes):
-    """A Grower of one recorded round: shapes[r] for the rows in the order of their batch."""
-
-    def __init__(self, owner: RecordedLengths, shapes: list[Shape]) -> None:
-        super().__init__(MOST_DRAFTS)
-        self.owner, self.shapes = owner, shapes
-
-    def observe_trees(self, feedback: Feedback) -> None:
-        self.owner.advance()
 
 
 @dataclass
 class RecordedLengths:
-    """Replays the drafts of an earlier run: one entry for each round, then the last one again and again.
+    """Replays the draft lengths of a batch: one entry for each round, then the longest of the last one.
 
-    An entry is a draft length, or of a round that a planner planned the shape of each row's drafts in the order of
-    the rows (RowRound.shape; None for a row without).
+    An entry is a length for all rows, or a list with one a row (Round.lengths).
     """
 
-    lengths: Sequence[int | Sequence[str | None]]
+    lengths: Sequence[int | Sequence[int]]
     position: int = 0
     limit: int = field(init=False)
 
     def __post_init__(self) -> None:
         if not self.lengths:
             raise RequestError("RecordedLengths needs at least one draft length.")
-        self._shapes: list[list[Shape] | None] = []
         for entry in self.lengths:
-            shapes = None if is_length(entry) else _shapes(entry)
-            if shapes is None and not is_length(entry):
+            rows = entry if isinstance(entry, list | tuple) and entry else [entry]
+            if not all(map(is_length, rows)):
                 raise RequestError(
-                    f"RecordedLengths takes whole numbers from 0 to {LONGEST}, one for each round; got {entry!r}."
+                    f"RecordedLengths takes whole numbers from 0 to {LONGEST}, one for each round, or lists of "
+                    f"them, one a row; got {entry!r}."
                 )
-            self._shapes.append(shapes)
-        deepest = [entry if isinstance(entry, int) else MOST_DRAFTS for entry in self.lengths]
-        self.limit = max(deepest)
+        self.limit = max(map(_longest, self.lengths))
 
-    @property
-    def length(self) -> int:
-        """The draft length of the next round."""
-        entry = self.lengths[self.position]
-        return entry if isinstance(entry, int) else MOST_DRAFTS
+    def max_drafts(self, remaining: list[int]) -> list[int]:
+        """The lengths of the next round. Raises RequestError if it has other rows than were recorded."""
+        entry = self.lengths[-1]
+        if self.position < len(self.lengths):
+            entry = self.lengths[self.position]
+            if not isinstance(entry, int) and len(entry) != len(remaining):
+                raise RequestError(
+                    f"RecordedLengths has {len(entry)} rows in round {self.position + 1}, and this batch "
+                    f"{len(remaining)}: use the prompts, seed and drafter of the recorded run."
+                )
+            if not isinstance(entry, int):
+                return list(entry)
+        return [_longest(entry)] * len(remaining)
 
-    @property
-    def grower(self) -> ReplayedTrees | None:
-        """The trees of the next round, if it had any."""
-        shapes = self._shapes[self.position]
-        return None if shapes is None else ReplayedTrees(self, shapes)
-
-    def update(self, accepted: list[int]) -> None:
-        """Does nothing: `observe` is told of every round."""
-
-    def observe(self, requested: int, drafted: list[int], accepted: list[int], forwards: int) -> None:
-        self.advance()
-
-    def advance(self) -> None:
+    def observe(self, feedback: Feedback) -> None:
         """A round has passed."""
-        self.position = min(self.position + 1, len(self.lengths) - 1)
+        self.position += 1
 
 
-def _shapes(entry: object) -> list[Shape] | None:
-    """The shapes of a round's rows; None where they are none."""
-    if not isinstance(entry, list | tuple) or not all(row is None or isinstance(row, str) for row in entry):
-        return None
-    found = []
-    for row in entry:
-        drafts = (row or "").split()
-        if not all(_DRAFT.fullmatch(draft) for draft in drafts):
-            return None
-        shape = [(draft[0], int(draft[1:] or -1)) for draft in drafts]
-        if any(parent >= i for i, (_, parent) in enumerate(shape)):
-            return None
-        found.append(shape)
-    return found
+def _longest(entry: int | Sequence[int]) -> int:
+    return entry if isinstance(entry, int) else max(entry)

@@ -2,7 +2,9 @@
 
 Contract: implements Decoder (base.py). Regular decoding is the loop without a drafter. Speculative decoding is the
 loop over batches of one, row after row (sequential.py). BASS (arXiv 2404.15778) is the loop over a batch in which
-every row accepts its own number of drafts. Each round waits for the device once. Non-goals: clocks and texts.
+every row accepts its own number of drafts. Which rule judges drafts is known before any is drawn: the tree rule in
+every round of a drafter that `branches`, else the chain rule. Each round waits for the device once. Non-goals:
+clocks and texts.
 """
 
 from __future__ import annotations
@@ -15,14 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.plan import MOST_TREE
-
 from ..budget.base import Budget, Feedback
-from ..budget.trees import Grower
-from ..drafting.base import Drafter, Proposal, check_chain, check_tree, sources_of
-from ..drafting.trees.shape import chain_probs, deepest, is_chain
+from ..drafting.base import Drafter, Proposal, as_tree, check_chain, sources_of
 from ..engine.prefill import PrefillSteps
-from ..engine.runner import TREES, ModelRunner
+from ..engine.runner import ModelRunner
 from ..engine.stopwatch import Stopwatch
 from ..machine.transfer import to_device
 from ..models.forward import ForwardBatch, ForwardOutput, verified_tree
@@ -59,6 +57,7 @@ class BatchDecoder:
         self._watch = Stopwatch(self.target.device)
         self._rows = list(self.sequences)
         self.return_states |= self.drafter is not None and self.drafter.observes_states
+        self._branches = self.drafter is not None and self.drafter.branches
         self._prefill = PrefillSteps(self.target, [row.prompt for row in self._rows], self.return_states)
         if self.drafter is not None:
             self._draft_prefill = self.drafter.start(self._rows)
@@ -81,7 +80,9 @@ class BatchDecoder:
     def prepare(self) -> None:
         """Before the first step: prepare the models for the shapes of a plain round and of the first round."""
         rows = len(self._rows)
-        for width in sorted({1, 1 + max(self._usable(self._requested()))}):
+        # How many tokens a step of trees has is the drafter's secret; one of none is plain.
+        widest = 1 if self._branches else 1 + max(self._usable(self._requested()))
+        for width in sorted({1, widest}):
             tokens = torch.zeros(rows, width, dtype=torch.long, device=self.target.device)
             self.target.prepare(ForwardBatch(tokens, [0] * rows, return_states=self.return_states))
         if self.drafter is not None:
@@ -122,17 +123,16 @@ class BatchDecoder:
 
     def _round(self) -> Round:
         rows, keys = self._rows, self._keys()
-        grower = self._grower()
-        requested, before = self._requested(grower), self._draft_work()
+        requested, before = self._requested(), self._draft_work()
         self._watch.mark()
-        proposal = self._propose(self._usable(requested), keys, grower)
+        given = self._propose(self._usable(requested), keys)
+        proposal = as_tree(given) if self._branches else check_chain(given)
         self._watch.mark()
-        parents = None if is_chain(proposal) else proposal.parents
-        num_drafted = proposal.num_drafted
+        parents, num_drafted = proposal.parents, proposal.num_drafted
         drafts = to_device(proposal.tokens, self.target.device)
         fed = Forward(list(self.target.lengths[: len(rows)]), [count + 1 for count in num_drafted])
         output = self._forward(drafts, num_drafted, parents)
-        outcomes = self._verify(output.logits, drafts, proposal, parents, keys)
+        outcomes = self._verify(output.logits, drafts, proposal, keys)
         self._watch.mark()
         self.target_forwards += 1
         refuse_unsound([outcome.next_token for outcome in outcomes])
@@ -143,57 +143,47 @@ class BatchDecoder:
             self.target.commit(r, self.target.lengths[r] + len(path) + 1, [0, *(draft + 1 for draft in path)])
         self._hand_states(rows, lambda: _states_of(output.require_states(), paths))
         none: list[Any] = [None] * len(rows)
-        told = zip(rows, outcomes, num_drafted, parents or none, proposal.kinds or none, strict=True)
+        told = zip(rows, outcomes, num_drafted, parents or none, strict=True)
         records = [write_round(*each) for each in told]
         forwards, drawn = 0, 0
         if self.drafter is not None:
-            self.drafter.on_verified(rows, proposal, accepted)
+            self.drafter.on_verified(rows, given, accepted)
             forwards, drawn = (now - then for now, then in zip(self._draft_work(), before, strict=True))
             if self.budget is not None:
-                self.budget.observe(Feedback(requested, num_drafted, accepted, forwards, proposal.parents, paths))
+                self.budget.observe(Feedback(requested, num_drafted, accepted, forwards))
         self._drop_finished()
         kind = "verify" if max(num_drafted) else "plain"
         made = Round(kind, max(requested), records, draft_forwards=forwards, draft_tokens=drawn, fed=fed)
-        made.windowed = proposal.windowed
+        made.windowed, made.lengths = proposal.windowed, requested
         draft_ms, verify_ms = self._watch.laps()
         made.spent = Spent(draft_ms if forwards or kind == "verify" else 0.0, verify_ms)
-        if grower is not None:
-            made.draft_length = deepest(proposal)
-            made.bill = None if proposal.kinds is None else grower.bill
         if self.params.inspect and max(num_drafted):
-            made.explain = self._explanation(output.logits, proposal, parents, records, outcomes)
+            made.explain = self._explanation(output.logits, proposal, records, outcomes)
         return made
 
     def _explanation(
         self,
         logits: Tensor,
         proposal: Proposal,
-        parents: list[list[int]] | None,
         records: list[RowRound],
         outcomes: list[RowOutcome],
     ) -> Callable[[], None]:
         """What gives the round's records their details, from tensors that live until the next step."""
-        params, drafter = self.params, self.drafter
+        params, drafter, tree = self.params, self.drafter, self._branches
 
         def work() -> None:
             tokens = [row[:n] for row, n in zip(proposal.tokens.tolist(), proposal.num_drafted, strict=True)]
-            probs = chain_probs(proposal, logits.shape[-1]) if parents is None else proposal.probs
-            drawn = None if parents is None else proposal.drawn
-            drafts = Drafts(tokens, sources_of(proposal, drafter), parents, drawn, probs, proposal.own)
-            rule = rule_name(params.verification, params.sampling, params.synthetic, parents is not None)
+            sources = sources_of(proposal, drafter)
+            drafts = Drafts(tokens, sources, proposal.parents, proposal.drawn, proposal.probs, proposal.own)
+            rule = rule_name(params.verification, params.sampling, params.synthetic, tree)
             explain(records, outcomes, logits, drafts, params.sampling, rule)
 
         return work
 
-    def _grower(self) -> Grower | None:
-        """What decides over trees, where the drafter grows them and they can be verified."""
-        grower: Grower | None = None if self.budget is None else getattr(self.budget, "grower", None)
-        return grower if self.drafter is not None and self.drafter.grows and self._verifies_trees else None
-
-    def _requested(self, grower: Grower | None = None) -> list[int]:
+    def _requested(self) -> list[int]:
         """Number of drafts, one behind another, that the budget allows each row."""
-        if grower is not None or self.budget is None:
-            return [0 if grower is None else grower.limit] * len(self._rows)
+        if self.budget is None:
+            return [0] * len(self._rows)
         return self.budget.max_drafts([row.remaining for row in self._rows])
 
     def _usable(self, requested: list[int]) -> list[int]:
@@ -209,25 +199,10 @@ class BatchDecoder:
         if self.drafter is not None and self.drafter.observes_states:
             self.drafter.observe_states(rows, states())
 
-    def _propose(self, max_drafts: list[int], keys: NoiseKeys, grower: Grower | None = None) -> Proposal:
+    def _propose(self, max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         if self.drafter is None or max(max_drafts) <= 0:
             return Proposal(torch.zeros(len(max_drafts), 0, dtype=torch.long), [0] * len(max_drafts))
-        if grower is not None:
-            lengths = self.target.lengths[: len(self._rows)]
-            room = min(MOST_TREE, self.target.cache.room(lengths)) - 1
-            return self.drafter.grow(self._rows, max_drafts, room, keys, grower)
-        proposal = self.drafter.propose(self._rows, max_drafts, keys)
-        if proposal.parents is None:
-            return proposal
-        return check_tree(proposal) if self._verifies_trees else check_chain(proposal)
-
-    @property
-    def _verifies_trees(self) -> bool:
-        """Whether the attention, and the way in which drafts are verified, can do with trees."""
-        found = find_verification(self.params.verification)
-        branching = self.params.sampling.greedy or self.params.verification != "block"
-        plain = found.adjust is None and self.params.synthetic is None
-        return plain and branching and self.target.backend in TREES
+        return self.drafter.propose(self._rows, max_drafts, keys)
 
     def _forward(
         self, drafts: Tensor, num_drafted: list[int], parents: list[list[int]] | None = None
@@ -237,7 +212,7 @@ class BatchDecoder:
         tokens, lengths = torch.cat((newest, drafts), dim=1), self.target.lengths[: len(self._rows)]
         real = [count + 1 for count in num_drafted]
         batch = ForwardBatch(tokens, lengths, real, return_states=self.return_states)
-        if parents is not None:
+        if parents is not None and any(parents):
             batch.tree = verified_tree(parents)
         return self.target.forward(batch)
 
@@ -246,18 +221,17 @@ class BatchDecoder:
         logits: Tensor,
         drafts: Tensor,
         proposal: Proposal,
-        parents: list[list[int]] | None,
         keys: NoiseKeys,
     ) -> list[RowOutcome]:
         params, verification = self.params.sampling, self.params.verification
-        if parents is not None:
+        if proposal.parents is not None:
             tokens = [row[:n] for row, n in zip(proposal.tokens.tolist(), proposal.num_drafted, strict=True)]
-            tree = DraftTree(tokens, parents, proposal.drawn, proposal.probs)
+            tree = DraftTree(tokens, proposal.parents, proposal.drawn, proposal.probs)
             return verify_tree(logits, tree, keys, params, verification)
         outcome = verify(
             logits,
             drafts,
-            chain_probs(proposal, logits.shape[-1]),
+            proposal.probs,
             to_device(proposal.num_drafted, logits.device),
             keys,
             params,

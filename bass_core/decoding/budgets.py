@@ -22,15 +22,14 @@ from statistics import fmean
 from ..attention.select import choose_backend
 from ..budget.base import Budget
 from ..budget.cost_table import RoundCosts
-from ..budget.options import AUTO, make_policy, wants_costs
-from ..budget.policies import EqualRows
+from ..budget.options import AUTO, wants_costs
+from ..budget.options import make_budget as budget_for
 from ..drafting.registry import choose_drafter, runs_model, windows
 from ..drafting.window import WINDOW
 from ..models.pair import ModelPair
 from ..prediction.clock import SimulatedClock
 from ..prediction.roofline import Roofline
 from ..sampling.params import SamplingParams
-from ..verification.table import find_verification
 from .calibrate import COARSE, FULL, MeasuredCosts
 from .cost_store import can_keep, may_measure, missing_coarse_sizes, missing_sizes
 from .peaks import measure_peaks
@@ -48,8 +47,7 @@ _log = logging.getLogger(__name__)
 
 def make_budget(request: Request, rows: int) -> Budget:
     """A fresh budget for a decoder that starts with `rows` rows; the request already has its costs."""
-    sampled = not (request.sampling.greedy or find_verification(request.verification).coupled)
-    return EqualRows(make_policy(request.draft_length, request.costs, rows, sampled))
+    return budget_for(request.draft_length, request.costs, rows)
 
 
 def with_costs(pair: ModelPair, request: Request, rows: int) -> Request:

@@ -22,7 +22,6 @@ from kernels.support import is_accelerator, runtime
 
 from ..budget.cost_table import CostTable, read_table, write_table
 from ..budget.policies import EqualRows, FixedLength
-from ..budget.trees import FixedNodes, Grower
 from ..drafting.base import Drafter, Proposal
 from ..drafting.registry import Parts, make_drafter, runs_model, windows
 from ..drafting.window import WINDOW, gapped
@@ -40,8 +39,6 @@ from .cost_store import costs_path, missing_sizes
 
 # Most tokens, over all rows, in a verification that is measured.
 MOST_TOKENS = 96
-# A level of trees costs the difference between growing so many levels, with so many drafts a row.
-LEVELS, LEVEL_NODES = (1, 3), 6
 
 
 @dataclass(frozen=True)
@@ -164,9 +161,9 @@ class _TimedDecoder(BatchDecoder):
 
     proposal_ms = 0.0
 
-    def _propose(self, max_drafts: list[int], keys: NoiseKeys, grower: Grower | None = None) -> Proposal:
+    def _propose(self, max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         start = _now(self.target.device)
-        proposal = super()._propose(max_drafts, keys, grower)
+        proposal = super()._propose(max_drafts, keys)
         self.proposal_ms = _now(self.target.device) - start
         return proposal
 
@@ -197,9 +194,8 @@ class _Lab:
         generator = torch.Generator().manual_seed(0)
         # `room`: the tokens each row would get if every draft were accepted.
         limit = max(plan.widths)
-        grown = len(LEVELS) * (1 + LEVEL_NODES)
-        drafted = sum(1 + requested for requested in plan.drafted) + grown
-        room = (plan.repeats + 1) * (sum(self.widths) + drafted) + limit + LEVEL_NODES * rows
+        drafted = sum(1 + requested for requested in plan.drafted)
+        room = (plan.repeats + 1) * (sum(self.widths) + drafted) + limit
         # Without a gap, a target that drafts for itself proposes nothing, and there is nothing to time.
         least = gapped(WINDOW) if windows(drafter) else 0
         context = max(1, min(max(plan.context, least), pair.context_length - room))
@@ -219,7 +215,6 @@ class _Lab:
             sequences, runner, DecodingParams(sampling), made, EqualRows(FixedLength(limit))
         )
         self.draft_times: dict[int, list[float]] = {requested: [] for requested in plan.drafted}
-        self.level_times: dict[int, list[float]] = {levels: [] for levels in LEVELS}
         self.verify_times: dict[int, list[float]] = {width: [] for width in self.widths}
 
     def steps(self) -> Iterator[float]:
@@ -227,24 +222,16 @@ class _Lab:
         while not self.last.token_ids:
             self._step()
             yield 0.0
-        drafts, grows = self.model is not None, self.model is not None and self.model.grows
-        kinds = len(self.widths) + drafts * len(self.draft_times) + grows * len(self.level_times)
-        count = (self.plan.repeats + 1) * kinds
-        for done, _ in enumerate(self._rounds(drafts, grows), start=1):
+        drafts = self.model is not None
+        count = (self.plan.repeats + 1) * (len(self.widths) + drafts * len(self.draft_times))
+        for done, _ in enumerate(self._rounds(drafts), start=1):
             yield done / count
 
-    def _rounds(self, drafts: bool, grows: bool) -> Iterator[None]:
+    def _rounds(self, drafts: bool) -> Iterator[None]:
         """Rounds with the draft model, then rounds without it; yield after each."""
         for repeat in range(self.plan.repeats + 1 if drafts else 0):
             for requested, times in self.draft_times.items():
                 self.decoder.budget = EqualRows(FixedLength(requested))
-                self._step()
-                if repeat:
-                    times.append(self.decoder.proposal_ms)
-                yield
-        for repeat in range(self.plan.repeats + 1 if grows else 0):
-            for levels, times in self.level_times.items():
-                self.decoder.budget = EqualRows(FixedNodes(LEVEL_NODES * self.rows, levels))
                 self._step()
                 if repeat:
                     times.append(self.decoder.proposal_ms)
@@ -276,14 +263,7 @@ class _Lab:
             short, long = median(self.draft_times[few]), median(self.draft_times[many])
             # Noise can make the longer proposal seem the cheaper one; its whole time per token is an upper bound.
             draft = {self.rows: (long - short) / (many - few) if long > short else long / many}
-        root, level = {}, {}
-        if all(self.level_times.values()):
-            few, many = self.level_times
-            short, long = median(self.level_times[few]), median(self.level_times[many])
-            root, level = {self.rows: short}, {self.rows: max(0.0, long - short) / (many - few)}
-        return CostTable(
-            {self.rows: verify}, draft, self.padded, (self.rows,) if self.plan.coarse else (), root, level
-        )
+        return CostTable({self.rows: verify}, draft, self.padded, (self.rows,) if self.plan.coarse else ())
 
     def _step(self) -> float:
         """The milliseconds of one step of the decoder."""

@@ -10,10 +10,17 @@ import math
 from collections.abc import Sequence as Seq
 from typing import Any, TypeGuard
 
-from ..drafting.registry import windows
-from ..engine.runner import SHARING
+from kernels.plan import MOST_TREE
+
+from ..budget.options import AUTO
+from ..drafting.registry import DRAFTERS, windows
+from ..engine.runner import SHARING, TREES
 from ..errors import RequestError
 from ..models.pair import ModelPair
+from ..verification.table import find_verification
+
+# The most drafts of a row in a round where they form a tree: one column of MOST_TREE is the newest token's.
+MOST_DRAFTS = MOST_TREE - 1
 
 
 def encode_prompts(pair: ModelPair, prompt: str | Seq[Any], n: int, raw: bool) -> list[list[int]]:
@@ -83,6 +90,49 @@ def check_sight(drafter: Any, backend: str) -> None:
             f'drafter="{drafter}" sees parts of the cache alone, and attention="{backend}" sees it whole: choose '
             'attention="sdpa".'
         )
+
+
+def drafts_of(tree: Seq[int]) -> int:
+    """Drafts of a tree of this shape."""
+    return sum(math.prod(tree[: depth + 1]) for depth in range(len(tree)))
+
+
+def check_tree(tree: Any, drafter: Any, draft_length: Any) -> tuple[int, ...] | None:
+    """The shape of trees, None for none; refuse a drafter that can't make them, and a draft length beside them."""
+    if tree is None:
+        return None
+    shape = tuple(tree) if isinstance(tree, list | tuple) else ()
+    whole = all(isinstance(one, int) and not isinstance(one, bool) and one >= 1 for one in shape)
+    # A product of many levels would be a number of many digits.
+    if not shape or not whole or len(shape) > MOST_DRAFTS or drafts_of(shape) > MOST_DRAFTS:
+        raise RequestError(
+            "tree must list whole numbers of at least 1, the children of each draft level by level, for at most "
+            f"{MOST_DRAFTS} drafts a row; got {tree!r}."
+        )
+    able = [name for name, kind in DRAFTERS.items() if kind.branches]
+    if drafter not in able:
+        raise RequestError(f"tree needs a drafter that makes trees, {', '.join(able)}; got drafter={drafter!r}.")
+    if draft_length != AUTO:
+        raise RequestError(
+            f"tree fixes how much is drafted: leave draft_length out; got draft_length={draft_length!r}."
+        )
+    return shape
+
+
+def check_branching(backend: str, verification: str, acceptance: float | None) -> None:
+    """Refuse, for trees of drafts, an attention, a verification or a synthetic acceptance that is for chains."""
+    if backend not in TREES:
+        raise RequestError(
+            f'attention="{backend}" can\'t attend over trees of drafts: choose one of {", ".join(TREES)}.'
+        )
+    found = find_verification(verification)
+    if verification != AUTO and (found.together or found.adjust is not None):
+        raise RequestError(
+            f'verification="{verification}" judges chains, and these drafts are trees: choose "auto", "rejection" '
+            'or "coupled".'
+        )
+    if acceptance is not None:
+        raise RequestError("synthetic_acceptance is for chains of drafts, and these are trees: leave it out.")
 
 
 def check_whole(name: str, value: object, low: int, high: int | None) -> None:

@@ -17,12 +17,11 @@ def write_round(
     outcome: RowOutcome,
     count: int = 0,
     parents: list[int] | None = None,
-    kinds: str | None = None,
     ends: bool = True,
 ) -> RowRound:
     """Append the accepted drafts and, if the round ends with it, the next token.
 
-    count: the row's drafts in this round; parents, kinds: see Proposal.
+    count: the row's drafts in this round; parents: see Proposal.
     """
     path = outcome.accepted_drafts
     drafts = [test.token for test in outcome.tests[:count]]
@@ -48,7 +47,6 @@ def write_round(
         outcome.next_p if ends else math.nan,
         [test.chance for test in tests],
     )
-    record.kinds = None if kinds is None else "".join(kinds[i] for i in kept)
     if parents is not None:
         places = {-1: -1} | {draft: place for place, draft in enumerate(kept)}
         record.parents, record.path = [places[parents[i]] for i in kept], [places[i] for i in path]

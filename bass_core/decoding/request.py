@@ -13,7 +13,7 @@ from typing import Any
 from ..attention.select import choose_backend
 from ..budget.cost_table import RoundCosts
 from ..budget.options import AUTO, check_draft_length, longest_draft
-from ..drafting.registry import choose_drafter
+from ..drafting.registry import branches, choose_drafter
 from ..engine.prefix import CachedTexts
 from ..errors import RequestError
 from ..models.pair import ModelPair
@@ -22,13 +22,17 @@ from ..sampling.params import SamplingParams
 from ..sequence import Sequence
 from ..verification.table import find_verification
 from .checks import (
+    MOST_DRAFTS,
     check_acceptance,
+    check_branching,
     check_end_ids,
     check_sequence_ids,
     check_sight,
     check_switch,
     check_time_budget,
+    check_tree,
     check_whole,
+    drafts_of,
     encode_prompts,
 )
 
@@ -42,7 +46,8 @@ DEFAULT_DRAFT_LENGTH = AUTO
 class Request:
     """The checked arguments of `generate`. prompts: token ids, one list per row.
 
-    draft_length: the option as given, see budget/options.py. context: the model's context length in tokens. costs:
+    draft_length: the option as given, see budget/options.py; the depth of `tree`, the shape of trees of drafts
+    (children a level). context: the model's context length in tokens. costs:
     of rounds, measured or of the simulated clock, set after admission if the draft length depends on them
     (budgets.py). inspect: whether rounds carry their details (RowDetail). clock: None for measured time; else its
     number of GPUs is known.
@@ -64,10 +69,15 @@ class Request:
     costs: RoundCosts | None = None
     inspect: bool = False
     clock: SimulatedClock | None = None
+    tree: tuple[int, ...] | None = None
 
     @property
     def longest_draft(self) -> int:
         """The most tokens that a row may draft in one round."""
+        if self.tree is not None:
+            return drafts_of(self.tree)
+        if branches(self.drafter, None):
+            return MOST_DRAFTS
         return min(longest_draft(self.draft_length), self.max_new_tokens)
 
     @property
@@ -100,6 +110,7 @@ def make_request(
     max_new_tokens: int = 64,
     sampling: SamplingParams | None = None,
     draft_length: Any = DEFAULT_DRAFT_LENGTH,
+    tree: Any = None,
     drafter: Any = "auto",
     attention: str = "auto",
     verification: str = "auto",
@@ -125,11 +136,14 @@ def make_request(
     prompts = encode_prompts(pair, prompt, n, raw)
     drafter, backend = choose_drafter(pair, drafter), choose_backend(attention, pair.device, pair.dtype)
     check_sight(drafter, backend)
+    shape = check_tree(tree, drafter, draft_length)
+    if branches(drafter, shape):
+        check_branching(backend, verification, synthetic_acceptance)
     made = Request(
         prompts=prompts,
         max_new_tokens=max_new_tokens,
         sampling=sampling,
-        draft_length=check_draft_length(draft_length),
+        draft_length=check_draft_length(draft_length) if shape is None else len(shape),
         drafter=drafter,
         backend=backend,
         verification=verification,
@@ -140,5 +154,6 @@ def make_request(
         synthetic_acceptance=synthetic_acceptance,
         context=pair.context_length,
         inspect=check_switch("inspect", inspect),
+        tree=shape,
     )
     return made if clock is None else replace(made, clock=check_clock(clock, len(prompts), made.longest))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -19,7 +19,6 @@ from torch import Tensor
 
 from kernels.plan import MOST_TREE
 
-from ..budget.trees import Grower
 from ..engine.prefill import PrefillSteps
 from ..errors import RequestError
 from ..machine.transfer import to_host
@@ -43,7 +42,6 @@ class Proposal:
     float32 [D, V], which is 0 at its siblings; the others have -1 there: they are a function of the text before
     them. drawn None: no draft was drawn.
 
-    kinds[r]: of trees, each draft's kind in one letter: c copied, l among the draft's likeliest, d drawn.
     copied[r]: whether the drafts of row r were copied from a text; None: all of the drafter's are of one kind.
     max_probs, token_probs float32 [B, N]: the largest value of what a draft was drawn from, and the token's own,
     from a drafter that was made to tell them (HeadDrafter). windowed: what the drafts cost the target itself.
@@ -57,7 +55,6 @@ class Proposal:
     probs: Tensor | None = None
     parents: list[list[int]] | None = None
     drawn: list[list[int]] | None = None
-    kinds: list[str] | None = None
     copied: list[bool] | None = None
     max_probs: Tensor | None = None
     token_probs: Tensor | None = None
@@ -69,7 +66,8 @@ class Proposal:
 class Drafter(Protocol):
     """What a decoder asks of a drafter; whoever subclasses it writes `propose` and what it needs of the rest.
 
-    grows: whether it can draft trees (`grow`). observes_states: whether it wants the target's hidden states
+    branches: whether it proposes trees, of which max_drafts[r] says how deep they may be: every proposal of such a
+    drafter is judged by the tree rule, a chain as well, and no other drafter may give parents. observes_states: whether it wants the target's hidden states
     (`observe_states`). calls: forwards of a draft model so far. drafted: tokens so far that a draft model drew and
     that were proposed; copies are not counted. A target that drafts for itself counts as a draft model in both.
     source: what a reader is told of who drafted. tells: whether a greedy proposal is to have its `own`.
@@ -79,7 +77,7 @@ class Drafter(Protocol):
     tells: bool = False
 
     observes_states: bool = False
-    grows: bool = False
+    branches: bool = False
     calls: int = 0
     drafted: int = 0
 
@@ -94,12 +92,6 @@ class Drafter(Protocol):
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         """At most max_drafts[r] tokens for row r."""
         ...
-
-    def grow(
-        self, rows: list[Sequence], max_drafts: list[int], room: int, keys: NoiseKeys, grower: Grower
-    ) -> Proposal:
-        """Trees, as far as the grower wants: at most max_drafts[r] deep, of at most `room` drafts a row."""
-        return self.propose(rows, max_drafts, keys)
 
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
         """The rows have written accepted[r] drafts of the proposal and the token behind them.
@@ -146,12 +138,9 @@ def own_drafter(drafter: Any) -> Drafter:
     made: Any = copy.deepcopy(drafter)
     if not hasattr(made, "observes_states"):
         made.observes_states = hasattr(made, "observe_states")
-    made.grows = hasattr(made, "grow") and getattr(made, "grows", True)
-    for name in ("calls", "drafted"):
+    for name in ("branches", "calls", "drafted", "source"):
         if not hasattr(made, name):
-            setattr(made, name, 0)
-    if not hasattr(made, "source"):
-        made.source = Drafter.source
+            setattr(made, name, getattr(Drafter, name))
     for name in ("start", "prepare", "on_verified", "observe_states", "rewind", "move_row"):
         if not hasattr(made, name):
             # Not bound to the drafter, which would then hold itself: the defaults use nothing of it.
@@ -164,11 +153,7 @@ def sources_of(proposal: Proposal, drafter: Drafter | None) -> list[list[str]]:
     """Who proposed each draft, by row."""
     whole = Drafter.source if drafter is None else drafter.source
     rows = proposal.sources or [whole] * len(proposal.num_drafted)
-    kinds = proposal.kinds or [""] * len(rows)
-    return [
-        [COPY if kind == "c" else source for kind in row or "-" * count]
-        for source, row, count in zip(rows, kinds, proposal.num_drafted, strict=True)
-    ]
+    return [[source] * count for source, count in zip(rows, proposal.num_drafted, strict=True)]
 
 
 class OwnChances:
@@ -210,15 +195,22 @@ def check_chain(proposal: Proposal) -> Proposal:
     """The proposal; raises RequestError where it is a tree, which nothing here can verify."""
     if proposal.parents is not None:
         raise RequestError(
-            "The drafter proposed a tree of tokens where only chains can be verified: leave parents out of its "
-            "Proposal."
+            "The drafter proposed a tree of tokens where only chains are verified: leave parents out of its "
+            "Proposal, or give the drafter the attribute branches = True."
         )
     return proposal
 
 
-def check_tree(proposal: Proposal) -> Proposal:
-    """The proposal; raises RequestError where it is none that can be verified as a tree."""
-    assert proposal.parents is not None
+def as_tree(proposal: Proposal) -> Proposal:
+    """The proposal as a tree, also where it is a chain; raises RequestError where it can't be verified as one."""
+    if proposal.parents is None:
+        counts, probs = proposal.num_drafted, proposal.probs
+        made = replace(proposal, parents=[list(range(-1, count - 1)) for count in counts])
+        if probs is not None:
+            width = probs.shape[1]
+            made.drawn = [[r * width + i for i in range(count)] for r, count in enumerate(counts)]
+            made.probs = probs.flatten(0, 1)
+        return as_tree(made)
     for count, parents in zip(proposal.num_drafted, proposal.parents, strict=True):
         sound = isinstance(parents, list) and count == len(parents) < MOST_TREE
         if not sound or not all(-1 <= parent < i for i, parent in enumerate(parents)):

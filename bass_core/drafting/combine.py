@@ -7,13 +7,11 @@ puts a copying drafter in front of a model; `WindowChain` lets a drafter draft f
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..budget.trees import Grower
 from ..engine.prefill import PrefillSteps
 from ..machine.transfer import to_device
 from ..models.forward import ForwardBatch
@@ -24,9 +22,6 @@ from ..verification.acceptance import refuse_unsound
 from ..verification.rejection import verify
 from ..verification.table import find_verification
 from .base import Drafter, Proposal, check_chain, point_masses
-from .head import HeadDrafter
-from .model import ModelDrafter
-from .trees.replay import make_growth
 from .window import WindowDrafter
 
 # The most drafts that the drafter in front makes before the windowed target verifies them.
@@ -82,7 +77,7 @@ class Cascade(Drafter):
         """
         self.lookup, self.model, self.size, self.most_drawn = lookup, model, size, most_drawn
         self._modelled: Proposal | None = None
-        self.observes_states, self.grows, self.source = model.observes_states, model.grows, model.source
+        self.observes_states, self.source = model.observes_states, model.source
 
     def prepare(self, rows: int) -> None:
         """Before the first step: the model's own preparation."""
@@ -110,20 +105,6 @@ class Cascade(Drafter):
         self.calls, self.drafted = self.model.calls, self.model.drafted
         self._modelled = modelled
         return self._merge(copied, modelled)
-
-    def grow(
-        self, rows: list[Sequence], max_drafts: list[int], room: int, keys: NoiseKeys, grower: Grower
-    ) -> Proposal:
-        """Trees of copies, with the model's drafts beside and behind them (base.py)."""
-        model: Any = self.model
-        if not isinstance(model, ModelDrafter | HeadDrafter):
-            return self.propose(rows, max_drafts, keys)
-        copied, self._modelled = check_chain(self.lookup.propose(rows, max_drafts, keys)), None
-        growth = make_growth(rows, max_drafts, room, keys, grower, model.params, model.role, self.size)
-        proposal = growth.grow([copied], model)
-        model.drafted += growth.modelled
-        self.calls, self.drafted = model.calls, model.drafted
-        return proposal
 
     def _merge(self, copied: Proposal, modelled: Proposal) -> Proposal:
         width = max(copied.tokens.shape[1], modelled.tokens.shape[1])

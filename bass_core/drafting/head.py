@@ -14,7 +14,6 @@ from torch.nn.utils.rnn import pad_sequence
 from kernels.plan import MOST_TREE
 from kernels.support import is_accelerator
 
-from ..budget.trees import Grower
 from ..engine.prefill import PrefillSteps
 from ..engine.runner import ModelRunner
 from ..machine.transfer import to_device, to_host
@@ -30,7 +29,7 @@ from .base import Drafter, OwnChances, Proposal
 from .head_states import SettledStates, StandInStates
 from .pending import feed_pending
 from .trees.levels import Fed, LevelStates, LinkedLevels, TreeFeed
-from .trees.replay import make_growth
+from .trees.static import StaticTrees
 
 # A forward of the head costs more than one more token in a verification, so a row drafts on only while its drafts
 # so far have this many times the confidence. Each row decides for itself and does not depend on its neighbours.
@@ -52,9 +51,12 @@ class HeadDrafter(Drafter):
     the target's is observed; what was fed behind a stand-in is then fed again. A proposal has at most one draft a
     row, and none where a state is missing: behind a token that the head was not fed, such as a copied one. A
     confidence above 0 stops nothing then, but the proposals have `max_probs` and `token_probs`.
+
+    tree: makes trees of this shape (StaticTrees), whatever the confidence; a head of several positions, which is
+    not fed its drafts, makes them as deep as it has positions. Never beside `ahead`.
     """
 
-    observes_states, grows, source = True, True, "head"
+    observes_states, source = True, "head"
 
     def __init__(
         self,
@@ -65,9 +67,11 @@ class HeadDrafter(Drafter):
         verification: str = "auto",
         confidence: float = 0.0,
         ahead: bool = False,
+        tree: tuple[int, ...] | None = None,
     ) -> None:
         self.head, self.runner, self.size, self.params = head, runner, size, params
         self.role = find_verification(verification).draft_role
+        self.branches, self._trees = tree is not None, StaticTrees(tree or (), params, self.role, size)
         self.confidence = 0.0 if ahead else confidence
         self.ahead, self._tells, self._began = ahead, ahead and confidence > 0, False
         self._source: SettledStates | StandInStates = SettledStates(0, head.config.hidden, runner.device)
@@ -100,6 +104,10 @@ class HeadDrafter(Drafter):
         self._began = True
 
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
+        if self.branches:
+            proposal = self._trees.propose(self, rows, max_drafts, keys)
+            self.drafted += sum(proposal.num_drafted)
+            return proposal
         if isinstance(self._source, StandInStates):
             complete = [self._source.complete(r, len(row.tokens)) for r, row in enumerate(rows)]
             max_drafts = [min(most, 1) if able else 0 for most, able in zip(max_drafts, complete, strict=True)]
@@ -196,15 +204,6 @@ class HeadDrafter(Drafter):
     def reach(self) -> int:
         """The depth of the deepest drafts behind which it can be asked; several positions are one forward's."""
         return MOST_TREE if self.head.positions == 1 else self.head.positions - 1
-
-    def grow(
-        self, rows: list[Sequence], max_drafts: list[int], room: int, keys: NoiseKeys, grower: Grower
-    ) -> Proposal:
-        """Trees, grown from the head alone (base.py)."""
-        growth = make_growth(rows, max_drafts, room, keys, grower, self.params, self.role, self.size)
-        proposal = growth.grow([], self)
-        self.drafted += sum(proposal.num_drafted)
-        return proposal
 
     def _read_prompts(self, rows: list[Sequence], source: SettledStates, ends: list[int]) -> None:
         """Feed the prompts, ends[r] tokens of row r: a part of the prefill, which `calls` does not count.

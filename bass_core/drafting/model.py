@@ -10,7 +10,6 @@ from torch import Tensor
 
 from kernels.plan import MOST_TREE
 
-from ..budget.trees import Grower
 from ..engine.prefill import PrefillSteps
 from ..engine.runner import ModelRunner
 from ..machine.transfer import to_device
@@ -25,17 +24,27 @@ from .base import Drafter, OwnChances, Proposal
 from .chain import chains, follow
 from .pending import feed_pending
 from .trees.levels import Fed, TreeFeed
-from .trees.replay import make_growth
+from .trees.static import StaticTrees
 
 
 class ModelDrafter(Drafter):
-    """Drafts with a second model, one forward a token, for the whole batch at once."""
+    """Drafts with a second model, one forward a token, for the whole batch at once.
 
-    grows, source = True, "model"
+    tree: makes trees of this shape (StaticTrees), one forward a level.
+    """
 
-    def __init__(self, runner: ModelRunner, params: SamplingParams, verification: str = "auto") -> None:
+    source = "model"
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        params: SamplingParams,
+        verification: str = "auto",
+        tree: tuple[int, ...] | None = None,
+    ) -> None:
         self.runner, self.params = runner, params
         self.role = find_verification(verification).draft_role
+        self.branches, self._trees = tree is not None, StaticTrees(tree or (), params, self.role, runner.vocab)
         self._feed = TreeFeed(runner, [0])
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
@@ -55,6 +64,10 @@ class ModelDrafter(Drafter):
             max(0, min(most, runner.model.context - len(row.tokens)))
             for row, most in zip(rows, max_drafts, strict=True)
         ]
+        if self.branches:
+            proposal = self._trees.propose(self, rows, max_drafts, keys)
+            self.drafted += sum(proposal.num_drafted)
+            return proposal
         length = max(max_drafts)
         self.drafted += sum(max_drafts)
         if length == 0:
@@ -118,16 +131,6 @@ class ModelDrafter(Drafter):
     def room(self) -> int:
         """How many more drafts of any row can be fed."""
         return self._feed.room
-
-    def grow(
-        self, rows: list[Sequence], max_drafts: list[int], room: int, keys: NoiseKeys, grower: Grower
-    ) -> Proposal:
-        """Trees, grown from this model alone (base.py)."""
-        context = self.runner.model.context
-        fits = [most if len(row.tokens) < context else 0 for row, most in zip(rows, max_drafts, strict=True)]
-        proposal = make_growth(rows, fits, room, keys, grower, self.params, self.role).grow([], self)
-        self.drafted += sum(proposal.num_drafted)
-        return proposal
 
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
         """The last draft was never fed, so after a full acceptance the cache lacks it."""

@@ -66,7 +66,7 @@ class Parts:
     target: the runner with which the lane's decoder verifies; None in AMUSD's own process, which has no target.
     ahead: for AMUSD. A draft model or head drafts at most one token of a row in a proposal, so that the session
     reads the target's verdicts in between, and a head goes on from its own states until the target's arrive.
-    tells: see Drafter.
+    tells: see Drafter. tree: the shape of trees (StaticTrees); None: chains.
     """
 
     pair: DraftSource
@@ -78,6 +78,7 @@ class Parts:
     ahead: bool = False
     target: ModelRunner | None = None
     tells: bool = False
+    tree: tuple[int, ...] | None = None
 
     @cached_property
     def runner(self) -> ModelRunner:
@@ -97,9 +98,10 @@ class Parts:
         draft, runner, size = self.pair.draft, self.runner, self.pair.vocab
         made: Drafter
         if isinstance(draft, DraftHead):
-            made = HeadDrafter(draft, runner, size, self.sampling, self.verification, confidence, self.ahead)
+            ways = (self.sampling, self.verification, confidence, self.ahead, self.tree)
+            made = HeadDrafter(draft, runner, size, *ways)
         else:
-            made = ModelDrafter(runner, self.sampling, self.verification)
+            made = ModelDrafter(runner, self.sampling, self.verification, self.tree)
         made.tells = self.tells
         return made
 
@@ -116,8 +118,10 @@ class Parts:
         assert self.pair.ngrams is not None
         return NgramDrafter(self.pair.ngrams, self.pair.device)
 
-    def cascade(self, confidence: float = 0.0) -> Cascade:
-        """Copies behind a long match, and asks the model for the other rows."""
+    def cascade(self, confidence: float = 0.0) -> Drafter:
+        """Copies behind a long match, and asks the model for the other rows; a tree is the model's alone."""
+        if self.tree is not None:
+            return self.model(confidence)
         most = 1 if self.ahead else None
         return Cascade(self.prompt_lookup(CASCADE_MATCH), self.model(confidence), self.pair.vocab, most)
 
@@ -143,7 +147,7 @@ class DrafterKind:
     runs_model: it runs the pair's draft, which must be there; needs_head: that draft must be a draft head;
     needs_ngrams: the pair must have a table of n-grams; copies: it copies from the text before it asks the model;
     stops_when_unsure: it stops behind drafts that are likely to be refused; windows: the target drafts for itself,
-    over part of its own cache.
+    over part of its own cache; branches: it can make trees (`tree=`).
     """
 
     label: str
@@ -154,10 +158,13 @@ class DrafterKind:
     copies: bool = False
     stops_when_unsure: bool = False
     windows: bool = False
+    branches: bool = False
 
 
 DRAFTERS: dict[str, DrafterKind] = {
-    "model": DrafterKind("draft model, at every position", lambda parts: parts.model(), runs_model=True),
+    "model": DrafterKind(
+        "draft model, at every position", lambda parts: parts.model(), runs_model=True, branches=True
+    ),
     "prompt_lookup": DrafterKind(
         "prompt lookup: copies from the text so far", lambda parts: parts.prompt_lookup(), copies=True
     ),
@@ -170,7 +177,11 @@ DRAFTERS: dict[str, DrafterKind] = {
         copies=True,
     ),
     "cascade": DrafterKind(
-        "prompt lookup, else draft model", lambda parts: parts.cascade(), runs_model=True, copies=True
+        "prompt lookup, else draft model",
+        lambda parts: parts.cascade(),
+        runs_model=True,
+        copies=True,
+        branches=True,
     ),
     "adaptive": DrafterKind(
         "prompt lookup, else draft head while it is confident",
@@ -179,6 +190,7 @@ DRAFTERS: dict[str, DrafterKind] = {
         needs_head=True,
         copies=True,
         stops_when_unsure=True,
+        branches=True,
     ),
     "window": DrafterKind(
         "the target, seeing the first tokens and the last", lambda parts: parts.window(), windows=True
@@ -248,6 +260,11 @@ def runs_model(drafter: Any) -> bool:
 def windows(drafter: Any) -> bool:
     """Whether the target drafts for itself, over part of its own cache, with this drafter, a name or an object."""
     return isinstance(drafter, str) and DRAFTERS[drafter].windows
+
+
+def branches(drafter: Any, tree: tuple[int, ...] | None) -> bool:
+    """Whether the drafter, a name or an object, proposes trees: a named one where it is given a shape."""
+    return tree is not None if isinstance(drafter, str) else bool(getattr(drafter, "branches", False))
 
 
 def make_drafter(drafter: Any, parts: Parts) -> Drafter:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from textwrap import shorten
 from typing import Any, cast
 
+from ..budget.base import Budget
 from ..budget.policies import DraftLengthPolicy
 from ..decoding.admission import admit
 from ..decoding.budgets import with_costs
@@ -79,7 +80,8 @@ def generate(
     n: int = 1,
     max_new_tokens: int = 64,
     sampling: SamplingParams | None = None,
-    draft_length: str | int | DraftLengthPolicy = DEFAULT_DRAFT_LENGTH,
+    draft_length: str | int | DraftLengthPolicy | Budget = DEFAULT_DRAFT_LENGTH,
+    tree: Seq[int] | None = None,
     drafter: str | Drafter = "auto",
     attention: str = "auto",
     verification: str = "auto",
@@ -97,10 +99,11 @@ def generate(
 
     method: "regular", "speculative" (one sequence after another), "bass" (all sequences at once), "amusd" (draft
     and target work at the same time), or a registered method. n: number of answers to one prompt. max_new_tokens:
-    per sequence. sampling: temperature, top_k and top_p; None is greedy. draft_length: "auto" ("budget" if this
-    machine can be measured, else Algorithm 1), "budget" (trees, chains or nothing, by measured round costs),
-    "bass" (Algorithm 1), "cost-aware" (one length, by measured round costs), a whole number, or a policy. drafter:
-    a name from DRAFTERS, a drafter object, or "auto" (the pair's default). attention: a name from ATTENTIONS, or
+    per sequence. sampling: temperature, top_k and top_p; None is greedy. draft_length: "auto" ("cost-aware" if this
+    machine can be measured, else Algorithm 1), "bass" (Algorithm 1), "cost-aware" (one length, by measured round
+    costs), a whole number, a policy, or a budget with a length a row. tree: draft trees of this shape instead, the
+    children of each draft level by level, as (3, 2, 1), at most 62 drafts; by a draft model or head. drafter: a
+    name from DRAFTERS, a drafter object, or "auto" (the pair's default). attention: a name from ATTENTIONS, or
     "auto" (the fastest known on this device). verification: "block" (judges a row's drafts together), "rejection"
     (one by one), "coupled" (every method gives the same text) or "auto" (of the first two, the one that accepts
     most). sequence_ids: keys of each row's sampling noise, 0 to n - 1 by default. eos_token_id: the id or ids that
@@ -127,7 +130,8 @@ def stream(
     n: int = 1,
     max_new_tokens: int = 64,
     sampling: SamplingParams | None = None,
-    draft_length: str | int | DraftLengthPolicy = DEFAULT_DRAFT_LENGTH,
+    draft_length: str | int | DraftLengthPolicy | Budget = DEFAULT_DRAFT_LENGTH,
+    tree: Seq[int] | None = None,
     drafter: str | Drafter = "auto",
     attention: str = "auto",
     verification: str = "auto",

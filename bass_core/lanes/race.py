@@ -19,6 +19,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import asdict
 from typing import Any, cast
 
+from ..budget.base import Budget
 from ..budget.policies import DraftLengthPolicy
 from ..decoding.admission import admit
 from ..decoding.budgets import Measuring
@@ -51,7 +52,8 @@ def race(
     n: int = 1,
     max_new_tokens: int = 64,
     sampling: SamplingParams | None = None,
-    draft_length: str | int | DraftLengthPolicy = DEFAULT_DRAFT_LENGTH,
+    draft_length: str | int | DraftLengthPolicy | Budget = DEFAULT_DRAFT_LENGTH,
+    tree: Seq[int] | None = None,
     drafter: str | Drafter = "auto",
     attention: str = "auto",
     verification: str = "auto",

@@ -85,42 +85,24 @@ class RowRecord(TypedDict):
     next_p: float | None
     parents: list[int] | None
     path: list[int] | None
-    shape: str | None
     detail: DetailRecord | None
-
-
-class BillRecord(TypedDict):
-    """`Bill` (sequence.py) as plain data, rounded to 4 decimals.
-
-    `curve` is the index of the bill's curve among the lane's `curves`, which may tell more of it than the bill
-    did.
-    """
-
-    curve: int
-    tokens: int
-    levels: int
-    draft_ms: float | None
-    worths: list[float | None]
-    prices: list[float | None]
-    expected: float | None
-    plain_ms: float | None
 
 
 class RoundRecord(TypedDict):
     """One round of a lane. `round` counts verifications and plain steps from 1; 0 is a prefill.
 
     `time_ms`: the lane's clock at its end; it began where the round before it ended. `draft_ms`, `verify_ms`: see
-    `Spent` (sequence.py); None if not known. `bill` is None for a round that no planner planned.
+    `Spent` (sequence.py); None if not known. `lengths`: what the policy gave each row, in the order of `rows`, and `draft_length` the longest; see Round.
     """
 
     round: int
     kind: str
     draft_length: int
+    lengths: list[int]
     time_ms: float
     draft_ms: float | None
     verify_ms: float | None
     rows: list[RowRecord]
-    bill: BillRecord | None
 
 
 class MetricsRecord(TypedDict):
@@ -183,7 +165,6 @@ class _Lane(TypedDict):
     sequences: list[SequenceSnapshot]
     metrics: MetricsRecord
     rounds: list[RoundRecord]
-    curves: list[list[list[float]]]
     clock_ms: float
     finished: bool
     error: str | None
@@ -193,8 +174,7 @@ class _Lane(TypedDict):
 
 class LaneSnapshot(_Lane, total=False):
     """One lane. `reading`: None unless prompts are being read; `cache`: None if the decoder does not tell, or on a
-    simulated clock with other models. `curves`: the costs, measured or predicted, that the rounds' bills go by,
-    each a list of [tokens of all rows, ms].
+    simulated clock with other models.
 
     `timeline`: present only if draft and target overlap; see amusd/timeline.py.
     """

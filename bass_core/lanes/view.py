@@ -21,7 +21,6 @@ def lane_view(lane: Lane) -> LaneSnapshot:
         "sequences": [_sequence_view(*both) for both in zip(lane.sequences, lane.texts, strict=True)],
         "metrics": cast(MetricsRecord, asdict(lane.metrics())),
         "rounds": lane.log.view(),
-        "curves": [*lane.log.curves],
         "clock_ms": lane.clock.ms,
         "finished": lane.finished,
         "error": lane.error,

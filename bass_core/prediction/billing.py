@@ -1,8 +1,8 @@
 """What a step of a decoder would have taken on a simulated clock, from what its forwards were fed.
 
 Contract: a round is billed by the function that bench simulate plays its rounds with (`round_ms`), at the rows'
-mean cached length. A draft model drafts one token a row and forward: whoever drafts more behind one forward is
-billed as many forwards. Copies cost nothing. A prefill is billed chunk by chunk, as it was fed; a draft head's
+mean cached length. A draft model drafts one token a row and forward, and one level of a tree: whoever drafts
+more behind one forward is billed as many forwards. Copies cost nothing. A prefill is billed chunk by chunk, as it was fed; a draft head's
 reading of the prompts, which takes the target's states, is not. What rows share counts for each of them. Nothing
 is billed for the host. A decoder that does not tell what it fed (Round.fed) is counted by its rows: their drafts,
 and of a prefill their whole prompts.
@@ -14,7 +14,7 @@ from math import ceil
 from statistics import fmean
 
 from ..budget.cost_table import RoundCosts
-from ..sequence import Forward, Round, Sequence, Spent
+from ..sequence import Forward, Round, Sequence, Spent, depths_of
 from .clock import SimulatedClock
 from .roofline import Roofline
 from .rounds import round_ms
@@ -33,8 +33,7 @@ def bill(clock: SimulatedClock, round_: Round, sequences: list[Sequence], runs_d
     if round_.kind == "prefill":
         return _prefill(costs, fed)
     drafted = [count - 1 for count in fed.counts]
-    grown = round_.bill is not None or any(row.kinds is not None for row in round_.rows)
-    draft_ms, verify_ms = round_ms(costs, drafted, _forwards(round_, drafted, grown, runs_draft), grown)
+    draft_ms, verify_ms = round_ms(costs, drafted, _forwards(round_, drafted, runs_draft))
     windowed = 0.0 if round_.windowed is None else _windowed(costs, round_, len(drafted))
     return Spent(draft_ms + windowed, verify_ms)
 
@@ -48,14 +47,15 @@ def _counted(round_: Round, sequences: list[Sequence]) -> Forward:
     return Forward([length - 1 for length in before], [1 + len(row.drafted) for row in round_.rows])
 
 
-def _forwards(round_: Round, drafted: list[int], grown: bool, runs_draft: bool) -> int:
+def _forwards(round_: Round, drafted: list[int], runs_draft: bool) -> int:
     """Forwards of a draft model for the round's drafts, but for those that the target ran on itself."""
     if round_.fed is None and not round_.draft_forwards:
         return max(drafted)
     if round_.windowed is not None:
         return round_.draft_forwards if runs_draft else 0
-    if grown:
-        return max(round_.draft_forwards, 0 if round_.bill is None else round_.bill.levels)
+    trees = [depths_of(row.parents) for row in round_.rows if row.parents is not None]
+    if trees:
+        return max([round_.draft_forwards, *(depth for depths in trees for depth in depths)])
     return max(round_.draft_forwards, ceil(round_.draft_tokens / len(drafted)))
 
 

@@ -51,10 +51,6 @@ class Roofline:
         draft = self.draft
         return min(self.step_ms(draft, rows, tokens, gpus) for gpus in {1, self.gpus}) if draft else 0.0
 
-    def levels_ms(self, rows: int, levels: float) -> float:
-        """Levels of trees of drafts: a forward of the draft each."""
-        return levels * self.draft_ms(rows)
-
     def step_ms(self, model: Shape, rows: int, tokens: float, gpus: int) -> float:
         """The time of one forward, by the formulas of the module's contract."""
         cost, assumed = model.cost, self.assumed

@@ -44,15 +44,11 @@ class Acceptance:
         return [int(count) for count in np.minimum(stand, drafted)]
 
 
-def round_ms(costs: RoundCosts, drafted: list[int], forwards: float, grown: bool = False) -> tuple[float, float]:
-    """The milliseconds of so many forwards of the draft, and of verifying drafted[r] drafts of row r.
-
-    grown: the drafts are trees, and each forward was one of their levels.
-    """
+def round_ms(costs: RoundCosts, drafted: list[int], forwards: float) -> tuple[float, float]:
+    """The milliseconds of so many forwards of the draft, and of verifying drafted[r] drafts of row r."""
     rows = len(drafted)
     tokens = rows * (1 + max(drafted)) if costs.padded else rows + sum(drafted)
-    drafting = costs.levels_ms(rows, forwards) if grown else forwards * costs.draft_ms(rows)
-    return drafting, costs.verify_ms(rows, tokens)
+    return forwards * costs.draft_ms(rows), costs.verify_ms(rows, tokens)
 
 
 @dataclass(frozen=True)

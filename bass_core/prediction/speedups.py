@@ -2,8 +2,7 @@
 
 Contract: `predict_speedups` runs no model and measures nothing; all that it returns is a prediction, as plain
 data that names its assumptions. The same arguments give the same figures, which are those of `python -m bench
-simulate`. Non-goals: prefills, trees of drafts; policies that plan trees are played as the chains that they
-fall back to.
+simulate`. Non-goals: prefills, trees of drafts, a length a row.
 """
 
 from __future__ import annotations

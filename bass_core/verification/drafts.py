@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..sequence import depths_of
+
 
 @dataclass
 class Drafts:
@@ -58,7 +60,4 @@ def kept_drafts(path: list[int], count: int, parents: list[int] | None, taken: i
         return list(range(count))
     if parents is None:
         return list(range(taken))
-    depths: list[int] = []
-    for parent in parents:
-        depths.append(1 + (depths[parent] if parent >= 0 else 0))
-    return [draft for draft, deep in enumerate(depths) if deep <= taken]
+    return [draft for draft, deep in enumerate(depths_of(parents)) if deep <= taken]

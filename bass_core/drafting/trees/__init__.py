@@ -1,1 +1,1 @@
-"""Trees of drafts: how they grow, and how a draft model is fed them."""
+"""Trees of drafts: how they are made, and how a draft model is fed them."""

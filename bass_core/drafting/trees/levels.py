@@ -68,8 +68,7 @@ class TreeFeed:
     def room(self) -> int:
         """How many more drafts of any row can be fed."""
         lengths = [end + fed for end, fed in zip(self.ends, self.fed, strict=True)]
-        context = self.runner.model.context - max(lengths)
-        return min(self.runner.cache.room(lengths), MOST_TREE - max(self.fed), context)
+        return min(self.runner.cache.room(lengths), MOST_TREE - max(self.fed))
 
     def batch(self, drafts: list[list[Fed]], x: Tensor, return_states: bool = False) -> ForwardBatch:
         """The forward of one level; x: its tokens int64 [B, W] or their embeddings [B, W, hidden]."""

@@ -1,8 +1,7 @@
 """The rounds of a lane as plain data, for inspection.
 
 Contract: `add` takes each Round once and keeps it as a JSON-ready record that never changes afterwards; `view`
-returns the whole log so far; lanes/snapshot.py says what a record holds. A bill's curve, which rounds share, is
-kept once, in `curves`, as far as any bill told it. Non-goals: counting (lanes/metrics.py),
+returns the whole log so far; lanes/snapshot.py says what a record holds. Non-goals: counting (lanes/metrics.py),
 the generated text (lanes/output/detokenizer.py).
 """
 
@@ -11,10 +10,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ...sequence import Bill, Ending, Round, RowDetail, RowRound
-from ..snapshot import BillRecord, CandidateRecord, DetailRecord, EndingRecord, RoundRecord, RowRecord
+from ...sequence import Ending, Round, RowDetail, RowRound
+from ..snapshot import CandidateRecord, DetailRecord, EndingRecord, RoundRecord, RowRecord
 
-# Of the numbers that are shown with two or three: a bill's, and the parts of a round's time.
+# Of the parts of a round's time, which are shown with two or three.
 DECIMALS = 4
 
 
@@ -24,7 +23,6 @@ class Trace:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.records: list[RoundRecord] = []
-        self.curves: list[list[list[float]]] = []
         self._rounds = 0
         self._written: dict[int, int] = {}
         self._spelled: dict[int, str] = {}
@@ -40,11 +38,11 @@ class Trace:
                 "round": 0 if round_.kind == "prefill" else self._rounds,
                 "kind": round_.kind,
                 "draft_length": round_.draft_length,
+                "lengths": list(round_.lengths),
                 "time_ms": round_.time_ms,
                 "draft_ms": None if spent is None else round(spent.draft_ms, DECIMALS),
                 "verify_ms": None if spent is None else round(spent.verify_ms, DECIMALS),
                 "rows": [self._row(row) for row in round_.rows],
-                "bill": None if round_.bill is None else self._bill(round_.bill),
             }
         )
 
@@ -71,7 +69,6 @@ class Trace:
             "next_p": _known(row.next_p),
             "parents": None if row.parents is None else list(row.parents),
             "path": None if row.path is None else list(row.path),
-            "shape": row.shape,
             "detail": None if row.detail is None else self._detail(row.detail),
         }
 
@@ -104,27 +101,6 @@ class Trace:
             "top": top,
         }
 
-    def _bill(self, bill: Bill) -> BillRecord:
-        return {
-            "curve": self._curve([[tokens, round(ms, DECIMALS)] for tokens, ms in bill.curve]),
-            "tokens": bill.tokens,
-            "levels": bill.levels,
-            "draft_ms": _short(bill.draft_ms),
-            "worths": [_short(worth) for worth in bill.worths],
-            "prices": [_short(price) for price in bill.prices],
-            "expected": _short(bill.expected),
-            "plain_ms": _short(bill.plain_ms),
-        }
-
-    def _curve(self, curve: list[list[float]]) -> int:
-        """The place of the curve in `curves`; one that goes on where another ends takes its place."""
-        for place, known in enumerate(self.curves):
-            if all(ours == theirs for ours, theirs in zip(curve, known, strict=False)):
-                self.curves[place] = max(known, curve, key=len)
-                return place
-        self.curves.append(curve)
-        return len(self.curves) - 1
-
     def _spell(self, token: int) -> str:
         """The text of a single token; part of a character decodes to the replacement character."""
         if token not in self._spelled:
@@ -134,8 +110,3 @@ class Trace:
 
 def _known(value: float) -> float | None:
     return None if math.isnan(value) else value
-
-
-def _short(value: float) -> float | None:
-    """The value rounded; None for what JSON has no number for, such as the price of a place that can't be had."""
-    return round(value, DECIMALS) if math.isfinite(value) else None

@@ -63,6 +63,7 @@ class _Maker:
             request.verification,
             target=self.target,
             tells=request.inspect,
+            tree=request.tree,
         )
         drafts = budget is not None and runs_model(request.drafter)
         self.cache = cache_bytes(self.target, self.parts.runner if drafts else None)
