@@ -12,8 +12,8 @@ from ..errors import RequestError
 
 # The smallest temperature that is sampled with (vLLM's _SAMPLING_EPS); below it decoding is greedy.
 COLDEST = 1e-5
-# The largest temperature that logits are divided by; above it, float32 could not hold its reciprocal. All logits of
-# a model are equally likely there, but for those that are masked.
+# The largest temperature that logits are divided by; above it, float32 could not hold its reciprocal. All logits
+# of a model are equally likely there, but for those that are masked.
 HOTTEST = 2.0**126
 
 

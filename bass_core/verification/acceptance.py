@@ -22,8 +22,8 @@ from ..machine.transfer import to_host
 class DraftTest(NamedTuple):
     """How a draft was tested: the target's and the draft's probability of `token`, and the uniform u.
 
-    chance: what u had to be below. NaN where a verification knows no such number. A draft of a chain that could not
-    be judged has p and q NaN, and chance 0.
+    chance: what u had to be below. NaN where a verification knows no such number. A draft of a chain that could
+    not be judged has p and q NaN, and chance 0.
     """
 
     p: float
@@ -128,6 +128,8 @@ def judged_drafts(sound: Tensor, draft_probs: Tensor | None, num_drafted: Tensor
     anywhere in what it was drawn from, draft_probs [B, l, V]. Both are decided by the text before that draft, so
     that leaving it out changes no distribution. Its own q alone would not do: the token drawn there decides it.
     """
+    if sound.shape[1] == 1:
+        return num_drafted
     fit = sound[:, :-1]
     if draft_probs is not None:
         fit = fit & draft_probs.sum(-1).isfinite()

@@ -5,8 +5,8 @@ rejection sampling, draft x_i is accepted while u_i < p_i(x_i) / q_i(x_i); after
 token comes from norm(max(0, p_i - q_i)), after none from p_{l+1}. Block verification judges a row's drafts
 together (block.py). So the text is distributed as the target's own, whatever the draft. Each row has its own
 number of drafts and of acceptances. All results stay on the device; `Outcome.host` is the round's one
-synchronisation. Drafts from the first on that can't be judged count as if they had not been drafted (acceptance.py).
-A token with q = 0, which an honest drafter can't have drawn, is accepted where p is above 0.
+synchronisation. A row's drafts from the first that can't be judged on count as if they had not been drafted
+(acceptance.py). A token with q = 0, which an honest drafter can't have drawn, is accepted where p is above 0.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def verify(
     """Verify drafts int64 [B, l], of which the first num_drafted[b] of row b are real, by logits [B, l+1, V].
 
     The logits are the target's. draft_probs float32 [B, l, V]: what each draft was drawn from; None: point masses.
-    verification: a name of table.py. `synthetic` replaces the test by a coin of that probability. A row's next token
-    is UNSOUND where the logits behind its accepted drafts are, or where it had no probability.
+    verification: a name of table.py. `synthetic` replaces the test by a coin of that probability. A row's next
+    token is UNSOUND where the logits behind its accepted drafts are, or where it had no probability.
     """
     sound, drawn_from = sound_columns(logits), draft_probs
     if params.greedy or synthetic is not None or find_verification(verification).coupled:
