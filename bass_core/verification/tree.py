@@ -7,8 +7,8 @@ u < p(y) / q(y), else p becomes norm(max(p - q, 0)); then the target draws from 
 other children, the walk goes on there. So the text is distributed as the target's own: the first step is the
 rejection rule of Leviathan et al. (2211.17192), and the second draws from what that leaves. Which children there
 are was decided before any was drawn (drafting/trees/static.py). A drawn child with a NaN or an infinity anywhere
-in its q can't be judged: it counts as if it had not been drafted. One with q = 0 at its own token stands where p is
-above 0, as in a chain. Rows do not depend on each other.
+in its q can't be judged: it counts as if it had not been drafted. One with q = 0 at its own token stands where p
+is above 0, as in a chain. Rows do not depend on each other.
 """
 
 from __future__ import annotations
