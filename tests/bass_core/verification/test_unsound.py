@@ -149,5 +149,5 @@ def test_no_temperature_gives_nan(temperature: float, compiled: bool, monkeypatc
         monkeypatch.setattr("bass_core.sampling.distribution.compiled", lambda rows: False)
     logits = torch.tensor([[1.0, 2.0, 3.0, -math.inf]])
     assert probabilities(logits, SamplingParams(temperature))[0].tolist() == pytest.approx([1 / 3] * 3 + [0])
-    assert probabilities(logits, SamplingParams(temperature, top_k=1))[0].tolist() == [0, 0, 1, 0]
+    assert probabilities(logits * 1e-9, SamplingParams(temperature, top_k=1))[0].tolist() == [0, 0, 1, 0]
     assert probabilities(logits, SamplingParams(temperature, top_k=2))[0].tolist() == [0, 0.5, 0.5, 0]
