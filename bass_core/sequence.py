@@ -114,7 +114,8 @@ class RowRound:
     these. Under verification "common_stop", a row cut short by another row's rejection ends with one more accepted
     draft instead of a token of the target's; `accepted` does not count that draft. `next_p` is p of the token
     after the accepted drafts. NaN marks a number that does not exist (u under coupled verification, next_p of a
-    prefill).
+    prefill). A draft whose p or q was no distribution, and those behind it, count as drafted and refused, though
+    none of them was tested: p and q are NaN, and `chance` is 0 (in a tree NaN, as for all that was not tested).
 
     `parents`: where the drafts are a tree, the draft that each follows, or -1 for the newest token; then `path`
     lists the accepted ones. Both None: a chain, of which the first `accepted` were accepted. `detail`: with
@@ -157,7 +158,7 @@ class RowRound:
         """
         if self.parents is not None or any(map(math.isnan, self.u)):
             return self.accepted
-        failed = (i for i, (p, q, u) in enumerate(zip(self.p, self.q, self.u, strict=True)) if u * q >= p)
+        failed = (i for i, (p, q, u) in enumerate(zip(self.p, self.q, self.u, strict=True)) if not u * q < p)
         return next(failed, len(self.drafted))
 
     @property

@@ -40,7 +40,7 @@ from ..models.forward import ForwardOutput
 from ..models.pair import ModelPair
 from ..sampling.noise import NoiseKeys
 from ..sequence import Round, RowRound, Sequence
-from ..verification.acceptance import RowOutcome, mark_unsound, refuse_unsound
+from ..verification.acceptance import RowOutcome, refuse_unsound
 from ..verification.rejection import verify
 from ..verification.table import find_verification
 from .checks import lead_of, refuse_amusd
@@ -153,6 +153,9 @@ class AmusdDecoder(BatchDecoder):
         starts = [len(row.tokens) for row in rows]
         drafts = self._drafts(tested)
         outcomes = self._judge(output.logits, drafts, tested, starts, keys)
+        # Behind a late draft that stands there are no logits, and the row writes no token of the target's.
+        told = zip(outcomes, counts, strict=True)
+        refuse_unsound([outcome.next_token for outcome, fed in told if outcome.accepted <= fed])
         self.target_forwards += 1
         self._measure(counts, begin)
         records, verdicts, states = [], [], []
@@ -263,10 +266,7 @@ class AmusdDecoder(BatchDecoder):
             verification=self.params.verification,
             synthetic=self.params.synthetic,
         )
-        verdict.next_token = mark_unsound(verdict.next_token, logits)
-        outcomes = verdict.host()
-        refuse_unsound([outcome.next_token for outcome in outcomes])
-        return outcomes
+        return verdict.host()
 
     def _measure(self, counts: list[int], begin: float) -> None:
         end = time.perf_counter()

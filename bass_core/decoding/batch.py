@@ -257,7 +257,6 @@ class BatchDecoder:
             verification=verification,
             synthetic=self.params.synthetic,
         )
-        outcome.next_token = mark_unsound(outcome.next_token, logits)
         adjust = find_verification(verification).adjust
         return outcome.host() if adjust is None else adjust(outcome.host())
 

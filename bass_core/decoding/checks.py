@@ -13,7 +13,7 @@ from typing import Any, TypeGuard
 from kernels.plan import MOST_TREE
 
 from ..budget.options import AUTO
-from ..drafting.registry import DRAFTERS, windows
+from ..drafting.registry import DRAFTERS, reads_others, windows
 from ..engine.runner import SHARING, TREES
 from ..errors import RequestError
 from ..models.pair import ModelPair
@@ -41,14 +41,22 @@ def count_tokens(pair: ModelPair, prompt: str) -> int:
     return len(encode_prompts(pair, prompt, 1, raw=False)[0])
 
 
-def check_sequence_ids(ids: Any, rows: int) -> list[int]:
-    """The ids that key each row's sampling noise; None stands for 0, 1, 2 and so on."""
+def check_sequence_ids(ids: Any, rows: int, drafter: Any) -> list[int]:
+    """The ids that key each row's sampling noise; None stands for 0, 1, 2 and so on.
+
+    What a row wrote tells of the noise that another row with its id is judged by: no drafter may read it.
+    """
     if ids is None:
         return list(range(rows))
     if not isinstance(ids, Seq) or len(ids) != rows:
         raise RequestError(f"sequence_ids must be a list of {rows} numbers, one a row; got {ids!r}.")
     for key in ids:
         check_whole("a sequence id", key, 0, 2**63 - 1)
+    if len(set(ids)) < len(ids) and reads_others(drafter):
+        raise RequestError(
+            f"sequence_ids must differ where the drafter may read the texts of other rows; got {ids!r}: give each "
+            "row an id of its own, or choose another drafter."
+        )
     return list(ids)
 
 

@@ -148,7 +148,7 @@ def make_request(
         backend=backend,
         verification=verification,
         seed=seed,
-        sequence_ids=check_sequence_ids(sequence_ids, len(prompts)),
+        sequence_ids=check_sequence_ids(sequence_ids, len(prompts), drafter),
         eos=check_end_ids(pair, eos_token_id),
         time_budget_ms=time_budget_ms,
         synthetic_acceptance=synthetic_acceptance,

@@ -73,11 +73,13 @@ class Drafter(Protocol):
     may come as they are, for HiddenStateTap.finish. calls: forwards of a draft model so far.
     drafted: tokens so far that a draft model drew and that were proposed; copies are not counted. A target that
     drafts for itself counts as a draft model in both. source: what a reader is told of who drafted. tells: whether
-    a greedy proposal is to have its `own`.
+    a greedy proposal is to have its `own`. reads_others: whether it may draft for a row by what
+    other rows have written; rows with one noise key are then refused.
     """
 
     source: str = "drafter"
     tells: bool = False
+    reads_others: bool = True
 
     observes_states: bool = False
     raw_states: bool = False

@@ -19,7 +19,7 @@ from ..models.forward import ForwardBatch
 from ..sampling.distribution import probabilities
 from ..sampling.noise import NoiseKeys
 from ..sequence import Sequence, WindowWork
-from ..verification.acceptance import mark_unsound, refuse_unsound
+from ..verification.acceptance import refuse_unsound
 from ..verification.rejection import verify
 from ..verification.table import find_verification
 from .base import Drafter, Proposal, check_chain, point_masses
@@ -260,9 +260,8 @@ class WindowChain(Drafter):
         outcome = verify(
             output.logits, drafts, proposal.probs, counts, keys, params, verification=self.verification
         )
-        outcome.next_token = mark_unsound(outcome.next_token, output.logits)
         outcomes = outcome.host()
-        refuse_unsound([one.next_token for one in outcomes])
+        refuse_unsound([one.next_token for one, n in zip(outcomes, left, strict=True) if n])
         written = [one.accepted + 1 if n else 0 for one, n in zip(outcomes, left, strict=True)]
         probs = probabilities(output.logits, params) if self._own_noise else None
         if max(asked) and self.observes_states:

@@ -103,7 +103,7 @@ class HeadDrafter(Drafter):
             self.runner.commit(r, min(self.runner.lengths[r], slot))
 
     def read(self, rows: list[Sequence]) -> None:
-        """Read the prompts, whose states have been observed: a part of the prefill, which `calls` does not count."""
+        """Read the prompts, whose states have been observed, for the prefill: `calls` does not count it."""
         self._read_prefixes(rows)
         ends = [len(row.prompt) for row in rows]
         if any(end > start for end, start in zip(ends, self.runner.lengths, strict=False)):
@@ -223,7 +223,7 @@ class HeadDrafter(Drafter):
         return MOST_TREE if self.head.positions == 1 else self.head.positions - 1
 
     def _read_prefixes(self, rows: list[Sequence]) -> None:
-        """Before the first slot is fed: what several prompts begin with is fed once, unless the runner holds it."""
+        """Before a slot is fed: what several prompts begin with is fed once, unless the runner holds it."""
         runner, source = self.runner, self._source
         if self._began or not isinstance(source, SettledStates):
             return

@@ -22,6 +22,7 @@ class PromptLookupDrafter(Drafter):
     """
 
     source = COPY
+    reads_others = False
 
     def __init__(self, device: torch.device, longest: int = 4, shortest: int = 2) -> None:
         self.device, self.longest, self.shortest = device, longest, shortest
@@ -100,6 +101,8 @@ class SiblingLookupDrafter(PromptLookupDrafter):
 
     Its drafts, and so a sampled text, depend on a row's neighbours, as with any drafter that reads other rows.
     """
+
+    reads_others = True
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         super().start(rows)

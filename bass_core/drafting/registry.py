@@ -147,7 +147,8 @@ class DrafterKind:
     runs_model: it runs the pair's draft, which must be there; needs_head: that draft must be a draft head;
     needs_ngrams: the pair must have a table of n-grams; copies: it copies from the text before it asks the model;
     stops_when_unsure: it stops behind drafts that are likely to be refused; windows: the target drafts for itself,
-    over part of its own cache; branches: it can make trees (`tree=`).
+    over part of its own cache; branches: it can make trees (`tree=`); reads_others: it drafts for a row by what
+    other rows have written.
     """
 
     label: str
@@ -159,6 +160,7 @@ class DrafterKind:
     stops_when_unsure: bool = False
     windows: bool = False
     branches: bool = False
+    reads_others: bool = False
 
 
 DRAFTERS: dict[str, DrafterKind] = {
@@ -168,7 +170,9 @@ DRAFTERS: dict[str, DrafterKind] = {
     "prompt_lookup": DrafterKind(
         "prompt lookup: copies from the text so far", lambda parts: parts.prompt_lookup(), copies=True
     ),
-    "sibling_lookup": DrafterKind("lookup in all texts of the batch", lambda parts: parts.siblings(), copies=True),
+    "sibling_lookup": DrafterKind(
+        "lookup in all texts of the batch", lambda parts: parts.siblings(), copies=True, reads_others=True
+    ),
     "ngram": DrafterKind("n-gram table", lambda parts: parts.ngrams(), needs_ngrams=True),
     "lookup": DrafterKind(
         "prompt lookup, else n-gram table",
@@ -246,7 +250,7 @@ def confident_prefix(max_probs: list[float], token_probs: list[float]) -> int:
     """
     chance = 1.0
     for count, (top, own) in enumerate(zip(max_probs, token_probs, strict=True)):
-        if chance * top < AHEAD_CONFIDENCE:
+        if not chance * top >= AHEAD_CONFIDENCE:  # nor behind a q that is no number
             return count
         chance *= own
     return len(max_probs)
@@ -265,6 +269,13 @@ def windows(drafter: Any) -> bool:
 def branches(drafter: Any, tree: tuple[int, ...] | None) -> bool:
     """Whether the drafter, a name or an object, proposes trees: a named one where it is given a shape."""
     return tree is not None if isinstance(drafter, str) else bool(getattr(drafter, "branches", False))
+
+
+def reads_others(drafter: Any) -> bool:
+    """Whether the drafter, a name or an object, may draft for a row by what other rows have written."""
+    if isinstance(drafter, str):
+        return DRAFTERS[drafter].reads_others
+    return bool(getattr(drafter, "reads_others", True))
 
 
 def make_drafter(drafter: Any, parts: Parts) -> Drafter:

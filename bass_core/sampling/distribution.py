@@ -1,8 +1,10 @@
 """From logits to the distribution that is sampled.
 
 Contract: temperature, top-k and top-p are applied once, in float32, alike for target and draft, before any
-ratio or residual is formed. Below temperature COLDEST, where float32 could not hold the quotient, the distribution
-is one-hot on the largest logit.
+ratio or residual is formed. top-k selects among the logits themselves, which no temperature makes equal. Below
+temperature COLDEST, where float32 could not hold the quotient, the distribution is one-hot on the largest logit;
+above HOTTEST it is that of HOTTEST. A logit of -inf has probability 0 at any temperature. A row that holds NaN or
++inf, or nothing finite, becomes NaN.
 """
 
 from __future__ import annotations
@@ -36,18 +38,17 @@ def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
         one_hot = torch.zeros_like(logits, dtype=torch.float32)
         return one_hot.scatter_(-1, argmax(logits)[..., None], 1.0)
     scaled = logits.float()
-    chosen = 0 < params.top_k < scaled.shape[-1]
-    if not chosen and compiled(scaled):
-        from kernels.cpu.sampling import calls  # imports numba
-
-        probs = calls.softmax(scaled.contiguous(), params.temperature)
-        return probs if params.top_p == 1 else _nucleus(probs, params.top_p)
-    # Subtracting the maximum first keeps a tiny temperature from overflowing.
-    scaled = (scaled - scaled.amax(-1, keepdim=True)).div_(params.temperature)
-    if chosen:
+    if 0 < params.top_k < scaled.shape[-1]:
         threshold = scaled.topk(params.top_k, dim=-1).values[..., -1:]
         scaled = scaled.masked_fill(scaled < threshold, float("-inf"))
-    probs = torch.softmax(scaled, dim=-1)
+    if compiled(scaled):
+        from kernels.cpu.sampling import calls  # imports numba
+
+        probs = calls.softmax(scaled.contiguous(), params.divisor)
+    else:
+        # Subtracting the maximum first keeps a tiny temperature from overflowing.
+        scaled = (scaled - scaled.amax(-1, keepdim=True)).div_(params.divisor)
+        probs = torch.softmax(scaled, dim=-1)
     return probs if params.top_p == 1 else _nucleus(probs, params.top_p)
 
 

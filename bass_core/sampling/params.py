@@ -12,6 +12,9 @@ from ..errors import RequestError
 
 # The smallest temperature that is sampled with (vLLM's _SAMPLING_EPS); below it decoding is greedy.
 COLDEST = 1e-5
+# The largest temperature that logits are divided by; above it, float32 could not hold its reciprocal. All logits
+# of a model are equally likely there, but for those that are masked.
+HOTTEST = 2.0**126
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,11 @@ class SamplingParams:
             raise RequestError(f"top_k must be a whole number of at least 0 (0 turns it off); got {self.top_k!r}.")
         if not _number(self.top_p) or not 0 < self.top_p <= 1:
             raise RequestError(f"top_p must be above 0 and at most 1 (1 turns it off); got {self.top_p!r}.")
+
+    @property
+    def divisor(self) -> float:
+        """What logits are divided by: the temperature, at most HOTTEST."""
+        return min(self.temperature, HOTTEST)
 
     @property
     def greedy(self) -> bool:

@@ -25,15 +25,14 @@ def chances(
     """(h [B, l], reach [B, l+1]) in p's dtype; numbers behind a row's last draft mean nothing.
 
     p [B, l+1, V]; p_drafts, q_drafts [B, l]: of the drafted tokens; draft_probs [B, l, V]: what they were drawn
-    from, None for point masses; num_drafted int64 [B].
+    from, None for point masses; num_drafted int64 [B]: each row's drafts that can be judged (acceptance.py).
     """
     width = p_drafts.shape[1]
     reach = torch.ones_like(p[:, :, 0])
     for i in range(width):
         share, q = reach[:, i] * p_drafts[:, i], q_drafts[:, i]
         # A token without probability is refused even if a drafter claims to have drawn it with none.
-        # A q that is NaN, of a draft that broke, refuses its draft as well.
-        reach[:, i + 1] = torch.where(share < q, share / q, ((share > 0) & ~q.isnan()).to(share.dtype))
+        reach[:, i + 1] = torch.where(share < q, share / q, (share > 0).to(share.dtype))
     h = reach[:, 1:].clone()
     if width < 2:
         return h, reach

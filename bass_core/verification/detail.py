@@ -7,6 +7,7 @@ tree.py), computed again in float32. Rows without drafts get no detail.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -83,8 +84,8 @@ def explain(
         records[r].detail = RowDetail(
             rule,
             [drafts.sources[r][i] for i in kept],
-            None if own_p is None else [own_p[r][i] for i in kept],
-            None if own_p is None else [None if own_q is None else own_q[r][i] for i in kept],
+            None if own_p is None else [_known(own_p[r][i]) for i in kept],
+            None if own_p is None else [None if own_q is None else _known(own_q[r][i]) for i in kept],
             ending,
         )
 
@@ -99,7 +100,8 @@ def _place(row: int, record: RowRound, outcome: RowOutcome, drafts: Drafts, rule
     place = _Place(row, node, len(path), draft, record.tokens[-1])
     if rule == Rule.BLOCK.value:
         place.reach = reach_of(outcome.tests[: len(path)])
-    if draft is not None and rule in RESIDUALS:
+    # A draft that could not be judged leaves no residual.
+    if draft is not None and rule in RESIDUALS and not math.isnan(outcome.tests[draft].q):
         place.q = drafts.drawn_from(row, draft, size)
     return place
 
@@ -137,6 +139,10 @@ def _ending(place: _Place, rows: list[list[float]], total: float) -> Ending:
         if p > 0 or i >= len(rows) - 2:
             top.setdefault(int(token), Candidate(int(token), p, q if tested else None, residual))
     return Ending(place.after, place.draft, total if tested else None, place.reach, list(top.values()))
+
+
+def _known(value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else value
 
 
 def _own(logits: Tensor, rows: list[int], drafts: Drafts) -> dict[int, list[float]]:

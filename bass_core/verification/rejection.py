@@ -5,7 +5,8 @@ rejection sampling, draft x_i is accepted while u_i < p_i(x_i) / q_i(x_i); after
 token comes from norm(max(0, p_i - q_i)), after none from p_{l+1}. Block verification judges a row's drafts
 together (block.py). So the text is distributed as the target's own, whatever the draft. Each row has its own
 number of drafts and of acceptances. All results stay on the device; `Outcome.host` is the round's one
-synchronisation.
+synchronisation. A row's drafts from the first that can't be judged on count as if they had not been drafted
+(acceptance.py). A token with q = 0, which an honest drafter can't have drawn, is accepted where p is above 0.
 """
 
 from __future__ import annotations
@@ -20,7 +21,16 @@ from ..sampling.distribution import argmax, probabilities
 from ..sampling.draw import draw
 from ..sampling.noise import NoiseKeys, Role, uniform
 from ..sampling.params import SamplingParams
-from .acceptance import UNSOUND, Outcome, RowOutcome, accepted_prefix, mark_unlikely, probability_at
+from .acceptance import (
+    UNSOUND,
+    Outcome,
+    RowOutcome,
+    accepted_prefix,
+    judged_drafts,
+    mark_unlikely,
+    probability_at,
+    sound_columns,
+)
 from .block import chances, last_passed, residual
 from .table import AUTO, Rule, find_verification
 
@@ -67,14 +77,35 @@ def verify(
     """Verify drafts int64 [B, l], of which the first num_drafted[b] of row b are real, by logits [B, l+1, V].
 
     The logits are the target's. draft_probs float32 [B, l, V]: what each draft was drawn from; None: point masses.
-    verification: a name of table.py. `synthetic` replaces the test by a coin of that probability.
+    verification: a name of table.py. `synthetic` replaces the test by a coin of that probability. A row's next
+    token is UNSOUND where the logits behind its accepted drafts are, or where it had no probability.
     """
+    sound, drawn_from = sound_columns(logits), draft_probs
+    if params.greedy or synthetic is not None or find_verification(verification).coupled:
+        drawn_from = None  # no test reads q
+    judged, judge = judged_drafts(sound, drawn_from, num_drafted), verify_here
     if is_accelerator(logits.device) and available(logits.device):
-        from .rejection_triton import verify_on_device  # imports triton
+        from .rejection_triton import verify_on_device as judge  # imports triton
+    outcome = judge(
+        logits, drafts, draft_probs, judged, keys, params, verification=verification, synthetic=synthetic
+    )
+    used = sound.gather(1, outcome.accepted[:, None])[:, 0]
+    outcome.next_token, outcome.judged = outcome.next_token.where(used, UNSOUND), judged
+    return outcome
 
-        return verify_on_device(
-            logits, drafts, draft_probs, num_drafted, keys, params, verification=verification, synthetic=synthetic
-        )
+
+def verify_here(
+    logits: Tensor,
+    drafts: Tensor,
+    draft_probs: Tensor | None,
+    num_drafted: Tensor,
+    keys: NoiseKeys,
+    params: SamplingParams,
+    *,
+    verification: str,
+    synthetic: float | None,
+) -> Outcome:
+    """`verify` in torch, where all num_drafted[b] drafts of a row can be judged."""
     width = drafts.shape[1]
     drafted = torch.arange(width, device=drafts.device) < num_drafted[:, None]
     ids, positions = keys.at(width)

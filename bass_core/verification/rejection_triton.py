@@ -34,7 +34,7 @@ def verify_on_device(
     verification: str = AUTO,
     synthetic: float | None = None,
 ) -> Outcome:
-    """See `verify`."""
+    """See `verify`; all num_drafted[b] drafts of a row can be judged."""
     with on(logits.device):
         return _verify(logits, drafts, draft_probs, num_drafted, keys, params, verification, synthetic)
 

@@ -6,7 +6,9 @@ ones, copies), and at most one that was drawn, from q without those others. The 
 u < p(y) / q(y), else p becomes norm(max(p - q, 0)); then the target draws from p, and where that is one of the
 other children, the walk goes on there. So the text is distributed as the target's own: the first step is the
 rejection rule of Leviathan et al. (2211.17192), and the second draws from what that leaves. Which children there
-are was decided before any was drawn (drafting/trees/static.py). Rows do not depend on each other.
+are was decided before any was drawn (drafting/trees/static.py). A drawn child with a NaN or an infinity anywhere
+in its q can't be judged: it counts as if it had not been drafted. One with q = 0 at its own token stands where p
+is above 0, as in a chain. Rows do not depend on each other.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from ..sampling.distribution import argmax, probabilities
 from ..sampling.draw import draw
 from ..sampling.noise import NoiseKeys, Role, uniform
 from ..sampling.params import SamplingParams
-from .acceptance import UNSOUND, DraftTest, RowOutcome
+from .acceptance import UNSOUND, DraftTest, RowOutcome, chance_alone, sound_columns
 from .table import find_verification
 
 
@@ -34,8 +36,8 @@ class DraftTree:
 
     parents[b][i]: the draft that draft i follows, below i, or -1: the newest token. drawn[b][i]: the row of
     `probs` float32 [D, V] that draft i was drawn from, or -1 if it was not drawn; None: none was.
-    depths[b][i]: tokens from the newest one to draft i. others[b]: by parent and token, the drafts not drawn;
-    drawn_at[b]: by parent, the draft that was.
+    depths[b][i]: tokens from the newest one to draft i. children[b]: by parent and token, the first such draft;
+    others[b]: the same of those not drawn; drawn_at[b]: by parent, the draft that was.
     """
 
     tokens: list[list[int]]
@@ -43,15 +45,18 @@ class DraftTree:
     drawn: list[list[int]] | None = None
     probs: Tensor | None = None
     depths: list[list[int]] = field(init=False)
+    children: list[dict[tuple[int, int], int]] = field(init=False)
     others: list[dict[tuple[int, int], int]] = field(init=False)
     drawn_at: list[dict[int, int]] = field(init=False)
 
     def __post_init__(self) -> None:
         rows = range(len(self.tokens))
-        self.depths, self.others, self.drawn_at = [[] for _ in rows], [{} for _ in rows], [{} for _ in rows]
+        self.depths, self.drawn_at = [[] for _ in rows], [{} for _ in rows]
+        self.children, self.others = [{} for _ in rows], [{} for _ in rows]
         for r in rows:
             for i, (token, parent) in enumerate(zip(self.tokens[r], self.parents[r], strict=True)):
                 self.depths[r].append(1 + (self.depths[r][parent] if parent >= 0 else 0))
+                self.children[r].setdefault((parent, token), i)
                 if self.drawn is not None and self.drawn[r][i] >= 0:
                     self.drawn_at[r][parent] = i
                 else:
@@ -91,7 +96,7 @@ def verify_tree(
 def _follow_choices(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: SamplingParams) -> list[RowOutcome]:
     """Walk to the target's own choices, which do not depend on the drafts."""
     width, device = logits.shape[1], logits.device
-    sound = logits.amax(-1).isfinite()
+    sound = sound_columns(logits)
     if params.greedy:
         choices = argmax(logits)
         chances = torch.ones_like(choices, dtype=torch.float32)
@@ -103,24 +108,24 @@ def _follow_choices(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: Sa
         positions = keys.positions[:, None] + depths
         choices = draw(p, keys.seed, keys.sequence_ids[:, None], positions, streams)
         chances = p.gather(-1, choices[..., None])[..., 0]
-        drafted = _at_drafts(p, tree)
+        drafted = torch.stack((_at_drafts(p, tree), _drawn_with(tree, width, device)), dim=-1)
     # One copy to the host: ids are below 2**24, so float32 holds them.
     packed = torch.stack((choices.float(), chances, sound.float()), dim=-1)
-    packed = packed if drafted is None else torch.cat((packed, drafted[..., None]), dim=-1)
+    packed = packed if drafted is None else torch.cat((packed, drafted), dim=-1)
     outcomes = []
     for r, row in enumerate(to_host(packed).tolist()):
         node, finite = -1, True
         while True:
             choice, finite = int(row[node + 1][0]), finite and row[node + 1][2] > 0
-            following = tree.others[r].get((node, choice))
+            following = tree.children[r].get((node, choice))
             if following is None:
                 break
             node = following
         tests = []
         for i, (token, parent) in enumerate(zip(tree.tokens[r], tree.parents[r], strict=True)):
             agrees = float(token == int(row[parent + 1][0]))
-            p_draft = agrees if params.greedy else row[i + 1][3]
-            tests.append(DraftTest(p_draft, 1.0, 0.5 if params.greedy else math.nan, token))
+            p_draft, q_draft = (agrees, 1.0) if params.greedy else row[i + 1][3:]
+            tests.append(DraftTest(p_draft, q_draft, 0.5 if params.greedy else math.nan, token))
         next_p = row[node + 1][1]
         path = tree.path(r, node)
         token = choice if finite and next_p > 0 else UNSOUND
@@ -140,6 +145,18 @@ def _at_drafts(p: Tensor, tree: DraftTree) -> Tensor:
     return p[torch.arange(len(p), device=p.device)[:, None], places[:, 0], places[:, 1]]
 
 
+def _drawn_with(tree: DraftTree, width: int, device: torch.device) -> Tensor:
+    """q of each draft, 1 of one that was not drawn: float32 [B, width], from column 1 on."""
+    if tree.drawn is None or tree.probs is None or not len(tree.probs):
+        return torch.ones(len(tree.tokens), width, device=device)
+    padded = [
+        [([-1, *drawn] + [-1] * width)[:width], ([0, *tokens] + [0] * width)[:width]]
+        for drawn, tokens in zip(tree.drawn, tree.tokens, strict=True)
+    ]
+    places = to_device(padded, device)
+    return tree.probs[places[:, 0].clamp(min=0), places[:, 1]].where(places[:, 0] >= 0, 1.0)
+
+
 class _Walk:
     """The sampled walk of all rows, one depth after another; a row that has its token rests."""
 
@@ -150,6 +167,7 @@ class _Walk:
         unknown = math.nan
         self.tests = [[DraftTest(unknown, unknown, unknown, token) for token in row] for row in tree.tokens]
         self.ends: list[tuple[int, float]] = [(UNSOUND, unknown) for _ in rows]
+        self.fit = [] if tree.probs is None else tree.probs.sum(-1).isfinite().tolist()
 
     def outcomes(self) -> list[RowOutcome]:
         """Walk to the end."""
@@ -169,13 +187,13 @@ class _Walk:
         coins = uniform(self.keys.seed, ids, positions, self.keys.stream(Role.ACCEPT)[rows]).tolist()
         going, left = [], []
         for i, r in enumerate(active):
-            drawn = self.tree.drawn_at[r].get(self.nodes[r])
+            drawn = self._judged(r)
             if drawn is None:
                 left.append((i, p[i], Role.TARGET))
                 continue
             token, q = self.tree.tokens[r][drawn], self._drawn_from(r, drawn)
             chance, proposed = float(p[i, token]), float(q[token])
-            bar = min(1.0, chance / proposed)
+            bar = chance_alone(chance, proposed, coins[i])
             self.tests[r][drawn] = DraftTest(chance, proposed, coins[i], token, bar)
             if coins[i] * proposed < chance:
                 self.nodes[r] = drawn
@@ -211,6 +229,13 @@ class _Walk:
             else:
                 self.ends[r] = (token if chance > 0 else UNSOUND, chance)
         return going
+
+    def _judged(self, row: int) -> int | None:
+        """The drawn child of the row's node, if there is one that can be judged."""
+        draft = self.tree.drawn_at[row].get(self.nodes[row])
+        if draft is None or self.tree.drawn is None or not self.fit[self.tree.drawn[row][draft]]:
+            return None
+        return draft
 
     def _drawn_from(self, row: int, draft: int) -> Tensor:
         assert self.tree.drawn is not None and self.tree.probs is not None

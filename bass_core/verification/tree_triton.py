@@ -47,10 +47,15 @@ def walk_on_device(
     with on(device):
         # Where no row has a draft, the lists are empty and their type is lost.
         drafts = to_device(padded, device).long()
+        q_rows = drafts[2]
+        if probs is not None and len(probs):
+            # A drawn child that can't be judged counts as no child.
+            fit = probs.sum(-1).isfinite()[q_rows.clamp(min=0)]
+            q_rows = q_rows.where(fit | (q_rows < 0), -2)
         seed = seed_on(keys.seed, device)
         p = probabilities(logits, params)
         where = (keys.sequence_ids, keys.positions, keys.begins, seed)
-        ends, chances, *tests = walk_trees(p, probs, drafts[0], drafts[1], drafts[2], *where)
+        ends, chances, *tests = walk_trees(p, probs, drafts[0], drafts[1], q_rows, *where)
         # One copy to the host: ids are below 2**24, so float32 holds them.
         packed = to_host(torch.cat((ends.float(), chances[:, None], *tests), dim=1)).tolist()
     found: list[Walked] = []

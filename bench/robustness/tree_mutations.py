@@ -1,4 +1,4 @@
-"""Known ways to break trees of drafts: how they grow, are fed, verified and kept.
+"""Known ways to break trees of drafts: how they are fed, verified and kept.
 
 Contract: as in mutations.py.
 """
@@ -9,36 +9,11 @@ from .mutations import Mutant
 
 _RULE = "tests/bass_core/verification/test_tree_rule.py::test_"
 _WALK = [_RULE + "the_shipped_walk_ends_where_the_rule_says[pairs]"]
-_GROWTH = "tests/bass_core/drafting/test_trees.py::test_"
-_BLIND = [_GROWTH + "how_many_children_a_draft_gets_never_depends_on_what_is_drawn"]
 _FED = "tests/bass_core/drafting/test_trees_fed.py::test_"
 _ASKED = _FED + "a_draft_in_a_tree_is_asked_as_at_the_end_of_its_path"
 _KEPT = ["tests/bass_core/engine/test_trees.py::test_a_kept_path_is_what_was_fed_as_text[pad-alone]"]
-_DRAWN = "node.token, node.q = int(token), len(self._drawn)"
 
 TREE_MUTANTS = [
-    Mutant(
-        "trees: a drawn draft left out because its own q is small",
-        "bass_core/drafting/trees/growth.py",
-        "kept = [i for i, node in enumerate(row) if node.chosen]",
-        "small = [node.q >= 0 and float(self._drawn[node.q][node.token]) < 0.3 for node in row]\n"
-        "            kept = [i for i, node in enumerate(row) if node.chosen and not small[i]]",
-        [_BLIND[0] + "[1]"],
-    ),
-    Mutant(
-        "trees: a drawn draft ranked by its own q",
-        "bass_core/drafting/trees/growth.py",
-        _DRAWN,
-        _DRAWN + "\n            node.worth = float(row[int(token)])",
-        _BLIND,
-    ),
-    Mutant(
-        "trees: a chance that is learnt by the drawn token's own q",
-        "bass_core/drafting/trees/growth.py",
-        _DRAWN,
-        _DRAWN + "\n            node.raw = float(row[int(token)])",
-        _BLIND,
-    ),
     Mutant(
         "trees: a verdict that passes over drawn drafts of small q",
         "bass_core/verification/tree.py",
@@ -54,25 +29,18 @@ TREE_MUTANTS = [
         _WALK,
     ),
     Mutant(
+        "trees: a q that is NaN kept",
+        "bass_core/verification/tree.py",
+        " or not self.fit[self.tree.drawn[row][draft]]",
+        "",
+        ["tests/bass_core/verification/test_unsound.py::test_whole_verifications_write_the_targets_first_token"],
+    ),
+    Mutant(
         "trees: a coin that may be equal",
         "bass_core/verification/tree.py",
         "if coins[i] * proposed < chance:",
         "if coins[i] * proposed <= chance:",
         [_RULE + "a_draft_of_no_probability_is_never_accepted"],
-    ),
-    Mutant(
-        "trees: siblings left in q",
-        "bass_core/drafting/trees/growth.py",
-        ".masked_fill((padded[:, :, None] == columns).any(1), 0.0)",
-        "",
-        [_GROWTH + "a_drawn_draft_comes_from_q_without_its_siblings"],
-    ),
-    Mutant(
-        "trees: one noise for all drafts of a position",
-        "bass_core/drafting/trees/growth.py",
-        "at = place_node(positions[places], nodes)",
-        "at = positions[places]",
-        [_GROWTH + "drafts_at_one_position_have_noise_of_their_own"],
     ),
     Mutant(
         "trees: an accepted path that stays where it lies",

@@ -13,7 +13,52 @@ _ENUMERATED = [
 _DECODED = "tests/conformance/test_block.py::test_fixed_lengths"
 _TRITON = ["tests/kernels/test_accept.py::test_recovered_tokens_of_a_block_are_the_references"]
 
+_UNSOUND = "tests/bass_core/verification/test_unsound.py::test_"
+_FIRST = _UNSOUND + "whole_verifications_write_the_targets_first_token"
+
 VERIFICATION_MUTANTS = [
+    Mutant(
+        "chains: a q that is NaN judged as any other",
+        "bass_core/verification/acceptance.py",
+        "fit = fit & draft_probs.sum(-1).isfinite()",
+        "pass",
+        [_FIRST + "[1-block-False]"],
+    ),
+    Mutant(
+        "chains: a block goes on over logits that are NaN",
+        "bass_core/verification/acceptance.py",
+        "    fit = sound[:, :-1]\n",
+        "    fit = torch.ones_like(sound[:, :-1])\n",
+        [_UNSOUND + "the_law_is_the_targets_whichever_place_is_broken"],
+    ),
+    Mutant(
+        "chains: only the newest token's logits can be unsound",
+        "bass_core/verification/rejection.py",
+        "used = sound.gather(1, outcome.accepted[:, None])[:, 0]",
+        "used = sound[:, 0]",
+        [_UNSOUND + "logits_end_a_row_only_where_it_used_them[greedy]"],
+    ),
+    Mutant(
+        "chains: unused logits end a row",
+        "bass_core/verification/rejection.py",
+        "used = sound.gather(1, outcome.accepted[:, None])[:, 0]",
+        "used = sound.all(-1)",
+        [_UNSOUND + "logits_end_a_row_only_where_it_used_them"],
+    ),
+    Mutant(
+        "chains: the residual unchanged",
+        "bass_core/verification/rejection.py",
+        "left = residual(at_end, draft_probs[rows, index], reach[rows, accepted])",
+        "left = at_end",
+        [_FIRST + "[-1-rejection-False]"],
+    ),
+    Mutant(
+        "sampling: top-k behind the temperature",
+        "bass_core/sampling/distribution.py",
+        "threshold = scaled.topk(params.top_k, dim=-1)",
+        "scaled = scaled / params.divisor\n        threshold = scaled.topk(params.top_k, dim=-1)",
+        [_UNSOUND + "no_temperature_gives_nan"],
+    ),
     Mutant(
         "block: the residual of the rejection rule",
         "bass_core/verification/block.py",

@@ -43,8 +43,7 @@ def weigh(
         if SOFT:
             q_draft = tl.load(q_row + i * vocab + draft, mask=real, other=1.0)
         # A token without probability is refused even if a drafter claims to have drawn it with none.
-        # A q that is NaN equals nothing, itself included; its draft is refused.
-        whole = tl.where((share > 0.0) & (q_draft == q_draft), 1.0, 0.0)
+        whole = tl.where(share > 0.0, 1.0, 0.0)
         reach = tl.where(share < q_draft, share / tl.where(q_draft > 0.0, q_draft, 1.0), whole)
     chance = reach
     goes_on = real & (last + 1 < count)

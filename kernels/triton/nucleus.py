@@ -37,7 +37,9 @@ def least_kept(probs, out, vocab, top_p, BLOCK_V: tl.constexpr):
             p = tl.load(probs + row * vocab + token, mask=token < vocab, other=0.0)
             likelier = p.to(tl.int32, bitcast=True)[None, :] > tried[:, None]
             mass += tl.where(likelier, p[None, :], 0.0)
-        short = tl.sum(mass, 1) < top_p
+        # Nothing is less than any top_p, also than one that float32 rounds to 0.
+        mass_above = tl.sum(mass, 1)
+        short = (mass_above < top_p) | (mass_above == 0.0)
         high = tl.min(tl.where(short, tried, high), 0)
         low = tl.max(tl.where(short, low, tried + 1), 0)
     tl.store(out + row + tl.arange(0, 1), (low + tl.zeros([1], tl.int32)).to(tl.float32, bitcast=True))

@@ -137,7 +137,7 @@ def walk_trees(
     chance chances[b]. NaN stands for what was not tested. p float32 [B, 1 + N, V]: the target's distributions
     behind the newest token and behind each draft; q float32 [D, V]: what drafts were drawn from. tokens, parents,
     drawn int64 [B, N]: of the drafts, parents below their children; parents: -1 is the newest token, -2 padding;
-    drawn: the row of q, -1: not drawn, -2: padding, or a child like one before it. sequences, positions, begins
+    drawn: the row of q, -1: not drawn, -2: padding, or what counts as no child. sequences, positions, begins
     int64 [B] and seed int64 [1]: as in accept.py. Raises ValueError for wrong shapes.
     """
     batch, width = tokens.shape

@@ -28,6 +28,7 @@ from bass_core.sampling.noise import (
     words,
 )
 from bass_core.sampling.params import SamplingParams
+from bass_core.verification import rejection
 from bass_core.verification.acceptance import UNSOUND
 from bass_core.verification.block import chances
 from bass_core.verification.rejection import verify
@@ -281,3 +282,29 @@ def test_recovered_tokens_of_a_block_are_the_references() -> None:
     assert torch.equal(ours[0][clear], theirs.accepted[clear])
     assert torch.equal(ours[1][clear], theirs.next_token[clear])
     assert ((theirs.accepted > 0) & (theirs.accepted < 4)).sum() > 30
+
+
+@pytest.mark.parametrize("rule", ["rejection", "block"])
+def test_a_device_cuts_and_marks_as_the_reference(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A NaN somewhere in q of each row, in one number or in all, and unsound logits at the last place of some."""
+    generator = torch.Generator().manual_seed(2)
+    rows, width, vocab = 40, 4, 30
+    logits = torch.randn(rows, width + 1, vocab, generator=generator) * 2
+    q = probabilities(logits[:, :width] + torch.randn(rows, width, vocab, generator=generator) / 2, SOFT)
+    keys = NoiseKeys(SEED, torch.arange(rows), torch.arange(rows) * 3)
+    ids, at = keys.at(width)
+    drafts = draw(q, SEED, ids.expand_as(at), at, keys.stream(Role.DRAFT)[:, None].expand_as(at))
+    for row in range(rows):
+        q[row, row % (width + 1) : row % (width + 1) + 1, : vocab if row % 2 else 1] = torch.nan
+    logits[::3, width] = torch.nan
+    counts = torch.full((rows,), width)
+    theirs = verify(logits, drafts, q, counts, keys, SOFT, verification=rule)
+    monkeypatch.setattr(rejection, "is_accelerator", lambda device: True)
+    monkeypatch.setattr(rejection, "available", lambda device: True)
+    ours = verify(logits, drafts, q, counts, keys, SOFT, verification=rule)
+    assert torch.equal(ours.accepted, theirs.accepted) and torch.equal(ours.next_token, theirs.next_token)
+    assert ours.judged is not None and torch.equal(ours.judged, torch.arange(rows) % (width + 1))
+    assert (ours.accepted <= ours.judged).all() and (ours.accepted == ours.judged).sum() > 5
+    # Where the last logits are unsound, only rows that reached them end.
+    ended = ours.next_token == UNSOUND
+    assert torch.equal(ended, (torch.arange(rows) % 3 == 0) & (ours.accepted == width)) and ended.any()

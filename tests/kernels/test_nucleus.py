@@ -34,6 +34,8 @@ def test_ends_ties_and_numbers_that_are_none() -> None:
     assert nucleus.threshold(rows[:, None], 0.9).shape == (3, 1, 1)
     assert nucleus.threshold(rows[:0], 0.9).shape == (0, 1)
     nucleus.threshold(torch.full((1, 5), torch.nan), 0.9)
+    # So small a top_p is 0 in float32: the likeliest token stays.
+    assert nucleus.threshold(rows, 1e-300).tolist() == [[0.25], [1.0], [0.5]]
 
 
 def test_an_accelerator_keeps_what_a_cpu_keeps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,3 +190,26 @@ def test_what_does_not_fit_is_refused() -> None:
         walk_trees(p, None, drafts, drafts[:1], *rest[1:])
     with pytest.raises(ValueError, match="of 0 distributions"):
         walk_on_device(p, [[1, 2]] * 2, [[-1, 0]] * 2, [[-1, 0]] * 2, None, keys, SOFT)
+
+
+def test_a_drawn_child_that_cannot_be_judged_counts_as_none() -> None:
+    """A NaN in one number of its q, or q = 0 at its own token, which is judged like any other."""
+    logits = torch.randn(60, 9, 6, generator=torch.Generator().manual_seed(0)) * 2
+    keys = some_keys(60)
+    tree = planted(logits, keys, random.Random(0), 2.0, True, most=8)
+    assert tree.drawn is not None and tree.probs is not None
+    tree.probs[::3, 0] = torch.nan
+    for row, tokens in enumerate(tree.tokens):
+        for token, place in zip(tokens, tree.drawn[row], strict=True):
+            if place >= 0 and place % 3 == 1:
+                tree.probs[place, token] = 0.0
+    theirs = verify_tree(logits, tree, keys, SOFT, "chen")
+    compare(walked(logits, tree, keys, SOFT), theirs)
+    tests = [
+        (place, test)
+        for row, outcome in enumerate(theirs)
+        for place, test in zip(tree.drawn[row], outcome.tests, strict=True)
+        if place >= 0
+    ]
+    assert all(math.isnan(test.u) for place, test in tests if place % 3 == 0)
+    assert any(test.q == 0 and test.chance == 1 for place, test in tests)

@@ -31,7 +31,10 @@ def _call(kernel: Any, phases: int, numbers: int, *arguments: Any) -> None:
 
 
 def softmax(logits: Tensor, temperature: float) -> Tensor:
-    """softmax(logits / temperature) over the last dimension [..., V], V > 0; NaN where a row is unsound."""
+    """softmax(logits / temperature) over the last dimension [..., V], V > 0; NaN where a row is unsound.
+
+    temperature: at most 2**126, whose reciprocal float32 still holds; above it, -inf times 0 would be NaN.
+    """
     size, out = logits.shape[-1], torch.empty_like(logits)
     room = logits.numel() // size * -(-size // soft.CHUNK)
     tops, sums = np.empty(room, np.float32), np.empty(room, np.float64)

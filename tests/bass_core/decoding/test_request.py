@@ -149,6 +149,25 @@ def test_sampling_out_of_range(values: dict[str, Any]) -> None:
         SamplingParams(**values)
 
 
+class Reader:
+    """A user's drafter that does not say whether it reads other rows."""
+
+    def propose(self, *_: Any) -> Any:
+        raise AssertionError("nothing runs here")
+
+
+@pytest.mark.parametrize("drafter", ["sibling_lookup", Reader()], ids=["siblings", "a user's"])
+def test_rows_of_one_noise_key_are_refused_where_a_drafter_reads_other_rows(drafter: Any) -> None:
+    twice = {"n": 2, "sequence_ids": [7, 7]}
+    with pytest.raises(RequestError, match=r"sequence_ids must differ .*\[7, 7\]"):
+        make_request(PAIR, PROMPT, drafter=drafter, **twice)
+    assert make_request(PAIR, PROMPT, drafter=drafter, n=2, sequence_ids=[7, 8]).sequence_ids == [7, 8]
+    own = Reader()
+    own.reads_others = False  # type: ignore[attr-defined]
+    for harmless in ("model", "prompt_lookup", own):
+        assert make_request(PAIR, PROMPT, drafter=harmless, **twice).sequence_ids == [7, 7]
+
+
 def test_unknown_method_lane_or_scheduling() -> None:
     with pytest.raises(RequestError, match="guess"):
         generate(PAIR, PROMPT, method="guess")
