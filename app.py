@@ -57,11 +57,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, help="port to listen on; without it the first free one from 7860")
     parser.add_argument(
         "--draft-length",
-        choices=("auto", "budget", "cost-aware", "bass"),
+        choices=("auto", "cost-aware", "bass"),
         default="auto",
         help="what the page starts with: auto goes by what a round costs on this machine, which is measured while "
-        "nothing runs; budget and cost-aware measure all of that before the first race, one to plan trees and "
-        "chains, one for a length of chains alone; bass is the paper's Algorithm 1",
+        "nothing runs; cost-aware measures all of that before the first race; bass is the paper's Algorithm 1",
     )
     parser.add_argument("--max-batch", type=_positive, default=32, help="largest batch that the page accepts")
     parser.add_argument("--max-new-tokens", type=_positive, default=1024, help="most new tokens a sequence")

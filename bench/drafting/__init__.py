@@ -1,1 +1,1 @@
-"""What drafts bring: their length, trees and the planner, and the rules of verification."""
+"""What drafts bring: their length, and block verification beside the rejection rule."""

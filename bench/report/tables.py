@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import lecture, long_texts, scale, trees
+from . import lecture, long_texts, scale
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
@@ -292,7 +292,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "exactness": _exactness,
     "claims": _claims,
 }  # fmt: skip
-OTHERS = long_texts.LONG_TEXTS | trees.TREES | lecture.LECTURE | scale.SCALE
+OTHERS = long_texts.LONG_TEXTS | lecture.LECTURE | scale.SCALE
 TABLES |= {name: _table(*given) for name, given in OTHERS.items()}
 
 

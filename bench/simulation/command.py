@@ -24,7 +24,6 @@ from ..gpu.shapes import build, perturbed, prompts, target_config
 from ..prompts import mixed
 from ..report.report import document, parser, show, table, with_report
 from . import checks, drawing, paper, sweeps, validation
-from .trees import sweep as trees
 
 SECTIONS = {
     "checks": "The simulation against what is known without it",
@@ -35,9 +34,6 @@ SECTIONS = {
     "crossover": "Predicted: the batch from which on a policy loses against regular decoding; n/a: none up to 64",
     "context": "Predicted: the same, batch 8, by cached tokens a row",
     "window": "Predicted: the 7.8B target as its own draft over a window, and the 310M draft; best fixed lengths",
-    "tree acceptance": "Tokens a row and round of the shipped head's trees: measured, and simulated",
-    "trees": 'Predicted: trees and the planner (draft_length="budget"), the 7.8B and 310M shapes on one GPU',
-    "trees turn": "Predicted: the batch from which on each holds; n/a: at none up to 64",
     "gpus": "Predicted: the 70B and 1B shapes, batch 8, tensor parallel",
     "paper": "Predicted: the acceptance that the paper's figures imply on an A100, batch 8, Algorithm 1",
 }
@@ -63,8 +59,6 @@ def main(argv: list[str]) -> None:
     results += sweeps.crossovers([row for row in results if row["section"] in ("this machine", "batch")])
     results += [*sweeps.contexts(arguments, assumed), *sweeps.windows(arguments, assumed)]
     results += sweeps.gpus(arguments, assumed)
-    rows, found = trees.run(arguments, assumed)
-    results, claims = [*results, *rows], [*claims, *found]
     rows, words = paper.run(assumed, arguments.context, arguments.seed, arguments.quick)
     made = document("simulate", arguments, device, results + rows, claims, weights)
     made |= {"assumptions": vars(assumed) | {"acceptance": arguments.acceptance}, "paper": words}

@@ -31,9 +31,8 @@ SCRIPTS = (
     "race/scrubber.js", "race/recordings.js", "race/compare.js",
     "page/plots.js", "race/tokens.js", "race/spent.js", "race/strip.js", "race/cache.js", "race/step_draw.js",
     "race/step.js", "race/lanes.js", "race/beginnings.js", "race/glance.js", "race/verdict.js", "race/charts.js",
-    "race/tree.js", "race/bill.js",
-    "race/inspector.js", "race/export.js", "race/summary.js", "page/how_formulas.js", "page/how_step.js",
-    "page/how_first.js", "page/how_last.js", "page/how.js", "sweep/chart.js", "sweep/sweep.js",
+    "race/tree.js", "race/inspector.js", "race/export.js", "race/summary.js", "page/how_formulas.js",
+    "page/how_step.js", "page/how_first.js", "page/how_last.js", "page/how.js", "sweep/chart.js", "sweep/sweep.js",
     "lecture/presenter.js", "lecture/keys.js",
     "lecture/print.js",
 )  # fmt: skip

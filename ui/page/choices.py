@@ -28,7 +28,6 @@ SCHEDULING_WORDS = {
 }
 DRAFT_LENGTH_WORDS = {
     "auto": "automatic: by measured cost",
-    "budget": "budget: trees, chains or nothing, by cost",
     "bass": "Algorithm 1, the paper's rule",
     "cost-aware": "cost-aware: by cost, measured in full first",
 }

@@ -98,7 +98,7 @@ def build(
                     panel(offers)
                     _html(lanes.template(), LANES)
                     _html(charts.template(), f"Bass.mountCharts(element, {plotly})")
-                    _html(inspector.template(), f"Bass.mountInspector(element, {plotly})")
+                    _html(inspector.template(), "Bass.mountInspector(element)")
                     _html(summary.template(), f"Bass.mountSummary(element, {plotly})")
                     feeds = [_feed(kind) for kind in ("log", "view", "charts")]
             with gr.Tab("Sweep", id="sweep", render_children=True):

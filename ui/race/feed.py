@@ -7,7 +7,6 @@ view (the current figures) and charts (whole series) are small and are replaced.
 
 The log's first line is the run's head, see PageFeed._head. Each further line is one
 snapshot: {lane: {"clock_ms", "new": {index: tokens}, "rounds": rounds}}; see SequenceFeed.fresh and `_round`.
-Where bills go by curves that the log does not hold yet, a lane has "curves" too, by their index.
 """
 
 from __future__ import annotations
@@ -79,14 +78,14 @@ class SequenceFeed:
 
 
 def _round(record: RoundRecord) -> list[Any]:
-    """[round, first two letters of its kind, draft length, lane ms, rows] of one round.
+    """[round, first two letters of its kind, lengths, lane ms, rows] of one round.
 
-    A row: [sequence, start, written, accepted, p of the last token, drafts, accepted one by one], a draft:
-    [text, p, q, u, chance]. A row with a tree of drafts, or with drafts that a planner chose, ends with its
-    parents, path and kinds (see RowRound), and then, of an inspected race, with its detail (`_detail`). A round
-    ends with its bill, None if no planner planned it, and with [draft ms, verification ms] (see Spent); what is
-    None at the end is left out. Recordings of earlier versions lack those times, details, a draft's chance and
-    the number accepted one by one.
+    Lengths: the draft length, or a list of one for each row where they differ. A row: [sequence, start, written,
+    accepted, p of the last token, drafts, accepted one by one], a draft: [text, p, q, u, chance]. A row with a
+    tree of drafts ends with its parents and path (see RowRound), and then, of an inspected race, with its detail
+    (`_detail`). A round ends with [draft ms, verification ms] (see Spent); what is None at the end is left out.
+    Recordings of earlier versions lack those times, details, a draft's chance, the number accepted one by one and
+    the rows' lengths.
     """
     rows = [
         [
@@ -101,11 +100,11 @@ def _round(record: RoundRecord) -> list[Any]:
         ]
         for row in record["rows"]
     ]
-    sent = [record["round"], record["kind"][:2], record["draft_length"], round(record["time_ms"], 3), rows]
+    each = record.get("lengths") or []
+    lengths = each if len(set(each)) > 1 else record["draft_length"]
+    sent = [record["round"], record["kind"][:2], lengths, round(record["time_ms"], 3), rows]
     spent = record.get("draft_ms"), record.get("verify_ms")
-    if None not in spent:
-        return [*sent, record.get("bill"), [round(ms, 3) for ms in spent if ms is not None]]
-    return sent if record.get("bill") is None else [*sent, record["bill"]]
+    return sent if None in spent else [*sent, [round(ms, 3) for ms in spent if ms is not None]]
 
 
 def _drafts(row: RowRecord) -> list[list[Any]]:
@@ -116,12 +115,11 @@ def _drafts(row: RowRecord) -> list[list[Any]]:
 
 
 def _tree(row: RowRecord) -> list[Any]:
-    """[parents, path, kinds, detail] of a row's drafts; nothing behind the last one that is there."""
-    parents, shape, detail = row.get("parents"), row.get("shape"), row.get("detail")
-    kinds = None if shape is None else "".join(draft[0] for draft in shape.split())
+    """[parents, path, detail] of a row's drafts; nothing behind the last one that is there."""
+    parents, detail = row.get("parents"), row.get("detail")
     if detail is not None:
-        return [parents, row.get("path"), kinds, _detail(detail)]
-    return [] if parents is None and shape is None else [parents, row.get("path"), kinds]
+        return [parents, row.get("path"), _detail(detail)]
+    return [] if parents is None else [parents, row.get("path")]
 
 
 def _detail(detail: DetailRecord) -> list[Any]:
@@ -171,7 +169,6 @@ class PageFeed:
         self.sequences: dict[tuple[str, int], SequenceFeed] = {}
         self.rounds: dict[str, int] = {}
         self.counted: dict[str, LaneRounds] = {}
-        self.curves: dict[str, dict[int, int]] = {}
         self.lane_series: dict[str, Series] = {}
         self.round_series: dict[str, Series] = {}
         self.device_series = Series("elapsed_ms", CHARTED_DEVICE)
@@ -238,12 +235,6 @@ class PageFeed:
                 if record["kind"] == "verify":
                     lengths.add(record["time_ms"], record)
             line[name] = {"clock_ms": lane["clock_ms"], "new": new, "rounds": [_round(r) for r in records]}
-            # A curve grows as bills tell more of it, and is then sent again.
-            known = self.curves.setdefault(name, {})
-            curves = {i: one for i, one in enumerate(lane.get("curves", ())) if len(one) > known.get(i, 0)}
-            if curves:
-                line[name]["curves"] = curves
-                known.update({i: len(one) for i, one in curves.items()})
         self.log += "\n" + _text(line)
 
     def _figures(self, lane: LaneSnapshot) -> dict[str, Any]:

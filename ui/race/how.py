@@ -207,12 +207,11 @@ one faster. The next length is the larger of the two: what the fall leaves, and 
 least 1.</p>
 <p>Algorithm 1 never asks what a draft costs. It looks at the best row, so it drafts longer in a larger batch,
 where arithmetic is scarcer.</p>
-<p>The default, “auto”, asks. It is the planner, “budget”, where the costs of this machine are known, and
-Algorithm 1 elsewhere. A draft is worth the chance that it is accepted with all before it. The planner takes the
-drafts of all rows, best first, as long as expected tokens a millisecond grow; where no draft pays, it takes a
-plain step.</p>
-<p>The lower picture is the planner's question in its plainest form: every row drafts a chain of the same
-length.</p>
+<p>The default, “auto”, asks, where the costs of this machine are known; elsewhere it is Algorithm 1. Before
+anything is drawn it gives each row a length of its own. A row's next draft is worth the chance that it is accepted
+with all before it, as counted so far. Drafts of all rows are taken, best first, as long as expected tokens a
+millisecond grow; where no draft pays, the round is a plain step.</p>
+<p>The lower picture is that question in its plainest form: every row drafts the same length.</p>
 {_source(_BASS + ", Algorithm 1")}"""
     controls = "".join(_slider(*one) for one in (_ACCEPTANCE, _BATCH, _COST)) + _slider(
         "free",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ui.race.lanes import BADGE
-from ui.words.formulas import titled, what
+from ui.words.formulas import what
 
 ROWS = {
     "token": "Draft",
@@ -18,18 +17,9 @@ ROWS = {
 
 FORMULA_OF = {"verdict": "outcome"}
 
-BILL = {
-    "worth": ("Worth and price", "of each draft: above the line it pays", ""),
-    "cost": (
-        "What a step costs",
-        "on this device, by its tokens, as measured",
-        'data-predicted-text="on the predicted machine, by its tokens"',
-    ),
-}
-
 
 def template() -> str:
-    """Pickers for lane, sequence and round, the table or tree of one round, and its bill."""
+    """Pickers for lane, sequence and round, and the table or tree of one round."""
     rows = "".join(
         f'<tr data-row="{key}"><th scope="row">{label}{what(FORMULA_OF.get(key, key))}</th></tr>'
         for key, label in ROWS.items()
@@ -52,21 +42,7 @@ on any token opens its round.</p></div>
 <table class="round" hidden><tbody>{rows}</tbody></table></div>
 {_TREE}
 <p class="small-print round-note"></p>
-{_bill()}
 </section>"""
-
-
-def _bill() -> str:
-    """The charts of what a planner reckoned, and the same as a sentence."""
-    figures = "".join(
-        f'<figure class="chart" data-bill="{name}"><figcaption>{titled(name, title, mark=BADGE)}'
-        f"<span {other}>{about}</span></figcaption>"
-        f'<div class="plot" role="group" aria-label="{title}, {about}"></div>'
-        "</figure>"
-        for name, (title, about, other) in BILL.items()
-    )
-    return f"""<div class="bill" hidden><p class="bill-line" role="status"></p>
-<div class="bill-grid">{figures}</div></div>"""
 
 
 _TREE = """<div class="tree-part" hidden><div class="tree-box">

@@ -28,8 +28,8 @@ aria-label="Per-token latency First, Last and All by lane; acceptance by draft p
 <span class="took" role="status" aria-live="polite"></span></div>
 <details class="snippet"><summary>Repeat this run with the library</summary>
 <div class="snippet-head"><p
-data-predicted-text="The code predicts the same times for the same forwards.">The code uses the draft lengths, or
-trees, of this run, so that sampled text repeats too.</p>
+data-predicted-text="The code predicts the same times for the same forwards.">The code uses the draft lengths of
+this run, so that sampled text repeats too.</p>
 <button type="button" class="action" data-take="snippet">Copy</button></div>
 <pre tabindex="0" aria-label="Python code"><code></code></pre></details>
 </section>"""

@@ -28,7 +28,7 @@ EARLY, TWICE = 8, 2.0
 # Below this share of its rounds, a lane is said to have drafted in few.
 FEW = 0.8
 # Policies that draft only where that should pay.
-CHOOSING = ("auto", "budget", "cost-aware")
+CHOOSING = ("auto", "cost-aware")
 
 
 class Verdict(TypedDict):

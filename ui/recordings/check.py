@@ -73,15 +73,12 @@ DETAIL = row(
 )
 STEP = row(
     whole, whole, whole, whole, SOME, every(DRAFT), whole,
-    maybe(every(lambda value: type(value) is int)), maybe(every(whole)), maybe(text), DETAIL, least=7,
-)  # fmt: skip
-BILL = record(
-    curve=whole, tokens=number, levels=number, draft_ms=SOME, worths=every(SOME), prices=every(SOME),
-    expected=SOME, plain_ms=SOME,
+    maybe(every(lambda value: type(value) is int)), maybe(every(whole)), DETAIL, least=7,
 )  # fmt: skip
 ROUND = row(
-    whole, lambda value: value in KINDS, whole, number, every(STEP), maybe(BILL), row(number, number), least=5
-)
+    whole, lambda value: value in KINDS, lambda value: whole(value) or every(whole)(value), number, every(STEP),
+    row(number, number), least=5,
+)  # fmt: skip
 NEWS = record(clock_ms=number, new=each(every(TOKEN)), rounds=every(ROUND))
 LANE = record(metrics=each(lambda _: True), finish_reasons=every(maybe(text)), clock_ms=number, error=maybe(text))
 VIEW = record(
@@ -106,7 +103,9 @@ def fault(document: dict[str, Any]) -> str | None:
 
 
 def _follow(head: dict[str, Any], lines: Iterable[dict[str, Any]]) -> bool:
-    """Whether each line adds to rows of lanes that are there, and each round wrote tokens that are there."""
+    """Whether each line adds to rows of lanes that are there, and each round has the lengths of its rows, and
+    wrote tokens that are there.
+    """
     rows = {str(i) for i in range(head["batch_size"])}
     written = {name: [0] * head["batch_size"] for name in head["lanes"]}
     for line in lines:
@@ -117,6 +116,8 @@ def _follow(head: dict[str, Any], lines: Iterable[dict[str, Any]]) -> bool:
                 if not written[name][int(index)] and tokens and tokens[0][0] == "+":
                     return False
                 written[name][int(index)] += sum(token[0] != "+" for token in tokens)
+            if any(isinstance(one[2], list) and len(one[2]) != len(one[4]) for one in news["rounds"]):
+                return False
             steps = (step for one in news["rounds"] for step in one[4])
             if not all(_points(step, written[name]) for step in steps):
                 return False

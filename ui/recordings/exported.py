@@ -66,7 +66,7 @@ class _Lane:
         for own, whole, count in zip(self.sequences, self.last["sequences"], self.written, strict=True):
             self._write(own, whole, len(whole["pieces"]) if done else count)
         return {
-            "sequences": self.sequences, "rounds": self.rounds, "curves": self.last.get("curves") or [],
+            "sequences": self.sequences, "rounds": self.rounds,
             "clock_ms": min(at, self.clock), "finished": finished, "error": self.last["error"] if done else None,
             **({"timeline": self.last["timeline"]} if done and "timeline" in self.last else {}),
         }  # fmt: skip
@@ -83,19 +83,19 @@ class _Lane:
 
 def _record(one: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {
-        "round": one["round"], "kind": one["kind"], "draft_length": one["length"], "time_ms": one["ms"],
-        "draft_ms": one.get("draft_ms"), "verify_ms": one.get("verify_ms"), "bill": one.get("bill"), "rows": rows,
+        "round": one["round"], "kind": one["kind"], "draft_length": one["length"],
+        "lengths": one.get("lengths"), "time_ms": one["ms"], "draft_ms": one.get("draft_ms"),
+        "verify_ms": one.get("verify_ms"), "rows": rows,
     }  # fmt: skip
 
 
 def _row(index: int, step: dict[str, Any]) -> dict[str, Any]:
-    drafts, kinds = step["drafts"], step.get("kinds")
+    drafts = step["drafts"]
     columns = {key: [draft.get(key) for draft in drafts] for key in ("p", "q", "u", "chance")}
     return {
         "sequence": index, "start": step["start"], "written": step["written"], "accepted": step["accepted"],
         "one_by_one": step["alone"], "next_p": step["nextP"], "drafted_text": [draft["text"] for draft in drafts],
         "parents": step.get("parents"), "path": step.get("path"),
-        "shape": None if kinds is None else " ".join(kinds),
         "detail": _detail(step["detail"]) if step.get("detail") else None, **columns,
     }  # fmt: skip
 

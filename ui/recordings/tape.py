@@ -26,7 +26,7 @@ from ui.page.limits import Limits
 from ui.page.request import make_request
 from ui.race.feed import PageFeed
 
-FORMAT = 2
+FORMAT = 3
 # A recorded race has its own settings; the feed is given a request that passes the checks.
 PLAYED = {"prompt": "a recording"}
 

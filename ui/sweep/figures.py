@@ -73,7 +73,6 @@ class Sweep(TypedDict):
 LABELS = {
     "bass": "Algorithm 1",
     "auto": "automatic",
-    "budget": "budget",
     "cost-aware": "cost-aware",
 }
 

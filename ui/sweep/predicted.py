@@ -93,8 +93,8 @@ def assumptions(sweep: Sweep) -> list[str]:
         f"each layer takes {assumed['layer_us']:g} µs more.",
         f"Weights, keys and values have 16 bits. A row has {used['context']} cached tokens on average and writes "
         f"{used['max_new_tokens']} tokens; reading the prompt is left out.",
-        "The automatic length is chosen by the predicted costs, for chains: trees are left out. A point is the "
-        f"mean of {used['trials']} simulated runs.",
+        "The automatic length is chosen by the predicted costs. A point is the mean of "
+        f"{used['trials']} simulated runs.",
     ]
 
 

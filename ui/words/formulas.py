@@ -120,18 +120,8 @@ FORMULAS = {
     "token": Formula("draft", "The drafted token. The last column is the token that the target added."),
     "outcome": Formula(
         "outcome",
-        "Accepted: u is below the chance. Rejected: it is not. Not tested: a draft before it was rejected. "
-        "Saved: accepted in the block, but not one by one.",
-    ),
-    "worth": Formula(
-        "worth and price",
-        "Worth: the chance that a draft is accepted together with its path, which is what it adds in "
-        "tokens. Price: what its place in the step costs, in the tokens that its time would write "
-        "elsewhere.",
-    ),
-    "cost": Formula(
-        "what a step costs",
-        "The median time of a verification of so many tokens, measured once on this machine.",
+        "Accepted: u is below the chance, or without u the draft is the target's own choice. Rejected: it is "
+        "not. Not tested: a draft before it was rejected. Saved: accepted in the block, but not one by one.",
     ),
     "ptl": Formula(
         "per-token latency",
@@ -150,8 +140,8 @@ FORMULAS = {
     ),
     "rejection_sampling": Formula(
         "token acceptance by rejection sampling",
-        "The mean of min(1, p/q) over the tested drafts of this coupled run: the share that the rejection "
-        "rule would accept.",
+        "In this coupled run a draft was accepted where it was the target's own choice. This is the mean of "
+        "min(1, p/q) over the drafts that were tested so: the share that the rejection rule would accept.",
     ),
     "mean_acceptance_length": Formula(
         "mean acceptance length",

@@ -30,7 +30,6 @@ def test_speed_ups_equal_those_of_the_document() -> None:
         for row in rows:
             assert points[row["batch"], "bass"] == pytest.approx(row["Algorithm 1"], rel=1e-12)
             assert points[row["batch"], "cost-aware"] == pytest.approx(row["cost-aware"], rel=1e-12)
-            # Of chains, the planner is the cost-aware length.
             assert points[row["batch"], "auto"] == points[row["batch"], "cost-aware"]
 
 

@@ -8,7 +8,7 @@ async () => {
     figure.scrollIntoView({ block: "center" });
     await settle();
   }
-  const CONTAINERS = "figure, .pace, .figures > div, .readings > div, .verdict, tr, .state, .round-line, .bill-line, " +
+  const CONTAINERS = "figure, .pace, .figures > div, .readings > div, .verdict, tr, .state, .round-line, " +
     ".token-tip, .part-about, .snippet, .scrubber";
   const MARK = /predicted|this (machine|process)/i;
   const place = (node) => {

@@ -26,7 +26,6 @@ def _slow(lane: dict[str, Any], by: float) -> None:
             lane["metrics"][key] = value * by if key in GROW else value / by
     for sequence in lane["sequences"]:
         sequence["times_ms"] = [ms * by for ms in sequence["times_ms"]]
-    lane["curves"] = [[[tokens, ms * by] for tokens, ms in curve] for curve in lane["curves"]]
     for record in lane["rounds"]:
         record["time_ms"] *= by
         for key in ("draft_ms", "verify_ms"):
@@ -34,11 +33,3 @@ def _slow(lane: dict[str, Any], by: float) -> None:
         # Another machine, so that a draft costs more there, and its parts are not in proportion.
         if record["draft_ms"] is not None:
             record["verify_ms"], record["draft_ms"] = 0.9 * record["verify_ms"], record["draft_ms"] * 1.05
-        if record["bill"] is not None:
-            _slow_bill(record["bill"], by)
-
-
-def _slow_bill(bill: dict[str, Any], by: float) -> None:
-    for key in ("draft_ms", "plain_ms"):
-        bill[key] = None if bill[key] is None else bill[key] * by
-    bill["prices"] = [None if price is None else 0.9 * price for price in bill["prices"]]

@@ -130,8 +130,8 @@ def test_tips_and_timelines_say_it_too(page: Page, served: Served) -> None:
 
 def test_the_assumptions_are_one_click_away_from_every_badge(page: Page) -> None:
     card, badges = page.locator("#predicted-card"), page.locator(".predicted-badge:visible")
-    # The verdict, three lanes, five charts over lane time, the bill's two, and the summary's figure.
-    expect(badges).to_have_count(12)
+    # The verdict, three lanes, five charts over lane time, and the summary's figure.
+    expect(badges).to_have_count(10)
     for at in range(badges.count()):
         badges.nth(at).click()
         expect(card).to_contain_text("share of the memory bandwidth that a step reaches80 %")

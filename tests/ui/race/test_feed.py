@@ -151,26 +151,19 @@ def test_each_round_is_sent_once_and_its_length_is_charted() -> None:
     assert json.loads(charts)["rounds"]["regular"] == {"time_ms": [10, 20], "draft_length": [4, 5]}
 
 
-def test_a_tree_is_sent_with_its_parents_and_a_curve_when_it_grew() -> None:
-    feed, rounds = (
-        PageFeed("r", REQUEST),
-        [record(1, 10, ["x", "y", "z"]), record(2, 20, ["x", "y"]), record(3, 30, [])],
-    )
+def test_a_tree_is_sent_with_its_parents_and_rows_with_their_lengths() -> None:
+    rounds = [record(1, 10, ["x", "y", "z"]), record(2, 20, ["x", "y"])]
     rounds[0]["rows"][0] |= {"parents": [-1, 0, -1], "path": [2], "accepted": 1}
-    rounds[1]["rows"][0] |= {"shape": "l d0"}
-    bill = {"curve": 0, "tokens": 4, "levels": 1, "draft_ms": 1.5, "worths": [0.5], "prices": [0.25, None]}
-    rounds[1] |= {"bill": bill}
-    curve = [[1, 20.5], [2, 21.0], [3, 22.0]]
-    for count, known in ((1, []), (2, [curve[:2]]), (3, [curve]), (3, [curve])):
-        shot = snapshot(["a"] * count, 20.0 * count)
-        shot["lanes"]["regular"] |= {"rounds": rounds[:count], "curves": known}
-        log, _, _ = feed.update(shot)
-    lines = [json.loads(text)["regular"] for text in log.split("\n")[1:]]
-    first, second, third = (one for line in lines for one in line["rounds"])
-    assert first[4][0][7:] == [[-1, 0, -1], [2], None] and len(first) == 5
-    assert second[4][0][7:] == [None, None, "ld"] and second[5:] == [bill]
-    assert len(third[4][0]) == 7
-    assert [line.get("curves") for line in lines] == [None, {"0": curve[:2]}, {"0": curve}, None]
+    rounds[1] |= {"lengths": [2, 0], "draft_length": 2, "draft_ms": 1.5, "verify_ms": 2.25}
+    rounds[1]["rows"].append(rounds[1]["rows"][0] | {"sequence": 1})
+    shot = snapshot(["a", "b"], 40.0)
+    shot["lanes"]["regular"]["rounds"] = rounds
+    log, _, charts = PageFeed("r", REQUEST).update(shot)
+    first, second = json.loads(log.split("\n")[1])["regular"]["rounds"]
+    assert first[4][0][7:] == [[-1, 0, -1], [2]] and (first[2], len(first)) == (4, 5)
+    assert second[2] == [2, 0] and second[5:] == [[1.5, 2.25]]
+    assert all(len(row) == 7 for row in second[4])
+    assert json.loads(charts)["rounds"]["regular"]["draft_length"] == [4, 2]
 
 
 def test_a_recording_names_its_own_lanes_rows_and_settings() -> None:

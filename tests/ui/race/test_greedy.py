@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
-from bass_core import FixedNodes, load_pair, race
+from bass_core import load_pair, race
 from ui.page.limits import Limits
 from ui.page.request import make_request
 
@@ -27,7 +27,7 @@ def final(tiny_pair: tuple[Path, Path]) -> dict[str, Any]:
     """A greedy race: trees in lane "bass", chains in lane "speculative"."""
     pair = load_pair(str(tiny_pair[0]), draft=str(tiny_pair[1]), device="cpu", dtype="float32")
     *_, chains = race(pair, "Hello", lanes=LANES, n=1, max_new_tokens=30, draft_length=3)
-    *_, trees = race(pair, "Hello", lanes=LANES, n=1, max_new_tokens=30, draft_length=FixedNodes(6))
+    *_, trees = race(pair, "Hello", lanes=LANES, n=1, max_new_tokens=30, tree=(3, 2))
     trees["lanes"]["speculative"] = chains["lanes"]["speculative"]
     return dict(json.loads(json.dumps(trees)))
 

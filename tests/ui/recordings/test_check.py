@@ -28,6 +28,8 @@ BREAKS: list[tuple[tuple[Any, ...], Any, str]] = [
     (("lines", 0, "bass", "new", "0"), [["+", "x", 1, 5]], "its lines"),
     (("lines", -1, "bass", "new", "0"), [["x", "x", 1, 5]], "its lines"),
     (("lines", -1, "bass", "rounds"), [[1, "no", 1, 1, []]], "its lines"),
+    (("lines", -1, "bass", "rounds"), [[1, "ve", "1", 1, []]], "its lines"),
+    (("lines", -1, "bass", "rounds"), [[1, "ve", [1, 2], 1, [[0, 0, 1, 0, None, [], 0]]]], "its lines"),
     (("lines", -1, "bass", "rounds"), [[1, "ve", 1, 1, [[5, 0, 1, 0, None, [], 0]]]], "its lines"),
     (("lines", -1, "bass", "rounds"), [[1, "ve", 1, 1, [[0, 4000, 1, 0, None, [], 0]]]], "its lines"),
     (("lines", -1, "bass", "rounds"), [[1, "ve", 1, 1, [[0, 0, 1, 1, None, [], 0]]]], "its lines"),

@@ -72,8 +72,8 @@ def test_a_recording_may_begin_with_the_measuring_of_costs(document: dict[str, A
     [
         (b"not json", "holds no JSON document"),
         (b"[]", 'lacks "recording": 1'),
-        (b'{"recording": 3, "snapshots": []}', 'lacks "recording": 1'),
-        (b'{"recording": 2, "snapshots": []}', "its head cannot be drawn"),
+        (b'{"recording": 2, "snapshots": []}', 'lacks "recording": 1'),
+        (b'{"recording": 3, "snapshots": []}', "its head cannot be drawn"),
         (b'{"run": 1, "lanes": 3}', "not those of a page's JSON export"),
         (b"\x1f\x8b not gzip", "Cannot read the recording|holds no JSON document"),
         (b"\xfd7zXZ\x00 not xz", "holds no JSON document"),

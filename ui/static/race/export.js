@@ -9,7 +9,6 @@
     const laneData = [...lanes.values()].map((lane) => [lane.name, {
       ...view?.lanes[lane.name],
       rounds: lane.rounds,
-      curves: lane.curves,
       sequences: lane.sequences.map((sequence, i) => ({
         text: sequence.tokens.map((token) => token.text).join(""),
         token_ids: sequence.tokens.map((token) => token.id),
@@ -60,13 +59,11 @@
       });
   }
 
-  /** What RecordedLengths takes for a round: its draft length, or of a planned one the shapes of the rows' drafts. */
-  const entry = (round) => (round.shapes ? `[${round.shapes.map((shape) => (shape === null ? "None" : py(shape))).join(", ")}]` : `${round.length}`);
+  /** What RecordedLengths takes for a round: its draft length, or a list of one for each row where they differ. */
+  const entry = ({ length, lengths }) => (lengths.every((own) => own === length) ? `${length}` : `[${lengths.join(", ")}]`);
 
-  /** Python expressions as a list, equal neighbours joined: "[7] * 3 + [9]". */
+  /** Python expressions as a list, equal neighbours joined: "[7] * 3 + [[2, 0]]". */
   function pyList(values) {
-    // Shapes are long: a line each.
-    if (values.some((value) => value.startsWith("["))) return `[\n${values.map((value) => `    ${value},\n`).join("")}]`;
     const parts = [];
     for (const value of values) {
       if (parts.at(-1)?.value === value) parts.at(-1).count += 1;
@@ -75,7 +72,7 @@
     return parts.map(({ value, count }) => (count > 1 ? `[${value}] * ${count}` : `[${value}]`)).join(" + ");
   }
 
-  /** The run's draft lengths, or shapes: `all`, one list for the batch, or `rows`, one list for each sequence. */
+  /** The run's draft lengths: `all`, one list for the batch, or `rows`, one list for each sequence. */
   function lengthsOf(lane) {
     const played = lane.rounds.filter((round) => round.kind !== "prefill");
     const { lengths } = lookOf(lane.name);

@@ -12,8 +12,16 @@
 
   const GREEDY_NOTE = "Temperature 0: a draft is accepted if it is the target's likeliest token, and the drafts before it are. " +
     "Nothing is drawn at random.";
-  // What means nothing at temperature 0.
-  const SAMPLED = ["q", "p", "ratio", "u"], OF_COIN = ["ratio", "u"];
+
+  /** Whether the target's own choice decides: no draft has a u. */
+  const coupled = ({ drafts }) => drafts.every(({ u }) => u === null);
+
+  /** The rows of numbers that mean nothing in a step. */
+  function without(step) {
+    if (greedy()) return ["q", "p", "ratio", "u"];
+    if (coin() !== null) return ["q", "p"];
+    return coupled(step) ? ["ratio", "u"] : [];
+  }
 
   /** Whether some draft does not follow the one before it: such a tree can't be shown as a chain. */
   const branches = (step) => parentsOf(step).some((parent, i) => parent !== i - 1);
@@ -46,10 +54,9 @@
   }
 
   class Inspector {
-    constructor(element, plotly) {
+    constructor(element) {
       this.element = element;
       this.tree = window.Bass.mountTree(element.querySelector(".tree-part"));
-      this.bill = window.Bass.mountBill(element.querySelector(".bill"), plotly);
       this.pick = Object.fromEntries([...element.querySelectorAll("[data-pick]")].map((e) => [e.dataset.pick, e]));
       this.table = element.querySelector(".round");
       this.line = element.querySelector(".round-line");
@@ -117,7 +124,6 @@
       const lane = run()?.lanes.get(this.pick.lane.value);
       const tree = Boolean(step) && branches(step);
       this.table.hidden = tree || !step?.drafts.length;
-      this.bill.show(lane, lane?.rounds.find((round) => step && round.round === step.round), this.pick.follow.checked);
       if (document.activeElement !== this.pick.round) this.pick.round.value = step ? this.at + 1 : "";
       if (!tree) this.tree.draw(null);
       if (!step) return setText(this.line, Inspector.missing(steps.length));
@@ -129,7 +135,8 @@
       if (tree) this.tree.draw(step, tokens[step.start - 1], ended ? null : own);
       else {
         this.table.querySelector("[data-row=chance]").hidden = !together;
-        for (const row of SAMPLED) this.table.querySelector(`[data-row=${row}]`).hidden = greedy() || (coin() !== null && !OF_COIN.includes(row));
+        const none = without(step);
+        for (const row of ["q", "p", "ratio", "u"]) this.table.querySelector(`[data-row=${row}]`).hidden = none.includes(row);
         const columns = step.drafts.map((draft, i) => draftColumn(draft, i, step, together));
         if (!ended) columns.push(nextColumn(own, step.nextP));
         this.fill(columns);
@@ -144,11 +151,10 @@
     }
 
     /** The rule that decided, in a sentence. */
-    static rule({ drafts, accepted, alone }, together) {
+    static rule(step, together) {
+      const { accepted, alone } = step;
       if (coin() !== null) return `A coin accepts each draft with a chance of ${chance(coin())}, whatever it is: the text means nothing.`;
-    if (drafts.some((draft) => draft.u === null)) {
-        return "Coupled verification: a draft is accepted if it is the token that the target itself draws; there is no u.";
-      }
+      if (coupled(step)) return "Coupled verification: a draft is accepted if it is the token that the target itself draws; there is no u.";
       if (!together) return "A draft is accepted if u < p/q. Drafts after the first rejected one are not tested.";
       const other = alone === accepted ? "as many" : `${alone} of them`;
       return "Block verification: the last draft with u < h is accepted, and all before it. " +
@@ -180,8 +186,8 @@
     }
   }
 
-  window.Bass.mountInspector = (element, plotly) => {
-    const inspector = new Inspector(element.querySelector(".bass-inspector"), plotly);
+  window.Bass.mountInspector = (element) => {
+    const inspector = new Inspector(element.querySelector(".bass-inspector"));
     window.Bass.inspect = (lane, sequence, step) => {
       inspector.pick.lane.value = lane;
       inspector.pick.sequence.value = sequence;

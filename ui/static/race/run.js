@@ -1,12 +1,11 @@
 /* The run so far as plain objects, for other scripts and the console. Contract: Bass.run() is null or {head, view, done,
-   lanes: Map name -> {name, clock, sequences, rounds, curves, trees}}; a sequence is {tokens, steps}, a token {origin,
+   lanes: Map name -> {name, clock, sequences, rounds, trees}}; a sequence is {tokens, steps}, a token {origin,
    text, ms, id}, a step (its part of one round) {round, kind, length, ms, start, written, accepted, nextP,
    drafts: [{text, p, q, u, chance}], alone}: alone, how many drafts would have been accepted one by one; with
-   {parents, path} of a tree, kinds of a planner's drafts, and the detail of an inspected round. A round is {round, kind, length, ms, draft_ms, verify_ms,
-   rows, drafting, written}: its end on the lane's clock, the parts of its time (null if not known), how many rows there
-   were, how many drafted, tokens that all wrote; with a bill and the rows' shapes if it was planned. curves: see the
-   lane's in lanes/snapshot.py. trees: whether any row drafted one. head.together: whether the drafts of a round are
-   judged together. Draws nothing. */
+   {parents, path} of a tree, and the detail of an inspected round. A round is {round, kind, length, lengths, ms, draft_ms,
+   verify_ms, rows, drafting, written}: the longest of the rows' lengths, and each row's; its end on the lane's clock, the
+   parts of its time (null if not known), how many rows there were, how many drafted, tokens that all wrote. trees:
+   whether any row drafted one. head.together: whether the drafts of a round are judged together. Draws nothing. */
 (() => {
   "use strict";
   const { on } = window.Bass;
@@ -25,13 +24,6 @@
     }
   }
 
-  /** What RecordedLengths needs to draft as much again, see RowRound.shape in bass_core/sequence.py. */
-  function shapeOf(parents, kinds) {
-    if (typeof kinds !== "string") return null;
-    const before = (i) => (parents ? parents[i] : i - 1);
-    return [...kinds].map((kind, i) => (before(i) < 0 ? kind : `${kind}${before(i)}`)).join(" ");
-  }
-
   /** An inspected row's RowDetail (bass_core/sequence.py). */
   function detailOf([rule, sources, ownP, ownQ, ending], count) {
     const top = ending?.[4].map(([id, text, p, q, residual]) => ({ id, text, p, q, residual }));
@@ -41,20 +33,19 @@
     };
   }
 
-  function addRound(lane, [round, kind, length, ms, rows, bill, [draftMs, verifyMs] = [null, null]]) {
+  function addRound(lane, [round, kind, given, ms, rows, [draftMs, verifyMs] = [null, null]]) {
     const sum = (values) => values.reduce((total, value) => total + value, 0);
     lane.trees ||= rows.some((row) => row[7]);
-    const shapes = rows.map((row) => shapeOf(row[7], row[9]));
+    const lengths = Array.isArray(given) ? given : rows.map(() => given), length = Math.max(...lengths);
     lane.rounds.push({
-      round, kind: KINDS[kind], length, ms, draft_ms: draftMs, verify_ms: verifyMs, rows: rows.length,
-      drafting: sum(rows.map((row) => row[5].length > 0)), written: sum(rows.map((row) => row[2])), ...(bill && { bill }), ...(shapes.some((shape) => shape !== null) && { shapes }),
+      round, kind: KINDS[kind], length, lengths, ms, draft_ms: draftMs, verify_ms: verifyMs, rows: rows.length,
+      drafting: sum(rows.map((row) => row[5].length > 0)), written: sum(rows.map((row) => row[2])),
     });
-    for (const [index, start, written, accepted, nextP, drafts, alone, parents, path, kinds, detail] of rows) {
+    for (const [at, [index, start, written, accepted, nextP, drafts, alone, parents, path, detail]] of rows.entries()) {
       lane.sequences[index].steps.push({
-        round, kind: KINDS[kind], length, ms, start, written, accepted, nextP, alone,
+        round, kind: KINDS[kind], length: lengths[at], ms, start, written, accepted, nextP, alone,
         drafts: drafts.map(([text, p, q, u, chance]) => ({ text, p, q, u, chance })),
-        ...(parents && { parents, path }), ...(typeof kinds === "string" && { kinds }),
-        ...(detail && { detail: detailOf(detail, drafts.length) }),
+        ...(parents && { parents, path }), ...(detail && { detail: detailOf(detail, drafts.length) }),
       });
     }
   }
@@ -62,7 +53,7 @@
   on("start", (head) => {
     Object.assign(looks, head.looks);
     const lanes = head.lanes.map((name) => [name, {
-      name, clock: 0, rounds: [], curves: [], trees: false,
+      name, clock: 0, rounds: [], trees: false,
       sequences: Array.from({ length: head.batch_size }, () => ({ tokens: [], steps: [] })),
     }]);
     current = { head, view: null, done: false, lanes: new Map(lanes) };
@@ -73,7 +64,6 @@
       lane.clock = news.clock_ms;
       for (const [index, tokens] of Object.entries(news.new)) addTokens(lane.sequences[index], tokens);
       for (const round of news.rounds) addRound(lane, round);
-      Object.assign(lane.curves, news.curves);
     }
   });
   on("view", (view) => {

@@ -16,7 +16,7 @@
   function ruleOf(step) {
     if (step.detail) return step.detail.rule;
     if (greedy()) return "greedy";
-    if (step.drafts.some((draft) => draft.u === null) && !step.parents) return "coupled";
+    if (step.drafts.every((draft) => draft.u === null)) return "coupled";
     return step.parents ? "tree" : run().head.together ? "block" : "rejection";
   }
 

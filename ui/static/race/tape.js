@@ -7,7 +7,7 @@
   "use strict";
   const { on, tell } = window.Bass;
   const server = { hold: window.Bass.hold, next: window.Bass.next, halfSpeed: window.Bass.halfSpeed };
-  const FORMAT = 2, TICK_MS = 33;
+  const FORMAT = 3, TICK_MS = 33;
   // More instants than this are thinned: every second one goes.
   const MOST = 600;
   // A longer pause of the recorded machine is cut to this, in ms.

@@ -11,8 +11,6 @@
   const chance = (value) => number(value, value && value < 0.001 ? 6 : 3);
   const bare = (text) => (text === "" ? quoted(text) : JSON.stringify(text).slice(1, -1));
 
-  const KINDS = { c: "copied", l: "among the draft's likeliest", d: "drawn from q" };
-
   /** The numbers of a draft that exist; at temperature 0 they say nothing. */
   function numbers({ p, q, u }) {
     if (greedy()) return "";
@@ -27,9 +25,8 @@
     const nodes = [root, ...drafts.map((draft, i) => {
       const siblings = parents.flatMap((parent, j) => (parent === parents[i] ? [j] : []));
       const place = siblings.length > 1 ? `, candidate ${siblings.indexOf(i) + 1} of ${siblings.length}` : "";
-      const kind = step.kinds ? `, ${KINDS[step.kinds[i]]}` : "";
       const verdict = said[i] === "untested" ? "not reached" : said[i];
-      return { text: draft.text, kind: said[i], parent: parents[i] + 1, share: draft.p, about: `${verdict}${place}${kind}${numbers(draft)}` };
+      return { text: draft.text, kind: said[i], parent: parents[i] + 1, share: draft.p, about: `${verdict}${place}${numbers(draft)}` };
     })];
     if (own) {
       const parent = (pathOf(step).at(-1) ?? -1) + 1;
