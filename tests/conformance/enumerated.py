@@ -1,0 +1,349 @@
+"""Everything that a few rounds of the decoding loop can write, with its probability.
+
+Contract: `written` runs the library's own loop, drafters, policies and verification again and again, until every
+draw and every verdict has been taken each way. Replaced are the models, by tables of what follows a token, and
+`draw` and `uniform`: one number in (0, 1) stands behind each noise key, of which only the interval is known that
+the draws and tests so far leave. So a number that is used twice is the same number twice. With float64 tables the
+library computes in float64, by its torch code; with float32 ones as it does for a user.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise, product
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bass_core import SamplingParams
+from bass_core.attention.cache import RaggedCache
+from bass_core.budget.policies import EqualRows
+from bass_core.decoding.base import DecodingParams
+from bass_core.decoding.batch import BatchDecoder
+from bass_core.engine.runner import ModelRunner
+from bass_core.models.draft_head import Ahead
+from bass_core.models.forward import ForwardBatch, ForwardOutput
+from bass_core.sampling import draw as draws
+from bass_core.sampling import noise
+from bass_core.sequence import Sequence
+from kernels.plan import MOST_TREE
+
+Text = tuple[int, ...]
+# A row of probabilities for each token: of what follows it.
+Table = tuple[tuple[float, ...], ...]
+# The probability of what all rows have written.
+Law = dict[tuple[Text, ...], float]
+# What rounding leaves of a choice that has been made already.
+_NOTHING = 1e-14
+WARM = SamplingParams(1.0)
+
+
+class Walk:
+    """All paths through a program's random choices, depth first. Iterate: each turn is to run the program once.
+
+    chance: the probability of the path so far.
+    """
+
+    def __init__(self) -> None:
+        self.chance = 1.0
+        self._known: dict[Any, tuple[float, float]] = {}
+        # The choices of the path: the options of each, with their chances, and which of them is taken.
+        self._choices: list[tuple[list[tuple[int, float]], int]] = []
+        self._at = 0
+
+    def __iter__(self) -> Iterator[None]:
+        while True:
+            self.chance, self._known, self._at = 1.0, {}, 0
+            yield
+            while self._choices and self._choices[-1][1] + 1 == len(self._choices[-1][0]):
+                self._choices.pop()
+            if not self._choices:
+                return
+            options, taken = self._choices[-1]
+            self._choices[-1] = options, taken + 1
+
+    def part(self, key: Any, edges: list[float]) -> int:
+        """Between which two of the ascending edges, from 0 to 1, this key's number lies."""
+        low, high = self._known.get(key, (0.0, 1.0))
+        inside = [min(max(edge, low), high) for edge in edges]
+        place = self._choose([(b - a) / (high - low) for a, b in pairwise(inside)])
+        self._known[key] = inside[place], inside[place + 1]
+        return place
+
+    def number(self, key: Any) -> float:
+        """A number that fits all that is known of this key's."""
+        return sum(self._known.get(key, (0.0, 1.0))) / 2
+
+    def _choose(self, chances: list[float]) -> int:
+        if self._at == len(self._choices):
+            self._choices.append(([(i, chance) for i, chance in enumerate(chances) if chance > _NOTHING], 0))
+        options, taken = self._choices[self._at]
+        self._at += 1
+        place, chance = options[taken]
+        self.chance *= chance
+        return place
+
+    def draw(
+        self, weights: Tensor, seed: int, ids: Tensor, positions: Tensor, streams: Tensor, tokens: Any = None
+    ) -> Tensor:
+        """In the place of sampling/draw.py's: each token has a part of (0, 1), as long as its weight.
+
+        Where a weight is NaN, or all are 0, the first token is drawn.
+        """
+        keys = _keys(weights.shape[:-1], seed, ids, positions, streams)
+        rows = weights.reshape(-1, weights.shape[-1]).tolist()
+        drawn = [self._draw(key, row) for key, row in zip(keys, rows, strict=True)]
+        return torch.tensor(drawn, dtype=torch.long).view(weights.shape[:-1])
+
+    def _draw(self, key: Any, weights: list[float]) -> int:
+        total = math.fsum(weights)
+        if not total > 0:
+            return 0
+        return self.part(key, [0.0, *(edge / total for edge in accumulate(weights[:-1])), 1.0])
+
+    def uniform(self, seed: int, ids: Tensor, positions: Tensor, streams: Tensor) -> Uniforms:
+        """In the place of sampling/noise.py's."""
+        shape = torch.broadcast_shapes(ids.shape, positions.shape, streams.shape)
+        keys = _keys(shape, seed, ids, positions, streams)
+        return Uniforms([Uniform(self, key) for key in keys], shape)
+
+
+def _keys(shape: torch.Size, seed: int, *parts: Tensor) -> list[tuple[int, ...]]:
+    columns = [part.expand(shape).flatten().tolist() for part in parts]
+    return [(seed, *key) for key in zip(*columns, strict=True)]
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """The number of one key, times a factor. It can be compared with a bar, and only that chooses."""
+
+    walk: Walk
+    key: Any
+    factor: float = 1.0
+
+    def __mul__(self, factor: float) -> Uniform:
+        return replace(self, factor=self.factor * factor)
+
+    def __lt__(self, bar: float) -> bool:
+        edge = bar / self.factor if self.factor else float(bar > 0)
+        # A comparison with NaN is false.
+        edge = 0.0 if math.isnan(edge) else min(max(edge, 0.0), 1.0)
+        return self.walk.part(self.key, [0.0, edge, 1.0]) == 0
+
+    def __float__(self) -> float:
+        return self.walk.number(self.key) * self.factor
+
+
+class Uniforms:
+    """A tensor of such numbers, as far as a verification uses it."""
+
+    def __init__(self, numbers: list[Uniform], shape: torch.Size) -> None:
+        self.numbers, self.shape = numbers, shape
+
+    def __mul__(self, factors: Any) -> Uniforms:
+        each = self._each(factors)
+        return Uniforms([u * factor for u, factor in zip(self.numbers, each, strict=True)], self.shape)
+
+    def __lt__(self, bars: Any) -> Tensor:
+        each = self._each(bars)
+        passed = [u < bar for u, bar in zip(self.numbers, each, strict=True)]
+        return torch.tensor(passed, dtype=torch.bool).view(self.shape)
+
+    def tolist(self) -> list[Uniform]:
+        assert len(self.shape) == 1
+        return self.numbers
+
+    def _each(self, values: Any) -> list[float]:
+        found: list[float] = torch.as_tensor(values).expand(self.shape).flatten().tolist()
+        return found
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        """Records may keep the numbers, which then fit their verdicts; nothing else may read them."""
+        assert function is torch.cat, f"{function} reads a uniform number in a way that is not enumerated"
+        parts = [
+            torch.tensor([float(u) for u in part.numbers]).view(part.shape) if isinstance(part, cls) else part
+            for part in arguments[0]
+        ]
+        return torch.cat(parts, *arguments[1:], **(named or {}))
+
+
+class Double(Tensor):
+    """Float64 that stays float64: what follows from it is computed in float64 as well."""
+
+    def float(self, *_: Any, **__: Any) -> Tensor:
+        return self
+
+
+class Bigram:
+    """A model: the distribution behind a token is that token's row of a table.
+
+    It is fed ids, or embeddings [..., 1] that hold them; its states are 0.
+    """
+
+    name, context, capturable, least_saved = "bigram", 1 << 20, False, None
+    device = torch.device("cpu")
+
+    def __init__(self, table: Table, exact: bool) -> None:
+        logits = torch.tensor(table, dtype=torch.float64).log()
+        self.logits = logits.as_subclass(Double) if exact else logits.float()
+
+    def new_cache(self, max_batch: int, max_len: int, prefixes: int = 0, prefix_len: int = 0) -> RaggedCache:
+        return RaggedCache(1, max_batch, max_len, 1, 1, torch.float32)
+
+    def forward(self, batch: ForwardBatch, cache: RaggedCache, backend: str) -> ForwardOutput:
+        cache.check_room(batch.lengths, batch.tokens.shape[1])
+        ids = batch.tokens[..., 0].long() if batch.tokens.is_floating_point() else batch.tokens
+        logits = self.logits[ids]
+        if batch.take is not None:
+            logits = logits[torch.arange(len(logits)), torch.tensor(batch.take)]
+        return ForwardOutput(logits, torch.zeros(*ids.shape, 1))
+
+
+@dataclass(frozen=True)
+class BigramHead:
+    """What HeadDrafter asks of a head (models/draft_head.py). vocabulary: the ids of the columns of its table."""
+
+    vocabulary: Tensor
+    config = SimpleNamespace(hidden=1)
+    positions = 1
+
+    def inputs(self, ids: Tensor, states: Tensor) -> Tensor:
+        return ids[..., None].to(states.dtype)
+
+    def ahead(self, logits: Tensor, states: Tensor, count: int) -> Any:
+        head: Any = self
+        return Ahead(head, logits[:, None], None)
+
+    def states_ahead(self, states: Tensor, count: int) -> tuple[Tensor, None]:
+        return states[:, None], None
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is enumerated: the prompts' first tokens, and then so many rounds.
+
+    p: the target. drafter: makes one for a scene. policy: a policy or budget, as the decoder starts with it.
+    exact: whether all is computed in float64.
+    """
+
+    p: Table
+    drafter: Callable[[Scene], Any]
+    policy: Any
+    rule: str = "rejection"
+    prompts: tuple[Text, ...] = ((0,),)
+    new_tokens: int = 4
+    rounds: int = 1
+    eos: frozenset[int] = frozenset()
+    exact: bool = True
+
+    def runner(self, table: Table) -> ModelRunner:
+        """A runner of a model that is this table, with room for the scene's rows."""
+        model: Any = Bigram(table, self.exact)
+        # A tree is wider than what is left of a text.
+        longest = max(map(len, self.prompts)) + self.new_tokens + MOST_TREE
+        return ModelRunner(model, len(self.prompts), longest, len(table[0]), "sdpa")
+
+    def decoder(self) -> BatchDecoder:
+        """A new decoder, before its first step."""
+        rows = [Sequence(r, r, list(prompt), self.new_tokens, self.eos) for r, prompt in enumerate(self.prompts)]
+        params = DecodingParams(WARM, verification=self.rule)
+        policy = copy.deepcopy(self.policy)
+        budget = policy if hasattr(policy, "max_drafts") else EqualRows(policy)
+        return BatchDecoder(rows, self.runner(self.p), params, self.drafter(self), budget)
+
+    def after(self, tokens: int) -> Scene:
+        """The same with a policy that has decoded so many tokens a row with the library's own noise."""
+        before = replace(self, new_tokens=tokens, eos=frozenset())
+        decoder = before.decoder()
+        while not decoder.finished:
+            decoder.step()
+        return replace(self, policy=getattr(decoder.budget, "policy", decoder.budget))
+
+    def expected(self) -> Law:
+        """The law of the rows' texts, if each is the target's own and none knows of another."""
+        laws = [self._rest((), prompt[-1]) for prompt in self.prompts]
+        return {
+            tuple(text for text, _ in row): math.prod(chance for _, chance in row)
+            for row in product(*(law.items() for law in laws))
+        }
+
+    def completed(self, law: Law) -> Law:
+        """The law of whole texts, where the target alone goes on behind the texts of another law."""
+        found: dict[tuple[Text, ...], float] = defaultdict(float)
+        for texts, chance in law.items():
+            rests = [self._rest(text, prompt[-1]) for text, prompt in zip(texts, self.prompts, strict=True)]
+            for row in product(*(rest.items() for rest in rests)):
+                found[tuple(text for text, _ in row)] += chance * math.prod(one for _, one in row)
+        return dict(found)
+
+    def _rest(self, text: Text, last: int) -> dict[Text, float]:
+        """The whole texts that begin with this one, as the target alone goes on."""
+        if len(text) == self.new_tokens or (text and text[-1] in self.eos):
+            return {text: 1.0}
+        found: dict[Text, float] = {}
+        for token, chance in enumerate(self.p[text[-1] if text else last]):
+            if chance:
+                rest = self._rest((*text, token), last)
+                found |= {whole: chance * behind for whole, behind in rest.items()}
+        return found
+
+
+@dataclass
+class Written:
+    """What was enumerated. law: of the texts when the rounds were over. paths: how many there were.
+
+    drafted: the numbers of drafts that rows had in a round. origins: of all tokens.
+    """
+
+    law: Law = field(default_factory=dict)
+    paths: int = 0
+    drafted: set[int] = field(default_factory=set)
+    origins: set[str] = field(default_factory=set)
+
+
+def written(scene: Scene, patch: pytest.MonkeyPatch) -> Written:
+    """Enumerate a scene."""
+    walk, found, law = Walk(), Written(), defaultdict[tuple[Text, ...], float](float)
+    dtype = torch.get_default_dtype()
+    replaced = (draws.draw, walk.draw), (noise.uniform, walk.uniform)
+    with patch.context() as here:
+        for module in [module for name, module in sys.modules.items() if name.startswith("bass_core.")]:
+            for own, ours in replaced:
+                if vars(module).get(own.__name__) is own:
+                    here.setattr(module, own.__name__, ours)
+        torch.set_default_dtype(torch.float64 if scene.exact else torch.float32)
+        try:
+            for _ in walk:
+                rows = _run(scene, found)
+                law[tuple(tuple(row.token_ids) for row in rows)] += walk.chance
+                found.paths += 1
+        finally:
+            torch.set_default_dtype(dtype)
+    found.law = dict(law)
+    return found
+
+
+def _run(scene: Scene, found: Written) -> list[Sequence]:
+    decoder, rounds = scene.decoder(), 0
+    while rounds < scene.rounds and not decoder.finished:
+        made = decoder.step()
+        rounds += made.kind != "prefill"
+        for row in made.rows:
+            found.origins.update(row.origins)
+            if made.kind != "prefill":
+                found.drafted.add(len(row.drafted))
+    return decoder.sequences
+
+
+def distance(one: Law, other: Law) -> float:
+    """The total variation between two laws."""
+    return sum(abs(one.get(texts, 0.0) - other.get(texts, 0.0)) for texts in one.keys() | other.keys()) / 2

@@ -1,0 +1,324 @@
+"""What whole rounds write has the target's law: every draw and every verdict is enumerated, in float64.
+
+Contract: loop, drafters, policies and verification are the library's own; the models are tables (enumerated.py).
+Whatever decides how much is drafted has a line in POLICIES, whatever drafts one in DRAFTERS, and each rule one in
+RULES: the rows' joint law must be the product of the targets' to 1e-9, which rounding in float64 never reaches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import cycle, pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from bass_core.budget.cost_aware import CostAware
+from bass_core.budget.cost_table import CostTable
+from bass_core.budget.policies import Algorithm1, FixedLength
+from bass_core.budget.recorded import RecordedLengths
+from bass_core.drafting.base import Proposal, own_drafter
+from bass_core.drafting.combine import Cascade
+from bass_core.drafting.head import HeadDrafter
+from bass_core.drafting.lookup import PromptLookupDrafter, SiblingLookupDrafter
+from bass_core.drafting.model import ModelDrafter
+from bass_core.sampling import draw as draws
+from bass_core.sampling.noise import Role, place_node
+
+from .enumerated import WARM, BigramHead, Scene, Table, Text, Written, distance, written
+
+EXACT = 1e-9
+# Float32 rounds p and q to 6e-8 of themselves, and what is computed of them a few times more.
+SINGLE = 1e-6
+# Two tokens, and two that only end prompts: behind them the first token is certain.
+P: Table = ((0.3, 0.7), (0.6, 0.4), (1.0, 0.0), (0.0, 1.0))
+Q: Table = ((0.66, 0.34), (0.2, 0.8), (0.5, 0.5), (0.5, 0.5))
+# Three tokens, some of which are never written or never drafted, and one that ends prompts.
+P3: Table = ((0.2, 0.3, 0.5), (0.0, 0.45, 0.55), (0.6, 0.4, 0.0), (1.0, 0.0, 0.0))
+Q3: Table = ((0.5, 0.25, 0.25), (0.3, 0.7, 0.0), (0.1, 0.2, 0.7), (0.2, 0.3, 0.5))
+RULES = ("rejection", "block", "coupled")
+# Milliseconds with which what was accepted so far decides between no draft, one, and more.
+COSTS = CostTable({rows: [(rows, 10), (9 * rows, 10 + 24 * rows)] for rows in (1, 2)}, {1: 2.0, 2: 2.0}, False)
+
+
+class Own:
+    """A user's policy: as many as the best row accepted, and one more after every other round."""
+
+    length, limit = 1, 3
+
+    def __init__(self) -> None:
+        self.rounds = 0
+
+    def update(self, accepted: list[int]) -> None:
+        self.rounds += 1
+        self.length = min(max(accepted) + self.rounds % 2, self.limit)
+
+
+POLICIES: dict[str, Callable[[], Any]] = {
+    "fixed 0": lambda: FixedLength(0),
+    "fixed 1": lambda: FixedLength(1),
+    "fixed 2": lambda: FixedLength(2),
+    "fixed 3": lambda: FixedLength(3),
+    "algorithm 1": lambda: Algorithm1(length=1, increment=1, limit=3),
+    "cost-aware": lambda: CostAware(COSTS, limit=3),
+    "recorded": lambda: RecordedLengths([1, 3]),
+    "own": Own,
+}
+VARIED = [name for name in POLICIES if not name.startswith("fixed")]
+
+
+class Unsure:
+    """A user's drafter, which draws from a table while that is sure of the next token before it is drawn."""
+
+    def __init__(self, table: Table, rule: str) -> None:
+        self.table, self.role = table, Role.TARGET if rule == "coupled" else Role.DRAFT
+
+    def propose(self, rows: list[Any], max_drafts: list[int], keys: Any) -> Proposal:
+        size = len(self.table[0])
+        tokens = torch.zeros(len(rows), max(max_drafts), dtype=torch.long)
+        probs = torch.full((*tokens.shape, size), 1 / size)
+        counts = []
+        for r, (row, most) in enumerate(zip(rows, max_drafts, strict=True)):
+            text, count = list(row.tokens), 0
+            while count < most and max(self.table[text[-1]]) > 0.6:
+                probs[r, count] = torch.tensor(self.table[text[-1]])
+                at = keys.positions[r] + count
+                drawn = draws.draw(probs[r, count], 0, keys.sequence_ids[r], at, keys.stream(self.role)[r])
+                tokens[r, count] = drawn
+                text.append(int(drawn))
+                count += 1
+            counts.append(count)
+        width = max(counts)
+        return Proposal(tokens[:, :width], counts, probs[:, :width])
+
+
+class Trees:
+    """A user's drafter of trees: children(drafts) is how many follow a path of drafts.
+
+    All but the last of them are a copy of what followed the newest token before, or q's likeliest; it is drawn
+    from q without those.
+    """
+
+    branches = True
+
+    def __init__(self, table: Table, rule: str, children: Callable[[Text], int]) -> None:
+        self.table, self.children, self.draws = table, children, rule != "coupled"
+
+    def propose(self, rows: list[Any], max_drafts: list[int], keys: Any) -> Proposal:
+        tokens: list[list[int]] = [[] for _ in rows]
+        parents: list[list[int]] = [[] for _ in rows]
+        drawn: list[list[int]] = [[] for _ in rows]
+        probs: list[torch.Tensor] = []
+        for r, row in enumerate(rows):
+            open_: list[tuple[int, Text]] = [(-1, ())]
+            for parent, path in open_:
+                children = self.children(path) if len(path) < max_drafts[r] else 0
+                if not children:
+                    continue
+                q = torch.tensor(self.table[[*row.tokens, *path][-1]])
+                others = self._others([*row.tokens, *path], q)[: children - 1]
+                following = [(token, -1) for token in others]
+                q[others] = 0.0
+                if self.draws and q.sum() > 0:
+                    at = place_node(keys.positions[r] + len(path), torch.tensor(parent + 1))
+                    child = draws.draw(q, 0, keys.sequence_ids[r], at, keys.stream(Role.DRAFT)[r])
+                    following.append((int(child), len(probs)))
+                    probs.append(q / q.sum())
+                for token, place in following:
+                    open_.append((len(tokens[r]), (*path, token)))
+                    tokens[r].append(token)
+                    parents[r].append(parent)
+                    drawn[r].append(place)
+        counts = [len(row) for row in tokens]
+        padded = torch.tensor([row + [0] * (max(counts) - len(row)) for row in tokens], dtype=torch.long)
+        proposal = Proposal(padded.view(len(rows), max(counts)), counts, parents=parents)
+        if probs:
+            proposal.drawn, proposal.probs = drawn, torch.stack(probs)
+        return proposal
+
+    def _others(self, text: list[int], q: torch.Tensor) -> list[int]:
+        """The copy, and then all tokens from the likeliest on."""
+        before = [b for a, b in pairwise(text) if a == text[-1] and b < len(q)]
+        return list(dict.fromkeys([*before[-1:], *q.argsort(descending=True).tolist()]))
+
+
+def _lookup(scene: Scene) -> PromptLookupDrafter:
+    return PromptLookupDrafter(torch.device("cpu"), longest=2, shortest=2)
+
+
+def _model(table: Table) -> Callable[[Scene], Any]:
+    return lambda scene: ModelDrafter(scene.runner(table), WARM, scene.rule)
+
+
+def _head(scene: Scene) -> HeadDrafter:
+    """Has two of three tokens, is sure of its drafts while they are likely, and stops where it is not."""
+    table, head = ((0.9, 0.1), (0.5, 0.5), (0.7, 0.3), (0.5, 0.5)), BigramHead(torch.tensor([2, 0]))
+    made: Any = head
+    return HeadDrafter(made, scene.runner(table), len(scene.p[0]), WARM, scene.rule, confidence=0.6)
+
+
+def _trees(children: Callable[[Text], int]) -> Callable[[Scene], Any]:
+    return lambda scene: own_drafter(Trees(Q3 if len(scene.p[0]) == 3 else Q, scene.rule, children))
+
+
+# For three tokens.
+DRAFTERS: dict[str, Callable[[Scene], Any]] = {
+    "model": _model(Q3),
+    "copies": _lookup,
+    "copies, else a model": lambda scene: Cascade(_lookup(scene), _model(Q3)(scene), len(scene.p[0])),
+    "a head that stops": _head,
+    "a user's that stops": lambda scene: own_drafter(Unsure(Q3, scene.rule)),
+}
+# Of trees the rule "rejection" is the tree rule; "block" has none.
+TREES: dict[str, Callable[[Scene], Any]] = {
+    "two children": _trees(lambda path: 2),
+    "a child, then two": _trees(lambda path: 1 + len(path)),
+    "two children, then one": _trees(lambda path: 2 - len(path)),
+    "three children": _trees(lambda path: 3 if not path else 1),
+    # Static trees: one line with the library's own drafter.
+}
+
+
+@pytest.fixture(autouse=True)
+def unsure_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head stops behind an unlikely draft as well as before an unlikely one."""
+    monkeypatch.setattr("bass_core.drafting.head.HEADROOM", 1.0)
+
+
+def holds(scene: Scene, patch: pytest.MonkeyPatch, least: float = EXACT) -> Written:
+    """Enumerates the scene, and asserts that its law is the target's."""
+    found = written(scene, patch)
+    assert abs(math.fsum(found.law.values()) - 1) < EXACT, "a path was lost, or taken twice"
+    assert distance(scene.completed(found.law), scene.expected()) < least
+    return found
+
+
+@pytest.mark.parametrize("rule", [*RULES, "auto"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_policies(policy: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rounds of one row: the first, and one whose length the first may have decided."""
+    scene = Scene(P, _model(Q), POLICIES[policy](), rule, ((2,),), 6 if policy in VARIED else 5, rounds=2)
+    found = holds(scene, monkeypatch)
+    assert (policy == "fixed 0") == (found.drafted == {0})
+    if policy in VARIED:
+        assert len(found.drafted) > 1, "its rounds differ"
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("policy", VARIED)
+def test_policies_that_have_learnt(policy: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(P, _model(Q), POLICIES[policy](), rule, ((0,),), 5)
+    holds(scene.after(60), monkeypatch)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_drafters(drafter: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(P3, DRAFTERS[drafter], FixedLength(2), rule, ((2, 1, 2, 1, 2),), 5)
+    found = holds(scene, monkeypatch)
+    assert found.origins >= {"sampled", "accepted", "recovered"}
+    assert found.drafted == ({2} if "model" in drafter else {0, 2} if drafter == "copies" else {0, 1, 2})
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("drafter", ["model", "copies, else a model", "a head that stops"])
+def test_whole_texts(drafter: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one row, until it ends by a token or by its length, in the midst of a round or behind one."""
+    scene = Scene(P3, DRAFTERS[drafter], Algorithm1(length=1, increment=1, limit=2), rule, ((2, 1, 2),), 4, 9)
+    holds(replace(scene, eos=frozenset({1})), monkeypatch)
+
+
+@pytest.mark.parametrize("rule", ["rejection", "auto", "coupled"])
+@pytest.mark.parametrize("drafter", TREES)
+def test_trees(drafter: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(P3, TREES[drafter], FixedLength(2), rule, ((1, 0, 1, 3),), 4)
+    found = holds(scene, monkeypatch)
+    assert rule == "coupled" or found.origins == {"sampled", "accepted", "recovered", "bonus"}
+
+
+@pytest.mark.parametrize("drafter", TREES)
+def test_whole_texts_of_trees(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(P3, TREES[drafter], RecordedLengths([1, 2, 0, 2]), "rejection", ((1, 0, 1, 3),), 4, 9)
+    holds(replace(scene, eos=frozenset({1})), monkeypatch)
+
+
+# Each policy with one of the rules; all of them are among the slow tests.
+@pytest.mark.parametrize(("policy", "rule"), zip(VARIED, cycle([*RULES, "common_stop"]), strict=False))
+def test_two_rows(policy: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one row writes says nothing of the other, though it may decide how much that drafts next."""
+    scene = Scene(P, _model(Q), POLICIES[policy](), rule, ((2,), (3,)), 4, rounds=2)
+    assert len(holds(scene, monkeypatch).drafted) > 1
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "prompts",
+    [((2, 0, 1, 0, 2), (3,)), pytest.param(((0, 1, 0), (0, 1, 1)), marks=pytest.mark.slow)],
+    ids=["the first", "either"],
+)
+def test_two_rows_of_which_one_copies(
+    prompts: tuple[Text, ...], rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cascade(scene: Scene) -> Cascade:
+        return Cascade(_lookup(scene), _model(Q)(scene), 2)
+
+    found = holds(Scene(P, cascade, FixedLength(2), rule, prompts, 4), monkeypatch)
+    assert found.origins >= {"accepted", "recovered", "bonus"}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_two_rows_that_copy_from_each_other(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def siblings(scene: Scene) -> SiblingLookupDrafter:
+        return SiblingLookupDrafter(torch.device("cpu"), longest=2, shortest=1)
+
+    holds(Scene(P, siblings, FixedLength(1), rule, ((0,), (1,)), 3, 9), monkeypatch)
+
+
+@pytest.mark.parametrize("rule", ["rejection", "auto"])
+def test_two_rows_of_trees(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    holds(Scene(P, _trees(lambda path: 2), FixedLength(1), rule, ((2,), (3,)), 4, rounds=2), monkeypatch)
+
+
+@pytest.mark.parametrize("rule", [*RULES, "common_stop"])
+def test_two_rows_that_end(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One ends first, mostly, and the other takes its place."""
+    policy = Algorithm1(length=1, increment=1, limit=2)
+    scene = Scene(P, _model(Q), policy, rule, ((2,), (3,)), 3, rounds=9, eos=frozenset({1}))
+    holds(scene, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [*RULES, "common_stop"])
+@pytest.mark.parametrize("policy", VARIED)
+def test_two_rows_to_their_ends(policy: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(P, _model(Q), POLICIES[policy](), rule, ((2,), (2,)), 5, rounds=9)
+    holds(scene, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_more_drafts(drafter: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    holds(Scene(P3, DRAFTERS[drafter], FixedLength(4), rule, ((2, 1, 2, 1, 2),), 6), monkeypatch)
+
+
+@pytest.mark.parametrize("start", [0, 1])
+@pytest.mark.parametrize("rule", RULES)
+def test_costs_in_which_many_drafts_pay(rule: str, start: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models and costs with which a rule that was chosen behind a draw once put these texts off by 0.1."""
+    p = ((0.37665463953140643, 0.6233453604685936), (0.0026029339051791603, 0.9973970660948208))
+    q = ((0.6875928994252203, 0.31240710057477966), (0.48650397189957106, 0.5134960281004289))
+    costs = CostTable({1: [(1, 10), (2, 10.2), (8, 11.4)]}, {1: 0.1}, padded=False)
+    scene = Scene(p, _model(q), CostAware(costs), rule, ((start,),), 200).after(200)
+    assert holds(replace(scene, new_tokens=5), monkeypatch).drafted == {3}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_as_users_run_it(drafter: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float32, by the compiled kernels where there are any."""
+    scene = Scene(P3, DRAFTERS[drafter], FixedLength(3), rule, ((2, 1, 2, 1, 2),), 5, exact=False)
+    holds(scene, monkeypatch, SINGLE)
