@@ -3,7 +3,7 @@
 Contract: `available` is asked before anything of kernels/cpu is imported; the first time it says where compiled
 code is kept, beside the weights. BASS_CPU_KERNELS=0 turns the kernels off. Without them torch's own products are
 used, and the log says so once. `compiling` shows a progress line where something is compiled, which only a first
-start does.
+start does; behind it nothing is compiled any more, whatever the lanes do.
 """
 
 from __future__ import annotations
@@ -62,14 +62,16 @@ def note(device: torch.device, dtype: torch.dtype) -> str | None:
 
 @contextmanager
 def compiling(device: torch.device) -> Iterator[None]:
-    """Show what the block compiles for a CPU, in one progress line."""
+    """Show what is compiled for a CPU, by the block that prepares models and for sampling, in one line."""
     if is_accelerator(device) or why_unavailable() is not None:
         yield
         return
     from kernels.cpu.calls import jit
+    from kernels.cpu.sampling import calls
 
     with jit.watched(lambda: tqdm(desc="Compiling the CPU's kernels, once", unit=" functions")):
         yield
+        calls.compile_all()
 
 
 def _folder() -> Path | None:

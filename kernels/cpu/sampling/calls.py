@@ -1,7 +1,8 @@
 """The kernels of this folder, called with tensors.
 
 Contract: contiguous float32 rows on the CPU; results never depend on the number of rows or of threads. A few rows
-are left to this thread: waking another one takes as long as they do.
+are left to this thread: waking another one takes as long as they do. `compile_all` makes sure that none of them is
+compiled while a clock runs.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..calls.pool import run
-from ..calls.threads import state_of
+from ..calls.threads import state_of, watch
 from . import draws, noise
 from . import excess as over
 from . import softmax as soft
@@ -82,3 +83,12 @@ def excess(reach: Tensor, p: Tensor, q: Tensor, num_drafted: Tensor) -> Tensor:
     counts, factors = num_drafted.contiguous().numpy(), reach.contiguous().view(-1).numpy()
     _call(over.excess, 1, q.numel(), *flat, size, width, counts, factors, sums.reshape(-1))
     return torch.from_numpy(sums.sum(-1).astype(np.float32))
+
+
+def compile_all() -> None:
+    """Compile these kernels, and what helpers wait with, or load their code from disk; each has one signature."""
+    key, rows = torch.zeros(1, dtype=torch.int64), torch.ones(1, 3, 1)
+    first, second, _, _ = words(0, key, key, key)
+    draw(rows[:, 0], first, second, None)
+    excess(rows[..., 0], softmax(rows, 1.0), rows[:, 1:], key)
+    watch(np.zeros(1, np.int64), -1)
