@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from bass_core.budget.base import Budget
 from bass_core.budget.cost_table import CostTable
-from bass_core.budget.policies import Algorithm1, DraftLengthPolicy, FixedLength
+from bass_core.budget.options import BASS, make_budget
 from bass_core.prediction.rounds import Acceptance, rounds
 
 from ..report.report import claim
@@ -29,11 +30,11 @@ def run(seed: int, quick: bool) -> tuple[list[Row], list[Any]]:
     count = 2000 if quick else 20000
     fixed, speed, chain = [], [], []
     for rate, length in itertools.product((0.6, 0.8, 0.9), (1, 4, 7)):
-        found = _means(FixedLength(length), rate, 8, count, seed)
+        found = _means(make_budget(length), rate, 8, count, seed)
         fixed.append(_row(f"l = {length}, tokens a round", rate, 8, found[1], tokens_per_round(rate, length)))
         speed.append(_row(f"l = {length}, speed-up", rate, 8, found[2], speedup(rate, length, DRAFT_COST)))
     for rate, rows in itertools.product((0.7, 0.8, 0.9), (1, 8)):
-        found, exact = _means(Algorithm1(), rate, rows, count, seed), algorithm_1(rate, rows)
+        found, exact = _means(make_budget(BASS), rate, rows, count, seed), algorithm_1(rate, rows)
         for values, value, what in zip(found[:2], exact, ("draft length", "tokens a round"), strict=True):
             chain.append(_row(f"Algorithm 1, {what}", rate, rows, values, value))
     return [*fixed, *speed, *chain], [
@@ -43,10 +44,10 @@ def run(seed: int, quick: bool) -> tuple[list[Row], list[Any]]:
     ]
 
 
-def _means(policy: DraftLengthPolicy, rate: float, rows: int, count: int, seed: int) -> list[np.ndarray]:
+def _means(budget: Budget, rate: float, rows: int, count: int, seed: int) -> list[np.ndarray]:
     """Block means over rounds of endless rows: draft length, tokens per row and round, speed-up."""
     costs = CostTable({1: [(1.0, 1.0)]}, {1: DRAFT_COST}, padded=True)
-    played = rounds(policy, Acceptance.same(rate), rows, None, np.random.default_rng(seed))
+    played = rounds(budget, Acceptance.same(rate), rows, None, np.random.default_rng(seed))
     some = itertools.islice(played, count)
     seen = np.array([(one.asked, 1 + sum(one.accepted) / rows, one.ms(costs)) for one in some])
     lengths, tokens, times = seen.reshape(BLOCKS, -1, 3).mean(axis=1).T

@@ -13,7 +13,7 @@ from typing import Any
 
 from bass_core.budget.cost_aware import CostAware
 from bass_core.budget.cost_table import RoundCosts
-from bass_core.budget.policies import Algorithm1, FixedLength
+from bass_core.budget.options import BASS, make_budget
 from bass_core.drafting.window import WINDOW
 from bass_core.prediction.hardware import HARDWARE, Assumptions
 from bass_core.prediction.roofline import Roofline
@@ -37,10 +37,10 @@ def figures(
     rate: the i.i.d. acceptance for which the fixed length is chosen.
     """
     length = best_fixed(costs, rate, rows)
-    regular = predict(costs, FixedLength(0), acceptance, rows, tokens, seed, trials=1)
+    regular = predict(costs, make_budget(0), acceptance, rows, tokens, seed, trials=1)
     bass, fixed, aware = (
-        predict(costs, policy, acceptance, rows, tokens, seed, trials)
-        for policy in (Algorithm1(), FixedLength(length), CostAware(costs, rows))
+        predict(costs, budget, acceptance, rows, tokens, seed, trials)
+        for budget in (make_budget(BASS), make_budget(length), CostAware(costs, timed=False))
     )
     return {
         "regular ms/token": regular.ms_per_token,

@@ -23,7 +23,7 @@ import numpy as np
 from bass_core import Generation, ModelPair, SamplingParams, SimulatedClock, generate
 from bass_core.attention.select import choose_backend
 from bass_core.budget.cost_table import CostTable, RoundCosts
-from bass_core.budget.options import make_policy
+from bass_core.budget.options import make_budget
 from bass_core.decoding.calibrate import measure_costs
 from bass_core.prediction.rounds import Acceptance, predict
 
@@ -161,7 +161,7 @@ def compare(
     """One arm's measured and predicted figures."""
     trials = 4 if arguments.quick else 64
     tokens = arguments.max_new_tokens
-    predicted = predict(costs, make_policy(length), acceptance, rows, tokens, arguments.seed, trials)
+    predicted = predict(costs, make_budget(length), acceptance, rows, tokens, arguments.seed, trials)
     times = [run.metrics.ms_per_token or 0.0 for run in runs]
     measured = median(times)
     return {
