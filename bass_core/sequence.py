@@ -99,7 +99,7 @@ class RowDetail:
 
     rule: str
     sources: list[str]
-    own_p: list[float] | None
+    own_p: list[float | None] | None
     own_q: list[float | None] | None
     ending: Ending | None
 

@@ -57,7 +57,7 @@ class DetailRecord(TypedDict):
 
     rule: str
     sources: list[str]
-    own_p: list[float] | None
+    own_p: list[float | None] | None
     own_q: list[float | None] | None
     ending: EndingRecord | None
 
