@@ -10,7 +10,7 @@ MODULES = {
     "block": "drafting.block",
     "budget": "drafting.budget",
     "chances": "drafting.chances",
-    "draft-length": "drafting.draft_length",
+    "default": "drafting.default",
     "exactness": "cpu.exactness",
     "floor": "cpu.floor",
     "fuzz": "robustness.fuzz",

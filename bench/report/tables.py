@@ -224,8 +224,6 @@ def _alike(results: list[Row]) -> str:
     return "\n".join([markdown(made, columns), *([""] if unlike else []), *unlike])
 
 
-_POLICIES = ("regular", "Algorithm 1", "cost-aware", "fixed 1", "fixed 2", "fixed 4", "fixed 8")
-
 TABLES: dict[str, Callable[[], str]] = {
     "batch": _table(
         "batch-cpu",
@@ -235,14 +233,6 @@ TABLES: dict[str, Callable[[], str]] = {
             "acceptance": "acceptance", "accepted length": "tokens a row-round", "wall vs regular": "whole calls",
             "spread": "spread",
         },
-    ),
-    "draft-length": _table(
-        "draft-length-cpu",
-        {
-            "batch": "batch", "arm": "draft length", "ms/token": "ms/token", "spread": "spread",
-            "rounds": "rounds", "acceptance": "acceptance", "tokens/round": "tokens a row-round",
-        },
-        lambda row: row["arm"] in _POLICIES,
     ),
     "latency": _table(
         "latency-cpu",
