@@ -8,7 +8,7 @@ MODULES = {
     "attention": "attention.backends",
     "batch": "cpu.batch",
     "block": "drafting.block",
-    "draft-length": "drafting.draft_length",
+    "default": "drafting.default",
     "exactness": "cpu.exactness",
     "floor": "cpu.floor",
     "fuzz": "robustness.fuzz",

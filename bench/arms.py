@@ -1,9 +1,9 @@
 """Decoders as arms of a bench: ours, timed on their lanes' clocks, and transformers' `generate`.
 
-Contract: every arm answers the same prompts with the same number of new tokens, greedily and without an early
-end. `ms_per_token` excludes the prefill and its token: ours is the lane's own figure, transformers' is timed from
-the end of its prefill. Assisted generation writes several tokens at a time and so has no per-token figures;
-`wall_ms`, the time of the whole call, exists for every arm.
+Contract: every arm answers the same prompts with the same number of new tokens, without an early end, and greedily
+where nothing else is said. `ms_per_token` excludes the prefill and its token: ours is the lane's own figure,
+transformers' is timed from the end of its prefill. Assisted generation writes several tokens at a time and so has
+no per-token figures; `wall_ms`, the time of the whole call, exists for every arm.
 """
 
 from __future__ import annotations
@@ -33,10 +33,14 @@ class Sample:
     decode_ms: float = 0.0
 
 
-def ours(pair: ModelPair, method: str, prompts: list[str], tokens: int, draft_length: Any = "bass") -> Sample:
-    """One of our decoders; draft lengths by Algorithm 1 by default."""
+def ours(
+    pair: ModelPair, method: str, prompts: list[str], tokens: int, draft_length: Any = "bass", **others: Any
+) -> Sample:
+    """One of our decoders; draft lengths by Algorithm 1 by default. others: arguments of a request."""
     start = time.perf_counter()
-    request = make_request(pair, prompts, max_new_tokens=tokens, eos_token_id=None, draft_length=draft_length)
+    request = make_request(
+        pair, prompts, max_new_tokens=tokens, eos_token_id=None, draft_length=draft_length, **others
+    )
     lane = Lane(pair, with_costs(pair, request, len(prompts)), method)
     while not lane.finished:
         lane.step()

@@ -1,5 +1,7 @@
 """Prompts with which the benches fill a batch: all different, so that rows differ in acceptance."""
 
+from itertools import permutations
+
 MIXED = [
     "Write a Python function that returns the n-th Fibonacci number, with a docstring.",
     "Explain in three sentences why the sky is blue.",
@@ -19,18 +21,41 @@ MIXED = [
     "What should a beginner know about growing tomatoes?",
 ]
 
-_TEXT = (
-    "The harbour was quiet in the early morning. Three boats lay at the pier, and a cat slept on a coil of rope. "
-    "When the sun rose above the hills, the fishermen came down the narrow street, carrying their nets and "
-    "talking about the weather. By noon the boats were far out at sea, and the cat had moved into the shade."
-)
+# What the prompts above are about, apart: text, and programs with a few more of them.
+CODE = [
+    *(prompt for prompt in MIXED if "Python" in prompt or "SQL" in prompt),
+    "Write a Python function that checks whether a string is a palindrome, with three tests.",
+    "Write a JavaScript function that groups a list of objects by a key.",
+    "Write a C function that reverses a linked list in place, and explain each line.",
+    "Write a Python script that counts the words of a text file and prints the ten most frequent.",
+    "Write a shell script that renames all files of a folder to lower case.",
+    "Implement binary search in Java, and say how long it takes.",
+    "Write a Python decorator that prints how long a function took.",
+    "Write the HTML and CSS of a page with two columns and a footer.",
+]
+CHAT = [prompt for prompt in MIXED if prompt not in CODE]
 
-REPEAT = f"Repeat the following text word for word, and write nothing else:\n\n{_TEXT}"
+_SENTENCES = (
+    "The harbour was quiet in the early morning.",
+    "Three boats lay at the pier, and a cat slept on a coil of rope.",
+    "When the sun rose above the hills, the fishermen came down the narrow street, carrying their nets and "
+    "talking about the weather.",
+    "By noon the boats were far out at sea, and the cat had moved into the shade.",
+)
+# The sentences in each of their 24 orders, to be repeated; the first is the plain one.
+REPEAT_ALL = [
+    "Repeat the following text word for word, and write nothing else:\n\n" + " ".join(order)
+    for order in permutations(_SENTENCES)
+]
+REPEAT = REPEAT_ALL[0]
 
 
 def mixed(count: int) -> list[str]:
     """`count` different prompts: 16 of them, then numbered variants."""
-    return [
-        MIXED[i % len(MIXED)] + (f" (variant {i // len(MIXED) + 1})" if i >= len(MIXED) else "")
-        for i in range(count)
-    ]
+    return varied(MIXED, count)
+
+
+def varied(prompts: list[str], count: int) -> list[str]:
+    """The first `count` of the prompts, then numbered variants of them."""
+    size = len(prompts)
+    return [prompts[i % size] + (f" (variant {i // size + 1})" if i >= size else "") for i in range(count)]

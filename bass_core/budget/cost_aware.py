@@ -32,7 +32,7 @@ PLACES = np.arange(1, LIMIT + 1)
 LEAST_GAIN = 1.02
 # The share of the time that trying what seems to lose may cost.
 EXPLORE = 0.01
-# What it may cost at the start, in plain steps.
+# What a first plain round may cost beyond that, in plain steps.
 FIRST_TRY = 0.4
 
 
@@ -67,7 +67,9 @@ class CostAware:
         self._believed: dict[str, Believed] = {}
         self._forwards = Reach(LIMIT, 1.0)
         # Milliseconds that may be lost by trying.
-        self._allowance: float | None = None
+        self._allowance = 0.0
+        # Whether any round was plain.
+        self._plain = False
         # The newest plan, and what it was asked about.
         self._planned: tuple[Sequence[Offer], Plan] | None = None
 
@@ -89,14 +91,14 @@ class CostAware:
         rates = ways.tokens / ways.ms
         best = 1 + int(rates[1:].argmax())
         chosen, other = (best, 0) if rates[best] > LEAST_GAIN * rates[0] else (0, best)
-        if self._allowance is None:
-            self._allowance = FIRST_TRY * float(ways.ms[0])
         lost = max(0.0, float(ways.ms[other] - ways.tokens[other] / rates[chosen]))
         if other:
             # What the draft model has not read yet. Where drafting goes on, that is paid once and counts for
             # nothing.
             lost += float(self.costs.draft_ms(len(offers), np.zeros(1), np.array([_unread(offers)]))[0])
-        if lost > self._allowance:
+        # A plain round is tried early, without which a table that is wrong about it would go on unnoticed.
+        spare = 0.0 if other or self._plain else FIRST_TRY * float(ways.ms[0])
+        if lost > self._allowance + spare:
             return Plan(ways.lengths(chosen), 0.0)
         return Plan(ways.lengths(other), lost)
 
@@ -140,8 +142,10 @@ class CostAware:
         """See Budget."""
         offers, rows, forwards = feedback.offers, len(feedback.offers), feedback.draft_forwards
         # As it was before this round: what it tried is paid for, else what may be tried grows.
-        tried = self.plan(offers).lost
-        self._allowance = (self._allowance or 0.0) + EXPLORE * self._ms(feedback) - tried
+        plan = self.plan(offers)
+        tried = plan.lost if feedback.requested == plan.lengths else 0.0
+        self._allowance += EXPLORE * self._ms(feedback) - tried
+        self._plain |= not any(feedback.requested)
         self._planned = None
         told = list(zip(offers, feedback.requested, feedback.drafted, feedback.accepted, strict=True))
         for source in {offer.source for offer, allowed, _, _ in told if allowed}:

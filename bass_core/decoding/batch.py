@@ -162,8 +162,10 @@ class BatchDecoder:
             self.budget.observe(Feedback(offers, requested, num_drafted, accepted, forwards, ms, draft_ms))
         self._drop_finished()
         kind = "verify" if max(num_drafted) else "plain"
-        made = Round(kind, max(requested), records, draft_forwards=forwards, draft_tokens=drawn, fed=fed)
-        made.windowed, made.lengths = proposal.windowed, requested
+        made = Round(
+            kind, max(requested), records, draft_forwards=forwards, draft_tokens=drawn, fed=fed, lengths=requested
+        )
+        made.windowed = proposal.windowed
         made.spent = Spent(draft_ms, verify_ms)
         if self.params.inspect and max(num_drafted):
             made.explain = self._explanation(output.logits, proposal, records, outcomes)

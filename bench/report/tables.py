@@ -224,8 +224,6 @@ def _alike(results: list[Row]) -> str:
     return "\n".join([markdown(made, columns), *([""] if unlike else []), *unlike])
 
 
-_POLICIES = ("regular", "Algorithm 1", "cost-aware", "fixed 1", "fixed 2", "fixed 4", "fixed 8")
-
 TABLES: dict[str, Callable[[], str]] = {
     "batch": _table(
         "batch-cpu",
@@ -236,13 +234,11 @@ TABLES: dict[str, Callable[[], str]] = {
             "spread": "spread",
         },
     ),
-    "draft-length": _table(
-        "draft-length-cpu",
-        {
-            "batch": "batch", "arm": "draft length", "ms/token": "ms/token", "spread": "spread",
-            "rounds": "rounds", "acceptance": "acceptance", "tokens/round": "tokens a row-round",
-        },
-        lambda row: row["arm"] in _POLICIES,
+    "default": _table(
+        "default-native-bf16",
+        {"text": "text", "temperature": "temperature", "threads": "threads", "batch": "batch",
+         "regular ms/token": "regular, ms/token", "auto": "auto", "fixed 1": "fixed 1", "fixed 2": "fixed 2",
+         "fixed 4": "fixed 4", "Algorithm 1": "Algorithm 1", "spread": "spread"},
     ),
     "latency": _table(
         "latency-cpu",

@@ -1,5 +1,6 @@
 """Every bench runs in its quick form, and its last line is the document that bench/report/report.py specifies."""
 
+import itertools
 import json
 import math
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 
 from bench.__main__ import MODULES
 from bench.cpu.batch import BASS, _speedup
+from bench.drafting.default import ARMS
 from bench.peers.llama_cpp import INSTALL
 from bench.robustness.mutants import KNOWN
 from tests.ui.conftest import save_tiny_pair
@@ -119,13 +121,15 @@ def test_gpu(tmp_path):
     assert recording.document["shown"][-1]["view"]["done"] and "tiny models" in recording.about
 
 
-@pytest.mark.slow
-def test_draft_length(smollm2_folder, tmp_path, monkeypatch):
-    """In float32 every policy writes the same text. Only the full run says which is fastest."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    document = run("draft-length", "--quick", "--pair", smollm2_folder, "--dtype", "float32")
-    check(document, "draft-length")
-    assert {row["arm"] for row in document["results"]} >= {"regular", "Algorithm 1", "cost-aware"}
+def test_default(tmp_path):
+    """In float32 every arm writes the same greedy text. Only the full run says which is fastest."""
+    target, draft = save_tiny_pair(tmp_path)
+    pair = ("--pair", target, "--draft", draft, "--dtype", "float32")
+    document = run("default", "--quick", *pair, "--texts", "repeat")
+    check(document, "default")
+    cases = {(row["text"], row["temperature"], row["threads"], row["batch"]) for row in document["results"]}
+    assert cases == set(itertools.product(("repeat",), (0.0, 0.7), (1,), (1, 2)))
+    assert all(row[arm] > 0 for row in document["results"] for arm in ARMS if arm != "regular")
 
 
 @pytest.mark.slow

@@ -18,6 +18,8 @@ ROWS = [prompt * 2 for prompt in prompts(3)]
 class Tree:
     """Proposes two drafts that are both children of the newest token."""
 
+    branches = True
+
     def __init__(self, parents=None):
         self.parents = [-1, -1, 0] if parents is None else parents
 
@@ -50,7 +52,7 @@ def test_what_is_no_tree_is_refused(parents):
 
 
 def test_a_tree_is_refused_where_only_chains_are_verified():
-    with pytest.raises(RequestError, match="only chains"):
+    with pytest.raises(RequestError, match="judges chains"):
         generate(
             ModelPair(tiny("llama")), ROWS, drafter=Tree(), draft_length=3, sampling=SamplingParams(1.0),
             verification="block",

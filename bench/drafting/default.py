@@ -1,0 +1,147 @@
+"""`python -m bench default`: draft_length="auto" beside regular decoding, fixed lengths and Algorithm 1.
+
+Contract: for each kind of text, temperature, batch and number of threads all arms answer the same prompts with the
+same number of new tokens (no early end); arms take turns, and medians of the lanes' own ms per token count. What
+rounds cost is measured before a lane's clock runs, as `race` does it. An arm's column is its speed over regular
+decoding; `spread` is the largest of the arms' (highest - lowest) / median: a smaller difference is noise.
+
+Prompts come from prompts.py, or with --questions from a file in the form of Spec-Bench: one JSON object a line,
+with `category` and `turns`, of which the first is asked. Its texts are chat and code (KINDS), or any category.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bass_core import ModelPair, SamplingParams, load_pair
+
+from ..arms import Sample, ours
+from ..prompts import CHAT, CODE, REPEAT_ALL, varied
+from ..report.report import claim, finish, median, parser, table
+
+REGULAR, AUTO = "regular", "auto"
+FIXED = {f"fixed {length}": length for length in (1, 2, 4)}
+ARMS: dict[str, Any] = {REGULAR: None, AUTO: "auto", **FIXED, "Algorithm 1": "bass"}
+BUILT_IN = {"chat": CHAT, "code": CODE, "repeat": REPEAT_ALL}
+# The categories of a file's questions that make a kind of text; another text is the category of its name.
+KINDS = {"chat": ("writing", "roleplay", "reasoning", "stem", "humanities"), "code": ("coding",)}
+# Claimed: "auto" is at least so fast as regular decoding, and as the best fixed length where that beats regular.
+BAR = 0.97
+
+Row = dict[str, Any]
+
+
+def main(argv: list[str]) -> None:
+    """Measure, print, and write."""
+    options = parser("default", __doc__ or "")
+    options.add_argument("--pair", default="smollm2")
+    options.add_argument("--draft", help="a folder or Hub id, in place of the pair's own")
+    options.add_argument("--dtype", default="auto")
+    options.add_argument("--texts", nargs="+", help="default: chat code repeat; of --questions, chat code")
+    options.add_argument("--questions", type=Path, metavar="FILE", help="ask a file's questions instead")
+    options.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
+    options.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    options.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    options.add_argument("--tokens", type=int, default=96, help="new tokens of each text")
+    options.add_argument("--repeats", type=int, default=3)
+    arguments = options.parse_args(argv)
+    if arguments.quick:
+        arguments.batches, arguments.threads, arguments.tokens, arguments.repeats = [1, 2], [1], 12, 1
+    prompts = _prompts(arguments, options)
+    pair = load_pair(arguments.pair, draft=arguments.draft, device="cpu", dtype=arguments.dtype)
+    results: list[Row] = []
+    alike: list[bool] = []
+    for threads in arguments.threads:
+        torch.set_num_threads(threads)
+        for text, temperature in ((text, one) for text in prompts for one in arguments.temperatures):
+            for batch in arguments.batches:
+                samples = _samples(pair, varied(prompts[text], batch), temperature, arguments)
+                case = {"text": text, "temperature": temperature, "threads": threads, "batch": batch}
+                results.append(case | speeds(samples))
+                print(table(results[-1:]), flush=True)
+                if not temperature:
+                    alike += _alike(samples)
+    claims = speed_claims(results, arguments.quick)
+    if alike:
+        # Rounding may decide a near tie otherwise, except in float32.
+        exact, share = pair.dtype == torch.float32, sum(alike) / len(alike)
+        claims.append(claim("rows alike at temperature 0", share, "1.0 in float32", share == 1 if exact else None))
+    finish("default", arguments, pair.device, results, claims)
+
+
+def _prompts(arguments: Namespace, options: ArgumentParser) -> dict[str, list[str]]:
+    """The prompts of each kind of text."""
+    if arguments.questions is None:
+        found = {text: BUILT_IN.get(text, []) for text in arguments.texts or BUILT_IN}
+    else:
+        asked = [json.loads(line) for line in arguments.questions.read_text(encoding="utf-8").splitlines() if line]
+        found = {
+            text: [one["turns"][0] for one in asked if one["category"] in KINDS.get(text, (text,))]
+            for text in arguments.texts or KINDS
+        }
+    unknown = [text for text, prompts in found.items() if not prompts]
+    if unknown:
+        options.error(f"there are no prompts for {', '.join(unknown)}: choose other --texts.")
+    return found
+
+
+def _samples(
+    pair: ModelPair, prompts: list[str], temperature: float, arguments: Namespace
+) -> dict[str, list[Sample]]:
+    """`repeats` calls of each arm, each repeat with a seed of its own, after a short unmeasured call."""
+    samples: dict[str, list[Sample]] = {name: [] for name in ARMS}
+    for repeat in range(arguments.repeats + 1):
+        tokens = arguments.tokens if repeat else min(8, arguments.tokens)
+        for name, length in ARMS.items():
+            drafts = {"method": REGULAR} if name == REGULAR else {"method": "bass", "draft_length": length}
+            sampling = SamplingParams(temperature)
+            made = ours(
+                pair, prompts=prompts, tokens=tokens, sampling=sampling, seed=arguments.seed + repeat, **drafts
+            )
+            if repeat:
+                samples[name].append(made)
+    return samples
+
+
+def speeds(samples: dict[str, list[Sample]]) -> Row:
+    """Regular decoding's ms per token, the other arms' speeds over it, and the largest spread."""
+    times = {name: [one.metrics.ms_per_token or math.nan for one in made] for name, made in samples.items()}
+    base = median(times[REGULAR])
+    return {
+        "regular ms/token": base,
+        **{name: base / median(mine) for name, mine in times.items() if name != REGULAR},
+        "spread": max((max(mine) - min(mine)) / median(mine) for mine in times.values()),
+    }
+
+
+def _alike(samples: dict[str, list[Sample]]) -> list[bool]:
+    """Whether each row has one text in all arms and repeats."""
+    texts = [one.tokens for made in samples.values() for one in made]
+    return [all(row == rows[0] for row in rows) for rows in zip(*texts, strict=True)]
+
+
+def speed_claims(rows: list[Row], quick: bool) -> list[Row]:
+    """The least speed of "auto" over regular, and over the best fixed length where that beats regular."""
+
+    def best(row: Row) -> float:
+        return max(float(row[name]) for name in FIXED)
+
+    over: dict[str, tuple[list[Row], Callable[[Row], float]]] = {
+        REGULAR: (rows, lambda row: float(row[AUTO])),
+        "best fixed": ([row for row in rows if best(row) > 1], lambda row: row[AUTO] / best(row)),
+    }
+    claims = []
+    for other, (some, ratio) in over.items():
+        if some:
+            worst = min(some, key=ratio)
+            case = f"{worst['text']}, temperature {worst['temperature']:g}, {worst['threads']} threads"
+            name = f"auto / {other}, least: {case}, batch {worst['batch']}"
+            claims.append(claim(name, ratio(worst), f"at least {BAR}", None if quick else ratio(worst) >= BAR))
+    return claims
