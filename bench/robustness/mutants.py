@@ -24,13 +24,14 @@ import torch
 from tqdm import tqdm
 
 from ..report.report import claim, finish, parser
+from .drafting_mutations import DRAFTING_MUTANTS
 from .kernel_mutations import KERNEL_MUTANTS
 from .mutations import MUTANTS, Mutant
 from .tree_mutations import TREE_MUTANTS
 from .verification_mutations import VERIFICATION_MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
-KNOWN = MUTANTS + KERNEL_MUTANTS + VERIFICATION_MUTANTS + TREE_MUTANTS
+KNOWN = MUTANTS + KERNEL_MUTANTS + VERIFICATION_MUTANTS + TREE_MUTANTS + DRAFTING_MUTANTS
 _WHOLE = [
     "tests/conformance",
     "tests/kernels",

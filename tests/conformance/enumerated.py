@@ -3,8 +3,9 @@
 Contract: `written` runs the library's own loop, drafters, policies and verification again and again, until every
 draw and every verdict has been taken each way. Replaced are the models, by tables of what follows a token, and
 `draw` and `uniform`: one number in (0, 1) stands behind each noise key, of which only the interval is known that
-the draws and tests so far leave. So a number that is used twice is the same number twice. With float64 tables the
-library computes in float64, by its torch code; with float32 ones as it does for a user.
+the draws and tests so far leave. So a number that is used twice is the same number twice. The clock ticks once a
+look, so that policies that time rounds repeat themselves. With float64 tables the library computes in float64, by
+its torch code; with float32 ones as it does for a user.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from __future__ import annotations
 import copy
 import math
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise, product
+from itertools import accumulate, count, pairwise, product
 from types import SimpleNamespace
 from typing import Any
 
@@ -226,6 +228,9 @@ class BigramHead:
     def states_ahead(self, states: Tensor, count: int) -> tuple[Tensor, None]:
         return states[:, None], None
 
+    def readout(self) -> Any:
+        return SimpleNamespace(finish=lambda states: states)
+
 
 @dataclass(frozen=True)
 class Scene:
@@ -320,6 +325,8 @@ def written(scene: Scene, patch: pytest.MonkeyPatch) -> Written:
             for own, ours in replaced:
                 if vars(module).get(own.__name__) is own:
                     here.setattr(module, own.__name__, ours)
+        ticks = count()
+        here.setattr(time, "perf_counter", lambda: next(ticks) / 1024)
         torch.set_default_dtype(torch.float64 if scene.exact else torch.float32)
         try:
             for _ in walk:

@@ -40,8 +40,9 @@ Q: Table = ((0.66, 0.34), (0.2, 0.8), (0.5, 0.5), (0.5, 0.5))
 P3: Table = ((0.2, 0.3, 0.5), (0.0, 0.45, 0.55), (0.6, 0.4, 0.0), (1.0, 0.0, 0.0))
 Q3: Table = ((0.5, 0.25, 0.25), (0.3, 0.7, 0.0), (0.1, 0.2, 0.7), (0.2, 0.3, 0.5))
 RULES = ("rejection", "block", "coupled")
-# Milliseconds with which what was accepted so far decides between no draft, one, and more.
-COSTS = CostTable({rows: [(rows, 10), (9 * rows, 10 + 24 * rows)] for rows in (1, 2)}, {1: 2.0, 2: 2.0}, False)
+# Milliseconds with which what was accepted so far decides how many drafts pay, if any; and with which many do.
+COSTS = CostTable({rows: [(rows, 6), (9 * rows, 10)] for rows in (1, 2)}, {1: 0.3, 2: 0.3}, padded=False)
+CHEAP = CostTable({1: [(1, 10), (2, 10.2), (8, 11.4)]}, {1: 0.1}, padded=False)
 
 
 class Own:
@@ -63,7 +64,8 @@ POLICIES: dict[str, Callable[[], Any]] = {
     "fixed 2": lambda: FixedLength(2),
     "fixed 3": lambda: FixedLength(3),
     "algorithm 1": lambda: Algorithm1(length=1, increment=1, limit=3),
-    "cost-aware": lambda: CostAware(COSTS, limit=3),
+    "by cost": lambda: CostAware(COSTS),
+    "by cost, untimed": lambda: CostAware(COSTS, timed=False),
     "recorded": lambda: RecordedLengths([1, 3]),
     "own": Own,
 }
@@ -153,11 +155,11 @@ def _model(table: Table) -> Callable[[Scene], Any]:
     return lambda scene: ModelDrafter(scene.runner(table), WARM, scene.rule)
 
 
-def _head(scene: Scene) -> HeadDrafter:
+def _head(scene: Scene, tree: tuple[int, ...] | None = None) -> HeadDrafter:
     """Has two of three tokens, is sure of its drafts while they are likely, and stops where it is not."""
     table, head = ((0.9, 0.1), (0.5, 0.5), (0.7, 0.3), (0.5, 0.5)), BigramHead(torch.tensor([2, 0]))
     made: Any = head
-    return HeadDrafter(made, scene.runner(table), len(scene.p[0]), WARM, scene.rule, confidence=0.6)
+    return HeadDrafter(made, scene.runner(table), len(scene.p[0]), WARM, scene.rule, 0.6, tree=tree)
 
 
 def _trees(children: Callable[[Text], int]) -> Callable[[Scene], Any]:
@@ -172,13 +174,13 @@ DRAFTERS: dict[str, Callable[[Scene], Any]] = {
     "a head that stops": _head,
     "a user's that stops": lambda scene: own_drafter(Unsure(Q3, scene.rule)),
 }
-# Of trees the rule "rejection" is the tree rule; "block" has none.
 TREES: dict[str, Callable[[Scene], Any]] = {
-    "two children": _trees(lambda path: 2),
-    "a child, then two": _trees(lambda path: 1 + len(path)),
-    "two children, then one": _trees(lambda path: 2 - len(path)),
-    "three children": _trees(lambda path: 3 if not path else 1),
-    # Static trees: one line with the library's own drafter.
+    "(2, 1)": lambda scene: ModelDrafter(scene.runner(Q3), WARM, scene.rule, (2, 1)),
+    "(1, 2)": lambda scene: ModelDrafter(scene.runner(Q3), WARM, scene.rule, (1, 2)),
+    "(3, 2) of a head": lambda scene: _head(scene, (3, 2)),
+    "a user's with copies": _trees(lambda path: 2),
+    "a user's, wider behind 0": _trees(lambda path: 1 + (path == (0,))),
+    "a user's, a chain unless 0": _trees(lambda path: 1 + (path[-1:] == (0,)) * (len(path) == 2)),
 }
 
 
@@ -234,7 +236,8 @@ def test_whole_texts(drafter: str, rule: str, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("rule", ["rejection", "auto", "coupled"])
 @pytest.mark.parametrize("drafter", TREES)
 def test_trees(drafter: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene(P3, TREES[drafter], FixedLength(2), rule, ((1, 0, 1, 3),), 4)
+    """All by the tree rule, whatever they look like."""
+    scene = Scene(P3, TREES[drafter], FixedLength(3), rule, ((1, 0, 1, 3),), 5)
     found = holds(scene, monkeypatch)
     assert rule == "coupled" or found.origins == {"sampled", "accepted", "recovered", "bonus"}
 
@@ -245,11 +248,14 @@ def test_whole_texts_of_trees(drafter: str, monkeypatch: pytest.MonkeyPatch) -> 
     holds(replace(scene, eos=frozenset({1})), monkeypatch)
 
 
+BY_ROW = {"recorded by row": lambda: RecordedLengths([[1, 2]])} | {name: POLICIES[name] for name in VARIED}
+
+
 # Each policy with one of the rules; all of them are among the slow tests.
-@pytest.mark.parametrize(("policy", "rule"), zip(VARIED, cycle([*RULES, "common_stop"]), strict=False))
+@pytest.mark.parametrize(("policy", "rule"), zip(BY_ROW, cycle([*RULES, "common_stop"]), strict=False))
 def test_two_rows(policy: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one row writes says nothing of the other, though it may decide how much that drafts next."""
-    scene = Scene(P, _model(Q), POLICIES[policy](), rule, ((2,), (3,)), 4, rounds=2)
+    scene = Scene(P, _model(Q), BY_ROW[policy](), rule, ((2,), (3,)), 4, rounds=1 if "row" in policy else 2)
     assert len(holds(scene, monkeypatch).drafted) > 1
 
 
@@ -311,8 +317,7 @@ def test_costs_in_which_many_drafts_pay(rule: str, start: int, monkeypatch: pyte
     """Models and costs with which a rule that was chosen behind a draw once put these texts off by 0.1."""
     p = ((0.37665463953140643, 0.6233453604685936), (0.0026029339051791603, 0.9973970660948208))
     q = ((0.6875928994252203, 0.31240710057477966), (0.48650397189957106, 0.5134960281004289))
-    costs = CostTable({1: [(1, 10), (2, 10.2), (8, 11.4)]}, {1: 0.1}, padded=False)
-    scene = Scene(p, _model(q), CostAware(costs), rule, ((start,),), 200).after(200)
+    scene = Scene(p, _model(q), CostAware(CHEAP, timed=False), rule, ((start,),), 200).after(200)
     assert holds(replace(scene, new_tokens=5), monkeypatch).drafted == {3}
 
 
