@@ -93,9 +93,7 @@ def test_a_run_repeats_from_its_recorded_lengths() -> None:
 
 @pytest.mark.parametrize("length", [2.5, "x", -3, None, True, 1025])
 def test_a_recorded_length_that_is_none_is_refused(length: Any) -> None:
-    with pytest.raises(
-        RequestError, match=r"whole numbers from 0 to 1024, one for each round, .*; got .*\.$"
-    ):
+    with pytest.raises(RequestError, match=r"whole numbers from 0 to 1024, one for each round, .*; got .*\.$"):
         RecordedLengths([4, length])
 
 
