@@ -41,7 +41,7 @@ class Proposal:
     draft follows, below its own, or -1 for the newest token of the text; None: chains, in which each draft follows
     the one before it. Of a tree at most one child of a draft was drawn, from the row drawn[r][i] of probs
     float32 [D, V], which is 0 at its siblings; the others have -1 there: they are a function of the text before
-    them. drawn None: no draft was drawn.
+    them. Under coupling, where q decides nothing, all may name theirs. drawn None: no draft was drawn.
 
     copied[r]: whether the drafts of row r were copied from a text; None: all of the drafter's are of one kind.
     max_probs, token_probs float32 [B, N]: the largest value of what a draft was drawn from, and the token's own,

@@ -76,10 +76,10 @@ class StaticTrees:
         return self._proposal(made, probs)
 
     def _add_likely(
-        self, made: list[_Row], _: list[Tensor], asked: list[Parent], logits: Tensor, ids: Tensor | None,
+        self, made: list[_Row], probs: list[Tensor], asked: list[Parent], logits: Tensor, ids: Tensor | None,
         children: int, depth: int, keys: NoiseKeys,
     ) -> list[Parent]:  # fmt: skip
-        """The likeliest children; under coupling, those that the target's noise favours."""
+        """The likeliest children; under coupling, those that the target's noise favours, and their q for records."""
         q = values = probabilities(logits, SamplingParams(1.0) if self.params.greedy else self.params)
         if self.coupled:
             at = to_device([r for r, _ in asked], q.device)
@@ -89,12 +89,12 @@ class StaticTrees:
         columns = values.topk(min(children, q.shape[-1]), dim=-1).indices
         tokens = columns if ids is None else ids[columns]
         found = to_host(torch.stack((tokens.double(), q.gather(-1, columns).double()), dim=-1)).tolist()
-        return [
-            _add(made, parent, int(token), chance)
-            for parent, offered in zip(asked, found, strict=True)
-            for token, chance in offered
-            if chance > 0
-        ]
+        added = []
+        for parent, offered, row in zip(asked, found, self._over_all(q, ids), strict=True):
+            place = len(probs) if self.coupled else -1
+            probs += [row] if self.coupled else []
+            added += [_add(made, parent, int(token), chance, place) for token, chance in offered if chance > 0]
+        return added
 
     def _add_sampled(
         self, made: list[_Row], probs: list[Tensor], asked: list[Parent], logits: Tensor, ids: Tensor | None,
@@ -115,16 +115,20 @@ class StaticTrees:
         tokens = columns if ids is None else ids[columns]
         chances = torch.cat((top.values, left), dim=-1)
         found = to_host(torch.stack((tokens.double(), chances.double()), dim=-1)).tolist()
-        if ids is not None:
-            rest = torch.zeros(len(rest), self.size, dtype=rest.dtype, device=q.device).index_copy_(1, ids, rest)
         added = []
-        for parent, offered, row in zip(asked, found, rest, strict=True):
+        for parent, offered, row in zip(asked, found, self._over_all(rest, ids), strict=True):
             *likely, (drawn, mass) = offered
             added += [_add(made, parent, int(token), chance) for token, chance in likely if chance > 0]
             if mass > LEAST_MASS:
                 added.append(_add(made, parent, int(drawn), None, len(probs)))
                 probs.append(row)
         return added
+
+    def _over_all(self, q: Tensor, ids: Tensor | None) -> Tensor:
+        """q [N, V'] over the target's vocabulary: [N, V]."""
+        if ids is None:
+            return q
+        return torch.zeros(len(q), self.size, dtype=q.dtype, device=q.device).index_copy_(1, ids, q)
 
     def _proposal(self, made: list[_Row], probs: list[Tensor]) -> Proposal:
         counts = [len(row.tokens) for row in made]
