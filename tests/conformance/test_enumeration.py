@@ -300,7 +300,7 @@ def test_two_rows_that_end(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("rule", [*RULES, "common_stop"])
 @pytest.mark.parametrize("policy", VARIED)
 def test_two_rows_to_their_ends(policy: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = Scene(P, _model(Q), POLICIES[policy](), rule, ((2,), (2,)), 5, rounds=9)
+    scene = Scene(P, _model(Q), POLICIES[policy](), rule, ((2,), (3,)), 4, rounds=9)
     holds(scene, monkeypatch)
 
 
