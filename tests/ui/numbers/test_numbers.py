@@ -215,8 +215,7 @@ def test_the_inspectors_numbers_and_verdicts(runs: dict[str, Run], race: str) ->
             assert not rows.keys() & {"u", "ratio", "chance"}, "no draft was tested against a number"
             continue
         for i, draft in enumerate(step["drafts"]):
-            assert same(rows["ratio"][i], min(1.0, draft["p"] / draft["q"]))
-            assert same(rows["u"][i], draft["u"])
+            assert same(rows["ratio"][i], min(1.0, draft["p"] / draft["q"])) and same(rows["u"][i], draft["u"])
         below = [i for i, draft in enumerate(step["drafts"]) if draft["u"] < number_of(rows["chance"][i], draft)]
         assert stood == (max(below) + 1 if below else 0), "the last draft with u < h stands, and all before it"
         # Behind a row's last draft the block's chance is the running product itself.
