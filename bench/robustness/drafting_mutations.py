@@ -91,6 +91,13 @@ DRAFTING_MUTANTS = [
         _MODEL,
     ),
     Mutant(
+        "a q that is no number judged like others",
+        "bass_core/verification/rejection.py",
+        "judged, judge = judged_drafts(sound, drawn_from, num_drafted), verify_here",
+        "judged, judge = num_drafted, verify_here",
+        [_TEST + "a_draft_that_breaks_behind_some_tokens[block-True]"],
+    ),
+    Mutant(
         "trees: a residual of the target's own",
         "bass_core/verification/tree.py",
         "residual = (p[i] - q).clamp_(min=0)",

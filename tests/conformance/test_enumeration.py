@@ -321,6 +321,15 @@ def test_costs_in_which_many_drafts_pay(rule: str, start: int, monkeypatch: pyte
     assert holds(replace(scene, new_tokens=5), monkeypatch).drafted == {3}
 
 
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_draft_that_breaks_behind_some_tokens(rule: str, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its drafts behind token 1 can't be judged, and say nothing of those before."""
+    broken: Table = ((0.8, 0.2), (math.nan, math.nan))
+    scene = Scene(((0.4, 0.6), (0.5, 0.5)), _model(broken), FixedLength(3), rule, ((0,),), 5, exact=exact)
+    holds(scene, monkeypatch, EXACT if exact else SINGLE)
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_as_users_run_it(drafter: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:

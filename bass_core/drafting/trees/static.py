@@ -79,7 +79,7 @@ class StaticTrees:
         self, made: list[_Row], probs: list[Tensor], asked: list[Parent], logits: Tensor, ids: Tensor | None,
         children: int, depth: int, keys: NoiseKeys,
     ) -> list[Parent]:  # fmt: skip
-        """The likeliest children; under coupling, those that the target's noise favours, and their q for records."""
+        """The likeliest children; under coupling, those that the target's noise favours, with their q."""
         q = values = probabilities(logits, SamplingParams(1.0) if self.params.greedy else self.params)
         if self.coupled:
             at = to_device([r for r, _ in asked], q.device)
