@@ -1,17 +1,14 @@
-"""Trees of a fixed shape: each draft's children, what they are drawn from, and that the text stays exact.
+"""Trees of a fixed shape: each draft's children, and what they are drawn from.
 
-Contract: draft and target are tables, so that every tree and every text can be enumerated. What is asked of a real
-draft model and of a draft head is in test_trees_fed.py.
+Contract: the draft is a table. What is asked of a real draft model and of a draft head is in test_trees_fed.py; that
+the text stays exact, in tests/conformance/test_enumeration.py.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from itertools import product
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -23,8 +20,6 @@ from bass_core.sampling.distribution import probabilities
 from bass_core.sampling.noise import NoiseKeys, Role
 from bass_core.sampling.params import SamplingParams
 from bass_core.sequence import Sequence
-from bass_core.verification import tree as walk
-from bass_core.verification.tree import DraftTree, verify_tree
 
 Path = tuple[int, ...]
 WARM = SamplingParams(1.0)
@@ -166,105 +161,3 @@ def test_a_draft_that_says_nothing_usable_drafts_nothing() -> None:
     model = Table()
     model.of = lambda path: torch.full((VOCAB,), math.nan)  # type: ignore[method-assign]
     assert propose((3, 2), model=model).num_drafted == [0, 0]
-
-
-class Paths:
-    """Goes through all choices, depth first; `chance` is that of the present way through them."""
-
-    def __init__(self) -> None:
-        self.stack: list[tuple[list[int], int]] = []
-        self.begin()
-
-    def begin(self) -> None:
-        self.at, self.chance = 0, 1.0
-
-    def choose(self, weights: list[float]) -> int:
-        if self.at == len(self.stack):
-            self.stack.append(([i for i, weight in enumerate(weights) if weight > 0], 0))
-        options, place = self.stack[self.at]
-        self.at += 1
-        self.chance *= weights[options[place]] / math.fsum(weights)
-        return options[place]
-
-    def advance(self) -> bool:
-        """Whether there is another way."""
-        while self.stack and self.stack[-1][1] + 1 == len(self.stack[-1][0]):
-            self.stack.pop()
-        if self.stack:
-            options, place = self.stack.pop()
-            self.stack.append((options, place + 1))
-        return bool(self.stack)
-
-
-class Coin:
-    """A uniform number u of which only `u * q < p` is asked."""
-
-    def __init__(self, paths: Paths, q: float = 1.0) -> None:
-        self.paths, self.q = paths, q
-
-    def __mul__(self, q: float) -> Coin:
-        return Coin(self.paths, q)
-
-    def __lt__(self, p: float) -> bool:
-        stands = min(1.0, p / self.q)
-        return self.paths.choose([1 - stands, stands]) == 1
-
-
-class Coins(list[Coin]):
-    def tolist(self) -> Coins:
-        return self
-
-
-def written(
-    shape: tuple[int, ...], params: SamplingParams, target: Table, draft: Table, monkeypatch: pytest.MonkeyPatch
-) -> dict[Path, float]:
-    """The chance of each text of one round: the accepted drafts, and the token behind them."""
-    paths = Paths()
-
-    def drawn(weights: torch.Tensor, *_: Any) -> torch.Tensor:
-        return torch.tensor([paths.choose(row) for row in weights.double().tolist()])
-
-    monkeypatch.setattr(static, "draw", drawn)
-    monkeypatch.setattr(walk, "draw", drawn)
-    monkeypatch.setattr(walk, "uniform", lambda seed, ids, *_: Coins(Coin(paths) for _ in ids))
-    keys, found = NoiseKeys(0, torch.arange(1), torch.tensor([3])), dict[Path, float]()
-    while True:
-        paths.begin()
-        proposal = propose(shape, params, model=draft, rows=1, size=target.size)
-        assert proposal.parents is not None
-        drafts = paths_of(proposal)[0]
-        logits = torch.stack([target.of(()), *map(target.of, drafts)])[None]
-        tree = DraftTree([[path[-1] for path in drafts]], proposal.parents, proposal.drawn, proposal.probs)
-        (outcome,) = verify_tree(logits, tree, keys, params, "rejection")
-        text = (*(drafts[outcome.path[-1]] if outcome.path else ()), outcome.next_token)
-        found[text] = found.get(text, 0.0) + paths.chance
-        if not paths.advance():
-            return found
-
-
-@pytest.mark.parametrize("params", [WARM, SamplingParams(1.5, top_p=0.9)], ids=["plain", "filtered"])
-@pytest.mark.parametrize("shape", [(2,), (2, 1), (3, 2)], ids=str)
-def test_the_next_tokens_are_distributed_as_the_targets(
-    shape: tuple[int, ...], params: SamplingParams, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every draw and every coin of a round, with its chance in float64; p and q themselves are float32."""
-    size, length = 4, len(shape) + 1
-    for seed in range(2):
-        target, draft = Table(size, seed), Table(size, seed + 50)
-        p = {
-            path: probabilities(target.of(path)[None], params)[0].double().numpy()
-            for deep in range(length)
-            for path in product(range(size), repeat=deep)
-        }
-        p = {path: row / row.sum() for path, row in p.items()}
-        whole: dict[Path, float] = defaultdict(float)
-        found = written(shape, params, target, draft, monkeypatch)
-        assert max(map(len, found)) == length, "some rounds accept all"
-        for text, chance in found.items():
-            for more in product(range(size), repeat=length - len(text)):
-                longer = text + more
-                steps = [p[longer[:i]][longer[i]] for i in range(len(text), length)]
-                whole[longer] += chance * float(np.prod(steps))
-        for text in product(range(size), repeat=length):
-            expected = math.prod(p[text[:i]][text[i]] for i in range(length))
-            assert whole[text] == pytest.approx(expected, abs=3e-7)
