@@ -1,7 +1,7 @@
 """Trees of a fixed shape: each draft's children, and what they are drawn from.
 
-Contract: the draft is a table. What is asked of a real draft model and of a draft head is in test_trees_fed.py; that
-the text stays exact, in tests/conformance/test_enumeration.py.
+Contract: the draft is a table. What is asked of a real draft model and of a draft head is in test_trees_fed.py;
+that the text stays exact, in tests/conformance/test_enumeration.py.
 """
 
 from __future__ import annotations
