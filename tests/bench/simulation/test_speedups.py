@@ -15,7 +15,7 @@ from bass_core.prediction.rounds import Acceptance
 from bass_core.prediction.shapes import shapes
 from bench.simulation.sweeps import BATCHES, figures
 
-RESULTS = Path(__file__).resolve().parents[3] / "bench/results/simulate-cpu.json"
+RESULTS = Path(__file__).resolve().parents[3] / "bench/results/simulate-window.json"
 
 
 def test_speed_ups_equal_those_of_the_document() -> None:
