@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-LONGEST_FILE, FILES_A_FOLDER, MEDIAN_FILE = 300, 12, 100
 PACKAGES = ("bass_core", "bench", "distill", "kernels", "ui")
 LINT = (sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-logo")
 
