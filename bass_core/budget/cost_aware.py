@@ -32,8 +32,8 @@ PLACES = np.arange(1, LIMIT + 1)
 LEAST_GAIN = 1.02
 # The share of the time that trying what seems to lose may cost.
 EXPLORE = 0.01
-# What a first plain round may cost beyond that, in plain steps.
-FIRST_TRY = 0.4
+# What a first plain round may cost beyond that, in plain steps, and the rounds after which it is tried.
+FIRST_TRY, FIRST_ROUNDS = 0.4, 4
 
 
 Places = NDArray[np.int64]
@@ -68,8 +68,8 @@ class CostAware:
         self._forwards = Reach(LIMIT, 1.0)
         # Milliseconds that may be lost by trying.
         self._allowance = 0.0
-        # Whether any round was plain.
-        self._plain = False
+        # Rounds so far, and whether any of them was plain.
+        self._rounds, self._plain = 0, False
         # The newest plan, and what it was asked about.
         self._planned: tuple[Sequence[Offer], Plan] | None = None
 
@@ -96,8 +96,10 @@ class CostAware:
             # What the draft model has not read yet. Where drafting goes on, that is paid once and counts for
             # nothing.
             lost += float(self.costs.draft_ms(len(offers), np.zeros(1), np.array([_unread(offers)]))[0])
-        # A plain round is tried early, without which a table that is wrong about it would go on unnoticed.
-        spare = 0.0 if other or self._plain else FIRST_TRY * float(ways.ms[0])
+        # A plain round is tried early, without which a table that is wrong about it would go on unnoticed; not
+        # at once, because a draft that is wanted in the first round reads the prompts before it.
+        early = other == 0 and not self._plain and self._rounds >= FIRST_ROUNDS
+        spare = FIRST_TRY * float(ways.ms[0]) if early else 0.0
         if lost > self._allowance + spare:
             return Plan(ways.lengths(chosen), 0.0)
         return Plan(ways.lengths(other), lost)
@@ -145,7 +147,7 @@ class CostAware:
         plan = self.plan(offers)
         tried = plan.lost if feedback.requested == plan.lengths else 0.0
         self._allowance += EXPLORE * self._ms(feedback) - tried
-        self._plain |= not any(feedback.requested)
+        self._rounds, self._plain = self._rounds + 1, self._plain or not any(feedback.requested)
         self._planned = None
         told = list(zip(offers, feedback.requested, feedback.drafted, feedback.accepted, strict=True))
         for source in {offer.source for offer, allowed, _, _ in told if allowed}:
@@ -165,7 +167,7 @@ class CostAware:
 
     def _ms(self, feedback: Feedback) -> float:
         """What the round took, by the clock or else by the costs."""
-        if not math.isnan(feedback.ms):
+        if self.costs.timed and not math.isnan(feedback.ms):
             return feedback.ms
         rows = len(feedback.offers)
         return float(self.costs.verify_ms(rows, np.array([float(rows)]))[0])
