@@ -30,7 +30,8 @@ def cut(text: list[int], ends: list[int]) -> list[int]:
 
 
 def written(pair: ModelPair = PAIR, rows: Any = ROWS, **arguments: Any) -> list[list[int]]:
-    out = generate(pair, rows, **({"max_new_tokens": 30, "draft_length": 5} | arguments))
+    length = {} if "tree" in arguments else {"draft_length": 5}
+    out = generate(pair, rows, **({"max_new_tokens": 30} | length | arguments))
     return [sequence.token_ids for sequence in out.sequences]
 
 
@@ -109,7 +110,7 @@ def test_an_end_that_is_sampled() -> None:
     [
         (name, n)
         for name, method in METHODS.items()
-        for n in (0, 4, "bass", "16 nodes")
+        for n in (0, 4, "bass", "tree 3 2 1")
         # One that is outside counts a row's length from the longest prompt's end.
         if serves(method, "self", n) and not method.outside
     ],

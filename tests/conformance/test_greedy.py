@@ -47,7 +47,7 @@ def test_every_two_choices_in_trees(case: Case) -> None:
 def test_trees_branch() -> None:
     """The tests above would prove little if every tree were a chain."""
     seen: Counter[Any] = Counter()
-    for length, text in (("16 nodes", "greedy"), ("16 nodes", "coupled"), ("planner", "greedy")):
+    for length, text in (("tree 3 2 1", "greedy"), ("tree 3 2 1", "coupled"), ("tree 1 2", "greedy")):
         case = Case("bass", "perturbed", "llama", "sdpa", length, 6, text, "different")
         for row in (row for round_ in stream(**case.arguments()) for row in round_.rows):
             if row.parents is None or row.path is None:

@@ -50,9 +50,9 @@ def test_alone_together_and_shuffled(arguments):
     fixed = "sampling" in arguments and arguments.get("verification") != "coupled"
     for method in METHODS.values():
         if method.drafts and method.name != "bass" and not (method.overlaps and fixed):
-            if not serves(
-                method, {"model": "self"}.get(arguments.get("drafter", "model"), arguments.get("drafter")), 3
-            ):
+            drafter = arguments.get("drafter", "model")
+            draft, length = "self" if drafter == "model" else drafter, "tree 3 2 1" if "tree" in arguments else 3
+            if not serves(method, draft, length):
                 continue
             assert texts(ROWS, list(range(8)), **arguments, method=method.name) == together
             if method.overlaps:
