@@ -4,6 +4,9 @@ Contract: the names below are the public API and stay stable. Speculation never 
 target's output.
 """
 
+from .machine import openmp as openmp  # before torch
+
+# isort: split
 from .attention.huggingface import BACKENDS as ATTENTIONS
 from .budget.cost_table import CostTable
 from .budget.policies import Algorithm1

@@ -3,6 +3,8 @@
 import importlib
 import sys
 
+import bass_core as bass_core  # before torch: bass_core/machine/openmp.py
+
 MODULES = {
     "amusd": "cpu.amusd",
     "attention": "attention.backends",

@@ -29,7 +29,9 @@ from .cost_table import RoundCosts
 LIMIT, MOST = 16, 96
 PLACES = np.arange(1, LIMIT + 1)
 # Drafting has to promise this much more than a plain step: estimates err, and a plain step's err least.
-LEAST_GAIN = 1.02
+LEAST_GAIN = 1.04
+# What the draft model has to read before it drafts again pays off over so many rounds, or over the text's rest.
+HORIZON = 16
 # The share of the time that trying what seems to lose may cost.
 EXPLORE = 0.01
 # What a first plain round may cost beyond that, in plain steps, and the rounds after which it is tried.
@@ -93,9 +95,8 @@ class CostAware:
         chosen, other = (best, 0) if rates[best] > LEAST_GAIN * rates[0] else (0, best)
         lost = max(0.0, float(ways.ms[other] - ways.tokens[other] / rates[chosen]))
         if other:
-            # What the draft model has not read yet. Where drafting goes on, that is paid once and counts for
-            # nothing.
-            lost += float(self.costs.draft_ms(len(offers), np.zeros(1), np.array([_unread(offers)]))[0])
+            # A try may be the last for long, and then pays for the reading alone.
+            lost += self._reading_ms(offers)
         # A plain round is tried early, without which a table that is wrong about it would go on unnoticed; not
         # at once, because a draft that is wanted in the first round reads the prompts before it.
         early = other == 0 and not self._plain and self._rounds >= FIRST_ROUNDS
@@ -118,7 +119,7 @@ class CostAware:
         tokens = rows + np.concatenate((start, worths[order].cumsum()))
         steps = rows + np.concatenate((start, shares.cumsum()))
         deepest = np.concatenate(([0], np.maximum.accumulate(depths)))
-        ms = self.costs.verify_ms(rows, steps) + self._drafting_ms(rows, deepest)
+        ms = self.costs.verify_ms(rows, steps) + self._drafting_ms(offers, deepest)
         return Ways(tokens, ms, lambda way: np.bincount(order[:way] // LIMIT, minlength=rows).tolist())
 
     def _columns(self, offers: Sequence[Offer], usable: list[int]) -> Ways:
@@ -129,13 +130,20 @@ class CostAware:
             gained = np.concatenate(([0.0], self._of(offer).accepted.chances().cumsum()))
             tokens += gained[np.minimum(places, max(most, 0))]
         deepest = places * any(offer.forwards and most > 0 for offer, most in zip(offers, usable, strict=True))
-        ms = self.costs.verify_ms(rows, rows * (1.0 + places)) + self._drafting_ms(rows, deepest)
+        ms = self.costs.verify_ms(rows, rows * (1.0 + places)) + self._drafting_ms(offers, deepest)
         return Ways(tokens, ms, lambda way: [min(max(most, 0), way) for most in usable])
 
-    def _drafting_ms(self, rows: int, deepest: Places) -> Rates:
-        """What the draft model takes for chains of these lengths."""
+    def _drafting_ms(self, offers: Sequence[Offer], deepest: Places) -> Rates:
+        """What the draft model takes for chains of these lengths, with a share of what it must read before."""
         forwards = np.concatenate(([0.0], self._forwards.chances().cumsum()))[deepest]
-        return self.costs.draft_ms(rows, forwards, np.zeros(1))
+        rounds = min(HORIZON, 1 + max(offer.most for offer in offers))
+        return self.costs.draft_ms(len(offers), forwards, np.zeros(1)) + np.where(
+            deepest > 0, self._reading_ms(offers) / rounds, 0.0
+        )
+
+    def _reading_ms(self, offers: Sequence[Offer]) -> float:
+        """What the draft model takes to read what it has not read yet."""
+        return float(self.costs.draft_ms(len(offers), np.zeros(1), np.array([_unread(offers)]))[0])
 
     def _of(self, offer: Offer) -> Believed:
         return self._believed.setdefault(offer.source, Believed(LIMIT, not offer.forwards))

@@ -1,9 +1,10 @@
 """`python -m bench default`: draft_length="auto" beside regular decoding, fixed lengths and Algorithm 1.
 
 Contract: for each kind of text, temperature, batch and number of threads all arms answer the same prompts with the
-same number of new tokens (no early end); arms take turns, and medians of the lanes' own ms per token count. What
-rounds cost is measured before a lane's clock runs, as `race` does it. An arm's column is its speed over regular
-decoding; `spread` is the largest of the arms' (highest - lowest) / median: a smaller difference is noise.
+same number of new tokens (no early end). Arms take turns step by step, and medians of the lanes' own ms per token
+count. What rounds cost is measured before a lane's clock runs, as `race` does it. An arm's column is its speed
+over regular decoding; `spread` is the largest of the arms' (highest - lowest) / median: a smaller difference is
+noise.
 
 Prompts come from prompts.py, or with --questions from a file in the form of Spec-Bench: one JSON object a line,
 with `category` and `turns`, of which the first is asked. Its texts are chat and code (KINDS), or any category.
@@ -21,8 +22,10 @@ from typing import Any
 import torch
 
 from bass_core import ModelPair, SamplingParams, load_pair
+from bass_core.decoding.budgets import with_costs
+from bass_core.decoding.request import make_request
+from bass_core.lanes.lane import Lane
 
-from ..arms import Sample, ours
 from ..prompts import CHAT, CODE, REPEAT_ALL, varied
 from ..report.report import claim, finish, median, parser, table
 
@@ -94,25 +97,39 @@ def _prompts(arguments: Namespace, options: ArgumentParser) -> dict[str, list[st
 
 def _samples(
     pair: ModelPair, prompts: list[str], temperature: float, arguments: Namespace
-) -> dict[str, list[Sample]]:
-    """`repeats` calls of each arm, each repeat with a seed of its own, after a short unmeasured call."""
-    samples: dict[str, list[Sample]] = {name: [] for name in ARMS}
+) -> dict[str, list[Lane]]:
+    """`repeats` lanes of each arm, each repeat with a seed of its own, after a short unmeasured one."""
+    samples: dict[str, list[Lane]] = {name: [] for name in ARMS}
     for repeat in range(arguments.repeats + 1):
-        tokens = arguments.tokens if repeat else min(8, arguments.tokens)
+        lanes = {}
         for name, length in ARMS.items():
-            drafts = {"method": REGULAR} if name == REGULAR else {"method": "bass", "draft_length": length}
-            sampling = SamplingParams(temperature)
-            made = ours(
-                pair, prompts=prompts, tokens=tokens, sampling=sampling, seed=arguments.seed + repeat, **drafts
+            request = make_request(
+                pair,
+                prompts,
+                max_new_tokens=arguments.tokens if repeat else min(8, arguments.tokens),
+                eos_token_id=None,
+                sampling=SamplingParams(temperature),
+                seed=arguments.seed + repeat,
+                draft_length=0 if length is None else length,
             )
-            if repeat:
-                samples[name].append(made)
+            lanes[name] = Lane(
+                pair, with_costs(pair, request, len(prompts)), REGULAR if length is None else "bass"
+            )
+        _run(list(lanes.values()))
+        for name, lane in lanes.items() if repeat else ():
+            samples[name].append(lane)
     return samples
 
 
-def speeds(samples: dict[str, list[Sample]]) -> Row:
+def _run(lanes: list[Lane]) -> None:
+    """Step the lane that has written least, so that a slow moment of the machine meets all of them alike."""
+    while unfinished := [lane for lane in lanes if not lane.finished]:
+        min(unfinished, key=lambda lane: sum(len(row.token_ids) for row in lane.sequences)).step()
+
+
+def speeds(samples: dict[str, list[Lane]]) -> Row:
     """Regular decoding's ms per token, the other arms' speeds over it, and the largest spread."""
-    times = {name: [one.metrics.ms_per_token or math.nan for one in made] for name, made in samples.items()}
+    times = {name: [lane.metrics().ms_per_token or math.nan for lane in made] for name, made in samples.items()}
     base = median(times[REGULAR])
     return {
         "regular ms/token": base,
@@ -121,9 +138,9 @@ def speeds(samples: dict[str, list[Sample]]) -> Row:
     }
 
 
-def _alike(samples: dict[str, list[Sample]]) -> list[bool]:
+def _alike(samples: dict[str, list[Lane]]) -> list[bool]:
     """Whether each row has one text in all arms and repeats."""
-    texts = [one.tokens for made in samples.values() for one in made]
+    texts = [[row.token_ids for row in lane.sequences] for made in samples.values() for lane in made]
     return [all(row == rows[0] for row in rows) for rows in zip(*texts, strict=True)]
 
 
