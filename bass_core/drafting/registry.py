@@ -134,23 +134,19 @@ class DrafterKind:
 
 
 DRAFTERS: dict[str, DrafterKind] = {
-    "model": DrafterKind(
-        "draft model, at every position", lambda parts: parts.model(), runs_model=True, branches=True
-    ),
+    "model": DrafterKind("draft model, at every position", Parts.model, runs_model=True, branches=True),
     "prompt_lookup": DrafterKind(
         "prompt lookup: copies from the text so far", lambda parts: PromptLookupDrafter(), copies=True
     ),
     "adaptive": DrafterKind(
         "prompt lookup, else draft model, or draft head while it is confident",
-        lambda parts: parts.adaptive(),
+        Parts.adaptive,
         runs_model=True,
         copies=True,
         stops_when_unsure=True,
         branches=True,
     ),
-    "window": DrafterKind(
-        "the target, seeing the first tokens and the last", lambda parts: parts.window(), windows=True
-    ),
+    "window": DrafterKind("the target, seeing the first tokens and the last", Parts.window, windows=True),
     "window_model": DrafterKind(
         "draft model for the target seeing few tokens",
         lambda parts: WindowChain(parts.model(), parts.window()),
