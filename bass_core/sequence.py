@@ -92,7 +92,7 @@ class RowDetail:
     """More of a row's round, for a reader who goes through it step by step.
 
     rule: what decided: "rejection", "block", "tree", "coupled", "greedy", or "coin" (`synthetic_acceptance`).
-    sources: of each draft who proposed it: "head", "model", "copy", "n-gram", "window" or "drafter". own_p, own_q:
+    sources: of each draft who proposed it: "head", "model", "copy", "window" or "drafter". own_p, own_q:
     greedy only, the probabilities that the target and the draft give each draft at temperature 1; None where they
     are not known. ending: None if the round ended with an accepted draft.
     """

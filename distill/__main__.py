@@ -1,7 +1,7 @@
-"""`python -m distill corpus | train | slots | ablate | ngrams | evaluate`: make a draft, and measure it.
+"""`python -m distill corpus | train | slots | ablate | evaluate`: make a draft, and measure it.
 
 Contract: `corpus`, `train`, `slots` and `ablate` continue where a killed run stopped. Settings: config.json (or
---config). Results are written below --work; `--install` puts those of train, slots and ngrams into drafts/.
+--config). Results are written below --work; `--install` puts those of train and slots into drafts/.
 """
 
 from __future__ import annotations
@@ -19,12 +19,10 @@ import torch
 from bass_core import ModelPair, load_pair
 from bass_core.errors import BassError
 from bass_core.models.draft_head import DraftHead, load_draft_head
-from bass_core.models.ngram import load_ngrams
 
 from . import evaluate as measuring
 from .ablation import ablate, as_markdown
-from .corpus import shards, write_corpus
-from .ngrams import count_ngrams
+from .corpus import write_corpus
 from .settings import CONFIG, Settings, load
 from .slots import train_slots
 from .train import train
@@ -38,9 +36,6 @@ def main() -> None:
     settings = load(options.config)
     work: Path = options.work
     try:
-        if options.command == "ngrams":
-            _ngrams(settings, options, work)
-            return
         pair = load_pair(settings.pair, device=options.device)
         if options.command == "corpus":
             held = write_corpus(pair, settings, work / "corpus", options.tokens)
@@ -59,7 +54,7 @@ def main() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m distill", description=__doc__)
-    parser.add_argument("command", choices=["corpus", "train", "slots", "ablate", "ngrams", "evaluate"])
+    parser.add_argument("command", choices=["corpus", "train", "slots", "ablate", "evaluate"])
     parser.add_argument("--config", type=Path, default=CONFIG)
     parser.add_argument("--work", type=Path, default=Path("distill-work"), help="folder of corpus and checkpoints")
     parser.add_argument("--device", default="auto")
@@ -71,10 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="train, ablate: instead of config.json's"
     )
-    parser.add_argument("--install", metavar="FOLDER", help="train, ngrams: put the result into drafts/FOLDER")
+    parser.add_argument("--install", metavar="FOLDER", help="train, slots: put the result into drafts/FOLDER")
     parser.add_argument("--draft", type=Path, help="slots, evaluate: a trained head, instead of the pair's own")
-    parser.add_argument("--ngrams", type=Path, help="evaluate: a table, instead of the pair's own")
-    parser.add_argument("--drafters", nargs="+", default=["model", "prompt_lookup", "ngram", "lookup", "cascade"])
+    parser.add_argument("--drafters", nargs="+", default=["model", "prompt_lookup", "adaptive"])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7, 1.0])
     parser.add_argument("--lengths", nargs="+", default=["4", "bass"], help="evaluate: draft lengths")
     parser.add_argument("--prompts", type=int, help="evaluate: how many of each set (default: all)")
@@ -122,20 +116,10 @@ def _ablate(pair: ModelPair, settings: Settings, options: argparse.Namespace, wo
     print(as_markdown(rows, temperatures))
 
 
-def _ngrams(settings: Settings, options: argparse.Namespace, work: Path) -> None:
-    # The held-out shards are not counted, as they are not trained on.
-    paths = shards(work / "corpus")[settings.train.held_out_shards :]
-    table = count_ngrams(paths, settings.ngram)
-    out = DRAFTS / options.install if options.install else work / "ngrams"
-    table.save(out)
-    print(f"{out} holds {len(table.keys)} contexts.")
-
-
 def _evaluate(pair: ModelPair, options: argparse.Namespace) -> None:
     draft = load_draft_head(options.draft, pair.target) if options.draft else pair.draft
-    ngrams = load_ngrams(options.ngrams) if options.ngrams else pair.ngrams
-    if draft is not pair.draft or ngrams is not pair.ngrams:
-        pair = ModelPair(pair.target, draft, pair.tokenizer, name=pair.name, ngrams=ngrams)
+    if draft is not pair.draft:
+        pair = ModelPair(pair.target, draft, pair.tokenizer, name=pair.name)
     report: dict[str, Any] = {"machine": _machine(pair), "tokens": options.max_new_tokens}
     if pair.draft is not None:
         report["cost"] = {batch: measuring.cost_ratio(pair, batch) for batch in (1, 4, 8)}

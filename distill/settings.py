@@ -55,14 +55,6 @@ class TrainSettings:
 
 
 @dataclass(frozen=True)
-class NgramSettings:
-    """longest: tokens of the longest context; contexts: how many the table keeps."""
-
-    longest: int
-    contexts: int
-
-
-@dataclass(frozen=True)
 class SlotSettings:
     """How a head gets more positions (slots.py).
 
@@ -95,7 +87,6 @@ class Settings:
     corpus: CorpusSettings
     train: TrainSettings
     slots: SlotSettings
-    ngram: NgramSettings
 
 
 def load(path: Path = CONFIG) -> Settings:
@@ -107,5 +98,4 @@ def load(path: Path = CONFIG) -> Settings:
         corpus=CorpusSettings(**data["corpus"]),
         train=TrainSettings(**data["train"]),
         slots=SlotSettings(**data["slots"]),
-        ngram=NgramSettings(**data["ngram"]),
     )

@@ -44,7 +44,6 @@ class LoadedDraft:
     draft: Any
     draft_step: CausalModel
     vocab: int
-    ngrams: None = None
 
     @property
     def device(self) -> torch.device:

@@ -43,7 +43,6 @@ class Proposal:
     float32 [D, V], which is 0 at its siblings; the others have -1 there: they are a function of the text before
     them. Under coupling, where q decides nothing, all may name theirs. drawn None: no draft was drawn.
 
-    copied[r]: whether the drafts of row r were copied from a text; None: all of the drafter's are of one kind.
     max_probs, token_probs float32 [B, N]: the largest value of what a draft was drawn from, and the token's own,
     from a drafter that was made to tell them (HeadDrafter). windowed: what the drafts cost the target itself.
 
@@ -56,12 +55,16 @@ class Proposal:
     probs: Tensor | None = None
     parents: list[list[int]] | None = None
     drawn: list[list[int]] | None = None
-    copied: list[bool] | None = None
     max_probs: Tensor | None = None
     token_probs: Tensor | None = None
     windowed: WindowWork | None = None
     sources: list[str] | None = None
     own: Callable[[], list[list[float | None]]] | None = None
+
+    @property
+    def copied(self) -> list[bool]:
+        """By row, whether `sources` says that its drafts were copied."""
+        return [source == COPY for source in self.sources or [""] * len(self.num_drafted)]
 
 
 class Drafter(Protocol):
@@ -131,22 +134,9 @@ class Drafter(Protocol):
         return None
 
 
-def plain_offers(rows: list[Sequence], source: str, forwards: bool = True) -> list[Offer]:
+def plain_offers(rows: list[Sequence], source: str) -> list[Offer]:
     """Offers of as many drafts as each row has room for: the target adds a token of its own."""
-    return [Offer(row.remaining - 1, source, forwards) for row in rows]
-
-
-# Old names of a drafter's members; nothing would call them.
-_RENAMED = {"settle": "on_verified", "read_states": "observe_states", "reads_states": "observes_states"}
-
-
-def refuse_old_names(drafter: Any) -> None:
-    """Raises RequestError for a user's drafter that has a member under its old name alone."""
-    for old, new in _RENAMED.items():
-        if hasattr(drafter, old) and not hasattr(drafter, new):
-            raise RequestError(
-                f"A drafter's `{old}` is called `{new}` now: rename it in {type(drafter).__name__}."
-            )
+    return [Offer(row.remaining - 1, source) for row in rows]
 
 
 def own_drafter(drafter: Any) -> Drafter:
@@ -157,15 +147,12 @@ def own_drafter(drafter: Any) -> Drafter:
     made: Any = copy.deepcopy(drafter)
     if not hasattr(made, "observes_states"):
         made.observes_states = hasattr(made, "observe_states")
-    for name in ("branches", "calls", "drafted", "raw_states", "source"):
-        if not hasattr(made, name):
-            setattr(made, name, getattr(Drafter, name))
     if not hasattr(made, "offers"):
-        made.offers = partial(plain_offers, source=made.source)
-    for name in ("start", "prepare", "read", "on_verified", "observe_states", "rewind", "move_row"):
-        if not hasattr(made, name):
+        made.offers = partial(plain_offers, source=getattr(made, "source", Drafter.source))
+    for name, default in vars(Drafter).items():
+        if not name.startswith("_") and not hasattr(made, name):
             # Not bound to the drafter, which would then hold itself: the defaults use nothing of it.
-            setattr(made, name, partial(getattr(Drafter, name), None))
+            setattr(made, name, partial(default, None) if callable(default) else default)
     checked: Drafter = made
     return checked
 

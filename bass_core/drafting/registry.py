@@ -19,18 +19,15 @@ from ..engine.runner import ModelRunner
 from ..errors import RequestError
 from ..models.base import CausalModel
 from ..models.draft_head import DraftHead
-from ..models.ngram import NgramTable
 from ..models.pair import ModelPair
 from ..sampling.params import SamplingParams
-from .base import Drafter, own_drafter, refuse_old_names
-from .combine import Cascade, LookupChain, WindowChain
+from .base import Drafter, own_drafter
 from .head import HeadDrafter
-from .lookup import PromptLookupDrafter, SiblingLookupDrafter
+from .lookup import Cascade, PromptLookupDrafter
 from .model import ModelDrafter
-from .ngram import NgramDrafter
-from .window import WINDOW, WindowDrafter
+from .window import WINDOW, WindowChain, WindowDrafter
 
-# The cascade copies only after a match this long: a shorter one is right less often than the model.
+# "adaptive" copies only after a match this long: a shorter one is right less often than the model.
 CASCADE_MATCH = 3
 # A head that stops when it is unsure stops once it gives its drafts less than this probability: one more token in
 # a verification costs little. A forward of its own costs more (HEADROOM in drafting/head.py).
@@ -53,9 +50,6 @@ class DraftSource(Protocol):
 
     @property
     def draft_step(self) -> CausalModel | None: ...
-
-    @property
-    def ngrams(self) -> NgramTable | None: ...
 
 
 @dataclass(frozen=True)
@@ -105,25 +99,12 @@ class Parts:
         made.tells = self.tells
         return made
 
-    def prompt_lookup(self, shortest: int = 2) -> PromptLookupDrafter:
-        """Copies from the row's own text, behind a match of at least `shortest` tokens."""
-        return PromptLookupDrafter(self.pair.device, shortest=shortest)
-
-    def siblings(self) -> SiblingLookupDrafter:
-        """Copies from the text of any row."""
-        return SiblingLookupDrafter(self.pair.device)
-
-    def ngrams(self) -> NgramDrafter:
-        """Drafts by the pair's table of n-grams."""
-        assert self.pair.ngrams is not None
-        return NgramDrafter(self.pair.ngrams, self.pair.device)
-
-    def cascade(self, confidence: float = 0.0) -> Drafter:
+    def adaptive(self) -> Drafter:
         """Copies behind a long match, and asks the model for the other rows; a tree is the model's alone."""
+        model = self.model(CONFIDENCE)
         if self.tree is not None:
-            return self.model(confidence)
-        most = 1 if self.ahead else None
-        return Cascade(self.prompt_lookup(CASCADE_MATCH), self.model(confidence), self.pair.vocab, most)
+            return model
+        return Cascade(PromptLookupDrafter(shortest=CASCADE_MATCH), model, 1 if self.ahead else None)
 
     def window(self, tokens: int | None = None) -> WindowDrafter:
         """Drafts with the lane's target, which sees a text's first tokens and its last `tokens` (None: WINDOW)."""
@@ -131,31 +112,20 @@ class Parts:
         window = WINDOW if tokens is None else tokens
         return WindowDrafter(self.target, self.sampling, self.verification, window)
 
-    def window_cascade(self) -> Cascade:
-        """Copies behind a long match, and asks the windowed target for the other rows."""
-        return Cascade(self.prompt_lookup(CASCADE_MATCH), self.window(), self.pair.vocab)
-
-    def window_model(self) -> WindowChain:
-        """Drafts with the windowed target, for which the pair's draft model or head drafts."""
-        return WindowChain(self.model(), self.window(), self.verification)
-
 
 @dataclass(frozen=True)
 class DrafterKind:
     """One line of `DRAFTERS`. label: what a list of choices calls it; make: builds it.
 
-    runs_model: it runs the pair's draft, which must be there; needs_head: that draft must be a draft head;
-    needs_ngrams: the pair must have a table of n-grams; copies: it copies from the text before it asks the model;
-    stops_when_unsure: it stops behind drafts that are likely to be refused; windows: the target drafts for itself,
-    over part of its own cache; branches: it can make trees (`tree=`); reads_others: it drafts for a row by what
+    runs_model: it runs the pair's draft, which must be there; copies: it copies from the text; stops_when_unsure:
+    a draft head stops behind drafts that are likely to be refused; windows: the target drafts for itself, over
+    part of its own cache; branches: it can make trees (`tree=`); reads_others: it may draft for a row by what
     other rows have written.
     """
 
     label: str
     make: Callable[[Parts], Drafter]
     runs_model: bool = False
-    needs_head: bool = False
-    needs_ngrams: bool = False
     copies: bool = False
     stops_when_unsure: bool = False
     windows: bool = False
@@ -164,50 +134,22 @@ class DrafterKind:
 
 
 DRAFTERS: dict[str, DrafterKind] = {
-    "model": DrafterKind(
-        "draft model, at every position", lambda parts: parts.model(), runs_model=True, branches=True
-    ),
+    "model": DrafterKind("draft model, at every position", Parts.model, runs_model=True, branches=True),
     "prompt_lookup": DrafterKind(
-        "prompt lookup: copies from the text so far", lambda parts: parts.prompt_lookup(), copies=True
-    ),
-    "sibling_lookup": DrafterKind(
-        "lookup in all texts of the batch", lambda parts: parts.siblings(), copies=True, reads_others=True
-    ),
-    "ngram": DrafterKind("n-gram table", lambda parts: parts.ngrams(), needs_ngrams=True),
-    "lookup": DrafterKind(
-        "prompt lookup, else n-gram table",
-        lambda parts: LookupChain(parts.prompt_lookup(), parts.ngrams()),
-        needs_ngrams=True,
-        copies=True,
-    ),
-    "cascade": DrafterKind(
-        "prompt lookup, else draft model",
-        lambda parts: parts.cascade(),
-        runs_model=True,
-        copies=True,
-        branches=True,
+        "prompt lookup: copies from the text so far", lambda parts: PromptLookupDrafter(), copies=True
     ),
     "adaptive": DrafterKind(
-        "prompt lookup, else draft head while it is confident",
-        lambda parts: parts.cascade(CONFIDENCE),
+        "prompt lookup, else draft model, or draft head while it is confident",
+        Parts.adaptive,
         runs_model=True,
-        needs_head=True,
         copies=True,
         stops_when_unsure=True,
         branches=True,
     ),
-    "window": DrafterKind(
-        "the target, seeing the first tokens and the last", lambda parts: parts.window(), windows=True
-    ),
-    "window_cascade": DrafterKind(
-        "prompt lookup, else the target seeing few tokens",
-        lambda parts: parts.window_cascade(),
-        copies=True,
-        windows=True,
-    ),
+    "window": DrafterKind("the target, seeing the first tokens and the last", Parts.window, windows=True),
     "window_model": DrafterKind(
         "draft model for the target seeing few tokens",
-        lambda parts: parts.window_model(),
+        lambda parts: WindowChain(parts.model(), parts.window()),
         runs_model=True,
         windows=True,
     ),
@@ -226,19 +168,12 @@ def choose_drafter(pair: ModelPair, drafter: Any) -> Any:
             raise RequestError(
                 f"drafter must be auto, {', '.join(DRAFTERS)} or a drafter object; got {drafter!r}."
             )
-        refuse_old_names(drafter)
         return drafter
     if kind.runs_model and pair.draft is None:
         raise RequestError(
             f'This pair has no draft model for drafter="{drafter}": choose drafter="prompt_lookup" or load one '
             "with draft=."
         )
-    if kind.needs_head and not isinstance(pair.draft, DraftHead):
-        raise RequestError(
-            f'drafter="{drafter}" needs a draft head, and this pair drafts with a model: choose "cascade".'
-        )
-    if kind.needs_ngrams and pair.ngrams is None:
-        raise RequestError(f'This pair has no n-gram table for drafter="{drafter}": choose "prompt_lookup".')
     return drafter
 
 

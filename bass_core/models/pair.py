@@ -16,7 +16,6 @@ from ..errors import PairError
 from ..machine import cpu_kernels
 from .base import refuse_unsupported
 from .draft_head import DraftHead
-from .ngram import NgramTable
 from .select import select_model
 from .weights.placement import home_device, is_split, places
 from .weights.quantize import weight_dtype
@@ -32,8 +31,7 @@ class ModelPair:
 
     A draft may be a causal LM of its own or a head on the target's states (models/draft_head.py).
     `default_drafter` is what drafter="auto" means: a name of drafting/registry.py, or "auto" (the draft model
-    if there is one, else prompt lookup). `ngrams` is the table of the n-gram drafters. Raises PairError if the
-    two don't fit or one is not supported.
+    if there is one, else prompt lookup). Raises PairError if the two don't fit or one is not supported.
     """
 
     def __init__(
@@ -44,7 +42,6 @@ class ModelPair:
         *,
         name: str | None = None,
         default_drafter: str = "auto",
-        ngrams: NgramTable | None = None,
     ) -> None:
         own_model = draft.body if isinstance(draft, DraftHead) else draft
         for model in (target, own_model):
@@ -54,7 +51,7 @@ class ModelPair:
         if isinstance(draft, DraftHead) and is_split(target):
             raise PairError(HEAD_ON_SPLIT)
         self.target, self.draft, self.tokenizer, self.name = target, draft, tokenizer, name
-        self.default_drafter, self.ngrams = default_drafter, ngrams
+        self.default_drafter = default_drafter
         whole = None if isinstance(draft, DraftHead) else draft
         self.vocab = _common_vocabulary(target, whole, tokenizer)
         with cpu_kernels.compiling(self.device):

@@ -127,9 +127,9 @@ DRAFTING_MUTANTS = [
     ),
     Mutant(
         "a row's copy judged by its neighbour's q",
-        "bass_core/drafting/combine.py",
-        "merged.probs = torch.where(copies[:, None, None], points, probs)",
-        "merged.probs = torch.where(copies[:, None, None], points, probs).flip(0)",
+        "bass_core/drafting/lookup.py",
+        "merged.probs = torch.where(copies[..., None], points, probs)",
+        "merged.probs = torch.where(copies[..., None], points, probs).flip(0)",
         [_TEST + "two_rows_of_which_one_copies[the first-rejection]"],
     ),
 ]

@@ -184,8 +184,8 @@ MUTANTS = [
     ),
     Mutant(
         "copied drafts judged by the model's q",
-        "bass_core/drafting/combine.py",
-        "torch.where(copies[:, None, None], points, probs)",
+        "bass_core/drafting/lookup.py",
+        "torch.where(copies[..., None], points, probs)",
         "probs",
         ["tests/bass_core/drafting/test_lookup.py::test_a_cascade_spares_the_model_where_every_row_copies"],
     ),

@@ -12,10 +12,9 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from functools import cache
-from itertools import chain, combinations, pairwise, product
+from itertools import chain, combinations, product
 from typing import Any
 
-import numpy as np
 import torch
 
 from bass_core import METHODS, Method, ModelPair, RequestError, SamplingParams, generate
@@ -24,9 +23,8 @@ from bass_core.budget.cost_table import CostTable
 from bass_core.decoding.request import make_request
 from bass_core.lanes.generation import Generation
 from bass_core.models.draft_head import DraftHead, HeadConfig
-from bass_core.models.ngram import NgramTable, context_key
 
-from ..models import BUILDERS, NEAR, VOCAB, perturbed, prompts, reference, tiny
+from ..models import BUILDERS, NEAR, perturbed, prompts, reference, tiny
 
 TOKENS = 16
 SEED = 3
@@ -55,16 +53,12 @@ DRAFTS = {
     "perturbed": Draft("model"),
     "self": Draft("model", "self"),
     "prompt_lookup": Draft("prompt_lookup", "none"),
-    "sibling_lookup": Draft("sibling_lookup", "none"),
-    "ngram": Draft("ngram", "none"),
-    "lookup": Draft("lookup", "none"),
-    "cascade": Draft("cascade"),
+    "adaptive": Draft("adaptive"),
     "head": Draft("model", "head", only=("llama",)),
-    "adaptive": Draft("adaptive", "head", only=("llama",)),
+    "adaptive_head": Draft("adaptive", "head", only=("llama",)),
     "ahead": Draft("model", "ahead", only=("llama",)),
     "ahead_adaptive": Draft("adaptive", "ahead", only=("llama",)),
     "window": Draft("window", "none"),
-    "window_cascade": Draft("window_cascade", "none"),
     "window_model": Draft("window_model"),
     "window_head": Draft("window_model", "head", only=("llama",)),
 }
@@ -75,7 +69,7 @@ COSTS = CostTable(
 # The ways to draft that have no short name of their own in generate().
 TREES: dict[Any, tuple[int, ...]] = {"tree 3 2 1": (3, 2, 1), "tree 1 2": (1, 2)}
 BUDGETS: dict[Any, Any] = {"by cost": CostAware(COSTS, timed=False)}
-GROWING = ("random", "perturbed", "self", "cascade", "head", "adaptive")
+GROWING = ("random", "perturbed", "self", "adaptive", "head", "adaptive_head")
 # The axes besides "method", whose choices are METHODS.
 AXES: dict[str, tuple[Any, ...]] = {
     "draft": tuple(DRAFTS),
@@ -172,8 +166,17 @@ def target(architecture: str) -> Any:
 
 @cache
 def pair(architecture: str, kind: str) -> ModelPair:
-    """The architecture's target with a draft of that kind, and an n-gram table that is right now and then."""
-    return _pair(architecture, kind, _ngrams(architecture))
+    """The architecture's target with a draft of that kind."""
+    model = target(architecture)
+    drafts: dict[str, Any] = {
+        "random": lambda: tiny(architecture, seed=5, layers=1),
+        "perturbed": lambda: perturbed(model, NEAR[architecture]),
+        "self": lambda: model,
+        "none": lambda: None,
+        "head": lambda: head(model),
+        "ahead": lambda: head(model, positions=3),
+    }
+    return ModelPair(model, drafts[kind]())
 
 
 @cache
@@ -183,7 +186,7 @@ def serves(method: Method, draft: str, length: Any, text: str = "greedy") -> boo
         return False
     if method.check is None:
         return True
-    one = _pair("llama", DRAFTS[draft].kind, NgramTable(np.ones(1, np.uint64), np.ones(1, np.uint32), 4))
+    one = pair("llama", DRAFTS[draft].kind)
     try:
         asked = make_request(
             one,
@@ -199,19 +202,6 @@ def serves(method: Method, draft: str, length: Any, text: str = "greedy") -> boo
     return True
 
 
-def _pair(architecture: str, kind: str, ngrams: NgramTable) -> ModelPair:
-    model = target(architecture)
-    drafts: dict[str, Any] = {
-        "random": lambda: tiny(architecture, seed=5, layers=1),
-        "perturbed": lambda: perturbed(model, NEAR[architecture]),
-        "self": lambda: model,
-        "none": lambda: None,
-        "head": lambda: head(model),
-        "ahead": lambda: head(model, positions=3),
-    }
-    return ModelPair(model, drafts[kind](), ngrams=ngrams)
-
-
 def head(model: Any, size: int = 40, seed: int = 5, positions: int = 1) -> DraftHead:
     """An untrained head over part of the vocabulary: right now and then."""
     torch.manual_seed(seed)
@@ -224,16 +214,6 @@ def head(model: Any, size: int = 40, seed: int = 5, positions: int = 1) -> Draft
             if parameter.ndim > 1:
                 parameter.normal_(std=0.2)
     return made.eval().requires_grad_(False)
-
-
-def _ngrams(architecture: str) -> NgramTable:
-    """The token pairs of the greedy texts, every third with a wrong second token."""
-    found: dict[int, int] = {}
-    for text in expected(architecture, "greedy"):
-        for i, (one, two) in enumerate(pairwise(text)):
-            found[context_key([one])] = two if i % 3 else (two + 1) % VOCAB
-    keys, tokens = zip(*sorted(found.items()), strict=True)
-    return NgramTable(np.array(keys, dtype=np.uint64), np.array(tokens, dtype=np.uint32), 4)
 
 
 def grows(case: Case) -> bool:

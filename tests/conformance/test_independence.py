@@ -32,7 +32,7 @@ def texts(rows, ids, **arguments):
         {"tree": (3, 2, 1)},
         {"sampling": WARM, "tree": (3, 2), "verification": "coupled"},
         {"draft_length": BUDGETS["by cost"]},
-        {"sampling": WARM, "draft_length": BUDGETS["by cost"], "verification": "coupled", "drafter": "cascade"},
+        {"sampling": WARM, "draft_length": BUDGETS["by cost"], "verification": "coupled", "drafter": "adaptive"},
         {"sampling": WARM, "method": "regular"},
         {"sampling": SamplingParams(1.0, top_k=20, top_p=0.9), "draft_length": 4},
     ],

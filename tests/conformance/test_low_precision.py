@@ -82,7 +82,7 @@ def test_every_row_writes_what_it_writes_alone(weights: str, text: str, method: 
     if METHODS[method].drafts:
         drafters = ["model"] if METHODS[method].overlaps else ["model", "prompt_lookup"]
         ways = [{"drafter": drafter, "draft_length": length} for drafter in drafters for length in (4, "auto")]
-        ways += [] if METHODS[method].overlaps else [{"drafter": "cascade", "tree": (3, 2)}]
+        ways += [] if METHODS[method].overlaps else [{"drafter": "adaptive", "tree": (3, 2)}]
     for way in ways:
         for batch in (1, 4, 16):
             rows = list(range(batch))
@@ -99,7 +99,7 @@ def test_two_threads_write_what_one_writes(text: str, two_threads: None) -> None
 def test_wide_trees_write_the_same_bits(text: str, two_threads: None) -> None:
     """Up to as many drafts as a row may have, some rows with a prefix that they share."""
     for weights, shape in (("bfloat16", (6, 3, 2)), ("float16", (3, 2, 1)), ("int8", (2, 2))):
-        for drafter in ("model", "cascade"):
+        for drafter in ("model", "adaptive"):
             rows = [0, 1, 2, 3]
             out = written(weights, rows, text, drafter=drafter, tree=shape)
             assert out == alone(weights, text)[:4], (weights, shape, drafter)

@@ -98,7 +98,7 @@ def test_captured_steps_write_the_eager_text(method: str, architecture: str) -> 
     assert not ledger.races and not ledger.uploads["captured"]
 
 
-@pytest.mark.parametrize("name", ["head", "adaptive", "cascade", "perturbed"])
+@pytest.mark.parametrize("name", ["head", "adaptive_head", "adaptive", "perturbed"])
 @pytest.mark.parametrize("method", ["speculative", "bass"])
 def test_captured_sampled_text_is_the_eager_one(method: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     draft, rows = table.DRAFTS[name], table.PROMPTS["different"][:2]

@@ -51,7 +51,6 @@ def settings():
             learning_rate=0.003,
             held_out_shards=1,
         ),
-        ngram=replace(loaded.ngram, contexts=100),
     )
 
 

@@ -1,9 +1,8 @@
-"""The corpus and its counts: the target's own texts with hidden states, from prompts of many kinds."""
+"""The corpus: the target's own texts with hidden states, from prompts of many kinds."""
 
 import gzip
 import json
 from collections import Counter
-from dataclasses import replace
 from importlib import resources
 
 import pytest
@@ -13,9 +12,7 @@ from filelock import FileLock
 
 from bass_core import load_pair
 from distill import corpus as corpus_module
-from distill.batches import load_rows
 from distill.corpus import rows_of, shards, write_corpus, write_shard
-from distill.ngrams import count_ngrams
 from distill.own_prompts import LONGEST, SHORTEST, own_prompts
 from distill.prompts import corpus_prompts, evaluation_prompts
 
@@ -87,16 +84,3 @@ def test_a_shard_leaves_the_pair_as_it_was(pair, settings):
     before = pair.target_step.readout
     write_shard(pair, settings, 5)
     assert pair.target_step.readout is before
-
-
-def test_ngrams_are_the_likeliest_continuations(settings, corpus):
-    table = count_ngrams(shards(corpus), replace(settings.ngram, contexts=10**6))
-    followers: dict[int, Counter[int]] = {}
-    for tokens, _, prompt in load_rows(shards(corpus)):
-        text = tokens.tolist()
-        for at in range(prompt, len(text)):
-            followers.setdefault(text[at - 1], Counter())[text[at]] += 1
-    for token, counts in followers.items():
-        assert counts[table.next_token([token])] == max(counts.values())
-    small = count_ngrams(shards(corpus), settings.ngram)
-    assert len(small.keys) == 100 and (small.keys[1:] > small.keys[:-1]).all()

@@ -17,7 +17,6 @@ from distill.ablation import ARMS, ablate, as_markdown
 from distill.batches import Batches, Scale, collate, frequent_ids, load_rows, scale_of, shifted
 from distill.corpus import shards, write_corpus
 from distill.evaluate import acceptance, cost_ratio, prompt_set, speed
-from distill.ngrams import count_ngrams
 from distill.train import absorb, depths, divergence, measure, new_head, train
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -191,14 +190,9 @@ def test_training_goes_on_from_a_trained_head(pair, settings, corpus, tmp_path):
 
 def test_what_was_made_is_measured(pair, settings, corpus, tmp_path):
     train(pair, settings, corpus, tmp_path, 6)
-    drafted = ModelPair(
-        pair.target,
-        load_draft_head(tmp_path, pair.target),
-        pair.tokenizer,
-        ngrams=count_ngrams(shards(corpus), settings.ngram),
-    )
+    drafted = ModelPair(pair.target, load_draft_head(tmp_path, pair.target), pair.tokenizer)
     prompts = [(kind, text[:40]) for kind, text in prompt_set("committed", 4)]
-    for drafter in ("model", "lookup", "cascade"):
+    for drafter in ("model", "prompt_lookup", "adaptive"):
         row = acceptance(drafted, prompts, drafter=drafter, temperature=0.0, draft_length=3, tokens=20, batch=2)
         assert 0 <= row["accepted_per_drafted"] <= row["a"] + 0.5 and row["prompts"] <= 4
     out = generate(
@@ -256,4 +250,3 @@ def test_the_commands_make_a_draft_of_the_real_model(smollm2_folder, tmp_path):
     distill("train", "--steps", "10")
     log = json.loads((tmp_path / "work" / "head" / "log.json").read_text())
     assert log["loss"][-1][1] < 0.9 * log["loss"][0][1]
-    assert "contexts" in distill("ngrams")

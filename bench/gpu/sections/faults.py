@@ -103,7 +103,7 @@ def _head(ctx: Context) -> None:
     head = DraftHead(target, HeadConfig(1, target.config.hidden_size), vocabulary.to(ctx.device))
     pair = ModelPair(target, head.to(ctx.device, ctx.dtype).eval().requires_grad_(False))
     regular = _texts(ctx, pair, "regular")
-    for drafter in ("adaptive", "cascade", "model"):
+    for drafter in ("adaptive", "model"):
         for method in ("speculative", "bass"):
             _share(ctx, f"head, {drafter}, {method}", _texts(ctx, pair, method, drafter=drafter), regular)
     _texts(ctx, pair, "bass", drafter="adaptive", sampling=SamplingParams(0.8))

@@ -144,7 +144,7 @@ def test_what_an_epoch_judged_is_judged_again_with_noise_of_its_own(monkeypatch:
     assert len({(row, at) for row, _, at in judged}) < len(judged), "no place came again"
 
 
-@pytest.mark.parametrize("drafter", ["cascade", "model"])
+@pytest.mark.parametrize("drafter", ["adaptive", "model"])
 def test_a_run_that_stood_before_is_copied(drafter: str) -> None:
     """A copied token has q = 1, the others the draft's q. With five token ids, many runs of three repeat."""
     rows = torch.randint(0, 5, (6, 40), generator=torch.Generator().manual_seed(2)).tolist()
@@ -161,7 +161,7 @@ def test_a_run_that_stood_before_is_copied(drafter: str) -> None:
                 others += not copied
                 assert copied or q == pytest.approx(expected, rel=1e-3, abs=1e-6)
             before += row.tokens
-    assert others and (points > 0) == (drafter == "cascade")
+    assert others and (points > 0) == (drafter == "adaptive")
     same = {"max_new_tokens": 20, "drafter": drafter}
     assert texts(run(SMALL, rows, **same)) == texts(generate(SMALL, rows, method="regular", **same))
 

@@ -140,7 +140,7 @@ def test_a_head_goes_on_from_the_targets_states():
 
 def test_a_copied_run_comes_at_once_and_the_draft_model_is_not_billed_for_it():
     rows = [[7, 1, 2, 3, 40, 41, 42, 43, 44, 1, 2, 3], ROWS[1]]
-    one = session(rows=rows, drafter="cascade")
+    one = session(rows=rows, drafter="adaptive")
     one.step()
     first, second = one.step()
     assert (first.tokens, first.copied, second.copied) == ([40, 41, 42, 43], [True] * 4, [False])
@@ -156,7 +156,7 @@ def test_a_head_is_silent_behind_copies_whose_states_it_lacks():
     target = tiny("llama")
     pair = ModelPair(target, tiny_head(target))
     text = [7, 1, 2, 3, 40, 41, 1, 2, 3]
-    one = session(pair, rows=[text[:-1]], layout={"states": ((1, 80, 64), torch.float32)}, drafter="cascade")
+    one = session(pair, rows=[text[:-1]], layout={"states": ((1, 80, 64), torch.float32)}, drafter="adaptive")
     states = target(torch.tensor([text]), output_hidden_states=True).hidden_states[-1][0]
     one.arena["states"][0, : len(text) - 1] = states[:-1]
     one.judge([RowUpdate(0, 1, len(text) - 1, text[-1:])])
@@ -172,7 +172,7 @@ def test_a_head_is_silent_behind_copies_whose_states_it_lacks():
 def test_beside_a_row_that_drafts_nothing_is_overwritten_of_one_that_copies():
     """The row is fed as padding and must keep its whole prompt: its next q equals that of an uncached forward."""
     rows, warm = [[7, 1, 2, 3, 40, 41, 42, 43, 44, 1, 2, 3], ROWS[1]], SamplingParams(0.9)
-    one = session(rows=rows, layout={"q": ((2, 5, 96), torch.float32)}, sampling=warm, drafter="cascade")
+    one = session(rows=rows, layout={"q": ((2, 5, 96), torch.float32)}, sampling=warm, drafter="adaptive")
     one.step()
     assert [block.copied[0] for block in one.step()] == [True, False]
     text = [*rows[0], 60]

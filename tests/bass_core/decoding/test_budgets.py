@@ -120,7 +120,7 @@ def test_where_costs_cant_be_had_auto_measures_nothing(
     elif obstacle == "no place":
         (tmp_path / "bass").write_text("a file where the folder should be")
     elif obstacle == "a drafter of one's own":
-        request = make_request(PAIR, ROWS, drafter=Own(PAIR.device))
+        request = make_request(PAIR, ROWS, drafter=Own())
     assert with_costs(PAIR, request, 0 if obstacle == "no lane" else 8).costs is None
 
 
@@ -243,7 +243,7 @@ def test_a_race_that_is_closed_while_it_measures_leaves_nothing() -> None:
 def test_drafters_without_a_model_share_their_costs() -> None:
     paths = {
         costs_path(PAIR, drafter, "sdpa", SamplingParams(temperature))
-        for drafter in ("prompt_lookup", "sibling_lookup", "ngram", "model", "cascade")
+        for drafter in ("prompt_lookup", Own(), "model", "adaptive")
         for temperature in (0.5, 1.0)
     }
     assert len(paths) == 2

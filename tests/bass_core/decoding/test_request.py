@@ -29,6 +29,8 @@ from bass_core.budget.policies import FixedLength
 from bass_core.decoding import admission as admission_module
 from bass_core.decoding.admission import admit, estimate_bytes
 from bass_core.decoding.request import make_request
+from bass_core.drafting.base import own_drafter
+from bass_core.drafting.registry import DRAFTERS, DrafterKind
 
 from ...models import VOCAB, tiny
 
@@ -156,8 +158,12 @@ class Reader:
         raise AssertionError("nothing runs here")
 
 
-@pytest.mark.parametrize("drafter", ["sibling_lookup", Reader()], ids=["siblings", "a user's"])
-def test_rows_of_one_noise_key_are_refused_where_a_drafter_reads_other_rows(drafter: Any) -> None:
+@pytest.mark.parametrize("drafter", ["reader", Reader()], ids=["by name", "a user's"])
+def test_rows_of_one_noise_key_are_refused_where_a_drafter_reads_other_rows(
+    drafter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = DrafterKind("reads other rows", lambda parts: own_drafter(Reader()), reads_others=True)
+    monkeypatch.setitem(DRAFTERS, "reader", kind)
     twice = {"n": 2, "sequence_ids": [7, 7]}
     with pytest.raises(RequestError, match=r"sequence_ids must differ .*\[7, 7\]"):
         make_request(PAIR, PROMPT, drafter=drafter, **twice)

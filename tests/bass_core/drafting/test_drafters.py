@@ -89,7 +89,7 @@ def test_a_round_counts_what_a_draft_model_drew(name, monkeypatch):
     drawn = [round_.draft_tokens for round_ in rounds]
     kind = DRAFTERS[draft.drafter]
     assert all((round_.windowed is not None) == kind.windows for round_ in rounds if round_.draft_tokens)
-    if kind.windows and (kind.copies or kind.runs_model):
+    if kind.windows and kind.runs_model:
         assert sum(drafted) and sum(drawn)
     elif kind.windows:
         assert sum(drawn) and drawn == drafted
@@ -116,19 +116,7 @@ def test_the_conformance_suite_knows_every_drafter():
     assert {draft.drafter for draft in DRAFTS.values()} == set(DRAFTERS)
 
 
-def test_a_drafter_with_an_old_name_is_refused() -> None:
-    class Old:
-        def propose(self, rows, max_drafts, keys):
-            raise AssertionError("it is refused before it is asked")
-
-        def settle(self, rows, proposal, accepted):
-            raise AssertionError("nothing calls this")
-
-    with pytest.raises(RequestError, match="`settle` is called `on_verified` now"):
-        choose_drafter(ModelPair(tiny("llama")), Old())
-
-
-@pytest.mark.parametrize("drafter", ["model", "cascade"])
+@pytest.mark.parametrize("drafter", ["model", "adaptive"])
 def test_a_head_reads_the_prompts_with_the_prefill(drafter):
     """So the first round that drafts costs no more than any other, however long the prompts are."""
     pair = made_pair("llama", "head")

@@ -50,7 +50,7 @@ class Everything(WindowDrafter):
 
 
 @pytest.mark.parametrize(("verification", "temperature"), WAYS)
-@pytest.mark.parametrize("drafter", ["window", "window_cascade", "window_model", "head"])
+@pytest.mark.parametrize("drafter", ["window", "window_model", "head"])
 def test_a_window_that_hides_nothing_is_always_right(
     drafter: str, verification: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,8 +62,7 @@ def test_a_window_that_hides_nothing_is_always_right(
     out = generate(pair, ROWS, drafter=name, draft_length=6, sampling=sampling, verification=verification, **ANY)
     drafted, rate = out.metrics.drafted, out.metrics.acceptance_rate
     assert drafted and rate is not None
-    # Rounding may part p and q by a hair; copies are no drafts of the target's.
-    assert rate > 0.99 or drafter == "window_cascade"
+    assert rate > 0.99, "rounding may part p and q by a hair"
 
 
 @pytest.mark.parametrize(("verification", "temperature"), WAYS[:2])

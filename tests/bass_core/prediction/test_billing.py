@@ -101,7 +101,7 @@ def test_a_prefill_of_the_draft() -> None:
     assert bill(SimulatedClock(TABLE), chunk, []).draft_ms == TABLE.verify_ms(3, 9) * 2 / 12
 
 
-DRAFTERS = ("model", "head", "cascade", "prompt_lookup", "window", "window_model")
+DRAFTERS = ("model", "head", "adaptive", "prompt_lookup", "window", "window_model")
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -125,7 +125,7 @@ def test_rounds_tell_what_their_forwards_were_fed(
 
     monkeypatch.setattr(ModelRunner, "forward", spy)
     name = "model" if drafter == "head" else drafter
-    ways: dict[str, Any] = {"tree": (2, 1)} if drafter == "cascade" else {"draft_length": 3}
+    ways: dict[str, Any] = {"tree": (2, 1)} if drafter == "adaptive" else {"draft_length": 3}
     told = stream(pair, rows, drafter=name, **ways, sampling=sampling, clock=CLOCK, **ANY)
     drafted = 0
     for made in told:

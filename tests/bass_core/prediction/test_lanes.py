@@ -148,7 +148,7 @@ def test_policies_ask_the_simulated_machine_and_measure_nothing(length: str) -> 
 
 
 def test_copies_and_trees_run_on_it_too() -> None:
-    for ways in ({"drafter": "prompt_lookup"}, {"drafter": "cascade", "draft_length": "auto", "tree": (2, 1)}):
+    for ways in ({"drafter": "prompt_lookup"}, {"drafter": "adaptive", "draft_length": "auto", "tree": (2, 1)}):
         lanes = last(**{"draft_length": 3, "clock": H100, "max_new_tokens": 20, **ways})["lanes"]
         assert not any(lane["error"] for lane in lanes.values()), lanes
         assert lanes["bass"]["metrics"]["ms_per_token"] > 0

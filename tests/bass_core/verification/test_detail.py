@@ -139,20 +139,10 @@ def test_each_rule_is_named_and_a_residual_told_only_where_there_is_one(
     assert residuals or rule != "tree"
 
 
-class Table:
-    """A table of n-grams that always knows how to go on."""
-
-    longest = 2
-
-    def next_token(self, context: list[int], shortest: int = 1) -> int:
-        return 7
-
-
 def test_who_proposed_a_draft_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "CASCADE_MATCH", 1)
-    pair = ModelPair(TARGET, DRAFT, byte_tokenizer(), ngrams=Table())  # type: ignore[arg-type]
-    text, both = [5, 6, 7, 8, 9] * 4, {"copy", "model"}
-    for drafter, expected in (("prompt_lookup", {"copy"}), ("cascade", both), ("lookup", {"copy", "n-gram"})):
+    pair, text = ModelPair(TARGET, DRAFT, byte_tokenizer()), [5, 6, 7, 8, 9] * 4
+    for drafter, expected in (("prompt_lookup", {"copy"}), ("adaptive", {"copy", "model"})):
         given = {"drafter": drafter, "draft_length": 3, "max_new_tokens": 30, "inspect": True}
         *_, snapshot = race(pair, [text, [1, 2]], lanes=("bass",), **given)
         rows = [row for record in snapshot["lanes"]["bass"]["rounds"] for row in record["rows"] if row["detail"]]

@@ -36,7 +36,7 @@ def pair(architecture: str, kind: str) -> ModelPair:
     draft = target if kind == "self" else drafts[kind]()
     if draft is not None:
         draft = draft.to(TYPE)
-    return ModelPair(target.to(TYPE), draft, ngrams=table._ngrams(architecture))
+    return ModelPair(target.to(TYPE), draft)
 
 
 def run(case: table.Case, **arguments: Any) -> Generation:
