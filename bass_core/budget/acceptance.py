@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# The weight of an observation is multiplied by this with every later round: acceptance changes along a text.
-MEMORY = 0.97
+# The weight of an observation is multiplied by this with every later round in which its source drafts: acceptance
+# changes along a text, and of copies at once where a text stops repeating another.
+MEMORY, COPY_MEMORY = 0.97, 0.85
 # A place starts as if tried PRIOR times, at the rate of the place before it, the first at FIRST_RATE.
 PRIOR = 4.0
 # First guesses: the shipped draft head accepts 0.47 of greedy drafts and 0.42 of sampled ones; prompt lookup more,
@@ -25,15 +26,15 @@ Rates = NDArray[np.floating[Any]]
 class Reach:
     """How often a count reaches place i, given that it reached i - 1, where it might have: a chain of chances."""
 
-    def __init__(self, limit: int, first: float) -> None:
-        self.first = first
+    def __init__(self, limit: int, first: float, memory: float = MEMORY) -> None:
+        self.first, self.memory = first, memory
         self._tried, self._reached = np.zeros(limit), np.zeros(limit)
         self._known: Rates | None = None
 
     def fade(self) -> None:
         """A round has passed."""
-        self._tried *= MEMORY
-        self._reached *= MEMORY
+        self._tried *= self.memory
+        self._reached *= self.memory
         self._known = None
 
     def add(self, count: int, allowed: int) -> None:
@@ -58,7 +59,8 @@ class Believed:
 
     def __init__(self, limit: int, copies: bool) -> None:
         self.drafted = Reach(limit, 1.0)
-        self.accepted = Reach(limit, FIRST_COPY_RATE if copies else FIRST_RATE)
+        first = (FIRST_COPY_RATE, COPY_MEMORY) if copies else (FIRST_RATE, MEMORY)
+        self.accepted = Reach(limit, *first)
 
     def fade(self) -> None:
         """A round has passed in which it drafted."""

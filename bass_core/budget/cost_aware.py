@@ -2,9 +2,10 @@
 
 Contract: a Budget (base.py). Before anything of a round is drawn, each row offers a chain of drafts by a source
 that its text so far decides (a copy, or the draft model). The worth of a row's i-th draft is the chance that its
-first i drafts are accepted: it counts once for each source and place (acceptance.py). Drafts are taken best first
-over all rows, as many as make expected tokens a millisecond the most; none where a plain step does. So the lengths
-are a function of earlier rounds alone, and every rule of verification stays exact. Costs come from a table
+first i drafts are accepted: it counts once for each source and place (acceptance.py), and less for a row that has
+less to write than others, because a batch takes until its last row is finished. Drafts are taken best first over
+all rows, as many as make expected tokens a millisecond the most; none where a plain step does. So the lengths are
+a function of earlier rounds alone, and every rule of verification stays exact. Costs come from a table
 (cost_table.py) that every round's own time corrects (corrected.py). What is not chosen is tried now and then, for
 what it may cost: at most EXPLORE of the time. So a lane that would win again finds out, and one that loses loses
 little. Source: expected tokens by place, Leviathan et al. 2211.17192, equation 1; one budget over all rows by
@@ -25,6 +26,8 @@ from .base import Feedback, Offer
 from .corrected import CorrectedCosts
 from .cost_table import RoundCosts
 
+# How much more a row counts that has more to write than another: the exponent of their ratio.
+BEHIND = 4
 # The longest draft of a row, and the most drafts of all rows together.
 LIMIT, MOST = 16, 96
 PLACES = np.arange(1, LIMIT + 1)
@@ -34,6 +37,9 @@ LEAST_GAIN = 1.04
 HORIZON = 16
 # The share of the time that trying what seems to lose may cost.
 EXPLORE = 0.01
+# A plain round is followed by so many that are not planned anew, unless a row has another source: planning takes a
+# fortieth of a small model's step.
+RESTS = 7
 # What a first plain round may cost beyond that, in plain steps, and the rounds after which it is tried.
 FIRST_TRY, FIRST_ROUNDS = 0.4, 4
 
@@ -49,9 +55,8 @@ class Plan(NamedTuple):
 
 
 class Ways(NamedTuple):
-    """Ways to spend a round, the first without drafts. tokens: that all rows should write; ms: what it takes.
-
-    lengths(i): of each row, the i-th way.
+    """Ways to spend a round, the first without drafts. tokens: that all rows should write, weighted; ms: what it
+    takes. lengths(i): of each row, the i-th way.
     """
 
     tokens: Rates
@@ -74,6 +79,9 @@ class CostAware:
         self._rounds, self._plain = 0, False
         # The newest plan, and what it was asked about.
         self._planned: tuple[Sequence[Offer], Plan] | None = None
+        # The rows' sources when a plain round was best, and how many more of these are plain without a plan.
+        self._resting: list[str] = []
+        self._rests = 0
 
     def max_drafts(self, offers: Sequence[Offer]) -> list[int]:
         """See Budget."""
@@ -83,8 +91,10 @@ class CostAware:
         """The lengths of the next round: the best, or where it may be tried the best of the other kind."""
         if self._planned is not None and self._planned[0] is offers:
             return self._planned[1]
-        usable = [min(max(offer.most, 0), LIMIT) for offer in offers]
-        found = self._plan(offers, usable) if any(usable) else Plan([0] * len(offers), 0.0)
+        usable, sources = [min(max(offer.most, 0), LIMIT) for offer in offers], [offer.source for offer in offers]
+        found = Plan([0] * len(offers), 0.0)
+        if any(usable) and not (self._rests and sources == self._resting):
+            found = self._plan(offers, usable)
         self._planned = offers, found
         return found
 
@@ -110,7 +120,8 @@ class CostAware:
         rows = len(offers)
         believed = [self._of(offer) for offer in offers]
         allowed = np.array(usable)[:, None] >= PLACES
-        worths = np.where(allowed, [of.accepted.chances() for of in believed], -1.0).ravel()
+        chances = np.array([of.accepted.chances() for of in believed])
+        worths = np.where(allowed, chances * _need(offers)[:, None], -1.0).ravel()
         # Stable, so that of a row's drafts of equal worth the first comes first.
         order = np.argsort(-worths, kind="stable")[: min(MOST, sum(usable))]
         shares = np.array([of.drafted.chances() for of in believed]).ravel()[order]
@@ -126,9 +137,9 @@ class CostAware:
         """Where padding costs what tokens cost: 0, 1, 2, ... drafts of every row."""
         rows, places = len(offers), np.arange(max(usable) + 1)
         tokens = np.full(len(places), float(rows))
-        for offer, most in zip(offers, usable, strict=True):
+        for offer, most, need in zip(offers, usable, _need(offers), strict=True):
             gained = np.concatenate(([0.0], self._of(offer).accepted.chances().cumsum()))
-            tokens += gained[np.minimum(places, max(most, 0))]
+            tokens += need * gained[np.minimum(places, most)]
         deepest = places * any(offer.forwards and most > 0 for offer, most in zip(offers, usable, strict=True))
         ms = self.costs.verify_ms(rows, rows * (1.0 + places)) + self._drafting_ms(offers, deepest)
         return Ways(tokens, ms, lambda way: [min(max(most, 0), way) for most in usable])
@@ -157,6 +168,7 @@ class CostAware:
         self._allowance += EXPLORE * self._ms(feedback) - tried
         self._rounds, self._plain = self._rounds + 1, self._plain or not any(feedback.requested)
         self._planned = None
+        self._rest([offer.source for offer in offers], plan)
         told = list(zip(offers, feedback.requested, feedback.drafted, feedback.accepted, strict=True))
         for source in {offer.source for offer, allowed, _, _ in told if allowed}:
             self._believed[source].fade()
@@ -173,12 +185,28 @@ class CostAware:
             drafting = (float(forwards), float(_unread(offers)), feedback.draft_ms) if forwards else None
             self.costs.observe(rows, tokens, feedback.ms - feedback.draft_ms, drafting)
 
+    def _rest(self, sources: list[str], plan: Plan) -> None:
+        """A round has gone by this plan; a plain one that was only tried says nothing of the next."""
+        if any(plan.lengths) or plan.lost:
+            self._rests = 0
+        elif self._rests and sources == self._resting:
+            self._rests -= 1
+        else:
+            self._resting, self._rests = sources, RESTS
+
     def _ms(self, feedback: Feedback) -> float:
         """What the round took, by the clock or else by the costs."""
         if self.costs.timed and not math.isnan(feedback.ms):
             return feedback.ms
         rows = len(feedback.offers)
         return float(self.costs.verify_ms(rows, np.array([float(rows)]))[0])
+
+
+def _need(offers: Sequence[Offer]) -> Rates:
+    """float64 [rows]: what a token more of each row counts, 1 on average; less the less the row has to write."""
+    left = np.array([1.0 + max(offer.most, 0) for offer in offers])
+    need = (left / left.max()) ** BEHIND
+    return np.asarray(need / need.mean())
 
 
 def _unread(offers: Sequence[Offer]) -> int:

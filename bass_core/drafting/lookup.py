@@ -18,6 +18,10 @@ from ..sampling.noise import NoiseKeys
 from ..sequence import Sequence
 from .base import COPY, Drafter, Proposal, point_masses
 
+# A copy behind a run of so many tokens or more that occurred before is likelier to be accepted: its row has copied
+# for a while. A policy counts these apart.
+LONG_RUN, LONG_COPY = 8, "long copy"
+
 
 class PromptLookupDrafter(Drafter):
     """Copies what followed the latest earlier occurrence of the row's last tokens (`shortest` to `longest`).
@@ -45,11 +49,13 @@ class PromptLookupDrafter(Drafter):
         return None
 
     def offers(self, rows: list[Sequence]) -> list[Offer]:
-        """A copy where the text knows how to go on, else nothing."""
-        found = [self._match(r, row.tokens) is not None for r, row in enumerate(rows)]
-        return [
-            Offer((row.remaining - 1) * known, self.source, False) for row, known in zip(rows, found, strict=True)
-        ]
+        """A copy where the text knows how to go on, else nothing; `source` tells whether the run is long."""
+        offers = []
+        for r, row in enumerate(rows):
+            at = self._match(r, row.tokens)
+            source = LONG_COPY if at is not None and _is_long(row.tokens, at) else self.source
+            offers.append(Offer(0 if at is None else row.remaining - 1, source, False))
+        return offers
 
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         return point_masses(
@@ -96,6 +102,11 @@ class PromptLookupDrafter(Drafter):
     def move_row(self, source: int, target: int) -> None:
         self._tables[target], self._indexed[target] = self._tables[source], self._indexed[source]
         self._replaced[target], self._prompts[target] = self._replaced[source], self._prompts[source]
+
+
+def _is_long(tokens: list[int], at: int) -> bool:
+    """Whether the LONG_RUN tokens before `at` are those at the end."""
+    return at >= LONG_RUN and tokens[at - LONG_RUN : at] == tokens[-LONG_RUN:]
 
 
 class Cascade(Drafter):

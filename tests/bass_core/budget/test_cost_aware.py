@@ -79,13 +79,23 @@ def test_the_best_drafts_of_all_rows_are_taken_first():
     play(policy, 40, [HEAD], 0)
     lengths = play(policy, 1, [HEAD, COPY, HEAD, COPY], 16)[0]
     assert lengths[0] == lengths[2] == 0 and min(lengths[1], lengths[3]) > 4
-    assert play(policy, 1, [HEAD, COPY._replace(most=3), HEAD, HEAD], 16)[0] == [0, 3, 0, 0], "as its room allows"
+    short = [offer._replace(most=3) for offer in (HEAD, COPY, HEAD, HEAD)]
+    assert play(policy, 1, short, 16)[0] == [0, 3, 0, 0], "as its room allows"
     assert policy.max_drafts([Offer(0), Offer(-1)]) == [0, 0]
+
+
+def test_a_row_that_is_ahead_waits_for_the_others():
+    """It has half as much to write: what it would gain does not finish the batch earlier."""
+    policy = CostAware(CHEAP)
+    play(policy, 40, [COPY], 3)
+    assert play(policy, 1, [COPY, COPY], 3)[0] == [3, 3]
+    behind, ahead = play(policy, 1, [COPY, COPY._replace(most=20)], 3)[0]
+    assert behind >= 3 and ahead == 0
 
 
 def test_where_padding_costs_what_tokens_cost_all_rows_get_as_many():
     wide = CostTable({8: [(8, 10), (64, 11)]}, {8: 0.1}, padded=True)
-    lengths = play(CostAware(wide), 30, [HEAD] * 7 + [HEAD._replace(most=1)], 3)[-1]
+    lengths = play(CostAware(wide), 30, [HEAD._replace(most=3)] * 7 + [HEAD._replace(most=1)], 3)[-1]
     assert lengths == [3] * 7 + [1]
 
 
