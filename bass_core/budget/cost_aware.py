@@ -32,7 +32,7 @@ BEHIND = 4
 LIMIT, MOST = 16, 96
 PLACES = np.arange(1, LIMIT + 1)
 # Drafting has to promise this much more than a plain step: estimates err, and a plain step's err least.
-LEAST_GAIN = 1.04
+LEAST_GAIN = 1.03
 # What the draft model has to read before it drafts again pays off over so many rounds, or over the text's rest.
 HORIZON = 16
 # The share of the time that trying what seems to lose may cost.

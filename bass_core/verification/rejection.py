@@ -11,6 +11,8 @@ synchronisation. A row's drafts from the first that can't be judged on count as 
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -44,15 +46,17 @@ def first_tokens(logits: Tensor, keys: NoiseKeys, params: SamplingParams) -> Ten
 
 def plain(logits: Tensor, keys: NoiseKeys, params: SamplingParams) -> list[RowOutcome]:
     """The outcomes of a round without drafts: the target's own draws for logits [B, V], in one copy."""
-    if params.greedy:
-        tokens = argmax(logits)
-        # A NaN counts as the largest.
-        sound = logits.gather(-1, tokens[:, None])[:, 0].isfinite()
-        tokens, chances = tokens.where(sound, UNSOUND), sound.float()
-    else:
-        tokens, chances = _drawn(logits, keys, params)
-    told = to_host(torch.stack((tokens.float(), chances), dim=1)).tolist()
-    return [RowOutcome(0, int(token), chance, []) for token, chance in told]
+    if not params.greedy:
+        told = to_host(torch.stack([column.float() for column in _drawn(logits, keys, params)], dim=1)).tolist()
+        return [RowOutcome(0, int(token), chance, []) for token, chance in told]
+    tokens = argmax(logits)
+    told = to_host(torch.stack((tokens.float(), logits.gather(-1, tokens[:, None])[:, 0].float()), dim=1)).tolist()
+    # A NaN counts as the largest.
+    sound = [math.isfinite(largest) for _, largest in told]
+    return [
+        RowOutcome(0, int(token) if fit else UNSOUND, float(fit), [])
+        for (token, _), fit in zip(told, sound, strict=True)
+    ]
 
 
 def _drawn(logits: Tensor, keys: NoiseKeys, params: SamplingParams) -> tuple[Tensor, Tensor]:
