@@ -69,7 +69,10 @@ def make_budget(option: DraftLength, costs: RoundCosts | None = None, timed: boo
     if isinstance(option, int):
         return EqualRows(FixedLength(option))
     own = copy.deepcopy(option)
-    return own if _is_budget(own) else EqualRows(own)
+    if _is_budget(own):
+        return own
+    assert _is_policy(own), "checked above"
+    return EqualRows(own)
 
 
 def _is_budget(option: object) -> TypeGuard[Budget]:

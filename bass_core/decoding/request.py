@@ -20,7 +20,7 @@ from ..options import Keywords, Options, Prompt, gathered, lists_options
 from ..prediction.clock import check_clock
 from ..sampling.params import SamplingParams
 from ..sequence import Sequence
-from ..verification.table import find_verification
+from ..verification.table import Verification, find_verification
 from .checks import (
     MOST_DRAFTS,
     check_acceptance,
@@ -48,9 +48,9 @@ class Request(Options):
     """Options that are checked, with every choice made that they leave open.
 
     prompts: token ids, one list per row. draft_length: the depth of `tree` where there is one. backend: the
-    attention that was chosen. eos: the ids that end a text. context: the model's context length in tokens. costs:
-    of rounds, measured or of the simulated clock, set after admission if the draft length depends on them
-    (budgets.py). clock: its number of GPUs is known.
+    attention that was chosen. rule: the one that `verification` names. eos: the ids that end a text. context: the
+    model's context length in tokens. costs: of rounds, measured or of the simulated clock, set after admission if
+    the draft length depends on them (budgets.py). clock: its number of GPUs is known.
     """
 
     prompts: list[list[int]]
@@ -58,6 +58,7 @@ class Request(Options):
     tree: tuple[int, ...] | None
     sequence_ids: list[int]
     backend: str
+    rule: Verification
     eos: frozenset[int]
     context: int
     costs: RoundCosts | None = None
@@ -108,7 +109,7 @@ def make_request(
     sampling = SamplingParams() if given.sampling is None else given.sampling
     if not isinstance(sampling, SamplingParams):
         raise RequestError(f"sampling must be a SamplingParams; got {sampling!r}.")
-    find_verification(given.verification)
+    rule = find_verification(given.verification)
     check_time_budget(given.time_budget_ms)
     check_acceptance(given.synthetic_acceptance)
     prompts = encode_prompts(pair, prompt, given.n, given.raw)
@@ -117,7 +118,7 @@ def make_request(
     check_sight(drafter, backend)
     tree = check_tree(given.tree, drafter, given.draft_length)
     if branches(drafter, tree):
-        check_branching(backend, given.verification, given.synthetic_acceptance)
+        check_branching(backend, given.verification, rule, given.synthetic_acceptance)
     made = Request(
         n=given.n,
         max_new_tokens=given.max_new_tokens,
@@ -136,6 +137,7 @@ def make_request(
         inspect=check_switch("inspect", given.inspect),
         prompts=prompts,
         backend=backend,
+        rule=rule,
         eos=check_end_ids(pair, given.eos_token_id),
         context=pair.context_length,
     )

@@ -21,7 +21,7 @@ from ..sampling.noise import NoiseKeys
 from ..sequence import Sequence, WindowWork
 from ..verification.acceptance import refuse_unsound
 from ..verification.rejection import verify
-from ..verification.table import find_verification
+from ..verification.table import AUTOMATIC, Verification
 from .base import Drafter, Proposal, check_chain, point_masses
 from .window import WindowDrafter
 
@@ -172,12 +172,16 @@ class WindowChain(Drafter):
     source = "window"
 
     def __init__(
-        self, front: Drafter, window: WindowDrafter, verification: str = "auto", length: int = FRONT_LENGTH
+        self,
+        front: Drafter,
+        window: WindowDrafter,
+        verification: Verification = AUTOMATIC,
+        length: int = FRONT_LENGTH,
     ) -> None:
         self.front, self.window, self.length = front, window, length
         self.verification = verification
         self.observes_states = front.observes_states
-        self._own_noise = not (window.params.greedy or find_verification(verification).coupled)
+        self._own_noise = not (window.params.greedy or verification.coupled)
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         return self.front.start(rows)

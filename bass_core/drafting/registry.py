@@ -22,6 +22,7 @@ from ..models.draft_head import DraftHead
 from ..models.ngram import NgramTable
 from ..models.pair import ModelPair
 from ..sampling.params import SamplingParams
+from ..verification.table import Verification
 from .base import Drafter, own_drafter, refuse_old_names
 from .combine import Cascade, LookupChain, WindowChain
 from .head import HeadDrafter
@@ -74,7 +75,7 @@ class Parts:
     texts: CachedTexts
     backend: str
     sampling: SamplingParams
-    verification: str
+    verification: Verification
     ahead: bool = False
     target: ModelRunner | None = None
     tells: bool = False

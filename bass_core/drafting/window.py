@@ -21,7 +21,7 @@ from ..models.forward import ForwardBatch, ForwardOutput
 from ..sampling.noise import NoiseKeys
 from ..sampling.params import SamplingParams
 from ..sequence import Sequence, WindowWork
-from ..verification.table import find_verification
+from ..verification.table import Verification
 from .base import Drafter, Proposal
 from .model import draw_draft
 
@@ -37,9 +37,11 @@ class WindowDrafter(Drafter):
 
     source = "window"
 
-    def __init__(self, target: ModelRunner, params: SamplingParams, verification: str, window: int) -> None:
+    def __init__(
+        self, target: ModelRunner, params: SamplingParams, verification: Verification, window: int
+    ) -> None:
         self.target, self.params, self.window = target, params, window
-        self.role = find_verification(verification).draft_role
+        self.role = verification.draft_role
 
     def prepare(self, rows: int) -> None:
         """Before the first step: let the target make ready for windowed steps of one token a row."""
