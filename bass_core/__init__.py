@@ -37,6 +37,7 @@ from .lanes.snapshot import (
 from .loading.catalogue import load_pair
 from .machine.monitor import Monitor
 from .models.pair import ModelPair
+from .options import Options
 from .prediction.clock import SimulatedClock
 from .prediction.hardware import HARDWARE, Assumptions, Hardware
 from .prediction.records import SpeedUp, SpeedUps
@@ -79,6 +80,7 @@ __all__ = [
     "ModelPair",
     "ModelSize",
     "Monitor",
+    "Options",
     "PairError",
     "RecordedLengths",
     "RequestError",

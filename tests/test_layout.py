@@ -193,3 +193,12 @@ def test_a_method_is_known_by_the_table_alone():
     assert compares_a_method(ast.parse('if "amusd" in methods: pass')) == [1]
     assert compares_a_method(ast.parse('drafts = method != "regular"')) == [1]
     assert not compares_a_method(ast.parse('algorithm = draft_length == "bass"'))
+
+
+def test_names_become_objects_at_the_door():
+    """No call hands its arguments on by locals(), and a verification's name is looked up once."""
+    users = {name: names(tree) for name, tree in parsed("bass_core/*.py")}
+    assert [name for name, used in users.items() if "locals" in used] == []
+    assert [name for name, used in users.items() if "find_verification" in used] == [
+        "bass_core/decoding/request.py"
+    ]

@@ -11,7 +11,6 @@ from ..drafting.registry import runs_model, windows
 from ..errors import RequestError
 from ..models.pair import ModelPair
 from ..models.weights.placement import is_split
-from ..verification.table import find_verification
 
 # Tokens that the draft runs ahead unless draft_length is an integer, and the most that an integer can ask for.
 LEAD, LONGEST_LEAD = 8, 64
@@ -36,7 +35,7 @@ def refuse_amusd(pair: ModelPair, request: Request) -> None:
             'method="amusd" can\'t follow a target that is split over several devices: choose "bass", or load the '
             "pair without a device_map."
         )
-    if find_verification(request.verification).adjust is not None:
+    if request.rule.adjust is not None:
         raise RequestError(
             f'method="amusd" can\'t verify by "{request.verification}": choose verification="auto".'
         )

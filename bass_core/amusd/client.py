@@ -23,7 +23,6 @@ from ..machine.transfer import to_device
 from ..models.draft_head import DraftHead
 from ..models.pair import ModelPair
 from ..sequence import Sequence
-from ..verification.table import find_verification
 from .host import DraftHost, borrow, give_back
 from .messages import Close, DraftLostError, Drafts, Open, Pause, Resume, RowUpdate, TextUpdate
 from .pace import NEWS
@@ -114,11 +113,7 @@ class DraftClient:
 
     def _layout(self, rows: int, length: int, params: DecodingParams) -> Layout:
         layout: Layout = {}
-        if (
-            not params.sampling.greedy
-            and not find_verification(params.verification).coupled
-            and params.synthetic is None
-        ):
+        if not params.sampling.greedy and not params.verification.coupled and params.synthetic is None:
             outputs = self._vocab if self._head is None else len(self._head.vocabulary)
             layout["q"] = ((rows, self._lead + 1, outputs), torch.float32)
         if self._head is not None:

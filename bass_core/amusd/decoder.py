@@ -42,7 +42,6 @@ from ..sampling.noise import NoiseKeys
 from ..sequence import Round, RowRound, Sequence
 from ..verification.acceptance import RowOutcome, refuse_unsound
 from ..verification.rejection import verify
-from ..verification.table import find_verification
 from .checks import lead_of, refuse_amusd
 from .client import DraftClient
 from .host import split_threads
@@ -58,7 +57,8 @@ def build_amusd(
 ) -> AmusdDecoder:
     """The decoder of a request; starts the pair's draft process unless it is running already."""
     refuse_amusd(pair, request)
-    lead, kind = lead_of(request), DRAFTERS[request.drafter]
+    name = str(request.drafter)  # of one that runs a model, as refuse_amusd has seen
+    lead, kind = lead_of(request), DRAFTERS[name]
     texts = request.texts(lead + 2)
     runner = runner_for(pair.target_step, len(sequences), texts, pair.vocab, request.backend)
     client = DraftClient(
@@ -67,7 +67,7 @@ def build_amusd(
         params,
         # While `lead` drafts are verified, the draft makes the late one and the next `lead`.
         lead=2 * lead + 1,
-        drafter=request.drafter,
+        drafter=name,
         backend=request.backend,
         delay_s=DELAYS[1],
     )
@@ -160,7 +160,7 @@ class AmusdDecoder(BatchDecoder):
         self._measure(counts, begin)
         records, verdicts, states = [], [], []
         tests = self.params.synthetic is None and not self.params.sampling.greedy
-        together = tests and find_verification(self.params.verification).together
+        together = tests and self.params.verification.together
         for r, row in enumerate(rows):
             outcome, stand = outcomes[r], outcomes[r].accepted
             settled = min(stand, counts[r]) + 1

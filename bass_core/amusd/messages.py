@@ -25,6 +25,7 @@ from typing import Any
 
 from ..errors import BassError
 from ..sampling.params import SamplingParams
+from ..verification.table import Verification
 from .shared_memory import Layout
 
 # Seconds that sending into a full link may take; after that the other side does not read any more.
@@ -50,7 +51,7 @@ class Open:
     lead: int
     params: SamplingParams
     seed: int
-    verification: str
+    verification: Verification
     backend: str
     layout: Layout
     drafter: str = "model"

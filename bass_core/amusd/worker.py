@@ -27,6 +27,7 @@ from ..attention.select import choose_backend
 from ..models.base import CausalModel
 from ..models.draft_head import DraftHead
 from ..sampling.params import SamplingParams
+from ..verification.table import AUTOMATIC
 from .messages import Block, Close, Drafts, Failed, Open, Pause, Ready, Resume, RowUpdate, TextUpdate
 from .session import DraftSession
 from .shared_memory import Arena, Layout, LocalArena
@@ -62,7 +63,7 @@ class LoadedDraft:
         if head is not None:
             layout["states"] = ((2, 6, head.config.hidden), torch.float32)
         for params in (SamplingParams(), SamplingParams(1.0)):
-            spec = Open(0, [[0, 0]] * 2, [0, 1], [5, 5], 2, params, 0, "auto", backend, layout)
+            spec = Open(0, [[0, 0]] * 2, [0, 1], [5, 5], 2, params, 0, AUTOMATIC, backend, layout)
             session = self.session(spec, LocalArena(layout, self.device))
             session.judge([RowUpdate(row, 1, 2, [0]) for row in range(2)])
             while session.busy:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from ..engine.runner import ModelRunner
 from ..sampling.params import SamplingParams
 from ..sequence import Round
+from ..verification.table import AUTOMATIC, Verification
 
 
 class Timeline(Protocol):
@@ -89,6 +90,6 @@ class DecodingParams:
 
     sampling: SamplingParams
     seed: int = 0
-    verification: str = "auto"
+    verification: Verification = AUTOMATIC
     synthetic: float | None = None
     inspect: bool = False

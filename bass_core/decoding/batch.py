@@ -31,7 +31,6 @@ from ..verification.acceptance import RowOutcome, mark_unsound, refuse_unsound
 from ..verification.detail import explain, rule_name
 from ..verification.drafts import Drafts
 from ..verification.rejection import first_tokens, plain, verify
-from ..verification.table import find_verification
 from ..verification.tree import DraftTree, verify_tree
 from .base import CacheBytes, DecodingParams, Timeline
 from .record import write_round
@@ -259,7 +258,7 @@ class BatchDecoder:
             verification=verification,
             synthetic=self.params.synthetic,
         )
-        adjust = find_verification(verification).adjust
+        adjust = verification.adjust
         return outcome.host() if adjust is None else adjust(outcome.host())
 
     def _keys(self) -> NoiseKeys:

@@ -114,7 +114,7 @@ class Measuring:
         if request.clock is not None:
             self.request = replace(request, costs=simulated_costs(request, request.clock))
             return
-        ways = (request.drafter, request.backend, request.sampling, request.verification)
+        ways = (request.drafter, request.backend, request.sampling, request.rule)
         if request.draft_length != AUTO:
             costs = MeasuredCosts(self.pair, *ways)
             yield from self._thoroughly(costs)

@@ -33,6 +33,7 @@ from ..models.pair import ModelPair
 from ..sampling.noise import NoiseKeys
 from ..sampling.params import SamplingParams
 from ..sequence import Sequence
+from ..verification.table import AUTOMATIC, Verification
 from .base import DecodingParams
 from .batch import BatchDecoder
 from .cost_store import costs_path, missing_sizes
@@ -69,7 +70,12 @@ class MeasuredCosts:
     """
 
     def __init__(
-        self, pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams, verification: str = "auto"
+        self,
+        pair: ModelPair,
+        drafter: Any,
+        backend: str,
+        sampling: SamplingParams,
+        verification: Verification = AUTOMATIC,
     ) -> None:
         self.pair, self.drafter, self.backend = pair, drafter, backend
         self.sampling, self.verification = sampling, verification
@@ -109,12 +115,12 @@ class MeasuredCosts:
 
 
 def measure_costs(
-    pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams, verification: str, sizes: list[int]
+    pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams, sizes: list[int]
 ) -> CostTable:
     """Costs for these numbers of rows (at least one), measured now and not stored."""
     tables = []
     for rows in sizes:
-        lab = _Lab(pair, drafter, backend, sampling, verification, rows, FULL)
+        lab = _Lab(pair, drafter, backend, sampling, AUTOMATIC, rows, FULL)
         for _ in lab.steps():
             pass
         tables.append(lab.costs())
@@ -184,7 +190,7 @@ class _Lab:
         drafter: Any,
         backend: str,
         sampling: SamplingParams,
-        verification: str,
+        verification: Verification,
         rows: int,
         plan: Plan,
     ) -> None:

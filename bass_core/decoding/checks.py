@@ -7,17 +7,19 @@ check returns the value in the form that a Request holds, if it changes. Nothing
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from typing import Any, TypeGuard
 
 from kernels.plan import MOST_TREE
 
-from ..budget.options import AUTO
+from ..budget.options import AUTO, DraftLength
+from ..drafting.base import Drafter
 from ..drafting.registry import DRAFTERS, reads_others, windows
 from ..engine.runner import SHARING, TREES
 from ..errors import RequestError
 from ..models.pair import ModelPair
-from ..verification.table import find_verification
+from ..verification.table import AUTOMATIC, Verification
 
 # The most drafts of a row in a round where they form a tree: one column of MOST_TREE is the newest token's.
 MOST_DRAFTS = MOST_TREE - 1
@@ -41,7 +43,7 @@ def count_tokens(pair: ModelPair, prompt: str) -> int:
     return len(encode_prompts(pair, prompt, 1, raw=False)[0])
 
 
-def check_sequence_ids(ids: Any, rows: int, drafter: Any) -> list[int]:
+def check_sequence_ids(ids: Seq[int] | None, rows: int, drafter: str | Drafter) -> list[int]:
     """The ids that key each row's sampling noise; None stands for 0, 1, 2 and so on.
 
     What a row wrote tells of the noise that another row with its id is judged by: no drafter may read it.
@@ -79,7 +81,7 @@ def check_switch(name: str, value: object) -> bool:
     return value
 
 
-def check_end_ids(pair: ModelPair, eos: Any) -> frozenset[int]:
+def check_end_ids(pair: ModelPair, eos: str | int | Collection[int] | None) -> frozenset[int]:
     """The ids that end a text: "auto" stands for the target's own, None for no id."""
     if isinstance(eos, str) and eos == "auto":
         return pair.default_eos()
@@ -91,7 +93,7 @@ def check_end_ids(pair: ModelPair, eos: Any) -> frozenset[int]:
     return frozenset(ids)
 
 
-def check_sight(drafter: Any, backend: str) -> None:
+def check_sight(drafter: str | Drafter, backend: str) -> None:
     """Refuse a drafter that sees parts of the cache, with an attention that only sees it whole."""
     if windows(drafter) and backend not in SHARING:
         raise RequestError(
@@ -105,7 +107,7 @@ def drafts_of(tree: Seq[int]) -> int:
     return sum(math.prod(tree[: depth + 1]) for depth in range(len(tree)))
 
 
-def check_tree(tree: Any, drafter: Any, draft_length: Any) -> tuple[int, ...] | None:
+def check_tree(tree: Seq[int] | None, drafter: str | Drafter, draft_length: DraftLength) -> tuple[int, ...] | None:
     """The shape of trees, None for none; refuse a drafter that can't make them, and a draft length beside them."""
     if tree is None:
         return None
@@ -127,14 +129,13 @@ def check_tree(tree: Any, drafter: Any, draft_length: Any) -> tuple[int, ...] | 
     return shape
 
 
-def check_branching(backend: str, verification: str, acceptance: float | None) -> None:
+def check_branching(backend: str, verification: str, rule: Verification, acceptance: float | None) -> None:
     """Refuse, for trees of drafts, an attention, a verification or a synthetic acceptance that is for chains."""
     if backend not in TREES:
         raise RequestError(
             f'attention="{backend}" can\'t attend over trees of drafts: choose one of {", ".join(TREES)}.'
         )
-    found = find_verification(verification)
-    if verification != AUTO and (found.together or found.adjust is not None):
+    if rule is not AUTOMATIC and (rule.together or rule.adjust is not None):
         raise RequestError(
             f'verification="{verification}" judges chains, and these drafts are trees: choose "auto", "rejection" '
             'or "coupled".'

@@ -6,21 +6,21 @@ is plain data that every lane of a race shares.
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..attention.select import choose_backend
 from ..budget.cost_table import RoundCosts
-from ..budget.options import AUTO, check_draft_length, longest_draft
+from ..budget.options import check_draft_length, longest_draft
 from ..drafting.registry import branches, choose_drafter
 from ..engine.prefix import CachedTexts
 from ..errors import RequestError
 from ..models.pair import ModelPair
-from ..prediction.clock import SimulatedClock, check_clock
+from ..options import Keywords, Options, Prompt, gathered, lists_options
+from ..prediction.clock import check_clock
 from ..sampling.params import SamplingParams
 from ..sequence import Sequence
-from ..verification.table import find_verification
+from ..verification.table import Verification, find_verification
 from .checks import (
     MOST_DRAFTS,
     check_acceptance,
@@ -36,40 +36,32 @@ from .checks import (
     encode_prompts,
 )
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 # Largest n: far more rows than any memory holds. It bounds the list of n prompts, which is built before admission.
 MAX_ROWS = 2**20
-# Default draft_length of generate, stream, race and the page (budget/options.py).
-DEFAULT_DRAFT_LENGTH = AUTO
 
 
-@dataclass(frozen=True)
-class Request:
-    """The checked arguments of `generate`. prompts: token ids, one list per row.
+@dataclass(frozen=True, kw_only=True)
+class Request(Options):
+    """Options that are checked, with every choice made that they leave open.
 
-    draft_length: the option as given, see budget/options.py; the depth of `tree`, the shape of trees of drafts
-    (children a level). context: the model's context length in tokens. costs:
-    of rounds, measured or of the simulated clock, set after admission if the draft length depends on them
-    (budgets.py). inspect: whether rounds carry their details (RowDetail). clock: None for measured time; else its
-    number of GPUs is known.
+    prompts: token ids, one list per row. draft_length: the depth of `tree` where there is one. backend: the
+    attention that was chosen. rule: the one that `verification` names. eos: the ids that end a text. context: the
+    model's context length in tokens. costs: of rounds, measured or of the simulated clock, set after admission if
+    the draft length depends on them (budgets.py). clock: its number of GPUs is known.
     """
 
     prompts: list[list[int]]
-    max_new_tokens: int
     sampling: SamplingParams
-    draft_length: Any
-    drafter: Any
-    backend: str
-    verification: str
-    seed: int
+    tree: tuple[int, ...] | None
     sequence_ids: list[int]
+    backend: str
+    rule: Verification
     eos: frozenset[int]
-    time_budget_ms: float | None
-    synthetic_acceptance: float | None
     context: int
     costs: RoundCosts | None = None
-    inspect: bool = False
-    clock: SimulatedClock | None = None
-    tree: tuple[int, ...] | None = None
 
     @property
     def longest_draft(self) -> int:
@@ -102,58 +94,53 @@ class Request:
         ]
 
 
+@lists_options
 def make_request(
-    pair: ModelPair,
-    prompt: str | Seq[Any],
-    *,
-    n: int = 1,
-    max_new_tokens: int = 64,
-    sampling: SamplingParams | None = None,
-    draft_length: Any = DEFAULT_DRAFT_LENGTH,
-    tree: Any = None,
-    drafter: Any = "auto",
-    attention: str = "auto",
-    verification: str = "auto",
-    seed: int = 0,
-    sequence_ids: Seq[int] | None = None,
-    eos_token_id: Any = "auto",
-    raw: bool = False,
-    time_budget_ms: float | None = None,
-    synthetic_acceptance: float | None = None,
-    inspect: bool = False,
-    clock: SimulatedClock | None = None,
+    pair: ModelPair, prompt: Prompt, *, options: Options | None = None, **keywords: Unpack[Keywords]
 ) -> Request:
-    """Check all arguments. Raises RequestError with one sentence that says what to do."""
-    check_whole("n", n, 1, MAX_ROWS)
-    check_whole("max_new_tokens", max_new_tokens, 1, None)
-    check_whole("seed", seed, 0, 2**63 - 1)
-    sampling = SamplingParams() if sampling is None else sampling
+    """Check all options, given as one object or as keywords, against the pair and the prompt.
+
+    Raises RequestError with one sentence that says what to do.
+    """
+    given = gathered(make_request, options, keywords)
+    check_whole("n", given.n, 1, MAX_ROWS)
+    check_whole("max_new_tokens", given.max_new_tokens, 1, None)
+    check_whole("seed", given.seed, 0, 2**63 - 1)
+    sampling = SamplingParams() if given.sampling is None else given.sampling
     if not isinstance(sampling, SamplingParams):
         raise RequestError(f"sampling must be a SamplingParams; got {sampling!r}.")
-    find_verification(verification)
-    check_time_budget(time_budget_ms)
-    check_acceptance(synthetic_acceptance)
-    prompts = encode_prompts(pair, prompt, n, raw)
-    drafter, backend = choose_drafter(pair, drafter), choose_backend(attention, pair.device, pair.dtype)
+    rule = find_verification(given.verification)
+    check_time_budget(given.time_budget_ms)
+    check_acceptance(given.synthetic_acceptance)
+    prompts = encode_prompts(pair, prompt, given.n, given.raw)
+    drafter = choose_drafter(pair, given.drafter)
+    backend = choose_backend(given.attention, pair.device, pair.dtype)
     check_sight(drafter, backend)
-    shape = check_tree(tree, drafter, draft_length)
-    if branches(drafter, shape):
-        check_branching(backend, verification, synthetic_acceptance)
+    tree = check_tree(given.tree, drafter, given.draft_length)
+    if branches(drafter, tree):
+        check_branching(backend, given.verification, rule, given.synthetic_acceptance)
     made = Request(
-        prompts=prompts,
-        max_new_tokens=max_new_tokens,
+        n=given.n,
+        max_new_tokens=given.max_new_tokens,
         sampling=sampling,
-        draft_length=check_draft_length(draft_length) if shape is None else len(shape),
+        draft_length=check_draft_length(given.draft_length) if tree is None else len(tree),
+        tree=tree,
         drafter=drafter,
+        attention=given.attention,
+        verification=given.verification,
+        seed=given.seed,
+        sequence_ids=check_sequence_ids(given.sequence_ids, len(prompts), drafter),
+        eos_token_id=given.eos_token_id,
+        raw=given.raw,
+        time_budget_ms=given.time_budget_ms,
+        synthetic_acceptance=given.synthetic_acceptance,
+        inspect=check_switch("inspect", given.inspect),
+        prompts=prompts,
         backend=backend,
-        verification=verification,
-        seed=seed,
-        sequence_ids=check_sequence_ids(sequence_ids, len(prompts), drafter),
-        eos=check_end_ids(pair, eos_token_id),
-        time_budget_ms=time_budget_ms,
-        synthetic_acceptance=synthetic_acceptance,
+        rule=rule,
+        eos=check_end_ids(pair, given.eos_token_id),
         context=pair.context_length,
-        inspect=check_switch("inspect", inspect),
-        tree=shape,
     )
-    return made if clock is None else replace(made, clock=check_clock(clock, len(prompts), made.longest))
+    return (
+        made if given.clock is None else replace(made, clock=check_clock(given.clock, len(prompts), made.longest))
+    )

@@ -25,7 +25,7 @@ from ..sampling.draw import draw
 from ..sampling.noise import NoiseKeys
 from ..sampling.params import SamplingParams
 from ..sequence import Sequence
-from ..verification.table import find_verification
+from ..verification.table import AUTOMATIC, Verification
 from .base import Drafter, OwnChances, Proposal
 from .head_states import SettledStates, StandInStates
 from .pending import feed_pending
@@ -65,13 +65,13 @@ class HeadDrafter(Drafter):
         runner: ModelRunner,
         size: int,
         params: SamplingParams,
-        verification: str = "auto",
+        verification: Verification = AUTOMATIC,
         confidence: float = 0.0,
         ahead: bool = False,
         tree: tuple[int, ...] | None = None,
     ) -> None:
         self.head, self.runner, self.size, self.params = head, runner, size, params
-        self.role = find_verification(verification).draft_role
+        self.role = verification.draft_role
         self.branches, self._trees = tree is not None, StaticTrees(tree or (), params, self.role, size)
         self.confidence = 0.0 if ahead else confidence
         self.ahead, self._tells, self._began = ahead, ahead and confidence > 0, False

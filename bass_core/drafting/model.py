@@ -20,7 +20,7 @@ from ..sampling.draw import draw
 from ..sampling.noise import NoiseKeys, Role
 from ..sampling.params import SamplingParams
 from ..sequence import Sequence
-from ..verification.table import find_verification
+from ..verification.table import AUTOMATIC, Verification
 from .base import Drafter, OwnChances, Proposal
 from .chain import chains, follow
 from .pending import feed_pending
@@ -40,11 +40,11 @@ class ModelDrafter(Drafter):
         self,
         runner: ModelRunner,
         params: SamplingParams,
-        verification: str = "auto",
+        verification: Verification = AUTOMATIC,
         tree: tuple[int, ...] | None = None,
     ) -> None:
         self.runner, self.params = runner, params
-        self.role = find_verification(verification).draft_role
+        self.role = verification.draft_role
         self.branches, self._trees = tree is not None, StaticTrees(tree or (), params, self.role, runner.vocab)
         self._feed = TreeFeed(runner, [0])
         self._steps: PrefillSteps | None = None

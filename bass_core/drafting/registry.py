@@ -21,6 +21,7 @@ from ..models.base import CausalModel
 from ..models.draft_head import DraftHead
 from ..models.pair import ModelPair
 from ..sampling.params import SamplingParams
+from ..verification.table import Verification
 from .base import Drafter, own_drafter
 from .head import HeadDrafter
 from .lookup import Cascade, PromptLookupDrafter
@@ -68,7 +69,7 @@ class Parts:
     texts: CachedTexts
     backend: str
     sampling: SamplingParams
-    verification: str
+    verification: Verification
     ahead: bool = False
     target: ModelRunner | None = None
     tells: bool = False

@@ -28,7 +28,7 @@ from ..sampling.params import SamplingParams
 from ..sequence import Sequence, WindowWork
 from ..verification.acceptance import refuse_unsound
 from ..verification.rejection import verify
-from ..verification.table import find_verification
+from ..verification.table import Verification
 from .base import Drafter, Proposal, point_masses
 from .model import draw_draft
 
@@ -46,9 +46,11 @@ class WindowDrafter(Drafter):
 
     source = "window"
 
-    def __init__(self, target: ModelRunner, params: SamplingParams, verification: str, window: int) -> None:
+    def __init__(
+        self, target: ModelRunner, params: SamplingParams, verification: Verification, window: int
+    ) -> None:
         self.target, self.params, self.verification, self.window = target, params, verification, window
-        self.role = find_verification(verification).draft_role
+        self.role = verification.draft_role
 
     def prepare(self, rows: int) -> None:
         """Before the first step: let the target make ready for windowed steps of one token a row."""
@@ -111,7 +113,7 @@ class WindowChain(Drafter):
     def __init__(self, front: Drafter, window: WindowDrafter) -> None:
         self.front, self.window = front, window
         self.observes_states = front.observes_states
-        self._own_noise = not (window.params.greedy or find_verification(window.verification).coupled)
+        self._own_noise = not (window.params.greedy or window.verification.coupled)
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         return self.front.start(rows)

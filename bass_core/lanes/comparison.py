@@ -24,7 +24,6 @@ from ..models.pair import ModelPair
 from ..sampling.distribution import probabilities
 from ..sampling.noise import Role, exponentials
 from ..sampling.params import SamplingParams
-from ..verification.table import find_verification
 from .lane import Lane
 from .snapshot import Difference, Weighed
 
@@ -50,7 +49,7 @@ def comparison(pair: ModelPair, request: Request, lanes: Seq[Lane]) -> dict[str,
     """
     reference = reference_lane(lanes)
     others = [lane for lane in lanes if lane is not reference]
-    repeats = request.sampling.greedy or find_verification(request.verification).coupled
+    repeats = request.sampling.greedy or request.rule.coupled
     if reference is None or not others or not repeats or request.synthetic_acceptance is not None:
         return None
     target = _Target(pair, request)

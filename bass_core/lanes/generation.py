@@ -7,28 +7,26 @@ sampled, and not coupled, with draft_length="auto" or "cost-aware" depends on th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Iterator
 from dataclasses import dataclass
 from textwrap import shorten
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from ..budget.base import Budget
-from ..budget.policies import DraftLengthPolicy
 from ..decoding.admission import admit
 from ..decoding.budgets import with_costs
-from ..decoding.request import DEFAULT_DRAFT_LENGTH, make_request
-from ..drafting.base import Drafter
+from ..decoding.request import make_request
 from ..models.pair import ModelPair
-from ..prediction.clock import SimulatedClock
-from ..sampling.params import SamplingParams
+from ..options import Keywords, Options, Prompt, gathered, lists_options
 from ..sequence import Round
 from .lane import Lane
 from .methods import DEFAULT_METHOD, budget_rows, find_method
 from .metrics import Metrics, latency
-from .setup.arguments import check_method, refuse_unknown
+from .setup.arguments import check_method
 from .setup.warmup import warm_up
 from .snapshot import ClockRecord
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,49 +70,23 @@ class Generation:
         return f"Generation({self.method}, {self.metrics.new_tokens} tokens in {len(self.sequences)} rows{pace})"
 
 
+@lists_options
 def generate(
     pair: ModelPair,
-    prompt: str | Seq[Any],
+    prompt: Prompt,
     *,
     method: str = DEFAULT_METHOD,
-    n: int = 1,
-    max_new_tokens: int = 64,
-    sampling: SamplingParams | None = None,
-    draft_length: str | int | DraftLengthPolicy | Budget = DEFAULT_DRAFT_LENGTH,
-    tree: Seq[int] | None = None,
-    drafter: str | Drafter = "auto",
-    attention: str = "auto",
-    verification: str = "auto",
-    seed: int = 0,
-    sequence_ids: Seq[int] | None = None,
-    eos_token_id: str | int | Collection[int] | None = "auto",
-    raw: bool = False,
-    time_budget_ms: float | None = None,
-    synthetic_acceptance: float | None = None,
-    inspect: bool = False,
-    clock: SimulatedClock | None = None,
-    **unknown: Any,
+    options: Options | None = None,
+    **keywords: Unpack[Keywords],
 ) -> Generation:
     """Answer a prompt (text, token ids, or a list of either) with n sequences.
 
     method: "regular", "speculative" (one sequence after another), "bass" (all sequences at once), "amusd" (draft
-    and target work at the same time), or a registered method. n: number of answers to one prompt. max_new_tokens:
-    per sequence. sampling: temperature, top_k and top_p; None is greedy. draft_length: "auto" ("cost-aware" if
-    this machine can be measured, else Algorithm 1), "bass" (Algorithm 1), "cost-aware" (one length, by measured
-    round costs), a whole number, a policy, or a budget with a length a row. tree: draft trees of this shape
-    instead, the children of each draft level by level, as (3, 2, 1), at most 62 drafts; by a draft model or head.
-    drafter: a name from DRAFTERS, a drafter object, or "auto" (the pair's default). attention: a name from
-    ATTENTIONS, or "auto" (the fastest known on this device). verification: "block" (judges a row's drafts
-    together), "rejection" (one by one), "coupled" (every method gives the same text) or "auto" (of the first two,
-    the one that accepts most). sequence_ids: keys of each row's sampling noise, 0 to n - 1 by default.
-    eos_token_id: the id or ids that end a text, None for no such id, "auto" for the model's own. raw: leave the
-    chat template out. time_budget_ms: lane time after which the lane ends. synthetic_acceptance: accept each draft
-    with this probability, whatever it is; for benchmarks. inspect: give each row's round its `detail`, worked out
-    off the lane's clock. clock: a SimulatedClock, to predict times on another machine where they are else measured
-    on this one. Raises RequestError for an unknown or out-of-range argument, or for a request that does not fit
-    the memory.
+    and target work at the same time), or a registered method. The other arguments are the fields of Options, whose
+    help explains them; they may be given together as `options=Options(...)` instead. Raises RequestError for an
+    unknown or out-of-range argument, or for a request that does not fit the memory.
     """
-    lane = _lane(generate, **locals())
+    lane = _lane(pair, prompt, method, gathered(generate, options, keywords))
     try:
         while not lane.finished:
             lane.step()
@@ -123,31 +95,17 @@ def generate(
     return finished(lane)
 
 
+@lists_options
 def stream(
     pair: ModelPair,
-    prompt: str | Seq[Any],
+    prompt: Prompt,
     *,
     method: str = DEFAULT_METHOD,
-    n: int = 1,
-    max_new_tokens: int = 64,
-    sampling: SamplingParams | None = None,
-    draft_length: str | int | DraftLengthPolicy | Budget = DEFAULT_DRAFT_LENGTH,
-    tree: Seq[int] | None = None,
-    drafter: str | Drafter = "auto",
-    attention: str = "auto",
-    verification: str = "auto",
-    seed: int = 0,
-    sequence_ids: Seq[int] | None = None,
-    eos_token_id: str | int | Collection[int] | None = "auto",
-    raw: bool = False,
-    time_budget_ms: float | None = None,
-    synthetic_acceptance: float | None = None,
-    inspect: bool = False,
-    clock: SimulatedClock | None = None,
-    **unknown: Any,
+    options: Options | None = None,
+    **keywords: Unpack[Keywords],
 ) -> Iterator[Round]:
     """Yield the rounds of `generate` as they happen; the arguments are the same and are checked at the call."""
-    lane = _lane(stream, **locals())
+    lane = _lane(pair, prompt, method, gathered(stream, options, keywords))
 
     def rounds() -> Iterator[Round]:
         try:
@@ -179,18 +137,10 @@ def finished(lane: Lane) -> Generation:
     return Generation(lane.method, sequences, lane.metrics(), timeline, record)
 
 
-def _lane(
-    function: Callable[..., Any],
-    pair: ModelPair,
-    prompt: str | Seq[Any],
-    method: str,
-    unknown: dict[str, Any],
-    **arguments: Any,
-) -> Lane:
-    """Check the arguments that `function` was called with, and build the lane for them."""
-    refuse_unknown(function, unknown)
+def _lane(pair: ModelPair, prompt: Prompt, method: str, options: Options) -> Lane:
+    """Check the arguments of a call, and build the lane for them."""
     found = find_method(method)
-    request = make_request(pair, prompt, **arguments)
+    request = make_request(pair, prompt, options=options)
     check_method(found, pair, request)
     admit(pair, request, [found])
     warm_up(pair, request)

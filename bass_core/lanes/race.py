@@ -14,82 +14,54 @@ same texts. With `clock` all times of the lanes are predictions for another mach
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import asdict
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
-from ..budget.base import Budget
-from ..budget.policies import DraftLengthPolicy
 from ..decoding.admission import admit
 from ..decoding.budgets import Measuring
-from ..decoding.request import DEFAULT_DRAFT_LENGTH, Request, make_request
-from ..drafting.base import Drafter
+from ..decoding.request import Request, make_request
 from ..errors import RequestError
 from ..machine.capture import empty_cache
 from ..machine.monitor import Monitor
 from ..models.pair import ModelPair
-from ..prediction.clock import SimulatedClock
-from ..sampling.params import SamplingParams
+from ..options import Keywords, Options, Prompt, gathered, lists_options
 from .comparison import comparison, reference_lane
 from .lane import Lane
 from .methods import DEFAULT_LANES, METHODS, Method, budget_rows, find_method
 from .schedule import SCHEDULINGS
-from .setup.arguments import check_method, refuse_unknown
+from .setup.arguments import check_method
 from .setup.warmup import warm_up
 from .snapshot import ClockRecord, DeviceReading, LaneSnapshot, MeasuringRecord, Snapshot
 from .view import lane_view
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 SNAPSHOT_SECONDS = 0.1
 
 
+@lists_options
 def race(
     pair: ModelPair,
-    prompt: str | Seq[Any],
+    prompt: Prompt,
     *,
     lanes: Seq[str] = DEFAULT_LANES,
     scheduling: str = "fair",
-    n: int = 1,
-    max_new_tokens: int = 64,
-    sampling: SamplingParams | None = None,
-    draft_length: str | int | DraftLengthPolicy | Budget = DEFAULT_DRAFT_LENGTH,
-    tree: Seq[int] | None = None,
-    drafter: str | Drafter = "auto",
-    attention: str = "auto",
-    verification: str = "auto",
-    seed: int = 0,
-    sequence_ids: Seq[int] | None = None,
-    eos_token_id: str | int | Collection[int] | None = "auto",
-    raw: bool = False,
-    time_budget_ms: float | None = None,
-    synthetic_acceptance: float | None = None,
-    inspect: bool = False,
-    clock: SimulatedClock | None = None,
     stopped: Callable[[], bool] = lambda: False,
-    **unknown: Any,
+    options: Options | None = None,
+    **keywords: Unpack[Keywords],
 ) -> Iterator[Snapshot]:
     """Yield snapshots while each lane's method answers the prompt.
 
     lanes: names from METHODS. scheduling: "fair", "overlap" or "in_turn", see the module docstring. stopped: asked
-    after every step, on any thread; once it says True, the race ends without another snapshot. The other
-    arguments are those of `generate`. Raises RequestError at the call for an unknown or out-of-range argument, or
-    for a request that does not fit the memory. Raises MemoryShortage midway if memory runs out all the same, and
-    frees everything.
+    after every step, on any thread; once it says True, the race ends without another snapshot. The other arguments
+    are the fields of Options, as in `generate`. Raises RequestError at the call for an unknown or out-of-range
+    argument, or for a request that does not fit the memory. Raises MemoryShortage midway if memory runs out all
+    the same, and frees everything.
     """
-    return _race(**locals())
-
-
-def _race(
-    pair: ModelPair,
-    prompt: str | Seq[Any],
-    lanes: Seq[str],
-    scheduling: str,
-    stopped: Callable[[], bool],
-    unknown: dict[str, Any],
-    **arguments: Any,
-) -> Iterator[Snapshot]:
-    """Check the arguments of `race`, and return its generator."""
-    refuse_unknown(race, unknown)
+    given = gathered(race, options, keywords)
     known = f"lanes must name different methods out of {', '.join(METHODS)}; got {lanes!r}."
     if not isinstance(lanes, list | tuple) or not lanes:
         raise RequestError(known)
@@ -98,7 +70,7 @@ def _race(
         raise RequestError(known)
     if not isinstance(scheduling, str) or scheduling not in SCHEDULINGS:
         raise RequestError(f"scheduling must be one of {', '.join(SCHEDULINGS)}; got {scheduling!r}.")
-    request = make_request(pair, prompt, **arguments)
+    request = make_request(pair, prompt, options=given)
     for method in methods:
         check_method(method, pair, request)
     _admit(pair, request, methods, scheduling)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..budget.options import check_draft_length, make_budget
+from ..budget.options import DraftLength, check_draft_length, make_budget
 from ..errors import RequestError
 from .bounds import fits, fitted, ridge
 from .checks import rate, whole
@@ -30,7 +30,7 @@ def predict_speedups(
     *,
     acceptance: float = 0.8,
     batches: Sequence[int] = BATCHES,
-    draft_lengths: Sequence[Any] = ("bass", "auto", 4),
+    draft_lengths: Sequence[DraftLength] = ("bass", "auto", 4),
     context: int = 512,
     max_new_tokens: int = 256,
     seed: int = 0,

@@ -19,20 +19,20 @@ from ..sampling.params import SamplingParams
 from ..sequence import Candidate, Ending, RowDetail, RowRound
 from .acceptance import DraftTest, RowOutcome
 from .drafts import Drafts, kept_drafts
-from .table import Rule, find_verification
+from .table import Rule, Verification
 
 TOP = 8  # so many of the likeliest tokens are told
 GREEDY, COIN, TREE = "greedy", "coin", "tree"
 RESIDUALS = (Rule.REJECTION.value, Rule.BLOCK.value, TREE)
 
 
-def rule_name(verification: str, params: SamplingParams, synthetic: float | None, tree: bool) -> str:
+def rule_name(verification: Verification, params: SamplingParams, synthetic: float | None, tree: bool) -> str:
     """What decides a round: see RowDetail."""
     if synthetic is not None:
         return COIN
     if params.greedy:
         return GREEDY
-    rule = find_verification(verification).chains
+    rule = verification.chains
     return TREE if tree and rule is not Rule.COUPLED else rule.value
 
 

@@ -34,7 +34,7 @@ from .acceptance import (
     sound_columns,
 )
 from .block import chances, last_passed, residual
-from .table import AUTO, Rule, find_verification
+from .table import AUTOMATIC, Rule, Verification
 
 
 def first_tokens(logits: Tensor, keys: NoiseKeys, params: SamplingParams) -> Tensor:
@@ -75,17 +75,17 @@ def verify(
     keys: NoiseKeys,
     params: SamplingParams,
     *,
-    verification: str = AUTO,
+    verification: Verification = AUTOMATIC,
     synthetic: float | None = None,
 ) -> Outcome:
     """Verify drafts int64 [B, l], of which the first num_drafted[b] of row b are real, by logits [B, l+1, V].
 
     The logits are the target's. draft_probs float32 [B, l, V]: what each draft was drawn from; None: point masses.
-    verification: a name of table.py. `synthetic` replaces the test by a coin of that probability. A row's next
-    token is UNSOUND where the logits behind its accepted drafts are, or where it had no probability.
+    `synthetic` replaces the test by a coin of that probability. A row's next token is UNSOUND where the logits
+    behind its accepted drafts are, or where it had no probability.
     """
     sound, drawn_from = sound_columns(logits), draft_probs
-    if params.greedy or synthetic is not None or find_verification(verification).coupled:
+    if params.greedy or synthetic is not None or verification.coupled:
         drawn_from = None  # no test reads q
     judged, judge = judged_drafts(sound, drawn_from, num_drafted), verify_here
     if is_accelerator(logits.device) and available(logits.device):
@@ -106,7 +106,7 @@ def verify_here(
     keys: NoiseKeys,
     params: SamplingParams,
     *,
-    verification: str,
+    verification: Verification,
     synthetic: float | None,
 ) -> Outcome:
     """`verify` in torch, where all num_drafted[b] drafts of a row can be judged."""
@@ -128,7 +128,7 @@ def verify_here(
         ones, half = torch.ones_like(agrees), torch.full_like(agrees, 0.5)
         certain = torch.ones_like(accepted, dtype=torch.float32)
         return Outcome(accepted, next_token, agrees, ones, half, certain, drafts)
-    rule = find_verification(verification).chains
+    rule = verification.chains
     p = _real_probabilities(logits, num_drafted, params)
     return _verify_sampled(rule, p, drafts, draft_probs, num_drafted, keys)
 

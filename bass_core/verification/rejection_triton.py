@@ -20,7 +20,7 @@ from ..sampling.draw_triton import seed_on
 from ..sampling.noise import NoiseKeys, Role
 from ..sampling.params import SamplingParams
 from .acceptance import Outcome, mark_unlikely, probability_at
-from .table import AUTO, Rule, find_verification
+from .table import AUTOMATIC, Rule, Verification
 
 
 def verify_on_device(
@@ -31,7 +31,7 @@ def verify_on_device(
     keys: NoiseKeys,
     params: SamplingParams,
     *,
-    verification: str = AUTO,
+    verification: Verification = AUTOMATIC,
     synthetic: float | None = None,
 ) -> Outcome:
     """See `verify`; all num_drafted[b] drafts of a row can be judged."""
@@ -46,7 +46,7 @@ def _verify(
     num_drafted: Tensor,
     keys: NoiseKeys,
     params: SamplingParams,
-    verification: str,
+    verification: Verification,
     synthetic: float | None,
 ) -> Outcome:
     seed = seed_on(keys.seed, logits.device)
@@ -66,7 +66,7 @@ def _verify(
     if p is None:
         judged = choose(logits.argmax(-1), *where)
         return Outcome(*judged, next_p=torch.ones_like(keys.positions, dtype=torch.float32), drafts=drafts)
-    rule = find_verification(verification).chains
+    rule = verification.chains
     if rule is not Rule.COUPLED:
         told = block.chances(p, draft_probs, drafts, num_drafted) if rule is Rule.BLOCK else None
         kind = kernel.Verification.REJECTION if told is None else kernel.Verification.BLOCK

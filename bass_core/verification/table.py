@@ -1,7 +1,8 @@
 """The ways to verify drafts, by name: what `verification=` may say.
 
 Contract: `VERIFICATIONS` lists what users choose from; `find_verification` also knows "chen", an old name of
-"rejection", and "common_stop", which is kept for comparisons. Nothing outside this table compares their names.
+"rejection", and "common_stop", which is kept for comparisons. A request finds its Verification once
+(decoding/request.py); what runs takes the object, and nothing outside this table compares names.
 Each leaves the text distributed as the target's. Under greedy decoding all of them are the same.
 """
 
@@ -64,6 +65,7 @@ VERIFICATIONS: dict[str, Verification] = {
     "rejection": Verification("rejection sampling: draft by draft, the same distribution in every lane"),
     "coupled": Verification("coupled: the same text in every lane", Rule.COUPLED),
 }
+AUTOMATIC = VERIFICATIONS[AUTO]
 _FOR_COMPARISON = {"common_stop": Verification("the batch stops at its first rejection", adjust=stop_together)}
 _OLD_NAMES = {"chen": "rejection"}
 

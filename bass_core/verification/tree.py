@@ -27,7 +27,7 @@ from ..sampling.draw import draw
 from ..sampling.noise import NoiseKeys, Role, uniform
 from ..sampling.params import SamplingParams
 from .acceptance import UNSOUND, DraftTest, RowOutcome, chance_alone, sound_columns
-from .table import find_verification
+from .table import Verification
 
 
 @dataclass
@@ -72,14 +72,14 @@ class DraftTree:
 
 
 def verify_tree(
-    logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: SamplingParams, verification: str
+    logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: SamplingParams, verification: Verification
 ) -> list[RowOutcome]:
     """Verify trees by the target's logits [B, 1 + N, V] behind the newest token and behind each draft.
 
     Each outcome has its `path`. A row whose logits are not finite, or whose token had no probability, has
     UNSOUND as its token.
     """
-    if params.greedy or find_verification(verification).coupled:
+    if params.greedy or verification.coupled:
         return _follow_choices(logits, tree, keys, params)
     if is_accelerator(logits.device) and available(logits.device):
         from .tree_triton import walk_on_device  # imports triton

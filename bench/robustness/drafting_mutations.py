@@ -30,8 +30,8 @@ DRAFTING_MUTANTS = [
     Mutant(
         "the rule chosen by the second draft",
         "bass_core/verification/rejection.py",
-        "    rule = find_verification(verification).chains\n",
-        "    rule = find_verification(verification).chains\n"
+        "    rule = verification.chains\n",
+        "    rule = verification.chains\n"
         "    if rule is Rule.BLOCK and width > 1 and int(drafts[0, 1]) == 0:\n"
         "        rule = Rule.REJECTION\n",
         _MODEL,

@@ -104,7 +104,7 @@ def _round(
 
 def _table(pair: ModelPair, sizes: list[int]) -> CostTable:
     backend = choose_backend("auto", pair.device)
-    return measure_costs(pair, "model", backend, SamplingParams(), "auto", sizes)
+    return measure_costs(pair, "model", backend, SamplingParams(), sizes)
 
 
 def median_table(tables: list[CostTable]) -> CostTable:

@@ -36,6 +36,7 @@ from bass_core.models.forward import ForwardBatch, ForwardOutput
 from bass_core.sampling import draw as draws
 from bass_core.sampling import noise
 from bass_core.sequence import Sequence
+from bass_core.verification.table import Verification, find_verification
 from kernels.plan import MOST_TREE
 
 Text = tuple[int, ...]
@@ -250,6 +251,11 @@ class Scene:
     eos: frozenset[int] = frozenset()
     exact: bool = True
 
+    @property
+    def verification(self) -> Verification:
+        """That of the rule's name."""
+        return find_verification(self.rule)
+
     def runner(self, table: Table) -> ModelRunner:
         """A runner of a model that is this table, with room for the scene's rows."""
         model: Any = Bigram(table, self.exact)
@@ -260,7 +266,7 @@ class Scene:
     def decoder(self) -> BatchDecoder:
         """A new decoder, before its first step."""
         rows = [Sequence(r, r, list(prompt), self.new_tokens, self.eos) for r, prompt in enumerate(self.prompts)]
-        params = DecodingParams(WARM, verification=self.rule)
+        params = DecodingParams(WARM, verification=self.verification)
         policy = copy.deepcopy(self.policy)
         budget = policy if hasattr(policy, "max_drafts") else EqualRows(policy)
         return BatchDecoder(rows, self.runner(self.p), params, self.drafter(self), budget)

@@ -161,14 +161,14 @@ def _lookup(scene: Scene) -> PromptLookupDrafter:
 
 
 def _model(table: Table) -> Callable[[Scene], Any]:
-    return lambda scene: ModelDrafter(scene.runner(table), WARM, scene.rule)
+    return lambda scene: ModelDrafter(scene.runner(table), WARM, scene.verification)
 
 
 def _head(scene: Scene, tree: tuple[int, ...] | None = None) -> HeadDrafter:
     """Has two of three tokens, is sure of its drafts while they are likely, and stops where it is not."""
     table, head = ((0.9, 0.1), (0.5, 0.5), (0.7, 0.3), (0.5, 0.5)), BigramHead(torch.tensor([2, 0]))
     made: Any = head
-    return HeadDrafter(made, scene.runner(table), len(scene.p[0]), WARM, scene.rule, 0.6, tree=tree)
+    return HeadDrafter(made, scene.runner(table), len(scene.p[0]), WARM, scene.verification, 0.6, tree=tree)
 
 
 def _trees(children: Callable[[Text], int]) -> Callable[[Scene], Any]:
@@ -184,8 +184,8 @@ DRAFTERS: dict[str, Callable[[Scene], Any]] = {
     "a user's that stops": lambda scene: own_drafter(Unsure(Q3, scene.rule)),
 }
 TREES: dict[str, Callable[[Scene], Any]] = {
-    "(2, 1)": lambda scene: ModelDrafter(scene.runner(Q3), WARM, scene.rule, (2, 1)),
-    "(1, 2)": lambda scene: ModelDrafter(scene.runner(Q3), WARM, scene.rule, (1, 2)),
+    "(2, 1)": lambda scene: ModelDrafter(scene.runner(Q3), WARM, scene.verification, (2, 1)),
+    "(1, 2)": lambda scene: ModelDrafter(scene.runner(Q3), WARM, scene.verification, (1, 2)),
     "(3, 2) of a head": lambda scene: _head(scene, (3, 2)),
     "a user's with copies": _trees(lambda path: 2),
     "a user's, wider behind 0": _trees(lambda path: 1 + (path == (0,))),

@@ -15,6 +15,7 @@ from bass_core.engine.cuda_graphs import GraphRunner
 from bass_core.models.forward import ForwardBatch, verified_tree
 from bass_core.sampling.noise import NoiseKeys
 from bass_core.sampling.params import SamplingParams
+from bass_core.verification.table import VERIFICATIONS
 from bass_core.verification.tree import DraftTree, verify_tree
 
 from .emulation import emulated, ledger
@@ -62,7 +63,7 @@ def test_an_accepted_path_is_moved_without_a_wait() -> None:
     assert torch.equal(cache.buffer.cpu(), expected)
 
 
-@pytest.mark.parametrize(("temperature", "verification"), [(0.0, "chen"), (0.8, "coupled")])
+@pytest.mark.parametrize(("temperature", "verification"), [(0.0, "rejection"), (0.8, "coupled")])
 def test_a_walk_to_the_target_s_choices_copies_once(temperature: float, verification: str) -> None:
     parents = some_parents(random.Random(2), 6)
     tokens = [[(7 * draft) % 30 for draft in range(len(row))] for row in parents]
@@ -71,7 +72,7 @@ def test_a_walk_to_the_target_s_choices_copies_once(temperature: float, verifica
     params = SamplingParams(temperature)
     here = NoiseKeys(3, keys.sequence_ids.to(EMUL), keys.positions.to(EMUL))
     ledger.clear()
-    mine = verify_tree(logits, DraftTree(tokens, parents), here, params, verification)
+    mine = verify_tree(logits, DraftTree(tokens, parents), here, params, VERIFICATIONS[verification])
     assert ledger.reads.total() <= 1 and not ledger.uploads["blocking"]
-    theirs = verify_tree(logits.cpu(), DraftTree(tokens, parents), keys, params, verification)
+    theirs = verify_tree(logits.cpu(), DraftTree(tokens, parents), keys, params, VERIFICATIONS[verification])
     assert [(one.path, one.next_token) for one in mine] == [(one.path, one.next_token) for one in theirs]

@@ -33,6 +33,7 @@ from bass_core.verification.acceptance import UNSOUND
 from bass_core.verification.block import chances
 from bass_core.verification.rejection import verify
 from bass_core.verification.rejection_triton import verify_on_device
+from bass_core.verification.table import VERIFICATIONS
 from kernels.triton import accept as kernel
 from kernels.triton import block
 from kernels.triton import noise as device
@@ -116,7 +117,7 @@ def both(
         verification=kernel.Verification[rule.upper()],
         block=block.chances(p, q, drafts, counts) if rule == "block" else None,
     )
-    return verify(p_logits, drafts, q, counts, keys, SOFT, verification=rule), ours
+    return verify(p_logits, drafts, q, counts, keys, SOFT, verification=VERIFICATIONS[rule]), ours
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
@@ -228,7 +229,7 @@ def test_verify_on_a_device_is_verify(verification: str, temperature: float) -> 
     streams = keys.stream(role)[:, None].expand(12, 3)
     drafts = draw(near, SEED, ids.expand(12, 3), positions, streams) if temperature else near.argmax(-1)
     counts = torch.randint(0, 4, (12,))
-    options = {"synthetic": 0.7} if verification == "synthetic" else {"verification": verification}
+    options = {"synthetic": 0.7} if verification == "synthetic" else {"verification": VERIFICATIONS[verification]}
     if temperature:
         logits[3] = torch.nan
     arguments = logits, drafts, near if temperature else None, counts, keys, params
@@ -298,10 +299,10 @@ def test_a_device_cuts_and_marks_as_the_reference(rule: str, monkeypatch: pytest
         q[row, row % (width + 1) : row % (width + 1) + 1, : vocab if row % 2 else 1] = torch.nan
     logits[::3, width] = torch.nan
     counts = torch.full((rows,), width)
-    theirs = verify(logits, drafts, q, counts, keys, SOFT, verification=rule)
+    theirs = verify(logits, drafts, q, counts, keys, SOFT, verification=VERIFICATIONS[rule])
     monkeypatch.setattr(rejection, "is_accelerator", lambda device: True)
     monkeypatch.setattr(rejection, "available", lambda device: True)
-    ours = verify(logits, drafts, q, counts, keys, SOFT, verification=rule)
+    ours = verify(logits, drafts, q, counts, keys, SOFT, verification=VERIFICATIONS[rule])
     assert torch.equal(ours.accepted, theirs.accepted) and torch.equal(ours.next_token, theirs.next_token)
     assert ours.judged is not None and torch.equal(ours.judged, torch.arange(rows) % (width + 1))
     assert (ours.accepted <= ours.judged).all() and (ours.accepted == ours.judged).sum() > 5

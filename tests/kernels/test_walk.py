@@ -19,11 +19,13 @@ from bass_core.sampling.draw import draw
 from bass_core.sampling.noise import NoiseKeys, Role, place_node
 from bass_core.sampling.params import SamplingParams
 from bass_core.verification.acceptance import UNSOUND, RowOutcome
+from bass_core.verification.table import VERIFICATIONS
 from bass_core.verification.tree import DraftTree, verify_tree
 from bass_core.verification.tree_triton import walk_on_device
 from kernels.triton.walk import walk_trees
 
 SEED = 0x1234_5678_9ABC_DEF1
+REJECTION = VERIFICATIONS["rejection"]
 SOFT = SamplingParams(temperature=1.0)
 
 
@@ -99,7 +101,7 @@ def test_takes_the_references_decisions(batch: int, drafts: int, vocab: int, nea
     logits = torch.randn(batch, drafts + 1, vocab, generator=generator) * 2
     keys = some_keys(batch, epochs=vocab == 300)
     tree = planted(logits, keys, random.Random(batch), near, sampled)
-    theirs = verify_tree(logits, tree, keys, SOFT, "chen")
+    theirs = verify_tree(logits, tree, keys, SOFT, REJECTION)
     compare(walked(logits, tree, keys, SOFT), theirs)
 
 
@@ -108,7 +110,7 @@ def test_the_cases_that_are_compared_hold_every_turn() -> None:
     logits = torch.randn(60, 9, 6, generator=torch.Generator().manual_seed(0)) * 2
     keys = some_keys(60)
     tree = planted(logits, keys, random.Random(0), 2.0, True, most=8)
-    theirs = verify_tree(logits, tree, keys, SOFT, "chen")
+    theirs = verify_tree(logits, tree, keys, SOFT, REJECTION)
     compare(walked(logits, tree, keys, SOFT), theirs)
     assert tree.drawn is not None
     kept = fell = other = 0
@@ -127,23 +129,23 @@ def test_filters_come_first(params: SamplingParams) -> None:
     logits = torch.randn(6, 7, 40, generator=torch.Generator().manual_seed(2)) * 2
     keys = some_keys(6)
     tree = planted(logits, keys, random.Random(3), 1.0, True)
-    compare(walked(logits, tree, keys, params), verify_tree(logits, tree, keys, params, "chen"))
+    compare(walked(logits, tree, keys, params), verify_tree(logits, tree, keys, params, REJECTION))
 
 
 def test_no_drafts_at_all_and_rows_without_any() -> None:
     logits, keys = torch.randn(3, 1, 30, generator=torch.Generator().manual_seed(4)), some_keys(3)
     none = DraftTree([[], [], []], [[], [], []])
-    compare(walked(logits, none, keys, SOFT), verify_tree(logits, none, keys, SOFT, "chen"))
+    compare(walked(logits, none, keys, SOFT), verify_tree(logits, none, keys, SOFT, REJECTION))
     wider = torch.cat((logits, logits.flip(2)), 1)
     one = DraftTree([[], [4], []], [[], [-1], []])
-    compare(walked(wider, one, keys, SOFT), verify_tree(wider, one, keys, SOFT, "chen"))
+    compare(walked(wider, one, keys, SOFT), verify_tree(wider, one, keys, SOFT, REJECTION))
 
 
 def test_children_that_are_alike_count_once() -> None:
     logits = torch.full((20, 4, 8), -9.0)
     logits[:, :, 5] = 9.0
     tree = DraftTree([[5, 5, 2]] * 20, [[-1, -1, 1]] * 20)
-    theirs = verify_tree(logits, tree, some_keys(20), SOFT, "chen")
+    theirs = verify_tree(logits, tree, some_keys(20), SOFT, REJECTION)
     assert theirs[0].path == [0] and math.isnan(theirs[0].tests[1].p)
     compare(walked(logits, tree, some_keys(20), SOFT), theirs)
 
@@ -154,7 +156,7 @@ def test_logits_that_are_no_numbers_are_marked() -> None:
     keys = some_keys(3)
     sound = torch.randn(3, 3, 20, generator=torch.Generator().manual_seed(6))
     tree = planted(sound, keys, random.Random(1), 1.0, True, most=2)
-    ours, theirs = walked(logits, tree, keys, SOFT), verify_tree(logits, tree, keys, SOFT, "chen")
+    ours, theirs = walked(logits, tree, keys, SOFT), verify_tree(logits, tree, keys, SOFT, REJECTION)
     assert ours[1].next_token == theirs[1].next_token == UNSOUND
     compare([ours[0], ours[2]], [theirs[0], theirs[2]])
 
@@ -203,7 +205,7 @@ def test_a_drawn_child_that_cannot_be_judged_counts_as_none() -> None:
         for token, place in zip(tokens, tree.drawn[row], strict=True):
             if place >= 0 and place % 3 == 1:
                 tree.probs[place, token] = 0.0
-    theirs = verify_tree(logits, tree, keys, SOFT, "chen")
+    theirs = verify_tree(logits, tree, keys, SOFT, REJECTION)
     compare(walked(logits, tree, keys, SOFT), theirs)
     tests = [
         (place, test)

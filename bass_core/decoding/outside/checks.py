@@ -9,7 +9,6 @@ from ...errors import RequestError
 from ...models.pair import ModelPair
 from ...models.weights.placement import is_split
 from ...models.weights.quantize import is_quantized
-from ...verification.table import find_verification
 from ..request import Request
 
 
@@ -30,7 +29,7 @@ def refuse_transformers(pair: ModelPair, request: Request) -> None:
             f'method="transformers" needs a model with `generate`, and {type(pair.target).__name__} has none: '
             "leave it out."
         )
-    if not request.sampling.greedy and find_verification(request.verification).coupled:
+    if not request.sampling.greedy and request.rule.coupled:
         raise RequestError(
             'method="transformers" draws its own random numbers, so it can\'t write the same text as the others: '
             'leave it out, choose another verification than "coupled", or temperature 0.'

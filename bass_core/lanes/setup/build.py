@@ -60,7 +60,7 @@ class _Maker:
             texts,
             backend,
             request.sampling,
-            request.verification,
+            request.rule,
             target=self.target,
             tells=request.inspect,
             tree=request.tree,
@@ -76,5 +76,5 @@ class _Maker:
 
 def _params(request: Request) -> DecodingParams:
     return DecodingParams(
-        request.sampling, request.seed, request.verification, request.synthetic_acceptance, request.inspect
+        request.sampling, request.seed, request.rule, request.synthetic_acceptance, request.inspect
     )

@@ -17,6 +17,7 @@ from bass_core.sampling.draw import draw
 from bass_core.sampling.noise import NoiseKeys, Role
 from bass_core.sampling.params import SamplingParams
 from bass_core.verification.rejection import verify
+from bass_core.verification.table import VERIFICATIONS
 from kernels.backends import why_backend_unavailable
 from kernels.plan import AttentionPlan
 from kernels.reference import cache as cache_reference
@@ -184,7 +185,7 @@ def accept_cases(ctx: Context) -> Cases:
             q = q if soft else None
             counts = torch.randint(0, 8, (rows,))
             options: dict[str, Any] = (
-                {"synthetic": 0.7} if verification == "coin" else {"verification": verification}
+                {"synthetic": 0.7} if verification == "coin" else {"verification": VERIFICATIONS[verification]}
             )
             theirs = verify(logits, drafts, q, counts, keys, params, **options)
             here = NoiseKeys(keys.seed, ids.to(ctx.device), at.to(ctx.device))

@@ -22,6 +22,7 @@ from bass_core.sampling.distribution import probabilities
 from bass_core.sampling.draw import draw
 from bass_core.sampling.noise import NoiseKeys, Role, place_node
 from bass_core.sampling.params import SamplingParams
+from bass_core.verification.table import VERIFICATIONS
 from bass_core.verification.tree import DraftTree, verify_tree
 from kernels.plan import MOST_TREE, AttentionPlan
 from kernels.reference import cache as cache_reference
@@ -157,7 +158,7 @@ def _walk(ctx: Context, params: SamplingParams, with_drawn: bool) -> None:
         parents.append(follows)
         drawn.append(places)
     tree = DraftTree(tokens, parents, drawn, torch.stack(taken) if taken else None)
-    theirs = verify_tree(logits, tree, keys, params, "rejection")
+    theirs = verify_tree(logits, tree, keys, params, VERIFICATIONS["rejection"])
     here = NoiseKeys(keys.seed, keys.sequence_ids.to(ctx.device), keys.positions.to(ctx.device))
     probs = None if tree.probs is None else tree.probs.to(ctx.device)
     ours = walk_on_device(logits.to(ctx.device), tokens, parents, drawn, probs, here, params)

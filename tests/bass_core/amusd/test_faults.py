@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from bass_core import ModelPair, SamplingParams, generate
+from bass_core import ModelPair, Options, SamplingParams, generate
 from bass_core.amusd import decoder as amusd
 from bass_core.amusd.host import PATIENCE_S, borrow, close, give_back, prepare
 from bass_core.amusd.messages import RowUpdate, TextUpdate
@@ -56,7 +56,7 @@ def draft_process() -> psutil.Process:
 def lost_after(steps: int, act: Any, **arguments: Any) -> tuple[Any, psutil.Process]:
     """The finished lane of a request, with `act` applied to the draft's process after `steps` steps."""
     process = draft_process()
-    lane = _lane(generate, PAIR, ROWS, "amusd", {}, **{"max_new_tokens": 60} | arguments)
+    lane = _lane(PAIR, ROWS, "amusd", Options(**{"max_new_tokens": 60} | arguments))
     done = 0
     while not lane.finished:
         if done == steps:
@@ -94,7 +94,7 @@ def test_a_draft_that_hangs_while_it_is_paused() -> None:
 
 @pytest.mark.slow
 def test_an_error_inside_the_draft() -> None:
-    lane = _lane(generate, PAIR, ROWS, "amusd", {}, max_new_tokens=60)
+    lane = _lane(PAIR, ROWS, "amusd", Options(max_new_tokens=60))
     client = lane._decoder.client
     for _ in range(4):
         lane.step()

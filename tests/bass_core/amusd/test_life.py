@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from bass_core import ModelPair, generate
+from bass_core import ModelPair, Options, generate
 from bass_core.amusd import host as amusd_host
 from bass_core.amusd.host import DraftHost
 from bass_core.amusd.messages import DraftLostError, Open, Ready, Resume
@@ -28,6 +28,7 @@ from bass_core.amusd.worker import Worker
 from bass_core.lanes.generation import _lane
 from bass_core.sampling.params import SamplingParams
 from bass_core.sequence import Round
+from bass_core.verification.table import VERIFICATIONS
 
 from ...models import NEAR, perturbed, prompts, tiny
 from ..drafting.test_head import tiny_head
@@ -47,7 +48,7 @@ def pair() -> Iterator[ModelPair]:
 
 def opening(session: int = 1) -> Open:
     ends = [len(row) + 40 for row in ROWS]
-    return Open(session, ROWS, [0, 1], ends, 4, SamplingParams(), 0, "auto", "pad", {})
+    return Open(session, ROWS, [0, 1], ends, 4, SamplingParams(), 0, VERIFICATIONS["auto"], "pad", {})
 
 
 def texts(out: Any) -> list[list[int]]:
@@ -113,7 +114,7 @@ def test_a_slow_first_step_is_waited_for_and_a_later_one_is_not(
         return step(self)
 
     monkeypatch.setattr(DraftSession, "step", slow)
-    lane = _lane(generate, pair, ROWS, "amusd", {}, max_new_tokens=300)
+    lane = _lane(pair, ROWS, "amusd", Options(max_new_tokens=300))
     drafted = 0
     while not lane.finished:
         drafted += drafted_in(lane.step())

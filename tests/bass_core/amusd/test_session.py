@@ -13,6 +13,7 @@ from bass_core.drafting import model as drafting
 from bass_core.sampling.distribution import probabilities
 from bass_core.sampling.draw import draw
 from bass_core.sampling.noise import Role, stream
+from bass_core.verification.table import VERIFICATIONS
 
 from ...models import NEAR, perturbed, prompts, reference, tiny
 from ..drafting.test_head import expected_drafts, tiny_head
@@ -27,7 +28,7 @@ def session(
     pair=PAIR, lead=4, rows=ROWS, new=40, layout=None, sampling=None, verification="auto", drafter="model"
 ):
     ends, ids, sampling = [len(row) + new for row in rows], list(range(len(rows))), sampling or SamplingParams()
-    spec = Open(1, rows, ids, ends, lead, sampling, 0, verification, "pad", layout or {}, drafter)
+    spec = Open(1, rows, ids, ends, lead, sampling, 0, VERIFICATIONS[verification], "pad", layout or {}, drafter)
     return DraftSession(spec, Arena(spec.layout), pair)
 
 

@@ -20,6 +20,7 @@ from bass_core.models.forward import ForwardBatch
 from bass_core.models.weights.cost import ModelCost
 from bass_core.sampling.noise import NoiseKeys
 from bass_core.sequence import Round, RowRound, Sequence, WindowWork
+from bass_core.verification.table import VERIFICATIONS
 from kernels.plan import SINKS, window_start
 
 from ...conformance.table import head
@@ -96,7 +97,7 @@ def test_lengths_stay_and_the_cache_behind_them_is_the_verifications() -> None:
         runner.commit(r, len(row.tokens) - 1)
     before, cached = list(runner.lengths), [len(row.tokens) - 1 for row in rows]
     kept = [runner.cache.buffer[:, :, r, :, :length].clone() for r, length in enumerate(cached)]
-    drafter = WindowDrafter(runner, SamplingParams(), "auto", 32)
+    drafter = WindowDrafter(runner, SamplingParams(), VERIFICATIONS["auto"], 32)
     keys = NoiseKeys(0, torch.arange(2), torch.tensor([len(row.tokens) for row in rows]))
     proposal = drafter.propose(rows, [5, 2], keys)
     assert proposal.num_drafted == [5, 2] and proposal.tokens.shape == (2, 5)
@@ -111,7 +112,9 @@ def test_drafts_stop_where_the_cache_ends() -> None:
     runner = ModelRunner(PAIR.target_step, 1, 302, VOCAB, "pad")
     rows = [Sequence(0, 0, ROWS[0], 40, frozenset())]
     keys = NoiseKeys(0, torch.arange(1), torch.tensor([300]))
-    assert WindowDrafter(runner, SamplingParams(), "auto", 32).propose(rows, [8], keys).num_drafted == [3]
+    assert WindowDrafter(runner, SamplingParams(), VERIFICATIONS["auto"], 32).propose(
+        rows, [8], keys
+    ).num_drafted == [3]
 
 
 def test_where_a_gap_begins() -> None:
@@ -160,7 +163,7 @@ def test_its_drafts_are_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cost table has a cost of a draft, near that of a plain step, and a file of its own."""
     small_window(monkeypatch)
     for drafter in ("window", "window_model"):
-        table = measure_costs(PAIR, drafter, "pad", SamplingParams(), "auto", [1])
+        table = measure_costs(PAIR, drafter, "pad", SamplingParams(), [1])
         assert table.draft_ms(1) > 0
     paths = {str(costs_path(PAIR, name, "pad", SamplingParams())) for name in ("prompt_lookup", "model", "window")}
     assert len(paths) == 3

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import Any
+from dataclasses import FrozenInstanceError, fields
+from typing import Any, get_type_hints
 
 import pytest
 
 import bass_core
-from bass_core import ModelPair, RequestError, SamplingParams, generate, race, stream
+from bass_core import ModelPair, Options, RequestError, SamplingParams, generate, race, stream
 from bass_core.decoding.request import make_request
+from bass_core.options import Keywords
 
 from ...models import byte_tokenizer, tiny
 
@@ -18,20 +20,45 @@ PAIR = ModelPair(tiny("llama"), tiny("llama", seed=1, layers=1), byte_tokenizer(
 OWN = {"generate": {"method"}, "stream": {"method"}, "race": {"lanes", "scheduling", "stopped"}}
 
 
-@pytest.mark.parametrize("function", [generate, stream, race])
+@pytest.mark.parametrize("function", [generate, stream, race, make_request])
 def test_every_keyword_is_listed_and_has_one_default(function: Any) -> None:
-    """The signature lists the request's arguments with its defaults, as editors and help() show them."""
-    mine, request = (
-        {
-            name: one
-            for name, one in inspect.signature(which).parameters.items()
-            if one.kind is one.KEYWORD_ONLY and name not in OWN.get(which.__name__, set())
-        }
-        for which in (function, make_request)
-    )
-    assert {name: one.default for name, one in mine.items()} == {n: one.default for n, one in request.items()}
-    assert all(one.annotation is not one.empty for one in mine.values())
-    assert OWN[function.__name__] <= set(inspect.signature(function).parameters)
+    """The signature lists the fields of Options with their defaults, as editors and help() show them."""
+    listed = inspect.signature(function).parameters
+    own = {"pair", "prompt", "options"} | OWN.get(function.__name__, set())
+    mine = {name: one for name, one in listed.items() if name not in own}
+    assert {name: one.default for name, one in mine.items()} == {one.name: one.default for one in fields(Options)}
+    assert all(one.kind is one.KEYWORD_ONLY and one.annotation is not one.empty for one in mine.values())
+    assert own <= set(listed)
+
+
+def test_options_are_frozen_and_explained() -> None:
+    """Type checkers see the same names and types as keywords; the docstring explains each, in order."""
+    assert get_type_hints(Keywords) == get_type_hints(Options)
+    assert re.findall(r"^    (\w+): ", Options.__doc__ or "", re.MULTILINE) == [
+        one.name for one in fields(Options)
+    ]
+    with pytest.raises(FrozenInstanceError):
+        Options().n = 2  # type: ignore[misc]
+
+
+def test_options_may_be_given_as_one_object() -> None:
+    options = Options(n=2, max_new_tokens=3, sampling=SamplingParams(0.7), draft_length=1, seed=4)
+    out = generate(PAIR, "abc", method="speculative", options=options)
+    *_, last = race(PAIR, "abc", lanes=["speculative"], options=options)
+    streamed = [row.tokens for round_ in stream(PAIR, "abc", options=options) for row in round_.rows]
+    same = generate(PAIR, "abc", method="speculative", **vars(options))
+    texts = [sequence.token_ids for sequence in same.sequences]
+    assert [sequence.token_ids for sequence in out.sequences] == texts
+    assert [s["token_ids"] for s in last["lanes"]["speculative"]["sequences"]] == texts
+    assert sum(map(len, streamed)) == 6
+
+
+@pytest.mark.parametrize("function", [generate, stream, race])
+def test_options_are_given_in_one_way(function: Any) -> None:
+    with pytest.raises(RequestError, match=r"^seed was given beside options: put it into Options\(\.\.\.\)\.$"):
+        function(PAIR, [1, 2], options=Options(), seed=1)
+    with pytest.raises(RequestError, match=r"^options must be an Options, or None; got 3\.$"):
+        function(PAIR, [1, 2], options=3)
 
 
 @pytest.mark.parametrize("function", [generate, stream, race])

@@ -21,6 +21,7 @@ from bass_core.verification import block
 from bass_core.verification.acceptance import RowOutcome
 from bass_core.verification.block import chances, last_passed, residual
 from bass_core.verification.rejection import verify
+from bass_core.verification.table import VERIFICATIONS
 
 from .enumeration import Chain, Chances, Judged, Stop, largest, normalised, prefix, written
 
@@ -161,7 +162,7 @@ def random_rows(rows: int, width: int, vocab: int, seed: int, near: float = 1.0)
 
 
 def judged(logits: Tensor, drafts: Tensor, q: Tensor | None, counts: Tensor, keys: NoiseKeys) -> list[RowOutcome]:
-    return verify(logits, drafts, q, counts, keys, SamplingParams(1.0), verification="block").host()
+    return verify(logits, drafts, q, counts, keys, SamplingParams(1.0), verification=VERIFICATIONS["block"]).host()
 
 
 @pytest.mark.parametrize("compiled", [True, False])

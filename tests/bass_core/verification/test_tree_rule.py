@@ -19,6 +19,7 @@ from bass_core.sampling.draw import draw
 from bass_core.sampling.noise import NoiseKeys, Role, place_node
 from bass_core.sampling.params import SamplingParams
 from bass_core.verification.acceptance import UNSOUND
+from bass_core.verification.table import VERIFICATIONS
 from bass_core.verification.tree import DraftTree, verify_tree
 
 from .tree_rule import (
@@ -137,7 +138,7 @@ def test_the_shipped_walk_ends_where_the_rule_says(shape: Shape) -> None:
     p, q = tables(4, 2)
     keys = keys_of(rows, 2)
     tree, paths = grown(q, shape, keys)
-    found = verify_tree(logits_of(p, paths), tree, keys, WARM, "chen")
+    found = verify_tree(logits_of(p, paths), tree, keys, WARM, VERIFICATIONS["rejection"])
     seen: Counter[Path] = Counter()
     for r, outcome in enumerate(found):
         assert outcome.path is not None and outcome.accepted == len(outcome.path)
@@ -167,13 +168,13 @@ def chi_squared(seen: Counter[Path], chances: dict[Path, float], total: int) -> 
 def test_greedy_and_coupled_walks_follow_the_targets_own_choices(text: str, shape: Shape) -> None:
     """The reference chooses one token after another; the longest such text that is drafted must stand."""
     rows, stood = 60, Counter()
-    params, verification = (SamplingParams(), "chen") if text == "greedy" else (WARM, "coupled")
+    params, verification = (SamplingParams(), "rejection") if text == "greedy" else (WARM, "coupled")
     p, q = tables(4, 5)
     keys = keys_of(rows, 3)
     tree, paths = grown(q, shape, keys)
     # Nothing here was drawn as far as these walks know: any child will do.
     tree = DraftTree(tree.tokens, tree.parents)
-    for r, outcome in enumerate(verify_tree(logits_of(p, paths), tree, keys, params, verification)):
+    for r, outcome in enumerate(verify_tree(logits_of(p, paths), tree, keys, params, VERIFICATIONS[verification])):
         path: Path = ()
         while True:
             token = choice(p[path], text, r, len(path), keys)
@@ -196,7 +197,7 @@ def choice(p: np.ndarray, text: str, row: int, depth: int, keys: NoiseKeys) -> i
 
 
 @pytest.mark.parametrize(
-    ("params", "verification"), [(SamplingParams(), "chen"), (WARM, "coupled"), (WARM, "chen")]
+    ("params", "verification"), [(SamplingParams(), "rejection"), (WARM, "coupled"), (WARM, "rejection")]
 )
 @pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
 def test_a_row_whose_numbers_are_not_finite_is_marked(
@@ -208,7 +209,7 @@ def test_a_row_whose_numbers_are_not_finite_is_marked(
     logits[:, 0, 1] = 0.0
     logits[:, 2, 3] = 0.0
     logits[1, 2] = bad
-    fine, broken = verify_tree(logits, tree, keys_of(2, 1), params, verification)
+    fine, broken = verify_tree(logits, tree, keys_of(2, 1), params, VERIFICATIONS[verification])
     assert fine.path == [1] and fine.next_token == 3
     assert broken.next_token == UNSOUND
 
@@ -219,5 +220,5 @@ def test_a_draft_of_no_probability_is_never_accepted() -> None:
     logits = torch.tensor([[[0.0, 0.0, float("-inf"), 0.0], [0.0, 0.0, 0.0, 0.0]]])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bass_core.verification.tree.uniform", lambda *_: torch.zeros(1))
-        (outcome,) = verify_tree(logits, tree, keys_of(1, 1), WARM, "chen")
+        (outcome,) = verify_tree(logits, tree, keys_of(1, 1), WARM, VERIFICATIONS["rejection"])
     assert outcome.path == [] and outcome.next_token != 2

@@ -19,6 +19,7 @@ from bass_core.sampling.params import SamplingParams
 from bass_core.sequence import RowRound
 from bass_core.verification.acceptance import UNSOUND, judged_drafts
 from bass_core.verification.rejection import verify
+from bass_core.verification.table import VERIFICATIONS
 from bass_core.verification.tree import DraftTree, verify_tree
 
 from .enumeration import Chain, Chances, Judged, written
@@ -72,11 +73,17 @@ def first_of(place: int, rule: str, tree: bool) -> Tensor:
     logits = P.log().expand(ROWS, 3, 2).contiguous()
     if tree:
         made = DraftTree(drafts.tolist(), [[-1, 0]] * ROWS, [[0, 1]] * ROWS, q)
-        outcomes = verify_tree(logits, made, keys, WARM, rule)
+        outcomes = verify_tree(logits, made, keys, WARM, VERIFICATIONS[rule])
     else:
         counts = torch.full((ROWS,), 2)
         outcomes = verify(
-            logits, drafts, q.expand(ROWS, 2, 2).contiguous(), counts, keys, WARM, verification=rule
+            logits,
+            drafts,
+            q.expand(ROWS, 2, 2).contiguous(),
+            counts,
+            keys,
+            WARM,
+            verification=VERIFICATIONS[rule],
         ).host()
     drafted = drafts[:, 0].tolist()
     return torch.tensor([d if o.accepted else o.next_token for o, d in zip(outcomes, drafted, strict=True)])
@@ -99,7 +106,7 @@ def test_logits_end_a_row_only_where_it_used_them(rule: str) -> None:
     drafts = torch.tensor([[0, 0], [low, 0], [low, low], [low, low]])
     counts = torch.tensor([2, 1, 2, 2])
     params, name = (SamplingParams(), "auto") if rule == "greedy" else (WARM, rule)
-    outcome = verify(logits, drafts, None, counts, keys_of(4), params, verification=name)
+    outcome = verify(logits, drafts, None, counts, keys_of(4), params, verification=VERIFICATIONS[name])
     assert outcome.accepted.tolist() == [0, 1, 1, 0]
     assert outcome.next_token.tolist() == [1, 1, UNSOUND, UNSOUND]
 
@@ -117,8 +124,12 @@ def test_a_draft_whose_q_is_0_stands_where_p_is_above_0(rule: str) -> None:
     logits, q = torch.tensor([[[0.0, 0.0, -math.inf]] * 2]), torch.tensor([[0.0, 1.0, 0.0]])
     for token, stands in ((0, 1), (2, 0)):
         drafts = torch.tensor([[token]])
-        chain = verify(logits, drafts, q[None], torch.tensor([1]), keys_of(1), WARM, verification=rule).host()[0]
-        tree = verify_tree(logits, DraftTree([[token]], [[-1]], [[0]], q), keys_of(1), WARM, "auto")[0]
+        chain = verify(
+            logits, drafts, q[None], torch.tensor([1]), keys_of(1), WARM, verification=VERIFICATIONS[rule]
+        ).host()[0]
+        tree = verify_tree(
+            logits, DraftTree([[token]], [[-1]], [[0]], q), keys_of(1), WARM, VERIFICATIONS["auto"]
+        )[0]
         assert (chain.accepted, tree.accepted) == (stands, stands)
         assert (chain.tests[0].chance, tree.tests[0].chance) == (stands, stands)
 
@@ -126,14 +137,16 @@ def test_a_draft_whose_q_is_0_stands_where_p_is_above_0(rule: str) -> None:
 def test_coupled_trees_tell_the_q_that_was_drawn_from() -> None:
     q = torch.tensor([[0.6, 0.3, 0.1]])
     tree = DraftTree([[0, 2]], [[-1, -1]], [[0, -1]], q)
-    (outcome,) = verify_tree(torch.zeros(1, 3, 3), tree, keys_of(1), WARM, "coupled")
+    (outcome,) = verify_tree(torch.zeros(1, 3, 3), tree, keys_of(1), WARM, VERIFICATIONS["coupled"])
     assert [test.q for test in outcome.tests] == pytest.approx([0.6, 1.0])
 
 
 def test_a_greedy_tree_saves_nothing() -> None:
     """Its first node is refused, the second stands: node order says nothing of what a rule would have lost."""
     logits = torch.tensor([[[0.0, 5.0, 0.0], [0.0, 0.0, 5.0], [0.0, 0.0, 5.0]]])
-    (outcome,) = verify_tree(logits, DraftTree([[0, 1]], [[-1, -1]]), keys_of(1), SamplingParams(), "auto")
+    (outcome,) = verify_tree(
+        logits, DraftTree([[0, 1]], [[-1, -1]]), keys_of(1), SamplingParams(), VERIFICATIONS["auto"]
+    )
     p, q, u = ([getattr(test, name) for test in outcome.tests] for name in "pqu")
     made = RowRound(
         0, [0, 1], p, q, u, outcome.accepted, [1, 2], ["accepted", "bonus"], None, parents=[-1, -1], path=[1]

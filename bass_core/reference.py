@@ -1,0 +1,151 @@
+"""Speculative decoding and BASS in plain torch: what the engine computes, as the papers write it.
+
+Contract: `speculative` and `bass` write, token for token, what `generate` writes by the method of that name with
+verification="rejection", because they draw the same noise. They share nothing else with it: no cache, no kernel. A
+model is a callable, causal: token ids [B, T] in, logits [B, T, V] out, or an object that has them as `.logits`.
+
+The letters are those of Leviathan et al. (arXiv 2211.17192). M_p is the target and p its distributions, M_q the
+draft and q its. x are a row's drafts, gamma is their number, n how many of them are accepted. r is uniform, t is
+the target's token. "L4" is line 4 of their Algorithm 1, counted below its inputs with its comments; "B4" is line 4
+of Algorithm 1 of BASS (arXiv 2404.15778).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .sampling.noise import Role, exponentials, stream, uniform
+
+
+class HasLogits(Protocol):
+    """What a model of transformers returns."""
+
+    logits: Tensor
+
+
+Model = Callable[[Tensor], "Tensor | HasLogits"]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The random numbers of one row in one round: a pure function of seed, id, position and role."""
+
+    seed: int
+    id: int
+    begins: int
+
+    def r(self, i: int) -> float:
+        """Uniform, for the test of draft i."""
+        return float(uniform(*self._key(i, Role.ACCEPT)))
+
+    def draw(self, weights: Tensor, i: int, role: Role) -> int:
+        """A token for place i, as likely as its weight [V] says (Gumbel-max), whatever the weights' sum."""
+        return int((weights / exponentials(*self._key(i, role), len(weights))).argmax())
+
+    def _key(self, i: int, role: Role) -> tuple[int, Tensor, Tensor, Tensor]:
+        ids, begins = torch.tensor([self.id]), torch.tensor([self.begins])
+        return self.seed, ids, begins + i, stream(role, begins)
+
+
+def ask(M: Model, texts: list[list[int]], temperature: float) -> Tensor:
+    """M's distributions behind each token of each text, [B, T, V], in one forward."""
+    T = max(len(text) for text in texts)
+    # A causal model does not see the zeros behind a shorter text.
+    out = M(torch.tensor([text + [0] * (T - len(text)) for text in texts]))
+    logits = out if isinstance(out, Tensor) else out.logits
+    if temperature == 0:  # greedy: the likeliest token alone
+        return torch.zeros_like(logits, dtype=torch.float32).scatter(-1, logits.argmax(-1, keepdim=True), 1.0)
+    return torch.softmax(logits.float() / temperature, dim=-1)
+
+
+def step(
+    M_p: Model, M_q: Model, texts: list[list[int]], gammas: list[int], noises: list[Noise], temperature: float
+) -> list[list[int]]:
+    """A round of BASS, which is Leviathan's step for each row of a batch: the tokens that each row gets.
+
+    gammas: how much each row drafts.
+    """
+    rows = range(len(texts))
+    x: list[list[int]] = [[] for _ in rows]
+    q: list[list[Tensor]] = [[] for _ in rows]
+    for i in range(max(gammas)):  # L2
+        behind = ask(M_q, [texts[b] + x[b] for b in rows], temperature)  # L3
+        for b in rows:
+            if i < gammas[b]:
+                q[b].append(behind[b, len(texts[b]) + i - 1])
+                x[b].append(noises[b].draw(q[b][i], i, Role.DRAFT))  # L4
+    behind = ask(M_p, [texts[b] + x[b] for b in rows], temperature)  # L7, once for all drafts of all rows
+    return [judge(x[b], q[b], behind[b, len(texts[b]) - 1 :], noises[b]) for b in rows]
+
+
+def judge(x: list[int], q: list[Tensor], p: Tensor, noise: Noise) -> list[int]:
+    """The drafts x of one row that are accepted, and a token of the target: distributed as p, whatever q is."""
+    n, gamma = 0, len(x)
+    while n < gamma and noise.r(n) * q[n][x[n]] < p[n][x[n]]:  # L9
+        n += 1  # L10
+    adjusted, role = p[n], Role.TARGET  # L12
+    if n < gamma:  # L13
+        adjusted, role = (p[n] - q[n]).clamp(min=0), Role.RESIDUAL  # L14; a draw needs no norm
+    t = noise.draw(adjusted, n, role)  # L17
+    return [*x[:n], t]  # L18
+
+
+def bass(
+    M_p: Model,
+    M_q: Model,
+    prompts: Seq[Seq[int]],
+    new_tokens: int,
+    temperature: float = 0.0,
+    *,
+    length: int | None = None,
+    seed: int = 0,
+    ids: Seq[int] | None = None,
+) -> list[list[int]]:
+    """So many new tokens for each prompt, all rows at once. length: of drafts; None: by BASS's Algorithm 1."""
+    texts = [list(prompt) for prompt in prompts]
+    ends = [len(text) + new_tokens for text in texts]
+    gamma, s = 0, 0  # B2; the first round reads the prompts, and drafts nothing
+    while going := [b for b, text in enumerate(texts) if len(text) < ends[b]]:  # B3
+        gammas = [min(gamma, ends[b] - len(texts[b]) - 1) for b in going]
+        noises = [Noise(seed, b if ids is None else ids[b], len(texts[b])) for b in going]
+        new = step(M_p, M_q, [texts[b] for b in going], gammas, noises, temperature)
+        for b, tokens in zip(going, new, strict=True):
+            texts[b] += tokens
+        if length is not None:
+            gamma = length
+        elif gamma == 0:
+            gamma = 7  # B1
+        elif gamma in gammas:  # else each row was cut short by its end
+            gamma, s = next_gamma(gamma, s, [len(tokens) - 1 for tokens in new])  # B4
+    return [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
+
+
+def next_gamma(gamma: int, s: int, accepted: list[int]) -> tuple[int, int]:
+    """BASS's Algorithm 1: the next draft length and s, by how many drafts of each row were accepted."""
+    if max(accepted) == gamma:  # B5
+        return min(gamma + 2, 32), 0  # B6, B7
+    return max(1, *accepted, gamma - math.ceil(gamma / 10) - s), 1  # B9, B10, B11
+
+
+def speculative(
+    M_p: Model,
+    M_q: Model,
+    prompts: Seq[Seq[int]],
+    new_tokens: int,
+    temperature: float = 0.0,
+    *,
+    length: int | None = None,
+    seed: int = 0,
+) -> list[list[int]]:
+    """The same for one prompt after another: batches of one."""
+    alone = [([b], [prompt]) for b, prompt in enumerate(prompts)]
+    return [
+        bass(M_p, M_q, row, new_tokens, temperature, length=length, seed=seed, ids=ids)[0] for ids, row in alone
+    ]

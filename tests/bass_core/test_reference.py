@@ -1,0 +1,97 @@
+"""The real loop writes the tokens of bass_core/reference.py, which reads as the papers do.
+
+Contract: float32, tiny random models, one seed of noise.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from bass_core import ModelPair, SamplingParams, generate, reference
+from bass_core.sampling.noise import Role
+
+from ..models import NEAR, VOCAB, perturbed, prompts, tiny
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+TARGET = tiny("llama")
+DRAFT = perturbed(TARGET, NEAR["llama"])
+PAIR = ModelPair(TARGET, DRAFT)
+METHODS = {"speculative": reference.speculative, "bass": reference.bass}
+
+
+@pytest.mark.parametrize("length", ["bass", 3])
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_loop_writes_the_tokens_of_the_reference(method, temperature, rows, length):
+    texts = prompts(rows, seed=rows)
+    real = generate(
+        PAIR,
+        texts,
+        method=method,
+        max_new_tokens=40,
+        sampling=SamplingParams(temperature),
+        draft_length=length,
+        drafter="model",
+        verification="rejection",
+        seed=11,
+        eos_token_id=None,
+    )
+    fixed = None if length == "bass" else length
+    with torch.inference_mode():
+        ours = METHODS[method](TARGET, DRAFT, texts, 40, temperature, length=fixed, seed=11)
+    assert ours == [sequence.token_ids for sequence in real.sequences]
+    origins = {origin for sequence in real.sequences for origin in sequence.origins}
+    assert {"accepted", "recovered"} <= origins, "drafts were never accepted, or never refused"
+
+
+def test_a_step_writes_the_target_s_own_distribution():
+    """Exactly, for one draft: the chances of its tests and of what follows add up to p."""
+    p = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]], dtype=torch.float64)
+    q = torch.tensor([0.2, 0.7, 0.1], dtype=torch.float64)
+
+    class Told:
+        """Refuses or accepts as told, and keeps the weights of the token that follows."""
+
+        def __init__(self, r):
+            self.number = r
+
+        def r(self, i):
+            return self.number
+
+        def draw(self, weights, i, role):
+            self.weights, self.role = weights / weights.sum(), role
+            return 0
+
+    first = torch.zeros(3, dtype=torch.float64)
+    for x in range(3):
+        chance = min(1.0, float(p[0, x] / q[x]))
+        accepted, refused = Told(chance - 1e-9), Told(chance + 1e-9)
+        assert reference.judge([x], [q], p, accepted) == [x, 0] and accepted.role is Role.TARGET
+        assert torch.equal(accepted.weights, p[1])
+        first[x] += q[x] * chance
+        if chance < 1:
+            assert reference.judge([x], [q], p, refused) == [0] and refused.role is Role.RESIDUAL
+            first += q[x] * (1 - chance) * refused.weights
+    assert torch.allclose(first, p[0])
+
+
+def test_a_plain_callable_is_a_model():
+    """Logits need no object around them."""
+    texts = prompts(2)
+    with torch.inference_mode():
+        by_calls = reference.bass(lambda ids: TARGET(ids).logits, lambda ids: DRAFT(ids).logits, texts, 8, 1.0)
+        assert by_calls == reference.bass(TARGET, DRAFT, texts, 8, 1.0)
+    assert all(0 <= token < VOCAB for row in by_calls for token in row)
+
+
+def test_the_readme_shows_the_reference():
+    """Its second Python block is taken from the file as it is."""
+    block = re.findall(r"^```python\n(.*?)^```$", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)[1]
+    assert block.strip() and block.strip() in inspect.getsource(reference)
+    assert "def judge" in block
