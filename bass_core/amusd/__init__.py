@@ -1,1 +1,1 @@
-"""AMUSD: a draft model in its own process drafts ahead while the target verifies."""
+"""AMUSD: a draft model in its own thread drafts ahead while the target verifies."""

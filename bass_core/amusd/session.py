@@ -1,21 +1,31 @@
-"""The draft's side of AMUSD: drafts rows ahead of the agreed text, with any drafter that runs the draft.
+"""The draft's side of one request, and the rows that it shares with the target's.
 
-Contract: `step` calls the drafter once for all rows that may go on (or runs one chunk of prefill) and returns what
-was drafted: per row one token of the model, or a copied run. `judge` takes the target's verdicts. A proposal
-becomes part of the row's text at once. A row rolls back only from where its text differs from the verdict's; if it
-agrees, its drafts beyond the verdict stay, and are sent again if the epoch is new. Each token is drawn with the
-noise of (seed, sequence id, position, where the epoch began), from the q that is written to the arena.
+Contract: the target extends the rows' texts by `agree` whenever it likes, and reads their drafts; `step` calls the
+drafter once for all rows that may go on (or feeds one chunk of the prompts) and adds what was drafted behind the
+texts: of each row one token of the model, or a copied run. A draft stands behind a row's text only while all
+tokens before it are those it was drafted behind; one that comes too late for that is dropped. What the drafter was
+told of a row is rolled back only from where the text went on differently. Each token is drawn with the noise of
+(seed, sequence id, position, where the epoch began).
+
+Whoever reads or changes a row holds `lock`. On an accelerator both sides hand over only what their streams have
+computed: the host has waited for it. Tensors of the target's are kept until the draft's stream has read them.
 """
 
 from __future__ import annotations
 
+import copy
+import threading
+import weakref
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from kernels.support import is_accelerator, runtime
 
+from ..decoding.base import DecodingParams
 from ..drafting.base import Proposal
 from ..drafting.pending import CHUNK
 from ..drafting.registry import DRAFTERS, DraftSource, Parts, confident_prefix, make_drafter
@@ -23,53 +33,104 @@ from ..engine.prefill import PrefillSteps
 from ..engine.prefix import CachedTexts
 from ..machine.transfer import to_device
 from ..models.draft_head import DraftHead
+from ..models.pair import ModelPair
+from ..models.select import select_model
 from ..sampling.noise import NoiseKeys
 from ..sequence import Sequence
-from .messages import Block, Open, RowUpdate
-from .shared_memory import Arena
+
+
+class Draft(NamedTuple):
+    """A drafted token. top, own: q's largest value, and its value at the token; 1 if the drafter is never unsure.
+
+    copied: it was copied from the text, so that its q is a point mass. q: float32 [V] on the target's device, None
+    for a copied token and where no rule asks for it.
+    """
+
+    token: int
+    top: float = 1.0
+    own: float = 1.0
+    copied: bool = False
+    q: Tensor | None = None
 
 
 @dataclass
 class Row(Sequence):
-    """A row as the drafter sees it: `tokens` is the agreed text of length `agreed`, then the drafts."""
+    """A row as both sides see it: the agreed `text`, and the drafts behind it.
 
-    # The most tokens it may have, also limited by the draft's context.
-    end: int = 0
-    agreed: int = 0
-    epoch: int = 0
-    # Position where the epoch began, as far as the draft knows.
+    begin: the position where the epoch began, at first 0: before the first verdict nothing is judged. states: of a
+    target with a draft head, those [k, hidden] of the text's tokens, but for the newest, that the drafter was not
+    given yet. silent: the drafter had nothing to propose, so it is not asked again before the text goes on.
+    `tokens` is the draft's own: what the drafter was told. known: as many of them are of the text.
+    """
+
+    text: list[int] = field(default_factory=list)
+    drafts: list[Draft] = field(default_factory=list)
     begin: int = 0
-    # For each draft, as in Block.
-    max_probs: list[float] = field(default_factory=list)
-    token_probs: list[float] = field(default_factory=list)
-    copied: list[bool] = field(default_factory=list)
-    # The drafter had nothing to propose, so it is not asked again before the next verdict.
+    states: list[Tensor] = field(default_factory=list)
     silent: bool = False
+    known: int = 0
+
+    def whole(self) -> list[int]:
+        """The text with the drafts behind it, from `known` on."""
+        return self.text[self.known :] + [draft.token for draft in self.drafts]
+
+    def agree(self, tokens: list[int], same: bool, states: Tensor | None = None) -> None:
+        """The target has written these tokens; a new epoch begins unless they are the drafts (`same`)."""
+        count = len(tokens)
+        kept = [draft.token for draft in self.drafts[:count]] == tokens
+        self.drafts = self.drafts[count:] if kept else []
+        self.text += tokens
+        self.silent = False
+        self.states += [] if states is None else [states]
+        if not same:
+            self.begin = len(self.text)
+
+
+def shared_rows(sequences: list[Sequence]) -> list[Row]:
+    """The rows of a request, of which nothing is written or drafted yet."""
+    rows = []
+    for one in sequences:
+        row = Row(one.index, one.id, one.prompt, one.max_new_tokens, frozenset(), known=len(one.prompt))
+        row.text += one.prompt
+        rows.append(row)
+    return rows
 
 
 class DraftSession:
-    """One request, drafted with the draft of `source`; large tensors go through `arena`."""
+    """The rows, drafted for by the draft of `source`.
 
-    def __init__(self, spec: Open, arena: Arena, source: DraftSource) -> None:
-        self.spec, self.arena, self.device = spec, arena, source.device
-        self._head = source.draft if isinstance(source.draft, DraftHead) else None
-        # A copied run is proposed whole; the model drafts one token per step, so verdicts are read in between.
-        kind = DRAFTERS[spec.drafter]
-        self._most, self._confidence = spec.lead if kind.copies else 1, kind.stops_when_unsure
-        assert source.draft_step is not None
-        limit = source.draft_step.context
-        given = enumerate(zip(spec.sequence_ids, spec.prompts, spec.ends, strict=True))
-        self.rows = [
-            Row(index, id_, list(prompt), end - len(prompt), frozenset(), end=min(end, limit), agreed=len(prompt))
-            for index, (id_, prompt, end) in given
-        ]
-        self.made = self.rolled_back = 0
+    lead: tokens to draft beyond the text; drafter: a name of drafting/registry.py; home: the target's device.
+    limit: the most tokens that the draft can hold. totals: tokens drafted so far; the draft model's forwards, and
+    the tokens that it drew; roll-backs.
+    """
+
+    def __init__(
+        self,
+        source: DraftSource,
+        rows: list[Row],
+        params: DecodingParams,
+        lead: int,
+        drafter: str,
+        backend: str,
+        home: torch.device,
+        lock: threading.Condition,
+    ) -> None:
+        step, kind = source.draft_step, DRAFTERS[drafter]
+        assert step is not None
+        self.device, self.home, self.limit = source.device, home, step.context
+        self.rows, self.lead, self.seed, self.lock = list(rows), lead, params.seed, lock
+        # A copied run is proposed whole; the model drafts one token a step, so the text is looked at in between.
+        self._most, self._confidence = lead if kind.copies else 1, kind.stops_when_unsure
+        self._keeps_q = asks_q(params)
+        self.totals, self._made, self._rolled_back = (0, 0, 0, 0), 0, 0
         # Room for drafts that are not kept, and for a chunk of padding after the longest row.
-        texts = CachedTexts(spec.prompts, [end + 2 * spec.lead + CHUNK for end in spec.ends])
-        parts = Parts(source, len(self.rows), texts, spec.backend, spec.params, spec.verification, ahead=True)
-        self.drafter = make_drafter(spec.drafter, parts)
-        self._prefill: PrefillSteps | None = self.drafter.start(list(self.rows))
-        self._early: list[RowUpdate] = []
+        ends = [len(row.prompt) + row.max_new_tokens + 2 * lead + CHUNK for row in rows]
+        texts = CachedTexts([row.prompt for row in rows], ends)
+        parts = Parts(source, len(rows), texts, backend, params.sampling, params.verification, ahead=True)
+        self.runner, self.drafter = parts.runner, make_drafter(drafter, parts)
+        self._prefill: PrefillSteps | None = self.drafter.start(list(rows))
+        # The target's states that the draft's stream may still be reading.
+        self._lent: list[Tensor] = []
 
     @property
     def busy(self) -> bool:
@@ -77,152 +138,133 @@ class DraftSession:
         return self._prefill is not None or any(self._max_drafts(row) for row in self.rows)
 
     def _max_drafts(self, row: Row) -> int:
-        ahead = len(row.tokens) - row.agreed
         # The target would not look at a draft after an unsure one.
-        unsure = self._confidence and confident_prefix(row.max_probs, row.token_probs) < ahead
-        if unsure or row.silent:
+        unsure = self._confidence and sure_drafts(row.drafts) < len(row.drafts)
+        if row.silent or row.finish_reason or unsure:
             return 0
-        return max(0, min(row.end - len(row.tokens), self.spec.lead - ahead, self._most))
-
-    def judge(self, verdicts: list[RowUpdate]) -> list[Block]:
-        """Apply the target's verdicts; returns the drafts that survive a new epoch, to be sent again."""
-        if self._prefill is not None:  # rows keep their places until their prompts are in the cache
-            self._early += verdicts
-            return []
-        blocks = [self._judge_row(verdict) for verdict in verdicts]
-        if self.drafter.observes_states:
-            self._hand_states({verdict.row: verdict for verdict in verdicts})
-        return [block for block in blocks if block is not None]
-
-    def _judge_row(self, verdict: RowUpdate) -> Block | None:
-        place = next(r for r, row in enumerate(self.rows) if row.index == verdict.row)
-        if verdict.finished:
-            self._forget(place)
-            return None
-        row = self.rows[place]
-        row.silent = False
-        assert verdict.start == row.agreed, "a verdict continues the agreed text"
-        end = verdict.start + len(verdict.tokens)
-        same = 0
-        for ours, theirs in zip(row.tokens[verdict.start : end], verdict.tokens, strict=False):
-            if ours != theirs:
-                break
-            same += 1
-        if same < len(verdict.tokens):
-            at = verdict.start + same
-            if at < len(row.tokens):
-                self.rolled_back += 1
-                del row.tokens[at:]
-                self.drafter.rewind(place, at)
-            row.tokens += verdict.tokens[same:]
-            row.max_probs, row.token_probs, row.copied = [], [], []
-        else:
-            del row.max_probs[:same], row.token_probs[:same], row.copied[:same]
-        row.agreed = end
-        if verdict.epoch == row.epoch:
-            return None
-        row.epoch, row.begin = verdict.epoch, end
-        return self._block(row, end) if len(row.tokens) > end else None
-
-    def _hand_states(self, verdicts: dict[int, RowUpdate]) -> None:
-        """Give the drafter the target's states of the agreed tokens; each row's newest token has none yet."""
-        spans = []
-        for row in self.rows:
-            verdict = verdicts.get(row.index)
-            # The previous verdict brought the states up to, but not including, its own newest token.
-            first = 0 if verdict is None or verdict.start == len(row.prompt) else verdict.start - 1
-            spans.append((row.index, first, first if verdict is None else row.agreed - 1))
-        counts = [stop - first for _, first, stop in spans]
-        if sum(counts):
-            rows = [index for index, first, stop in spans for _ in range(first, stop)]
-            places = [at for _, first, stop in spans for at in range(first, stop)]
-            states, reader = self.arena.read("states", rows, places, self.device), self.drafter
-            reader.observe_states(list(self.rows), list(states.split(counts)))
-
-    def _block(self, row: Row, start: int) -> Block:
-        at = start - row.agreed
-        return Block(
-            row.index,
-            row.epoch,
-            start,
-            row.tokens[start:],
-            row.max_probs[at:],
-            row.token_probs[at:],
-            row.copied[at:],
-        )
-
-    def close(self) -> None:
-        """Wait for all queued work, so that the next user of the request's memory may write to it."""
-        if is_accelerator(self.device):
-            runtime(self.device).current_stream(self.device).synchronize()
-
-    def _forget(self, place: int) -> None:
-        last = self.rows.pop()
-        if place < len(self.rows):
-            self.drafter.move_row(len(self.rows), place)
-            self.rows[place] = last
+        end = min(len(row.prompt) + row.max_new_tokens, self.limit)
+        return max(0, min(end - len(row.text) - len(row.drafts), self.lead - len(row.drafts), self._most))
 
     @torch.inference_mode()
-    def step(self) -> list[Block]:
-        """One chunk of prefill, or one proposal for every row that may go on."""
+    def step(self) -> bool:
+        """One chunk of the prompts, or one proposal for every row that may go on. Whether only models drafted."""
         if self._prefill is not None:
-            return self._prefill_step(self._prefill)
-        rows, max_drafts = list[Sequence](self.rows), [self._max_drafts(row) for row in self.rows]
-        proposal = self.drafter.propose(rows, max_drafts, self._keys())
-        for row, most, count in zip(self.rows, max_drafts, proposal.num_drafted, strict=True):
-            row.silent = row.silent or (most > 0 and count == 0)
-        if max(proposal.num_drafted) == 0:
-            return []
-        if proposal.probs is not None and "q" in self.arena:
-            self._write_q(proposal, proposal.probs)
-        blocks = self._take(proposal)
-        # Tell the drafter that all drafts but the last were accepted, and that the last is the target's own token.
-        self.drafter.on_verified(rows, proposal, [max(0, count - 1) for count in proposal.num_drafted])
-        return blocks
+            self._prefill.step()
+            self._prefill = None if self._prefill.done else self._prefill
+            return False
+        with self.lock:
+            self._follow()
+            rows, max_drafts = list[Sequence](self.rows), [self._max_drafts(row) for row in self.rows]
+            keys = [[row.id, len(row.tokens), row.begin] for row in self.rows]
+        if not any(max_drafts):
+            return False
+        noise = NoiseKeys(self.seed, *to_device(keys, self.device).unbind(1))
+        proposal = self.drafter.propose(rows, max_drafts, noise)
+        drafts = self._read(proposal)
+        with self.lock:
+            for row, most, new in zip(self.rows, max_drafts, drafts, strict=True):
+                row.silent = row.silent or (most > 0 and not new)
+                self._add(row, new)
+            self._made += sum(proposal.num_drafted)
+            self.totals = self._made, self.drafter.calls, self.drafter.drafted, self._rolled_back
+        if any(drafts):
+            # All drafts but the last were accepted, as it were, and the last is the target's own token.
+            self.drafter.on_verified(rows, proposal, [max(0, len(new) - 1) for new in drafts])
+        return any(drafts) and not any(draft.copied for new in drafts for draft in new)
 
-    def _prefill_step(self, prefill: PrefillSteps) -> list[Block]:
-        prefill.step()
-        if not prefill.done:
-            return []
-        self._prefill = None
-        early, self._early = self._early, []
-        return self.judge(early)
+    def _follow(self) -> None:
+        """Tell the drafter how the texts went on."""
+        for place in reversed(range(len(self.rows))):
+            if self.rows[place].finish_reason:
+                last = self.rows.pop()
+                if place < len(self.rows):
+                    self.drafter.move_row(len(self.rows), place)
+                    self.rows[place] = last
+        for place, row in enumerate(self.rows):
+            told, now = row.tokens[row.known :], row.whole()
+            same = 0
+            while same < min(len(told), len(now)) and told[same] == now[same]:
+                same += 1
+            if same < len(told):
+                self._rolled_back += 1
+                del row.tokens[row.known + same :]
+                self.drafter.rewind(place, row.known + same)
+            row.tokens += now[same:]
+            row.known = len(row.text)
+        new = [row.states for row in self.rows]
+        if any(new):
+            none = next(states[0][:0] for states in new if states)
+            given = [torch.cat(states or [none]).to(self.device, non_blocking=True) for states in new]
+            self.drafter.observe_states(list[Sequence](self.rows), given)
+            for row in self.rows:
+                self._lent += row.states
+                row.states = []
 
-    def _keys(self) -> NoiseKeys:
-        keys = [[row.id, len(row.tokens), row.begin] for row in self.rows]
-        return NoiseKeys(self.spec.seed, *to_device(keys, self.device).unbind(1))
-
-    def _write_q(self, proposal: Proposal, probs: Tensor) -> None:
-        """Write the q of each row's draft; none for copies, whose q is a point mass."""
-        ring, drawn = self.arena["q"].shape[1], _drawn(proposal)
-        if drawn:
-            q = probs[:, 0] if len(drawn) == len(self.rows) else probs[to_device(drawn, probs.device), 0]
-            if self._head is not None:
-                q = q[:, self._head.vocabulary]
-            places = [(row.index, len(row.tokens) % ring) for row in (self.rows[r] for r in drawn)]
-            self.arena.write("q", [index for index, _ in places], [slot for _, slot in places], q)
-
-    def _take(self, proposal: Proposal) -> list[Block]:
-        """Append the proposed tokens to their rows' texts; returns them as blocks."""
-        drafts, drawn = proposal.tokens.tolist(), _drawn(proposal)
-        sure = {r: (1.0, 1.0) for r in range(len(self.rows))}
+    def _read(self, proposal: Proposal) -> list[list[Draft]]:
+        """The drafts of each row, read on the host."""
+        counts = proposal.num_drafted
+        if not any(counts):
+            return [[] for _ in counts]
+        copied = proposal.copied or [False] * len(counts)
+        drawn = [r for r, count in enumerate(counts) if count and not copied[r]]
+        q: dict[int, Tensor] = {}
+        if drawn and self._keeps_q and proposal.probs is not None:
+            of_rows = proposal.probs[to_device(drawn, proposal.probs.device), 0]
+            q = dict(zip(drawn, of_rows.to(self.home, non_blocking=True).unbind(), strict=True))
+        # Reading the tokens waits for the draft's stream: for q as well, and for what read the target's states.
+        tokens: list[list[int]] = proposal.tokens.tolist()
+        sure: dict[int, tuple[float, float]] = {}
         if drawn and proposal.max_probs is not None and proposal.token_probs is not None:
             told = torch.stack((proposal.max_probs[:, 0], proposal.token_probs[:, 0]), dim=-1).tolist()
-            sure |= {r: told[r] for r in drawn}
-        blocks = []
-        for r, (row, count) in enumerate(zip(self.rows, proposal.num_drafted, strict=True)):
-            if count:
-                start = len(row.tokens)
-                row.tokens += drafts[r][:count]
-                row.max_probs += [sure[r][0]] * count
-                row.token_probs += [sure[r][1]] * count
-                row.copied += [r not in drawn] * count
-                blocks.append(self._block(row, start))
-        self.made += sum(proposal.num_drafted)
-        return blocks
+            sure = {r: (told[r][0], told[r][1]) for r in drawn}
+        if drawn:
+            self._lent.clear()
+        return [
+            [Draft(token, top, own, copied[r], q.get(r)) for token in tokens[r][:count]]
+            for r, count in enumerate(counts)
+            for top, own in [sure.get(r, (1.0, 1.0))]
+        ]
+
+    def _add(self, row: Row, new: list[Draft]) -> None:
+        """Let the new drafts stand behind the row's text, unless it has gone on differently."""
+        told = row.tokens[row.known :] + [draft.token for draft in new]
+        row.tokens += told[len(told) - len(new) :]
+        now = row.whole()
+        if told[: len(now)] == now:
+            row.drafts += new[len(new) - (len(told) - len(now)) :]
 
 
-def _drawn(proposal: Proposal) -> list[int]:
-    """The rows for which the model drew a token."""
-    copied = proposal.copied or [False] * len(proposal.num_drafted)
-    return [r for r, count in enumerate(proposal.num_drafted) if count and not copied[r]]
+def asks_q(params: DecodingParams) -> bool:
+    """Whether the rule that judges drafts asks what they were drawn from."""
+    coupled = params.verification.coupled
+    return not params.sampling.greedy and not coupled and params.synthetic is None
+
+
+def sure_drafts(drafts: list[Draft]) -> int:
+    """How many of the drafts a target looks at whose drafter may be unsure (`confident_prefix`)."""
+    return confident_prefix([draft.top for draft in drafts], [draft.own for draft in drafts])
+
+
+def second_device(device: torch.device) -> torch.device | None:
+    """The accelerator after this one, on which a draft can work; None on a CPU, and where there is one only."""
+    count = runtime(device).device_count() if is_accelerator(device) else 1
+    return None if count < 2 else torch.device(device.type, ((device.index or 0) + 1) % count)
+
+
+_moved: weakref.WeakKeyDictionary[ModelPair, DraftSource] = weakref.WeakKeyDictionary()
+
+
+def draft_source(pair: ModelPair) -> DraftSource:
+    """The pair itself, or where there is a second accelerator a copy of its draft there, which is kept."""
+    device = second_device(pair.device)
+    if device is None:
+        return pair
+    if pair not in _moved:
+        draft: Any = copy.deepcopy(pair.draft)
+        draft.to(device)
+        if isinstance(draft, DraftHead):
+            draft.pack()
+        step = select_model(draft.body if isinstance(draft, DraftHead) else draft)
+        made = SimpleNamespace(draft=draft, draft_step=step, device=device, vocab=pair.vocab)
+        _moved[pair] = cast(DraftSource, made)
+    return _moved[pair]

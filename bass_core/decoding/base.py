@@ -27,23 +27,23 @@ class CacheBytes:
     """Bytes that a decoder's caches take, all of them allocated before its first step.
 
     shared: the target's keys and values that rows share, each prefix once. own: the room of the target's rows for
-    their own. draft: the draft's, shared and own; None if they lie in another process. copies: what `shared`,
-    `own` and `draft` together would be if every row kept a copy of its prefix.
+    their own. draft: the draft's, shared and own. copies: what `shared`, `own` and `draft` together would be if
+    every row kept a copy of its prefix.
     """
 
     shared: int
     own: int
-    draft: int | None
+    draft: int
     copies: int
 
 
-def cache_bytes(target: ModelRunner, draft: ModelRunner | None = None, elsewhere: bool = False) -> CacheBytes:
-    """The bytes of these runners' caches; elsewhere: whether another process has a draft's."""
+def cache_bytes(target: ModelRunner, draft: ModelRunner | None = None) -> CacheBytes:
+    """The bytes of these runners' caches."""
     runners = [target] if draft is None else [target, draft]
     return CacheBytes(
         shared=target.cache.nbytes - target.cache.buffer.nbytes,
         own=target.cache.buffer.nbytes,
-        draft=None if elsewhere else 0 if draft is None else draft.cache.nbytes,
+        draft=0 if draft is None else draft.cache.nbytes,
         copies=sum(runner.bytes_of_copies for runner in runners),
     )
 
@@ -77,7 +77,7 @@ class Decoder(Protocol):
         ...
 
     def close(self) -> None:
-        """Free what the decoder holds beyond its own memory, such as AMUSD's draft process."""
+        """Free what the decoder holds beyond its own memory, such as AMUSD's draft."""
         ...
 
 

@@ -38,7 +38,7 @@ AHEAD_CONFIDENCE = 0.2
 
 
 class DraftSource(Protocol):
-    """Whose draft it is: a ModelPair, or in AMUSD's own process what has been sent there of one."""
+    """Whose draft it is: a ModelPair, or under AMUSD a copy of its draft on another device."""
 
     @property
     def device(self) -> torch.device: ...
@@ -58,7 +58,7 @@ class Parts:
     """What the drafters of a lane are made of: the pair, how many rows are decoded at a time, and their texts.
 
     A lane's drafters take turns with one runner of the draft, which is made when the first of them needs it.
-    target: the runner with which the lane's decoder verifies; None in AMUSD's own process, which has no target.
+    target: the runner with which the lane's decoder verifies; None for AMUSD's draft, which has none.
     ahead: for AMUSD. A draft model or head drafts at most one token of a row in a proposal, so that the session
     reads the target's verdicts in between, and a head goes on from its own states until the target's arrive.
     tells: see Drafter. tree: the shape of trees (StaticTrees); None: chains.

@@ -154,11 +154,11 @@ class ReadingRecord(TypedDict):
 
 
 class CacheRecord(TypedDict):
-    """`CacheBytes` (decoding/base.py) as plain data: bytes of keys and values; `draft` is None if not known."""
+    """`CacheBytes` (decoding/base.py) as plain data: bytes of keys and values."""
 
     shared: int
     own: int
-    draft: int | None
+    draft: int
     copies: int
 
 

@@ -6,38 +6,26 @@ target. AMUSD's target has one thread and its draft another; on a one-core machi
 is target steps per token, from the measured a (token acceptance), c (draft step / target step) and l (drafts fed
 per round): synchronous (1 + l c) / E, AMUSD (max(l c, 1) + (1 - a^(l+1)) c) / E, where E = 1 + a + ... + a^l. The
 AMUSD term (1 - a^(l+1)) c is the refill: after a roll-back the target waits for one draft. The formula takes a
-verification to cost as much as a plain step; the claims say what it costs here. `coin P` arms accept each draft
-with probability P instead of testing it, which shows at what acceptance the overlap pays. `--stress` runs a
-thousand short requests instead.
+verification to cost as much as a plain step. `coin P` arms accept each draft with probability P instead of testing
+it, which shows at what acceptance the overlap pays.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bass_core import Generation, ModelPair, SamplingParams, generate, load_pair
-from bass_core.amusd.client import DraftClient
-from bass_core.amusd.host import close, prepare
-from bass_core.attention.select import choose_backend
-from bass_core.decoding.base import DecodingParams
-from bass_core.engine.runner import ModelRunner
+from bass_core import Generation, ModelPair, generate, load_pair
 from bass_core.machine.cpu import cores
-from bass_core.models.draft_head import DraftHead
-from bass_core.models.forward import ForwardBatch
-from bass_core.sequence import Sequence
 
 from ..prompts import MIXED
 from ..report.report import claim, finish, median, parser
-from ..robustness.amusd_stress import stress
 
 BAR = 1.15
 COINS = (0.6, 0.8, 0.95)
-WIDTHS = (2, 3, 5, 9)
 
 
 def main(argv: list[str]) -> None:
@@ -48,24 +36,16 @@ def main(argv: list[str]) -> None:
     options.add_argument("--dtype", default="auto")
     options.add_argument("--prompts", type=int, default=6)
     options.add_argument("--max-new-tokens", type=int, default=48)
-    options.add_argument("--stress", action="store_true", help="a thousand short runs with faults instead")
     arguments = options.parse_args(argv)
-    if arguments.stress:
-        stress(arguments)
-        return
     if arguments.quick:
         arguments.prompts, arguments.max_new_tokens = 1, 4
     pair = load_pair(arguments.pair, draft=arguments.draft, device="cpu", dtype=arguments.dtype)
     before = torch.get_num_threads()
-    prepare(pair)
     outs = _measure(pair, arguments)
-    torch.set_num_threads(1)
-    costs = _step_costs(pair, 2 if arguments.quick else 8)
-    close(pair)
     torch.set_num_threads(before)
     results = [_row(name, arm, outs[name], outs) for name, arm in _arms(arguments.quick).items()]
     weights = Path(str(pair.target.name_or_path)) / "model.safetensors"
-    finish("amusd", arguments, pair.device, results, _claims(outs, costs, arguments.quick), weights)
+    finish("amusd", arguments, pair.device, results, _claims(outs, arguments.quick), weights)
 
 
 def _arms(quick: bool) -> dict[str, dict[str, Any]]:
@@ -158,45 +138,7 @@ def _formula(method: str, length: float, a: float | None, c: float) -> float | N
     return (max(length * c, 1) + (1 - a ** (length + 1)) * c) / emitted
 
 
-def _step_costs(pair: ModelPair, repeats: int) -> dict[str, float]:
-    """The target's step on one core, relative to a plain step alone: beside a busy draft, and over more tokens."""
-    times: dict[str, list[float]] = {}
-    runner = ModelRunner(pair.target_step, 1, 64, pair.vocab, choose_backend("auto", pair.device))
-
-    def step(name: str, width: int = 1) -> None:
-        start = time.perf_counter()
-        runner.forward(ForwardBatch(torch.ones(1, width, dtype=torch.long), [32]))
-        times.setdefault(name, []).append(1000 * (time.perf_counter() - start))
-
-    for repeat in range(repeats + 1):
-        if repeat == 1:  # the first step of each width allocates memory
-            times.clear()
-        step("alone")
-        for width in WIDTHS:
-            step(f"target's step with {width} tokens", width)
-        row = Sequence(0, 0, [1] * 8, 64, frozenset())
-        client = DraftClient(
-            pair,
-            [row],
-            DecodingParams(SamplingParams()),
-            lead=48,
-            drafter="model",
-            backend="pad",
-            delay_s=0.0,
-        )
-        row.write([1], ["sampled"])
-        if isinstance(pair.draft, DraftHead):
-            client.write_states([row], [0], [torch.zeros(8, pair.draft.config.hidden)])
-        client.send([client.agree(row, [1], same=False)])
-        client.resume()
-        client.collect(5.0)
-        step("target's step beside a working draft")
-        client.close()
-    alone = median(times.pop("alone"))
-    return {name: median(values) / alone for name, values in times.items()}
-
-
-def _claims(outs: dict[str, list[Generation]], costs: dict[str, float], quick: bool) -> list[dict[str, Any]]:
+def _claims(outs: dict[str, list[Generation]], quick: bool) -> list[dict[str, Any]]:
     real = [name for name in outs if not name.startswith("coin")]
     texts = {name: [out.sequences[0].token_ids for out in outs[name]] for name in real}
     same = sum(text == texts["regular, 1 core"] for text in texts.values()) / len(texts)
@@ -210,6 +152,5 @@ def _claims(outs: dict[str, list[Generation]], costs: dict[str, float], quick: b
     for coin in () if quick else COINS:
         ratio = _ms(outs[f"coin {coin}: synchronous l=4, 1 core"]) / _ms(outs[f"coin {coin}: amusd lead 4"])
         claims.append(claim(f"the same were {coin} accepted, length 4", ratio, f"at least {BAR}", ratio >= BAR))
-    claims += [claim(f"{name}, in plain steps", value, "none", True) for name, value in costs.items()]
     claims.append(claim("c, draft step / target step", _cost(outs), "none", True))
     return claims

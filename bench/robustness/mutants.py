@@ -36,7 +36,6 @@ _WHOLE = [
     "tests/conformance",
     "tests/kernels",
     "tests/faults/test_broken_models.py",
-    "tests/bass_core/amusd/test_client.py",
     "tests/bass_core/amusd/test_session.py",
     "tests/bass_core/drafting/test_head.py",
     "tests/bass_core/drafting/test_lookup.py",

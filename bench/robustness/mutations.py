@@ -232,13 +232,11 @@ MUTANTS = [
         [_CONFORMANCE + "independence.py::test_seeds_and_ids_matter"],
     ),
     Mutant(
-        "AMUSD: a draft of an old epoch counts",
-        "bass_core/amusd/client.py",
-        "ahead.epoch == block.epoch:",
-        "block.start == ahead.start + len(ahead.tokens):",
-        [
-            "tests/bass_core/amusd/test_client.py::test_a_block_of_an_old_epoch_is_dropped_though_it_continues_the_text"
-        ],
+        "AMUSD: a draft counts that came too late",
+        "bass_core/amusd/session.py",
+        "if told[: len(now)] == now:",
+        "if len(now) <= len(told):",
+        ["tests/bass_core/amusd/test_session.py::test_a_draft_that_comes_too_late_is_dropped"],
     ),
     Mutant(
         "AMUSD: the draft's cache keeps a refused token",
@@ -248,10 +246,10 @@ MUTANTS = [
         ["tests/bass_core/amusd/test_session.py::test_after_a_refusal_the_drafts_are_those_of_the_new_text"],
     ),
     Mutant(
-        "AMUSD: q lies where the next token's belongs",
+        "AMUSD: a draft comes with another row's q",
         "bass_core/amusd/session.py",
-        "(row.index, len(row.tokens) % ring)",
-        "(row.index, (len(row.tokens) + 1) % ring)",
+        "q = dict(zip(drawn,",
+        "q = dict(zip(drawn[::-1],",
         _AMUSD_SAMPLED,
     ),
     Mutant(

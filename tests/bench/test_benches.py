@@ -165,12 +165,6 @@ def test_amusd(smollm2_folder):
 
 
 @pytest.mark.slow
-def test_amusd_under_faults():
-    """Forty of the thousand short runs, one with a killed draft process and one with a stopped one."""
-    check(run("amusd", "--stress", "--quick"), "amusd")
-
-
-@pytest.mark.slow
 def test_page(tmp_path, browser_executable):
     """With a tiny pair, since three processes and a browser are slow enough."""
     target, draft = save_tiny_pair(tmp_path)

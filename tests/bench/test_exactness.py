@@ -34,7 +34,7 @@ _real_arms = exactness.arms
 
 
 def without_amusd(pair: ModelPair, batch: int, first: bool) -> dict[str, Any]:
-    """The arms without AMUSD, which would start its own process."""
+    """The arms without AMUSD, whose draft would work beside its target."""
     return {name: ways for name, ways in _real_arms(pair, batch, first).items() if name != "amusd"}
 
 

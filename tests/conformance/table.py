@@ -3,7 +3,6 @@
 Contract: the choices come from the library's METHODS, from `DRAFTS` and from the other axes. `covering(n)` returns
 cases, always the same ones, in which every n choices that can meet do so at least once. A registered method takes
 part without a line here; a new drafter, backend or architecture takes one line.
-AMUSD's drafts run in threads here (conftest.py), and in processes in one slow test of test_greedy.py.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from bass_core import METHODS, generate, stream
-from bass_core.amusd.host import close
 
 from ..models import BUILDERS
 from .table import DRAFTS, PROMPTS, TOKENS, TREES, Case, covering, expected, grows, pair
@@ -66,27 +65,6 @@ def test_every_three_choices() -> None:
         drafted[case.method, case.draft] += check(case)
     silent = [of for of, count in drafted.items() if METHODS[of[0]].drafts and not count]
     assert not silent, "a draft that never drafts is not tested"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("architecture", "kind"),
-    [*((one, "perturbed") for one in ("llama", "opt", "gemma3")), ("llama", "self"), ("llama", "head")],
-)
-def test_a_draft_in_a_process_of_its_own(architecture: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """AMUSD's cases once more; all cases of one draft share one process, because its start takes seconds."""
-    cases = [
-        case
-        for case in covering(3)
-        if (case.method, case.architecture, DRAFTS[case.draft].kind) == ("amusd", architecture, kind)
-    ]
-    one = pair(architecture, kind)
-    close(one)  # the thread that drafted for it before
-    monkeypatch.setattr(one, "amusd_draft", "cpu", raising=False)
-    try:
-        assert sum(map(check, cases)) > 0, "a draft that never drafts is not tested"
-    finally:
-        close(one)
 
 
 def check(case: Case) -> int:

@@ -18,6 +18,8 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     runtime.restore()
+    # AMUSD's draft shares its target's device; test_amusd.py lets it have one of its own.
+    monkeypatch.setattr("bass_core.amusd.session.second_device", lambda device: None)
     for module in ("generation", "race"):
         monkeypatch.setattr(f"bass_core.lanes.{module}.warm_up", lambda pair, request: None)
     yield torch.device("emul", 0)

@@ -1,21 +1,18 @@
-"""AMUSD with target and draft on one device, each on its own stream: texts are right, and no bulk data leaves it.
+"""AMUSD with target and draft on streams of their own, or on two devices: texts are right, no bulk data leaves.
 
-Contract: events or waits of the host order what the two share; the emulation records everything unordered. Large
-tensors stay on the device: a read is a token, two numbers beside it, or a verdict.
+Contract: waits of the host order what the two share; the emulation records everything unordered. Large tensors
+stay on the devices: a read is a token, two numbers beside it, or a verdict.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from bass_core import ModelPair, SamplingParams, generate
+from bass_core import SamplingParams, generate
 from bass_core.amusd import decoder as amusd
-from bass_core.amusd import host as amusd_host
-from bass_core.amusd import messages as amusd_messages
-from bass_core.amusd.session import DraftSession
+from bass_core.amusd.session import DraftSession, second_device
 from bass_core.drafting.base import Proposal
 
 from ..conformance import table
@@ -27,15 +24,9 @@ ROWS = table.PROMPTS["different"][:3]
 
 
 @pytest.fixture(autouse=True)
-def a_patient_target(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The draft is a thread; emulated operators are slow, so the target waits longer and the draft gets ahead."""
-    monkeypatch.setattr(ModelPair, "amusd_draft", "stream", raising=False)
+def a_slow_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Emulated operators are slow: so the draft gets ahead."""
     monkeypatch.setattr(amusd, "DELAYS", (0.1, 0.0))
-    monkeypatch.setattr(amusd_host, "PATIENCE_S", 60.0)
-    monkeypatch.setattr(amusd_messages, "SEND_PATIENCE_S", 60.0)
-    yield
-    for one in list(amusd_host._idle):
-        amusd_host.close(one)
 
 
 def run(name: str, **arguments: Any) -> Any:
@@ -50,25 +41,27 @@ def run(name: str, **arguments: Any) -> Any:
 DRAFTS = [name for name, draft in table.DRAFTS.items() if draft.drafter in ("model", "adaptive")]
 
 
-@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+@pytest.mark.parametrize("way", ["eager", "captured", "two devices"])
 @pytest.mark.parametrize("name", DRAFTS)
 @pytest.mark.parametrize("sampling", [SamplingParams(), WARM], ids=["greedy", "sampled"])
 def test_nothing_is_out_of_order(
-    name: str, sampling: SamplingParams, captured: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, sampling: SamplingParams, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not captured:
+    if way == "two devices":
+        monkeypatch.setattr("bass_core.amusd.session.second_device", second_device)
+    if way != "captured":
         monkeypatch.setenv("BASS_GRAPHS", "0")
     reads: list[int] = []
-    take = DraftSession._take
+    read = DraftSession._read
 
-    def taken(self: DraftSession, proposal: Proposal) -> Any:
-        drawn = not all(proposal.copied)
+    def counted(self: DraftSession, proposal: Proposal) -> Any:
+        drawn = any(proposal.num_drafted) and not all(proposal.copied or [False])
         reads.append(drawn + (drawn and proposal.max_probs is not None))
-        return take(self, proposal)
+        return read(self, proposal)
 
-    monkeypatch.setattr(DraftSession, "_take", taken)
+    monkeypatch.setattr(DraftSession, "_read", counted)
     out = run(name, sampling=sampling)
-    assert bool(capture.captured) is captured
+    assert bool(capture.captured) is (way == "captured")
     # Reads: a verdict per round; per drafted token the token and, if the drafter may be unsure, two numbers of q.
     assert ledger.reads.total() == out.metrics.target_forwards + sum(reads)
     if sampling.greedy:

@@ -7,31 +7,17 @@ rejection rule. A round reads one value on the host, and two more with a head th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from bass_core import METHODS, ModelPair, SamplingParams, generate, stream
-from bass_core.amusd import host as amusd_host
-from bass_core.amusd import messages as amusd_messages
+from bass_core import METHODS, SamplingParams, generate, stream
 
 from ..conformance import table
 from .emulation import ledger
 from .emulation.models import TOKENS, pair, run, texts
 
 WARM = SamplingParams(0.9, top_k=30, top_p=0.95)
-
-
-@pytest.fixture(autouse=True)
-def patient_drafts_beside_their_targets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """AMUSD's draft shares the device with its target; emulated operators are slow, so time limits are raised."""
-    monkeypatch.setattr(ModelPair, "amusd_draft", "stream", raising=False)
-    monkeypatch.setattr(amusd_host, "PATIENCE_S", 30.0)
-    monkeypatch.setattr(amusd_messages, "SEND_PATIENCE_S", 30.0)
-    yield
-    for one in list(amusd_host._idle):
-        amusd_host.close(one)
 
 
 @pytest.fixture(autouse=True)

@@ -40,7 +40,7 @@ def build_bass(pair: ModelPair, request: Request, sequences: list[Sequence]) -> 
 
 
 def build_overlapped(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
-    """AMUSD: the draft model runs in its own process while the target verifies."""
+    """AMUSD: the draft model runs in its own thread while the target verifies."""
     return build_amusd(pair, request, _params(request), sequences)
 
 

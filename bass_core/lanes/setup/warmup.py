@@ -5,7 +5,7 @@ This reads the memory-mapped weights, and makes libraries choose and load their 
 of the first race would pay for what all lanes share. It runs once per pair and process: a pair that has run stays
 warm as far as the process can tell, and a warm-up per request would delay each first token. An error here is only
 logged: it occurs in the lanes too, which report it. Non-goals: shapes that must be captured or compiled
-(`prepare`, machine/setup_time.py), AMUSD's draft process.
+(`prepare`, machine/setup_time.py).
 """
 
 from __future__ import annotations

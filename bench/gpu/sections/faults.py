@@ -175,10 +175,9 @@ def _other(ctx: Context, model: Any) -> None:
 
 
 def _amusd(ctx: Context) -> None:
-    """AMUSD with the draft on its own CUDA stream, in a thread of this process."""
+    """AMUSD with the draft on its own CUDA stream."""
     pair = _pair(ctx)
     regular = _texts(ctx, pair, "regular")
-    pair.__dict__["amusd_draft"] = "stream"
     for _ in range(2):
         _share(ctx, "AMUSD, stream", _texts(ctx, pair, "amusd"), regular)
 

@@ -1,7 +1,7 @@
 """AMUSD, draft and target running at the same time: each draft equals the draft model's output, and counts add up.
 
-Contract: real processes. How far the draft gets depends on timing, so the tests assert only what holds at any
-pace; slowing the target lets the draft get ahead. Faults are in test_faults.py. tests/conformance checks that the
+Contract: how far the draft gets depends on timing, so the tests assert only what holds at any pace; slowing the
+target lets the draft get ahead. Faults are in test_faults.py. tests/conformance checks that the
 text is exact for every draft, architecture, batch and sampling.
 """
 
@@ -15,7 +15,7 @@ import torch
 
 from bass_core import ModelPair, RequestError, SamplingParams, generate, race, stream
 from bass_core.amusd import decoder as amusd
-from bass_core.amusd.host import close, split_threads
+from bass_core.amusd.draft import split_threads
 from bass_core.amusd.timeline import Timeline
 from bass_core.engine import cuda_graphs as graphs
 from bass_core.engine.cuda_graphs import GraphRunner, record_calls
@@ -33,13 +33,6 @@ PAIR = ModelPair(TARGET, DRAFT)
 ROWS = prompts(4)
 SMALL = ModelPair(distribution.TARGET, distribution.model(1))
 WARM = SamplingParams(0.9)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def processes() -> Any:
-    """One draft process per pair for all tests; test_faults.py goes on using PAIR's."""
-    yield
-    close(SMALL)
 
 
 @pytest.fixture(autouse=True)
@@ -61,11 +54,7 @@ def texts(out: Any) -> list[list[int]]:
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), WARM, SamplingParams(1.0, top_k=20, top_p=0.9)])
 def test_a_perfect_draft_is_hardly_ever_rolled_back(sampling: SamplingParams) -> None:
-    """Runs the draft as a thread of the target's process, as when the two share one GPU."""
-    pair = ModelPair(TARGET, TARGET)
-    pair.amusd_draft = "stream"
-    out = run(pair, sampling=sampling)
-    close(pair)
+    out = run(ModelPair(TARGET, TARGET), sampling=sampling)
     assert out.metrics.acceptance_rate == 1 and out.metrics.drafted > 0
     # Only tokens the target drew before any draft arrived ("sampled", "bonus") can differ from the draft's.
     own = sum(s.origins.count("bonus") + s.origins.count("sampled") for s in out.sequences)
@@ -83,7 +72,6 @@ def test_captured_steps_of_both_sides_write_the_same_text(kind: str, monkeypatch
 
     monkeypatch.setattr(graphs, "make_runner", make)
     pair = ModelPair(TARGET, TARGET if kind == "model" else tiny_head(TARGET))
-    pair.amusd_draft = "stream"
     pair.target_step = CausalModel(TARGET)
     if kind == "head":
         pair.target_step.readout = pair.draft.readout()
@@ -93,7 +81,6 @@ def test_captured_steps_of_both_sides_write_the_same_text(kind: str, monkeypatch
         out = run(pair, sampling=sampling, **rule)
         assert texts(out) == texts(run_regular(sampling, **rule))
         assert out.metrics.drafted > 0 and (kind == "head" or out.metrics.acceptance_rate == 1)
-    close(pair)
     assert all(runner.slot.steps for runner in made)
     # `run_regular` uses PAIR, whose warm-up may have made more runners.
     assert {runner.model for runner in made} >= {pair.target_step, pair.draft_step}

@@ -7,10 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from bass_core import ModelPair, SamplingParams
-from bass_core.amusd.client import Ahead, DraftClient
 from bass_core.amusd.decoder import AmusdDecoder
-from bass_core.amusd.messages import Block, Drafts, RowUpdate
-from bass_core.amusd.timeline import Timeline
+from bass_core.amusd.draft import DraftThread
+from bass_core.amusd.session import Draft
 from bass_core.decoding.base import DecodingParams
 from bass_core.engine.runner import ModelRunner
 from bass_core.sequence import Sequence
@@ -24,38 +23,28 @@ TOKENS = 12
 TEXT = reference(TARGET, PROMPT, TOKENS + 4)
 
 
-class ScriptedClient(DraftClient):
-    """`arrivals(call, position)`: the drafts that look `call` at the link finds, after `position` new tokens."""
+class ScriptedDraft(DraftThread):
+    """No thread. `arrivals(call, position)`: the drafts that look `call` finds, after `position` new tokens."""
 
     def __init__(self, row: Sequence, arrivals: Callable[[int, int], list[int]]) -> None:
-        self.timeline, self.ahead = Timeline(), {row.index: Ahead(len(row.prompt))}
-        self.step_ms, self.received, self.forwards, self.drawn = None, 0, 0, 0
-        self._session, self._arena, self._host = 1, None, object()  # type: ignore[assignment]
+        super().__init__([row])
         self._arrivals, self._calls = arrivals, 0
 
-    def collect(self, timeout_s: float = 0.0) -> None:
-        (ahead,) = self.ahead.values()
-        start = ahead.start + len(ahead.tokens)
-        tokens = self._arrivals(self._calls, start - len(PROMPT))
+    def look(self, timeout_s: float = 0.0) -> dict[int, list[Draft]]:
+        (row,) = self.rows.values()
+        tokens = self._arrivals(self._calls, len(row.text) + len(row.drafts) - len(PROMPT))
         self._calls += 1
-        if tokens:
-            width = len(tokens)
-            block = Block(0, ahead.epoch, start, tokens, [1.0] * width, [1.0] * width, [False] * width)
-            total = self.timeline.made + width
-            self._take([Drafts(1, [block], 0.0, 0.0, made=total, drawn=total, forwards=total)])
-            self.step_ms = None  # with an unknown draft speed the target never waits
-
-    def send(self, verdicts: list[RowUpdate]) -> None: ...
-
-    def resume(self) -> None: ...
+        row.drafts += [Draft(token) for token in tokens]
+        self.forwards, self.drawn = self.forwards + len(tokens), self.drawn + len(tokens)
+        return {row.index: list(row.drafts)}
 
 
 def decode(arrivals: Callable[[int, int], list[int]]) -> tuple[AmusdDecoder, list[int]]:
     """A finished decoder and the number of drafts each round looked at; checks the cache length every round."""
     row = Sequence(0, 0, PROMPT, TOKENS, frozenset())
     runner = ModelRunner(PAIR.target_step, 1, 96, PAIR.vocab, "pad")
-    client = ScriptedClient(row, arrivals)
-    decoder = AmusdDecoder([row], runner, DecodingParams(SamplingParams()), client, 4, False, False)
+    draft = ScriptedDraft(row, arrivals)
+    decoder = AmusdDecoder([row], runner, DecodingParams(SamplingParams()), draft, 4, False, False)
     drafted, work = [], [0, 0]
     while not decoder.finished:
         round_ = decoder.step()
@@ -63,7 +52,7 @@ def decode(arrivals: Callable[[int, int], list[int]]) -> tuple[AmusdDecoder, lis
         work = [work[0] + round_.draft_forwards, work[1] + round_.draft_tokens]
         assert decoder.finished or runner.lengths[0] == len(row.tokens) - 1
     assert row.token_ids == TEXT[:TOKENS]
-    assert work == [client.forwards, client.drawn], "each forward and each token is in one round"
+    assert work == [draft.forwards, draft.drawn], "each forward and each token is in one round"
     return decoder, drafted
 
 

@@ -62,7 +62,6 @@ def test_one_row_after_another_reads_what_the_cache_does_not_hold(shares: bool) 
     assert read("speculative") == [(128 * i, 400, (row,)) for row in rows for i in range(4)]
 
 
-@pytest.mark.slow  # starts the draft's process
 def test_amusd_tells_of_its_target(shares: bool) -> None:
     lane = Lane(PAIR, make_request(PAIR, PROMPT, n=ROWS, max_new_tokens=6, draft_length=2), "amusd")
     told = []
@@ -72,7 +71,7 @@ def test_amusd_tells_of_its_target(shares: bool) -> None:
     held = lane_view(lane)["cache"]
     lane.end("stopped")
     assert told == [{"fed": 128 * i, "total": 400, "sequences": [0, 1, 2]} for i in range(1, 4)] + [None]
-    assert held is not None and held["draft"] is None and held["own"] > 0
+    assert held is not None and held["draft"] > 0 and held["own"] > 0
     assert (held["shared"] > 0) == (held["copies"] > held["own"]) == shares
 
 

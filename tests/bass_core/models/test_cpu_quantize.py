@@ -16,7 +16,6 @@ from torch import nn
 
 from bass_core import ModelPair, PairError, SamplingParams, generate
 from bass_core.amusd import decoder as amusd
-from bass_core.amusd.host import close
 from bass_core.decoding.cost_store import costs_path
 from bass_core.models.weights.cpu_quantize import quantise_model
 from bass_core.models.weights.quantize import is_quantized, weight_dtype
@@ -48,12 +47,11 @@ def test_every_method_writes_what_the_models_own_forward_says(architecture: str,
         assert [sequence.token_ids for sequence in out.sequences] == expected, method
 
 
-def test_amusd_sends_a_quantised_draft_to_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_amusd_drafts_with_a_quantised_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(amusd, "DELAYS", (0.004, 0.0))  # slows the target, so that the draft gets ahead
     model = quantised("llama", "int4")
     pair = ModelPair(model, quantised("llama", "int8"))
     out = generate(pair, ROWS, method="amusd", max_new_tokens=12, eos_token_id=None)
-    close(pair)
     assert out.timeline is not None and out.timeline["note"] is None and out.metrics.drafted > 0
     assert [sequence.token_ids for sequence in out.sequences] == [reference(model, row, 12) for row in ROWS]
 
