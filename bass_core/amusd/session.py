@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kernels.support import is_accelerator, runtime
 
@@ -260,8 +260,11 @@ def draft_source(pair: ModelPair) -> DraftSource:
     if device is None:
         return pair
     if pair not in _moved:
-        draft: Any = copy.deepcopy(pair.draft)
-        draft.to(device)
+        assert pair.draft is not None
+        # A copy in which each tensor is the other device's, as if it had been copied already.
+        moved: dict[int, Any] = {id(one): one.detach().to(device) for one in pair.draft.buffers()}
+        moved |= {id(one): nn.Parameter(one.detach().to(device), False) for one in pair.draft.parameters()}
+        draft = copy.deepcopy(pair.draft, moved)
         if isinstance(draft, DraftHead):
             draft.pack()
         step = select_model(draft.body if isinstance(draft, DraftHead) else draft)
