@@ -148,7 +148,7 @@ def test_a_saved_head_drafts_the_same(tmp_path):
 
 def test_a_packed_head_travels(tmp_path):
     """It can be pickled, as AMUSD does to send it to the draft's process."""
-    head = tiny_head(tiny("llama"), positions=3)
+    head = tiny_head(tiny("llama"), positions=3).to(torch.bfloat16)
     states, columns = torch.randn(2, 64), torch.tensor([3, 39])
     head.pack()
     torch.save(head, tmp_path / "head.pt")
