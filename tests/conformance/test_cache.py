@@ -25,7 +25,7 @@ def filled(rows=3, length=10):
     cache = RaggedCache(2, rows, length, 2, 4, torch.float32)
     plan = cache.plan([0] * rows, length)
     numbers = 100.0 * torch.arange(rows)[:, None] + torch.arange(length)
-    states = numbers[:, :, None, None].expand(rows, length, 2, 4)
+    states = numbers[:, None, :, None].expand(rows, 2, length, 4)
     for layer in range(2):
         cache.write(layer, states, -states, plan)
     return cache
