@@ -1,32 +1,28 @@
-"""Every matrix product of one step of a target on a CPU: ours, and the same shapes by the libraries.
+"""Every matrix product of one step of a compiled target on a CPU, and the same shapes by the libraries.
 
 Contract: an arm takes a number of tokens and makes a function that multiplies that many vectors by all the weights
-of a step in turn, and throws the results away. Arms share no weights. Non-goals: timing (cpu/floor.py), and what
-lies between the products of a step.
+of a step in turn, and throws the results away. Arms share no weights; ours is compiled_products.py. Non-goals:
+timing (cpu/floor.py), and what lies between the products of a step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from bass_core import ModelPair
 from bass_core.models.llama_compiled import LlamaCompiled
-from bass_core.models.llama_cpu import LlamaCpu
 
 Arm = Callable[[int], Callable[[], object]]
 
 
 @dataclass(frozen=True)
 class Product:
-    """x [N, inputs] float32 to [N, outputs], as a step of the model computes it; nbytes: of its weights."""
+    """x [N, inputs] to [N, outputs]; nbytes: of its weights."""
 
-    run: Callable[[Tensor], Tensor]
     outputs: int
     inputs: int
     nbytes: int
@@ -34,33 +30,12 @@ class Product:
 
 def products_of(pair: ModelPair) -> list[Product]:
     """The products of one step of the pair's target, in the order of the step. Raises ValueError if unknown."""
-    model, inner = pair.target_step, getattr(pair.target.config, "intermediate_size", 0)
-    if isinstance(model, LlamaCompiled):
-        from kernels.cpu.products import linear  # imports numba
-
-        return [
-            Product(partial(linear, weight=one), one.rows, one.inputs, one.nbytes) for one in model.packed.matrices
-        ]
-    if not isinstance(model, LlamaCpu):
-        raise ValueError(f"the products of {model.name} are not known: choose a Llama or a Qwen3 on a CPU")
-    hidden, queries, keys = model.hidden, model.heads * model.head_dim, model.kv_heads * model.head_dim
-    found: list[tuple[Any, int, int]] = []
-    for layer in model.blocks:
-        found.append((layer.qkv, queries + 2 * keys, hidden))
-        found.append((layer.output, hidden, queries))
-        found.append((layer.gate_up, 2 * inner, hidden))
-        found.append((layer.down, hidden, inner))
-    found.append((model.head, model.vocab, hidden))
-    return [Product(run, out, size, out * size * pair.dtype.itemsize) for run, out, size in found]
-
-
-def ours(products: list[Product], model: Any = None) -> Arm:
-    """The model's own products; in one call, if a `model` is given that makes them in one."""
-    if isinstance(model, LlamaCompiled):
-        from .compiled_products import run  # imports numba
-
-        return lambda tokens: run(model.packed, tokens)
-    return _arm([(product.run, product.inputs) for product in products], torch.float32)
+    model = pair.target_step
+    if not isinstance(model, LlamaCompiled):
+        raise ValueError(
+            f"the products of {model.name} are not known: choose a Llama or a Qwen3 of 16 bits or fewer"
+        )
+    return [Product(one.rows, one.inputs, one.nbytes) for one in model.packed.matrices]
 
 
 def libraries(products: list[Product]) -> dict[str, Arm]:

@@ -91,9 +91,6 @@ class AttentionPlan:
     device knows. captured_extent: the own columns that a captured step reads; no row may grow beyond them.
     shared: the prefixes that rows share; no row is shorter than its start. gap: in a step with a window, the
     window's tokens: queries see no column from SINKS up to `window_starts(gap)`. None: they see all.
-    tokens: int64 [N], indices of the real tokens in the flattened [B x S] step; None if all are real.
-    places: int64 [2 x Hkv x N], where their keys and values go in a layer's cache, seen as vectors of head_dim.
-    ends: for a batch of one, the view [2, Hkv, N, D] of each layer's cache to which they go.
     views: what the step may read: keys and values [B, Hkv, extent, D] of layer 0, then of layer 1, and so on.
     """
 
@@ -101,9 +98,6 @@ class AttentionPlan:
     host: list[int]
     queries: int
     captured_extent: int | None = None
-    tokens: Tensor | None = None
-    places: Tensor | None = None
-    ends: tuple[Tensor, ...] = ()
     views: tuple[Tensor, ...] = ()
     shared: SharedPart | None = None
     gap: int | None = None

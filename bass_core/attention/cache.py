@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from kernels.plan import SHARE, AttentionPlan, SharedPart, TokenTree
+from kernels.reference import cache as reference
 from kernels.support import available, is_accelerator
 
 from ..machine.transfer import to_device
@@ -43,11 +44,6 @@ class RaggedCache:
         self.prefix, self.starts, self.groups = prefix, [0] * max_batch, [0] * max_batch
         self.max_batch, self.max_len, self.kv_heads, self.head_dim = max_batch, max_len, kv_heads, head_dim
         self.buffer = torch.zeros(layers, 2, max_batch, kv_heads, max_len, head_dim, dtype=dtype, device=device)
-        # Each layer as vectors [2 x max_batch x kv_heads x max_len, head_dim], and the offsets of rows and heads.
-        self._vectors = self.buffer.view(layers, -1, head_dim).unbind(0)
-        self._firsts = torch.arange(max_batch, device=device)[:, None] * kv_heads * max_len
-        kinds = torch.arange(2, device=device)[:, None] * max_batch * kv_heads
-        self._heads = ((kinds + torch.arange(kv_heads, device=device)) * max_len).flatten()
         self.has_kernel = is_accelerator(self.buffer.device) and available(self.buffer.device)
 
     def attach(self, row: int, group: int, length: int) -> None:
@@ -76,14 +72,12 @@ class RaggedCache:
         self,
         lengths: Sequence[int],
         queries: int,
-        counts: list[int] | None = None,
         window: int | None = None,
         tree: TokenTree | None = None,
     ) -> AttentionPlan:
         """The plan of a step of `queries` new tokens per row over rows that are `lengths` long.
 
-        With `counts`, only the first counts[b] tokens of row b are written. window, tree: see ForwardBatch. Raises
-        ValueError if the step does not fit the cache.
+        window, tree: see ForwardBatch. Raises ValueError if the step does not fit the cache.
         """
         self.check_room(lengths, queries)
         batch, host = len(lengths), list(lengths)
@@ -93,15 +87,7 @@ class RaggedCache:
             starts, groups = self.starts[:batch], self.groups[:batch]
             plan.shared = self._shared_part(to_device(starts, device), to_device(groups, device), max(starts))
             plan.shared.host_starts, plan.shared.host_groups = starts, groups
-        self._add_views(plan)
-        if counts is not None and min(counts) < queries:
-            real = torch.arange(queries, device=device) < to_device(counts, device)[:, None]
-            plan.tokens = real.flatten().nonzero()[:, 0]
-        if batch == 1:
-            written = queries if plan.tokens is None else len(plan.tokens)
-            begin = host[0] - self.starts[0]
-            plan.ends = self.buffer[:, :, 0, :, begin : begin + written].unbind(0)
-        return plan
+        return self._add_views(plan)
 
     def _shared_part(self, starts: Tensor, groups: Tensor, extent: int) -> SharedPart:
         assert self.prefix is not None
@@ -140,25 +126,16 @@ class RaggedCache:
         plan.views = self.buffer[:, :, : len(plan.lengths), :, : plan.extent].flatten(0, 1).unbind(0)
         return plan
 
-    def write(self, layer: int, states: Tensor, plan: AttentionPlan) -> tuple[Tensor, Tensor]:
-        """Write states [N, 2, Hkv, D] (keys, then values) at each row's own end; N = B x S, or the real tokens.
+    def write(self, layer: int, keys: Tensor, values: Tensor, plan: AttentionPlan) -> tuple[Tensor, Tensor]:
+        """Write keys and values [B, Hkv, S, D] at each row's own end.
 
         Returns what the step may read: keys and values [B, Hkv, extent, D].
         """
-        if plan.ends:
-            plan.ends[layer].copy_(states.permute(1, 2, 0, 3))
-            return plan.reads(layer)
-        if plan.places is None:
-            plan.places = self._places(plan)
-        vectors = states.reshape(-1, self.head_dim).to(self.buffer.dtype)
-        self._vectors[layer].index_copy_(0, plan.places, vectors)
+        write = reference.write
+        if self.has_kernel:
+            from kernels.triton.cache_write import write  # imports triton
+        write(keys, values, self.buffer[layer], plan.lengths, None if plan.shared is None else plan.shared.starts)
         return plan.reads(layer)
-
-    def _places(self, plan: AttentionPlan) -> Tensor:
-        columns = plan.columns if plan.shared is None else plan.columns - plan.shared.starts[:, None]
-        starts = (columns + self._firsts[: len(columns)]).flatten()
-        starts = starts if plan.tokens is None else starts[plan.tokens]
-        return (starts[:, None] + self._heads).flatten()
 
     def keep(self, row: int, first: int, sources: Sequence[int]) -> None:
         """The row's tokens in columns `sources` become tokens first, first + 1, ...; none moves to the right.

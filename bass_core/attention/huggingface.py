@@ -37,14 +37,7 @@ class PlannedCache(Cache):
     ) -> tuple[Tensor, Tensor]:
         """Write keys and values [B, Hkv, S, D]; returns what the step may read: [B, Hkv, extent, D] each."""
         key_states, value_states = (one.to(self.cache.buffer.device) for one in (key_states, value_states))
-        if self.cache.has_kernel:
-            from kernels.triton.cache_write import write  # imports triton
-
-            starts = None if self.plan.shared is None else self.plan.shared.starts
-            write(key_states, value_states, self.cache.buffer[layer_idx], self.plan.lengths, starts)
-            return self.plan.reads(layer_idx)
-        states = torch.stack((key_states, value_states)).permute(1, 3, 0, 2, 4)
-        return self.cache.write(layer_idx, states.flatten(0, 1), self.plan)
+        return self.cache.write(layer_idx, key_states, value_states, self.plan)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """The longest row's length before the step: what models without explicit positions would use."""

@@ -20,6 +20,8 @@ import torch
 from kernels.support import on_zero_gpu
 
 from ..errors import PairError, RequestError, WeightsError
+from ..machine import cpu_kernels
+from ..machine.cpu import native_bfloat16
 from ..models.draft_head import DraftHead, is_draft_head, load_draft_head
 from ..models.pair import HEAD_ON_SPLIT, ModelPair, check_same_tokens
 from ..models.weights.placement import home_device, is_split
@@ -221,8 +223,11 @@ def default_dtype(device: torch.device) -> torch.dtype:
     """What "auto" means on a device: bfloat16, or float16 on a CUDA device whose tensor cores lack bfloat16.
 
     These are devices below compute capability 8.0, such as a T4. A model whose activations exceed float16's
-    maximum of 65504 needs float32 there.
+    maximum of 65504 needs float32 there. On a CPU it is float32 where neither our kernels nor the CPU itself
+    multiply bfloat16: emulated, it is much slower.
     """
+    if device.type == "cpu" and not cpu_kernels.available() and not native_bfloat16():
+        return torch.float32
     old = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
     return torch.float16 if old else torch.bfloat16
 

@@ -1,13 +1,21 @@
-"""The number of cores that this process may use.
+"""What this CPU offers to the process.
 
-Contract: the cores that the scheduler allows (CPU affinity), not the cores of the machine.
+Contract: `cores` counts those that the scheduler allows (CPU affinity), not the cores of the machine.
 """
 
 from __future__ import annotations
 
 import os
 
+import torch
+
 
 def cores() -> int:
     """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def native_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 natively (AVX-512 BF16 or AMX)."""
+    known = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, name, lambda: False)() for name in known)

@@ -1,8 +1,8 @@
 """Whether the compiled kernels for the CPU (kernels/cpu) can be used here.
 
 Contract: `available` is asked before anything of kernels/cpu is imported; the first time it says where compiled
-code is kept, beside the weights. BASS_CPU_KERNELS=0 turns the kernels off. Without them torch's own products are
-used, and the log says so once. `compiling` shows a progress line where something is compiled, which only a first
+code is kept, beside the weights. BASS_CPU_KERNELS=0 turns the kernels off. Without them transformers' own models
+run, and the log says so once. `compiling` shows a progress line where something is compiled, which only a first
 start does; behind it nothing is compiled any more, whatever the lanes do.
 """
 
@@ -48,16 +48,8 @@ def available() -> bool:
     """Whether the compiled kernels can be used."""
     reason = why_unavailable()
     if reason is not None:
-        _log.warning("The CPU's own kernels are off, so torch's products are used: %s.", reason)
+        _log.warning("The CPU's own kernels are off, so transformers' own models run: %s.", reason)
     return reason is None
-
-
-def note(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Who multiplies for a model on a CPU, as a clause; None on an accelerator and in float32, always torch's."""
-    if is_accelerator(device) or dtype == torch.float32:
-        return None
-    reason = why_unavailable()
-    return "own kernels" if reason is None else f"torch's products ({reason})"
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from kernels.plan import AttentionPlan
@@ -27,10 +27,11 @@ from kernels.support import is_accelerator, on
 from ..attention import huggingface as attention
 from ..attention.cache import RaggedCache
 from ..errors import PairError
+from ..machine import cpu_kernels
 from ..machine.transfer import to_device
 from .forward import CapturedBatch, ForwardBatch, ForwardOutput, token_tree
+from .shape import head_dim, turns_with_length
 from .weights.cost import ModelCost, model_cost
-from .weights.cpu_linear import pack_all
 from .weights.placement import has_waiting, home_device, is_split, waiting_weights
 from .weights.quantized_modules import held
 
@@ -92,13 +93,13 @@ class CausalModel:
         self._split = is_split(model)
         # Weights that wait are fetched for one forward and let go behind it: another one at once would lose them.
         self._turn: AbstractContextManager[Any] = threading.Lock() if has_waiting(model) else nullcontext()
-        self.capturable = not (self._split or _turns_with_length(config))
+        self.capturable = not (self._split or turns_with_length(config))
         self.layers: int = config.num_hidden_layers
         self.context: int = config.max_position_embeddings
         self.vocab: int = held(model.get_output_embeddings()).shape[0]
         self.hidden: int = config.hidden_size
         self.kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.head_dim = head_dim(config)
         # On a CPU, reading float32 keys is faster than converting bfloat16 ones.
         self.cache_dtype = model.dtype if is_accelerator(self.device) else torch.float32
         self.low_precision = model.dtype != torch.float32
@@ -107,11 +108,13 @@ class CausalModel:
         self.cost = model_cost(model, self.cache_bytes(1, 16) // 16)
 
     def _prepare(self, model: PreTrainedModel) -> None:
-        self._shadow = shadow_of(model)
+        self._shadow, self._dtype = shadow_of(model), model.dtype
         self._shadow.set_attn_implementation(attention.NAME)
         # accelerate fetches the weights of the modules that it knows.
-        if not is_accelerator(self.device) and not self._split:
-            _pack_linears(self._shadow)
+        if not is_accelerator(self.device) and not self._split and cpu_kernels.available():
+            from .weights.compiled import compile_linears  # imports numba
+
+            compile_linears(self._shadow)
 
     def new_cache(self, max_batch: int, max_len: int, prefixes: int = 0, prefix_len: int = 0) -> RaggedCache:
         """An empty cache of `max_batch` rows x `max_len` tokens, and of so many prefixes of so many tokens."""
@@ -132,9 +135,8 @@ class CausalModel:
         batch say which of them are valid. Raises ValueError if a row does not fit the cache.
         """
         with self._turn, on(self.device):
-            counts = batch.counts if self.skips_padding else None
             tree = None if batch.tree is None else token_tree(batch.tree, self.device)
-            plan = cache.plan(batch.lengths, batch.tokens.shape[1], counts, batch.window, tree)
+            plan = cache.plan(batch.lengths, batch.tokens.shape[1], batch.window, tree)
             return self._compute(batch, plan, cache, backend)
 
     @torch.inference_mode()
@@ -155,7 +157,7 @@ class CausalModel:
             # An index would have to be where the head is, and accelerate moves tensors to where the model begins.
             kept = columns
         out = self._shadow(
-            **({"inputs_embeds": tokens} if tokens.is_floating_point() else {"input_ids": tokens}),
+            **({"inputs_embeds": tokens.to(self._dtype)} if tokens.is_floating_point() else {"input_ids": tokens}),
             position_ids=self._positions(plan),
             past_key_values=attention.PlannedCache(cache, plan),
             use_cache=True,
@@ -201,25 +203,3 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
         reason = "it has no language-model head"
     if reason:
         raise PairError(f"{type(model).__name__} is not supported: {reason}. Choose another causal LM.")
-
-
-def _turns_with_length(config: Any) -> bool:
-    """Whether the rotary embeddings depend on the text's length, which transformers reads on the host."""
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    # One set of parameters for all layers, or one for each type of layer.
-    kinds = [rope, *(part for part in rope.values() if isinstance(part, dict))]
-    types = [str(kind.get("rope_type", kind.get("type", ""))) for kind in kinds]
-    return any("dynamic" in name or name == "longrope" for name in types)
-
-
-def _pack_linears(module: nn.Module) -> None:
-    # An adapter (PEFT's wrap a `base_layer`) reads its layers' weights.
-    adapters = {part for one in module.modules() if hasattr(one, "base_layer") for part in one.modules()}
-    found = [
-        (parent, name, child)
-        for parent in module.modules()
-        for name, child in parent.named_children()
-        if type(child) is nn.Linear and type(child.weight.data) is Tensor and parent not in adapters
-    ]
-    for (parent, name, _), packed in zip(found, pack_all([(child,) for _, _, child in found]), strict=True):
-        setattr(parent, name, packed)

@@ -27,8 +27,9 @@ from kernels.reference.quantized import QuantizedWeight
 from kernels.support import is_accelerator
 
 from ..errors import PairError, WeightsError
+from ..machine import cpu_kernels
 from .base import HiddenStateTap
-from .weights.cpu_linear import PackedLinear
+from .shape import HALVES
 from .weights.quantized_modules import held, look_up
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -221,7 +222,10 @@ class DraftHead(nn.Module):
         return torch.where(self._sorted[places] == ids, self._order[places], -1)
 
     def pack(self) -> None:
-        """Pack the layers outside the body for this CPU; packed layers can't be trained."""
+        """Pack the layers outside the body where our own kernels multiply; packed ones can't be trained."""
+        here = not is_accelerator(self.vocabulary.device) and self.body.dtype in HALVES
+        if not here or not cpu_kernels.available():
+            return
         if self.positions > 1 and self.output is None:
             rows = self.body.lm_head.weight.float()
             # Rounded to float16 first, as stored weights are (`save`).
@@ -229,17 +233,17 @@ class DraftHead(nn.Module):
             behind.weight = nn.Parameter((rows @ self.link_up.weight.float()).half().to(self.body.dtype), False)
             self._pack("output", self.body.lm_head)
             self._pack("link_out", behind)
-            if self.link_out is not None:
-                self.link_in = rows @ self.link_down.weight.float().t()
+            self.link_in = rows @ self.link_down.weight.float().t()
         for name in ("fuse", "project", "slots"):
             layer = getattr(self, name, None)
             if isinstance(layer, nn.Linear):
                 self._pack(name, layer)
 
     def _pack(self, name: str, layer: nn.Linear) -> None:
-        if not is_accelerator(layer.weight.device):
-            self._unpacked.setdefault(name, getattr(self, name))
-            setattr(self, name, PackedLinear(layer))
+        from .weights.compiled import compiled  # imports numba
+
+        self._unpacked.setdefault(name, getattr(self, name))
+        setattr(self, name, compiled(layer))
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickling: with the layers as they were before `pack`, since packed ones can't be pickled."""
@@ -258,8 +262,7 @@ class DraftHead(nn.Module):
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {name: value.detach() for name, value in self.own_weights().items()}
         if dtype != torch.float32:
-            # Round to float16 first: weights that float16 holds exactly cost a CPU half the bytes to read
-            # (models/weights/cpu_linear.py).
+            # Rounded to float16 first, so that either 16-bit dtype holds the same weights.
             tensors = {name: value.half() for name, value in tensors.items()}
         tensors = {name: value.to(dtype).contiguous() for name, value in tensors.items()}
         tensors["vocabulary"] = self.vocabulary.to(torch.int32)

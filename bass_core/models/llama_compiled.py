@@ -1,9 +1,9 @@
 """The forward of a 16-bit Llama-shaped model on a CPU in one call of our own kernels (kernels/cpu).
 
-Contract: the same `forward` as CausalModel's, for the models that `fits` accepts. A token's logits and states have
-the same bits whatever rows, tokens, prompts or threads stand beside it. The residual stream is float32; what a
-bfloat16 model multiplies is rounded to bfloat16 where the CPU multiplies that natively. `backend` is ignored, as
-there is one attention. Non-goals: sliding windows, float32 weights (models/llama_cpu.py).
+Contract: the same `forward` as CausalModel's, for the models that `why_not` has nothing against. A token's logits
+and states have the same bits whatever rows, tokens, prompts or threads stand beside it. The residual stream is
+float32; what a bfloat16 model multiplies is rounded to bfloat16 where the CPU multiplies that natively. `backend`
+is ignored, as there is one attention. Non-goals: sliding windows, and weights of more than 16 bits.
 """
 
 from __future__ import annotations
@@ -15,30 +15,31 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from kernels.cpu.attention.layout import SINKS, TILE, padded, tiles_of
+from kernels.cpu.attention.layout import TILE, padded, tiles_of
 from kernels.cpu.attention.tree import Tree
+from kernels.plan import window_start
 
 from ..attention.cache import RaggedCache
 from ..attention.tiled import TiledCache
 from ..machine import cpu_kernels
-from . import llama_cpu
 from .base import CausalModel, shadow_of
 from .forward import ForwardBatch, ForwardOutput
+from .shape import HALVES, head_dim, is_llama
 from .weights.quantized_modules import held, look_up
 
-_DTYPES = (torch.bfloat16, torch.float16)
 
-
-def fits(model: PreTrainedModel) -> bool:
-    """Whether the kernels are here and compute a model of this shape, dtype and kind of weights."""
-    if not llama_cpu.fits(model) or model.dtype not in _DTYPES or not cpu_kernels.available():
-        return False
-    config = model.config
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+def why_not(model: PreTrainedModel) -> str | None:
+    """Why this forward does not compute the model, as a clause; None if it does."""
+    if not is_llama(model):
+        return "our kernels know Llama and Qwen3, without adapters"
+    if model.dtype not in HALVES:
+        return "our kernels take 16 bits and fewer"
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     # Matrices of several dtypes are not joined, and all take the same vectors.
     plain = all(type(layer.weight.data) is Tensor and layer.weight.dtype == model.dtype for layer in linears)
-    return plain and config.hidden_size % 4 == 0 and dim % 2 == 0
+    if not plain or model.config.hidden_size % 4 or head_dim(model.config) % 2:
+        return "our kernels don't know this form of weights"
+    return cpu_kernels.why_unavailable()
 
 
 class LlamaCompiled(CausalModel):
@@ -129,10 +130,10 @@ class LlamaCompiled(CausalModel):
 
 
 def _skipped(batch: ForwardBatch) -> Any:
-    """int64 [B]: where each row's window begins, behind SINKS (kernels/plan.py); None: there is no window."""
+    """int64 [B]: where each row's window begins (kernels/plan.py); None: there is no window."""
     if batch.window is None:
         return None
-    return np.maximum(SINKS, (np.array(batch.lengths, np.int64) - batch.window) // SINKS * SINKS)
+    return np.array([window_start(length, batch.window) for length in batch.lengths], np.int64)
 
 
 def _tree(batch: ForwardBatch, counts: Any) -> Tree:

@@ -28,9 +28,9 @@ from kernels.support import available, has_tensor_cores, is_accelerator
 from ..attention.cache import RaggedCache
 from ..machine.memory import available_bytes
 from ..machine.transfer import to_device
-from . import llama_cpu
 from .base import CausalModel, shadow_of
 from .forward import CapturedBatch, ForwardBatch, ForwardOutput
+from .shape import is_llama
 from .weights.quantize import is_quantized
 
 
@@ -73,7 +73,7 @@ def fits(model: PreTrainedModel) -> bool:
 
 def fits_shape(model: PreTrainedModel) -> bool:
     """`fits`, but for weights of any format, quantised ones too."""
-    if not llama_cpu.fits(model):
+    if not is_llama(model):
         return False
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     plain = all(layer.bias is None for layer in linears)

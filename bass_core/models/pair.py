@@ -12,10 +12,13 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from kernels.support import is_accelerator
+
 from ..errors import PairError
 from ..machine import cpu_kernels
 from .base import refuse_unsupported
 from .draft_head import DraftHead
+from .llama_compiled import why_not
 from .select import select_model
 from .weights.placement import home_device, is_split, places
 from .weights.quantize import weight_dtype
@@ -64,10 +67,8 @@ class ModelPair:
     def __repr__(self) -> str:
         draft = "no draft" if self.draft is None else f"draft {type(self.draft).__name__}"
         name = f"{self.name}: " if self.name else ""
-        products = f", {self.products}" if self.products else ""
-        return (
-            f"ModelPair({name}{type(self.target).__name__}, {draft}, {self.weight_dtype}, {self.device}{products})"
-        )
+        by = f", {self.computed_by}" if self.computed_by else ""
+        return f"ModelPair({name}{type(self.target).__name__}, {draft}, {self.weight_dtype}, {self.device}{by})"
 
     @property
     def device(self) -> torch.device:
@@ -90,10 +91,12 @@ class ModelPair:
         return weight_dtype(self.target)
 
     @property
-    def products(self) -> str | None:
-        """Who multiplies on a CPU: "own kernels", or "torch's products" and why; None in float32, on a GPU and for
-        a split target."""
-        return None if is_split(self.target) else cpu_kernels.note(self.device, self.dtype)
+    def computed_by(self) -> str | None:
+        """What runs the target on a CPU: "own kernels", or "transformers' own model" and why; None elsewhere."""
+        if is_accelerator(self.device) or is_split(self.target):
+            return None
+        reason = why_not(self.target)
+        return "own kernels" if reason is None else f"transformers' own model ({reason})"
 
     @property
     def context_length(self) -> int:

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from kernels.support import is_accelerator, on_zero_gpu
 
-from . import llama_compiled, llama_cpu, llama_cuda, llama_int8
+from . import llama_compiled, llama_cuda, llama_int8
 from .base import CausalModel
 from .capturable import mark_capturable
 from .weights.placement import is_split
@@ -28,9 +28,7 @@ def _class_of(model: PreTrainedModel) -> type[CausalModel]:
     if is_split(model):
         return CausalModel
     if not is_accelerator(model.device):
-        if llama_compiled.fits(model):
-            return llama_compiled.LlamaCompiled
-        return llama_cpu.LlamaCpu if not is_quantized(model) and llama_cpu.fits(model) else CausalModel
+        return CausalModel if llama_compiled.why_not(model) else llama_compiled.LlamaCompiled
     if on_zero_gpu():
         # There is no device yet on which weights could be joined (see on_zero_gpu).
         return CausalModel

@@ -17,14 +17,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-import torch
-
 from bass_core import ModelPair, SamplingParams, generate, load_pair
 from bass_core.decoding.request import make_request
 from bass_core.lanes.comparison import first_difference, next_logits, weigh
 from bass_core.lanes.snapshot import Weighed
-from bass_core.machine import cpu_kernels
-from bass_core.models.weights import cpu_linear as packed
+from bass_core.machine.cpu import native_bfloat16
 
 from ..prompts import mixed
 from ..report.report import claim, document, parser, show, table
@@ -47,14 +44,7 @@ def main(argv: list[str]) -> None:
     options.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16])
     options.add_argument("--prompts", type=int, default=16)
     options.add_argument("--max-new-tokens", type=int, default=96)
-    options.add_argument(
-        "--products",
-        choices=["chosen", "float32", "bfloat16"],
-        default="chosen",
-        help="on a CPU: the layout that is chosen (the same sums whatever the number of rows), or one that is not",
-    )
     arguments = options.parse_args(argv)
-    _choose_products(arguments.products)
     if arguments.quick:
         arguments.batch, arguments.prompts, arguments.max_new_tokens = [1, 2], 2, 12
     pair = load_pair(arguments.pair, device=arguments.device, dtype=arguments.dtype)
@@ -63,12 +53,10 @@ def main(argv: list[str]) -> None:
     for row in results:
         for one in row["differences"]:
             print(f"{row['text']}, {row['arm']}, batch {row['batch']}: {described(one)}")
-    made = document(
-        "exactness", arguments, pair.device, results, [_claim(row, arguments.products) for row in results]
-    )
+    made = document("exactness", arguments, pair.device, results, [_claim(row) for row in results])
     if pair.device.type == "cpu":
         made["cpu"] = {
-            "multiplies bfloat16 natively": packed.native_bfloat16(),
+            "multiplies bfloat16 natively": native_bfloat16(),
             "sums rounded to 16 bits": pair.target_step.low_precision,
         }
     show(made, arguments)
@@ -158,15 +146,6 @@ def _spelled(pair: ModelPair, token: int | None) -> str | None:
     return None if token is None or pair.tokenizer is None else str(pair.tokenizer.decode([token]))
 
 
-def _claim(row: Row, products: str) -> Row:
-    name = f"{row['text']}, {row['arm']}, batch {row['batch']}, {products} products: identical rows"
+def _claim(row: Row) -> Row:
+    name = f"{row['text']}, {row['arm']}, batch {row['batch']}: identical rows"
     return claim(name, row["identical"], "1.0", row["identical"] == 1)
-
-
-def _choose_products(name: str) -> None:
-    """Multiply by oneDNN in this dtype, whose sums depend on the number of rows, unlike ours and FBGEMM's."""
-    if name != "chosen":
-        cpu_kernels.available = lambda: False  # type: ignore[assignment]
-        dtype = getattr(torch, name)
-        packed.matmul_dtype = lambda weights: dtype
-        packed._pack_halves = lambda weight, bias: None

@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,13 +26,13 @@ from bass_core import ModelPair, load_pair
 from bass_core.attention.select import choose_backend
 from bass_core.engine.prefill import PrefillSteps
 from bass_core.engine.runner import ModelRunner
+from bass_core.machine.cpu import native_bfloat16
 from bass_core.machine.cpu_speed import READS, flops_of, last_cache, read_speeds, room, written
 from bass_core.models.draft_head import DraftHead
 from bass_core.models.forward import ForwardBatch
-from bass_core.models.weights.cpu_linear import native_bfloat16
 
 from ..attention import shared as attention
-from ..products import libraries, ours, products_of
+from ..products import libraries, products_of
 from ..report.report import claim, document, median, parser, show, table
 
 CONTEXT = 128
@@ -103,7 +104,10 @@ class Floor:
     @torch.inference_mode()
     def measure(self, counts: list[int]) -> None:
         """Time all arms at these numbers of tokens, and the draft's step."""
-        makers = {OURS: ours(self.products, self.pair.target_step), **libraries(self.products)}
+        from ..compiled_products import run  # imports numba
+
+        target: Any = self.pair.target_step
+        makers: dict[str, Any] = {OURS: partial(run, target.packed), **libraries(self.products)}
         step = _steps(self.pair, max(counts))
         for tokens in counts:
             self._multiply()

@@ -29,8 +29,8 @@ from bass_core.errors import BassError, WeightsError
 from bass_core.loading import wheel
 from bass_core.loading.catalogue import DTYPES
 from bass_core.loading.weights import MANIFEST
+from bass_core.machine.cpu import native_bfloat16
 from bass_core.machine.user_cache import cache_root
-from bass_core.models.weights.cpu_linear import native_bfloat16
 
 from ..fresh_cache import fresh_cache
 from ..prompts import mixed

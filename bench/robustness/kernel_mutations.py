@@ -127,8 +127,8 @@ KERNEL_MUTANTS = [
     Mutant(
         "a prefix that a row writes to",
         "bass_core/attention/cache.py",
-        "self._vectors[layer].index_copy_(0, plan.places, vectors)",
-        "(self.prefix or self)._vectors[layer].index_copy_(0, plan.places, vectors)",
+        "write(keys, values, self.buffer[layer],",
+        "write(keys, values, (self.prefix or self).buffer[layer],",
         [_RUNNER + "test_a_step_never_writes_to_the_prefix"],
     ),
     Mutant(

@@ -117,7 +117,7 @@ def _attend(
     elif bias is not None:
         scores = torch.baddbmm(bias, folded, keys, alpha=scaling)
     else:
-        scores = torch.bmm(folded if scaling == 1 else folded * scaling, keys)
+        scores = torch.bmm(folded * scaling, keys)
     weights = torch.softmax(scores, -1, dtype=torch.float32)
     out = torch.bmm(weights if value.dtype == torch.float32 else weights.to(value.dtype), values)
     out = out.view(batch, heads, queries, dim).transpose(1, 2)

@@ -67,17 +67,6 @@ def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Te
     return out.to(x.dtype)
 
 
-def join(*weights: QuantizedWeight) -> QuantizedWeight:
-    """Weights of one kind that read the same input, one below the other: [sum of outs, in]."""
-    if len({(weight.kind, weight.shape[1]) for weight in weights}) != 1:
-        raise ValueError("weights are joined that differ in kind or in the number of inputs")
-    return QuantizedWeight(
-        weights[0].kind,
-        torch.cat([weight.values for weight in weights]),
-        torch.cat([weight.scales for weight in weights]),
-    )
-
-
 def take_rows(weight: QuantizedWeight, rows: Tensor) -> QuantizedWeight:
     """The outputs `rows`, int64 [n], in that order: [n, in]; exact."""
     return QuantizedWeight(weight.kind, weight.values[rows], weight.scales[rows])

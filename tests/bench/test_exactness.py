@@ -47,7 +47,7 @@ def test_every_arm_is_compared_at_every_batch(pair: ModelPair, prompts: list[Any
     assert "amusd" in _real_arms(pair, 1, True)
     assert {row["identical"] for row in results} == {1.0} and {row["rows"] for row in results} == {3}
     assert [row["differences"] for row in results if row["differences"]] == []
-    assert all(exactness._claim(row, "chosen")["holds"] for row in results)
+    assert all(exactness._claim(row)["holds"] for row in results)
 
 
 def test_an_unlucky_arm_says_where_and_by_how_much(
@@ -67,7 +67,7 @@ def test_an_unlucky_arm_says_where_and_by_how_much(
     assert [(row["text"], row["arm"]) for row in unlike] == [("greedy", "speculative"), ("coupled", "speculative")]
     for row in unlike:
         assert row["identical"] == pytest.approx(2 / 3) and row["first difference at"] == 4
-        assert not exactness._claim(row, "chosen")["holds"]
+        assert not exactness._claim(row)["holds"]
         (one,) = row["differences"]
         assert (one["prompt"], one["at"]) == (1, 4) and one["ours"] == (one["theirs"] + 1) % pair.vocab
         assert 0 <= one["tie"] == row["farthest tie"] < 1

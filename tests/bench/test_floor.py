@@ -9,12 +9,12 @@ from bass_core import ModelPair
 from bench import products
 from bench.cpu import floor
 from bench.cpu.floor import AGAIN, DRAFT, OURS, STEP, Floor, Turns
-from bench.products import libraries, ours, products_of
+from bench.products import libraries, products_of
 from tests.bass_core.drafting.test_head import tiny_head
 from tests.models import tiny
 
-TARGET = tiny("llama")
-PAIR = ModelPair(TARGET, tiny_head(TARGET))
+TARGET = tiny("llama").to(torch.bfloat16)
+PAIR = ModelPair(TARGET, tiny_head(TARGET).to(torch.bfloat16))
 
 
 def test_every_weight_of_a_linear_layer_is_in_one_product() -> None:
@@ -22,24 +22,11 @@ def test_every_weight_of_a_linear_layer_is_in_one_product() -> None:
     linear = [layer for layer in TARGET.modules() if isinstance(layer, torch.nn.Linear)]
     assert sum(one.outputs * one.inputs for one in found) == sum(layer.weight.numel() for layer in linear)
     assert sum(one.nbytes for one in found) == sum(layer.weight.nbytes for layer in linear)
-    for one in found:
-        assert one.run(torch.randn(3, one.inputs)).shape == (3, one.outputs)
 
 
 def test_a_model_whose_products_are_not_known_is_refused() -> None:
     with pytest.raises(ValueError, match="choose a Llama"):
         products_of(ModelPair(tiny("gpt2")))
-
-
-def test_an_arm_multiplies_by_every_weight_once() -> None:
-    seen: list[tuple[int, ...]] = []
-
-    def product(inputs: int) -> products.Product:
-        return products.Product(lambda x: seen.append(tuple(x.shape)) or x, 8, inputs, 16 * inputs)
-
-    run = ours([product(32), product(64), product(32)])(5)
-    run()
-    assert seen == [(5, 32), (5, 64), (5, 32)]
 
 
 def test_the_libraries_multiply_the_same_shapes(monkeypatch: pytest.MonkeyPatch) -> None:

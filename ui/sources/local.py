@@ -55,7 +55,7 @@ class Local:
         about = f"{shown_name(pair.name or ask.pair)} on {where}, {pair.weight_dtype}"
         if pair.device.type == "cpu":
             about += f", {threads} thread{'s' * (threads > 1)}"
-            about += f", {pair.products}" if pair.products else ""
+            about += f", {pair.computed_by}" if pair.computed_by else ""
         names = {
             "pair": shown_name(ask.pair),
             "draft": ask.draft and shown_name(ask.draft),

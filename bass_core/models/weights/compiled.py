@@ -1,13 +1,16 @@
 """A model's weights as the CPU's own kernels read them.
 
 Contract: `pack_llama` packs a 16-bit or quantised Llama or Qwen3 model. In each layer queries, keys and values are
-joined, and gates and ups, 32 of each in turn (kernels/cpu/products.py). Matrices are packed on all cores.
+joined, and gates and ups, 32 of each in turn (kernels/cpu/products.py). In any other model `compile_linears` puts
+our products in the place of its 16-bit linear layers; a row's result does not depend on the number of rows.
+Matrices are packed on all cores. This module imports numba: ask machine/cpu_kernels.py first.
 """
 
 from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,9 +20,48 @@ from torch import Tensor, nn
 from kernels.cpu.kinds import STEP
 from kernels.cpu.llama import PackedLlama
 from kernels.cpu.packing import Packed, pack, pack_quantized
+from kernels.cpu.products import linear
 from kernels.reference.quantized import QuantizedWeight
 
+from ..shape import HALVES, head_dim
 from .quantized_modules import held
+
+
+class CompiledLinear(nn.Module):
+    """y = x W^T + b of a 16-bit layer, from a copy of its weights; it can't be trained or pickled."""
+
+    def __init__(self, weight: Packed) -> None:
+        super().__init__()
+        self._multiply = partial(linear, weight=weight)
+        # Compiles the product, or loads its code from disk, before a clock runs.
+        self._multiply(torch.zeros(1, weight.inputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in] of any float dtype; returns [..., out] in that dtype."""
+        return self._multiply(x.float()).to(x.dtype)
+
+
+def compiled(layer: nn.Linear) -> CompiledLinear:
+    """A 16-bit layer as the kernels multiply it."""
+    return CompiledLinear(_packed((layer,)))
+
+
+def compile_linears(module: nn.Module) -> None:
+    """Put a CompiledLinear in the place of each 16-bit linear layer, but for an adapter's."""
+    # An adapter (PEFT's wrap a `base_layer`) reads its layers' weights.
+    adapters = {part for one in module.modules() if hasattr(one, "base_layer") for part in one.modules()}
+    found = [
+        (parent, name, child)
+        for parent in module.modules()
+        for name, child in parent.named_children()
+        if _is_plain(child) and parent not in adapters
+    ]
+    for (parent, name, _), packed in zip(found, _pack_all([(child,) for _, _, child in found]), strict=True):
+        setattr(parent, name, CompiledLinear(packed))
+
+
+def _is_plain(layer: Any) -> bool:
+    return type(layer) is nn.Linear and type(layer.weight.data) is Tensor and layer.weight.dtype in HALVES
 
 
 def pack_llama(model: Any) -> PackedLlama:
@@ -27,9 +69,6 @@ def pack_llama(model: Any) -> PackedLlama:
     config, layers = model.config, model.model.layers
     groups: list[tuple[Any, ...]] = [group for layer in layers for group in _products(layer)]
     groups.append((model.get_output_embeddings(),))
-    largest_first = sorted(range(len(groups)), key=lambda i: -math.prod(held(groups[i][0]).shape))
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        tasks = {index: pool.submit(_packed, groups[index]) for index in largest_first}
     norms: list[Any] = [
         norm for layer in layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)
     ]
@@ -37,14 +76,22 @@ def pack_llama(model: Any) -> PackedLlama:
         getattr(layer.self_attn, name, None) for layer in layers for name in ("q_norm", "k_norm")
     ]
     return PackedLlama(
-        [tasks[index].result() for index in range(len(groups))],
+        _pack_all(groups),
         _stacked([norm.weight for norm in [*norms, model.model.norm]]),
         _stacked([] if None in head_norms else [norm.weight for norm in head_norms]).ravel(),
         config.rms_norm_eps,
         config.num_attention_heads,
         config.num_key_value_heads,
-        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        head_dim(config),
     )
+
+
+def _pack_all(groups: list[tuple[Any, ...]]) -> list[Packed]:
+    """Each group of layers that read the same input as one matrix."""
+    largest_first = sorted(range(len(groups)), key=lambda i: -math.prod(held(groups[i][0]).shape))
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        tasks = {index: pool.submit(_packed, groups[index]) for index in largest_first}
+    return [tasks[index].result() for index in range(len(groups))]
 
 
 def _products(layer: Any) -> list[tuple[nn.Module, ...]]:

@@ -13,6 +13,7 @@ import torch
 
 from kernels.reference.quantized import QuantizedWeight
 
+from ..shape import head_dim
 from .quantized_modules import QuantizedModule, held
 
 
@@ -37,12 +38,11 @@ def model_cost(model: Any, kv_bytes: int) -> ModelCost:
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if head is not None and held(head) is not held(embedding):
         weights.pop(id(held(embedding)), None)
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return ModelCost(
         parameters=sum(math.prod(weight.shape) for weight in weights.values()),
         weight_bytes=sum(_nbytes(weight) for weight in weights.values()),
         kv_bytes=kv_bytes,
-        attention_flops=4 * config.num_hidden_layers * config.num_attention_heads * dim,
+        attention_flops=4 * config.num_hidden_layers * config.num_attention_heads * head_dim(config),
     )
 
 

@@ -183,8 +183,8 @@ def test_layers_that_a_target_does_not_have_are_refused():
 
 def test_a_packed_head_can_be_copied():
     """As AMUSD does for a draft on a second device."""
-    target = tiny("llama")
-    head = tiny_head(target, reads_layers=(0,))
+    target = tiny("llama").to(torch.bfloat16)
+    head = tiny_head(target, reads_layers=(0,)).to(torch.bfloat16)
     states, ids = torch.randn(1, 3, 128), torch.tensor([[1, 2, 3]])
     head.pack()
     other = copy.deepcopy(head)

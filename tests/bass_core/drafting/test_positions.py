@@ -150,7 +150,7 @@ def test_a_saved_head_drafts_the_same(tmp_path):
 
 def test_a_packed_head_can_be_copied():
     """As AMUSD does for a draft on a second device."""
-    head = tiny_head(tiny("llama"), positions=3)
+    head = tiny_head(tiny("llama"), positions=3).to(torch.bfloat16)
     states, columns = torch.randn(2, 64), torch.tensor([3, 39])
     head.pack()
     other = copy.deepcopy(head)

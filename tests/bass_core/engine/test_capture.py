@@ -137,10 +137,10 @@ def test_a_pair_asks_its_models_when_it_is_made(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_embeddings_that_turn_with_the_length_are_not_captured(rope: Any, known: bool) -> None:
-    from bass_core.models.base import _turns_with_length
+    from bass_core.models.shape import turns_with_length
 
-    assert _turns_with_length(SimpleNamespace(rope_parameters=rope)) is known
-    assert _turns_with_length(SimpleNamespace(rope_scaling=rope)) is known
+    assert turns_with_length(SimpleNamespace(rope_parameters=rope)) is known
+    assert turns_with_length(SimpleNamespace(rope_scaling=rope)) is known
 
 
 def test_a_model_with_dynamic_embeddings_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:

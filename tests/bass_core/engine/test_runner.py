@@ -17,7 +17,7 @@ from bass_core.engine.prefill import PrefillSteps
 from bass_core.engine.runner import ModelRunner
 from bass_core.models.base import CausalModel
 from bass_core.models.forward import ForwardBatch, ForwardOutput
-from bass_core.models.llama_cpu import LlamaCpu
+from bass_core.models.llama_cuda import LlamaCuda
 from tests.models import prompts, tiny
 
 ROOT = Path(__file__).parents[3]
@@ -39,13 +39,11 @@ def way_up() -> list[str]:
 
 
 @pytest.mark.parametrize("kind", [ModelRunner, GraphRunner])
-@pytest.mark.parametrize("model", [CausalModel, LlamaCpu])
+@pytest.mark.parametrize("model", [CausalModel, LlamaCuda])
 def test_a_forward_takes_at_most_three_calls_and_one_batch(
     model: Any, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Draft and target, prefill and rounds; a runner that cannot replay also calls the plain runner's forward."""
-    if (model, kind) == (LlamaCpu, GraphRunner):
-        pytest.skip("captured steps read no length on the host")
     ways: list[list[str]] = []
     fed: list[ForwardBatch] = []
     forward, compute = model.forward, model._compute

@@ -104,11 +104,12 @@ def test_code_of_other_versions_goes_when_nobody_has_used_it_for_long(tmp_path: 
         (BLOCKED.format(error="SystemError"), {}, "numba can't be imported (this numba is broken)"),
     ],
 )
-def test_without_kernels_torch_multiplies_and_it_is_said(
+def test_without_kernels_transformers_own_model_runs_and_it_is_said(
     tmp_path: Path, before: str, environment: dict[str, str], reason: str
 ) -> None:
     out, err = ended(run(PAIR.format(before=before), tmp_path, **environment))
     bfloat16, name, float32 = out.splitlines()
-    assert bfloat16.endswith(f"bfloat16, cpu, torch's products ({reason}))")
-    assert name == "LlamaCpu" and float32.endswith("float32, cpu)")
+    assert bfloat16.endswith(f"bfloat16, cpu, transformers' own model ({reason}))")
+    assert name == "CausalModel"
+    assert float32.endswith("float32, cpu, transformers' own model (our kernels take 16 bits and fewer))")
     assert err.count("LOG The CPU's own kernels are off") == 1 and reason in err

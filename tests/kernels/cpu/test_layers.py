@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from bass_core import ModelPair
-from bass_core.models.llama_compiled import LlamaCompiled, fits
-from bass_core.models.llama_cpu import LlamaCpu
-from bass_core.models.weights.cpu_linear import PackedLinear
+from bass_core.models.base import CausalModel
+from bass_core.models.llama_compiled import LlamaCompiled, why_not
+from bass_core.models.weights.compiled import CompiledLinear, compiled
 
 from ...models import tiny
 from .shapes import DOTS
@@ -19,28 +21,42 @@ TYPES = [torch.float16, torch.bfloat16]
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("bias", [False, True])
-def test_joined_layers_give_what_each_gives(dtype: torch.dtype, bias: bool) -> None:
+def test_a_layer_s_product_is_the_same_for_any_number_of_rows(dtype: torch.dtype, bias: bool) -> None:
     torch.manual_seed(0)
-    layers = [nn.Linear(40, outs, bias=bias).to(dtype).requires_grad_(False) for outs in (24, 9)]
-    x, residual = torch.randn(2, 7, 40), torch.randn(2, 7, 33)
+    layer = nn.Linear(40, 33, bias=bias).to(dtype).requires_grad_(False)
+    x = torch.randn(7, 40)
     seen = x.bfloat16().float() if dtype == torch.bfloat16 and any(DOTS) else x
-    expected = torch.cat([one.float()(seen) for one in layers], -1)
-    linear = PackedLinear(*(one.to(dtype) for one in layers))
-    torch.testing.assert_close(linear(x), expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(linear(x, residual), expected + residual, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(linear(x.to(dtype)).float(), expected, atol=0.02, rtol=0.02)
+    linear = compiled(layer)
+    whole = linear(x)
+    torch.testing.assert_close(whole, layer.float()(seen), atol=1e-5, rtol=1e-5)
+    for rows in range(1, 7):
+        assert torch.equal(linear(x[:rows]), whole[:rows])
+    torch.testing.assert_close(linear(x.to(dtype)).float(), whole, atol=0.02, rtol=0.02)
     assert linear(x.to(dtype)).dtype == dtype
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 def test_a_16_bit_model_is_compiled_and_a_float32_one_is_not(architecture: str) -> None:
-    assert type(ModelPair(tiny(architecture)).target_step) is LlamaCpu
+    assert type(ModelPair(tiny(architecture)).target_step) is CausalModel
     for dtype in TYPES:
         step = ModelPair(tiny(architecture).to(dtype)).target_step
         assert type(step) is LlamaCompiled and not step.low_precision
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+def test_another_model_s_layers_are_multiplied_by_the_kernels(dtype: torch.dtype) -> None:
+    model = tiny("opt").to(dtype)
+    step = ModelPair(model).target_step
+    linears = [name for name, one in model.named_modules() if isinstance(one, nn.Linear)]
+    packed = {name: one for name, one in step._shadow.named_modules() if isinstance(one, CompiledLinear)}
+    assert linears and sorted(packed) == sorted(linears) and step.low_precision
+    for name, one in packed.items():
+        layer: Any = model.get_submodule(name)
+        x = torch.randn(2, layer.in_features)
+        torch.testing.assert_close(one(x), layer.float()(x), atol=0.05, rtol=0.05)
+
+
 def test_odd_head_sizes_run_as_before() -> None:
     model = tiny("llama").to(torch.bfloat16)
     model.config.head_dim = 15
-    assert not fits(model)
+    assert why_not(model)

@@ -40,7 +40,8 @@ def texts(snapshot: Snapshot) -> dict[str, list[str | None]]:
 
 def test_it_says_what_it_has_loaded(worker: Worker, ask: Ask) -> None:
     facts = worker.load()
-    assert facts.about.endswith("on cpu, float32, 1 thread") and facts.counts
+    runs = "transformers' own model (our kernels take 16 bits and fewer)"
+    assert facts.about.endswith(f"on cpu, float32, 1 thread, {runs}") and facts.counts
     assert facts.pair == {"pair": "target", "draft": "draft", "device": "cpu", "dtype": "float32"}
     assert "tokens" in worker.count("Hello", False)
 
