@@ -38,7 +38,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--draft", help="a Hub id or a folder with the draft model, instead of the pair's own")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16, int8, or int4 on a CPU")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16; on a CPU int8, int4")
     parser.add_argument(
         "--device-map",
         choices=MAPS,

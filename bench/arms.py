@@ -34,9 +34,9 @@ class Sample:
 
 
 def ours(
-    pair: ModelPair, method: str, prompts: list[str], tokens: int, draft_length: Any = "bass", **others: Any
+    pair: ModelPair, method: str, prompts: list[Any], tokens: int, draft_length: Any = "bass", **others: Any
 ) -> Sample:
-    """One of our decoders; draft lengths by Algorithm 1 by default. others: arguments of a request."""
+    """One of our decoders; draft lengths by Algorithm 1 by default. prompts: texts or ids; others: a request's."""
     start = time.perf_counter()
     request = make_request(
         pair, prompts, max_new_tokens=tokens, eos_token_id=None, draft_length=draft_length, **others
@@ -60,7 +60,7 @@ class _Clock:
         return scores
 
 
-def theirs(pair: ModelPair, prompts: list[str], tokens: int, **assistance: Any) -> Sample:
+def theirs(pair: ModelPair, prompts: list[Any], tokens: int, **assistance: Any) -> Sample:
     """transformers' generate on the same model, in its own dtype and with eager attention, as most people run it.
 
     assistance: assistant_model or prompt_lookup_num_tokens, for assisted generation (one prompt only).

@@ -105,12 +105,11 @@ def load_pair(
     """Load target and draft, each given as a catalogue name (meaning its target), a folder or a Hub id.
 
     draft: replaces the entry's own draft. device: "auto" (CUDA if available), "cpu", "cuda" or "cuda:N". dtype:
-    "auto", "float32", "bfloat16", "float16" or a torch dtype; or quantised weights: "int4", on a CPU
-    (models/weights/cpu_quantize.py), or "int8", on a CPU, or on a GPU by torchao (models/weights/quantize.py).
-    There a draft head stays in 16 bits, and on a CPU a draft model is quantised alike. device_map: for a target
-    larger than one GPU, how accelerate spreads its layers: "auto", "balanced", "balanced_low_0", "sequential", or
-    {module: device}; the draft goes where the target begins. A target in several places runs by transformers' own
-    code, without graphs, own kernels, quantised weights, draft heads, AMUSD or the outside lane.
+    "auto", "float32", "bfloat16", "float16" or a torch dtype; or on a CPU quantised weights, "int8" or "int4"
+    (models/weights/cpu_quantize.py): a draft head stays in 16 bits, a draft model is quantised alike. device_map:
+    for a target larger than one GPU, how accelerate spreads its layers: "auto", "balanced", "balanced_low_0",
+    "sequential", or {module: device}; the draft goes where the target begins. A target in several places runs by
+    transformers' own code, without graphs, own kernels, quantised weights, draft heads, AMUSD or the outside lane.
     Raises RequestError for a bad device, dtype or map, PairError for models that can't be used, WeightsError for
     weights that can't be reached or read. If the entry's own draft can't be loaded, prompt lookup replaces it,
     with a warning.
@@ -139,8 +138,8 @@ def load_pair(
         made, default_drafter = None, "prompt_lookup"
     if isinstance(dtype, str) and dtype in QUANTISED:
         # Only after loading the draft: a draft head copies rows of the target's unquantised output layer.
-        quantise(model, dtype, where, entry.gguf)
-        _quantise_draft(made, draft_name or "", model, dtype, where)
+        quantise(model, dtype, entry.gguf)
+        _quantise_draft(made, draft_name or "", model, dtype)
     if home != where:
         _move(model, made, where)
     return ModelPair(model, made, tokenizer, name=entry.name, default_drafter=default_drafter)
@@ -162,13 +161,13 @@ def _check_map(device_map: object, device: object, dtype: object) -> None:
         raise RequestError("ZeroGPU lends one device at a time: leave the device_map out.")
 
 
-def _quantise_draft(draft: Any, name: str, target: Any, dtype: str, device: torch.device) -> None:
-    """A draft head only reads the target's new embedding; on a CPU, a draft model is quantised too."""
+def _quantise_draft(draft: Any, name: str, target: Any, dtype: str) -> None:
+    """A draft head only reads the target's new embedding; a draft model is quantised too."""
     if isinstance(draft, DraftHead):
         draft.share_embedding(target)
-    elif draft is not None and device.type == "cpu":
+    elif draft is not None:
         entry = CATALOGUE.get(name)
-        quantise(draft, dtype, device, None if entry is None else entry.gguf)
+        quantise(draft, dtype, None if entry is None else entry.gguf)
 
 
 def _move(target: Any, draft: Any, device: torch.device) -> None:

@@ -1,7 +1,7 @@
 """Loaded models with weights of four or eight bits.
 
-Contract: `check_quantised` refuses what a device can't do before anything is loaded; `quantise` does it, in place:
-on a CPU in int8 or int4 (models/weights/cpu_quantize.py), elsewhere in int8 by torchao (quantize.py beside it).
+Contract: `check_quantised` refuses other devices than a CPU before anything is loaded; `quantise` quantises in
+place, in int8 or int4 (models/weights/cpu_quantize.py).
 Non-goals: which models are quantised, and when (loading/catalogue.py).
 """
 
@@ -15,26 +15,19 @@ import torch
 
 from ..errors import RequestError
 from ..models.weights.cpu_quantize import quantise_model
-from ..models.weights.quantize import int8_weights, require_torchao
 from .gguf_blocks import read_blocks
 
 QUANTISED = ("int8", "int4")
 
 
 def check_quantised(dtype: str | torch.dtype, device: torch.device) -> None:
-    """Raises RequestError where the dtype is quantised and this device can't have it."""
-    if dtype not in QUANTISED or device.type == "cpu":
-        return
-    if dtype == "int4":
-        raise RequestError('dtype="int4" is for a CPU: choose int8 or bfloat16, or device="cpu".')
-    require_torchao()
+    """Raises RequestError where the dtype is quantised and the device is no CPU."""
+    if dtype in QUANTISED and device.type != "cpu":
+        raise RequestError(f'dtype="{dtype}" is for a CPU: choose bfloat16, or device="cpu".')
 
 
-def quantise(model: Any, dtype: str, device: torch.device, gguf: Callable[[], Path] | None = None) -> None:
-    """Quantise a model that will run on `device`; PairError if it can't be. `gguf` fetches its blocks for int4."""
-    if device.type != "cpu":
-        int8_weights(model)
-        return
+def quantise(model: Any, dtype: str, gguf: Callable[[], Path] | None = None) -> None:
+    """Quantise a model on a CPU; PairError if it can't be. `gguf` fetches its blocks for int4."""
     blocks = None
     if dtype == "int4" and gguf is not None:
         config = model.config

@@ -30,10 +30,10 @@ from ..errors import PairError
 from ..machine import cpu_kernels
 from ..machine.transfer import to_device
 from .forward import CapturedBatch, ForwardBatch, ForwardOutput, token_tree
-from .shape import head_dim, turns_with_length
 from .weights.cost import ModelCost, model_cost
 from .weights.placement import has_waiting, home_device, is_split, waiting_weights
 from .weights.quantized_modules import held
+from .weights.shape import head_dim, turns_with_length
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 

@@ -29,8 +29,8 @@ from kernels.support import is_accelerator
 from ..errors import PairError, WeightsError
 from ..machine import cpu_kernels
 from .base import HiddenStateTap
-from .shape import HALVES
 from .weights.quantized_modules import held, look_up
+from .weights.shape import HALVES
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 

@@ -24,8 +24,8 @@ from ..attention.tiled import TiledCache
 from ..machine import cpu_kernels
 from .base import CausalModel, shadow_of
 from .forward import ForwardBatch, ForwardOutput
-from .shape import HALVES, head_dim, is_llama
 from .weights.quantized_modules import held, look_up
+from .weights.shape import HALVES, head_dim, is_llama
 
 
 def why_not(model: PreTrainedModel) -> str | None:

@@ -10,7 +10,6 @@ depend on the length of the text, attention biases.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +29,8 @@ from ..machine.memory import available_bytes
 from ..machine.transfer import to_device
 from .base import CausalModel, shadow_of
 from .forward import CapturedBatch, ForwardBatch, ForwardOutput
-from .shape import is_llama
 from .weights.quantize import is_quantized
+from .weights.shape import is_llama
 
 
 @dataclass(frozen=True)
@@ -55,25 +54,20 @@ class Plan:
 
 @dataclass
 class _Layer:
-    """One layer's weights; those of the products are what the model's `join` returns: here tensors."""
+    """One layer's weights, joined where one product multiplies by several."""
 
     input_norm: Tensor
-    qkv: Any
+    qkv: Tensor
     head_norms: tuple[Tensor, Tensor] | None
-    output: Any
+    output: Tensor
     mlp_norm: Tensor
-    gate_up: Any
-    down: Any
+    gate_up: Tensor
+    down: Tensor
 
 
 def fits(model: PreTrainedModel) -> bool:
     """Whether the model has the shape that this forward computes, with plain weights and no biases."""
-    return fits_shape(model) and not is_quantized(model)
-
-
-def fits_shape(model: PreTrainedModel) -> bool:
-    """`fits`, but for weights of any format, quantised ones too."""
-    if not is_llama(model):
+    if is_quantized(model) or not is_llama(model):
         return False
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     plain = all(layer.bias is None for layer in linears)
@@ -101,19 +95,14 @@ class LlamaCuda(CausalModel):
         self.heads: int = config.num_attention_heads
         self.eps = float(config.rms_norm_eps)
         self.embedding = _weight(model.get_input_embeddings())
-        self.head: Any = self.join(model.get_output_embeddings())
+        self.head = _joined(model.get_output_embeddings())
         self.final_norm = _weight(body.norm)
-        self.blocks = [_block(layer, self.join) for layer in body.layers]
+        self.blocks = [_block(layer) for layer in body.layers]
         rotary: Any = shadow_of(body.rotary_emb)
         positions = torch.arange(self.context, device=self.device)[None]
         cos, sin = rotary(torch.zeros(1, dtype=torch.float32, device=self.device), positions)
         half = self.head_dim // 2
         self.cos, self.sin = (turn[0, :, :half].float().contiguous() for turn in (cos, sin))
-
-    @staticmethod
-    def join(*modules: Any) -> Any:
-        """The weight that `product` takes: the modules' weights [N, K], one below the other."""
-        return _joined(*modules)
 
     def _compute(
         self, batch: ForwardBatch | CapturedBatch, plan: AttentionPlan, cache: RaggedCache, backend: str
@@ -150,7 +139,7 @@ class LlamaCuda(CausalModel):
     def product(
         self,
         x: Tensor,
-        weight: Any,
+        weight: Tensor,
         norm: Tensor | None = None,
         gate: bool = False,
         residual: Tensor | None = None,
@@ -208,15 +197,15 @@ def _as_one(weights: list[Tensor]) -> Tensor | None:
     return first.as_strided(((end - first.storage_offset()) // width, width), (width, 1))
 
 
-def _block(layer: Any, join: Callable[..., Any]) -> _Layer:
+def _block(layer: Any) -> _Layer:
     attn, mlp = layer.self_attn, layer.mlp
     norms = [getattr(attn, name, None) for name in ("q_norm", "k_norm")]
     return _Layer(
         input_norm=_weight(layer.input_layernorm),
-        qkv=join(attn.q_proj, attn.k_proj, attn.v_proj),
+        qkv=_joined(attn.q_proj, attn.k_proj, attn.v_proj),
         head_norms=None if norms[0] is None else (_weight(norms[0]), _weight(norms[1])),
-        output=join(attn.o_proj),
+        output=_joined(attn.o_proj),
         mlp_norm=_weight(layer.post_attention_layernorm),
-        gate_up=join(mlp.gate_proj, mlp.up_proj),
-        down=join(mlp.down_proj),
+        gate_up=_joined(mlp.gate_proj, mlp.up_proj),
+        down=_joined(mlp.down_proj),
     )

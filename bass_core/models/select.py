@@ -10,11 +10,10 @@ from transformers import PreTrainedModel
 
 from kernels.support import is_accelerator, on_zero_gpu
 
-from . import llama_compiled, llama_cuda, llama_int8
+from . import llama_compiled, llama_cuda
 from .base import CausalModel
 from .capturable import mark_capturable
 from .weights.placement import is_split
-from .weights.quantize import is_quantized
 
 
 def select_model(model: PreTrainedModel) -> CausalModel:
@@ -32,6 +31,4 @@ def _class_of(model: PreTrainedModel) -> type[CausalModel]:
     if on_zero_gpu():
         # There is no device yet on which weights could be joined (see on_zero_gpu).
         return CausalModel
-    if is_quantized(model):
-        return llama_int8.LlamaInt8 if llama_int8.enabled() and llama_int8.fits(model) else CausalModel
     return llama_cuda.LlamaCuda if llama_cuda.fits(model) and llama_cuda.has_room(model) else CausalModel

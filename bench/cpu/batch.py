@@ -51,8 +51,8 @@ def main(argv: list[str]) -> None:
     results: list[Row] = []
     claims: list[dict[str, Any]] = []
     for batch in sorted(batches):
-        samples = _samples(pair, mixed(batch), arguments.max_new_tokens, arguments.repeats)
-        rows = _rows(batch, samples, machine)
+        samples = samples_of(pair, mixed(batch), arguments.max_new_tokens, arguments.repeats)
+        rows = rows_of(batch, samples, machine)
         print(table(rows), flush=True)
         results += rows
         claims.append(_same_texts(batch, samples, exact=pair.dtype == torch.float32))
@@ -66,26 +66,33 @@ def main(argv: list[str]) -> None:
     show(made, arguments)
 
 
-def _arms(pair: ModelPair, prompts: list[str], tokens: int) -> dict[str, Callable[[], Sample]]:
+def _arms(
+    pair: ModelPair, prompts: list[Any], tokens: int, options: dict[str, Any]
+) -> dict[str, Callable[[], Sample]]:
     arms: dict[str, Callable[[], Sample]] = {
         REGULAR: lambda: ours(pair, "regular", prompts, tokens),
-        SPECULATIVE: lambda: ours(pair, "speculative", prompts, tokens),
-        BASS: lambda: ours(pair, "bass", prompts, tokens),
-        COST_AWARE: lambda: ours(pair, "bass", prompts, tokens, draft_length="cost-aware"),
+        SPECULATIVE: lambda: ours(pair, "speculative", prompts, tokens, **options),
+        BASS: lambda: ours(pair, "bass", prompts, tokens, **options),
+        COST_AWARE: lambda: ours(pair, "bass", prompts, tokens, draft_length="cost-aware", **options),
         GENERATE: lambda: theirs(pair, prompts, tokens),
     }
-    if len(prompts) == 1:
+    if len(prompts) == 1 and not options:
         arms["prompt lookup"] = lambda: theirs(pair, prompts, tokens, prompt_lookup_num_tokens=LOOKUP)
         if isinstance(pair.draft, PreTrainedModel):  # transformers can't run a draft head
             arms["assisted"] = lambda: theirs(pair, prompts, tokens, assistant_model=pair.draft)
     return arms
 
 
-def _samples(pair: ModelPair, prompts: list[str], tokens: int, repeats: int) -> dict[str, list[Sample]]:
-    """`repeats` calls of each arm, interleaved, after a short unmeasured call."""
-    for arm in _arms(pair, prompts, min(tokens, 8)).values():
+def samples_of(
+    pair: ModelPair, prompts: list[Any], tokens: int, repeats: int, **options: Any
+) -> dict[str, list[Sample]]:
+    """`repeats` calls of each arm, interleaved, after a short unmeasured call. prompts: texts or ids.
+
+    options: more arguments of our drafting arms; transformers' own drafts are then left out.
+    """
+    for arm in _arms(pair, prompts, min(tokens, 8), options).values():
         arm()
-    arms = _arms(pair, prompts, tokens)
+    arms = _arms(pair, prompts, tokens, options)
     samples: dict[str, list[Sample]] = {name: [] for name in arms}
     for _ in range(repeats):
         for name, arm in arms.items():
@@ -93,7 +100,9 @@ def _samples(pair: ModelPair, prompts: list[str], tokens: int, repeats: int) -> 
     return samples
 
 
-def _rows(batch: int, samples: dict[str, list[Sample]], machine: Machine) -> list[Row]:
+def rows_of(batch: int, samples: dict[str, list[Sample]], machine: Machine) -> list[Row]:
+    """A row for each arm; shares of the machine's peaks."""
+
     def ms(name: str) -> float | None:
         times = [one.metrics.ms_per_token for one in samples[name]]
         return median([t for t in times if t is not None]) if None not in times else None

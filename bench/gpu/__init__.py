@@ -1,95 +1,173 @@
-"""`python -m bench gpu`: kernels, steps, lanes and races on one CUDA device, in one command of under nine minutes.
+"""`python -m bench gpu`: kernels, texts, steps and lanes on one CUDA device, in one command.
 
-Contract: needs no network and no gradio; models are built from configs with random weights. Sections run in
-processes of their own (processes.py). Every figure is appended at once to FOLDER/DEVICE-TIME.lines.jsonl, and the
-document DEVICE-DATE-TIME.json beside it is rewritten after every section. An interrupted or terminated run still
-writes its document and exits with status 1. A killed run leaves its lines, from which `--finish LINES` makes the
-document on any machine. Without a GPU the same code runs on tiny models under Triton's interpreter: a dry run,
-whose figures don't count and which leaves all claims about time undecided.
+Contract: each section runs in a process of its own. What ends one, an error, a crash or its limit of seconds, is
+one line of the report, and the next begins. The document is written anew with every figure, so that whatever ends
+the command, what was measured is there. Needs no network: models are built from configs with random weights.
+Without a GPU the same sections make a dry run on tiny models, in which no time counts. `--here` runs sections in
+this process, for compute-sanitizer and ncu. Non-goals: attention alone and the shipped pair, which
+`python -m bench attention` and `batch` measure with `--device cuda`.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+import subprocess
 import sys
-import time
-from argparse import ArgumentParser, Namespace
+import threading
+import traceback
+from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..report.report import command, device_name, parser, revision, show, versions
-from . import results
-from .plan import DEFAULT, MINUTES, SECTIONS
-from .processes import run
+from ..report.report import claim, device_name, document, parser, show, table
+from .checks import faults, texts
+from .context import Context, Row
+from .kernels import kernels
+from .speed import lanes, steps
 
 ROOT = Path(__file__).parents[2]
+# What each section runs, and after how many seconds it is ended.
+SECTIONS: dict[str, tuple[Callable[[Context], None], int]] = {
+    "texts": (texts, 150),
+    "kernels": (kernels, 240),
+    "steps": (steps, 120),
+    "lanes": (lanes, 300),
+    "faults": (faults, 120),
+}
+CHECKS = ("texts", "kernels", "faults")
+# What a section's process writes before each figure.
+MARK = "figure: "
+# Claims: the figures that are divided, or the only one, by section, case and what; and the bar.
+RATIOS = {
+    "a step of batch 1 / its floor": ("steps", ["target b1 x 1 kv512"], "step / floor", "at most", 1.15),
+    "a step of batch 8 / its floor": ("steps", ["target b8 x 1 kv512"], "step / floor", "at most", 1.25),
+    "verifying 5 tokens / a step": (
+        "steps",
+        ["target b8 x 5 kv512", "target b8 x 1 kv512"],
+        "step",
+        "at most",
+        1.25,
+    ),
+    "regular / BASS": ("lanes", ["b8 a0.8 regular", "b8 a0.8 bass"], "ms/token", "at least", 2.5),
+    "generate / BASS": ("lanes", ["b8 a0.8 generate", "b8 a0.8 bass"], "ms/token", "at least", 4.0),
+    # The paper reaches 15.8 %.
+    "BASS's share of the peak FLOP/s": ("lanes", ["b8 a0.9 bass"], "FLOPs", "at least", 0.158),
+}
 
 
 def main(argv: list[str]) -> None:
     """Run, print, write."""
-    arguments = _options().parse_args(argv)
-    if arguments.finish:
-        _finish(arguments, arguments.finish)
-        return
+    options = parser("gpu", __doc__ or "")
+    options.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    options.add_argument("--here", nargs="+", choices=SECTIONS, default=[], help="sections to run in this process")
+    arguments = options.parse_args(argv)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    head = _head(arguments, device)
-    print(f"{head['device']}: " + ", ".join(f"{name} {one}" for name, one in head["versions"].items()), flush=True)
-    if device.type == "cpu":
-        print("No CUDA device: a dry run on tiny models. No figure in it counts.", flush=True)
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    name = f"{results.file_name(head['device'])}-{head['date']}-{head['time']}.lines.jsonl"
-    lines = arguments.results / name
-    results.append(lines, kind="run", **head)
-    print(f"Killed, this run can be ended with: python -m bench gpu --finish {lines}", flush=True)
+    if arguments.here:
+        for name in arguments.here:
+            run_here(name, arguments, device)
+        return
+    made = document("gpu", arguments, device, [], [])
+    if device.type == "cuda":
+        made["versions"] |= {"cuda": torch.version.cuda, "capability": torch.cuda.get_device_capability(device)}
+        name = "-".join(["gpu", *device_name(device).lower().split(), made["date"]])
+        arguments.json = arguments.json or ROOT / "bench" / "results" / f"{name}.json"
+    print(f"{made['device']}: {made['versions']}", flush=True)
+    # `timeout` then ends the run as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        run(arguments, device, lines)
+        run(arguments, device, made)
     except KeyboardInterrupt:
-        _finish(arguments, lines)
-        sys.exit(1)
-    _finish(arguments, lines)
-    lines.unlink()
+        print("Interrupted.", flush=True)
+    for name in arguments.sections:
+        rows = [row for row in made["results"] if row["section"] == name]
+        print(f"\n{table(rows)}")
+    show(made, arguments)
 
 
-def _options() -> ArgumentParser:
-    options = parser("gpu", __doc__ or "")
-    options.add_argument("--minutes", type=float, default=MINUTES, help="when to begin nothing new")
-    options.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(DEFAULT))
-    options.add_argument("--results", type=Path, default=ROOT / "bench" / "results", metavar="FOLDER")
-    options.add_argument("--recordings", type=Path, default=ROOT / "bench" / "recordings", metavar="FOLDER")
-    options.add_argument("--finish", type=Path, metavar="LINES", help="make the document of a run that was killed")
-    return options
+def run(arguments: Namespace, device: torch.device, made: dict[str, Any]) -> None:
+    """Run the sections one after another, and keep the document and its file up to date."""
+    ended: list[str] = []
+
+    def take(row: Row) -> None:
+        made["results"].append(row)
+        timed = device.type == "cuda" and not arguments.quick
+        made["claims"] = claims(made["results"], arguments.sections, ended, timed)
+        if arguments.json:
+            part = arguments.json.with_suffix(".part")
+            part.write_text(json.dumps(made, indent=1) + "\n")
+            os.replace(part, arguments.json)
+
+    for name in arguments.sections:
+        print(f"{name}:", flush=True)
+        command = [sys.executable, "-m", "bench", "gpu", "--here", name, "--seed", str(arguments.seed)]
+        environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+        if device.type != "cuda" and name == "kernels":
+            environment["TRITON_INTERPRET"] = "1"
+        why = run_process(command + ["--quick"] * arguments.quick, environment, SECTIONS[name][1], take)
+        ended += [] if why else [name]
+        what = f"FAILED: {why}" if why else "ran to its end"
+        take({"section": name, "case": "section", "what": what, "value": None, "unit": ""})
 
 
-def _head(arguments: Namespace, device: torch.device) -> dict[str, Any]:
-    """The document's fields about the run itself."""
-    found = versions()
-    if device.type == "cuda":
-        found |= {"cuda": str(torch.version.cuda)}
-        found["capability"] = ".".join(map(str, torch.cuda.get_device_capability(device)))
-    return {
-        "device": device_name(device),
-        "dry": device.type == "cpu",
-        "command": command(),
-        "versions": found,
-        "revision": revision(),
-        "seed": arguments.seed,
-        "quick": arguments.quick,
-        "date": time.strftime("%Y-%m-%d"),
-        "time": time.strftime("%H%M%S"),
-        "sections": list(arguments.sections),
-    }
+def run_process(
+    command: list[str], environment: dict[str, str], limit: float, take: Callable[[Row], None]
+) -> str | None:
+    """Run a section's process and pass its figures on as they come; returns why it did not end well, or None."""
+    said = "nothing"
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        timer = threading.Timer(limit, process.kill)
+        timer.start()
+        try:
+            for line in process.stdout or ():
+                if not line.startswith(MARK):
+                    print(line, end="", flush=True)
+                    said = line.strip() or said
+                elif line.endswith("\n"):
+                    take(json.loads(line.removeprefix(MARK)))
+            status = process.wait()
+        finally:
+            timer.cancel()
+            process.kill()
+    if status < 0:
+        return f"signal {-status} ended it, whose limit is {limit:g} s, after: {said}"
+    return said if status else None
 
 
-def _finish(arguments: Namespace, path: Path) -> None:
-    """Print tables, failures and claims, and write the document."""
-    lines = results.read(path) if path.is_file() else []
-    if not lines or lines[0].get("kind") != "run":
-        sys.exit(f"{path} holds no run of this bench: name the .lines.jsonl file that it printed when it began.")
-    results.print_tables(lines)
-    written = results.write(lines, path.parent)
-    if written:
-        print(f"written: {written}")
-    show(results.document(lines), arguments)
+def run_here(name: str, arguments: Namespace, device: torch.device) -> None:
+    """Run a section in this process; an error is its last line, and ends the process with status 1."""
+
+    def emit(row: Row) -> None:
+        print(MARK + json.dumps(row), flush=True)
+
+    try:
+        SECTIONS[name][0](Context(name, device, emit, arguments.seed, arguments.quick))
+    except Exception as error:
+        traceback.print_exc()
+        print(f"{type(error).__name__}: {error}".splitlines()[0][:300], flush=True)
+        # Without the interpreter's own end, which a broken device can block.
+        os._exit(1)
+
+
+def claims(rows: list[Row], sections: list[str], ended: list[str], timed: bool) -> list[dict[str, Any]]:
+    """The checks, and RATIOS of what was measured: open where `timed` is False or a figure is missing."""
+    by = {(row["section"], row["case"], row["what"]): row for row in rows}
+    share = len(ended) / len(sections)
+    made = [claim("sections that ran to their end", share, "1", share == 1)]
+    for name in [name for name in CHECKS if name in sections]:
+        row = by.get((name, "cases", "passed"))
+        passed = row["value"] / int(row["unit"].removeprefix("of ")) if row else 0.0
+        made.append(claim(f"{name}: cases that passed", passed, "1", passed == 1))
+    for name, (section, cases, what, sign, bar) in RATIOS.items():
+        found = [by[section, case, what]["value"] for case in cases if (section, case, what) in by]
+        if len(found) < len(cases):
+            made.append(claim(name, 0.0, f"{sign} {bar}", None))
+            continue
+        value = found[0] / (found[1] if len(found) > 1 else 1)
+        holds = value <= bar if sign == "at most" else value >= bar
+        made.append(claim(name, value, f"{sign} {bar}", holds if timed else None))
+    return made

@@ -1,157 +1,123 @@
-"""What the sections of the GPU bench share: the device, the models, the deadline, and the results file.
+"""What every section of the GPU bench is given: the device, the models, and where its figures go.
 
-Contract: a row is written to the file at once, so a section that fails loses no earlier figures. A case is
-recorded before it runs, so a case that crashes its process is known. In a dry run (no GPU) the same code runs on
-tiny models under Triton's interpreter, and no figure counts.
+Contract: a figure leaves a section as soon as it is known. Models are built from configs with random weights, so
+nothing is downloaded. On any device but a CUDA one they are tiny, and no time counts.
 """
 
 from __future__ import annotations
 
-import os
-import time
 import traceback
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from bass_core import ModelPair
-from bass_core.attention.cache import RaggedCache
-from bass_core.engine.cuda_graphs import GraphRunner, record_calls
-from bass_core.machine.hardware import copy_bandwidth
-from bass_core.models.base import CausalModel
-from bass_core.models.llama_cuda import LlamaCuda
+from bass_core.prediction.shapes import MODELS, llama
 from kernels.support import is_accelerator, runtime
 
-from . import results, shapes
-
-# Exit status of a process that ended itself because its device stopped answering.
-BROKEN = 3
-
-
-def answers(device: torch.device) -> bool:
-    """Whether the device still works: after an illegal memory access every later call of the process fails."""
-    if not is_accelerator(device):
-        return True
-    try:
-        runtime(device).synchronize(device)
-    except Exception:
-        traceback.print_exc()
-        return False
-    try:
-        runtime(device).empty_cache()
-    except Exception:  # after a failed capture torch refuses this call, but everything else works
-        traceback.print_exc()
-    return True
+Row = dict[str, Any]
+Cases = Iterable[tuple[str, Callable[[], object]]]
 
 
 @dataclass
 class Context:
-    """One process of the bench. After `deadline` (by time.monotonic(), s) sections begin nothing new."""
+    """One section. emit: takes each figure at once."""
 
+    section: str
     device: torch.device
-    out: Path
-    deadline: float
-    seed: int
-    quick: bool
-    recordings: Path
-    section: str = ""
-    part: tuple[int, int] = (0, 1)
-    after: int = 0
+    emit: Callable[[Row], None]
+    seed: int = 0
+    quick: bool = False
 
     @property
-    def dry(self) -> bool:
+    def tiny(self) -> bool:
+        """Whether this is a dry run on tiny models."""
         return self.device.type != "cuda"
 
     @property
     def short(self) -> bool:
-        """Whether grids are cut to one or two cases."""
-        return self.dry or self.quick
+        """Whether grids are cut to a case or two."""
+        return self.tiny or self.quick
 
     @property
-    def late(self) -> bool:
-        return time.monotonic() > self.deadline
-
-    def emit(self, **fields: Any) -> None:
-        """Append one JSON line to the results."""
-        results.append(self.out, **fields)
-
-    def row(self, case: str, what: str, value: float | str | None, unit: str = "", note: str = "") -> None:
-        """One figure."""
-        if isinstance(value, float):
-            value = float(f"{value:.5g}")
-        self.emit(kind="row", section=self.section, case=case, what=what, value=value, unit=unit, note=note)
-        print(f"  {case:40s} {what:28s} {value} {unit} {note}", flush=True)
-
-    def cases(self, cases: Iterable[tuple[str, Hashable, str, Callable[[], object]]]) -> None:
-        """Run the cases (group, variant, label, case) that belong to this process, from number `after` on.
-
-        Cases of one variant, such as a compiled kernel, go to the same process. A case that raises is recorded and
-        the rest go on; if the device no longer answers, they go on in a new process.
-        """
-        part, parts = self.part
-        variants: dict[Hashable, int] = {}
-        own = [one for one in cases if variants.setdefault((one[0], one[1]), len(variants)) % parts == part]
-        for index, (group, _, label, case) in list(enumerate(own))[self.after :]:
-            if self.late:
-                return
-            place = {"section": self.section, "part": part, "index": index, "group": group, "label": label}
-            self.emit(kind="begun", **place)
-            try:
-                case()
-                self.emit(kind="verdict", error=None, **place)
-            except Exception as error:
-                text = f"{type(error).__name__}: {error}"[:300]
-                print(f"  {group}: {label} failed: {text}", flush=True)
-                self.emit(kind="verdict", error=text, **place)
-                if not answers(self.device):
-                    os._exit(BROKEN)
-
-    @cached_property
-    def bandwidth(self) -> float:
-        """Copy bandwidth in bytes per second; in a dry run a placeholder, 1 GB/s."""
-        return 1e9 if self.dry else copy_bandwidth(self.device)
-
-    @cached_property
     def dtype(self) -> torch.dtype:
-        return torch.float32 if self.dry else torch.bfloat16
+        """The large pair's."""
+        return torch.float32 if self.tiny else torch.bfloat16
 
-    @cached_property
-    def pair(self) -> ModelPair:
-        """The 7.8B target and the 310M draft."""
-        target = shapes.build(shapes.target_config(self.dry), self.device, self.dtype, self.seed)
-        draft = shapes.build(shapes.draft_config(self.dry), self.device, self.dtype, self.seed + 1)
-        return self.as_on_a_gpu(ModelPair(target, draft, shapes.number_words(target.config.vocab_size)))
+    def row(self, case: str, what: str, value: float | None, unit: str = "") -> None:
+        """One figure, or in `what` words in place of one."""
+        value = float(f"{value:.5g}") if isinstance(value, float) else value
+        self.emit({"section": self.section, "case": case, "what": what, "value": value, "unit": unit})
 
-    def as_on_a_gpu(self, pair: ModelPair) -> ModelPair:
-        """In a dry run the pair with the GPU's forward in plain torch; only the checks interpret kernels."""
-        if self.dry and isinstance(pair.draft, PreTrainedModel):
-            target, draft = LlamaCuda(pair.target), LlamaCuda(pair.draft)
-            target.has_kernels = draft.has_kernels = False
-            pair.target_step, pair.draft_step = target, draft
-        return pair
+    def cases(self, cases: Cases) -> None:
+        """Run cases that raise where they fail; the others go on, as long as the device answers."""
+        count, passed = 0, 0
+        try:
+            for label, case in cases:
+                # Said before it runs: if it ends the process, the report names it.
+                print(f"  {label}", flush=True)
+                count += 1
+                try:
+                    case()
+                    passed += 1
+                except Exception as error:
+                    traceback.print_exc()
+                    self.row(label, f"{type(error).__name__}: {error}"[:300], None)
+                    if is_accelerator(self.device):
+                        # After an illegal access every later call raises, this one too: then the section ends.
+                        runtime(self.device).synchronize(self.device)
+        finally:
+            self.row("cases", "passed", passed, f"of {count}")
 
-    def prompts(self, count: int) -> list[list[int]]:
-        """Prompts of 384 to 512 tokens."""
-        shortest, longest = (4, 8) if self.dry else (384, 512)
-        return shapes.prompts(count, shortest, longest, self.pair.vocab, self.seed)
+    def large_pair(self) -> ModelPair:
+        """A target of 7.8B parameters and a draft of 310M."""
+        target = llama(96, 64, 128, 2, 4, 2) if self.tiny else llama(*MODELS["7.8B"])
+        draft = llama(96, 32, 64, 1, 2, 1, tied=True) if self.tiny else llama(*MODELS["310M"])
+        # Made on the device: on the host that takes minutes.
+        home = torch.device("cpu") if self.tiny else self.device
+        return ModelPair(
+            *(self._built(LlamaForCausalLM, one, self.dtype, home).to(self.device) for one in (target, draft))
+        )
 
     @property
-    def backend(self) -> str:
-        return "pad" if self.dry else "fused"
+    def sizes(self) -> dict[str, Any]:
+        """A small model's, by their names in a config."""
+        vocab, hidden, mlp = (96, 64, 128) if self.tiny else (2048, 512, 1024)
+        sizes = {"vocab_size": vocab, "hidden_size": hidden, "intermediate_size": mlp, "num_hidden_layers": 4}
+        sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048}
+        return sizes | dict.fromkeys(("eos_token_id", "bos_token_id", "pad_token_id"))
 
-    def runner(self, model: CausalModel, batch: int, length: int) -> GraphRunner:
-        """A runner whose cache holds random keys and values: zeros could hide errors."""
-        record = record_calls if self.dry else None
-        runner = GraphRunner(model, batch, length, model.vocab, self.backend, record=record)
-        fill(runner.cache)
-        return runner
+    def small_pair(
+        self, kind: Any = LlamaForCausalLM, config: Any = None, dtype: Any = torch.float32, device: Any = None
+    ) -> ModelPair:
+        """A small target, and a draft that agrees with it in part; the same numbers on every device."""
+        config = config or LlamaConfig(**self.sizes, tie_word_embeddings=False)
+        target, draft = (self._built(kind, config, dtype, torch.device("cpu")) for _ in range(2))
+        for mine, weight in zip(draft.parameters(), target.parameters(), strict=True):
+            if weight.dim() > 1:
+                # With larger weights than usual, one token is clearly likelier than others.
+                weight.mul_(6.0)
+                mine.copy_(weight + torch.randn_like(weight) * weight.float().std().to(weight) * 0.03)
+        return ModelPair(target.to(device or self.device), draft.to(device or self.device))
 
+    def _built(self, kind: Any, config: Any, dtype: torch.dtype, device: torch.device) -> Any:
+        torch.manual_seed(self.seed)
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            with device:
+                model = kind(config).eval().requires_grad_(False)
+        finally:
+            torch.set_default_dtype(before)
+        model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
+        return model
 
-def fill(cache: RaggedCache) -> None:
-    """Fill the whole cache with random keys and values."""
-    cache.buffer.normal_()
+    def prompts(self, count: int, shortest: int, longest: int, vocab: int) -> list[list[int]]:
+        """Random ids in rows of different lengths; a dry run's are short."""
+        shortest, longest = (4, 8) if self.tiny else (shortest, longest)
+        dice = torch.Generator().manual_seed(self.seed)
+        lengths = torch.randint(shortest, longest + 1, (count,), generator=dice).tolist()
+        return [torch.randint(1, vocab, (length,), generator=dice).tolist() for length in lengths]

@@ -15,7 +15,6 @@ from bench.drafting.default import ARMS
 from bench.peers.llama_cpp import INSTALL
 from bench.robustness.mutants import KNOWN
 from tests.ui.conftest import save_tiny_pair
-from ui.recordings.load import load_recording
 
 ROOT = Path(__file__).parents[2]
 DRAFT = ROOT / "drafts" / "smollm2"
@@ -105,20 +104,14 @@ def test_exactness(smollm2_folder):
 
 @pytest.mark.slow
 def test_gpu(tmp_path):
-    """The dry run: every section completes on a CPU, kernels and texts are equal, no claim on time is made."""
-    document = run("gpu", "--quick", "--results", tmp_path, "--recordings", tmp_path)
+    """The dry run: every section ends, kernels and texts are equal, no claim on time is made."""
+    document = run("gpu", "--quick", "--json", tmp_path / "gpu.json")
     check(document, "gpu")
-    assert not [row for row in document["results"] if row["case"] == "FAILED" or "failed" in row["what"]]
-    passed = {(row["section"], row["case"]): row for row in document["results"] if row["what"] == "cases passed"}
-    assert (passed["smoke", "smoke"]["value"], passed["faults", "faults"]["value"]) == (5, 11)
-    assert all(row["unit"] == f"of {row['value']}" for row in passed.values())
-    measured = {(row["section"], row["case"]) for row in document["results"]}
-    assert {("roofline", "target, ours, best tiles"), ("profile", "round b2 l=5 temperature 0.8")} <= measured
+    assert json.loads((tmp_path / "gpu.json").read_text()) == document
     decided = {claim["name"] for claim in document["claims"] if claim["holds"] is not None}
-    assert decided == {"kernels-equal", "texts-equal-float32", "sections-that-ran"}
-    assert not list(tmp_path.glob("*.json*l")) and not list(tmp_path.glob("*.json"))
-    recording = load_recording(tmp_path / "cpu-dry-run-fair.json.xz")
-    assert recording.document["shown"][-1]["view"]["done"] and "tiny models" in recording.about
+    assert decided == {"sections that ran to their end"} | {
+        f"{name}: cases that passed" for name in ("texts", "kernels", "faults")
+    }
 
 
 def test_default(tmp_path):

@@ -1,16 +1,17 @@
-"""The GPU bench's bookkeeping: a process that dies loses only its section, and a killed run keeps its results.
+"""The GPU bench without a GPU: what ends a section loses nothing else, and claims are ratios of what was measured.
 
-Contract: no model runs here; test_benches.py has the dry run of the whole bench.
+Contract: processes are real and really die. tests/devices/test_gpu_bench.py runs sections on an emulated device.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import subprocess
 import sys
 import time
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -18,249 +19,144 @@ import pytest
 import torch
 
 from bench import gpu
-from bench.gpu import plan, processes, results
-from bench.gpu.claims import claims
+from bench.gpu import context
+from bench.gpu.checks import require
+from bench.gpu.context import Context, Row
+from bench.gpu.kernels import compare
+from bench.gpu.speed import known_card
 
-CUDA, CPU = torch.device("cuda"), torch.device("cpu")
-FAKE = Path(__file__).parent / "fake_gpu_process.py"
-HEAD: dict[str, Any] = {
-    "device": "A GPU/80GB", "dry": False, "command": "python -m bench gpu", "versions": {"torch": "2.99"},
-    "revision": "abc", "seed": 0, "quick": False, "date": "2026-01-02", "time": "030405",
-}  # fmt: skip
-
-
-def begin(folder: Path, sections: tuple[str, ...] = plan.DEFAULT) -> Path:
-    """The results file of a run that has just begun."""
-    lines = folder / "run.lines.jsonl"
-    results.append(lines, kind="run", sections=list(sections), **HEAD)
-    return lines
+CPU, ROOT = torch.device("cpu"), Path(__file__).parents[2]
+BASE = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
 
 
-def options(sections: tuple[str, ...], minutes: float = 5.0, **more: Any) -> Namespace:
-    return Namespace(minutes=minutes, sections=list(sections), seed=0, quick=False, recordings=Path("."), **more)
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [
+        ("", None),
+        ("os.kill(os.getpid(), 9)", r"^signal 9 ended it, whose limit is 60 s, after: case two$"),
+        ("sys.stdout.write('figure: {\"wh'); sys.exit(3)", "^case two$"),
+        ("raise SystemExit(1)", "^case two$"),
+    ],
+    ids=["runs", "dies", "mid-line", "fails"],
+)
+def test_a_process_that_ends_keeps_its_figures_and_says_why(end: str, why: str | None) -> None:
+    rows: list[Row] = []
+    program = "import os, sys; print('case one'); print('figure: {\"what\": 1}'); print('case two', flush=True); "
+    said = gpu.run_process([sys.executable, "-c", program + end], BASE, 60, rows.append)
+    assert rows == [{"what": 1}]
+    assert said == why or (why and said and re.search(why, said))
 
 
-def run_fake(folder: Path, monkeypatch: pytest.MonkeyPatch, what: dict[str, Any], *sections: str) -> results.Lines:
-    """Run the sections in one process, with fake_gpu_process.py in place of the real one."""
-    monkeypatch.setattr(processes, "PROCESS", [sys.executable, str(FAKE), json.dumps(what)])
-    lines = begin(folder, sections)
-    processes.run(options(sections), CPU, lines)
-    return results.read(lines)
+def test_a_process_that_hangs_is_ended() -> None:
+    rows: list[Row] = []
+    program = "import time; print('figure: {}', flush=True); time.sleep(600)"
+    said = gpu.run_process([sys.executable, "-c", program], BASE, 5, rows.append)
+    assert rows == [{}] and said == "signal 9 ended it, whose limit is 5 s, after: nothing"
 
 
-def starts(lines: results.Lines) -> list[str]:
-    return [line["section"] for line in lines if line["kind"] == "start"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("what", ["dies", "sticky"])
-def test_a_section_whose_process_ends_loses_itself_alone(
-    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its row is kept, no other section is blamed, none runs twice, and a new process runs the next section."""
-    lines = run_fake(tmp_path, monkeypatch, {"roofline": what}, "roofline", "lanes", "races")
-    assert starts(lines) == ["roofline", "lanes", "races"]
-    assert list(results.failures(lines)) == ["roofline"]
-    assert [line["section"] for line in lines if line["kind"] == "end"] == ["lanes", "races"]
-    rows = results.document(lines)["results"]
-    assert [row["section"] for row in rows if row["what"] == "written before"] == ["roofline", "lanes", "races"]
-    assert ("CUDA error: sticky" in results.failures(lines)["roofline"]) == (what == "sticky")
+def test_a_section_that_cannot_run_says_why_in_its_last_line() -> None:
+    """The kernels on a CPU, without Triton's interpreter."""
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", "gpu", "--here", "kernels", "--quick"],
+        cwd=ROOT, env=BASE, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1 and "Traceback" in done.stderr
+    assert done.stdout.splitlines()[-1].startswith("RuntimeError: Triton ")
 
 
 @pytest.mark.slow
-def test_an_error_that_passes_leaves_the_process_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[list[str]] = []
-    real = processes.start
-    monkeypatch.setattr(processes, "start", lambda *given: (begun.append(list(given[3])), real(*given)))
-    lines = run_fake(tmp_path, monkeypatch, {"lanes": "raises"}, "roofline", "lanes", "races")
-    assert begun == [["roofline", "lanes", "races"]]
-    assert results.failures(lines) == {"lanes": "RuntimeError: CUDA error: raises"}
+def test_a_run_that_is_terminated_leaves_its_document(tmp_path: Path) -> None:
+    """As by `timeout`, once the first figure is in the file; the document is printed too."""
+    path = tmp_path / "gpu.json"
+    command = [sys.executable, "-m", "bench", "gpu", "--sections", "steps", "lanes", "--json", str(path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        while not path.exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        printed, _ = process.communicate()
+    made = json.loads(path.read_text())
+    assert json.loads(printed.splitlines()[-1]) == made and made["results"][0]["section"] == "steps"
+    assert {"device", "versions", "revision", "date", "seed"} <= made.keys()
+    claims = {one["name"]: one for one in made["claims"]}
+    assert claims["sections that ran to their end"]["holds"] is False
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("what", ["sticky", "dies"])
-def test_checks_go_on_behind_the_case_that_broke_them(
-    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_cases_go_on_behind_one_that_fails_and_stop_where_the_device_does(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cases = {"checks": {"cases": ["passes", what, "raises", "passes"]}}
-    lines = run_fake(tmp_path, monkeypatch, cases, "checks")
-    assert results.failures(lines) == {} and starts(lines) == ["checks", "checks"]
-    assert [line["label"] for line in lines if line["kind"] == "begun"] == [f"case {index}" for index in range(4)]
-    rows = {(row["case"], row["what"]): row for row in results.document(lines)["results"]}
-    assert (rows["group", "cases passed"]["value"], rows["group", "cases passed"]["unit"]) == (2, "of 4")
-    assert {case for case, what in rows if what == "failed"} == {"group: case 1", "group: case 2"}
-    assert ("process died" in rows["group: case 1", "failed"]["value"]) == (what == "dies")
+    def fail() -> None:
+        raise AssertionError("rows differ")
 
-
-def test_cases_are_dealt_out_by_the_kernel_that_they_compile(tmp_path: Path) -> None:
-    from bench.gpu.context import Context
-
-    ran: list[tuple[int, str]] = []
-    for part in range(2):
-        ctx = Context(CPU, tmp_path / "lines", float("inf"), 0, False, tmp_path, "checks", (part, 2))
-        variants = ("a", "b", "a", "c", "b", "a")
-        ctx.cases(("group", one, one, lambda one=one, part=part: ran.append((part, one))) for one in variants)
-    assert sorted(ran) == [(0, "a"), (0, "a"), (0, "a"), (0, "c"), (1, "b"), (1, "b")]
-
-
-def test_a_process_that_dies_before_it_begins_is_not_started_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(processes, "PROCESS", [sys.executable, "-c", "raise SystemExit(1)"])
-    lines = begin(tmp_path, ("lanes", "races"))
-    processes.run(options(("lanes", "races")), CPU, lines)
-    assert set(results.failures(results.read(lines))) == {"lanes", "races"}
-
-
-def test_a_killed_run_keeps_its_results_and_finish_makes_the_document(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Killed in "lanes" while writing a line: its complete rows count, and unfinished sections are named."""
-    lines = begin(tmp_path, ("roofline", "lanes", "races"))
-    for section, figure in (("roofline", 1.2), ("lanes", 4.0)):
-        results.append(lines, kind="start", section=section, part=0)
-        results.append(lines, kind="row", **row(section, "decode-b1-kv512", "step / floor", figure))
-        if section == "roofline":
-            results.append(lines, kind="end", section=section, part=0, seconds=1.0)
-    with lines.open("a") as file:
-        file.write('{"kind": "row", "section": "la')
-    gpu.main(["--finish", str(lines), "--json", str(tmp_path / "asked.json")])
-    document = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert json.loads((tmp_path / "a-gpu-80gb-2026-01-02-030405.json").read_text()) == document
-    assert json.loads((tmp_path / "asked.json").read_text()) == document
-    assert (document["device"], document["versions"], document["revision"]) == (
-        "A GPU/80GB",
-        {"torch": "2.99"},
-        "abc",
-    )
-    assert [one["value"] for one in document["results"] if one["what"] == "step / floor"] == [1.2, 4.0]
-    said = {one["name"]: (one["value"], one["holds"]) for one in document["claims"]}
-    assert said["decode-b1"] == (1.2, False) and said["sections-that-ran"] == (0.3333, False)
-    failed = {one["section"]: one["what"] for one in document["results"] if one["case"] == "FAILED"}
-    assert failed == {"lanes": "the run ended while it ran", "races": "it was not begun"}
-    assert lines.exists()
-
-
-@pytest.mark.parametrize("text", [None, "", '{"kind": "ru', "[]"])
-def test_a_file_that_holds_no_run_is_refused_in_a_sentence(tmp_path: Path, text: str | None) -> None:
-    path = tmp_path / "some.lines.jsonl"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(SystemExit, match="holds no run of this bench"):
-        gpu.main(["--finish", str(path)])
-
-
-def test_a_terminated_run_ends_with_its_document(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Terminated as by `timeout`. The run prints its versions first, and its lines are kept."""
-
-    def run(_arguments: Any, _device: Any, lines: Path) -> None:
-        results.append(lines, kind="start", section="lanes", part=0)
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(60)
-
-    monkeypatch.setattr(gpu, "run", run)
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        with pytest.raises(SystemExit) as ended:
-            gpu.main(["--sections", "lanes", "races", "--results", str(tmp_path)])
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    said = capsys.readouterr().out.splitlines()
-    assert ended.value.code == 1 and f"torch {torch.__version__.split('+')[0]}" in said[0]
-    failed = {one["section"]: one["what"] for one in json.loads(said[-1])["results"] if one["case"] == "FAILED"}
-    assert failed == {"lanes": "the run ended while it ran", "races": "it was not begun"}
-    (lines,) = tmp_path.iterdir()
-    assert results.head(results.read(lines))["sections"] == ["lanes", "races"]
-
-
-@pytest.mark.slow
-def test_the_document_is_there_after_every_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the second section's process starts, the document already holds the first one's row."""
-    seen: list[Any] = []
-    real = results.write
-
-    def write(lines: results.Lines, folder: Path) -> Path | None:
-        path = real(lines, folder)
-        seen.append(json.loads(path.read_text())["results"] if path else None)
-        return path
-
-    monkeypatch.setattr(results, "write", write)
-    run_fake(tmp_path, monkeypatch, {"roofline": "sticky"}, "roofline", "lanes")
-    assert [one["case"] for one in seen[0] if one["section"] == "roofline"] == ["a row", "Triton", "FAILED"]
-    assert seen[0] != seen[-1]
-
-
-def test_a_dry_run_leaves_nothing_behind(tmp_path: Path) -> None:
-    lines = tmp_path / "run.lines.jsonl"
-    results.append(lines, kind="run", sections=["lanes"], **HEAD | {"dry": True})
-    assert results.write(results.read(lines), tmp_path) is None
-    assert list(tmp_path.iterdir()) == [lines]
-
-
-def test_no_time_is_a_failure_that_is_named(tmp_path: Path) -> None:
-    lines = begin(tmp_path, ("attention", "races"))
-    processes.run(options(("attention", "races"), minutes=0.0), CUDA, lines)
-    failed = [line for line in results.read(lines) if line["kind"] == "failed"]
-    assert [(line["section"], line["error"]) for line in failed] == [
-        ("races", "no time was left for it"),
-        ("attention", "no time was left for it"),
+    cases = [("one", lambda: None), ("two", fail), ("three", lambda: None)]
+    rows: list[Row] = []
+    Context("texts", CPU, rows.append).cases(cases)
+    assert [(row["case"], row["what"], row["value"], row["unit"]) for row in rows] == [
+        ("two", "AssertionError: rows differ", None, ""),
+        ("cases", "passed", 2, "of 3"),
     ]
 
+    class Broken:
+        def synchronize(self, device: torch.device) -> None:
+            raise RuntimeError("illegal memory access")
 
-def test_every_section_keeps_time_for_those_behind_it() -> None:
-    """Even if each process uses all its time, later groups get what they need. Some sections have a cap."""
-    left, asked = 60 * plan.MINUTES, list(plan.DEFAULT)
-    for group in plan.ORDER[:-1]:
-        taken = plan.seconds(list(group), asked, left, plan.MINUTES)
-        assert taken >= sum(plan.NEEDS[name] for name in group)
-        left -= taken
-    assert left >= 0
-    assert plan.seconds(["smoke"], asked, 3600.0, 60.0) == 20.0
-    assert plan.seconds(["checks"], asked, 3600.0, 60.0) == 90.0
-    assert plan.seconds(["lanes"], ["lanes"], 300.0, 5.0) == 300.0
-    assert "compiled" not in plan.DEFAULT and plan.SECTIONS.index("products") < plan.SECTIONS.index("lanes")
+    monkeypatch.setattr(context, "runtime", lambda device: Broken())
+    with pytest.raises(RuntimeError, match="illegal"):
+        Context("texts", torch.device("cuda"), rows.append).cases(cases)
+    assert rows[-1]["unit"] == "of 2"
 
 
-def row(section: str, case: str, what: str, value: Any, unit: str = "") -> dict[str, Any]:
-    return {"section": section, "case": case, "what": what, "value": value, "unit": unit, "note": ""}
+def figure(section: str, case: str, what: str, value: Any, unit: str = "") -> Row:
+    return {"section": section, "case": case, "what": what, "value": value, "unit": unit}
 
 
-ROWS = [
-    row("checks", "attention", "cases passed", 9, "of 10"),
-    row("roofline", "decode-b1-kv512", "step / floor", 1.2),
-    row("roofline", "decode-b8-kv512", "step", 4.0),
-    row("roofline", "verify5-b8-kv512", "step", 4.8),
-    row("lanes", "b8 regular", "ms_per_token", 4.5),
-    row("lanes", "b8 regular", "flops_utilization", 0.03),
-    row("lanes", "b8", "generate, eager", 30.0),
-    row("lanes", "b8 a0.8 bass l=bass", "ms_per_token", 2.0),
-    row("lanes", "b8 a0.8 bass l=6", "ms_per_token", 1.5),
-    row("lanes", "b8 a0.9 bass l=8", "flops_utilization", 0.17),
-    row("lanes", "b8 a0.9 speculative l=5", "flops_utilization", 0.9),
-    row("attention", "b1 kv512 x 1", "fused / best other", 1.01),
-    row("attention", "b8 kv4096 x 1", "fused / best other", 0.5),
-    row("attention", "b8 kv4096 x 1", "fused share of copy", 0.85),
+FIGURES = [
+    figure("kernels", "cases", "passed", 9, "of 10"),
+    figure("texts", "cases", "passed", 5, "of 5"),
+    figure("steps", "target b1 x 1 kv512", "step / floor", 1.2),
+    figure("steps", "target b8 x 1 kv512", "step", 4.0),
+    figure("steps", "target b8 x 5 kv512", "step", 4.8),
+    figure("lanes", "b8 a0.8 regular", "ms/token", 4.5),
+    figure("lanes", "b8 a0.8 bass", "ms/token", 1.5),
 ]
 
 
-def test_claims_are_plain_ratios_of_what_was_measured() -> None:
-    made = {one["name"]: (one["value"], one["holds"]) for one in claims(ROWS, open_=False)}
-    assert made == {
-        "kernels-equal": (0.9, False),
-        "texts-equal-float32": (0.0, None),
-        "decode-b1": (1.2, False),
-        "decode-b8": (0.0, None),
-        "verify-b8": (1.2, True),
-        "bass-over-regular": (3.0, True),
-        "bass-over-generate": (20.0, True),
-        "attention-bandwidth": (0.85, True),
-        "attention-never-slower": (1.01, True),
-        "flops": (0.17, True),
-        "flops-over-regular": (5.6667, True),
+@pytest.mark.parametrize("timed", [True, False])
+def test_claims_are_checks_and_plain_ratios(timed: bool) -> None:
+    """What was not measured is open, and so is every time of a dry run or a quick one; a lost check is not."""
+    ended = ["texts", "kernels", "steps", "lanes"]
+    made = gpu.claims(FIGURES, [*ended, "faults"], ended, timed)
+    assert {one["name"]: (one["value"], one["holds"]) for one in made} == {
+        "sections that ran to their end": (0.8, False),
+        "texts: cases that passed": (1.0, True),
+        "kernels: cases that passed": (0.9, False),
+        "faults: cases that passed": (0.0, False),
+        "a step of batch 1 / its floor": (1.2, False if timed else None),
+        "a step of batch 8 / its floor": (0.0, None),
+        "verifying 5 tokens / a step": (1.2, True if timed else None),
+        "regular / BASS": (3.0, True if timed else None),
+        "generate / BASS": (0.0, None),
+        "BASS's share of the peak FLOP/s": (0.0, None),
     }
 
 
-def test_a_dry_run_decides_nothing_that_is_a_matter_of_time() -> None:
-    assert {one["name"] for one in claims(ROWS, open_=True) if one["holds"] is not None} == {"kernels-equal"}
+def test_an_error_is_held_to_plain_torchs() -> None:
+    exact = torch.ones(4, dtype=torch.float64)
+    compare((exact + 0.02).bfloat16(), (exact + 0.01).bfloat16(), exact)
+    with pytest.raises(AssertionError, match="error"):
+        compare((exact + 0.1).bfloat16(), (exact + 0.01).bfloat16(), exact)
+    with pytest.raises(AssertionError, match="not every output"):
+        compare(torch.tensor([1.0, 1, 1, float("nan")]), exact.float(), exact)
+    require([[1], [2]], [[1], [3]], but=1)
+    with pytest.raises(AssertionError, match=r"rows \[1\] of 2 differ"):
+        require([[1], [2]], [[1], [3]])
+
+
+def test_a_card_is_known_by_its_name() -> None:
+    names = (
+        "NVIDIA H100 80GB HBM3",
+        "NVIDIA GeForce RTX 5090 Laptop GPU",
+        "NVIDIA GeForce RTX 5090",
+        "NVIDIA H200",
+    )
+    assert [card and card.name for card in map(known_card, names)] == ["H100", "RTX 5090 Laptop", None, "H200"]

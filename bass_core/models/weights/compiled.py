@@ -23,8 +23,8 @@ from kernels.cpu.packing import Packed, pack, pack_quantized
 from kernels.cpu.products import linear
 from kernels.reference.quantized import QuantizedWeight
 
-from ..shape import HALVES, head_dim
 from .quantized_modules import held
+from .shape import HALVES, head_dim
 
 
 class CompiledLinear(nn.Module):

@@ -13,8 +13,8 @@ import torch
 
 from kernels.reference.quantized import QuantizedWeight
 
-from ..shape import head_dim
 from .quantized_modules import QuantizedModule, held
+from .shape import head_dim
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,6 @@ def model_cost(model: Any, kv_bytes: int) -> ModelCost:
 
 
 def _nbytes(weight: torch.Tensor | QuantizedWeight) -> int:
-    """Bytes of a weight. A weight of torchao has one byte per element, whatever dtype it reports."""
+    """Bytes of a weight. One that another package quantised counts as one byte an element."""
     plain = isinstance(weight, QuantizedWeight) or type(weight.data) is torch.Tensor
     return weight.nbytes if plain else math.prod(weight.shape)

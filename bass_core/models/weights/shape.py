@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from .weights.quantized_modules import QuantizedLinear
+from .quantized_modules import QuantizedLinear
 
 # What holds a weight in 16 bits.
 HALVES = (torch.bfloat16, torch.float16)

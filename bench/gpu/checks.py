@@ -1,0 +1,202 @@
+"""Whole decoders on the device: their texts, the memory that they leave, and what a failed capture does.
+
+Contract: a case raises where something is wrong. Models are small and in float32, where greedy text equals that of
+transformers' `generate`, and sampled text, whose noise is the same on every device, that of the CPU. Of that text
+rounding may decide one row of eight otherwise. In bfloat16 it decides more: that share is a figure and no check.
+"""
+
+from __future__ import annotations
+
+import gc
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from bass_core import DEFAULT_LANES, ModelPair, SamplingParams, generate, race
+from bass_core.attention.select import choose_backend
+from bass_core.engine import cuda_graphs
+from bass_core.engine.runner import ModelRunner
+from bass_core.loading.catalogue import CATALOGUE
+from bass_core.models.base import CausalModel
+from bass_core.models.draft_head import DraftHead, HeadConfig
+from bass_core.models.forward import ForwardBatch
+from kernels.support import is_accelerator, runtime
+
+from .context import Cases, Context
+
+Texts = list[list[int]]
+SCHEDULINGS = ("fair", "in_turn", "overlap")
+SAMPLED: tuple[dict[str, Any], ...] = (
+    {"verification": "rejection"}, {"verification": "block"}, {"verification": "coupled"},
+    {"verification": "coupled", "top_p": 0.9}, {"verification": "block", "top_p": 0.9}, {"tree": (3, 2, 1)},
+    {"drafter": "prompt_lookup"}, {"synthetic_acceptance": 0.7},
+)  # fmt: skip
+
+
+class Subject:
+    """A pair and prompts for it."""
+
+    def __init__(self, ctx: Context, pair: ModelPair) -> None:
+        self.pair, self.count = pair, 6 if ctx.tiny else 48
+        self.rows = ctx.prompts(2 if ctx.tiny else 8, 5, 40, pair.vocab)
+
+    @cached_property
+    def theirs(self) -> Texts:
+        """What transformers writes behind each prompt alone."""
+        ids = [torch.tensor([row], device=self.pair.device) for row in self.rows]
+        options: Any = {"do_sample": False, "max_new_tokens": self.count, "pad_token_id": 0}
+        model: Any = self.pair.target
+        out = [model.generate(one, attention_mask=torch.ones_like(one), **options) for one in ids]
+        return [text[0, len(row) :].tolist() for text, row in zip(out, self.rows, strict=True)]
+
+    def ours(self, **options: Any) -> Texts:
+        """The new tokens of each row."""
+        length: dict[str, Any] = {} if "tree" in options else {"draft_length": 3}
+        made = generate(self.pair, self.rows, max_new_tokens=self.count, eos_token_id=None, **length | options)
+        return [sequence.token_ids for sequence in made.sequences]
+
+    def greedy(self, **options: Any) -> None:
+        """Our text must be transformers'."""
+        require(self.ours(**options), self.theirs)
+
+    def race(self, scheduling: str) -> None:
+        """A race of the three lanes, each of which must write transformers' text."""
+        options: Any = {"max_new_tokens": self.count, "eos_token_id": None, "draft_length": 3}
+        *_, last = race(self.pair, self.rows, scheduling=scheduling, **options)
+        for name, lane in last["lanes"].items():
+            if lane["error"]:
+                raise AssertionError(f"{name}: {lane['error']}")
+            require([sequence["token_ids"] for sequence in lane["sequences"]], self.theirs)
+
+
+def require(ours: Texts, theirs: Texts, but: int = 0) -> None:
+    """Raises AssertionError if more rows than `but` differ."""
+    unlike = [row for row, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b]
+    if len(unlike) > but:
+        raise AssertionError(f"rows {unlike} of {len(theirs)} differ")
+
+
+def texts(ctx: Context) -> None:
+    """Greedy texts against transformers', sampled ones against the CPU's."""
+    ctx.cases(_text_cases(ctx))
+
+
+def _text_cases(ctx: Context) -> Cases:
+    gemma: dict[str, Any] = {
+        "head_dim": 16,
+        "sliding_window": 16,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    }
+    for kind, config in (
+        (Gemma3ForCausalLM, Gemma3TextConfig(**ctx.sizes | gemma)), (Qwen2ForCausalLM, Qwen2Config(**ctx.sizes)),
+        (LlamaForCausalLM, None),
+    ):  # fmt: skip
+        subject = Subject(ctx, ctx.small_pair(kind, config))
+        name = subject.pair.target_step.name
+        for method in DEFAULT_LANES:
+            yield f"{name}, {method}", partial(subject.greedy, method=method)
+        yield f"{name}, trees", partial(subject.greedy, tree=(3, 2, 1))
+        yield f"{name} was captured", partial(_captured, subject.pair.target_step)
+    for scheduling in SCHEDULINGS:
+        yield f"race, {scheduling}", partial(subject.race, scheduling)
+    there = Subject(ctx, ctx.small_pair(device=torch.device("cpu")))
+    for options in SAMPLED:
+        yield f"sampled, {options}", partial(_sampled, subject, there, dict(options))
+    target, vocabulary = subject.pair.target, torch.arange(0, subject.pair.vocab, 2, device=ctx.device)
+    head: Any = DraftHead(target, HeadConfig(1, target.config.hidden_size), vocabulary)
+    headed = Subject(ctx, ModelPair(target, head.to(ctx.device).eval().requires_grad_(False)))
+    yield "a head's drafts", partial(headed.greedy, drafter=CATALOGUE["smollm2"].drafter)
+    yield "bfloat16", partial(_low_precision, ctx)
+
+
+def _captured(model: CausalModel) -> None:
+    """Behind other cases: their steps did not run eagerly after a capture that failed."""
+    if is_accelerator(model.device) and not model.capturable:
+        raise AssertionError("its steps could not be captured")
+
+
+def _sampled(here: Subject, there: Subject, options: dict[str, Any]) -> None:
+    options["sampling"] = SamplingParams(0.8, top_p=options.pop("top_p", 1.0))
+    require(here.ours(**options), there.ours(**options), but=len(here.rows) // 8)
+
+
+def _low_precision(ctx: Context) -> None:
+    subject = Subject(ctx, ctx.small_pair(dtype=torch.bfloat16))
+    for method in DEFAULT_LANES:
+        equal = [a == b for a, b in zip(subject.ours(method=method), subject.theirs, strict=True)]
+        ctx.row(f"bfloat16, {method}", "rows equal", sum(equal) / len(equal))
+
+
+def faults(ctx: Context) -> None:
+    """What may harm the process, the worst last."""
+    cases = {
+        "memory comes back": _memory,
+        "more captures than streams": _many_captures,
+        "a capture that fails": _failed_capture,
+    }
+    ctx.cases((name, partial(case, ctx)) for name, case in cases.items())
+
+
+def _memory(ctx: Context) -> None:
+    """Three more races leave nothing more; without idle caches and graphs less is held."""
+    subject, used = Subject(ctx, ctx.small_pair()), []
+    for scheduling in SCHEDULINGS * 2:
+        subject.race(scheduling)
+        used.append(_allocated(ctx.device))
+    for model in (subject.pair.target_step, subject.pair.draft_step):
+        assert model is not None
+        cuda_graphs.release_idle(model)
+    used.append(_allocated(ctx.device))
+    for what, size in (("three races", used[2]), ("six races", used[5]), ("without idle caches", used[6])):
+        ctx.row("memory", what, size / 2**20, "MB")
+    if used[5] > 1.02 * used[2] or used[6] > used[5]:
+        raise AssertionError("memory stays allocated")
+
+
+def _allocated(device: torch.device) -> float:
+    gc.collect()
+    return float(runtime(device).memory_allocated(device)) if is_accelerator(device) else 0.0
+
+
+@torch.inference_mode()
+def _same_steps(ctx: Context, model: CausalModel, widths: list[int]) -> None:
+    """Steps of two rows over one cache must equal eager ones."""
+    backend = choose_backend("auto", ctx.device, torch.float32)
+    runner = cuda_graphs.make_runner(model, 2, 64, model.vocab, backend)
+    eager, at = ModelRunner(model, 2, 64, model.vocab, backend), 0
+    for width in widths:
+        batch = ForwardBatch(torch.randint(1, model.vocab, (2, width)).to(ctx.device), [at, at])
+        torch.testing.assert_close(runner.forward(batch).logits, eager.forward(batch).logits, atol=2e-3, rtol=2e-3)
+        at += width
+
+
+def _many_captures(ctx: Context) -> None:
+    """More graphs than torch has streams, most of which are dropped; those that stay must still be right."""
+    subject = Subject(ctx, ctx.small_pair())
+    kept, cuda_graphs.STEP_BYTES = cuda_graphs.STEP_BYTES, 1 << 16
+    try:
+        for _ in range(1 if ctx.tiny else 7):
+            _same_steps(ctx, subject.pair.target_step, [1, 2, 3, 4, 5, 1, 2, 1])
+            subject.greedy()
+    finally:
+        cuda_graphs.STEP_BYTES = kept
+
+
+def _failed_capture(ctx: Context) -> None:
+    """A forward that reads a number on the host can't be captured: it runs eagerly, and other pairs go on."""
+    model = ctx.small_pair().target_step
+    forward = model.forward_captured
+
+    def waits(batch: Any, *rest: Any, **more: Any) -> Any:
+        batch.tokens.sum().item()
+        return forward(batch, *rest, **more)
+
+    model.forward_captured = waits  # type: ignore[method-assign]
+    _same_steps(ctx, model, [1, 3, 1])
+    if is_accelerator(ctx.device) and model.capturable:
+        raise AssertionError("a step that waits for the device was captured")
+    subject = Subject(ctx, ctx.small_pair())
+    for scheduling in SCHEDULINGS:
+        subject.race(scheduling)

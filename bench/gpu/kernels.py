@@ -1,0 +1,155 @@
+"""The Triton kernels of a forward against their torch references, their outputs poisoned before each launch.
+
+Contract: our error against float64 is at most three times that of plain torch in the same precision (the rule of
+flash-attention's tests), or a few rounding steps. On a CPU the kernels run under Triton's interpreter. Non-goal:
+the kernels that decide what stands, whose texts checks.py compares with the CPU's.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bass_core.models.forward import token_tree, verified_tree
+from kernels.plan import AttentionPlan, SharedPart
+from kernels.reference import cache as cache_reference
+from kernels.reference import linear as linear_reference
+from kernels.reference.attention import pad
+from kernels.support import why_unavailable
+
+from .context import Cases, Context
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def kernels(ctx: Context) -> None:
+    """Attention over ragged rows, prefixes and trees, writing keys and values, and products of a few rows."""
+    reason = why_unavailable(ctx.device)
+    if reason:
+        raise RuntimeError(reason)
+    torch.manual_seed(ctx.seed)
+    before = torch.are_deterministic_algorithms_enabled()
+    # torch.empty then returns NaN or the largest integer, which exposes outputs that were not written.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        ctx.cases(_cases(ctx))
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def _cases(ctx: Context) -> Cases:
+    dims = (64,) if ctx.tiny else (64, 128) if ctx.quick else (64, 80, 128, 256)
+    rows = (1, 8, 40) if ctx.short else (1, 2, 8, 16, 40, 64)
+    sizes = [(40, 96)] if ctx.tiny else [(1024, 4096), (300, 1000)]
+    for dtype in DTYPES[: 1 if ctx.tiny else 3]:
+        for dim, width in product(dims, (1, 5) if ctx.short else (1, 5, 33)):
+            for kind in ("plain", "masked", "shared", "tree"):
+                yield (
+                    f"attention: {kind} D={dim} S={width} {dtype}",
+                    partial(_attention, ctx, kind, dim, width, dtype),
+                )
+            for norm in (False, True):
+                yield (
+                    f"write: D={dim} S={width} {dtype} norm={norm}",
+                    partial(_write, ctx, dim, width, dtype, norm),
+                )
+        for m, (n, k), gate in product(rows, sizes, (False, True)):
+            if m <= (64 if dtype.itemsize == 2 else 16):
+                yield (
+                    f"product: M={m} N={n} K={k} {dtype} gate={gate}",
+                    partial(_product, ctx, m, n, k, dtype, gate),
+                )
+
+
+def compare(ours: Tensor, plain: Tensor, exact: Tensor, steps: float = 2.0) -> None:
+    """Raises AssertionError if the error of `ours` against `exact` is beyond the rule of the module's contract."""
+    if not torch.isfinite(ours).all():
+        raise AssertionError("not every output was written, or it is not finite")
+    error, allowed = ((one.double() - exact.double()).abs().max().item() for one in (ours, plain))
+    steps = max(steps, 32.0 if ours.dtype == torch.float32 else 0.0)
+    if error > max(3 * allowed, steps * torch.finfo(ours.dtype).eps * max(1.0, exact.abs().max().item())):
+        raise AssertionError(f"error {error:.2e}, plain torch {allowed:.2e}")
+
+
+def _attention(ctx: Context, kind: str, dim: int, width: int, dtype: torch.dtype) -> None:
+    from kernels.triton.attention import fused
+
+    # More than a segment of the kernel, which rows that share it compute together.
+    device, start = ctx.device, (528 if ctx.tiny else 2000) if kind == "shared" else 0
+    lengths = [start + own for own in torch.randint(0, 30 if ctx.tiny else 1500, (4,)).tolist()]
+    placed = torch.tensor(lengths).to(device)
+    group = torch.zeros_like(placed)
+    dice = random.Random(ctx.seed)
+    parents = [[dice.randrange(-1, draft) for draft in range(width - 1)] for _ in lengths]
+    step = AttentionPlan(
+        placed, lengths, width,
+        shared=SharedPart(group + start, group, [start] * 4, [0] * 4, start) if start else None,
+        tree=token_tree(verified_tree(parents), device) if kind == "tree" else None,
+    )  # fmt: skip
+    query = torch.randn(4, 8, width, dim).to(device, dtype)
+    keys, values = torch.randn(2, 4, 2, step.extent + 3, dim).to(device, dtype)
+    stored = torch.randn(2, 1, 2, start, dim).to(device, dtype)
+    masks: Any = {"window": 37, "softcap": 20.0} if kind in ("masked", "tree") else {}
+    options: dict[str, Any] = {"scaling": 0.1, **masks}
+
+    def reference(to: torch.dtype) -> Tensor:
+        prefix = (stored[0].to(to), stored[1].to(to)) if start else None
+        key, value = (one[:, :, : step.extent].to(to) for one in (keys, values))
+        return pad(query.to(to), key, value, step, prefix=prefix, **options)
+
+    for parts in (False, True):
+        prefix = (stored[0], stored[1]) if start else None
+        ours = fused(query, keys, values, step, prefix=prefix, parts=parts, **options)
+        compare(ours, reference(dtype), reference(torch.float64))
+        if start:
+            key, value = (
+                torch.cat((one.expand(4, -1, -1, -1), own), 2)
+                for one, own in zip(stored, (keys, values), strict=True)
+            )
+            alone = fused(query, key, value, AttentionPlan(placed, lengths, width), parts=parts, **options)
+            if not torch.equal(ours, alone):
+                raise AssertionError("rows that share a prefix differ from rows with a copy each")
+
+
+def _write(ctx: Context, dim: int, width: int, dtype: torch.dtype, norm: bool) -> None:
+    from kernels.triton.cache_write import rotate_write, write
+
+    device, lengths = ctx.device, torch.tensor([3, 0, 17]).to(ctx.device)
+    qkv, cache = torch.randn(3, width, 12, dim).to(device, dtype), torch.randn(2, 4, 2, 64, dim).to(device, dtype)
+    angles = torch.outer(torch.arange(64.0), 1.0 / torch.arange(1, dim // 2 + 1)).to(device)
+    weights = torch.rand(2, dim).to(device, dtype)
+    close: Any = dict.fromkeys(("atol", "rtol"), 1e-4 if dtype == torch.float32 else 2e-2)
+    norms = (weights[0], weights[1]) if norm else None
+    for positions in (None, lengths[:, None] + torch.randint(0, width, (3, width)).to(device)):
+        ours, theirs = ((qkv.clone(), cache.clone()) for _ in range(2))
+        turn: Any = (lengths, angles.cos(), angles.sin(), norms, 1e-6, None, positions)
+        rotate_write(*ours, *turn)
+        cache_reference.rotate_write(*theirs, *turn)
+        torch.testing.assert_close(ours, theirs, **close)
+    keys, values = torch.randn(2, 3, 2, width, dim).to(device, dtype)
+    mine, plain = cache.clone(), cache.clone()
+    write(keys, values, mine, lengths)
+    cache_reference.write(keys, values, plain, lengths)
+    torch.testing.assert_close(mine, plain, **close)
+
+
+def _product(ctx: Context, m: int, n: int, k: int, dtype: torch.dtype, gate: bool) -> None:
+    from kernels.triton.linear import linear
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape).to(ctx.device, dtype)
+
+    x, weight = normal(m, k), normal(2 * n if gate else n, k) * k**-0.5
+    extras: list[dict[str, Any]] = [{"norm": 1 + 0.1 * normal(k), "eps": 1e-5}, {"residual": normal(m, n)}]
+    for extra, split_k in product(extras, (False, True) if m > 16 else (False,)):
+        wide: dict[str, Any] = {
+            name: one.double() if isinstance(one, Tensor) else one for name, one in extra.items()
+        }
+        exact = linear_reference.linear(x.double(), weight.double(), gate=gate, **wide)
+        plain = linear_reference.linear(x, weight, gate=gate, **extra)
+        compare(linear(x, weight, gate=gate, split_k=split_k, **extra), plain, exact, steps=8.0)

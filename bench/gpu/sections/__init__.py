@@ -1,1 +1,0 @@
-"""The sections of the GPU bench, each a list of measurements."""

@@ -1,0 +1,168 @@
+"""How fast: the arms of `python -m bench batch` on a large pair, its steps beside their floor, and what they run.
+
+Contract: the pair has random weights, so drafts are accepted with a given probability, and all else is real work.
+The floor of a step is that of bench/machine.py: the longer of reading its bytes and multiplying. Where the card is
+one of bass_core/prediction, the simulated clock's figure stands beside the measured one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from bass_core.attention.select import choose_backend
+from bass_core.decoding.request import make_request
+from bass_core.engine.cuda_graphs import GraphRunner, make_runner, release_idle
+from bass_core.lanes.lane import Lane
+from bass_core.models.base import CausalModel
+from bass_core.models.forward import ForwardBatch
+from bass_core.models.llama_cuda import LlamaCuda, Plan
+from bass_core.prediction.hardware import HARDWARE, Hardware
+from bass_core.prediction.roofline import Roofline
+from bass_core.prediction.shapes import shapes
+from kernels.support import is_accelerator, runtime
+
+from ..arms import ours
+from ..cpu.batch import rows_of, samples_of
+from ..machine import measure
+from ..report.report import device_name, median
+from .context import Context
+
+# Which products run on our kernel, and how: what a card is to decide.
+PLANS = {
+    "ours": Plan(),
+    "ours up to 16 rows": Plan(most_rows=16),
+    "torch at 1 row": Plan(gemv=False),
+    "torch": Plan(most_rows=0),
+    "K in parts": Plan(split_k=True),
+}
+MOST_KERNELS = 16
+
+
+def lanes(ctx: Context) -> None:
+    """Regular, speculative, BASS and `generate` by batch; batch 8, which the claims are about, comes first."""
+    pair, machine = ctx.large_pair(), measure(ctx.device, ctx.dtype)
+    tokens, repeats = (6, 1) if ctx.tiny else (64, 1 if ctx.quick else 3)
+    for size in (2,) if ctx.tiny else (8,) if ctx.quick else (8, 1, 32, 4, 2, 16):
+        prompts = ctx.prompts(size, 384, 512, pair.vocab)
+        for acceptance in (0.8, 0.6, 0.9) if size == 8 else (0.8,):
+            drafts: dict[str, Any] = {"drafter": "model", "synthetic_acceptance": acceptance}
+            for row in rows_of(size, samples_of(pair, prompts, tokens, repeats, **drafts), machine):
+                case = f"b{row.pop('batch')} a{acceptance} {row.pop('arm')}"
+                for what, value in row.items():
+                    if value is not None:
+                        ctx.row(case, what, value)
+        draft = pair.draft_step
+        if isinstance(draft, LlamaCuda):
+            for case, chain in (("draft by draft", False), ("drafts in one graph", True)):
+                draft.plan = replace(draft.plan, chain=chain)
+                made = [ours(pair, "bass", prompts, tokens, 5, **drafts) for _ in range(repeats + 1)][-1]
+                ctx.row(f"b{size} l=5, {case}", "ms/token", made.metrics.ms_per_token)
+            draft.plan = replace(draft.plan, chain=False)
+
+
+def steps(ctx: Context) -> None:
+    """Steps beside their floor and their prediction, and the target's under every plan; then what they run."""
+    pair, machine = ctx.large_pair(), measure(ctx.device, ctx.dtype)
+    ctx.row("device", "bandwidth", machine.bandwidth / 1e9, "GB/s")
+    ctx.row("device", "products", machine.flops / 1e12, "TFLOP/s")
+    card = None if ctx.tiny else known_card(device_name(ctx.device))
+    kvs, sizes = ((16,), (1, 2)) if ctx.tiny else ((512,), (1, 8)) if ctx.quick else ((512, 4096), (1, 8, 32))
+    for model, kv, rows, width in product((pair.target_step, pair.draft_step), kvs, sizes, (1, 5)):
+        assert model is not None
+        drafts = model is pair.draft_step
+        if drafts and width > 1:
+            continue
+        ms, tokens = step_ms(ctx, model, rows, width, kv), rows * width
+        floor = max(machine.bytes_ms(model.cost, rows, kv + width), machine.flops_ms(model.cost, tokens, kv))
+        case = f"{'draft' if drafts else 'target'} b{rows} x {width} kv{kv}"
+        ctx.row(case, "step", ms, "ms")
+        ctx.row(case, "step / floor", ms / floor)
+        if card is not None:
+            clock = Roofline(card, *shapes("7.8B"), context=kv)
+            ctx.row(
+                case, "step / predicted", ms / (clock.draft_ms(rows) if drafts else clock.verify_ms(rows, tokens))
+            )
+    target = pair.target_step
+    if isinstance(target, LlamaCuda):
+        for (label, target.plan), (rows, width) in product(PLANS.items(), ((1, 1), (8, 1), (8, 5))):
+            ctx.row(f"products by {label}", f"b{rows} x {width}", step_ms(ctx, target, rows, width, kvs[0]), "ms")
+        target.plan = Plan()
+    request = make_request(
+        pair, ctx.prompts(sizes[1], 384, 512, pair.vocab), max_new_tokens=64, draft_length=5, drafter="model",
+        eos_token_id=None, synthetic_acceptance=0.8,
+    )  # fmt: skip
+    lane = Lane(pair, request, "bass")
+    for _ in range(4):
+        lane.step()
+    _profiled(ctx, f"round b{sizes[1]} l=5", lane.step)
+    lane.end("stopped")
+
+
+def known_card(name: str) -> Hardware | None:
+    """The datasheet of the card with this name, if bass_core/prediction has one."""
+    return next((card for card in HARDWARE.values() if set(card.name.split()) <= set(name.split())), None)
+
+
+@torch.inference_mode()
+def step_ms(ctx: Context, model: CausalModel, rows: int, width: int, kv: int) -> float:
+    """Median milliseconds of a step over `kv` cached tokens a row: of its replay, where it can be captured."""
+    runner = make_runner(model, rows, kv + width, model.vocab, choose_backend("auto", ctx.device, ctx.dtype))
+    # Of zeros a wrong sum would be right.
+    runner.cache.buffer.normal_()
+    batch = ForwardBatch(torch.randint(0, model.vocab, (rows, width)).to(ctx.device), [kv] * rows)
+    call: Callable[[], object] = partial(runner.forward, batch)
+    call()
+    if isinstance(runner, GraphRunner):
+        if not runner.slot.steps:
+            raise RuntimeError("the step could not be captured")
+        call = next(reversed(runner.slot.steps.values())).replay
+    ms = milliseconds(call, ctx.device)
+    del runner, call
+    release_idle(model)
+    return ms
+
+
+def milliseconds(call: Callable[[], object], device: torch.device, repeats: int = 20) -> float:
+    """The median time of a call, on an accelerator from its first launch to the end of its last kernel."""
+    times: list[float] = []
+    for _ in range(repeats + 3):
+        if is_accelerator(device):
+            begin, end = (runtime(device).Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            call()
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end))
+        else:
+            start = time.perf_counter()
+            call()
+            times.append(1000 * (time.perf_counter() - start))
+    return median(times[3:])
+
+
+def _profiled(ctx: Context, case: str, call: Callable[[], object]) -> None:
+    """Which kernels a call runs, and for how long none ran."""
+    cuda = ctx.device.type == "cuda"
+    call()
+    with profile(
+        activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU], acc_events=True
+    ) as profiler:
+        started = time.perf_counter()
+        call()
+        if cuda:
+            torch.cuda.synchronize(ctx.device)
+        wall_us = 1e6 * (time.perf_counter() - started)
+    spent = "self_device_time_total" if cuda else "self_cpu_time_total"
+    found = sorted(((getattr(one, spent), one.count, one.key) for one in profiler.key_averages()), reverse=True)
+    ctx.row(case, "time with the profiler", wall_us, "us")
+    ctx.row(case, "share without a kernel", max(0.0, 1 - sum(us for us, *_ in found) / wall_us))
+    for us, count, name in found[:MOST_KERNELS]:
+        ctx.row(case, name[:80], us, f"us in {count} calls")

@@ -1,0 +1,53 @@
+"""The sections of `python -m bench gpu` on the emulated device: they run, and every case passes.
+
+Contract: no time counts here. What the bench does with processes is in tests/bench/test_gpu_bench.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bass_core.machine import capture
+from bench.gpu import SECTIONS
+from bench.gpu.context import Context, Row
+
+from .emulation import emulated, ledger
+
+EMUL = torch.device(emulated.TYPE, 0)
+
+
+def figures(section: str) -> dict[tuple[str, str], Row]:
+    """The section's figures, by case and what."""
+    rows: list[Row] = []
+    SECTIONS[section][0](Context(section, EMUL, rows.append, quick=True))
+    return {(row["case"], row["what"]): row for row in rows}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("section", ["texts", "faults"])
+def test_every_check_passes(section: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The failed capture is the process's last one; other tests go on in this process.
+    monkeypatch.setattr(capture, "_failed", False)
+    found = figures(section)
+    passed = found["cases", "passed"]
+    assert passed["unit"] == f"of {passed['value']}", found
+    assert passed["value"] >= (3 if section == "faults" else 25) and not ledger.races
+    if section == "faults":
+        held = [found["memory", what]["value"] for what in ("six races", "without idle caches")]
+        assert held[0] > held[1] > 0
+
+
+@pytest.mark.slow
+def test_steps_and_lanes_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    steps, lanes = figures("steps"), figures("lanes")
+    for case in ("target b1 x 1 kv16", "target b2 x 5 kv16", "draft b2 x 1 kv16"):
+        assert steps[case, "step"]["value"] > 0 and steps[case, "step / floor"]["value"] > 0
+    assert steps["products by K in parts", "b8 x 5"]["value"] > 0
+    assert any(case.startswith("round") and "calls" in row["unit"] for (case, _), row in steps.items())
+    for arm in ("regular", "speculative", "bass", "generate"):
+        assert lanes[f"b2 a0.8 {arm}", "ms/token"]["value"] > 0
+    assert lanes["b2 l=5, drafts in one graph", "ms/token"]["value"] > 0
