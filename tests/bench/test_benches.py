@@ -15,7 +15,7 @@ from bench.drafting.default import ARMS
 from bench.peers.llama_cpp import INSTALL
 from bench.robustness.mutants import KNOWN
 from tests.ui.conftest import save_tiny_pair
-from ui.recordings.load import load_recording
+from ui.recordings.recording import load
 
 ROOT = Path(__file__).parents[2]
 DRAFT = ROOT / "drafts" / "smollm2"
@@ -117,8 +117,8 @@ def test_gpu(tmp_path):
     decided = {claim["name"] for claim in document["claims"] if claim["holds"] is not None}
     assert decided == {"kernels-equal", "texts-equal-float32", "sections-that-ran"}
     assert not list(tmp_path.glob("*.json*l")) and not list(tmp_path.glob("*.json"))
-    recording = load_recording(tmp_path / "cpu-dry-run-fair.json.xz")
-    assert recording.document["shown"][-1]["view"]["done"] and "tiny models" in recording.about
+    recording = load(tmp_path / "cpu-dry-run-fair.json.xz")
+    assert recording["snapshots"][-1]["view"]["done"] and "tiny models" in recording["about"]
 
 
 def test_default(tmp_path):

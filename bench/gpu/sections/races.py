@@ -1,14 +1,12 @@
 """`race()` of the three lanes, fair, in turn and overlapped, watched by NVML, and recordings for the page.
 
 Contract: synthetic acceptance 0.8, batch 8, Algorithm 1. Each scheduling runs whole races until its time is up;
-the first race's snapshots are thinned and stored as {"recording": 1, "about", "snapshots"}. Texts spell token ids
-("t17" is token 17), as the weights are random.
+the first race's snapshots are thinned and stored as a recording. Texts spell token ids ("t17" is token 17), as the
+weights are random.
 """
 
 from __future__ import annotations
 
-import json
-import lzma
 import statistics
 import time
 from collections.abc import Mapping
@@ -18,6 +16,7 @@ from typing import Any
 import torch
 
 from bass_core import DEFAULT_LANES, ModelPair, Snapshot, race
+from ui.recordings.recording import record, save
 
 from .. import shapes
 from ..context import Context
@@ -102,21 +101,8 @@ def store(ctx: Context, scheduling: str, snapshots: list[Snapshot]) -> None:
 
 
 def write_recording(path: Path, about: str, snapshots: list[Snapshot]) -> None:
-    """Write a recording for the page, compressed, as every snapshot repeats the text of those before it."""
-    document = {"recording": 1, "about": about, "snapshots": rounded(snapshots)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(lzma.compress(json.dumps(document, separators=(",", ":")).encode()))
-
-
-def rounded(value: Any) -> Any:
-    """Floats rounded to three decimals, which is enough for display."""
-    if isinstance(value, float):
-        return round(value, 3)
-    if isinstance(value, dict):
-        return {key: rounded(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [rounded(one) for one in value]
-    return value
+    """Write a recording for the page."""
+    save(record(snapshots, about), path)
 
 
 def small_float32(ctx: Context) -> None:
