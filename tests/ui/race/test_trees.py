@@ -15,7 +15,7 @@ from bass_core import ModelPair, RecordedLengths, SamplingParams, race
 from ui.page.limits import Limits
 from ui.page.request import make_request
 
-from ..browser import play
+from ..browser import fill, play
 from ..conftest import watched
 from ..page.test_access import AXE, violations
 
@@ -53,6 +53,7 @@ def page(final: dict[str, Any], context: BrowserContext, server: str) -> Iterato
     """A page that has played the race."""
     asked = {"prompt": "Hello", **ASKED, "seed": final["seed"], "lanes": list(LANES[:3])}
     with watched(context, server) as page:
+        fill(page)  # and the preset's sentence goes
         play(page, [final], make_request(asked, Limits()).settings())
         yield page
 
@@ -200,7 +201,7 @@ def test_a_greedy_tree_and_a_token_s_tip_have_no_random_number(
         page.keyboard.press("ArrowRight")
         expect(page.locator(".tree-line")).not_to_contain_text("p(x)")
         for origin in ("accepted", "recovered"):
-            tokens = page.locator(f".token.{origin}")
+            tokens = page.locator(f".sequence .token.{origin}")
             if tokens.count():
                 tokens.first.hover()
                 expect(page.locator(".token-tip")).to_contain_text("the target's likeliest token")
