@@ -89,9 +89,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         nargs="?",
         const="",
         metavar="FILE",
-        help="play a recorded race instead, and load no model: a file that the page saved or exported, the name "
-        f"of one that ships (win, loss, h100), or nothing for all of these; {REPLAY}, where no options can be "
-        "given, is the same, 1 for all",
+        help="play a recorded race instead, and load no model: a file that the page saved, the name of one "
+        f"that ships (win, loss, h100), or nothing for all of these; {REPLAY}, where no options can be given, is "
+        "the same, 1 for all",
     )
     return parser.parse_args(arguments)
 
@@ -217,7 +217,7 @@ def replay_page(options: argparse.Namespace) -> tuple[Any, str]:
     from ui.recordings.shelf import asked
 
     offers = asked(options.replay)
-    first = next(iter(offers.values())).recording.about
+    first = next(iter(offers.values())).recording["about"]
     about = f"a recording: {first}" if len(offers) == 1 else f"recordings: {', '.join(offers)}"
     return build(None, limits=Limits(), about=first if len(offers) == 1 else "", offers=offers), about
 

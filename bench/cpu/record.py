@@ -7,8 +7,6 @@ is stored, whatever came out. The file says who made it, when, with which versio
 
 from __future__ import annotations
 
-import json
-import lzma
 import os
 import re
 import time
@@ -22,9 +20,8 @@ from ui.page.form import starting
 from ui.page.limits import Limits
 from ui.page.presets import presets
 from ui.page.request import RaceRequest, make_request
-from ui.race.feed import RecordedSnapshot
+from ui.recordings.recording import record, save
 from ui.recordings.shelf import FOLDER
-from ui.recordings.tape import tape
 from ui.sources.local import Local
 from ui.sources.source import Ask
 
@@ -56,25 +53,23 @@ def main(argv: list[str]) -> None:
     }
     machine = f"{facts['device']}".rsplit(",", 1)[0]  # without its threads, which stand before it
     about = f"{told.about}; {machine}, {facts['date']}"
-    options.out.mkdir(parents=True, exist_ok=True)
     rows = []
     for name in options.names or RECORDINGS:
-        document = tape(recorded(pair, RECORDINGS[name], options.quick), about, made=facts, pair=told.pair)
-        packed = lzma.compress(json.dumps(document, separators=(",", ":")).encode())
-        (options.out / f"{name}.json.xz").write_bytes(packed)
-        for lane, last in document["shown"][-1]["view"]["lanes"].items():
+        request = asked(pair, RECORDINGS[name], options.quick)
+        raced = recorded(pair, request)
+        document = record(raced, about, settings=request.settings(), made=facts, pair=told.pair)
+        size = save(document, options.out / f"{name}.json.xz")
+        for lane, last in document["snapshots"][-1]["view"]["lanes"].items():
             figures = {key: last["metrics"][key] for key in ("ms_per_token", "speedup", "acceptance_rate")}
-            rows.append({"recording": name, "KB": round(len(packed) / 1000, 1), "lane": lane, **figures})
+            rows.append({"recording": name, "KB": round(size / 1000, 1), "lane": lane, **figures})
     print(table(rows))
 
 
-def recorded(pair: ModelPair, preset: str, quick: bool) -> Iterator[Snapshot]:
-    """The snapshots of one race, with its settings."""
-    request = asked(pair, preset, quick)
+def recorded(pair: ModelPair, request: RaceRequest) -> Iterator[Snapshot]:
+    """The snapshots of one race."""
     for _ in measure_ahead(pair, request.batch_size):
         pass
-    for snapshot in race(pair, **request.arguments()):
-        yield RecordedSnapshot(**snapshot, settings=request.settings())
+    yield from race(pair, **request.arguments())
 
 
 def asked(pair: ModelPair, preset: str, quick: bool) -> RaceRequest:

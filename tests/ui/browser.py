@@ -1,8 +1,14 @@
-"""Contract: what tests do with the page in a browser: open it, fill in settings, run to the end, read texts."""
+"""Contract: what tests do with the page in a browser: open it, fill in settings, run or play, read texts."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 from playwright.sync_api import Page, expect
+
+from ui.recordings.recording import record
 
 FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -54,10 +60,11 @@ def shown(page: Page, lane: str) -> list[str]:
     return texts
 
 
-def start(page: Page) -> None:
-    """Press Run and wait for the first tokens, after which the lanes no longer push what is below them down."""
-    page.click("#run")
-    page.locator(".sequence .token").first.wait_for(timeout=PATIENCE_MS)
+def compared(page: Page, lane: str) -> list[str | None]:
+    """What stands below each of a lane's rows of its text and Regular's; None where nothing does."""
+    texts = "all => all.map(e => (e.hidden ? null : e.textContent))"
+    found: list[str | None] = page.eval_on_selector_all(f"#lane-{lane} .compared", texts)
+    return found
 
 
 def run_to_the_end(page: Page, lanes: tuple[str, ...] = LANES) -> None:
@@ -77,3 +84,14 @@ def revealed(page: Page, lanes: tuple[str, ...] = LANES) -> None:
     while before != now:
         page.wait_for_timeout(500)
         before, now = now, [shown(page, lane) for lane in lanes]
+
+
+def play(
+    page: Page, snapshots: Iterable[Any], settings: Mapping[str, Any] | None = None, *, to_the_end: bool = True
+) -> None:
+    """Play a race from its snapshots as a recording, or show its end; settings: the race's."""
+    document = json.loads(json.dumps(record(snapshots, "a test", settings=settings)))
+    page.evaluate("(document) => Bass.tape.load(document, { name: 'test' })", document)
+    page.evaluate(f"() => Bass.tape.{'live' if to_the_end else 'play'}()")
+    if to_the_end:
+        revealed(page, tuple(document["head"]["lanes"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import socket
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -17,6 +19,12 @@ import torch
 from playwright.sync_api import BrowserContext, Page, sync_playwright
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from bass_core import ModelPair, load_pair
+from bass_core.attention.cache import RaggedCache
+from ui.page.limits import Limits
+from ui.page.page import build, launch_options
+from ui.sources.source import Source
 
 from .browser import FLAGS, PATIENCE_MS, open_page
 
@@ -88,12 +96,34 @@ def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="session")
+def pair(tiny_pair: tuple[Path, Path]) -> ModelPair:
+    """The pair, loaded once."""
+    return load_pair(str(tiny_pair[0]), draft=str(tiny_pair[1]), device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="session")
 def server(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of app.py, started with --max-batch 8; draft lengths are Algorithm 1's (tests/conftest.py)."""
     log = tmp_path_factory.mktemp("server") / "stderr.txt"
     options = ["--device", "cpu", "--dtype", "float32", "--max-batch", "8"]
     with started(log, "--pair", str(tiny_pair[0]), "--draft", str(tiny_pair[1]), *options) as address:
         yield address
+
+
+@contextmanager
+def hosted(source: Source, **more: Any) -> Iterator[str]:
+    """A page of this process for the races of `source`; gives its address."""
+    page = build(source, **{"limits": Limits(max_batch=8), "about": "here", **more})
+    _, url, _ = page.launch(server_name="127.0.0.1", prevent_thread_lock=True, quiet=True, **launch_options())
+    try:
+        yield url.rstrip("/")
+    finally:
+        page.close()
+
+
+def caches() -> int:
+    """Number of caches alive in this process; nothing else of a race holds device memory."""
+    return sum(type(thing) is RaggedCache for thing in gc.get_objects())
 
 
 @contextmanager

@@ -8,10 +8,10 @@ from __future__ import annotations
 import hashlib
 import re
 from pathlib import Path
+from typing import Any
 
 import gradio as gr
 import plotly
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 STATIC = Path(__file__).resolve().parents[1] / "static"
 PLOTLY = Path(plotly.__file__).resolve().parent / "package_data" / "plotly.min.js"
@@ -36,7 +36,6 @@ SCRIPTS = (
     "lecture/presenter.js", "lecture/keys.js",
     "lecture/print.js",
 )  # fmt: skip
-FIRST = STATIC / "page/timers.js"
 
 
 def serve() -> None:
@@ -51,60 +50,21 @@ def url(file: Path) -> str:
 
 
 def head() -> str:
-    """Script tags for gr.HTML(head=): loaded once and in this order, before any js_on_load runs."""
-    return "".join(f'<script src="{url(STATIC / name)}"></script>' for name in SCRIPTS)
+    """Tags for gr.HTML(head=), which loads each once: the sheets of modes, and the scripts, in this order and
+    before any js_on_load runs.
+    """
+    sheets = (f'<link rel="stylesheet" href="{url(STATIC / name)}">' for name in MODES)
+    return "".join([*sheets, *(f'<script src="{url(STATIC / name)}"></script>' for name in SCRIPTS)])
+
+
+def part(template: str, script: str, elem_id: str | None = None, **more: Any) -> gr.HTML:
+    """A component with a fixed template; only its script handles values from outside."""
+    return gr.HTML(
+        html_template=template, js_on_load=script, head=head(), apply_default_css=False, elem_id=elem_id, **more
+    )
 
 
 def style() -> str:
     """The stylesheets as one; each length of type in px is multiplied by --type, which presenter.css sets."""
     sheets = "\n".join((STATIC / name).read_text(encoding="utf-8") for name in STYLES)
     return TYPE.sub(r"\1: calc(\2 * var(--type, 1))", sheets)
-
-
-def first() -> str:
-    """Tags of what must be there before Gradio's own scripts: timers.js, and the sheets of modes."""
-    sheets = (f'<link rel="stylesheet" href="{url(STATIC / name)}">' for name in MODES)
-    return f'<script src="{url(FIRST)}"></script>{"".join(sheets)}'
-
-
-class FirstScript:
-    """ASGI middleware that puts `first` first in every HTML page; Blocks.launch(head=) would put it too late.
-
-    Holds back HTML until it is complete, and passes everything else on at once, event streams above all.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        start: Message = {}
-        body = b""
-
-        async def insert(message: Message) -> None:
-            nonlocal start, body
-            if message["type"] == "http.response.start" and _is_html(message):
-                start = message
-            elif start and message["type"] == "http.response.body":
-                body += message.get("body", b"")
-                if not message.get("more_body"):
-                    await _send_page(start, body, send)
-            else:
-                await send(message)
-
-        await self.app(scope, receive, insert if scope["type"] == "http" else send)
-
-
-def _is_html(start: Message) -> bool:
-    headers = dict(start["headers"])
-    return b"content-encoding" not in headers and headers.get(b"content-type", b"").startswith(b"text/html")
-
-
-async def _send_page(start: Message, body: bytes, send: Send) -> None:
-    page = body.replace(b"<head>", f"<head>{first()}".encode(), 1)
-    grown = len(page) - len(body)
-    headers = [
-        (name, str(int(value) + grown).encode() if name == b"content-length" else value)
-        for name, value in start["headers"]
-    ]
-    await send({**start, "headers": headers})
-    await send({"type": "http.response.body", "body": page})

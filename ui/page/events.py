@@ -8,7 +8,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any
 from uuid import uuid4
 
@@ -24,6 +24,13 @@ from ui.sources.waiting import waits, words
 
 log = logging.getLogger(__name__)
 ABOUT_API = 'One prompt, several decoders: yields snapshots {"done", "lanes", "device"}, the last with done=True.'
+# JavaScript for what a button's event shows, and the button: after a full queue, a lost server or a stop no
+# generator is left to report it.
+FAILED = """() => [
+  JSON.stringify({
+    phase: "lost", message: "The server is busy or unreachable: try again in a moment.", key: Date.now(),
+    run: String(Date.now())}),
+  {__type__: "update", interactive: true}]"""
 UNEXPECTED = "An internal error stopped the race; the server's log has the details. What was shown before is kept."
 
 
@@ -43,7 +50,7 @@ class Events:
             names = [setting.name for setting in shown()]
             request = make_request(dict(zip(names, values, strict=False)), self.limits)
             yield kept, kept, kept, _status("running"), gr.update(interactive=False)
-            feed = PageFeed(uuid4().hex, request, self.pair)
+            feed = PageFeed(uuid4().hex, request.settings(), self.pair)
             with closing(self._race(request)) as snapshots:
                 for told, snapshot in _told(snapshots):
                     drawn = feed.update(snapshot) if snapshot["lanes"] else (kept, kept, kept)
@@ -74,16 +81,9 @@ class Events:
         return answer
 
     def _answer(self, given: Mapping[str, Any]) -> Iterator[Snapshot]:
-        try:
-            request = make_request(given, self.limits)
-            with closing(self._race(request)) as snapshots:
-                for snapshot in snapshots:
-                    yield snapshot if snapshot["done"] else _without_rounds(snapshot)
-        except BassError as error:
-            raise gr.Error(str(error), print_exception=False) from error
-        except Exception as error:
-            log.exception("A race failed.")
-            raise gr.Error(UNEXPECTED, print_exception=False) from error
+        with in_a_sentence(), closing(self._race(make_request(given, self.limits))) as snapshots:
+            for snapshot in snapshots:
+                yield snapshot if snapshot["done"] else _without_rounds(snapshot)
 
     def _race(self, request: RaceRequest) -> Generator[Snapshot, None, None]:
         """The source's snapshots. Raises BassError once the operator's time limit for a race is reached."""
@@ -101,6 +101,18 @@ class Events:
                         )
         finally:
             give_memory_back()
+
+
+@contextmanager
+def in_a_sentence() -> Iterator[None]:
+    """Turns what goes wrong into gr.Error with one sentence, for a script."""
+    try:
+        yield
+    except BassError as error:
+        raise gr.Error(str(error), print_exception=False) from error
+    except Exception as error:
+        log.exception("An event of the API failed.")
+        raise gr.Error(UNEXPECTED, print_exception=False) from error
 
 
 def _told(snapshots: Iterator[Snapshot]) -> Iterator[tuple[str | None, Snapshot]]:

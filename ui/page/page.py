@@ -12,12 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import gradio as gr
-from starlette.middleware import Middleware
 
 from ui.lecture import presenter
 from ui.page import assets
 from ui.page.choices import Choices
-from ui.page.events import Events
+from ui.page.events import FAILED, Events
 from ui.page.form import NOTE, Form, form, restore_script
 from ui.page.limits import Limits
 from ui.race import charts, how, inspector, lanes, summary
@@ -82,9 +81,9 @@ def build(
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Race", id="race"), gr.Row(elem_id="workspace"):
                 offered = choices or Choices()
-                _html(presenter.template(offered), "Bass.mountPresenter(element)", elem_id="presenter")
+                assets.part(presenter.template(offered), "Bass.mountPresenter(element)", elem_id="presenter")
                 with gr.Column(elem_id="settings", min_width=280, scale=0):
-                    status = _html(
+                    status = assets.part(
                         '<p class="message" role="alert"></p><p class="place"></p><div class="measuring" hidden>'
                         '<progress max="1" aria-label="Part of the measurements that is done"></progress>'
                         "<span></span></div>",
@@ -96,15 +95,15 @@ def build(
                     settings = form(limits, offered, status, count=count, recording=source is None)
                 with gr.Column(elem_id="results", min_width=280):
                     panel(offers)
-                    _html(lanes.template(), LANES)
-                    _html(charts.template(), f"Bass.mountCharts(element, {plotly})")
-                    _html(inspector.template(), "Bass.mountInspector(element)")
-                    _html(summary.template(), f"Bass.mountSummary(element, {plotly})")
+                    assets.part(lanes.template(), LANES)
+                    assets.part(charts.template(), f"Bass.mountCharts(element, {plotly})")
+                    assets.part(inspector.template(), "Bass.mountInspector(element)")
+                    assets.part(summary.template(), f"Bass.mountSummary(element, {plotly})")
                     feeds = [_feed(kind) for kind in ("log", "view", "charts")]
             with gr.Tab("Sweep", id="sweep", render_children=True):
                 swept = sweep.panel(plotly, source is None)
             with gr.Tab("How it works", id="how", render_children=True):
-                _html(how.template(), f"Bass.mountHow(element, {plotly})")
+                assets.part(how.template(), f"Bass.mountHow(element, {plotly})")
         events = None if source is None else Events(source, limits, pair)
         device = {"concurrency_limit": at_once, "concurrency_id": "device"}
         sweep.bind(swept, None if events is None else SweepEvents(events), settings, device)
@@ -148,7 +147,6 @@ def launch_options(at_once: int = 1) -> dict[str, Any]:
         "footer_links": ["api"],
         "show_error": False,
         "ssr_mode": False,
-        "app_kwargs": {"middleware": [Middleware(assets.FirstScript)]},
         "run_history": False,
         # In bytes: the page needs no uploads, and a visitor's uploads would fill the disk.
         "max_file_size": 1,
@@ -168,27 +166,9 @@ LANES = (
 _ABOUT = "element.querySelector('.about-pair').textContent = props.value"
 
 
-_FAILED = """() => [
-  JSON.stringify({
-    phase: "lost", message: "The server is busy or unreachable: try again in a moment.", key: Date.now()}),
-  {__type__: "update", interactive: true}]"""
-
-
-def _html(template: str, script: str, elem_id: str | None = None, render: bool = True) -> gr.HTML:
-    """A component with a fixed template; only its script handles values from outside."""
-    return gr.HTML(
-        html_template=template,
-        js_on_load=script,
-        head=assets.head(),
-        apply_default_css=False,
-        elem_id=elem_id,
-        render=render,
-    )
-
-
 def _feed(kind: str) -> gr.HTML:
     """An invisible component that hands its value, a text, to the scripts that draw it."""
-    return _html('<div class="feed" hidden></div>', f"Bass.mountFeed({json.dumps(kind)}, props, watch)")
+    return assets.part('<div class="feed" hidden></div>', f"Bass.mountFeed({json.dumps(kind)}, props, watch)")
 
 
 def _header(recording: bool) -> str:
@@ -227,8 +207,7 @@ def _bind(
         api_visibility="private",
         **device,
     )
-    # For a full queue, a lost server or a stopped race: then no generator is left to report it.
-    race.failure(None, None, [status, settings.run], js=_FAILED)
+    race.failure(None, None, [status, settings.run], js=FAILED)
     settings.stop.click(
         events.stop,
         outputs=[status, settings.run],

@@ -25,11 +25,6 @@ def counter(count: Count) -> gr.HTML:
         prompt, by_line = asked if isinstance(asked, list) and len(asked) == 2 else (asked, False)
         return count(prompt, by_line is True)
 
-    return gr.HTML(
-        html_template='<p class="prompt-length" role="status"></p>',
-        js_on_load="Bass.mountPromptLength(element, server)",
-        server_functions=[prompt_tokens],
-        head=assets.head(),
-        apply_default_css=False,
-        elem_id="prompt-length",
-    )
+    line = '<p class="prompt-length" role="status"></p>'
+    script = "Bass.mountPromptLength(element, server)"
+    return assets.part(line, script, "prompt-length", server_functions=[prompt_tokens])

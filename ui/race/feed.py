@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from bass_core import (
     VERIFICATIONS,
@@ -27,7 +27,7 @@ from bass_core import (
     Snapshot,
 )
 from ui.clock import words
-from ui.page.request import RaceRequest, keywords
+from ui.page.request import keywords
 from ui.race.looks import looks, reference
 from ui.race.verdict import LaneRounds, judge
 
@@ -41,13 +41,7 @@ CHART_POINTS = 240
 NUMBERS: tuple[Literal["p", "q", "residual"], ...] = ("p", "q", "residual")
 
 
-class RecordedSnapshot(Snapshot, total=False):
-    """A snapshot of a recording, with the settings of the recorded race."""
-
-    settings: dict[str, Any]
-
-
-def _text(value: object) -> str:
+def text(value: object) -> str:
     """JSON on one line without tags: gr.HTML warns about values with a script tag in them."""
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
@@ -84,8 +78,6 @@ def _round(record: RoundRecord) -> list[Any]:
     accepted, p of the last token, drafts, accepted one by one], a draft: [text, p, q, u, chance]. A row with a
     tree of drafts ends with its parents and path (see RowRound), and then, of an inspected race, with its detail
     (`_detail`). A round ends with [draft ms, verification ms] (see Spent); what is None at the end is left out.
-    Recordings of earlier versions lack those times, details, a draft's chance, the number accepted one by one and
-    the rows' lengths.
     """
     rows = [
         [
@@ -95,31 +87,29 @@ def _round(record: RoundRecord) -> list[Any]:
             row["accepted"],
             _short(row["next_p"]),
             _drafts(row),
-            row.get("one_by_one", row["accepted"]),
+            row["one_by_one"],
             *_tree(row),
         ]
         for row in record["rows"]
     ]
-    each = record.get("lengths") or []
-    lengths = each if len(set(each)) > 1 else record["draft_length"]
+    lengths = record["lengths"] if len(set(record["lengths"])) > 1 else record["draft_length"]
     sent = [record["round"], record["kind"][:2], lengths, round(record["time_ms"], 3), rows]
-    spent = record.get("draft_ms"), record.get("verify_ms")
+    spent = record["draft_ms"], record["verify_ms"]
     return sent if None in spent else [*sent, [round(ms, 3) for ms in spent if ms is not None]]
 
 
 def _drafts(row: RowRecord) -> list[list[Any]]:
     texts = row["drafted_text"] or ()
-    chances = row.get("chance", [None] * len(texts))
-    numbers = zip(row["p"], row["q"], row["u"], chances, strict=True)
+    numbers = zip(row["p"], row["q"], row["u"], row["chance"], strict=True)
     return [[text, *map(_short, drawn)] for text, drawn in zip(texts, numbers, strict=True)]
 
 
 def _tree(row: RowRecord) -> list[Any]:
     """[parents, path, detail] of a row's drafts; nothing behind the last one that is there."""
-    parents, detail = row.get("parents"), row.get("detail")
+    parents, path, detail = row["parents"], row["path"], row["detail"]
     if detail is not None:
-        return [parents, row.get("path"), _detail(detail)]
-    return [] if parents is None else [parents, row.get("path")]
+        return [parents, path, _detail(detail)]
+    return [] if parents is None else [parents, path]
 
 
 def _detail(detail: DetailRecord) -> list[Any]:
@@ -161,10 +151,10 @@ class Series:
 
 
 class PageFeed:
-    """What one run has shown so far. `pair` names the models for the page's snippet."""
+    """What one run has shown so far. settings: the race's; `pair` names the models for the page's snippet."""
 
-    def __init__(self, run: str, request: RaceRequest, pair: Mapping[str, Any] | None = None) -> None:
-        self.run, self.request, self.pair = run, request, dict(pair or {})
+    def __init__(self, run: str, settings: Mapping[str, Any], pair: Mapping[str, Any] | None = None) -> None:
+        self.run, self.settings, self.pair = run, settings, dict(pair or {})
         self.log = ""
         self.sequences: dict[tuple[str, int], SequenceFeed] = {}
         self.rounds: dict[str, int] = {}
@@ -180,22 +170,21 @@ class PageFeed:
         readings: Mapping[str, Any] = snapshot["device"]
         device = {key: readings.get(key) for key in SHOWN_DEVICE}
         if not self.log:
-            self.log = _text(self._head(snapshot))
+            self.log = text(self._head(snapshot))
         self._write(snapshot["lanes"])
         self._sample(snapshot, device)
         lanes = {name: self._figures(lane) for name, lane in snapshot["lanes"].items()}
         view = {"run": self.run, "done": snapshot["done"], "lanes": lanes, "device": device}
         view["elapsed_ms"] = round(snapshot["elapsed_ms"], 1)
-        settings = self._settings(snapshot)
-        view["verdict"] = judge(snapshot["lanes"], self.counted, settings, words.clock_of(snapshot))
+        view["verdict"] = judge(snapshot["lanes"], self.counted, self.settings, words.clock_of(snapshot))
         if "comparison" in snapshot:
             view["comparison"] = snapshot["comparison"]
-        return self.log, _text(view), self.charts
+        return self.log, text(view), self.charts
 
     def _head(self, snapshot: Snapshot) -> dict[str, Any]:
-        """What stays the same in a run. Lanes and rows come from the snapshot: a recording ignores the request."""
+        """What stays the same in a run. Lanes and rows are the snapshot's: a recording may lack settings."""
         rows = max(len(lane["sequences"]) for lane in snapshot["lanes"].values())
-        settings = self._settings(snapshot)
+        settings = self.settings
         verification = VERIFICATIONS.get(str(settings.get("verification")))
         return {
             "run": self.run,
@@ -211,10 +200,6 @@ class PageFeed:
             "scheduling": snapshot.get("scheduling"),
             **words.head(snapshot, settings),
         }
-
-    def _settings(self, snapshot: Snapshot) -> dict[str, Any]:
-        """Those of the race; a recording has its own."""
-        return cast(RecordedSnapshot, snapshot).get("settings", self.request.settings())
 
     def _write(self, lanes: Mapping[str, LaneSnapshot]) -> None:
         """Append this snapshot's line: each lane's clock, its new rounds, and new tokens of sequences by index."""
@@ -235,7 +220,7 @@ class PageFeed:
                 if record["kind"] == "verify":
                     lengths.add(record["time_ms"], record)
             line[name] = {"clock_ms": lane["clock_ms"], "new": new, "rounds": [_round(r) for r in records]}
-        self.log += "\n" + _text(line)
+        self.log += "\n" + text(line)
 
     def _figures(self, lane: LaneSnapshot) -> dict[str, Any]:
         metrics: Mapping[str, Any] = lane["metrics"]
@@ -275,4 +260,4 @@ class PageFeed:
         columns["cache"] = {name: lane.get("cache") for name, lane in snapshot["lanes"].items()}
         for key, group in (("lanes", self.lane_series), ("rounds", self.round_series)):
             columns[key] = {name: series.rows for name, series in group.items()}
-        self.charts = _text({"run": self.run, "device": device, **columns})
+        self.charts = text({"run": self.run, "device": device, **columns})

@@ -6,12 +6,9 @@ figures of GPUs are those of the vendors' datasheets.
 
 from __future__ import annotations
 
-from bass_core import Algorithm1
+from bass_core import HARDWARE, Algorithm1
 from ui.race import drawings, lanes
 
-# Name -> (bandwidth of its memory in GB/s, dense bfloat16 TFLOP/s). NVIDIA's datasheets: A100 80GB SXM, H100 SXM,
-# H200 SXM, DGX B200 (an eighth of its totals).
-HARDWARE = {"A100": (2039, 312.0), "H100": (3350, 989.4), "H200": (4800, 989.4), "B200": (8000, 2250.0)}
 # Name -> (billions of parameters, bytes of one).
 MODELS = {
     "7.8B, 2 bytes a weight": (7.8, 2),
@@ -82,8 +79,9 @@ def _button(label: str) -> str:
 
 def _machine() -> str:
     gpus = "".join(
-        f'<option data-bandwidth="{bandwidth:g}" data-peak="{peak:g}">{name}</option>'
-        for name, (bandwidth, peak) in HARDWARE.items()
+        f'<option data-bandwidth="{gpu.bandwidth:g}" data-peak="{gpu.flops / 1e12:g}">{name}</option>'
+        for name, gpu in HARDWARE.items()
+        if gpu.nvlink  # those of servers
     )
     models = "".join(
         f'<option data-billions="{billions:g}" data-bytes="{each:g}">{name}</option>'

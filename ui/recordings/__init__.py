@@ -1,1 +1,1 @@
-"""Recorded races: their file, what else can be played, those that ship, and their part of the page."""
+"""Recorded races: their format, those that ship, and their part of the page."""

@@ -6,13 +6,12 @@ the browser by a server function, which takes no place in the queue, and is play
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
-import gradio as gr
 from starlette.responses import Response
 
 from ui.page import assets
+from ui.race.feed import text
 from ui.recordings.shelf import Offer
 
 TEMPLATE = """<div class="bass-tape">
@@ -42,19 +41,6 @@ def panel(offers: Mapping[str, Offer]) -> None:
         return Response(offers[name].packed, media_type="application/json", headers=headers)
 
     shown = [{"name": one.name, "title": one.title, "look_for": one.look_for} for one in offers.values()]
-    gr.HTML(
-        value=json.dumps(shown).replace("<", "\\u003c"),
-        html_template=TEMPLATE,
-        js_on_load="Bass.mountTape(element, props, server)",
-        server_functions=[recording],
-        head=assets.head(),
-        apply_default_css=False,
-        elem_id="tape",
-    )
-    gr.HTML(
-        html_template=SCRUBBER,
-        js_on_load="Bass.mountScrubber(element)",
-        head=assets.head(),
-        apply_default_css=False,
-        elem_id="scrubber",
-    )
+    mount = "Bass.mountTape(element, props, server)"
+    assets.part(TEMPLATE, mount, "tape", value=text(shown), server_functions=[recording])
+    assets.part(SCRUBBER, "Bass.mountScrubber(element)", "scrubber")

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from bass_core import BassError
-from ui.recordings.load import Recording, load_recording
+from ui.recordings.recording import Recording, load
 
 FOLDER = Path(__file__).resolve().parent / "shipped"
 
@@ -30,12 +30,12 @@ class Offer:
     @cached_property
     def recording(self) -> Recording:
         """The race, from its file; raises BassError."""
-        return load_recording(self.path)
+        return load(self.path)
 
     @cached_property
     def packed(self) -> bytes:
-        """The document as JSON, packed by gzip."""
-        return gzip.compress(json.dumps(self.recording.document, separators=(",", ":")).encode(), 6, mtime=0)
+        """The recording as JSON, packed by gzip."""
+        return gzip.compress(json.dumps(self.recording, separators=(",", ":")).encode(), 6, mtime=0)
 
 
 def _shipped(name: str, title: str, look_for: str) -> Offer:
@@ -78,5 +78,5 @@ def asked(replay: str) -> dict[str, Offer]:
         return {replay: SHIPPED[replay]}
     path = Path(replay)
     offer = Offer("file", path.name, "", path)
-    offer.recording.document  # refused now, not when it is asked for  # noqa: B018
+    offer.recording  # refused now, not when it is asked for  # noqa: B018
     return {offer.name: offer}

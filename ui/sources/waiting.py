@@ -16,9 +16,6 @@ PHASES = {
     "starting": "A worker is loading the model",
 }
 
-# The phases of snapshots that hold no lanes.
-WITHOUT_LANES = (*PHASES, "waiting")
-
 
 def waiting(place: int, expected_s: float | None) -> Snapshot:
     """A snapshot of a race that no worker runs yet; "place" 0 means that its worker is getting ready."""

@@ -6,7 +6,6 @@ shares the place in the queue that has the device. What was measured before an e
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
@@ -16,8 +15,9 @@ from uuid import uuid4
 import gradio as gr
 
 from bass_core import BassError
-from ui.page.events import UNEXPECTED, Events
+from ui.page.events import UNEXPECTED, Events, in_a_sentence
 from ui.page.setting import SETTINGS, shown
+from ui.race.feed import text
 from ui.sources.source import give_memory_back
 
 from .figures import Sweep
@@ -52,7 +52,7 @@ class SweepEvents:
         Yields (what the panel shows, the button).
         """
         state: dict[str, Any] = {"run": uuid4().hex, "phase": "running", "message": "", "sweep": None}
-        yield _text(state), gr.update(interactive=False)
+        yield text(state), gr.update(interactive=False)
         try:
             names = [setting.name for setting in shown()]
             own = {"draft_lengths": default_lengths(fixed), "max_new_tokens": None}
@@ -60,14 +60,14 @@ class SweepEvents:
             with closing(self._sweep(request)) as sweeps:
                 for sweep in sweeps:
                     state["sweep"] = {**sweep, "sentences": sentences(sweep)}
-                    yield _text(state), gr.skip()
+                    yield text(state), gr.skip()
             state["phase"] = "done"
         except BassError as error:
             state |= {"phase": "error", "message": str(error)}
         except Exception:
             log.exception("A sweep failed.")
             state |= {"phase": "error", "message": UNEXPECTED}
-        yield _text(state), gr.update(interactive=True)
+        yield text(state), gr.update(interactive=True)
 
     @staticmethod
     def predict(fixed: object, machine: object, models: object, acceptance: object, origin: object) -> str:
@@ -78,7 +78,7 @@ class SweepEvents:
             state["sweep"] = {**sweep, "sentences": sentences(sweep), "assumptions": assumptions(sweep)}
         except BassError as error:
             state |= {"phase": "error", "message": str(error)}
-        return _text(state)
+        return text(state)
 
     @property
     def api(self) -> Callable[..., Iterator[dict[str, Any]]]:
@@ -99,23 +99,12 @@ class SweepEvents:
         return answer
 
     def _answer(self, given: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        try:
-            with closing(self._sweep(make_sweep(given, self.events.limits))) as sweeps:
-                for sweep in sweeps:
-                    yield {**sweep}
-        except BassError as error:
-            raise gr.Error(str(error), print_exception=False) from error
-        except Exception as error:
-            log.exception("A sweep failed.")
-            raise gr.Error(UNEXPECTED, print_exception=False) from error
+        with in_a_sentence(), closing(self._sweep(make_sweep(given, self.events.limits))) as sweeps:
+            for sweep in sweeps:
+                yield {**sweep}
 
     def _sweep(self, request: SweepRequest) -> Generator[Sweep, None, None]:
         try:
             yield from measured(request, self.events.source, self.events.limits)
         finally:
             give_memory_back()
-
-
-def _text(state: dict[str, Any]) -> str:
-    """JSON without tags: gr.HTML warns about values with a script tag in them."""
-    return json.dumps(state, separators=(",", ":")).replace("<", "\\u003c")

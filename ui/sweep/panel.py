@@ -13,6 +13,7 @@ from typing import Any
 import gradio as gr
 
 from ui.page import assets
+from ui.page.events import FAILED
 from ui.page.form import Form
 
 from .events import SweepEvents
@@ -38,11 +39,6 @@ ABOUT = {
     ),
 }
 TITLE = "Speed-up over regular decoding"
-# For a full queue or a lost server: then no generator is left to report it.
-FAILED = """() => [
-  JSON.stringify({phase: "lost", message: "The server is busy or unreachable: try again in a moment.",
-    run: String(Date.now())}), {__type__: "update", interactive: true}]"""
-
 # Fills in an acceptance that was left empty with what was measured last, and says where it is from.
 WITH_ACCEPTANCE = "(...values) => Bass.withAcceptance(values)"
 
@@ -137,13 +133,7 @@ def bind(swept: Panel, events: SweepEvents | None, form: Form, device: Mapping[s
 
 
 def _figure(kind: str, plotly: str) -> gr.HTML:
-    return gr.HTML(
-        html_template=template(kind),
-        js_on_load=f"Bass.mountSweep(element, props, watch, {plotly})",
-        head=assets.head(),
-        apply_default_css=False,
-        elem_id=f"sweep-{kind}",
-    )
+    return assets.part(template(kind), f"Bass.mountSweep(element, props, watch, {plotly})", f"sweep-{kind}")
 
 
 def template(kind: str) -> str:

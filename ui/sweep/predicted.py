@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from bass_core import HARDWARE, PAIRS, RequestError, SimulatedClock, SpeedUp, SpeedUps, predict_speedups
+from ui.clock.words import machine_of
 from ui.page import limits
 from ui.page.limits import Limits
 
@@ -44,7 +45,7 @@ def predicted(fixed: object, machine: object, models: object, acceptance: object
         kind="predicted",
         done=True,
         settings=settings,
-        device=machine_of(found),
+        device=machine_of(found["clock"]),
         lines=lines(default_lengths(length), "predicted"),
         points=[_point(one) for one in found["points"]],
         ridge=Ridge(tokens=found["ridge_tokens"]),
@@ -72,13 +73,6 @@ def _speedups(machine: str, models: str, acceptance: float, fixed: int | str) ->
         raise RequestError(f"The models must be one of {', '.join(PAIRS)}; got {models!r}.")
     clock = SimulatedClock(machine, models, draft)
     return predict_speedups(clock, acceptance=acceptance, draft_lengths=default_lengths(fixed))
-
-
-def machine_of(found: SpeedUps) -> str:
-    """The machine and the models in words: "2 H100 with 70B and 8B"."""
-    clock = found["clock"]
-    many = f"{clock['gpus']} " if clock["gpus"] > 1 else ""
-    return f"{many}{clock['hardware']} with {clock['target']} and {clock['draft']}"
 
 
 def assumptions(sweep: Sweep) -> list[str]:

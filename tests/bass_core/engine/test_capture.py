@@ -137,7 +137,7 @@ def test_a_pair_asks_its_models_when_it_is_made(monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_embeddings_that_turn_with_the_length_are_not_captured(rope: Any, known: bool) -> None:
-    from bass_core.models.shape import turns_with_length
+    from bass_core.models.weights.shape import turns_with_length
 
     assert turns_with_length(SimpleNamespace(rope_parameters=rope)) is known
     assert turns_with_length(SimpleNamespace(rope_scaling=rope)) is known

@@ -91,8 +91,8 @@ def test_a_number_that_the_form_hides_is_never_refused() -> None:
 
 def told(clock: dict[str, Any] | None, settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """(head, view) of a snapshot."""
-    shot: Any = snapshot(["a", "b"], 20, done=True) | {"settings": settings} | ({"clock": clock} if clock else {})
-    log, view, _ = PageFeed("r", asked()).update(shot)
+    shot: Any = snapshot(["a", "b"], 20, done=True) | ({"clock": clock} if clock else {})
+    log, view, _ = PageFeed("r", settings).update(shot)
     return json.loads(log.split("\n")[0]), json.loads(view)
 
 

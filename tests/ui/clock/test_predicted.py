@@ -17,15 +17,14 @@ from gradio_client import Client
 from gradio_client.exceptions import AppError
 from playwright.sync_api import BrowserContext, Page, expect
 
-from bass_core import ModelPair, load_pair, race
+from bass_core import ModelPair, race
 from ui.page.choices import choices
 from ui.page.events import Snapshot
 from ui.page.limits import Limits
-from ui.page.page import build, launch_options
 from ui.page.request import RaceRequest, make_request
 
 from ..browser import fill, fill_more, run_to_the_end
-from ..conftest import watched
+from ..conftest import hosted, watched
 from ..page.test_access import AXE, violations
 from .snapshots import slower
 
@@ -43,20 +42,17 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(tiny_pair: tuple[Path, Path]) -> Iterator[Served]:
+def served(pair: ModelPair, tiny_pair: tuple[Path, Path]) -> Iterator[Served]:
     target, draft = map(str, tiny_pair)
-    made = Served("", load_pair(target, draft=draft, device="cpu", dtype="float32"))
+    made = Served("", pair)
 
     def source(request: RaceRequest) -> Generator[Snapshot, None, None]:
         for snapshot in race(made.pair, **request.arguments()):
             yield slower(snapshot) if made.slow else snapshot  # type: ignore[arg-type, misc]
 
     names = {"pair": target, "draft": draft, "device": "cpu", "dtype": "float32"}
-    page = build(source, limits=Limits(max_batch=8), about="toy", choices=choices(made.pair, "auto"), pair=names)
-    _, url, _ = page.launch(server_name="127.0.0.1", prevent_thread_lock=True, quiet=True, **launch_options())
-    made.address = url.rstrip("/")
-    yield made
-    page.close()
+    with hosted(source, choices=choices(pair, "auto"), pair=names) as made.address:
+        yield made
 
 
 @pytest.fixture(scope="module")

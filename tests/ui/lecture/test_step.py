@@ -10,6 +10,8 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from ..browser import fill, run_to_the_end, shown
+from ..numbers.formulas import running_chance
+from ..numbers.reading import same as close
 from ..page.test_access import AXE, violations
 
 pytestmark = pytest.mark.slow
@@ -46,6 +48,10 @@ def check_end(panel: Locator, step: dict[str, Any]) -> bool:
         if ending["mass"]:
             left = max(0.0, ending["reach"] * one["p"] - one["q"]) / ending["mass"]
             assert one["residual"] == pytest.approx(left, abs=1e-4)
+    if ending and ending["mass"]:
+        assert ending["reach"] == pytest.approx(running_chance(step, ending["after"]), rel=1e-3)
+        shown = (panel.locator(".step-ending").text_content() or "").rsplit("/", 1)[1]
+        assert close(shown, ending["mass"])
     return bool(ending and ending["mass"])
 
 

@@ -190,18 +190,6 @@ def blocks(lane: Lane) -> list[tuple[int, str, float, float]]:
     return [block for block in found if block[3] > block[2]]
 
 
-def ghosts(lane: Lane) -> list[int]:
-    """Tokens a row with one common stop: each round 1 + the least that any row accepted, at most what it wrote."""
-    lengths = [0] * len(lane.sequences)
-    for end in [one["ms"] for one in lane.data["rounds"]]:
-        here = {row: step for row, one in enumerate(lane.sequences) for step in one["rounds"] if step["ms"] == end}
-        going = [step for step in here.values() if step["written"] > step["accepted"]] or list(here.values())
-        least = min(step["accepted"] for step in going)
-        for row, step in here.items():
-            lengths[row] += min(step["written"], 1 + least)
-    return lengths
-
-
 def running_chance(step: dict[str, Any], count: int) -> float:
     """w of block verification behind `count` drafts: w = min(1, w p/q), from 1 on (Sun et al., section 4)."""
     w = 1.0

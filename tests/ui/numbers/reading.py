@@ -1,7 +1,7 @@
 """What the page displays, as texts, read from its document.
 
 Contract: plays the part of a reader: chooses lanes, sequences and rounds with the page's own controls. Numbers
-stay the texts that the page shows, and a block of a timeline its pixels.
+stay the texts that the page shows.
 """
 
 from __future__ import annotations
@@ -18,10 +18,7 @@ LANES = """() => Object.fromEntries([...document.querySelectorAll('.lane')]
     figures: Object.fromEntries([...e.querySelectorAll('[data-figure]')]
       .map((f) => [f.dataset.figure, f.textContent])),
     state: e.querySelector('.state').textContent,
-    width: e.querySelector('.strip canvas').clientWidth,
     caption: e.querySelector('.strip figcaption').textContent,
-    blocks: e.querySelector('.strip').blocks
-      .map(({ kind, x, width, round }) => [round && round.round, kind, x, width]),
   }]))"""
 TABLE = """() => [...document.querySelectorAll('.figures-table tr')]
   .map((row) => [...row.children].map((c) => c.textContent))"""
@@ -50,33 +47,6 @@ INSPECTOR = """() => {
   }
   return found;
 }"""
-STEPPER = """() => {
-  document.querySelector('[data-switch=stepping]').click();
-  const panel = document.querySelector('.step-part'), found = [], seen = new Set();
-  const line = () => panel.querySelector('.step-line').textContent;
-  for (; /^Round/.test(line()) && !seen.has(line()) && !/no later/.test(line());) {
-    seen.add(line());
-    found.push({
-      line: line(), end: panel.querySelector('.step-ending')?.textContent ?? '',
-      numbers: [...panel.querySelectorAll('.step-numbers')].map((e) => e.textContent),
-      verdicts: [...panel.querySelectorAll('.step-verdict')].map((e) => e.textContent),
-      top: [...panel.querySelectorAll('.step-top tr')].filter((r) => r.querySelector('td')).map((r) =>
-        [...r.querySelectorAll('td')].map((c) => c.textContent)),
-    });
-    panel.querySelector('[data-go="1"]').click();
-  }
-  const lane = panel.querySelector('[data-walk=lane]').value;
-  panel.querySelector('[data-close]').click();
-  return [lane, found];
-}"""
-CACHE = """() => {
-  const part = document.querySelector('.cache-part'), pick = part.querySelector('select');
-  return Object.fromEntries([...pick.options].map(({ value }) => {
-    pick.value = value;
-    pick.dispatchEvent(new Event('change'));
-    return [value, [...part.querySelectorAll('.cache-figures')].map((e) => e.textContent)];
-  }));
-}"""
 
 
 def displayed(page: Page) -> dict[str, Any]:
@@ -93,8 +63,6 @@ def displayed(page: Page) -> dict[str, Any]:
         "head": head,
         "lines": lines,
         "inspector": page.evaluate(INSPECTOR),
-        "stepper": page.evaluate(STEPPER),
-        "cache": page.evaluate(CACHE),
     }
 
 

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ..browser import fill, run_to_the_end
 from ..conftest import ROOT, watched
 from . import formulas as f
-from .reading import displayed, number, same
+from .reading import displayed, same
 
 pytestmark = pytest.mark.slow
 RACES = ("greedy", "sampled", "coupled")
@@ -121,9 +121,8 @@ def test_counts_beside_the_shares(runs: dict[str, Run], race: str) -> None:
             assert cell("drafts accepted, of all")(run, name) == counts
         ended = [one["finish_reason"] for one in lane.sequences].count("eos")
         assert cell("ended by the model (EOS)")(run, name) == f"{ended} of {len(lane.sequences)}"
-        if race == "coupled":
-            label = "token acceptance by rejection sampling, estimated"
-            assert same(cell(label)(run, name), f.by_rejection(lane))
+        label = "token acceptance by rejection sampling, estimated"
+        assert same(cell(label)(run, name), f.by_rejection(lane) if race == "coupled" else None)
 
 
 @pytest.mark.parametrize("race", RACES)
@@ -162,24 +161,10 @@ def test_the_verdicts_head(runs: dict[str, Run], race: str) -> None:
 
 
 @pytest.mark.parametrize("race", RACES)
-def test_a_timelines_widths_are_times(runs: dict[str, Run], race: str) -> None:
-    """Width of a block = its ms x (the track's pixels / the longest lane's ms), in the view of the whole race."""
+def test_a_timelines_shares_are_times(runs: dict[str, Run], race: str) -> None:
     run = runs[race]
-    longest = max(f.lane_seconds(lane) for lane in run.lanes.values()) * 1000
     for name, lane in run.lanes.items():
         seen = run.seen["lanes"][name]
-        track = seen["width"] - min(x for _, _, x, _ in seen["blocks"])
-        due = {(number_, kind): end - begin for number_, kind, begin, end in f.blocks(lane)}
-        drawn = [(number_, kind, width) for number_, kind, _, width in seen["blocks"] if number_]
-        assert drawn
-        for number_, kind, width in drawn:
-            assert width == pytest.approx(due[number_, kind] * track / longest, rel=2e-3, abs=0.01), (name, kind)
-        # Rounds too narrow to be seen are joined; what all blocks of a kind take stays.
-        for kind in {kind for _, kind, _, _ in seen["blocks"]} & {"draft", "verify"}:
-            whole = sum(end - begin for _, one, begin, end in f.blocks(lane) if one == kind)
-            if all(number_ for number_, _, _, _ in seen["blocks"]):
-                widths = sum(width for _, one, _, width in seen["blocks"] if one == kind)
-                assert widths == pytest.approx(whole * track / longest, rel=5e-3, abs=0.5)
         parts = {"drafts": "draft", "verification": "verify", "plain steps": "plain", "host": "host"}
         spent = {kind: sum(e - b for _, one, b, e in f.blocks(lane) if one == kind) for kind in parts.values()}
         for words, kind in parts.items():
@@ -206,7 +191,10 @@ def test_the_inspectors_numbers_and_verdicts(runs: dict[str, Run], race: str) ->
             ("accepted" in word or "saved" in word) == (i < stood)
             for i, word in enumerate(rows["verdict"][:count])
         )
+        texts = zip(rows["token"], [draft["text"] for draft in step["drafts"]], strict=False)
+        assert all(json.loads(f'"{shown}"') == text for shown, text in texts if text)
         if race == "greedy":
+            assert "Temperature 0: a draft is accepted if it is the target's" in seen["note"]
             assert not rows.keys() & {"p", "q", "u", "ratio", "chance"}
             continue
         for i, draft in enumerate(step["drafts"]):
@@ -223,6 +211,8 @@ def test_the_inspectors_numbers_and_verdicts(runs: dict[str, Run], race: str) ->
             assert same(rows["chance"][count - 1], f.running_chance(step, count))
         alone = next((i for i, one in enumerate(step["drafts"]) if one["u"] * one["q"] >= one["p"]), count)
         assert ("as many would" if alone == stood else f"{alone} of them would") in seen["note"]
+        words = ["accepted"] * min(alone, stood) + ["saved"] * (stood - alone) + ["rejected"] * (count - stood)
+        assert rows["verdict"][:count] == words
         judged += 1
     assert judged or race != "sampled"
 
@@ -231,36 +221,6 @@ def number_of(text: str, draft: dict[str, Any]) -> float:
     """The chance that is shown, with the digits that the export has."""
     assert same(text, draft["chance"])
     return float(draft["chance"])
-
-
-@pytest.mark.parametrize("race", RACES)
-def test_the_residual_step_by_step(runs: dict[str, Run], race: str) -> None:
-    """residual = max(0, reach p - q) / mass; reach is the running product behind the accepted drafts."""
-    run, residuals = runs[race], 0
-    name, seen = run.seen["stepper"]
-    steps = [step for step in run.lanes[name].sequences[0]["rounds"] if step["drafts"]]
-    assert len(seen) == len(steps) > 3
-    for shown, step in zip(seen, steps, strict=True):
-        ending = step["detail"]["ending"]
-        assert len(shown["top"]) == (len(ending["top"]) if ending else 0)
-        for cells, one in zip(shown["top"], ending["top"] if ending else [], strict=True):
-            assert same(cells[0], one["p"])
-            if ending["mass"]:
-                left = max(0.0, ending["reach"] * one["p"] - one["q"]) / ending["mass"]
-                assert same(cells[1], one["q"]) and abs((number(cells[2]) or 0.0) - left) < 2e-3
-        if ending and ending["mass"]:
-            residuals += 1
-            assert ending["reach"] == pytest.approx(f.running_chance(step, ending["after"]), rel=1e-3)
-            assert same(shown["end"].rsplit("/", 1)[1], ending["mass"])
-    assert (residuals > 0) == (race == "sampled")
-
-
-@pytest.mark.parametrize("race", RACES)
-def test_the_ragged_caches_lengths_and_ghosts(runs: dict[str, Run], race: str) -> None:
-    run = runs[race]
-    for name, lane in run.lanes.items():
-        own = [len(one["token_ids"]) for one in lane.sequences]
-        assert run.seen["cache"][name] == [f"{a} / {b}" for a, b in zip(own, f.ghosts(lane), strict=True)]
 
 
 @pytest.mark.parametrize("race", RACES)

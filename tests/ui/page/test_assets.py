@@ -1,48 +1,21 @@
-"""Workarounds for Gradio's idle load: its timers' frames in the browser, its queue's polling in the server."""
+"""Every script and sheet of the page is fetched once, by a tag or in Gradio's sheet; an idle queue is calm."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
 
-from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
-from starlette.testclient import TestClient
-
-from ui.page.assets import FIRST, FirstScript, first, url
+from ui.page.assets import MODES, SCRIPTS, STATIC, STYLES, head, style, url
 from ui.page.events import Snapshot
 from ui.page.limits import Limits
 from ui.page.page import build
 from ui.page.request import RaceRequest
 
-PAGE = "<!doctype html><html><head><title>t</title></head><body>ä</body></html>"
 
-
-def answers(response: Response) -> TestClient:
-    """A client of a server with the middleware that always answers with `response`."""
-    return TestClient(
-        Starlette(routes=[Route("/", lambda request: response)], middleware=[Middleware(FirstScript)])
-    )
-
-
-def test_a_page_gets_the_script_before_every_other_and_its_true_length() -> None:
-    answer = answers(HTMLResponse(PAGE)).get("/")
-    assert first().startswith(f'<script src="{url(FIRST)}"></script>')
-    assert answer.text == PAGE.replace("<head>", f"<head>{first()}")
-    assert int(answer.headers["content-length"]) == len(answer.content)
-
-
-def test_a_page_in_parts_is_put_together() -> None:
-    parts = iter([PAGE[:20].encode(), PAGE[20:].encode()])
-    assert "timers.js" in answers(StreamingResponse(parts, media_type="text/html")).get("/").text
-
-
-def test_everything_else_passes_as_it_is() -> None:
-    events = [b"data: <head>\n\n", b"data: 2\n\n"]
-    streamed = answers(StreamingResponse(iter(events), media_type="text/event-stream")).get("/")
-    assert streamed.content == b"".join(events)
-    assert answers(JSONResponse({"a": "<head>"})).get("/").json() == {"a": "<head>"}
+def test_every_file_is_fetched_once() -> None:
+    files = [path.relative_to(STATIC).as_posix() for kind in ("js", "css") for path in STATIC.rglob(f"*.{kind}")]
+    assert sorted([*SCRIPTS, *STYLES, *MODES]) == sorted(files)
+    assert all(head().count(url(STATIC / name)) == 1 for name in (*SCRIPTS, *MODES))
+    assert style().count("--type") > 10, "lengths of type follow presenter mode"
 
 
 def test_gradio_s_queue_does_not_poll_every_millisecond() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import os
 import re
 import subprocess
@@ -51,11 +50,6 @@ def a_round(final: dict[str, Any], accepts: Any) -> tuple[dict[str, Any], dict[s
     raise AssertionError("no such round: choose another seed")
 
 
-def number(text: str) -> float:
-    """A number as the page shows it, parsed."""
-    return float(text.replace(",", ""))
-
-
 def test_a_tip_gives_round_position_p_q_and_verdict(page: Page, final: dict[str, Any]) -> None:
     record, row = a_round(final, lambda row: 0 < row["accepted"] < len(row["drafted"]))
     spans = page.locator("#lane-bass .sequence").nth(row["sequence"]).locator(".token")
@@ -86,42 +80,6 @@ def test_arrow_keys_explain_tokens_and_enter_opens_the_inspector(page: Page, fin
     expect(page.locator(".token-tip")).to_be_hidden()
 
 
-@pytest.mark.parametrize("verdict", ["recovered", "bonus", "saved"])
-def test_the_inspector_shows_a_round_number_by_number(page: Page, final: dict[str, Any], verdict: str) -> None:
-    wanted = {"recovered": lambda row: row["accepted"] < len(row["drafted"]) - 1,
-              "saved": lambda row: row["one_by_one"] < row["accepted"],
-              "bonus": lambda row: row["accepted"] == len(row["drafted"])}[verdict]  # fmt: skip
-    record, row = a_round(final, wanted)
-    own = [w for r in final["lanes"]["bass"]["rounds"] for w in r["rows"] if w["sequence"] == row["sequence"]][1:]
-    page.select_option("[data-pick=lane]", "bass")
-    page.select_option("[data-pick=sequence]", index=row["sequence"])
-    page.fill("[data-pick=round]", str(own.index(row) + 1))
-    page.keyboard.press("Enter")
-    expect(page.locator(".round-line")).to_contain_text(f"Lane round {record['round']},")
-    cells = {
-        key: page.eval_on_selector_all(f".round [data-row={key}] td", "all => all.map(e => e.textContent)")
-        for key in ("token", "q", "p", "ratio", "chance", "u", "verdict")
-    }
-    count, kept = len(row["drafted"]), row["accepted"]
-    assert [len(values) for values in cells.values()] == [count + 1] * 7
-    for i in range(count):
-        assert math.isclose(number(cells["p"][i]), row["p"][i], abs_tol=6e-4)
-        assert math.isclose(number(cells["q"][i]), row["q"][i], abs_tol=6e-4)
-        assert math.isclose(number(cells["u"][i]), row["u"][i], abs_tol=6e-4)
-        assert math.isclose(number(cells["chance"][i]), row["chance"][i], abs_tol=6e-4)
-        assert math.isclose(number(cells["ratio"][i]), min(1, row["p"][i] / row["q"][i]), abs_tol=6e-4)
-        assert json.loads(f'"{cells["token"][i]}"') == row["drafted_text"][i]
-    # Block verification judges them all; what draft by draft would have been lost is marked.
-    alone = min(kept, row["one_by_one"])
-    verdicts = ["accepted"] * alone + ["saved"] * (kept - alone) + ["rejected"] * (count - kept)
-    assert cells["verdict"] == [*verdicts, "recovered" if kept < count else "bonus"]
-    expect(page.locator(".round-note")).to_contain_text("Block verification")
-    # One round forward, and back.
-    page.click("[data-step='1']")
-    expect(page.locator("[data-pick=round]")).to_have_value(str(min(own.index(row) + 2, len(own))))
-    expect(page.locator("[data-pick=follow]")).not_to_be_checked()
-
-
 def test_seven_charts_have_data_or_say_n_a(page: Page) -> None:
     drawn = {}
     for name in ("latency", "race", "acceptance", "lengths", "device", "memory"):
@@ -138,28 +96,6 @@ def test_seven_charts_have_data_or_say_n_a(page: Page) -> None:
     expect(flops.locator(".annotation")).to_have_text("n/a")
     readings = {key: page.inner_text(f"[data-reading={key}]") for key in ("gpu_power_w", "flops_utilization")}
     assert set(readings.values()) == {"n/a"}
-
-
-def test_first_and_last_are_marked(page: Page, final: dict[str, Any]) -> None:
-    for lane in LANES:
-        ends = [s["times_ms"][-1] for s in final["lanes"][lane]["sequences"]]
-        medals = page.eval_on_selector_all(f"#lane-{lane} .medal", "all => all.map(e => e.textContent)")
-        # Rows that end together are neither.
-        apart = len(set(ends)) > 1
-        assert sorted(medals) == (["", "First", "Last"] if apart else ["", "", ""]), ends
-        assert apart == (lane != "regular")
-
-
-def test_the_summary_agrees_with_the_lanes(page: Page) -> None:
-    rows = page.eval_on_selector_all(
-        ".figures-table tr", "all => all.map(row => [...row.children].map(cell => cell.textContent))"
-    )
-    table = {name: values for name, *values in rows}
-    assert table["Figure"] == ["Regular", "Speculative", "BASS"]
-    for column, lane in enumerate(LANES):
-        live = number(page.inner_text(f"#lane-{lane} [data-figure=ms_per_token]"))
-        assert math.isclose(number(table["ms per token of one sequence"][column]), live, rel_tol=0.05)
-    assert table["draft acceptance rate"][0] == table["FLOPs utilisation"][2] == "n/a"
     kinds = page.eval_on_selector(".summary-figure .plot", "plot => plot.data.map(t => [t.type, t.x.length])")
     assert kinds[:3] == [["bar", 3]] * 3 and [kind for kind, _ in kinds[3:]] == ["scatter"] * 2
 
@@ -241,39 +177,3 @@ def test_how_it_works_draws_and_has_the_measured_points(page: Page) -> None:
     expect(line).to_contain_text("1.88 tokens a round, 1.07×")
     expect(line).to_contain_text("0.76× with one common stop for the batch of 2")
     page.get_by_role("tab", name="Race").click()
-
-
-@pytest.fixture
-def coupled(context: BrowserContext, server: str) -> Iterator[Page]:
-    """The same race with coupled verification, in its own page, since the tests here run in any order."""
-    with watched(context, server) as page:
-        fill(page, **SETTINGS)  # type: ignore[arg-type]
-        page.click("text=More settings")
-        page.click("#verification input")
-        page.get_by_role("option", name=re.compile("coupled")).click()
-        run_to_the_end(page)
-        yield page
-
-
-def test_a_coupled_run_shows_both_rules_acceptance(page: Page, coupled: Page, server: str) -> None:
-    labels = "[...document.querySelectorAll('.figures-table tbody th')].map(e => e.textContent)"
-    estimate = "token acceptance by rejection sampling, estimated"
-    assert estimate not in page.evaluate(labels)
-    page = coupled
-    assert page.evaluate("Bass.run().head.settings.verification") == "coupled"
-    assert estimate in page.evaluate(labels)
-    arguments = ("Hello", 3, 40, 0.9, 11, 0, 1.0, "auto", "auto", "auto", "fair", "coupled")
-    final = Client(server, verbose=False).submit(*arguments, api_name="/race").result()
-    rounds = [row for record in final["lanes"]["bass"]["rounds"] for row in record["rows"]]
-    tested = [
-        (p, q) for row in rounds for p, q in list(zip(row["p"], row["q"], strict=True))[: row["accepted"] + 1]
-    ]
-    chances = [min(1, p / q) for p, q in tested]
-    row = page.locator(".figures-table tr", has_text=estimate).locator("td").all_text_contents()
-    assert row[0] == "n/a" and number(row[2].removesuffix(" %")) == pytest.approx(
-        100 * sum(chances) / len(chances), abs=0.06
-    )
-    own = page.locator(".figures-table tr", has_text=re.compile("^token acceptance[^ ]")).locator("td")
-    assert number(own.nth(2).inner_text().removesuffix(" %")) == pytest.approx(
-        100 * final["lanes"]["bass"]["metrics"]["token_acceptance"], abs=0.06
-    )

@@ -9,12 +9,15 @@ from typing import Any
 import gradio as gr
 import pytest
 
-from bass_core import SamplingParams
+from bass_core import ModelPair, SamplingParams
+from ui.page.choices import COUPLED, NEAR_TIES, choices
 from ui.page.events import Events, Snapshot
 from ui.page.limits import Limits, whole
 from ui.page.page import build
 from ui.page.request import RaceRequest, make_request
 from ui.page.setting import SETTINGS, Setting, shown
+
+from ...models import tiny
 
 TOY = Setting(
     "first_id", 3, int, whole(0, lambda _: 9), "first_id", "First id", "number", "of the sequences"
@@ -79,6 +82,7 @@ def test_a_new_line_is_in_the_form_the_api_and_the_address(toy: str) -> None:
     assert (control.label, control.value, control.info) == ("First id", 3, "of the sequences")
     (restored,) = [f.js for f in made.fns.values() if f.js and "Bass.restore(" in str(f.js)]
     assert f'"{toy}": {json.dumps({"control": "number", "choices": None})}' in str(restored)
+    assert '"pair"' not in str(restored), "the form has no such control"
     (run,) = [f for f in made.fns.values() if len(f.inputs) == len(shown()) and f.fn is not None]
     assert run.inputs[-1] is control
 
@@ -108,9 +112,17 @@ def test_the_arguments_are_those_of_race() -> None:
     assert request.settings()["lanes"] == list(given["lanes"])
 
 
-def test_every_setting_of_the_form_is_in_the_script_that_restores_them() -> None:
-    made = page()
-    (script,) = [str(f.js) for f in made.fns.values() if f.js and "Bass.restore(" in str(f.js)]
-    for setting in shown():
-        assert f'"{setting.name}": {{"control": "{setting.control}"' in script
-    assert '"pair"' not in script
+@pytest.mark.parametrize(
+    ("low_precision", "words", "note"),
+    [
+        (False, "coupled: the same text in every lane", COUPLED),
+        (True, "coupled: the same text, except at near ties", NEAR_TIES),
+    ],
+)
+def test_equal_words_are_promised_only_where_sums_are_not_rounded_to_16_bits(
+    low_precision: bool, words: str, note: str
+) -> None:
+    pair = ModelPair(tiny("llama"))
+    pair.target_step.low_precision = low_precision
+    made = choices(pair, "auto")
+    assert (words, "coupled") in made.verifications and made.verification == note

@@ -6,30 +6,20 @@ import gc
 import inspect
 import json
 import pickle
-from collections.abc import Generator, Iterator
-from pathlib import Path
+from collections.abc import Generator
 from typing import Any
 
 import pytest
-import torch
 
-from bass_core import BassError, ModelPair, load_pair
-from bass_core.attention.cache import RaggedCache
+from bass_core import BassError, ModelPair
 from ui.page.events import UNEXPECTED, Events, Snapshot
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest, make_request
 from ui.sources.local import race_source
 
+from ..conftest import caches
+
 SETTINGS = ("Hello", 2, 60, 0.9, 0)
-
-
-@pytest.fixture(scope="module")
-def pair(tiny_pair: tuple[Path, Path]) -> Iterator[ModelPair]:
-    # For such a small model, synchronising threads costs far more time than they save.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield load_pair(str(tiny_pair[0]), draft=str(tiny_pair[1]), device="cpu", dtype="float32")
-    torch.set_num_threads(threads)
 
 
 def is_skip(update: Any) -> bool:
@@ -39,10 +29,6 @@ def is_skip(update: Any) -> bool:
 
 def phase(updates: tuple[Any, ...]) -> str:
     return str(json.loads(updates[3])["phase"])
-
-
-def caches() -> int:
-    return sum(type(thing) is RaggedCache for thing in gc.get_objects())
 
 
 def test_run_is_disabled_while_the_race_runs(pair: ModelPair) -> None:

@@ -9,7 +9,7 @@ from ui.page.limits import Limits
 from ui.page.request import keywords, make_request
 from ui.race.feed import CHART_POINTS, PageFeed
 
-REQUEST = make_request({"prompt": "Hello", "batch_size": 1}, Limits())
+SETTINGS = make_request({"prompt": "Hello", "batch_size": 1}, Limits()).settings()
 
 
 def snapshot(pieces: list[str], at: float, *, done: bool = False) -> dict[str, Any]:
@@ -36,22 +36,22 @@ def tokens(log: str) -> list[list[Any]]:
 
 
 def test_the_log_holds_origin_text_and_time_of_each_token() -> None:
-    log, _, _ = PageFeed("r", REQUEST).update(snapshot(["a", "", "bc", "d"], 40))
+    log, _, _ = PageFeed("r", SETTINGS).update(snapshot(["a", "", "bc", "d"], 40))
     head = json.loads(log.split("\n")[0])
     assert (head["run"], head["batch_size"], head["lanes"]) == ("r", 1, ["regular"])
-    assert (head["settings"], head["keywords"]) == (REQUEST.settings(), keywords())
+    assert (head["settings"], head["keywords"]) == (SETTINGS, keywords())
     assert tokens(log) == [["s", "a", 0.0, 1], ["a", "", 10.0, 1], ["r", "bc", 20.0, 1], ["b", "d", 30.0, 1]]
 
 
 def test_the_log_only_grows() -> None:
-    feed = PageFeed("r", REQUEST)
+    feed = PageFeed("r", SETTINGS)
     first, _, _ = feed.update(snapshot(["a", "b"], 40))
     second, _, _ = feed.update(snapshot(["a", "b", "c"], 80))
     assert second.startswith(first) and [text for _, text, _, _ in tokens(second)] == ["a", "b", "c"]
 
 
 def test_text_that_the_last_token_held_back_is_added_to_it() -> None:
-    feed = PageFeed("r", REQUEST)
+    feed = PageFeed("r", SETTINGS)
     feed.update(snapshot(["a", ""], 40))
     log, _, _ = feed.update(snapshot(["a", "\ufffd", "c"], 80))
     assert tokens(log)[2:] == [["+", "\ufffd", 10.0, -1], ["r", "c", 20.0, 1]]
@@ -59,13 +59,13 @@ def test_text_that_the_last_token_held_back_is_added_to_it() -> None:
 
 
 def test_no_text_can_hold_a_tag_or_end_a_line() -> None:
-    log, view, charts = PageFeed("r", REQUEST).update(snapshot(["<script>\n"], 40))
+    log, view, charts = PageFeed("r", SETTINGS).update(snapshot(["<script>\n"], 40))
     assert "<" not in log + view + charts and log.count("\n") == 1
     assert tokens(log) == [["s", "<script>\n", 0.0, 1]]
 
 
 def test_missing_values_stay_missing() -> None:
-    _, view, charts = PageFeed("r", REQUEST).update(snapshot(["a"], 40))
+    _, view, charts = PageFeed("r", SETTINGS).update(snapshot(["a"], 40))
     assert json.loads(view)["lanes"]["regular"]["metrics"]["throughput_tps"] is None
     device = json.loads(view)["device"]
     assert device["gpu_utilization"] is None and device["gpu_power_w"] is None
@@ -77,13 +77,13 @@ def test_reading_and_caches_are_passed_on_and_may_be_missing() -> None:
     shot = snapshot([], 40)
     for given in ({}, {"reading": {"fed": 1, "total": 2, "sequences": [0]}, "cache": {"own": 5}}):
         shot["lanes"]["regular"] |= given
-        _, view, charts = PageFeed("r", REQUEST).update(shot)
+        _, view, charts = PageFeed("r", SETTINGS).update(shot)
         assert json.loads(view)["lanes"]["regular"]["reading"] == given.get("reading")
         assert json.loads(charts)["cache"] == {"regular": given.get("cache")}
 
 
 def test_charts_stay_small_and_end_with_the_last_snapshot() -> None:
-    feed = PageFeed("r", REQUEST)
+    feed = PageFeed("r", SETTINGS)
     for i in range(3000):
         feed.update(snapshot([], 200.0 * i))
     charts = json.loads(feed.update(snapshot([], 600_001.0, done=True))[2])
@@ -93,13 +93,13 @@ def test_charts_stay_small_and_end_with_the_last_snapshot() -> None:
 
 
 def test_charts_change_a_few_times_a_second_alone() -> None:
-    feed = PageFeed("r", REQUEST)
+    feed = PageFeed("r", SETTINGS)
     charts = [feed.update(snapshot([], 50.0 * i))[2] for i in range(21)]
     assert len(set(charts)) == 6
 
 
 def test_lanes_that_miss_samples_do_not_slow_the_charts_down() -> None:
-    feed, changed, before = PageFeed("r", REQUEST), 0, ""
+    feed, changed, before = PageFeed("r", SETTINGS), 0, ""
     for i in range(900):
         shot = snapshot([], 100.0 * i)
         lane = shot["lanes"]["regular"]
@@ -114,7 +114,7 @@ def test_lanes_that_miss_samples_do_not_slow_the_charts_down() -> None:
 
 
 def test_a_lane_whose_clock_stands_adds_no_points() -> None:
-    feed = PageFeed("r", REQUEST)
+    feed = PageFeed("r", SETTINGS)
     for elapsed in (0.0, 500.0, 1000.0):
         _, _, charts = feed.update(snapshot(["a"], 40.0) | {"elapsed_ms": elapsed})
     assert json.loads(charts)["lanes"]["regular"]["clock_ms"] == [40.0]
@@ -127,16 +127,16 @@ def record(number: int, at: float, drafted: list[str]) -> dict[str, Any]:
         "sequence": 0, "start": number, "drafted": [1] * len(drafted), "drafted_text": drafted,
         "p": [0.123456789] * len(drafted), "q": [0.5] * len(drafted), "u": [None] * len(drafted),
         "chance": [0.25] * len(drafted), "one_by_one": 0,
-        "accepted": 0, "written": 1, "next_p": None,
+        "accepted": 0, "written": 1, "next_p": None, "parents": None, "path": None, "detail": None,
     }  # fmt: skip
     return {
-        "round": number, "kind": "verify", "draft_length": 3 + number, "time_ms": at,
-        "rows": [row],
+        "round": number, "kind": "verify", "draft_length": 3 + number, "lengths": [3 + number], "time_ms": at,
+        "draft_ms": None, "verify_ms": None, "rows": [row],
     }  # fmt: skip
 
 
 def test_each_round_is_sent_once_and_its_length_is_charted() -> None:
-    feed, rounds = PageFeed("r", REQUEST), [record(1, 10, ["x", "<b>"]), record(2, 20, [])]
+    feed, rounds = PageFeed("r", SETTINGS), [record(1, 10, ["x", "<b>"]), record(2, 20, [])]
     for count in (1, 2, 2):
         shot = snapshot(["a"] * count, 20.0 * count)
         shot["lanes"]["regular"]["rounds"] = rounds[:count]
@@ -158,7 +158,7 @@ def test_a_tree_is_sent_with_its_parents_and_rows_with_their_lengths() -> None:
     rounds[1]["rows"].append(rounds[1]["rows"][0] | {"sequence": 1})
     shot = snapshot(["a", "b"], 40.0)
     shot["lanes"]["regular"]["rounds"] = rounds
-    log, _, charts = PageFeed("r", REQUEST).update(shot)
+    log, _, charts = PageFeed("r", SETTINGS).update(shot)
     first, second = json.loads(log.split("\n")[1])["regular"]["rounds"]
     assert first[4][0][7:] == [[-1, 0, -1], [2]] and (first[2], len(first)) == (4, 5)
     assert second[2] == [2, 0] and second[5:] == [[1.5, 2.25]]
@@ -167,7 +167,7 @@ def test_a_tree_is_sent_with_its_parents_and_rows_with_their_lengths() -> None:
 
 
 def test_a_recording_names_its_own_lanes_rows_and_settings() -> None:
-    shot = snapshot(["a"], 10) | {"settings": {}}
+    shot = snapshot(["a"], 10)
     shot["lanes"] = {"bass": shot["lanes"]["regular"], "new": shot["lanes"]["regular"]}
-    head = json.loads(PageFeed("r", REQUEST).update(shot)[0].split("\n")[0])
+    head = json.loads(PageFeed("r", {}).update(shot)[0].split("\n")[0])
     assert (head["lanes"], head["settings"], head["batch_size"]) == (["bass", "new"], {}, 1)

@@ -11,18 +11,18 @@ import gradio as gr
 import pytest
 from playwright.sync_api import BrowserContext, expect
 
-from bass_core import DEFAULT_LANES, METHODS, Method, ModelPair, load_pair, register, unregister
+from bass_core import DEFAULT_LANES, METHODS, Method, ModelPair, register, unregister
 from ui.page.choices import choices
 from ui.page.events import Events
 from ui.page.limits import Limits
-from ui.page.page import build, launch_options
+from ui.page.page import build
 from ui.page.setting import shown as settings
 from ui.race import charts, lanes
 from ui.race.looks import COLOURS, DASHES, OTHER_COLOUR, OTHER_DASH, look, looks, reference
 from ui.sources.local import race_source
 
 from ..browser import fill, run_to_the_end, shown
-from ..conftest import ROOT, watched
+from ..conftest import ROOT, hosted, watched
 
 SOURCES = [path for kind in ("py", "js", "css") for path in (ROOT / "ui").rglob(f"*.{kind}")]
 
@@ -33,11 +33,6 @@ def toy() -> Iterator[str]:
     register(method)
     yield method.name
     unregister(method.name)
-
-
-@pytest.fixture(scope="module")
-def pair(tiny_pair: tuple[Path, Path]) -> ModelPair:
-    return load_pair(str(tiny_pair[0]), draft=str(tiny_pair[1]), device="cpu", dtype="float32")
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -99,19 +94,17 @@ def test_a_registered_method_is_in_the_choices_the_api_and_the_charts_data(toy: 
 def test_a_registered_method_gets_a_column_and_a_line_in_the_legend(
     toy: str, pair: ModelPair, context: BrowserContext
 ) -> None:
-    made = build(race_source(pair), limits=Limits(), about="here", choices=choices(pair, "auto"))
-    _, address, _ = made.launch(prevent_thread_lock=True, quiet=True, **launch_options())
-    try:
-        with watched(context, address.rstrip("/")) as page:
-            fill(page, batch=2, tokens=8)
-            page.click("text=More settings")
-            page.get_by_role("checkbox", name="Toy").check()
-            run_to_the_end(page, (*DEFAULT_LANES, toy))
-            assert page.inner_text(f"#lane-{toy} h2") == "Toy"
-            assert page.inner_text(f"#lane-{toy} .about") == "Decodes for a test."
-            assert shown(page, toy) == shown(page, reference()) != ["", ""]
-            labels = [METHODS[name].label for name in (*DEFAULT_LANES, toy)]
-            assert page.locator(".line-key li").all_text_contents() == labels
-            expect(page.locator(".figures-table thead th")).to_have_text(["Figure", *labels])
-    finally:
-        made.close()
+    with (
+        hosted(race_source(pair), choices=choices(pair, "auto")) as address,
+        watched(context, address) as page,
+    ):
+        fill(page, batch=2, tokens=8)
+        page.click("text=More settings")
+        page.get_by_role("checkbox", name="Toy").check()
+        run_to_the_end(page, (*DEFAULT_LANES, toy))
+        assert page.inner_text(f"#lane-{toy} h2") == "Toy"
+        assert page.inner_text(f"#lane-{toy} .about") == "Decodes for a test."
+        assert shown(page, toy) == shown(page, reference()) != ["", ""]
+        labels = [METHODS[name].label for name in (*DEFAULT_LANES, toy)]
+        assert page.locator(".line-key li").all_text_contents() == labels
+        expect(page.locator(".figures-table thead th")).to_have_text(["Figure", *labels])

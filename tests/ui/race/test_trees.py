@@ -5,23 +5,18 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
-from bass_core import RecordedLengths, SamplingParams, load_pair, race
+from bass_core import ModelPair, RecordedLengths, SamplingParams, race
 from ui.page.limits import Limits
 from ui.page.request import make_request
 
-from ..browser import run_to_the_end, shown
-from ..conftest import ROOT, started, watched
+from ..browser import fill, play
+from ..conftest import watched
 from ..page.test_access import AXE, violations
 
 pytestmark = pytest.mark.slow
@@ -34,9 +29,8 @@ LENGTHS: dict[str, Any] = {"speculative": 2, "bass": RecordedLengths([*ROWS, 4])
 
 
 @pytest.fixture(scope="module")
-def final(tiny_pair: tuple[Path, Path]) -> dict[str, Any]:
+def final(pair: ModelPair) -> dict[str, Any]:
     """The last snapshot of a race whose BASS rows have lengths of their own; lane "tree" has static trees."""
-    pair = load_pair(str(tiny_pair[0]), draft=str(tiny_pair[1]), device="cpu", dtype="float32")
     for seed in range(30):
         common: dict[str, Any] = {"n": 2, "max_new_tokens": 60, "sampling": SamplingParams(0.9), "seed": seed}
         common |= {"verification": "rejection"}
@@ -55,17 +49,12 @@ def final(tiny_pair: tuple[Path, Path]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def page(
-    final: dict[str, Any], context: BrowserContext, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Page]:
+def page(final: dict[str, Any], context: BrowserContext, server: str) -> Iterator[Page]:
     """A page that has played the race."""
-    folder = tmp_path_factory.mktemp("trees")
-    file = folder / "run.json"
     asked = {"prompt": "Hello", **ASKED, "seed": final["seed"], "lanes": list(LANES[:3])}
-    settings = make_request(asked, Limits()).settings()
-    file.write_text(json.dumps({"recording": 1, "about": "trees", "settings": settings, "snapshots": [final]}))
-    with started(folder / "log.txt", "--replay", str(file)) as server, watched(context, server) as page:
-        run_to_the_end(page, LANES)
+    with watched(context, server) as page:
+        fill(page)  # and the preset's sentence goes
+        play(page, [final], make_request(asked, Limits()).settings())
         yield page
 
 
@@ -173,19 +162,9 @@ def test_a_phone_scrolls_the_tree_inside_its_own_box(page: Page, final: dict[str
     page.set_viewport_size({"width": 1400, "height": 900})
 
 
-def test_the_snippet_repeats_the_rows_lengths(page: Page, tiny_pair: tuple[Path, Path]) -> None:
+def test_the_snippet_has_the_rows_lengths(page: Page) -> None:
     code = page.locator(".snippet code").text_content() or ""
     assert "[[3, 1]] + [[0, 2]] + [[1, 4]] + [[2, 0]] + [2] + [4] * " in code
-    load = 'load_pair("target", draft="draft", device="cpu", dtype="float32")'
-    code = code.replace('load_pair("smollm2")', load)
-    code = "\n\n".join(part for part in code.split("\n\n") if '"tree"' not in part)
-    ended = subprocess.run(
-        [sys.executable, "-c", code], cwd=tiny_pair[0].parent, capture_output=True, text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}, encoding="utf-8",
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
-    texts = re.split(r"--- \w+, sequence \d+\n", ended.stdout)[1:]
-    assert [text.removesuffix("\n") for text in texts] == [one for lane in LANES[:3] for one in shown(page, lane)]
 
 
 def test_figures_say_what_they_count_of_trees(page: Page) -> None:
@@ -206,6 +185,27 @@ def test_tips_and_the_table_to_download_take_the_path_s_drafts(page: Page, final
     for line in csv.DictReader(download.value.path().read_text(encoding="utf-8").splitlines()):
         if (line["lane"], line["sequence"], line["index"]) == ("tree", "0", str(row["start"])):
             assert math.isclose(float(line["p"]), row["p"][row["path"][0]], rel_tol=1e-5)
+
+
+def test_a_greedy_tree_and_a_token_s_tip_have_no_random_number(
+    pair: ModelPair, context: BrowserContext, server: str
+) -> None:
+    """At temperature 0 nothing is drawn; of chains the inspector says so too (tests/ui/numbers)."""
+    *_, shot = race(pair, "Hello", lanes=["speculative", "bass"], n=1, max_new_tokens=30, tree=(3, 2))
+    settings = make_request({"prompt": "Hello", "batch_size": 1, "temperature": 0}, Limits()).settings()
+    with watched(context, server) as page:
+        play(page, [shot], settings)
+        rows = rows_of(json.loads(json.dumps(shot))["lanes"]["bass"], 0)
+        choose(page, "bass", 0, next(i for i, row in enumerate(rows) if row["parents"]))
+        page.locator(".node-newest").focus()
+        page.keyboard.press("ArrowRight")
+        expect(page.locator(".tree-line")).not_to_contain_text("p(x)")
+        for origin in ("accepted", "recovered"):
+            tokens = page.locator(f".sequence .token.{origin}")
+            if tokens.count():
+                tokens.first.hover()
+                expect(page.locator(".token-tip")).to_contain_text("the target's likeliest token")
+                expect(page.locator(".token-tip")).not_to_contain_text("0.500")
 
 
 def test_axe_finds_nothing_serious_in_a_tree(page: Page, final: dict[str, Any]) -> None:

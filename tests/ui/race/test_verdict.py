@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 import random
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import BrowserContext, expect
+from playwright.sync_api import Page, expect
 
-from bass_core import SamplingParams, load_pair, race
+from bass_core import ModelPair, SamplingParams, race
 from ui.page.limits import Limits
 from ui.page.request import make_request
-from ui.race.feed import PageFeed
 from ui.race.verdict import EARLY, LaneRounds, judge
 
-from ..browser import run_to_the_end
-from ..conftest import started, watched
+from ..browser import play
 
 Rounds = list[tuple[float, int, int]]
 
@@ -133,31 +130,11 @@ def test_overlapping_rounds_have_no_cost() -> None:
     assert found["lanes"]["amusd"].startswith("AMUSD 1.88×: draft and target work at the same time")
 
 
-@pytest.fixture(scope="module")
-def final(tiny_pair: tuple[Path, Path]) -> dict[str, Any]:
+@pytest.fixture
+def final(pair: ModelPair) -> dict[str, Any]:
     """The last snapshot of a race of three lanes."""
-    pair = load_pair(str(tiny_pair[0]), draft=str(tiny_pair[1]), device="cpu", dtype="float32")
     *_, shot = race(pair, "Hello", n=2, max_new_tokens=40, sampling=SamplingParams(0.9), draft_length=3)
     return dict(json.loads(json.dumps(shot)))
-
-
-def test_the_equation_holds_in_a_real_race(final: dict[str, Any]) -> None:
-    """Recomputed from the exported rounds: tokens a row-round and time a row-round give the page's speed-up."""
-    view = json.loads(PageFeed("r", make_request({"prompt": "Hello"}, Limits())).update(final)[1])  # type: ignore[arg-type]
-    cost, tokens = {}, {}
-    for name, one in final["lanes"].items():
-        before, ms, rows, written = 0.0, 0.0, 0, 0
-        for record in one["rounds"]:
-            if record["kind"] != "prefill":
-                ms, rows = ms + record["time_ms"] - before, rows + len(record["rows"])
-                written += sum(row["written"] for row in record["rows"])
-            before = record["time_ms"]
-        cost[name], tokens[name] = ms / rows, written / rows
-    assert tokens["regular"] == 1 and set(view["verdict"]["lanes"]) == {"speculative", "bass"}
-    for name, line in view["verdict"]["lanes"].items():
-        price = cost[name] / cost["regular"]
-        assert tokens[name] / price == pytest.approx(final["lanes"][name]["metrics"]["speedup"], rel=0.02)
-        assert f"{tokens[name]:.2f} tokens a row-round" in line
 
 
 # Figures that reach over their lane's edge.
@@ -166,21 +143,18 @@ FIGURES_OUTSIDE = """[...document.querySelectorAll(".lane .figures :is(dt, dd)")
 
 
 @pytest.mark.slow
-def test_the_page_shows_it_at_the_end(final: dict[str, Any], context: BrowserContext, tmp_path: Path) -> None:
-    file, settings = tmp_path / "run.json", make_request({"prompt": "Hello", "batch_size": 2}, Limits()).settings()
-    file.write_text(json.dumps({"recording": 1, "about": "verdict", "settings": settings, "snapshots": [final]}))
-    with started(tmp_path / "log.txt", "--replay", str(file)) as server, watched(context, server) as page:
-        expect(page.locator(".verdict")).to_be_hidden()
-        run_to_the_end(page, ("regular", "speculative", "bass"))
-        expect(page.locator(".verdict-head")).to_have_text(re.compile("is ahead: |are level: "))
-        expect(page.locator(".verdict-head")).to_have_attribute("aria-live", "polite")
-        expect(page.locator(".verdict li")).to_have_count(2)
-        metrics = final["lanes"]["bass"]["metrics"]
-        shown = page.locator("#lane-bass [data-figure=acceptance_rate]")
-        expect(shown).to_contain_text(f"{metrics['accepted']} of {metrics['drafted']}")
-        page.evaluate("document.querySelectorAll('.of-trees').forEach((e) => (e.textContent = ', path / nodes'))")
-        for width in (1400, 390):
-            page.set_viewport_size({"width": width, "height": 844})
-            page.wait_for_timeout(300)
-            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-            assert page.evaluate(FIGURES_OUTSIDE) == []
+def test_the_page_shows_it_at_the_end(final: dict[str, Any], page: Page) -> None:
+    expect(page.locator(".verdict")).to_be_hidden()
+    play(page, [final], make_request({"prompt": "Hello", "batch_size": 2}, Limits()).settings())
+    expect(page.locator(".verdict-head")).to_have_text(re.compile("is ahead: |are level: "))
+    expect(page.locator(".verdict-head")).to_have_attribute("aria-live", "polite")
+    expect(page.locator(".verdict li")).to_have_count(2)
+    metrics = final["lanes"]["bass"]["metrics"]
+    shown = page.locator("#lane-bass [data-figure=acceptance_rate]")
+    expect(shown).to_contain_text(f"{metrics['accepted']} of {metrics['drafted']}")
+    page.evaluate("document.querySelectorAll('.of-trees').forEach((e) => (e.textContent = ', path / nodes'))")
+    for width in (1400, 390):
+        page.set_viewport_size({"width": width, "height": 844})
+        page.wait_for_timeout(300)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert page.evaluate(FIGURES_OUTSIDE) == []

@@ -20,11 +20,6 @@ from ui.sources.models import Models
 from ui.sources.waiting import waiting
 
 
-@pytest.fixture(scope="module")
-def pair(tiny_pair: tuple[Path, Path]) -> ModelPair:
-    return load_pair(str(tiny_pair[0]), device="cpu", dtype="float32")
-
-
 @pytest.mark.parametrize("name", ["/etc", "../secrets", "owner/model", "smollm2-1.7b", "~"])
 def test_no_other_model_is_looked_for_unless_allowed(
     pair: ModelPair, name: str, monkeypatch: pytest.MonkeyPatch

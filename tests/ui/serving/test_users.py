@@ -1,4 +1,4 @@
-"""Stop, reload, a second tab and a second user: after each, the race's memory is free again.
+"""Stop, reload, a second user and a closed tab: after each, the race's memory is free again.
 
 This process serves the page itself, so that it can count the caches that are alive.
 """
@@ -7,48 +7,37 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
-import torch
 from playwright.sync_api import BrowserContext, Page, expect
 
-from bass_core import load_pair
-from bass_core.attention.cache import RaggedCache
+from bass_core import ModelPair
 from ui.page.choices import choices
-from ui.page.limits import Limits
-from ui.page.page import build, launch_options
 from ui.sources.local import race_source
 
 from ..browser import fill, open_page, run_to_the_end
+from ..conftest import caches, hosted
 
 GROWN = "() => document.querySelector('#lane-regular .sequence')?.textContent.length > 5"
 
 
 @pytest.fixture(scope="module")
-def here(tiny_pair: tuple[Path, Path]) -> Iterator[str]:
+def here(pair: ModelPair) -> Iterator[str]:
     """Address of the page, served by this process."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    pair = load_pair(str(tiny_pair[0]), draft=str(tiny_pair[1]), device="cpu", dtype="float32")
-    page = build(race_source(pair), limits=Limits(max_batch=8), about="here", choices=choices(pair, "auto"))
-    _, url, _ = page.launch(server_name="127.0.0.1", prevent_thread_lock=True, quiet=True, **launch_options())
-    yield url.rstrip("/")
-    page.close()
-    torch.set_num_threads(threads)
+    with hosted(race_source(pair), choices=choices(pair, "auto")) as address:
+        yield address
 
 
-def caches() -> int:
-    """Number of caches alive in this process; nothing else of a race holds device memory."""
+def alive() -> int:
     gc.collect()
-    return sum(type(thing) is RaggedCache for thing in gc.get_objects())
+    return caches()
 
 
-def ends_with(count: int, what: Callable[[], int] = caches) -> bool:
-    """Whether `what()` returns `count` within 60 s."""
+def ends_with(count: int) -> bool:
+    """Whether so many caches are left within 60 s."""
     deadline = time.monotonic() + 60
-    while what() != count:
+    while alive() != count:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.2)
@@ -63,12 +52,12 @@ def start(page: Page) -> None:
 
 @pytest.mark.slow
 def test_stop_reload_and_a_second_user_give_the_memory_back(here: str, context: BrowserContext) -> None:
-    before = caches()
+    before = alive()
     # Not `watched`: Gradio logs an error when a page is reloaded while it receives events.
     page = context.new_page()
     open_page(page, here)
     start(page)
-    assert caches() > before
+    assert alive() > before
     page.click("#stop")
     assert ends_with(before), "Stop kept memory"
     start(page)
@@ -98,6 +87,8 @@ def test_stop_reload_and_a_second_user_give_the_memory_back(here: str, context: 
     expect(second.locator("#status-line")).not_to_contain_text("queue")
     expect(second.locator("#status-line .place")).to_have_text("")
     run_to_the_end(second)
-    second.close()
     assert ends_with(before), "a second user kept memory"
+    start(second)
+    second.close()
+    assert ends_with(before), "a closed tab kept memory"
     page.close()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bass_core import load_pair, race
+from bass_core import ModelPair, race
 from ui.sources.delta import KEEP, LIST, Decoder, Encoder, difference
 
 LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=5))
@@ -69,8 +68,7 @@ def test_a_longer_list_costs_its_end() -> None:
     assert difference({"a": long}, {"a": [*long]}) == (KEEP,)
 
 
-def test_a_race_comes_back_and_each_token_travels_once(tiny_pair: tuple[Path, Path]) -> None:
-    pair = load_pair(str(tiny_pair[0]), draft=str(tiny_pair[1]), device="cpu", dtype="float32")
+def test_a_race_comes_back_and_each_token_travels_once(pair: ModelPair) -> None:
     encoder, decoder = Encoder(), Decoder()
     sent = 0
     for snapshot in race(pair, "Hello", n=3, max_new_tokens=200, inspect=True):

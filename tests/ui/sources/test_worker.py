@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from bass_core import BassError, Snapshot, load_pair, race
-from bass_core.attention.cache import RaggedCache
+from bass_core import BassError, ModelPair, Snapshot, race
 from bass_core.decoding.batch import BatchDecoder
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest, make_request
 from ui.sources.cluster.worker import Worker
 from ui.sources.delta import Decoder
 from ui.sources.source import Ask
+
+from ..conftest import caches
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +47,9 @@ def test_it_says_what_it_has_loaded(worker: Worker, ask: Ask) -> None:
     assert "tokens" in worker.count("Hello", False)
 
 
-def test_its_race_is_the_librarys(worker: Worker, ask: Ask) -> None:
+def test_its_race_is_the_librarys(worker: Worker, pair: ModelPair) -> None:
     decoder = Decoder()
     *_, last = map(decoder.decode, worker.race(1, asked()))
-    pair = load_pair(ask.pair, draft=ask.draft, device="cpu", dtype="float32")
     *_, same = race(pair, **asked().arguments())
     assert last["done"] and texts(last) == texts(same)
     assert last["device"]["name"].split(", worker ")[1].startswith("7 on ")
@@ -57,7 +57,7 @@ def test_its_race_is_the_librarys(worker: Worker, ask: Ask) -> None:
 
 def test_a_stop_reaches_it_within_one_round(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
-    before = sum(type(thing) is RaggedCache for thing in gc.get_objects())
+    before = caches()
     steps = 0
     step = BatchDecoder.step
 
@@ -74,7 +74,7 @@ def test_a_stop_reaches_it_within_one_round(worker: Worker, monkeypatch: pytest.
     assert list(worker.race(2, asked(1000))) == []
     assert steps == 9
     gc.collect()
-    assert sum(type(thing) is RaggedCache for thing in gc.get_objects()) == before
+    assert caches() == before
 
 
 def test_a_stop_before_the_race_ends_it_at_once(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:

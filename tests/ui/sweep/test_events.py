@@ -5,19 +5,13 @@ from __future__ import annotations
 import gc
 import json
 import math
-from collections.abc import Generator, Iterator
-from pathlib import Path
+from collections.abc import Generator
 from typing import Any
 
 import gradio as gr
 import pytest
-import torch
 
-from bass_core import BassError, ModelPair, Snapshot, load_pair
-from bass_core.attention.cache import RaggedCache
-from bass_core.lanes import lane as lanes
-from bass_core.machine.hardware import Peaks
-from bench.machine import Machine
+from bass_core import BassError, ModelPair, Snapshot
 from ui.page.events import UNEXPECTED, Events
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest
@@ -25,19 +19,11 @@ from ui.page.setting import shown
 from ui.sources.local import race_source
 from ui.sources.source import Source
 from ui.sweep.events import SweepEvents
-from ui.sweep.measure import measured
-from ui.sweep.request import make_sweep
+
+from ..conftest import caches
 
 # A value for each setting of the form: a prompt, and four numbers; the others have their defaults.
 FORM = [{"prompt": "Hello", "temperature": 0.9, "lanes": None}.get(one.name, one.default) for one in shown()]
-
-
-@pytest.fixture(scope="module")
-def pair(tiny_pair: tuple[Path, Path]) -> Iterator[ModelPair]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield load_pair(str(tiny_pair[0]), draft=str(tiny_pair[1]), device="cpu", dtype="float32")
-    torch.set_num_threads(threads)
 
 
 def events(source: Source, **limits: Any) -> SweepEvents:
@@ -46,52 +32,6 @@ def events(source: Source, **limits: Any) -> SweepEvents:
 
 def states(updates: list[tuple[Any, Any]]) -> list[dict[str, Any]]:
     return [json.loads(text) for text, _ in updates]
-
-
-def caches() -> int:
-    return sum(type(thing) is RaggedCache for thing in gc.get_objects())
-
-
-def test_figures_are_those_of_the_races_that_were_run(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recomputed from the last snapshot of each race, without the page's own sums."""
-    peaks, last = Peaks(1e9, 2e10), {}
-    monkeypatch.setattr(lanes, "known_peaks", lambda *_: peaks)
-    source = race_source(pair)
-
-    def kept(request: RaceRequest) -> Generator[Snapshot, None, None]:
-        for snapshot in source(request):
-            last[request.batch_size, request.draft_length, request.seed] = snapshot
-            yield snapshot
-
-    given = {"prompt": "Hello", "temperature": 0.9, "batches": [1, 3], "draft_lengths": ["bass", 3], "seconds": 5}
-    *_, sweep = measured(make_sweep(given | {"max_new_tokens": 30}, Limits()), kept, Limits())
-    assert [(one["batch"], one["draft_length"]) for one in sweep["points"]] == [
-        (1, "bass"),
-        (1, 3),
-        (3, "bass"),
-        (3, 3),
-    ]
-    for one in sweep["points"]:
-        races = [shot["lanes"] for key, shot in last.items() if key[:2] == (one["batch"], one["draft_length"])]
-        times, tokens = {"regular": 0.0, "bass": 0.0}, {"regular": 0, "bass": 0}
-        for race in races:
-            for name, lane in race.items():
-                prefill = sum(record["time_ms"] for record in lane["rounds"] if record["kind"] == "prefill")
-                times[name] += lane["clock_ms"] - prefill
-                tokens[name] += sum(len(row["token_ids"]) - 1 for row in lane["sequences"])
-        each = {name: one["batch"] * times[name] / tokens[name] for name in times}
-        assert one["ms_per_token"] == pytest.approx(each["bass"], rel=0.01)
-        assert one["regular_ms_per_token"] == pytest.approx(each["regular"], rel=0.01)
-        assert one["speedup"] == pytest.approx(each["regular"] / each["bass"], rel=0.01)
-        assert 0 <= one["acceptance"] <= 1 and one["error"] > 0 and one["rounds"] > 0
-    regular = last[1, "bass", 0]["lanes"]["regular"]
-    cost, machine = pair.target_step.cost, Machine(peaks.bandwidth, peaks.flops)
-    prompt = len(pair.tokenizer("Hello")["input_ids"])
-    exact = [
-        machine.ridge(cost, 1, prompt + len(regular["sequences"][0]["token_ids"]) * share) for share in (0, 1)
-    ]
-    # Between the ridges at the shortest and the longest context of its steps.
-    assert min(exact) * 0.99 <= sweep["ridge"]["tokens"] <= max(exact) * 1.01
 
 
 def test_the_button_is_disabled_while_it_runs_and_points_come_one_by_one(pair: ModelPair) -> None:

@@ -140,17 +140,6 @@ def test_the_limit_does_not_count_the_wait_for_a_worker_which_is_told() -> None:
     assert "waiting for a free worker: place 2 in the queue" in said
 
 
-def test_closing_it_closes_the_race() -> None:
-    toy = Toy()
-    running = measured(asked(seconds=40), toy, Limits(), toy.clock)
-    while not any(state["points"] for state in [next(running)]):
-        pass
-    next(running)
-    assert toy.open == 1
-    running.close()
-    assert toy.open == 0
-
-
 def test_an_error_of_a_lane_is_told() -> None:
     class Failing(Toy):
         def snapshot(self, request: RaceRequest, count: int, done: bool) -> Any:

@@ -13,13 +13,11 @@ import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
 from ui.page.events import Snapshot
-from ui.page.limits import Limits
-from ui.page.page import build, launch_options
 from ui.page.request import RaceRequest
 from ui.words.formulas import FORMULAS
 
 from ..browser import LANES, fill, run_to_the_end
-from ..conftest import watched
+from ..conftest import hosted, watched
 
 pytestmark = pytest.mark.slow
 # Figures, and where their question mark must be.
@@ -209,22 +207,16 @@ def test_a_bar_shows_how_far_the_measurements_are(context: BrowserContext) -> No
             assert go.wait(100)
             go.clear()
 
-    made = build(source, limits=Limits(), about="measuring")
-    _, address, _ = made.launch(prevent_thread_lock=True, quiet=True, **launch_options())
-    try:
-        with watched(context, address.rstrip("/")) as page:
-            bar, words = page.locator(".measuring progress"), page.locator(".measuring span")
-            expect(bar).to_be_hidden()
-            page.click("#run")
-            expect(words).to_have_text("25 %, about 15 s left")
-            expect(page.locator(".message")).to_have_text("Measuring once what a round costs on this machine")
-            assert bar.evaluate("e => e.value") == 0.25
-            expect(page.locator("#lane-bass .state")).to_have_text("Waiting")
-            go.set()
-            expect(words).to_have_text("50 %")
-            go.set()
-            expect(bar).to_be_hidden()
-            expect(page.locator("#lane-bass .state")).to_have_text("Ready")
-    finally:
+    with hosted(source) as address, watched(context, address) as page:
+        bar, words = page.locator(".measuring progress"), page.locator(".measuring span")
+        expect(bar).to_be_hidden()
+        page.click("#run")
+        expect(words).to_have_text("25 %, about 15 s left")
+        expect(page.locator(".message")).to_have_text("Measuring once what a round costs on this machine")
+        assert bar.evaluate("e => e.value") == 0.25
+        expect(page.locator("#lane-bass .state")).to_have_text("Waiting")
         go.set()
-        made.close()
+        expect(words).to_have_text("50 %")
+        go.set()
+        expect(bar).to_be_hidden()
+        expect(page.locator("#lane-bass .state")).to_have_text("Ready")

@@ -1,7 +1,6 @@
 /* Presenter mode: larger type, and the settings folded into a line. Contract: ?present=1 in the address enters it; the
    switch in the page's head enters and leaves it, changes the address and nothing of the run. The mode is a class on
-   the body, for which plots are redrawn. The line says what Run would send, and during a race what is running.
-   Bass.inWords(settings) is the line as [prompt, the rest]. */
+   the body, for which plots are redrawn. The line says what Run would send, and during a race what is running. */
 (() => {
   "use strict";
   const { on, run, number, setText } = window.Bass;
@@ -20,6 +19,7 @@
   const presenting = () => document.body.classList.contains(CLASS);
 
   /** A recording may lack its settings: then the line says what the page is about. */
+  /** The line as [prompt, the rest]. */
   function inWords({ prompt = "", prompts, batch_size: batch, temperature, max_new_tokens: tokens, draft_length: length }) {
     const rows = prompts === "lines" ? prompt.split("\n").filter((line) => line.trim()).length : batch;
     if (!prompt) return [document.querySelector(".about-pair")?.textContent ?? "", ""];
@@ -84,5 +84,5 @@
     window.Bass.mountKeys(element);
     window.Bass.mountPrint(element);
   };
-  Object.assign(window.Bass, { inWords, presenting, query, setQuery });
+  Object.assign(window.Bass, { presenting, query, setQuery });
 })();

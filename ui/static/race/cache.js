@@ -5,7 +5,7 @@
    middle of its accepted drafts holds up no other. Draws once a view, while in view. */
 (() => {
   "use strict";
-  const { on, soon, number, setText, make, run, verdicts, lookOf, laneName } = window.Bass;
+  const { on, soon, number, setText, make, run, sum, offerLanes, verdicts, lookOf } = window.Bass;
   // Pixels: a cell's width is the track's / the tokens asked for, within these bounds.
   const CELL = { least: 4, most: 14 };
   const known = new WeakMap();
@@ -54,7 +54,6 @@
     return frames;
   }
 
-  const sum = (values) => values.reduce((total, value) => total + value, 0);
   const tokens = (count) => `${number(count, 0)} ${count === 1 ? "token" : "tokens"}`;
 
   /** The newest frame in words. */
@@ -140,7 +139,7 @@
       this.head = head;
       this.element.hidden = count < 2;
       const batched = lanes.find((name) => lookOf(name).lengths === "batch");
-      this.pick.replaceChildren(...lanes.map((name) => new Option(laneName(name), name)));
+      offerLanes(this.pick, lanes);
       this.pick.value = again ? chosen : batched ?? lanes.at(-1);
       this.list.replaceChildren();
       this.list.classList.toggle("many", count > 8);

@@ -2,10 +2,7 @@
    outcome, and the token that the target added. Contract: works during a run, where it draws while in view, and after. */
 (() => {
   "use strict";
-  const { on, soon, run, number, setText, make, laneName, quoted, parentsOf, greedy, coin, laneTime } = window.Bass;
-
-  const chance = (value) => number(value, value !== null && value < 0.001 ? 6 : 3);
-  const bare = (text) => (text === "" ? quoted(text) : JSON.stringify(text).slice(1, -1));
+  const { on, soon, run, number, setText, make, roundsIn, offerLanes, offerRows, chance, bare, quoted, parentsOf, greedy, coin, laneTime } = window.Bass;
 
   const TREE_NOTE = "A draft with u is accepted if u < p/q, one without if it is the token that the target draws there. " +
     "Behind a rejected draft nothing is tested. The bars are p.";
@@ -88,9 +85,9 @@
       // A jump back in the run: what the reader chose stays, and is drawn when all of it was told.
       if (again) return;
       const before = this.pick.lane.value;
-      this.pick.lane.replaceChildren(...lanes.map((name) => new Option(laneName(name), name)));
+      offerLanes(this.pick.lane, lanes);
       this.pick.lane.value = lanes.includes(before) ? before : lanes.at(-1);
-      this.pick.sequence.replaceChildren(...Array.from({ length: count }, (_, i) => new Option(`${i + 1}`, i)));
+      offerRows(this.pick.sequence, count);
       this.at = 0;
       this.pick.follow.checked = true;
       this.draw();
@@ -98,8 +95,7 @@
 
     /** The rounds of the chosen sequence, without its prefill. */
     steps() {
-      const sequence = run()?.lanes.get(this.pick.lane.value)?.sequences[Number(this.pick.sequence.value)];
-      return sequence ? sequence.steps.filter((step) => step.kind !== "prefill") : [];
+      return roundsIn(run()?.lanes.get(this.pick.lane.value)?.sequences[Number(this.pick.sequence.value)]);
     }
 
     /** Show the newest round if the reader follows it. */

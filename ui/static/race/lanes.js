@@ -2,8 +2,7 @@
    the pace of their lane times, never before they were written; its numbers appear with the first token. */
 (() => {
   "use strict";
-  const { on, soon, number, setText, make, run, firstAndLast, lookOf, laneName, laneTime } = window.Bass;
-  const ORIGINS = { s: "sampled", a: "accepted", r: "recovered", b: "bonus" };
+  const { on, soon, number, setText, make, run, ORIGINS, firstAndLast, lookOf, laneName, laneTime } = window.Bass;
   const REASONS = { eos: "end", length: "length", budget: "time up", stopped: "stopped", error: "error" };
   const SNAPSHOT_MS = 100;
   const FIGURES = {

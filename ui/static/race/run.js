@@ -8,7 +8,7 @@
    whether any row drafted one. head.together: whether the drafts of a round are judged together. Draws nothing. */
 (() => {
   "use strict";
-  const { on } = window.Bass;
+  const { on, number } = window.Bass;
   const ORIGINS = { s: "sampled", a: "accepted", r: "recovered", b: "bonus" };
   const KINDS = { pr: "prefill", pl: "plain", ve: "verify" };
   const OTHER = { about: "", colour: "lane-other", dash: "longdash", lengths: "" };
@@ -34,7 +34,6 @@
   }
 
   function addRound(lane, [round, kind, given, ms, rows, [draftMs, verifyMs] = [null, null]]) {
-    const sum = (values) => values.reduce((total, value) => total + value, 0);
     lane.trees ||= rows.some((row) => row[7]);
     const lengths = Array.isArray(given) ? given : rows.map(() => given), length = Math.max(...lengths);
     lane.rounds.push({
@@ -124,12 +123,25 @@
 
   /** A text in quotes; "(no text)" for a token that writes nothing, such as the end token. */
   const quoted = (text) => (text === "" ? "(no text)" : JSON.stringify(text));
+  /** The same without its quotes. */
+  const bare = (text) => (text === "" ? quoted(text) : JSON.stringify(text).slice(1, -1));
+  /** A probability: three digits, or of a small one six. */
+  const chance = (value) => number(value, value > 0 && value < 0.001 ? 6 : 3);
+  const sum = (values) => values.reduce((total, value) => total + value, 0);
+  /** The rounds of a sequence, without its prefill. */
+  const roundsIn = (sequence) => (sequence?.steps ?? []).filter((step) => step.kind !== "prefill");
+
+  /** Offer lanes, or so many sequences, in a select. */
+  const offerLanes = (select, names) => select.replaceChildren(...names.map((name) => new Option(laneName(name), name)));
+  const offerRows = (select, count) =>
+    select.replaceChildren(...Array.from({ length: count }, (_, i) => new Option(`${i + 1}`, i)));
 
   /** How a lane looks: {label, about, colour, dash, lengths}, see ui/race/looks.py. */
   const lookOf = (name) => looks[name] ?? { ...OTHER, label: name };
   const laneName = (name) => lookOf(name).label;
 
   Object.assign(window.Bass, {
-    run: () => current, stepOf, pathOf, parentsOf, verdicts, replaced, firstAndLast, lookOf, laneName, quoted, greedy, coin,
+    run: () => current, ORIGINS, stepOf, roundsIn, pathOf, parentsOf, verdicts, replaced, firstAndLast, lookOf, laneName,
+    offerLanes, offerRows, quoted, bare, chance, sum, greedy, coin,
   });
 })();

@@ -3,7 +3,7 @@
    events bass:pause, bass:step and bass:back on the document do what the panel's buttons do. */
 (() => {
   "use strict";
-  const { on, hold, next, run, setText, laneName, drawStep } = window.Bass;
+  const { on, hold, next, run, setText, roundsIn, offerLanes, offerRows, drawStep } = window.Bass;
 
   class Stepper {
     constructor(root) {
@@ -53,10 +53,9 @@
       const lanes = [...(run()?.lanes.values() ?? [])];
       const drafting = lanes.filter((lane) => lane.sequences.some(({ steps }) => steps.some((step) => step.drafts.length)));
       const chosen = (lanes.find(({ name }) => name === this.pick.lane.value) ?? drafting.at(-1) ?? lanes.at(-1))?.name;
-      this.pick.lane.replaceChildren(...lanes.map(({ name }) => new Option(laneName(name), name)));
+      offerLanes(this.pick.lane, lanes.map(({ name }) => name));
       this.pick.lane.value = chosen ?? "";
-      const count = lanes[0]?.sequences.length ?? 0;
-      this.pick.sequence.replaceChildren(...Array.from({ length: count }, (_, i) => new Option(`${i + 1}`, i)));
+      offerRows(this.pick.sequence, lanes[0]?.sequences.length ?? 0);
     }
 
     get sequence() {
@@ -65,7 +64,7 @@
 
     /** The rounds of the chosen sequence, without its prefill. */
     steps() {
-      return (this.sequence?.steps ?? []).filter((step) => step.kind !== "prefill");
+      return roundsIn(this.sequence);
     }
 
     /** The first round with a draft. */

@@ -3,14 +3,11 @@
    them appear one after another, so that nothing waits for an animation that is switched off. */
 (() => {
   "use strict";
-  const { run, number, setText, make, quoted, greedy, parentsOf, pathOf, verdicts } = window.Bass;
+  const { run, chance, bare, setText, make, quoted, greedy, parentsOf, pathOf, verdicts } = window.Bass;
   const CONTEXT = 160;
   // Milliseconds: between two drafts, from one test to the next, and the most that all tests together take.
   const APPEAR = 120, TEST = 700, TESTS = 4200, DRAW = 900;
   const MARKS = { accepted: "✓", rejected: "✗", untested: "–" };
-
-  const chance = (value) => number(value, value !== null && value !== undefined && value > 0 && value < 0.001 ? 6 : 3);
-  const bare = (text) => (text === "" ? quoted(text) : JSON.stringify(text).slice(1, -1));
 
   /** The rule that decided a round; a recording without details tells enough to know it. */
   function ruleOf(step) {

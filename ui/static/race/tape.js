@@ -1,13 +1,13 @@
 /* Keeps what the page has shown of a run, shows any instant of it again, and plays recorded runs. Contract: an instant is
-   a view with the log's lines that had come by then. While the page shows an earlier instant it is "away": what the
+   a view with the log's lines that came with it. While the page shows an earlier instant it is "away": what the
    server sends is held back, and nothing is lost. To show an instant, the run's events are told again: a start with the
    head of the run that is shown is a jump back in it; instant says that all of a jump was told. At the end of a run
-   that is over, its last phase is told again. The file's format: ui/recordings/tape.py. Draws nothing. */
+   that is over, its last phase is told again. The file's format: ui/recordings/recording.py. Draws nothing. */
 (() => {
   "use strict";
   const { on, tell } = window.Bass;
   const server = { hold: window.Bass.hold, next: window.Bass.next, halfSpeed: window.Bass.halfSpeed };
-  const FORMAT = 3, TICK_MS = 33;
+  const FORMAT = 4, TICK_MS = 33;
   // More instants than this are thinned: every second one goes.
   const MOST = 600;
   // A longer pause of the recorded machine is cut to this, in ms.
@@ -17,8 +17,9 @@
   let tape = null, own = null, telling = false, slow = false, held = false;
   const playing = { timer: null, ticked: 0, since: 0, resume: false };
 
+  // waiting: lines whose view has not come yet.
   const empty = (head, more) => ({
-    head, lines: [], shown: [], charts: null, ended: null, recorded: null, now: -1, away: false, ...more,
+    head, waiting: [], shown: [], charts: null, ended: null, recorded: null, now: -1, away: false, ...more,
   });
 
   on("start", (head) => {
@@ -26,11 +27,12 @@
     pause();
     [tape, own] = [empty(head), null];
   });
-  on("text", (line) => tape.lines.push(line));
+  on("text", (line) => tape.waiting.push(line));
   on("view", (view) => {
     if (telling || tape?.head.run !== view.run) return;
-    tape.shown.push({ lines: tape.lines.length, view, cache: tape.charts?.cache });
-    if (tape.shown.length > MOST) tape.shown = tape.shown.filter((_, i, all) => i % 2 === 0 || i === all.length - 1);
+    tape.shown.push({ lines: tape.waiting, view, cache: tape.charts?.cache });
+    tape.waiting = [];
+    if (tape.shown.length > MOST) tape.shown = thinned(tape.shown);
     tape.now = tape.shown.length - 1;
   });
   on("charts", (charts) => {
@@ -45,6 +47,13 @@
   });
 
   const parsed = (line) => (typeof line === "string" ? JSON.parse(line) : line);
+
+  /** Every second instant and the last, each with the lines of the one before it that went. */
+  function thinned(shown) {
+    const kept = (i) => i % 2 === 0 || i === shown.length - 1;
+    const lines = (i) => (!i || kept(i - 1) ? [] : shown[i - 1].lines);
+    return shown.flatMap((one, i) => (kept(i) ? [{ ...one, lines: [...lines(i), ...one.lines] }] : []));
+  }
 
   /** Several lines as one. */
   function merged(lines) {
@@ -82,12 +91,13 @@
 
   /** Show instant `i`; `jumped`, not as the next one in time. */
   function show(i, jumped = true) {
-    const last = tape.shown.length - 1, { now, head, lines, shown } = tape;
-    const back = now < 0 || i < now, from = back ? 0 : shown[now].lines;
+    const last = tape.shown.length - 1, { now, head, shown, waiting } = tape;
+    const back = now < 0 || i < now;
+    const lines = [...shown.slice(back ? 0 : now + 1, i + 1).flatMap((one) => one.lines), ...(i === last ? waiting : [])];
     telling = true;
     try {
       if (back) tell("start", head);
-      tell("line", merged(lines.slice(from, i === last ? lines.length : shown[i].lines)));
+      tell("line", merged(lines));
       tell("view", { ...shown[i].view, run: head.run });
       if (tape.charts) tell("charts", chartsAt(i));
       tape.now = i;
@@ -176,11 +186,11 @@
       own = tape;
     }
     pause();
-    const { head, lines, charts, ended, about, made } = document;
+    const { head, charts, ended, about, made } = document;
     let cache = null;
-    const shown = document.shown.map((one) => ({ ...one, cache: (cache = one.cache ?? cache) }));
+    const shown = document.snapshots.map((one) => ({ ...one, cache: (cache = one.cache ?? cache) }));
     // A run of its own each time: plots keep their zoom, and a pause lasts, as long as the run is the same.
-    tape = empty({ ...head, run: `${offer.name} ${performance.now()}` }, { lines, charts, ended, shown, recorded: { ...offer, about, made, run: head.run } });
+    tape = empty({ ...head, run: `${offer.name} ${performance.now()}` }, { charts, ended, shown, recorded: { ...offer, about, made, run: head.run } });
   }
 
   /** Show the visitor's own run again. */
@@ -192,20 +202,20 @@
     show(tape.shown.length - 1);
   }
 
-  /** The run as a file's text: see ui/recordings/tape.py. `more`: about and made. */
+  /** The run as a file's text: see ui/recordings/recording.py. `more`: about and made. */
   function asRecording(more) {
-    const { lines, shown, ended, recorded } = tape, { looks, keywords, reference, ...head } = tape.head;
+    const { waiting, shown, ended, recorded } = tape, { looks, keywords, reference, ...head } = tape.head;
     const { run, cache: newest, ...charts } = tape.charts ?? { series: { elapsed_ms: [] }, lanes: {}, rounds: {}, device: {} };
     head.run = recorded?.run ?? head.run;
     let before = null;
-    const instants = shown.map(({ lines: count, view: { run: _, ...view }, cache }) => {
+    const snapshots = shown.map(({ lines, view: { run: _, ...view }, cache }, i) => {
       const text = JSON.stringify(cache), changed = cache && text !== before;
       before = text;
-      return JSON.stringify({ lines: count, view, ...(changed && { cache }) });
+      const all = i === shown.length - 1 ? [...lines, ...waiting] : lines;
+      return { lines: all.map(parsed), view, ...(changed && { cache }) };
     });
-    const rest = { about: recorded?.about ?? more.about, made: recorded?.made ?? more.made, head, charts, ended: ended ?? "stopped" };
-    const log = lines.map((line) => (typeof line === "string" ? line : JSON.stringify(line)));
-    return `${JSON.stringify({ recording: FORMAT, ...rest }).slice(0, -1)},"lines":[${log.join(",\n")}],"shown":[${instants.join(",\n")}]}`;
+    const { about, made } = recorded ?? more;
+    return JSON.stringify({ recording: FORMAT, about, made, head, snapshots, charts, ended: ended ?? "stopped" });
   }
 
   Object.assign(window.Bass, {

@@ -2,9 +2,7 @@
    keys in a sequence's window, Enter opens the step inspector). */
 (() => {
   "use strict";
-  const { run, stepOf, pathOf, replaced, number, setText, make, quoted, greedy, coin, wear } = window.Bass;
-
-  const chance = (value) => number(value, value !== null && value < 0.001 ? 6 : 3);
+  const { run, stepOf, pathOf, replaced, chance, number, setText, make, quoted, greedy, coin, wear } = window.Bass;
 
   /** Whether a step's drafts were judged together. */
   const together = (step) => run().head.together && !step.parents;

@@ -3,13 +3,10 @@
    Pointer, focus and touch choose a node, whose numbers then stand below; arrow keys walk as in any ARIA tree. */
 (() => {
   "use strict";
-  const { number, setText, make, quoted, pathOf, verdicts, greedy } = window.Bass;
+  const { setText, make, chance, bare, quoted, pathOf, verdicts, greedy } = window.Bass;
   const NS = "http://www.w3.org/2000/svg";
   // A node's width and the bend of the lines to its children, in columns (page.css: .tree).
   const WIDTH = 0.84, BEND = 0.92;
-
-  const chance = (value) => number(value, value && value < 0.001 ? 6 : 3);
-  const bare = (text) => (text === "" ? quoted(text) : JSON.stringify(text).slice(1, -1));
 
   /** The numbers of a draft that exist; at temperature 0 they say nothing. */
   function numbers({ p, q, u }) {
