@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 # Number of past requests in Gradio's table; Gradio rebuilds it after each request, on the models' cores.
 os.environ.setdefault("GRADIO_ANALYTICS_MAX_EVENTS", "100")
+# Idle OpenMP threads sleep; spinning ones would take cores from the server and from a browser on this machine.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 CONFLICT = "The installed package 'kernels' has the name of a folder here: run pip uninstall kernels first."
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")

@@ -70,7 +70,7 @@ def build_amusd(
 
     unsure, states = DRAFTERS[drafter].stops_when_unsure, isinstance(pair.draft, DraftHead)
     decoder = AmusdDecoder(sequences, runner, params, draft, lead, unsure, states)
-    draft.start(make, source.device, DELAYS[1])
+    draft.start(make, pair.device, source.device, DELAYS[1])
     decoder.cache = cache_bytes(runner, None if draft.session is None else draft.session.runner)
     return decoder
 

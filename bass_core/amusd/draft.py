@@ -17,6 +17,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -49,16 +50,22 @@ class DraftThread:
         # Steps not seen yet: from when to when (time.perf_counter), and whether the model alone drafted.
         self._news: list[tuple[float, float, bool]] = []
         self._running = self._closed = self._working = False
+        self._thread: threading.Thread | None = None
+        # A failed session's totals.
+        self._ended: tuple[int, int, int, int] | None = None
 
-    def start(self, make: Callable[[], DraftSession], device: torch.device, delay_s: float = 0.0) -> None:
+    def start(
+        self, make: Callable[[], DraftSession], home: torch.device, device: torch.device, delay_s: float = 0.0
+    ) -> None:
         """Let the thread make its session on the draft's device; on return it is there, and paused.
 
-        delay_s: for tests, each step is delayed by a random time of up to so many seconds.
+        home: the target's device, to which what was drafted goes. delay_s: for tests, each step is delayed by a
+        random time of up to so many seconds.
         """
         self._working = True
         # A number of threads that one thread sets is also that of threads to come.
         threads = torch.get_num_threads()
-        arguments = (make, device, delay_s)
+        arguments = (make, home, device, delay_s)
         self._thread = threading.Thread(target=self._run, args=arguments, name="bass-amusd-draft", daemon=True)
         self._thread.start()
         _started.add(self)
@@ -80,7 +87,8 @@ class DraftThread:
         """Stop the draft after the step that is under way, and wait for that."""
         with self.lock:
             self._running = False
-            self.lock.wait_for(lambda: not self._working)
+            if not self._in_own_thread:
+                self.lock.wait_for(lambda: not self._working)
         self.look()
 
     def end(self) -> None:
@@ -92,8 +100,14 @@ class DraftThread:
     def close(self) -> None:
         """End the thread and wait for it; what it held is free then."""
         self.end()
-        self._thread.join()
+        if self._thread is not None and not self._in_own_thread:
+            self._thread.join()
         self.session = None
+
+    @property
+    def _in_own_thread(self) -> bool:
+        """Where Python happens to collect a lane that nobody holds, it must not wait for itself."""
+        return threading.current_thread() is self._thread
 
     def look(self, timeout_s: float = 0.0) -> dict[int, list[Draft]]:
         """The drafts behind each row's text; waits up to `timeout_s` seconds for a step that was not seen yet."""
@@ -102,8 +116,8 @@ class DraftThread:
             self.lock.wait_for(lambda: self._news or not self.alive, timeout_s)
             news, self._news = self._news, []
             drafts = {index: list(row.drafts) for index, row in self.rows.items()}
-            if self.session is not None:
-                line.made, self.forwards, self.drawn, rolled_back = self.session.totals
+            if (totals := self._ended if self.session is None else self.session.totals) is not None:
+                line.made, self.forwards, self.drawn, rolled_back = totals
                 for _ in range(rolled_back - line.rolled_back):
                     line.add_rollback(news[0][0] if news else time.perf_counter())
         for begin, end, modelled in news:
@@ -121,28 +135,34 @@ class DraftThread:
         """The row has just written `tokens` (`same`: as drafted); `states`: see Row."""
         with self.lock:
             shared = self.rows[row.index]
-            shared.agree(tokens, same, states)
+            shared.agree(tokens, same, states if self.alive else None)
             if row.finish_reason:
                 shared.finish_reason = row.finish_reason
                 del self.rows[row.index]
             self.lock.notify_all()
 
-    def _run(self, make: Callable[[], DraftSession], device: torch.device, delay_s: float) -> None:
+    def _run(
+        self, make: Callable[[], DraftSession], home: torch.device, device: torch.device, delay_s: float
+    ) -> None:
+        session: DraftSession | None = None
         try:
             if not is_accelerator(device):
                 torch.set_num_threads(split_threads()[1])
-            with own_stream(device):
-                session = self.session = make()
-                while self._wait(session):
-                    begin = time.perf_counter()
-                    if delay_s:
-                        time.sleep(random.random() * delay_s)
-                    modelled = session.step()
-                    with self.lock:
-                        self._news.append((begin, time.perf_counter(), modelled))
-                        self.lock.notify_all()
-                # The next user of this memory may write to it.
-                wait_for_stream(device)
+            # A copy between two devices waits for the current streams of both: never for the target's.
+            with own_stream(home) if home != device else nullcontext(), own_stream(device):
+                try:
+                    session = self.session = make()
+                    while self._wait(session):
+                        begin = time.perf_counter()
+                        if delay_s:
+                            time.sleep(random.random() * delay_s)
+                        modelled = session.step()
+                        with self.lock:
+                            self._news.append((begin, time.perf_counter(), modelled))
+                            self.lock.notify_all()
+                finally:
+                    # The next user of this memory may write to it.
+                    wait_for_stream(device)
         except Exception as error:
             _log.exception("the draft failed")
             # The traceback's frames hold the session's caches, and live as long as the log record does.
@@ -151,6 +171,12 @@ class DraftThread:
             self.timeline.note = why
         finally:
             with self.lock:
+                if not self.alive:
+                    self._ended = None if session is None else session.totals
+                    # The log record holds this frame.
+                    session = self.session = None
+                    for row in self.rows.values():
+                        row.states.clear()
                 self._working = False
                 self.lock.notify_all()
 

@@ -14,6 +14,7 @@ computed: the host has waited for it. Tensors of the target's are kept until the
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 import weakref
 from dataclasses import dataclass, field
@@ -163,7 +164,8 @@ class DraftSession:
         drafts = self._read(proposal)
         with self.lock:
             for row, most, new in zip(self.rows, max_drafts, drafts, strict=True):
-                row.silent = row.silent or (most > 0 and not new)
+                # Asked for what the text is still: one that has gone on meanwhile may be drafted for again.
+                row.silent = row.silent or (most > 0 and not new and row.known == len(row.text))
                 self._add(row, new)
             self._made += sum(proposal.num_drafted)
             self.totals = self._made, self.drafter.calls, self.drafter.drafted, self._rolled_back
@@ -251,6 +253,8 @@ def second_device(device: torch.device) -> torch.device | None:
     return None if count < 2 else torch.device(device.type, ((device.index or 0) + 1) % count)
 
 
+_log = logging.getLogger(__name__)
+_moving = threading.Lock()
 _moved: weakref.WeakKeyDictionary[ModelPair, DraftSource] = weakref.WeakKeyDictionary()
 
 
@@ -259,15 +263,25 @@ def draft_source(pair: ModelPair) -> DraftSource:
     device = second_device(pair.device)
     if device is None:
         return pair
-    if pair not in _moved:
-        assert pair.draft is not None
-        # A copy in which each tensor is the other device's, as if it had been copied already.
-        moved: dict[int, Any] = {id(one): one.detach().to(device) for one in pair.draft.buffers()}
-        moved |= {id(one): nn.Parameter(one.detach().to(device), False) for one in pair.draft.parameters()}
-        draft = copy.deepcopy(pair.draft, moved)
-        if isinstance(draft, DraftHead):
-            draft.pack()
-        step = select_model(draft.body if isinstance(draft, DraftHead) else draft)
-        made = SimpleNamespace(draft=draft, draft_step=step, device=device, vocab=pair.vocab)
-        _moved[pair] = cast(DraftSource, made)
-    return _moved[pair]
+    with _moving:
+        if pair not in _moved:
+            try:
+                _moved[pair] = _copied(pair, device)
+            except Exception:
+                _log.exception("the draft could not be copied to %s and stays on the target's device", device)
+                return pair
+        return _moved[pair]
+
+
+def _copied(pair: ModelPair, device: torch.device) -> DraftSource:
+    """The pair's draft on another device."""
+    assert pair.draft is not None and pair.draft_step is not None
+    # A copy in which each tensor is the other device's, as if it had been copied already.
+    moved: dict[int, Any] = {id(one): one.detach().to(device) for one in pair.draft.buffers()}
+    moved |= {id(one): nn.Parameter(one.detach().to(device), False) for one in pair.draft.parameters()}
+    draft = copy.deepcopy(pair.draft, moved)
+    if isinstance(draft, DraftHead):
+        draft.pack()
+    step = select_model(draft.body if isinstance(draft, DraftHead) else draft, pair.draft_step)
+    made = SimpleNamespace(draft=draft, draft_step=step, device=device, vocab=pair.vocab)
+    return cast(DraftSource, made)

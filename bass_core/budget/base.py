@@ -14,9 +14,9 @@ from typing import NamedTuple, Protocol
 class Offer(NamedTuple):
     """What a row could draft in the coming round, by its text so far.
 
-    most: tokens; one fewer than it may still write, since the target adds one of its own. source: who would draft
-    them (Drafter.sources). forwards: whether that takes forwards of a draft model. unread: tokens that this model
-    has to read first.
+    most: tokens; one fewer than it may still write, since the target adds one of its own, and 0 where the drafter
+    has none. source: who would draft them (Drafter.sources). forwards: whether that takes forwards of a draft
+    model. unread: tokens that this model has to read first.
     """
 
     most: int

@@ -32,7 +32,7 @@ BEHIND = 4
 LIMIT, MOST = 16, 96
 PLACES = np.arange(1, LIMIT + 1)
 # Drafting has to promise this much more than a plain step: estimates err, and a plain step's err least.
-LEAST_GAIN = 1.03
+LEAST_GAIN = 1.02
 # What the draft model has to read before it drafts again pays off over so many rounds, or over the text's rest.
 HORIZON = 16
 # The share of the time that trying what seems to lose may cost.
@@ -91,9 +91,8 @@ class CostAware:
         """The lengths of the next round: the best, or where it may be tried the best of the other kind."""
         if self._planned is not None and self._planned[0] is offers:
             return self._planned[1]
-        usable, sources = [min(max(offer.most, 0), LIMIT) for offer in offers], [offer.source for offer in offers]
-        found = Plan([0] * len(offers), 0.0)
-        if any(usable) and not (self._rests and sources == self._resting):
+        usable, found = [min(max(offer.most, 0), LIMIT) for offer in offers], Plan([0] * len(offers), 0.0)
+        if any(usable) and not (self._rests and _sources(offers) == self._resting):
             found = self._plan(offers, usable)
         self._planned = offers, found
         return found
@@ -168,7 +167,8 @@ class CostAware:
         self._allowance += EXPLORE * self._ms(feedback) - tried
         self._rounds, self._plain = self._rounds + 1, self._plain or not any(feedback.requested)
         self._planned = None
-        self._rest([offer.source for offer in offers], plan)
+        if self._rested(_sources(offers), plan):
+            return
         told = list(zip(offers, feedback.requested, feedback.drafted, feedback.accepted, strict=True))
         for source in {offer.source for offer, allowed, _, _ in told if allowed}:
             self._believed[source].fade()
@@ -185,14 +185,17 @@ class CostAware:
             drafting = (float(forwards), float(_unread(offers)), feedback.draft_ms) if forwards else None
             self.costs.observe(rows, tokens, feedback.ms - feedback.draft_ms, drafting)
 
-    def _rest(self, sources: list[str], plan: Plan) -> None:
-        """A round has gone by this plan; a plain one that was only tried says nothing of the next."""
-        if any(plan.lengths) or plan.lost:
+    def _rested(self, sources: list[str], plan: Plan) -> bool:
+        """Whether a round that has gone by this plan was plain without one: its cost was seen a moment ago."""
+        # A plain round that was only tried says nothing of the next.
+        if any(plan.lengths) or plan.lost or not any(sources):
             self._rests = 0
         elif self._rests and sources == self._resting:
             self._rests -= 1
+            return True
         else:
             self._resting, self._rests = sources, RESTS
+        return False
 
     def _ms(self, feedback: Feedback) -> float:
         """What the round took, by the clock or else by the costs."""
@@ -202,11 +205,19 @@ class CostAware:
         return float(self.costs.verify_ms(rows, np.array([float(rows)]))[0])
 
 
+def _sources(offers: Sequence[Offer]) -> list[str]:
+    """Who would draft for each row; "" where nothing is on offer."""
+    return [offer.source if offer.most > 0 else "" for offer in offers]
+
+
 def _need(offers: Sequence[Offer]) -> Rates:
-    """float64 [rows]: what a token more of each row counts, 1 on average; less the less the row has to write."""
-    left = np.array([1.0 + max(offer.most, 0) for offer in offers])
+    """float64 [rows]: what a token more of each row counts; less the less the row has to write beside others.
+
+    1 on average over the rows that offer drafts; of another row it is not known what it has to write.
+    """
+    left = np.array([max(offer.most, 0.0) for offer in offers])
     need = (left / left.max()) ** BEHIND
-    return np.asarray(need / need.mean())
+    return np.asarray(need / need[left > 0].mean())
 
 
 def _unread(offers: Sequence[Offer]) -> int:

@@ -29,7 +29,7 @@ from ..models.weights.placement import device_map
 from ..sampling.params import SamplingParams
 
 # Version of the file's layout and of the way costs are measured: increase it whenever either changes.
-FORMAT = 7
+FORMAT = 8
 # The largest number of rows that is measured; beyond it, a round's cost is taken to depend on its tokens only.
 MOST_ROWS = 8
 

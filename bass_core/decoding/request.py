@@ -7,7 +7,8 @@ is plain data that every lane of a race shares.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+
+from typing_extensions import Unpack
 
 from ..attention.select import choose_backend
 from ..budget.cost_table import RoundCosts
@@ -35,9 +36,6 @@ from .checks import (
     drafts_of,
     encode_prompts,
 )
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 # Largest n: far more rows than any memory holds. It bounds the list of n prompts, which is built before admission.
 MAX_ROWS = 2**20

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+from typing_extensions import Unpack
 
 from ..decoding.admission import admit
 from ..decoding.budgets import with_costs
@@ -24,9 +26,6 @@ from .metrics import Metrics, latency
 from .setup.arguments import check_method
 from .setup.warmup import warm_up
 from .snapshot import ClockRecord
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True, repr=False)

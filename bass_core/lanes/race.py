@@ -17,7 +17,9 @@ import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import asdict
-from typing import TYPE_CHECKING, cast
+from typing import cast
+
+from typing_extensions import Unpack
 
 from ..decoding.admission import admit
 from ..decoding.budgets import Measuring
@@ -35,9 +37,6 @@ from .setup.arguments import check_method
 from .setup.warmup import warm_up
 from .snapshot import ClockRecord, DeviceReading, LaneSnapshot, MeasuringRecord, Snapshot
 from .view import lane_view
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 SNAPSHOT_SECONDS = 0.1
 

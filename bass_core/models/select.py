@@ -16,10 +16,17 @@ from .capturable import mark_capturable
 from .weights.placement import is_split
 
 
-def select_model(model: PreTrainedModel) -> CausalModel:
-    """A CausalModel that runs the model; the model itself is not changed."""
+def select_model(model: PreTrainedModel, tried: CausalModel | None = None) -> CausalModel:
+    """A CausalModel that runs the model; the model itself is not changed.
+
+    tried: the same model on another device, which says whether it can be captured: trying makes waits in other
+    threads raise.
+    """
     selected = _class_of(model)(model)
-    mark_capturable(selected)
+    if tried is None:
+        mark_capturable(selected)
+    else:
+        selected.capturable = tried.capturable
     return selected
 
 

@@ -6,7 +6,7 @@ greedy and coupled text do not.
 
 import pytest
 
-from bass_core import METHODS, ModelPair, SamplingParams, generate, race
+from bass_core import METHODS, ModelPair, RequestError, SamplingParams, generate, race
 
 from ..models import NEAR, perturbed, prompts, tiny
 from .table import BUDGETS, serves
@@ -78,3 +78,16 @@ def test_schedulings_agree():
         }
     assert finals["fair"] == finals["overlap"] == finals["in_turn"]
     assert finals["fair"]["speculative"] == finals["fair"]["bass"]
+
+
+@pytest.mark.parametrize("method", [name for name, one in METHODS.items() if one.drafts and not one.overlaps])
+@pytest.mark.parametrize("length", ["auto", "bass"])
+def test_rows_of_one_noise_key_are_refused_where_lengths_go_by_other_rows(method: str, length: str) -> None:
+    twice = {"n": 2, "sequence_ids": [7, 7], "max_new_tokens": 2}
+    warm = {"sampling": SamplingParams(0.9), "draft_length": length}
+    with pytest.raises(RequestError, match=r"sequence_ids must differ .*\[7, 7\]"):
+        generate(PAIR, ROWS[0], method=method, **warm, **twice)
+    for harmless in ({"draft_length": 3}, {"sampling": SamplingParams()}, {"verification": "coupled"}):
+        rows = generate(PAIR, ROWS[0], method=method, **(warm | harmless), **twice).sequences
+        assert rows[0].token_ids == rows[1].token_ids
+    generate(PAIR, ROWS[0], method="regular", **warm, **twice)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...decoding.checks import check_noise
 from ...decoding.request import Request
 from ...errors import RequestError
 from ...models.pair import ModelPair
@@ -16,6 +17,8 @@ def check_method(method: Any, pair: ModelPair, request: Request) -> None:
     """Raises RequestError if the method, an entry of METHODS, can't answer the request."""
     if method.check is not None:
         method.check(pair, request)
+    if method.drafts:
+        check_noise(request)
     if request.clock is None:
         return
     if method.outside:

@@ -93,6 +93,15 @@ def test_a_row_that_is_ahead_waits_for_the_others():
     assert behind >= 3 and ahead == 0
 
 
+def test_rows_that_have_nothing_to_copy_neither_hold_up_the_others_nor_count_for_them():
+    none = COPY._replace(most=0)
+    policy = CostAware(CHEAP)
+    play(policy, 5, [none, none], 0)
+    assert play(policy, 1, [COPY, none], 16)[0][0] > 0, "a round without offers says nothing of the next"
+    lost = play(CostAware(DEAR), 40, [COPY] + [none] * 7, 0, lambda tokens, forwards: 10 * tokens)
+    assert sum(map(any, lost)) <= 6, "at 10 ms each, of 3,200"
+
+
 def test_where_padding_costs_what_tokens_cost_all_rows_get_as_many():
     wide = CostTable({8: [(8, 10), (64, 11)]}, {8: 0.1}, padded=True)
     lengths = play(CostAware(wide), 30, [HEAD._replace(most=3)] * 7 + [HEAD._replace(most=1)], 3)[-1]
@@ -108,7 +117,7 @@ def test_where_drafting_loses_little_is_lost_by_trying():
 
 
 def test_a_try_waits_until_it_may_read_what_the_model_has_not():
-    """The prompt of 2,000 tokens would take the draft 2,000 / 20 forwards of 5 ms."""
+    """The prompt of 2,000 tokens would take the draft 2,000 / 8 forwards of 5 ms."""
     policy = CostAware(DEAR)
     lengths = play(policy, 300, [HEAD] * 8, 0, lambda tokens, forwards: 10 * tokens + 5 * forwards, unread=250)
     assert not any(map(any, lengths))
@@ -171,7 +180,7 @@ def test_the_table_is_measured_once_and_kept(tmp_path, monkeypatch):
         tokens, times = zip(*points, strict=True)
         assert tokens[0] == rows and list(times) == sorted(times) and times[0] > 0
     (path,) = (tmp_path / "bass" / "costs").iterdir()
-    assert json.loads(path.read_text())["padded"] is False
+    assert json.loads(path.read_text())["padded"] is not pair.target_step.skips_padding
     monkeypatch.setattr("bass_core.decoding.calibrate._Lab", None)
     assert cost_table(*ask, rows=4) == table
     # MOST_ROWS, whose times also serve for more rows, is not in the table: measuring it fails here (no _Lab).

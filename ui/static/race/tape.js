@@ -60,10 +60,9 @@
     const all = {};
     for (const line of lines) {
       for (const [name, news] of Object.entries(parsed(line))) {
-        const lane = (all[name] ??= { clock_ms: 0, new: {}, rounds: [], curves: {} });
+        const lane = (all[name] ??= { clock_ms: 0, new: {}, rounds: [] });
         lane.clock_ms = news.clock_ms;
         lane.rounds.push(...news.rounds);
-        Object.assign(lane.curves, news.curves);
         for (const [index, tokens] of Object.entries(news.new)) (lane.new[index] ??= []).push(...tokens);
       }
     }
