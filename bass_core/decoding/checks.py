@@ -9,21 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 from kernels.plan import MOST_TREE
 
-from ..budget.options import AUTO, DraftLength, fixed_length
-from ..budget.recorded import RecordedLengths
+from ..budget.options import AUTO, DraftLength
 from ..drafting.base import Drafter
 from ..drafting.registry import DRAFTERS, reads_others, windows
 from ..engine.runner import SHARING, TREES
 from ..errors import RequestError
 from ..models.pair import ModelPair
 from ..verification.table import AUTOMATIC, Verification
-
-if TYPE_CHECKING:
-    from .request import Request
 
 # The most drafts of a row in a round where they form a tree: one column of MOST_TREE is the newest token's.
 MOST_DRAFTS = MOST_TREE - 1
@@ -64,21 +60,6 @@ def check_sequence_ids(ids: Seq[int] | None, rows: int, drafter: str | Drafter) 
             "row an id of its own, or choose another drafter."
         )
     return list(ids)
-
-
-def check_noise(request: Request) -> None:
-    """For methods that draft: refuse equal ids where a row's draft lengths go by what other rows accepted.
-
-    That was decided by the noise which then judges the row that is behind. A greedy text uses none, and a coupled
-    one does not depend on lengths.
-    """
-    ids, own = request.sequence_ids, request.draft_length
-    known = request.tree is not None or fixed_length(own) is not None or isinstance(own, RecordedLengths)
-    if len(set(ids)) < len(ids) and not (known or request.sampling.greedy or request.rule.coupled):
-        raise RequestError(
-            f"sequence_ids must differ where the draft length depends on what other rows accept; got {ids!r}: "
-            'give each row an id of its own, or choose a fixed draft_length, or verification="coupled".'
-        )
 
 
 def check_time_budget(milliseconds: object) -> None:
