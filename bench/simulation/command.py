@@ -20,7 +20,7 @@ from bass_core import ModelPair, load_pair
 from bass_core.budget.cost_table import CostTable
 from bass_core.prediction.hardware import HARDWARE, Assumptions
 
-from ..gpu.shapes import build, perturbed, prompts, target_config
+from ..gpu.context import Context
 from ..prompts import mixed
 from ..report.report import document, parser, show, table, with_report
 from . import checks, drawing, paper, sweeps, validation
@@ -94,12 +94,16 @@ def _pair(arguments: argparse.Namespace) -> ModelPair:
     """The pair to measure: a tiny one in the quick form."""
     if not arguments.quick:
         return load_pair(arguments.pair, device=arguments.device, dtype=arguments.dtype)
-    target = build(target_config(dry=True), torch.device("cpu"), torch.float32, arguments.seed, scale=4.0)
-    return ModelPair(target, perturbed(target, 0.05, arguments.seed))
+    return _tiny(arguments.seed).small_pair()
 
 
 def _prompts(pair: ModelPair, count: int, seed: int) -> list[Any]:
-    return mixed(count) if pair.tokenizer is not None else prompts(count, 8, 24, pair.vocab, seed)
+    return mixed(count) if pair.tokenizer is not None else _tiny(seed).prompts(count, 8, 24, pair.vocab)
+
+
+def _tiny(seed: int) -> Context:
+    """What makes tiny models and their prompts."""
+    return Context("simulate", torch.device("cpu"), emit=lambda row: None, seed=seed)
 
 
 def _this_machine(measured: validation.Validation, arguments: argparse.Namespace) -> list[dict[str, Any]]:

@@ -98,7 +98,7 @@ def test_all_keywords_arrive() -> None:
 
 def test_short_reprs() -> None:
     out = generate(PAIR, "abc", n=2, max_new_tokens=200, eos_token_id=None)
-    assert repr(PAIR) == "ModelPair(tiny: LlamaForCausalLM, draft LlamaForCausalLM, float32, cpu)"
+    assert repr(PAIR).startswith("ModelPair(tiny: LlamaForCausalLM, draft LlamaForCausalLM, float32, cpu")
     assert re.fullmatch(r"Generation\(bass, 400 tokens in 2 rows, [\d.]+ ms per token\)", repr(out))
     assert repr(out.sequences[0]).startswith("GeneratedSequence(200 tokens, length, ")
     assert len(repr(out.sequences[0])) < 120
