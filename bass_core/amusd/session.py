@@ -213,8 +213,11 @@ class DraftSession:
         if drawn and self._keeps_q and proposal.probs is not None:
             of_rows = proposal.probs[to_device(drawn, proposal.probs.device), 0]
             q = dict(zip(drawn, of_rows.to(self.home, non_blocking=True).unbind(), strict=True))
-        # Reading the tokens waits for the draft's stream: for q as well, and for what read the target's states.
+        # Reading the tokens waits for the draft's stream: for q as well, and for what read the target's states. On
+        # another device the copies of q have a stream of their own there.
         tokens: list[list[int]] = proposal.tokens.tolist()
+        if q and self.home != self.device:
+            runtime(self.home).current_stream(self.home).synchronize()
         sure: dict[int, tuple[float, float]] = {}
         if drawn and proposal.max_probs is not None and proposal.token_probs is not None:
             told = torch.stack((proposal.max_probs[:, 0], proposal.token_probs[:, 0]), dim=-1).tolist()
