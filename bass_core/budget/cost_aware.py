@@ -37,8 +37,8 @@ LEAST_GAIN = 1.02
 HORIZON = 16
 # The share of the time that trying what seems to lose may cost.
 EXPLORE = 0.01
-# A plain round is followed by so many that are not planned anew, unless a row has another source: planning takes a
-# fortieth of a small model's step.
+# A plain round is followed by so many that are not planned anew, unless a row has another source: beside a small
+# model's step the time that planning takes can be felt.
 RESTS = 7
 # What a first plain round may cost beyond that, in plain steps, and the rounds after which it is tried.
 FIRST_TRY, FIRST_ROUNDS = 0.4, 4
