@@ -94,7 +94,7 @@ def parts(lane: dict[str, Any]) -> list[tuple[str, float, float, int]]:
 
 
 def test_widths_are_the_exported_milliseconds(page: Page, final: dict[str, Any]) -> None:
-    lanes = exported(page)
+    lanes, drawn_alone = exported(page), 0
     for name in LANES:
         blocks, begin, end, scale = strip(page, name)
         assert begin == 0 and end == max(lane["clock_ms"] for lane in final["lanes"].values())
@@ -103,7 +103,7 @@ def test_widths_are_the_exported_milliseconds(page: Page, final: dict[str, Any])
             drawn = sum(block["width"] for block in blocks if block["row"] == row)
             assert drawn == pytest.approx(scale * sum(b - a for at, a, b, _ in known if at == row), abs=0.01)
         alone = [block for block in blocks if block["round"] and block["kind"] != "prefill"]
-        assert alone
+        drawn_alone += len(alone)
         for block in alone:
             (span,) = (one for one in known if (one[0], one[3]) == (block["row"], block["round"]["round"]))
             assert (block["begin"], block["end"]) == pytest.approx(span[1:3])
@@ -111,6 +111,8 @@ def test_widths_are_the_exported_milliseconds(page: Page, final: dict[str, Any])
             assert (block["x"], block["width"]) == place
         kinds = {block["kind"] for block in blocks}
         assert kinds <= ({"prefill", "plain", "host"} if name == "regular" else {*kinds, "verify", "draft"})
+    # Rounds narrower than a pixel are drawn together; those of the slowest lane are wide on any machine.
+    assert drawn_alone
 
 
 def test_the_newest_part_has_one_scale_and_ends_at_each_lane_s_clock(page: Page, final: dict[str, Any]) -> None:
