@@ -7,16 +7,12 @@ target's output.
 from .machine import openmp as openmp  # before torch
 
 # isort: split
-from .attention.huggingface import BACKENDS as ATTENTIONS
-from .budget.cost_table import CostTable
-from .budget.policies import Algorithm1
-from .budget.recorded import RecordedLengths
-from .decoding.budgets import measure_ahead
-from .decoding.checks import count_tokens
-from .decoding.cost_store import may_measure
-from .drafting.registry import DRAFTERS, choose_drafter
+from .decode.checks import count_tokens
+from .decode.cost_store import may_measure
+from .decode.measuring import measure_ahead
+from .draft.registry import DRAFTERS, choose_drafter
 from .errors import BassError, MemoryShortage, ModelError, PairError, RequestError, WeightsError
-from .lanes.generation import Generation, generate, stream
+from .lanes.generate import Generation, generate, stream
 from .lanes.methods import DEFAULT_LANES, DEFAULT_METHOD, METHODS, Method, register, unregister
 from .lanes.metrics import Metrics
 from .lanes.race import race
@@ -34,19 +30,20 @@ from .lanes.snapshot import (
     SequenceSnapshot,
     Snapshot,
 )
-from .loading.catalogue import load_pair
+from .length.costs import CostTable
+from .length.policies import Algorithm1, RecordedLengths
 from .machine.monitor import Monitor
-from .models.pair import ModelPair
+from .model.attention import BACKENDS as ATTENTIONS
+from .model.loading.catalogue import load_pair
+from .model.pair import ModelPair
 from .options import Options
-from .prediction.clock import SimulatedClock
-from .prediction.hardware import HARDWARE, Assumptions, Hardware
-from .prediction.records import SpeedUp, SpeedUps
-from .prediction.shapes import PAIRS
-from .prediction.sizes import ModelSize
-from .prediction.speedups import predict_speedups
-from .sampling.params import SamplingParams
+from .predict.clock import SimulatedClock
+from .predict.hardware import HARDWARE, Assumptions, Hardware
+from .predict.shapes import PAIRS, ModelSize
+from .predict.speedups import SpeedUp, SpeedUps, predict_speedups
+from .sample.params import SamplingParams
 from .sequence import Round, RowRound
-from .verification.table import VERIFICATIONS
+from .verify.rules import VERIFICATIONS
 
 __version__ = "0.1.0"
 

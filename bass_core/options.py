@@ -14,15 +14,15 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import TypedDict, TypeVar
 
-from .budget.options import AUTO, DraftLength
-from .drafting.base import Drafter
+from .draft.base import Drafter
 from .errors import RequestError
-from .prediction.clock import SimulatedClock
-from .sampling.params import SamplingParams
+from .length.options import AUTO, DraftLength
+from .predict.clock import SimulatedClock
+from .sample.params import SamplingParams
 
 # A text, token ids, or a list with one of either a row.
 Prompt = str | Seq[int] | Seq[str | Seq[int]]
-# Default draft_length of generate, stream, race and the page (budget/options.py).
+# Default draft_length of generate, stream, race and the page (length/options.py).
 DEFAULT_DRAFT_LENGTH = AUTO
 
 

@@ -21,7 +21,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .sampling.noise import Role, exponentials, stream, uniform
+from .sample.noise import Role, exponentials, stream, uniform
 
 
 class HasLogits(Protocol):

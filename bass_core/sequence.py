@@ -76,7 +76,7 @@ class Ending:
 
     draft: the rejected draft that the token replaces, by its index; None where none was drawn or tested there.
     mass: the sum over all tokens of the residual before it is normalised, max(0, reach * p - q); None where the
-    token does not come from a residual. reach: see verification/block.py; 1 under the other rules. top: the eight
+    token does not come from a residual. reach: see verify/block.py; 1 under the other rules. top: the eight
     likeliest tokens there, then the rejected draft and the added token where they are not among them.
     """
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from bass_core import ModelPair
-from bass_core.decoding.budgets import with_costs
-from bass_core.decoding.request import make_request
+from bass_core.decode.measuring import with_costs
+from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
 from bass_core.lanes.metrics import Metrics
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bass_core.loading.weights import FOLDER, ensure_smollm2
 from bass_core.machine.user_cache import cache_root
+from bass_core.model.loading.weights import FOLDER, ensure_smollm2
 
 
 @contextmanager

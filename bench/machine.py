@@ -16,7 +16,7 @@ import torch
 
 from bass_core.machine.cpu_speed import product_flops, read_speeds, room, written
 from bass_core.machine.hardware import copy_bandwidth, dense_peak
-from bass_core.models.weights.cost import ModelCost
+from bass_core.model.weights.cost import ModelCost
 
 from .report.report import median
 

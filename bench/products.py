@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bass_core import ModelPair
-from bass_core.models.llama_compiled import LlamaCompiled
+from bass_core.model.llama_cpu import LlamaCompiled
 
 Arm = Callable[[int], Callable[[], object]]
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from bass_core import DEFAULT_LANES, ModelPair, RequestError, SamplingParams, load_pair, race
-from bass_core.decoding.budgets import measure_ahead
-from bass_core.drafting.registry import DRAFTERS, runs_model, windows
-from bass_core.loading.weights import ensure_smollm2
+from bass_core.decode.measuring import measure_ahead
+from bass_core.draft.registry import DRAFTERS, runs_model, windows
+from bass_core.model.loading.weights import ensure_smollm2
 
 from .cpu.page import PROMPT, app
 from .fresh_cache import fresh_cache

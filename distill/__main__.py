@@ -18,7 +18,7 @@ import torch
 
 from bass_core import ModelPair, load_pair
 from bass_core.errors import BassError
-from bass_core.models.draft_head import DraftHead, load_draft_head
+from bass_core.model.draft_head import DraftHead, load_draft_head
 
 from . import evaluate as measuring
 from .ablation import ablate, as_markdown

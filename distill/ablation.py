@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bass_core import ModelPair
-from bass_core.models.draft_head import load_draft_head
+from bass_core.model.draft_head import load_draft_head
 
 from .evaluate import cost_ratio
 from .settings import Settings

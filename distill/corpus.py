@@ -3,7 +3,7 @@
 Contract: shard k of a folder depends only on the pair, the settings, the installed Python library and k. It is
 written whole or not at all; a run that was killed goes on with the first missing shard. A shard holds `tokens`
 int32 [N]; `states` float16 [N, width], the target's states at each token (of the layers that the settings name,
-then the last hidden state, as HiddenStateTap in models/base.py says; zeros at a row's last token, which was never
+then the last hidden state, as HiddenStateTap in model/base.py says; zeros at a row's last token, which was never
 fed); `starts` int64 [rows + 1], where rows begin and end; `prompts` int64 [rows], the length of each row's prompt;
 and `layers` int64, those layers.
 """
@@ -22,13 +22,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from bass_core import ModelPair, SamplingParams
-from bass_core.decoding.base import DecodingParams
-from bass_core.decoding.batch import BatchDecoder
-from bass_core.decoding.request import make_request
-from bass_core.drafting.base import Drafter, Proposal
-from bass_core.engine.runner import ModelRunner
-from bass_core.models.base import HiddenStateTap
-from bass_core.sampling.noise import NoiseKeys
+from bass_core.decode.base import DecodingParams
+from bass_core.decode.batch import BatchDecoder
+from bass_core.decode.request import make_request
+from bass_core.draft.base import Drafter, Proposal
+from bass_core.model.base import HiddenStateTap
+from bass_core.model.runner import ModelRunner
+from bass_core.sample.noise import NoiseKeys
 from bass_core.sequence import Sequence
 
 from .own_prompts import own_prompts

@@ -19,11 +19,11 @@ import torch
 from tqdm import tqdm
 
 from bass_core import ModelPair, SamplingParams, generate, stream
-from bass_core.drafting.head import HeadDrafter
-from bass_core.engine.runner import ModelRunner
-from bass_core.models.draft_head import DraftHead
-from bass_core.models.forward import ForwardBatch
-from bass_core.sampling.noise import NoiseKeys
+from bass_core.draft.head import HeadDrafter
+from bass_core.model.draft_head import DraftHead
+from bass_core.model.forward import ForwardBatch
+from bass_core.model.runner import ModelRunner
+from bass_core.sample.noise import NoiseKeys
 from bass_core.sequence import Sequence
 
 from .prompts import evaluation_prompts

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 
 from bass_core import ModelPair, SamplingParams
-from bass_core.decoding.base import DecodingParams
-from bass_core.decoding.batch import BatchDecoder
-from bass_core.decoding.request import make_request
-from bass_core.engine.runner import ModelRunner
+from bass_core.decode.base import DecodingParams
+from bass_core.decode.batch import BatchDecoder
+from bass_core.decode.request import make_request
+from bass_core.model.runner import ModelRunner
 
 from .prompts import evaluation_prompts
 

@@ -16,7 +16,7 @@ CONFIG = Path(__file__).parent / "config.json"
 class CorpusSettings:
     """rows: prompts per shard; own_share: share of them that the target makes up itself (own_prompts.py);
     temperatures: one per shard, in turn; layers: layers of the target, ascending, whose residual stream is kept
-    besides the last hidden state (HiddenStateTap in models/base.py).
+    besides the last hidden state (HiddenStateTap in model/base.py).
     """
 
     rows: int

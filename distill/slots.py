@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from bass_core import ModelPair
-from bass_core.models.draft_head import DraftHead, load_draft_head
+from bass_core.model.draft_head import DraftHead, load_draft_head
 
 from .batches import Scale, collate, load_rows
 from .corpus import check_layers, shards

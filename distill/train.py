@@ -26,7 +26,7 @@ from tqdm import tqdm
 from transformers import DynamicCache
 
 from bass_core import ModelPair
-from bass_core.models.draft_head import DraftHead, HeadConfig, is_draft_head, load_draft_head
+from bass_core.model.draft_head import DraftHead, HeadConfig, is_draft_head, load_draft_head
 
 from .batches import Batch, Batches, Scale, collate, frequent_ids, load_rows, scale_of, shifted
 from .corpus import check_layers, shards

@@ -2,7 +2,7 @@
 
 Contract: a plan serves one step and is then discarded. What its layers share (positions, masks, new lengths) is
 computed once, when a layer first asks for it. A cache makes the plans of the steps that write to it (see
-bass_core/attention/cache.py); a plan made by hand has no views.
+bass_core/model/cache.py); a plan made by hand has no views.
 
 Rows may share a prefix that is stored once (`SharedPart`). A row's token c is then column c of its prefix if c is
 less than the row's start, and its own column c - start if not. Lengths and positions count the prefix; extents,

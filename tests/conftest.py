@@ -24,7 +24,7 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 @pytest.fixture(scope="session")
 def smollm2_folder() -> Path:
     """The real model as safetensors in the user's cache; downloaded and converted if missing."""
-    from bass_core.loading.weights import ensure_smollm2
+    from bass_core.model.loading.weights import ensure_smollm2
 
     return ensure_smollm2()
 

@@ -15,9 +15,9 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers, trainers
 from tokenizers import models as bpe
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from bass_core.decoding import calibrate
-from bass_core.drafting import registry
-from bass_core.drafting import window as drafting_window
+from bass_core.decode import calibrate
+from bass_core.draft import registry
+from bass_core.draft import window as drafting_window
 from kernels import plan
 from kernels.reference import prefix
 

@@ -16,9 +16,9 @@ from types import ModuleType
 import pytest
 
 import bass_core
-from bass_core.attention.huggingface import BACKENDS
-from bass_core.drafting.registry import DRAFTERS
-from bass_core.loading.catalogue import CATALOGUE
+from bass_core.draft.registry import DRAFTERS
+from bass_core.model.attention import BACKENDS
+from bass_core.model.loading.catalogue import CATALOGUE
 from tests.ui.conftest import save_tiny_pair
 
 ROOT = Path(__file__).resolve().parents[1]

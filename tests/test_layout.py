@@ -25,23 +25,23 @@ BREAKS = (
     ("The house", "kernels/plan.py", "import bass_core.errors", "kernels.plan -> bass_core.errors"),
     (
         "The rooms",
-        "bass_core/budget/base.py",
-        "from ..drafting import base",
-        "bass_core.budget.base -> bass_core.drafting",
+        "bass_core/length/base.py",
+        "from ..draft import base",
+        "bass_core.length.base -> bass_core.draft",
     ),
     (
         "The rooms",
-        "bass_core/models/weights/cost.py",
-        "from ..verification import acceptance",
-        "-> bass_core.verification",
+        "bass_core/model/weights/cost.py",
+        "from ...verify import acceptance",
+        "-> bass_core.verify",
     ),
     ("The rooms", "bass_core/homeless.py", "import math", "homeless"),
-    ("No circle", "bass_core/sampling/params.py", "from . import distribution", ".params -> .distribution"),
+    ("No circle", "bass_core/sample/params.py", "from . import distribution", ".params -> .distribution"),
     ("The page", "ui/race/feed.py", "from bass_core.sequence import Round", "ui.race.feed -> bass_core.sequence"),
     ("The page", "ui/race/feed.py", "import torch", "ui.race.feed -> torch"),
     ("The library", "bass_core/lanes/race.py", "import gradio", "bass_core.lanes.race -> gradio"),
     ("A kernel", "kernels/plan.py", "import transformers", "kernels.plan -> transformers"),
-    ("Numba is", "bass_core/models/select.py", "import numba", "bass_core.models.select -> numba"),
+    ("Numba is", "bass_core/model/select.py", "import numba", "bass_core.model.select -> numba"),
 )
 
 
@@ -199,6 +199,4 @@ def test_names_become_objects_at_the_door():
     """No call hands its arguments on by locals(), and a verification's name is looked up once."""
     users = {name: names(tree) for name, tree in parsed("bass_core/*.py")}
     assert [name for name, used in users.items() if "locals" in used] == []
-    assert [name for name, used in users.items() if "find_verification" in used] == [
-        "bass_core/decoding/request.py"
-    ]
+    assert [name for name, used in users.items() if "find_verification" in used] == ["bass_core/decode/request.py"]

@@ -17,8 +17,8 @@ import torch
 from kernels.support import is_accelerator, on, runtime
 
 from ..machine.setup_time import setup_ms, watch_compiler
-from ..prediction.billing import bill
-from ..prediction.clock import SimulatedClock
+from ..predict.billing import bill
+from ..predict.clock import SimulatedClock
 from ..sequence import Round, Sequence
 
 

@@ -17,13 +17,13 @@ from torch import Tensor
 
 from kernels.support import is_accelerator
 
-from ..decoding.request import Request
-from ..engine.prefill import PrefillSteps
-from ..engine.runner import ModelRunner
-from ..models.pair import ModelPair
-from ..sampling.distribution import probabilities
-from ..sampling.noise import Role, exponentials
-from ..sampling.params import SamplingParams
+from ..decode.request import Request
+from ..model.pair import ModelPair
+from ..model.prefill import PrefillSteps
+from ..model.runner import ModelRunner
+from ..sample.distribution import probabilities
+from ..sample.noise import Role, exponentials
+from ..sample.params import SamplingParams
 from .lane import Lane
 from .snapshot import Difference, Weighed
 

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..decoding.base import CacheBytes, Decoder, Timeline
-from ..decoding.peaks import known_peaks
-from ..decoding.request import Request
-from ..drafting.registry import runs_model
+from ..decode.base import CacheBytes, Decoder, Timeline
+from ..decode.peaks import known_peaks
+from ..decode.request import Request
+from ..draft.registry import runs_model
 from ..machine.hardware import Peaks
 from ..machine.memory import shortage_explained
-from ..models.pair import ModelPair
-from ..models.weights.placement import is_split
+from ..model.pair import ModelPair
+from ..model.weights.placement import is_split
 from ..sequence import Reading, Round
 from .clock import FairLock, LaneClock, PredictedClock
 from .methods import find_method
 from .metrics import Counts, Metrics, summarise
-from .output.detokenizer import TextStream
-from .output.trace import Trace
+from .text import TextStream
+from .trace import Trace
 from .utilization import Work
 
 # Milliseconds of lane time per turn of an AMUSD lane. Pausing its draft costs up to one draft step, which is small

@@ -1,8 +1,7 @@
-"""The table of methods: one entry for each decoder that a lane can run.
+"""The table of decoding methods: the names that `method=` and `lanes=` accept, and what each can't answer.
 
-Contract: no other module compares method names; code that needs a fact about a method reads a field of its entry.
-`register` adds a user's decoder, which is then a method like any other: in `generate`, `stream` and `race`, in the
-page's settings and charts, and in the conformance suite.
+Contract: one entry per method; code that lists or builds methods reads this table. `check_method` runs nothing and
+refuses with a RequestError of one sentence.
 """
 
 from __future__ import annotations
@@ -10,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..amusd.checks import refuse_amusd
-from ..decoding.base import Decoder
-from ..decoding.outside.checks import refuse_transformers
-from ..decoding.outside.decoder import build_transformers
-from ..decoding.request import Request
+from ..decode.base import Decoder
+from ..decode.outside.call import refuse_transformers
+from ..decode.outside.decoder import build_transformers
+from ..decode.overlapped.decoder import refuse_amusd
+from ..decode.request import Request
 from ..errors import RequestError
-from ..models.pair import ModelPair
+from ..length.options import fixed_length
+from ..length.policies import RecordedLengths
+from ..model.pair import ModelPair
 from ..sequence import Sequence
-from .setup.build import build_bass, build_overlapped, build_regular, build_speculative
+from .build import build_bass, build_overlapped, build_regular, build_speculative
 
 
 @dataclass(frozen=True)
@@ -108,3 +109,38 @@ def budget_rows(request: Request, method: Method) -> int:
     if not method.drafts or method.overlaps:
         return 0
     return len(request.prompts) if method.batched else 1
+
+
+def check_method(method: Method, pair: ModelPair, request: Request) -> None:
+    """Raises RequestError if the method, an entry of METHODS, can't answer the request."""
+    if method.check is not None:
+        method.check(pair, request)
+    if method.drafts:
+        _check_noise(request)
+    if request.clock is None:
+        return
+    if method.outside:
+        raise RequestError(
+            f"{method.name} can't run on a simulated clock, which predicts our own forwards alone: leave out the "
+            "method, or the clock."
+        )
+    if method.overlaps:
+        raise RequestError(
+            f"{method.name} can't run on a simulated clock, because what its rounds are depends on how long draft "
+            "and target really take: leave out the method, or the clock."
+        )
+
+
+def _check_noise(request: Request) -> None:
+    """For methods that draft: refuse equal ids where a row's draft lengths go by what other rows accepted.
+
+    That was decided by the noise which then judges the row that is behind. A greedy text uses none, and a coupled
+    one does not depend on lengths.
+    """
+    ids, own = request.sequence_ids, request.draft_length
+    known = request.tree is not None or fixed_length(own) is not None or isinstance(own, RecordedLengths)
+    if len(set(ids)) < len(ids) and not (known or request.sampling.greedy or request.rule.coupled):
+        raise RequestError(
+            f"sequence_ids must differ where the draft length depends on what other rows accept; got {ids!r}: "
+            'give each row an id of its own, or choose a fixed draft_length, or verification="coupled".'
+        )

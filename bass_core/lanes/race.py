@@ -21,22 +21,21 @@ from typing import cast
 
 from typing_extensions import Unpack
 
-from ..decoding.admission import admit
-from ..decoding.budgets import Measuring
-from ..decoding.request import Request, make_request
+from ..decode.admission import admit
+from ..decode.measuring import Measuring
+from ..decode.request import Request, make_request
 from ..errors import RequestError
 from ..machine.capture import empty_cache
 from ..machine.monitor import Monitor
-from ..models.pair import ModelPair
+from ..model.pair import ModelPair
 from ..options import Keywords, Options, Prompt, gathered, lists_options
 from .comparison import comparison, reference_lane
 from .lane import Lane
-from .methods import DEFAULT_LANES, METHODS, Method, budget_rows, find_method
+from .methods import DEFAULT_LANES, METHODS, Method, budget_rows, check_method, find_method
 from .schedule import SCHEDULINGS
-from .setup.arguments import check_method
-from .setup.warmup import warm_up
 from .snapshot import ClockRecord, DeviceReading, LaneSnapshot, MeasuringRecord, Snapshot
 from .view import lane_view
+from .warmup import warm_up
 
 SNAPSHOT_SECONDS = 0.1
 

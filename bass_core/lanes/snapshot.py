@@ -2,7 +2,7 @@
 
 Contract: every value is JSON-ready. A key is always present unless its class says otherwise; a number that does
 not apply or is not known yet is None. Times are milliseconds of the lane's own clock (lanes/clock.py), except
-`elapsed_ms`, which is wall time. Non-goals: computing the values (lanes/metrics.py, lanes/output/trace.py).
+`elapsed_ms`, which is wall time. Non-goals: computing the values (lanes/metrics.py, lanes/trace.py).
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class ReadingRecord(TypedDict):
 
 
 class CacheRecord(TypedDict):
-    """`CacheBytes` (decoding/base.py) as plain data: bytes of keys and values."""
+    """`CacheBytes` (decode/base.py) as plain data: bytes of keys and values."""
 
     shared: int
     own: int
@@ -177,14 +177,14 @@ class LaneSnapshot(_Lane, total=False):
     """One lane. `reading`: None unless prompts are being read; `cache`: None if the decoder does not tell, or on a
     simulated clock with other models.
 
-    `timeline`: present only if draft and target overlap; see amusd/timeline.py.
+    `timeline`: present only if draft and target overlap; see decode/overlapped/timeline.py.
     """
 
     timeline: dict[str, Any]
 
 
 class MeasuringRecord(TypedDict):
-    """`Progress` (decoding/budgets.py) as plain data: the share that is done, and the estimated rest."""
+    """`Progress` (decode/measuring.py) as plain data: the share that is done, and the estimated rest."""
 
     done: float
     left_ms: float | None

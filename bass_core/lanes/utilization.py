@@ -1,4 +1,4 @@
-"""How much of its device a lane uses: FLOPs and bytes relative to the device's peaks (decoding/peaks.py).
+"""How much of its device a lane uses: FLOPs and bytes relative to the device's peaks (decode/peaks.py).
 
 Contract: FLOPs utilisation = (2 x target parameters x tokens verified + 2 x draft parameters x tokens that the
 draft model drew + FLOPs of attention) / (lane time x peak FLOP/s). `useful` counts only the target's work for
@@ -16,7 +16,7 @@ from math import ceil
 from typing import Any
 
 from ..machine.hardware import Peaks
-from ..models.weights.cost import ModelCost
+from ..model.weights.cost import ModelCost
 from ..sequence import Round, Sequence, WindowWork
 
 

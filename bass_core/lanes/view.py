@@ -11,8 +11,8 @@ from typing import cast
 
 from ..sequence import Sequence
 from .lane import Lane
-from .output.detokenizer import TextStream
 from .snapshot import CacheRecord, LaneSnapshot, MetricsRecord, ReadingRecord, SequenceSnapshot
+from .text import TextStream
 
 
 def lane_view(lane: Lane) -> LaneSnapshot:

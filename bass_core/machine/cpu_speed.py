@@ -2,7 +2,7 @@
 
 Contract: both figures are for as many threads as torch uses at the call, and for this moment: other work on the
 machine lowers them. Measuring both takes about a second and the memory named in `room`. Non-goals: keeping the
-figures and deciding when to measure (decoding/peaks.py).
+figures and deciding when to measure (decode/peaks.py).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Contract: `available_bytes` is what a new allocation could take; `private_pools` is what captured graphs reserve
 for themselves; `shortage_explained` turns a failed allocation, on any device, into MemoryShortage and frees what
-the failed step held. Non-goals: estimating what a request needs (decoding/admission.py).
+the failed step held. Non-goals: estimating what a request needs (decode/admission.py).
 """
 
 from __future__ import annotations

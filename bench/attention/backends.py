@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from bass_core import ModelPair, load_pair
-from bass_core.attention.cache import RaggedCache
-from bass_core.attention.select import choose_backend
-from bass_core.engine.runner import SHARING
 from bass_core.machine.memory import available_bytes
+from bass_core.model.attention import choose_backend
+from bass_core.model.cache import RaggedCache
+from bass_core.model.runner import SHARING
 from kernels.backends import BACKENDS, why_backend_unavailable
 from kernels.plan import SHARE
 from kernels.support import is_accelerator, runtime

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from bass_core import METHODS, ModelPair, load_pair
-from bass_core.decoding.admission import cache_bytes, cache_padding
-from bass_core.decoding.request import Request, make_request
-from bass_core.engine.cuda_graphs import runner_for
-from bass_core.engine.prefill import PrefillSteps
-from bass_core.engine.runner import ModelRunner
+from bass_core.decode.admission import cache_bytes, cache_padding
+from bass_core.decode.request import Request, make_request
 from bass_core.lanes.lane import Lane
-from bass_core.models.forward import ForwardBatch
+from bass_core.model.forward import ForwardBatch
+from bass_core.model.graphs import runner_for
+from bass_core.model.prefill import PrefillSteps
+from bass_core.model.runner import ModelRunner
 from kernels.support import is_accelerator, runtime
 
 from ..report.report import claim, finish, parser

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from bass_core import ModelPair
-from bass_core.models.llama_compiled import LlamaCompiled
+from bass_core.model.llama_cpu import LlamaCompiled
 
 LONG = 4000
 OWN, SHARED = NAMES = ("attention, own texts", "attention, one prefix")

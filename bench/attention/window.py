@@ -22,14 +22,14 @@ from typing import Any
 import torch
 
 from bass_core import ModelPair, SamplingParams, generate, load_pair
-from bass_core.attention.select import choose_backend
-from bass_core.decoding.checks import encode_prompts
-from bass_core.drafting.base import Drafter, Proposal
-from bass_core.drafting.registry import DRAFTERS, DrafterKind, Parts
-from bass_core.drafting.window import WINDOW, WindowDrafter
-from bass_core.engine.runner import ModelRunner
-from bass_core.models.forward import ForwardBatch
-from bass_core.sampling.noise import NoiseKeys
+from bass_core.decode.checks import encode_prompts
+from bass_core.draft.base import Drafter, Proposal
+from bass_core.draft.registry import DRAFTERS, DrafterKind, Parts
+from bass_core.draft.window import WINDOW, WindowDrafter
+from bass_core.model.attention import choose_backend
+from bass_core.model.forward import ForwardBatch
+from bass_core.model.runner import ModelRunner
+from bass_core.sample.noise import NoiseKeys
 from bass_core.sequence import Sequence
 
 from ..report.report import claim, document, interleaved, median, parser, show, table
@@ -45,7 +45,7 @@ PROMPTS = (
     (1000, "README.md", ""),
     (2000, "docs/extending.md", "\n\nExplain in a few paragraphs how a drafter of one's own is written."),
     (3500, "CHANGELOG.md docs/usage.md", "\n\nSummarise the text above."),
-    (5000, "bass_core/decoding/*.py", ""),
+    (5000, "bass_core/decode/*.py", ""),
     (6000, "docs/architecture.md docs/amusd.md docs/usage.md", "\n\nWhat does the text above say about AMUSD?"),
 )
 

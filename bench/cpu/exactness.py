@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from bass_core import ModelPair, SamplingParams, generate, load_pair
-from bass_core.decoding.request import make_request
+from bass_core.decode.request import make_request
 from bass_core.lanes.comparison import first_difference, next_logits, weigh
 from bass_core.lanes.snapshot import Weighed
 from bass_core.machine.cpu import native_bfloat16

@@ -23,13 +23,13 @@ from typing import Any
 import torch
 
 from bass_core import ModelPair, load_pair
-from bass_core.attention.select import choose_backend
-from bass_core.engine.prefill import PrefillSteps
-from bass_core.engine.runner import ModelRunner
 from bass_core.machine.cpu import native_bfloat16
 from bass_core.machine.cpu_speed import READS, flops_of, last_cache, read_speeds, room, written
-from bass_core.models.draft_head import DraftHead
-from bass_core.models.forward import ForwardBatch
+from bass_core.model.attention import choose_backend
+from bass_core.model.draft_head import DraftHead
+from bass_core.model.forward import ForwardBatch
+from bass_core.model.prefill import PrefillSteps
+from bass_core.model.runner import ModelRunner
 
 from ..attention import shared as attention
 from ..products import libraries, products_of

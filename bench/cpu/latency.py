@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from bass_core import DEFAULT_LANES, ModelPair, generate, load_pair
-from bass_core.decoding.request import make_request
+from bass_core.decode.request import make_request
 
 from ..prompts import REPEAT, mixed
 from ..report.report import claim, finish, interleaved, median, parser

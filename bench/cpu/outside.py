@@ -22,9 +22,9 @@ from typing import Any
 import torch
 
 from bass_core import ModelPair, generate, load_pair, race
-from bass_core.decoding.outside.call import PAD, call_generate
-from bass_core.decoding.outside.turns import Turns
-from bass_core.decoding.request import make_request
+from bass_core.decode.outside.call import PAD, call_generate
+from bass_core.decode.outside.turns import Turns
+from bass_core.decode.request import make_request
 
 from ..prompts import mixed
 from ..report.report import claim, finish, median, parser

@@ -14,9 +14,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from bass_core import ModelPair
-from bass_core.decoding.request import make_request
+from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
-from bass_core.models.forward import ForwardBatch
+from bass_core.model.forward import ForwardBatch
 
 from ..report.report import claim, finish, median, parser
 

@@ -19,7 +19,7 @@ import plotly.graph_objects as go
 import torch
 
 from bass_core import ModelPair, load_pair
-from bass_core.decoding.request import make_request
+from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
 from kernels.backends import BACKENDS, why_backend_unavailable
 from kernels.plan import AttentionPlan

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from bass_core import ModelPair, SamplingParams, load_pair
-from bass_core.decoding.budgets import with_costs
-from bass_core.decoding.request import make_request
+from bass_core.decode.measuring import with_costs
+from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
 
 from ..prompts import CHAT, CODE, REPEAT_ALL, varied

@@ -15,13 +15,13 @@ import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from bass_core import DEFAULT_LANES, ModelPair, SamplingParams, generate, race
-from bass_core.attention.select import choose_backend
-from bass_core.engine import cuda_graphs
-from bass_core.engine.runner import ModelRunner
-from bass_core.loading.catalogue import CATALOGUE
-from bass_core.models.base import CausalModel
-from bass_core.models.draft_head import DraftHead, HeadConfig
-from bass_core.models.forward import ForwardBatch
+from bass_core.model import graphs as cuda_graphs
+from bass_core.model.attention import choose_backend
+from bass_core.model.base import CausalModel
+from bass_core.model.draft_head import DraftHead, HeadConfig
+from bass_core.model.forward import ForwardBatch
+from bass_core.model.loading.catalogue import CATALOGUE
+from bass_core.model.runner import ModelRunner
 from kernels.support import is_accelerator, runtime
 
 from .context import Cases, Context

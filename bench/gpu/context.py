@@ -15,7 +15,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from bass_core import ModelPair
-from bass_core.prediction.shapes import MODELS, llama
+from bass_core.predict.shapes import MODELS, llama
 from kernels.support import is_accelerator, runtime
 
 Row = dict[str, Any]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bass_core.models.forward import token_tree, verified_tree
+from bass_core.model.forward import token_tree, verified_tree
 from kernels.plan import AttentionPlan, SharedPart
 from kernels.reference import cache as cache_reference
 from kernels.reference import linear as linear_reference

@@ -2,14 +2,13 @@
 
 Contract: the pair has random weights, so drafts are accepted with a given probability, and all else is real work.
 The floor of a step is that of bench/machine.py: the longer of reading its bytes and multiplying. Where the card is
-one of bass_core/prediction, the simulated clock's figure stands beside the measured one.
+one of bass_core/predict, the simulated clock's figure stands beside the measured one.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -17,19 +16,18 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from bass_core.attention.select import choose_backend
-from bass_core.decoding.request import make_request
-from bass_core.engine.cuda_graphs import GraphRunner, make_runner, release_idle
+from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
-from bass_core.models.base import CausalModel
-from bass_core.models.forward import ForwardBatch
-from bass_core.models.llama_cuda import LlamaCuda, Plan
-from bass_core.prediction.hardware import HARDWARE, Hardware
-from bass_core.prediction.roofline import Roofline
-from bass_core.prediction.shapes import shapes
+from bass_core.model.attention import choose_backend
+from bass_core.model.base import CausalModel
+from bass_core.model.forward import ForwardBatch
+from bass_core.model.graphs import GraphRunner, make_runner, release_idle
+from bass_core.model.llama_cuda import LlamaCuda, Plan
+from bass_core.predict.hardware import HARDWARE, Hardware
+from bass_core.predict.roofline import Roofline
+from bass_core.predict.shapes import shapes
 from kernels.support import is_accelerator, runtime
 
-from ..arms import ours
 from ..cpu.batch import rows_of, samples_of
 from ..machine import measure
 from ..report.report import device_name, median
@@ -59,13 +57,6 @@ def lanes(ctx: Context) -> None:
                 for what, value in row.items():
                     if value is not None:
                         ctx.row(case, what, value)
-        draft = pair.draft_step
-        if isinstance(draft, LlamaCuda):
-            for case, chain in (("draft by draft", False), ("drafts in one graph", True)):
-                draft.plan = replace(draft.plan, chain=chain)
-                made = [ours(pair, "bass", prompts, tokens, 5, **drafts) for _ in range(repeats + 1)][-1]
-                ctx.row(f"b{size} l=5, {case}", "ms/token", made.metrics.ms_per_token)
-            draft.plan = replace(draft.plan, chain=False)
 
 
 def steps(ctx: Context) -> None:
@@ -107,7 +98,7 @@ def steps(ctx: Context) -> None:
 
 
 def known_card(name: str) -> Hardware | None:
-    """The datasheet of the card with this name, if bass_core/prediction has one."""
+    """The datasheet of the card with this name, if bass_core/predict has one."""
     return next((card for card in HARDWARE.values() if set(card.name.split()) <= set(name.split())), None)
 
 

@@ -24,13 +24,13 @@ from typing import Any
 import torch
 
 from bass_core import ModelPair, load_pair
-from bass_core.decoding.request import make_request
+from bass_core.decode.request import make_request
 from bass_core.errors import BassError, WeightsError
-from bass_core.loading import wheel
-from bass_core.loading.catalogue import DTYPES
-from bass_core.loading.weights import MANIFEST
 from bass_core.machine.cpu import native_bfloat16
 from bass_core.machine.user_cache import cache_root
+from bass_core.model.loading import wheel
+from bass_core.model.loading.catalogue import DTYPES
+from bass_core.model.loading.weights import MANIFEST
 
 from ..fresh_cache import fresh_cache
 from ..prompts import mixed

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from bass_core.loading.wheel import sha256
+from bass_core.model.loading.wheel import sha256
 
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:

@@ -11,8 +11,8 @@ _CPU = "tests/kernels/cpu/test_"
 _SHARED = ["tests/kernels/cpu/attention/test_attention.py::test_the_same_bits_shared_or_alone[float32-1]"]
 _MERGED = ["tests/kernels/cpu/attention/test_attention.py::test_prompts_and_ragged_steps"]
 _TREES = "tests/kernels/cpu/attention/test_trees.py::"
-_RUNNER = "tests/bass_core/engine/test_prefix.py::"
-_CAPTURED = "tests/bass_core/engine/test_captured_trees.py::"
+_RUNNER = "tests/bass_core/model/test_prefix.py::"
+_CAPTURED = "tests/bass_core/model/test_captured_trees.py::"
 _ROTATED = "test_a_token_of_a_tree_is_rotated_by_its_position_and_written_to_its_column"
 
 KERNEL_MUTANTS = [
@@ -84,7 +84,7 @@ KERNEL_MUTANTS = [
     ),
     Mutant(
         "GPU forward: tokens of a tree rotated by their columns",
-        "bass_core/models/llama_cuda.py",
+        "bass_core/model/llama_cuda.py",
         "positions = None if plan.tree is None else plan.positions",
         "positions = None",
         [_CAPTURED + "test_a_token_of_a_tree_is_the_end_of_its_path[LlamaCuda-pad-llama]"],
@@ -98,14 +98,14 @@ KERNEL_MUTANTS = [
     ),
     Mutant(
         "captured steps: a tree's masks as they were captured",
-        "bass_core/engine/static_step.py",
+        "bass_core/model/static_step.py",
         "for static, fresh in zip(_parts(buffers.tree), _parts(self.tree), strict=True):",
         "for static, fresh in zip(_parts(buffers.tree)[2:], _parts(self.tree)[2:], strict=True):",
         [_CAPTURED + "test_a_replay_of_trees_is_the_eager_step[CausalModel-pad-False]"],
     ),
     Mutant(
         "captured steps: a tree replays a chain's step",
-        "bass_core/engine/cuda_graphs.py",
+        "bass_core/model/graphs.py",
         "trees = batch.tree is not None",
         "trees = False",
         [_CAPTURED + "test_a_replay_of_trees_is_the_eager_step[CausalModel-pad-False]"],
@@ -126,14 +126,14 @@ KERNEL_MUTANTS = [
     ),
     Mutant(
         "a prefix that a row writes to",
-        "bass_core/attention/cache.py",
+        "bass_core/model/cache.py",
         "write(keys, values, self.buffer[layer],",
         "write(keys, values, (self.prefix or self).buffer[layer],",
         [_RUNNER + "test_a_step_never_writes_to_the_prefix"],
     ),
     Mutant(
         "a row that leaves its prefix behind when it moves",
-        "bass_core/attention/cache.py",
+        "bass_core/model/cache.py",
         "self.starts[target], self.groups[target] = self.starts[source], self.groups[source]",
         "pass",
         [_RUNNER + "test_rows_move_with_their_prefix_and_start_anew"],

@@ -36,10 +36,10 @@ _WHOLE = [
     "tests/conformance",
     "tests/kernels",
     "tests/faults/test_broken_models.py",
-    "tests/bass_core/amusd/test_session.py",
-    "tests/bass_core/drafting/test_head.py",
-    "tests/bass_core/drafting/test_lookup.py",
-    "tests/bass_core/verification",
+    "tests/bass_core/overlapped/test_session.py",
+    "tests/bass_core/draft/test_head.py",
+    "tests/bass_core/draft/test_lookup.py",
+    "tests/bass_core/verify",
 ]
 
 

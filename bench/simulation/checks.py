@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from bass_core.budget.base import Budget
-from bass_core.budget.cost_table import CostTable
-from bass_core.budget.options import BASS, make_budget
-from bass_core.prediction.rounds import Acceptance, rounds
+from bass_core.length.base import Budget
+from bass_core.length.costs import CostTable
+from bass_core.length.options import BASS, make_budget
+from bass_core.predict.rounds import Acceptance, rounds
 
 from ..report.report import claim
 from .closed_form import algorithm_1, speedup, tokens_per_round

@@ -10,7 +10,7 @@ import itertools
 import numpy as np
 from numpy.typing import NDArray
 
-from bass_core.budget.policies import Algorithm1
+from bass_core.length.policies import Algorithm1
 
 
 def tokens_per_round(rate: float, length: int) -> float:

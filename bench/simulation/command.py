@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from bass_core import ModelPair, load_pair
-from bass_core.budget.cost_table import CostTable
-from bass_core.prediction.hardware import HARDWARE, Assumptions
+from bass_core.length.costs import CostTable
+from bass_core.predict.hardware import HARDWARE, Assumptions
 
 from ..gpu.context import Context
 from ..prompts import mixed

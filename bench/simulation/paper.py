@@ -12,12 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bass_core.budget.cost_table import RoundCosts
-from bass_core.budget.options import BASS, make_budget
-from bass_core.prediction.hardware import HARDWARE, Assumptions
-from bass_core.prediction.roofline import Roofline
-from bass_core.prediction.rounds import Acceptance, Played, Prediction, play, predict, timed
-from bass_core.prediction.shapes import shapes
+from bass_core.length.costs import RoundCosts
+from bass_core.length.options import BASS, make_budget
+from bass_core.predict.hardware import HARDWARE, Assumptions
+from bass_core.predict.roofline import Roofline
+from bass_core.predict.rounds import Acceptance, Played, Prediction, play, predict, timed
+from bass_core.predict.shapes import shapes
 
 ROWS, TOKENS = 8, 256
 LATENCY_MS, SPEEDUP, THROUGHPUT = 5.8, 2.15, 1100.0

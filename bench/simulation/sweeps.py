@@ -11,14 +11,14 @@ import math
 from argparse import Namespace
 from typing import Any
 
-from bass_core.budget.cost_aware import CostAware
-from bass_core.budget.cost_table import RoundCosts
-from bass_core.budget.options import BASS, make_budget
-from bass_core.drafting.window import WINDOW
-from bass_core.prediction.hardware import HARDWARE, Assumptions
-from bass_core.prediction.roofline import Roofline
-from bass_core.prediction.rounds import Acceptance, predict
-from bass_core.prediction.shapes import shape, shapes
+from bass_core.draft.window import WINDOW
+from bass_core.length.cost_aware import CostAware
+from bass_core.length.costs import RoundCosts
+from bass_core.length.options import BASS, make_budget
+from bass_core.predict.hardware import HARDWARE, Assumptions
+from bass_core.predict.roofline import Roofline
+from bass_core.predict.rounds import Acceptance, predict
+from bass_core.predict.shapes import shape, shapes
 
 from .closed_form import tokens_per_round
 

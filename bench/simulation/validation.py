@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 
 from bass_core import Generation, ModelPair, SamplingParams, SimulatedClock, generate
-from bass_core.attention.select import choose_backend
-from bass_core.budget.cost_table import CostTable, RoundCosts
-from bass_core.budget.options import make_budget
-from bass_core.decoding.calibrate import measure_costs
-from bass_core.prediction.rounds import Acceptance, predict
+from bass_core.decode.calibrate import measure_costs
+from bass_core.length.costs import CostTable, RoundCosts
+from bass_core.length.options import make_budget
+from bass_core.model.attention import choose_backend
+from bass_core.predict.rounds import Acceptance, predict
 
 from ..report.report import claim, median
 

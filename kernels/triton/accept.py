@@ -1,11 +1,11 @@
 """Verifies the drafts of all rows in one launch, and draws tokens by Gumbel-max.
 
 Contract: given the same probabilities and noise, results equal those of the torch references,
-bass_core/verification/rejection.py and bass_core/sampling/draw.py. Nothing is read on the host. `accept` launches
+bass_core/verify/rejection.py and bass_core/sample/draw.py. Nothing is read on the host. `accept` launches
 once per round, with one program per row: it tests the row's drafts, then makes one pass over the vocabulary to
 draw the token after the accepted ones; for BLOCK, kernels/triton/block.py launches before it. `draw` launches
 once, with one program per key. Non-goals: temperature, top-k and top-p, which are applied before
-(bass_core/sampling/distribution.py).
+(bass_core/sample/distribution.py).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def decide(
 
     BLOCK: draft i is tested by chances[i], and the p of a recovered token is multiplied with reach[accepted].
 
-    Noise streams as in bass_core/sampling/noise.py: 0 target; 8 * begin + 2 accept, + 3 residual, + 4 synthetic.
+    Noise streams as in bass_core/sample/noise.py: 0 target; 8 * begin + 2 accept, + 3 residual, + 4 synthetic.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     real = row < batch

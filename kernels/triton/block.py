@@ -1,7 +1,7 @@
 """The chances of block verification: one launch for all drafts of all rows.
 
 Contract: given the same probabilities, results equal those of the torch reference, which has the formulas
-(bass_core/verification/block.py), up to the order of sums. One program per row and draft; each sums over the
+(bass_core/verify/block.py), up to the order of sums. One program per row and draft; each sums over the
 vocabulary, so that no program waits for another. Nothing is read on the host.
 """
 

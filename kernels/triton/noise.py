@@ -1,4 +1,4 @@
-"""The noise of bass_core/sampling/noise.py, its torch reference, as Triton device functions.
+"""The noise of bass_core/sample/noise.py, its torch reference, as Triton device functions.
 
 Contract: a key is (seed, sequence id, position, stream). `words` hashes it with Philox4x32-10 (Salmon et al., SC
 2011), `to_uniform` turns a word into a float32 in (0, 1), `token_uniforms` gives such a number for each token id,

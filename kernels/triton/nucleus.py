@@ -1,6 +1,6 @@
 """The smallest probability that top-p keeps, found without sorting.
 
-Contract: the same result as `_threshold` in bass_core/sampling/distribution.py, the torch reference: the smallest
+Contract: the same result as `_threshold` in bass_core/sample/distribution.py, the torch reference: the smallest
 probability such that all more likely tokens together have less than top_p. One program per row tries eight
 candidates per pass over the vocabulary; about ten passes find it. Nothing is read on the host.
 """

@@ -1,10 +1,10 @@
-"""Verifies trees of drafts in one launch: the sampled walk of bass_core/verification/tree.py.
+"""Verifies trees of drafts in one launch: the sampled walk of bass_core/verify/tree.py.
 
 Contract: given the same probabilities and noise, a row's decisions are those of that walk, its torch reference.
 One program walks one row from its newest token to the token that ends the round; nothing is read on the host. At
 each node it tests the child that was drawn, if there is one, in float64, as the reference does; where that falls,
 or there is none, it makes one pass over the vocabulary for the target's draw. Non-goals: greedy and coupled trees,
-whose walk needs no kernel; temperature, top-k and top-p (bass_core/sampling/distribution.py).
+whose walk needs no kernel; temperature, top-k and top-p (bass_core/sample/distribution.py).
 """
 
 from __future__ import annotations

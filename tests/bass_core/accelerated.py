@@ -12,7 +12,7 @@ import torch
 
 from bass_core import ModelPair, generate
 from bass_core.machine import capture, hardware
-from bass_core.models.base import CausalModel
+from bass_core.model.base import CausalModel
 from kernels.support import runtime
 from tests.devices.conftest import accelerator  # noqa: F401
 from tests.devices.emulation import capture as emulated_capture

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bass_core import ModelPair, SamplingParams, generate, reference
-from bass_core.sampling.noise import Role
+from bass_core.sample.noise import Role
 
 from ..models import NEAR, VOCAB, perturbed, prompts, tiny
 

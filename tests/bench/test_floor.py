@@ -10,7 +10,7 @@ from bench import products
 from bench.cpu import floor
 from bench.cpu.floor import AGAIN, DRAFT, OURS, STEP, Floor, Turns
 from bench.products import libraries, products_of
-from tests.bass_core.drafting.test_head import tiny_head
+from tests.bass_core.draft.test_head import tiny_head
 from tests.models import tiny
 
 TARGET = tiny("llama").to(torch.bfloat16)

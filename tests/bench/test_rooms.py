@@ -11,7 +11,7 @@ TREE = {
     "bass_core/lanes/__init__.py": '"""Lanes."""\n',
     "bass_core/lanes/race.py": "from ..decoding import batch\nfrom .. import errors\nfrom .lane import Lane\n",
     "bass_core/lanes/lane.py": "from ..decoding.batch import decode\nimport torch\n",
-    "bass_core/decoding/batch.py": "from ..errors import BassError\n\nimport kernels.plan\n",
+    "bass_core/decode/batch.py": "from ..errors import BassError\n\nimport kernels.plan\n",
     "kernels/plan.py": "import torch\n\n",
     "ui/page.py": "from bass_core import race\n\n",
 }

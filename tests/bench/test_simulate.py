@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from bass_core import ModelPair, generate, stream
-from bass_core.budget.cost_table import CostTable
-from bass_core.budget.options import BASS, make_budget
-from bass_core.prediction.hardware import HARDWARE, Assumptions
-from bass_core.prediction.roofline import Roofline
-from bass_core.prediction.rounds import Acceptance, predict
-from bass_core.prediction.shapes import shapes
+from bass_core.length.costs import CostTable
+from bass_core.length.options import BASS, make_budget
+from bass_core.predict.hardware import HARDWARE, Assumptions
+from bass_core.predict.roofline import Roofline
+from bass_core.predict.rounds import Acceptance, predict
+from bass_core.predict.shapes import shapes
 from bench.simulation import checks, drawing, paper, sweeps, validation
 from bench.simulation import command as simulate
 from bench.simulation.closed_form import algorithm_1, speedup, tokens_per_round

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from bass_core.amusd import decoder as amusd
-from bass_core.models.base import CausalModel
+from bass_core.decode.overlapped import decoder as amusd
+from bass_core.model.base import CausalModel
 from kernels.plan import SHARE
 
 from ..models import small_window

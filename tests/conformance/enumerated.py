@@ -26,17 +26,17 @@ import torch
 from torch import Tensor
 
 from bass_core import SamplingParams
-from bass_core.attention.cache import RaggedCache
-from bass_core.budget.policies import EqualRows
-from bass_core.decoding.base import DecodingParams
-from bass_core.decoding.batch import BatchDecoder
-from bass_core.engine.runner import ModelRunner
-from bass_core.models.draft_head import Ahead
-from bass_core.models.forward import ForwardBatch, ForwardOutput
-from bass_core.sampling import draw as draws
-from bass_core.sampling import noise
+from bass_core.decode.base import DecodingParams
+from bass_core.decode.batch import BatchDecoder
+from bass_core.length.policies import EqualRows
+from bass_core.model.cache import RaggedCache
+from bass_core.model.draft_head import Ahead
+from bass_core.model.forward import ForwardBatch, ForwardOutput
+from bass_core.model.runner import ModelRunner
+from bass_core.sample import draw as draws
+from bass_core.sample import noise
 from bass_core.sequence import Sequence
-from bass_core.verification.table import Verification, find_verification
+from bass_core.verify.rules import Verification, find_verification
 from kernels.plan import MOST_TREE
 
 Text = tuple[int, ...]
@@ -97,7 +97,7 @@ class Walk:
     def draw(
         self, weights: Tensor, seed: int, ids: Tensor, positions: Tensor, streams: Tensor, tokens: Any = None
     ) -> Tensor:
-        """In the place of sampling/draw.py's: each token has a part of (0, 1), as long as its weight.
+        """In the place of sample/draw.py's: each token has a part of (0, 1), as long as its weight.
 
         Where a weight is NaN, or all are 0, the first token is drawn.
         """
@@ -113,7 +113,7 @@ class Walk:
         return self.part(key, [0.0, *(edge / total for edge in accumulate(weights[:-1])), 1.0])
 
     def uniform(self, seed: int, ids: Tensor, positions: Tensor, streams: Tensor) -> Uniforms:
-        """In the place of sampling/noise.py's."""
+        """In the place of sample/noise.py's."""
         shape = torch.broadcast_shapes(ids.shape, positions.shape, streams.shape)
         keys = _keys(shape, seed, ids, positions, streams)
         return Uniforms([Uniform(self, key) for key in keys], shape)
@@ -213,7 +213,7 @@ class Bigram:
 
 @dataclass(frozen=True)
 class BigramHead:
-    """What HeadDrafter asks of a head (models/draft_head.py). vocabulary: the ids of the columns of its table."""
+    """What HeadDrafter asks of a head (model/draft_head.py). vocabulary: the ids of the columns of its table."""
 
     vocabulary: Tensor
     config = SimpleNamespace(hidden=1)

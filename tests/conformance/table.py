@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from bass_core import METHODS, Method, ModelPair, RequestError, SamplingParams, generate
-from bass_core.budget.cost_aware import CostAware
-from bass_core.budget.cost_table import CostTable
-from bass_core.decoding.request import make_request
-from bass_core.lanes.generation import Generation
-from bass_core.models.draft_head import DraftHead, HeadConfig
+from bass_core.decode.request import make_request
+from bass_core.lanes.generate import Generation
+from bass_core.length.cost_aware import CostAware
+from bass_core.length.costs import CostTable
+from bass_core.model.draft_head import DraftHead, HeadConfig
 
 from ..models import BUILDERS, NEAR, perturbed, prompts, reference, tiny
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from bass_core import ModelPair, SamplingParams, generate, stream
-from bass_core.budget.cost_aware import CostAware
-from bass_core.drafting import registry
+from bass_core.draft import registry
+from bass_core.length.cost_aware import CostAware
 
 from ..models import NEAR, perturbed, prompts, tiny
 from .test_stopping import COSTS, Leaking, agree
@@ -29,7 +29,7 @@ def test_fixed_lengths(length: int) -> None:
 def test_a_head_that_stops_by_itself(confidence: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind an unlikely token, and where it is unsure: some rows then draft less than others."""
     monkeypatch.setattr(registry, "CONFIDENCE", confidence)
-    monkeypatch.setattr("bass_core.drafting.head.HEADROOM", 1.0)
+    monkeypatch.setattr("bass_core.draft.head.HEADROOM", 1.0)
     origins = agree(6000, 7, 3, method="bass", verification="block")
     assert min(origins["accepted"], origins["recovered"], origins["bonus"]) > 1000
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from bass_core import ModelPair, generate
-from bass_core.attention.cache import RaggedCache
-from bass_core.attention.huggingface import PlannedCache
-from bass_core.decoding.batch import BatchDecoder
-from bass_core.decoding.request import make_request
+from bass_core.decode.batch import BatchDecoder
+from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
-from bass_core.models.forward import ForwardBatch
+from bass_core.model.attention import PlannedCache
+from bass_core.model.cache import RaggedCache
+from bass_core.model.forward import ForwardBatch
 
 from ..models import perturbed, prompts, tiny
 
@@ -102,7 +102,7 @@ def test_long_prompts_are_prefilled_in_chunks_and_equal_ones_once(monkeypatch):
     pair = ModelPair(target)
     rows = [prompts(1, seed=4)[0] * 12, prompts(1, seed=5)[0], prompts(1, seed=4)[0] * 12]
     whole = generate(pair, rows, method="regular", max_new_tokens=8)
-    monkeypatch.setattr("bass_core.engine.runner.PREFILL_TOKENS", {"cpu": 14, "cuda": 14})
+    monkeypatch.setattr("bass_core.model.runner.PREFILL_TOKENS", {"cpu": 14, "cuda": 14})
     chunked = generate(pair, rows, method="regular", max_new_tokens=8)
     assert [s.token_ids for s in whole.sequences] == [s.token_ids for s in chunked.sequences]
     assert chunked.sequences[0].token_ids == chunked.sequences[2].token_ids

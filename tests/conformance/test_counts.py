@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bass_core import METHODS, ModelPair, SamplingParams, generate
-from bass_core.drafting.base import Proposal
+from bass_core.draft.base import Proposal
 
 from ..models import VOCAB, prompts, reference, tiny
 

@@ -22,14 +22,14 @@ from scipy import stats
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from bass_core import METHODS, ModelPair, SamplingParams, generate
-from bass_core.amusd import decoder as amusd
-from bass_core.budget.cost_aware import CostAware
-from bass_core.budget.cost_table import CostTable
-from bass_core.drafting import registry as drafting
-from bass_core.drafting.base import Proposal
-from bass_core.drafting.window import WindowDrafter
-from bass_core.models.forward import ForwardBatch, ForwardOutput
-from bass_core.sampling.distribution import probabilities
+from bass_core.decode.overlapped import decoder as amusd
+from bass_core.draft import registry as drafting
+from bass_core.draft.base import Proposal
+from bass_core.draft.window import WindowDrafter
+from bass_core.length.cost_aware import CostAware
+from bass_core.length.costs import CostTable
+from bass_core.model.forward import ForwardBatch, ForwardOutput
+from bass_core.sample.distribution import probabilities
 from bass_core.sequence import WindowWork
 
 from ..models import small_window

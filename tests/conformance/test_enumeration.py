@@ -16,16 +16,15 @@ from typing import Any
 import pytest
 import torch
 
-from bass_core.budget.cost_aware import CostAware
-from bass_core.budget.cost_table import CostTable
-from bass_core.budget.policies import Algorithm1, FixedLength
-from bass_core.budget.recorded import RecordedLengths
-from bass_core.drafting.base import Proposal, own_drafter, point_masses
-from bass_core.drafting.head import HeadDrafter
-from bass_core.drafting.lookup import Cascade, PromptLookupDrafter
-from bass_core.drafting.model import ModelDrafter
-from bass_core.sampling import draw as draws
-from bass_core.sampling.noise import Role, place_node
+from bass_core.draft.base import Proposal, own_drafter, point_masses
+from bass_core.draft.head import HeadDrafter
+from bass_core.draft.lookup import Cascade, PromptLookupDrafter
+from bass_core.draft.model import ModelDrafter
+from bass_core.length.cost_aware import CostAware
+from bass_core.length.costs import CostTable
+from bass_core.length.policies import Algorithm1, FixedLength, RecordedLengths
+from bass_core.sample import draw as draws
+from bass_core.sample.noise import Role, place_node
 
 from .enumerated import WARM, BigramHead, Scene, Table, Text, Written, distance, written
 
@@ -196,7 +195,7 @@ TREES: dict[str, Callable[[Scene], Any]] = {
 @pytest.fixture(autouse=True)
 def unsure_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The head stops behind an unlikely draft as well as before an unlikely one."""
-    monkeypatch.setattr("bass_core.drafting.head.HEADROOM", 1.0)
+    monkeypatch.setattr("bass_core.draft.head.HEADROOM", 1.0)
 
 
 def holds(scene: Scene, patch: pytest.MonkeyPatch, least: float = EXACT) -> Written:

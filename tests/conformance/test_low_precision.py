@@ -19,8 +19,8 @@ import torch
 
 from bass_core import METHODS, ModelPair, SamplingParams, generate, race
 from bass_core.machine import cpu_kernels
-from bass_core.models.llama_compiled import LlamaCompiled
-from bass_core.models.weights.cpu_quantize import quantise_model
+from bass_core.model.llama_cpu import LlamaCompiled
+from bass_core.model.weights.quantized import quantise_model
 
 from ..models import perturbed, prompts, tiny
 

@@ -16,10 +16,10 @@ from scipy import stats
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from bass_core import ModelPair, SamplingParams, generate
-from bass_core.budget.cost_aware import CostAware
-from bass_core.decoding.calibrate import CostTable
-from bass_core.models.draft_head import DraftHead, HeadConfig
-from bass_core.sampling.distribution import probabilities
+from bass_core.decode.calibrate import CostTable
+from bass_core.length.cost_aware import CostAware
+from bass_core.model.draft_head import DraftHead, HeadConfig
+from bass_core.sample.distribution import probabilities
 
 SIZE, P, Q = 16, torch.tensor([0.3, 0.7]), torch.tensor([0.66, 0.34])
 PROMPT = [1, 0]

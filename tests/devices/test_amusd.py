@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from bass_core import SamplingParams, generate
-from bass_core.amusd import decoder as amusd
-from bass_core.amusd.session import DraftSession, second_device
-from bass_core.drafting.base import Proposal
+from bass_core.decode.overlapped import decoder as amusd
+from bass_core.decode.overlapped.session import DraftSession, second_device
+from bass_core.draft.base import Proposal
 
 from ..conformance import table
 from .emulation import capture, ledger
@@ -48,7 +48,7 @@ def test_nothing_is_out_of_order(
     name: str, sampling: SamplingParams, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if way == "two devices":
-        monkeypatch.setattr("bass_core.amusd.session.second_device", second_device)
+        monkeypatch.setattr("bass_core.decode.overlapped.session.second_device", second_device)
     if way != "captured":
         monkeypatch.setenv("BASS_GRAPHS", "0")
     reads: list[int] = []

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from bass_core import generate
-from bass_core.engine.cuda_graphs import GraphRunner
-from bass_core.models.base import CausalModel, HiddenStateTap
-from bass_core.models.forward import CapturedBatch, ForwardBatch
-from bass_core.models.llama_cuda import LlamaCuda
+from bass_core.model.base import CausalModel, HiddenStateTap
+from bass_core.model.forward import CapturedBatch, ForwardBatch
+from bass_core.model.graphs import GraphRunner
+from bass_core.model.llama_cuda import LlamaCuda
 from kernels.backends import CAPTURABLE
 from kernels.support import runtime
 

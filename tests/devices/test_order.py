@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from bass_core.sampling.draw_triton import seed_on
+from bass_core.sample.draw_triton import seed_on
 from kernels.support import own_stream, runtime
 
 from .emulation import emulated, ledger

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bass_core import ModelPair, generate, race
-from bass_core.decoding import budgets
+from bass_core.decode import measuring as budgets
 from bass_core.lanes.clock import LaneClock
 from kernels.support import on, own_stream, runtime
 

@@ -12,9 +12,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from bass_core import ModelPair, PairError, RequestError, SamplingParams, generate, race
-from bass_core.models.weights.placement import home_device, is_split, places
+from bass_core.model.weights.placement import home_device, is_split, places
 
-from ..bass_core.drafting.test_head import tiny_head
+from ..bass_core.draft.test_head import tiny_head
 from ..models import BUILDERS, perturbed, prompts, tiny
 
 ROWS = prompts(3)

@@ -11,12 +11,12 @@ import random
 import pytest
 import torch
 
-from bass_core.engine.cuda_graphs import GraphRunner
-from bass_core.models.forward import ForwardBatch, verified_tree
-from bass_core.sampling.noise import NoiseKeys
-from bass_core.sampling.params import SamplingParams
-from bass_core.verification.table import VERIFICATIONS
-from bass_core.verification.tree import DraftTree, verify_tree
+from bass_core.model.forward import ForwardBatch, verified_tree
+from bass_core.model.graphs import GraphRunner
+from bass_core.sample.noise import NoiseKeys
+from bass_core.sample.params import SamplingParams
+from bass_core.verify.rules import VERIFICATIONS
+from bass_core.verify.tree import DraftTree, verify_tree
 
 from .emulation import emulated, ledger
 from .emulation.models import pair

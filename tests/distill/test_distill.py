@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bass_core import ModelPair, SamplingParams, generate
-from bass_core.models.draft_head import load_draft_head
+from bass_core.model.draft_head import load_draft_head
 from distill import train as train_module
 from distill.ablation import ARMS, ablate, as_markdown
 from distill.batches import Batches, Scale, collate, frequent_ids, load_rows, scale_of, shifted

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bass_core import ModelPair
-from bass_core.models.draft_head import load_draft_head
+from bass_core.model.draft_head import load_draft_head
 from distill import slots as slots_module
 from distill.corpus import shards
 from distill.evaluate import round_cost

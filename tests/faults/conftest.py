@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from bass_core.attention.cache import RaggedCache
+from bass_core.model.cache import RaggedCache
 
 
 @pytest.fixture(scope="package", autouse=True)

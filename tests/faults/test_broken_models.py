@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from bass_core import ModelError, ModelPair, SamplingParams, generate, race
-from bass_core.sampling.distribution import probabilities
-from bass_core.verification import rejection as verify
+from bass_core.sample.distribution import probabilities
+from bass_core.verify import rejection as verify
 
 from ..models import prompts, reference, tiny
 from .conftest import left_behind

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from bass_core import BassError, ModelPair, RequestError, load_pair, race
-from bass_core.decoding.request import make_request
+from bass_core.decode.request import make_request
 from bench.robustness.fuzz import JUNK, NEAR, arguments_of, verdict
 from bench.robustness.serving import save_tiny_pair
 from ui.page.events import Events

@@ -27,12 +27,12 @@ from bass_core import (
     generate,
     race,
 )
-from bass_core.attention.cache import RaggedCache
-from bass_core.decoding import admission as admission_module
-from bass_core.decoding.admission import estimate_bytes
-from bass_core.decoding.request import make_request
-from bass_core.drafting.base import Proposal
+from bass_core.decode import admission as admission_module
+from bass_core.decode.admission import estimate_bytes
+from bass_core.decode.request import make_request
+from bass_core.draft.base import Proposal
 from bass_core.machine import memory as memory_module
+from bass_core.model.cache import RaggedCache
 from kernels.triton import attention as fused_attention
 
 from ..models import NEAR, perturbed, prompts, tiny

@@ -24,7 +24,7 @@ from gradio_client import Client
 from gradio_client.exceptions import AppError
 
 from bass_core import ModelPair, Monitor, race
-from bass_core.drafting.base import Proposal
+from bass_core.draft.base import Proposal
 from ui.page.events import Snapshot
 from ui.page.limits import Limits
 from ui.page.page import build, launch_options

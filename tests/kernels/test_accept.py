@@ -1,4 +1,4 @@
-"""The accept kernel decides as bass_core/verification/rejection.py does, and its noise is equal bit for bit.
+"""The accept kernel decides as bass_core/verify/rejection.py does, and its noise is equal bit for bit.
 
 Contract: runs under Triton's interpreter, with the same p, q, noise and counts for both. Rows where some u is
 within rounding of p / q are left out: there, both answers are right.
@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from torch import Tensor
 
-from bass_core.sampling.distribution import probabilities
-from bass_core.sampling.draw import draw
-from bass_core.sampling.noise import (
+from bass_core.sample.distribution import probabilities
+from bass_core.sample.draw import draw
+from bass_core.sample.noise import (
     NoiseKeys,
     Role,
     exponentials,
@@ -27,13 +27,13 @@ from bass_core.sampling.noise import (
     uniform,
     words,
 )
-from bass_core.sampling.params import SamplingParams
-from bass_core.verification import rejection
-from bass_core.verification.acceptance import UNSOUND
-from bass_core.verification.block import chances
-from bass_core.verification.rejection import verify
-from bass_core.verification.rejection_triton import verify_on_device
-from bass_core.verification.table import VERIFICATIONS
+from bass_core.sample.params import SamplingParams
+from bass_core.verify import rejection
+from bass_core.verify.acceptance import UNSOUND
+from bass_core.verify.block import chances
+from bass_core.verify.rejection import verify
+from bass_core.verify.rejection_triton import verify_on_device
+from bass_core.verify.rules import VERIFICATIONS
 from kernels.triton import accept as kernel
 from kernels.triton import block
 from kernels.triton import noise as device

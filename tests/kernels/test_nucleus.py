@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bass_core.sampling import distribution as sampling
-from bass_core.sampling.distribution import probabilities
-from bass_core.sampling.params import SamplingParams
+from bass_core.sample import distribution as sampling
+from bass_core.sample.distribution import probabilities
+from bass_core.sample.params import SamplingParams
 from kernels.triton import nucleus
 
 

@@ -1,4 +1,4 @@
-"""The walk kernel decides as the sampled walk of bass_core/verification/tree.py does, with the same noise.
+"""The walk kernel decides as the sampled walk of bass_core/verify/tree.py does, with the same noise.
 
 Contract: runs under Triton's interpreter; paths, tokens and tests are equal, and the numbers of the tests bit for
 bit. In 200 rows the first token is distributed as the target's.
@@ -14,14 +14,14 @@ import torch
 from scipy.stats import chisquare
 from torch import Tensor
 
-from bass_core.sampling.distribution import probabilities
-from bass_core.sampling.draw import draw
-from bass_core.sampling.noise import NoiseKeys, Role, place_node
-from bass_core.sampling.params import SamplingParams
-from bass_core.verification.acceptance import UNSOUND, RowOutcome
-from bass_core.verification.table import VERIFICATIONS
-from bass_core.verification.tree import DraftTree, verify_tree
-from bass_core.verification.tree_triton import walk_on_device
+from bass_core.sample.distribution import probabilities
+from bass_core.sample.draw import draw
+from bass_core.sample.noise import NoiseKeys, Role, place_node
+from bass_core.sample.params import SamplingParams
+from bass_core.verify.acceptance import UNSOUND, RowOutcome
+from bass_core.verify.rules import VERIFICATIONS
+from bass_core.verify.tree import DraftTree, verify_tree
+from bass_core.verify.tree_triton import walk_on_device
 from kernels.triton.walk import walk_trees
 
 SEED = 0x1234_5678_9ABC_DEF1

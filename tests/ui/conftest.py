@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from bass_core import ModelPair, load_pair
-from bass_core.attention.cache import RaggedCache
+from bass_core.model.cache import RaggedCache
 from ui.page.limits import Limits
 from ui.page.page import build, launch_options
 from ui.sources.source import Source

@@ -30,7 +30,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Caches(Protocol):
-    """Keys and values of a step's rows (bass_core/attention/tiled.py).
+    """Keys and values of a step's rows (bass_core/model/tiled.py).
 
     buffer [layers, 2, rows, key-value heads, tiles, 16 x padded]: bfloat16 for products of bfloat16, else float32.
     starts, groups [rows]: how many tokens of a row are those of a prefix, and of which.

@@ -1,4 +1,4 @@
-"""What block verification sums over whole vocabularies (bass_core/verification/block.py).
+"""What block verification sums over whole vocabularies (bass_core/verify/block.py).
 
 Contract: rows are cut into chunks of CHUNK numbers, each of which is summed the same way whoever sums it. So a
 row's sums have the same bits alone or among others, on any number of threads. Arrays are contiguous.

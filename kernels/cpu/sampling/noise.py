@@ -1,4 +1,4 @@
-"""The noise of bass_core/sampling/noise.py, which is the reference, for compiled code.
+"""The noise of bass_core/sample/noise.py, which is the reference, for compiled code.
 
 Contract: `words`, `hashed` and `uniform` give the same bits as `words`, `token_uniforms` and `to_uniform` there.
 """

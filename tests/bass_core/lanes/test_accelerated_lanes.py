@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from bass_core import ModelPair, generate, race
-from bass_core.decoding.request import make_request
-from bass_core.engine import cuda_graphs as graphs
+from bass_core.decode.request import make_request
 from bass_core.lanes.clock import LaneClock
 from bass_core.lanes.lane import Lane
 from bass_core.machine import hardware, setup_time
-from bass_core.models.forward import ForwardBatch
+from bass_core.model import graphs as graphs
+from bass_core.model.forward import ForwardBatch
 from kernels.support import own_stream, runtime
 from tests.bass_core.accelerated import (  # noqa: F401
     DEVICE,
@@ -32,7 +32,7 @@ from tests.bass_core.accelerated import (  # noqa: F401
     texts,
     while_capturing,
 )
-from tests.bass_core.drafting.test_head import tiny_head
+from tests.bass_core.draft.test_head import tiny_head
 from tests.devices.emulation import capture as emulated_capture
 from tests.devices.emulation import ledger, order
 from tests.models import tiny

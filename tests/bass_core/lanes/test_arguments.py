@@ -11,7 +11,7 @@ import pytest
 
 import bass_core
 from bass_core import ModelPair, Options, RequestError, SamplingParams, generate, race, stream
-from bass_core.decoding.request import make_request
+from bass_core.decode.request import make_request
 from bass_core.options import Keywords
 
 from ...models import byte_tokenizer, tiny

@@ -13,9 +13,9 @@ import torch
 import bass_core.lanes.comparison as comparison_module
 from bass_core import ModelPair, SamplingParams, generate, race
 from bass_core.lanes.lane import Lane
-from bass_core.sampling.distribution import probabilities
-from bass_core.sampling.draw import draw
-from bass_core.sampling.noise import Role, exponentials
+from bass_core.sample.distribution import probabilities
+from bass_core.sample.draw import draw
+from bass_core.sample.noise import Role, exponentials
 
 from ...models import NEAR, byte_tokenizer, perturbed, prompts, tiny
 

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from bass_core.lanes.output.detokenizer import TextStream
+from bass_core.lanes.text import TextStream
 
 from ...models import byte_tokenizer
 

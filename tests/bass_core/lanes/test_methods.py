@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from bass_core import (
+from bass_core import (  # fmt: skip
     DEFAULT_LANES,
     METHODS,
     Method,
@@ -23,8 +23,8 @@ from bass_core import (
     register,
     stream,
     unregister,
-)  # fmt: skip
-from bass_core.decoding.request import Request
+)
+from bass_core.decode.request import Request
 from bass_core.lanes.lane import Lane
 from bass_core.lanes.methods import find_method
 from bass_core.sequence import Round, RowRound, Sequence

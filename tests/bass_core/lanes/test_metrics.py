@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 
 from bass_core import ModelPair, generate, stream
-from bass_core.decoding.request import make_request
+from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
 from bass_core.lanes.metrics import Counts, latency, summarise
 from bass_core.sequence import Round, RowRound, Sequence

@@ -22,8 +22,8 @@ import pytest
 
 import bass_core.lanes.lane as lane_module
 from bass_core import DEFAULT_LANES, METHODS, ModelPair, RequestError, generate, race
-from bass_core.attention.cache import RaggedCache
 from bass_core.lanes.clock import FairLock
+from bass_core.model.cache import RaggedCache
 
 from ...models import NEAR, byte_tokenizer, perturbed, prompts, tiny
 

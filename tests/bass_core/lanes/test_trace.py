@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from bass_core import ModelPair, RecordedLengths, RequestError, SamplingParams, generate, race, stream
-from bass_core.budget.cost_aware import CostAware
-from bass_core.budget.cost_table import CostTable
-from bass_core.budget.policies import Algorithm1
+from bass_core.length.cost_aware import CostAware
+from bass_core.length.costs import CostTable
+from bass_core.length.policies import Algorithm1
 
 from ...models import NEAR, byte_tokenizer, perturbed, prompts, tiny
 

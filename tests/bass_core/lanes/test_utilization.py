@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from bass_core import ModelPair
-from bass_core.decoding.request import make_request
+from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
 from bass_core.lanes.utilization import Work
 from bass_core.machine.hardware import Peaks, dense_peak
-from bass_core.models.base import CausalModel
-from bass_core.models.weights.cost import ModelCost
+from bass_core.model.base import CausalModel
+from bass_core.model.weights.cost import ModelCost
 from bass_core.sequence import Round, RowRound, Sequence
 from tests.models import perturbed, prompts, tiny
 

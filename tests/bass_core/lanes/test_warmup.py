@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bass_core import ModelPair, generate, race
-from bass_core.lanes.setup import warmup
+from bass_core.lanes import warmup
 
 from ...models import perturbed, prompts, reference, tiny
 

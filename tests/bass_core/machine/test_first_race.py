@@ -23,10 +23,10 @@ from numba.core.registry import CPUDispatcher
 
 import kernels.cpu
 from bass_core import ModelPair, SamplingParams, race
-from bass_core.attention.select import choose_backend
-from bass_core.budget.cost_table import CostTable, write_table
-from bass_core.decoding.cost_store import costs_path
-from bass_core.drafting.registry import choose_drafter
+from bass_core.model.attention import choose_backend
+from bass_core.length.costs import CostTable, write_table
+from bass_core.decode.cost_store import costs_path
+from bass_core.draft.registry import choose_drafter
 from tests.conformance.table import head
 from tests.models import tiny
 

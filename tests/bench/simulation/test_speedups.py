@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from bass_core import SimulatedClock, predict_speedups
-from bass_core.prediction.hardware import HARDWARE
-from bass_core.prediction.roofline import Roofline
-from bass_core.prediction.rounds import Acceptance
-from bass_core.prediction.shapes import shapes
+from bass_core.predict.hardware import HARDWARE
+from bass_core.predict.roofline import Roofline
+from bass_core.predict.rounds import Acceptance
+from bass_core.predict.shapes import shapes
 from bench.simulation.sweeps import BATCHES, figures
 
 RESULTS = Path(__file__).resolve().parents[3] / "bench/results/simulate-window.json"

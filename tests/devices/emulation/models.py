@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bass_core import ModelPair, generate
-from bass_core.lanes.generation import Generation
+from bass_core.lanes.generate import Generation
 
 from ...conformance import table
 from ...models import NEAR, perturbed, tiny

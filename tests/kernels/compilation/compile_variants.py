@@ -30,7 +30,7 @@ from tests.kernels.compilation.variants import SHARED, variants
 
 # Tolerated number of local memory accesses outside loops.
 SET_ASIDE = 8
-# Accesses in loops by capability: for a T4 "auto" takes torch's attention (bass_core/attention/select.py).
+# Accesses in loops by capability: for a T4 "auto" takes torch's attention (bass_core/model/attention.py).
 IN_LOOPS = {75: 2}
 
 

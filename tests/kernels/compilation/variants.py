@@ -96,7 +96,7 @@ def attention(capability: int, usual: torch.dtype) -> Iterator[Variant]:
             continue
         flags = FLAGS[kind]
         if dim == 256 and capability < 80:
-            # There it spills at any size: torch's attention is the one for such devices (attention/select.py).
+            # There it spills at any size: torch's attention is the one for such devices (model/attention.py).
             continue
         device = SHARED[capability], capability >= 80
         tiles = (fused_attention.tiles(dim, rows, dtype.itemsize, *device) for rows in (1, 64))

@@ -10,10 +10,10 @@ import torch
 import transformers as tf
 from torch import Tensor
 
-from bass_core.attention.cache import RaggedCache
-from bass_core.models.base import CausalModel
-from bass_core.models.forward import ForwardBatch
-from bass_core.models.llama_compiled import LlamaCompiled
+from bass_core.model.base import CausalModel
+from bass_core.model.cache import RaggedCache
+from bass_core.model.forward import ForwardBatch
+from bass_core.model.llama_cpu import LlamaCompiled
 from kernels.cpu import packing
 from kernels.cpu.kinds import HAS_DOT
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from bass_core import ModelError, ModelPair, generate
-from bass_core.models.base import HiddenStateTap
-from bass_core.models.forward import ForwardBatch
-from bass_core.models.llama_compiled import LlamaCompiled
+from bass_core.model.base import HiddenStateTap
+from bass_core.model.forward import ForwardBatch
+from bass_core.model.llama_cpu import LlamaCompiled
 
 from .shapes import DOTS, SHAPES, compiled, exact, fed, made, tokens
 

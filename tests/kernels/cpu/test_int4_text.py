@@ -9,7 +9,7 @@ import torch
 
 from bass_core import load_pair
 from bass_core.machine import cpu_kernels
-from bass_core.models.forward import ForwardBatch
+from bass_core.model.forward import ForwardBatch
 
 
 @pytest.mark.slow

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from bass_core import ModelPair
-from bass_core.models.base import CausalModel
-from bass_core.models.llama_compiled import LlamaCompiled, why_not
-from bass_core.models.weights.compiled import CompiledLinear, compiled
+from bass_core.model.base import CausalModel
+from bass_core.model.llama_cpu import LlamaCompiled, why_not
+from bass_core.model.weights.compiled import CompiledLinear, compiled
 
 from ...models import tiny
 from .shapes import DOTS

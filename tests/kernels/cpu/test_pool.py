@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bass_core.models.llama_compiled import LlamaCompiled
+from bass_core.model.llama_cpu import LlamaCompiled
 from kernels.cpu.calls import jit, pool
 from kernels.cpu.packing import pack
 from kernels.cpu.products import linear

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bass_core.models.llama_compiled import LlamaCompiled
+from bass_core.model.llama_cpu import LlamaCompiled
 
 from .shapes import DOTS, compiled, fed, made, tokens
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from bass_core.machine import cpu_kernels
-from bass_core.sampling import noise
-from bass_core.sampling.distribution import argmax, probabilities
-from bass_core.sampling.draw import draw
-from bass_core.sampling.params import COLDEST, SamplingParams
+from bass_core.sample import noise
+from bass_core.sample.distribution import argmax, probabilities
+from bass_core.sample.draw import draw
+from bass_core.sample.params import COLDEST, SamplingParams
 
 if not cpu_kernels.available():
     pytest.skip("numba is not there", allow_module_level=True)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bass_core.attention.cache import RaggedCache
-from bass_core.models.base import CausalModel, HiddenStateTap
-from bass_core.models.forward import BatchTree, ForwardBatch
-from bass_core.models.llama_compiled import LlamaCompiled
+from bass_core.model.base import CausalModel, HiddenStateTap
+from bass_core.model.cache import RaggedCache
+from bass_core.model.forward import BatchTree, ForwardBatch
+from bass_core.model.llama_cpu import LlamaCompiled
 
 from .attention.trees import Parents, batch_tree, path, random_tree
 from .shapes import DOTS, compiled, exact, fed, made, tokens

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bass_core import RequestError
-from bass_core.budget.options import make_budget
+from bass_core.length.options import make_budget
 from ui.page.limits import Limits
 from ui.page.request import make_request
 

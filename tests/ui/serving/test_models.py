@@ -24,7 +24,9 @@ from ui.sources.waiting import waiting
 def test_no_other_model_is_looked_for_unless_allowed(
     pair: ModelPair, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bass_core.loading.catalogue.locate", lambda *_: pytest.fail("the name was looked up"))
+    monkeypatch.setattr(
+        "bass_core.model.loading.catalogue.locate", lambda *_: pytest.fail("the name was looked up")
+    )
     events = Events(race_source(pair), Limits())
     with pytest.raises(RequestError, match="--allow-any-model"):
         Models(pair).get(name)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bass_core import BassError, ModelPair, Snapshot, race
-from bass_core.decoding.batch import BatchDecoder
+from bass_core.decode.batch import BatchDecoder
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest, make_request
 from ui.sources.cluster.worker import Worker

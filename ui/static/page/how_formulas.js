@@ -59,7 +59,7 @@
     return count;
   }
 
-  /** Algorithm 1 of BASS, 2404.15778, as bass_core/budget/policies.py has it; rule: {start, increment, modulus, limit}. */
+  /** Algorithm 1 of BASS, 2404.15778, as bass_core/length/policies.py has it; rule: {start, increment, modulus, limit}. */
   function algorithm1(rule, { length, shrinking }, accepted) {
     const best = Math.max(...accepted);
     if (best === length) return { length: Math.min(length + rule.increment, rule.limit), shrinking: 0 };

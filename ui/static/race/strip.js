@@ -1,7 +1,7 @@
 /* Draws where each lane's time went: a track for the target, one for the draft, one for the host, and the tokens that
    each round wrote above them. Contract: a round's block ends at its `ms` and begins where the round before it ended;
    inside it stand draft_ms, then verify_ms, and the host's rest. Where draft and target work at the same time, the blocks
-   are the lane's own spans (bass_core/amusd/timeline.py). All strips have one scale: the newest SPANS of their lanes'
+   are the lane's own spans (bass_core/decode/overlapped/timeline.py). All strips have one scale: the newest SPANS of their lanes'
    clocks, or the whole race. Draws what is in view, once a view; at the end, all. figure.blocks: what was drawn, {row, kind, x, width,
    begin, end, round}, in CSS pixels from the canvas's left edge and in ms. With larger type everything is drawn as
    many times as large, and figure.blocks are in pixels of that size. */

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bass_core.attention.tiled import TiledCache
+from bass_core.model.tiled import TiledCache
 from kernels.cpu.attention.step import Attention, attend_alone
 from kernels.cpu.attention.tree import Tree
 from kernels.plan import AttentionPlan

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bass_core.attention.cache import RaggedCache
-from bass_core.attention.tiled import TiledCache
+from bass_core.model.cache import RaggedCache
+from bass_core.model.tiled import TiledCache
 
 from ..shapes import DOTS
 from .attention_steps import LENGTH, Layer

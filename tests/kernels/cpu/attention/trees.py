@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bass_core.models.forward import BatchTree
+from bass_core.model.forward import BatchTree
 from kernels.cpu.attention.tree import Tree
 
 Parents = list[int]

@@ -1,1 +1,0 @@
-"""The key-value cache whose rows have their own lengths, and attention over it in transformers' models."""

@@ -1,0 +1,284 @@
+"""The decoding loop: regular, speculative and BASS decoding are one loop over a batch of rows.
+
+Contract: implements Decoder (base.py). Regular decoding is the loop without a drafter. Speculative decoding is the
+loop over batches of one, row after row (sequential.py). BASS (arXiv 2404.15778) is the loop over a batch in which
+every row accepts its own number of drafts. Which rule judges drafts is known before any is drawn: the tree rule in
+every round of a drafter that `branches`, else the chain rule. Each round waits for the device once. Non-goals:
+clocks and texts.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..draft.base import Drafter, Proposal, as_tree, check_chain, sources_of
+from ..length.base import Budget, Feedback, Offer
+from ..machine.stopwatch import Stopwatch
+from ..machine.transfer import to_device
+from ..model.forward import ForwardBatch, ForwardOutput, verified_tree
+from ..model.prefill import PrefillSteps
+from ..model.runner import ModelRunner
+from ..sample.noise import NoiseKeys
+from ..sequence import Forward, Reading, Round, RowRound, Sequence, Spent
+from ..verify.acceptance import RowOutcome, mark_unsound, refuse_unsound
+from ..verify.detail import Drafts, explain, rule_name
+from ..verify.rejection import first_tokens, plain, verify
+from ..verify.tree import DraftTree, verify_tree
+from .base import CacheBytes, DecodingParams, Timeline
+from .record import write_round
+
+
+@dataclass
+class BatchDecoder:
+    """One batch. drafter: None for regular decoding. A finished row is removed; the last row takes its place."""
+
+    sequences: list[Sequence]
+    target: ModelRunner
+    params: DecodingParams
+    drafter: Drafter | None = None
+    budget: Budget | None = None
+    target_forwards: int = 0
+    # Whether the target's forwards return hidden states, for the drafter or another reader.
+    return_states: bool = False
+    cache: CacheBytes | None = None
+    _prefill: PrefillSteps | None = None
+    _draft_prefill: PrefillSteps | None = None
+    _rows: list[Sequence] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._watch = Stopwatch(self.target.device)
+        self._rows = list(self.sequences)
+        self.return_states |= self.drafter is not None and self.drafter.observes_states
+        self._branches = self.drafter is not None and self.drafter.branches
+        self._prefill = PrefillSteps(self.target, [row.prompt for row in self._rows], self.return_states)
+        if self.drafter is not None:
+            draft_prefill = self.drafter.start(self._rows)
+            # A draft that is not wanted at once reads the prompts when it is.
+            self._draft_prefill = draft_prefill if self._wants_drafts() else None
+
+    @property
+    def finished(self) -> bool:
+        return not self._rows
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """None: draft and target do not overlap."""
+        return None
+
+    def pause(self) -> None:
+        """Does nothing: no work goes on between steps."""
+
+    def close(self) -> None:
+        """Does nothing: the decoder holds only its own memory."""
+
+    def prepare(self) -> None:
+        """Before the first step: prepare the models for the shapes of a plain round and of the first round."""
+        rows = len(self._rows)
+        # How many tokens a step of trees has is the drafter's secret; one of none is plain.
+        widest = 1 if self._branches else 1 + max(self._usable(self._requested(self._offers())))
+        for width in sorted({1, widest}):
+            tokens = torch.zeros(rows, width, dtype=torch.long, device=self.target.device)
+            self.target.prepare(ForwardBatch(tokens, [0] * rows, return_states=self.return_states))
+        if self.drafter is not None:
+            self.drafter.prepare(rows)
+
+    @torch.inference_mode()
+    def step(self) -> Round:
+        """Run one prefill chunk or one round; the last chunk also samples the first tokens."""
+        if self._draft_prefill is not None and not self._draft_prefill.done:
+            self._draft_prefill.step()
+            fed = replace(self._draft_prefill.newest, draft=True)
+            return Round("prefill", reading=self._reading(), fed=fed)
+        if self._prefill is not None:
+            return self._prefill_step(self._prefill)
+        return self._round()
+
+    def _prefill_step(self, prefill: PrefillSteps) -> Round:
+        prefill.step()
+        if not prefill.done:
+            return Round("prefill", reading=self._reading(), fed=prefill.newest)
+        self.target_forwards += 1
+        keys = self._keys()
+        logits = prefill.logits()
+        tokens = mark_unsound(first_tokens(logits, keys, self.params.sampling), logits).tolist()
+        refuse_unsound(tokens)
+        self._hand_states(self._rows, prefill.states)
+        self._prefill = self._draft_prefill = None
+        outcomes = [RowOutcome(0, token, math.nan, []) for token in tokens]
+        rows = [write_round(row, outcome) for row, outcome in zip(self._rows, outcomes, strict=True)]
+        self._drop_finished()
+        if self.drafter is not None and self._rows and self._wants_drafts():
+            self.drafter.read(self._rows)
+        return Round("prefill", rows=rows, fed=prefill.newest)
+
+    def _reading(self) -> Reading | None:
+        """How far the target's prefill is; the draft's, which comes first, is not counted."""
+        if self._prefill is None or not self._prefill.total:
+            return None
+        return Reading(self._prefill.fed, self._prefill.total, [row.index for row in self._rows])
+
+    def _round(self) -> Round:
+        rows, keys = self._rows, self._keys()
+        began, offers, before = time.perf_counter(), self._offers(), self._draft_work()
+        requested = self._requested(offers)
+        self._watch.mark()
+        given = self._propose(self._usable(requested), keys)
+        proposal = as_tree(given) if self._branches else check_chain(given)
+        self._watch.mark()
+        parents, num_drafted = proposal.parents, proposal.num_drafted
+        drafts = to_device(proposal.tokens, self.target.device)
+        fed = Forward(list(self.target.lengths[: len(rows)]), [count + 1 for count in num_drafted])
+        output = self._forward(drafts, num_drafted, parents)
+        outcomes = self._verify(output.logits, drafts, proposal, keys)
+        self._watch.mark()
+        self.target_forwards += 1
+        refuse_unsound([outcome.next_token for outcome in outcomes])
+        accepted = [outcome.accepted for outcome in outcomes]
+        paths = [outcome.accepted_drafts for outcome in outcomes]
+        for r, path in enumerate(paths):
+            # The newest token, which is fed first, and the path behind it.
+            self.target.commit(r, self.target.lengths[r] + len(path) + 1, [0, *(draft + 1 for draft in path)])
+        self._hand_states(rows, lambda: _states_of(output.require_states(), paths))
+        none: list[Any] = [None] * len(rows)
+        told = zip(rows, outcomes, num_drafted, parents or none, strict=True)
+        records = [write_round(*each) for each in told]
+        forwards, drawn = 0, 0
+        if self.drafter is not None:
+            self.drafter.on_verified(rows, given, accepted)
+            forwards, drawn = (now - then for now, then in zip(self._draft_work(), before, strict=True))
+        draft_ms, verify_ms = self._watch.laps()
+        draft_ms = draft_ms if forwards or max(num_drafted) else 0.0
+        if self.budget is not None:
+            ms = 1000 * (time.perf_counter() - began)
+            self.budget.observe(Feedback(offers, requested, num_drafted, accepted, forwards, ms, draft_ms))
+        self._drop_finished()
+        kind = "verify" if max(num_drafted) else "plain"
+        made = Round(
+            kind, max(requested), records, draft_forwards=forwards, draft_tokens=drawn, fed=fed, lengths=requested
+        )
+        made.windowed = proposal.windowed
+        made.spent = Spent(draft_ms, verify_ms)
+        if self.params.inspect and max(num_drafted):
+            made.explain = self._explanation(output.logits, proposal, records, outcomes)
+        return made
+
+    def _explanation(
+        self,
+        logits: Tensor,
+        proposal: Proposal,
+        records: list[RowRound],
+        outcomes: list[RowOutcome],
+    ) -> Callable[[], None]:
+        """What gives the round's records their details, from tensors that live until the next step."""
+        params, drafter, tree = self.params, self.drafter, self._branches
+
+        def work() -> None:
+            tokens = [row[:n] for row, n in zip(proposal.tokens.tolist(), proposal.num_drafted, strict=True)]
+            sources = sources_of(proposal, drafter)
+            drafts = Drafts(tokens, sources, proposal.parents, proposal.drawn, proposal.probs, proposal.own)
+            rule = rule_name(params.verification, params.sampling, params.synthetic, tree)
+            explain(records, outcomes, logits, drafts, params.sampling, rule)
+
+        return work
+
+    def _offers(self) -> list[Offer]:
+        """What each row could draft next."""
+        return [] if self.drafter is None else self.drafter.offers(self._rows)
+
+    def _requested(self, offers: list[Offer]) -> list[int]:
+        """Number of drafts, one behind another, that the budget allows each row."""
+        return [0] * len(self._rows) if self.budget is None else self.budget.max_drafts(offers)
+
+    def _wants_drafts(self) -> bool:
+        """Whether the next round is to draft by a model."""
+        offers = self._offers()
+        told = zip(self._requested(offers), offers, strict=True)
+        return any(most > 0 and offer.forwards for most, offer in told)
+
+    def _usable(self, requested: list[int]) -> list[int]:
+        """The requested numbers of drafts, cut to each row's room: the target adds one more token."""
+        return [min(most, row.remaining - 1) for most, row in zip(requested, self._rows, strict=True)]
+
+    def _draft_work(self) -> tuple[int, int]:
+        """The draft model's forwards so far, and the tokens that it drew."""
+        return (0, 0) if self.drafter is None else (self.drafter.calls, self.drafter.drafted)
+
+    def _hand_states(self, rows: list[Sequence], states: Callable[[], list[Tensor]]) -> None:
+        """Give the drafter, if it reads them, the target's hidden states of the newly committed tokens."""
+        if self.drafter is not None and self.drafter.observes_states:
+            self.drafter.observe_states(rows, states())
+
+    def _propose(self, max_drafts: list[int], keys: NoiseKeys) -> Proposal:
+        if self.drafter is None or max(max_drafts) <= 0:
+            return Proposal(torch.zeros(len(max_drafts), 0, dtype=torch.long), [0] * len(max_drafts))
+        return self.drafter.propose(self._rows, max_drafts, keys)
+
+    def _forward(
+        self, drafts: Tensor, num_drafted: list[int], parents: list[list[int]] | None = None
+    ) -> ForwardOutput:
+        """The target's output for each row's newest token and the first num_drafted[r] of its drafts [B, l]."""
+        newest = to_device([[row.tokens[-1]] for row in self._rows], self.target.device)
+        tokens, lengths = torch.cat((newest, drafts), dim=1), self.target.lengths[: len(self._rows)]
+        real = [count + 1 for count in num_drafted]
+        raw = self.drafter is not None and self.drafter.raw_states
+        batch = ForwardBatch(tokens, lengths, real, return_states=self.return_states, raw_states=raw)
+        if parents is not None and any(parents):
+            batch.tree = verified_tree(parents)
+        return self.target.forward(batch)
+
+    def _verify(
+        self,
+        logits: Tensor,
+        drafts: Tensor,
+        proposal: Proposal,
+        keys: NoiseKeys,
+    ) -> list[RowOutcome]:
+        params, verification = self.params.sampling, self.params.verification
+        if not proposal.tokens.shape[1]:
+            return plain(logits[:, 0], keys, params)
+        if proposal.parents is not None:
+            tokens = [row[:n] for row, n in zip(proposal.tokens.tolist(), proposal.num_drafted, strict=True)]
+            tree = DraftTree(tokens, proposal.parents, proposal.drawn, proposal.probs)
+            return verify_tree(logits, tree, keys, params, verification)
+        outcome = verify(
+            logits,
+            drafts,
+            proposal.probs,
+            to_device(proposal.num_drafted, logits.device),
+            keys,
+            params,
+            verification=verification,
+            synthetic=self.params.synthetic,
+        )
+        adjust = verification.adjust
+        return outcome.host() if adjust is None else adjust(outcome.host())
+
+    def _keys(self) -> NoiseKeys:
+        device = self.target.device
+        ids = to_device([row.id for row in self._rows], device)
+        return NoiseKeys(self.params.seed, ids, to_device([len(row.tokens) for row in self._rows], device))
+
+    def _drop_finished(self) -> None:
+        for r in reversed(range(len(self._rows))):
+            if self._rows[r].finish_reason:
+                last = len(self._rows) - 1
+                self.target.move_row(last, r)
+                if self.drafter is not None and last != r:
+                    self.drafter.move_row(last, r)
+                self._rows[r] = self._rows[last]
+                self._rows.pop()
+
+
+def _states_of(states: Tensor, paths: list[list[int]]) -> list[Tensor]:
+    """Of states [B, 1 + N, ...] those of each row's newest token and of the drafts of its path."""
+    return [
+        states[r, : len(path) + 1] if path == list(range(len(path))) else states[r, [0, *(i + 1 for i in path)]]
+        for r, path in enumerate(paths)
+    ]

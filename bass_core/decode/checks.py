@@ -1,0 +1,202 @@
+"""The checks of a request's prompts and numbers, one function each.
+
+Contract: an unusable value raises RequestError with one sentence that names it and says what to do; otherwise a
+check returns the value in the form that a Request holds, if it changes. Nothing here runs a model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from collections.abc import Sequence as Seq
+from typing import Any, TypeGuard
+
+from kernels.plan import MOST_TREE
+
+from ..draft.base import Drafter
+from ..draft.registry import DRAFTERS, reads_others, windows
+from ..errors import RequestError
+from ..length.options import AUTO, DraftLength
+from ..model.pair import ModelPair
+from ..model.runner import SHARING, TREES
+from ..verify.rules import AUTOMATIC, Verification
+
+# The most drafts of a row in a round where they form a tree: one column of MOST_TREE is the newest token's.
+MOST_DRAFTS = MOST_TREE - 1
+
+
+def encode_prompts(pair: ModelPair, prompt: str | Seq[Any], n: int, raw: bool) -> list[list[int]]:
+    """The prompts as token ids, one list per row; a text that several rows share is tokenized once."""
+    given = _listed(prompt, n)
+    texts = {one: _encode(pair, one, raw) for one in given if isinstance(one, str)}
+    prompts = [list(texts[one]) if isinstance(one, str) else _encode(pair, one, raw) for one in given]
+    for one in prompts:
+        _check_prompt(pair, one)
+    return prompts
+
+
+def count_tokens(pair: ModelPair, prompt: str) -> int:
+    """Tokens of a text as a prompt, the chat template's included.
+
+    Raises RequestError as a request with this prompt would: for an empty one, and one too long for the model.
+    """
+    return len(encode_prompts(pair, prompt, 1, raw=False)[0])
+
+
+def check_sequence_ids(ids: Seq[int] | None, rows: int, drafter: str | Drafter) -> list[int]:
+    """The ids that key each row's sampling noise; None stands for 0, 1, 2 and so on.
+
+    What a row wrote tells of the noise that another row with its id is judged by: no drafter may read it.
+    """
+    if ids is None:
+        return list(range(rows))
+    if not isinstance(ids, Seq) or len(ids) != rows:
+        raise RequestError(f"sequence_ids must be a list of {rows} numbers, one a row; got {ids!r}.")
+    for key in ids:
+        check_whole("a sequence id", key, 0, 2**63 - 1)
+    if len(set(ids)) < len(ids) and reads_others(drafter):
+        raise RequestError(
+            f"sequence_ids must differ where the drafter may read the texts of other rows; got {ids!r}: give each "
+            "row an id of its own, or choose another drafter."
+        )
+    return list(ids)
+
+
+def check_time_budget(milliseconds: object) -> None:
+    """Accept None, or a finite number of milliseconds above 0."""
+    if milliseconds is not None and not (_is_number(milliseconds) and milliseconds > 0):
+        raise RequestError(f"time_budget_ms must be above 0, or None; got {milliseconds!r}.")
+
+
+def check_acceptance(rate: object) -> None:
+    """Accept None, or a probability."""
+    if rate is not None and not (_is_number(rate) and 0 <= rate <= 1):
+        raise RequestError(f"synthetic_acceptance must be from 0 to 1; got {rate!r}.")
+
+
+def check_switch(name: str, value: object) -> bool:
+    """Accept True or False."""
+    if not isinstance(value, bool):
+        raise RequestError(f"{name} must be True or False; got {value!r}.")
+    return value
+
+
+def check_end_ids(pair: ModelPair, eos: str | int | Collection[int] | None) -> frozenset[int]:
+    """The ids that end a text: "auto" stands for the target's own, None for no id."""
+    if isinstance(eos, str) and eos == "auto":
+        return pair.default_eos()
+    if eos is None:
+        return frozenset()
+    ids = [eos] if isinstance(eos, int) else eos
+    if not isinstance(ids, list | tuple | set | frozenset) or not all(isinstance(i, int) for i in ids):
+        raise RequestError(f'eos_token_id must be "auto", None, a token id or a list of them; got {eos!r}.')
+    return frozenset(ids)
+
+
+def check_sight(drafter: str | Drafter, backend: str) -> None:
+    """Refuse a drafter that sees parts of the cache, with an attention that only sees it whole."""
+    if windows(drafter) and backend not in SHARING:
+        raise RequestError(
+            f'drafter="{drafter}" sees parts of the cache alone, and attention="{backend}" sees it whole: choose '
+            'attention="sdpa".'
+        )
+
+
+def drafts_of(tree: Seq[int]) -> int:
+    """Drafts of a tree of this shape."""
+    return sum(math.prod(tree[: depth + 1]) for depth in range(len(tree)))
+
+
+def check_tree(tree: Seq[int] | None, drafter: str | Drafter, draft_length: DraftLength) -> tuple[int, ...] | None:
+    """The shape of trees, None for none; refuse a drafter that can't make them, and a draft length beside them."""
+    if tree is None:
+        return None
+    shape = tuple(tree) if isinstance(tree, list | tuple) else ()
+    whole = all(isinstance(one, int) and not isinstance(one, bool) and one >= 1 for one in shape)
+    # A product of many levels would be a number of many digits.
+    if not shape or not whole or len(shape) > MOST_DRAFTS or drafts_of(shape) > MOST_DRAFTS:
+        raise RequestError(
+            "tree must list whole numbers of at least 1, the children of each draft level by level, for at most "
+            f"{MOST_DRAFTS} drafts a row; got {tree!r}."
+        )
+    able = [name for name, kind in DRAFTERS.items() if kind.branches]
+    if drafter not in able:
+        raise RequestError(f"tree needs a drafter that makes trees, {', '.join(able)}; got drafter={drafter!r}.")
+    if draft_length != AUTO:
+        raise RequestError(
+            f"tree fixes how much is drafted: leave draft_length out; got draft_length={draft_length!r}."
+        )
+    return shape
+
+
+def check_branching(backend: str, verification: str, rule: Verification, acceptance: float | None) -> None:
+    """Refuse, for trees of drafts, an attention, a verification or a synthetic acceptance that is for chains."""
+    if backend not in TREES:
+        raise RequestError(
+            f'attention="{backend}" can\'t attend over trees of drafts: choose one of {", ".join(TREES)}.'
+        )
+    if rule is not AUTOMATIC and (rule.together or rule.adjust is not None):
+        raise RequestError(
+            f'verification="{verification}" judges chains, and these drafts are trees: choose "auto", "rejection" '
+            'or "coupled".'
+        )
+    if acceptance is not None:
+        raise RequestError("synthetic_acceptance is for chains of drafts, and these are trees: leave it out.")
+
+
+def check_whole(name: str, value: object, low: int, high: int | None) -> None:
+    """Accept a whole number from `low` to `high`; if `high` is None, there is no upper limit."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        limits = f"of at least {low}" if high is None else f"from {low} to {high}"
+        raise RequestError(f"{name} must be a whole number {limits}; got {value!r}.")
+
+
+def _listed(prompt: str | Seq[Any], n: int) -> list[Any]:
+    if isinstance(prompt, str):
+        return [prompt] * n
+    if not isinstance(prompt, list | tuple):
+        kind = type(prompt).__name__
+        raise RequestError(f"The prompt must be text, token ids, or a list of either; got {kind}.")
+    if not prompt:
+        raise RequestError("The prompt is empty: write one, as text, as token ids, or as a list of either.")
+    if all(isinstance(token, int) for token in prompt):
+        return [list(prompt)] * n
+    if n not in (1, len(prompt)):
+        raise RequestError(f"n is {n} but {len(prompt)} prompts were given: leave n out.")
+    return list(prompt)
+
+
+def _encode(pair: ModelPair, prompt: Any, raw: bool) -> list[int]:
+    if not isinstance(prompt, str):
+        if not isinstance(prompt, list | tuple) or not all(type(token) is int for token in prompt):
+            raise RequestError(f"A prompt must be text or a list of token ids; got {type(prompt).__name__}.")
+        return list(prompt)
+    if not prompt.strip():
+        raise RequestError("The prompt is empty: write something for the model to answer.")
+    if not prompt.isascii() and any("\ud800" <= letter <= "\udfff" for letter in prompt):
+        raise RequestError("The prompt holds half a character (a lone surrogate): write that place anew.")
+    tokenizer = pair.tokenizer
+    if tokenizer is None:
+        raise RequestError("This pair has no tokenizer: give the prompt as a list of token ids.")
+    if raw or not getattr(tokenizer, "chat_template", None):
+        return list(tokenizer(prompt)["input_ids"])
+    message = [{"role": "user", "content": prompt}]
+    ids = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=True, return_dict=False)
+    return list(ids)
+
+
+def _check_prompt(pair: ModelPair, ids: list[int]) -> None:
+    if not ids:
+        raise RequestError("The prompt is empty: write something for the model to answer.")
+    if len(ids) >= pair.context_length:
+        raise RequestError(
+            f"The prompt has {len(ids)} tokens and the model holds {pair.context_length}, answer included: "
+            "shorten the prompt."
+        )
+    if min(ids) < 0 or max(ids) >= pair.vocab:
+        raise RequestError(f"Token ids must be from 0 to {pair.vocab - 1}; got {min(ids)} to {max(ids)}.")
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    """Whether the value is a finite number."""
+    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))

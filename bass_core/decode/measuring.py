@@ -1,0 +1,172 @@
+"""A lane's budget (how much each round may draft), and the measured round costs that it may need.
+
+Contract: both come after admission. `Measuring` (or `with_costs`) measures costs before any lane's clock runs and
+puts them into the request; `make_budget` runs no model. draft_length="cost-aware" measures everything that is
+missing (half a minute for a small model on two cores). "auto" measures coarsely, in at most COARSE_SECONDS, and
+uses Algorithm 1 if costs can't be measured or stored. `Measuring.progress` says how far it is, and estimates the
+rest from the time so far. Under a simulated clock its own costs count, and nothing is measured. Non-goals: how
+costs are measured (calibrate.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+from ..draft.registry import choose_drafter, runs_model, windows
+from ..draft.window import WINDOW
+from ..length.base import Budget
+from ..length.costs import RoundCosts
+from ..length.options import AUTO, wants_costs
+from ..length.options import make_budget as budget_for
+from ..model.attention import choose_backend
+from ..model.pair import ModelPair
+from ..predict.clock import SimulatedClock
+from ..predict.roofline import Roofline
+from ..sample.params import SamplingParams
+from .calibrate import COARSE, FULL, MeasuredCosts
+from .cost_store import can_keep, may_measure, missing_coarse_sizes, missing_sizes
+from .peaks import measure_peaks
+from .request import Request
+
+COARSE_SECONDS = 5.0
+# After this many coarse measurements of a table that ended incomplete, a process tries no more. If only their
+# time was up, a file beside the table says so to later processes; the page and "cost-aware" measure without a
+# limit.
+MOST_ATTEMPTS = 2
+
+_attempts: Counter[Path] = Counter()
+_log = logging.getLogger(__name__)
+
+
+def make_budget(request: Request) -> Budget:
+    """A fresh budget for a decoder; the request has its costs. On a simulated clock those are the times."""
+    return budget_for(request.draft_length, request.costs, timed=request.clock is None)
+
+
+def with_costs(pair: ModelPair, request: Request, rows: int) -> Request:
+    """Return the request with its round costs; measure what is missing. Arguments as for Measuring."""
+    measuring = Measuring(pair, request, rows)
+    for _ in measuring:
+        pass
+    return measuring.request
+
+
+def simulated_costs(request: Request, clock: SimulatedClock) -> RoundCosts:
+    """What rounds cost on the simulated clock, half of the new tokens written; drafts without a model are free."""
+    lengths = [len(prompt) + request.new_tokens(prompt) / 2 for prompt in request.prompts]
+    costs = clock.costs(fmean(lengths))
+    if not isinstance(costs, Roofline):
+        return costs
+    if windows(request.drafter) and not runs_model(request.drafter):
+        return costs.windowed(WINDOW)
+    asks_no_model = isinstance(request.drafter, str) and not runs_model(request.drafter)
+    return replace(costs, draft=None) if asks_no_model else costs
+
+
+def measure_ahead(pair: ModelPair, rows: int) -> Iterator[None]:
+    """Measure, step by step, the missing costs for up to `rows` rows with every other setting at its default.
+
+    A CPU's peaks come first, because they take a second at most. Sampling comes before greedy decoding, because
+    the page's first race samples.
+    """
+    yield from measure_peaks(pair.device, pair.dtype)
+    drafter, backend = choose_drafter(pair, "auto"), choose_backend("auto", pair.device, pair.dtype)
+    for temperature in (1.0, 0.0):
+        costs = MeasuredCosts(pair, drafter, backend, SamplingParams(temperature=temperature))
+        for _ in costs.measure(missing_sizes(costs.table, rows)):
+            yield
+
+
+@dataclass(frozen=True)
+class Progress:
+    """done: the share of the measurements that are done, from 0 to 1. left_ms: an estimate of the wall time that
+    the rest takes: as long for each share as so far, and at most until the time is up; None before the first."""
+
+    done: float
+    left_ms: float | None
+
+
+class Measuring:
+    """Measures the costs that a request needs, and with them a CPU's peaks. Iterate to the end.
+
+    Each iteration is one step of a decoder, or one of the peaks.
+    rows: rows of the largest batch among the lanes that draft by a budget, 0 if there is none. Afterwards
+    `request` has its costs; they stay None if no policy needs them, or if "auto" can't get them. If everything
+    was known already, there is no step. `progress` is that of the costs; None before their first step.
+    """
+
+    progress: Progress | None = None
+
+    def __init__(self, pair: ModelPair, request: Request, rows: int) -> None:
+        self.pair, self.request, self.rows = pair, request, rows
+
+    def __iter__(self) -> Iterator[None]:
+        request = self.request
+        if not self.rows or not wants_costs(request.draft_length):
+            return
+        if request.clock is not None:
+            self.request = replace(request, costs=simulated_costs(request, request.clock))
+            return
+        ways = (request.drafter, request.backend, request.sampling, request.rule)
+        if request.draft_length != AUTO:
+            costs = MeasuredCosts(self.pair, *ways)
+            yield from self._thoroughly(costs)
+        # The costs of a user's own drafter object are unknown.
+        elif isinstance(request.drafter, str) and may_measure():
+            costs = MeasuredCosts(self.pair, *ways)
+            yield from self._coarsely(costs)
+        else:
+            return
+        self.request = replace(request, costs=costs.table)
+        yield from measure_peaks(self.pair.device, self.pair.dtype)
+
+    def _thoroughly(self, costs: MeasuredCosts) -> Iterator[None]:
+        if sizes := missing_sizes(costs.table, self.rows):
+            _log.warning("Measuring once what a round costs on this machine; this can take a minute.")
+            yield from self._counted(costs.measure(sizes, FULL), math.inf)
+
+    def _coarsely(self, costs: MeasuredCosts) -> Iterator[None]:
+        """Measure in at most COARSE_SECONDS. Errors are only logged: lanes run the same models and report them."""
+        sizes = missing_coarse_sizes(costs.table, self.rows)
+        path = costs.path
+        if not sizes or path is None or _attempts[path] >= MOST_ATTEMPTS or not can_keep(path):
+            return
+        if _too_slow(path).exists():
+            return
+        if not _attempts[path]:
+            _log.warning(
+                "Measuring once what a round costs on this machine, in at most %g s; "
+                "BASS_MEASURE=0 leaves it out.",
+                COARSE_SECONDS,
+            )
+        try:
+            yield from self._counted(costs.measure(sizes, COARSE, COARSE_SECONDS), COARSE_SECONDS)
+        except Exception as error:
+            _log.warning("What a round costs could not be measured (%s): %s", type(error).__name__, error)
+            _attempts[path] += 1
+            return
+        if missing_coarse_sizes(costs.table, self.rows):
+            _attempts[path] += 1
+            if _attempts[path] >= MOST_ATTEMPTS:
+                _too_slow(path).touch()
+
+    def _counted(self, shares: Iterator[float], seconds: float) -> Iterator[None]:
+        """Take these steps, which end after `seconds` at the latest, and say in `progress` how far they are."""
+        start = time.perf_counter()
+        for share in shares:
+            spent = time.perf_counter() - start
+            done = min(1.0, max(share, spent / seconds))
+            self.progress = Progress(done, 1000 * spent * (1 - done) / done if share else None)
+            yield
+
+
+def _too_slow(table: Path) -> Path:
+    """The file that says that a table can't be measured coarsely in time."""
+    return table.with_suffix(".slow")

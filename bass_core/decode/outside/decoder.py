@@ -1,0 +1,129 @@
+"""A lane of transformers' own `generate`, so that nobody has to take our word for the baseline.
+
+Contract: implements Decoder (decode/base.py). `generate` is called once, in a thread (turns.py), on the target's
+modules with the target's own weights, dtype and attention implementation ("sdpa" unless the user chose another),
+with its dynamic cache; prompts of different lengths are padded on the left, as its documentation tells users to.
+One step is one token for all rows; the first also reads the prompts, in one forward. A finished row goes on as
+padding, which costs as much as a text: that is how `generate` works.
+In float32 the greedy text is that of every other lane. In 16 bits `generate` rounds at other places, so near ties
+may fall differently. Sampled text has the same distribution, and noise of its own from torch's generator, keyed by
+the request's seed for the whole batch (noise.py).
+Non-goals: speculation, prefixes that prompts share, the check for NaN that our lanes make.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+
+from ...errors import BassError, ModelError
+from ...machine.memory import shortage_explained
+from ...model.pair import ModelPair
+from ...sequence import Round, RowRound, Sequence
+from ..request import Request
+from .call import call_generate, generate_options, plain_model, warm_up
+from .noise import OwnNoise
+from .turns import Turns
+
+_warm: weakref.WeakSet[ModelPair] = weakref.WeakSet()
+_log = logging.getLogger(__name__)
+
+
+def build_transformers(pair: ModelPair, request: Request, sequences: list[Sequence]) -> TransformersDecoder:
+    """The decoder of a request; on a pair's first, lets `generate` load what it needs, before the clock runs."""
+    model, options = plain_model(pair), generate_options(pair, request)
+    if pair not in _warm:
+        _warm.add(pair)
+        warm_up(model, request.prompts)
+    return TransformersDecoder(model, request, sequences, options)
+
+
+class _TurnTaker(StoppingCriteria):
+    """Called by `generate` behind each token: hands the tokens over, waits, and ends all rows if asked to."""
+
+    def __init__(self, hand_over: Callable[[list[int]], bool], rows: int, device: torch.device) -> None:
+        self._hand_over = hand_over
+        self._verdicts = {ended: torch.full((rows,), ended, device=device) for ended in (False, True)}
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        go_on = self._hand_over(input_ids[:, -1].tolist())
+        return self._verdicts[not go_on]
+
+
+class TransformersDecoder:
+    """`model`: modules of the decoder's own. `options`: see generate_options."""
+
+    # Nothing goes on between steps.
+    timeline = None
+
+    def __init__(
+        self, model: PreTrainedModel, request: Request, sequences: list[Sequence], options: dict[str, Any]
+    ) -> None:
+        self.sequences, self.target_forwards = sequences, 0
+        self._noise = None if request.sampling.greedy else OwnNoise(request.seed, model.device)
+
+        def work(hand_over: Callable[[list[int]], bool]) -> None:
+            taker = _TurnTaker(hand_over, len(sequences), model.device)
+            call_generate(model, request.prompts, stopping_criteria=StoppingCriteriaList([taker]), **options)
+
+        self._turns: Turns[list[int]] = Turns(work, model.device, "bass-transformers")
+
+    @property
+    def finished(self) -> bool:
+        return all(sequence.finish_reason for sequence in self.sequences)
+
+    def prepare(self) -> None:
+        """Does nothing: nothing is captured."""
+
+    def pause(self) -> None:
+        """Does nothing: no work goes on between steps."""
+
+    def close(self) -> None:
+        """End `generate` and its thread."""
+        self._turns.stop()
+
+    def step(self) -> Round:
+        """Let `generate` write one token a row. Raises ModelError, or MemoryShortage, if it failed."""
+        kind = "plain" if self.target_forwards else "prefill"
+        with nullcontext() if self._noise is None else self._noise.drawing():
+            tokens = self._turn()
+        self.target_forwards += 1
+        rows = [
+            _write(row, token)
+            for row, token in zip(self.sequences, tokens, strict=True)
+            if row.finish_reason is None
+        ]
+        return Round(kind, rows=rows)
+
+    def _turn(self) -> list[int]:
+        try:
+            with shortage_explained():
+                tokens = self._turns.take()
+        except BassError:
+            raise
+        except Exception as error:
+            # The traceback's frames hold the cache, and live as long as the log record does.
+            traceback.clear_frames(error.__traceback__)
+            _log.error("transformers' generate failed", exc_info=error)
+            raise ModelError(f"transformers' generate failed: {_first_line(error)}") from None
+        if tokens is None:
+            raise ModelError("transformers' generate ended before all texts did.")
+        return tokens
+
+
+def _write(row: Sequence, token: int) -> RowRound:
+    row.write([token], ["sampled"])
+    return RowRound(row.index, [], [], [], [], 0, [token], ["sampled"], row.finish_reason)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,317 @@
+"""AMUSD (arXiv 2410.17375): draft and target work at the same time; batched, and with sampling.
+
+Contract: the draft (session.py, in a thread of its own) never waits for a verdict: it keeps drafting, up to `lead`
+tokens beyond those that are being verified. The target verifies the drafts that have arrived. Its logits
+after the last token it was fed judge one more draft, which arrived during the step (the *late* draft): if that is
+accepted, draft and target stay in step and nothing is rolled back. The text keeps the target's distribution by the
+usual rules (verify/rejection.py), with the q that each draft was really drawn from. The block of block
+verification is what a round verifies, the late draft included; an epoch goes on only where all of it is accepted,
+so no u is used twice, and drafts behind it have decided nothing. If no draft has arrived, the target takes a plain
+step, unless the next draft is due so soon that waiting pays (`_worth_waiting`). A draft that fails is given up:
+the lane goes on as regular decoding, and `timeline.note` says so. On a CPU the two share the cores; on an
+accelerator the draft works on the next one, or with only one there on a stream of its own.
+
+The drafters that run the pair's draft are those of draft/registry.py. A draft head reads the target's states,
+which come with the text; until then it uses its own states. `refuse_amusd` says what AMUSD can't answer.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.support import is_accelerator
+
+from ...draft.registry import DRAFTERS, runs_model, windows
+from ...errors import RequestError
+from ...length.options import fixed_length
+from ...machine.transfer import to_device
+from ...model.draft_head import DraftHead
+from ...model.graphs import runner_for
+from ...model.pair import ModelPair
+from ...model.prefill import PrefillSteps
+from ...model.runner import ModelRunner
+from ...model.weights.placement import is_split
+from ...sample.noise import NoiseKeys
+from ...sequence import Round, Sequence
+from ...verify.acceptance import RowOutcome, refuse_unsound
+from ...verify.rejection import verify
+from ..base import DecodingParams, cache_bytes
+from ..batch import BatchDecoder
+from ..record import write_round
+from ..request import Request
+from .draft import DraftThread, split_threads, wait_for_stream
+from .session import Draft, DraftSession, Pace, asks_q, draft_source, sure_drafts
+from .timeline import Timeline
+
+# For tests: each step of target and draft is delayed by a random time of up to so many seconds.
+DELAYS = (0.0, 0.0)
+
+
+def build_amusd(
+    pair: ModelPair, request: Request, params: DecodingParams, sequences: list[Sequence]
+) -> AmusdDecoder:
+    """The decoder of a request; starts its draft."""
+    refuse_amusd(pair, request)
+    lead, drafter = lead_of(request), str(request.drafter)  # of one that runs a model, as refuse_amusd has seen
+    runner = runner_for(pair.target_step, len(sequences), request.texts(lead + 2), pair.vocab, request.backend)
+    source, draft = draft_source(pair), DraftThread(sequences)
+    rows, lock = list(draft.rows.values()), draft.lock
+
+    def make() -> DraftSession:
+        # While `lead` drafts are verified, the draft makes the late one and the next `lead`.
+        return DraftSession(source, rows, params, 2 * lead + 1, drafter, request.backend, pair.device, lock)
+
+    unsure, states = DRAFTERS[drafter].stops_when_unsure, isinstance(pair.draft, DraftHead)
+    decoder = AmusdDecoder(sequences, runner, params, draft, lead, unsure, states)
+    draft.start(make, pair.device, source.device, DELAYS[1])
+    decoder.cache = cache_bytes(runner, None if draft.session is None else draft.session.runner)
+    return decoder
+
+
+class AmusdDecoder(BatchDecoder):
+    """The target's side. A round feeds each row the drafts ahead of it, at most `lead` tokens.
+
+    unsure: whether drafts behind an unsure one are left out.
+    """
+
+    def __init__(
+        self,
+        sequences: list[Sequence],
+        target: ModelRunner,
+        params: DecodingParams,
+        draft: DraftThread,
+        lead: int,
+        unsure: bool,
+        return_states: bool,
+    ) -> None:
+        super().__init__(sequences, target, params, return_states=return_states)
+        self.draft, self.lead, self.unsure = draft, lead, unsure
+        # A decoder that nobody closes ends its draft as well.
+        weakref.finalize(self, draft.end)
+        # The draft's forwards, and the tokens that it drew, up to the end of the last round.
+        self._billed = (0, 0)
+        # By row, the drafts behind its text, when the target looked last.
+        self._ahead: dict[int, list[Draft]] = {}
+        self._split, self._pace = not is_accelerator(target.device), Pace()
+
+    @property
+    def timeline(self) -> Timeline:
+        """When draft and target were busy."""
+        return self.draft.timeline
+
+    def step(self) -> Round:
+        """As every decoder's; the draft goes on drafting after the return, until `pause`."""
+        with self._slice():
+            self.draft.resume()
+            return super().step()
+
+    def pause(self) -> None:
+        """Stop the draft while another lane has the machine; waiting for its step counts as this lane's time."""
+        with self._slice():
+            self.draft.pause()
+
+    def close(self) -> None:
+        """End the draft."""
+        self.pause()
+        self.timeline.waiting = 0
+        self.draft.close()
+
+    @contextmanager
+    def _slice(self) -> Iterator[None]:
+        """Let this lane's time pass; on a CPU, give the target its share of the cores and the draft the rest."""
+        before, own = torch.get_num_threads(), split_threads()[0]
+        split = self._split and self.draft.alive and own != before
+        if split:
+            torch.set_num_threads(own)
+        try:
+            with self.timeline.slice():
+                yield
+        finally:
+            if split:
+                torch.set_num_threads(before)
+
+    def _prefill_step(self, prefill: PrefillSteps) -> Round:
+        rows, begin = list(self._rows), time.perf_counter()
+        round_ = super()._prefill_step(prefill)
+        self.timeline.add_target(begin, time.perf_counter())
+        if prefill.done:
+            none: list[Any] = [None] * len(rows)
+            states = [own.clone() for own in prefill.states()] if self.return_states else none
+            wait_for_stream(self.target.device)
+            for row, record, own in zip(rows, round_.rows, states, strict=True):
+                self.draft.agree(row, record.tokens, False, own)
+        return round_
+
+    def _round(self) -> Round:
+        rows, keys = list(self._rows), self._keys()
+        keys.epochs = to_device([self.draft.rows[row.index].begin for row in rows], self.target.device)
+        counts = self._counts()
+        begin = time.perf_counter()
+        logits, states = self._feed(counts)
+        tested = self._tested_counts(counts)
+        outcomes = self._judge(logits, tested, keys)
+        # Behind a late draft that stands there are no logits, and the row writes no token of the target's.
+        told = zip(outcomes, counts, strict=True)
+        refuse_unsound([outcome.next_token for outcome, fed in told if outcome.accepted <= fed])
+        self.target_forwards += 1
+        end = time.perf_counter()
+        self.timeline.add_target(begin, end)
+        self._pace.measure(1000 * (end - begin), plain=not max(counts))
+        records = []
+        tests = self.params.synthetic is None and not self.params.sampling.greedy
+        together = tests and self.params.verification.together
+        for r, row in enumerate(rows):
+            outcome, stand = outcomes[r], outcomes[r].accepted
+            settled = min(stand, counts[r]) + 1
+            self.target.commit(r, self.target.lengths[r] + settled)
+            # Draft by draft, a late one is looked at only if all drafts before it are accepted.
+            seen = tested[r] if together or stand >= counts[r] else min(counts[r], tested[r])
+            same = stand == tested[r] > counts[r]
+            record = write_round(row, outcome, seen, ends=not same)
+            records.append(record)
+            self.timeline.looked_at += len(record.drafted)
+            self._pace.count(record.accepted, len(record.drafted))
+            own = None if states is None else states[r, :settled]
+            self.draft.agree(row, record.tokens, same, own)
+        self._drop_finished()
+        kind = "verify" if max(tested) else "plain"
+        (forwards, drawn), draft = self._billed, self.draft
+        self._billed = draft.forwards, draft.drawn
+        made = Round(kind, max(tested), records, lengths=tested)
+        made.draft_forwards, made.draft_tokens = draft.forwards - forwards, draft.drawn - drawn
+        return made
+
+    def _counts(self) -> list[int]:
+        """How many drafts of each row to feed; waits for more while waiting pays."""
+        self._ahead, waited = self.draft.look(), 0.0
+        while self._worth_waiting(counts := [self._ready(row) for row in self._rows], waited):
+            assert self.draft.step_ms is not None
+            begin, before = time.perf_counter(), self.draft.steps
+            self._ahead = self.draft.look(3 * self.draft.step_ms / 1000)
+            waited += 1000 * (time.perf_counter() - begin)
+            if self.draft.steps == before:
+                break
+        self.timeline.waited_ms += waited
+        return counts
+
+    def _ready(self, row: Sequence) -> int:
+        drafts = self._ahead[row.index][: min(self.lead, row.remaining - 1)]
+        return sure_drafts(drafts) if self.unsure else len(drafts)
+
+    def _worth_waiting(self, counts: list[int], waited: float) -> bool:
+        """Whether waiting for one more step of the draft pays (decode/overlapped/session.py)."""
+        step_ms, session = self.draft.step_ms, self.draft.session
+        if step_ms is None or session is None or not self.draft.alive:
+            return False
+        growing = [
+            n == len(self._ahead[row.index]) < min(self.lead, row.remaining - 1, session.limit - len(row.tokens))
+            for n, row in zip(counts, self._rows, strict=True)
+        ]
+        return self._pace.worth_waiting(step_ms, counts, growing, waited)
+
+    def _feed(self, counts: list[int]) -> tuple[Tensor, Tensor | None]:
+        """Logits [B, width + 1, V] behind each row's newest token and its drafts, complete on return.
+
+        With them, if the draft reads them, a copy of the target's states [B, width + 1, hidden], which its next
+        forward may overwrite.
+        """
+        if DELAYS[0]:
+            time.sleep(random.random() * DELAYS[0])
+        output = self._forward(self._drafts(counts), counts)
+        states = output.states.clone() if output.states is not None else None
+        # The draft's stream may read what this one has computed, and a late draft may still come.
+        wait_for_stream(self.target.device)
+        return output.logits, states
+
+    def _drafts(self, counts: list[int]) -> Tensor:
+        """int64 [B, max(counts)]: the first drafts of each row, padded with zeros."""
+        width = max(counts)
+        found = [self._ahead[row.index][:n] for row, n in zip(self._rows, counts, strict=True)]
+        padded = [[draft.token for draft in drafts] + [0] * (width - len(drafts)) for drafts in found]
+        return to_device(torch.tensor(padded, dtype=torch.long).view(len(counts), width), self.target.device)
+
+    def _tested_counts(self, counts: list[int]) -> list[int]:
+        """How many drafts of each row can be judged now: those that were fed, and a late one if it has arrived."""
+        self._ahead = self.draft.look()
+        return [
+            count + (len(self._ahead[row.index]) > count and row.remaining > count)
+            for row, count in zip(self._rows, counts, strict=True)
+        ]
+
+    def _judge(self, logits: Tensor, tested: list[int], keys: NoiseKeys) -> list[RowOutcome]:
+        """Verify the drafts: one outcome per row."""
+        width = max(tested)
+        if width == logits.shape[1]:
+            # There are no logits after a late draft and none are read, but `verify` needs a column there.
+            logits = torch.cat((logits, logits[:, -1:]), dim=1)
+        verdict = verify(
+            logits[:, : width + 1],
+            self._drafts(tested),
+            self._q(width, logits) if width and asks_q(self.params) else None,
+            to_device(tested, logits.device),
+            keys,
+            self.params.sampling,
+            verification=self.params.verification,
+            synthetic=self.params.synthetic,
+        )
+        return verdict.host()
+
+    def _q(self, width: int, like: Tensor) -> Tensor:
+        """float32 [B, width, V]: what each row's first drafts were drawn from; `like`: logits [..., V]."""
+        flat = [torch.zeros(like.shape[-1], device=like.device)] * (len(self._rows) * width)
+        copies = []
+        for r, row in enumerate(self._rows):
+            for i, draft in enumerate(self._ahead[row.index][:width]):
+                if draft.q is not None:
+                    flat[r * width + i] = draft.q
+                else:
+                    copies.append((r, i, draft.token))
+        q = torch.stack(flat).view(len(self._rows), width, -1)
+        if copies:
+            q[to_device(copies, like.device).unbind(1)] = 1
+        return q
+
+
+# Tokens that the draft runs ahead unless draft_length is an integer, and the most that an integer can ask for.
+LEAD, LONGEST_LEAD = 8, 64
+
+
+def refuse_amusd(pair: ModelPair, request: Request) -> None:
+    """Raises RequestError for a request that AMUSD can't answer."""
+    if windows(request.drafter):
+        raise RequestError(
+            f'method="amusd" drafts beside the target, and drafter="{request.drafter}" drafts with it: choose '
+            'drafter="model".'
+        )
+    if pair.draft is None or not runs_model(request.drafter):
+        raise RequestError(
+            'method="amusd" runs a draft model beside the target, and this drafter runs no model: load the '
+            'pair with draft= and choose drafter="model".'
+        )
+    if request.tree is not None:
+        raise RequestError('method="amusd" drafts chains alone: leave tree out, or choose method="bass".')
+    if is_split(pair.target):
+        raise RequestError(
+            'method="amusd" can\'t follow a target that is split over several devices: choose "bass", or load the '
+            "pair without a device_map."
+        )
+    if request.rule.adjust is not None:
+        raise RequestError(
+            f'method="amusd" can\'t verify by "{request.verification}": choose verification="auto".'
+        )
+    if lead_of(request) < 1:
+        raise RequestError('method="amusd" needs a draft_length of at least 1: choose one, or leave it out.')
+
+
+def lead_of(request: Request) -> int:
+    """Tokens that the draft may be ahead of the target: draft_length if it is an integer, else LEAD."""
+    length = fixed_length(request.draft_length)
+    return LEAD if length is None else min(length, LONGEST_LEAD)

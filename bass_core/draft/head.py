@@ -1,0 +1,314 @@
+"""Drafts with a head that reads the target's hidden states.
+
+Contract: a drafter (draft/base.py). A token that the target has settled is fed with the target's own state,
+once that has arrived (`observe_states`); a drafted token is fed with the head's own state, and again with the
+target's once it is settled. A head of several positions drafts so many tokens behind one forward.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from kernels.plan import MOST_TREE
+from kernels.support import is_accelerator
+
+from ..length.base import Offer
+from ..machine.transfer import to_device, to_host
+from ..model.draft_head import DraftHead
+from ..model.forward import ForwardBatch
+from ..model.prefill import PrefillSteps
+from ..model.runner import ModelRunner
+from ..sample.distribution import argmax, probabilities
+from ..sample.draw import draw
+from ..sample.noise import NoiseKeys
+from ..sample.params import SamplingParams
+from ..sequence import Sequence
+from ..verify.rules import AUTOMATIC, Verification
+from .base import Drafter, OwnChances, Proposal
+from .head_states import SettledStates, StandInStates
+from .pending import feed_pending
+from .tree import Fed, LevelStates, LinkedLevels, StaticTrees, TreeFeed
+
+# A forward of the head costs more than one more token in a verification, so a row drafts on only while its drafts
+# so far have this many times the confidence. Each row decides for itself and does not depend on its neighbours.
+HEADROOM = 4.0
+# On an accelerator a wasted forward costs less than waiting for the device: whether all rows have stopped is read
+# only before every so many tokens.
+LOOK_EVERY = 3
+
+
+class HeadDrafter(Drafter):
+    """`runner` drives the head's body over its reduced vocabulary; `size` is the target's V.
+
+    confidence: a row drafts on while the head gives its drafts so far, times the likeliest next token, at least
+    this probability, and the drafts so far HEADROOM times it (from 1 / HEADROOM on: one draft at most). Whether to
+    draft on never depends on the token that is drawn next, so the token is distributed as q says. 0: never stop;
+    above 0 a proposal waits for the device once, and before each LOOK_EVERY-th token.
+
+    ahead: the text runs ahead of the target's states, as in AMUSD. The head's own state of a token stands in until
+    the target's is observed; what was fed behind a stand-in is then fed again. A proposal has at most one draft a
+    row, and none where a state is missing: behind a token that the head was not fed, such as a copied one. A
+    confidence above 0 stops nothing then, but the proposals have `max_probs` and `token_probs`.
+
+    tree: makes trees of this shape (StaticTrees), whatever the confidence; a head of several positions, which is
+    not fed its drafts, makes them as deep as it has positions. Never beside `ahead`.
+    """
+
+    observes_states, source = True, "head"
+
+    def __init__(
+        self,
+        head: DraftHead,
+        runner: ModelRunner,
+        size: int,
+        params: SamplingParams,
+        verification: Verification = AUTOMATIC,
+        confidence: float = 0.0,
+        ahead: bool = False,
+        tree: tuple[int, ...] | None = None,
+    ) -> None:
+        self.head, self.runner, self.size, self.params = head, runner, size, params
+        self.role = verification.draft_role
+        self.branches, self._trees = tree is not None, StaticTrees(tree or (), params, self.role, size)
+        self.confidence = 0.0 if ahead else confidence
+        self.ahead, self._tells, self._began = ahead, ahead and confidence > 0, False
+        # Norms and projections of states that no draft is wanted behind would be made for nothing.
+        self.raw_states = not ahead
+        self._source: SettledStates | StandInStates = SettledStates(0, head.config.hidden, runner.device)
+
+    def start(self, rows: list[Sequence]) -> PrefillSteps | None:
+        self.runner.begin()
+        self._began, hidden = False, self.head.config.hidden
+        if self.ahead:
+            self._source = StandInStates(len(rows), self.runner.cache.max_len, hidden, self.runner.device)
+        else:
+            self._source = SettledStates(len(rows), hidden, self.runner.device, self.head.readout().finish)
+        return None
+
+    @torch.inference_mode()
+    def prepare(self, rows: int) -> None:
+        """Before the first step: let the body make ready for one token a row, and for two."""
+        for width in sorted({1, 2, self.head.positions}):
+            ids = torch.zeros(rows, width, dtype=torch.long, device=self.runner.device)
+            states = torch.zeros(rows, width, self.head.config.hidden, device=self.runner.device)
+            fed = self.head.inputs(ids, states)
+            self.runner.prepare(self._batch(fed, [0] * rows))
+
+    def observe_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
+        """Keep copies of the target's states, which its next forward overwrites."""
+        for r, slot in (self._source.observe(states) or {}).items():
+            self.runner.commit(r, min(self.runner.lengths[r], slot))
+
+    def read(self, rows: list[Sequence]) -> None:
+        """Read the prompts, whose states have been observed, for the prefill: `calls` does not count it."""
+        self._read_prefixes(rows)
+        ends = [len(row.prompt) for row in rows]
+        if any(end > start for end, start in zip(ends, self.runner.lengths, strict=False)):
+            self._catch_up(rows, [1] * len(rows), ends)
+            self.calls = 0
+
+    def offers(self, rows: list[Sequence]) -> list[Offer]:
+        """A chain of each row; `unread` is what has been written since the head drafted last."""
+        lengths = self.runner.lengths
+        return [
+            Offer(row.remaining - 1, self.source, unread=len(row.tokens) - length)
+            for row, length in zip(rows, lengths, strict=False)
+        ]
+
+    def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
+        if self.branches:
+            proposal = self._trees.propose(self, rows, max_drafts, keys)
+            self.drafted += sum(proposal.num_drafted)
+            return proposal
+        if isinstance(self._source, StandInStates):
+            complete = [self._source.complete(r, len(row.tokens)) for r, row in enumerate(rows)]
+            max_drafts = [min(most, 1) if able else 0 for most, able in zip(max_drafts, complete, strict=True)]
+            if max(max_drafts) == 0:
+                return Proposal(torch.zeros(len(rows), 0, dtype=torch.long, device=self.runner.device), max_drafts)
+        self._read_prefixes(rows)
+        logits, states = self._catch_up(rows, max_drafts)
+        ends = list(self.runner.lengths[: len(rows)])
+        # Row by row: in which steps it may draft, whether it still does, how much it has, and how likely that is.
+        allowed = [[most > step for most in max_drafts] for step in range(1 + max(max_drafts))]
+        room = to_device(allowed, logits.device)
+        going, drafted = room[0], torch.zeros_like(room[0], dtype=torch.long)
+        sure = torch.ones(len(rows), device=logits.device)
+        tokens, probs = list[Tensor](), list[Tensor]()
+        own = OwnChances(self.tells and self.params.greedy)
+        # What the newest forward says, in which step it was, and the column drawn since.
+        behind, first, drawn = self.head.ahead(logits, states, max(max_drafts)), 0, None
+        for step in range(max(max_drafts)):
+            if step:
+                going = going & room[step]
+            if step == first + behind.count:
+                if self.confidence:
+                    going = going & (sure >= HEADROOM * self.confidence)
+                    if _all_rest(going, step):
+                        break
+                logits, states = self._go_on(tokens[first:], states, [end + first for end in ends])
+                behind, first, drawn = self.head.ahead(logits, states, max(max_drafts) - step), step, None
+            logits = behind.logits(step - first, drawn)
+            q = self._distribution(logits)
+            if q is not None and self.confidence:
+                going = going & (sure * q.amax(-1) >= self.confidence)
+                if _all_rest(going, step):
+                    break
+            drawn = column = self._draw(logits, q, keys, step)
+            if q is not None and self.confidence:
+                sure = sure * q.gather(1, column[:, None])[:, 0]
+                drafted += going
+            tokens.append(self.head.vocabulary[column])
+            own.keep(logits, column)
+            if q is not None and not self.params.greedy:
+                probs.append(self._over_all(q))
+        num_drafted = to_host(drafted).tolist() if self.confidence else list(max_drafts)
+        self.drafted += sum(num_drafted)
+        width = max(num_drafted)
+        if not width:
+            return Proposal(torch.zeros(len(rows), 0, dtype=torch.long, device=logits.device), num_drafted)
+        full = torch.stack(probs[:width], dim=1) if probs else None
+        proposal = Proposal(torch.stack(tokens[:width], dim=1), num_drafted, full, own=own.told(width))
+        if self._tells and q is not None:
+            proposal.max_probs, proposal.token_probs = q.amax(-1)[:, None], q.gather(1, column[:, None])
+        return proposal
+
+    def _go_on(self, tokens: list[Tensor], states: Tensor, starts: list[int]) -> tuple[Tensor, Tensor]:
+        """Feed the tokens [B] drafted since the last forward, whose states those are, from starts[r] on."""
+        before, _ = self.head.states_ahead(states, len(tokens))
+        output = self.runner.forward(self._batch(self.head.inputs(torch.stack(tokens, dim=1), before), starts))
+        self.calls += 1
+        return output.logits[:, -1], output.require_states()[:, -1]
+
+    def _batch(self, x: Tensor, starts: list[int]) -> ForwardBatch:
+        """What is fed to the body: x [B, S, hidden]. A head of several positions makes logits of states itself."""
+        return ForwardBatch(x, starts, return_states=True, logits=self.head.positions == 1)
+
+    @property
+    def vocabulary(self) -> Tensor:
+        """The ids that the head can propose."""
+        return self.head.vocabulary
+
+    def root(self, rows: list[Sequence], wanted: list[bool]) -> Tensor:
+        """Logits [B, V'] behind the newest tokens (LevelModel in trees/levels.py); all rows are fed."""
+        self._read_prefixes(rows)
+        logits, states = self._catch_up(rows, [1] * len(rows))
+        self._feed = TreeFeed(self.runner, list(self.runner.lengths[: len(rows)]))
+        self._tree_states = LevelStates(states)
+        ahead = self.head.ahead(logits, states, self.head.positions)
+        self._linked = LinkedLevels(ahead) if self.head.positions > 1 else None
+        return ahead.logits(0)
+
+    def level(self, drafts: list[list[Fed]]) -> Tensor:
+        """Logits [B, W, V'] behind these drafts; a head of one position feeds them with their parents' states."""
+        tokens = self._feed.tokens(drafts)
+        if self._linked is not None:
+            return self._linked.behind(drafts, tokens)
+        x = self.head.inputs(tokens, self._tree_states.before(drafts))
+        output = self.runner.forward(self._feed.batch(drafts, x, return_states=True))
+        self.calls += 1
+        self._tree_states.add(drafts, output.require_states())
+        return output.logits
+
+    @property
+    def room(self) -> int:
+        """How many more drafts of any row can be fed."""
+        return self._feed.room
+
+    @property
+    def reach(self) -> int:
+        """The depth of the deepest drafts behind which it can be asked; several positions are one forward's."""
+        return MOST_TREE if self.head.positions == 1 else self.head.positions - 1
+
+    def _read_prefixes(self, rows: list[Sequence]) -> None:
+        """Before a slot is fed: what several prompts begin with is fed once, unless the runner holds it."""
+        runner, source = self.runner, self._source
+        if self._began or not isinstance(source, SettledStates):
+            return
+        self._began = True
+        prefixes = [runner.shared.of(row.prompt) for row in rows]
+        needed = sorted({prefix for prefix in prefixes if prefix})
+        if needed and not runner.holds(needed, with_states=False):
+            counts = [len(prefix) for prefix in needed]
+            padded = [list(prefix) + [0] * (max(counts) - len(prefix)) for prefix in needed]
+            owners = [prefixes.index(prefix) for prefix in needed]
+            before = [source.next(row, count) for row, count in zip(owners, counts, strict=True)]
+            x = self.head.inputs(to_device(padded, runner.device), pad_sequence(before, batch_first=True))
+            logits, _, _ = feed_pending(runner.over_prefix(), x, [0] * len(needed), counts)
+            runner.hold(needed, dict(enumerate(logits)), [torch.empty(0)] * len(needed))
+        for r, prefix in enumerate(prefixes):
+            runner.attach(r, prefix)
+            source.skip(r, len(prefix))
+
+    def _catch_up(
+        self, rows: list[Sequence], max_drafts: list[int], ends: list[int] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Feed what came since the last proposal; logits [B, V'], states [B, hidden] of the last slots.
+
+        Rows that draft are fed, up to ends[r].
+        """
+        runner, source = self.runner, self._source
+        ends = ends or [len(row.tokens) for row in rows]
+        if isinstance(source, SettledStates):
+            starts = list(runner.lengths[: len(rows)])
+            told = zip(ends, starts, max_drafts, strict=True)
+            counts = [end - start if most else 0 for end, start, most in told]
+            before = source.read(counts)
+        else:
+            # A row that drafts feeds its newest token, if need be again, for the logits behind it.
+            starts = [min(runner.lengths[r], end - 1 if max_drafts[r] else end) for r, end in enumerate(ends)]
+            counts = [ends[r] - start if max_drafts[r] else 0 for r, start in enumerate(starts)]
+            before = source.read(starts, max(counts))
+        width = max(counts)
+        padded = [(row.tokens[start:] + [0] * width)[:width] for row, start in zip(rows, starts, strict=True)]
+        x = self.head.inputs(to_device(padded, runner.device), before)
+        logits, states, forwards = feed_pending(runner, x, starts, counts, True, self.head.positions == 1)
+        assert states is not None
+        self.calls += forwards
+        fed = [r for r, count in enumerate(counts) if count]
+        for r in fed:
+            runner.commit(r, ends[r])
+        if isinstance(source, StandInStates):
+            source.keep(fed, [ends[r] for r in fed], states[to_device(fed, states.device)])
+        return logits, states
+
+    def _distribution(self, logits: Tensor) -> Tensor | None:
+        """q [B, V'] over the head's vocabulary, where somebody asks for it."""
+        if self.params.greedy:
+            return logits.float().softmax(-1) if self.confidence or self._tells else None
+        return probabilities(logits, self.params)
+
+    def _draw(self, logits: Tensor, q: Tensor | None, keys: NoiseKeys, step: int) -> Tensor:
+        """A column of the head's vocabulary a row."""
+        if self.params.greedy or q is None:
+            return argmax(logits)
+        streams, ids = keys.stream(self.role), self.head.vocabulary
+        return draw(q, keys.seed, keys.sequence_ids, keys.positions + step, streams, ids)
+
+    def _over_all(self, q: Tensor) -> Tensor:
+        """q over the target's vocabulary: [B, V]."""
+        return torch.zeros(len(q), self.size, device=q.device).index_copy_(1, self.head.vocabulary, q)
+
+    def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
+        """Does nothing: drafted tokens lie behind what counts in the cache, and are fed again with true states."""
+
+    def rewind(self, row: int, length: int) -> None:
+        """Slots from `length` on are fed again; without `ahead`, with states that are observed again."""
+        kept = min(self.runner.lengths[row], length)
+        self.runner.commit(row, kept)
+        if isinstance(self._source, StandInStates):
+            self._source.rewind(row, length)
+        else:
+            self._source.rewind(row, length - kept)
+
+    def move_row(self, source: int, target: int) -> None:
+        self.runner.move_row(source, target)
+        self._source.move_row(source, target)
+
+
+def _all_rest(going: Tensor, step: int) -> bool:
+    """Whether no row drafts on; on an accelerator this is read only every LOOK_EVERY tokens."""
+    if is_accelerator(going.device) and step % LOOK_EVERY:
+        return False
+    return not going.any()

@@ -1,0 +1,204 @@
+"""Drafts copied from the row's own text.
+
+Contract: drafters (draft/base.py). `PromptLookupDrafter` runs no forward, and its drafts are point masses;
+`Cascade` puts it in front of a drafter that runs one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..length.base import Offer
+from ..machine.transfer import to_device
+from ..model.prefill import PrefillSteps
+from ..sample.noise import NoiseKeys
+from ..sequence import Sequence
+from .base import COPY, Drafter, Proposal, point_masses
+
+# A copy behind a run of so many tokens or more that occurred before is likelier to be accepted: its row has copied
+# for a while. A policy counts these apart.
+LONG_RUN, LONG_COPY = 8, "long copy"
+
+
+class PromptLookupDrafter(Drafter):
+    """Copies what followed the latest earlier occurrence of the row's last tokens (`shortest` to `longest`).
+
+    The longest match wins. It is right most often where the answer repeats the prompt, or itself.
+    """
+
+    source = COPY
+    reads_others = False
+
+    def __init__(self, longest: int = 4, shortest: int = 2) -> None:
+        self.longest, self.shortest = longest, shortest
+        # By row: where each run of tokens ended last.
+        self._tables: list[dict[tuple[int, ...], int]] = []
+        # By row, of each run behind the prompt: where it ended, and where it had ended before.
+        self._replaced: list[list[tuple[int, tuple[int, ...], int | None]]] = []
+        self._prompts: list[int] = []
+        self._indexed: list[int] = []
+
+    def start(self, rows: list[Sequence]) -> PrefillSteps | None:
+        self._tables = [{} for _ in rows]
+        self._replaced = [[] for _ in rows]
+        self._prompts = [len(row.prompt) for row in rows]
+        self._indexed = [0 for _ in rows]
+        return None
+
+    def offers(self, rows: list[Sequence]) -> list[Offer]:
+        """A copy where the text knows how to go on, else nothing; `source` tells whether the run is long."""
+        offers = []
+        for r, row in enumerate(rows):
+            at = self._match(r, row.tokens)
+            source = LONG_COPY if at is not None and _is_long(row.tokens, at) else self.source
+            offers.append(Offer(0 if at is None else row.remaining - 1, source, False))
+        return offers
+
+    def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
+        return point_masses(
+            [self._copy(r, row.tokens, most) for r, (row, most) in enumerate(zip(rows, max_drafts, strict=True))]
+        )
+
+    def _copy(self, row: int, tokens: list[int], count: int) -> list[int]:
+        """`count` tokens from after the latest match, or none. A match that overlaps the end repeats itself."""
+        at = self._match(row, tokens)
+        return [] if at is None else [tokens[at + i % (len(tokens) - at)] for i in range(count)]
+
+    def _match(self, row: int, tokens: list[int]) -> int | None:
+        """Where the text goes on behind the latest match of the longest run at its end."""
+        self._index(row, tokens)
+        end = len(tokens)
+        for size in range(min(self.longest, end), self.shortest - 1, -1):
+            if (at := self._tables[row].get(tuple(tokens[end - size :]))) is not None:
+                return at
+        return None
+
+    def _index(self, row: int, tokens: list[int]) -> None:
+        """Remember where each run of tokens ended last, but for the run at the very end: that is looked up."""
+        table, end = self._tables[row], len(tokens)
+        replaced, prompt = self._replaced[row], self._prompts[row]
+        for stop in range(max(self._indexed[row], 1), end):
+            for size in range(self.shortest, min(self.longest, stop) + 1):
+                run = tuple(tokens[stop - size : stop])
+                if stop >= prompt:
+                    replaced.append((stop, run, table.get(run)))
+                table[run] = stop
+        self._indexed[row] = end
+
+    def rewind(self, row: int, length: int) -> None:
+        """Forget the runs that ended from `length` on: their places are again those of before."""
+        table, replaced = self._tables[row], self._replaced[row]
+        while replaced and replaced[-1][0] >= length:
+            _, run, before = replaced.pop()
+            if before is None:
+                del table[run]
+            else:
+                table[run] = before
+        self._indexed[row] = min(self._indexed[row], length)
+
+    def move_row(self, source: int, target: int) -> None:
+        self._tables[target], self._indexed[target] = self._tables[source], self._indexed[source]
+        self._replaced[target], self._prompts[target] = self._replaced[source], self._prompts[source]
+
+
+def _is_long(tokens: list[int], at: int) -> bool:
+    """Whether the LONG_RUN tokens before `at` are those at the end."""
+    return at >= LONG_RUN and tokens[at - LONG_RUN : at] == tokens[-LONG_RUN:]
+
+
+class Cascade(Drafter):
+    """Copies where the text so far knows how to go on, and asks the model for the other rows.
+
+    lookup copies; model, a ModelDrafter or a HeadDrafter, drafts chains and is not run at all in a round in which
+    every row copies. most_drawn: tokens of one row that the model drafts in one proposal at most; None: as many as
+    may be.
+    """
+
+    def __init__(self, lookup: Drafter, model: Drafter, most_drawn: int | None = None) -> None:
+        self.lookup, self.model, self.most_drawn = lookup, model, most_drawn
+        self._modelled: Proposal | None = None
+        self.observes_states, self.source = model.observes_states, model.source
+        self.raw_states = model.raw_states
+
+    def start(self, rows: list[Sequence]) -> PrefillSteps | None:
+        self.lookup.start(rows)
+        return self.model.start(rows)
+
+    def prepare(self, rows: int) -> None:
+        """Before the first step: the model's own preparation."""
+        self.model.prepare(rows)
+
+    def read(self, rows: list[Sequence]) -> None:
+        """Let the model read the prompts."""
+        self.model.read(rows)
+
+    def observe_states(self, rows: list[Sequence], states: list[Tensor]) -> None:
+        """Hand the target's states on to the model that reads them."""
+        self.model.observe_states(rows, states)
+
+    def offers(self, rows: list[Sequence]) -> list[Offer]:
+        """A copy where there is one, else the model's offer."""
+        both = zip(self.lookup.offers(rows), self.model.offers(rows), strict=True)
+        return [copied if copied.most > 0 else modelled for copied, modelled in both]
+
+    def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
+        copied = self.lookup.propose(rows, max_drafts, keys)
+        copied.sources = [self.lookup.source if count else self.source for count in copied.num_drafted]
+        left = [0 if count else most for count, most in zip(copied.num_drafted, max_drafts, strict=True)]
+        if self.most_drawn is not None:
+            left = [min(most, self.most_drawn) for most in left]
+        self._modelled = None
+        if max(left) == 0:
+            return copied
+        self._modelled = self.model.propose(rows, left, keys)
+        self.calls, self.drafted = self.model.calls, self.model.drafted
+        return _merge(copied, self._modelled)
+
+    def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
+        self.lookup.on_verified(rows, proposal, accepted)
+        if self._modelled is not None:
+            self.model.on_verified(rows, self._modelled, accepted)
+            self._modelled = None
+
+    def rewind(self, row: int, length: int) -> None:
+        self.lookup.rewind(row, length)
+        self.model.rewind(row, length)
+
+    def move_row(self, source: int, target: int) -> None:
+        self.lookup.move_row(source, target)
+        self.model.move_row(source, target)
+
+
+def _merge(copied: Proposal, modelled: Proposal) -> Proposal:
+    """One proposal of both, on the model's device; the q of a copied draft is 1 at its token."""
+    device = modelled.tokens.device
+    width = max(copied.tokens.shape[1], modelled.tokens.shape[1])
+    # What is copied stands on the host, what the model drafted on its device.
+    copies = to_device(copied.num_drafted, device)[:, None] > 0
+    tokens = torch.where(copies, _widen(to_device(copied.tokens, device), width), _widen(modelled.tokens, width))
+    counts = [a or b for a, b in zip(copied.num_drafted, modelled.num_drafted, strict=True)]
+    merged = Proposal(tokens, counts, sources=copied.sources, own=_own(modelled, copied))
+    if modelled.max_probs is not None and modelled.token_probs is not None:
+        merged.max_probs = _widen(modelled.max_probs, width, 1.0).masked_fill(copies, 1.0)
+        merged.token_probs = _widen(modelled.token_probs, width, 1.0).masked_fill(copies, 1.0)
+    if modelled.probs is not None:
+        probs = modelled.probs.new_zeros(len(counts), width, modelled.probs.shape[2])
+        probs[:, : modelled.probs.shape[1]] = modelled.probs
+        points = torch.zeros_like(probs).scatter_(2, tokens[..., None], 1.0)
+        merged.probs = torch.where(copies[..., None], points, probs)
+    return merged
+
+
+def _own(modelled: Proposal, copied: Proposal) -> Callable[[], list[list[float | None]]] | None:
+    """The probabilities of the model's drafts; None for each draft of a row that copied."""
+    own = modelled.own
+    if own is None:
+        return None
+    return lambda: [[None] * n or row for n, row in zip(copied.num_drafted, own(), strict=True)]
+
+
+def _widen(values: Tensor, width: int, padding: float = 0) -> Tensor:
+    return torch.nn.functional.pad(values, (0, width - values.shape[1]), value=padding)

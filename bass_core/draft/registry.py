@@ -1,0 +1,219 @@
+"""The drafters by name: what `drafter=` may say, what each needs, and how it is made for a lane.
+
+Contract: a new drafter is one line of `DRAFTERS`; nothing else compares a drafter's name. `choose_drafter` refuses
+what a pair can't do, in one sentence; `make_drafter` builds a fresh one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+
+from ..errors import RequestError
+from ..model.base import CausalModel
+from ..model.draft_head import DraftHead
+from ..model.graphs import runner_for
+from ..model.pair import ModelPair
+from ..model.prefix import CachedTexts
+from ..model.runner import ModelRunner
+from ..sample.params import SamplingParams
+from ..verify.rules import Verification
+from .base import Drafter, own_drafter
+from .head import HeadDrafter
+from .lookup import Cascade, PromptLookupDrafter
+from .model import ModelDrafter
+from .window import WINDOW, WindowChain, WindowDrafter
+
+# "adaptive" copies only after a match this long: a shorter one is right less often than the model.
+CASCADE_MATCH = 3
+# A head that stops when it is unsure stops once it gives its drafts less than this probability: one more token in
+# a verification costs little. A forward of its own costs more (HEADROOM in draft/head.py).
+CONFIDENCE = 0.1
+# The same for AMUSD, whose target waits for no draft: those behind an unsure one are likely to go with it.
+AHEAD_CONFIDENCE = 0.2
+
+
+class DraftSource(Protocol):
+    """Whose draft it is: a ModelPair, or under AMUSD a copy of its draft on another device."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def vocab(self) -> int: ...
+
+    @property
+    def draft(self) -> Any: ...
+
+    @property
+    def draft_step(self) -> CausalModel | None: ...
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the drafters of a lane are made of: the pair, how many rows are decoded at a time, and their texts.
+
+    A lane's drafters take turns with one runner of the draft, which is made when the first of them needs it.
+    target: the runner with which the lane's decoder verifies; None for AMUSD's draft, which has none.
+    ahead: for AMUSD. A draft model or head drafts at most one token of a row in a proposal, so that the session
+    reads the target's verdicts in between, and a head goes on from its own states until the target's arrive.
+    tells: see Drafter. tree: the shape of trees (StaticTrees); None: chains.
+    """
+
+    pair: DraftSource
+    rows: int
+    texts: CachedTexts
+    backend: str
+    sampling: SamplingParams
+    verification: Verification
+    ahead: bool = False
+    target: ModelRunner | None = None
+    tells: bool = False
+    tree: tuple[int, ...] | None = None
+
+    @cached_property
+    def runner(self) -> ModelRunner:
+        """The runner of the pair's draft model or of its draft head's body."""
+        pair, draft = self.pair, self.pair.draft
+        assert pair.draft_step is not None
+        head = isinstance(draft, DraftHead)
+        vocab = len(draft.vocabulary) if head else pair.vocab
+        # A draft that runs ahead of the target feeds the last token of a prompt again, a head all of its slots.
+        share = not self.ahead
+        # A draft model reads no more of a prompt than its own context holds (ModelDrafter.start).
+        texts = self.texts if head else self.texts.cropped(pair.draft_step.context)
+        return runner_for(pair.draft_step, self.rows, texts, vocab, self.backend, share)
+
+    def model(self, confidence: float = 0.0) -> Drafter:
+        """The pair's draft model or draft head; only a head stops below `confidence`."""
+        draft, runner, size = self.pair.draft, self.runner, self.pair.vocab
+        made: Drafter
+        if isinstance(draft, DraftHead):
+            ways = (self.sampling, self.verification, confidence, self.ahead, self.tree)
+            made = HeadDrafter(draft, runner, size, *ways)
+        else:
+            made = ModelDrafter(runner, self.sampling, self.verification, self.tree)
+        made.tells = self.tells
+        return made
+
+    def adaptive(self) -> Drafter:
+        """Copies behind a long match, and asks the model for the other rows; a tree is the model's alone."""
+        model = self.model(CONFIDENCE)
+        if self.tree is not None:
+            return model
+        return Cascade(PromptLookupDrafter(shortest=CASCADE_MATCH), model, 1 if self.ahead else None)
+
+    def window(self, tokens: int | None = None) -> WindowDrafter:
+        """Drafts with the lane's target, which sees a text's first tokens and its last `tokens` (None: WINDOW)."""
+        assert self.target is not None
+        window = WINDOW if tokens is None else tokens
+        return WindowDrafter(self.target, self.sampling, self.verification, window)
+
+
+@dataclass(frozen=True)
+class DrafterKind:
+    """One line of `DRAFTERS`. label: what a list of choices calls it; make: builds it.
+
+    runs_model: it runs the pair's draft, which must be there; copies: it copies from the text; stops_when_unsure:
+    a draft head stops behind drafts that are likely to be refused; windows: the target drafts for itself, over
+    part of its own cache; branches: it can make trees (`tree=`); reads_others: it may draft for a row by what
+    other rows have written.
+    """
+
+    label: str
+    make: Callable[[Parts], Drafter]
+    runs_model: bool = False
+    copies: bool = False
+    stops_when_unsure: bool = False
+    windows: bool = False
+    branches: bool = False
+    reads_others: bool = False
+
+
+DRAFTERS: dict[str, DrafterKind] = {
+    "model": DrafterKind("draft model, at every position", Parts.model, runs_model=True, branches=True),
+    "prompt_lookup": DrafterKind(
+        "prompt lookup: copies from the text so far", lambda parts: PromptLookupDrafter(), copies=True
+    ),
+    "adaptive": DrafterKind(
+        "prompt lookup, else draft model, or draft head while it is confident",
+        Parts.adaptive,
+        runs_model=True,
+        copies=True,
+        stops_when_unsure=True,
+        branches=True,
+    ),
+    "window": DrafterKind("the target, seeing the first tokens and the last", Parts.window, windows=True),
+    "window_model": DrafterKind(
+        "draft model for the target seeing few tokens",
+        lambda parts: WindowChain(parts.model(), parts.window()),
+        runs_model=True,
+        windows=True,
+    ),
+}
+
+
+def choose_drafter(pair: ModelPair, drafter: Any) -> Any:
+    """The name, or the drafter object, that a request will use. Raises RequestError for what can't be."""
+    if drafter == "auto":
+        drafter = pair.default_drafter
+        if drafter == "auto":
+            drafter = "model" if pair.draft is not None else "prompt_lookup"
+    kind = DRAFTERS.get(drafter) if isinstance(drafter, str) else None
+    if kind is None:
+        if not hasattr(drafter, "propose"):
+            raise RequestError(
+                f"drafter must be auto, {', '.join(DRAFTERS)} or a drafter object; got {drafter!r}."
+            )
+        return drafter
+    if kind.runs_model and pair.draft is None:
+        raise RequestError(
+            f'This pair has no draft model for drafter="{drafter}": choose drafter="prompt_lookup" or load one '
+            "with draft=."
+        )
+    return drafter
+
+
+def confident_prefix(max_probs: list[float], token_probs: list[float]) -> int:
+    """How many of a row's drafts AMUSD verifies: while theirs times q's largest value is AHEAD_CONFIDENCE or more.
+
+    max_probs[i], token_probs[i]: q's largest value at draft i, and q of the token drawn there. Whether a draft is
+    verified never depends on which token was drawn there, so it is distributed as q says.
+    """
+    chance = 1.0
+    for count, (top, own) in enumerate(zip(max_probs, token_probs, strict=True)):
+        if not chance * top >= AHEAD_CONFIDENCE:  # nor behind a q that is no number
+            return count
+        chance *= own
+    return len(max_probs)
+
+
+def runs_model(drafter: Any) -> bool:
+    """Whether the drafter, a name or an object, keeps a cache of the pair's draft."""
+    return isinstance(drafter, str) and DRAFTERS[drafter].runs_model
+
+
+def windows(drafter: Any) -> bool:
+    """Whether the target drafts for itself, over part of its own cache, with this drafter, a name or an object."""
+    return isinstance(drafter, str) and DRAFTERS[drafter].windows
+
+
+def branches(drafter: Any, tree: tuple[int, ...] | None) -> bool:
+    """Whether the drafter, a name or an object, proposes trees: a named one where it is given a shape."""
+    return tree is not None if isinstance(drafter, str) else bool(getattr(drafter, "branches", False))
+
+
+def reads_others(drafter: Any) -> bool:
+    """Whether the drafter, a name or an object, may draft for a row by what other rows have written."""
+    if isinstance(drafter, str):
+        return DRAFTERS[drafter].reads_others
+    return bool(getattr(drafter, "reads_others", True))
+
+
+def make_drafter(drafter: Any, parts: Parts) -> Drafter:
+    """A fresh drafter by its name, or a copy of a drafter object."""
+    return DRAFTERS[drafter].make(parts) if isinstance(drafter, str) else own_drafter(drafter)

@@ -1,1 +1,0 @@
-"""Runs a model: rows, prefill chunks and captured steps."""

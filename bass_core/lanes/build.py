@@ -1,0 +1,80 @@
+"""How the decoder of each method is built.
+
+Contract: each builder takes a checked request and the lane's sequences, and returns a decoder that has allocated
+its memory and has not run a step.
+"""
+
+from __future__ import annotations
+
+import copy
+
+from ..decode.admission import cache_padding
+from ..decode.base import Decoder, DecodingParams, cache_bytes
+from ..decode.batch import BatchDecoder
+from ..decode.measuring import make_budget
+from ..decode.overlapped.decoder import build_amusd
+from ..decode.request import Request
+from ..decode.sequential import SequentialDecoder
+from ..draft.registry import Parts, make_drafter, runs_model
+from ..length.base import Budget
+from ..model.graphs import runner_for
+from ..model.pair import ModelPair
+from ..sequence import Sequence
+
+
+def build_regular(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
+    """The loop without a drafter: one token per row and step."""
+    return _Maker(pair, request, len(sequences), None).make(sequences)
+
+
+def build_speculative(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
+    """Draft and verify, one sequence after another, in the same caches."""
+    maker = _Maker(pair, request, 1, make_budget(request))
+    return SequentialDecoder(sequences, lambda row: maker.make([row]), maker.cache)
+
+
+def build_bass(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
+    """Draft and verify all sequences together."""
+    rows = len(sequences)
+    return _Maker(pair, request, rows, make_budget(request)).make(sequences)
+
+
+def build_overlapped(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
+    """AMUSD: the draft model runs in its own thread while the target verifies."""
+    return build_amusd(pair, request, _params(request), sequences)
+
+
+class _Maker:
+    """Makes the decoders of a lane that decodes `rows` rows at a time; they share their runners.
+
+    budget: None for a lane that does not draft.
+    """
+
+    def __init__(self, pair: ModelPair, request: Request, rows: int, budget: Budget | None) -> None:
+        self.request, self.budget = request, budget
+        texts, backend = request.texts(cache_padding(request, budget is not None)), request.backend
+        self.target = runner_for(pair.target_step, rows, texts, pair.vocab, backend)
+        self.parts = Parts(
+            pair,
+            rows,
+            texts,
+            backend,
+            request.sampling,
+            request.rule,
+            target=self.target,
+            tells=request.inspect,
+            tree=request.tree,
+        )
+        drafts = budget is not None and runs_model(request.drafter)
+        self.cache = cache_bytes(self.target, self.parts.runner if drafts else None)
+
+    def make(self, rows: list[Sequence]) -> BatchDecoder:
+        drafter = None if self.budget is None else make_drafter(self.request.drafter, self.parts)
+        budget = copy.deepcopy(self.budget)
+        return BatchDecoder(rows, self.target, _params(self.request), drafter, budget, cache=self.cache)
+
+
+def _params(request: Request) -> DecodingParams:
+    return DecodingParams(
+        request.sampling, request.seed, request.rule, request.synthetic_acceptance, request.inspect
+    )

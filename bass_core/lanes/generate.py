@@ -1,0 +1,148 @@
+"""`generate` and `stream`: one method answers one request.
+
+Contract: arguments are checked before anything runs. The same arguments give the same tokens; only text that is
+sampled, and not coupled, with draft_length="auto" or "cost-aware" depends on this machine's measured costs too.
+`stream` yields one Round per step; `generate` returns the finished sequences and their metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from textwrap import shorten
+from typing import Any, cast
+
+from typing_extensions import Unpack
+
+from ..decode.admission import admit
+from ..decode.measuring import with_costs
+from ..decode.request import make_request
+from ..model.pair import ModelPair
+from ..options import Keywords, Options, Prompt, gathered, lists_options
+from ..sequence import Round
+from .lane import Lane
+from .methods import DEFAULT_METHOD, budget_rows, check_method, find_method
+from .metrics import Metrics, latency
+from .snapshot import ClockRecord
+from .warmup import warm_up
+
+
+@dataclass(frozen=True, repr=False)
+class GeneratedSequence:
+    """The new tokens only, including a final end-of-text token; text is None without a tokenizer.
+
+    times_ms: lane time at which each token came. ptl_ms: per-token latency since the lane's first prefill ended.
+    own_ptl_ms: the same since the sequence's own prefill ended. Both are None for fewer than two tokens.
+    """
+
+    token_ids: list[int]
+    text: str | None
+    finish_reason: str
+    origins: list[str]
+    times_ms: list[float]
+    ptl_ms: float | None
+    own_ptl_ms: float | None
+
+    def __repr__(self) -> str:
+        text = "" if self.text is None else f", {shorten(self.text, 60)!r}"
+        return f"GeneratedSequence({len(self.token_ids)} tokens, {self.finish_reason}{text})"
+
+
+@dataclass(frozen=True, repr=False)
+class Generation:
+    """What `generate` returns. timeline: when draft and target were busy, for "amusd" only; see docs/amusd.md.
+
+    clock: what all times are predicted for (ClockRecord); None if they were measured.
+    """
+
+    method: str
+    sequences: list[GeneratedSequence]
+    metrics: Metrics
+    timeline: dict[str, Any] | None = None
+    clock: ClockRecord | None = None
+
+    def __repr__(self) -> str:
+        ms = self.metrics.ms_per_token
+        pace = "" if ms is None else f", {ms:.1f} ms per token"
+        pace += "" if self.clock is None else f", predicted for {self.clock['hardware']}"
+        return f"Generation({self.method}, {self.metrics.new_tokens} tokens in {len(self.sequences)} rows{pace})"
+
+
+@lists_options
+def generate(
+    pair: ModelPair,
+    prompt: Prompt,
+    *,
+    method: str = DEFAULT_METHOD,
+    options: Options | None = None,
+    **keywords: Unpack[Keywords],
+) -> Generation:
+    """Answer a prompt (text, token ids, or a list of either) with n sequences.
+
+    method: "regular", "speculative" (one sequence after another), "bass" (all sequences at once), "amusd" (draft
+    and target work at the same time), or a registered method. The other arguments are the fields of Options, whose
+    help explains them; they may be given together as `options=Options(...)` instead. Raises RequestError for an
+    unknown or out-of-range argument, or for a request that does not fit the memory.
+    """
+    lane = _lane(pair, prompt, method, gathered(generate, options, keywords))
+    try:
+        while not lane.finished:
+            lane.step()
+    finally:
+        lane.end("stopped")
+    return finished(lane)
+
+
+@lists_options
+def stream(
+    pair: ModelPair,
+    prompt: Prompt,
+    *,
+    method: str = DEFAULT_METHOD,
+    options: Options | None = None,
+    **keywords: Unpack[Keywords],
+) -> Iterator[Round]:
+    """Yield the rounds of `generate` as they happen; the arguments are the same and are checked at the call."""
+    lane = _lane(pair, prompt, method, gathered(stream, options, keywords))
+
+    def rounds() -> Iterator[Round]:
+        try:
+            while not lane.finished:
+                yield lane.step()
+        finally:
+            lane.end("stopped")
+
+    return rounds()
+
+
+def finished(lane: Lane) -> Generation:
+    """The result of a finished lane."""
+    sequences = [
+        GeneratedSequence(
+            token_ids=sequence.token_ids,
+            text=None if text is None else text.text,
+            finish_reason=sequence.finish_reason or "stopped",
+            origins=sequence.origins,
+            times_ms=sequence.times_ms,
+            ptl_ms=latency(sequence, lane.counts.first_prefill_ms),
+            own_ptl_ms=latency(sequence, sequence.prefilled_ms),
+        )
+        for sequence, text in zip(lane.sequences, lane.texts, strict=True)
+    ]
+    timeline = None if lane.timeline is None else lane.timeline.view()
+    simulated = lane.request.clock
+    record = None if simulated is None else cast(ClockRecord, simulated.record())
+    return Generation(lane.method, sequences, lane.metrics(), timeline, record)
+
+
+def _lane(pair: ModelPair, prompt: Prompt, method: str, options: Options) -> Lane:
+    """Check the arguments of a call, and build the lane for them."""
+    found = find_method(method)
+    request = make_request(pair, prompt, options=options)
+    check_method(found, pair, request)
+    admit(pair, request, [found])
+    warm_up(pair, request)
+    request = with_costs(pair, request, budget_rows(request, found))
+    # Warming up and measuring leave caches idle; admission frees them where the lane needs their memory.
+    admit(pair, request, [found])
+    return Lane(pair, request, method)

@@ -1,1 +1,0 @@
-"""A lane's growing output: the texts, and the record of its rounds."""

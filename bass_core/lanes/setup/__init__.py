@@ -1,1 +1,0 @@
-"""What happens before a lane's first step: arguments are checked, models warmed up and decoders built."""

@@ -1,0 +1,54 @@
+"""Warm up a pair before any lane's clock runs.
+
+Contract: `warm_up` runs target and draft once over a few tokens of the request's prompts and discards the result.
+This reads the memory-mapped weights, and makes libraries choose and load their kernels; otherwise the first lane
+of the first race would pay for what all lanes share. It runs once per pair and process: a pair that has run stays
+warm as far as the process can tell, and a warm-up per request would delay each first token. An error here is only
+logged: it occurs in the lanes too, which report it. Non-goals: shapes that must be captured or compiled
+(`prepare`, machine/setup_time.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+
+from kernels.support import is_accelerator, runtime
+
+from ..decode.request import Request, make_request
+from ..model.pair import ModelPair
+from .build import build_bass
+
+# Rows and prompt tokens of the warm-up: enough for a real prefill, at the cost of a few steps.
+MOST_ROWS, MOST_TOKENS = 4, 16
+
+_warm: weakref.WeakSet[ModelPair] = weakref.WeakSet()
+_log = logging.getLogger(__name__)
+
+
+def warm_up(pair: ModelPair, request: Request) -> None:
+    """Run one prefill and one round of drafting and verification, unless this pair has been warmed up before."""
+    if pair in _warm:
+        return
+    _warm.add(pair)
+    prompts = list(dict.fromkeys(tuple(prompt[:MOST_TOKENS]) for prompt in request.prompts))[:MOST_ROWS]
+    try:
+        small = make_request(
+            pair,
+            prompts,
+            max_new_tokens=3,
+            sampling=request.sampling,
+            draft_length=1,
+            drafter="prompt_lookup" if pair.draft is None else "model",
+            attention=request.backend,
+            verification=request.verification,
+            eos_token_id=None,
+        )
+        decoder = build_bass(pair, small, small.sequences())
+        while not decoder.finished and decoder.step().kind == "prefill":
+            pass
+    except Exception as error:
+        _log.debug("warming up failed: %s", error)
+        return
+    if is_accelerator(pair.device):
+        runtime(pair.device).current_stream(pair.device).synchronize()

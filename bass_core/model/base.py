@@ -1,0 +1,205 @@
+"""One forward of a causal language model over rows of different lengths.
+
+Contract: `CausalModel.forward` feeds S tokens per row at each row's own length (model/forward.py). It keeps no
+state between calls, so several lanes may call it at once, each with its own cache. The user's model is never
+changed: we work on a shadow, a copy of its modules that shares its weights. Non-goals: encoder-decoder models,
+state-space layers, training.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kernels.plan import AttentionPlan
+from kernels.support import is_accelerator, on
+
+from ..errors import PairError
+from ..machine import cpu_kernels
+from ..machine.transfer import to_device
+from . import attention as attention
+from .cache import RaggedCache
+from .forward import CapturedBatch, ForwardBatch, ForwardOutput, token_tree
+from .weights.cost import ModelCost, model_cost
+from .weights.placement import has_waiting, home_device, is_split, waiting_weights
+from .weights.quantized import held
+from .weights.shape import head_dim, turns_with_length
+
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+
+@dataclass(frozen=True)
+class HiddenStateTap:
+    """What a forward returns as a token's state: the last hidden state, optionally after those of earlier layers.
+
+    layers: after how many layers the residual stream is read; each such state is divided by its root mean square.
+    project: maps their concatenation [..., (len(layers) + 1) x hidden], last hidden state last, to the result.
+    """
+
+    layers: tuple[int, ...] = ()
+    project: Callable[[Tensor], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        if list(self.layers) != sorted({layer for layer in self.layers if layer >= 0}):
+            raise ValueError(f"layers must be ascending and none below 0, got {self.layers}.")
+
+    def __call__(self, streams: list[Tensor], last: Tensor) -> Tensor:
+        """streams: one [..., hidden] for each of `layers`; last [..., hidden]."""
+        scaled = [F.rms_norm(x.float(), x.shape[-1:], eps=1e-6).to(last.dtype) for x in streams]
+        states = torch.cat((*scaled, last), dim=-1) if scaled else last
+        return states if self.project is None else self.project(states)
+
+    def finish(self, raw: Tensor) -> Tensor:
+        """The same of what was only put side by side: raw [..., (len(layers) + 1) x hidden], last state last."""
+        *streams, last = raw.chunk(len(self.layers) + 1, dim=-1)
+        return self(streams, last)
+
+
+class CausalModel:
+    """Any transformers causal LM with an attention interface, run by its own code with ragged attention.
+
+    capturable: False if the forward is known to read values on the host, if the model is split over devices
+    (weights/placement.py), and after a CUDA graph could not be made.
+    low_precision: sums are rounded to 16 bits between the products, so near ties in a row's logits may be decided
+    by the number of tokens in the batch.
+    """
+
+    cost: ModelCost
+
+    # Whether the padding of shorter rows is left out of the matrix products.
+    skips_padding = False
+    # The fewest tokens that prompts must have in common, counted for each row but one, to share a prefix; None:
+    # they can't. In torch, attention in two parts is more calls.
+    least_saved: int | None = 2048
+    # Whether the forward is known not to wait for the device. transformers' own code is tested (capturable.py).
+    never_waits = False
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        config = model.config.get_text_config()
+        self.readout = HiddenStateTap()
+        self.name = type(model).__name__
+        refuse_unsupported(model)
+        self.device = home_device(model)
+        self._split = is_split(model)
+        # Weights that wait are fetched for one forward and let go behind it: another one at once would lose them.
+        self._turn: AbstractContextManager[Any] = threading.Lock() if has_waiting(model) else nullcontext()
+        self.capturable = not (self._split or turns_with_length(config))
+        self.layers: int = config.num_hidden_layers
+        self.context: int = config.max_position_embeddings
+        self.vocab: int = held(model.get_output_embeddings()).shape[0]
+        self.hidden: int = config.hidden_size
+        self.kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self.head_dim = head_dim(config)
+        # On a CPU, reading float32 keys is faster than converting bfloat16 ones.
+        self.cache_dtype = model.dtype if is_accelerator(self.device) else torch.float32
+        self.low_precision = model.dtype != torch.float32
+        self._prepare(model)
+        # A cache may grow by so many tokens at once.
+        self.cost = model_cost(model, self.cache_bytes(1, 16) // 16)
+
+    def _prepare(self, model: PreTrainedModel) -> None:
+        self._shadow, self._dtype = shadow_of(model), model.dtype
+        self._shadow.set_attn_implementation(attention.NAME)
+        # accelerate fetches the weights of the modules that it knows.
+        if not is_accelerator(self.device) and not self._split and cpu_kernels.available():
+            from .weights.compiled import compile_linears  # imports numba
+
+            compile_linears(self._shadow)
+
+    def new_cache(self, max_batch: int, max_len: int, prefixes: int = 0, prefix_len: int = 0) -> RaggedCache:
+        """An empty cache of `max_batch` rows x `max_len` tokens, and of so many prefixes of so many tokens."""
+        prefix = self.new_cache(prefixes, prefix_len) if prefixes else None
+        sizes = (self.layers, max_batch, max_len, self.kv_heads, self.head_dim)
+        return RaggedCache(*sizes, self.cache_dtype, self.device, prefix)
+
+    def cache_bytes(self, max_batch: int, max_len: int, prefixes: int = 0, prefix_len: int = 0) -> int:
+        """Bytes that a cache of that size takes."""
+        per_token = 2 * self.layers * self.kv_heads * self.head_dim * self.cache_dtype.itemsize
+        return (max_batch * max_len + prefixes * prefix_len) * per_token
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch, cache: RaggedCache, backend: str = "pad") -> ForwardOutput:
+        """Feed the batch's tokens at its lengths.
+
+        Afterwards the cache holds the tokens at lengths[b] .. lengths[b]+S-1. The lengths of the caller's next
+        batch say which of them are valid. Raises ValueError if a row does not fit the cache.
+        """
+        with self._turn, on(self.device):
+            tree = None if batch.tree is None else token_tree(batch.tree, self.device)
+            plan = cache.plan(batch.lengths, batch.tokens.shape[1], batch.window, tree)
+            return self._compute(batch, plan, cache, backend)
+
+    @torch.inference_mode()
+    def forward_captured(self, batch: CapturedBatch, cache: RaggedCache, backend: str = "pad") -> ForwardOutput:
+        """`forward` for lengths that only the device knows: nothing is read on the host, so it can be captured."""
+        with self._turn, on(self.device):
+            width, tree = batch.tokens.shape[1], batch.tree
+            plan = cache.plan_captured(batch.lengths, width, batch.extent, batch.shared, batch.window, tree)
+            return self._compute(batch, plan, cache, backend)
+
+    def _compute(
+        self, batch: ForwardBatch | CapturedBatch, plan: AttentionPlan, cache: RaggedCache, backend: str
+    ) -> ForwardOutput:
+        tokens, take = batch.tokens, batch.take
+        columns = None if take is None else sorted(set(take))
+        kept: Any = 0 if columns is None else to_device(columns, tokens.device)
+        if columns is not None and self._split:
+            # An index would have to be where the head is, and accelerate moves tensors to where the model begins.
+            kept = columns
+        out = self._shadow(
+            **({"inputs_embeds": tokens.to(self._dtype)} if tokens.is_floating_point() else {"input_ids": tokens}),
+            position_ids=self._positions(plan),
+            past_key_values=attention.PlannedCache(cache, plan),
+            use_cache=True,
+            output_hidden_states=batch.return_states,
+            logits_to_keep=kept,
+            ragged=plan,
+            ragged_backend=backend,
+        )
+        states = None
+        if batch.return_states:
+            *streams, last = out.hidden_states
+            states = self.readout([streams[layer] for layer in self.readout.layers], last)
+        if take is None or columns is None:
+            return ForwardOutput(out.logits, states)
+        picked = to_device([columns.index(column) for column in take], tokens.device)
+        return ForwardOutput(out.logits[torch.arange(len(take), device=tokens.device), picked], states)
+
+    def _positions(self, plan: AttentionPlan) -> Tensor:
+        """int64 [B, S]. Columns past the context are unused padding, but need valid positions."""
+        positions = plan.positions
+        return positions if plan.longest <= self.context else positions.clamp(max=self.context - 1)
+
+
+def shadow_of(model: PreTrainedModel) -> PreTrainedModel:
+    """The model's modules and config copied, its parameters and buffers shared."""
+    shared = {id(one): one for one in chain(model.parameters(), model.buffers(), waiting_weights(model))}
+    return copy.deepcopy(model, shared).eval()
+
+
+def refuse_unsupported(model: PreTrainedModel) -> None:
+    """Raises PairError, naming the class, for a model whose attention or cache we don't support."""
+    config = model.config.get_text_config()
+    reason = None
+    if getattr(config, "is_encoder_decoder", False):
+        reason = "it is an encoder-decoder model"
+    elif getattr(model, "_is_stateful", False) or not hasattr(config, "num_attention_heads"):
+        reason = "it keeps a state that can't be rolled back"
+    elif set(getattr(config, "layer_types", None) or _LAYER_TYPES) - _LAYER_TYPES:
+        reason = f"it has layers of type {', '.join(sorted(set(config.layer_types) - _LAYER_TYPES))}"
+    elif not getattr(model, "_supports_attention_backend", True):
+        reason = "its attention does not go through transformers' attention interface"
+    elif model.get_output_embeddings() is None:
+        reason = "it has no language-model head"
+    if reason:
+        raise PairError(f"{type(model).__name__} is not supported: {reason}. Choose another causal LM.")

@@ -1,0 +1,303 @@
+"""A draft head: one or more layers on top of the target's own embedding, hidden states and head.
+
+Contract: slot t reads [embedding of token t, state of slot t-1] and predicts the target's last hidden state at t,
+from which come logits over a reduced vocabulary (rows of the target's head; q is 0 elsewhere). States of accepted
+tokens come from the target: its last one, or those of several layers projected into one (EAGLE-3, arXiv
+2503.01840, section 3.1). States of drafted tokens come from the head itself (as in EAGLE, arXiv 2401.15077, and
+Recurrent Drafter, arXiv 2403.09919). A head of several positions drafts so many tokens behind one forward: each
+later one from a state that is computed of the newest slot's (as in Medusa, arXiv 2401.10774), with a low-rank link
+from the token drawn before it, so that each token's q is known. Only the head's own weights are stored; what it
+shares with the target is read from the target. Non-goals: targets that are not Llama-shaped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from kernels.reference.quantized import QuantizedWeight
+from kernels.support import is_accelerator
+
+from ..errors import PairError, WeightsError
+from ..machine import cpu_kernels
+from .base import HiddenStateTap
+from .weights.quantized import held, look_up
+from .weights.shape import HALVES
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """layers: how many the head has; hidden: the target's hidden size; reads_states: whether it reads its states.
+
+    reads_layers: layers of the target, ascending, whose states are read besides the last one (HiddenStateTap in
+    model/base.py). positions: how many tokens the head drafts behind one forward; link_rank: the rank of what a
+    token adds to the logits of the next one of the same forward.
+    """
+
+    layers: int
+    hidden: int
+    reads_states: bool = True
+    reads_layers: tuple[int, ...] = ()
+    positions: int = 1
+    link_rank: int = 0
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What a head says of the next tokens of B rows: `base` [B, count, V'] before the link, and its gates."""
+
+    head: DraftHead
+    base: Tensor
+    gates: Tensor | None
+
+    @property
+    def count(self) -> int:
+        return self.base.shape[1]
+
+    def logits(self, place: int, columns: Tensor | None = None) -> Tensor:
+        """The logits [B, V'] of token `place`, from 0 on, behind these columns int64 [B] of the vocabulary."""
+        if columns is None or self.gates is None:
+            return self.base[:, place]
+        return self.base[:, place] + self.head.link(columns, self.gates[:, place - 1])
+
+    def after(self, places: Tensor, ids: Tensor) -> Tensor:
+        """The logits [B, W, V'] of the tokens places[r, i], from 1 on, each behind the target's id ids[r, i]."""
+        assert self.gates is not None
+        rows = torch.arange(len(ids), device=ids.device)[:, None]
+        return self.base[rows, places] + self.head.link(self.head.columns_of(ids), self.gates[rows, places - 1])
+
+
+class DraftHead(nn.Module):
+    """`body` is a small Llama that is fed embeddings and whose head has `len(vocabulary)` rows.
+
+    `project` turns the target's states of several layers into one; the head's own states are not projected. In a
+    head of several positions `slots` and the link make the logits of all but the first.
+    """
+
+    vocabulary: Tensor
+    # Its ids in ascending order, and where each stands.
+    _sorted: Tensor
+    _order: Tensor
+    # The target's embedding table: one of the two, as the target holds it.
+    embedding: Tensor | None
+    quantized: QuantizedWeight | None
+    fuse: Any
+    project: Any
+    slots: Any
+    output: Any
+    link_out: Any
+    link_in: Tensor | None
+
+    def __init__(self, target: PreTrainedModel, config: HeadConfig, vocabulary: Tensor) -> None:
+        """vocabulary int64 [V']: the target's ids that the head can propose, in any order."""
+        super().__init__()
+        own: Any = target.config.get_text_config()
+        if own.model_type != "llama" or own.hidden_size != config.hidden:
+            raise PairError(
+                f"this draft head is for Llama-shaped targets of hidden size {config.hidden}; "
+                f"{type(target).__name__} has {own.hidden_size}: choose another draft."
+            )
+        if any(layer >= own.num_hidden_layers for layer in HiddenStateTap(config.reads_layers).layers):
+            raise PairError(
+                f"this draft head reads layers {config.reads_layers} of its target; {type(target).__name__} has "
+                f"{own.num_hidden_layers}: choose another draft."
+            )
+        self.config = config
+        self._unpacked: dict[str, nn.Module] = {}
+        self.fuse = nn.Linear((2 if config.reads_states else 1) * config.hidden, config.hidden, bias=False)
+        inputs = (len(config.reads_layers) + 1) * config.hidden
+        self.project = nn.Linear(inputs, config.hidden) if config.reads_layers else nn.Identity()
+        # vocab_size 1 for now: the head is replaced below, and random weights for it would take 0.2 s.
+        fields = {**own.to_dict(), "num_hidden_layers": config.layers, "vocab_size": 1}
+        fields |= {"tie_word_embeddings": False, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+        for name in ("architectures", "layer_types", "quantization_config", "dtype", "torch_dtype"):
+            fields.pop(name, None)
+        self.body = LlamaForCausalLM(LlamaConfig(**fields))
+        self.body.model.embed_tokens.requires_grad_(False)
+        self.register_buffer("vocabulary", vocabulary, persistent=False)
+        order = vocabulary.argsort()
+        self.register_buffer("_order", order, persistent=False)
+        self.register_buffer("_sorted", vocabulary[order], persistent=False)
+        self.register_buffer("embedding", None, persistent=False)
+        self.share_embedding(target)
+        head: Any = target.get_output_embeddings()
+        rows = head.weight.detach()[vocabulary].to(self.body.dtype)
+        self.body.lm_head.weight = nn.Parameter(rows, requires_grad=False)
+        self.body.lm_head.out_features = self.body.config.vocab_size = len(vocabulary)
+        # Made by `pack`: the output layer again, what it makes of `link_up`, and `link_down` of its rows.
+        self.register_module("output", None)
+        self.register_module("link_out", None)
+        self.register_buffer("link_in", None, persistent=False)
+        if config.positions > 1:
+            self.slots = nn.Linear(config.hidden, (config.positions - 1) * (config.hidden + config.link_rank))
+            self.link_down = nn.Linear(config.hidden, config.link_rank, bias=False)
+            self.link_up = nn.Linear(config.link_rank, config.hidden, bias=False)
+
+    def share_embedding(self, target: PreTrainedModel) -> None:
+        """Share the target's embedding table, on its current device and in its current form."""
+        table = held(target.get_input_embeddings())
+        self.quantized = table if isinstance(table, QuantizedWeight) else None
+        self.embedding = table.detach() if isinstance(table, Tensor) else None
+
+    def inputs(self, ids: Tensor, states: Tensor) -> Tensor:
+        """The body's inputs [B, S, hidden], from ids int64 [B, S] and the states [B, S, hidden] before them."""
+        table = self.quantized if self.embedding is None else self.embedding
+        assert table is not None
+        x = look_up(ids, table).to(states.dtype)
+        if self.config.reads_states:
+            x = torch.cat((x, states), dim=-1)
+        if isinstance(self.fuse, nn.Linear):
+            x = x.to(self.fuse.weight.dtype)
+        out: Tensor = self.fuse(x)
+        return out
+
+    def readout(self) -> HiddenStateTap:
+        """Which states the target's forward must return for `inputs`."""
+        return HiddenStateTap(tuple(self.config.reads_layers), self._read)
+
+    def _read(self, states: Tensor) -> Tensor:
+        if isinstance(self.project, nn.Linear):
+            states = states.to(self.project.weight.dtype)
+        out: Tensor = self.project(states)
+        return out
+
+    @property
+    def positions(self) -> int:
+        """How many tokens the head drafts behind one forward."""
+        return self.config.positions
+
+    def states_ahead(self, states: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """States [B, count, hidden] that stand for those of the newest slot and of the next, unknown ones; gates.
+
+        states [B, hidden]: the newest slot's, which is the first of them; count: at most `positions`. gates
+        [B, count - 1, link_rank]: by how much each of the link's products counts before each of the later ones.
+        """
+        if count == 1:
+            return states[:, None], states.new_zeros(len(states), 0, self.config.link_rank)
+        own = states.to(self.slots.weight.dtype) if isinstance(self.slots, nn.Linear) else states
+        made = self.slots(own).unflatten(-1, (self.positions - 1, -1))[:, : count - 1]
+        later, gates = made.split((self.config.hidden, self.config.link_rank), dim=-1)
+        return torch.cat((states[:, None], states[:, None] + later), dim=1), 1 + gates
+
+    def ahead(self, logits: Tensor, states: Tensor, count: int) -> Ahead:
+        """What the head says of the next `count` tokens, `positions` at most, behind states [B, hidden].
+
+        logits [B, V']: the body's; a head of several positions makes its own, all of them in one product.
+        """
+        if self.positions == 1:
+            return Ahead(self, logits[:, None], None)
+        later, gates = self.states_ahead(states, min(count, self.positions))
+        output: Any = self.body.lm_head if self.output is None else self.output
+        base: Tensor = output(later)
+        return Ahead(self, base, gates)
+
+    def link(self, columns: Tensor, gates: Tensor) -> Tensor:
+        """What columns of the vocabulary, int64 [...], -1 for none, add to the logits [..., V'] of what follows.
+
+        gates [..., link_rank]: of the positions that follow (states_ahead).
+        """
+        x = self.linked(columns, gates)
+        out: Tensor = self.body.lm_head(self.link_up(x)) if self.link_out is None else self.link_out(x)
+        return out
+
+    def linked(self, columns: Tensor, gates: Tensor) -> Tensor:
+        """What the link knows of these tokens, gated: [..., link_rank]; arguments as for `link`."""
+        places = columns.clamp(min=0)
+        x = self.link_down(self.body.lm_head.weight[places]) if self.link_in is None else self.link_in[places]
+        return (x.to(gates.dtype) * gates).masked_fill(columns[..., None] < 0, 0.0)
+
+    def columns_of(self, ids: Tensor) -> Tensor:
+        """The columns of the vocabulary, int64, that hold these ids int64 [...]; -1: the head can't propose it."""
+        places = torch.searchsorted(self._sorted, ids).clamp(max=len(self._sorted) - 1)
+        return torch.where(self._sorted[places] == ids, self._order[places], -1)
+
+    def pack(self) -> None:
+        """Pack the layers outside the body where our own kernels multiply; packed ones can't be trained."""
+        here = not is_accelerator(self.vocabulary.device) and self.body.dtype in HALVES
+        if not here or not cpu_kernels.available():
+            return
+        if self.positions > 1 and self.output is None:
+            rows = self.body.lm_head.weight.float()
+            # Rounded to float16 first, as stored weights are (`save`).
+            behind = nn.Linear(self.config.link_rank, len(rows), bias=False, device="meta")
+            behind.weight = nn.Parameter((rows @ self.link_up.weight.float()).half().to(self.body.dtype), False)
+            self._pack("output", self.body.lm_head)
+            self._pack("link_out", behind)
+            self.link_in = rows @ self.link_down.weight.float().t()
+        for name in ("fuse", "project", "slots"):
+            layer = getattr(self, name, None)
+            if isinstance(layer, nn.Linear):
+                self._pack(name, layer)
+
+    def _pack(self, name: str, layer: nn.Linear) -> None:
+        from .weights.compiled import compiled  # imports numba
+
+        self._unpacked.setdefault(name, getattr(self, name))
+        setattr(self, name, compiled(layer))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickling: with the layers as they were before `pack`, since packed ones can't be pickled."""
+        state = dict(self.__dict__)
+        state["_modules"] = {**state["_modules"], **state.pop("_unpacked")}
+        state["_buffers"] = {**state["_buffers"], "link_in": None}
+        return {**state, "_unpacked": {}}
+
+    def own_weights(self) -> dict[str, Tensor]:
+        """The weights that are stored: all but the target's embedding and head."""
+        shared = ("body.lm_head", "body.model.embed_tokens")
+        return {name: value for name, value in self.state_dict().items() if not name.startswith(shared)}
+
+    def save(self, folder: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+        """Write config and weights."""
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {name: value.detach() for name, value in self.own_weights().items()}
+        if dtype != torch.float32:
+            # Rounded to float16 first, so that either 16-bit dtype holds the same weights.
+            tensors = {name: value.half() for name, value in tensors.items()}
+        tensors = {name: value.to(dtype).contiguous() for name, value in tensors.items()}
+        tensors["vocabulary"] = self.vocabulary.to(torch.int32)
+        part = folder / (WEIGHTS + ".part")
+        save_file(tensors, part)
+        (folder / CONFIG).write_text(json.dumps({"draft_head": asdict(self.config)}, indent=4) + "\n")
+        os.replace(part, folder / WEIGHTS)
+
+
+def is_draft_head(folder: Path) -> bool:
+    """Whether a folder holds a draft head (and no model of its own)."""
+    try:
+        return "draft_head" in json.loads((folder / CONFIG).read_text())
+    except (OSError, ValueError):
+        return False
+
+
+def load_draft_head(folder: Path, target: PreTrainedModel) -> DraftHead:
+    """The head stored in a folder, on the target's device, in its dtype.
+
+    Raises PairError if it is for another target, WeightsError if its files can't be read.
+    """
+    try:
+        fields = json.loads((folder / CONFIG).read_text())["draft_head"]
+        config = HeadConfig(**{**fields, "reads_layers": tuple(fields.get("reads_layers", ()))})
+        tensors = load_file(folder / WEIGHTS)
+        vocabulary = tensors.pop("vocabulary").long()
+    except Exception as error:
+        raise WeightsError(
+            f"The draft in {folder} can't be read ({error}): fetch it again, or train one with "
+            "`python -m distill train`."
+        ) from error
+    head = DraftHead(target, config, vocabulary)
+    missing = set(head.own_weights()) - set(tensors)
+    if missing:
+        raise WeightsError(f"The draft in {folder} lacks {sorted(missing)[0]}: fetch it again or train one.")
+    head.load_state_dict(tensors, strict=False)
+    return head.to(target.device, target.dtype).eval().requires_grad_(False)

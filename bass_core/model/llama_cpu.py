@@ -1,0 +1,152 @@
+"""The forward of a 16-bit Llama-shaped model on a CPU in one call of our own kernels (kernels/cpu).
+
+Contract: the same `forward` as CausalModel's, for the models that `why_not` has nothing against. A token's logits
+and states have the same bits whatever rows, tokens, prompts or threads stand beside it. The residual stream is
+float32; what a bfloat16 model multiplies is rounded to bfloat16 where the CPU multiplies that natively. `backend`
+is ignored, as there is one attention. Non-goals: sliding windows, and weights of more than 16 bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from kernels.cpu.attention.layout import TILE, padded, tiles_of
+from kernels.cpu.attention.tree import Tree
+from kernels.plan import window_start
+
+from ..machine import cpu_kernels
+from .base import CausalModel, shadow_of
+from .cache import RaggedCache
+from .forward import ForwardBatch, ForwardOutput
+from .tiled import TiledCache
+from .weights.quantized import held, look_up
+from .weights.shape import HALVES, head_dim, is_llama
+
+
+def why_not(model: PreTrainedModel) -> str | None:
+    """Why this forward does not compute the model, as a clause; None if it does."""
+    if not is_llama(model):
+        return "our kernels know Llama and Qwen3, without adapters"
+    if model.dtype not in HALVES:
+        return "our kernels take 16 bits and fewer"
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    # Matrices of several dtypes are not joined, and all take the same vectors.
+    plain = all(type(layer.weight.data) is Tensor and layer.weight.dtype == model.dtype for layer in linears)
+    if not plain or model.config.hidden_size % 4 or head_dim(model.config) % 2:
+        return "our kernels don't know this form of weights"
+    return cpu_kernels.why_unavailable()
+
+
+class LlamaCompiled(CausalModel):
+    """A Llama or Qwen3 model on a CPU, its weights packed once."""
+
+    skips_padding = True
+    never_waits = True
+    # A prefix is read once for all its rows; feeding it apart is one more step, as long as about ten tokens.
+    least_saved = 64
+
+    def _prepare(self, model: PreTrainedModel) -> None:
+        from .weights.compiled import pack_llama  # imports numba
+
+        body: Any = model.model
+        self.low_precision, self._dtype = False, model.dtype
+        self.embedding = held(model.get_input_embeddings())
+        self.packed = pack_llama(model)
+        self.cache_dtype = torch.bfloat16 if self.packed.dot else torch.float32
+        self._rotary: Any = shadow_of(body.rotary_emb)
+        self._turns = self._make_turns(min(1024, self.context))
+        # Compiles the forward and what moves columns, or loads their code from disk, before a clock runs.
+        cache = self.new_cache(1, 1)
+        self.forward(ForwardBatch(torch.zeros(1, 1, dtype=torch.int64), [0]), cache)
+        cache.keep(0, 0, [0])
+
+    def new_cache(self, max_batch: int, max_len: int, prefixes: int = 0, prefix_len: int = 0) -> TiledCache:
+        prefix = self.new_cache(prefixes, prefix_len) if prefixes else None
+        sizes = (self.layers, max_batch, max_len, self.kv_heads, self.head_dim)
+        return TiledCache(*sizes, self.cache_dtype, self.device, prefix)
+
+    def cache_bytes(self, max_batch: int, max_len: int, prefixes: int = 0, prefix_len: int = 0) -> int:
+        tiles = max_batch * tiles_of(max_len) + prefixes * tiles_of(prefix_len)
+        each = TILE * padded(self.head_dim) * self.cache_dtype.itemsize
+        return 2 * self.layers * self.kv_heads * tiles * each
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch, cache: RaggedCache, backend: str = "sdpa") -> ForwardOutput:
+        rows, width = batch.tokens.shape[:2]
+        cache.check_room(batch.lengths, width)
+        counts = (
+            np.full(rows, width, np.int64)
+            if batch.counts is None
+            else np.minimum(batch.counts, width, dtype=np.int64)
+        )
+        firsts = np.concatenate((np.zeros(1, np.int64), counts.cumsum(dtype=np.int64)))
+        ids, real = batch.tokens.flatten(0, 1), None
+        if firsts[-1] < len(ids):
+            real = torch.from_numpy(np.flatnonzero(np.arange(width) < counts[:, None]))
+            ids = ids[real]
+        x = ids if ids.is_floating_point() else look_up(ids, self.embedding).to(self._dtype)
+        wanted = np.arange(len(x), dtype=np.int64)
+        if batch.take is not None:
+            wanted = firsts[:-1] + np.array(batch.take, np.int64)
+        if not batch.logits:
+            wanted = wanted[:0]
+        logits, last, streams = self.packed.run(
+            torch.empty(x.shape).copy_(x),
+            firsts,
+            batch.lengths,
+            wanted,
+            cache,
+            self._turns_until(max(batch.lengths) + width),
+            _skipped(batch),
+            self.readout.layers if batch.return_states else (),
+            keep=batch.eager,
+            tree=None if batch.tree is None else _tree(batch, counts),
+        )
+        states = None
+        if batch.return_states:
+            told = torch.cat((*streams, last), dim=-1) if batch.raw_states else self.readout(streams, last)
+            states = _padded(told, real, rows, width)
+        if not batch.logits:
+            return ForwardOutput(logits.new_zeros((rows, width, 0) if batch.take is None else (rows, 0)), states)
+        return ForwardOutput(_padded(logits, real, rows, width) if batch.take is None else logits, states)
+
+    def _turns_until(self, positions: int) -> Any:
+        """Cosines, then sines, of at least so many positions: float32 [positions, head_dim], flat."""
+        turns = self._turns
+        if positions * self.head_dim > len(turns):
+            # Padding may lie behind the context. Another thread may make fewer turns meanwhile.
+            self._turns = turns = self._make_turns(max(positions, min(2 * positions, self.context)))
+        return turns
+
+    def _make_turns(self, size: int) -> Any:
+        cos, sin = self._rotary(torch.zeros(1, dtype=torch.float32), torch.arange(size)[None])
+        half = self.head_dim // 2
+        return torch.cat((cos[0, :, :half], sin[0, :, :half]), dim=1).float().flatten().numpy()
+
+
+def _skipped(batch: ForwardBatch) -> Any:
+    """int64 [B]: where each row's window begins (kernels/plan.py); None: there is no window."""
+    if batch.window is None:
+        return None
+    return np.array([window_start(length, batch.window) for length in batch.lengths], np.int64)
+
+
+def _tree(batch: ForwardBatch, counts: Any) -> Tree:
+    """The trees of the real tokens."""
+    tree = batch.tree
+    assert tree is not None and batch.window is None
+    real = np.arange(batch.tokens.shape[1]) < counts[:, None]
+    bases = np.array(batch.lengths, np.int64) - np.array(tree.before, np.int64)
+    return Tree(bases, np.array(tree.sees, np.int64)[real], np.array(tree.depths, np.int64)[real])
+
+
+def _padded(x: Tensor, real: Tensor | None, rows: int, width: int) -> Tensor:
+    """x [N, ...] as [B, S, ...]: the real tokens at their places, zeros elsewhere."""
+    if real is not None:
+        x = x.new_zeros(rows * width, *x.shape[1:]).index_copy_(0, real, x)
+    return x.view(rows, width, *x.shape[1:])

@@ -1,0 +1,209 @@
+"""A short forward for Llama-shaped models on a GPU: per layer four products, one rotation, one attention.
+
+Contract: the same `forward` as CausalModel's, equal to the model's own within rounding. Weights are joined (q,
+k, v and gate, up). On an accelerator they are stored once: the model's own parameters keep their values and become
+views of the joined ones. `plan` says which products run on kernels/triton/linear.py; all others are torch's.
+Nothing here reads lengths on the host, so every step can be captured in a CUDA graph (model/graphs.py). It
+also runs on a CPU, in torch or under Triton's interpreter: slowly, for tests. Non-goals: rotary embeddings that
+depend on the length of the text, attention biases.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from kernels.backends import BACKENDS
+from kernels.plan import AttentionPlan
+from kernels.reference import cache as cache_reference
+from kernels.reference import linear as linear_reference
+from kernels.support import available, has_tensor_cores, is_accelerator
+
+from ..machine.memory import available_bytes
+from ..machine.transfer import to_device
+from .base import CausalModel, shadow_of
+from .cache import RaggedCache
+from .forward import CapturedBatch, ForwardBatch, ForwardOutput
+from .weights.quantized import is_quantized
+from .weights.shape import is_llama
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which products run on our kernel: up to `most_rows` rows (batch x query tokens); one row only if `gemv`.
+
+    split_k: above 16 rows, use the tiles of `split_tiles` in kernels/triton/linear.py.
+    """
+
+    most_rows: int = 64
+    gemv: bool = True
+    split_k: bool = False
+
+    def takes(self, rows: int, itemsize: int) -> bool:
+        """Whether the kernel computes a product of `rows` rows; in float32 (itemsize 4) at most 16."""
+        most = min(self.most_rows, 64 if itemsize == 2 else 16)
+        return rows <= most and (self.gemv or rows > 1)
+
+
+@dataclass
+class _Layer:
+    """One layer's weights, joined where one product multiplies by several."""
+
+    input_norm: Tensor
+    qkv: Tensor
+    head_norms: tuple[Tensor, Tensor] | None
+    output: Tensor
+    mlp_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+def fits(model: PreTrainedModel) -> bool:
+    """Whether the model has the shape that this forward computes, with plain weights and no biases."""
+    if is_quantized(model) or not is_llama(model):
+        return False
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    plain = all(layer.bias is None for layer in linears)
+    return plain and len(linears) == 7 * model.config.num_hidden_layers + 1
+
+
+def has_room(model: PreTrainedModel) -> bool:
+    """Whether the device has room for a second copy of one layer's joined weights, plus a quarter."""
+    joined = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+    needed = sum(p.nbytes for name, p in model.named_parameters() if name.split(".")[-2] in joined)
+    return 1.25 * needed / model.config.num_hidden_layers < available_bytes(model.device)
+
+
+class LlamaCuda(CausalModel):
+    """A Llama or Qwen3 model whose weights are joined once; `plan` may be replaced between captures."""
+
+    never_waits = True
+
+    def _prepare(self, model: PreTrainedModel) -> None:
+        config, body = model.config, model.model
+        # Where Triton can't use tensor cores, torch can, and its products are several times faster.
+        self.plan = Plan() if has_tensor_cores(self.device) else Plan(most_rows=0)
+        self.has_kernels = available(self.device)
+        self.cache_dtype = model.dtype
+        self.heads: int = config.num_attention_heads
+        self.eps = float(config.rms_norm_eps)
+        self.embedding = _weight(model.get_input_embeddings())
+        self.head = _joined(model.get_output_embeddings())
+        self.final_norm = _weight(body.norm)
+        self.blocks = [_block(layer) for layer in body.layers]
+        rotary: Any = shadow_of(body.rotary_emb)
+        positions = torch.arange(self.context, device=self.device)[None]
+        cos, sin = rotary(torch.zeros(1, dtype=torch.float32, device=self.device), positions)
+        half = self.head_dim // 2
+        self.cos, self.sin = (turn[0, :, :half].float().contiguous() for turn in (cos, sin))
+
+    def _compute(
+        self, batch: ForwardBatch | CapturedBatch, plan: AttentionPlan, cache: RaggedCache, backend: str
+    ) -> ForwardOutput:
+        x = batch.tokens
+        x = x.to(self.embedding.dtype) if x.is_floating_point() else F.embedding(x, self.embedding)
+        streams = []
+        for index, layer in enumerate(self.blocks):
+            if batch.return_states and index in self.readout.layers:
+                streams.append(x)
+            x = self._block(x.contiguous(), index, layer, cache, plan, backend)
+        states = None
+        if batch.return_states:
+            states = self.readout(streams, F.rms_norm(x, (self.hidden,), self.final_norm, self.eps))
+        if batch.take is not None:
+            rows = torch.arange(len(batch.take), device=x.device)
+            x = x[rows, to_device(batch.take, x.device)]
+        return ForwardOutput(self.product(x, self.head, norm=self.final_norm), states)
+
+    def _block(
+        self, x: Tensor, index: int, layer: _Layer, cache: RaggedCache, plan: AttentionPlan, backend: str
+    ) -> Tensor:
+        batch, queries, _ = x.shape
+        qkv = self.product(x, layer.qkv, norm=layer.input_norm).view(batch, queries, -1, self.head_dim)
+        self._rotate_write(qkv, cache.buffer[index], plan, layer.head_norms)
+        query = qkv[:, :, : self.heads].transpose(1, 2)
+        keys, values = plan.reads(index)
+        prefix = None if plan.shared is None else plan.shared.reads(index)
+        out = BACKENDS[backend](query, keys, values, plan, scaling=self.head_dim**-0.5, prefix=prefix)
+        x = self.product(out.reshape(batch, queries, -1), layer.output, residual=x)
+        wide = self.product(x, layer.gate_up, norm=layer.mlp_norm, gate=True)
+        return self.product(wide, layer.down, residual=x)
+
+    def product(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        norm: Tensor | None = None,
+        gate: bool = False,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """`linear` of kernels/triton/linear.py, computed by the kernel if the plan says so, else by torch."""
+        if self.has_kernels and self.plan.takes(x.numel() // x.shape[-1], x.itemsize):
+            from kernels.triton import linear as module  # imports triton
+
+            options: Any = {"norm": norm, "eps": self.eps, "gate": gate, "residual": residual}
+            return module.linear(x, weight, **options, split_k=self.plan.split_k)
+        return linear_reference.linear(x, weight, norm=norm, eps=self.eps, gate=gate, residual=residual)
+
+    def _rotate_write(
+        self, qkv: Tensor, cache: Tensor, plan: AttentionPlan, norms: tuple[Tensor, Tensor] | None
+    ) -> None:
+        rotate_write = cache_reference.rotate_write
+        if self.has_kernels:
+            from kernels.triton.cache_write import rotate_write  # imports triton
+        starts = None if plan.shared is None else plan.shared.starts
+        positions = None if plan.tree is None else plan.positions
+        rotate_write(qkv, cache, plan.lengths, self.cos, self.sin, norms, self.eps, starts, positions)
+
+
+def _weight(module: Any) -> Tensor:
+    weight: Tensor = module.weight.detach()
+    return weight
+
+
+def _joined(*modules: Any) -> Tensor:
+    """The modules' weights [N, K], one below the other; on an accelerator these become views of the result."""
+    weights = [_weight(module) for module in modules]
+    if len(weights) == 1:
+        return weights[0].contiguous()
+    if not is_accelerator(weights[0].device):
+        return torch.cat(weights)
+    whole = _as_one(weights)
+    if whole is None:
+        # Outside of inference mode, so that the model can still be trained.
+        with torch.inference_mode(False):
+            whole = torch.cat(weights)
+            for module, part in zip(modules, whole.split([len(weight) for weight in weights]), strict=True):
+                module.weight.data = part
+    return whole
+
+
+def _as_one(weights: list[Tensor]) -> Tensor | None:
+    """The tensor that the weights are views of in this order, if an earlier pair joined them; else None."""
+    first, end = weights[0], weights[0].storage_offset()
+    for weight in weights:
+        same = weight.untyped_storage()._cdata == first.untyped_storage()._cdata
+        if not (same and weight.is_contiguous() and weight.storage_offset() == end):
+            return None
+        end += weight.numel()
+    width = first.shape[1]
+    return first.as_strided(((end - first.storage_offset()) // width, width), (width, 1))
+
+
+def _block(layer: Any) -> _Layer:
+    attn, mlp = layer.self_attn, layer.mlp
+    norms = [getattr(attn, name, None) for name in ("q_norm", "k_norm")]
+    return _Layer(
+        input_norm=_weight(layer.input_layernorm),
+        qkv=_joined(attn.q_proj, attn.k_proj, attn.v_proj),
+        head_norms=None if norms[0] is None else (_weight(norms[0]), _weight(norms[1])),
+        output=_joined(attn.o_proj),
+        mlp_norm=_weight(layer.post_attention_layernorm),
+        gate_up=_joined(mlp.gate_proj, mlp.up_proj),
+        down=_joined(mlp.down_proj),
+    )

@@ -1,0 +1,183 @@
+"""Contract: find a model (a local folder or a Hub id) and load it with transformers, from safetensors only.
+
+Code that comes with a model's weights is never run. If the Hub can't be reached or does not answer within
+HUB_PATIENCE_S seconds, its local cache is used. A model that can't be used is refused in one sentence.
+Non-goals: catalogue names (catalogue.py), and whether two models fit each other (model/pair.py).
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors import BassError, PairError, WeightsError
+from ..weights.placement import is_split
+
+HUB_PATIENCE_S = 5.0
+TOKENIZER_FILES = {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model that was found: its folder or Hub id, its file names, and for the Hub the commit."""
+
+    where: str
+    files: frozenset[str]
+    revision: str = "main"
+    local: bool = True
+
+    def __post_init__(self) -> None:
+        if "config.json" not in self.files:
+            raise PairError(f"{self.where} holds no config.json: give a transformers model.")
+        if not any(name.endswith(".safetensors") for name in self.files):
+            raise PairError(
+                f"{self.where} holds no safetensors file, and other formats are not read: "
+                "save the model once with save_pretrained and give that folder."
+            )
+
+
+def locate(name: str, known: Sequence[str] = ()) -> Source:
+    """Find a folder, else a Hub id owner/name; PairError if it is neither, WeightsError if it can't be reached.
+
+    `known`: other names that the user could have given, for the error message.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return Source(str(folder), _names(folder))
+    if not re.fullmatch(r"[\w.-]*\w[\w.-]*/[\w.-]+", name):
+        others = f"one of {', '.join(known)}, " if known else ""
+        raise PairError(
+            f"There is no pair and no folder called {name!r}: choose {others}a folder with a transformers "
+            "model, or a Hub id of the form owner/name."
+        )
+    return _on_hub(name, f"choose the pair smollm2 or a local folder (known pairs: {', '.join(known)})")
+
+
+def _names(folder: Path) -> frozenset[str]:
+    return frozenset(entry.name for entry in folder.iterdir())
+
+
+def _on_hub(repo: str, instead: str) -> Source:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+
+    answer = _ask_hub(repo)
+    if isinstance(answer, (HFValidationError, RepositoryNotFoundError)):
+        raise PairError(
+            f"There is no folder {repo!r}, and the Hub has no public model of that name: check the spelling, "
+            f"log in with `hf auth login` if it is private, or {instead}."
+        ) from answer
+    if not isinstance(answer, Exception):
+        files = frozenset(file.rfilename for file in answer.siblings or [])
+        # The commit, not "main": for "main", transformers may take safetensors from a pull request.
+        return Source(repo, files, revision=answer.sha, local=False)
+    cached = try_to_load_from_cache(repo, "config.json")
+    if isinstance(cached, str):
+        snapshot = Path(cached).parent
+        return Source(repo, _names(snapshot), revision=snapshot.name)
+    raise WeightsError(
+        f"{repo} is no local folder and can't be fetched, as the Hugging Face Hub is not reachable "
+        f"({_first_line(answer)}): connect to the network, or {instead}."
+    ) from answer
+
+
+def _ask_hub(repo: str) -> Any:
+    """The Hub's ModelInfo, or the exception raised instead, within HUB_PATIENCE_S seconds."""
+    from huggingface_hub import HfApi
+
+    answers: list[Any] = []
+
+    def ask() -> None:
+        try:
+            answers.append(HfApi().model_info(repo, timeout=HUB_PATIENCE_S))
+        except Exception as error:
+            answers.append(error)
+
+    # In a thread, because the DNS look-up has no timeout of its own.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(HUB_PATIENCE_S)
+    return answers[0] if answers else TimeoutError(f"no answer within {HUB_PATIENCE_S:g} s")
+
+
+def load_model(
+    source: Source, device: torch.device, dtype: torch.dtype, device_map: str | dict[str, Any] | None = None
+) -> Any:
+    """Load the source's causal LM, ready for inference; WeightsError or PairError if it can't be loaded.
+
+    device_map: accelerate spreads the weights as it says, and `device` is not used.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with _explained(source.where):
+        auto: Any = AutoModelForCausalLM
+        model, report = auto.from_pretrained(
+            source.where,
+            revision=source.revision,
+            local_files_only=source.local,
+            use_safetensors=True,
+            trust_remote_code=False,
+            dtype=dtype,
+            output_loading_info=True,
+            **({} if device_map is None else {"device_map": device_map}),
+        )
+        missing = sorted(report["missing_keys"])
+        if missing:  # transformers would initialise these with random numbers
+            raise WeightsError(
+                f"The weights of {source.where} lack {len(missing)} tensors that its config asks for "
+                f"({missing[0]} is one): the model is incomplete, so fetch or save it again."
+            )
+        placed = model.to(device) if device_map is None else _complete(model)
+        return placed.eval().requires_grad_(False)
+
+
+def _complete(model: Any) -> Any:
+    """The model, if its map names all of it. Raises PairError."""
+    if not is_split(model) and any(one.device != model.device for one in model.parameters()):
+        raise PairError('The device_map leaves out parts of the model: name every module, or give {"": device}.')
+    return model
+
+
+def load_tokenizer(source: Source) -> Any | None:
+    """Load the source's tokenizer; None if it has none."""
+    from transformers import AutoTokenizer
+
+    if not source.files & TOKENIZER_FILES:
+        return None
+    with _explained(source.where):
+        return AutoTokenizer.from_pretrained(
+            source.where, revision=source.revision, local_files_only=source.local, trust_remote_code=False
+        )
+
+
+@contextmanager
+def _explained(where: str) -> Iterator[None]:
+    """Turn errors of transformers and its helpers into one sentence that names the model."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except BassError:
+        raise
+    except torch.OutOfMemoryError as error:
+        raise PairError(f"{where} does not fit into the device's memory: choose a smaller model.") from error
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(
+            f"The files of {where} can't be read ({_first_line(error)}): fetch or save the model again."
+        ) from error
+    except (ValueError, TypeError, KeyError, RuntimeError, AssertionError, ImportError) as error:
+        raise PairError(
+            f"{where} can't be loaded as a causal language model ({_first_line(error)}): choose another."
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:200].rstrip(".: ")

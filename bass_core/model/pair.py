@@ -1,0 +1,147 @@
+"""A target model, its draft and their tokenizer.
+
+Contract: both models use the same token-to-id map. This, and whether each model is supported, is checked when
+the pair is made. The user's models are not changed. If the two vocabularies differ only in padding rows, logits
+are cut to the ids that both have.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from kernels.support import is_accelerator
+
+from ..errors import PairError
+from ..machine import cpu_kernels
+from .base import refuse_unsupported
+from .draft_head import DraftHead
+from .llama_cpu import why_not
+from .select import select_model
+from .weights.placement import home_device, is_split, places
+from .weights.quantized import held, weight_dtype
+
+HEAD_ON_SPLIT = (
+    "A draft head can't follow a target that is split over several devices: give a draft model, or none."
+)
+
+
+class ModelPair:
+    """target, draft (or None) and tokenizer (or None: then prompts are token ids and texts are None).
+
+    A draft may be a causal LM of its own or a head on the target's states (model/draft_head.py).
+    `default_drafter` is what drafter="auto" means: a name of draft/registry.py, or "auto" (the draft model
+    if there is one, else prompt lookup). Raises PairError if the two don't fit or one is not supported.
+    """
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        draft: PreTrainedModel | DraftHead | None = None,
+        tokenizer: Any = None,
+        *,
+        name: str | None = None,
+        default_drafter: str = "auto",
+    ) -> None:
+        own_model = draft.body if isinstance(draft, DraftHead) else draft
+        for model in (target, own_model):
+            if model is not None:
+                refuse_unsupported(model)
+                _refuse_device(home_device(model))
+        if isinstance(draft, DraftHead) and is_split(target):
+            raise PairError(HEAD_ON_SPLIT)
+        self.target, self.draft, self.tokenizer, self.name = target, draft, tokenizer, name
+        self.default_drafter = default_drafter
+        whole = None if isinstance(draft, DraftHead) else draft
+        self.vocab = _common_vocabulary(target, whole, tokenizer)
+        with cpu_kernels.compiling(self.device):
+            self.target_step = select_model(target)
+            if isinstance(draft, DraftHead):
+                draft.pack()
+                self.target_step.readout = draft.readout()
+            self.draft_step = None if own_model is None else select_model(own_model)
+
+    def __repr__(self) -> str:
+        draft = "no draft" if self.draft is None else f"draft {type(self.draft).__name__}"
+        name = f"{self.name}: " if self.name else ""
+        by = f", {self.computed_by}" if self.computed_by else ""
+        return f"ModelPair({name}{type(self.target).__name__}, {draft}, {self.weight_dtype}, {self.device}{by})"
+
+    @property
+    def device(self) -> torch.device:
+        """Where the target's inputs and outputs are; a target that is split over devices has more."""
+        return home_device(self.target)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Where the target's weights are: `device`, or the devices, "cpu" and "disk" of a target that is split."""
+        return tuple(places(self.target)) if is_split(self.target) else (str(self.device),)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the target computes in, whatever its weights are held in."""
+        return self.target.dtype
+
+    @property
+    def weight_dtype(self) -> str:
+        """What the target's weights are held in: "int4", "int8" or the name of `dtype`, such as "bfloat16"."""
+        return weight_dtype(self.target)
+
+    @property
+    def computed_by(self) -> str | None:
+        """What runs the target on a CPU: "own kernels", or "transformers' own model" and why; None elsewhere."""
+        if is_accelerator(self.device) or is_split(self.target):
+            return None
+        reason = why_not(self.target)
+        return "own kernels" if reason is None else f"transformers' own model ({reason})"
+
+    @property
+    def context_length(self) -> int:
+        """The most tokens, prompt and answer together, that the target can hold."""
+        return self.target_step.context
+
+    def default_eos(self) -> frozenset[int]:
+        """The ids that end a text, from the target's generation config."""
+        config = getattr(self.target, "generation_config", None)
+        ids = config.eos_token_id if config is not None else self.target.config.eos_token_id
+        if ids is None:
+            return frozenset()
+        return frozenset([ids] if isinstance(ids, int) else ids)
+
+
+def _refuse_device(device: torch.device) -> None:
+    """Raises PairError for a device that has no streams and events, such as mps."""
+    if device.type == "mps":
+        raise PairError("Models on the device mps are not supported: move them to the CPU or to a CUDA device.")
+
+
+def _outputs(model: PreTrainedModel) -> int:
+    return held(model.get_output_embeddings()).shape[0]
+
+
+def _common_vocabulary(target: PreTrainedModel, draft: PreTrainedModel | None, tokenizer: Any) -> int:
+    """How many logits to keep. Raises PairError if the two models' ids can't be the same."""
+    size = _outputs(target)
+    if draft is None:
+        return size
+    other = _outputs(draft)
+    known = None if tokenizer is None else len(tokenizer)
+    if size != other and (known is None or min(size, other) < known):
+        raise PairError(
+            f"the draft's vocabulary has {other} ids and the target's {size}: choose a draft that was trained "
+            "with the target's tokenizer."
+        )
+    return min(size, other)
+
+
+def check_same_tokens(target_tokenizer: Any, draft_tokenizer: Any) -> None:
+    """Raises PairError unless both tokenizers map the same tokens to the same ids."""
+    ours, theirs = target_tokenizer.get_vocab(), draft_tokenizer.get_vocab()
+    if ours != theirs:
+        differing = sum(theirs.get(token) != index for token, index in ours.items())
+        raise PairError(
+            f"the draft's tokenizer differs from the target's in {max(differing, 1)} tokens: choose a draft "
+            "that uses the same token-to-id map."
+        )

@@ -1,0 +1,149 @@
+"""Rounds simulated with a real draft-length policy, for given step times and acceptance; seeded.
+
+Contract: every round does what BatchDecoder does (bass_core/decode/batch.py): a row drafts min(asked, tokens
+left - 1), keeps the accepted drafts and one token of the target, and leaves the batch when it has written all its
+tokens; the policy gets the same calls. The same seed gives the same rounds.
+Non-goals: prefills, drafters that propose fewer tokens than asked, early ends of text, a common stop.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..length.base import Budget, Feedback, Offer
+from ..length.costs import RoundCosts
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """rates[r][i]: the probability that draft i of row r is accepted, given that the drafts before it are.
+
+    The last rate holds for all later drafts; rows beyond the last reuse the rates from the first on.
+    """
+
+    rates: NDArray[np.float64]
+
+    @staticmethod
+    def same(rate: float) -> Acceptance:
+        """Every draft of every row is accepted with the same probability: the papers' i.i.d. acceptance."""
+        return Acceptance(np.full((1, 1), rate))
+
+    def draw(self, rng: np.random.Generator, rows: list[int], drafted: list[int]) -> list[int]:
+        """The number of accepted drafts of each row."""
+        width = max(drafted)
+        if not width:
+            return [0] * len(rows)
+        where = np.minimum(np.arange(width), self.rates.shape[1] - 1)
+        rates = self.rates[np.asarray(rows) % len(self.rates)][:, where]
+        stand = np.logical_and.accumulate(rng.random((len(rows), width)) < rates, axis=1).sum(axis=1)
+        return [int(count) for count in np.minimum(stand, drafted)]
+
+
+def round_ms(costs: RoundCosts, drafted: list[int], forwards: float) -> tuple[float, float]:
+    """The milliseconds of so many forwards of the draft, and of verifying drafted[r] drafts of row r."""
+    rows = len(drafted)
+    tokens = rows * (1 + max(drafted)) if costs.padded else rows + sum(drafted)
+    return forwards * costs.draft_ms(rows), costs.verify_ms(rows, tokens)
+
+
+@dataclass(frozen=True)
+class Played:
+    """A round: the length asked for, and for each row in `rows` its numbers of drafted and accepted tokens."""
+
+    asked: int
+    rows: list[int]
+    drafted: list[int]
+    accepted: list[int]
+
+    def ms(self, costs: RoundCosts) -> float:
+        """The round's time: one verification, and a draft forward for each token of the longest draft."""
+        return sum(round_ms(costs, self.drafted, max(self.drafted)))
+
+
+def rounds(
+    budget: Budget, acceptance: Acceptance, rows: int, tokens: int | None, rng: np.random.Generator
+) -> Iterator[Played]:
+    """The rounds of `rows` rows that each write `tokens` tokens after the prefill's; endless if None."""
+    left = [1 << 60 if tokens is None else tokens] * rows
+    live = list(range(rows)) if left[0] else []
+    while live:
+        offers = [Offer(left[row] - 1) for row in live]
+        asked = budget.max_drafts(offers)
+        drafted = [min(most, offer.most) for most, offer in zip(asked, offers, strict=True)]
+        accepted = acceptance.draw(rng, live, drafted)
+        yield Played(max(asked), live, drafted, accepted)
+        budget.observe(Feedback(offers, asked, drafted, accepted, max(drafted), math.nan, math.nan))
+        for row, count in zip(live, accepted, strict=True):
+            left[row] -= count + 1
+        live = [row for row in live if left[row]]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Means over runs. Times in ms, names as in bass_core/lanes/metrics.py. No prefill is simulated, so
+    throughput_tps excludes it."""
+
+    ms_per_token: float
+    ptl_first_ms: float
+    ptl_last_ms: float
+    ptl_all_ms: float
+    throughput_tps: float
+    mean_acceptance_length: float
+    draft_length: float
+    rounds: float
+
+
+def play(
+    budget: Budget, acceptance: Acceptance, rows: int, tokens: int, seed: int = 0, trials: int = 8
+) -> list[list[Played]]:
+    """Simulate `trials` runs of `rows` rows with `tokens` (2 or more) new tokens each, the first the prefill's."""
+    return [
+        list(rounds(copy.deepcopy(budget), acceptance, rows, tokens - 1, np.random.default_rng((seed, trial))))
+        for trial in range(trials)
+    ]
+
+
+def timed(costs: RoundCosts, runs: list[list[Played]], tokens: int) -> Prediction:
+    """The times and means of the runs with these step times."""
+    means = np.mean([_figures(costs, played, tokens) for played in runs], axis=0)
+    return Prediction(*(float(value) for value in means))
+
+
+def predict(
+    costs: RoundCosts,
+    budget: Budget,
+    acceptance: Acceptance,
+    rows: int,
+    tokens: int,
+    seed: int = 0,
+    trials: int = 8,
+) -> Prediction:
+    """`play`, then `timed`."""
+    return timed(costs, play(budget, acceptance, rows, tokens, seed, trials), tokens)
+
+
+def _figures(costs: RoundCosts, played: list[Played], tokens: int) -> tuple[float, ...]:
+    """The fields of a Prediction for one run."""
+    rows, now = len(played[0].rows), 0.0
+    ends: list[float] = []
+    for one, left in zip(played, [len(other.rows) for other in played[1:]] + [0], strict=True):
+        now += one.ms(costs)
+        ends += [now] * (len(one.rows) - left)
+    drafting = sum(count > 0 for one in played for count in one.drafted)
+    accepted = sum(sum(one.accepted) for one in played)
+    return (
+        now / (tokens - 1),
+        ends[0] / (tokens - 1),
+        ends[-1] / (tokens - 1),
+        sum(ends) / rows / (tokens - 1),
+        1000 * rows * tokens / now,
+        1 + accepted / max(1, drafting),
+        sum(one.asked for one in played) / len(played),
+        len(played),
+    )

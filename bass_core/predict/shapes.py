@@ -1,0 +1,133 @@
+"""The models of the predictions: what one forward of each reads and multiplies.
+
+Contract: a shape is counted on a model built from its config on torch's meta device, so no weights exist; costs
+are those of model/weights/cost.py, with bfloat16 weights, keys and values. A ModelSize is a model that is known by
+its size alone: the shape that it makes is a guess wherever a number was left out, by one rule for all sizes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ..model.weights.cost import ModelCost, model_cost
+
+BYTES = 2  # per bfloat16 number
+
+
+@dataclass(frozen=True)
+class Shape:
+    """`cost` of a forward; `parameters` in memory, which include an embedding table that is only looked up."""
+
+    name: str
+    cost: ModelCost
+    parameters: int
+    layers: int
+    hidden: int
+    kv_heads: int
+    bytes_per_weight: float = BYTES
+
+    @property
+    def held_bytes(self) -> float:
+        """Bytes of all weights."""
+        return self.parameters * self.bytes_per_weight
+
+
+def llama(
+    vocab: int, hidden: int, mlp: int, layers: int, heads: int, kv_heads: int, tied: bool = False
+) -> LlamaConfig:
+    """A config of Llama's architecture that names no special token. tied: the output shares the embedding."""
+    return LlamaConfig(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=mlp,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=16384,
+        tie_word_embeddings=tied,
+        eos_token_id=None,
+        bos_token_id=None,
+        pad_token_id=None,
+    )
+
+
+# (vocabulary, width, MLP, layers, heads, KV heads, whether the output shares the embedding). The BASS paper gives
+# its models' sizes but not their shapes: 7.8B and 310M are our shapes of those sizes.
+MODELS = {
+    "7.8B": (50304, 4096, 15360, 32, 32, 8, False),
+    "310M": (50304, 2048, 6656, 4, 16, 4, True),
+    # SmolLM2
+    "1.7B": (49152, 2048, 8192, 24, 32, 32, True),
+    "135M": (49152, 576, 1536, 30, 9, 3, True),
+    # Llama 3 and 3.2
+    "70B": (128256, 8192, 28672, 80, 64, 8, False),
+    "8B": (128256, 4096, 14336, 32, 32, 8, False),
+    "1B": (128256, 2048, 8192, 16, 32, 8, True),
+}
+# Targets, each with the draft that goes with it.
+PAIRS = {"7.8B": "310M", "1.7B": "135M", "70B": "8B"}
+
+
+def shape_of(name: str, config: LlamaConfig) -> Shape:
+    """The shape of a Llama config, counted on an empty model."""
+    with torch.device("meta"):
+        model: Any = LlamaForCausalLM(config)
+    # Converted, not built in bfloat16: the default dtype is one for all threads.
+    model.to(torch.bfloat16)
+    heads, dim = config.num_key_value_heads, config.head_dim
+    assert heads is not None and dim is not None
+    kv = 2 * config.num_hidden_layers * heads * dim * BYTES
+    return Shape(
+        name,
+        model_cost(model, kv),
+        sum(weight.numel() for weight in model.parameters()),
+        config.num_hidden_layers,
+        config.hidden_size,
+        heads,
+    )
+
+
+@cache
+def shape(name: str) -> Shape:
+    """The shape of a model of MODELS."""
+    return shape_of(name, llama(*MODELS[name]))
+
+
+def shapes(target: str) -> tuple[Shape, Shape]:
+    """A target of PAIRS, and its draft."""
+    return shape(target), shape(PAIRS[target])
+
+
+# Of a model that is known by its size alone: width over layers, KV heads and their width.
+_RATIO, _KV_HEADS, _HEAD = 128, 8, 128
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """A model by its own numbers; what is left out follows from `parameters`.
+
+    bytes_per_weight: 2 for bfloat16, 1 for int8, 0.5 for int4. layers: by default as many as make a model 128
+    times as wide as deep, with 12 x width^2 parameters a layer. kv_bytes: of one token's keys and values; by
+    default 8 KV heads of 128 bfloat16 numbers a layer. name: by default the size, such as "7.8B".
+    """
+
+    parameters: float
+    bytes_per_weight: float = 2.0
+    layers: int | None = None
+    kv_bytes: int | None = None
+    name: str | None = None
+
+    def shape(self) -> Shape:
+        """The shape that these numbers make."""
+        layers = self.layers or max(1, round((self.parameters / (12 * _RATIO**2)) ** (1 / 3)))
+        hidden = round((self.parameters / (12 * layers)) ** 0.5)
+        kv = 2 * layers * _KV_HEADS * _HEAD * BYTES if self.kv_bytes is None else self.kv_bytes
+        count = round(self.parameters)
+        cost = ModelCost(count, round(count * self.bytes_per_weight), kv, 4 * layers * hidden)
+        name = self.name or (f"{count / 1e9:.3g}B" if count >= 1e9 else f"{count / 1e6:.3g}M")
+        return Shape(name, cost, count, layers, hidden, _KV_HEADS, self.bytes_per_weight)

@@ -1,0 +1,123 @@
+"""Predicted speed-up over the batch: the rounds of rounds.py, timed by the roofline of other hardware.
+
+Contract: `predict_speedups` runs no model and measures nothing; all that it returns is a prediction, as plain,
+JSON-ready data that names its assumptions: times in ms, None for a figure that does not apply. The same arguments
+give the same figures, which are those of `python -m bench simulate`. Non-goals: prefills, trees of drafts, a
+length a row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypedDict
+
+import numpy as np
+
+from ..errors import RequestError
+from ..length.options import DraftLength, check_draft_length, make_budget
+from .bounds import fits, fitted, ridge
+from .checks import rate, whole
+from .clock import SimulatedClock
+from .rounds import Acceptance, Prediction, play, predict, timed
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+MOST_ROWS, MOST_TOKENS, MOST_CONTEXT = 1024, 4096, 1 << 20
+
+
+def predict_speedups(
+    clock: SimulatedClock,
+    *,
+    acceptance: float = 0.8,
+    batches: Sequence[int] = BATCHES,
+    draft_lengths: Sequence[DraftLength] = ("bass", "auto", 4),
+    context: int = 512,
+    max_new_tokens: int = 256,
+    seed: int = 0,
+    trials: int = 4,
+) -> SpeedUps:
+    """Predict the speed-up of BASS over regular decoding on another machine, for batches and draft lengths.
+
+    clock: the machine and the models; of its GPUs the fewest that hold the largest batch, unless it says how many.
+    acceptance: the chance that a draft stands, given that those before it do, the same for all (Leviathan et al.,
+    arXiv 2211.17192, section 3.1); from 0 to 1. draft_lengths: as `draft_length` of `generate`, by the predicted
+    costs. context: cached tokens a row, on average. max_new_tokens: of each row. seed, trials: of the simulated
+    rounds; a figure is the mean over the trials. Times in ms. Raises RequestError for a value out of range.
+    """
+    if not isinstance(clock, SimulatedClock):
+        raise RequestError(f'clock must be a SimulatedClock, as SimulatedClock("h100"); got {clock!r}.')
+    chance = Acceptance.same(rate(acceptance))
+    sizes = whole("batches", batches, 1, MOST_ROWS)
+    lengths = [check_draft_length(length) for length in draft_lengths]
+    (tokens,) = whole("max_new_tokens", [max_new_tokens], 2, MOST_TOKENS)
+    whole("trials", [trials], 1, MOST_ROWS)
+    whole("context", [context], 0, MOST_CONTEXT)
+    clock = fitted(clock, sizes, context)
+    costs, points = clock.costs(context), []
+    for rows in sizes:
+        held = fits(costs, rows)
+        plain = predict(costs, make_budget(0), chance, rows, tokens, seed, trials=1) if held else None
+        for length in lengths:
+            budget = make_budget(length, costs, timed=False)
+            runs = play(budget, chance, rows, tokens, seed, trials) if plain else []
+            points.append(_point(rows, length, plain, [timed(costs, [run], tokens) for run in runs]))
+    return SpeedUps(
+        clock=clock.record(),
+        acceptance=float(acceptance),
+        context=context,
+        max_new_tokens=tokens,
+        seed=seed,
+        trials=trials,
+        ridge_tokens=ridge(costs),
+        points=points,
+    )
+
+
+def _point(rows: int, length: Any, plain: Prediction | None, runs: list[Prediction]) -> SpeedUp:
+    if plain is None:
+        nothing = dict.fromkeys(("speedup", "error", "ms_per_token", "regular_ms_per_token", "tokens", "rounds"))
+        return SpeedUp(batch=rows, draft_length=length, **nothing)  # type: ignore[typeddict-item]
+    times = np.array([run.ms_per_token for run in runs])
+    mean = float(times.mean())
+    return SpeedUp(
+        batch=rows,
+        draft_length=length,
+        speedup=plain.ms_per_token / mean,
+        error=float(times.std(ddof=1)) / math.sqrt(len(runs)) / mean if len(runs) > 1 else None,
+        ms_per_token=mean,
+        regular_ms_per_token=plain.ms_per_token,
+        tokens=float(np.mean([run.mean_acceptance_length for run in runs])),
+        rounds=float(np.mean([run.rounds for run in runs])),
+    )
+
+
+class SpeedUp(TypedDict):
+    """One batch and draft length: speedup = regular_ms_per_token / ms_per_token, both predicted; all None where
+    the models and `batch` rows don't fit the memory. error: the speed-up's relative standard error over the
+    trials, None for one. tokens: written by a row and round that drafts."""
+
+    batch: int
+    draft_length: Any
+    speedup: float | None
+    error: float | None
+    ms_per_token: float | None
+    regular_ms_per_token: float | None
+    tokens: float | None
+    rounds: float | None
+
+
+class SpeedUps(TypedDict):
+    """The points, and all that they are predicted from. clock: see `SimulatedClock.record`.
+
+    ridge_tokens: tokens a step from which on multiplying takes longer than reading the weights and one row's
+    context, at the assumed shares of the datasheet's figures; None of a table of step times.
+    """
+
+    clock: dict[str, Any]
+    acceptance: float
+    context: int
+    max_new_tokens: int
+    seed: int
+    trials: int
+    ridge_tokens: float | None
+    points: list[SpeedUp]

@@ -1,0 +1,242 @@
+"""Verification of trees of drafts: which path of a tree stands, and which token the target adds.
+
+Contract: a walk from the newest token on. Greedy and coupled: to the child that is the target's own choice.
+Sampled (p = target, q = draft): a node's children are tokens that the text before them decides (the likeliest
+ones, copies), and at most one that was drawn, from q without those others. The drawn child y is accepted while
+u < p(y) / q(y), else p becomes norm(max(p - q, 0)); then the target draws from p, and where that is one of the
+other children, the walk goes on there. So the text is distributed as the target's own: the first step is the
+rejection rule of Leviathan et al. (2211.17192), and the second draws from what that leaves. Which children there
+are was decided before any was drawn (draft/tree.py). A drawn child with a NaN or an infinity anywhere
+in its q can't be judged: it counts as if it had not been drafted. One with q = 0 at its own token stands where p
+is above 0, as in a chain. Rows do not depend on each other.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kernels.support import available, is_accelerator
+
+from ..machine.transfer import to_device, to_host
+from ..sample.distribution import argmax, probabilities
+from ..sample.draw import draw
+from ..sample.noise import NoiseKeys, Role, uniform
+from ..sample.params import SamplingParams
+from .acceptance import UNSOUND, DraftTest, RowOutcome, chance_alone, sound_columns
+from .rules import Verification
+
+
+@dataclass
+class DraftTree:
+    """The drafts of a round as trees, one a row, on the host; lists of a row are as long as it has drafts.
+
+    parents[b][i]: the draft that draft i follows, below i, or -1: the newest token. drawn[b][i]: the row of
+    `probs` float32 [D, V] that draft i was drawn from, or -1 if it was not drawn; None: none was.
+    depths[b][i]: tokens from the newest one to draft i. children[b]: by parent and token, the first such draft;
+    others[b]: the same of those not drawn; drawn_at[b]: by parent, the draft that was.
+    """
+
+    tokens: list[list[int]]
+    parents: list[list[int]]
+    drawn: list[list[int]] | None = None
+    probs: Tensor | None = None
+    depths: list[list[int]] = field(init=False)
+    children: list[dict[tuple[int, int], int]] = field(init=False)
+    others: list[dict[tuple[int, int], int]] = field(init=False)
+    drawn_at: list[dict[int, int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        rows = range(len(self.tokens))
+        self.depths, self.drawn_at = [[] for _ in rows], [{} for _ in rows]
+        self.children, self.others = [{} for _ in rows], [{} for _ in rows]
+        for r in rows:
+            for i, (token, parent) in enumerate(zip(self.tokens[r], self.parents[r], strict=True)):
+                self.depths[r].append(1 + (self.depths[r][parent] if parent >= 0 else 0))
+                self.children[r].setdefault((parent, token), i)
+                if self.drawn is not None and self.drawn[r][i] >= 0:
+                    self.drawn_at[r][parent] = i
+                else:
+                    self.others[r].setdefault((parent, token), i)
+
+    def path(self, row: int, last: int) -> list[int]:
+        """The drafts from the first to `last`; none for -1."""
+        found: list[int] = []
+        while last >= 0:
+            found.append(last)
+            last = self.parents[row][last]
+        return found[::-1]
+
+
+def verify_tree(
+    logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: SamplingParams, verification: Verification
+) -> list[RowOutcome]:
+    """Verify trees by the target's logits [B, 1 + N, V] behind the newest token and behind each draft.
+
+    Each outcome has its `path`. A row whose logits are not finite, or whose token had no probability, has
+    UNSOUND as its token.
+    """
+    if params.greedy or verification.coupled:
+        return _follow_choices(logits, tree, keys, params)
+    if is_accelerator(logits.device) and available(logits.device):
+        from .tree_triton import walk_on_device  # imports triton
+
+        found = walk_on_device(logits, tree.tokens, tree.parents, tree.drawn, tree.probs, keys, params)
+        outcomes = []
+        for r, (last, token, chance, tests) in enumerate(found):
+            path = tree.path(r, last)
+            outcomes.append(RowOutcome(len(path), token, chance, tests, path=path))
+        return outcomes
+    return _Walk(logits, tree, keys, params).outcomes()
+
+
+def _follow_choices(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: SamplingParams) -> list[RowOutcome]:
+    """Walk to the target's own choices, which do not depend on the drafts."""
+    width, device = logits.shape[1], logits.device
+    sound = sound_columns(logits)
+    if params.greedy:
+        choices = argmax(logits)
+        chances = torch.ones_like(choices, dtype=torch.float32)
+        drafted = None
+    else:
+        p = probabilities(logits, params)
+        depths = to_device([([0, *row] + [0] * width)[:width] for row in tree.depths], device)
+        streams = keys.stream(Role.TARGET)[:, None]
+        positions = keys.positions[:, None] + depths
+        choices = draw(p, keys.seed, keys.sequence_ids[:, None], positions, streams)
+        chances = p.gather(-1, choices[..., None])[..., 0]
+        drafted = torch.stack((_at_drafts(p, tree), _drawn_with(tree, width, device)), dim=-1)
+    # One copy to the host: ids are below 2**24, so float32 holds them.
+    packed = torch.stack((choices.float(), chances, sound.float()), dim=-1)
+    packed = packed if drafted is None else torch.cat((packed, drafted), dim=-1)
+    outcomes = []
+    for r, row in enumerate(to_host(packed).tolist()):
+        node, finite = -1, True
+        while True:
+            choice, finite = int(row[node + 1][0]), finite and row[node + 1][2] > 0
+            following = tree.children[r].get((node, choice))
+            if following is None:
+                break
+            node = following
+        tests = []
+        for i, (token, parent) in enumerate(zip(tree.tokens[r], tree.parents[r], strict=True)):
+            agrees = float(token == int(row[parent + 1][0]))
+            p_draft, q_draft = (agrees, 1.0) if params.greedy else row[i + 1][3:]
+            tests.append(DraftTest(p_draft, q_draft, 0.5 if params.greedy else math.nan, token))
+        next_p = row[node + 1][1]
+        path = tree.path(r, node)
+        token = choice if finite and next_p > 0 else UNSOUND
+        outcomes.append(RowOutcome(len(path), token, next_p, tests, path=path))
+    return outcomes
+
+
+def _at_drafts(p: Tensor, tree: DraftTree) -> Tensor:
+    """p of each draft behind its parent: float32 [B, 1 + N], from column 1 on."""
+    width = p.shape[1]
+    rows = zip(tree.parents, tree.tokens, strict=True)
+    padded = [
+        [([0, *(parent + 1 for parent in parents)] + [0] * width)[:width], ([0, *tokens] + [0] * width)[:width]]
+        for parents, tokens in rows
+    ]
+    places = to_device(padded, p.device)
+    return p[torch.arange(len(p), device=p.device)[:, None], places[:, 0], places[:, 1]]
+
+
+def _drawn_with(tree: DraftTree, width: int, device: torch.device) -> Tensor:
+    """q of each draft, 1 of one that was not drawn: float32 [B, width], from column 1 on."""
+    if tree.drawn is None or tree.probs is None or not len(tree.probs):
+        return torch.ones(len(tree.tokens), width, device=device)
+    padded = [
+        [([-1, *drawn] + [-1] * width)[:width], ([0, *tokens] + [0] * width)[:width]]
+        for drawn, tokens in zip(tree.drawn, tree.tokens, strict=True)
+    ]
+    places = to_device(padded, device)
+    return tree.probs[places[:, 0].clamp(min=0), places[:, 1]].where(places[:, 0] >= 0, 1.0)
+
+
+class _Walk:
+    """The sampled walk of all rows, one depth after another; a row that has its token rests."""
+
+    def __init__(self, logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: SamplingParams) -> None:
+        self.logits, self.tree, self.keys, self.params = logits, tree, keys, params
+        rows = range(len(tree.tokens))
+        self.nodes = [-1 for _ in rows]
+        unknown = math.nan
+        self.tests = [[DraftTest(unknown, unknown, unknown, token) for token in row] for row in tree.tokens]
+        self.ends: list[tuple[int, float]] = [(UNSOUND, unknown) for _ in rows]
+        self.fit = [] if tree.probs is None else tree.probs.sum(-1).isfinite().tolist()
+
+    def outcomes(self) -> list[RowOutcome]:
+        """Walk to the end."""
+        active, depth = list(range(len(self.nodes))), 0
+        while active:
+            active, depth = self._step(active, depth), depth + 1
+        made = zip(self.nodes, self.ends, self.tests, strict=True)
+        paths = [(self.tree.path(r, node), end, tests) for r, (node, end, tests) in enumerate(made)]
+        return [RowOutcome(len(path), *end, tests, path=path) for path, end, tests in paths]
+
+    def _step(self, active: list[int], depth: int) -> list[int]:
+        """One more token of these rows; those that go on."""
+        device = self.logits.device
+        rows = to_device(active, device)
+        p = probabilities(self.logits[rows, to_device([self.nodes[r] + 1 for r in active], device)], self.params)
+        ids, positions = self.keys.sequence_ids[rows], self.keys.positions[rows] + depth
+        coins = uniform(self.keys.seed, ids, positions, self.keys.stream(Role.ACCEPT)[rows]).tolist()
+        going, left = [], []
+        for i, r in enumerate(active):
+            drawn = self._judged(r)
+            if drawn is None:
+                left.append((i, p[i], Role.TARGET))
+                continue
+            token, q = self.tree.tokens[r][drawn], self._drawn_from(r, drawn)
+            chance, proposed = float(p[i, token]), float(q[token])
+            bar = chance_alone(chance, proposed, coins[i])
+            self.tests[r][drawn] = DraftTest(chance, proposed, coins[i], token, bar)
+            if coins[i] * proposed < chance:
+                self.nodes[r] = drawn
+                going.append(r)
+                continue
+            residual = (p[i] - q).clamp_(min=0)
+            # Where p and q agree, rounding can leave nothing of p - q; its limit is p itself.
+            left.append((i, residual if float(residual.sum()) > 0 else p[i], Role.RESIDUAL))
+        if left:
+            going += self._draw([active[i] for i, _, _ in left], left, p, ids, positions)
+        return sorted(going)
+
+    def _draw(
+        self, rows: list[int], left: list[tuple[int, Tensor, Role]], p: Tensor, ids: Tensor, positions: Tensor
+    ) -> list[int]:
+        """The target's draw for rows whose drawn child was rejected or does not exist; the rows that go on."""
+        places = [i for i, _, _ in left]
+        at = to_device(places, p.device)
+        of = {role: self.keys.stream(role).tolist() for role in (Role.TARGET, Role.RESIDUAL)}
+        streams = to_device([of[role][r] for r, (_, _, role) in zip(rows, left, strict=True)], p.device)
+        weights = torch.stack([weight for _, weight, _ in left])
+        tokens = draw(weights, self.keys.seed, ids[at], positions[at], streams)
+        chances = p[at, tokens].tolist()
+        going = []
+        for r, i, token, chance in zip(rows, places, to_host(tokens).tolist(), chances, strict=True):
+            for (parent, other), draft in self.tree.others[r].items():
+                if parent == self.nodes[r]:
+                    self.tests[r][draft] = DraftTest(float(p[i, other]), 1.0, math.nan, other)
+            following = self.tree.others[r].get((self.nodes[r], token))
+            if following is not None and chance > 0:
+                self.nodes[r] = following
+                going.append(r)
+            else:
+                self.ends[r] = (token if chance > 0 else UNSOUND, chance)
+        return going
+
+    def _judged(self, row: int) -> int | None:
+        """The drawn child of the row's node, if there is one that can be judged."""
+        draft = self.tree.drawn_at[row].get(self.nodes[row])
+        if draft is None or self.tree.drawn is None or not self.fit[self.tree.drawn[row][draft]]:
+            return None
+        return draft
+
+    def _drawn_from(self, row: int, draft: int) -> Tensor:
+        assert self.tree.drawn is not None and self.tree.probs is not None
+        return self.tree.probs[self.tree.drawn[row][draft]]

@@ -1,0 +1,84 @@
+"""The sampled walk of trees on an accelerator: the same decisions with the same noise, by kernels/triton/walk.py.
+
+Contract: tree.py is the reference. PyTorch applies temperature, top-k and top-p. One copy to the host brings all
+rows' decisions. Importing this module imports triton.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.support import on
+from kernels.triton.walk import walk_trees
+
+from ..machine.transfer import to_device, to_host
+from ..sample.distribution import probabilities
+from ..sample.draw_triton import seed_on
+from ..sample.noise import NoiseKeys
+from ..sample.params import SamplingParams
+from .acceptance import UNSOUND, DraftTest, chance_alone
+
+# The last draft of a row's path or -1, the token behind it or UNSOUND, its chance, and the drafts' tests.
+Walked = tuple[int, int, float, list[DraftTest]]
+
+
+def walk_on_device(
+    logits: Tensor,
+    tokens: list[list[int]],
+    parents: list[list[int]],
+    drawn: list[list[int]] | None,
+    probs: Tensor | None,
+    keys: NoiseKeys,
+    params: SamplingParams,
+) -> list[Walked]:
+    """Each row's walk by logits [B, 1 + N, V]; the other arguments are those of `DraftTree`.
+
+    Raises ValueError for a draft that was drawn from none of the rows of `probs`.
+    """
+    device, width = logits.device, logits.shape[1] - 1
+    rows_of_q = [
+        _rows_of_q(r, tokens, parents, drawn, 0 if probs is None else len(probs)) for r in range(len(tokens))
+    ]
+    padded = [
+        [(row + [filler] * width)[:width] for row in rows]
+        for rows, filler in ((tokens, -1), (parents, -2), (rows_of_q, -2))
+    ]
+    with on(device):
+        # Where no row has a draft, the lists are empty and their type is lost.
+        drafts = to_device(padded, device).long()
+        q_rows = drafts[2]
+        if probs is not None and len(probs):
+            # A drawn child that can't be judged counts as no child.
+            fit = probs.sum(-1).isfinite()[q_rows.clamp(min=0)]
+            q_rows = q_rows.where(fit | (q_rows < 0), -2)
+        seed = seed_on(keys.seed, device)
+        p = probabilities(logits, params)
+        where = (keys.sequence_ids, keys.positions, keys.begins, seed)
+        ends, chances, *tests = walk_trees(p, probs, drafts[0], drafts[1], q_rows, *where)
+        # One copy to the host: ids are below 2**24, so float32 holds them.
+        packed = to_host(torch.cat((ends.float(), chances[:, None], *tests), dim=1)).tolist()
+    found: list[Walked] = []
+    for drafted, (last, token, chance, *numbers) in zip(tokens, packed, strict=True):
+        columns = [numbers[i * width : i * width + len(drafted)] for i in range(3)]
+        of_drafts = [
+            DraftTest(p, q, u, draft, chance_alone(p, q, u))
+            for p, q, u, draft in zip(*columns, drafted, strict=True)
+        ]
+        found.append((int(last), int(token) if chance > 0 else UNSOUND, chance, of_drafts))
+    return found
+
+
+def _rows_of_q(
+    row: int, tokens: list[list[int]], parents: list[list[int]], drawn: list[list[int]] | None, known: int
+) -> list[int]:
+    """For each draft of a row: the row of q it was drawn from, -1 for none, -2 for a child like one before it."""
+    if drawn is not None and not all(-1 <= place < known for place in drawn[row]):
+        raise ValueError(f"drafts were drawn from rows {drawn[row]} of {known} distributions.")
+    places = [-1] * len(tokens[row]) if drawn is None else drawn[row]
+    found, others = [], set()
+    for child, place in zip(zip(parents[row], tokens[row], strict=True), places, strict=True):
+        found.append(-2 if place < 0 and child in others else place)
+        if place < 0:
+            others.add(child)
+    return found

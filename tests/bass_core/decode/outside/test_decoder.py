@@ -1,0 +1,254 @@
+"""transformers' own `generate` as a lane: the same greedy text, its own noise, turns, ends and refusals.
+
+Contract: what every method promises is tested in tests/conformance. Here stands what is this one's alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from bass_core import METHODS, ModelError, ModelPair, RequestError, SamplingParams, generate, race, stream
+from bass_core.decode.admission import estimate_bytes
+from bass_core.decode.outside import call, decoder
+from bass_core.decode.request import make_request
+from bass_core.lanes.lane import Lane
+from bass_core.machine import memory
+from bass_core.model.weights.quantized import quantise_model
+
+from ....models import BUILDERS, NEAR, VOCAB, byte_tokenizer, perturbed, prompts, reference, tiny
+
+TARGET = tiny("llama")
+PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]))
+ROWS = prompts(4)
+WARM = SamplingParams(0.9, top_k=20, top_p=0.9)
+
+
+def texts(out: Any) -> list[list[int]]:
+    return [sequence.token_ids for sequence in out.sequences]
+
+
+def written(rows: Any = ROWS, pair: ModelPair = PAIR, **arguments: Any) -> list[list[int]]:
+    return texts(generate(pair, rows, **{"method": "transformers", "max_new_tokens": 12} | arguments))
+
+
+def lane_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "bass-transformers"]
+
+
+@pytest.mark.parametrize("architecture", BUILDERS)
+def test_in_float32_it_writes_what_regular_decoding_writes(architecture: str) -> None:
+    """Rows of different lengths, padded on the left, beside the rows alone; in a race nothing differs."""
+    pair = ModelPair(tiny(architecture))
+    expected = [reference(pair.target, row, 16) for row in ROWS]
+    *_, last = race(pair, ROWS, lanes=["regular", "transformers"], max_new_tokens=16)
+    for lane in last["lanes"].values():
+        assert [one["token_ids"] for one in lane["sequences"]] == expected and lane["error"] is None
+    assert last["comparison"] == {"transformers": [None] * len(ROWS)}
+    assert last["lanes"]["transformers"]["metrics"]["speedup"]
+
+
+def test_it_is_off_unless_asked_for() -> None:
+    *_, last = race(PAIR, ROWS[0], max_new_tokens=2)
+    assert "transformers" not in last["lanes"]
+    assert [name for name, method in METHODS.items() if method.outside] == ["transformers"]
+
+
+@pytest.mark.parametrize("scheduling", ["fair", "overlap", "in_turn"])
+def test_its_clock_counts_its_own_turns(scheduling: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its steps is one call of the model, made inside one turn; between turns its thread stands still."""
+    own, running = [], []
+    forward = TARGET.__class__.forward
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.current_thread().name == "bass-transformers":
+            own.append(bool(running))
+        return forward(self, *args, **kwargs)
+
+    step = decoder.TransformersDecoder.step
+
+    def marked(self: Any) -> Any:
+        running.append(1)
+        try:
+            return step(self)
+        finally:
+            running.pop()
+
+    monkeypatch.setattr(TARGET.__class__, "forward", counted)
+    monkeypatch.setattr(decoder.TransformersDecoder, "step", marked)
+    lanes = ["regular", "bass", "transformers"]
+    *_, last = race(PAIR, ROWS, lanes=lanes, max_new_tokens=8, draft_length=2, scheduling=scheduling)
+    metrics = last["lanes"]["transformers"]["metrics"]
+    assert metrics["target_forwards"] == 8 and metrics["rounds"] == 7 and metrics["drafted"] == 0
+    assert own == [True] * 8 and not lane_threads()
+
+
+def test_sampled_text_is_keyed_by_the_seed_and_leaves_torchs_generator_alone() -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(5)
+    torch.manual_seed(7)
+    first = written(sampling=WARM, seed=3)
+    assert torch.equal(torch.rand(5), expected)
+    torch.rand(11)
+    assert written(sampling=WARM, seed=3) == first != written(sampling=WARM, seed=4)
+    *_, last = race(PAIR, ROWS, lanes=["bass", "transformers"], max_new_tokens=12, sampling=WARM, seed=3)
+    assert [one["token_ids"] for one in last["lanes"]["transformers"]["sequences"]] == first
+    assert "comparison" not in last
+
+
+def test_top_k_of_one_is_greedy_and_zero_is_off() -> None:
+    assert written(sampling=SamplingParams(1.5, top_k=1)) == written()
+    options = call.generate_options(PAIR, make_request(PAIR, ROWS, sampling=SamplingParams(0.5)))
+    assert (options["temperature"], options["top_k"], options["top_p"]) == (0.5, 0, 1.0)
+
+
+def test_what_a_models_own_generation_config_asks_for_is_left_out() -> None:
+    """And the model handed in is not changed."""
+    model = copy.deepcopy(TARGET)
+    config = {"repetition_penalty": 5.0, "num_beams": 3, "no_repeat_ngram_size": 1, "min_new_tokens": 9}
+    model.generation_config = GenerationConfig(**config, eos_token_id=None, max_length=3)
+    model.train()
+    before = model.generation_config.to_dict()
+    assert written(pair=ModelPair(model)) == written()
+    assert model.generation_config.to_dict() == before and model.training
+
+
+def test_it_runs_the_models_own_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    for implementation in ("sdpa", "eager"):
+        model = copy.deepcopy(TARGET)
+        model.set_attn_implementation(implementation)
+        pair = ModelPair(model)
+        seen.append(call.plain_model(pair).config._attn_implementation)
+        assert written(pair=pair) == written()
+    assert seen == ["sdpa", "eager"]
+
+
+def test_ids_that_only_pad_a_vocabulary_are_never_written() -> None:
+    """The draft's vocabulary is smaller; the target's last ids would be the likeliest."""
+    wide = copy.deepcopy(TARGET)
+    wide.resize_token_embeddings(VOCAB + 8)
+    with torch.no_grad():
+        wide.lm_head.weight[VOCAB:] = 9 * wide.lm_head.weight[:8]
+    tokenizer = byte_tokenizer()
+    tokenizer.__class__ = type("Short", (type(tokenizer),), {"__len__": lambda self: VOCAB})
+    pair = ModelPair(wide, TARGET, tokenizer)
+    assert max(reference(wide, ROWS[0], 12)) >= VOCAB
+    assert pair.vocab == VOCAB and written(pair=pair, eos_token_id=None) == written()
+
+
+def test_a_lane_that_is_stopped_frees_its_thread_and_its_memory() -> None:
+    rounds: Any = stream(PAIR, ROWS, method="transformers", max_new_tokens=50)
+    for _ in range(3):
+        next(rounds)
+    assert len(lane_threads()) == 1
+    rounds.close()
+    assert not lane_threads()
+    running = race(PAIR, ROWS, lanes=["transformers", "bass"], max_new_tokens=200)
+    next(running)
+    running.close()
+    assert not lane_threads()
+    lane = Lane(PAIR, make_request(PAIR, ROWS, max_new_tokens=9), "transformers")
+    lane.step()
+    made = weakref.ref(lane._decoder)
+    lane.end("stopped")
+    assert made() is None and {one.finish_reason for one in lane.sequences} == {"stopped"}
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_an_error_inside_fails_this_lane_with_its_message(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    taker = decoder._TurnTaker.__call__
+
+    def failing(self: Any, ids: Any, scores: Any, **kwargs: Any) -> Any:
+        if ids.shape[1] == max(map(len, ROWS)) + 1 + at:
+            raise ValueError("no such kernel\nmore of it")
+        return taker(self, ids, scores, **kwargs)
+
+    monkeypatch.setattr(decoder._TurnTaker, "__call__", failing)
+    *_, last = race(PAIR, ROWS, lanes=["regular", "transformers"], max_new_tokens=8)
+    failed, other = last["lanes"]["transformers"], last["lanes"]["regular"]
+    assert failed["error"] == "transformers' generate failed: no such kernel"
+    assert [len(one["token_ids"]) for one in failed["sequences"]] == [at] * len(ROWS)
+    assert other["error"] is None and not lane_threads()
+    with pytest.raises(ModelError, match="generate failed"):
+        written()
+
+
+def test_a_generate_that_ends_too_early_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = call.generate_options
+    monkeypatch.setattr(
+        decoder, "generate_options", lambda pair, request: made(pair, request) | {"max_new_tokens": 3}
+    )
+    with pytest.raises(ModelError, match="ended before all texts did"):
+        written()
+    assert not lane_threads()
+
+
+def test_memory_that_runs_out_is_told_as_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(self: Any, ids: Any, scores: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(decoder._TurnTaker, "__call__", short)
+    with pytest.raises(memory.MemoryShortage, match="ask for a smaller batch"):
+        list(race(PAIR, ROWS, lanes=["transformers", "regular"], max_new_tokens=8))
+    assert not lane_threads()
+
+
+def refused(match: str, pair: ModelPair = PAIR, prompt: Any = ROWS, **arguments: Any) -> None:
+    for ask in (
+        lambda: generate(pair, prompt, method="transformers", **arguments),
+        lambda: race(pair, prompt, lanes=["regular", "transformers"], **arguments),
+    ):
+        with pytest.raises(RequestError, match=match):
+            ask()
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_quantised_weights_are_refused(kind: str) -> None:
+    model = tiny("llama").to(torch.bfloat16)
+    quantise_model(model, kind)
+    refused(f"this pair holds {kind} weights: leave it out, or load the pair with dtype=", ModelPair(model))
+
+
+def test_coupled_text_at_a_temperature_is_refused() -> None:
+    refused("draws its own random numbers", sampling=WARM, verification="coupled")
+    assert written(verification="coupled") == written()
+
+
+def test_a_row_that_would_outgrow_the_context_is_refused() -> None:
+    """The shorter row could go on behind the end of the longest, which has no positions there."""
+    long = (ROWS[0] * 200)[:506]
+    refused("room for 6: ask for at most that many", prompt=[long, ROWS[1]], max_new_tokens=30)
+    assert [len(text) for text in written([long, ROWS[1]], max_new_tokens=6)] == [6, 6]
+    assert [len(text) for text in written([long] * 2, max_new_tokens=30)] == [6, 6]
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_the_estimate_covers_what_generate_takes(implementation: str, tmp_path: Path) -> None:
+    """Compared with the peak of the allocations that torch's profiler recorded: a thread alone is recorded."""
+    from torch.profiler import ProfilerActivity, profile
+
+    model = copy.deepcopy(TARGET)
+    model.set_attn_implementation(implementation)
+    pair = ModelPair(model)
+    rows = [(ROWS[i % 4] * 100)[: 280 + i] for i in range(24)]
+    request = make_request(pair, rows, max_new_tokens=24, sampling=SamplingParams(1.0, top_p=0.9))
+    plain, options = call.plain_model(pair), call.generate_options(pair, request)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        call.call_generate(plain, rows, **options)
+    seen.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    held = peak = 0
+    for event in sorted((e for e in events if e["name"] == "[memory]"), key=lambda event: event["ts"]):
+        held += event["args"]["Bytes"]
+        peak = max(peak, held)
+    estimate = estimate_bytes(pair, request, (METHODS["transformers"],), len(rows))
+    assert estimate / 4 < peak <= estimate

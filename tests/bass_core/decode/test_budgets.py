@@ -1,0 +1,250 @@
+"""Budgets are made after admission; their costs are measured before any lane's clock runs, or not at all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bass_core import ModelPair, SamplingParams, generate, race, stream
+from bass_core.decode import calibrate
+from bass_core.decode import measuring as budgets
+from bass_core.decode.cost_store import costs_path
+from bass_core.decode.measuring import Measuring, make_budget, with_costs
+from bass_core.decode.request import Request, make_request
+from bass_core.draft.lookup import PromptLookupDrafter
+from bass_core.lanes.methods import METHODS
+from bass_core.length.base import Offer
+from bass_core.length.cost_aware import CostAware
+from bass_core.length.costs import CostTable, read_table
+from bass_core.length.options import AUTO, COST_AWARE
+from bass_core.length.policies import Algorithm1, FixedLength
+from kernels import support
+
+from ...models import NEAR, perturbed, prompts, tiny
+
+TARGET = tiny("llama")
+PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]))
+ROWS = prompts(8)
+# Drafting is almost free for one row; with eight rows every token costs as much as the first.
+COSTS = CostTable({1: [(1, 10.0), (17, 11.0)], 8: [(8, 80.0), (136, 1360.0)]}, {1: 0.01, 8: 5.0}, padded=False)
+
+
+@pytest.fixture(autouse=True)
+def nothing_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("BASS_MEASURE")
+    monkeypatch.setattr(budgets, "_attempts", Counter())
+    # The CPU's peaks, which come with the costs, have tests of their own (test_peaks.py).
+    monkeypatch.setattr("bass_core.decode.peaks.peaks_path", lambda dtype: None)
+
+
+def kept(request: Request) -> CostTable:
+    table = read_table(costs_path(PAIR, request.drafter, request.backend, request.sampling))
+    assert table is not None
+    return table
+
+
+def policy_of(request: Request) -> Any:
+    """The policy inside its budget, which gives every row the same length."""
+    made: Any = make_budget(request)
+    return made.policy
+
+
+@pytest.mark.parametrize("option", [AUTO, COST_AWARE])
+def test_with_costs_auto_goes_by_cost(option: str) -> None:
+    request = replace(make_request(PAIR, ROWS, draft_length=option), costs=COSTS)
+    assert isinstance(make_budget(request), CostAware)
+
+
+def test_each_decoder_starts_with_the_length_for_its_own_rows() -> None:
+    """Eight sequences decoded one after another are eight batches of one."""
+    request = replace(make_request(PAIR, ROWS, draft_length=COST_AWARE, max_new_tokens=30), costs=COSTS)
+    alone, together = (max(CostAware(COSTS).max_drafts([Offer(28, "model", unread=1)] * rows)) for rows in (1, 8))
+    assert alone > 4 and together == 0
+    for method, expected in (("speculative", alone), ("bass", together)):
+        decoder = METHODS[method].build(PAIR, request, request.sequences())
+        while (round_ := decoder.step()).kind == "prefill":
+            pass
+        assert round_.draft_length == expected
+
+
+def test_without_costs_auto_is_algorithm_1_and_cost_aware_is_refused() -> None:
+    request = make_request(PAIR, ROWS)
+    assert request.draft_length == AUTO and isinstance(policy_of(request), Algorithm1)
+    with pytest.raises(ValueError, match="with_costs"):
+        make_budget(replace(request, draft_length=COST_AWARE))
+    own = FixedLength(3)
+    made = policy_of(replace(request, draft_length=own))
+    assert made == own and made is not own
+
+
+def test_auto_measures_coarsely_says_so_once_and_keeps_it(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = make_request(PAIR, ROWS[:3])
+    table = with_costs(PAIR, request, 3).costs
+    assert table == kept(request) and table.coarse == (1, 4) and list(table.draft) == [1, 4]
+    (said,) = caplog.messages
+    assert "at most 5 s" in said and "BASS_MEASURE=0" in said
+    with monkeypatch.context() as patch:
+        patch.setattr(calibrate, "_Lab", None)
+        assert with_costs(PAIR, make_request(PAIR, ROWS[:2]), 2).costs == table
+    assert len(caplog.messages) == 1
+    # More rows than the table knows: only those are measured, and COST_AWARE then measures all of them in full.
+    wider = with_costs(PAIR, request, 8).costs
+    assert wider is not None and wider.coarse == (1, 4, 8) and wider.verify[4] == table.verify[4]
+    whole = with_costs(PAIR, replace(request, draft_length=COST_AWARE), 8).costs
+    assert whole == kept(request) and whole.coarse == () and list(whole.verify) == [1, 2, 4, 8]
+
+
+class Own(PromptLookupDrafter):
+    """A user's drafter, whose cost is unknown."""
+
+
+@pytest.mark.parametrize("obstacle", ["switched off", "ZeroGPU", "a drafter of one's own", "no place", "no lane"])
+def test_where_costs_cant_be_had_auto_measures_nothing(
+    obstacle: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(calibrate, "_Lab", None)
+    request = make_request(PAIR, ROWS)
+    if obstacle == "switched off":
+        monkeypatch.setenv("BASS_MEASURE", "0")
+    elif obstacle == "ZeroGPU":
+        monkeypatch.setenv("SPACES_ZERO_GPU", "1")
+        assert support.on_zero_gpu()
+    elif obstacle == "no place":
+        (tmp_path / "bass").write_text("a file where the folder should be")
+    elif obstacle == "a drafter of one's own":
+        request = make_request(PAIR, ROWS, drafter=Own())
+    assert with_costs(PAIR, request, 0 if obstacle == "no lane" else 8).costs is None
+
+
+def test_a_model_too_slow_to_be_measured_in_time_is_tried_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In all, not in every process."""
+    request, steps = make_request(PAIR, ROWS), []
+    monkeypatch.setattr(budgets, "COARSE_SECONDS", -1.0)
+    for attempt in range(5):
+        if attempt == 3:
+            budgets._attempts.clear()
+        measuring = Measuring(PAIR, request, 8)
+        steps.append(len(list(measuring)))
+        assert measuring.request.costs is None
+    assert steps == [1, 1, 0, 0, 0]
+
+
+def test_a_number_of_rows_that_was_timed_before_the_time_was_up_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at the clock advances it by a second: one look before the first step and one after each step."""
+    ticks = iter(range(10**6))
+    monkeypatch.setattr(
+        calibrate, "time", SimpleNamespace(monotonic=lambda: next(ticks), perf_counter=lambda: 0.0)
+    )
+    request, rest = make_request(PAIR, ROWS), {}
+    for seconds in range(8, 75):
+        monkeypatch.setattr(budgets, "COARSE_SECONDS", seconds)
+        costs = with_costs(PAIR, request, 8).costs
+        rest[seconds] = () if costs is None else costs.coarse
+        for path in Path(str(costs_path(PAIR, "model", request.backend, request.sampling))).parent.iterdir():
+            path.unlink()
+        budgets._attempts.clear()
+    assert set(rest.values()) == {(), (1,), (1, 8)} and list(rest.values()) == sorted(rest.values())
+
+
+@pytest.mark.parametrize("draft_length", [AUTO, COST_AWARE])
+def test_what_breaks_while_auto_measures_is_left_for_the_lanes_to_tell(
+    draft_length: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise KeyError("no such layer")
+
+    monkeypatch.setattr(calibrate._Lab, "_step", broken)
+    if draft_length == AUTO:
+        out = generate(PAIR, ROWS[:2], max_new_tokens=10)
+        assert len(out.sequences[1].token_ids) == 10 and "no such layer" in caplog.text
+    else:
+        with pytest.raises(KeyError):
+            generate(PAIR, ROWS[:2], max_new_tokens=10, draft_length=draft_length)
+
+
+@pytest.mark.parametrize("draft_length", [AUTO, COST_AWARE])
+@pytest.mark.parametrize("call", ["generate", "stream", "race"])
+def test_no_lane_is_there_while_costs_are_measured(
+    call: str, draft_length: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So no lane's clock runs and no lane's caches take memory meanwhile."""
+    module = import_module("bass_core.lanes.race" if call == "race" else "bass_core.lanes.generate")
+    order: list[str] = []
+    real, step = module.Lane, calibrate._Lab._step
+    monkeypatch.setattr(module, "Lane", lambda *ways: order.append("lane") or real(*ways))
+    monkeypatch.setattr(calibrate._Lab, "_step", lambda lab: order.append("measure") or step(lab))
+    for name in ("FULL", "COARSE"):
+        monkeypatch.setattr(budgets, name, replace(calibrate.COARSE, repeats=1, coarse=name == "COARSE"))
+    same: dict[str, Any] = {"max_new_tokens": 8, "draft_length": draft_length}
+    if call == "race":
+        shots = list(race(PAIR, ROWS[:2], lanes=("regular", "speculative", "bass"), **same))
+        phases = [shot["phase"] for shot in shots]
+        assert phases[0] == "measuring" and phases[-1] == "running" and phases == sorted(phases)
+        assert all(not shot["lanes"] and not shot["done"] for shot in shots if shot["phase"] == "measuring")
+        assert shots[-1]["done"] and all(lane["error"] is None for lane in shots[-1]["lanes"].values())
+    elif call == "stream":
+        list(stream(PAIR, ROWS[:2], **same))
+    else:
+        generate(PAIR, ROWS[:2], **same)
+    assert order.count("measure") > 10 and order == sorted(order, reverse=True)
+
+
+@pytest.mark.parametrize("draft_length", [AUTO, COST_AWARE])
+def test_a_race_says_how_far_its_measurements_are(draft_length: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_module("bass_core.lanes.race"), "SNAPSHOT_SECONDS", 0)
+    monkeypatch.setattr(budgets, "FULL", replace(calibrate.COARSE, repeats=1, coarse=False))
+    monkeypatch.setattr(budgets, "COARSE_SECONDS", 1000.0)
+    shots = list(race(PAIR, ROWS[:2], max_new_tokens=4, draft_length=draft_length))
+    told = [shot.get("measuring") for shot in shots if shot["phase"] == "measuring"]
+    shares = [one["done"] for one in told if one]
+    assert len(shares) > 20 and shares == sorted(shares) and shares[-1] == 1.0
+    # The first steps read a prompt: nothing is known of the rounds yet.
+    assert told[0] == {"done": pytest.approx(0, abs=0.01), "left_ms": None}
+    assert told[-1] and told[-1]["left_ms"] == 0
+    assert all(one["left_ms"] > 0 for one in told if one and 0.01 < one["done"] < 1)
+    assert not any("measuring" in shot for shot in shots if shot["phase"] == "running")
+
+
+def test_a_measurement_that_ends_early_is_done_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of five seconds for a tenth of the work: the rest takes the three that are left."""
+    monkeypatch.setattr(budgets, "time", SimpleNamespace(perf_counter=iter((10.0, 12.0, 15.0)).__next__))
+    measuring = Measuring(PAIR, make_request(PAIR, ROWS), 8)
+    told = []
+    for _ in measuring._counted(iter((0.1, 0.12)), 5.0):
+        assert measuring.progress is not None
+        told.append((measuring.progress.done, measuring.progress.left_ms))
+    assert told == [pytest.approx((0.4, 3000.0)), pytest.approx((1.0, 0.0))]
+
+
+@pytest.mark.parametrize("lanes", [("regular",), ("amusd",), ("regular", "amusd")])
+def test_lanes_without_a_budget_need_no_costs(lanes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate, "_Lab", None)
+    first = next(race(PAIR, ROWS[:2], lanes=lanes, max_new_tokens=8))
+    assert first["phase"] == "running"
+
+
+def test_a_race_that_is_closed_while_it_measures_leaves_nothing() -> None:
+    shots = race(PAIR, ROWS[:2], max_new_tokens=8)
+    assert next(shots)["phase"] == "measuring"
+    shots.close()
+    request = make_request(PAIR, ROWS[:2])
+    assert read_table(costs_path(PAIR, request.drafter, request.backend, request.sampling)) is None
+    assert not budgets._attempts, "a stopped race counted as a vain attempt"
+
+
+def test_drafters_without_a_model_share_their_costs() -> None:
+    paths = {
+        costs_path(PAIR, drafter, "sdpa", SamplingParams(temperature))
+        for drafter in ("prompt_lookup", Own(), "model", "adaptive")
+        for temperature in (0.5, 1.0)
+    }
+    assert len(paths) == 2

@@ -1,0 +1,125 @@
+"""What holds for every drafter: its counters, chains only (no trees), and a user's drafter with only `propose`."""
+
+import pytest
+import torch
+
+from bass_core import ModelPair, RequestError, SamplingParams, generate, stream
+from bass_core.draft.base import Proposal, own_drafter
+from bass_core.draft.registry import DRAFTERS, DrafterKind, choose_drafter, runs_model
+
+from ...conformance.table import DRAFTS
+from ...conformance.table import pair as made_pair
+from ...models import NEAR, perturbed, prompts, small_window, tiny
+
+# Prompts that repeat themselves, so that there is something to copy.
+ROWS = [prompt * 2 for prompt in prompts(3)]
+
+
+class Tree:
+    """Proposes two drafts that are both children of the newest token."""
+
+    branches = True
+
+    def __init__(self, parents=None):
+        self.parents = [-1, -1, 0] if parents is None else parents
+
+    def propose(self, rows, max_drafts, keys):
+        tokens = torch.tensor([[3, 5, 7]] * len(rows))
+        return Proposal(tokens, [3] * len(rows), parents=[self.parents] * len(rows))
+
+
+class Threes:
+    """Has no method but `propose`."""
+
+    def propose(self, rows, max_drafts, keys):
+        return Proposal(torch.full((len(rows), max(max_drafts)), 3), max_drafts)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_tree_of_ones_own_is_verified(temperature):
+    """None of its drafts was drawn, so even sampled text is regular decoding's."""
+    pair, ways = ModelPair(tiny("llama")), {"max_new_tokens": 12, "sampling": SamplingParams(temperature)}
+    ours = generate(pair, ROWS, drafter=Tree(), draft_length=3, **ways)
+    theirs = generate(pair, ROWS, method="regular", **ways)
+    assert [s.token_ids for s in ours.sequences] == [s.token_ids for s in theirs.sequences]
+    assert ours.metrics.drafted
+
+
+@pytest.mark.parametrize("parents", [[-1, 1, 0], [-1, -2, 0], [-1, 0], torch.tensor([-1, -1, 0])])
+def test_what_is_no_tree_is_refused(parents):
+    with pytest.raises(RequestError, match="one number a draft"):
+        generate(ModelPair(tiny("llama")), ROWS, drafter=Tree(parents), draft_length=3)
+
+
+def test_a_tree_is_refused_where_only_chains_are_verified():
+    with pytest.raises(RequestError, match="judges chains"):
+        generate(
+            ModelPair(tiny("llama")), ROWS, drafter=Tree(), draft_length=3, sampling=SamplingParams(1.0),
+            verification="block",
+        )  # fmt: skip
+
+
+def test_a_drafter_of_ones_own_needs_propose_alone():
+    pair = ModelPair(tiny("llama"))
+    drafter = Threes()
+    ours = generate(pair, ROWS, drafter=drafter, draft_length=3, max_new_tokens=12)
+    theirs = generate(pair, ROWS, method="regular", max_new_tokens=12)
+    assert [s.token_ids for s in ours.sequences] == [s.token_ids for s in theirs.sequences]
+    assert not hasattr(drafter, "calls"), "a copy of it was used"
+    made = own_drafter(drafter)
+    assert (made.calls, made.drafted, made.observes_states, made.start([])) == (0, 0, False, None)
+    drafter.observe_states = lambda rows, states: None
+    assert own_drafter(drafter).observes_states
+
+
+@pytest.mark.parametrize("name", [name for name, draft in DRAFTS.items() if "llama" in draft.only])
+def test_a_round_counts_what_a_draft_model_drew(name, monkeypatch):
+    """Copies cost no forward and do not count as drawn; all other drafted tokens do."""
+    small_window(monkeypatch)
+    draft = DRAFTS[name]
+    pair = made_pair("llama", draft.kind)
+    rounds = [
+        round_
+        for round_ in stream(
+            pair, ROWS, drafter=draft.drafter, draft_length=4, max_new_tokens=24, eos_token_id=None
+        )
+        if round_.kind != "prefill"
+    ]
+    drafted = [sum(len(row.drafted) for row in round_.rows) for round_ in rounds]
+    drawn = [round_.draft_tokens for round_ in rounds]
+    kind = DRAFTERS[draft.drafter]
+    assert all((round_.windowed is not None) == kind.windows for round_ in rounds if round_.draft_tokens)
+    if kind.windows and kind.runs_model:
+        assert sum(drafted) and sum(drawn)
+    elif kind.windows:
+        assert sum(drawn) and drawn == drafted
+    elif not kind.runs_model:
+        assert sum(drafted) and not any(drawn)
+        assert not any(round_.draft_forwards for round_ in rounds)
+    elif not kind.copies:
+        assert drawn == drafted
+    else:
+        assert all(some <= every for some, every in zip(drawn, drafted, strict=True))
+        assert sum(drawn)
+
+
+def test_a_new_drafter_is_one_line(monkeypatch):
+    monkeypatch.setitem(DRAFTERS, "threes", DrafterKind("always three", lambda parts: own_drafter(Threes())))
+    target = tiny("llama")
+    pair = ModelPair(target, perturbed(target, NEAR["llama"]))
+    assert choose_drafter(pair, "threes") == "threes" and not runs_model("threes")
+    out = generate(pair, ROWS, drafter="threes", draft_length=3, max_new_tokens=12)
+    assert out.metrics.drafted and len(out.sequences[0].token_ids) == 12
+
+
+def test_the_conformance_suite_knows_every_drafter():
+    assert {draft.drafter for draft in DRAFTS.values()} == set(DRAFTERS)
+
+
+@pytest.mark.parametrize("drafter", ["model", "adaptive"])
+def test_a_head_reads_the_prompts_with_the_prefill(drafter):
+    """So the first round that drafts costs no more than any other, however long the prompts are."""
+    pair = made_pair("llama", "head")
+    rounds = list(stream(pair, [[3] * 300, [5, 6] * 140], drafter=drafter, draft_length=1, max_new_tokens=5))
+    decoding = [round_ for round_ in rounds if round_.kind != "prefill"]
+    assert {round_.draft_forwards for round_ in decoding} <= {0, 1} and decoding[0].draft_tokens

@@ -1,0 +1,249 @@
+"""The draft head: the text is exact whatever it proposes, and each proposal equals the head's uncached output."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bass_core import ModelPair, SamplingParams, generate
+from bass_core.decode.base import DecodingParams
+from bass_core.decode.batch import BatchDecoder
+from bass_core.draft import head as head_drafter
+from bass_core.draft.head import HEADROOM, LOOK_EVERY, HeadDrafter
+from bass_core.errors import PairError, WeightsError
+from bass_core.length.policies import EqualRows, FixedLength
+from bass_core.model.draft_head import DraftHead, HeadConfig, is_draft_head, load_draft_head
+from bass_core.model.runner import ModelRunner
+from bass_core.sample.distribution import probabilities
+from bass_core.sample.noise import NoiseKeys
+from bass_core.sequence import Sequence
+
+from ...models import prompts, tiny
+
+DRAWN = SamplingParams(temperature=0.9, top_k=20)
+
+
+def tiny_head(target, layers=1, reads_states=True, reads_layers=(), size=40, seed=5, positions=1):
+    """An untrained head over part of the vocabulary: right now and then, so that rows diverge."""
+    torch.manual_seed(seed)
+    config = HeadConfig(layers, 64, reads_states, reads_layers, positions, 8 if positions > 1 else 0)
+    head = DraftHead(target, config, torch.randperm(96)[:size].sort().values)
+    with torch.no_grad():
+        head.fuse.weight.normal_(std=0.2)
+        for parameter in head.body.model.layers.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.2)
+        if positions > 1:
+            for layer in (head.slots, head.link_down, head.link_up):
+                layer.weight.normal_(std=0.3)
+    return head.eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    target = tiny("llama")
+    return ModelPair(target, tiny_head(target))
+
+
+@pytest.mark.parametrize(
+    "layers, reads_states, reads_layers", [(1, True, ()), (2, True, (0, 1)), (1, True, (1,)), (1, False, ())]
+)
+def test_proposals_are_what_the_head_says_of_the_whole_text(layers, reads_states, reads_layers):
+    """Each round's proposal against one pass over all positions: target states where settled, then its own."""
+    target = tiny("llama")
+    head = tiny_head(target, layers, reads_states, reads_layers)
+    fuse, project = head.fuse, head.project
+    pair = ModelPair(target, head)
+    rows = [Sequence(i, i, prompt, 24, frozenset()) for i, prompt in enumerate(prompts(3))]
+    body = ModelRunner(pair.draft_step, 3, 96, len(head.vocabulary), "pad")
+    drafter = HeadDrafter(head, body, pair.vocab, SamplingParams())
+    runner = ModelRunner(pair.target_step, 3, 96, pair.vocab, "pad")
+    decoder = BatchDecoder(rows, runner, DecodingParams(SamplingParams()), drafter, EqualRows(FixedLength(3)))
+    checked = 0
+    while not decoder.finished:
+        before = {row.index: list(row.tokens) for row in rows}
+        for record in decoder.step().rows:
+            if record.drafted:
+                expected = expected_drafts(
+                    target, head, fuse, project, before[record.sequence], len(record.drafted)
+                )
+                assert record.drafted == expected
+                checked += 1
+    assert checked > 10
+
+
+def expected_drafts(target, head, fuse, project, tokens, count):
+    """Greedy drafts from uncached passes of the target and of the head's body."""
+    ids = torch.tensor([tokens])
+    *streams, states = target(ids, output_hidden_states=True).hidden_states
+    if layers := head.config.reads_layers:
+        scaled = [F.rms_norm(streams[layer], (64,), eps=1e-6) for layer in layers]
+        states = project(torch.cat((*scaled, states), dim=-1))
+    seen = torch.cat((torch.zeros_like(states[:, :1]), states[:, :-1]), dim=1)
+    found = []
+    for _ in range(count):
+        embedded = target.get_input_embeddings()(ids)
+        x = torch.cat((embedded, seen), dim=-1) if head.config.reads_states else embedded
+        out = head.body(inputs_embeds=fuse(x), output_hidden_states=True)
+        token = head.vocabulary[out.logits[0, -1].argmax()]
+        found.append(token.item())
+        ids = torch.cat((ids, token.view(1, 1)), dim=1)
+        seen = torch.cat((seen, out.hidden_states[-1][:, -1:]), dim=1)
+    return found
+
+
+def test_q_is_zero_outside_the_vocabulary_and_what_was_sampled_from(pair):
+    rounds = []
+    rows = [Sequence(i, i, prompt, 20, frozenset()) for i, prompt in enumerate(prompts(2))]
+    body = ModelRunner(pair.draft_step, 2, 96, len(pair.draft.vocabulary), "pad")
+
+    class Watched(HeadDrafter):
+        def propose(self, rows, max_drafts, keys):
+            rounds.append(super().propose(rows, max_drafts, keys))
+            return rounds[-1]
+
+    drafter = Watched(pair.draft, body, pair.vocab, DRAWN)
+    runner = ModelRunner(pair.target_step, 2, 96, pair.vocab, "pad")
+    decoder = BatchDecoder(rows, runner, DecodingParams(DRAWN, 1), drafter, EqualRows(FixedLength(2)))
+    while not decoder.finished:
+        decoder.step()
+    known = set(pair.draft.vocabulary.tolist())
+    for proposal in rounds:
+        assert proposal.probs.shape == (*proposal.tokens.shape, pair.vocab)
+        assert torch.allclose(proposal.probs.sum(-1), torch.ones(()))
+        assert (proposal.probs.gather(2, proposal.tokens[..., None]) > 0).all()
+        assert {i for i in range(pair.vocab) if proposal.probs[..., i].sum() > 0} <= known
+
+
+def test_a_saved_head_drafts_the_same(tmp_path, pair):
+    target = tiny("llama")
+    head = tiny_head(target)
+    before = generate(ModelPair(target, tiny_head(target)), prompts(2), draft_length=3, max_new_tokens=20)
+    head.save(tmp_path, torch.float32)
+    assert is_draft_head(tmp_path)
+    loaded = load_draft_head(tmp_path, target)
+    after = generate(ModelPair(target, loaded), prompts(2), draft_length=3, max_new_tokens=20)
+    assert after.metrics.acceptance_rate == before.metrics.acceptance_rate
+    stored = (tmp_path / "model.safetensors").stat().st_size
+    assert stored < 4 * sum(p.numel() for n, p in head.named_parameters() if "lm_head" not in n) + 8192
+
+
+def test_a_head_for_another_target_or_a_broken_one_is_refused(tmp_path, pair):
+    target = tiny("llama")
+    tiny_head(target).save(tmp_path)
+    with pytest.raises(PairError, match="choose another draft"):
+        load_draft_head(tmp_path, tiny("gpt2"))
+    (tmp_path / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(WeightsError, match="fetch it again"):
+        load_draft_head(tmp_path, target)
+    assert not is_draft_head(tmp_path / "nowhere")
+
+
+def test_long_prompts_of_different_lengths_are_caught_up_in_chunks(pair):
+    texts = [prompts(1)[0] * 60, prompts(2)[1], prompts(3)[2] * 30]
+    texts = [text[:200] for text in texts]
+    request = dict(max_new_tokens=12, eos_token_id=None)
+    plain = generate(pair, texts, method="regular", **request)
+    together = generate(pair, texts, draft_length=2, **request)
+    alone = [generate(pair, text, draft_length=2, **request) for text in texts]
+    assert [row.token_ids for row in together.sequences] == [row.token_ids for row in plain.sequences]
+    assert together.metrics.accepted == sum(one.metrics.accepted for one in alone)
+
+
+def test_states_of_another_dtype_are_taken(pair):
+    """As on a GPU, where the layers are not packed and the first state is a float32 zero."""
+    head = tiny_head(tiny("llama")).to(torch.bfloat16)
+    out = head.inputs(torch.tensor([[1, 2]]), torch.zeros(1, 2, 64))
+    assert out.dtype == torch.bfloat16 and out.shape == (1, 2, 64)
+    head = tiny_head(tiny("llama"), reads_layers=(0, 1)).to(torch.bfloat16)
+    assert head.readout().project(torch.zeros(1, 2, 3 * 64)).shape == (1, 2, 64)
+
+
+def test_stored_weights_can_be_read_as_float16(tmp_path):
+    """Weights that float16 would round must be read as float32 on a CPU, at twice the bytes."""
+    target = tiny("llama")
+    head = tiny_head(target, reads_layers=(1,))
+    with torch.no_grad():
+        head.fuse.weight[0, :4] = torch.tensor([2.0**-30, 1.0e-6, 3.14159, -7.0e-8])
+    head.save(tmp_path)
+    loaded = load_draft_head(tmp_path, target).own_weights()
+    for name, value in loaded.items():
+        assert torch.equal(value.half().float(), value.float()), name
+        torch.testing.assert_close(value.float(), head.own_weights()[name], atol=1e-7, rtol=0.01)
+
+
+def test_layers_that_a_target_does_not_have_are_refused():
+    with pytest.raises(PairError, match="reads layers"):
+        tiny_head(tiny("llama"), reads_layers=(1, 2))
+    for layers in ((1, 0), (0, 0), (-1,)):
+        with pytest.raises(ValueError, match="ascending"):
+            tiny_head(tiny("llama"), reads_layers=layers)
+
+
+def test_a_packed_head_can_be_copied():
+    """As AMUSD does for a draft on a second device."""
+    target = tiny("llama").to(torch.bfloat16)
+    head = tiny_head(target, reads_layers=(0,)).to(torch.bfloat16)
+    states, ids = torch.randn(1, 3, 128), torch.tensor([[1, 2, 3]])
+    head.pack()
+    other = copy.deepcopy(head)
+    other.pack()
+    seen, seen_ = head.readout().project(states), other.readout().project(states)
+    torch.testing.assert_close(seen, seen_)
+    torch.testing.assert_close(head.inputs(ids, seen), other.inputs(ids, seen_))
+
+
+@pytest.mark.parametrize("lazy", [False, True], ids=["host", "accelerator"])
+@pytest.mark.parametrize("sampling", [SamplingParams(), DRAWN], ids=["greedy", "sampled"])
+def test_an_unsure_head_stops_by_what_it_knew_before_the_draw(pair, sampling, lazy, monkeypatch):
+    """Its stops are recomputed from a head that never stops and gets the same rows and keys.
+
+    An accelerator checks only now and then whether all rows have stopped: it may run extra forwards, but its
+    proposal is the same.
+    """
+    monkeypatch.setattr(head_drafter, "is_accelerator", lambda device: lazy)
+    keys = NoiseKeys(2, torch.arange(3), torch.tensor([len(prompt) for prompt in prompts(3)]))
+
+    def proposed(confidence):
+        rows = [Sequence(i, i, prompt, 24, frozenset()) for i, prompt in enumerate(prompts(3))]
+        body = ModelRunner(pair.draft_step, 3, 96, len(pair.draft.vocabulary), "pad")
+        drafter = HeadDrafter(pair.draft, body, pair.vocab, sampling, confidence=confidence)
+        drafter.start(rows)
+        drafter._source._waiting = [[torch.ones(len(row.tokens), 64)] for row in rows]
+        said, draw = [], drafter._draw
+
+        def recorded(logits, q, keys, step):
+            column = draw(logits, q, keys, step)
+            q = logits.softmax(-1) if sampling.greedy else probabilities(logits, sampling)
+            said.append((q.amax(-1).tolist(), q.gather(1, column[:, None])[:, 0].tolist()))
+            return column
+
+        drafter._draw = recorded
+        proposal = drafter.propose(rows, [6, 6, 2], keys)
+        return proposal, drafter.calls, said
+
+    endless, calls, said = proposed(0.0)
+    assert endless.num_drafted == [6, 6, 2] and calls == 6
+    stopped = set()
+    for confidence in (0.002, 0.005, 0.01, 0.03, 0.05, 0.1, 0.3, 1.0):
+        found, calls, _ = proposed(confidence)
+        width = found.tokens.shape[1]
+        assert width == max(found.num_drafted)
+        assert torch.equal(found.tokens, endless.tokens[:, :width])
+        stopped.update(found.num_drafted)
+        worth = 1
+        for r, count in enumerate(found.num_drafted):
+            chance, limit, headroom = 1.0, 6, 6
+            for step, (peaks, drawn) in enumerate(said):
+                if step and chance < HEADROOM * confidence:
+                    headroom = min(headroom, step)
+                if chance * peaks[r] < confidence:
+                    limit = min(limit, step)
+                chance *= drawn[r]
+            assert count == min([6, 6, 2][r], limit, headroom)
+            worth = max(worth, 1 + min([5, 5, 1][r], limit, headroom - 1))
+        # One forward for the first token, and none for a token that no row would use.
+        assert calls == worth if not lazy else worth <= calls <= min(6, worth + LOOK_EVERY)
+        assert found.probs is None or torch.equal(found.probs, endless.probs[:, :width])
+    assert len(stopped) > 3 and proposed(1.1)[0].tokens.shape[1] == 0

@@ -1,0 +1,141 @@
+"""What a draft model and a draft head say in a tree: the same as behind each path, fed one token after another.
+
+Contract: in float32, up to rounding. A tree leaves nothing behind: the next proposal is that of a drafter which
+never drafted one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from bass_core import ModelPair, SamplingParams, generate
+from bass_core.draft.head import HeadDrafter
+from bass_core.draft.model import ModelDrafter
+from bass_core.draft.tree import Fed
+from bass_core.model.forward import ForwardBatch
+from bass_core.model.runner import ModelRunner
+from bass_core.sample.noise import NoiseKeys
+from bass_core.sequence import Sequence
+
+from ...conformance.table import head
+from ...models import NEAR, perturbed, prompts, tiny
+
+TARGET = tiny("llama")
+WARM = SamplingParams(1.0)
+# Of three rows, the drafts of two levels and more: a token, and which of the row's drafts it follows.
+LEVELS: list[list[list[Fed]]] = [
+    [[(5, -1), (9, -1), (40, -1)], [(7, -1)], []],
+    [[(6, 0), (6, 2), (11, 0), (12, 2)], [(8, 0), (3, 0)], [(2, -1), (4, -1)]],
+    [[(1, 4), (2, 3)], [(5, 2), (5, 1)], [(7, 1)]],
+    [[(3, 7)], [], [(8, 2), (9, 0)]],
+]
+
+
+def drafter(kind: str, tree: tuple[int, ...] | None = None) -> tuple[Any, list[Sequence]]:
+    """A drafter over three rows that has read their prompts."""
+    rows = [Sequence(i, i, prompt, 60, frozenset()) for i, prompt in enumerate(prompts(3))]
+    draft = head(TARGET) if kind == "head" else perturbed(TARGET, NEAR["llama"])
+    pair = ModelPair(TARGET, draft)
+    size = len(draft.vocabulary) if kind == "head" else pair.vocab
+    runner = ModelRunner(pair.draft_step, 3, 120, size, "pad")
+    made: Any = (
+        HeadDrafter(draft, runner, pair.vocab, WARM, tree=tree)
+        if kind == "head"
+        else ModelDrafter(runner, WARM, tree=tree)
+    )
+    prefill = made.start(rows)
+    while prefill is not None and not prefill.done:
+        prefill.step()
+    if kind == "head":
+        torch.manual_seed(3)
+        made.observe_states(rows, [torch.randn(len(row.tokens) - 1, 64) for row in rows])
+    return made, rows
+
+
+@pytest.mark.parametrize("kind", ["model", "head"])
+def test_a_draft_in_a_tree_is_asked_as_at_the_end_of_its_path(kind: str) -> None:
+    """Each path is fed to a drafter of its own, as its chains are: token by token, by length alone."""
+    one, rows = drafter(kind)
+    found = [one.root(rows, [True] * 3)]
+    said: list[dict[int, torch.Tensor]] = [{} for _ in rows]
+    paths: list[list[list[int]]] = [[] for _ in rows]
+    for drafts in LEVELS:
+        logits = one.level(drafts)
+        for r, row in enumerate(drafts):
+            for i, (token, parent) in enumerate(row):
+                said[r][len(paths[r])] = logits[r, i].clone()
+                paths[r].append([*(paths[r][parent] if parent >= 0 else []), token])
+    for r in range(3):
+        for node, path in enumerate(paths[r]):
+            alone, rows_ = drafter(kind)
+            expected = chained(alone, rows_, kind, r, path)
+            torch.testing.assert_close(found[0][r], expected[0], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(
+                said[r][node], expected[-1], atol=1e-4, rtol=1e-4, msg=f"{row.index} {path}"
+            )
+
+
+def chained(one: Any, rows: list[Sequence], kind: str, r: int, path: list[int]) -> list[torch.Tensor]:
+    """Logits [V'] of row r behind its newest token and behind each token of a path, without any tree."""
+    states = None
+    if kind == "head":
+        logits, states = one._catch_up(rows, [1] * 3)
+        ends = list(one.runner.lengths)
+    else:
+        logits, ends = one._catch_up(rows, [True] * 3)
+    found = [logits[r].clone()]
+    for step, token in enumerate(path):
+        ids = torch.full((3, 1), token)
+        x = ids if states is None else one.head.inputs(ids, states[:, None])
+        fed = ForwardBatch(x, [end + step for end in ends], return_states=states is not None)
+        out = one.runner.forward(fed)
+        states = None if states is None else out.require_states()[:, 0].clone()
+        found.append(out.logits[r, 0].clone())
+    return found
+
+
+@pytest.mark.parametrize("kind", ["model", "head"])
+def test_a_tree_leaves_nothing_behind(kind: str) -> None:
+    keys = NoiseKeys(1, torch.arange(3), torch.tensor([len(prompt) for prompt in prompts(3)]))
+    branching, rows = drafter(kind, tree=(3, 2, 1))
+    tree = branching.propose(rows, [9] * 3, keys)
+    assert branching.drafted == sum(tree.num_drafted) == 45 and branching.calls == 3
+    branching.on_verified(rows, tree, [0, 0, 0])
+    # The next proposal is a chain.
+    branching.branches = False
+    fresh, rows_ = drafter(kind)
+    for one, own in ((branching, rows), (fresh, rows_)):
+        for row in own:
+            row.write([4], ["sampled"])
+        if kind == "head":
+            one.observe_states(own, [torch.ones(1, 64)] * 3)
+    after, expected = (one.propose(own, [4] * 3, keys) for one, own in ((branching, rows), (fresh, rows_)))
+    assert torch.equal(after.tokens, expected.tokens)
+    torch.testing.assert_close(after.probs, expected.probs, atol=1e-4, rtol=1e-4)
+
+
+def test_a_head_gets_the_states_of_the_accepted_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that it observes of a row, against one forward over the row's text."""
+    pair = ModelPair(TARGET, head(TARGET))
+    seen: dict[int, list[torch.Tensor]] = {}
+    observe = HeadDrafter.observe_states
+
+    def noted(self: HeadDrafter, rows: list[Sequence], states: list[torch.Tensor]) -> None:
+        for row, new in zip(rows, states, strict=True):
+            # A lane warms up on the same rows before it begins.
+            seen[row.index] = [*(seen[row.index] if row.token_ids else []), new.clone()]
+        observe(self, rows, states)
+
+    monkeypatch.setattr(HeadDrafter, "observe_states", noted)
+    out = generate(pair, prompts(3), tree=(4, 3), drafter="model", max_new_tokens=40, eos_token_id=None)
+    assert out.metrics.accepted > 5 and out.metrics.drafted > 3 * out.metrics.accepted
+    for row, (prompt, sequence) in enumerate(zip(prompts(3), out.sequences, strict=True)):
+        states = torch.cat(seen[row])
+        text = torch.tensor([[*prompt, *sequence.token_ids][: len(states)]])
+        fed = ForwardBatch(text, [0], return_states=True)
+        whole = pair.target_step.forward(fed, pair.target_step.new_cache(1, 120)).require_states()[0]
+        assert len(states) > len(prompt) + 30
+        torch.testing.assert_close(states[: len(whole)], whole, atol=1e-4, rtol=1e-4)

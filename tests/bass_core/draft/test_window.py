@@ -1,0 +1,188 @@
+"""The target as its own draft: what it proposes, where it proposes nothing, and that the cache's lengths stay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from bass_core import ModelPair, RequestError, SamplingParams, generate, stream
+from bass_core.decode.calibrate import measure_costs
+from bass_core.decode.cost_store import costs_path
+from bass_core.decode.request import make_request
+from bass_core.draft.registry import DRAFTERS, DrafterKind
+from bass_core.draft.window import WINDOW, WindowDrafter, gapped
+from bass_core.lanes.utilization import Work
+from bass_core.model.forward import ForwardBatch
+from bass_core.model.graphs import GraphRunner, record_calls
+from bass_core.model.runner import ModelRunner
+from bass_core.model.weights.cost import ModelCost
+from bass_core.sample.noise import NoiseKeys
+from bass_core.sequence import Round, RowRound, Sequence, WindowWork
+from bass_core.verify.rules import VERIFICATIONS
+from kernels.plan import SINKS, window_start
+
+from ...conformance.table import head
+from ...models import NEAR, VOCAB, perturbed, small_window, tiny
+
+TARGET = tiny("llama")
+PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]))
+LENGTHS = (300, 190, 60, 191)
+SOME = torch.Generator().manual_seed(0)
+ROWS = [torch.randint(1, VOCAB, (length,), generator=SOME).tolist() for length in LENGTHS]
+ANY: dict[str, Any] = {"max_new_tokens": 24, "eos_token_id": None}
+WAYS = [("auto", 0.0), ("coupled", 0.9), ("rejection", 0.9), ("block", 0.9)]
+
+
+def narrow(monkeypatch: pytest.MonkeyPatch, window: int = 32) -> None:
+    for user in ("registry", "window"):
+        monkeypatch.setattr(f"bass_core.draft.{user}.WINDOW", window)
+
+
+class Everything(WindowDrafter):
+    """Its window hides nothing, and it drafts all the same."""
+
+    def __init__(self, target: Any, params: Any, verification: Any, window: int) -> None:
+        super().__init__(target, params, verification, 10**6)
+
+    def usable(self, rows: Any, max_drafts: list[int]) -> list[int]:
+        return max_drafts
+
+
+@pytest.mark.parametrize(("verification", "temperature"), WAYS)
+@pytest.mark.parametrize("drafter", ["window", "window_model", "head"])
+def test_a_window_that_hides_nothing_is_always_right(
+    drafter: str, verification: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So each draft was drawn at its own place in the text, from the q that it came with."""
+    monkeypatch.setattr("bass_core.draft.registry.WindowDrafter", Everything)
+    pair = ModelPair(TARGET, head(TARGET)) if drafter == "head" else PAIR
+    name = "window_model" if drafter == "head" else drafter
+    sampling = SamplingParams(temperature)
+    out = generate(pair, ROWS, drafter=name, draft_length=6, sampling=sampling, verification=verification, **ANY)
+    drafted, rate = out.metrics.drafted, out.metrics.acceptance_rate
+    assert drafted and rate is not None
+    assert rate > 0.99, "rounding may part p and q by a hair"
+
+
+@pytest.mark.parametrize(("verification", "temperature"), WAYS[:2])
+@pytest.mark.parametrize("attention", ["pad", "split", "sdpa"])
+@pytest.mark.parametrize("drafter", ["window", "window_model"])
+def test_the_text_is_regular_decodings(
+    drafter: str, attention: str, verification: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the true sinks and blocks: two rows have a gap, one gets it on the way, one never."""
+    narrow(monkeypatch)
+    ways: dict[str, Any] = ANY | {"sampling": SamplingParams(temperature), "verification": verification}
+    ways |= {"attention": attention}
+    regular = generate(PAIR, ROWS, method="regular", **ways)
+    rounds = list(stream(PAIR, ROWS, drafter=drafter, draft_length=4, **ways))
+    texts: dict[int, list[int]] = {}
+    drafted = [0] * len(ROWS)
+    for round_ in rounds:
+        for row in round_.rows:
+            texts.setdefault(row.sequence, []).extend(row.tokens)
+            drafted[row.sequence] += len(row.drafted)
+    assert [texts[row] for row in range(len(ROWS))] == [s.token_ids for s in regular.sequences]
+    assert drafted[0] and drafted[1] and drafted[3] and not drafted[2], "a row without a gap drafts nothing"
+
+
+def test_lengths_stay_and_the_cache_behind_them_is_the_verifications() -> None:
+    runner = ModelRunner(PAIR.target_step, 2, 400, VOCAB, "pad")
+    rows = [Sequence(i, i, ROWS[i], 40, frozenset()) for i in range(2)]
+    width = max(map(len, ROWS[:2]))
+    runner.forward(ForwardBatch(torch.tensor([(row + [0] * width)[:width] for row in ROWS[:2]]), [0, 0]))
+    for r, row in enumerate(rows):
+        runner.commit(r, len(row.tokens) - 1)
+    before, cached = list(runner.lengths), [len(row.tokens) - 1 for row in rows]
+    kept = [runner.cache.buffer[:, :, r, :, :length].clone() for r, length in enumerate(cached)]
+    drafter = WindowDrafter(runner, SamplingParams(), VERIFICATIONS["auto"], 32)
+    keys = NoiseKeys(0, torch.arange(2), torch.tensor([len(row.tokens) for row in rows]))
+    proposal = drafter.propose(rows, [5, 2], keys)
+    assert proposal.num_drafted == [5, 2] and proposal.tokens.shape == (2, 5)
+    assert (drafter.calls, drafter.drafted, list(runner.lengths)) == (5, 7, before)
+    for r, length in enumerate(cached):
+        assert torch.equal(runner.cache.buffer[:, :, r, :, :length], kept[r])
+    sees = sum(SINKS + n + i - window_start(n + i, 32) for n in cached for i in range(5))
+    assert proposal.windowed == WindowWork(5, 10, sees, sees)
+
+
+def test_drafts_stop_where_the_cache_ends() -> None:
+    runner = ModelRunner(PAIR.target_step, 1, 302, VOCAB, "pad")
+    rows = [Sequence(0, 0, ROWS[0], 40, frozenset())]
+    keys = NoiseKeys(0, torch.arange(1), torch.tensor([300]))
+    assert WindowDrafter(runner, SamplingParams(), VERIFICATIONS["auto"], 32).propose(
+        rows, [8], keys
+    ).num_drafted == [3]
+
+
+def test_where_a_gap_begins() -> None:
+    assert [window_start(n, 256) for n in (0, 64, 383, 384, 447, 448)] == [64, 64, 64, 128, 128, 192]
+    assert gapped(256) == 384
+
+
+def test_amusd_is_refused_in_one_sentence() -> None:
+    for name in ("window", "window_model"):
+        with pytest.raises(RequestError, match="drafts with it"):
+            generate(PAIR, ROWS[:1], method="amusd", drafter=name)
+
+
+@pytest.mark.parametrize("drafter", [name for name, kind in DRAFTERS.items() if kind.windows])
+def test_an_attention_without_windows_is_refused_in_one_sentence(
+    drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a step fails in it, which would leave the target without captured steps as well."""
+    monkeypatch.setattr("bass_core.decode.request.choose_backend", lambda *arguments: "flash")
+    with pytest.raises(RequestError, match=f'drafter="{drafter}" .* choose attention="sdpa".'):
+        make_request(PAIR, ROWS, drafter=drafter)
+    assert make_request(PAIR, ROWS, drafter="model").backend == "flash"
+
+
+def test_another_window_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        DRAFTERS, "window_64", DrafterKind("a window of 64", lambda parts: parts.window(64), windows=True)
+    )
+    assert generate(PAIR, ROWS[0], drafter="window_64", draft_length=3, **ANY).metrics.drafted
+    assert not generate(PAIR, ROWS[0], drafter="window", draft_length=3, **ANY).metrics.drafted
+
+
+def test_the_target_is_billed_for_its_own_drafts() -> None:
+    """One row of 10 tokens: 3 windowed forwards of a token each read 4 of them, and the verification reads all."""
+    target = ModelCost(100, 200, 8, 5)
+    sequence = Sequence(0, 0, [1] * 10, 9, frozenset())
+    sequence.write([1], ["recovered"])
+    row = RowRound(0, [1] * 3, [0.0] * 3, [0.0] * 3, [0.0] * 3, 0, [1], ["recovered"], None)
+    work = Work(target)
+    work.add(Round("verify", 3, [row], 0.0, 3, 3, WindowWork(3, 3, 12, 12)), [sequence])
+    assert work.flops == 2 * 100 * (4 + 3) + 5 * (11 + 12 + 13 + 14 + 12 + 3)
+    assert work.bytes_read == 200 * (1 + 3) + 8 * (13 + 12)
+
+
+def test_its_drafts_are_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cost table has a cost of a draft, near that of a plain step, and a file of its own."""
+    small_window(monkeypatch)
+    for drafter in ("window", "window_model"):
+        table = measure_costs(PAIR, drafter, "pad", SamplingParams(), [1])
+        assert table.draft_ms(1) > 0
+    paths = {str(costs_path(PAIR, name, "pad", SamplingParams())) for name in ("prompt_lookup", "model", "window")}
+    assert len(paths) == 3
+
+
+def test_a_captured_step_with_a_window_is_a_step_of_its_own() -> None:
+    tokens = torch.tensor([ROWS[0]])
+    plain = ModelRunner(PAIR.target_step, 1, 512, VOCAB, "pad")
+    captured = GraphRunner(PAIR.target_step, 1, 512, VOCAB, "pad", record_calls)
+    found = []
+    for runner in (plain, captured):
+        runner.forward(ForwardBatch(tokens, [0], eager=True))
+        found.append(
+            [
+                runner.forward(ForwardBatch(tokens[:, -1:], [299], window=window)).logits.clone()
+                for window in (None, 32, 64, None, 32)
+            ]
+        )
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(found[0][0], found[0][1], atol=1e-2)
+    assert WINDOW % 64 == 0

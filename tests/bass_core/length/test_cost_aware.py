@@ -1,0 +1,297 @@
+"""The cost-aware draft length: a function of the cost table and of the drafted and accepted counts."""
+
+import json
+import math
+import os
+
+import pytest
+
+from bass_core import ModelPair, generate
+from bass_core.decode.calibrate import cost_table
+from bass_core.decode.cost_store import MOST_ROWS
+from bass_core.decode.measuring import measure_ahead, with_costs
+from bass_core.decode.request import make_request
+from bass_core.length.base import Feedback, Offer
+from bass_core.length.cost_aware import CostAware
+from bass_core.length.costs import CostTable, read_table
+from bass_core.length.options import make_budget
+from bass_core.sample.params import SamplingParams
+
+from ...conformance.table import head
+from ...models import NEAR, perturbed, prompts, tiny
+
+# Milliseconds: a round costs 10 and 1 more per token; a draft forward costs 0.5.
+CHEAP = CostTable({1: [(1, 11), (17, 27)], 8: [(8, 18), (136, 146)]}, {1: 0.5, 8: 0.5}, padded=False)
+# Every token costs as much as the first, so drafting can only lose.
+DEAR = CostTable({8: [(8, 80), (136, 1360)]}, {8: 5.0}, padded=False)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("BASS_MEASURE")
+    # The CPU's peaks, which come with the costs, have tests of their own (tests/bass_core/decode/test_peaks.py).
+    monkeypatch.setattr("bass_core.decode.peaks.peaks_path", lambda dtype: None)
+
+
+HEAD, COPY = Offer(40, "head", True, 1), Offer(40, "copy", False, 0)
+
+
+def play(policy, rounds, offers, accepts, clock=None, unread=0):
+    """The lengths of so many rounds in which every row drafts what it may and accepts at most `accepts`.
+
+    clock: the milliseconds of a round by its tokens and its deepest drafts of a model; None: not measured.
+    """
+    found = []
+    for _ in range(rounds):
+        told = [offer._replace(unread=offer.unread + unread) for offer in offers]
+        lengths = policy.max_drafts(told)
+        assert policy.max_drafts(told) == lengths, "asking changes nothing"
+        found.append(lengths)
+        forwards = max((n for n, offer in zip(lengths, offers, strict=True) if offer.forwards), default=0)
+        ms = math.nan if clock is None else clock(len(offers) + sum(lengths), forwards)
+        accepted = [min(length, accepts) for length in lengths]
+        policy.observe(Feedback(told, lengths, lengths, accepted, forwards, ms, 0.5 * forwards))
+    return found
+
+
+def test_costs_are_interpolated_and_go_on_at_the_ends():
+    assert CHEAP.verify_ms(1, 1) == 11
+    assert CHEAP.verify_ms(1, 9) == 19
+    assert CHEAP.verify_ms(1, 33) == pytest.approx(43)
+    assert CHEAP.verify_ms(8, 16) == 26
+    assert CHEAP.verify_ms(64, 16) == 26
+    # Between two measured row counts, the two tables' times for the same tokens are interpolated.
+    assert CostTable({2: [(2, 10), (4, 12)], 4: [(4, 30), (8, 38)]}, {}, False).verify_ms(3, 4) == 21
+    assert CostTable({1: [(1, 5)]}, {}, False).draft_ms(1) == 0
+
+
+def test_it_drafts_long_where_all_is_accepted_and_short_where_nothing_is():
+    assert play(CostAware(CHEAP), 60, [HEAD], 16)[-1] == [16]
+    assert play(CostAware(CHEAP), 60, [HEAD], 3)[-1] == [3]
+    assert set(map(max, play(CostAware(CHEAP), 60, [HEAD] * 8, 2)[-5:])) == {2}
+
+
+def test_the_best_drafts_of_all_rows_are_taken_first():
+    """Copies stand, the head's drafts don't: then rows that copy draft, and the others do not."""
+    policy = CostAware(CHEAP)
+    play(policy, 40, [COPY], 16)
+    play(policy, 40, [HEAD], 0)
+    lengths = play(policy, 1, [HEAD, COPY, HEAD, COPY], 16)[0]
+    assert lengths[0] == lengths[2] == 0 and min(lengths[1], lengths[3]) > 4
+    short = [offer._replace(most=3) for offer in (HEAD, COPY, HEAD, HEAD)]
+    assert play(policy, 1, short, 16)[0] == [0, 3, 0, 0], "as its room allows"
+    assert policy.max_drafts([Offer(0), Offer(-1)]) == [0, 0]
+
+
+def test_a_row_that_is_ahead_waits_for_the_others():
+    """It has half as much to write: what it would gain does not finish the batch earlier."""
+    policy = CostAware(CHEAP)
+    play(policy, 40, [COPY], 3)
+    assert play(policy, 1, [COPY, COPY], 3)[0] == [3, 3]
+    behind, ahead = play(policy, 1, [COPY, COPY._replace(most=20)], 3)[0]
+    assert behind >= 3 and ahead == 0
+
+
+def test_rows_that_have_nothing_to_copy_neither_hold_up_the_others_nor_count_for_them():
+    none = COPY._replace(most=0)
+    policy = CostAware(CHEAP)
+    play(policy, 5, [none, none], 0)
+    assert play(policy, 1, [COPY, none], 16)[0][0] > 0, "a round without offers says nothing of the next"
+    lost = play(CostAware(DEAR), 40, [COPY] + [none] * 7, 0, lambda tokens, forwards: 10 * tokens)
+    assert sum(map(any, lost)) <= 6, "at 10 ms each, of 3,200"
+
+
+def test_where_padding_costs_what_tokens_cost_all_rows_get_as_many():
+    wide = CostTable({8: [(8, 10), (64, 11)]}, {8: 0.1}, padded=True)
+    lengths = play(CostAware(wide), 30, [HEAD._replace(most=3)] * 7 + [HEAD._replace(most=1)], 3)[-1]
+    assert lengths == [3] * 7 + [1]
+
+
+def test_where_drafting_loses_little_is_lost_by_trying():
+    """A round with drafts takes 25 ms more than a plain one here: 80 ms, of which 1 % may be lost."""
+    lengths = play(CostAware(DEAR), 400, [HEAD] * 8, 0, lambda tokens, forwards: 10 * tokens + 5 * forwards)
+    tried = [sum(row) for row in lengths if any(row)]
+    assert len(tried) >= 3 and max(tried[1:]) == 1, "a try is as small as it can be"
+    assert sum(10 * drafts + 5 for drafts in tried) <= 0.02 * 400 * 80 + 0.5 * 80
+
+
+def test_a_try_waits_until_it_may_read_what_the_model_has_not():
+    """The prompt of 2,000 tokens would take the draft 2,000 / 8 forwards of 5 ms."""
+    policy = CostAware(DEAR)
+    lengths = play(policy, 300, [HEAD] * 8, 0, lambda tokens, forwards: 10 * tokens + 5 * forwards, unread=250)
+    assert not any(map(any, lengths))
+
+
+def test_a_plain_round_is_tried_too():
+    """The table says that drafts are cheap; here they cost so much that plain rounds win."""
+    policy = CostAware(CHEAP)
+    lengths = play(policy, 200, [HEAD], 1, lambda tokens, forwards: 11 if tokens == 1 else 40)
+    assert sum(map(any, lengths[60:])) < 10
+
+
+def test_costs_that_were_measured_under_load_are_corrected():
+    """All rounds take a third of what the table says, and wide ones a tenth: it drafts as that is."""
+    policy = CostAware(DEAR)
+    lengths = play(policy, 400, [HEAD] * 8, 16, lambda tokens, forwards: 26 + 0.1 * tokens)
+    assert min(lengths[-1]) > 3
+
+
+def test_it_comes_back_when_drafts_are_accepted_again():
+    policy = CostAware(CHEAP)
+    play(policy, 60, [HEAD] * 8, 0)
+    assert max(play(policy, 300, [HEAD] * 8, 16)[-1]) >= 8
+
+
+def test_rows_that_stop_early_make_a_longer_length_no_dearer():
+    """The drafter never proposes more than two: more costs nothing and gains nothing."""
+    policy = CostAware(CHEAP)
+    for _ in range(60):
+        policy.observe(Feedback([HEAD], [8], [2], [2], 2, math.nan, math.nan))
+    assert max(map(max, play(policy, 4, [HEAD], 2))) >= 2
+
+
+def test_it_is_a_budget_that_each_decoder_copies():
+    policy = CostAware(CHEAP)
+    made = make_budget(policy)
+    assert isinstance(made, CostAware) and made is not policy
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_text_stays_the_targets_and_an_untimed_run_repeats(temperature):
+    target = tiny("llama")
+    pair = ModelPair(target, perturbed(target, NEAR["llama"]))
+    same = {"max_new_tokens": 40, "sampling": SamplingParams(temperature=temperature), "seed": 3}
+    runs = [generate(pair, prompts(4), draft_length=CostAware(CHEAP, timed=False), **same) for _ in range(2)]
+    assert runs[0].metrics.drafted > 0
+    assert [s.token_ids for s in runs[0].sequences] == [s.token_ids for s in runs[1].sequences]
+    if not temperature:
+        regular = generate(pair, prompts(4), method="regular", **same)
+        assert [s.token_ids for s in runs[0].sequences] == [s.token_ids for s in regular.sequences]
+
+
+def test_the_table_is_measured_once_and_kept(tmp_path, monkeypatch):
+    target = tiny("llama")
+    pair = ModelPair(target, perturbed(target, 0.05))
+    ask = (pair, "model", "sdpa", SamplingParams())
+    table = cost_table(*ask, rows=3)
+    assert list(table.verify) == list(table.draft) == [1, 2, 4]
+    for rows, points in table.verify.items():
+        tokens, times = zip(*points, strict=True)
+        assert tokens[0] == rows and list(times) == sorted(times) and times[0] > 0
+    (path,) = (tmp_path / "bass" / "costs").iterdir()
+    assert json.loads(path.read_text())["padded"] is not pair.target_step.skips_padding
+    monkeypatch.setattr("bass_core.decode.calibrate._Lab", None)
+    assert cost_table(*ask, rows=4) == table
+    # MOST_ROWS, whose times also serve for more rows, is not in the table: measuring it fails here (no _Lab).
+    with pytest.raises(TypeError):
+        cost_table(*ask, rows=MOST_ROWS)
+    path.write_text("{")
+    with pytest.raises(TypeError):
+        cost_table(*ask, rows=1)
+
+
+SOUND = {
+    "verify": {"1": [[1, 5.0], [2, 6.0]], "2": [[2, 7.0]]},
+    "draft": {"1": 0.5, "2": 0.5},
+    "padded": True,
+    "coarse": [],
+}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"verify": {"1": []}},
+        {"verify": {"1": [[1, "5"]]}},
+        {"verify": {"1": [[1, None]]}},
+        {"verify": {"1": [[1, 5.0], [1, 6.0]]}},
+        {"verify": {"1": [[1, 0.0]]}},
+        {"verify": {"1": [[1, -2.0]]}},
+        {"verify": {"1": [[1, float("nan")]]}},
+        {"verify": {"1": [[float("inf"), 1.0]]}},
+        {"verify": {"1": [[1, 10**400]]}},
+        {"verify": {"1": [[2, 5.0], [1, 6.0]]}},
+        {"verify": {"1": [[1, 20.0], [9, 10.0]]}},
+        {"verify": {"2": [[2, 5.0]], "1": [[1, 6.0]]}},
+        {"verify": {"0": [[1, 5.0]]}},
+        {"draft": {"1": -0.5, "2": 0.5}},
+        {"draft": {"1": "0.5", "2": 0.5}},
+        {"draft": {"1": 0.5}},
+        {"padded": "no"},
+        {"coarse": [3]},
+        {"coarse": None},
+        {"verify": {}},
+        {"verify": {"1": [[1, True]]}},
+    ],
+)
+def test_a_table_that_was_not_measured_is_measured_anew(damage, tmp_path):
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps(SOUND))
+    assert read_table(path).verify_ms(2, 2) == 7.0
+    # With only the verifications damaged, the table is given no draft times: they would reveal the missing rows.
+    path.write_text(json.dumps(SOUND | ({"draft": {}} if "verify" in damage else {}) | damage))
+    assert read_table(path) is None
+
+
+def test_a_table_without_its_draft_is_measured_anew(tmp_path, monkeypatch):
+    """Otherwise the draft model would count as free for ever."""
+    target = tiny("llama")
+    ask = (ModelPair(target, perturbed(target, 0.05)), "model", "sdpa", SamplingParams())
+    cost_table(*ask, rows=1)
+    (path,) = (tmp_path / "bass" / "costs").iterdir()
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"draft": {}}))
+    assert cost_table(*ask, rows=1).draft
+    monkeypatch.setattr("bass_core.decode.calibrate._Lab", None)
+    assert cost_table(*ask, rows=1).draft_ms(1) >= 0
+
+
+def test_a_table_nested_too_deeply_is_measured_anew(tmp_path):
+    (tmp_path / "table.json").write_text("[" * 100_000)
+    assert read_table(tmp_path / "table.json") is None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("drafter", ["model", "adaptive"])
+def test_costs_are_measured_with_a_draft_head(temperature, drafter):
+    """The head reads the target's states: if `_Lab` did not pass them on, the first proposal would fail."""
+    target = tiny("llama")
+    sampling = SamplingParams(temperature=temperature)
+    table = cost_table(ModelPair(target, head(target)), drafter, "sdpa", sampling, rows=2)
+    assert list(table.verify) == list(table.draft) == [1, 2]
+    assert all(ms > 0 for points in table.verify.values() for _, ms in points)
+
+
+def test_the_most_rows_measured_serve_for_more(tmp_path):
+    ask = (ModelPair(tiny("gpt2")), "prompt_lookup", "sdpa", SamplingParams())
+    table = cost_table(*ask, rows=10**6)
+    assert max(table.verify) == MOST_ROWS and not table.draft
+    assert table.verify_ms(10**6, MOST_ROWS) == table.verify_ms(MOST_ROWS, MOST_ROWS)
+
+
+def test_what_was_measured_ahead_is_not_measured_for_a_request(tmp_path, monkeypatch):
+    target = tiny("llama")
+    pair = ModelPair(target, perturbed(target, 0.05))
+    assert len(list(measure_ahead(pair, 2))) > 10 and len(list(tmp_path.rglob("*.json"))) == 2
+    assert not list(measure_ahead(pair, 2))
+    monkeypatch.setattr("bass_core.decode.calibrate._Lab", None)
+    for temperature in (0.0, 0.7):
+        sampling = SamplingParams(temperature=temperature, top_p=0.9)
+        request = make_request(pair, [1, 2, 3], n=2, draft_length="cost-aware", sampling=sampling)
+        assert with_costs(pair, request, 2).costs.verify_ms(2, 2) > 0
+    with pytest.raises(TypeError):
+        with_costs(pair, request, 4)
+
+
+@pytest.mark.parametrize("home", [True, False])
+def test_a_cache_that_cant_be_written_is_no_obstacle(home, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file") if home else "")
+    if not home:
+        monkeypatch.delenv("HOME")
+        monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
+    pair = ModelPair(tiny("gpt2"))
+    asked = {"drafter": "prompt_lookup", "draft_length": "cost-aware"}
+    costs = with_costs(pair, make_request(pair, [1, 2, 3], **asked), 1).costs
+    assert costs.padded and costs.draft_ms(1) == 0
+    assert with_costs(pair, make_request(pair, [1, 2, 3]), 1).costs is None, "measured with no place to keep it"

@@ -1,0 +1,271 @@
+"""Captured steps on the emulated accelerator: what a capture needs, what it holds and what it leaves behind.
+
+Contract: texts equal transformers' own whatever fails; tests/devices says what the emulated device can show.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from bass_core import ModelPair, race
+from bass_core.machine import capture
+from bass_core.machine.memory import available_bytes, private_pools
+from bass_core.model import graphs as graphs
+from bass_core.model.base import CausalModel
+from bass_core.model.capturable import mark_capturable
+from bass_core.model.forward import ForwardBatch
+from kernels.support import runtime
+from tests.bass_core.accelerated import (  # noqa: F401
+    DEVICE,
+    ROWS,
+    TEXT,
+    accelerator,
+    beside,
+    on_device,
+    small,
+    texts,
+    while_capturing,
+)
+from tests.devices.emulation import capture as emulated_capture
+from tests.devices.emulation import ledger
+from tests.models import reference, tiny
+
+pytestmark = pytest.mark.usefixtures("small")
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    return [reference(tiny("llama"), row, TEXT["max_new_tokens"]) for row in ROWS]
+
+
+def slots(pair: ModelPair) -> list[Any]:
+    gc.collect()
+    return [slot for model in (pair.target_step, pair.draft_step) for slot in graphs._idle.get(model, [])]
+
+
+def test_captured_texts_are_the_models(expected: list[list[int]]) -> None:
+    pair = on_device()
+    for method in ("regular", "speculative", "bass"):
+        assert texts(pair, method=method) == expected
+    assert emulated_capture.captured > 3 and not ledger.races
+    assert ledger.waits["device"] == 0
+
+
+def test_a_capture_that_fails_at_its_end_is_the_last(
+    expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Or torch's `empty_cache` would raise from then on, and the thread would stay on the capture's stream."""
+    pair = on_device()
+
+    def fail() -> None:
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(emulated_capture, "at_end", fail)
+    with caplog.at_level(logging.WARNING):
+        assert texts(pair) == expected
+        assert runtime(DEVICE).current_stream().stream_id == 0
+        monkeypatch.setattr(emulated_capture, "at_end", None)
+        *_, last = race(pair, ROWS, **TEXT)
+    assert [lane["error"] for lane in last["lanes"].values()] == [None] * 3
+    assert [row["token_ids"] for row in last["lanes"]["bass"]["sequences"]] == expected
+    graphs.release_idle(pair.target_step)
+    assert emulated_capture.captured == 1 and not capture.enabled(DEVICE)
+    assert len(caplog.records) == 1 and "until the next start" in caplog.text
+
+
+def test_what_fails_inside_a_capture_that_ends_well_concerns_one_model(
+    expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = on_device()
+
+    def fail() -> None:
+        raise ValueError("not in a capture")
+
+    while_capturing(monkeypatch, pair.target_step, fail)
+    with caplog.at_level(logging.WARNING):
+        assert texts(pair) == expected
+    assert not pair.target_step.capturable and pair.draft_step is not None and pair.draft_step.capturable
+    assert capture.enabled(DEVICE) and emulated_capture.captured > 1
+    assert len(caplog.records) == 1 and "not in a capture" in caplog.text and "All else" not in caplog.text
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_forward_that_waits_is_found_out_before_it_is_captured(
+    reads: bool, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compute = CausalModel._compute
+
+    def compute_and_read(self: CausalModel, batch: Any, plan: Any, *rest: Any) -> Any:
+        if reads and int(plan.positions.max()) < 0:
+            raise AssertionError
+        return compute(self, batch, plan, *rest)
+
+    monkeypatch.setattr(CausalModel, "_compute", compute_and_read)
+    pair = on_device(plain=True)
+    with caplog.at_level(logging.WARNING):
+        mark_capturable(pair.target_step)
+        assert texts(pair, method="regular") == expected
+    assert pair.target_step.capturable is not reads
+    assert (emulated_capture.captured == 0) is reads and capture.enabled(DEVICE)
+    assert len(caplog.records) == reads and runtime(DEVICE).get_sync_debug_mode() == 0
+
+
+def test_a_pair_asks_its_models_when_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[CausalModel] = []
+    monkeypatch.setattr("bass_core.model.select.mark_capturable", asked.append)
+    pair = on_device()
+    assert asked == [pair.target_step, pair.draft_step]
+
+
+@pytest.mark.parametrize(
+    ("rope", "known"),
+    [
+        ({"rope_type": "dynamic", "factor": 2.0}, True),
+        ({"rope_type": "longrope", "factor": 2.0}, True),
+        ({"full_attention": {"rope_type": "dynamic"}, "sliding_attention": {"rope_type": "default"}}, True),
+        ({"rope_type": "yarn", "factor": 2.0}, False),
+        ({"rope_type": "llama3"}, False),
+        ({"type": "linear", "factor": 2.0}, False),
+        (None, False),
+    ],
+)
+def test_embeddings_that_turn_with_the_length_are_not_captured(rope: Any, known: bool) -> None:
+    from bass_core.model.weights.shape import turns_with_length
+
+    assert turns_with_length(SimpleNamespace(rope_parameters=rope)) is known
+    assert turns_with_length(SimpleNamespace(rope_scaling=rope)) is known
+
+
+def test_a_model_with_dynamic_embeddings_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = copy.deepcopy(tiny("llama"))
+    model.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    assert not CausalModel(model).capturable and CausalModel(tiny("llama")).capturable
+
+
+def test_workspaces_are_dropped_on_either_side_of_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    graph = runtime(DEVICE).CUDAGraph
+    begin, end = graph.capture_begin, graph.capture_end
+    clear = lambda: seen.append("clear")  # noqa: E731
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", clear, raising=False)
+    monkeypatch.setattr(graph, "capture_begin", lambda *a, **k: (seen.append("begin"), begin(*a, **k))[1])
+    monkeypatch.setattr(graph, "capture_end", lambda *a: (seen.append("end"), end(*a))[1])
+    texts(on_device(), method="regular")
+    assert seen and seen == ["clear", "begin", "end", "clear"] * (len(seen) // 4)
+
+
+def test_captures_over_one_cache_share_a_pool_and_a_stream_that_no_lane_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used: list[tuple[Any, Any]] = []
+    begin = runtime(DEVICE).CUDAGraph.capture_begin
+
+    def noted(self: Any, pool: Any, **rest: Any) -> None:
+        used.append((pool, runtime(DEVICE).current_stream().key))
+        begin(self, pool=pool, **rest)
+
+    monkeypatch.setattr(runtime(DEVICE).CUDAGraph, "capture_begin", noted)
+    model = on_device().target_step
+    runner = graphs.make_runner(model, 1, 64, model.vocab, "pad")
+    for width in (1, 2, 3):
+        runner.forward(ForwardBatch(torch.ones(1, width, dtype=torch.long, device=DEVICE), [0]))
+    assert len(used) == 3 and len(set(used)) == 1
+    # torch hands out 32 streams in turn, so 40 include each of them.
+    lanes = {runtime(DEVICE).Stream(DEVICE).key for _ in range(40)}
+    assert used[0][1] not in lanes
+
+
+def test_what_graphs_hold_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = on_device()
+    texts(pair)
+    gc.collect()
+    runtime(DEVICE).empty_cache()
+    held = private_pools(DEVICE)
+    kept = sum(reserved - used for reserved, used in held.values())
+    assert kept > 0 and available_bytes(DEVICE) == runtime(DEVICE).mem_get_info(DEVICE)[0]
+    # Other tests' captures may have left pools on the other device, but empty ones.
+    assert not any(map(any, private_pools(torch.device("emul", 1)).values()))
+    assert private_pools(torch.device("cpu")) == {}
+    for slot in slots(pair):
+        assert slot.pool.reserved() == held.get(slot.pool.handle, (0, 0))[0]
+        assert slot.pool.reserved() == sum(step.taken for step in slot.steps.values())
+        assert all(step.nbytes == step.taken > 0 for step in slot.steps.values())
+
+
+def test_the_least_used_step_goes_when_a_cache_holds_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit counts all memory that a capture took, not only its outputs."""
+    model = on_device().target_step
+    runner = graphs.make_runner(model, 1, 64, model.vocab, "pad")
+    assert isinstance(runner, graphs.GraphRunner)
+    one = torch.ones(1, 1, dtype=torch.long, device=DEVICE)
+    runner.forward(ForwardBatch(one, [0]))
+    (first,) = runner.slot.steps.values()
+    assert first.taken > 4 * first.output.logits.nbytes
+    monkeypatch.setattr(graphs, "STEP_BYTES", int(1.5 * first.taken))
+    runner.forward(ForwardBatch(torch.ones(1, 2, dtype=torch.long, device=DEVICE), [0]))
+    assert [key[1] for key in runner.slot.steps] == [2]
+
+
+def test_a_capture_makes_room_only_where_little_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = runtime(DEVICE)
+    for least, emptied in ((0, 0), (1 << 62, 1)):
+        calls: list[int] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(capture, "LEAST_FREE", least)
+            patch.setattr(module, "empty_cache", lambda calls=calls: calls.append(1))
+            pair = on_device()
+            model = pair.target_step
+            runner = graphs.make_runner(model, 1, 64, model.vocab, "pad")
+            runner.forward(ForwardBatch(torch.ones(1, 1, dtype=torch.long, device=DEVICE), [0]))
+        assert len(calls) == emptied
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_memory_is_not_given_back_during_a_capture(elsewhere: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by the garbage collector inside it nor by another thread, which returns without waiting."""
+    calls: list[bool] = []
+    module = runtime(DEVICE)
+    monkeypatch.setattr(module, "empty_cache", lambda: calls.append(True))
+
+    def give_back() -> None:
+        capture.empty_cache(DEVICE)
+
+    model = on_device().target_step
+    while_capturing(monkeypatch, model, (lambda: beside(give_back)) if elsewhere else give_back)
+    runner = graphs.make_runner(model, 1, 64, model.vocab, "pad")
+    runner.forward(ForwardBatch(torch.ones(1, 1, dtype=torch.long, device=DEVICE), [0]))
+    assert emulated_capture.captured == 1 and not calls
+    capture.empty_cache(DEVICE)
+    assert calls
+
+
+def test_a_runner_may_be_dropped_while_a_slot_is_taken() -> None:
+    """The lock is re-entrant: the garbage collector may drop a runner in the thread that holds it."""
+    with graphs._lock:
+        assert graphs._lock.acquire(blocking=False)
+        graphs._lock.release()
+
+
+def test_captures_go_on_in_another_pool_where_memory_ran_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = on_device().target_step
+    runner = graphs.make_runner(model, 1, 64, model.vocab, "pad")
+    assert isinstance(runner, graphs.GraphRunner)
+    runner.forward(ForwardBatch(torch.ones(1, 1, dtype=torch.long, device=DEVICE), [0]))
+    first = runner.slot.pool.handle
+
+    def short() -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    with monkeypatch.context() as patch:
+        while_capturing(patch, model, short)
+        runner.forward(ForwardBatch(torch.ones(1, 2, dtype=torch.long, device=DEVICE), [0]))
+    assert not runner.slot.steps and model.capturable and capture.enabled(DEVICE)
+    runner.forward(ForwardBatch(torch.ones(1, 2, dtype=torch.long, device=DEVICE), [0]))
+    assert len(runner.slot.steps) == 1 and runner.slot.pool.handle not in (None, first)

@@ -1,0 +1,164 @@
+"""Trees of tokens in the GPU's forward and in captured steps, on a CPU with Triton interpreted.
+
+Contract: the logits behind each token of a tree are those behind its path as a text, and a replayed step of trees
+equals an eager one, whatever trees came before it in the same shape, and with chains between them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from bass_core.model import graphs as graphs
+from bass_core.model.base import CausalModel
+from bass_core.model.forward import BatchTree, ForwardBatch
+from bass_core.model.graphs import GraphRunner, record_calls
+from bass_core.model.llama_cuda import LlamaCuda
+from bass_core.model.prefix import SharedPrompts
+from bass_core.model.runner import ModelRunner
+from kernels.plan import MOST_TREE
+from tests.models import tiny
+
+KINDS = [(CausalModel, "pad"), (CausalModel, "sdpa"), (LlamaCuda, "pad"), (LlamaCuda, "fused")]
+TEXT = 6
+
+
+@pytest.fixture(autouse=True)
+def no_idle_caches() -> Iterator[None]:
+    """As in test_gpu_path.py."""
+    yield
+    graphs._idle.clear()
+
+
+def made(kind: type[CausalModel], backend: str, architecture: str = "llama") -> CausalModel:
+    model = kind(tiny(architecture))
+    if kind is LlamaCuda:
+        model.has_kernels = backend == "fused"
+    return model
+
+
+def grow(dice: random.Random, parents: list[list[int]], width: int) -> list[list[int]]:
+    """`width` more tokens for each row's tree: parents[b][i] is the token that token i follows, or -1."""
+    return [[*row, *(dice.randrange(-1, len(row) + i) for i in range(width))] for row in parents]
+
+
+def batch_tree(parents: list[list[int]], before: list[int]) -> BatchTree:
+    sees: list[list[int]] = []
+    for row in parents:
+        seen: list[int] = []
+        for column, parent in enumerate(row):
+            seen.append((seen[parent] if parent >= 0 else 0) | 1 << column)
+        sees.append(seen)
+    sees = [row[first:] for row, first in zip(sees, before, strict=True)]
+    return BatchTree(sees, [[seen.bit_count() - 1 for seen in row] for row in sees], before)
+
+
+def path(parents: list[int], node: int) -> list[int]:
+    found = []
+    while node >= 0:
+        found.append(node)
+        node = parents[node]
+    return found[::-1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "backend", "architecture"),
+    [*((*kind, "llama") for kind in KINDS), (CausalModel, "pad", "qwen3"), (LlamaCuda, "pad", "qwen3")],
+)
+def test_a_token_of_a_tree_is_the_end_of_its_path(
+    kind: type[CausalModel], backend: str, architecture: str
+) -> None:
+    """Two rows of different lengths, whose trees grow over two steps. Siblings are rotated alike."""
+    model, plain = made(kind, backend, architecture), CausalModel(tiny(architecture))
+    cache, dice = model.new_cache(2, 32), random.Random(5)
+    ids = torch.randint(1, 90, (2, TEXT + 9), generator=torch.Generator().manual_seed(2))
+    model.forward(ForwardBatch(ids[:, :TEXT], [0, 0]), cache, backend)
+    bases, before = [TEXT, TEXT - 2], 0
+    parents: list[list[int]] = [[], []]
+    for width in (4, 5):
+        parents = grow(dice, parents, width)
+        tree, lengths = batch_tree(parents, [before] * 2), [base + before for base in bases]
+        fed = ids[:, TEXT + before : TEXT + before + width]
+        logits = model.forward(ForwardBatch(fed, lengths, tree=tree), cache, backend).logits
+        for row, base in enumerate(bases):
+            for s in range(width):
+                nodes = [TEXT + node for node in path(parents[row], before + s)]
+                text = torch.cat((ids[row, :base], ids[row, nodes]))[None]
+                wanted = plain.forward(ForwardBatch(text, [0]), plain.new_cache(1, 32)).logits[0, -1]
+                torch.testing.assert_close(logits[row, s], wanted, atol=2e-3, rtol=1e-4)
+        before += width
+
+
+def steps(dice: random.Random) -> Iterator[tuple[int, int, list[int], bool]]:
+    """(rows, tokens, columns of the tree that were fed before, whether it is a tree) of some steps."""
+    # Never more rows than before: padding rows write to the rows behind the batch.
+    for batch, width, tree in (
+        (4, 4, True),
+        (4, 4, False),
+        (3, 4, True),
+        (3, 4, True),
+        (3, 11, True),
+        (1, 1, True),
+    ):
+        yield batch, width, [dice.randrange(0, 9) if tree else 0 for _ in range(batch)], tree
+
+
+@pytest.mark.parametrize(
+    ("kind", "backend", "prefixes"), [*((*kind, True) for kind in KINDS), (CausalModel, "pad", False)]
+)
+def test_a_replay_of_trees_is_the_eager_step(kind: type[CausalModel], backend: str, prefixes: bool) -> None:
+    """Different trees of one shape share a capture; a chain of that shape has its own."""
+    model, dice = made(kind, backend), random.Random(1)
+    # The kernels that compute products and rotate are the same in both.
+    model.has_kernels = False
+    shared = SharedPrompts((tuple(range(1, 33)),)) if prefixes else SharedPrompts(())
+    runner = GraphRunner(model, 4, 64, model.vocab, backend, record=record_calls, shared=shared)
+    eager = ModelRunner(model, 4, 64, model.vocab, backend, shared=shared)
+    for one in (runner, eager):
+        if prefixes:
+            model.forward(ForwardBatch(torch.arange(1, 33)[None], [0]), one.cache.prefix, backend)
+            one.cache.attach(1, 0, 16)
+            one.cache.attach(2, 0, 32)
+        # What was fed before the steps: they read it as text, or as the first tokens of their trees.
+        starts = [one.cache.starts[row] for row in range(4)]
+        model.forward(ForwardBatch(torch.arange(80).view(4, 20) + 5, starts), one.cache, backend)
+    generator = torch.Generator().manual_seed(3)
+    for batch, width, before, is_tree in steps(dice):
+        ids = torch.randint(1, 90, (batch, width), generator=generator)
+        parents = [grow(dice, [[]], first + width)[0] for first in before]
+        tree = batch_tree(parents, before) if is_tree else None
+        lengths = [start + 3 * row + first for row, (start, first) in enumerate(zip(starts, before, strict=False))]
+        fed = ForwardBatch(ids, lengths, tree=tree)
+        mine, wanted = (one.forward(fed).logits for one in (runner, eager))
+        torch.testing.assert_close(mine, wanted, atol=1e-4, rtol=1e-4)
+    found = sorted((*key[:2], key[-1]) for key in runner.slot.steps)
+    assert found == [(1, 1, True), (4, 4, False), (4, 4, True), (4, 13, True)]
+
+
+def test_padding_of_trees_that_have_no_more_bits_is_left_out() -> None:
+    """A step of 11 tokens runs as one of 13 where the tree has room for them, else as it is."""
+    model = made(CausalModel, "pad")
+    runner = GraphRunner(model, 1, 128, model.vocab, "pad", record=record_calls)
+    ids = torch.arange(11)[None] + 3
+    for before in (MOST_TREE - 13, MOST_TREE - 12, MOST_TREE - 11):
+        parents = [list(range(-1, before + 10))]
+        runner.forward(ForwardBatch(ids, [before + 2], tree=batch_tree(parents, [before])))
+    assert sorted(key[:2] for key in runner.slot.steps) == [(1, 11), (1, 13)]
+
+
+def test_a_padding_token_sees_itself_alone() -> None:
+    """And a padding row has an empty tree of its own: nothing that is not a number reaches a real token."""
+    model = made(CausalModel, "pad")
+    runner = GraphRunner(model, 4, 64, model.vocab, "pad", record=record_calls)
+    tree = batch_tree([[-1] * 11] * 3, [0] * 3)
+    runner.forward(ForwardBatch(torch.ones(3, 11, dtype=torch.long), [5, 6, 7], tree=tree))
+    (step,) = runner.slot.steps.values()
+    assert step.batch.tree is not None
+    own = torch.ones(13, dtype=torch.long) << torch.arange(13)
+    sees: Tensor = step.batch.tree.sees
+    assert torch.equal(sees[3], own) and torch.equal(sees[:3, 11:], own[11:].expand(3, 2))
+    assert not step.batch.tree.depths[:, 11:].any() and not step.batch.tree.before.any()

@@ -1,0 +1,146 @@
+"""Weights of four and eight bits on a CPU: what holds them, what they cost, and that every method writes one text.
+
+Contract: activations are float32 here, so that texts are equal bit for bit on any CPU.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bass_core import ModelPair, PairError, SamplingParams, generate
+from bass_core.decode.cost_store import costs_path
+from bass_core.decode.overlapped import decoder as amusd
+from bass_core.model.weights.quantized import (
+    QuantizedEmbedding,
+    QuantizedLinear,
+    held,
+    is_quantized,
+    quantise_model,
+    weight_dtype,
+)
+from kernels.reference.quantized import QuantizedWeight, dequantise, quantise_q8_0
+from tests.models import prompts, reference, tiny
+
+ROWS = prompts(3)
+BITS = {"int8": 8, "int4": 5}
+
+
+def quantised(architecture: str, name: str, tied: bool = False) -> Any:
+    model = tiny(architecture)
+    if tied:
+        model.lm_head.weight = model.get_input_embeddings().weight
+    quantise_model(model, name)
+    return model
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "opt", "gpt_neox", "gemma3"])
+def test_every_method_writes_what_the_models_own_forward_says(architecture: str, name: str) -> None:
+    model = quantised(architecture, name)
+    pair = ModelPair(model, quantised(architecture, "int8"))
+    expected = [reference(model, row, 12) for row in ROWS]
+    assert expected != [reference(tiny(architecture), row, 12) for row in ROWS] or name == "int8"
+    for method in ("regular", "speculative", "bass"):
+        out = generate(pair, ROWS, method=method, max_new_tokens=12, eos_token_id=None)
+        assert [sequence.token_ids for sequence in out.sequences] == expected, method
+
+
+def test_amusd_drafts_with_a_quantised_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(amusd, "DELAYS", (0.004, 0.0))  # slows the target, so that the draft gets ahead
+    model = quantised("llama", "int4")
+    pair = ModelPair(model, quantised("llama", "int8"))
+    out = generate(pair, ROWS, method="amusd", max_new_tokens=12, eos_token_id=None)
+    assert out.timeline is not None and out.timeline["note"] is None and out.metrics.drafted > 0
+    assert [sequence.token_ids for sequence in out.sequences] == [reference(model, row, 12) for row in ROWS]
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_layers_and_embedding_are_replaced_and_counted(name: str, tied: bool) -> None:
+    plain = tiny("llama")
+    linears = [module for module in plain.modules() if isinstance(module, nn.Linear)]
+    model = quantised("llama", name, tied)
+    assert not any(isinstance(module, (nn.Linear, nn.Embedding)) for module in model.modules())
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    assert type(head) is QuantizedLinear and type(table) is QuantizedEmbedding
+    assert (held(head) is held(table)) == tied
+    kinds = {module.quantized.kind for module in model.model.modules() if isinstance(module, QuantizedLinear)}
+    ends = "int8" if name == "int8" else "q8_0"
+    assert kinds == {"int8" if name == "int8" else "q4_1"} and {held(head).kind, held(table).kind} == {ends}
+    assert (head.in_features, head.out_features, head.weight.dtype) == (64, 96, torch.float32)
+    torch.testing.assert_close(head(torch.eye(64)).T, head.weight)
+    assert torch.equal(table(torch.tensor([[5, 2]])), table.weight[torch.tensor([[5, 2]])])
+    cost, count = ModelPair(model).target_step.cost, sum(layer.weight.numel() for layer in linears)
+    norms = sum(weight.numel() for weight in plain.parameters() if weight.dim() == 1)
+    assert cost.parameters == count + norms
+    assert cost.weight_bytes == 4 * norms + sum(
+        layer.weight.numel() + 4 * layer.out_features
+        if name == "int8"
+        else layer.weight.numel() // 32 * (34 if layer is plain.lm_head else 20)
+        for layer in linears
+    )
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_nothing_of_the_plain_weights_is_kept(name: str) -> None:
+    model = tiny("llama")
+    matrices = [weakref.ref(weight) for weight in model.parameters() if weight.dim() > 1]
+    quantise_model(model, name)
+    pair = ModelPair(model)
+    gc.collect()
+    assert len(matrices) == 16 and not any(weight() is not None for weight in matrices)
+    step: Any = pair.target_step
+    ours, theirs = step._shadow.model.layers[0].mlp.up_proj, model.model.layers[0].mlp.up_proj
+    assert ours is not theirs and ours.quantized is theirs.quantized
+
+
+def test_weights_that_are_there_already_are_taken() -> None:
+    model = tiny("llama")
+    ready = quantise_q8_0(torch.randn(64, 64))
+    quantise_model(model, "int4", {"model.layers.1.self_attn.q_proj": ready})
+    assert model.model.layers[1].self_attn.q_proj.quantized is ready
+    assert torch.equal(model.model.layers[1].self_attn.q_proj.weight, dequantise(ready))
+    wrong = QuantizedWeight("q8_0", ready.values[:32], ready.scales[:32])
+    with pytest.raises(PairError, match=r"q_proj.*32, 64.*64, 64"):
+        quantise_model(tiny("llama"), "int4", {"model.layers.1.self_attn.q_proj": wrong})
+
+
+def test_biases_positions_and_embeddings_with_code_of_their_own_stay() -> None:
+    before, after = tiny("opt"), quantised("opt", "int4")
+    layer = after.model.decoder.layers[0].fc1
+    assert layer.bias is not None and torch.equal(layer.bias, before.model.decoder.layers[0].fc1.bias)
+    assert isinstance(after.model.decoder.embed_positions, nn.Embedding)
+    gemma = quantised("gemma3", "int8", tied=True)
+    assert isinstance(gemma.get_input_embeddings(), nn.Embedding) and is_quantized(gemma)
+    table = gemma.get_input_embeddings().weight
+    others = [weight.nbytes for weight in gemma.parameters() if weight is not table]
+    held_bytes = [module.quantized.nbytes for module in gemma.modules() if isinstance(module, QuantizedLinear)]
+    assert ModelPair(gemma).target_step.cost.weight_bytes == sum(others) + sum(held_bytes)
+
+
+def test_what_cannot_be_quantised_is_refused_with_what_to_choose() -> None:
+    with pytest.raises(PairError, match=r"^GPT2LMHeadModel .*int8.*c_attn is a Conv1D.*: choose bfloat16\.$"):
+        quantise_model(tiny("gpt2"), "int8")
+    model = tiny("llama")
+    model.model.layers[0].mlp.down_proj = nn.Linear(48, 64, bias=False)
+    with pytest.raises(PairError, match=r"int4.*down_proj.*blocks of 32 inputs: choose int8 or bfloat16\.$"):
+        quantise_model(copy.deepcopy(model), "int4")
+    quantise_model(model, "int8")
+
+
+def test_names_and_costs_tell_the_forms_apart() -> None:
+    pairs = [ModelPair(model) for model in (tiny("llama"), quantised("llama", "int8"), quantised("llama", "int4"))]
+    assert [pair.weight_dtype for pair in pairs] == ["float32", "int8", "int4"]
+    assert [is_quantized(pair.target) for pair in pairs] == [False, True, True]
+    assert all(pair.dtype == torch.float32 and pair.weight_dtype in repr(pair) for pair in pairs)
+    assert len({costs_path(pair, "prompt_lookup", "pad", SamplingParams()) for pair in pairs}) == 3
+    # A pair of which two forms run in the same class: only the weights tell them apart.
+    assert type(pairs[1].target_step) is type(pairs[2].target_step)
+    assert weight_dtype(pairs[2].target) == "int4"

@@ -1,0 +1,125 @@
+"""Weights joined for a GPU: stored once, and the model that was handed in still works as before.
+
+Contract: a CPU is made to pass for an accelerator, on which the parameters become views of the joined weights.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from bass_core.model import llama_cuda as gpu_model
+from bass_core.model.draft_head import DraftHead, HeadConfig
+from bass_core.model.llama_cuda import LlamaCuda
+from tests.models import prompts, reference, tiny
+
+
+@pytest.fixture(autouse=True)
+def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_model, "is_accelerator", lambda device: True)
+
+
+def storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def held(*tensors: Tensor) -> int:
+    """Total bytes of the tensors' storages, each storage counted once."""
+    return sum({storage(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}.values())
+
+
+def weights_of(step: LlamaCuda) -> list[Tensor]:
+    layers = [(layer.qkv, layer.gate_up, layer.output, layer.down) for layer in step.blocks]
+    return [step.embedding, step.head, *(weight for layer in layers for weight in layer)]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_a_model_is_kept_once_and_writes_what_it_wrote(architecture: str) -> None:
+    model, prompt = tiny(architecture), prompts(1)[0]
+    before, text = held(*model.parameters()), reference(model, prompt, 12)
+    values = {name: value.clone() for name, value in model.state_dict().items()}
+    own = list(model.parameters())
+    step = LlamaCuda(model)
+    assert held(*model.parameters(), *weights_of(step)) == before
+    assert all(ours is theirs for ours, theirs in zip(own, model.parameters(), strict=True))
+    assert reference(model, prompt, 12) == text
+    assert all(torch.equal(values[name], value) for name, value in model.state_dict().items())
+    attn = model.model.layers[1].self_attn
+    assert {storage(part.weight) for part in (attn.q_proj, attn.k_proj, attn.v_proj)} == {
+        storage(step.blocks[1].qkv)
+    }
+
+
+def test_a_second_pair_of_the_same_model_joins_nothing_anew() -> None:
+    model = tiny("llama")
+    first, second = LlamaCuda(model), LlamaCuda(model)
+    for ours, theirs in zip(weights_of(first), weights_of(second), strict=True):
+        assert storage(ours) == storage(theirs) and torch.equal(ours, theirs)
+
+
+def test_a_weight_that_layers_share_stays_shared() -> None:
+    model = tiny("llama")
+    layers = model.model.layers
+    layers[1].self_attn.q_proj.weight = layers[0].self_attn.q_proj.weight
+    text = reference(model, [5, 6, 7], 8)
+    step = LlamaCuda(model)
+    assert layers[1].self_attn.q_proj.weight is layers[0].self_attn.q_proj.weight
+    assert torch.equal(step.blocks[0].qkv[:64], step.blocks[1].qkv[:64])
+    assert reference(model, [5, 6, 7], 8) == text
+
+
+def test_tied_embeddings_stay_tied() -> None:
+    config = tiny("llama").config
+    config.tie_word_embeddings = True
+    model = type(tiny("llama"))(config).eval()
+    step = LlamaCuda(model)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert storage(step.head) == storage(step.embedding) == storage(model.lm_head.weight)
+
+
+def loaded(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
+    model.save_pretrained(folder)
+    return dict(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict())
+
+
+def test_it_can_still_be_saved_copied_and_trained(tmp_path: Path) -> None:
+    model = tiny("llama").requires_grad_(True)
+    values = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.inference_mode():
+        step = LlamaCuda(model)
+    for name, value in loaded(model, tmp_path / "saved").items():
+        assert torch.equal(values[name], value), name
+    torch.save(model.state_dict(), tmp_path / "state")
+    for name, value in torch.load(tmp_path / "state").items():
+        assert torch.equal(values[name], value), name
+    other = copy.deepcopy(model)
+    other.load_state_dict({name: torch.zeros_like(value) for name, value in values.items()})
+    weight = model.model.layers[0].mlp.up_proj.weight
+    assert torch.equal(weight, values["model.layers.0.mlp.up_proj.weight"]) and weight.requires_grad
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ids = torch.tensor([[5, 6, 7]])
+    model(ids, labels=ids).loss.backward()
+    optimizer.step()
+    assert not torch.equal(weight, values["model.layers.0.mlp.up_proj.weight"])
+    # Training and loading in place change the weights that the forward reads.
+    assert torch.equal(step.blocks[0].gate_up[128:], weight)
+    model.load_state_dict(values)
+    assert torch.equal(step.blocks[0].gate_up[128:], values["model.layers.0.mlp.up_proj.weight"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_draft_head_whose_body_was_joined_is_stored(tmp_path: Path, dtype: torch.dtype) -> None:
+    head = DraftHead(tiny("llama"), HeadConfig(1, 64), torch.arange(40)).to(dtype)
+    names = set(head.own_weights())
+    LlamaCuda(head.body)
+    head.save(tmp_path, dtype)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert names | {"vocabulary"} == set(stored)
+    up = "body.model.layers.0.mlp.up_proj.weight"
+    assert torch.equal(stored[up], dict(head.named_parameters())[up].to(dtype))

@@ -1,0 +1,108 @@
+"""What each GPU gets, from its compute capability alone: dtype, attention and matrix products.
+
+Contract: nothing is launched; the test sets the compute capability.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from bass_core import RequestError
+from bass_core.model import llama_cuda as gpu_model
+from bass_core.model.attention import choose_backend
+from bass_core.model.llama_cuda import LlamaCuda, Plan
+from bass_core.model.loading.catalogue import default_dtype, pick_dtype
+from kernels import backends as ragged_attention
+from kernels.plan import AttentionPlan
+from kernels.support import why_unavailable
+from tests.models import tiny
+
+CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
+T4, AMPERE, HOPPER = (7, 5), (8, 0), (9, 0)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets the compute capability, and whether Triton and flash-attn are installed."""
+    monkeypatch.delenv("TRITON_INTERPRET")
+
+    def look(capability: tuple[int, int], triton: bool = True, flash: Any = None) -> None:
+        why_unavailable.cache_clear()
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+        monkeypatch.setattr("kernels.support.find_spec", lambda name: triton or None)
+        monkeypatch.setattr(ragged_attention, "_flash_attn", lambda: flash)
+
+    yield look
+    why_unavailable.cache_clear()
+
+
+def test_a_t4_gets_float16(gpu: Any) -> None:
+    for capability, dtype in ((T4, torch.float16), (AMPERE, torch.bfloat16), (HOPPER, torch.bfloat16)):
+        gpu(capability)
+        assert default_dtype(CUDA) == pick_dtype("auto", CUDA) == dtype
+        assert default_dtype(CPU) == torch.bfloat16
+        # A dtype that the user or a catalogue entry names is kept.
+        assert pick_dtype("bfloat16", CUDA) == torch.bfloat16
+
+
+def test_attention_by_what_is_fast_there(gpu: Any) -> None:
+    half, flash = torch.float16, object()
+    for capability, triton, symbol, chosen in (
+        (HOPPER, True, flash, "fused"),
+        (AMPERE, True, None, "fused"),
+        (HOPPER, False, flash, "flash"),
+        (HOPPER, False, None, "sdpa"),
+        (T4, True, flash, "sdpa"),
+        (T4, False, flash, "sdpa"),
+    ):
+        gpu(capability, triton, symbol)
+        assert choose_backend("auto", CUDA, half) == chosen
+        assert choose_backend("auto", CPU, half) == "sdpa"
+    gpu(HOPPER, triton=False, flash=flash)
+    assert choose_backend("auto", CUDA, torch.float32) == choose_backend("auto", CUDA) == "sdpa"
+    # A kernel that works there may still be chosen by name.
+    gpu(T4)
+    assert choose_backend("fused", CUDA, half) == "fused"
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "says"),
+    [(HOPPER, torch.float32, "numbers are float32"), (T4, torch.float16, "capability 8.0"), (HOPPER, None, None)],
+)
+def test_flash_is_refused_where_it_can_not_run(gpu: Any, capability: Any, dtype: Any, says: str | None) -> None:
+    gpu(capability, flash=object())
+    if says is None:
+        assert choose_backend("flash", CUDA, torch.bfloat16) == "flash"
+        return
+    with pytest.raises(
+        RequestError, match=f'"flash" can\'t run here: .*{says}.* Choose attention="auto"'
+    ) as refusal:
+        choose_backend("flash", CUDA, dtype)
+    assert "\n" not in str(refusal.value)
+
+
+def test_products_are_torchs_where_triton_reaches_no_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels for the cache and the rotation stay in use, as they multiply no matrices."""
+    model = tiny("llama")
+    assert LlamaCuda(model).plan == Plan()
+    monkeypatch.setattr(gpu_model, "has_tensor_cores", lambda device: False)
+    ours = LlamaCuda(model)
+    assert ours.has_kernels and not any(ours.plan.takes(rows, 2) for rows in (1, 8, 64))
+
+
+def test_flash_is_given_lengths_that_are_made_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
+        seen.append(options["cache_seqlens"])
+        return query
+
+    monkeypatch.setattr(ragged_attention, "_flash_attn", lambda: kernel)
+    step = AttentionPlan(torch.tensor([3, 0]), [3, 0], 2)
+    states = torch.zeros(2, 1, 8, 16)
+    for _ in range(2):
+        ragged_attention.flash(states[:, :, :2], states, states, step, scaling=1.0)
+    assert seen[0] is seen[1] and seen[0].dtype == torch.int32 and seen[0].tolist() == [5, 2]

@@ -1,0 +1,211 @@
+"""Prompts that begin alike share what saves most, and a cache holds it once."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import torch
+
+from bass_core import ModelPair, generate
+from bass_core.decode.admission import cache_bytes
+from bass_core.decode.request import make_request
+from bass_core.lanes.lane import Lane
+from bass_core.model import graphs as cuda_graphs
+from bass_core.model.base import CausalModel
+from bass_core.model.forward import ForwardBatch
+from bass_core.model.prefill import PrefillSteps
+from bass_core.model.prefix import CachedTexts, share_prompts
+from bass_core.model.runner import ModelRunner
+from kernels.plan import SHARE
+
+from ...models import VOCAB, perturbed, tiny
+
+HEAD = list(range(1, 1 + 3 * SHARE))
+OTHER = list(range(50, 50 + 2 * SHARE))
+
+
+@pytest.fixture(autouse=True)
+def share_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CausalModel, "least_saved", SHARE)
+
+
+def saved(prompts: list[list[int]], prefixes: tuple[tuple[int, ...], ...]) -> int:
+    """What these prefixes save, if each prompt takes the longest with which it begins."""
+    taken = [max((p for p in prefixes if tuple(one[: len(p)]) == p), key=len, default=()) for one in prompts]
+    return sum(map(len, taken)) - sum(map(len, set(taken)))
+
+
+def test_whole_units_alone_are_shared() -> None:
+    assert share_prompts([HEAD + [7], HEAD + [8], HEAD[:20]]).prefixes == (tuple(HEAD),)
+    assert share_prompts([HEAD[:20], HEAD[:20]]).prefixes == (tuple(HEAD[:SHARE]),)
+    assert share_prompts([HEAD[: SHARE - 1]] * 4).prefixes == ()
+    assert share_prompts([HEAD]).prefixes == share_prompts([]).prefixes == ()
+
+
+def test_too_little_is_not_shared() -> None:
+    prompts = [HEAD] * 3
+    assert share_prompts(prompts, 6 * SHARE).prefixes == (tuple(HEAD),)
+    assert share_prompts(prompts, 6 * SHARE + 1).prefixes == ()
+
+
+def test_the_groups_save_as_much_as_any() -> None:
+    """Against all sets of prefixes, over small random forests of prompts."""
+    rng = random.Random(0)
+    units = [[i] * SHARE for i in range(2)]
+    for _ in range(60):
+        prompts = [
+            sum((rng.choice(units) for _ in range(rng.randint(0, 3))), [9]) for _ in range(rng.randint(2, 5))
+        ]
+        prompts = [one[1:] + one[:1] for one in prompts]
+        heads = {tuple(one[: n * SHARE]) for one in prompts for n in range(1, len(one) // SHARE + 1)}
+        sets = itertools.chain.from_iterable(
+            itertools.combinations(sorted(heads), n) for n in range(len(heads) + 1)
+        )
+        # A flat set: no prompt begins with two of its prefixes.
+        flat = [s for s in sets if not any(a != b and b[: len(a)] == a for a in s for b in s)]
+        best = max(saved(prompts, one) for one in flat)
+        assert saved(prompts, share_prompts(prompts).prefixes) == best
+
+
+def test_prompts_that_each_go_on_where_another_ends() -> None:
+    """As the turns of a long talk, of which each is a prompt."""
+    prompts = [[1] * (SHARE * turns) + [2] for turns in range(1, 1200)]
+    assert share_prompts(prompts).prefixes
+
+
+def test_a_row_has_columns_for_what_it_does_not_share() -> None:
+    texts = CachedTexts([HEAD + [7], HEAD, OTHER], [80, 60, 40])
+    shared = texts.shared(SHARE)
+    assert shared.prefixes == (tuple(HEAD),) and shared.longest == len(HEAD)
+    assert texts.columns(shared) == 40
+    assert texts.shared(None).prefixes == () and texts.columns(texts.shared(None)) == 80
+
+
+def prefilled(runner: ModelRunner, prompts: list[list[int]]) -> tuple[int, torch.Tensor]:
+    """Prefill; returns the tokens that were fed, and the logits."""
+    prefill = PrefillSteps(runner, prompts, return_states=True)
+    while not prefill.done:
+        prefill.step()
+    assert prefill.fed == prefill.total
+    return prefill.total, prefill.logits()
+
+
+def runner_over(prompts: list[list[int]], rows: int, spare: int = 8) -> ModelRunner:
+    model = CausalModel(tiny("llama"))
+    texts = CachedTexts(prompts, [len(prompt) + spare for prompt in prompts])
+    shared = texts.shared(SHARE)
+    return ModelRunner(model, rows, texts.columns(shared), VOCAB, "pad", shared=shared)
+
+
+PROMPTS = [HEAD + [5, 6], OTHER, HEAD, HEAD + [5, 6], OTHER + [3], [4, 4]]
+
+
+def test_rows_hold_their_prompts_and_the_prefix_is_fed_once() -> None:
+    runner = runner_over(PROMPTS, 6)
+    fed, logits = prefilled(runner, PROMPTS)
+    assert fed == len(HEAD) + len(OTHER) + 2 + 1 + 2
+    assert list(runner.lengths) == [len(prompt) for prompt in PROMPTS]
+    assert runner.cache.starts == [48, 32, 48, 48, 32, 0]
+    assert runner.cache.max_len == 10 and runner.cache.prefix.max_len == 48
+    step = torch.arange(1, 13).view(6, 2)
+    after = runner.forward(ForwardBatch(step, runner.lengths)).logits
+    model = runner.model
+    for row, prompt in enumerate(PROMPTS):
+        alone = model.new_cache(1, 60)
+        first = model.forward(ForwardBatch(torch.tensor([prompt]), [0]), alone).logits[0, -1]
+        torch.testing.assert_close(logits[row], first, atol=1e-4, rtol=1e-4)
+        second = model.forward(ForwardBatch(step[row : row + 1], [len(prompt)]), alone).logits[0]
+        torch.testing.assert_close(after[row], second, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_what_is_admitted_is_what_is_held(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of captured steps has columns in steps of 256, which are many where a row has few of its own."""
+    monkeypatch.setattr(cuda_graphs, "enabled", lambda device: captured)
+    texts, model = CachedTexts(PROMPTS, [len(prompt) + 8 for prompt in PROMPTS]), CausalModel(tiny("llama"))
+    held = cuda_graphs.runner_for(model, 6, texts, VOCAB, "pad").cache
+    assert held.max_len == (256 if captured else 10)
+    assert cache_bytes(model, texts, "pad", 6) == held.nbytes
+
+
+def test_states_reach_over_the_prefix() -> None:
+    runner = runner_over(PROMPTS, 6)
+    prefill = PrefillSteps(runner, PROMPTS, return_states=True)
+    while not prefill.done:
+        prefill.step()
+    for prompt, states in zip(PROMPTS, prefill.states(), strict=True):
+        batch = ForwardBatch(torch.tensor([prompt]), [0], return_states=True)
+        whole = runner.model.forward(batch, runner.model.new_cache(1, 60)).require_states()[0]
+        torch.testing.assert_close(states, whole, atol=1e-4, rtol=1e-4)
+
+
+def test_prompts_that_are_their_prefix_need_no_rest() -> None:
+    """Prefilled again there is nothing left to feed, and rows and states are as before."""
+    prompts = [HEAD, HEAD, OTHER, OTHER]
+    runner = runner_over(prompts, 4)
+    _, logits = prefilled(runner, prompts)
+    prefill = PrefillSteps(runner, prompts, return_states=True)
+    assert prefill.done and not prefill.total
+    prefill.step()
+    assert runner.cache.starts == [48, 48, 32, 32] and list(runner.lengths) == [48, 48, 32, 32]
+    assert len(set(runner.cache.groups[:2])) == len(set(runner.cache.groups[2:])) == 1
+    torch.testing.assert_close(prefill.logits(), logits)
+    for row, states in enumerate(prefill.states()):
+        assert states is runner.held(tuple(prompts[row]))[1]
+
+
+def test_one_row_after_another_keeps_the_prefix() -> None:
+    runner = runner_over(PROMPTS, 1)
+    assert runner.cache.prefix.max_batch == 1
+    fed = [prefilled(runner, [prompt])[0] for prompt in (PROMPTS[0], PROMPTS[3], PROMPTS[2], PROMPTS[1], HEAD)]
+    assert fed == [50, 2, 0, 32, 48]
+    assert list(runner.lengths) == [48]
+
+
+def test_rows_move_with_their_prefix_and_start_anew() -> None:
+    runner = runner_over(PROMPTS, 6)
+    prefilled(runner, PROMPTS)
+    runner.move_row(4, 2)
+    assert runner.lengths[2] == 33 and runner.cache.starts[2] == 32
+    token = torch.tensor([[9]] * 5)
+    moved = runner.forward(ForwardBatch(token, runner.lengths[:5])).logits
+    torch.testing.assert_close(moved[2], moved[4], atol=1e-5, rtol=1e-5)
+    fed, _ = prefilled(runner, PROMPTS[:2])
+    assert fed == 2, "both prefixes are still there"
+    assert runner.cache.starts[2:] == [0] * 4
+
+
+def test_a_step_never_writes_to_the_prefix() -> None:
+    runner = runner_over(PROMPTS, 6)
+    prefilled(runner, PROMPTS)
+    before = runner.cache.prefix.buffer.clone()
+    runner.forward(ForwardBatch(torch.ones(6, 8, dtype=torch.long), runner.lengths))
+    assert torch.equal(before, runner.cache.prefix.buffer)
+
+
+@pytest.mark.parametrize("kind", ["model", "none"])
+def test_a_lane_holds_the_prompt_once(kind: str) -> None:
+    target = tiny("llama")
+    pair = ModelPair(target, perturbed(target, 0.02) if kind == "model" else None)
+    prompt = torch.randint(1, VOCAB, (400,), generator=torch.Generator().manual_seed(1)).tolist()
+    held = {}
+    for rows in (1, 8):
+        lane = Lane(pair, make_request(pair, prompt, n=rows, max_new_tokens=4, draft_length=2), "bass")
+        held[rows] = lane._decoder.target.cache.nbytes
+        lane.end("stopped")
+    assert held[8] <= 1.2 * held[1]
+    assert len(generate(pair, prompt, n=3, method="speculative", max_new_tokens=4).sequences) == 3
+
+
+@pytest.mark.parametrize("method", ["speculative", "bass"])
+def test_a_draft_of_a_shorter_context_reads_what_it_can_of_a_shared_prompt(method: str) -> None:
+    target = tiny("llama")
+    draft = perturbed(target, 0.02)
+    draft.config.max_position_embeddings = 40
+    pair = ModelPair(target, draft)
+    prompt = torch.randint(1, VOCAB, (100,), generator=torch.Generator().manual_seed(2)).tolist()
+    expected = generate(pair, prompt, n=3, method="regular", max_new_tokens=6)
+    found = generate(pair, prompt, n=3, method=method, max_new_tokens=6, draft_length=2)
+    assert [one.token_ids for one in found.sequences] == [one.token_ids for one in expected.sequences]

@@ -1,0 +1,105 @@
+"""A row that keeps an accepted path of a tree: its cache is that of a row which was fed the path as text.
+
+Contract: RaggedCache and TiledCache, with and without a prefix that rows share, first in columns, then in what
+the model says next; the compiled kernels give the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from bass_core import ModelPair
+from bass_core.machine import cpu_kernels
+from bass_core.model.base import CausalModel
+from bass_core.model.forward import ForwardBatch, verified_tree
+from bass_core.model.prefill import PrefillSteps
+from bass_core.model.prefix import CachedTexts
+from bass_core.model.runner import ModelRunner
+from bass_core.model.tiled import TiledCache
+from kernels.plan import SHARE
+
+from ...models import VOCAB, tiny
+
+LONG = list(range(1, 1 + 2 * SHARE))
+PROMPTS = [[*LONG, 5, 6], [9, 8, 7], [*LONG, 70]]
+PARENTS = [[-1, -1, 0, 1, 3, 0], [-1, 0, 1, 1, 2, 3], [-1, -1, -1, 2, 3, 4]]
+DRAFTS = [[11, 12, 13, 14, 15, 16], [21, 22, 23, 24, 25, 26], [31, 32, 33, 34, 35, 36]]
+# Columns behind the old length: the newest token is 0, draft i is i + 1.
+PATHS = [[0, 2, 4, 5], [0, 1, 2, 4, 6], [0, 3, 4, 5, 6]]
+NEWEST = [40, 41, 42]
+
+
+@pytest.fixture(params=["pad", "split", "sdpa", "compiled"])
+def made(request: Any) -> tuple[Any, str]:
+    """A model, and its way to attend."""
+    if request.param != "compiled":
+        return CausalModel(tiny("llama")), request.param
+    if not cpu_kernels.available():
+        pytest.skip("numba is not there")
+    return ModelPair(tiny("llama").to(torch.bfloat16)).target_step, "sdpa"
+
+
+def runner_over(model: Any, backend: str, share: bool) -> ModelRunner:
+    texts = CachedTexts(PROMPTS, [len(prompt) + 20 for prompt in PROMPTS])
+    shared = texts.shared(SHARE if share else None)
+    runner = ModelRunner(model, 3, texts.columns(shared), VOCAB, backend, shared=shared)
+    prefill = PrefillSteps(runner, PROMPTS)
+    while not prefill.done:
+        prefill.step()
+    assert bool(any(runner.cache.starts)) == share
+    return runner
+
+
+@pytest.mark.parametrize("share", [False, True], ids=["alone", "shared"])
+def test_a_kept_path_is_what_was_fed_as_text(made: tuple[Any, str], share: bool) -> None:
+    model, backend = made
+    kept, fed = (runner_over(model, backend, share) for _ in range(2))
+    exact = isinstance(kept.cache, TiledCache)
+    before = list(kept.lengths)
+    step = torch.tensor([[new, *drafts] for new, drafts in zip(NEWEST, DRAFTS, strict=True)])
+    tree = kept.forward(ForwardBatch(step, before, tree=verified_tree(PARENTS))).logits.clone()
+    for r, path in enumerate(PATHS):
+        text = step[r, path]
+        for at, token in enumerate(text.tolist()):
+            x = torch.zeros(3, 1, dtype=torch.long)
+            x[r] = token
+            lengths = [length + (at if row == r else 0) for row, length in enumerate(fed.lengths)]
+            logits = fed.forward(ForwardBatch(x, lengths, [int(row == r) or 1 for row in range(3)])).logits
+            alike(tree[r, path[at]], logits[r, 0], exact)
+        fed.commit(r, before[r] + len(path))
+        kept.commit(r, before[r] + len(path), path)
+    assert (
+        list(kept.lengths)
+        == list(fed.lengths)
+        == [length + len(path) for length, path in zip(before, PATHS, strict=True)]
+    )
+    if not exact:
+        for r, length in enumerate(kept.lengths):
+            own = length - kept.cache.starts[r]
+            ours, theirs = (one.cache.buffer[:, :, r, :, :own] for one in (kept, fed))
+            torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+    after = torch.tensor([[50, 51], [52, 53], [54, 55]])
+    ours, theirs = (one.forward(ForwardBatch(after, one.lengths)).logits for one in (kept, fed))
+    alike(ours, theirs, exact)
+
+
+def alike(ours: torch.Tensor, theirs: torch.Tensor, exact: bool) -> None:
+    if exact:
+        assert torch.equal(ours, theirs)
+    else:
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_a_path_that_lies_right_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = runner_over(CausalModel(tiny("llama")), "pad", False)
+    moved: list[Any] = []
+    monkeypatch.setattr(runner.cache, "keep", lambda *of: moved.append(of))
+    length = runner.lengths[0]
+    runner.commit(0, length + 3, [0, 1, 2])
+    runner.commit(1, 4)
+    assert not moved and list(runner.lengths[:2]) == [length + 3, 4]
+    runner.commit(0, length + 5, [0, 2])
+    assert moved == [(0, length + 3, [length + 3, length + 5])]

@@ -1,0 +1,87 @@
+"""The target's side alone: a script decides which drafts arrive, before a step of the target or during it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from bass_core import ModelPair, SamplingParams
+from bass_core.decode.base import DecodingParams
+from bass_core.decode.overlapped.decoder import AmusdDecoder
+from bass_core.decode.overlapped.draft import DraftThread
+from bass_core.decode.overlapped.session import Draft
+from bass_core.model.runner import ModelRunner
+from bass_core.sequence import Sequence
+
+from ...models import prompts, reference, tiny
+
+TARGET = tiny("llama")
+PAIR = ModelPair(TARGET)
+TOKENS = 12
+(PROMPT,) = prompts(1)
+TEXT = reference(TARGET, PROMPT, TOKENS + 4)
+
+
+class ScriptedDraft(DraftThread):
+    """No thread. `arrivals(call, position)`: the drafts that look `call` finds, after `position` new tokens."""
+
+    def __init__(self, row: Sequence, arrivals: Callable[[int, int], list[int]]) -> None:
+        super().__init__([row])
+        self._arrivals, self._calls = arrivals, 0
+
+    def look(self, timeout_s: float = 0.0) -> dict[int, list[Draft]]:
+        (row,) = self.rows.values()
+        tokens = self._arrivals(self._calls, len(row.text) + len(row.drafts) - len(PROMPT))
+        self._calls += 1
+        row.drafts += [Draft(token) for token in tokens]
+        self.forwards, self.drawn = self.forwards + len(tokens), self.drawn + len(tokens)
+        return {row.index: list(row.drafts)}
+
+
+def decode(arrivals: Callable[[int, int], list[int]]) -> tuple[AmusdDecoder, list[int]]:
+    """A finished decoder and the number of drafts each round looked at; checks the cache length every round."""
+    row = Sequence(0, 0, PROMPT, TOKENS, frozenset())
+    runner = ModelRunner(PAIR.target_step, 1, 96, PAIR.vocab, "pad")
+    draft = ScriptedDraft(row, arrivals)
+    decoder = AmusdDecoder([row], runner, DecodingParams(SamplingParams()), draft, 4, False, False)
+    drafted, work = [], [0, 0]
+    while not decoder.finished:
+        round_ = decoder.step()
+        drafted.append(sum(len(record.drafted) for record in round_.rows))
+        work = [work[0] + round_.draft_forwards, work[1] + round_.draft_tokens]
+        assert decoder.finished or runner.lengths[0] == len(row.tokens) - 1
+    assert row.token_ids == TEXT[:TOKENS]
+    assert work == [draft.forwards, draft.drawn], "each forward and each token is in one round"
+    return decoder, drafted
+
+
+def right(position: int, count: int = 1) -> list[int]:
+    return TEXT[position : position + count]
+
+
+def wrong(position: int) -> list[int]:
+    return [(TEXT[position] + 1) % 90]
+
+
+def test_a_late_draft_that_is_right_stands_and_is_fed_next() -> None:
+    """One draft arrives before each step of the target, and the next one during it."""
+    decoder, drafted = decode(lambda call, at: right(at))
+    assert decoder.timeline.rolled_back == 0 and max(drafted) == 2
+
+
+@pytest.mark.parametrize("fed", [1, 3])
+def test_a_late_draft_that_is_wrong_falls(fed: int) -> None:
+    """All drafts that were fed are accepted, so the target's own token goes where the late draft was."""
+    _, drafted = decode(lambda call, at: wrong(at) if call % 2 else right(at, fed))
+    assert max(drafted) > fed
+
+
+def test_a_late_draft_behind_a_wrong_one_is_not_looked_at() -> None:
+    _, drafted = decode(lambda call, at: right(at) if call % 2 else wrong(at))
+    assert max(drafted) == 1
+
+
+def test_a_draft_that_is_always_late_is_judged_by_the_step_that_it_came_in() -> None:
+    decoder, drafted = decode(lambda call, at: right(at) if call % 2 else [])
+    assert max(drafted) >= 1 and decoder.timeline.looked_at == sum(drafted)

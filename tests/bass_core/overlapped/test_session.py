@@ -1,0 +1,243 @@
+"""The draft's side alone, in this process: what it keeps and what it rolls back after a verdict."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from bass_core import ModelPair, SamplingParams
+from bass_core.decode.base import DecodingParams
+from bass_core.decode.overlapped.session import DraftSession, shared_rows
+from bass_core.draft import model as drafting
+from bass_core.sample.distribution import probabilities
+from bass_core.sample.draw import draw
+from bass_core.sample.noise import Role, stream
+from bass_core.sequence import Sequence
+from bass_core.verify.rules import VERIFICATIONS
+
+from ...models import NEAR, perturbed, prompts, reference, tiny
+from ..draft.test_head import expected_drafts, tiny_head
+
+TARGET = tiny("llama")
+DRAFT = perturbed(TARGET, NEAR["llama"])
+PAIR = ModelPair(TARGET, DRAFT)
+ROWS = prompts(2)
+
+
+def session(pair=PAIR, lead=4, rows=ROWS, new=40, sampling=None, verification="auto", drafter="model"):
+    params = DecodingParams(sampling or SamplingParams(), verification=VERIFICATIONS[verification])
+    shared = shared_rows([Sequence(r, r, row, new, frozenset()) for r, row in enumerate(rows)])
+    return DraftSession(pair, shared, params, lead, drafter, "pad", pair.device, threading.Condition())
+
+
+def tokens_of(row):
+    """The drafts behind a row's text."""
+    return [draft.token for draft in row.drafts]
+
+
+def drafted(one, row):
+    """The drafts behind a row's text when the session has nothing left to do."""
+    while one.busy:
+        one.step()
+    return tokens_of(row)
+
+
+def rolled_back(one):
+    return one.totals[3]
+
+
+def test_it_drafts_as_far_as_the_lead_and_no_further():
+    one = session(lead=5)
+    assert drafted(one, one.rows[0]) == reference(DRAFT, ROWS[0], 5)
+    assert one.totals[0] == 10 and not one.busy
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_drafts_that_agree_are_kept(same):
+    """In the same epoch, or in a new one."""
+    one = session()
+    row = one.rows[0]
+    ahead = drafted(one, row)
+    row.agree(ahead[:1], same)
+    assert tokens_of(row) == ahead[1:] and row.begin == (0 if same else len(ROWS[0]) + 1)
+    assert drafted(one, row) == reference(DRAFT, ROWS[0], 5)[1:] and rolled_back(one) == 0
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_a_draft_that_comes_too_late_is_dropped(other, monkeypatch):
+    """While the second draft is made the target writes a token: the first draft, or another one."""
+    one = session()
+    row, text = one.rows[0], reference(DRAFT, ROWS[0], 6)
+    one.step()
+    one.step()
+    written, propose = [(text[0] + other) % 90], one.drafter.propose
+
+    def meanwhile(*arguments):
+        row.agree(written, same=not other)
+        return propose(*arguments)
+
+    monkeypatch.setattr(one.drafter, "propose", meanwhile)
+    one.step()
+    monkeypatch.undo()
+    assert tokens_of(row) == ([] if other else text[1:2])
+    assert drafted(one, row) == reference(DRAFT, ROWS[0] + written, 4)
+    assert rolled_back(one) == other
+
+
+def test_a_draft_that_the_target_wrote_meanwhile_is_not_drafted_again(monkeypatch):
+    """The target's own token behind the drafts is the one that is being drafted; nothing is rolled back."""
+    one = session()
+    row, text = one.rows[0], reference(DRAFT, ROWS[0], 7)
+    one.step()
+    one.step()
+    propose = one.drafter.propose
+
+    def meanwhile(*arguments):
+        row.agree(text[:2], same=False)
+        return propose(*arguments)
+
+    monkeypatch.setattr(one.drafter, "propose", meanwhile)
+    one.step()
+    monkeypatch.undo()
+    assert tokens_of(row) == []
+    assert drafted(one, row) == text[2:6] and rolled_back(one) == 0
+
+
+@pytest.mark.parametrize("verification", ["rejection", "block", "coupled"])
+def test_a_new_epoch_drafts_with_noise_of_its_own(verification, monkeypatch):
+    """Except under coupled verification: drafts use the target's noise, which depends on the position alone."""
+    drawn = []
+
+    def recorded(q, seed, ids, positions, streams):
+        drawn.append((int(ids[0]), int(positions[0]), int(streams[0])))
+        return draw(q, seed, ids, positions, streams)
+
+    monkeypatch.setattr(drafting, "draw", recorded)
+    one = session(sampling=SamplingParams(0.9), verification=verification)
+    row, start = one.rows[0], len(ROWS[0])
+    # A prefill and three drafts, the second of which is refused.
+    for _ in range(4):
+        one.step()
+    first, second, _ = tokens_of(row)
+    row.agree([first, (second + 1) % 90], same=False)
+    one.step()
+    before, after = drawn[:3], drawn[3]
+    assert [at for _, at, _ in before] == [start, start + 1, start + 2] and after[1] == start + 2
+    if verification == "coupled":
+        assert {use for *_, use in drawn} == {int(Role.TARGET)}
+    else:
+        assert {use for *_, use in before} == {int(Role.DRAFT)}
+        assert after[2] == stream(Role.DRAFT, torch.tensor(start + 2))
+
+
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_a_different_token_takes_back_what_was_drafted_from_there(at):
+    """No stale token stays in the cache: the next drafts continue the new text."""
+    one = session()
+    row = one.rows[0]
+    ahead = drafted(one, row)
+    text = [*ahead[:at], (ahead[at] + 1) % 90]
+    row.agree(text, same=False)
+    assert tokens_of(row) == []
+    assert drafted(one, row) == reference(DRAFT, ROWS[0] + text, 4)
+    assert rolled_back(one) == 1
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_after_a_refusal_the_drafts_are_those_of_the_new_text(at):
+    """Four steps, a verdict with two other tokens at draft `at` of one row, three steps; checked uncached."""
+    one = session(lead=8)
+    row = one.rows[0]
+    for _ in range(5):
+        one.step()
+    ahead = tokens_of(row)
+    text = [*ahead[:at], (ahead[at] + 1) % 90, (ahead[at] + 2) % 90]
+    row.agree(text, same=False)
+    for count in range(3):
+        one.step()
+        ids = torch.tensor([ROWS[0] + text])
+        assert tokens_of(row)[count:] == [int(DRAFT(ids, use_cache=False).logits[0, -1].argmax())]
+        text += tokens_of(row)[count:]
+
+
+def test_a_text_that_is_longer_than_the_drafts_and_one_that_ends():
+    """Both before the prompts are fed."""
+    one = session()
+    other, row = one.rows
+    text = reference(TARGET, ROWS[1], 7)
+    row.agree(text, same=False)
+    other.finish_reason = "eos"
+    assert drafted(one, row) == reference(DRAFT, ROWS[1] + text, 4)
+    assert one.rows == [row]
+
+
+def test_a_head_goes_on_from_the_targets_states():
+    """After each verdict, the first drafts equal the head's output given the target's states."""
+    target = tiny("llama")
+    head = tiny_head(target)
+    fuse, project = head.fuse, head.project
+    pair = ModelPair(target, head)
+    one = session(pair)
+    row = one.rows[0]
+    assert drafted(one, row) == [] and one.drafter.calls == 0, "nothing is known before the first verdict"
+    text, start = list(ROWS[0]), len(ROWS[0])
+    for epoch, new in enumerate((1, 3, 2), start=1):
+        text += reference(target, text, new)
+        states = target(torch.tensor([text]), output_hidden_states=True).hidden_states[-1][0]
+        first = 0 if epoch == 1 else start - 1
+        row.agree(text[start:], same=False, states=states[first : len(text) - 1])
+        start = len(text)
+        kept = len(row.drafts)
+        one.step()
+        if not kept:
+            assert tokens_of(row) == expected_drafts(target, head, fuse, project, text, 1)[:1]
+        drafted(one, row)
+
+
+def test_a_copied_run_comes_at_once_and_the_draft_model_is_not_billed_for_it():
+    rows = [[7, 1, 2, 3, 40, 41, 42, 43, 44, 1, 2, 3], ROWS[1]]
+    one = session(rows=rows, drafter="adaptive")
+    one.step()
+    one.step()
+    first, second = one.rows
+    assert (tokens_of(first), tokens_of(second)) == ([40, 41, 42, 43], reference(DRAFT, ROWS[1], 1))
+    assert [[draft.copied for draft in row.drafts] for row in one.rows] == [[True] * 4, [False]]
+    assert one.totals == (5, 1, 1, 0)
+    # Refused tokens must not be copied later.
+    first.agree([40, 50, 1, 2, 3], same=False)
+    one.step()
+    assert tokens_of(first) == [40, 50, 1, 2]
+
+
+def test_a_head_is_silent_behind_copies_whose_states_it_lacks():
+    target = tiny("llama")
+    pair = ModelPair(target, tiny_head(target))
+    text = [7, 1, 2, 3, 40, 41, 1, 2, 3]
+    one = session(pair, rows=[text[:-1]], drafter="adaptive")
+    states = target(torch.tensor([text]), output_hidden_states=True).hidden_states[-1][0]
+    (row,) = one.rows
+    row.agree(text[-1:], same=False, states=states[:-1])
+    assert drafted(one, row) == [40, 41, 1, 2] and not one.busy
+    # The target refuses the first copy and sends the state before its own token.
+    states = target(torch.tensor([[*text, 9]]), output_hidden_states=True).hidden_states[-1][0]
+    row.agree([9], same=False, states=states[-2:-1])
+    head = pair.draft
+    assert drafted(one, row)[:1] == expected_drafts(target, head, head.fuse, head.project, [*text, 9], 1)
+
+
+def test_beside_a_row_that_drafts_nothing_is_overwritten_of_one_that_copies():
+    """The row is fed as padding and must keep its whole prompt: its next q equals that of an uncached forward."""
+    rows, warm = [[7, 1, 2, 3, 40, 41, 42, 43, 44, 1, 2, 3], ROWS[1]], SamplingParams(0.9)
+    one = session(rows=rows, sampling=warm, drafter="adaptive")
+    one.step()
+    one.step()
+    assert [row.drafts[0].copied for row in one.rows] == [True, False]
+    text, row = [*rows[0], 60], one.rows[0]
+    row.agree([60], same=False)
+    one.step()
+    expected = probabilities(DRAFT(torch.tensor([text]), use_cache=False).logits[0, -1], warm)
+    (draft,) = row.drafts
+    assert not draft.copied
+    torch.testing.assert_close(draft.q, expected, rtol=1e-3, atol=1e-6)

@@ -1,0 +1,141 @@
+"""A step's bill: what a decoder's forwards were fed, counted by hand and by what was seen at the runner.
+
+Contract: nothing here reads a clock.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bass_core import CostTable, ModelPair, SamplingParams, SimulatedClock, stream
+from bass_core.model.runner import ModelRunner
+from bass_core.predict.billing import bill
+from bass_core.predict.roofline import Roofline
+from bass_core.sequence import Forward, Round, RowRound, Sequence, WindowWork
+
+from ...conformance.table import head
+from ...models import NEAR, perturbed, prompts, small_window, tiny
+
+TARGET = tiny("llama")
+PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]))
+ROWS = prompts(3)
+CLOCK = SimulatedClock("h100").fitted(3, 100)
+TABLE = CostTable(
+    {1: [(1.0, 10.0), (9.0, 18.0)], 3: [(3.0, 12.0), (27.0, 60.0)]},
+    {1: 1.0, 3: 2.0},
+    padded=False,
+)
+ANY: dict[str, Any] = {"max_new_tokens": 12, "eos_token_id": None}
+
+
+def row(sequence: int, drafted: int, written: int, parents: list[int] | None = None) -> RowRound:
+    nothing = [0.0] * drafted
+    return RowRound(
+        sequence, [1] * drafted, nothing, nothing, nothing, 0, [1] * written, [""] * written, None, parents=parents
+    )
+
+
+def test_a_round_is_billed_at_the_rows_mean_cached_length() -> None:
+    fed = Forward([9, 5], [4, 2])
+    made = Round("verify", 3, [row(0, 3, 1), row(1, 1, 1)], draft_forwards=3, draft_tokens=4, fed=fed)
+    costs = CLOCK.costs(7)
+    assert isinstance(costs, Roofline) and costs.context == 7
+    spent = bill(CLOCK, made, [])
+    assert spent.verify_ms == costs.verify_ms(2, 8) and spent.draft_ms == 3 * costs.draft_ms(2)
+    table = bill(SimulatedClock(TABLE), made, [])
+    assert table.verify_ms == TABLE.verify_ms(2, 6) and table.draft_ms == 3 * TABLE.draft_ms(2)
+
+
+def test_several_drafts_behind_one_forward_are_a_draft_models_forwards() -> None:
+    """Eight tokens of two rows take a draft model four forwards; copies take none, and trees a forward a level."""
+    fed = Forward([9, 5], [5, 5])
+    rows = [row(0, 4, 1), row(1, 4, 1)]
+    behind = Round("verify", 4, rows, draft_forwards=1, draft_tokens=8, fed=fed)
+    assert bill(CLOCK, behind, []).draft_ms == 4 * CLOCK.costs(7).draft_ms(2)
+    assert bill(CLOCK, Round("verify", 4, rows, fed=fed), []).draft_ms == 0
+    trees = [row(0, 4, 1, parents=[-1, -1, 0, 0]), row(1, 4, 1, parents=[-1, -1, 0, 1])]
+    grown = Round("verify", 2, trees, draft_forwards=2, draft_tokens=8, fed=fed)
+    assert bill(CLOCK, grown, []).draft_ms == 2 * CLOCK.costs(7).draft_ms(2)
+    assert bill(SimulatedClock(TABLE), grown, []).draft_ms == 2 * TABLE.draft_ms(2)
+
+
+def test_a_decoder_that_does_not_tell_is_counted_by_its_rows() -> None:
+    sequences = [Sequence(i, i, [1] * (4 + i), 9, frozenset()) for i in range(2)]
+    for sequence in sequences:
+        sequence.write([7], ["sampled"])
+    first = Round("prefill", rows=[row(0, 0, 1), row(1, 0, 1)])
+    assert bill(CLOCK, first, sequences).verify_ms == CLOCK.costs(0).verify_ms(2, 10)
+    assert bill(CLOCK, Round("prefill"), sequences).verify_ms == 0
+    for sequence in sequences:
+        sequence.write([7, 7], ["accepted", "bonus"])
+    made = Round("verify", 2, [row(0, 2, 2), row(1, 1, 2)])
+    spent, costs = bill(CLOCK, made, sequences), CLOCK.costs(4.5)
+    assert (spent.verify_ms, spent.draft_ms) == (costs.verify_ms(2, 6), 2 * costs.draft_ms(2))
+
+
+def test_a_window_is_billed_for_the_few_tokens_that_it_sees() -> None:
+    work = WindowWork()
+    for _ in range(3):
+        work.add(tokens=2, read=600, width=1)
+    fed = Forward([9000, 7000], [4, 4])
+    made = Round(
+        "verify", 3, [row(0, 3, 1), row(1, 3, 1)], draft_forwards=3, draft_tokens=6, windowed=work, fed=fed
+    )
+    costs = CLOCK.costs(8000)
+    own = pytest.approx(3 * CLOCK.costs(300).verify_ms(2, 2))
+    assert bill(CLOCK, made, [], runs_draft=False).draft_ms == own
+    assert bill(SimulatedClock(TABLE), made, [], runs_draft=False).draft_ms == 3 * TABLE.draft_ms(2)
+    made.draft_forwards = 2  # of the pair's draft, beside the target's three
+    assert bill(CLOCK, made, []).draft_ms == pytest.approx(
+        3 * CLOCK.costs(300).verify_ms(2, 2) + 2 * costs.draft_ms(2)
+    )
+
+
+def test_a_prefill_of_the_draft() -> None:
+    chunk = Round("prefill", fed=Forward([0, 0, 0], [5, 3, 1], draft=True))
+    spent, costs = bill(CLOCK, chunk, []), CLOCK.costs(0)
+    assert isinstance(costs, Roofline)
+    assert spent.verify_ms == 0 and spent.draft_ms == costs.draft_feed_ms(3, 15) > costs.draft_ms(3)
+    assert bill(SimulatedClock(TABLE), chunk, []).draft_ms == TABLE.verify_ms(3, 9) * 2 / 12
+
+
+DRAFTERS = ("model", "head", "adaptive", "prompt_lookup", "window", "window_model")
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(1.0)])
+def test_rounds_tell_what_their_forwards_were_fed(
+    drafter: str, sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside every forward that reaches a runner: the target's own, and as many more as are billed for drafts."""
+    if drafter.startswith("window"):
+        small_window(monkeypatch)
+    pair = ModelPair(TARGET, head(TARGET)) if drafter == "head" else PAIR
+    rows = [row * 3 for row in ROWS]
+    seen: list[tuple[Any, list[int], list[int]]] = []
+    forward = ModelRunner.forward
+
+    def spy(self: ModelRunner, batch: Any) -> Any:
+        width = batch.tokens.shape[1]
+        counts = [width] * len(batch.lengths) if batch.counts is None else list(batch.counts)
+        seen.append((self.model, list(batch.lengths), counts))
+        return forward(self, batch)
+
+    monkeypatch.setattr(ModelRunner, "forward", spy)
+    name = "model" if drafter == "head" else drafter
+    ways: dict[str, Any] = {"tree": (2, 1)} if drafter == "adaptive" else {"draft_length": 3}
+    told = stream(pair, rows, drafter=name, **ways, sampling=sampling, clock=CLOCK, **ANY)
+    drafted = 0
+    for made in told:
+        model = pair.draft_step if made.fed is not None and made.fed.draft else pair.target_step
+        assert made.fed is not None
+        if made.fed.counts:
+            assert (model, made.fed.cached, made.fed.counts) in seen
+        if made.kind != "prefill":
+            own = 0 if made.windowed is None or drafter == "window" else made.windowed.forwards
+            assert len(seen) - 1 == made.draft_forwards + own
+            drafted += made.draft_forwards
+        seen.clear()
+    assert (drafted > 0) == (drafter != "prompt_lookup")
