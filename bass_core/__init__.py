@@ -19,14 +19,9 @@ from .lanes.race import race
 from .lanes.schedule import SCHEDULINGS
 from .lanes.snapshot import (
     ClockRecord,
-    DetailRecord,
     DeviceReading,
     Difference,
     LaneSnapshot,
-    MeasuringRecord,
-    MetricsRecord,
-    RoundRecord,
-    RowRecord,
     SequenceSnapshot,
     Snapshot,
 )
@@ -42,7 +37,7 @@ from .predict.hardware import HARDWARE, Assumptions, Hardware
 from .predict.shapes import PAIRS, ModelSize
 from .predict.speedups import SpeedUp, SpeedUps, predict_speedups
 from .sample.params import SamplingParams
-from .sequence import Round, RowRound
+from .sequence import Record, Round, RowRound
 from .verify.rules import VERIFICATIONS
 
 __version__ = "0.1.0"
@@ -62,28 +57,24 @@ __all__ = [
     "BassError",
     "ClockRecord",
     "CostTable",
-    "DetailRecord",
     "DeviceReading",
     "Difference",
     "Generation",
     "Hardware",
     "LaneSnapshot",
-    "MeasuringRecord",
     "MemoryShortage",
     "Method",
     "Metrics",
-    "MetricsRecord",
     "ModelError",
     "ModelPair",
     "ModelSize",
     "Monitor",
     "Options",
     "PairError",
+    "Record",
     "RecordedLengths",
     "RequestError",
     "Round",
-    "RoundRecord",
-    "RowRecord",
     "RowRound",
     "SamplingParams",
     "SequenceSnapshot",

@@ -35,7 +35,8 @@ class Options:
     sampling: temperature, top_k and top_p; None is greedy.
     draft_length: drafts of a row and round. "auto": "cost-aware" if this machine can be measured, else "bass".
         "bass": Algorithm 1 (arXiv 2404.15778). "cost-aware": a length a row, by measured round costs. Or a whole
-        number from 0 to 1024, a policy (one length for all rows), or a budget (a length a row).
+        number from 0 to 1024, or a policy of your own: an object with `limit`, `lengths` and `observe`
+        (length/base.py).
     tree: draft trees of this shape instead, the children of each draft level by level, as (3, 2, 1); at most 62
         drafts, by a draft model or head. None: chains.
     drafter: a name from DRAFTERS, a drafter object, or "auto" (the pair's default).

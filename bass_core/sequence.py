@@ -1,6 +1,8 @@
-"""One sequence of a batch while it is being generated, and the plain record of a round.
+"""One sequence of a batch while it is being generated, and the record of a round.
 
 Contract: a Sequence knows its prompt, its new tokens, where each of them came from and when, and why it ended.
+What happened in a round has one shape: Round and RowRound. Their `record` is the JSON that snapshots, recordings,
+exports and the page's script read, under the names of the fields; a field that is marked INNER is left out.
 Non-goals: tensors, models, clocks; the caller passes the times in.
 """
 
@@ -8,7 +10,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+# A dataclass as plain data: its fields by their names.
+Record = dict[str, Any]
+# Marks a field that a record leaves out: `field(metadata=INNER)`.
+INNER = {"inner": True}
+# Decimals of the parts of a round's time, of which two or three are shown.
+DECIMALS = 4
+
+
+def record_of(value: Any) -> Any:
+    """The value as plain data that never changes afterwards: dataclasses as dictionaries, NaN as None."""
+    if is_dataclass(value):
+        return {one.name: record_of(getattr(value, one.name)) for one in fields(value) if not one.metadata}
+    if isinstance(value, list | tuple):
+        # Most lists are of ids; the rest is of numbers.
+        return list(value) if value and type(value[0]) is int else [record_of(one) for one in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 @dataclass
@@ -57,17 +77,18 @@ def depths_of(parents: list[int]) -> list[int]:
     return depths
 
 
-@dataclass(frozen=True)
+@dataclass
 class Candidate:
     """A token at one place of a text: the target's p of it, the draft's q, and its share of the residual.
 
-    None marks a number that the rule does not use there.
+    None marks a number that the rule does not use there. text: the token's, filled in by a lane with a tokenizer.
     """
 
     token: int
     p: float
     q: float | None
     residual: float | None
+    text: str | None = None
 
 
 @dataclass(frozen=True)
@@ -106,7 +127,7 @@ class RowDetail:
 
 @dataclass
 class RowRound:
-    """What one round did to one sequence.
+    """What one round did to one sequence: it appended `tokens`, from index `start` of the new tokens on.
 
     `drafted`, `p`, `q`, `u`, `chance`: the drafted tokens and, for each, the target's probability, the draft's,
     the uniform number of its test and what that had to be below. `accepted`: how many drafts were accepted.
@@ -119,7 +140,8 @@ class RowRound:
 
     `parents`: where the drafts are a tree, the draft that each follows, or -1 for the newest token; then `path`
     lists the accepted ones. Both None: a chain, of which the first `accepted` were accepted. `detail`: with
-    `inspect`, of a row that drafted.
+    `inspect`, of a row that drafted. `drafted_text`: the drafts' texts. A lane fills in `start` and
+    `drafted_text`; the latter stays None without a tokenizer.
     """
 
     sequence: int
@@ -128,14 +150,21 @@ class RowRound:
     q: list[float]
     u: list[float]
     accepted: int
-    tokens: list[int]
-    origins: list[str]
-    finish_reason: str | None
+    # A snapshot has these once, in its sequences.
+    tokens: list[int] = field(metadata=INNER)
+    origins: list[str] = field(metadata=INNER)
+    finish_reason: str | None = field(metadata=INNER)
     next_p: float = math.nan
     chance: list[float] = field(default_factory=list)
     parents: list[int] | None = None
     path: list[int] | None = None
     detail: RowDetail | None = None
+    start: int = 0
+    drafted_text: list[str] | None = None
+
+    def record(self) -> Record:
+        """Its fields as plain data, with `one_by_one` and `written`, the number of tokens that it appended."""
+        return {**record_of(self), "one_by_one": self.one_by_one, "written": len(self.tokens)}
 
     @property
     def tested(self) -> list[bool]:
@@ -213,42 +242,43 @@ class WindowWork:
         self.seen += read * width
 
 
-@dataclass(frozen=True)
-class Spent:
-    """Where a round's time went, in milliseconds of the lane's clock; the rest of the round is the host's.
-
-    draft_ms: making the drafts; 0 if none was made and no draft model ran. verify_ms: the target's forward and the
-    verdicts on the drafts, up to the round's wait for the device.
-    """
-
-    draft_ms: float
-    verify_ms: float
-
-
 @dataclass
 class Round:
     """One step of a decoder: kind "prefill" (one chunk; the last appends the first tokens), "plain" or "verify".
 
-    `lengths`: the length that the policy gave each row, in the order of `rows`, of a tree its depth; none in a
-    prefill. `draft_length`: the longest of them. `draft_forwards`: forward passes of the draft model.
-    `draft_tokens`: tokens that the draft model drew; copied drafts do not count, unverified ones do. `time_ms`:
-    the lane time at the end of the round. `windowed`: the target's work for drafts of its own, if it made any.
-    `reading`: set while prompts are read; None in every other round.
-    `explain`: with `inspect`, gives the rows their details; it must be called before the decoder's next step, and
-    the lane does so off its clock.
-    `spent`: None in a prefill, and where draft and target work at the same time. `fed`: the verification, or the
-    chunk of a prefill, in which no rows mean that everything was held already; None: the decoder does not tell.
+    `round`: a lane's number of it; verifications and plain steps count from 1, a prefill has 0. `lengths`: the
+    length that the policy gave each row, in the order of `rows`, of a tree its depth; none in a prefill.
+    `draft_length`: the longest of them. `time_ms`: the lane's clock at its end; it began where the round before it
+    ended. `draft_ms`: of that the time of making the drafts, 0 if none was made and no draft model ran;
+    `verify_ms`: the target's forward and the verdicts on the drafts, up to the round's wait for the device; the
+    rest is the host's. Both are None in a prefill, and where draft and target work at the same time.
+
+    `draft_forwards`: forward passes of the draft model. `draft_tokens`: tokens that the draft model drew; copied
+    drafts do not count, unverified ones do. `windowed`: the target's work for drafts of its own, if it made any.
+    `reading`: set while prompts are read; None in every other round. `explain`: with `inspect`, gives the rows
+    their details; it must be called before the decoder's next step, and the lane does so off its clock. `fed`: the
+    verification, or the chunk of a prefill, in which no rows mean that everything was held already; None: not
+    known.
     """
 
     kind: str
     draft_length: int = 0
     rows: list[RowRound] = field(default_factory=list)
     time_ms: float = 0.0
-    draft_forwards: int = 0
-    draft_tokens: int = 0
-    windowed: WindowWork | None = None
-    reading: Reading | None = None
-    explain: Callable[[], None] | None = field(default=None, repr=False, compare=False)
-    spent: Spent | None = None
-    fed: Forward | None = None
+    draft_forwards: int = field(default=0, metadata=INNER)
+    draft_tokens: int = field(default=0, metadata=INNER)
+    windowed: WindowWork | None = field(default=None, metadata=INNER)
+    reading: Reading | None = field(default=None, metadata=INNER)
+    explain: Callable[[], None] | None = field(default=None, repr=False, compare=False, metadata=INNER)
+    fed: Forward | None = field(default=None, metadata=INNER)
     lengths: list[int] = field(default_factory=list)
+    draft_ms: float | None = None
+    verify_ms: float | None = None
+    round: int = 0
+
+    def record(self) -> Record:
+        """Its fields as plain data, with those of its rows."""
+        known: Record = record_of(self) | {"rows": [row.record() for row in self.rows]}
+        for part in ("draft_ms", "verify_ms"):
+            known[part] = None if known[part] is None else float(f"{known[part]:.{DECIMALS}f}")
+        return known

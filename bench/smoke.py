@@ -14,7 +14,7 @@ from typing import Any
 
 from bass_core import DEFAULT_LANES, ModelPair, RequestError, SamplingParams, load_pair, race
 from bass_core.decode.measuring import measure_ahead
-from bass_core.draft.registry import DRAFTERS, runs_model, windows
+from bass_core.draft.registry import DRAFTERS
 from bass_core.model.loading.weights import ensure_smollm2
 
 from .cpu.page import PROMPT, app
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> None:
 
 def lanes(pair: ModelPair, drafter: str, temperature: float) -> list[dict[str, Any]]:
     """Race every lane that can use the drafter; one row per lane."""
-    beside = runs_model(drafter) and not windows(drafter)
+    beside = DRAFTERS[drafter].runs_model and not DRAFTERS[drafter].windows
     methods = (*DEFAULT_LANES, "amusd") if beside else DEFAULT_LANES
     name = f"{drafter}, temperature {temperature}"
     try:

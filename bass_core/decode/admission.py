@@ -16,7 +16,6 @@ from typing import Protocol
 from kernels.backends import captured_extent
 from kernels.support import is_accelerator
 
-from ..draft.registry import runs_model
 from ..errors import RequestError
 from ..machine.memory import available_bytes
 from ..model.base import CausalModel
@@ -109,7 +108,7 @@ def estimate_bytes(pair: ModelPair, request: Request, methods: Seq[Method], rows
         width = 1
         if drafts:
             width += request.longest_draft
-            if runs_model(request.drafter) and pair.draft_step is not None:
+            if request.kind.runs_model and pair.draft_step is not None:
                 read = texts.cropped(pair.draft_step.context)
                 total += cache_bytes(pair.draft_step, read, request.backend, batch)
         logits = batch * width * pair.vocab * 4

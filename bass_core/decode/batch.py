@@ -2,9 +2,9 @@
 
 Contract: implements Decoder (base.py). Regular decoding is the loop without a drafter. Speculative decoding is the
 loop over batches of one, row after row (sequential.py). BASS (arXiv 2404.15778) is the loop over a batch in which
-every row accepts its own number of drafts. Which rule judges drafts is known before any is drawn: the tree rule in
-every round of a drafter that `branches`, else the chain rule. Each round waits for the device once. Non-goals:
-clocks and texts.
+every row accepts its own number of drafts. A round is four calls: lengths, propose, verify, commit. Which rule
+judges drafts is known before any is drawn: the tree rule in every round of a drafter that `branches`, else the
+chain rule. Each round waits for the device once. Non-goals: clocks and texts.
 """
 
 from __future__ import annotations
@@ -13,26 +13,34 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..draft.base import Drafter, Proposal, as_tree, check_chain, sources_of
-from ..length.base import Budget, Feedback, Offer
+from ..draft.base import Drafter, Proposal, TreeProposal, check_type, sources_of
+from ..length.base import Feedback, LengthPolicy, Offer
 from ..machine.stopwatch import Stopwatch
 from ..machine.transfer import to_device
 from ..model.forward import ForwardBatch, ForwardOutput, verified_tree
 from ..model.prefill import PrefillSteps
 from ..model.runner import ModelRunner
 from ..sample.noise import NoiseKeys
-from ..sequence import Forward, Reading, Round, RowRound, Sequence, Spent
+from ..sequence import Forward, Reading, Round, RowRound, Sequence
 from ..verify.acceptance import RowOutcome, mark_unsound, refuse_unsound
 from ..verify.detail import Drafts, explain, rule_name
 from ..verify.rejection import first_tokens, plain, verify
 from ..verify.tree import DraftTree, verify_tree
 from .base import CacheBytes, DecodingParams, Timeline
 from .record import write_round
+
+
+class Verdict(NamedTuple):
+    """What a round's verification came to. output: the target's, until its next forward; fed: see Round."""
+
+    outcomes: list[RowOutcome]
+    output: ForwardOutput
+    fed: Forward
 
 
 @dataclass
@@ -43,7 +51,7 @@ class BatchDecoder:
     target: ModelRunner
     params: DecodingParams
     drafter: Drafter | None = None
-    budget: Budget | None = None
+    policy: LengthPolicy | None = None
     target_forwards: int = 0
     # Whether the target's forwards return hidden states, for the drafter or another reader.
     return_states: bool = False
@@ -82,7 +90,7 @@ class BatchDecoder:
         """Before the first step: prepare the models for the shapes of a plain round and of the first round."""
         rows = len(self._rows)
         # How many tokens a step of trees has is the drafter's secret; one of none is plain.
-        widest = 1 if self._branches else 1 + max(self._usable(self._requested(self._offers())))
+        widest = 1 if self._branches else 1 + max(self._usable(self._lengths(self._offers())))
         for width in sorted({1, widest}):
             tokens = torch.zeros(rows, width, dtype=torch.long, device=self.target.device)
             self.target.prepare(ForwardBatch(tokens, [0] * rows, return_states=self.return_states))
@@ -125,100 +133,122 @@ class BatchDecoder:
         return Reading(self._prefill.fed, self._prefill.total, [row.index for row in self._rows])
 
     def _round(self) -> Round:
-        rows, keys = self._rows, self._keys()
-        began, offers, before = time.perf_counter(), self._offers(), self._draft_work()
-        requested = self._requested(offers)
+        """One round: lengths, propose, verify, commit; then what was learnt and done is recorded."""
+        began, keys = time.perf_counter(), self._keys()
+        offers, before = self._offers(), self._draft_work()
+        lengths = self._lengths(offers)
         self._watch.mark()
-        given = self._propose(self._usable(requested), keys)
-        proposal = as_tree(given) if self._branches else check_chain(given)
+        proposal = self._propose(self._usable(lengths), keys)
         self._watch.mark()
-        parents, num_drafted = proposal.parents, proposal.num_drafted
-        drafts = to_device(proposal.tokens, self.target.device)
-        fed = Forward(list(self.target.lengths[: len(rows)]), [count + 1 for count in num_drafted])
-        output = self._forward(drafts, num_drafted, parents)
-        outcomes = self._verify(output.logits, drafts, proposal, keys)
+        verdict = self._verify(proposal, keys)
         self._watch.mark()
-        self.target_forwards += 1
-        refuse_unsound([outcome.next_token for outcome in outcomes])
-        accepted = [outcome.accepted for outcome in outcomes]
-        paths = [outcome.accepted_drafts for outcome in outcomes]
-        for r, path in enumerate(paths):
-            # The newest token, which is fed first, and the path behind it.
-            self.target.commit(r, self.target.lengths[r] + len(path) + 1, [0, *(draft + 1 for draft in path)])
-        self._hand_states(rows, lambda: _states_of(output.require_states(), paths))
-        none: list[Any] = [None] * len(rows)
-        told = zip(rows, outcomes, num_drafted, parents or none, strict=True)
-        records = [write_round(*each) for each in told]
-        forwards, drawn = 0, 0
-        if self.drafter is not None:
-            self.drafter.on_verified(rows, given, accepted)
-            forwards, drawn = (now - then for now, then in zip(self._draft_work(), before, strict=True))
+        records = self._commit(proposal, verdict)
+        drafted, accepted = proposal.num_drafted, [outcome.accepted for outcome in verdict.outcomes]
+        forwards, drawn = (now - then for now, then in zip(self._draft_work(), before, strict=True))
         draft_ms, verify_ms = self._watch.laps()
-        draft_ms = draft_ms if forwards or max(num_drafted) else 0.0
-        if self.budget is not None:
+        draft_ms = draft_ms if forwards or max(drafted) else 0.0
+        if self.policy is not None:
             ms = 1000 * (time.perf_counter() - began)
-            self.budget.observe(Feedback(offers, requested, num_drafted, accepted, forwards, ms, draft_ms))
+            self.policy.observe(Feedback(offers, lengths, drafted, accepted, forwards, ms, draft_ms))
         self._drop_finished()
-        kind = "verify" if max(num_drafted) else "plain"
-        made = Round(
-            kind, max(requested), records, draft_forwards=forwards, draft_tokens=drawn, fed=fed, lengths=requested
-        )
-        made.windowed = proposal.windowed
-        made.spent = Spent(draft_ms, verify_ms)
-        if self.params.inspect and max(num_drafted):
-            made.explain = self._explanation(output.logits, proposal, records, outcomes)
+        made = Round("verify" if max(drafted) else "plain", max(lengths), records, lengths=lengths)
+        made.draft_ms, made.verify_ms = draft_ms, verify_ms
+        made.draft_forwards, made.draft_tokens = forwards, drawn
+        made.fed, made.windowed = verdict.fed, proposal.windowed
+        if self.params.inspect and max(drafted):
+            made.explain = self._explanation(proposal, verdict, records)
         return made
-
-    def _explanation(
-        self,
-        logits: Tensor,
-        proposal: Proposal,
-        records: list[RowRound],
-        outcomes: list[RowOutcome],
-    ) -> Callable[[], None]:
-        """What gives the round's records their details, from tensors that live until the next step."""
-        params, drafter, tree = self.params, self.drafter, self._branches
-
-        def work() -> None:
-            tokens = [row[:n] for row, n in zip(proposal.tokens.tolist(), proposal.num_drafted, strict=True)]
-            sources = sources_of(proposal, drafter)
-            drafts = Drafts(tokens, sources, proposal.parents, proposal.drawn, proposal.probs, proposal.own)
-            rule = rule_name(params.verification, params.sampling, params.synthetic, tree)
-            explain(records, outcomes, logits, drafts, params.sampling, rule)
-
-        return work
 
     def _offers(self) -> list[Offer]:
         """What each row could draft next."""
         return [] if self.drafter is None else self.drafter.offers(self._rows)
 
-    def _requested(self, offers: list[Offer]) -> list[int]:
-        """Number of drafts, one behind another, that the budget allows each row."""
-        return [0] * len(self._rows) if self.budget is None else self.budget.max_drafts(offers)
+    def _lengths(self, offers: list[Offer]) -> list[int]:
+        """Number of drafts, one after another, that the policy allows each row."""
+        return [0] * len(self._rows) if self.policy is None else self.policy.lengths(offers)
 
     def _wants_drafts(self) -> bool:
         """Whether the next round is to draft by a model."""
         offers = self._offers()
-        told = zip(self._requested(offers), offers, strict=True)
-        return any(most > 0 and offer.forwards for most, offer in told)
+        return any(most > 0 and offer.forwards for most, offer in zip(self._lengths(offers), offers, strict=True))
 
-    def _usable(self, requested: list[int]) -> list[int]:
-        """The requested numbers of drafts, cut to each row's room: the target adds one more token."""
-        return [min(most, row.remaining - 1) for most, row in zip(requested, self._rows, strict=True)]
+    def _usable(self, lengths: list[int]) -> list[int]:
+        """The lengths, cut to each row's room: the target adds one more token."""
+        return [min(most, row.remaining - 1) for most, row in zip(lengths, self._rows, strict=True)]
 
     def _draft_work(self) -> tuple[int, int]:
         """The draft model's forwards so far, and the tokens that it drew."""
         return (0, 0) if self.drafter is None else (self.drafter.calls, self.drafter.drafted)
 
+    def _propose(self, lengths: list[int], keys: NoiseKeys) -> Proposal:
+        """What the drafter proposes for these lengths, of the type that its rule judges."""
+        if self.drafter is None or max(lengths) <= 0:
+            return Proposal(torch.zeros(len(lengths), 0, dtype=torch.long), [0] * len(lengths))
+        return check_type(self.drafter.propose(self._rows, lengths, keys), self._branches)
+
+    def _verify(self, proposal: Proposal, keys: NoiseKeys) -> Verdict:
+        """One forward of the target over the drafts, and which of them are accepted."""
+        counts, params = proposal.num_drafted, self.params
+        parents = proposal.parents if isinstance(proposal, TreeProposal) else None
+        fed = Forward(list(self.target.lengths[: len(counts)]), [count + 1 for count in counts])
+        drafts = to_device(proposal.tokens, self.target.device)
+        output = self._forward(drafts, counts, parents)
+        if not proposal.tokens.shape[1]:
+            outcomes = plain(output.logits[:, 0], keys, params.sampling)
+        elif isinstance(proposal, TreeProposal):
+            tree = DraftTree(_tokens(proposal), proposal.parents, proposal.drawn, proposal.probs)
+            outcomes = verify_tree(output.logits, tree, keys, params.sampling, params.verification)
+        else:
+            outcome = verify(
+                output.logits,
+                drafts,
+                proposal.probs,
+                to_device(counts, output.logits.device),
+                keys,
+                params.sampling,
+                verification=params.verification,
+                synthetic=params.synthetic,
+            )
+            adjust = params.verification.adjust
+            outcomes = outcome.host() if adjust is None else adjust(outcome.host())
+        self.target_forwards += 1
+        return Verdict(outcomes, output, fed)
+
+    def _commit(self, proposal: Proposal, verdict: Verdict) -> list[RowRound]:
+        """Write what was accepted: into the target's cache, the texts, and what the drafter knows of them."""
+        rows, outcomes = self._rows, verdict.outcomes
+        refuse_unsound([outcome.next_token for outcome in outcomes])
+        paths = [outcome.accepted_drafts for outcome in outcomes]
+        for r, path in enumerate(paths):
+            # The newest token, which is fed first, and the path after it.
+            self.target.commit(r, self.target.lengths[r] + len(path) + 1, [0, *(draft + 1 for draft in path)])
+        self._hand_states(rows, lambda: _states_of(verdict.output.require_states(), paths))
+        none: list[Any] = [None] * len(rows)
+        parents = proposal.parents if isinstance(proposal, TreeProposal) and proposal.parents else none
+        judged = zip(rows, outcomes, proposal.num_drafted, parents, strict=True)
+        records = [write_round(*each) for each in judged]
+        if self.drafter is not None:
+            self.drafter.on_verified(rows, proposal, [outcome.accepted for outcome in outcomes])
+        return records
+
+    def _explanation(self, proposal: Proposal, verdict: Verdict, records: list[RowRound]) -> Callable[[], None]:
+        """What gives the round's records their details, from tensors that live until the next step."""
+        params, sources = self.params, sources_of(proposal, self.drafter)
+        tree = proposal if isinstance(proposal, TreeProposal) else None
+
+        def work() -> None:
+            drafts = Drafts(_tokens(proposal), sources, probs=proposal.probs, own=proposal.own)
+            if tree is not None:
+                drafts.parents, drafts.drawn = tree.parents, tree.drawn
+            rule = rule_name(params.verification, params.sampling, params.synthetic, tree is not None)
+            explain(records, verdict.outcomes, verdict.output.logits, drafts, params.sampling, rule)
+
+        return work
+
     def _hand_states(self, rows: list[Sequence], states: Callable[[], list[Tensor]]) -> None:
         """Give the drafter, if it reads them, the target's hidden states of the newly committed tokens."""
         if self.drafter is not None and self.drafter.observes_states:
             self.drafter.observe_states(rows, states())
-
-    def _propose(self, max_drafts: list[int], keys: NoiseKeys) -> Proposal:
-        if self.drafter is None or max(max_drafts) <= 0:
-            return Proposal(torch.zeros(len(max_drafts), 0, dtype=torch.long), [0] * len(max_drafts))
-        return self.drafter.propose(self._rows, max_drafts, keys)
 
     def _forward(
         self, drafts: Tensor, num_drafted: list[int], parents: list[list[int]] | None = None
@@ -232,33 +262,6 @@ class BatchDecoder:
         if parents is not None and any(parents):
             batch.tree = verified_tree(parents)
         return self.target.forward(batch)
-
-    def _verify(
-        self,
-        logits: Tensor,
-        drafts: Tensor,
-        proposal: Proposal,
-        keys: NoiseKeys,
-    ) -> list[RowOutcome]:
-        params, verification = self.params.sampling, self.params.verification
-        if not proposal.tokens.shape[1]:
-            return plain(logits[:, 0], keys, params)
-        if proposal.parents is not None:
-            tokens = [row[:n] for row, n in zip(proposal.tokens.tolist(), proposal.num_drafted, strict=True)]
-            tree = DraftTree(tokens, proposal.parents, proposal.drawn, proposal.probs)
-            return verify_tree(logits, tree, keys, params, verification)
-        outcome = verify(
-            logits,
-            drafts,
-            proposal.probs,
-            to_device(proposal.num_drafted, logits.device),
-            keys,
-            params,
-            verification=verification,
-            synthetic=self.params.synthetic,
-        )
-        adjust = verification.adjust
-        return outcome.host() if adjust is None else adjust(outcome.host())
 
     def _keys(self) -> NoiseKeys:
         device = self.target.device
@@ -274,6 +277,11 @@ class BatchDecoder:
                     self.drafter.move_row(last, r)
                 self._rows[r] = self._rows[last]
                 self._rows.pop()
+
+
+def _tokens(proposal: Proposal) -> list[list[int]]:
+    """The drafts by row, without padding."""
+    return [row[:n] for row, n in zip(proposal.tokens.tolist(), proposal.num_drafted, strict=True)]
 
 
 def _states_of(states: Tensor, paths: list[list[int]]) -> list[Tensor]:

@@ -3,7 +3,7 @@
 Contract: rounds are timed in a real decoder whose drafts are random tokens. The median of several times counts: a
 luckily short one would make all others seem dear, or cheap. Measuring goes in steps, each a round or a prefill
 chunk, so the caller can show progress or stop. The costs for a number of rows are stored once complete. Non-goals:
-costs that depend on the length of the text; deciding when to measure (budgets.py).
+costs that depend on the length of the text; deciding when to measure (measuring.py).
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import torch
 
 from kernels.support import is_accelerator, runtime
 
 from ..draft.base import Drafter, Proposal
-from ..draft.registry import Parts, make_drafter, runs_model, windows
+from ..draft.registry import DrafterKind, Parts
 from ..draft.window import WINDOW, gapped
 from ..length.costs import CostTable, read_table, write_table
-from ..length.policies import EqualRows, FixedLength
+from ..length.policies import FixedLength
 from ..machine.memory import shortage_explained
 from ..machine.transfer import to_device
 from ..model.graphs import make_runner
@@ -72,14 +71,14 @@ class MeasuredCosts:
     def __init__(
         self,
         pair: ModelPair,
-        drafter: Any,
+        kind: DrafterKind,
         backend: str,
         sampling: SamplingParams,
         verification: Verification = AUTOMATIC,
     ) -> None:
-        self.pair, self.drafter, self.backend = pair, drafter, backend
+        self.pair, self.kind, self.backend = pair, kind, backend
         self.sampling, self.verification = sampling, verification
-        self.path = costs_path(pair, drafter, backend, sampling)
+        self.path = costs_path(pair, kind, backend, sampling)
         self.table = self._kept()
 
     def measure(self, sizes: list[int], plan: Plan = FULL, seconds: float = math.inf) -> Iterator[float]:
@@ -90,7 +89,7 @@ class MeasuredCosts:
         """
         end = time.monotonic() + seconds
         for i, rows in enumerate(sizes):
-            lab = _Lab(self.pair, self.drafter, self.backend, self.sampling, self.verification, rows, plan)
+            lab = _Lab(self.pair, self.kind, self.backend, self.sampling, self.verification, rows, plan)
             late = False
             for done in lab.steps():
                 yield (i + done) / len(sizes)
@@ -105,7 +104,7 @@ class MeasuredCosts:
     def _kept(self) -> CostTable | None:
         """The stored table or None; rejects one with draft costs if drafts take no forward, and the reverse."""
         table = read_table(self.path)
-        return table if table is None or bool(table.draft) == _costs_forwards(self.drafter) else None
+        return table if table is None or bool(table.draft) == (self.kind.timed is not None) else None
 
     def _keep(self, measured: CostTable) -> None:
         """Join the new costs with the file, which another process may have extended, and store the result."""
@@ -115,37 +114,25 @@ class MeasuredCosts:
 
 
 def measure_costs(
-    pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams, sizes: list[int]
+    pair: ModelPair, kind: DrafterKind, backend: str, sampling: SamplingParams, sizes: list[int]
 ) -> CostTable:
     """Costs for these numbers of rows (at least one), measured now and not stored."""
     tables = []
     for rows in sizes:
-        lab = _Lab(pair, drafter, backend, sampling, AUTOMATIC, rows, FULL)
+        lab = _Lab(pair, kind, backend, sampling, AUTOMATIC, rows, FULL)
         for _ in lab.steps():
             pass
         tables.append(lab.costs())
     return functools.reduce(CostTable.joined, tables)
 
 
-def cost_table(pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams, rows: int) -> CostTable:
+def cost_table(pair: ModelPair, kind: DrafterKind, backend: str, sampling: SamplingParams, rows: int) -> CostTable:
     """The cost table of this pair, drafter and machine for `rows` rows; missing costs are measured and stored."""
-    costs = MeasuredCosts(pair, drafter, backend, sampling)
+    costs = MeasuredCosts(pair, kind, backend, sampling)
     for _ in costs.measure(missing_sizes(costs.table, rows)):
         pass
     assert costs.table is not None
     return costs.table
-
-
-def _costs_forwards(drafter: Any) -> bool:
-    """Whether drafts take forwards, of a draft or of the target itself."""
-    return runs_model(drafter) or windows(drafter)
-
-
-def _forwards_of(drafter: Any) -> str:
-    """The drafter that takes the same forwards and never copies."""
-    if not windows(drafter):
-        return "model"
-    return str(drafter) if runs_model(drafter) else "window"
 
 
 class _Random(Drafter):
@@ -187,7 +174,7 @@ class _Lab:
     def __init__(
         self,
         pair: ModelPair,
-        drafter: Any,
+        kind: DrafterKind,
         backend: str,
         sampling: SamplingParams,
         verification: Verification,
@@ -203,23 +190,21 @@ class _Lab:
         drafted = sum(1 + requested for requested in plan.drafted)
         room = (plan.repeats + 1) * (sum(self.widths) + drafted) + limit
         # Without a gap, a target that drafts for itself proposes nothing, and there is nothing to time.
-        least = gapped(WINDOW) if windows(drafter) else 0
+        least = gapped(WINDOW) if kind.windows else 0
         context = max(1, min(max(plan.context, least), pair.context_length - room))
         prompt = torch.randint(0, pair.vocab, (context,), generator=generator).tolist()
         length = context + room
         self.random = _Random(pair.vocab, pair.device)
         self.model: Drafter | None = None
         runner = make_runner(pair.target_step, rows, length, pair.vocab, backend)
-        if _costs_forwards(drafter):
+        if kind.timed is not None:
             texts = CachedTexts([[i] for i in range(rows)], [length] * rows)
             parts = Parts(pair, rows, texts, backend, sampling, verification, target=runner)
-            self.model = make_drafter(_forwards_of(drafter), parts)
+            self.model = kind.timed(parts)
         made: Drafter = self.model or self.random
         sequences = [Sequence(i, i, prompt, 10**6, frozenset()) for i in range(rows)]
         self.last = sequences[-1]
-        self.decoder = _TimedDecoder(
-            sequences, runner, DecodingParams(sampling), made, EqualRows(FixedLength(limit))
-        )
+        self.decoder = _TimedDecoder(sequences, runner, DecodingParams(sampling), made, FixedLength(limit))
         self.draft_times: dict[int, list[float]] = {requested: [] for requested in plan.drafted}
         self.verify_times: dict[int, list[float]] = {width: [] for width in self.widths}
 
@@ -237,13 +222,13 @@ class _Lab:
         """Rounds with the draft model, then rounds without it; yield after each."""
         for repeat in range(self.plan.repeats + 1 if drafts else 0):
             for requested, times in self.draft_times.items():
-                self.decoder.budget = EqualRows(FixedLength(requested))
+                self.decoder.policy = FixedLength(requested)
                 self._step()
                 if repeat:
                     times.append(self.decoder.proposal_ms)
                 yield
         self.decoder.drafter = self.random
-        self.decoder.budget = EqualRows(FixedLength(max(self.plan.widths)))
+        self.decoder.policy = FixedLength(max(self.plan.widths))
         # The widths take turns, so that a slow moment of the machine affects all of them.
         for repeat in range(self.plan.repeats + 1):
             for width, times in self.verify_times.items():

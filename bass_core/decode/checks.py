@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 from kernels.plan import MOST_TREE
 
 from ..draft.base import Drafter
-from ..draft.registry import DRAFTERS, reads_others, windows
+from ..draft.registry import DRAFTERS, DrafterKind
 from ..errors import RequestError
 from ..length.options import AUTO, DraftLength
 from ..model.pair import ModelPair
@@ -43,7 +43,7 @@ def count_tokens(pair: ModelPair, prompt: str) -> int:
     return len(encode_prompts(pair, prompt, 1, raw=False)[0])
 
 
-def check_sequence_ids(ids: Seq[int] | None, rows: int, drafter: str | Drafter) -> list[int]:
+def check_sequence_ids(ids: Seq[int] | None, rows: int, kind: DrafterKind) -> list[int]:
     """The ids that key each row's sampling noise; None stands for 0, 1, 2 and so on.
 
     What a row wrote tells of the noise that another row with its id is judged by: no drafter may read it.
@@ -54,7 +54,7 @@ def check_sequence_ids(ids: Seq[int] | None, rows: int, drafter: str | Drafter) 
         raise RequestError(f"sequence_ids must be a list of {rows} numbers, one a row; got {ids!r}.")
     for key in ids:
         check_whole("a sequence id", key, 0, 2**63 - 1)
-    if len(set(ids)) < len(ids) and reads_others(drafter):
+    if len(set(ids)) < len(ids) and kind.reads_others:
         raise RequestError(
             f"sequence_ids must differ where the drafter may read the texts of other rows; got {ids!r}: give each "
             "row an id of its own, or choose another drafter."
@@ -93,9 +93,9 @@ def check_end_ids(pair: ModelPair, eos: str | int | Collection[int] | None) -> f
     return frozenset(ids)
 
 
-def check_sight(drafter: str | Drafter, backend: str) -> None:
+def check_sight(drafter: str | Drafter, kind: DrafterKind, backend: str) -> None:
     """Refuse a drafter that sees parts of the cache, with an attention that only sees it whole."""
-    if windows(drafter) and backend not in SHARING:
+    if kind.windows and backend not in SHARING:
         raise RequestError(
             f'drafter="{drafter}" sees parts of the cache alone, and attention="{backend}" sees it whole: choose '
             'attention="sdpa".'
@@ -107,7 +107,9 @@ def drafts_of(tree: Seq[int]) -> int:
     return sum(math.prod(tree[: depth + 1]) for depth in range(len(tree)))
 
 
-def check_tree(tree: Seq[int] | None, drafter: str | Drafter, draft_length: DraftLength) -> tuple[int, ...] | None:
+def check_tree(
+    tree: Seq[int] | None, drafter: str | Drafter, kind: DrafterKind, draft_length: DraftLength
+) -> tuple[int, ...] | None:
     """The shape of trees, None for none; refuse a drafter that can't make them, and a draft length beside them."""
     if tree is None:
         return None
@@ -119,8 +121,8 @@ def check_tree(tree: Seq[int] | None, drafter: str | Drafter, draft_length: Draf
             "tree must list whole numbers of at least 1, the children of each draft level by level, for at most "
             f"{MOST_DRAFTS} drafts a row; got {tree!r}."
         )
-    able = [name for name, kind in DRAFTERS.items() if kind.branches]
-    if drafter not in able:
+    if not kind.takes_shape:
+        able = [name for name, one in DRAFTERS.items() if one.takes_shape]
         raise RequestError(f"tree needs a drafter that makes trees, {', '.join(able)}; got drafter={drafter!r}.")
     if draft_length != AUTO:
         raise RequestError(

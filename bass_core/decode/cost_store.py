@@ -11,13 +11,12 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from kernels.support import is_accelerator, on_zero_gpu, runtime
 
-from ..draft.registry import runs_model, windows
+from ..draft.registry import DrafterKind
 from ..draft.window import WINDOW
 from ..errors import WeightsError
 from ..length.costs import CostTable
@@ -39,13 +38,13 @@ def may_measure() -> bool:
     return os.environ.get("BASS_MEASURE") != "0" and not on_zero_gpu()
 
 
-def costs_path(pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams) -> Path | None:
+def costs_path(pair: ModelPair, kind: DrafterKind, backend: str, sampling: SamplingParams) -> Path | None:
     """The table's file; None if the user has no cache folder."""
     try:
         root = cache_root()
     except WeightsError:
         return None
-    return root / "costs" / f"{_key(pair, drafter, backend, sampling)}.json"
+    return root / "costs" / f"{_key(pair, kind, backend, sampling)}.json"
 
 
 def can_keep(path: Path | None) -> bool:
@@ -73,15 +72,15 @@ def missing_coarse_sizes(table: CostTable | None, rows: int) -> list[int]:
     return missing if max(known, default=0) >= most or most in missing else [*missing, most]
 
 
-def _key(pair: ModelPair, drafter: Any, backend: str, sampling: SamplingParams) -> str:
+def _key(pair: ModelPair, kind: DrafterKind, backend: str, sampling: SamplingParams) -> str:
     """Hash of all that a round's cost depends on. Drafters that only copy share it: their drafts are free."""
     draft = None
-    if runs_model(drafter):
+    if kind.runs_model:
         draft = str(getattr(pair.draft, "name_or_path", None) or type(pair.draft).__name__)
         if isinstance(pair.draft, DraftHead):
             draft = f"{pair.draft.config} {len(pair.draft.vocabulary)}"
-    if windows(drafter):
-        draft = f"{drafter} {draft} {WINDOW}"
+    if kind.windows:
+        draft = f"window {draft} {WINDOW}"
     model = pair.target.config.get_text_config()
     facts = [
         FORMAT, str(pair.target.name_or_path), model.hidden_size, model.num_hidden_layers, draft,

@@ -1,7 +1,7 @@
-"""A lane's budget (how much each round may draft), and the measured round costs that it may need.
+"""A lane's length policy, and the measured round costs that it may need.
 
 Contract: both come after admission. `Measuring` (or `with_costs`) measures costs before any lane's clock runs and
-puts them into the request; `make_budget` runs no model. draft_length="cost-aware" measures everything that is
+puts them into the request; `make_policy` runs no model. draft_length="cost-aware" measures everything that is
 missing (half a minute for a small model on two cores). "auto" measures coarsely, in at most COARSE_SECONDS, and
 uses Algorithm 1 if costs can't be measured or stored. `Measuring.progress` says how far it is, and estimates the
 rest from the time so far. Under a simulated clock its own costs count, and nothing is measured. Non-goals: how
@@ -19,12 +19,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from ..draft.registry import choose_drafter, runs_model, windows
+from ..draft.registry import choose_drafter
 from ..draft.window import WINDOW
-from ..length.base import Budget
+from ..length.base import LengthPolicy
 from ..length.costs import RoundCosts
 from ..length.options import AUTO, wants_costs
-from ..length.options import make_budget as budget_for
+from ..length.options import make_policy as policy_for
 from ..model.attention import choose_backend
 from ..model.pair import ModelPair
 from ..predict.clock import SimulatedClock
@@ -45,9 +45,9 @@ _attempts: Counter[Path] = Counter()
 _log = logging.getLogger(__name__)
 
 
-def make_budget(request: Request) -> Budget:
-    """A fresh budget for a decoder; the request has its costs. On a simulated clock those are the times."""
-    return budget_for(request.draft_length, request.costs, timed=request.clock is None)
+def make_policy(request: Request) -> LengthPolicy:
+    """A fresh policy for a decoder; the request has its costs. On a simulated clock those are the times."""
+    return policy_for(request.draft_length, request.costs, timed=request.clock is None)
 
 
 def with_costs(pair: ModelPair, request: Request, rows: int) -> Request:
@@ -64,10 +64,10 @@ def simulated_costs(request: Request, clock: SimulatedClock) -> RoundCosts:
     costs = clock.costs(fmean(lengths))
     if not isinstance(costs, Roofline):
         return costs
-    if windows(request.drafter) and not runs_model(request.drafter):
+    kind = request.kind
+    if kind.windows and not kind.runs_model:
         return costs.windowed(WINDOW)
-    asks_no_model = isinstance(request.drafter, str) and not runs_model(request.drafter)
-    return replace(costs, draft=None) if asks_no_model else costs
+    return costs if kind.runs_model or kind.own else replace(costs, draft=None)
 
 
 def measure_ahead(pair: ModelPair, rows: int) -> Iterator[None]:
@@ -77,9 +77,9 @@ def measure_ahead(pair: ModelPair, rows: int) -> Iterator[None]:
     the page's first race samples.
     """
     yield from measure_peaks(pair.device, pair.dtype)
-    drafter, backend = choose_drafter(pair, "auto"), choose_backend("auto", pair.device, pair.dtype)
+    kind, backend = choose_drafter(pair, "auto"), choose_backend("auto", pair.device, pair.dtype)
     for temperature in (1.0, 0.0):
-        costs = MeasuredCosts(pair, drafter, backend, SamplingParams(temperature=temperature))
+        costs = MeasuredCosts(pair, kind, backend, SamplingParams(temperature=temperature))
         for _ in costs.measure(missing_sizes(costs.table, rows)):
             yield
 
@@ -97,7 +97,7 @@ class Measuring:
     """Measures the costs that a request needs, and with them a CPU's peaks. Iterate to the end.
 
     Each iteration is one step of a decoder, or one of the peaks.
-    rows: rows of the largest batch among the lanes that draft by a budget, 0 if there is none. Afterwards
+    rows: rows of the largest batch among the lanes that draft by a policy, 0 if there is none. Afterwards
     `request` has its costs; they stay None if no policy needs them, or if "auto" can't get them. If everything
     was known already, there is no step. `progress` is that of the costs; None before their first step.
     """
@@ -114,12 +114,12 @@ class Measuring:
         if request.clock is not None:
             self.request = replace(request, costs=simulated_costs(request, request.clock))
             return
-        ways = (request.drafter, request.backend, request.sampling, request.rule)
+        ways = (request.kind, request.backend, request.sampling, request.rule)
         if request.draft_length != AUTO:
             costs = MeasuredCosts(self.pair, *ways)
             yield from self._thoroughly(costs)
         # The costs of a user's own drafter object are unknown.
-        elif isinstance(request.drafter, str) and may_measure():
+        elif not request.kind.own and may_measure():
             costs = MeasuredCosts(self.pair, *ways)
             yield from self._coarsely(costs)
         else:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from typing_extensions import Unpack
 
-from ..draft.registry import branches, choose_drafter
+from ..draft.registry import DrafterKind, choose_drafter, default_drafter
 from ..errors import RequestError
 from ..length.costs import RoundCosts
 from ..length.options import check_draft_length, longest_draft
@@ -46,9 +46,10 @@ class Request(Options):
     """Options that are checked, with every choice made that they leave open.
 
     prompts: token ids, one list per row. draft_length: the depth of `tree` where there is one. backend: the
-    attention that was chosen. rule: the one that `verification` names. eos: the ids that end a text. context: the
-    model's context length in tokens. costs: of rounds, measured or of the simulated clock, set after admission if
-    the draft length depends on them (budgets.py). clock: its number of GPUs is known.
+    attention that was chosen. kind: what `drafter` stands for. rule: the one that `verification` names. eos: the
+    ids that end a text. context: the model's context length in tokens. costs: of rounds, measured or of the
+    simulated clock, set after admission if the draft length depends on them (measuring.py). clock: its number of
+    GPUs is known.
     """
 
     prompts: list[list[int]]
@@ -56,6 +57,7 @@ class Request(Options):
     tree: tuple[int, ...] | None
     sequence_ids: list[int]
     backend: str
+    kind: DrafterKind
     rule: Verification
     eos: frozenset[int]
     context: int
@@ -66,7 +68,7 @@ class Request(Options):
         """The most tokens that a row may draft in one round."""
         if self.tree is not None:
             return drafts_of(self.tree)
-        if branches(self.drafter, None):
+        if self.kind.branches:
             return MOST_DRAFTS
         return min(longest_draft(self.draft_length), self.max_new_tokens)
 
@@ -111,11 +113,12 @@ def make_request(
     check_time_budget(given.time_budget_ms)
     check_acceptance(given.synthetic_acceptance)
     prompts = encode_prompts(pair, prompt, given.n, given.raw)
-    drafter = choose_drafter(pair, given.drafter)
+    drafter = default_drafter(pair) if given.drafter == "auto" else given.drafter
+    kind = choose_drafter(pair, drafter)
     backend = choose_backend(given.attention, pair.device, pair.dtype)
-    check_sight(drafter, backend)
-    tree = check_tree(given.tree, drafter, given.draft_length)
-    if branches(drafter, tree):
+    check_sight(drafter, kind, backend)
+    tree = check_tree(given.tree, drafter, kind, given.draft_length)
+    if tree is not None or kind.branches:
         check_branching(backend, given.verification, rule, given.synthetic_acceptance)
     made = Request(
         n=given.n,
@@ -127,7 +130,7 @@ def make_request(
         attention=given.attention,
         verification=given.verification,
         seed=given.seed,
-        sequence_ids=check_sequence_ids(given.sequence_ids, len(prompts), drafter),
+        sequence_ids=check_sequence_ids(given.sequence_ids, len(prompts), kind),
         eos_token_id=given.eos_token_id,
         raw=given.raw,
         time_budget_ms=given.time_budget_ms,
@@ -135,6 +138,7 @@ def make_request(
         inspect=check_switch("inspect", given.inspect),
         prompts=prompts,
         backend=backend,
+        kind=kind,
         rule=rule,
         eos=check_end_ids(pair, given.eos_token_id),
         context=pair.context_length,

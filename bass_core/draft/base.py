@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -32,16 +32,10 @@ COPY = "copy"
 
 @dataclass
 class Proposal:
-    """What a drafter proposes for one round.
+    """What a drafter proposes for one round: chains, in which each draft follows the one before it.
 
     tokens int64 [B, N]: the first num_drafted[r] of row r are drafts, the rest is padding. probs float32 [B, N, V]
     are what each draft was drawn from; None: drafts are point masses.
-
-    parents[r], num_drafted[r] of them: where the drafts of a row form a tree, the index of the draft that each
-    draft follows, below its own, or -1 for the newest token of the text; None: chains, in which each draft follows
-    the one before it. Of a tree at most one child of a draft was drawn, from the row drawn[r][i] of probs
-    float32 [D, V], which is 0 at its siblings; the others have -1 there: they are a function of the text before
-    them. Under coupling, where q decides nothing, all may name theirs. drawn None: no draft was drawn.
 
     max_probs, token_probs float32 [B, N]: the largest value of what a draft was drawn from, and the token's own,
     from a drafter that was made to tell them (HeadDrafter). windowed: what the drafts cost the target itself.
@@ -53,8 +47,6 @@ class Proposal:
     tokens: Tensor
     num_drafted: list[int]
     probs: Tensor | None = None
-    parents: list[list[int]] | None = None
-    drawn: list[list[int]] | None = None
     max_probs: Tensor | None = None
     token_probs: Tensor | None = None
     windowed: WindowWork | None = None
@@ -67,11 +59,25 @@ class Proposal:
         return [source == COPY for source in self.sources or [""] * len(self.num_drafted)]
 
 
+@dataclass
+class TreeProposal(Proposal):
+    """What a drafter that `branches` proposes: trees of drafts.
+
+    parents[r], num_drafted[r] of them: the index of the draft that each draft follows, below its own, or -1 for
+    the newest token of the text. At most one child of a draft was drawn, from the row drawn[r][i] of probs float32
+    [D, V], which is 0 at its siblings; the others have -1 there: they are a function of the text before them.
+    Under coupling, where q decides nothing, all may name theirs. drawn None: no draft was drawn.
+    """
+
+    parents: list[list[int]] = field(default_factory=list)
+    drawn: list[list[int]] | None = None
+
+
 class Drafter(Protocol):
     """What a decoder asks of a drafter; whoever subclasses it writes `propose` and what it needs of the rest.
 
     branches: whether it proposes trees, of which max_drafts[r] says how deep they may be: every proposal of such a
-    drafter is judged by the tree rule, a chain as well, and no other drafter may give parents. observes_states:
+    drafter is a TreeProposal, and is judged by the tree rule; no other drafter may give one. observes_states:
     whether it wants the target's hidden states (`observe_states`). raw_states: whether those
     may come as they are, for HiddenStateTap.finish. calls: forwards of a draft model so far.
     drafted: tokens so far that a draft model drew and that were proposed; copies are not counted. A target that
@@ -199,26 +205,24 @@ def point_masses(rows: list[list[int]]) -> Proposal:
     return Proposal(torch.tensor(padded, dtype=torch.long).view(len(rows), width), num_drafted)
 
 
-def check_chain(proposal: Proposal) -> Proposal:
-    """The proposal; raises RequestError where it is a tree, which nothing here can verify."""
-    if proposal.parents is not None:
+def check_type(proposal: Proposal, branches: bool) -> Proposal:
+    """The proposal; raises RequestError where it is not of its drafter's type, or is a tree that can't be
+    verified.
+
+    The type, and with it the rule, is known before anything is drawn.
+    """
+    if not isinstance(proposal, TreeProposal):
+        if branches:
+            raise RequestError(
+                "The drafter has branches = True and proposed a chain: let it return a TreeProposal in every "
+                "round, or leave branches out."
+            )
+        return proposal
+    if not branches:
         raise RequestError(
-            "The drafter proposed a tree of tokens where only chains are verified: leave parents out of its "
-            "Proposal, or give the drafter the attribute branches = True."
+            "The drafter proposed a tree of tokens where only chains are verified: let it return a Proposal, or "
+            "give it the attribute branches = True."
         )
-    return proposal
-
-
-def as_tree(proposal: Proposal) -> Proposal:
-    """The proposal as a tree, also where it is a chain; raises RequestError where it can't be verified as one."""
-    if proposal.parents is None:
-        counts, probs = proposal.num_drafted, proposal.probs
-        made = replace(proposal, parents=[list(range(-1, count - 1)) for count in counts])
-        if probs is not None:
-            width = probs.shape[1]
-            made.drawn = [[r * width + i for i in range(count)] for r, count in enumerate(counts)]
-            made.probs = probs.flatten(0, 1)
-        return as_tree(made)
     for count, parents in zip(proposal.num_drafted, proposal.parents, strict=True):
         sound = isinstance(parents, list) and count == len(parents) < MOST_TREE
         if not sound or not all(-1 <= parent < i for i, parent in enumerate(parents)):

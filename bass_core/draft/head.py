@@ -119,9 +119,9 @@ class HeadDrafter(Drafter):
 
     def propose(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         if self.branches:
-            proposal = self._trees.propose(self, rows, max_drafts, keys)
-            self.drafted += sum(proposal.num_drafted)
-            return proposal
+            trees = self._trees.propose(self, rows, max_drafts, keys)
+            self.drafted += sum(trees.num_drafted)
+            return trees
         if isinstance(self._source, StandInStates):
             complete = [self._source.complete(r, len(row.tokens)) for r, row in enumerate(rows)]
             max_drafts = [min(most, 1) if able else 0 for most, able in zip(max_drafts, complete, strict=True)]

@@ -21,7 +21,7 @@ from ..sample.noise import NoiseKeys, Role
 from ..sample.params import SamplingParams
 from ..sequence import Sequence
 from ..verify.rules import AUTOMATIC, Verification
-from .base import Drafter, OwnChances, Proposal
+from .base import Drafter, OwnChances, Proposal, TreeProposal
 from .pending import feed_pending
 from .tree import Fed, StaticTrees, TreeFeed
 
@@ -142,7 +142,7 @@ class ModelDrafter(Drafter):
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
         """The last draft was never fed, so after a full acceptance the cache lacks it."""
         width = proposal.tokens.shape[1]
-        if width == 0 or proposal.parents is not None:
+        if width == 0 or isinstance(proposal, TreeProposal):
             return
         for r, row in enumerate(rows):
             if proposal.num_drafted[r]:

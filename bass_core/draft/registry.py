@@ -1,7 +1,7 @@
 """The drafters by name: what `drafter=` may say, what each needs, and how it is made for a lane.
 
-Contract: a new drafter is one line of `DRAFTERS`; nothing else compares a drafter's name. `choose_drafter` refuses
-what a pair can't do, in one sentence; `make_drafter` builds a fresh one.
+Contract: a new drafter is one line of `DRAFTERS`; nothing else compares a drafter's name. `choose_drafter` makes a
+DrafterKind of a name or a user's object, once for a request, and refuses what a pair can't do, in one sentence.
 """
 
 from __future__ import annotations
@@ -116,36 +116,47 @@ class Parts:
 
 @dataclass(frozen=True)
 class DrafterKind:
-    """One line of `DRAFTERS`. label: what a list of choices calls it; make: builds it.
+    """One line of `DRAFTERS`, or a user's own drafter.
 
-    runs_model: it runs the pair's draft, which must be there; copies: it copies from the text; stops_when_unsure:
-    a draft head stops behind drafts that are likely to be refused; windows: the target drafts for itself, over
-    part of its own cache; branches: it can make trees (`tree=`); reads_others: it may draft for a row by what
-    other rows have written.
+    label: what a list of choices calls it; make: builds a fresh one. without_copies: makes the drafter that takes
+    the same forwards and never copies; None: `make` does. own: a user's object, whose costs nobody knows.
+    runs_model: it runs the pair's draft, which must be there, and keeps a cache of it; copies: it copies from the
+    text; stops_when_unsure: a draft head stops where its drafts are likely to be refused; windows: the target
+    drafts for itself, over part of its own cache; takes_shape: it makes trees of the shape that `tree=` gives;
+    branches: it makes trees of its own; reads_others: it may draft for a row by what other rows have written.
     """
 
     label: str
     make: Callable[[Parts], Drafter]
+    without_copies: Callable[[Parts], Drafter] | None = None
+    own: bool = False
     runs_model: bool = False
     copies: bool = False
     stops_when_unsure: bool = False
     windows: bool = False
+    takes_shape: bool = False
     branches: bool = False
     reads_others: bool = False
 
+    @property
+    def timed(self) -> Callable[[Parts], Drafter] | None:
+        """Makes the drafter whose costs are measured; None: its drafts take no forward of any model."""
+        return (self.without_copies or self.make) if self.runs_model or self.windows else None
+
 
 DRAFTERS: dict[str, DrafterKind] = {
-    "model": DrafterKind("draft model, at every position", Parts.model, runs_model=True, branches=True),
+    "model": DrafterKind("draft model, at every position", Parts.model, runs_model=True, takes_shape=True),
     "prompt_lookup": DrafterKind(
         "prompt lookup: copies from the text so far", lambda parts: PromptLookupDrafter(), copies=True
     ),
     "adaptive": DrafterKind(
         "prompt lookup, else draft model, or draft head while it is confident",
         Parts.adaptive,
+        without_copies=Parts.model,
         runs_model=True,
         copies=True,
         stops_when_unsure=True,
-        branches=True,
+        takes_shape=True,
     ),
     "window": DrafterKind("the target, seeing the first tokens and the last", Parts.window, windows=True),
     "window_model": DrafterKind(
@@ -157,25 +168,38 @@ DRAFTERS: dict[str, DrafterKind] = {
 }
 
 
-def choose_drafter(pair: ModelPair, drafter: Any) -> Any:
-    """The name, or the drafter object, that a request will use. Raises RequestError for what can't be."""
-    if drafter == "auto":
-        drafter = pair.default_drafter
-        if drafter == "auto":
-            drafter = "model" if pair.draft is not None else "prompt_lookup"
-    kind = DRAFTERS.get(drafter) if isinstance(drafter, str) else None
+def default_drafter(pair: ModelPair) -> str:
+    """The name that "auto" stands for."""
+    if pair.default_drafter != "auto":
+        return pair.default_drafter
+    return "model" if pair.draft is not None else "prompt_lookup"
+
+
+def choose_drafter(pair: ModelPair, drafter: str | Drafter) -> DrafterKind:
+    """What a request will draft with: a line of DRAFTERS, or a user's object. RequestError for what can't be."""
+    if isinstance(drafter, str):
+        return _named(pair, drafter)
+    if not hasattr(drafter, "propose"):
+        raise RequestError(f"drafter must be auto, {', '.join(DRAFTERS)} or a drafter object; got {drafter!r}.")
+    return DrafterKind(
+        "a drafter of the user's own",
+        lambda parts: own_drafter(drafter),
+        own=True,
+        branches=bool(getattr(drafter, "branches", False)),
+        reads_others=bool(getattr(drafter, "reads_others", True)),
+    )
+
+
+def _named(pair: ModelPair, name: str) -> DrafterKind:
+    kind = DRAFTERS.get(default_drafter(pair) if name == "auto" else name)
     if kind is None:
-        if not hasattr(drafter, "propose"):
-            raise RequestError(
-                f"drafter must be auto, {', '.join(DRAFTERS)} or a drafter object; got {drafter!r}."
-            )
-        return drafter
+        raise RequestError(f"drafter must be auto, {', '.join(DRAFTERS)} or a drafter object; got {name!r}.")
     if kind.runs_model and pair.draft is None:
         raise RequestError(
-            f'This pair has no draft model for drafter="{drafter}": choose drafter="prompt_lookup" or load one '
+            f'This pair has no draft model for drafter="{name}": choose drafter="prompt_lookup" or load one '
             "with draft=."
         )
-    return drafter
+    return kind
 
 
 def confident_prefix(max_probs: list[float], token_probs: list[float]) -> int:
@@ -190,30 +214,3 @@ def confident_prefix(max_probs: list[float], token_probs: list[float]) -> int:
             return count
         chance *= own
     return len(max_probs)
-
-
-def runs_model(drafter: Any) -> bool:
-    """Whether the drafter, a name or an object, keeps a cache of the pair's draft."""
-    return isinstance(drafter, str) and DRAFTERS[drafter].runs_model
-
-
-def windows(drafter: Any) -> bool:
-    """Whether the target drafts for itself, over part of its own cache, with this drafter, a name or an object."""
-    return isinstance(drafter, str) and DRAFTERS[drafter].windows
-
-
-def branches(drafter: Any, tree: tuple[int, ...] | None) -> bool:
-    """Whether the drafter, a name or an object, proposes trees: a named one where it is given a shape."""
-    return tree is not None if isinstance(drafter, str) else bool(getattr(drafter, "branches", False))
-
-
-def reads_others(drafter: Any) -> bool:
-    """Whether the drafter, a name or an object, may draft for a row by what other rows have written."""
-    if isinstance(drafter, str):
-        return DRAFTERS[drafter].reads_others
-    return bool(getattr(drafter, "reads_others", True))
-
-
-def make_drafter(drafter: Any, parts: Parts) -> Drafter:
-    """A fresh drafter by its name, or a copy of a drafter object."""
-    return DRAFTERS[drafter].make(parts) if isinstance(drafter, str) else own_drafter(drafter)

@@ -1,16 +1,15 @@
 """Trees of drafts of one fixed shape: so many children behind each draft, level by level.
 
-Contract: `StaticTrees.propose` makes one Proposal. Every draft of a level gets as many children as the shape says,
-fewer only where the text before them decides it: a row that may not draft so deep, a draft's cache without room
-for a level, and a q without so many tokens, which is seen before any of them is drawn. Children of a greedy text
-are the draft's likeliest tokens, of a coupled one those that the target's noise favours most, of a sampled one all
-but one of the likeliest, and one that is drawn from q without them; it has noise of its own, keyed by its parent.
-What is drawn is never left out again, and what is drawn behind it depends on it alone. So a text that is verified
-by the tree rule (verify/tree.py) is distributed as the target's. Each level is read on the host: on an
-accelerator a round waits once more for each.
-Feeding a draft model: `root` brings its cache up to date with the text and says what may follow; `level` feeds
-drafts whose parents were fed before, and says what may follow each. Nothing that is fed here counts in the draft's
-cache: the next proposal feeds what was accepted again, as text.
+Contract: `StaticTrees.propose` makes one TreeProposal. Every draft of a level gets as many children as the shape
+says, fewer only where the text before them decides it: a row that may not draft so deep, a draft's cache without
+room for a level, and a q without so many tokens, which is seen before any of them is drawn. Children of a greedy
+text are the draft's likeliest tokens, of a coupled one those that the target's noise favours most, of a sampled
+one all but one of the likeliest, and one that is drawn from q without them; it has noise of its own, keyed by its
+parent. What is drawn is never left out again, and what is drawn behind it depends on it alone. So a text that is
+verified by the tree rule (verify/tree.py) is distributed as the target's. Each level is read on the host: on an
+accelerator a round waits once more for each. Feeding a draft model: `root` brings its cache up to date with the
+text and says what may follow; `level` feeds drafts whose parents were fed before, and says what may follow each.
+Nothing that is fed here counts in the draft's cache: the next proposal feeds what was accepted again, as text.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from ..sample.draw import draw
 from ..sample.noise import NoiseKeys, Role, exponentials, place_node
 from ..sample.params import SamplingParams
 from ..sequence import Sequence
-from .base import Proposal
+from .base import TreeProposal
 
 # A child is drawn where at least this much of q is left beside its siblings.
 LEAST_MASS = 1e-4
@@ -42,7 +41,7 @@ Parent = tuple[int, int]
 
 @dataclass
 class _Row:
-    """A row's drafts so far; lists as in Proposal. chances: what the draft gives each, for a reader."""
+    """A row's drafts so far; lists as in TreeProposal. chances: what the draft gives each, for a reader."""
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
@@ -61,7 +60,9 @@ class StaticTrees:
         self.coupled = role is Role.TARGET and not params.greedy
         self.sampled = not (params.greedy or self.coupled)
 
-    def propose(self, model: LevelModel, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal:
+    def propose(
+        self, model: LevelModel, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys
+    ) -> TreeProposal:
         """Trees at most max_drafts[r] deep, and as deep as the model can be asked."""
         made, probs = [_Row() for _ in rows], list[Tensor]()
         asked: list[Parent] = [(r, -1) for r, most in enumerate(max_drafts) if most > 0]
@@ -138,11 +139,11 @@ class StaticTrees:
             return q
         return torch.zeros(len(q), self.size, dtype=q.dtype, device=q.device).index_copy_(1, ids, q)
 
-    def _proposal(self, made: list[_Row], probs: list[Tensor]) -> Proposal:
+    def _proposal(self, made: list[_Row], probs: list[Tensor]) -> TreeProposal:
         counts = [len(row.tokens) for row in made]
         width = max(counts)
         padded = torch.tensor([row.tokens + [0] * (width - len(row.tokens)) for row in made], dtype=torch.long)
-        proposal = Proposal(padded.view(len(made), width), counts, parents=[row.parents for row in made])
+        proposal = TreeProposal(padded.view(len(made), width), counts, parents=[row.parents for row in made])
         if self.params.greedy:
             proposal.own = lambda: [row.chances for row in made]
         if probs:
@@ -151,7 +152,7 @@ class StaticTrees:
 
 
 def _add(made: list[_Row], parent: Parent, token: int, chance: float | None, drawn: int = -1) -> Parent:
-    """A draft behind `parent`; its own place. drawn: see Proposal."""
+    """A draft behind `parent`; its own place. drawn: see TreeProposal."""
     row = made[parent[0]]
     row.tokens.append(token)
     row.parents.append(parent[1])

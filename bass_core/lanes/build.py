@@ -11,12 +11,12 @@ import copy
 from ..decode.admission import cache_padding
 from ..decode.base import Decoder, DecodingParams, cache_bytes
 from ..decode.batch import BatchDecoder
-from ..decode.measuring import make_budget
+from ..decode.measuring import make_policy
 from ..decode.overlapped.decoder import build_amusd
 from ..decode.request import Request
 from ..decode.sequential import SequentialDecoder
-from ..draft.registry import Parts, make_drafter, runs_model
-from ..length.base import Budget
+from ..draft.registry import Parts
+from ..length.base import LengthPolicy
 from ..model.graphs import runner_for
 from ..model.pair import ModelPair
 from ..sequence import Sequence
@@ -29,14 +29,14 @@ def build_regular(pair: ModelPair, request: Request, sequences: list[Sequence]) 
 
 def build_speculative(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
     """Draft and verify, one sequence after another, in the same caches."""
-    maker = _Maker(pair, request, 1, make_budget(request))
+    maker = _Maker(pair, request, 1, make_policy(request))
     return SequentialDecoder(sequences, lambda row: maker.make([row]), maker.cache)
 
 
 def build_bass(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
     """Draft and verify all sequences together."""
     rows = len(sequences)
-    return _Maker(pair, request, rows, make_budget(request)).make(sequences)
+    return _Maker(pair, request, rows, make_policy(request)).make(sequences)
 
 
 def build_overlapped(pair: ModelPair, request: Request, sequences: list[Sequence]) -> Decoder:
@@ -47,12 +47,12 @@ def build_overlapped(pair: ModelPair, request: Request, sequences: list[Sequence
 class _Maker:
     """Makes the decoders of a lane that decodes `rows` rows at a time; they share their runners.
 
-    budget: None for a lane that does not draft.
+    policy: None for a lane that does not draft.
     """
 
-    def __init__(self, pair: ModelPair, request: Request, rows: int, budget: Budget | None) -> None:
-        self.request, self.budget = request, budget
-        texts, backend = request.texts(cache_padding(request, budget is not None)), request.backend
+    def __init__(self, pair: ModelPair, request: Request, rows: int, policy: LengthPolicy | None) -> None:
+        self.request, self.policy = request, policy
+        texts, backend = request.texts(cache_padding(request, policy is not None)), request.backend
         self.target = runner_for(pair.target_step, rows, texts, pair.vocab, backend)
         self.parts = Parts(
             pair,
@@ -65,13 +65,13 @@ class _Maker:
             tells=request.inspect,
             tree=request.tree,
         )
-        drafts = budget is not None and runs_model(request.drafter)
+        drafts = policy is not None and request.kind.runs_model
         self.cache = cache_bytes(self.target, self.parts.runner if drafts else None)
 
     def make(self, rows: list[Sequence]) -> BatchDecoder:
-        drafter = None if self.budget is None else make_drafter(self.request.drafter, self.parts)
-        budget = copy.deepcopy(self.budget)
-        return BatchDecoder(rows, self.target, _params(self.request), drafter, budget, cache=self.cache)
+        drafter = None if self.policy is None else self.request.kind.make(self.parts)
+        policy = copy.deepcopy(self.policy)
+        return BatchDecoder(rows, self.target, _params(self.request), drafter, policy, cache=self.cache)
 
 
 def _params(request: Request) -> DecodingParams:

@@ -88,6 +88,7 @@ class PredictedClock:
 
     def count(self, round_: Round, sequences: list[Sequence]) -> None:
         """Count a step whose tokens the sequences already hold, and say in the round where its time went."""
-        spent = bill(self.simulated, round_, sequences, self.runs_draft)
-        self.ms += spent.draft_ms + spent.verify_ms
-        round_.spent = None if round_.kind == "prefill" else spent
+        draft_ms, verify_ms = bill(self.simulated, round_, sequences, self.runs_draft)
+        self.ms += draft_ms + verify_ms
+        if round_.kind != "prefill":
+            round_.draft_ms, round_.verify_ms = draft_ms, verify_ms

@@ -21,7 +21,7 @@ from ..model.pair import ModelPair
 from ..options import Keywords, Options, Prompt, gathered, lists_options
 from ..sequence import Round
 from .lane import Lane
-from .methods import DEFAULT_METHOD, budget_rows, check_method, find_method
+from .methods import DEFAULT_METHOD, check_method, find_method, policy_rows
 from .metrics import Metrics, latency
 from .snapshot import ClockRecord
 from .warmup import warm_up
@@ -142,7 +142,7 @@ def _lane(pair: ModelPair, prompt: Prompt, method: str, options: Options) -> Lan
     check_method(found, pair, request)
     admit(pair, request, [found])
     warm_up(pair, request)
-    request = with_costs(pair, request, budget_rows(request, found))
+    request = with_costs(pair, request, policy_rows(request, found))
     # Warming up and measuring leave caches idle; admission frees them where the lane needs their memory.
     admit(pair, request, [found])
     return Lane(pair, request, method)

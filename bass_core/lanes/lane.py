@@ -12,7 +12,6 @@ from dataclasses import replace
 from ..decode.base import CacheBytes, Decoder, Timeline
 from ..decode.peaks import known_peaks
 from ..decode.request import Request
-from ..draft.registry import runs_model
 from ..machine.hardware import Peaks
 from ..machine.memory import shortage_explained
 from ..model.pair import ModelPair
@@ -43,7 +42,7 @@ class Lane:
         self.sequences = request.sequences()
         simulated = request.clock
         self.clock = (
-            LaneClock(pair.device) if simulated is None else PredictedClock(simulated, runs_model(request.drafter))
+            LaneClock(pair.device) if simulated is None else PredictedClock(simulated, request.kind.runs_model)
         )
         self.counts = Counts()
         self.log = Trace(pair.tokenizer)
@@ -148,7 +147,7 @@ class Lane:
 
 def _work(pair: ModelPair, request: Request) -> Work:
     """What the utilisation is reckoned with: this device and these models, or those of a simulated clock."""
-    drafts = runs_model(request.drafter)
+    drafts = request.kind.runs_model
     simulated = request.clock
     if simulated is not None and simulated.table is None:
         target, draft = simulated.models

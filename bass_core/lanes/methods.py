@@ -104,8 +104,8 @@ def find_method(name: object) -> Method:
     return METHODS[name]
 
 
-def budget_rows(request: Request, method: Method) -> int:
-    """Rows of the batch that the method's budget covers; 0 if the method has no budget for its drafts."""
+def policy_rows(request: Request, method: Method) -> int:
+    """Rows of the batch that the method's length policy covers; 0 if the method has none."""
     if not method.drafts or method.overlaps:
         return 0
     return len(request.prompts) if method.batched else 1

@@ -16,7 +16,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import asdict
 from typing import cast
 
 from typing_extensions import Unpack
@@ -29,11 +28,12 @@ from ..machine.capture import empty_cache
 from ..machine.monitor import Monitor
 from ..model.pair import ModelPair
 from ..options import Keywords, Options, Prompt, gathered, lists_options
+from ..sequence import record_of
 from .comparison import comparison, reference_lane
 from .lane import Lane
-from .methods import DEFAULT_LANES, METHODS, Method, budget_rows, check_method, find_method
+from .methods import DEFAULT_LANES, METHODS, Method, check_method, find_method, policy_rows
 from .schedule import SCHEDULINGS
-from .snapshot import ClockRecord, DeviceReading, LaneSnapshot, MeasuringRecord, Snapshot
+from .snapshot import ClockRecord, DeviceReading, LaneSnapshot, Snapshot
 from .view import lane_view
 from .warmup import warm_up
 
@@ -88,13 +88,13 @@ def _run(
     try:
         monitor.start()
         warm_up(pair, request)
-        measuring = Measuring(pair, request, max(budget_rows(request, method) for method in methods))
+        measuring = Measuring(pair, request, max(policy_rows(request, method) for method in methods))
         for _ in _measure(measuring, stopped):
             if stopped():
                 return
             snapshot = _snapshot(request, [], monitor, scheduling, time.perf_counter(), measuring=True)
             if measuring.progress is not None:
-                snapshot["measuring"] = cast(MeasuringRecord, asdict(measuring.progress))
+                snapshot["measuring"] = record_of(measuring.progress)
             yield snapshot
         # Warming up and measuring leave caches idle; admission frees them where the lanes need their memory.
         _admit(pair, request, methods, scheduling)

@@ -2,12 +2,14 @@
 
 Contract: every value is JSON-ready. A key is always present unless its class says otherwise; a number that does
 not apply or is not known yet is None. Times are milliseconds of the lane's own clock (lanes/clock.py), except
-`elapsed_ms`, which is wall time. Non-goals: computing the values (lanes/metrics.py, lanes/trace.py).
+`elapsed_ms`, which is wall time. Non-goals: computing the values (metrics.py, trace.py).
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal, TypedDict
+
+from ..sequence import Record
 
 
 class DeviceReading(TypedDict):
@@ -32,105 +34,6 @@ class DeviceReading(TypedDict):
     rss_mb: float | None
 
 
-class CandidateRecord(TypedDict):
-    """`Candidate` (sequence.py) as plain data; `text` is None without a tokenizer."""
-
-    token: int
-    text: str | None
-    p: float
-    q: float | None
-    residual: float | None
-
-
-class EndingRecord(TypedDict):
-    """`Ending` (sequence.py) as plain data."""
-
-    after: int
-    draft: int | None
-    mass: float | None
-    reach: float
-    top: list[CandidateRecord]
-
-
-class DetailRecord(TypedDict):
-    """`RowDetail` (sequence.py) as plain data."""
-
-    rule: str
-    sources: list[str]
-    own_p: list[float | None] | None
-    own_q: list[float | None] | None
-    ending: EndingRecord | None
-
-
-class RowRecord(TypedDict):
-    """What one round did to one sequence: it appended `written` tokens, from index `start` of its new tokens on.
-
-    `drafted`: the drafted tokens; `p`, `q`, `u`, `chance`: their tests; `accepted`: how many were accepted;
-    `one_by_one`: how many the rejection rule would have accepted with the same u; `parents`, `path`: of a tree of
-    drafts, None for a chain; see RowRound. `drafted_text` is None without a tokenizer;
-    `detail` without `inspect`, and of a row without drafts.
-    """
-
-    sequence: int
-    start: int
-    drafted: list[int]
-    drafted_text: list[str] | None
-    p: list[float | None]
-    q: list[float | None]
-    u: list[float | None]
-    chance: list[float | None]
-    accepted: int
-    one_by_one: int
-    written: int
-    next_p: float | None
-    parents: list[int] | None
-    path: list[int] | None
-    detail: DetailRecord | None
-
-
-class RoundRecord(TypedDict):
-    """One round of a lane. `round` counts verifications and plain steps from 1; 0 is a prefill.
-
-    `time_ms`: the lane's clock at its end; it began where the round before it ended. `draft_ms`, `verify_ms`: see
-    `Spent` (sequence.py); None if not known. `lengths`: what the policy gave each row, in the order of `rows`, and
-    `draft_length` the longest; see Round.
-    """
-
-    round: int
-    kind: str
-    draft_length: int
-    lengths: list[int]
-    time_ms: float
-    draft_ms: float | None
-    verify_ms: float | None
-    rows: list[RowRecord]
-
-
-class MetricsRecord(TypedDict):
-    """`Metrics` (lanes/metrics.py) as plain data, field by field."""
-
-    ms_per_token: float | None
-    speedup: float | None
-    throughput_tps: float | None
-    acceptance_rate: float | None
-    token_acceptance: float | None
-    mean_acceptance_length: float | None
-    per_position_acceptance: list[float] | None
-    ptl_first_ms: float | None
-    ptl_last_ms: float | None
-    ptl_all_ms: float | None
-    ttft_ms: float | None
-    rounds: int
-    target_forwards: int
-    draft_length: int | None
-    new_tokens: int
-    drafted: int
-    accepted: int
-    flops_utilization: float | None
-    useful_flops_utilization: float | None
-    bandwidth_utilization: float | None
-
-
 class SequenceSnapshot(TypedDict):
     """One text so far: for each token its id, its piece of the text, where it came from, and when.
 
@@ -145,49 +48,26 @@ class SequenceSnapshot(TypedDict):
     finish_reason: str | None
 
 
-class ReadingRecord(TypedDict):
-    """`Reading` (sequence.py) as plain data: `fed` of `total` tokens of these sequences' prompts are read."""
-
-    fed: int
-    total: int
-    sequences: list[int]
-
-
-class CacheRecord(TypedDict):
-    """`CacheBytes` (decode/base.py) as plain data: bytes of keys and values."""
-
-    shared: int
-    own: int
-    draft: int
-    copies: int
-
-
 class _Lane(TypedDict):
     sequences: list[SequenceSnapshot]
-    metrics: MetricsRecord
-    rounds: list[RoundRecord]
+    metrics: Record
+    rounds: list[Record]
     clock_ms: float
     finished: bool
     error: str | None
-    reading: ReadingRecord | None
-    cache: CacheRecord | None
+    reading: Record | None
+    cache: Record | None
 
 
 class LaneSnapshot(_Lane, total=False):
-    """One lane. `reading`: None unless prompts are being read; `cache`: None if the decoder does not tell, or on a
-    simulated clock with other models.
+    """One lane. Its records are dataclasses as plain data: `metrics` of Metrics (lanes/metrics.py), `rounds` of
+    Round, `reading` of Reading (sequence.py), `cache` of CacheBytes (decode/base.py). `reading` is None unless
+    prompts are being read; `cache` if the decoder does not tell, or on a simulated clock with other models.
 
     `timeline`: present only if draft and target overlap; see decode/overlapped/timeline.py.
     """
 
     timeline: dict[str, Any]
-
-
-class MeasuringRecord(TypedDict):
-    """`Progress` (decode/measuring.py) as plain data: the share that is done, and the estimated rest."""
-
-    done: float
-    left_ms: float | None
 
 
 class Weighed(TypedDict):
@@ -238,9 +118,10 @@ class Snapshot(_Snapshot, total=False):
     predictions.
     `comparison`: present only in the last snapshot, and only if two lanes must give the same text.
     A lane's list in `comparison` has one entry per row: None if the row equals the reference lane's.
-    `measuring`: present only while `phase` is "measuring", and only once costs are being measured.
+    `measuring`: present only while `phase` is "measuring", and only once costs are being measured: Progress
+    (decode/measuring.py) as plain data.
     """
 
     clock: ClockRecord
     comparison: dict[str, list[Difference | None]]
-    measuring: MeasuringRecord
+    measuring: Record

@@ -6,12 +6,9 @@ difference from the last view. The caller holds the lane's lock if another threa
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import cast
-
-from ..sequence import Sequence
+from ..sequence import Sequence, record_of
 from .lane import Lane
-from .snapshot import CacheRecord, LaneSnapshot, MetricsRecord, ReadingRecord, SequenceSnapshot
+from .snapshot import LaneSnapshot, SequenceSnapshot
 from .text import TextStream
 
 
@@ -19,13 +16,13 @@ def lane_view(lane: Lane) -> LaneSnapshot:
     """The lane's current state."""
     view: LaneSnapshot = {
         "sequences": [_sequence_view(*both) for both in zip(lane.sequences, lane.texts, strict=True)],
-        "metrics": cast(MetricsRecord, asdict(lane.metrics())),
+        "metrics": record_of(lane.metrics()),
         "rounds": lane.log.view(),
         "clock_ms": lane.clock.ms,
         "finished": lane.finished,
         "error": lane.error,
-        "reading": None if lane.reading is None else cast(ReadingRecord, asdict(lane.reading)),
-        "cache": None if lane.cache is None else cast(CacheRecord, asdict(lane.cache)),
+        "reading": None if lane.reading is None else record_of(lane.reading),
+        "cache": None if lane.cache is None else record_of(lane.cache),
     }
     if lane.timeline is not None:
         view["timeline"] = lane.timeline.view()

@@ -1,8 +1,8 @@
-"""How much each row may draft in a round.
+"""How many tokens each row may draft in a round: what a decoder asks of a policy, and what it tells it.
 
-Contract: a decoder asks `max_drafts` before each round, before anything of it is drawn, and calls `observe` after
-it; nothing else changes a budget, so asking twice gives the same answer. A budget keeps its state in plain
-attributes, so that each decoder can work on its own copy.
+Contract: a decoder calls `lengths` before each round, before anything of it is drawn, and `observe` after it;
+nothing else changes a policy, so asking twice gives the same answer. A policy keeps its state in plain attributes,
+so that each decoder can work on its own copy. A user's own policy is any object with these three members.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ class Offer(NamedTuple):
 class Feedback(NamedTuple):
     """What a round came to, a number a row in the order of the rows.
 
-    offers: what `max_drafts` was asked about; requested: what it said; drafted: the drafts that were verified,
-    fewer where the drafter stopped; accepted: how many of them stood. draft_forwards: forwards of a draft model in
-    this round. ms: the whole round's wall time in milliseconds, draft_ms: its drafting's; NaN where not measured.
+    offers: what `lengths` was asked about; lengths: what it said; drafted: the drafts that were verified, fewer
+    where the drafter stopped; accepted: how many of them were accepted. draft_forwards: forwards of a draft model
+    in this round. ms: the whole round's wall time in milliseconds, draft_ms: its drafting's; NaN where not
+    measured.
     """
 
     offers: Sequence[Offer]
-    requested: list[int]
+    lengths: list[int]
     drafted: list[int]
     accepted: list[int]
     draft_forwards: int
@@ -42,16 +43,16 @@ class Feedback(NamedTuple):
     draft_ms: float
 
 
-class Budget(Protocol):
-    """What a decoder asks of a budget. `limit` is the most drafts of one row that it will ever allow."""
+class LengthPolicy(Protocol):
+    """What a decoder asks of a policy. `limit`: the longest draft of a row that it will ever allow, in tokens."""
 
     @property
     def limit(self) -> int: ...
 
-    def max_drafts(self, offers: Sequence[Offer]) -> list[int]:
+    def lengths(self, offers: Sequence[Offer]) -> list[int]:
         """The most drafts of each row in the next round; the decoder cuts what is above an offer's `most`."""
         ...
 
     def observe(self, feedback: Feedback) -> None:
-        """Told of every round behind the prefill, plain ones included."""
+        """Learn what a round after the prefill came to; plain rounds are told as well."""
         ...

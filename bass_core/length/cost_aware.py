@@ -1,6 +1,6 @@
 """Row lengths by measured cost, the default: the drafts that should write most tokens a millisecond.
 
-Contract: a Budget (base.py). Before anything of a round is drawn, each row offers a chain of drafts by a source
+Contract: a policy (base.py). Before anything of a round is drawn, each row offers a chain of drafts by a source
 that its text so far decides (a copy, or the draft model). The worth of a row's i-th draft is the chance that its
 first i drafts are accepted: it counts once for each source and place (acceptance.py), and less for a row that has
 less to write than others, because a batch takes until its last row is finished. Drafts are taken best first over
@@ -8,7 +8,7 @@ all rows, as many as make expected tokens a millisecond the most; none where a p
 a function of earlier rounds alone, and every rule of verification stays exact. Costs come from a table
 (cost_table.py) that every round's own time corrects (corrected.py). What is not chosen is tried now and then, for
 what it may cost: at most EXPLORE of the time. So a lane that would win again finds out, and one that loses loses
-little. Source: expected tokens by place, Leviathan et al. 2211.17192, equation 1; one budget over all rows by
+little. Source: expected tokens by place, Leviathan et al. 2211.17192, equation 1; one allotment over all rows by
 goodput, vLLM's adaptive verification (#47808) and DSpark (arXiv 2607.05147).
 """
 
@@ -82,8 +82,8 @@ class CostAware:
         self._resting: list[str] = []
         self._rests = 0
 
-    def max_drafts(self, offers: Sequence[Offer]) -> list[int]:
-        """See Budget."""
+    def lengths(self, offers: Sequence[Offer]) -> list[int]:
+        """See LengthPolicy."""
         return self.plan(offers).lengths
 
     def plan(self, offers: Sequence[Offer]) -> Plan:
@@ -158,17 +158,17 @@ class CostAware:
         return self._believed.setdefault(offer.source, Believed(LIMIT, not offer.forwards))
 
     def observe(self, feedback: Feedback) -> None:
-        """See Budget."""
+        """See LengthPolicy."""
         offers, rows, forwards = feedback.offers, len(feedback.offers), feedback.draft_forwards
         # As it was before this round: what it tried is paid for, else what may be tried grows.
         plan = self.plan(offers)
-        tried = plan.lost if feedback.requested == plan.lengths else 0.0
+        tried = plan.lost if feedback.lengths == plan.lengths else 0.0
         self._allowance += EXPLORE * self._ms(feedback) - tried
-        self._rounds, self._plain = self._rounds + 1, self._plain or not any(feedback.requested)
+        self._rounds, self._plain = self._rounds + 1, self._plain or not any(feedback.lengths)
         self._planned = None
         if self._rested(_sources(offers), plan):
             return
-        told = list(zip(offers, feedback.requested, feedback.drafted, feedback.accepted, strict=True))
+        told = list(zip(offers, feedback.lengths, feedback.drafted, feedback.accepted, strict=True))
         for source in {offer.source for offer, allowed, _, _ in told if allowed}:
             self._believed[source].fade()
         for offer, allowed, drafted, accepted in told:

@@ -12,12 +12,20 @@ from __future__ import annotations
 
 from math import ceil
 from statistics import fmean
+from typing import NamedTuple
 
 from ..length.costs import RoundCosts
-from ..sequence import Forward, Round, Sequence, Spent, depths_of
+from ..sequence import Forward, Round, Sequence, depths_of
 from .clock import SimulatedClock
 from .roofline import Roofline
 from .rounds import round_ms
+
+
+class Spent(NamedTuple):
+    """Milliseconds of drafting, and of the verification or of a prefill's chunk."""
+
+    draft_ms: float
+    verify_ms: float
 
 
 def bill(clock: SimulatedClock, round_: Round, sequences: list[Sequence], runs_draft: bool = True) -> Spent:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..length.base import Budget, Feedback, Offer
+from ..length.base import Feedback, LengthPolicy, Offer
 from ..length.costs import RoundCosts
 
 
@@ -67,18 +67,18 @@ class Played:
 
 
 def rounds(
-    budget: Budget, acceptance: Acceptance, rows: int, tokens: int | None, rng: np.random.Generator
+    policy: LengthPolicy, acceptance: Acceptance, rows: int, tokens: int | None, rng: np.random.Generator
 ) -> Iterator[Played]:
     """The rounds of `rows` rows that each write `tokens` tokens after the prefill's; endless if None."""
     left = [1 << 60 if tokens is None else tokens] * rows
     live = list(range(rows)) if left[0] else []
     while live:
         offers = [Offer(left[row] - 1) for row in live]
-        asked = budget.max_drafts(offers)
+        asked = policy.lengths(offers)
         drafted = [min(most, offer.most) for most, offer in zip(asked, offers, strict=True)]
         accepted = acceptance.draw(rng, live, drafted)
         yield Played(max(asked), live, drafted, accepted)
-        budget.observe(Feedback(offers, asked, drafted, accepted, max(drafted), math.nan, math.nan))
+        policy.observe(Feedback(offers, asked, drafted, accepted, max(drafted), math.nan, math.nan))
         for row, count in zip(live, accepted, strict=True):
             left[row] -= count + 1
         live = [row for row in live if left[row]]
@@ -100,11 +100,11 @@ class Prediction:
 
 
 def play(
-    budget: Budget, acceptance: Acceptance, rows: int, tokens: int, seed: int = 0, trials: int = 8
+    policy: LengthPolicy, acceptance: Acceptance, rows: int, tokens: int, seed: int = 0, trials: int = 8
 ) -> list[list[Played]]:
     """Simulate `trials` runs of `rows` rows with `tokens` (2 or more) new tokens each, the first the prefill's."""
     return [
-        list(rounds(copy.deepcopy(budget), acceptance, rows, tokens - 1, np.random.default_rng((seed, trial))))
+        list(rounds(copy.deepcopy(policy), acceptance, rows, tokens - 1, np.random.default_rng((seed, trial))))
         for trial in range(trials)
     ]
 
@@ -117,7 +117,7 @@ def timed(costs: RoundCosts, runs: list[list[Played]], tokens: int) -> Predictio
 
 def predict(
     costs: RoundCosts,
-    budget: Budget,
+    policy: LengthPolicy,
     acceptance: Acceptance,
     rows: int,
     tokens: int,
@@ -125,7 +125,7 @@ def predict(
     trials: int = 8,
 ) -> Prediction:
     """`play`, then `timed`."""
-    return timed(costs, play(budget, acceptance, rows, tokens, seed, trials), tokens)
+    return timed(costs, play(policy, acceptance, rows, tokens, seed, trials), tokens)
 
 
 def _figures(costs: RoundCosts, played: list[Played], tokens: int) -> tuple[float, ...]:

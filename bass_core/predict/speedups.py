@@ -15,7 +15,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from ..errors import RequestError
-from ..length.options import DraftLength, check_draft_length, make_budget
+from ..length.options import DraftLength, check_draft_length, make_policy
 from .bounds import fits, fitted, ridge
 from .checks import rate, whole
 from .clock import SimulatedClock
@@ -56,10 +56,10 @@ def predict_speedups(
     costs, points = clock.costs(context), []
     for rows in sizes:
         held = fits(costs, rows)
-        plain = predict(costs, make_budget(0), chance, rows, tokens, seed, trials=1) if held else None
+        plain = predict(costs, make_policy(0), chance, rows, tokens, seed, trials=1) if held else None
         for length in lengths:
-            budget = make_budget(length, costs, timed=False)
-            runs = play(budget, chance, rows, tokens, seed, trials) if plain else []
+            policy = make_policy(length, costs, timed=False)
+            runs = play(policy, chance, rows, tokens, seed, trials) if plain else []
             points.append(_point(rows, length, plain, [timed(costs, [run], tokens) for run in runs]))
     return SpeedUps(
         clock=clock.record(),

@@ -18,13 +18,14 @@ DRAFTING_MUTANTS = [
     Mutant(
         "the rule chosen by what the proposal looks like",
         "bass_core/decode/batch.py",
-        "proposal = as_tree(given) if self._branches else check_chain(given)",
-        "proposal = as_tree(given) if self._branches else check_chain(given)\n"
-        "        line = [list(range(-1, count - 1)) for count in proposal.num_drafted]\n"
-        "        if proposal.parents == line and proposal.drawn is not None and proposal.probs is not None:\n"
-        "            width = proposal.tokens.shape[1]\n"
-        "            places = torch.tensor([(row + [0] * width)[:width] for row in proposal.drawn])\n"
-        "            proposal = replace(proposal, parents=None, drawn=None, probs=proposal.probs[places])",
+        "return check_type(self.drafter.propose(self._rows, lengths, keys), self._branches)",
+        "given: Any = check_type(self.drafter.propose(self._rows, lengths, keys), self._branches)\n"
+        "        line = [list(range(-1, count - 1)) for count in given.num_drafted]\n"
+        "        if self._branches and given.parents == line and given.drawn and given.probs is not None:\n"
+        "            width = given.tokens.shape[1]\n"
+        "            places = torch.tensor([(row + [0] * width)[:width] for row in given.drawn])\n"
+        "            given = Proposal(given.tokens, given.num_drafted, given.probs[places])\n"
+        "        return given",
         [_TEST + "trees[a user's, a chain unless 0-auto]"],
     ),
     Mutant(

@@ -243,9 +243,7 @@ MUTANTS = [
         "bass_core/draft/model.py",
         "self.runner.commit(row, min(self.runner.lengths[row], length))",
         "self.runner.commit(row, min(self.runner.lengths[row], length + 1))",
-        [
-            "tests/bass_core/overlapped/test_session.py::test_after_a_refusal_the_drafts_are_those_of_the_new_text"
-        ],
+        ["tests/bass_core/overlapped/test_session.py::test_after_a_refusal_the_drafts_are_those_of_the_new_text"],
     ),
     Mutant(
         "AMUSD: a draft comes with another row's q",

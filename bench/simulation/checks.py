@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from bass_core.length.base import Budget
+from bass_core.length.base import LengthPolicy
 from bass_core.length.costs import CostTable
-from bass_core.length.options import BASS, make_budget
+from bass_core.length.options import BASS, make_policy
 from bass_core.predict.rounds import Acceptance, rounds
 
 from ..report.report import claim
@@ -30,11 +30,11 @@ def run(seed: int, quick: bool) -> tuple[list[Row], list[Any]]:
     count = 2000 if quick else 20000
     fixed, speed, chain = [], [], []
     for rate, length in itertools.product((0.6, 0.8, 0.9), (1, 4, 7)):
-        found = _means(make_budget(length), rate, 8, count, seed)
+        found = _means(make_policy(length), rate, 8, count, seed)
         fixed.append(_row(f"l = {length}, tokens a round", rate, 8, found[1], tokens_per_round(rate, length)))
         speed.append(_row(f"l = {length}, speed-up", rate, 8, found[2], speedup(rate, length, DRAFT_COST)))
     for rate, rows in itertools.product((0.7, 0.8, 0.9), (1, 8)):
-        found, exact = _means(make_budget(BASS), rate, rows, count, seed), algorithm_1(rate, rows)
+        found, exact = _means(make_policy(BASS), rate, rows, count, seed), algorithm_1(rate, rows)
         for values, value, what in zip(found[:2], exact, ("draft length", "tokens a round"), strict=True):
             chain.append(_row(f"Algorithm 1, {what}", rate, rows, values, value))
     return [*fixed, *speed, *chain], [
@@ -44,7 +44,7 @@ def run(seed: int, quick: bool) -> tuple[list[Row], list[Any]]:
     ]
 
 
-def _means(budget: Budget, rate: float, rows: int, count: int, seed: int) -> list[np.ndarray]:
+def _means(budget: LengthPolicy, rate: float, rows: int, count: int, seed: int) -> list[np.ndarray]:
     """Block means over rounds of endless rows: draft length, tokens per row and round, speed-up."""
     costs = CostTable({1: [(1.0, 1.0)]}, {1: DRAFT_COST}, padded=True)
     played = rounds(budget, Acceptance.same(rate), rows, None, np.random.default_rng(seed))

@@ -39,7 +39,7 @@ def algorithm_1(rate: float, rows: int) -> tuple[float, float]:
         for best in range(state[0] + 1):
             upto = 1.0 if best == state[0] else (1 - rate ** (best + 1)) ** rows
             policy = Algorithm1(length=state[0], shrinking=state[1])
-            policy.update([best])
+            policy.update(best)
             moves[index, number[policy.length, policy.shrinking]] += upto - below
             below = upto
     share = _stationary(moves)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bass_core.length.costs import RoundCosts
-from bass_core.length.options import BASS, make_budget
+from bass_core.length.options import BASS, make_policy
 from bass_core.predict.hardware import HARDWARE, Assumptions
 from bass_core.predict.roofline import Roofline
 from bass_core.predict.rounds import Acceptance, Played, Prediction, play, predict, timed
@@ -40,7 +40,7 @@ class Solver:
         """The prediction for an acceptance of `hundredths` / 100."""
         if hundredths not in self._played:
             acceptance = Acceptance.same(hundredths / _GRID)
-            self._played[hundredths] = play(make_budget(BASS), acceptance, ROWS, TOKENS, self.seed, self.trials)
+            self._played[hundredths] = play(make_policy(BASS), acceptance, ROWS, TOKENS, self.seed, self.trials)
         return timed(costs, self._played[hundredths], TOKENS)
 
     def solve(self, costs: RoundCosts, latency_ms: float) -> tuple[float, Prediction] | None:
@@ -58,7 +58,7 @@ class Solver:
 
 def implied(costs: Roofline, solver: Solver) -> Row:
     """A row: the acceptance that each of the paper's two figures implies with these step times."""
-    regular = predict(costs, make_budget(0), Acceptance.same(0), ROWS, TOKENS, trials=1).ptl_all_ms
+    regular = predict(costs, make_policy(0), Acceptance.same(0), ROWS, TOKENS, trials=1).ptl_all_ms
     by_latency, by_speedup = (solver.solve(costs, ms) for ms in (LATENCY_MS, regular / SPEEDUP))
     agree = by_latency is not None and by_speedup is not None and abs(by_latency[0] - by_speedup[0]) <= SAME
     return {

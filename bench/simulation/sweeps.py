@@ -14,7 +14,7 @@ from typing import Any
 from bass_core.draft.window import WINDOW
 from bass_core.length.cost_aware import CostAware
 from bass_core.length.costs import RoundCosts
-from bass_core.length.options import BASS, make_budget
+from bass_core.length.options import BASS, make_policy
 from bass_core.predict.hardware import HARDWARE, Assumptions
 from bass_core.predict.roofline import Roofline
 from bass_core.predict.rounds import Acceptance, predict
@@ -37,10 +37,10 @@ def figures(
     rate: the i.i.d. acceptance for which the fixed length is chosen.
     """
     length = best_fixed(costs, rate, rows)
-    regular = predict(costs, make_budget(0), acceptance, rows, tokens, seed, trials=1)
+    regular = predict(costs, make_policy(0), acceptance, rows, tokens, seed, trials=1)
     bass, fixed, aware = (
         predict(costs, budget, acceptance, rows, tokens, seed, trials)
-        for budget in (make_budget(BASS), make_budget(length), CostAware(costs, timed=False))
+        for budget in (make_policy(BASS), make_policy(length), CostAware(costs, timed=False))
     )
     return {
         "regular ms/token": regular.ms_per_token,

@@ -22,8 +22,9 @@ import numpy as np
 
 from bass_core import Generation, ModelPair, SamplingParams, SimulatedClock, generate
 from bass_core.decode.calibrate import measure_costs
+from bass_core.draft.registry import choose_drafter
 from bass_core.length.costs import CostTable, RoundCosts
-from bass_core.length.options import make_budget
+from bass_core.length.options import make_policy
 from bass_core.model.attention import choose_backend
 from bass_core.predict.rounds import Acceptance, predict
 
@@ -104,7 +105,7 @@ def _round(
 
 def _table(pair: ModelPair, sizes: list[int]) -> CostTable:
     backend = choose_backend("auto", pair.device)
-    return measure_costs(pair, "model", backend, SamplingParams(), sizes)
+    return measure_costs(pair, choose_drafter(pair, "model"), backend, SamplingParams(), sizes)
 
 
 def median_table(tables: list[CostTable]) -> CostTable:
@@ -161,7 +162,7 @@ def compare(
     """One arm's measured and predicted figures."""
     trials = 4 if arguments.quick else 64
     tokens = arguments.max_new_tokens
-    predicted = predict(costs, make_budget(length), acceptance, rows, tokens, arguments.seed, trials)
+    predicted = predict(costs, make_policy(length), acceptance, rows, tokens, arguments.seed, trials)
     times = [run.metrics.ms_per_token or 0.0 for run in runs]
     measured = median(times)
     return {

@@ -14,7 +14,7 @@ import pytest
 
 from bass_core import ModelPair, generate, stream
 from bass_core.length.costs import CostTable
-from bass_core.length.options import BASS, make_budget
+from bass_core.length.options import BASS, make_policy
 from bass_core.predict.hardware import HARDWARE, Assumptions
 from bass_core.predict.roofline import Roofline
 from bass_core.predict.rounds import Acceptance, predict
@@ -117,7 +117,7 @@ def test_the_papers_figures_turned_around():
     solver = paper.Solver(seed=0, trials=8)
     for costs, agree in ((met, True), (replace(base, assumed=replace(base.assumed, bandwidth=0.9)), False)):
         row = paper.implied(costs, solver)
-        again = predict(costs, make_budget(BASS), Acceptance.same(row["a for 5.8 ms"]), 8, 256, seed=1, trials=16)
+        again = predict(costs, make_policy(BASS), Acceptance.same(row["a for 5.8 ms"]), 8, 256, seed=1, trials=16)
         assert again.ptl_all_ms == pytest.approx(5.8, rel=0.03)
         assert row["agree"] is agree
     assert solver.solve(met, 0.001) is None

@@ -28,7 +28,6 @@ from torch import Tensor
 from bass_core import SamplingParams
 from bass_core.decode.base import DecodingParams
 from bass_core.decode.batch import BatchDecoder
-from bass_core.length.policies import EqualRows
 from bass_core.model.cache import RaggedCache
 from bass_core.model.draft_head import Ahead
 from bass_core.model.forward import ForwardBatch, ForwardOutput
@@ -267,9 +266,7 @@ class Scene:
         """A new decoder, before its first step."""
         rows = [Sequence(r, r, list(prompt), self.new_tokens, self.eos) for r, prompt in enumerate(self.prompts)]
         params = DecodingParams(WARM, verification=self.verification)
-        policy = copy.deepcopy(self.policy)
-        budget = policy if hasattr(policy, "max_drafts") else EqualRows(policy)
-        return BatchDecoder(rows, self.runner(self.p), params, self.drafter(self), budget)
+        return BatchDecoder(rows, self.runner(self.p), params, self.drafter(self), copy.deepcopy(self.policy))
 
     def after(self, tokens: int) -> Scene:
         """The same with a policy that has decoded so many tokens a row with the library's own noise."""
@@ -277,7 +274,7 @@ class Scene:
         decoder = before.decoder()
         while not decoder.finished:
             decoder.step()
-        return replace(self, policy=getattr(decoder.budget, "policy", decoder.budget))
+        return replace(self, policy=decoder.policy)
 
     def expected(self) -> Law:
         """The law of the rows' texts, if each is the target's own and none knows of another."""

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from bass_core.draft.base import Proposal, own_drafter, point_masses
+from bass_core.draft.base import Proposal, TreeProposal, own_drafter, point_masses
 from bass_core.draft.head import HeadDrafter
 from bass_core.draft.lookup import Cascade, PromptLookupDrafter
 from bass_core.draft.model import ModelDrafter
@@ -46,14 +46,17 @@ CHEAP = CostTable({1: [(1, 10), (2, 10.2), (8, 11.4)]}, {1: 0.1}, padded=False)
 class Own:
     """A user's policy: as many as the best row accepted, and one more after every other round."""
 
-    length, limit = 1, 3
+    limit = 3
 
     def __init__(self) -> None:
-        self.rounds = 0
+        self.length, self.rounds = 1, 0
 
-    def update(self, accepted: list[int]) -> None:
+    def lengths(self, offers: Any) -> list[int]:
+        return [self.length] * len(offers)
+
+    def observe(self, feedback: Any) -> None:
         self.rounds += 1
-        self.length = min(max(accepted) + self.rounds % 2, self.limit)
+        self.length = min(max(feedback.accepted) + self.rounds % 2, self.limit)
 
 
 POLICIES: dict[str, Callable[[], Any]] = {
@@ -144,7 +147,7 @@ class Trees:
                     drawn[r].append(place)
         counts = [len(row) for row in tokens]
         padded = torch.tensor([row + [0] * (max(counts) - len(row)) for row in tokens], dtype=torch.long)
-        proposal = Proposal(padded.view(len(rows), max(counts)), counts, parents=parents)
+        proposal = TreeProposal(padded.view(len(rows), max(counts)), counts, parents=parents)
         if probs:
             proposal.drawn, proposal.probs = drawn, torch.stack(probs)
         return proposal

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import gradio as gr
 
-from bass_core import BassError, LaneSnapshot, MeasuringRecord, Snapshot
+from bass_core import BassError, LaneSnapshot, Record, Snapshot
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest, describe, make_request
 from ui.page.setting import shown
@@ -117,7 +117,7 @@ def in_a_sentence() -> Iterator[None]:
 
 def _told(snapshots: Iterator[Snapshot]) -> Iterator[tuple[str | None, Snapshot]]:
     """(the new status, snapshot) for each snapshot; None leaves the status unchanged."""
-    before: tuple[str, MeasuringRecord | None] = ("", None)
+    before: tuple[str, Record | None] = ("", None)
     for snapshot in snapshots:
         said = words(snapshot), snapshot.get("measuring")
         yield (None if said == before else _status("running", *said)), snapshot
@@ -130,6 +130,6 @@ def _without_rounds(snapshot: Snapshot) -> Snapshot:
     return {**snapshot, "lanes": lanes}
 
 
-def _status(phase: str, message: str = "", measuring: MeasuringRecord | None = None) -> str:
+def _status(phase: str, message: str = "", measuring: Record | None = None) -> str:
     """The status for page.js; the key makes each one a new value, even if the sentence is the same."""
     return json.dumps({"phase": phase, "message": message, "measuring": measuring, "key": uuid4().hex})

@@ -18,11 +18,9 @@ from typing import Any, Literal
 
 from bass_core import (
     VERIFICATIONS,
-    DetailRecord,
     LaneSnapshot,
     Metrics,
-    RoundRecord,
-    RowRecord,
+    Record,
     SequenceSnapshot,
     Snapshot,
 )
@@ -71,13 +69,13 @@ class SequenceFeed:
         return new
 
 
-def _round(record: RoundRecord) -> list[Any]:
+def _round(record: Record) -> list[Any]:
     """[round, first two letters of its kind, lengths, lane ms, rows] of one round.
 
     Lengths: the draft length, or a list of one for each row where they differ. A row: [sequence, start, written,
     accepted, p of the last token, drafts, accepted one by one], a draft: [text, p, q, u, chance]. A row with a
     tree of drafts ends with its parents and path (see RowRound), and then, of an inspected race, with its detail
-    (`_detail`). A round ends with [draft ms, verification ms] (see Spent); what is None at the end is left out.
+    (`_detail`). A round ends with [draft ms, verification ms] (see Round); what is None at the end is left out.
     """
     rows = [
         [
@@ -98,13 +96,13 @@ def _round(record: RoundRecord) -> list[Any]:
     return sent if None in spent else [*sent, [round(ms, 3) for ms in spent if ms is not None]]
 
 
-def _drafts(row: RowRecord) -> list[list[Any]]:
+def _drafts(row: Record) -> list[list[Any]]:
     texts = row["drafted_text"] or ()
     numbers = zip(row["p"], row["q"], row["u"], row["chance"], strict=True)
     return [[text, *map(_short, drawn)] for text, drawn in zip(texts, numbers, strict=True)]
 
 
-def _tree(row: RowRecord) -> list[Any]:
+def _tree(row: Record) -> list[Any]:
     """[parents, path, detail] of a row's drafts; nothing behind the last one that is there."""
     parents, path, detail = row["parents"], row["path"], row["detail"]
     if detail is not None:
@@ -112,7 +110,7 @@ def _tree(row: RowRecord) -> list[Any]:
     return [] if parents is None else [parents, path]
 
 
-def _detail(detail: DetailRecord) -> list[Any]:
+def _detail(detail: Record) -> list[Any]:
     """[rule, sources, own p, own q, ending], and an ending: [after, draft, mass, reach, top].
 
     One of the top tokens: [id, text, p, q, residual]. Sources that are all the same are one text.

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from bass_core import METHODS, LaneSnapshot, RoundRecord
+from bass_core import METHODS, LaneSnapshot, Record
 from ui.clock.words import where
 from ui.race.looks import look, reference
 
@@ -50,7 +50,7 @@ class LaneRounds:
     _at: float = 0.0
     _squares: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
-    def add(self, record: RoundRecord) -> None:
+    def add(self, record: Record) -> None:
         """Count a round; a prefill moves the clock alone."""
         spent, self._at = record["time_ms"] - self._at, record["time_ms"]
         if record["kind"] == "prefill":

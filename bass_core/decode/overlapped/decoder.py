@@ -29,7 +29,6 @@ from torch import Tensor
 
 from kernels.support import is_accelerator
 
-from ...draft.registry import DRAFTERS, runs_model, windows
 from ...errors import RequestError
 from ...length.options import fixed_length
 from ...machine.transfer import to_device
@@ -60,16 +59,16 @@ def build_amusd(
 ) -> AmusdDecoder:
     """The decoder of a request; starts its draft."""
     refuse_amusd(pair, request)
-    lead, drafter = lead_of(request), str(request.drafter)  # of one that runs a model, as refuse_amusd has seen
+    lead, kind = lead_of(request), request.kind
     runner = runner_for(pair.target_step, len(sequences), request.texts(lead + 2), pair.vocab, request.backend)
     source, draft = draft_source(pair), DraftThread(sequences)
     rows, lock = list(draft.rows.values()), draft.lock
 
     def make() -> DraftSession:
         # While `lead` drafts are verified, the draft makes the late one and the next `lead`.
-        return DraftSession(source, rows, params, 2 * lead + 1, drafter, request.backend, pair.device, lock)
+        return DraftSession(source, rows, params, 2 * lead + 1, kind, request.backend, pair.device, lock)
 
-    unsure, states = DRAFTERS[drafter].stops_when_unsure, isinstance(pair.draft, DraftHead)
+    unsure, states = kind.stops_when_unsure, isinstance(pair.draft, DraftHead)
     decoder = AmusdDecoder(sequences, runner, params, draft, lead, unsure, states)
     draft.start(make, pair.device, source.device, DELAYS[1])
     decoder.cache = cache_bytes(runner, None if draft.session is None else draft.session.runner)
@@ -286,12 +285,12 @@ LEAD, LONGEST_LEAD = 8, 64
 
 def refuse_amusd(pair: ModelPair, request: Request) -> None:
     """Raises RequestError for a request that AMUSD can't answer."""
-    if windows(request.drafter):
+    if request.kind.windows:
         raise RequestError(
             f'method="amusd" drafts beside the target, and drafter="{request.drafter}" drafts with it: choose '
             'drafter="model".'
         )
-    if pair.draft is None or not runs_model(request.drafter):
+    if pair.draft is None or not request.kind.runs_model:
         raise RequestError(
             'method="amusd" runs a draft model beside the target, and this drafter runs no model: load the '
             'pair with draft= and choose drafter="model".'

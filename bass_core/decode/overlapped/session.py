@@ -28,7 +28,7 @@ from kernels.support import is_accelerator, runtime
 
 from ...draft.base import Proposal
 from ...draft.pending import CHUNK
-from ...draft.registry import DRAFTERS, DraftSource, Parts, confident_prefix, make_drafter
+from ...draft.registry import DrafterKind, DraftSource, Parts, confident_prefix
 from ...machine.transfer import to_device
 from ...model.draft_head import DraftHead
 from ...model.pair import ModelPair
@@ -100,7 +100,7 @@ def shared_rows(sequences: list[Sequence]) -> list[Row]:
 class DraftSession:
     """The rows, drafted for by the draft of `source`.
 
-    lead: tokens to draft beyond the text; drafter: a name of draft/registry.py; home: the target's device.
+    lead: tokens to draft beyond the text; kind: the drafter, which runs the draft; home: the target's device.
     limit: the most tokens that the draft can hold. totals: tokens drafted so far; the draft model's forwards, and
     the tokens that it drew; roll-backs.
     """
@@ -111,12 +111,12 @@ class DraftSession:
         rows: list[Row],
         params: DecodingParams,
         lead: int,
-        drafter: str,
+        kind: DrafterKind,
         backend: str,
         home: torch.device,
         lock: threading.Condition,
     ) -> None:
-        step, kind = source.draft_step, DRAFTERS[drafter]
+        step = source.draft_step
         assert step is not None
         self.device, self.home, self.limit = source.device, home, step.context
         self.rows, self.lead, self.seed, self.lock = list(rows), lead, params.seed, lock
@@ -128,7 +128,7 @@ class DraftSession:
         ends = [len(row.prompt) + row.max_new_tokens + 2 * lead + CHUNK for row in rows]
         texts = CachedTexts([row.prompt for row in rows], ends)
         parts = Parts(source, len(rows), texts, backend, params.sampling, params.verification, ahead=True)
-        self.runner, self.drafter = parts.runner, make_drafter(drafter, parts)
+        self.runner, self.drafter = parts.runner, kind.make(parts)
         self._prefill: PrefillSteps | None = self.drafter.start(list(rows))
         # The target's states that the draft's stream may still be reading.
         self._lent: list[Tensor] = []

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from bass_core import ModelPair, RequestError, SamplingParams, generate, stream
-from bass_core.draft.base import Proposal, own_drafter
-from bass_core.draft.registry import DRAFTERS, DrafterKind, choose_drafter, runs_model
+from bass_core.draft.base import Proposal, TreeProposal, own_drafter
+from bass_core.draft.registry import DRAFTERS, DrafterKind, choose_drafter
 
 from ...conformance.table import DRAFTS
 from ...conformance.table import pair as made_pair
@@ -25,7 +25,7 @@ class Tree:
 
     def propose(self, rows, max_drafts, keys):
         tokens = torch.tensor([[3, 5, 7]] * len(rows))
-        return Proposal(tokens, [3] * len(rows), parents=[self.parents] * len(rows))
+        return TreeProposal(tokens, [3] * len(rows), parents=[self.parents] * len(rows))
 
 
 class Threes:
@@ -49,6 +49,22 @@ def test_a_tree_of_ones_own_is_verified(temperature):
 def test_what_is_no_tree_is_refused(parents):
     with pytest.raises(RequestError, match="one number a draft"):
         generate(ModelPair(tiny("llama")), ROWS, drafter=Tree(parents), draft_length=3)
+
+
+@pytest.mark.parametrize(("made", "says"), [(TreeProposal, None), (Proposal, True)])
+def test_a_proposal_has_the_type_that_its_drafter_says(made, says):
+    """The type chooses the rule, so a tree that happens to be a line is none, and the reverse."""
+
+    class Other(Threes):
+        def propose(self, rows, max_drafts, keys):
+            lines = {} if says else {"parents": [[-1]] * len(rows)}
+            return made(torch.full((len(rows), 1), 3), [1] * len(rows), **lines)
+
+    drafter = Other()
+    if says:
+        drafter.branches = True
+    with pytest.raises(RequestError, match="branches = True"):
+        generate(ModelPair(tiny("llama")), ROWS, drafter=drafter, draft_length=3)
 
 
 def test_a_tree_is_refused_where_only_chains_are_verified():
@@ -107,7 +123,7 @@ def test_a_new_drafter_is_one_line(monkeypatch):
     monkeypatch.setitem(DRAFTERS, "threes", DrafterKind("always three", lambda parts: own_drafter(Threes())))
     target = tiny("llama")
     pair = ModelPair(target, perturbed(target, NEAR["llama"]))
-    assert choose_drafter(pair, "threes") == "threes" and not runs_model("threes")
+    assert choose_drafter(pair, "threes") is DRAFTERS["threes"]
     out = generate(pair, ROWS, drafter="threes", draft_length=3, max_new_tokens=12)
     assert out.metrics.drafted and len(out.sequences[0].token_ids) == 12
 

@@ -12,7 +12,7 @@ from bass_core.decode.batch import BatchDecoder
 from bass_core.draft import head as head_drafter
 from bass_core.draft.head import HEADROOM, LOOK_EVERY, HeadDrafter
 from bass_core.errors import PairError, WeightsError
-from bass_core.length.policies import EqualRows, FixedLength
+from bass_core.length.policies import FixedLength
 from bass_core.model.draft_head import DraftHead, HeadConfig, is_draft_head, load_draft_head
 from bass_core.model.runner import ModelRunner
 from bass_core.sample.distribution import probabilities
@@ -59,7 +59,7 @@ def test_proposals_are_what_the_head_says_of_the_whole_text(layers, reads_states
     body = ModelRunner(pair.draft_step, 3, 96, len(head.vocabulary), "pad")
     drafter = HeadDrafter(head, body, pair.vocab, SamplingParams())
     runner = ModelRunner(pair.target_step, 3, 96, pair.vocab, "pad")
-    decoder = BatchDecoder(rows, runner, DecodingParams(SamplingParams()), drafter, EqualRows(FixedLength(3)))
+    decoder = BatchDecoder(rows, runner, DecodingParams(SamplingParams()), drafter, FixedLength(3))
     checked = 0
     while not decoder.finished:
         before = {row.index: list(row.tokens) for row in rows}
@@ -105,7 +105,7 @@ def test_q_is_zero_outside_the_vocabulary_and_what_was_sampled_from(pair):
 
     drafter = Watched(pair.draft, body, pair.vocab, DRAWN)
     runner = ModelRunner(pair.target_step, 2, 96, pair.vocab, "pad")
-    decoder = BatchDecoder(rows, runner, DecodingParams(DRAWN, 1), drafter, EqualRows(FixedLength(2)))
+    decoder = BatchDecoder(rows, runner, DecodingParams(DRAWN, 1), drafter, FixedLength(2))
     while not decoder.finished:
         decoder.step()
     known = set(pair.draft.vocabulary.tolist())

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bass_core.draft import tree as static
-from bass_core.draft.base import Proposal, as_tree
+from bass_core.draft.base import TreeProposal
 from bass_core.draft.tree import Fed, StaticTrees
 from bass_core.sample.distribution import probabilities
 from bass_core.sample.noise import NoiseKeys, Role
@@ -62,15 +62,14 @@ class Table:
 def propose(
     shape: tuple[int, ...], params: SamplingParams = WARM, role: Role = Role.DRAFT, *,
     model: Table | None = None, most: list[int] | None = None, rows: int = 2, size: int = VOCAB,
-) -> Proposal:  # fmt: skip
+) -> TreeProposal:  # fmt: skip
     keys = NoiseKeys(0, torch.arange(rows), torch.full((rows,), 3))
     texts = [Sequence(i, i, [1, 2, 3], 100, frozenset()) for i in range(rows)]
     trees = StaticTrees(shape, params, role, size)
-    return as_tree(trees.propose(model or Table(), texts, most or [62] * rows, keys))
+    return trees.propose(model or Table(), texts, most or [62] * rows, keys)
 
 
-def paths_of(proposal: Proposal) -> list[list[Path]]:
-    assert proposal.parents is not None
+def paths_of(proposal: TreeProposal) -> list[list[Path]]:
     found: list[list[Path]] = []
     for tokens, parents in zip(proposal.tokens.tolist(), proposal.parents, strict=True):
         paths: list[Path] = []
@@ -108,7 +107,7 @@ def test_a_greedy_drafts_children_are_the_likeliest() -> None:
 def test_a_drawn_child_comes_from_q_without_its_siblings(ids: list[int] | None) -> None:
     model = Table(ids=ids)
     proposal = propose((3, 2, 1), model=model, rows=3, size=10 if ids else VOCAB)
-    assert proposal.drawn is not None and proposal.probs is not None and proposal.parents is not None
+    assert proposal.drawn is not None and proposal.probs is not None
     named = list(range(VOCAB)) if ids is None else ids
     for r, paths in enumerate(paths_of(proposal)):
         for i, path in enumerate(paths):

@@ -163,9 +163,12 @@ def test_its_drafts_are_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cost table has a cost of a draft, near that of a plain step, and a file of its own."""
     small_window(monkeypatch)
     for drafter in ("window", "window_model"):
-        table = measure_costs(PAIR, drafter, "pad", SamplingParams(), [1])
+        table = measure_costs(PAIR, DRAFTERS[drafter], "pad", SamplingParams(), [1])
         assert table.draft_ms(1) > 0
-    paths = {str(costs_path(PAIR, name, "pad", SamplingParams())) for name in ("prompt_lookup", "model", "window")}
+    paths = {
+        str(costs_path(PAIR, DRAFTERS[name], "pad", SamplingParams()))
+        for name in ("prompt_lookup", "model", "window")
+    }
     assert len(paths) == 3
 
 

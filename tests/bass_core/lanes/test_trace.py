@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from bass_core import ModelPair, RecordedLengths, RequestError, SamplingParams, generate, race, stream
+from bass_core.length.base import Feedback
 from bass_core.length.cost_aware import CostAware
 from bass_core.length.costs import CostTable
 from bass_core.length.policies import Algorithm1
@@ -76,8 +77,8 @@ def check_verdicts(row: dict[str, Any], kind: str, verification: str) -> None:
 class Growing(Algorithm1):
     """Not the default rule: only the recorded lengths can repeat such a run."""
 
-    def update(self, accepted: list[int]) -> None:
-        self.length = 1 + (self.length + sum(accepted)) % 5
+    def observe(self, feedback: Feedback) -> None:
+        self.length = 1 + (self.length + sum(feedback.accepted)) % 5
 
 
 def test_a_run_repeats_from_its_recorded_lengths() -> None:

@@ -11,10 +11,11 @@ from bass_core.decode.calibrate import cost_table
 from bass_core.decode.cost_store import MOST_ROWS
 from bass_core.decode.measuring import measure_ahead, with_costs
 from bass_core.decode.request import make_request
+from bass_core.draft.registry import DRAFTERS
 from bass_core.length.base import Feedback, Offer
 from bass_core.length.cost_aware import CostAware
 from bass_core.length.costs import CostTable, read_table
-from bass_core.length.options import make_budget
+from bass_core.length.options import make_policy
 from bass_core.sample.params import SamplingParams
 
 from ...conformance.table import head
@@ -45,8 +46,8 @@ def play(policy, rounds, offers, accepts, clock=None, unread=0):
     found = []
     for _ in range(rounds):
         told = [offer._replace(unread=offer.unread + unread) for offer in offers]
-        lengths = policy.max_drafts(told)
-        assert policy.max_drafts(told) == lengths, "asking changes nothing"
+        lengths = policy.lengths(told)
+        assert policy.lengths(told) == lengths, "asking changes nothing"
         found.append(lengths)
         forwards = max((n for n, offer in zip(lengths, offers, strict=True) if offer.forwards), default=0)
         ms = math.nan if clock is None else clock(len(offers) + sum(lengths), forwards)
@@ -81,7 +82,7 @@ def test_the_best_drafts_of_all_rows_are_taken_first():
     assert lengths[0] == lengths[2] == 0 and min(lengths[1], lengths[3]) > 4
     short = [offer._replace(most=3) for offer in (HEAD, COPY, HEAD, HEAD)]
     assert play(policy, 1, short, 16)[0] == [0, 3, 0, 0], "as its room allows"
-    assert policy.max_drafts([Offer(0), Offer(-1)]) == [0, 0]
+    assert policy.lengths([Offer(0), Offer(-1)]) == [0, 0]
 
 
 def test_a_row_that_is_ahead_waits_for_the_others():
@@ -151,9 +152,9 @@ def test_rows_that_stop_early_make_a_longer_length_no_dearer():
     assert max(map(max, play(policy, 4, [HEAD], 2))) >= 2
 
 
-def test_it_is_a_budget_that_each_decoder_copies():
+def test_each_decoder_copies_it():
     policy = CostAware(CHEAP)
-    made = make_budget(policy)
+    made = make_policy(policy)
     assert isinstance(made, CostAware) and made is not policy
 
 
@@ -173,7 +174,7 @@ def test_text_stays_the_targets_and_an_untimed_run_repeats(temperature):
 def test_the_table_is_measured_once_and_kept(tmp_path, monkeypatch):
     target = tiny("llama")
     pair = ModelPair(target, perturbed(target, 0.05))
-    ask = (pair, "model", "sdpa", SamplingParams())
+    ask = (pair, DRAFTERS["model"], "sdpa", SamplingParams())
     table = cost_table(*ask, rows=3)
     assert list(table.verify) == list(table.draft) == [1, 2, 4]
     for rows, points in table.verify.items():
@@ -237,7 +238,7 @@ def test_a_table_that_was_not_measured_is_measured_anew(damage, tmp_path):
 def test_a_table_without_its_draft_is_measured_anew(tmp_path, monkeypatch):
     """Otherwise the draft model would count as free for ever."""
     target = tiny("llama")
-    ask = (ModelPair(target, perturbed(target, 0.05)), "model", "sdpa", SamplingParams())
+    ask = (ModelPair(target, perturbed(target, 0.05)), DRAFTERS["model"], "sdpa", SamplingParams())
     cost_table(*ask, rows=1)
     (path,) = (tmp_path / "bass" / "costs").iterdir()
     path.write_text(json.dumps(json.loads(path.read_text()) | {"draft": {}}))
@@ -257,13 +258,13 @@ def test_costs_are_measured_with_a_draft_head(temperature, drafter):
     """The head reads the target's states: if `_Lab` did not pass them on, the first proposal would fail."""
     target = tiny("llama")
     sampling = SamplingParams(temperature=temperature)
-    table = cost_table(ModelPair(target, head(target)), drafter, "sdpa", sampling, rows=2)
+    table = cost_table(ModelPair(target, head(target)), DRAFTERS[drafter], "sdpa", sampling, rows=2)
     assert list(table.verify) == list(table.draft) == [1, 2]
     assert all(ms > 0 for points in table.verify.values() for _, ms in points)
 
 
 def test_the_most_rows_measured_serve_for_more(tmp_path):
-    ask = (ModelPair(tiny("gpt2")), "prompt_lookup", "sdpa", SamplingParams())
+    ask = (ModelPair(tiny("gpt2")), DRAFTERS["prompt_lookup"], "sdpa", SamplingParams())
     table = cost_table(*ask, rows=10**6)
     assert max(table.verify) == MOST_ROWS and not table.draft
     assert table.verify_ms(10**6, MOST_ROWS) == table.verify_ms(MOST_ROWS, MOST_ROWS)

@@ -8,9 +8,9 @@ from bass_core import ModelPair, RequestError, SamplingParams, generate, stream
 from bass_core.decode.base import DecodingParams
 from bass_core.decode.batch import BatchDecoder
 from bass_core.draft.model import ModelDrafter
-from bass_core.length.base import Feedback, Offer
-from bass_core.length.options import make_budget
-from bass_core.length.policies import Algorithm1, EqualRows, FixedLength
+from bass_core.length.base import Feedback
+from bass_core.length.options import make_policy
+from bass_core.length.policies import Algorithm1, FixedLength
 from bass_core.model.runner import ModelRunner
 from bass_core.sequence import Sequence
 
@@ -21,7 +21,7 @@ def lengths(best):
     policy = Algorithm1()
     seen = [policy.length]
     for accepted in best:
-        policy.update([0, accepted])
+        policy.update(accepted)
         seen.append(policy.length)
     return seen
 
@@ -32,30 +32,29 @@ def test_algorithm_1():
     assert lengths([*range(7, 32, 2), 32, 32])[-3:] == [32, 32, 32]
 
 
-def test_make_budget():
+def test_make_policy():
     own = FixedLength(3)
-    assert make_budget("bass").policy.length == 7
-    assert make_budget(5).policy.length == 5
-    assert make_budget(own).policy == own
-    assert make_budget(own).policy is not own
+    assert make_policy("bass") == Algorithm1()
+    assert make_policy(5) == FixedLength(5)
+    assert make_policy(own) == own and make_policy(own) is not own
     for bad in ("fast", -1, 2.5, None, True):
         with pytest.raises(RequestError, match="draft_length"):
-            make_budget(bad)
+            make_policy(bad)
 
 
 class Recorder(Algorithm1):
     """Algorithm 1 that records its updates; each decoder works on a copy, so the record belongs to the class."""
 
-    told: ClassVar[list[list[int]]] = []
+    told: ClassVar[list[int]] = []
 
-    def update(self, accepted: list[int]) -> None:
-        self.told.append(list(accepted))
-        super().update(accepted)
+    def update(self, best: int) -> None:
+        self.told.append(best)
+        super().update(best)
 
 
 @pytest.mark.parametrize("amount", [0.0, NEAR["llama"]])
 def test_a_decoder_asks_for_what_the_policy_says(amount):
-    """`update` is called for rounds in which some row drafted the full length; other rounds change nothing."""
+    """Algorithm 1 goes by rounds in which some row drafted the full length; other rounds change nothing."""
     target = tiny("llama")
     pair = ModelPair(target, perturbed(target, amount) if amount else target)
     Recorder.told.clear()
@@ -66,30 +65,15 @@ def test_a_decoder_asks_for_what_the_policy_says(amount):
     for round_ in rounds:
         assert round_.draft_length == replayed.length
         if any(len(row.drafted) == round_.draft_length for row in round_.rows):
-            accepted = [row.accepted for row in round_.rows]
-            assert next(told) == accepted
-            replayed.update(accepted)
+            best = max(row.accepted for row in round_.rows)
+            assert next(told) == best
+            replayed.update(best)
         else:
             cut += 1
     assert next(told, None) is None
     assert cut
     if not amount:
         assert [round_.draft_length for round_ in rounds] == [7, 9, 11, 13, 15, 17]
-
-
-def test_equal_rows_make_a_budget_of_any_policy():
-    """A policy needs no `observe`; with one, it hears of every round, and `update` of full-length rounds only."""
-    policy = FixedLength(3)
-    policy.update = lambda accepted: told.append(("update", accepted))
-    told: list = []
-    budget = EqualRows(policy)
-    offers = [Offer(8), Offer(0)]
-    assert (budget.limit, budget.max_drafts(offers), budget.max_drafts(offers)) == (3, [3, 3], [3, 3])
-    budget.observe(Feedback(offers, [3, 3], [2, 0], [1, 0], 2, 1.0, 0.5))
-    assert told == []
-    policy.observe = lambda *feedback: told.append(feedback)
-    budget.observe(Feedback(offers, [3, 3], [3, 0], [1, 0], 2, 1.0, 0.5))
-    assert told == [(3, [3, 0], [1, 0], 2), ("update", [1, 0])]
 
 
 class OddRows:
@@ -100,7 +84,7 @@ class OddRows:
     def __init__(self):
         self.told = []
 
-    def max_drafts(self, offers):
+    def lengths(self, offers):
         self.told.append(offers)
         return [6, 0, 2][: len(offers)]
 
@@ -108,18 +92,18 @@ class OddRows:
         self.told.append(feedback)
 
 
-def test_a_budget_gives_each_row_a_number_of_its_own():
+def test_a_policy_gives_each_row_a_number_of_its_own():
     target, tokens = tiny("llama"), 9
     runners = [ModelRunner(ModelPair(target).target_step, 3, 60, VOCAB, "pad") for _ in range(2)]
-    drafter, budget = ModelDrafter(runners[1], SamplingParams()), OddRows()
+    drafter, policy = ModelDrafter(runners[1], SamplingParams()), OddRows()
     rows = [Sequence(i, i, prompt, tokens, frozenset()) for i, prompt in enumerate(prompts(3))]
-    decoder = BatchDecoder(rows, runners[0], DecodingParams(SamplingParams()), drafter, budget)
+    decoder = BatchDecoder(rows, runners[0], DecodingParams(SamplingParams()), drafter, policy)
     rounds = []
     while not decoder.finished:
         rounds.append(decoder.step())
     first, second, *_ = (round_ for round_ in rounds if round_.kind == "verify")
     assert [len(row.drafted) for row in first.rows] == [6, 0, 2] and first.draft_length == 6
-    told = next(one for one in budget.told if isinstance(one, Feedback))
+    told = next(one for one in policy.told if isinstance(one, Feedback))
     assert [offer.most for offer in told.offers] == [7, 7, 7] and {offer.source for offer in told.offers} == {
         "model"
     }

@@ -17,6 +17,7 @@ from torch import nn
 from bass_core import ModelPair, PairError, SamplingParams, generate
 from bass_core.decode.cost_store import costs_path
 from bass_core.decode.overlapped import decoder as amusd
+from bass_core.draft.registry import DRAFTERS
 from bass_core.model.weights.quantized import (
     QuantizedEmbedding,
     QuantizedLinear,
@@ -140,7 +141,7 @@ def test_names_and_costs_tell_the_forms_apart() -> None:
     assert [pair.weight_dtype for pair in pairs] == ["float32", "int8", "int4"]
     assert [is_quantized(pair.target) for pair in pairs] == [False, True, True]
     assert all(pair.dtype == torch.float32 and pair.weight_dtype in repr(pair) for pair in pairs)
-    assert len({costs_path(pair, "prompt_lookup", "pad", SamplingParams()) for pair in pairs}) == 3
+    assert len({costs_path(pair, DRAFTERS["prompt_lookup"], "pad", SamplingParams()) for pair in pairs}) == 3
     # A pair of which two forms run in the same class: only the weights tell them apart.
     assert type(pairs[1].target_step) is type(pairs[2].target_step)
     assert weight_dtype(pairs[2].target) == "int4"

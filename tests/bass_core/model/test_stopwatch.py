@@ -32,10 +32,10 @@ def check(rounds: list[Round], drafts: bool) -> None:
     for round_ in rounds:
         took, before = round_.time_ms - before, round_.time_ms
         if round_.kind == "prefill":
-            assert round_.spent is None
+            assert round_.draft_ms is round_.verify_ms is None
             continue
-        assert round_.spent is not None
-        draft, verify = round_.spent.draft_ms, round_.spent.verify_ms
+        assert round_.draft_ms is not None and round_.verify_ms is not None
+        draft, verify = round_.draft_ms, round_.verify_ms
         assert verify > 0 and draft + verify <= took + 1e-6
         assert (draft > 0) == (round_.kind == "verify")
         seen.add(round_.kind)

@@ -72,7 +72,7 @@ def test_a_draft_that_fails_leaves_regular_decoding(way: str, step: int, monkeyp
 
 
 def test_a_draft_that_can_not_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bass_core.decode.overlapped.session.make_drafter", lambda *_: 1 / 0)
+    monkeypatch.setattr("bass_core.decode.overlapped.session.Parts", lambda *_, **__: 1 / 0)
     out = generate(PAIR, ROWS, method="amusd", max_new_tokens=10)
     assert "ZeroDivisionError" in out.timeline["note"] and not out.metrics.drafted
     assert texts(out) == texts(generate(PAIR, ROWS, method="regular", max_new_tokens=10))

@@ -11,6 +11,7 @@ from bass_core import ModelPair, SamplingParams
 from bass_core.decode.base import DecodingParams
 from bass_core.decode.overlapped.session import DraftSession, shared_rows
 from bass_core.draft import model as drafting
+from bass_core.draft.registry import DRAFTERS
 from bass_core.sample.distribution import probabilities
 from bass_core.sample.draw import draw
 from bass_core.sample.noise import Role, stream
@@ -29,7 +30,7 @@ ROWS = prompts(2)
 def session(pair=PAIR, lead=4, rows=ROWS, new=40, sampling=None, verification="auto", drafter="model"):
     params = DecodingParams(sampling or SamplingParams(), verification=VERIFICATIONS[verification])
     shared = shared_rows([Sequence(r, r, row, new, frozenset()) for r, row in enumerate(rows)])
-    return DraftSession(pair, shared, params, lead, drafter, "pad", pair.device, threading.Condition())
+    return DraftSession(pair, shared, params, lead, DRAFTERS[drafter], "pad", pair.device, threading.Condition())
 
 
 def tokens_of(row):

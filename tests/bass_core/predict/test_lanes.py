@@ -83,13 +83,13 @@ def test_a_lanes_time_is_that_of_bench_simulate_for_its_rounds(method: str) -> N
     before, simulated = 0.0, iter(played(told))
     for one in told:
         if one.kind == "prefill":
-            assert one.spent is None
+            assert one.draft_ms is one.verify_ms is None
         else:
             context = fmean(cached[row.sequence] for row in one.rows)
             costs = Roofline(HARDWARE["H100"], *shapes("7.8B"), context)
             assert one.time_ms - before == pytest.approx(next(simulated).ms(costs))
-            assert one.spent is not None
-            assert one.spent.draft_ms + one.spent.verify_ms == pytest.approx(one.time_ms - before)
+            assert one.draft_ms is not None and one.verify_ms is not None
+            assert one.draft_ms + one.verify_ms == pytest.approx(one.time_ms - before)
             for row in one.rows:
                 cached[row.sequence] += len(row.tokens)
         before = one.time_ms

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bass_core import RequestError
-from bass_core.length.options import make_budget
+from bass_core.length.options import make_policy
 from ui.page.limits import Limits
 from ui.page.request import make_request
 
@@ -26,7 +26,7 @@ def test_a_length_that_is_no_decimal_number_is_a_policy_s_name(text: str) -> Non
     """For Python a superscript two is a digit, but int() refuses it. The library refuses it as an unknown name."""
     assert make_request(GOOD | {"draft_length": text}, Limits()).draft_length == text
     with pytest.raises(RequestError, match="draft_length must be"):
-        make_budget(text)
+        make_policy(text)
 
 
 def test_whole_floats_from_the_browser_become_integers() -> None:

@@ -15,9 +15,10 @@ from bass_core import ModelPair, SamplingParams, generate, race, stream
 from bass_core.decode import calibrate
 from bass_core.decode import measuring as budgets
 from bass_core.decode.cost_store import costs_path
-from bass_core.decode.measuring import Measuring, make_budget, with_costs
+from bass_core.decode.measuring import Measuring, make_policy, with_costs
 from bass_core.decode.request import Request, make_request
 from bass_core.draft.lookup import PromptLookupDrafter
+from bass_core.draft.registry import DRAFTERS, choose_drafter
 from bass_core.lanes.methods import METHODS
 from bass_core.length.base import Offer
 from bass_core.length.cost_aware import CostAware
@@ -45,27 +46,21 @@ def nothing_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def kept(request: Request) -> CostTable:
-    table = read_table(costs_path(PAIR, request.drafter, request.backend, request.sampling))
+    table = read_table(costs_path(PAIR, request.kind, request.backend, request.sampling))
     assert table is not None
     return table
-
-
-def policy_of(request: Request) -> Any:
-    """The policy inside its budget, which gives every row the same length."""
-    made: Any = make_budget(request)
-    return made.policy
 
 
 @pytest.mark.parametrize("option", [AUTO, COST_AWARE])
 def test_with_costs_auto_goes_by_cost(option: str) -> None:
     request = replace(make_request(PAIR, ROWS, draft_length=option), costs=COSTS)
-    assert isinstance(make_budget(request), CostAware)
+    assert isinstance(make_policy(request), CostAware)
 
 
 def test_each_decoder_starts_with_the_length_for_its_own_rows() -> None:
     """Eight sequences decoded one after another are eight batches of one."""
     request = replace(make_request(PAIR, ROWS, draft_length=COST_AWARE, max_new_tokens=30), costs=COSTS)
-    alone, together = (max(CostAware(COSTS).max_drafts([Offer(28, "model", unread=1)] * rows)) for rows in (1, 8))
+    alone, together = (max(CostAware(COSTS).lengths([Offer(28, "model", unread=1)] * rows)) for rows in (1, 8))
     assert alone > 4 and together == 0
     for method, expected in (("speculative", alone), ("bass", together)):
         decoder = METHODS[method].build(PAIR, request, request.sequences())
@@ -76,11 +71,11 @@ def test_each_decoder_starts_with_the_length_for_its_own_rows() -> None:
 
 def test_without_costs_auto_is_algorithm_1_and_cost_aware_is_refused() -> None:
     request = make_request(PAIR, ROWS)
-    assert request.draft_length == AUTO and isinstance(policy_of(request), Algorithm1)
+    assert request.draft_length == AUTO and isinstance(make_policy(request), Algorithm1)
     with pytest.raises(ValueError, match="with_costs"):
-        make_budget(replace(request, draft_length=COST_AWARE))
+        make_policy(replace(request, draft_length=COST_AWARE))
     own = FixedLength(3)
-    made = policy_of(replace(request, draft_length=own))
+    made = make_policy(replace(request, draft_length=own))
     assert made == own and made is not own
 
 
@@ -149,7 +144,9 @@ def test_a_number_of_rows_that_was_timed_before_the_time_was_up_counts(monkeypat
         monkeypatch.setattr(budgets, "COARSE_SECONDS", seconds)
         costs = with_costs(PAIR, request, 8).costs
         rest[seconds] = () if costs is None else costs.coarse
-        for path in Path(str(costs_path(PAIR, "model", request.backend, request.sampling))).parent.iterdir():
+        for path in Path(
+            str(costs_path(PAIR, DRAFTERS["model"], request.backend, request.sampling))
+        ).parent.iterdir():
             path.unlink()
         budgets._attempts.clear()
     assert set(rest.values()) == {(), (1,), (1, 8)} and list(rest.values()) == sorted(rest.values())
@@ -237,13 +234,13 @@ def test_a_race_that_is_closed_while_it_measures_leaves_nothing() -> None:
     assert next(shots)["phase"] == "measuring"
     shots.close()
     request = make_request(PAIR, ROWS[:2])
-    assert read_table(costs_path(PAIR, request.drafter, request.backend, request.sampling)) is None
+    assert read_table(costs_path(PAIR, request.kind, request.backend, request.sampling)) is None
     assert not budgets._attempts, "a stopped race counted as a vain attempt"
 
 
 def test_drafters_without_a_model_share_their_costs() -> None:
     paths = {
-        costs_path(PAIR, drafter, "sdpa", SamplingParams(temperature))
+        costs_path(PAIR, choose_drafter(PAIR, drafter), "sdpa", SamplingParams(temperature))
         for drafter in ("prompt_lookup", Own(), "model", "adaptive")
         for temperature in (0.5, 1.0)
     }
