@@ -52,7 +52,7 @@ def main(argv: list[str]) -> None:
     cases = {mutant.name: mutant.cases if arguments.quick else _WHOLE for mutant in chosen}
     unbroken = sorted({case for mutant in chosen for case in cases[mutant.name]})
     # Import what the tests import once, before forking: each process would need seconds for it.
-    _pytest(["--collect-only", *unbroken])
+    _pytest(["--collect-only", "-m", "", *unbroken])
     code = _tests_on(None, unbroken)
     results: list[dict[str, Any]] = [{"mutant": "none", "tests": "pass" if code == 0 else f"exit {code}"}]
     claims = [claim("the unbroken decoder passes", float(code == 0), "1.0", code == 0)]
@@ -87,7 +87,8 @@ def _run_tests(copy: Path, cases: list[str], expected: int) -> None:
         del sys.modules[name]
     sys.path[:] = [str(copy), *(entry for entry in sys.path if Path(entry or ".").resolve() != ROOT)]
     torch.set_num_threads(1)
-    os._exit(_pytest(["-x", "-m", "not slow", *cases], expected))
+    # Of the whole suite the quick tests, of named cases all.
+    os._exit(_pytest(["-x", *([] if cases == _WHOLE else ["-m", ""]), *cases], expected))
 
 
 def _pytest(arguments: list[str], expected: int = 0) -> int:

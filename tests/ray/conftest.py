@@ -1,4 +1,4 @@
-"""The tests that need Ray (requirements-ray.txt): `pytest -n0 tests/ray`. Without Ray none is collected.
+"""The tests that need Ray (requirements-ray.txt): `pytest -n0 -m "" tests/ray`. Without Ray none is collected.
 
 Contract: one local Ray with two workers of a tiny pair serves most tests. Each test leaves both workers ready.
 """
