@@ -55,9 +55,9 @@ class Noise:
 
 
 def ask(M: Model, texts: list[list[int]], temperature: float) -> Tensor:
-    """M's distributions behind each token of each text, [B, T, V], in one forward."""
+    """M's distributions after each token of each text, [B, T, V], in one forward."""
     T = max(len(text) for text in texts)
-    # A causal model does not see the zeros behind a shorter text.
+    # A causal model does not see the zeros after a shorter text.
     out = M(torch.tensor([text + [0] * (T - len(text)) for text in texts]))
     logits = out if isinstance(out, Tensor) else out.logits
     if temperature == 0:  # greedy: the likeliest token alone

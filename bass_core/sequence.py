@@ -70,7 +70,7 @@ class Sequence:
 
 
 def depths_of(parents: list[int]) -> list[int]:
-    """How many tokens each draft of a tree stands behind the newest one; parents: see RowRound."""
+    """The depth of each draft of a tree, 1 next to the newest token; parents: see RowRound."""
     depths: list[int] = []
     for parent in parents:
         depths.append(1 + (depths[parent] if parent >= 0 else 0))
@@ -93,7 +93,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Ending:
-    """Where a round left a row: behind `after` accepted drafts, where the target added a token of its own.
+    """Where a round left a row: after `after` accepted drafts, where the target added a token of its own.
 
     draft: the rejected draft that the token replaces, by its index; None where none was drawn or tested there.
     mass: the sum over all tokens of the residual before it is normalised, max(0, reach * p - q); None where the
@@ -135,7 +135,7 @@ class RowRound:
     these. Under verification "common_stop", a row cut short by another row's rejection ends with one more accepted
     draft instead of a token of the target's; `accepted` does not count that draft. `next_p` is p of the token
     after the accepted drafts. NaN marks a number that does not exist (u under coupled verification, next_p of a
-    prefill). A draft whose p or q was no distribution, and those behind it, count as drafted and refused, though
+    prefill). A draft whose p or q was no distribution, and those after it, count as drafted and refused, though
     none of them was tested: p and q are NaN, and `chance` is 0 (in a tree NaN, as for all that was not tested).
 
     `parents`: where the drafts are a tree, the draft that each follows, or -1 for the newest token; then `path`
@@ -171,7 +171,7 @@ class RowRound:
         """By depth from 1 on: whether the draft there was accepted, as far as a draft's parent stood.
 
         A chain's drafts up to and including the first rejected one; in a tree, the depths of the accepted path
-        and, where its last draft has drafts behind it, one more.
+        and, where its last draft has drafts after it, one more.
         """
         stood = [True] * self.accepted
         if self.parents is None:

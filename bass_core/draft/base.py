@@ -26,7 +26,7 @@ from ..model.prefill import PrefillSteps
 from ..sample.noise import NoiseKeys
 from ..sequence import Sequence, WindowWork
 
-# What a reader is told of who drafted: copied from a text.
+# The source of drafts that were copied from a text.
 COPY = "copy"
 
 
@@ -74,14 +74,14 @@ class TreeProposal(Proposal):
 
 
 class Drafter(Protocol):
-    """What a decoder asks of a drafter; whoever subclasses it writes `propose` and what it needs of the rest.
+    """What a decoder asks of a drafter; a subclass writes `propose` and what it needs of the rest.
 
     branches: whether it proposes trees, of which max_drafts[r] says how deep they may be: every proposal of such a
     drafter is a TreeProposal, and is judged by the tree rule; no other drafter may give one. observes_states:
     whether it wants the target's hidden states (`observe_states`). raw_states: whether those
     may come as they are, for HiddenStateTap.finish. calls: forwards of a draft model so far.
     drafted: tokens so far that a draft model drew and that were proposed; copies are not counted. A target that
-    drafts for itself counts as a draft model in both. source: what a reader is told of who drafted. tells: whether
+    drafts for itself counts as a draft model in both. source: who drafts, for a reader. tells: whether
     a greedy proposal is to have its `own`. reads_others: whether it may draft for a row by what
     other rows have written; rows with one noise key are then refused.
     """
@@ -117,7 +117,7 @@ class Drafter(Protocol):
         ...
 
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
-        """The rows have written accepted[r] drafts of the proposal and the token behind them.
+        """The rows have written accepted[r] drafts of the proposal and the token after them.
 
         Those are the first ones, or a path of the tree.
         """
@@ -182,7 +182,7 @@ class OwnChances:
         if self.wanted:
             self._kept.append((logits.clone(), drafts))
 
-    def told(self, width: int) -> Callable[[], list[list[float | None]]] | None:
+    def own(self, width: int) -> Callable[[], list[list[float | None]]] | None:
         """The `own` of a proposal of `width` drafts a row."""
         kept = self._kept[:width]
         return (lambda: _chances(kept)) if kept else None

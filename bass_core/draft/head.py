@@ -2,7 +2,7 @@
 
 Contract: a drafter (draft/base.py). A token that the target has settled is fed with the target's own state,
 once that has arrived (`observe_states`); a drafted token is fed with the head's own state, and again with the
-target's once it is settled. A head of several positions drafts so many tokens behind one forward.
+target's once it is settled. A head of several positions drafts so many tokens after one forward.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class HeadDrafter(Drafter):
     above 0 a proposal waits for the device once, and before each LOOK_EVERY-th token.
 
     ahead: the text runs ahead of the target's states, as in AMUSD. The head's own state of a token stands in until
-    the target's is observed; what was fed behind a stand-in is then fed again. A proposal has at most one draft a
-    row, and none where a state is missing: behind a token that the head was not fed, such as a copied one. A
+    the target's is observed; what was fed after a stand-in is then fed again. A proposal has at most one draft a
+    row, and none where a state is missing: after a token that the head was not fed, such as a copied one. A
     confidence above 0 stops nothing then, but the proposals have `max_probs` and `token_probs`.
 
     tree: makes trees of this shape (StaticTrees), whatever the confidence; a head of several positions, which is
@@ -74,7 +74,7 @@ class HeadDrafter(Drafter):
         self.branches, self._trees = tree is not None, StaticTrees(tree or (), params, self.role, size)
         self.confidence = 0.0 if ahead else confidence
         self.ahead, self._tells, self._began = ahead, ahead and confidence > 0, False
-        # Norms and projections of states that no draft is wanted behind would be made for nothing.
+        # Norms and projections of states that no draft is wanted after would be made for nothing.
         self.raw_states = not ahead
         self._source: SettledStates | StandInStates = SettledStates(0, head.config.hidden, runner.device)
 
@@ -169,7 +169,7 @@ class HeadDrafter(Drafter):
         if not width:
             return Proposal(torch.zeros(len(rows), 0, dtype=torch.long, device=logits.device), num_drafted)
         full = torch.stack(probs[:width], dim=1) if probs else None
-        proposal = Proposal(torch.stack(tokens[:width], dim=1), num_drafted, full, own=own.told(width))
+        proposal = Proposal(torch.stack(tokens[:width], dim=1), num_drafted, full, own=own.own(width))
         if self._tells and q is not None:
             proposal.max_probs, proposal.token_probs = q.amax(-1)[:, None], q.gather(1, column[:, None])
         return proposal
@@ -191,7 +191,7 @@ class HeadDrafter(Drafter):
         return self.head.vocabulary
 
     def root(self, rows: list[Sequence], wanted: list[bool]) -> Tensor:
-        """Logits [B, V'] behind the newest tokens (LevelModel in trees/levels.py); all rows are fed."""
+        """Logits [B, V'] after the newest tokens (LevelModel in tree.py); all rows are fed."""
         self._read_prefixes(rows)
         logits, states = self._catch_up(rows, [1] * len(rows))
         self._feed = TreeFeed(self.runner, list(self.runner.lengths[: len(rows)]))
@@ -201,7 +201,7 @@ class HeadDrafter(Drafter):
         return ahead.logits(0)
 
     def level(self, drafts: list[list[Fed]]) -> Tensor:
-        """Logits [B, W, V'] behind these drafts; a head of one position feeds them with their parents' states."""
+        """Logits [B, W, V'] after these drafts; a head of one position feeds them with their parents' states."""
         tokens = self._feed.tokens(drafts)
         if self._linked is not None:
             return self._linked.behind(drafts, tokens)
@@ -218,7 +218,7 @@ class HeadDrafter(Drafter):
 
     @property
     def reach(self) -> int:
-        """The depth of the deepest drafts behind which it can be asked; several positions are one forward's."""
+        """The depth of the deepest drafts after which it can be asked; several positions are one forward's."""
         return MOST_TREE if self.head.positions == 1 else self.head.positions - 1
 
     def _read_prefixes(self, rows: list[Sequence]) -> None:
@@ -252,11 +252,11 @@ class HeadDrafter(Drafter):
         ends = ends or [len(row.tokens) for row in rows]
         if isinstance(source, SettledStates):
             starts = list(runner.lengths[: len(rows)])
-            told = zip(ends, starts, max_drafts, strict=True)
-            counts = [end - start if most else 0 for end, start, most in told]
+            rows_fed = zip(ends, starts, max_drafts, strict=True)
+            counts = [end - start if most else 0 for end, start, most in rows_fed]
             before = source.read(counts)
         else:
-            # A row that drafts feeds its newest token, if need be again, for the logits behind it.
+            # A row that drafts feeds its newest token, if need be again, for the logits after it.
             starts = [min(runner.lengths[r], end - 1 if max_drafts[r] else end) for r, end in enumerate(ends)]
             counts = [ends[r] - start if max_drafts[r] else 0 for r, start in enumerate(starts)]
             before = source.read(starts, max(counts))
@@ -291,7 +291,7 @@ class HeadDrafter(Drafter):
         return torch.zeros(len(q), self.size, device=q.device).index_copy_(1, self.head.vocabulary, q)
 
     def on_verified(self, rows: list[Sequence], proposal: Proposal, accepted: list[int]) -> None:
-        """Does nothing: drafted tokens lie behind what counts in the cache, and are fed again with true states."""
+        """Does nothing: drafted tokens lie after what counts in the cache, and are fed again with true states."""
 
     def rewind(self, row: int, length: int) -> None:
         """Slots from `length` on are fed again; without `ahead`, with states that are observed again."""

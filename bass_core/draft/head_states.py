@@ -35,7 +35,7 @@ class SettledStates:
             waiting.append(new)
 
     def read(self, counts: list[int]) -> Tensor:
-        """The states [B, max(counts), hidden] for each row's next counts[r] slots; zeros behind them."""
+        """The states [B, max(counts), hidden] for each row's next counts[r] slots; zeros after them."""
         pieces = []
         for r, count in enumerate(counts):
             taken, self._waiting[r] = _split(self._waiting[r], count)
@@ -58,7 +58,7 @@ class SettledStates:
         self._waiting[row] = _split(self._waiting[row], count)[1]
 
     def rewind(self, row: int, count: int) -> None:
-        """Of a row's waiting states only the first `count` are of text that stands."""
+        """Of a row's waiting states only the first `count` are of text that was accepted."""
         self._waiting[row] = _split(self._waiting[row], count)[0]
 
     def move_row(self, source: int, target: int) -> None:
@@ -76,7 +76,7 @@ class SettledStates:
 
 
 def _split(waiting: list[Tensor], count: int) -> tuple[list[Tensor], list[Tensor]]:
-    """The first `count` states of a row, and those behind them."""
+    """The first `count` states of a row, and those after them."""
     first, rest = list[Tensor](), list[Tensor]()
     for piece in waiting:
         few = min(count, len(piece))
@@ -88,7 +88,7 @@ def _split(waiting: list[Tensor], count: int) -> tuple[list[Tensor], list[Tensor
 
 
 class StandInStates:
-    """States [length, hidden] of each row's text: the target's of its first tokens, behind them the head's own."""
+    """States [length, hidden] of each row's text: the target's of its first tokens, after them the head's own."""
 
     def __init__(self, rows: int, length: int, hidden: int, device: torch.device) -> None:
         self.values = torch.zeros(rows, length, hidden, device=device)

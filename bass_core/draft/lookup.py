@@ -18,7 +18,7 @@ from ..sample.noise import NoiseKeys
 from ..sequence import Sequence
 from .base import COPY, Drafter, Proposal, point_masses
 
-# A copy behind a run of so many tokens or more that occurred before is likelier to be accepted: its row has copied
+# A copy after a run of so many tokens or more that occurred before is likelier to be accepted: its row has copied
 # for a while. A policy counts these apart.
 LONG_RUN, LONG_COPY = 8, "long copy"
 
@@ -36,7 +36,7 @@ class PromptLookupDrafter(Drafter):
         self.longest, self.shortest = longest, shortest
         # By row: where each run of tokens ended last.
         self._tables: list[dict[tuple[int, ...], int]] = []
-        # By row, of each run behind the prompt: where it ended, and where it had ended before.
+        # By row, of each run after the prompt: where it ended, and where it had ended before.
         self._replaced: list[list[tuple[int, tuple[int, ...], int | None]]] = []
         self._prompts: list[int] = []
         self._indexed: list[int] = []
@@ -68,7 +68,7 @@ class PromptLookupDrafter(Drafter):
         return [] if at is None else [tokens[at + i % (len(tokens) - at)] for i in range(count)]
 
     def _match(self, row: int, tokens: list[int]) -> int | None:
-        """Where the text goes on behind the latest match of the longest run at its end."""
+        """Where the text goes on after the latest match of the longest run at its end."""
         self._index(row, tokens)
         end = len(tokens)
         for size in range(min(self.longest, end), self.shortest - 1, -1):
@@ -176,7 +176,7 @@ def _merge(copied: Proposal, modelled: Proposal) -> Proposal:
     """One proposal of both, on the model's device; the q of a copied draft is 1 at its token."""
     device = modelled.tokens.device
     width = max(copied.tokens.shape[1], modelled.tokens.shape[1])
-    # What is copied stands on the host, what the model drafted on its device.
+    # Copies are on the host, what the model drafted is on its device.
     copies = to_device(copied.num_drafted, device)[:, None] > 0
     tokens = torch.where(copies, _widen(to_device(copied.tokens, device), width), _widen(modelled.tokens, width))
     counts = [a or b for a, b in zip(copied.num_drafted, modelled.num_drafted, strict=True)]

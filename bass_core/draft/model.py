@@ -97,11 +97,11 @@ class ModelDrafter(Drafter):
                 logits = runner.forward(fed).logits[:, 0]
                 self.calls += 1
         stacked = None if probs[0] is None else torch.stack([p for p in probs if p is not None], dim=1)
-        return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked, own=own.told(length))
+        return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked, own=own.own(length))
 
     def _catch_up(self, rows: list[Sequence], drafts: list[bool]) -> tuple[Tensor, list[int]]:
-        """Logits [B, V] behind the newest tokens of the rows that draft, and where their drafts begin."""
-        # A row that drafts feeds its newest token, if need be again, for the logits behind it; the others padding.
+        """Logits [B, V] after the newest tokens of the rows that draft, and where their drafts begin."""
+        # A row that drafts feeds its newest token, if need be again, for the logits after it; the others padding.
         runner = self.runner
         starts = [min(runner.lengths[r], len(row.tokens) - drafts[r]) for r, row in enumerate(rows)]
         pending = [rows[r].tokens[start:] if drafts[r] else [] for r, start in enumerate(starts)]
@@ -117,9 +117,9 @@ class ModelDrafter(Drafter):
         return None
 
     def root(self, rows: list[Sequence], wanted: list[bool]) -> Tensor:
-        """Logits [B, V] behind the newest tokens (LevelModel in trees/levels.py)."""
+        """Logits [B, V] after the newest tokens (LevelModel in tree.py)."""
         logits, ends = self._catch_up(rows, wanted)
-        # What was fed of the text stands, whatever becomes of the drafts.
+        # What was fed of the text counts, whatever becomes of the drafts.
         for r, end in enumerate(ends):
             if wanted[r]:
                 self.runner.commit(r, end)
@@ -127,11 +127,11 @@ class ModelDrafter(Drafter):
         return logits
 
     def level(self, drafts: list[list[Fed]]) -> Tensor:
-        """Logits [B, W, V] behind these drafts."""
+        """Logits [B, W, V] after these drafts."""
         self.calls += 1
         return self.runner.forward(self._feed.batch(drafts, self._feed.tokens(drafts))).logits
 
-    # It is fed whatever it is asked behind.
+    # It is fed whatever it is asked after.
     reach = MOST_TREE
 
     @property

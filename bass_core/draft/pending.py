@@ -27,8 +27,8 @@ def feed_pending(
 ) -> tuple[Tensor, Tensor | None, int]:
     """Feed the first counts[r] columns of row r of x, token ids [B, W] or embeddings [B, W, hidden], at starts[r].
 
-    Returns the logits [B, V] behind the last of them (without return_logits perhaps with V = 0), its state
-    [B, hidden] with return_states, and the number of forwards. A row of count 0 is fed padding behind its tokens
+    Returns the logits [B, V] after the last of them (without return_logits perhaps with V = 0), its state
+    [B, hidden] with return_states, and the number of forwards. A row of count 0 is fed padding after its tokens
     that count; its results mean nothing.
     """
     logits, states, forwards, at = torch.empty(0), None, 0, 0

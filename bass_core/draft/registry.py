@@ -33,7 +33,7 @@ CASCADE_MATCH = 3
 # A head that stops when it is unsure stops once it gives its drafts less than this probability: one more token in
 # a verification costs little. A forward of its own costs more (HEADROOM in draft/head.py).
 CONFIDENCE = 0.1
-# The same for AMUSD, whose target waits for no draft: those behind an unsure one are likely to go with it.
+# The same for AMUSD, whose target waits for no draft: those after an unsure one are likely to go with it.
 AHEAD_CONFIDENCE = 0.2
 
 
@@ -101,7 +101,7 @@ class Parts:
         return made
 
     def adaptive(self) -> Drafter:
-        """Copies behind a long match, and asks the model for the other rows; a tree is the model's alone."""
+        """Copies after a long match, and asks the model for the other rows; a tree is the model's alone."""
         model = self.model(CONFIDENCE)
         if self.tree is not None:
             return model
@@ -210,7 +210,7 @@ def confident_prefix(max_probs: list[float], token_probs: list[float]) -> int:
     """
     chance = 1.0
     for count, (top, own) in enumerate(zip(max_probs, token_probs, strict=True)):
-        if not chance * top >= AHEAD_CONFIDENCE:  # nor behind a q that is no number
+        if not chance * top >= AHEAD_CONFIDENCE:  # nor after a q that is no number
             return count
         chance *= own
     return len(max_probs)

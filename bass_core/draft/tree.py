@@ -1,11 +1,11 @@
-"""Trees of drafts of one fixed shape: so many children behind each draft, level by level.
+"""Trees of drafts of one fixed shape: so many children after each draft, level by level.
 
 Contract: `StaticTrees.propose` makes one TreeProposal. Every draft of a level gets as many children as the shape
 says, fewer only where the text before them decides it: a row that may not draft so deep, a draft's cache without
 room for a level, and a q without so many tokens, which is seen before any of them is drawn. Children of a greedy
 text are the draft's likeliest tokens, of a coupled one those that the target's noise favours most, of a sampled
 one all but one of the likeliest, and one that is drawn from q without them; it has noise of its own, keyed by its
-parent. What is drawn is never left out again, and what is drawn behind it depends on it alone. So a text that is
+parent. What is drawn is never left out again, and what is drawn after it depends on it alone. So a text that is
 verified by the tree rule (verify/tree.py) is distributed as the target's. Each level is read on the host: on an
 accelerator a round waits once more for each. Feeding a draft model: `root` brings its cache up to date with the
 text and says what may follow; `level` feeds drafts whose parents were fed before, and says what may follow each.
@@ -35,7 +35,7 @@ from .base import TreeProposal
 
 # A child is drawn where at least this much of q is left beside its siblings.
 LEAST_MASS = 1e-4
-# What children are drafted behind: the row, and the draft's place in it, or -1 for the newest token.
+# What children are drafted after: the row, and the draft's place in it, or -1 for the newest token.
 Parent = tuple[int, int]
 
 
@@ -50,7 +50,7 @@ class _Row:
 
 
 class StaticTrees:
-    """Makes trees with shape[i] children behind each draft that is i deep.
+    """Makes trees with shape[i] children after each draft that is i deep.
 
     role: what the draft draws for; Role.TARGET under coupling. size: the target's V.
     """
@@ -152,7 +152,7 @@ class StaticTrees:
 
 
 def _add(made: list[_Row], parent: Parent, token: int, chance: float | None, drawn: int = -1) -> Parent:
-    """A draft behind `parent`; its own place. drawn: see TreeProposal."""
+    """A draft after `parent`; its own place. drawn: see TreeProposal."""
     row = made[parent[0]]
     row.tokens.append(token)
     row.parents.append(parent[1])
@@ -182,11 +182,11 @@ class LevelModel(Protocol):
         ...
 
     def root(self, rows: list[Sequence], wanted: list[bool]) -> Tensor:
-        """Logits [B, V'] behind each row's newest token; those of rows that are not wanted mean nothing."""
+        """Logits [B, V'] after each row's newest token; those of rows that are not wanted mean nothing."""
         ...
 
     def level(self, drafts: list[list[Fed]]) -> Tensor:
-        """Logits [B, W, V'] behind drafts[r][i] of each row; behind the padding they mean nothing."""
+        """Logits [B, W, V'] after drafts[r][i] of each row; after the padding they mean nothing."""
         ...
 
     @property
@@ -196,12 +196,12 @@ class LevelModel(Protocol):
 
     @property
     def reach(self) -> int:
-        """The depth of the deepest drafts behind which it can be asked; a row's first drafts are 1 deep."""
+        """The depth of the deepest drafts after which it can be asked; a row's first drafts are 1 deep."""
         ...
 
 
 class TreeFeed:
-    """The drafts of a round that a runner was fed, behind rows that end at `ends`."""
+    """The drafts of a round that a runner was fed, after rows that end at `ends`."""
 
     def __init__(self, runner: ModelRunner, ends: list[int]) -> None:
         self.runner, self.ends = runner, ends
@@ -244,7 +244,7 @@ class TreeFeed:
 
 
 class LevelStates:
-    """A draft head's own states of the drafts that it was fed, for the drafts behind them."""
+    """A draft head's own states of the drafts that it was fed, for the drafts after them."""
 
     def __init__(self, root: Tensor) -> None:
         """root [B, hidden]: of the newest tokens."""
@@ -271,14 +271,14 @@ class LevelStates:
 
 
 class LinkedLevels:
-    """What a head of several positions says behind drafts that it is not fed: its link knows their tokens."""
+    """What a head of several positions says after drafts that it is not fed: its link knows their tokens."""
 
     def __init__(self, ahead: Ahead) -> None:
         self.ahead = ahead
         self._depths: list[list[int]] = [[] for _ in ahead.base]
 
     def behind(self, drafts: list[list[Fed]], tokens: Tensor) -> Tensor:
-        """Logits [B, W, V'] behind these drafts, at most `count` - 1 deep; tokens [B, W]: theirs, padded."""
+        """Logits [B, W, V'] after these drafts, at most `count` - 1 deep; tokens [B, W]: theirs, padded."""
         width, device = tokens.shape[1], tokens.device
         places = []
         for own, row in zip(self._depths, drafts, strict=True):

@@ -2,7 +2,7 @@
 
 Contract: drafters (draft/base.py). `WindowDrafter` has neither weights nor a cache of its own. A draft's
 forward sees a row's first SINKS tokens and its last `window`, in whole blocks (kernels/plan.py); between them lies
-the gap, which it does not read. What it writes lies behind the row's valid length, and the verification writes
+the gap, which it does not read. What it writes lies after the row's valid length, and the verification writes
 those columns anew, so no length changes. A row without a gap gets no drafts: they would cost what plain steps
 cost, and say the same. `WindowChain` puts another drafter in front of it.
 Sources: sinks and window, Xiao et al. 2309.17453; as a draft of the same model, MagicDec (Chen et al. 2408.11049).
@@ -73,7 +73,7 @@ class WindowDrafter(Drafter):
         token = to_device([row.tokens[-1] for row in rows], device)
         drawn, probs, work = [], [], WindowWork()
         for step in range(most):
-            # Rows that draft fewer are fed padding behind their drafts.
+            # Rows that draft fewer are fed padding after their drafts.
             fed = ForwardBatch(token[:, None], [length + step for length in cached], window=self.window)
             logits = self.forward(fed, work).logits[:, 0]
             token, q = draw_draft(logits, self.params, keys, step, self.role)

@@ -1,7 +1,7 @@
 """A lane's clock, measured or simulated, and the lock under which threads share a lane.
 
 Contract: a LaneClock counts the device time of what runs inside `running()`, without graph captures, kernel
-compilations and kernel loads. A PredictedClock counts nothing there, and for each step that it is told of what the
+compilations and kernel loads. A PredictedClock counts nothing there, and for each step that it counts what the
 step's forwards would have taken elsewhere.
 """
 

@@ -54,8 +54,8 @@ class Lane:
         with shortage_explained():
             self._decoder: Decoder | None = found.build(pair, request, self.sequences)
         # On a simulated clock with models of its own, the bytes that are held here are those of other models.
-        told = simulated is None or simulated.table is not None
-        self.cache: CacheBytes | None = getattr(self._decoder, "cache", None) if told else None
+        own = simulated is None or simulated.table is not None
+        self.cache: CacheBytes | None = getattr(self._decoder, "cache", None) if own else None
         self.reading: Reading | None = None
         # Only if draft and target overlap: when each was busy, and the lane's shortest turn in a fair race (ms).
         self.timeline: Timeline | None = self._decoder.timeline

@@ -134,7 +134,7 @@ def check_method(method: Method, pair: ModelPair, request: Request) -> None:
 def _check_noise(request: Request) -> None:
     """For methods that draft: refuse equal ids where a row's draft lengths go by what other rows accepted.
 
-    That was decided by the noise which then judges the row that is behind. A greedy text uses none, and a coupled
+    That was decided by the noise which then judges the row that lags. A greedy text uses none, and a coupled
     one does not depend on lengths.
     """
     ids, own = request.sequence_ids, request.draft_length

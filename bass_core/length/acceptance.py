@@ -17,7 +17,7 @@ MEMORY, COPY_MEMORY = 0.97, 0.85
 # A place starts as if tried PRIOR times, at the rate of the place before it, the first at FIRST_RATE.
 PRIOR = 4.0
 # First guesses: the shipped draft head accepts 0.47 of greedy drafts and 0.42 of sampled ones; prompt lookup more,
-# behind matches of three tokens.
+# after matches of three tokens.
 FIRST_RATE, FIRST_COPY_RATE = 0.42, 0.7
 
 Rates = NDArray[np.floating[Any]]
@@ -55,7 +55,7 @@ class Reach:
 
 
 class Believed:
-    """Of one source of drafts: how many of those that a row may draft it drafts, and how many of them stand."""
+    """Of one source of drafts: how many of those that a row may draft it drafts, and how many are accepted."""
 
     def __init__(self, limit: int, copies: bool) -> None:
         self.drafted = Reach(limit, 1.0)

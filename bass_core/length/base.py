@@ -54,5 +54,5 @@ class LengthPolicy(Protocol):
         ...
 
     def observe(self, feedback: Feedback) -> None:
-        """Learn what a round after the prefill came to; plain rounds are told as well."""
+        """Learn what a round after the prefill came to; plain rounds as well."""
         ...

@@ -168,13 +168,13 @@ class CostAware:
         self._planned = None
         if self._rested(_sources(offers), plan):
             return
-        told = list(zip(offers, feedback.lengths, feedback.drafted, feedback.accepted, strict=True))
-        for source in {offer.source for offer, allowed, _, _ in told if allowed}:
+        drafted = list(zip(offers, feedback.lengths, feedback.drafted, feedback.accepted, strict=True))
+        for source in {offer.source for offer, allowed, _, _ in drafted if allowed}:
             self._believed[source].fade()
-        for offer, allowed, drafted, accepted in told:
+        for offer, allowed, count, accepted in drafted:
             if allowed:
-                self._of(offer).add(*(min(count, LIMIT) for count in (allowed, drafted, accepted)))
-        deepest = max((allowed for offer, allowed, _, _ in told if offer.forwards), default=0)
+                self._of(offer).add(*(min(n, LIMIT) for n in (allowed, count, accepted)))
+        deepest = max((allowed for offer, allowed, _, _ in drafted if offer.forwards), default=0)
         if deepest:
             self._forwards.fade()
             self._forwards.add(min(forwards, deepest, LIMIT), min(deepest, LIMIT))

@@ -3,7 +3,7 @@
 Contract: `available` is asked before anything of kernels/cpu is imported; the first time it says where compiled
 code is kept, beside the weights. BASS_CPU_KERNELS=0 turns the kernels off. Without them transformers' own models
 run, and the log says so once. `compiling` shows a progress line where something is compiled, which only a first
-start does; behind it nothing is compiled any more, whatever the lanes do.
+start does; after it nothing is compiled any more, whatever the lanes do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How long torch's idle OpenMP threads spin: imported before torch, whose library reads it once.
 
 Contract: what the user has set counts, and no child process inherits anything. By default such a thread keeps a
-core busy for a while behind each large operation of torch, and the threads of our own kernels, which come next,
+core busy for a while after each large operation of torch, and the threads of our own kernels, which come next,
 wait for that core. A thread that never spins would slow down a model that runs in torch alone. A program that
 imports torch before bass_core sets GOMP_SPINCOUNT=10000 itself, or does without. To see what it does:
 `python -m bench default` with and without GOMP_SPINCOUNT=300000.

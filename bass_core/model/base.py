@@ -91,7 +91,7 @@ class CausalModel:
         refuse_unsupported(model)
         self.device = home_device(model)
         self._split = is_split(model)
-        # Weights that wait are fetched for one forward and let go behind it: another one at once would lose them.
+        # Weights that wait are fetched for one forward and let go after it: another one at once would lose them.
         self._turn: AbstractContextManager[Any] = threading.Lock() if has_waiting(model) else nullcontext()
         self.capturable = not (self._split or turns_with_length(config))
         self.layers: int = config.num_hidden_layers

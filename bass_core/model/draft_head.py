@@ -4,7 +4,7 @@ Contract: slot t reads [embedding of token t, state of slot t-1] and predicts th
 from which come logits over a reduced vocabulary (rows of the target's head; q is 0 elsewhere). States of accepted
 tokens come from the target: its last one, or those of several layers projected into one (EAGLE-3, arXiv
 2503.01840, section 3.1). States of drafted tokens come from the head itself (as in EAGLE, arXiv 2401.15077, and
-Recurrent Drafter, arXiv 2403.09919). A head of several positions drafts so many tokens behind one forward: each
+Recurrent Drafter, arXiv 2403.09919). A head of several positions drafts so many tokens after one forward: each
 later one from a state that is computed of the newest slot's (as in Medusa, arXiv 2401.10774), with a low-rank link
 from the token drawn before it, so that each token's q is known. Only the head's own weights are stored; what it
 shares with the target is read from the target. Non-goals: targets that are not Llama-shaped.
@@ -40,7 +40,7 @@ class HeadConfig:
     """layers: how many the head has; hidden: the target's hidden size; reads_states: whether it reads its states.
 
     reads_layers: layers of the target, ascending, whose states are read besides the last one (HiddenStateTap in
-    model/base.py). positions: how many tokens the head drafts behind one forward; link_rank: the rank of what a
+    model/base.py). positions: how many tokens the head drafts after one forward; link_rank: the rank of what a
     token adds to the logits of the next one of the same forward.
     """
 
@@ -65,13 +65,13 @@ class Ahead:
         return self.base.shape[1]
 
     def logits(self, place: int, columns: Tensor | None = None) -> Tensor:
-        """The logits [B, V'] of token `place`, from 0 on, behind these columns int64 [B] of the vocabulary."""
+        """The logits [B, V'] of token `place`, from 0 on, after these columns int64 [B] of the vocabulary."""
         if columns is None or self.gates is None:
             return self.base[:, place]
         return self.base[:, place] + self.head.link(columns, self.gates[:, place - 1])
 
     def after(self, places: Tensor, ids: Tensor) -> Tensor:
-        """The logits [B, W, V'] of the tokens places[r, i], from 1 on, each behind the target's id ids[r, i]."""
+        """The logits [B, W, V'] of the tokens places[r, i], from 1 on, each after the target's id ids[r, i]."""
         assert self.gates is not None
         rows = torch.arange(len(ids), device=ids.device)[:, None]
         return self.base[rows, places] + self.head.link(self.head.columns_of(ids), self.gates[rows, places - 1])
@@ -85,7 +85,7 @@ class DraftHead(nn.Module):
     """
 
     vocabulary: Tensor
-    # Its ids in ascending order, and where each stands.
+    # Its ids in ascending order, and the place of each.
     _sorted: Tensor
     _order: Tensor
     # The target's embedding table: one of the two, as the target holds it.
@@ -173,7 +173,7 @@ class DraftHead(nn.Module):
 
     @property
     def positions(self) -> int:
-        """How many tokens the head drafts behind one forward."""
+        """How many tokens the head drafts after one forward."""
         return self.config.positions
 
     def states_ahead(self, states: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -190,7 +190,7 @@ class DraftHead(nn.Module):
         return torch.cat((states[:, None], states[:, None] + later), dim=1), 1 + gates
 
     def ahead(self, logits: Tensor, states: Tensor, count: int) -> Ahead:
-        """What the head says of the next `count` tokens, `positions` at most, behind states [B, hidden].
+        """What the head says of the next `count` tokens, `positions` at most, after states [B, hidden].
 
         logits [B, V']: the body's; a head of several positions makes its own, all of them in one product.
         """

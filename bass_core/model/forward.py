@@ -22,7 +22,7 @@ class BatchTree:
     """The trees that a batch's new tokens form (TokenTree in kernels/plan.py), on the host.
 
     sees[b][s]: which columns of its row's tree token s of row b sees, a bit each, its own included; depths[b][s]:
-    how many of them stand before it. before[b]: columns of the tree that earlier steps have fed. Both lists are as
+    how many of them precede it. before[b]: columns of the tree that earlier steps have fed. Both lists are as
     wide as the batch; a padding token's bit is its own column's alone.
     """
 

@@ -1,7 +1,7 @@
 """The forward of a 16-bit Llama-shaped model on a CPU in one call of our own kernels (kernels/cpu).
 
 Contract: the same `forward` as CausalModel's, for the models that `why_not` has nothing against. A token's logits
-and states have the same bits whatever rows, tokens, prompts or threads stand beside it. The residual stream is
+and states have the same bits whatever rows, tokens, prompts or threads are beside it. The residual stream is
 float32; what a bfloat16 model multiplies is rounded to bfloat16 where the CPU multiplies that natively. `backend`
 is ignored, as there is one attention. Non-goals: sliding windows, and weights of more than 16 bits.
 """
@@ -109,8 +109,8 @@ class LlamaCompiled(CausalModel):
         )
         states = None
         if batch.return_states:
-            told = torch.cat((*streams, last), dim=-1) if batch.raw_states else self.readout(streams, last)
-            states = _padded(told, real, rows, width)
+            read = torch.cat((*streams, last), dim=-1) if batch.raw_states else self.readout(streams, last)
+            states = _padded(read, real, rows, width)
         if not batch.logits:
             return ForwardOutput(logits.new_zeros((rows, width, 0) if batch.take is None else (rows, 0)), states)
         return ForwardOutput(_padded(logits, real, rows, width) if batch.take is None else logits, states)
@@ -119,7 +119,7 @@ class LlamaCompiled(CausalModel):
         """Cosines, then sines, of at least so many positions: float32 [positions, head_dim], flat."""
         turns = self._turns
         if positions * self.head_dim > len(turns):
-            # Padding may lie behind the context. Another thread may make fewer turns meanwhile.
+            # Padding may lie after the context. Another thread may make fewer turns meanwhile.
             self._turns = turns = self._make_turns(max(positions, min(2 * positions, self.context)))
         return turns
 

@@ -103,7 +103,7 @@ class PrefillSteps:
 
 
 class _Feed:
-    """Feeds each text from its start on to its row; `last` holds the logits [vocab] behind the ends."""
+    """Feeds each text from its start on to its row; `last` holds the logits [vocab] after the ends."""
 
     def __init__(
         self, runner: ModelRunner, texts: list[list[int]], starts: list[int], return_states: bool

@@ -53,7 +53,7 @@ class CachedTexts:
         return NOTHING_SHARED if least_saved is None else share_prompts(self.prompts, least_saved)
 
     def columns(self, shared: SharedPrompts) -> int:
-        """Columns that each row of the cache needs behind its prefix."""
+        """Columns that each row of the cache needs after its prefix."""
         own = {tuple(prompt): 0 for prompt in self.prompts}
         for prompt, end in zip(self.prompts, self.ends, strict=True):
             own[tuple(prompt)] = max(own[tuple(prompt)], end)
@@ -84,7 +84,7 @@ def _best(prompts: list[tuple[Tokens, int]], least_saved: int, levels: int = _LE
     saved, prefixes = (together, [first[:common]]) if together >= max(least_saved, 1) else (0, [])
     if len(prompts) == 1 or not levels:
         return saved, prefixes
-    # Prompts are sorted, so those with the same next unit stand side by side.
+    # Prompts are sorted, so those with the same next unit are neighbours.
     branches: dict[Tokens, list[tuple[Tokens, int]]] = {}
     for prompt, count in prompts:
         branches.setdefault(prompt[common : common + SHARE], []).append((prompt, count))

@@ -77,7 +77,7 @@ class ModelRunner:
     def commit(self, row: int, length: int, path: Sequence[int] = ()) -> None:
         """Set a row's valid length to `length`: the only place where a row's length changes.
 
-        path: which of the columns behind the old length hold the row's last len(path) tokens, ascending: those of
+        path: which of the columns after the old length hold the row's last len(path) tokens, ascending: those of
         a tree whose path was accepted. They become the columns up to `length`. None: they lie there already.
         """
         first, end = length - len(path), self._lengths[row]
@@ -107,7 +107,7 @@ class ModelRunner:
         return all(one is not None and (len(one[2]) > 0 or not with_states) for one in kept)
 
     def hold(self, prefixes: Sequence[Tokens], logits: dict[int, Tensor], states: list[Tensor]) -> None:
-        """Row i of the cache's prefix now holds prefixes[i], with the logits [vocab] behind it.
+        """Row i of the cache's prefix now holds prefixes[i], with the logits [vocab] after it.
 
         states[i] [P, hidden] are those of its tokens, empty if none were asked for.
         """
@@ -115,7 +115,7 @@ class ModelRunner:
         self._held = {prefix: (row, logits[row].clone(), states[row]) for row, prefix in rows}
 
     def held(self, prefix: Tokens) -> tuple[Tensor, Tensor]:
-        """The logits [vocab] behind a prefix that is in the cache, and its states [P, hidden]."""
+        """The logits [vocab] after a prefix that is in the cache, and its states [P, hidden]."""
         return self._held[prefix][1:]
 
     def begin(self) -> None:

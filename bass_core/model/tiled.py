@@ -18,7 +18,7 @@ from .cache import RaggedCache
 
 
 class TiledCache(RaggedCache):
-    """Keys and values in tiles. A row's last tile may have columns behind max_len, which stay unused."""
+    """Keys and values in tiles. A row's last tile may have columns after max_len, which stay unused."""
 
     def __init__(
         self,

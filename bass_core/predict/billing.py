@@ -1,8 +1,8 @@
 """What a step of a decoder would have taken on a simulated clock, from what its forwards were fed.
 
 Contract: a round is billed by the function that bench simulate plays its rounds with (`round_ms`), at the rows'
-mean cached length. A draft model drafts one token a row and forward, and one level of a tree: whoever drafts more
-behind one forward is billed as many forwards. Copies cost nothing. A prefill is billed chunk by chunk, as it was
+mean cached length. A draft model drafts one token a row and forward, and one level of a tree: who drafts more
+after one forward is billed as many forwards. Copies cost nothing. A prefill is billed chunk by chunk, as it was
 fed; a draft head's reading of the prompts, which takes the target's states, is not. What rows share counts for
 each of them. Nothing is billed for the host. A decoder that does not tell what it fed (Round.fed) is counted by
 its rows: their drafts, and of a prefill their whole prompts.

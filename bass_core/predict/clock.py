@@ -64,7 +64,7 @@ class SimulatedClock:
 
     @property
     def machine(self) -> Hardware:
-        """The hardware that it predicts for; there is none behind a table."""
+        """The hardware that it predicts for; a table has none."""
         found = find("hardware", self.hardware, HARDWARE, Hardware)
         return HARDWARE[found] if isinstance(found, str) else found
 

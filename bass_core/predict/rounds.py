@@ -41,8 +41,8 @@ class Acceptance:
             return [0] * len(rows)
         where = np.minimum(np.arange(width), self.rates.shape[1] - 1)
         rates = self.rates[np.asarray(rows) % len(self.rates)][:, where]
-        stand = np.logical_and.accumulate(rng.random((len(rows), width)) < rates, axis=1).sum(axis=1)
-        return [int(count) for count in np.minimum(stand, drafted)]
+        accepted = np.logical_and.accumulate(rng.random((len(rows), width)) < rates, axis=1).sum(axis=1)
+        return [int(count) for count in np.minimum(accepted, drafted)]
 
 
 def round_ms(costs: RoundCosts, drafted: list[int], forwards: float) -> tuple[float, float]:

@@ -39,10 +39,11 @@ def predict_speedups(
     """Predict the speed-up of BASS over regular decoding on another machine, for batches and draft lengths.
 
     clock: the machine and the models; of its GPUs the fewest that hold the largest batch, unless it says how many.
-    acceptance: the chance that a draft stands, given that those before it do, the same for all (Leviathan et al.,
-    arXiv 2211.17192, section 3.1); from 0 to 1. draft_lengths: as `draft_length` of `generate`, by the predicted
-    costs. context: cached tokens a row, on average. max_new_tokens: of each row. seed, trials: of the simulated
-    rounds; a figure is the mean over the trials. Times in ms. Raises RequestError for a value out of range.
+    acceptance: the chance that a draft is accepted, given that those before it are, the same for all (Leviathan et
+    al., arXiv 2211.17192, section 3.1); from 0 to 1. draft_lengths: as `draft_length` of `generate`, by the
+    predicted costs. context: cached tokens a row, on average. max_new_tokens: of each row. seed, trials: of the
+    simulated rounds; a figure is the mean over the trials. Times in ms. Raises RequestError for a value out of
+    range.
     """
     if not isinstance(clock, SimulatedClock):
         raise RequestError(f'clock must be a SimulatedClock, as SimulatedClock("h100"); got {clock!r}.')

@@ -53,9 +53,9 @@ def stream(role: Role, begins: Tensor) -> Tensor:
 
 
 def place_node(positions: Tensor, nodes: Tensor) -> Tensor:
-    """Positions int64 [...] as keys of a tree's drafts behind the nodes `nodes` (0: the newest token), below 64.
+    """Positions int64 [...] as keys of a tree's drafts after the nodes `nodes` (0: the newest token), below 64.
 
-    Siblings of different parents may stand at one position, each with noise of its own. Node 0 has that of a
+    Siblings of different parents may have one position, each with noise of its own. Node 0 has that of a
     chain.
     """
     return positions + (nodes << _NODE)
@@ -156,7 +156,7 @@ def _signed(word: int) -> int:
 class NoiseKeys:
     """What the noise of a round is a function of, beside role and token.
 
-    `sequence_ids` int64 [B]; `positions` int64 [B]: where in the text the first token of this round will stand;
+    `sequence_ids` int64 [B]; `positions` int64 [B]: where in the text the first token of this round will be;
     `epochs` int64 [B]: where each row's epoch began, under AMUSD, else None: there the round itself is the epoch.
     """
 
@@ -175,7 +175,7 @@ class NoiseKeys:
         return stream(role, self.begins)
 
     def inner(self, number: int, positions: Tensor) -> NoiseKeys:
-        """The keys of round `number` (from 0) within this one, whose first token will stand at `positions`.
+        """The keys of round `number` (from 0) within this one, whose first token will be at `positions`.
 
         For drafts that are themselves drafted and verified: their noise shares no number with this round's, nor
         with that of other rounds within this one or another, whatever the role, the target's included. Each number

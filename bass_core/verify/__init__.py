@@ -1,1 +1,1 @@
-"""Which drafts stand: verifications that leave the text distributed as the target's own."""
+"""Which drafts are accepted: verifications that leave the text distributed as the target's own."""

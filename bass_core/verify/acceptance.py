@@ -1,7 +1,7 @@
 """What a verification decides, on the device and on the host, and how it marks numbers that are unsound.
 
 Contract: `Outcome` is the result of every verification, on the device; `Outcome.host`, the round's one wait for
-the device, gives it row by row. A draft whose p or q is no distribution can't be judged: it and all drafts behind
+the device, gives it row by row. A draft whose p or q is no distribution can't be judged: it and all drafts after
 it are refused without a test (`judged_drafts`). A row whose token was chosen by logits that hold a NaN, or had no
 probability, is marked UNSOUND and later refused; logits that no choice of the row used count for nothing.
 """

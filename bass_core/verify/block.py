@@ -3,8 +3,8 @@
 Contract (P = target, Q = draft): reach_0 = 1, reach_i = min(1, reach_(i-1) P(x_i) / Q(x_i)). For i below the row's
 number of drafts g, excess_i = sum over x of max(reach_i P(x | x_1..x_i) - Q(x | x_1..x_i), 0), and draft i has the
 chance h_i = excess_i / (excess_i + 1 - reach_i), or 1 where that is 0 / 0; the last has h_g = reach_g. Accepted
-are tau drafts, the LARGEST i with u_i < h_i, or 0: a failed test ends nothing. Behind tau < g of them the next
-token comes from norm(max(reach_tau P - Q, 0)), behind all of them from P.
+are tau drafts, the LARGEST i with u_i < h_i, or 0: a failed test ends nothing. After tau < g of them the next
+token comes from norm(max(reach_tau P - Q, 0)), after all of them from P.
 
 So the text is distributed as the target's own, and at least as many drafts are accepted, on average, as draft by
 draft. Nothing is carried to the next round; g may depend on the drafts before it. With point masses for Q the rule
@@ -22,7 +22,7 @@ from ..sample.distribution import compiled, sums
 def chances(
     p: Tensor, p_drafts: Tensor, q_drafts: Tensor, draft_probs: Tensor | None, num_drafted: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(h [B, l], reach [B, l+1]) in p's dtype; numbers behind a row's last draft mean nothing.
+    """(h [B, l], reach [B, l+1]) in p's dtype; numbers after a row's last draft mean nothing.
 
     p [B, l+1, V]; p_drafts, q_drafts [B, l]: of the drafted tokens; draft_probs [B, l, V]: what they were drawn
     from, None for point masses; num_drafted int64 [B]: each row's drafts that can be judged (acceptance.py).
@@ -62,6 +62,6 @@ def residual(p: Tensor, q: Tensor, reach: Tensor) -> Tensor:
 
 
 def last_passed(passed: Tensor) -> Tensor:
-    """How many drafts [B, l] stand if all up to a row's last true entry do: int64 [B]."""
+    """How many drafts [B, l] are accepted if all up to a row's last true entry are: int64 [B]."""
     places = torch.arange(1, passed.shape[1] + 1, device=passed.device)
     return torch.nn.functional.pad(passed * places, (1, 0)).amax(1)

@@ -1,4 +1,4 @@
-"""What a reader is told of a round beyond its verdicts: the numbers at the place where each row's round ended.
+"""More of a round than its verdicts, for a reader: the numbers at the place where each row's round ended.
 
 Contract: reads what the round left and changes nothing of it; it must be called before the target's next forward,
 which may overwrite the logits. p, q and the residual are those that the rule used (rejection.py, block.py,
@@ -21,7 +21,7 @@ from ..sequence import Candidate, Ending, RowDetail, RowRound, depths_of
 from .acceptance import DraftTest, RowOutcome
 from .rules import Rule, Verification
 
-TOP = 8  # so many of the likeliest tokens are told
+TOP = 8  # so many of the likeliest tokens are listed
 GREEDY, COIN, TREE = "greedy", "coin", "tree"
 RESIDUALS = (Rule.REJECTION.value, Rule.BLOCK.value, TREE)
 
@@ -37,7 +37,7 @@ def rule_name(verification: Verification, params: SamplingParams, synthetic: flo
 
 
 def reach_of(tests: list[DraftTest]) -> float:
-    """What p is multiplied with behind these accepted drafts under block verification (block.py)."""
+    """What p is multiplied with after these accepted drafts under block verification (block.py)."""
     reach = 1.0
     for test in tests:
         share = reach * test.p
@@ -125,8 +125,8 @@ def _endings(places: list[_Place], logits: Tensor, drafts: Drafts, params: Sampl
     numbers = torch.stack(
         (tokens.double(), *(values.gather(1, tokens).double() for values in (p, q, left))), dim=-1
     )
-    told = zip(places, to_host(numbers).tolist(), to_host(mass).tolist(), strict=True)
-    return [_ending(place, rows, total) for place, rows, total in told]
+    listed = zip(places, to_host(numbers).tolist(), to_host(mass).tolist(), strict=True)
+    return [_ending(place, rows, total) for place, rows, total in listed]
 
 
 def _ending(place: _Place, rows: list[list[float]], total: float) -> Ending:
@@ -146,7 +146,7 @@ def _known(value: float | None) -> float | None:
 
 
 def _own(logits: Tensor, rows: list[int], drafts: Drafts) -> dict[int, list[float]]:
-    """By row, each draft's probability at temperature 1 behind the text before it."""
+    """By row, each draft's probability at temperature 1 given the text before it."""
     parents = drafts.parents or [list(range(-1, len(tokens) - 1)) for tokens in drafts.tokens]
     places = [
         (r, parent + 1, token) for r in rows for parent, token in zip(parents[r], drafts.tokens[r], strict=True)
@@ -174,7 +174,7 @@ class Drafts:
     own: Callable[[], list[list[float | None]]] | None = None
 
     def behind(self, row: int, node: int) -> int | None:
-        """The draft behind `node` (-1: the newest token) that a draw of the target's own stands for; None: none.
+        """The draft after `node` (-1: the newest token) that a draw of the target's own stands for; None: none.
 
         In a tree that is the drawn one, or else the first.
         """
@@ -196,9 +196,9 @@ class Drafts:
 
 
 def kept_drafts(path: list[int], count: int, parents: list[int] | None, taken: int) -> list[int]:
-    """Of a row's `count` drafts those that are told, where `taken` tokens were appended.
+    """Of a row's `count` drafts those that are recorded, where `taken` tokens were appended.
 
-    Drafts behind the end of a text that ended among the accepted ones count as never tested.
+    Drafts after the end of a text that ended among the accepted ones count as never tested.
     """
     if taken > len(path):
         return list(range(count))

@@ -1,4 +1,4 @@
-"""Verification of chains, by every rule of table.py: which drafts stand, and which token the target adds.
+"""Verification of chains, by every rule of rules.py: which drafts are accepted, and which token the target adds.
 
 Contract (p = target, q = draft, Leviathan's letters; Chen et al. 2302.01318 write them the other way round): by
 rejection sampling, draft x_i is accepted while u_i < p_i(x_i) / q_i(x_i); after the first rejection at i the next
@@ -47,15 +47,16 @@ def first_tokens(logits: Tensor, keys: NoiseKeys, params: SamplingParams) -> Ten
 def plain(logits: Tensor, keys: NoiseKeys, params: SamplingParams) -> list[RowOutcome]:
     """The outcomes of a round without drafts: the target's own draws for logits [B, V], in one copy."""
     if not params.greedy:
-        told = to_host(torch.stack([column.float() for column in _drawn(logits, keys, params)], dim=1)).tolist()
-        return [RowOutcome(0, int(token), chance, []) for token, chance in told]
+        drawn = to_host(torch.stack([column.float() for column in _drawn(logits, keys, params)], dim=1)).tolist()
+        return [RowOutcome(0, int(token), chance, []) for token, chance in drawn]
     tokens = argmax(logits)
-    told = to_host(torch.stack((tokens.float(), logits.gather(-1, tokens[:, None])[:, 0].float()), dim=1)).tolist()
+    largest = logits.gather(-1, tokens[:, None])[:, 0]
+    drawn = to_host(torch.stack((tokens.float(), largest.float()), dim=1)).tolist()
     # A NaN counts as the largest.
-    sound = [math.isfinite(largest) for _, largest in told]
+    sound = [math.isfinite(logit) for _, logit in drawn]
     return [
         RowOutcome(0, int(token) if fit else UNSOUND, float(fit), [])
-        for (token, _), fit in zip(told, sound, strict=True)
+        for (token, _), fit in zip(drawn, sound, strict=True)
     ]
 
 
@@ -82,7 +83,7 @@ def verify(
 
     The logits are the target's. draft_probs float32 [B, l, V]: what each draft was drawn from; None: point masses.
     `synthetic` replaces the test by a coin of that probability. A row's next token is UNSOUND where the logits
-    behind its accepted drafts are, or where it had no probability.
+    after its accepted drafts are, or where it had no probability.
     """
     sound, drawn_from = sound_columns(logits), draft_probs
     if params.greedy or synthetic is not None or verification.coupled:
@@ -134,7 +135,7 @@ def verify_here(
 
 
 def _real_probabilities(logits: Tensor, num_drafted: Tensor, params: SamplingParams) -> Tensor:
-    """p [B, l+1, V]; on a CPU 0 behind a row's last draft, where a softmax would be made for nothing."""
+    """p [B, l+1, V]; on a CPU 0 after a row's last draft, where a softmax would be made for nothing."""
     real = torch.arange(logits.shape[1], device=logits.device) <= num_drafted[:, None]
     if not logits.is_cpu or real.all():
         return probabilities(logits, params)
@@ -188,7 +189,7 @@ def _recover(
     keys: NoiseKeys,
     reach: Tensor,
 ) -> Tensor:
-    """The token behind the accepted drafts, int64 [B]: recovered after a rejection, else the target's own.
+    """The token after the accepted drafts, int64 [B]: recovered after a rejection, else the target's own.
 
     reach [B, l+1]: what a recovered one's p is multiplied with, by the number of accepted drafts (block.py).
     """

@@ -68,13 +68,13 @@ def _verify(
         return Outcome(*judged, next_p=torch.ones_like(keys.positions, dtype=torch.float32), drafts=drafts)
     rule = verification.chains
     if rule is not Rule.COUPLED:
-        told = block.chances(p, draft_probs, drafts, num_drafted) if rule is Rule.BLOCK else None
-        kind = kernel.Verification.REJECTION if told is None else kernel.Verification.BLOCK
+        block_chances = block.chances(p, draft_probs, drafts, num_drafted) if rule is Rule.BLOCK else None
+        kind = kernel.Verification.REJECTION if block_chances is None else kernel.Verification.BLOCK
         accepted, next_token, *tests = accept(
-            p, draft_probs, drafts, num_drafted, None, *where, verification=kind, block=told
+            p, draft_probs, drafts, num_drafted, None, *where, verification=kind, block=block_chances
         )
         next_p = probability_at(p, accepted, next_token)
-        next_token, chance = mark_unlikely(next_token, next_p), None if told is None else told[0]
+        next_token, chance = mark_unlikely(next_token, next_p), None if block_chances is None else block_chances[0]
         return Outcome(accepted, next_token, tests[0], tests[1], tests[2], next_p, drafts, chance)
     ids, positions = keys.at(drafts.shape[1] + 1)
     own = kernel.draw(p, ids, positions, keys.stream(Role.TARGET)[:, None], seed)

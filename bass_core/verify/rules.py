@@ -21,8 +21,8 @@ class Rule(Enum):
     """How sampled drafts are verified.
 
     REJECTION: one by one, each by p / q, up to the first that is rejected (rejection.py). BLOCK: all of a row
-    together (block.py). COUPLED: a draft stands where it is the target's own Gumbel-max choice, which needs no q
-    and makes sampled text regular decoding's, whatever the draft.
+    together (block.py). COUPLED: a draft is accepted where it is the target's own Gumbel-max choice, which needs
+    no q and makes sampled text regular decoding's, whatever the draft.
     """
 
     REJECTION = "rejection"
@@ -48,7 +48,7 @@ class Verification:
 
     @property
     def together(self) -> bool:
-        """Whether a row's drafts are judged together, so that one can stand though a test before it failed."""
+        """Whether a row's drafts are judged together: one can be accepted though a test before it failed."""
         return self.chains is Rule.BLOCK
 
     @property

@@ -1,14 +1,14 @@
-"""Verification of trees of drafts: which path of a tree stands, and which token the target adds.
+"""Verification of trees of drafts: which path of a tree is accepted, and which token the target adds.
 
 Contract: a walk from the newest token on. Greedy and coupled: to the child that is the target's own choice.
 Sampled (p = target, q = draft): a node's children are tokens that the text before them decides (the likeliest
-ones, copies), and at most one that was drawn, from q without those others. The drawn child y is accepted while
-u < p(y) / q(y), else p becomes norm(max(p - q, 0)); then the target draws from p, and where that is one of the
-other children, the walk goes on there. So the text is distributed as the target's own: the first step is the
-rejection rule of Leviathan et al. (2211.17192), and the second draws from what that leaves. Which children there
-are was decided before any was drawn (draft/tree.py). A drawn child with a NaN or an infinity anywhere
-in its q can't be judged: it counts as if it had not been drafted. One with q = 0 at its own token stands where p
-is above 0, as in a chain. Rows do not depend on each other.
+ones, copies), and at most one that was drawn, from q without those others. The drawn child y is accepted while u <
+p(y) / q(y), else p becomes norm(max(p - q, 0)); then the target draws from p, and where that is one of the other
+children, the walk goes on there. So the text is distributed as the target's own: the first step is the rejection
+rule of Leviathan et al. (2211.17192), and the second draws from what that leaves. Which children there are was
+decided before any was drawn (draft/tree.py). A drawn child with a NaN or an infinity anywhere in its q can't be
+judged: it counts as if it had not been drafted. One with q = 0 at its own token is accepted where p is above 0, as
+in a chain. Rows do not depend on each other.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class DraftTree:
 def verify_tree(
     logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: SamplingParams, verification: Verification
 ) -> list[RowOutcome]:
-    """Verify trees by the target's logits [B, 1 + N, V] behind the newest token and behind each draft.
+    """Verify trees by the target's logits [B, 1 + N, V] after the newest token and after each draft.
 
     Each outcome has its `path`. A row whose logits are not finite, or whose token had no probability, has
     UNSOUND as its token.
@@ -134,7 +134,7 @@ def _follow_choices(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: Sa
 
 
 def _at_drafts(p: Tensor, tree: DraftTree) -> Tensor:
-    """p of each draft behind its parent: float32 [B, 1 + N], from column 1 on."""
+    """p of each draft after its parent: float32 [B, 1 + N], from column 1 on."""
     width = p.shape[1]
     rows = zip(tree.parents, tree.tokens, strict=True)
     padded = [

@@ -19,7 +19,7 @@ from ..sample.noise import NoiseKeys
 from ..sample.params import SamplingParams
 from .acceptance import UNSOUND, DraftTest, chance_alone
 
-# The last draft of a row's path or -1, the token behind it or UNSOUND, its chance, and the drafts' tests.
+# The last draft of a row's path or -1, the token after it or UNSOUND, its chance, and the drafts' tests.
 Walked = tuple[int, int, float, list[DraftTest]]
 
 

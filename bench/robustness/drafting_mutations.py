@@ -12,7 +12,7 @@ _TEST = "tests/conformance/test_enumeration.py::test_"
 _MODEL = [_TEST + "drafters[model-block]"]
 _TREE = [_TEST + "trees[(2, 1)-rejection]"]
 _STATIC = "bass_core/draft/tree.py"
-_PROPOSED = "return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked, own=own.told(length))"
+_PROPOSED = "return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked, own=own.own(length))"
 
 DRAFTING_MUTANTS = [
     Mutant(

@@ -234,8 +234,8 @@ MUTANTS = [
     Mutant(
         "AMUSD: a draft counts that came too late",
         "bass_core/decode/overlapped/session.py",
-        "if told[: len(now)] == now:",
-        "if len(now) <= len(told):",
+        "if read[: len(now)] == now:",
+        "if len(now) <= len(read):",
         ["tests/bass_core/overlapped/test_session.py::test_a_draft_that_comes_too_late_is_dropped"],
     ),
     Mutant(

@@ -24,7 +24,7 @@ from ..request import Request
 # Rows, prompt tokens and new tokens of the call that warms transformers up: a prefill and a step.
 _MOST_ROWS, _MOST_TOKENS, _NEW_TOKENS = 4, 16, 2
 
-# Before a prompt the mask hides it, and behind an end it is thrown away.
+# Before a prompt the mask hides it, and after an end it is thrown away.
 PAD = 0
 
 _log = logging.getLogger(__name__)

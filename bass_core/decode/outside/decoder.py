@@ -47,7 +47,7 @@ def build_transformers(pair: ModelPair, request: Request, sequences: list[Sequen
 
 
 class _TurnTaker(StoppingCriteria):
-    """Called by `generate` behind each token: hands the tokens over, waits, and ends all rows if asked to."""
+    """Called by `generate` after each token: hands the tokens over, waits, and ends all rows if asked to."""
 
     def __init__(self, hand_over: Callable[[list[int]], bool], rows: int, device: torch.device) -> None:
         self._hand_over = hand_over

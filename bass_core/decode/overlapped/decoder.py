@@ -6,7 +6,7 @@ after the last token it was fed judge one more draft, which arrived during the s
 accepted, draft and target stay in step and nothing is rolled back. The text keeps the target's distribution by the
 usual rules (verify/rejection.py), with the q that each draft was really drawn from. The block of block
 verification is what a round verifies, the late draft included; an epoch goes on only where all of it is accepted,
-so no u is used twice, and drafts behind it have decided nothing. If no draft has arrived, the target takes a plain
+so no u is used twice, and drafts after it have decided nothing. If no draft has arrived, the target takes a plain
 step, unless the next draft is due so soon that waiting pays (`_worth_waiting`). A draft that fails is given up:
 the lane goes on as regular decoding, and `timeline.note` says so. On a CPU the two share the cores; on an
 accelerator the draft works on the next one, or with only one there on a stream of its own.
@@ -78,7 +78,7 @@ def build_amusd(
 class AmusdDecoder(BatchDecoder):
     """The target's side. A round feeds each row the drafts ahead of it, at most `lead` tokens.
 
-    unsure: whether drafts behind an unsure one are left out.
+    unsure: whether drafts after an unsure one are left out.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class AmusdDecoder(BatchDecoder):
         weakref.finalize(self, draft.end)
         # The draft's forwards, and the tokens that it drew, up to the end of the last round.
         self._billed = (0, 0)
-        # By row, the drafts behind its text, when the target looked last.
+        # By row, the drafts after its text, when the target looked last.
         self._ahead: dict[int, list[Draft]] = {}
         self._split, self._pace = not is_accelerator(target.device), Pace()
 
@@ -157,9 +157,9 @@ class AmusdDecoder(BatchDecoder):
         logits, states = self._feed(counts)
         tested = self._tested_counts(counts)
         outcomes = self._judge(logits, tested, keys)
-        # Behind a late draft that stands there are no logits, and the row writes no token of the target's.
-        told = zip(outcomes, counts, strict=True)
-        refuse_unsound([outcome.next_token for outcome, fed in told if outcome.accepted <= fed])
+        # After an accepted late draft there are no logits, and the row writes no token of the target's.
+        judged = zip(outcomes, counts, strict=True)
+        refuse_unsound([outcome.next_token for outcome, fed in judged if outcome.accepted <= fed])
         self.target_forwards += 1
         end = time.perf_counter()
         self.timeline.add_target(begin, end)
@@ -168,12 +168,12 @@ class AmusdDecoder(BatchDecoder):
         tests = self.params.synthetic is None and not self.params.sampling.greedy
         together = tests and self.params.verification.together
         for r, row in enumerate(rows):
-            outcome, stand = outcomes[r], outcomes[r].accepted
-            settled = min(stand, counts[r]) + 1
+            outcome, accepted = outcomes[r], outcomes[r].accepted
+            settled = min(accepted, counts[r]) + 1
             self.target.commit(r, self.target.lengths[r] + settled)
             # Draft by draft, a late one is looked at only if all drafts before it are accepted.
-            seen = tested[r] if together or stand >= counts[r] else min(counts[r], tested[r])
-            same = stand == tested[r] > counts[r]
+            seen = tested[r] if together or accepted >= counts[r] else min(counts[r], tested[r])
+            same = accepted == tested[r] > counts[r]
             record = write_round(row, outcome, seen, ends=not same)
             records.append(record)
             self.timeline.looked_at += len(record.drafted)
@@ -217,7 +217,7 @@ class AmusdDecoder(BatchDecoder):
         return self._pace.worth_waiting(step_ms, counts, growing, waited)
 
     def _feed(self, counts: list[int]) -> tuple[Tensor, Tensor | None]:
-        """Logits [B, width + 1, V] behind each row's newest token and its drafts, complete on return.
+        """Logits [B, width + 1, V] after each row's newest token and its drafts, complete on return.
 
         With them, if the draft reads them, a copy of the target's states [B, width + 1, hidden], which its next
         forward may overwrite.

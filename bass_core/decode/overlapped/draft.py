@@ -35,9 +35,9 @@ _log = logging.getLogger(__name__)
 class DraftThread:
     """The draft of these sequences. Methods without an underscore are called by the target's thread.
 
-    rows: what both sides share, by the sequences' index; whoever touches one holds `lock`. session: the draft's
-    side, None if it could not be made. step_ms: of a step of the draft's model, None until one was seen. steps: of
-    any kind, seen so far; forwards, drawn: the model's forwards in them, and the tokens that it drew.
+    rows: what both sides share, by the sequences' index; a thread that touches one holds `lock`. session: the
+    draft's side, None if it could not be made. step_ms: of a step of the draft's model, None until one was seen.
+    steps: of any kind, seen so far; forwards, drawn: the model's forwards in them, and the tokens that it drew.
     """
 
     def __init__(self, sequences: list[Sequence]) -> None:
@@ -109,7 +109,7 @@ class DraftThread:
         return threading.current_thread() is self._thread
 
     def look(self, timeout_s: float = 0.0) -> dict[int, list[Draft]]:
-        """The drafts behind each row's text; waits up to `timeout_s` seconds for a step that was not seen yet."""
+        """The drafts after each row's text; waits up to `timeout_s` seconds for a step that was not seen yet."""
         line = self.timeline
         with self.lock:
             self.lock.wait_for(lambda: self._news or not self.alive, timeout_s)

@@ -1,10 +1,10 @@
 """The draft's side of one request, and the rows that it shares with the target's.
 
 Contract: the target extends the rows' texts by `agree` whenever it likes, and reads their drafts; `step` calls the
-drafter once for all rows that may go on (or feeds one chunk of the prompts) and adds what was drafted behind the
-texts: of each row one token of the model, or a copied run. A draft stands behind a row's text only while all
-tokens before it are those it was drafted behind; one that comes too late for that is dropped. What the drafter was
-told of a row is rolled back only from where the text went on differently. Each token is drawn with the noise of
+drafter once for all rows that may go on (or feeds one chunk of the prompts) and adds what was drafted after the
+texts: of each row one token of the model, or a copied run. A draft follows a row's text only while all
+tokens before it are those it was drafted after; one that comes too late for that is dropped. What the drafter
+knows of a row is rolled back only from where the text went on differently. Each token is drawn with the noise of
 (seed, sequence id, position, where the epoch began).
 
 Whoever reads or changes a row holds `lock`. On an accelerator both sides hand over only what their streams have
@@ -56,12 +56,12 @@ class Draft(NamedTuple):
 
 @dataclass
 class Row(Sequence):
-    """A row as both sides see it: the agreed `text`, and the drafts behind it.
+    """A row as both sides see it: the agreed `text`, and the drafts after it.
 
     begin: the position where the epoch began, at first 0: before the first verdict nothing is judged. states: of a
     target with a draft head, those [k, hidden] of the text's tokens, but for the newest, that the drafter was not
     given yet. silent: the drafter had nothing to propose, so it is not asked again before the text goes on.
-    `tokens` is the draft's own: what the drafter was told. known: as many of them are of the text.
+    `tokens` is the draft's own: what the drafter has read. known: as many of them are of the text.
     """
 
     text: list[int] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Row(Sequence):
     known: int = 0
 
     def whole(self) -> list[int]:
-        """The text with the drafts behind it, from `known` on."""
+        """The text with the drafts after it, from `known` on."""
         return self.text[self.known :] + [draft.token for draft in self.drafts]
 
     def agree(self, tokens: list[int], same: bool, states: Tensor | None = None) -> None:
@@ -183,11 +183,11 @@ class DraftSession:
                     self.drafter.move_row(len(self.rows), place)
                     self.rows[place] = last
         for place, row in enumerate(self.rows):
-            told, now = row.tokens[row.known :], row.whole()
+            read, now = row.tokens[row.known :], row.whole()
             same = 0
-            while same < min(len(told), len(now)) and told[same] == now[same]:
+            while same < min(len(read), len(now)) and read[same] == now[same]:
                 same += 1
-            if same < len(told):
+            if same < len(read):
                 self._rolled_back += 1
                 del row.tokens[row.known + same :]
                 self.drafter.rewind(place, row.known + same)
@@ -220,8 +220,8 @@ class DraftSession:
             runtime(self.home).current_stream(self.home).synchronize()
         sure: dict[int, tuple[float, float]] = {}
         if drawn and proposal.max_probs is not None and proposal.token_probs is not None:
-            told = torch.stack((proposal.max_probs[:, 0], proposal.token_probs[:, 0]), dim=-1).tolist()
-            sure = {r: (told[r][0], told[r][1]) for r in drawn}
+            tops = torch.stack((proposal.max_probs[:, 0], proposal.token_probs[:, 0]), dim=-1).tolist()
+            sure = {r: (tops[r][0], tops[r][1]) for r in drawn}
         if drawn:
             self._lent.clear()
         return [
@@ -231,12 +231,12 @@ class DraftSession:
         ]
 
     def _add(self, row: Row, new: list[Draft]) -> None:
-        """Let the new drafts stand behind the row's text, unless it has gone on differently."""
-        told = row.tokens[row.known :] + [draft.token for draft in new]
-        row.tokens += told[len(told) - len(new) :]
+        """Let the new drafts follow the row's text, unless it has gone on differently."""
+        read = row.tokens[row.known :] + [draft.token for draft in new]
+        row.tokens += read[len(read) - len(new) :]
         now = row.whole()
-        if told[: len(now)] == now:
-            row.drafts += new[len(new) - (len(told) - len(now)) :]
+        if read[: len(now)] == now:
+            row.drafts += new[len(new) - (len(read) - len(now)) :]
 
 
 def asks_q(params: DecodingParams) -> bool:
