@@ -7,6 +7,8 @@ target's output.
 from .machine import openmp as openmp  # before torch
 
 # isort: split
+from kernels.backends import BACKENDS as ATTENTIONS
+
 from .decode.checks import count_tokens
 from .decode.cost_store import may_measure
 from .decode.measuring import measure_ahead
@@ -28,7 +30,6 @@ from .lanes.snapshot import (
 from .length.costs import CostTable
 from .length.policies import Algorithm1, RecordedLengths
 from .machine.monitor import Monitor
-from .model.attention import BACKENDS as ATTENTIONS
 from .model.loading.catalogue import load_pair
 from .model.pair import ModelPair
 from .options import Options

@@ -133,7 +133,7 @@ def _outside_bytes(pair: ModelPair, request: Request, rows: int) -> int:
     eager = config._attn_implementation == "eager"
     scores = rows * prompt * prompt * (heads * _SCORE_BYTES if eager else _MASK_BYTES)
     hidden = rows * prompt * config.hidden_size * _HIDDEN_NUMBERS * number
-    return cache + scores + hidden + rows * model.vocab * 4 * _LOGIT_COPIES
+    return int(cache + scores + hidden + rows * model.vocab * 4 * _LOGIT_COPIES)
 
 
 def _chunk(pair: ModelPair, request: Request, batch: int) -> int:
@@ -148,9 +148,8 @@ def _working_bytes(pair: ModelPair, backend: str, tokens: int, columns: int) -> 
     config = pair.target.config.get_text_config()
     number = pair.target_step.cache_dtype.itemsize if is_accelerator(pair.device) else 4
     heads = tokens * config.num_attention_heads
-    return tokens * config.hidden_size * _HIDDEN_NUMBERS * number + _attention_bytes(
-        backend, heads, columns, pair.target_step.head_dim
-    )
+    hidden = int(tokens * config.hidden_size * _HIDDEN_NUMBERS * number)
+    return hidden + _attention_bytes(backend, heads, columns, pair.target_step.head_dim)
 
 
 def _attention_bytes(backend: str, heads: int, columns: int, dim: int) -> int:

@@ -94,4 +94,4 @@ def copy_bandwidth(device: torch.device) -> float:
             end.record()
             end.synchronize()
             times.append(begin.elapsed_time(end))
-    return 2 * COPY_BYTES / (sorted(times[3:])[4] / 1000)
+    return 2 * COPY_BYTES / (float(sorted(times[3:])[4]) / 1000)

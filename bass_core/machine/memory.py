@@ -32,7 +32,7 @@ def available_bytes(device: torch.device) -> int:
         # The unused part of a private pool serves only later captures in the same pool.
         kept = sum(reserved - used for reserved, used in private_pools(device).values())
         return int(free + max(0, unused - kept))
-    return min(psutil.virtual_memory().available, _left_in_container())
+    return min(int(psutil.virtual_memory().available), _left_in_container())
 
 
 def private_pools(device: torch.device) -> dict[tuple[int, ...], tuple[int, int]]:

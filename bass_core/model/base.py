@@ -124,7 +124,7 @@ class CausalModel:
 
     def cache_bytes(self, max_batch: int, max_len: int, prefixes: int = 0, prefix_len: int = 0) -> int:
         """Bytes that a cache of that size takes."""
-        per_token = 2 * self.layers * self.kv_heads * self.head_dim * self.cache_dtype.itemsize
+        per_token: int = 2 * self.layers * self.kv_heads * self.head_dim * self.cache_dtype.itemsize
         return (max_batch * max_len + prefixes * prefix_len) * per_token
 
     @torch.inference_mode()
@@ -184,7 +184,9 @@ class CausalModel:
 def shadow_of(model: PreTrainedModel) -> PreTrainedModel:
     """The model's modules and config copied, its parameters and buffers shared."""
     shared = {id(one): one for one in chain(model.parameters(), model.buffers(), waiting_weights(model))}
-    return copy.deepcopy(model, shared).eval()
+    copied: PreTrainedModel = copy.deepcopy(model, shared)
+    copied.eval()
+    return copied
 
 
 def refuse_unsupported(model: PreTrainedModel) -> None:

@@ -72,8 +72,9 @@ class LlamaCompiled(CausalModel):
 
     def cache_bytes(self, max_batch: int, max_len: int, prefixes: int = 0, prefix_len: int = 0) -> int:
         tiles = max_batch * tiles_of(max_len) + prefixes * tiles_of(prefix_len)
-        each = TILE * padded(self.head_dim) * self.cache_dtype.itemsize
-        return 2 * self.layers * self.kv_heads * tiles * each
+        each: int = TILE * padded(self.head_dim) * self.cache_dtype.itemsize
+        heads: int = self.layers * self.kv_heads
+        return 2 * heads * tiles * each
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, cache: RaggedCache, backend: str = "sdpa") -> ForwardOutput:

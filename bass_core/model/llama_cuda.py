@@ -76,7 +76,7 @@ def has_room(model: PreTrainedModel) -> bool:
     """Whether the device has room for a second copy of one layer's joined weights, plus a quarter."""
     joined = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
     needed = sum(p.nbytes for name, p in model.named_parameters() if name.split(".")[-2] in joined)
-    return 1.25 * needed / model.config.num_hidden_layers < available_bytes(model.device)
+    return bool(1.25 * needed / model.config.num_hidden_layers < available_bytes(model.device))
 
 
 class LlamaCuda(CausalModel):

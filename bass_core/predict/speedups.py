@@ -77,7 +77,7 @@ def predict_speedups(
 def _point(rows: int, length: Any, plain: Prediction | None, runs: list[Prediction]) -> SpeedUp:
     if plain is None:
         nothing = dict.fromkeys(("speedup", "error", "ms_per_token", "regular_ms_per_token", "tokens", "rounds"))
-        return SpeedUp(batch=rows, draft_length=length, **nothing)  # type: ignore[typeddict-item]
+        return SpeedUp(batch=rows, draft_length=length, **nothing)  # type: ignore[typeddict-item, no-any-return]
     times = np.array([run.ms_per_token for run in runs])
     mean = float(times.mean())
     return SpeedUp(
