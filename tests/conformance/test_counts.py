@@ -150,10 +150,16 @@ class EveryOther:
     """Asks for four drafts and for none, in turn."""
 
     limit = 4
-    length = 4
 
-    def update(self, accepted):
-        self.length = 4 - self.length
+    def __init__(self):
+        self.length = 4
+
+    def lengths(self, offers):
+        return [self.length] * len(offers)
+
+    def observe(self, feedback):
+        if self.length in feedback.drafted:
+            self.length = 4 - self.length
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

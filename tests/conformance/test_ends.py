@@ -154,14 +154,13 @@ class Late:
     limit = 4
 
     def __init__(self, silent: int) -> None:
-        self.silent, self.updates = silent, 0
+        self.silent, self.rounds = silent, 0
 
-    @property
-    def length(self) -> int:
-        return 0 if self.updates < self.silent else 4
+    def lengths(self, offers: Any) -> list[int]:
+        return [0 if self.rounds < self.silent else 4] * len(offers)
 
-    def update(self, accepted: list[int]) -> None:
-        self.updates += 1
+    def observe(self, feedback: Any) -> None:
+        self.rounds += 1
 
 
 @pytest.mark.parametrize("method", ["speculative", "bass"])

@@ -54,13 +54,16 @@ PAIR = constant_pair()
 class Leaking:
     """Asks for three drafts at first; then for one after a round that drafted fewer than three, else for none."""
 
-    length, limit = 3, 3
+    limit = 3
 
-    def update(self, accepted: list[int]) -> None:
-        return None
+    def __init__(self) -> None:
+        self.length = 3
 
-    def observe(self, asked: int, drafted: list[int], accepted: list[int], forwards: int) -> None:
-        self.length = int(max(drafted) < 3)
+    def lengths(self, offers: Any) -> list[int]:
+        return [self.length] * len(offers)
+
+    def observe(self, feedback: Any) -> None:
+        self.length = int(max(feedback.drafted) < 3)
 
 
 def test_the_pair_is_what_it_is_called() -> None:

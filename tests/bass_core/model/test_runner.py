@@ -22,7 +22,7 @@ from tests.models import prompts, tiny
 
 ROOT = Path(__file__).parents[3]
 # The packages that call a runner; the frames below them lead to the model.
-CALLERS = ("decoding", "drafting", "amusd")
+CALLERS = ("decode", "draft", "lanes")
 
 
 def way_up() -> list[str]:
