@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
 from typing import Any
 
 # A dataclass as plain data: its fields by their names.
@@ -24,11 +25,19 @@ DECIMALS = 4
 def record_of(value: Any) -> Any:
     """The value as plain data that never changes afterwards: dataclasses as dictionaries, NaN as None."""
     if is_dataclass(value):
-        return {one.name: record_of(getattr(value, one.name)) for one in fields(value) if not one.metadata}
-    if isinstance(value, list | tuple):
-        # Most lists are of ids; the rest is of numbers.
-        return list(value) if value and type(value[0]) is int else [record_of(one) for one in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+        return {name: record_of(getattr(value, name)) for name in _recorded(type(value))}
+    if isinstance(value, list):
+        if value and is_dataclass(value[0]):
+            return [record_of(one) for one in value]
+        # NaN alone is not itself.
+        return [one if one == one else None for one in value]
+    return value if value == value else None
+
+
+@cache
+def _recorded(kind: Any) -> list[str]:
+    """The names of a dataclass's fields that are recorded."""
+    return [one.name for one in fields(kind) if not one.metadata]
 
 
 @dataclass
