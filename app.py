@@ -10,10 +10,12 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ui.sources.source import Place
+    import gradio as gr
+
+    from ui.sources.source import Service
 
 # Libraries read these variables at import, so they are set before any library is imported.
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
@@ -170,19 +172,19 @@ def serve(options: argparse.Namespace) -> None:
         page, about = replay_page(options)
         launch(page, about, options)
     else:
-        page, about, place = race_page(options)
+        page, service = race_page(options)
         try:
-            launch(page, about, options, place.at_once, place.opened)
+            launch(page, service.facts.about, options, service.at_once, service.opened)
         finally:
-            place.close()
+            service.close()
 
 
-def race_page(options: argparse.Namespace) -> tuple[Any, str, Place]:
-    """Returns the page for a pair, a description of the pair, and the place where its races run."""
+def race_page(options: argparse.Namespace) -> tuple[gr.Blocks, Service]:
+    """Returns the page for a pair, and what runs its races."""
     from bass_core.machine.cpu import cores
     from ui.page.limits import Limits
     from ui.page.page import build
-    from ui.sources.place import find_place
+    from ui.sources.service import open_service
     from ui.sources.source import Ask
 
     asked = Ask(
@@ -198,21 +200,21 @@ def race_page(options: argparse.Namespace) -> tuple[Any, str, Place]:
     )
     limits = Limits(options.max_batch, options.max_new_tokens, options.max_prompt, options.max_seconds)
     free = cores() - leaves_a_core(options, os.environ)
-    place = find_place(asked, options, limits, lambda: set_threads(options, os.environ), free)
-    facts = place.facts
+    service = open_service(asked, options, limits, lambda: set_threads(options, os.environ), free)
+    facts = service.facts
     page = build(
-        place.source,
+        service.source,
         limits=limits,
         about=facts.about,
         choices=facts.choices,
         pair=facts.pair,
-        count=place.count,
-        at_once=place.at_once,
+        count=service.count,
+        at_once=service.at_once,
     )
-    return page, facts.about, place
+    return page, service
 
 
-def replay_page(options: argparse.Namespace) -> tuple[Any, str]:
+def replay_page(options: argparse.Namespace) -> tuple[gr.Blocks, str]:
     """Returns the page for recordings, and a description of them."""
     from ui.page.limits import Limits
     from ui.page.page import build
@@ -225,7 +227,11 @@ def replay_page(options: argparse.Namespace) -> tuple[Any, str]:
 
 
 def launch(
-    page: Any, about: str, options: argparse.Namespace, at_once: int = 1, opened: Callable[[], None] = lambda: None
+    page: gr.Blocks,
+    about: str,
+    options: argparse.Namespace,
+    at_once: int = 1,
+    opened: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve until interrupted; call `opened` once the page is up. Raises BassError for a bad address."""
     from bass_core import BassError

@@ -18,7 +18,7 @@ import pytest
 
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest, make_request
-from ui.sources.source import Ask, Place
+from ui.sources.source import Ask, Service
 
 from ..ui.conftest import context, tiny_pair  # noqa: F401
 
@@ -51,9 +51,9 @@ def ask(tiny_pair: tuple[Path, Path]) -> Ask:  # noqa: F811
 
 
 @pytest.fixture(scope="module")
-def place(ask: Ask) -> Iterator[Place]:
+def place(ask: Ask) -> Iterator[Service]:
     """Two workers on this machine."""
-    from ui.sources.cluster.place import on_this_machine
+    from ui.sources.service import on_this_machine
 
     made = on_this_machine(ask, Limits(), workers=2, threads=1)
     yield made
@@ -72,6 +72,6 @@ def _is_worker(process: psutil.Process) -> bool:
     return False
 
 
-def finishes(place: Place) -> bool:
+def finishes(place: Service) -> bool:
     *_, last = place.source(asked())
     return bool(last["done"])

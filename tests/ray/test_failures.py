@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from ui.sources.cluster.races import LOST
-from ui.sources.source import Place, WorkerLost
+from ui.sources.source import Service, WorkerLost
 
 from .conftest import asked, finishes, until, workers
 
@@ -28,7 +28,7 @@ def spent(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def test_a_worker_that_dies_is_one_sentence_and_comes_back(place: Place) -> None:
+def test_a_worker_that_dies_is_one_sentence_and_comes_back(place: Service) -> None:
     with closing(place.source(asked(1000))) as running:
         kill_the_busy_one(running)
         with pytest.raises(WorkerLost) as lost:
@@ -41,7 +41,7 @@ def test_a_worker_that_dies_is_one_sentence_and_comes_back(place: Place) -> None
     assert len(names) == 2
 
 
-def test_workers_that_die_while_nothing_runs_come_back(place: Place) -> None:
+def test_workers_that_die_while_nothing_runs_come_back(place: Service) -> None:
     for one in workers():
         one.kill()
     assert finishes(place)

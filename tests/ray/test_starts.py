@@ -18,9 +18,9 @@ from playwright.sync_api import BrowserContext, expect
 from bass_core import BassError, RequestError
 from ui.page.limits import Limits
 from ui.sources.cluster import pool
-from ui.sources.cluster.place import on_cluster, on_this_machine
 from ui.sources.cluster.pool import DIES
 from ui.sources.cluster.races import LOST
+from ui.sources.service import on_cluster, on_this_machine
 from ui.sources.source import Ask
 
 from ..ui.browser import fill, open_page

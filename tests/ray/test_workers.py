@@ -13,7 +13,7 @@ import pytest
 from bass_core import RequestError, load_pair, race
 from ui.page.request import RaceRequest
 from ui.sources.cluster.races import AHEAD
-from ui.sources.source import Ask, Place
+from ui.sources.source import Ask, Service
 
 from .conftest import asked, until
 
@@ -29,7 +29,7 @@ def library(ask: Ask, request: RaceRequest) -> dict[str, list[str]]:
     return texts(last)
 
 
-def test_two_races_at_once_are_the_librarys_and_name_their_workers(place: Place, ask: Ask) -> None:
+def test_two_races_at_once_are_the_librarys_and_name_their_workers(place: Service, ask: Ask) -> None:
     requests, last = [asked(seed=1), asked(seed=2)], {}
 
     def run(number: int) -> None:
@@ -50,7 +50,7 @@ def test_two_races_at_once_are_the_librarys_and_name_their_workers(place: Place,
         assert last[number]["done"] and texts(last[number]) == library(ask, request)
 
 
-def test_a_third_race_waits_and_is_told_its_place(place: Place) -> None:
+def test_a_third_race_waits_and_is_told_its_place(place: Service) -> None:
     with closing(place.source(asked(1000))) as first, closing(place.source(asked(1000))) as second:
         for running in (first, second):
             next(s for s in running if s["lanes"])
@@ -62,7 +62,7 @@ def test_a_third_race_waits_and_is_told_its_place(place: Place) -> None:
         assert last["done"]
 
 
-def test_a_slow_reader_holds_the_worker_back(place: Place) -> None:
+def test_a_slow_reader_holds_the_worker_back(place: Service) -> None:
     with closing(place.source(asked(1000))) as running:
         first = next(s for s in running if s["lanes"])
         time.sleep(3.0)  # some thirty snapshots' time
@@ -72,7 +72,7 @@ def test_a_slow_reader_holds_the_worker_back(place: Place) -> None:
     assert elapsed[AHEAD - 1] - first["elapsed_ms"] < 2000 and not later[-1]["done"]
 
 
-def test_a_stopped_race_frees_its_worker(place: Place) -> None:
+def test_a_stopped_race_frees_its_worker(place: Service) -> None:
     for _ in range(3):
         for running in (place.source(asked(1000)), place.source(asked(1000))):
             next(s for s in running if s["lanes"])
@@ -81,7 +81,7 @@ def test_a_stopped_race_frees_its_worker(place: Place) -> None:
     assert last["done"]
 
 
-def test_a_race_that_is_closed_while_it_waits_is_forgotten(place: Place) -> None:
+def test_a_race_that_is_closed_while_it_waits_is_forgotten(place: Service) -> None:
     with closing(place.source(asked(1000))) as first, closing(place.source(asked(1000))) as second:
         for running in (first, second):
             next(s for s in running if s["lanes"])
@@ -93,7 +93,7 @@ def test_a_race_that_is_closed_while_it_waits_is_forgotten(place: Place) -> None
         waits.close()
 
 
-def test_a_refusal_of_the_library_is_its_own_sentence(place: Place) -> None:
+def test_a_refusal_of_the_library_is_its_own_sentence(place: Service) -> None:
     with pytest.raises(RequestError, match="method must be one of") as refusal:
         list(place.source(asked(lanes=["guess"])))
     assert "\n" not in str(refusal.value)
@@ -101,7 +101,7 @@ def test_a_refusal_of_the_library_is_its_own_sentence(place: Place) -> None:
     assert last["done"]
 
 
-def test_the_prompts_length_is_counted_beside_the_races(place: Place) -> None:
+def test_the_prompts_length_is_counted_beside_the_races(place: Service) -> None:
     assert place.count is not None
     with closing(place.source(asked(1000))) as running:
         next(s for s in running if s["lanes"])

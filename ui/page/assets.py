@@ -15,26 +15,17 @@ import plotly
 
 STATIC = Path(__file__).resolve().parents[1] / "static"
 PLOTLY = Path(plotly.__file__).resolve().parent / "package_data" / "plotly.min.js"
-STYLES = (
-    "page/page.css", "page/how.css", "page/formulas.css", "race/strips.css", "race/step.css", "race/glance.css",
-    "race/tape.css", "race/predicted.css", "sweep/sweep.css",
-    "lecture/bar.css",
-)  # fmt: skip
+STYLES = ("page/page.css", "how/how.css", "race/race.css", "sweep/sweep.css", "lecture/bar.css")
 # Gradio gives each rule of STYLES a copy that holds below its own containers alone (gradio 6.31), so rules for a
-# class on the body stand in sheets that Gradio does not see.
+# class on the body are in sheets that Gradio does not see.
 MODES = ("lecture/presenter.css", "lecture/print.css")
 TYPE = re.compile(r"(font-size|line-height): ([\d.]+px)")
 # In the order of their use: each script may use those before it.
 SCRIPTS = (
-    "page/page.js", "page/frames.js", "page/alive.js", "page/reload.js", "page/waiting.js", "page/whole.js",
-    "page/formulas.js", "page/prompt.js", "race/run.js", "race/predicted.js", "race/tape.js",
-    "race/scrubber.js", "race/recordings.js", "race/compare.js",
-    "page/plots.js", "race/tokens.js", "race/spent.js", "race/strip.js", "race/cache.js", "race/step_draw.js",
-    "race/step.js", "race/lanes.js", "race/beginnings.js", "race/glance.js", "race/verdict.js", "race/charts.js",
-    "race/tree.js", "race/inspector.js", "race/export.js", "race/summary.js", "page/how_formulas.js",
-    "page/how_step.js", "page/how_first.js", "page/how_last.js", "page/how.js", "sweep/chart.js", "sweep/sweep.js",
-    "lecture/presenter.js", "lecture/keys.js",
-    "lecture/print.js",
+    "page/page.js", "page/status.js", "page/prompt.js", "race/run.js", "race/predicted.js",
+    "race/tape.js", "race/recordings.js", "race/compare.js", "page/plots.js", "race/tokens.js", "race/strip.js",
+    "race/cache.js", "race/step.js", "race/glance.js", "race/lanes.js", "race/charts.js", "race/inspector.js",
+    "race/export.js", "race/summary.js", "how/formulas.js", "how/how.js", "sweep/sweep.js", "lecture/presenter.js",
 )  # fmt: skip
 
 

@@ -19,8 +19,7 @@ from ui.page.limits import Limits
 from ui.page.request import RaceRequest, describe, make_request
 from ui.page.setting import shown
 from ui.race.feed import PageFeed
-from ui.sources.source import Source, give_memory_back
-from ui.sources.waiting import waits, words
+from ui.sources.source import Source, give_memory_back, waits, words
 
 log = logging.getLogger(__name__)
 ABOUT_API = 'One prompt, several decoders: yields snapshots {"done", "lanes", "device"}, the last with done=True.'
@@ -52,9 +51,11 @@ class Events:
             yield kept, kept, kept, _status("running"), gr.update(interactive=False)
             feed = PageFeed(uuid4().hex, request.settings(), self.pair)
             with closing(self._race(request)) as snapshots:
-                for told, snapshot in _told(snapshots):
+                said: tuple[str, Record | None] = ("", None)
+                for snapshot in snapshots:
                     drawn = feed.update(snapshot) if snapshot["lanes"] else (kept, kept, kept)
-                    yield *drawn, kept if told is None else told, kept
+                    before, said = said, (words(snapshot), snapshot.get("measuring"))
+                    yield *drawn, kept if said == before else _status("running", *said), kept
         except BassError as error:
             status = _status("error", str(error))
         except Exception:
@@ -113,15 +114,6 @@ def in_a_sentence() -> Iterator[None]:
     except Exception as error:
         log.exception("An event of the API failed.")
         raise gr.Error(UNEXPECTED, print_exception=False) from error
-
-
-def _told(snapshots: Iterator[Snapshot]) -> Iterator[tuple[str | None, Snapshot]]:
-    """(the new status, snapshot) for each snapshot; None leaves the status unchanged."""
-    before: tuple[str, Record | None] = ("", None)
-    for snapshot in snapshots:
-        said = words(snapshot), snapshot.get("measuring")
-        yield (None if said == before else _status("running", *said)), snapshot
-        before = said
 
 
 def _without_rounds(snapshot: Snapshot) -> Snapshot:

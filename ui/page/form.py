@@ -1,28 +1,31 @@
 """The form: a control for every setting that has one, with a line that explains it.
 
 Contract: made from the table of settings, in its order. Number fields have no bounds, so that every refusal is a
-sentence of limits.py. The id of a control's element is the setting's name with dashes.
+sentence of limits.py. The id of a control's element is the setting's name with dashes. A line below the prompt
+shows what a Count (ui/sources/source.py) says of it; ui/static/page/prompt.js decides when it is asked.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 import gradio as gr
 
-from ui.page import prompt_length
+from ui.page import assets
 from ui.page.choices import Choices
 from ui.page.limits import Limits
-from ui.page.presets import FIRST, Preset, filled, presets
+from ui.page.presets import FIRST, Preset, presets
 from ui.page.setting import Setting, shown
-from ui.sources.count import Count
+from ui.sources.source import Count
 
 Fields = dict[str, gr.components.Component]
 
+# JavaScript for the change event of the prompt, which presets and links cause as well.
+_CHANGED = "() => window.Bass?.promptChanged?.()"
 # For predicted.css, which hides what does not apply to the chosen clock.
 _APPLIES = "(clock, models) => { Object.assign(document.body.dataset, { clock, clockModels: models }); }"
 
@@ -47,16 +50,20 @@ def form(
 ) -> Form:
     """Build the settings in the current layout; for a recording, the buttons alone.
 
-    `count` says how long a prompt is, see prompt_length.py; None leaves that line out. `status` goes right below
-    the buttons, so that a refusal is in sight above long settings.
+    `count` says how long a prompt is; None leaves that line out. `status` goes right below the buttons, so that a
+    refusal is in sight above long settings.
     """
     if recording:
         run, stop = _buttons("Play")
         status.render()
         return Form({}, run, stop)
     fields = _section("prompt", limits, choices)
-    counted = prompt_length.counter(count) if count else None
-    offered, note = gr.Row(elem_id="presets"), _note()
+    if count:
+        _counter(count)
+        for name in ("prompt", "prompts"):
+            fields[name].change(None, None, None, js=_CHANGED)  # type: ignore[attr-defined]
+    offered = gr.Row(elem_id="presets")
+    note = gr.HTML(presets()[FIRST].look_for, elem_id="preset-note", apply_default_css=False)
     fields |= _section("numbers", limits, choices)
     run, stop = _buttons("Run")
     status.render()
@@ -64,9 +71,6 @@ def form(
         fields |= _section("machine", limits, choices)
     with gr.Accordion("More settings", open=False, elem_id="more-settings"):
         fields |= _section("more", limits, choices)
-    if counted:
-        for name in ("prompt", "prompts"):
-            fields[name].change(None, None, None, js=prompt_length.CHANGED)  # type: ignore[attr-defined]
     chosen = [fields[name] for name in ("clock", "clock_models")]
     for field in chosen:
         field.change(None, chosen, None, js=_APPLIES)  # type: ignore[attr-defined]
@@ -89,23 +93,36 @@ def form(
     return Form(fields, run, stop, note)
 
 
+def _counter(count: Count) -> None:
+    """The line with the prompt's length in tokens, in the current layout."""
+
+    # Gradio marks the function that it is given.
+    def prompt_tokens(asked: Any) -> str:
+        prompt, by_line = asked if isinstance(asked, list) and len(asked) == 2 else (asked, False)
+        return count(prompt, by_line is True)
+
+    line = '<p class="prompt-length" role="status"></p>'
+    script = "Bass.mountPromptLength(element, server)"
+    assets.part(line, script, "prompt-length", server_functions=[prompt_tokens])
+
+
 def starting(preset: Preset, limits: Limits, choices: Choices) -> dict[str, Any]:
     """What a preset fills in: a value for every setting of the form, in the table's order.
 
-    Where a list does not offer a preset's value, the setting has its neutral one.
+    A setting that the preset does not name is neutral, and so is a list that does not offer the preset's value;
+    rows and tokens are cut to what the operator allows.
     """
-    neutral = {setting.name: _neutral(setting, choices) for setting in shown()}
-    lists = {
-        setting.name: setting.choices(choices)
-        for setting in shown()
-        if setting.control == "list" and setting.choices
-    }
-
-    def cut(name: str, value: Any) -> Any:
-        offered = [known for _, known in lists[name]] if name in lists else [value]
-        return _within(limits, name, value) if value in offered else neutral[name]
-
-    return filled(preset, neutral, cut)
+    most = {"batch_size": limits.max_batch, "max_new_tokens": limits.max_new_tokens}
+    values: dict[str, Any] = {}
+    for setting in shown():
+        neutral = _neutral(setting, choices)
+        value = preset.values.get(setting.name, neutral)
+        if setting.control == "list" and setting.choices:
+            value = value if value in [known for _, known in setting.choices(choices)] else neutral
+        values[setting.name] = min(value, most[setting.name]) if setting.name in most else value
+    if values["prompts"] == "lines":
+        values["prompt"] = "\n".join(values["prompt"].split("\n")[: values["batch_size"]])
+    return values
 
 
 def _neutral(setting: Setting, choices: Choices) -> Any:
@@ -114,16 +131,6 @@ def _neutral(setting: Setting, choices: Choices) -> Any:
         return setting.choices(choices)[0][1]
     value = setting.default if setting.start is None else setting.start
     return list(value) if isinstance(value, tuple) else value
-
-
-def _note() -> gr.HTML:
-    return gr.HTML(presets()[FIRST].look_for, elem_id="preset-note", apply_default_css=False)
-
-
-def _within(limits: Limits, name: str, value: Any) -> Any:
-    """A preset's value, cut to what the operator allows of rows and tokens."""
-    most = {"batch_size": limits.max_batch, "max_new_tokens": limits.max_new_tokens}.get(name)
-    return value if most is None else min(value, most)
 
 
 def _buttons(start: str) -> tuple[gr.Button, gr.Button]:
@@ -136,52 +143,26 @@ def _section(name: str, limits: Limits, choices: Choices) -> Fields:
     """The controls of one section; neighbouring settings with `beside` share a row."""
     fields: Fields = {}
     starts = starting(presets()[FIRST], limits, choices)
-
-    def make(setting: Setting) -> None:
-        words = setting.explain(limits, choices) if callable(setting.explain) else setting.explain
-        offered = list(setting.choices(choices)) if setting.choices else []
-        fields[setting.name] = CONTROLS[setting.control](setting, starts[setting.name], words or None, offered)
-
     settings = [setting for setting in shown() if setting.section == name]
     for beside, neighbours in groupby(settings, lambda setting: setting.beside):
-        if beside:
-            with gr.Row():
-                for setting in neighbours:
-                    make(setting)
-        else:
+        with gr.Row() if beside else nullcontext():
             for setting in neighbours:
-                make(setting)
+                fields[setting.name] = _control(setting, starts[setting.name], limits, choices)
     return fields
 
 
-def _common(setting: Setting, value: Any, words: str | None) -> dict[str, Any]:
-    elem_id = setting.name.replace("_", "-")
-    return {"label": setting.label, "value": value, "elem_id": elem_id, "info": words}
-
-
-def _text(setting: Setting, value: Any, words: str | None, offered: list[tuple[str, str]]) -> gr.Textbox:
-    return gr.Textbox(**_common(setting, value, words), lines=4, max_lines=10, autofocus=False)
-
-
-def _number(setting: Setting, value: Any, words: str | None, offered: list[tuple[str, str]]) -> gr.Number:
-    shape: dict[str, Any] = {"step": setting.step, "min_width": 110, "placeholder": setting.placeholder}
-    return gr.Number(**_common(setting, value, words), **shape)
-
-
-def _list(setting: Setting, value: Any, words: str | None, offered: list[tuple[str, str]]) -> gr.Dropdown:
-    return gr.Dropdown(**_common(setting, value, words), choices=offered, filterable=False)
-
-
-def _boxes(setting: Setting, value: Any, words: str | None, offered: list[tuple[str, str]]) -> gr.CheckboxGroup:
-    return gr.CheckboxGroup(**_common(setting, value, words), choices=offered)
-
-
-CONTROLS: dict[str, Callable[..., gr.components.Component]] = {
-    "text": _text,
-    "number": _number,
-    "list": _list,
-    "boxes": _boxes,
-}
+def _control(setting: Setting, value: Any, limits: Limits, choices: Choices) -> gr.components.Component:
+    words = setting.explain(limits, choices) if callable(setting.explain) else setting.explain
+    common: dict[str, Any] = {"label": setting.label, "value": value, "info": words or None}
+    common["elem_id"] = setting.name.replace("_", "-")
+    offered = list(setting.choices(choices)) if setting.choices else []
+    if setting.control == "text":
+        return gr.Textbox(**common, lines=4, max_lines=10, autofocus=False)
+    if setting.control == "number":
+        return gr.Number(**common, step=setting.step, min_width=110, placeholder=setting.placeholder)
+    if setting.control == "list":
+        return gr.Dropdown(**common, choices=offered, filterable=False)
+    return gr.CheckboxGroup(**common, choices=offered)
 
 
 # The page's scripts may load after the page's own.

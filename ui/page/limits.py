@@ -140,7 +140,7 @@ def acceptance(label: str, value: object, limits: Limits) -> float | None:
 
 
 def number(label: str, value: object, limits: Limits) -> float | None:
-    """A finite number, or None: ui/clock/machine.py refuses it where it applies."""
+    """A finite number, or None: clock.py refuses it where it applies."""
     return finite(value)
 
 

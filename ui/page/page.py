@@ -6,28 +6,23 @@ run, stop, and "lane-" with its name for each lane; each sequence is an element 
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Mapping
 from typing import Any
 
 import gradio as gr
 
-from ui.lecture import presenter
-from ui.page import assets
+from ui.page import assets, presenter
 from ui.page.choices import Choices
 from ui.page.events import FAILED, Events
 from ui.page.form import NOTE, Form, form, restore_script
 from ui.page.limits import Limits
-from ui.race import charts, how, inspector, lanes, summary
-from ui.recordings.panel import panel
-from ui.recordings.shelf import SHIPPED, Offer
-from ui.sources.count import Count
-from ui.sources.source import Source
+from ui.page.request import describe_parameters
+from ui.race import formulas, how, parts
+from ui.recordings.shelf import SHIPPED, Offer, panel
+from ui.sources.source import Count, Source
 from ui.sweep import panel as sweep
 from ui.sweep.events import SweepEvents
-from ui.words import formulas
-from ui.words.parameters import describe_parameters
 
 TITLE = "BASS: batched speculative decoding"
 # System fonts: they cover every alphabet and weight, and need no download.
@@ -68,14 +63,17 @@ def build(
 ) -> gr.Blocks:
     """The page for races of `source`; `about` names the models and the device. Launch it with launch_options().
 
-    `choices` is what the settings offer, `pair` the arguments of load_pair for the page's snippet, `count`
-    says how long a prompt is (prompt_length.py), `offers` which recordings can be watched, without it those that
-    ship. Without a source there are recordings alone, and Run, named Play, plays them. `at_once` races are handed
-    to the source together; the page and the API share these places.
+    `choices` is what the settings offer, `pair` the arguments of load_pair for the page's snippet, `count` says
+    how long a prompt is, `offers` which recordings can be watched, without it those that ship. Without a source
+    there are recordings alone, and Run, named Play, plays them. `at_once` races are handed to the source together,
+    those of the page and of the API.
     """
     assets.serve()
     offers = SHIPPED if offers is None else offers
     plotly = json.dumps(assets.url(assets.PLOTLY))
+    events = None if source is None else Events(source, limits, pair)
+    sweeps = None if events is None else SweepEvents(events)
+    device = {"concurrency_limit": at_once, "concurrency_id": "device"}
     with Page(title=TITLE, analytics_enabled=False, fill_width=True) as page:
         gr.HTML(html_template=_header(source is None), value=about, js_on_load=_ABOUT, apply_default_css=False)
         with gr.Tabs(elem_id="tabs"):
@@ -87,43 +85,31 @@ def build(
                         '<p class="message" role="alert"></p><p class="place"></p><div class="measuring" hidden>'
                         '<progress max="1" aria-label="Part of the measurements that is done"></progress>'
                         "<span></span></div>",
-                        "Bass.mountStatus(element, props, watch); Bass.mountWaiting(element); "
-                        "Bass.mountReload(element.querySelector('.message'))",
+                        "Bass.mountStatus(element, props, watch)",
                         elem_id="status-line",
                         render=False,
                     )
                     settings = form(limits, offered, status, count=count, recording=source is None)
                 with gr.Column(elem_id="results", min_width=280):
                     panel(offers)
-                    assets.part(lanes.template(), LANES)
-                    assets.part(charts.template(), f"Bass.mountCharts(element, {plotly})")
-                    assets.part(inspector.template(), "Bass.mountInspector(element)")
-                    assets.part(summary.template(), f"Bass.mountSummary(element, {plotly})")
+                    assets.part(parts.lanes(), "Bass.mountLanes(element)")
+                    assets.part(parts.charts(), f"Bass.mountCharts(element, {plotly})")
+                    assets.part(parts.inspector(), "Bass.mountInspector(element)")
+                    assets.part(parts.summary(), f"Bass.mountSummary(element, {plotly})")
                     feeds = [_feed(kind) for kind in ("log", "view", "charts")]
             with gr.Tab("Sweep", id="sweep", render_children=True):
-                swept = sweep.panel(plotly, source is None)
+                sweep.panel(plotly, sweeps, settings, device)
             with gr.Tab("How it works", id="how", render_children=True):
                 assets.part(how.template(), f"Bass.mountHow(element, {plotly})")
-        events = None if source is None else Events(source, limits, pair)
-        device = {"concurrency_limit": at_once, "concurrency_id": "device"}
-        sweep.bind(swept, None if events is None else SweepEvents(events), settings, device)
-        if events is not None:
+        if events is not None and sweeps is not None:
+            gr.api(sweeps.api, api_name="sweep", **device)
             endpoint = _bind(page, events, settings, feeds, status, device)
             inputs = [page.blocks[one] for one in endpoint["inputs"]]
             describe_parameters(inputs, limits, offered)
     page.queue(max_size=16)
-    _calm(page)
+    # Gradio's queue polls every millisecond, but on Windows, and each poll takes the GIL from the decoder.
+    page._queue.sleep_when_free = page._queue.progress_update_sleep_when_free = 0.05
     return page
-
-
-def _calm(page: gr.Blocks) -> None:
-    """Let Gradio's queue poll 20 times a second, as it does on Windows.
-
-    Elsewhere it polls every millisecond (gradio 6.31), and each poll takes the GIL from the decoder.
-    """
-    for name in ("sleep_when_free", "progress_update_sleep_when_free"):
-        if hasattr(page._queue, name):
-            setattr(page._queue, name, 0.05)
 
 
 def launch_options(at_once: int = 1) -> dict[str, Any]:
@@ -141,7 +127,7 @@ def launch_options(at_once: int = 1) -> dict[str, Any]:
         button_primary_background_fill_hover="*primary_800",
         color_accent="*primary_700",
     )
-    options = {
+    return {
         "theme": theme,
         "css": assets.style(),
         "footer_links": ["api"],
@@ -155,14 +141,8 @@ def launch_options(at_once: int = 1) -> dict[str, Any]:
         # Each running event takes a thread while it waits for its next snapshot.
         "max_threads": 40 + at_once,
     }
-    known = inspect.signature(gr.Blocks.launch).parameters
-    return {name: value for name, value in options.items() if name in known}
 
 
-LANES = (
-    "Bass.mountLanes(element); Bass.mountBeginnings(element); Bass.mountGlance(element); "
-    "Bass.mountWaitingLanes(element)"
-)
 _ABOUT = "element.querySelector('.about-pair').textContent = props.value"
 
 
@@ -172,28 +152,19 @@ def _feed(kind: str) -> gr.HTML:
 
 
 def _header(recording: bool) -> str:
-    mark = (
-        "<p data-replay>Recorded races, played at their original pace; no model is loaded.</p>"
-        if recording
-        else ""
-    )
+    mark = "<p data-replay>Recorded races, played at their original pace; no model is loaded.</p>"
     return (
         '<header class="bass-header"><h1>BASS</h1><p>One prompt, one model, several ways to decode: which is '
-        f'faster, and why.</p>{mark}<p class="about-pair"></p><p class="about-clock"></p>'
+        f'faster, and why.</p>{mark if recording else ""}<p class="about-pair"></p><p class="about-clock"></p>'
         f"{presenter.SWITCH}</header>"
         f"{formulas.template()}"
     )
 
 
 def _bind(
-    page: gr.Blocks,
-    events: Events,
-    settings: Form,
-    feeds: list[gr.HTML],
-    status: gr.HTML,
-    device: Mapping[str, Any],
+    page: gr.Blocks, events: Events, settings: Form, feeds: list[gr.HTML], status: gr.HTML, device: dict[str, Any]
 ) -> Mapping[str, Any]:
-    """Connect the events, `device` being their place in the queue; returns Gradio's description of `/race`."""
+    """Connect the events, `device` being their part of the queue; returns Gradio's description of `/race`."""
     fields = list(settings.fields.values())
     race = settings.run.click(
         events.run,
@@ -201,7 +172,7 @@ def _bind(
         outputs=[*feeds, status, settings.run],
         js="(...values) => Bass.asking(...values)" if fields else None,
         trigger_mode="once",
-        # Gradio's line has the place in the queue, which waiting.js reads.
+        # Gradio's line has the place in the queue, which status.js reads.
         show_progress="minimal",
         show_progress_on=status,
         api_visibility="private",

@@ -1,13 +1,13 @@
 """The presets that fill in the whole form with one click, each with a sentence of what to look for.
 
-Contract: `filled` gives a value for every setting of the form, so that nothing of the former preset stays.
-A preset names what differs from the form's neutral values. The long one is read from this program's manual when
+Contract: a preset names what differs from the form's neutral values, which all other settings get
+(form.starting), so that nothing of the former preset stays. The long one is read from this program's manual when
 the page is made, so that it says what is true of this version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,14 +91,6 @@ def presets() -> dict[str, Preset]:
             {"prompt": long_document(), "batch_size": 8, "temperature": 0.7},
         )
     return made
-
-
-def filled(preset: Preset, neutral: Mapping[str, Any], cut: Callable[[str, Any], Any]) -> dict[str, Any]:
-    """A value for each setting of `neutral`, in its order; `cut` brings a value within the operator's limits."""
-    values = {name: cut(name, preset.values.get(name, value)) for name, value in neutral.items()}
-    if values.get("prompts") == "lines":
-        values["prompt"] = "\n".join(values["prompt"].split("\n")[: values["batch_size"]])
-    return values
 
 
 def long_document() -> str:

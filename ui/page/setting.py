@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bass_core import DEFAULT_LANES
-from ui.clock import machine
-from ui.page import limits
+from ui.page import clock, limits
 from ui.page.choices import Choice, Choices
 from ui.page.limits import Check, Limits
 
@@ -131,16 +130,16 @@ _TABLE = (
         "Rows", "list", "One prompt a line: as many rows as lines, whatever the batch size.",
         lambda known: known.prompts, section="prompt",
     ),
-    # These make the argument `clock`, see ui/clock/machine.py.
+    # These make the argument `clock`, see clock.py.
     Setting(
-        "clock", machine.MEASURED, str, limits.name, "",
+        "clock", clock.MEASURED, str, limits.name, "",
         "Clock", "list", "Whose time the lanes count. Texts and acceptances stay this run's.",
-        lambda _: machine.CLOCKS, section="machine",
+        lambda _: clock.CLOCKS, section="machine",
     ),
     Setting(
-        "clock_models", machine.FIRST, str, limits.name, "",
+        "clock_models", clock.FIRST, str, limits.name, "",
         "Models", "list", "The target and the draft whose steps are predicted.",
-        lambda _: machine.MODELS, section="machine",
+        lambda _: clock.MODELS, section="machine",
     ),
     Setting(
         "clock_bandwidth", 1000.0, float | None, limits.number, "",

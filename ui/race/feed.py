@@ -24,7 +24,7 @@ from bass_core import (
     SequenceSnapshot,
     Snapshot,
 )
-from ui.clock import words
+from ui.page import clock
 from ui.page.request import keywords
 from ui.race.looks import looks, reference
 from ui.race.verdict import LaneRounds, judge
@@ -77,37 +77,21 @@ def _round(record: Record) -> list[Any]:
     tree of drafts ends with its parents and path (see RowRound), and then, of an inspected race, with its detail
     (`_detail`). A round ends with [draft ms, verification ms] (see Round); what is None at the end is left out.
     """
-    rows = [
-        [
-            row["sequence"],
-            row["start"],
-            row["written"],
-            row["accepted"],
-            _short(row["next_p"]),
-            _drafts(row),
-            row["one_by_one"],
-            *_tree(row),
-        ]
-        for row in record["rows"]
-    ]
     lengths = record["lengths"] if len(set(record["lengths"])) > 1 else record["draft_length"]
+    rows = [_row(row) for row in record["rows"]]
     sent = [record["round"], record["kind"][:2], lengths, round(record["time_ms"], 3), rows]
     spent = record["draft_ms"], record["verify_ms"]
     return sent if None in spent else [*sent, [round(ms, 3) for ms in spent if ms is not None]]
 
 
-def _drafts(row: Record) -> list[list[Any]]:
-    texts = row["drafted_text"] or ()
+def _row(row: Record) -> list[Any]:
     numbers = zip(row["p"], row["q"], row["u"], row["chance"], strict=True)
-    return [[text, *map(_short, drawn)] for text, drawn in zip(texts, numbers, strict=True)]
-
-
-def _tree(row: Record) -> list[Any]:
-    """[parents, path, detail] of a row's drafts; nothing behind the last one that is there."""
-    parents, path, detail = row["parents"], row["path"], row["detail"]
-    if detail is not None:
-        return [parents, path, _detail(detail)]
-    return [] if parents is None else [parents, path]
+    drafts = [[text, *map(_short, drawn)] for text, drawn in zip(row["drafted_text"] or (), numbers, strict=True)]
+    sent = [row["sequence"], row["start"], row["written"], row["accepted"], _short(row["next_p"]), drafts]
+    sent.append(row["one_by_one"])
+    if row["detail"] is not None:
+        return [*sent, row["parents"], row["path"], _detail(row["detail"])]
+    return sent if row["parents"] is None else [*sent, row["parents"], row["path"]]
 
 
 def _detail(detail: Record) -> list[Any]:
@@ -116,13 +100,12 @@ def _detail(detail: Record) -> list[Any]:
     One of the top tokens: [id, text, p, q, residual]. Sources that are all the same are one text.
     """
     sources, ending = detail["sources"], detail["ending"]
-    told: list[Any] = [detail["rule"], sources[0] if len(set(sources)) == 1 else sources]
-    for own in (detail["own_p"], detail["own_q"]):
-        told.append(None if own is None else [_short(value) for value in own])
+    own = [values and [_short(value) for value in values] for values in (detail["own_p"], detail["own_q"])]
+    sent = [detail["rule"], sources[0] if len(set(sources)) == 1 else sources, *own]
     if ending is None:
-        return [*told, None]
+        return [*sent, None]
     top = [[one["token"], one["text"], *(_short(one[key]) for key in NUMBERS)] for one in ending["top"]]
-    return [*told, [ending["after"], ending["draft"], _short(ending["mass"]), _short(ending["reach"]), top]]
+    return [*sent, [ending["after"], ending["draft"], _short(ending["mass"]), _short(ending["reach"]), top]]
 
 
 class Series:
@@ -174,7 +157,7 @@ class PageFeed:
         lanes = {name: self._figures(lane) for name, lane in snapshot["lanes"].items()}
         view = {"run": self.run, "done": snapshot["done"], "lanes": lanes, "device": device}
         view["elapsed_ms"] = round(snapshot["elapsed_ms"], 1)
-        view["verdict"] = judge(snapshot["lanes"], self.counted, self.settings, words.clock_of(snapshot))
+        view["verdict"] = judge(snapshot["lanes"], self.counted, self.settings, clock.clock_of(snapshot))
         if "comparison" in snapshot:
             view["comparison"] = snapshot["comparison"]
         return self.log, text(view), self.charts
@@ -195,8 +178,7 @@ class PageFeed:
             "looks": looks([*snapshot["lanes"], reference()]),
             "reference": reference(),
             "batch_size": rows,
-            "scheduling": snapshot.get("scheduling"),
-            **words.head(snapshot, settings),
+            **clock.head(snapshot, settings),
         }
 
     def _write(self, lanes: Mapping[str, LaneSnapshot]) -> None:
@@ -211,10 +193,9 @@ class PageFeed:
             records = lane.get("rounds", [])[self.rounds.get(name, 0) :]
             self.rounds[name] = self.rounds.get(name, 0) + len(records)
             counted = self.counted.setdefault(name, LaneRounds())
-            for record in records:
-                counted.add(record)
             lengths = self.round_series.setdefault(name, Series("time_ms", ("draft_length",)))
             for record in records:
+                counted.add(record)
                 if record["kind"] == "verify":
                     lengths.add(record["time_ms"], record)
             line[name] = {"clock_ms": lane["clock_ms"], "new": new, "rounds": [_round(r) for r in records]}

@@ -1,4 +1,4 @@
-"""The tab "How it works": six steps. Contract: static HTML, in which the how_*.js scripts draw and answer.
+"""The tab "How it works": six steps. Contract: static HTML, in which the scripts of static/how draw and answer.
 
 A step has words, sliders with a picture, and an exercise whose answer the scripts compute from the sliders. The
 figures of GPUs are those of the vendors' datasheets.
@@ -6,8 +6,8 @@ figures of GPUs are those of the vendors' datasheets.
 
 from __future__ import annotations
 
-from bass_core import HARDWARE, Algorithm1
-from ui.race import drawings, lanes
+from bass_core import DEFAULT_LANES, HARDWARE, METHODS, Algorithm1
+from ui.race.parts import ORIGINS
 
 # Name -> (billions of parameters, bytes of one).
 MODELS = {
@@ -34,28 +34,25 @@ _BATCH = ("b", "Batch b", 1, 32, 1, 8, "rows at once")
 
 def template() -> str:
     """The way, the key of colours, and the steps."""
-    way = "".join(f'<li><a href="#how-{name}">{i}. {title}</a></li>' for i, (name, title) in _numbered())
+    way = "".join(
+        f'<li><a href="#how-{name}">{i}. {title}</a></li>' for i, (name, title) in enumerate(STEPS.items(), 1)
+    )
     key = "".join(
-        f'<li><span class="token {origin}">{origin}</span> {meaning}</li>'
-        for origin, meaning in lanes.ORIGINS.items()
+        f'<li><span class="token {origin}">{origin}</span> {meaning}</li>' for origin, meaning in ORIGINS.items()
     )
     return f"""<div class="bass-how"><nav aria-label="Steps"><ol class="walk-way">{way}</ol></nav>
 <ul class="legend walk-key" aria-label="Colours of tokens, here and in the lanes">{key}</ul>
 {_memory()}{_drafting()}{_rule()}{_ragged()}{_policies()}{_roofline()}</div>"""
 
 
-def _numbered() -> list[tuple[int, tuple[str, str]]]:
-    return list(enumerate(STEPS.items(), 1))
-
-
 def _step(name: str, words: str, controls: str, question: str, *, more: str = "", rest: str = "", data: str = "",
           pictures: int = 1) -> str:  # fmt: skip
-    """A step; `more` stands below its sliders, `rest` below the whole step."""
-    place = list(STEPS).index(name) + 1
+    """A step; `more` is below its sliders, `rest` below the whole step."""
+    number = list(STEPS).index(name) + 1
     picture = '<div class="picture"></div>' * pictures
     return f"""<section class="part walk-step" id="how-{name}" data-step-name="{name}" {data}
 aria-labelledby="how-{name}-title" tabindex="-1">
-<h2 id="how-{name}-title"><span class="walk-number">{place}</span>{STEPS[name]}</h2>
+<h2 id="how-{name}-title"><span class="walk-number">{number}</span>{STEPS[name]}</h2>
 <div class="walk-grid"><div class="words">{words}
 <div class="exercise"><h3>Exercise</h3><p>{question}</p>
 <details><summary>Show the answer</summary><p class="exercise-answer"></p></details></div></div>
@@ -124,13 +121,45 @@ def _drafting() -> str:
 lets a small draft model propose l tokens, and checks them all with one step of the target, one sequence at a time.
 <b>BASS</b> does this for all rows of a batch at once.</p>
 <div class="picture fixed" tabindex="0" role="group"
-aria-label="Three decoders: picture">{drawings.decoders()}</div>
+aria-label="Three decoders: picture">{_decoders()}</div>
 <p>A round writes its first token for sure, and token i + 1 if the first i drafts are accepted: with chance
 a<sup>i</sup>, if each is accepted with chance a, independently. That adds up to (1 − a<sup>l+1</sup>) / (1 − a)
 tokens. With drafts that cost c steps each, the speed-up is that / (l·c + 1).</p>
 {_source(_LEVIATHAN, _paper("2410.17375", "draft and target at the same time: AMUSD"))}"""
     controls = "".join(_slider(*one) for one in (_ACCEPTANCE, _COST, _LENGTH))
     return _step("drafting", words, controls, "Which draft length is the best one for these a and c?")
+
+
+def _decoders() -> str:
+    """The picture of what each decoder does in the same time, for two sequences: an example."""
+    width, height, gap = {"T": 54, "D": 16}, 26, 3
+    box = '<rect x="{:g}" y="{:g}" width="{:g}" height="{:g}" rx="3" class="{}"/>'
+    words = '<text x="{:g}" y="{:g}" text-anchor="{}" class="{}">{}</text>'
+    kinds = {"T": "is-target", "D": "is-draft"}
+    lanes = (
+        (["T both"] * 10, "10 steps, 1 token for each sequence: 20 tokens"),
+        ([step for row in (1, 1, 2, 2, 2) for step in (*"DDD", f"T row {row}")],
+         "5 rounds of one sequence each: 16 tokens"),
+        ([*"DDD", "T both"] * 5, "5 rounds of both sequences: 30 tokens"),
+    )  # fmt: skip
+    parts = []
+    for i, (name, (steps, sum_up)) in enumerate(zip(DEFAULT_LANES, lanes, strict=True)):
+        y, x = 8 + 66 * i, 92.0
+        parts.append(words.format(0, y + 18, "start", f"strong lane-{i + 1}", METHODS[name].label))
+        for step in steps:
+            kind, _, whose = step.partition(" ")
+            parts.append(box.format(x, y, width[kind], height, kinds[kind]))
+            if whose:
+                parts.append(words.format(x + width[kind] / 2, y + 17, "middle", "small on-dark", whose))
+            x += width[kind] + gap
+        parts.append(words.format(92, y + height + 17, "start", "soft", sum_up))
+    for x, kind, meaning in ((92, "T", "target: one forward"), (252, "D", "draft: one small forward")):
+        parts.append(box.format(x, 206, 14, 14, kinds[kind]) + words.format(x + 20, 218, "start", "soft", meaning))
+    title = "In the same time regular decoding writes 20 tokens, speculative 16 and BASS 30, in this example"
+    return (
+        f'<svg viewBox="0 0 664 226" role="img" aria-label="{title}" class="drawing" style="max-width:664px">'
+        f"{''.join(parts)}</svg>"
+    )
 
 
 def _rule() -> str:

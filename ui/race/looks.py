@@ -1,6 +1,6 @@
 """How a lane looks: its label, colour and line style, for the templates and the scripts.
 
-Contract: made from bass_core's table of methods, by a method's place in it; no other file here or in ui/static
+Contract: made from bass_core's table of methods, by a method's index in it; no other file here or in ui/static
 names a method. `looks` is plain data, which reaches the scripts in the feed's head. A lane whose method is not in
 the table, as in a recording, is labelled with its name.
 """
@@ -11,7 +11,7 @@ from typing import TypedDict
 
 from bass_core import METHODS
 
-# By place: the colour variables of page.css, and Plotly's names for line styles.
+# By index: the colour variables of page.css, and Plotly's names for line styles.
 COLOURS = ("lane-1", "lane-2", "lane-3", "lane-4", "lane-5")
 DASHES = ("dot", "dash", "solid", "dashdot", "longdashdot")
 OTHER_COLOUR, OTHER_DASH = "lane-other", "longdash"
@@ -33,20 +33,13 @@ class Look(TypedDict):
 
 def look(name: str) -> Look:
     """The look of one lane."""
+    lines = zip(METHODS, zip(COLOURS, DASHES, strict=True), strict=False)
+    colour, dash = dict(lines).get(name, (OTHER_COLOUR, OTHER_DASH))
     if name not in METHODS:
-        return Look(
-            label=name.replace("_", " "), about="", colour=OTHER_COLOUR, dash=OTHER_DASH, lengths=""
-        )  # fmt: skip
-    method, place = METHODS[name], list(METHODS).index(name)
-    known = place < len(COLOURS)
-    lengths = "batch" if method.batched else "row"
-    return Look(
-        label=method.label,
-        about=method.about,
-        colour=COLOURS[place] if known else OTHER_COLOUR,
-        dash=DASHES[place] if known else OTHER_DASH,
-        lengths=lengths if method.drafts and not method.overlaps else "",
-    )
+        return Look(label=name.replace("_", " "), about="", colour=colour, dash=dash, lengths="")
+    method = METHODS[name]
+    lengths = "" if not method.drafts or method.overlaps else "batch" if method.batched else "row"
+    return Look(label=method.label, about=method.about, colour=colour, dash=dash, lengths=lengths)
 
 
 def looks(names: list[str]) -> dict[str, Look]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from bass_core import METHODS, LaneSnapshot, Record
-from ui.clock.words import where
+from ui.page.clock import where
 from ui.race.looks import look, reference
 
 EARLY, TWICE = 8, 2.0
@@ -32,7 +32,7 @@ CHOOSING = ("auto", "cost-aware")
 
 
 class Verdict(TypedDict):
-    """What is said: `head` of the race, None before there is anything to say; `lanes` of each lane beside it."""
+    """What is said: `head` of the race, None before there is anything to say; `lanes` of all but the reference."""
 
     head: str | None
     lanes: dict[str, str]
@@ -118,11 +118,9 @@ def _head(
         return f"{_name(first)} and {_name(second)} are level{so_far}{before}: {scatter}."
     if first != reference() and reference() in known:
         other = reference()
-        speed, behind = (
-            times[other] / times[first],
-            "" if second == other else f", and {ratio:.2f}× {_name(second)}",
-        )
-        return f"{_name(first)} is ahead{so_far}: {speed:.2f}× the speed of {_name(other)}{behind}."
+        speed = times[other] / times[first]
+        next_one = "" if second == other else f", and {ratio:.2f}× {_name(second)}"
+        return f"{_name(first)} is ahead{so_far}: {speed:.2f}× the speed of {_name(other)}{next_one}."
     return f"{_name(first)} is ahead{so_far}: {ratio:.2f}× the speed of {_name(second)}, which comes next."
 
 
@@ -153,18 +151,16 @@ def _equation(
     return said + (_drafted(own, settings, "there" if clock else "here") if drafts else "")
 
 
-def _drafted(own: LaneRounds, settings: Mapping[str, object], place: str) -> str:
-    """In how many rounds a lane drafted, where they were few, and why; place: "here" or "there"."""
+def _drafted(own: LaneRounds, settings: Mapping[str, object], here: str) -> str:
+    """In how many rounds a lane drafted, where they were few, and why; here: "here" or "there"."""
     if own.drafting >= FEW * own.rounds:
         return ""
     count = str(own.drafting) if own.drafting else "none"
     chose = settings.get("draft_length") in CHOOSING
-    why = (
-        ": elsewhere a draft would cost more than it brings"
-        if own.drafting
-        else ": a draft costs more than it brings"
+    why = "elsewhere a draft would cost" if own.drafting else "a draft costs"
+    return (
+        f" It drafted in {count} of {own.rounds} rounds{f': {why} more than it brings {here}' if chose else ''}."
     )
-    return f" It drafted in {count} of {own.rounds} rounds{f'{why} {place}' if chose else ''}."
 
 
 def _name(lane: str) -> str:

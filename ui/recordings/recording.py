@@ -103,9 +103,11 @@ def load(path: Path) -> Recording:
             f'{path.name} is not a recording: it lacks "recording": {FORMAT}, which this page\'s "Save '
             'recording" writes.'
         )
-    for part, fits in PARTS.items():
-        if not _fits(fits, document):
-            raise BassError(f"{path.name} is not a recording: {part} cannot be drawn.")
+    for part, check in PARTS.items():
+        try:
+            check(document)
+        except MISFITS as error:
+            raise BassError(f"{path.name} is not a recording: {part} cannot be drawn.") from error
     head = document["head"]
     known = {"looks": looks([*head["lanes"], reference()]), "keywords": keywords(), "reference": reference()}
     about = str(document.get("about") or UNNAMED)
@@ -124,148 +126,124 @@ def _no_number(name: str) -> float:
     raise ValueError(f"{name} is no number")
 
 
-# What follows walks through a recording as the scripts do: it says whether a part fits, or raises one of MISFITS.
+# What follows walks through a recording as the scripts do, and raises one of MISFITS for what they could not draw.
 
 
-def _fits(check: Callable[[Recording], bool], document: Recording) -> bool:
-    try:
-        return check(document)
-    except MISFITS:
-        return False
+def _need(*true: object) -> None:
+    """Raise ValueError unless all of these are true."""
+    if not all(true):
+        raise ValueError("does not fit")
 
 
-def _items(value: Any) -> list[Any]:
+def _items(value: object) -> list[Any]:
     """The value, which must be a list."""
     if not isinstance(value, list):
         raise TypeError("no list")
     return value
 
 
-def _number(*values: Any) -> bool:
+def _number(*values: object) -> bool:
     """Whether these are numbers, which JSON's true and false are not."""
     return all(type(value) in (int, float) for value in values)
 
 
-def _some(values: Any) -> bool:
+def _some(values: object) -> bool:
     """Whether this is a list of numbers, some of which may be missing."""
     return all(value is None or _number(value) for value in _items(values))
 
 
-def _whole(*values: Any) -> bool:
+def _whole(*values: object) -> bool:
     return all(type(value) is int and value >= 0 for value in values)
 
 
-def _texts(*values: Any) -> bool:
+def _texts(*values: object) -> bool:
     return all(isinstance(value, str) for value in values)
 
 
-def _head(document: Recording) -> bool:
+def _head(document: Recording) -> None:
     head = document["head"]
-    plain = _texts(head["run"], *_items(head["lanes"])) and isinstance(head["settings"], dict)
-    return plain and _whole(head["batch_size"]) and bool(head["lanes"])
+    _need(_texts(head["run"], *_items(head["lanes"])), isinstance(head["settings"], dict), head["lanes"])
+    _need(_whole(head["batch_size"]))
 
 
-def _snapshots(document: Recording) -> bool:
+def _snapshots(document: Recording) -> None:
     head, shots = document["head"], _items(document["snapshots"])
     written = {name: [0] * head["batch_size"] for name in head["lanes"]}
+    _need(shots)
     for shot in shots:
         for line in _items(shot["lines"]):
-            if not all(_news(news, written[name]) for name, news in line.items()):
-                return False
-        if not _view(shot["view"], head):
-            return False
-    return bool(shots)
+            for name, news in line.items():
+                _news(news, written[name])
+        _view(shot["view"], head)
 
 
-def _news(news: dict[str, Any], written: list[int]) -> bool:
-    """Whether new tokens are of rows that are there, and rounds are of tokens that are; counts the tokens."""
+def _news(news: dict[str, Any], written: list[int]) -> None:
+    """New tokens are of rows that are there, and rounds are of tokens that are; counts the tokens."""
     rows = {str(at): at for at in range(len(written))}
     for index, tokens in news["new"].items():
         at = rows[index]
         for origin, text, ms, token in _items(tokens):
-            if origin not in ORIGINS or not _texts(text) or not _number(ms) or type(token) is not int:
-                return False
-            if origin == "+" and not written[at]:  # adds to the token before it
-                return False
+            _need(origin in ORIGINS, _texts(text), _number(ms), type(token) is int)
+            _need(origin != "+" or written[at])  # adds to the token before it
             written[at] += origin != "+"
-    return _number(news["clock_ms"]) and all(_round(*one, written=written) for one in _items(news["rounds"]))
-
-
-def _round(number: Any, kind: Any, lengths: Any, ms: Any, rows: Any, *spent: Any, written: list[int]) -> bool:
-    each = isinstance(lengths, list)
-    fits = _whole(number, *(lengths if each else [lengths])) and kind in KINDS and _number(ms)
-    fits = fits and (not each or len(lengths) == len(_items(rows)))
-    known = not spent or (len(spent) == 1 and _number(*spent[0]) and len(spent[0]) == 2)
-    return fits and known and all(_row(written, *row) for row in _items(rows))
+    _need(_number(news["clock_ms"]))
+    for number, kind, lengths, ms, changed, *spent in _items(news["rounds"]):
+        each = lengths if isinstance(lengths, list) else [lengths]
+        _need(_whole(number, *each), kind in KINDS, _number(ms), each is not lengths or len(each) == len(changed))
+        _need(not spent or (len(spent) == 1 and len(spent[0]) == 2 and _number(*spent[0])))
+        for row in _items(changed):
+            _row(written, *row)
 
 
 def _row(
     written: list[int], index: Any, start: Any, count: Any, accepted: Any, next_p: Any, drafts: Any, alone: Any,
     parents: Any = None, path: Any = None, detail: Any = None,
-) -> bool:  # fmt: skip
-    """Whether a row of a round points to tokens, and to drafts before each other."""
+) -> None:  # fmt: skip
+    """A row of a round points to tokens, and to drafts before each other."""
     tested = len(_items(drafts))
-    if not _whole(index, start, count, accepted, alone) or not _some([next_p]):
-        return False
-    if start + count > written[index] or accepted > tested:
-        return False
-    if not all(_texts(text) and _some(numbers) and len(numbers) == 4 for text, *numbers in drafts):
-        return False
-    if parents is not None and (
-        len(_items(parents)) != tested
-        or any(type(at) is not int or not -1 <= at < i for i, at in enumerate(parents))
-    ):
-        return False
-    on_path = path is None or (_whole(*_items(path)) and all(at < tested for at in path))
-    return on_path and (detail is None or _detail(*detail))
+    _need(_whole(index, start, count, accepted, alone), _some([next_p]), accepted <= tested)
+    _need(start + count <= written[index])
+    for text, *numbers in drafts:
+        _need(_texts(text), _some(numbers), len(numbers) == 4)
+    if parents is not None:
+        _need(len(_items(parents)) == tested, *(type(at) is int and -1 <= at < i for i, at in enumerate(parents)))
+    if path is not None:
+        _need(_whole(*_items(path)), *(at < tested for at in path))
+    if detail is not None:
+        _detail(*detail)
 
 
-def _detail(rule: Any, sources: Any, own_p: Any, own_q: Any, ending: Any) -> bool:
-    of_each = _texts(sources) or _texts(*_items(sources))
-    return (
-        _texts(rule)
-        and of_each
-        and all(own is None or _some(own) for own in (own_p, own_q))
-        and (ending is None or _ending(*ending))
-    )
+def _detail(rule: Any, sources: Any, own_p: Any, own_q: Any, ending: Any) -> None:
+    _need(_texts(rule), _texts(sources) or _texts(*_items(sources)))
+    _need(*(own is None or _some(own) for own in (own_p, own_q)))
+    if ending is not None:
+        after, draft, mass, reach, top = ending
+        _need(_whole(after), draft is None or _whole(draft), _some([mass]), _number(reach))
+        for token, text, p, q, residual in _items(top):
+            _need(_whole(token), text is None or _texts(text), _number(p), _some([q, residual]))
 
 
-def _ending(after: Any, draft: Any, mass: Any, reach: Any, top: Any) -> bool:
-    said = _whole(after) and (draft is None or _whole(draft)) and _some([mass]) and _number(reach)
-    return said and all(
-        _whole(token) and (text is None or _texts(text)) and _number(p) and _some([q, residual])
-        for token, text, p, q, residual in _items(top)
-    )
-
-
-def _view(view: dict[str, Any], head: dict[str, Any]) -> bool:
+def _view(view: dict[str, Any], head: dict[str, Any]) -> None:
     lanes, verdict = view["lanes"], view["verdict"]
-    said = verdict["head"] is None or _texts(verdict["head"])
-    return (
-        isinstance(view["done"], bool)
-        and _number(view["elapsed_ms"])
-        and isinstance(view["device"], dict)
-        and said
-        and _texts(*verdict["lanes"].values())
-        and lanes.keys() <= set(head["lanes"])
-        and all(_lane(lane, head["batch_size"]) for lane in lanes.values())
-    )
+    _need(isinstance(view["done"], bool), _number(view["elapsed_ms"]), isinstance(view["device"], dict))
+    _need(verdict["head"] is None or _texts(verdict["head"]), _texts(*verdict["lanes"].values()))
+    _need(lanes.keys() <= set(head["lanes"]))
+    for lane in lanes.values():
+        reasons = _items(lane["finish_reasons"])
+        _need(
+            *(one is None or _texts(one) for one in [lane["error"], *reasons]), len(reasons) <= head["batch_size"]
+        )
+        _need(isinstance(lane["metrics"], dict), _number(lane["clock_ms"]))
 
 
-def _lane(lane: dict[str, Any], rows: int) -> bool:
-    reasons = _items(lane["finish_reasons"])
-    told = all(one is None or _texts(one) for one in [lane["error"], *reasons])
-    return isinstance(lane["metrics"], dict) and _number(lane["clock_ms"]) and told and len(reasons) <= rows
-
-
-def _charts(document: Recording) -> bool:
+def _charts(document: Recording) -> None:
     charts = document["charts"]
     groups = [charts["series"], *charts["lanes"].values(), *charts["rounds"].values()]
-    drawn = all(_some(column) for columns in groups for column in columns.values())
-    return drawn and isinstance(charts["device"], dict) and document["ended"] in ENDS
+    _need(*(_some(column) for columns in groups for column in columns.values()))
+    _need(isinstance(charts["device"], dict), document["ended"] in ENDS)
 
 
-PARTS: dict[str, Callable[[Recording], bool]] = {
+PARTS: dict[str, Callable[[Recording], None]] = {
     "its head": _head,
     "its snapshots": _snapshots,
     "its charts or its end": _charts,

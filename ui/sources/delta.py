@@ -38,7 +38,7 @@ class Decoder:
         self._last: Any = None
 
     def decode(self, delta: Delta) -> Snapshot:
-        """The snapshot behind the last one."""
+        """The snapshot that follows the last one."""
         self._last = applied(self._last, delta)
         return cast(Snapshot, self._last)
 
@@ -71,7 +71,7 @@ def _list(old: list[Any], new: list[Any]) -> Delta:
 
 
 def _map(old: dict[Any, Any], new: dict[Any, Any]) -> Delta:
-    # Keys keep their order, and new ones come behind the others.
+    # Keys keep their order, and new ones follow.
     if list(new)[: len(old)] != list(old):
         return (SET, new)
     changed = {key: difference(old[key], value) if key in old else (SET, value) for key, value in new.items()}

@@ -1,26 +1,84 @@
 """Races in this process, one at a time: the default, and what each worker on Ray does too.
 
-Contract: `Local` holds the loaded pair, measures its costs between races, and runs races of it or of another pair
-that the operator allows. Non-goals: who waits for whom (Gradio's queue here, queue.py on Ray).
+Contract: `Local` holds the loaded pair, measures its costs between races, counts a prompt's tokens, and runs races
+of it, or of another pair where the operator allows that. Non-goals: loading (bass_core); which race waits for
+which (Gradio's queue here, queue.py on Ray).
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
-from bass_core import ModelPair, Snapshot, load_pair, may_measure, measure_ahead, race
+from bass_core import (
+    ModelPair,
+    RequestError,
+    Snapshot,
+    count_tokens,
+    load_pair,
+    may_measure,
+    measure_ahead,
+    race,
+)
+from ui.page import limits
 from ui.page.choices import choices
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest
-from ui.sources.count import Count, prompt_count
 from ui.sources.idle import IdleWork
-from ui.sources.models import Models
-from ui.sources.source import Ask, Facts, Source
+from ui.sources.source import NOTHING, Ask, Count, Facts, Source
 
 Stopped = Callable[[], bool]
+
+
+class Models:
+    """The operator's own pair, and the last other pair that was asked for.
+
+    `load` loads a pair by name, folder or Hub id; None, the default, means that visitors can't name a pair.
+    """
+
+    def __init__(self, own: ModelPair, load: Callable[[str], ModelPair] | None = None) -> None:
+        self.own, self._load = own, load
+        self._other: tuple[str, ModelPair] | None = None
+
+    def get(self, name: str) -> ModelPair:
+        """The pair of that name; "" is the operator's. Raises RequestError for one that is not allowed."""
+        if name in ("", self.own.name):
+            return self.own
+        if self._load is None:
+            raise RequestError(
+                "This server races only its own pair: leave the pair empty. Its operator can allow others with "
+                "--allow-any-model."
+            )
+        if self._other is None or self._other[0] != name:
+            self._other = None  # free its memory before the next one is loaded
+            self._other = (name, self._load(name))
+        return self._other[1]
+
+
+def prompt_count(pair: ModelPair, bounds: Limits) -> Count | None:
+    """The Count of this pair's tokenizer; None for a pair without one."""
+    if pair.tokenizer is None:
+        return None
+
+    def count(prompt: str, by_line: bool = False) -> str:
+        if not isinstance(prompt, str) or not prompt.strip():
+            return NOTHING
+        try:
+            # A prompt with too many characters is not tokenized.
+            text = limits.prompt("", prompt, bounds)
+            prompts = limits.lines(text, bounds) if by_line else [text]
+            tokens = max(count_tokens(pair, one) for one in prompts)
+        except RequestError as error:
+            return json.dumps({"text": str(error), "refused": True})
+        words = f"{tokens:,} of {pair.context_length:,} tokens"
+        if by_line:
+            words = f"{len(prompts)} prompts, the longest {words}" if len(prompts) > 1 else f"1 prompt, {words}"
+        return json.dumps({"text": words, "refused": False})
+
+    return count
 
 
 def race_source(pair: ModelPair, models: Models | None = None) -> Source:
@@ -44,9 +102,9 @@ class Local:
         self.alone = race_source(self.pair, self.models)
         self.source = self.idle.beside(self.alone)
 
-    def count(self, limits: Limits) -> Count | None:
+    def count(self, bounds: Limits) -> Count | None:
         """How long a prompt is in tokens; None without a tokenizer."""
-        return prompt_count(self.pair, limits)
+        return prompt_count(self.pair, bounds)
 
     def facts(self, threads: int) -> Facts:
         """`threads`: of the models, on a CPU."""

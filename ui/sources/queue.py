@@ -1,8 +1,10 @@
-"""One queue for all workers: which race goes to which worker, and what those that wait are told.
+"""One queue for all workers: which race goes to which worker, and what those that wait can expect.
 
 Contract: a free worker gets the waiting race with the least expected work, but nobody is overtaken for longer than
-`patience_s`: whoever has waited that long comes first, in order of arrival. Of the free workers one that has
-the race's pair is chosen. Thread-safe. Non-goals: running races (cluster/); limits on how many wait.
+`patience_s`: a race that has waited that long comes first, in order of arrival. Of the free workers one that has
+the race's pair is chosen. Thread-safe. `steps` counts a request's work in steps of one row; `Pace` turns steps
+into seconds by what finished races took. Both are estimates that order the queue, and no figure of a race.
+Non-goals: running races (cluster/); limits on how many wait.
 """
 
 from __future__ import annotations
@@ -12,10 +14,48 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
+from bass_core import DEFAULT_LANES, METHODS
 from ui.page.request import RaceRequest
-from ui.sources.work import Pace, steps
 
 PATIENCE_S = 60.0
+# A step of a row more costs about a tenth of a step of one row: README, "When which decoder wins", batch 1 to 16.
+ROW = 0.1
+# Characters of a prompt that cost about a step: some four a token, and ten tokens a step of a prefill.
+CHARACTERS = 40
+# How much the newest race counts in the pace.
+NEWEST = 0.3
+
+
+def steps(request: RaceRequest) -> float:
+    """The race's work; a lane without batching decodes its rows one after another."""
+    total = 0.0
+    for name in request.lanes or DEFAULT_LANES:
+        method = METHODS.get(name)
+        batched = method is None or method.batched
+        rows = 1 + ROW * (request.batch_size - 1) if batched else request.batch_size
+        total += request.max_new_tokens * rows + len(request.prompt) / CHARACTERS
+    return total
+
+
+class Pace:
+    """Seconds a step, as a running mean over finished races; not thread-safe."""
+
+    def __init__(self) -> None:
+        self.seconds: float | None = None
+
+    def add(self, request: RaceRequest, seconds: float) -> None:
+        """A race has finished. One with a time budget says nothing of the pace."""
+        if request.time_budget_ms is not None:
+            return
+        one = seconds / steps(request)
+        self.seconds = one if self.seconds is None else (1 - NEWEST) * self.seconds + NEWEST * one
+
+    def expected_s(self, request: RaceRequest) -> float | None:
+        """Seconds that the race is expected to take; None if no race has finished yet."""
+        if self.seconds is None:
+            return None
+        expected, budget = self.seconds * steps(request), request.time_budget_ms
+        return expected if budget is None else min(expected, len(request.lanes or DEFAULT_LANES) * budget / 1000)
 
 
 @dataclass(eq=False)
@@ -124,7 +164,7 @@ class Queue:
             pair = ticket.request.pair
             worker = next((one for one in free if pair in self._workers[one]), free[0])
             if pair not in self._workers[worker]:
-                # A worker keeps its own pair and the last other one (models.py).
+                # A worker keeps its own pair and the last other one (local.Models).
                 self._workers[worker] = {"", pair}
             self._waiting.remove(ticket)
             ticket.worker, ticket.started = worker, self._clock()

@@ -1,24 +1,36 @@
-"""What the page knows of the place where races run.
+"""What the page knows of what runs its races.
 
 Contract: a Source takes a race as plain data and yields its snapshots, plain data too; closing it ends the race
-and frees its memory. The page, its API, recordings and both places (local.py, cluster/) keep to this type.
+and frees its memory. The page, its API, recordings and both services (local.py, cluster/) keep to this type. A
+race that waits yields snapshots of phase "waiting" with no lanes, its place in the queue (1 is next) and the
+seconds until it is expected to start, None while no race has shown how fast the workers are.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import sys
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from bass_core import BassError, Snapshot
 from ui.page.choices import Choices
 from ui.page.request import RaceRequest
-from ui.sources.count import Count
 
 Source = Callable[[RaceRequest], Generator[Snapshot, None, None]]
+# Says how long a prompt is: takes the text and whether it holds one prompt a line, and returns JSON {"text",
+# "refused"}, its tokens with the model's template, or the sentence with which a race of it would be refused;
+# NOTHING of an empty prompt. It is called during races too, and outside of the queue.
+Count = Callable[[str, bool], str]
+NOTHING = json.dumps({"text": "", "refused": False})
+# The status line's text for each value of a snapshot's "phase".
+PHASES = {
+    "measuring": "Measuring once what a round costs on this machine",
+    "starting": "A worker is loading the model",
+}
 
 
 class WorkerLost(BassError):
@@ -55,8 +67,11 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where races run. `at_once`: how many events the page may hand over together; more wait in Gradio's queue."""
+class Service:
+    """What runs the page's races. opened: to be called once the page is up.
+
+    at_once: how many events the page may hand over together; more wait in Gradio's queue.
+    """
 
     source: Source
     facts: Facts
@@ -64,6 +79,40 @@ class Place:
     at_once: int = 1
     opened: Callable[[], None] = field(default=lambda: None)
     close: Callable[[], None] = field(default=lambda: None)
+
+
+def waiting(place: int, expected_s: float | None) -> Snapshot:
+    """A snapshot of a race that no worker runs yet; "place" 0 means that its worker is getting ready."""
+    snapshot: dict[str, Any] = {
+        "phase": "waiting" if place else "starting",
+        "done": False,
+        "scheduling": "",
+        "elapsed_ms": 0.0,
+        "lanes": {},
+        "device": {},
+        "place": place,
+        "expected_s": expected_s,
+    }
+    return cast(Snapshot, snapshot)
+
+
+def waits(snapshot: Snapshot) -> bool:
+    """Whether no worker has the race yet."""
+    return str(snapshot.get("phase")) == "waiting"
+
+
+def words(snapshot: Snapshot) -> str:
+    """The status line's text for a snapshot; "" for one with lanes."""
+    if not waits(snapshot):
+        return PHASES.get(str(snapshot.get("phase", "")), "")
+    waited: dict[str, Any] = dict(snapshot)
+    seconds = waited["expected_s"]
+    text = f"Waiting for a free worker: place {waited['place']} in the queue"
+    if seconds is None:
+        return text
+    # Coarse, since it is an estimate.
+    rest = f"{round(seconds, -1):.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    return f"{text}, about {'a few seconds' if seconds < 10 else rest}"
 
 
 def give_memory_back() -> None:

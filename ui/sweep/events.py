@@ -1,7 +1,7 @@
 """The sweep's generator events: the page's button and the API's `/sweep`.
 
 Contract: as those of a race (ui/page/events.py): each closes its race on every path, gives the memory back, and
-shares the place in the queue that has the device. What was measured before an error or a limit is kept.
+shares the part of the queue that has the device. What was measured before an error or a limit is kept.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from ui.page.setting import SETTINGS, shown
 from ui.race.feed import text
 from ui.sources.source import give_memory_back
 
-from .figures import Sweep
+from .figures import Sweep, sentences
 from .measure import measured
 from .predicted import assumptions, predicted
 from .request import SweepRequest, default_lengths, make_sweep
-from .words import sentences
 
 log = logging.getLogger(__name__)
 ABOUT_API = """Speed-up of BASS over regular decoding at several batches: yields {"done", "points", "ridge"}.
@@ -93,7 +92,10 @@ class SweepEvents:
             draft_lengths: list[str] | None = None,
             seconds: float | None = None,
         ) -> Iterator[dict[str, Any]]:
-            yield from self._answer(locals())
+            given = {"prompt": prompt, "max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
+            yield from self._answer(
+                given | {"batches": batches, "draft_lengths": draft_lengths, "seconds": seconds}
+            )
 
         answer.__doc__ = ABOUT_API
         return answer

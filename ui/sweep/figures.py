@@ -1,9 +1,9 @@
-"""The figures of a sweep's races, and what a sweep yields.
+"""The figures of a sweep's races, what a sweep yields, and the sentences that it says.
 
-Contract: plain data. A point's speed-up is the page's: ms per token of regular decoding / that of BASS, over
-the races of one arm, in which the two took turns. `error` is its relative standard error, from the scatter of
-both lanes' rounds as in the verdict (ui/race/verdict.py); `against` says whether the speed-up is above, below
-or, within two standard errors, level with 1. A figure that is not known is None.
+Contract: plain data, and words made of it alone. A point's speed-up is the page's: ms per token of regular
+decoding / that of BASS, over the races of one arm, in which the two took turns. `error` is its relative standard
+error, from the scatter of both lanes' rounds as in the verdict (ui/race/verdict.py); `against` says whether the
+speed-up is above, below or, within two standard errors, level with 1. A figure that is not known is None.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any, Literal, TypedDict
 
 from bass_core import DEFAULT_METHOD, LaneSnapshot
@@ -89,8 +90,8 @@ def lines(draft_lengths: Iterable[str | int], costs: str = "measured") -> list[L
 
 
 @dataclass
-class Pool:
-    """Sums over the races of one arm. accepted: the share of the tested drafts that stood, times `drafted`."""
+class Sums:
+    """Sums over the races of one arm. accepted: the accepted share of the tested drafts, times `drafted`."""
 
     plain: LaneRounds = field(default_factory=LaneRounds)
     racing: LaneRounds = field(default_factory=LaneRounds)
@@ -99,19 +100,19 @@ class Pool:
 
     def add(self, lanes: Mapping[str, LaneSnapshot]) -> None:
         """Count a race, which may have been left before its end."""
-        for sums, lane in ((self.plain, lanes[reference()]), (self.racing, lanes[DEFAULT_METHOD])):
-            sums.next_race()
+        for rounds, lane in ((self.plain, lanes[reference()]), (self.racing, lanes[DEFAULT_METHOD])):
+            rounds.next_race()
             for record in lane["rounds"]:
-                sums.add(record)
+                rounds.add(record)
         metrics = lanes[DEFAULT_METHOD]["metrics"]
         self.drafted += metrics["drafted"]
         self.accepted += metrics["drafted"] * (metrics["token_acceptance"] or 0.0)
 
-    def joined(self, lanes: Mapping[str, LaneSnapshot]) -> Pool:
+    def joined(self, lanes: Mapping[str, LaneSnapshot]) -> Sums:
         """These sums with those of a race that still runs."""
-        pool = replace(self, plain=replace(self.plain), racing=replace(self.racing))
-        pool.add(lanes)
-        return pool
+        sums = replace(self, plain=replace(self.plain), racing=replace(self.racing))
+        sums.add(lanes)
+        return sums
 
     def enough(self, least_ms: float) -> bool:
         """Whether both lanes have decoded for this long together, each in as many rounds as a verdict needs."""
@@ -158,3 +159,54 @@ def ridge_of(lane: LaneSnapshot) -> Ridge:
     if not reading or not multiplying or not sums.rounds:
         return Ridge(tokens=None)
     return Ridge(tokens=sums.row_rounds / sums.rounds * reading / multiplying)
+
+
+AGAINST = {"ahead": "ahead of regular decoding", "level": "level with it", "behind": "behind it"}
+
+
+def sentences(sweep: Sweep) -> list[str]:
+    """One for each line that has a point, and one on the ridge."""
+    lines = (_line(line, sweep["points"]) for line in sweep["lines"])
+    return [*(one for one in lines if one), *_ridge(sweep), *_missing(sweep)]
+
+
+def _line(line: Line, points: Iterable[Point]) -> str:
+    """Where a line is ahead, level and behind: "Algorithm 1: ahead of regular decoding at batch 1 and 2"."""
+    own = [one for one in points if one["draft_length"] == line["draft_length"] and one["against"] is not None]
+    runs = [(name, [one["batch"] for one in same]) for name, same in groupby(own, lambda one: one["against"])]
+    batches = {name: _joined([_run(run) for other, run in runs if other == name]) for name in AGAINST}
+    parts = [f"{words} at batch {batches[name]}" for name, words in AGAINST.items() if batches[name]]
+    if not parts:
+        return ""
+    # The first part names what "it" is.
+    first = parts[0].replace("with it", "with regular decoding").replace("behind it", "behind regular decoding")
+    return f"{line['label'][0].upper()}{line['label'][1:]}: {', '.join([first, *parts[1:]])}."
+
+
+def _ridge(sweep: Sweep) -> list[str]:
+    tokens = sweep["ridge"]["tokens"]
+    if tokens is None:
+        return ["Ridge: n/a, since what this machine reads and multiplies at most is not known."]
+    said = f"Ridge: from {tokens:.0f} tokens a step on, multiplying takes longer than reading."
+    fixed = [line["draft_length"] for line in sweep["lines"] if isinstance(line["draft_length"], int)]
+    rounds = "".join(
+        f"; with {count} draft{'s' * (count > 1)} a row at batch {tokens / (count + 1):.1f}" for count in fixed
+    )
+    return [f"{said} Plain steps get there at batch {tokens:.0f}{rounds}."]
+
+
+def _missing(sweep: Sweep) -> list[str]:
+    """The batches of a prediction that the memory does not hold."""
+    missing = dict.fromkeys(str(one["batch"]) for one in sweep["points"] if one["speedup"] is None)
+    if sweep["kind"] != "predicted" or not missing:
+        return []
+    return [f"Batch {_joined([*missing])}: n/a, since the models and the rows' keys and values do not fit."]
+
+
+def _run(batches: list[int]) -> str:
+    """Neighbouring batches: "1", "1 and 2", or "1 to 8"."""
+    return f"{batches[0]} to {batches[-1]}" if len(batches) > 2 else _joined([str(one) for one in batches])
+
+
+def _joined(words: list[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

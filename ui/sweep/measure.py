@@ -12,16 +12,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
-from typing import Any
 
 from bass_core import BassError, LaneSnapshot, Snapshot
 from ui.page.limits import Limits
-from ui.page.request import RaceRequest
 from ui.race.looks import reference
-from ui.sources.waiting import waits
-from ui.sources.waiting import words as told
+from ui.sources.source import Source, waits, words
 
-from .figures import Pool, Progress, Ridge, Sweep, lines, ridge_of, said
+from .figures import Progress, Ridge, Sums, Sweep, lines, ridge_of, said
 from .request import Arm, SweepRequest
 
 # The part of a sweep's time that its lanes decode in; the rest goes to prompts and to making the lanes.
@@ -30,8 +27,7 @@ DECODING = 0.8
 WARM_UP = 8
 # Races of an arm at most; short answers end long before their share of the time.
 MOST_REPEATS = 12
-TELL_SECONDS = 1.0
-Source = Callable[[RaceRequest], Generator[Snapshot, None, None]]
+SHOW_SECONDS = 1.0
 Clock = Callable[[], float]
 
 
@@ -50,7 +46,7 @@ def measured(
 class _Run:
     def __init__(self, request: SweepRequest, source: Source, limits: Limits, clock: Clock) -> None:
         self.request, self.source, self.limits, self.clock = request, source, limits, clock
-        self.began = self.start = self.last = self.told = clock()
+        self.began = self.start = self.last = self.shown = clock()
         self.races = len(request.arms())
         self.least_ms = 1000 * DECODING * request.seconds / self.races
         self.sweep = Sweep(
@@ -82,21 +78,21 @@ class _Run:
 
     def race(self, arm: Arm) -> Generator[Sweep, None, None]:
         """Race for one arm, with further seeds until its share of the time is used, and keep its figures."""
-        pool = Pool()
+        sums = Sums()
         for repeat in range(MOST_REPEATS):
-            lanes = yield from self._once(arm, repeat, pool)
+            lanes = yield from self._once(arm, repeat, sums)
             for lane in lanes.values():
                 if lane["error"]:
                     raise BassError(lane["error"])
             if self.sweep["ridge"]["tokens"] is None:
                 self.sweep["ridge"] = ridge_of(lanes[reference()])
-            pool.add(lanes)
-            if pool.enough(self.least_ms):
+            sums.add(lanes)
+            if sums.enough(self.least_ms):
                 break
-        self.sweep["points"] = [*self.sweep["points"], pool.point(arm)]
+        self.sweep["points"] = [*self.sweep["points"], sums.point(arm)]
         self.last = self.clock()
 
-    def _once(self, arm: Arm, repeat: int, pool: Pool) -> Generator[Sweep, None, dict[str, LaneSnapshot]]:
+    def _once(self, arm: Arm, repeat: int, sums: Sums) -> Generator[Sweep, None, dict[str, LaneSnapshot]]:
         """One race, up to its end or until the arm has had its time; returns its lanes."""
         lanes: dict[str, LaneSnapshot] = {}
         since = self.clock()
@@ -108,21 +104,21 @@ class _Run:
                     continue
                 lanes = snapshot["lanes"]
                 self.sweep["device"] = snapshot["device"].get("name", self.sweep["device"])
-                if snapshot["done"] or (lanes and pool.joined(lanes).enough(self.least_ms)):
+                if snapshot["done"] or (lanes and sums.joined(lanes).enough(self.least_ms)):
                     break
                 self._in_time()
-                if self.clock() - self.told >= TELL_SECONDS:
+                if self.clock() - self.shown >= SHOW_SECONDS:
                     yield self.state(arm, _clause(snapshot))
         return lanes
 
-    def state(self, arm: Arm | None, words: str = "") -> Sweep:
+    def state(self, arm: Arm | None, now: str = "") -> Sweep:
         """The sweep so far, with the arm that runs now or words on what does; None: it is done."""
         if arm is None:
             return {**self.sweep, "done": True, "progress": None}
-        self.told = self.clock()
-        words = words or f"batch {arm.batch}, {said(arm.draft_length)}"
+        self.shown = self.clock()
+        now = now or f"batch {arm.batch}, {said(arm.draft_length)}"
         done = len(self.sweep["points"])
-        return {**self.sweep, "progress": Progress(done=done, races=self.races, left_s=self._left(), now=words)}
+        return {**self.sweep, "progress": Progress(done=done, races=self.races, left_s=self._left(), now=now)}
 
     def _left(self) -> float:
         """Seconds that the rest should take: as long a race as those before, or what was asked for."""
@@ -137,7 +133,7 @@ class _Run:
         return now
 
     def _in_time(self) -> None:
-        most: Any = self.limits.max_seconds
+        most = self.limits.max_seconds
         if self.clock() - self.began >= most:
             raise BassError(
                 f"The sweep was stopped after {most:g} s, this server's limit: ask for fewer batches, a shorter "
@@ -147,5 +143,5 @@ class _Run:
 
 def _clause(snapshot: Snapshot) -> str:
     """What a race without lanes does, within a sentence; "" for one with lanes."""
-    text = told(snapshot)
+    text = words(snapshot)
     return text[:1].lower() + text[1:]

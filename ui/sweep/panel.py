@@ -1,13 +1,11 @@
 """The tab "Sweep": its controls, and one figure for what was measured and one for what is predicted.
 
-Contract: static HTML, in which sweep.js draws the states that SweepEvents yields. What is predicted stands in a
+Contract: static HTML, in which sweep.js draws the states that SweepEvents yields. What is predicted has a
 figure of its own, which wears the badge "predicted". Non-goals: how a sweep is measured or predicted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
@@ -43,39 +41,37 @@ TITLE = "Speed-up over regular decoding"
 WITH_ACCEPTANCE = "(...values) => Bass.withAcceptance(values)"
 
 
-@dataclass(frozen=True)
-class Panel:
-    """The components that the sweep's events need."""
+def panel(plotly: str, events: SweepEvents | None, form: Form, device: dict[str, Any]) -> None:
+    """Build and bind the tab's content in the current layout.
 
-    fixed: gr.Number
-    measure: gr.Button | None
-    stop: gr.Button | None
-    measured: gr.HTML | None
-    machine: gr.Dropdown
-    models: gr.Dropdown
-    acceptance: gr.Textbox
-    origin: gr.Textbox
-    predict: gr.Button
-    predicted: gr.HTML
-
-
-def panel(plotly: str, recording: bool) -> Panel:
-    """Build the tab's content in the current layout; a recording has nothing to measure. plotly: its address."""
+    plotly: its address. events: None for a recording, which has nothing to measure. form: the race's settings.
+    device: the part of the queue that has the device.
+    """
     gr.HTML(html_template=HEAD, apply_default_css=False)
-    measure = stop = measured = None
     with gr.Row(elem_id="sweep"):
         with gr.Column(min_width=280):
             with gr.Row(elem_classes="sweep-fields"):
-                fixed = gr.Number(
-                    FIXED, label="Fixed draft length, in both figures", elem_id="sweep-fixed", step=1
-                )  # fmt: skip
-            if not recording:
+                label = "Fixed draft length, in both figures"
+                fixed = gr.Number(FIXED, label=label, elem_id="sweep-fixed", step=1)
+            if events is not None:
                 with gr.Row(elem_classes="sweep-buttons"):
                     measure = gr.Button(
                         "Measure", variant="primary", elem_id="sweep-measure", min_width=110, scale=2
                     )
                     stop = gr.Button("Stop", elem_id="sweep-stop", min_width=80)
                 measured = _figure("measured", plotly)
+                running = measure.click(
+                    events.measure,
+                    inputs=[fixed, *form.fields.values()],
+                    outputs=[measured, measure],
+                    trigger_mode="once",
+                    show_progress="minimal",
+                    show_progress_on=measured,
+                    api_visibility="private",
+                    **device,
+                )
+                running.failure(None, None, [measured, measure], js=FAILED)
+                stop.click(None, None, None, cancels=[running], api_visibility="private")
         with gr.Column(min_width=280):
             with gr.Row(elem_classes="sweep-fields"):
                 machine, models = _list("Machine", MACHINES, 2), _list("Models", MODELS, 3)
@@ -86,50 +82,24 @@ def panel(plotly: str, recording: bool) -> Panel:
             origin = gr.Textbox(visible=False)
             with gr.Row(elem_classes="sweep-buttons"):
                 predict = gr.Button("Predict", variant="primary", elem_id="sweep-predict", min_width=110)
-            shown = _figure("predicted", plotly)
-    return Panel(fixed, measure, stop, measured, machine, models, acceptance, origin, predict, shown)
+            # In the device's part too: on a CPU, half a second of work would disturb the times of a race.
+            gr.on(
+                [predict.click, machine.input, models.input],
+                SweepEvents.predict,
+                inputs=[fixed, machine, models, acceptance, origin],
+                outputs=_figure("predicted", plotly),
+                js=WITH_ACCEPTANCE,
+                show_progress="hidden",
+                api_visibility="private",
+                **device,
+            )
 
 
 def _list(label: str, choices: tuple[tuple[str, str], ...], scale: int) -> gr.Dropdown:
-    name = f"sweep-{label.lower()}"
-    first = choices[0][1]
+    name, first = f"sweep-{label.lower()}", choices[0][1]
     return gr.Dropdown(
         choices, value=first, label=label, elem_id=name, filterable=False, min_width=120, scale=scale
-    )  # fmt: skip
-
-
-def bind(swept: Panel, events: SweepEvents | None, form: Form, device: Mapping[str, Any]) -> None:
-    """Bind the buttons and `/sweep`; device: the place in the queue that has the device.
-
-    events: None where there is nothing to measure.
-    """
-    values = [swept.fixed, swept.machine, swept.models, swept.acceptance, swept.origin]
-    # In the device's place too: on a CPU, half a second of work would disturb the times of a race.
-    gr.on(
-        [swept.predict.click, swept.machine.input, swept.models.input],
-        SweepEvents.predict,
-        inputs=values,
-        outputs=swept.predicted,
-        js=WITH_ACCEPTANCE,
-        show_progress="hidden",
-        api_visibility="private",
-        **device,
     )
-    if events is None or swept.measure is None or swept.stop is None or swept.measured is None:
-        return
-    running = swept.measure.click(
-        events.measure,
-        inputs=[swept.fixed, *form.fields.values()],
-        outputs=[swept.measured, swept.measure],
-        trigger_mode="once",
-        show_progress="minimal",
-        show_progress_on=swept.measured,
-        api_visibility="private",
-        **device,
-    )
-    running.failure(None, None, [swept.measured, swept.measure], js=FAILED)
-    swept.stop.click(None, None, None, cancels=[running], api_visibility="private")
-    gr.api(events.api, api_name="sweep", **device)
 
 
 def _figure(kind: str, plotly: str) -> gr.HTML:

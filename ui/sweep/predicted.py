@@ -11,8 +11,8 @@ from functools import lru_cache
 from typing import Any
 
 from bass_core import HARDWARE, PAIRS, RequestError, SimulatedClock, SpeedUp, SpeedUps, predict_speedups
-from ui.clock.words import machine_of
 from ui.page import limits
+from ui.page.clock import machine_of
 from ui.page.limits import Limits
 
 from .figures import Point, Ridge, Sweep, against, lines

@@ -3,7 +3,7 @@
 Contract: `make_sweep` checks what was sent. A request is plain data, and so is each race that it asks for, so
 that any source of races takes it. The rows of a batch are sampled: at temperature 0 the rows of one prompt
 would all be alike, and would hide that each accepts its own number of drafts, so there a sweep takes
-TEMPERATURE in its place and says so. Raises RequestError, one sentence that says what to change.
+TEMPERATURE instead and says so. Raises RequestError, one sentence that says what to change.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ArmRequest(RaceRequest):
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """seconds: about how long the whole sweep may take, in wall time. resampled: TEMPERATURE stands for 0."""
+    """seconds: about how long the whole sweep may take, in wall time. resampled: TEMPERATURE in place of 0."""
 
     race: RaceRequest
     batches: tuple[int, ...]

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from bass_core import HARDWARE, PAIRS, Hardware, ModelSize, RequestError, SimulatedClock
-from ui.clock import machine, words
+from ui.page import clock as machine
+from ui.page import clock as words
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest, make_request
 from ui.race.feed import PageFeed

@@ -16,8 +16,7 @@ from ui.page.limits import Limits
 from ui.page.page import build
 from ui.page.presets import CODE, long_document
 from ui.page.request import make_request
-from ui.sources.count import prompt_count
-from ui.sources.local import race_source
+from ui.sources.local import prompt_count, race_source
 
 from ...models import byte_tokenizer, tiny
 from ..browser import fill, run_to_the_end

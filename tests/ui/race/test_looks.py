@@ -17,8 +17,8 @@ from ui.page.events import Events
 from ui.page.limits import Limits
 from ui.page.page import build
 from ui.page.setting import shown as settings
-from ui.race import charts, lanes
 from ui.race.looks import COLOURS, DASHES, OTHER_COLOUR, OTHER_DASH, look, looks, reference
+from ui.race.parts import charts, lanes
 from ui.sources.local import race_source
 
 from ..browser import fill, run_to_the_end, shown
@@ -68,8 +68,8 @@ def test_a_lane_that_is_not_in_the_table_is_called_by_its_name() -> None:
 def test_the_templates_have_the_default_lanes() -> None:
     for name in DEFAULT_LANES:
         label = METHODS[name].label
-        assert f'id="lane-{name}"' in lanes.template() and f">{label}</h2>" in lanes.template()
-        assert f"</span>{label}</li>" in charts.template()
+        assert f'id="lane-{name}"' in lanes() and f">{label}</h2>" in lanes()
+        assert f"</span>{label}</li>" in charts()
 
 
 def test_a_registered_method_is_in_the_choices_the_api_and_the_charts_data(toy: str, pair: ModelPair) -> None:

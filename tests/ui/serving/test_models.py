@@ -15,9 +15,8 @@ from bass_core import BassError, ModelPair, RequestError, load_pair
 from ui.page.events import Events, Snapshot
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest
-from ui.sources.local import race_source
-from ui.sources.models import Models
-from ui.sources.waiting import waiting
+from ui.sources.local import Models, race_source
+from ui.sources.source import waiting
 
 
 @pytest.mark.parametrize("name", ["/etc", "../secrets", "owner/model", "smollm2-1.7b", "~"])

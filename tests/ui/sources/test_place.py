@@ -12,7 +12,7 @@ from bass_core import BassError, RequestError
 from ui.page.limits import Limits
 from ui.sources.cluster.start import MISSING, actor_options
 from ui.sources.local import Local
-from ui.sources.place import find_place
+from ui.sources.service import open_service
 from ui.sources.source import Ask
 
 SPLIT = {
@@ -26,7 +26,7 @@ def refused(*options: str) -> str:
     chosen = app.parse([*options, "--pair", "/nothing-here"])
     ask = Ask(chosen.pair, device=chosen.device, device_map=chosen.device_map)
     with pytest.raises(BassError) as error:
-        find_place(ask, chosen, Limits(), lambda: 1, 1)
+        open_service(ask, chosen, Limits(), lambda: 1, 1)
     return str(error.value)
 
 

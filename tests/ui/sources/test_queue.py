@@ -9,9 +9,8 @@ import pytest
 
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest, make_request
-from ui.sources.queue import PATIENCE_S, Queue
-from ui.sources.waiting import waiting, words
-from ui.sources.work import Pace, steps
+from ui.sources.queue import PATIENCE_S, Pace, Queue, steps
+from ui.sources.source import waiting, words
 
 
 class Clock:

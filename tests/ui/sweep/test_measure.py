@@ -12,10 +12,10 @@ from bass_core import BassError, Snapshot
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest
 from ui.race.verdict import LaneRounds
-from ui.sources.waiting import waiting
+from ui.sources.source import waiting
+from ui.sweep.figures import sentences
 from ui.sweep.measure import MOST_REPEATS, WARM_UP, measured
 from ui.sweep.request import make_sweep
-from ui.sweep.words import sentences
 
 PLAIN_MS, DRAFTING_MS = 100.0, 160.0
 

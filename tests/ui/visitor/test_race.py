@@ -14,7 +14,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 
 from ui.page.events import Snapshot
 from ui.page.request import RaceRequest
-from ui.words.formulas import FORMULAS
+from ui.race.formulas import FORMULAS
 
 from ..browser import LANES, fill, run_to_the_end
 from ..conftest import hosted, watched

@@ -8,12 +8,12 @@ from html import unescape
 import pytest
 
 from bass_core import Metrics
-from ui.race import charts, inspector, lanes, summary
-from ui.words.formulas import FORMULAS, markdown, template, what
+from ui.race.formulas import FORMULAS, markdown, template, what
+from ui.race.parts import charts, inspector, lanes, summary
 
 from ..conftest import ROOT
 
-TEMPLATES = {part.__name__: part.template() for part in (charts, inspector, lanes, summary)}
+TEMPLATES = {part.__name__: part() for part in (charts, inspector, lanes, summary)}
 
 
 def test_a_formula_is_one_line_of_plain_text() -> None:

@@ -11,9 +11,8 @@ from ui.page.choices import Choices
 from ui.page.events import Snapshot
 from ui.page.limits import Limits
 from ui.page.page import build
-from ui.page.request import RaceRequest
+from ui.page.request import RaceRequest, about
 from ui.page.setting import SETTINGS, Setting
-from ui.words.parameters import about
 
 
 def none(request: RaceRequest) -> Generator[Snapshot, None, None]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from bass_core import BassError
 from ui.page.limits import Limits
-from ui.sources.cluster.calls import SLICE_S, Calls, Closed
+from ui.sources.cluster.start import SLICE_S, Calls, Closed
 from ui.sources.cluster.worker import Worker
 from ui.sources.queue import Queue
 from ui.sources.source import Ask, Facts

@@ -1,6 +1,6 @@
 """A Source on Ray's workers.
 
-Contract: a race waits in the queue, then its deltas come from one worker, at most two ahead of whoever reads them.
+Contract: a race waits in the queue, then its deltas come from one worker, at most two ahead of their reader.
 Closing it, on whatever path, reaches the worker within one round, and the worker is free once its race has ended;
 one that has not ended after ENDING_S is started anew. While nothing comes, what came last is yielded again now and
 then, so that Stop, a closed tab and the time limit are noticed. A worker that dies raises WorkerLost; a race that
@@ -17,17 +17,15 @@ from typing import Any
 
 from bass_core import BassError, Snapshot
 from ui.page.request import RaceRequest
-from ui.sources.cluster.calls import Closed
 from ui.sources.cluster.pool import Member, Pool
-from ui.sources.count import NOTHING
+from ui.sources.cluster.start import Closed
 from ui.sources.delta import Decoder
 from ui.sources.queue import Ticket
-from ui.sources.source import WorkerLost
-from ui.sources.waiting import waiting
+from ui.sources.source import NOTHING, WorkerLost, waiting
 
-# Snapshots that a worker may be ahead of whoever reads them.
+# Snapshots that a worker may be ahead of their reader.
 AHEAD = 2
-# Seconds: how often a waiting race is told its place, and how long a running one may be silent.
+# Seconds: how often a waiting race hears its place in the queue, and how long a running one may be silent.
 TELL_S, SILENCE_S = 1.0, 5.0
 # Seconds that a worker has to end a stopped race: many rounds of the slowest model.
 ENDING_S = 120.0

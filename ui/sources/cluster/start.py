@@ -1,8 +1,10 @@
-"""Ray itself: started here for this program alone, or joined.
+"""Ray itself: started here for this program alone or joined, called, and left.
 
 Contract: `LocalRay` starts Ray on this machine, with a token that nobody else knows, and `leave` ends it and
 removes its files; `JoinedRay` enters a running cluster as a driver. Ray sends no usage reports. Both raise
-BassError with one sentence if Ray is missing, can't start or can't be reached.
+BassError with one sentence if Ray is missing, can't start or can't be reached. All calls must have returned before
+Ray is shut down: threads call it through `Calls` alone. No call lasts much longer than SLICE_S, and once `close`
+has begun, each raises Closed: a thread that asked Ray for something after its end would start it again.
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -38,7 +41,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def imported() -> ModuleType:
-    """The package ray, told to stay quiet. Raises BassError if it is not installed."""
+    """The package ray, which stays quiet. Raises BassError if it is not installed."""
     # Read by ray at import.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     # A worker's lines are printed as they are: ray would leave out those that are alike.
@@ -165,3 +168,55 @@ def _sweep() -> None:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0].rstrip(".")[:200] or type(error).__name__
+
+
+# Seconds of one call, and seconds for which `close` waits for calls.
+SLICE_S, CLOSING_S = 0.5, 10.0
+T = TypeVar("T")
+
+
+class Closed(BassError):
+    """The program is ending."""
+
+
+class Calls:
+    """`ray`, called by several threads until `close`."""
+
+    def __init__(self, ray: ModuleType) -> None:
+        self.ray, self.errors = ray, ray.exceptions
+        self.closed = threading.Event()
+        self._running, self._changed = 0, threading.Condition()
+
+    def do(self, call: Callable[..., T], *values: Any, **named: Any) -> T:
+        """Call something of Ray that returns soon."""
+        with self._changed:
+            if self.closed.is_set():
+                raise Closed("The server is ending: try again once it is back.")
+            self._running += 1
+        try:
+            return call(*values, **named)
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._changed.notify_all()
+
+    def ready(self, what: Any, seconds: float) -> bool:
+        """Whether a reference, or a stream's next one, is there within these seconds."""
+        end = time.monotonic() + seconds
+        while True:
+            left = end - time.monotonic()
+            there, _ = self.do(self.ray.wait, [what], timeout=max(0.0, min(SLICE_S, left)))
+            if there or left <= SLICE_S:
+                return bool(there)
+
+    def get(self, reference: Any, seconds: float = float("inf")) -> Any:
+        """The value of the reference. Raises TimeoutError, or what the call raised."""
+        if not self.ready(reference, seconds):
+            raise TimeoutError
+        return self.do(self.ray.get, reference)
+
+    def close(self) -> None:
+        """Refuse further calls, and wait for those that run."""
+        with self._changed:
+            self.closed.set()
+            self._changed.wait_for(lambda: self._running == 0, CLOSING_S)

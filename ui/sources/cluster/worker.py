@@ -15,10 +15,9 @@ from contextlib import closing
 from bass_core import DeviceReading, Snapshot
 from ui.page.limits import Limits
 from ui.page.request import RaceRequest
-from ui.sources.count import NOTHING, Count
 from ui.sources.delta import Delta, Encoder
 from ui.sources.local import Local
-from ui.sources.source import Ask, Facts, give_memory_back
+from ui.sources.source import NOTHING, Ask, Count, Facts, give_memory_back
 
 
 class Worker:
@@ -42,7 +41,7 @@ class Worker:
             return self._local.facts(self._threads)
 
     def stay(self) -> None:
-        """Returns only when it is called again: whoever waits for it learns that this process has ended."""
+        """Returns only when it is called again: its caller learns that this process has ended."""
         mine = threading.Event()
         before, self._forever = self._forever, mine
         before.set()

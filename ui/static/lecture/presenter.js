@@ -1,9 +1,14 @@
 /* Presenter mode: larger type, and the settings folded into a line. Contract: ?present=1 in the address enters it; the
    switch in the page's head enters and leaves it, changes the address and nothing of the run. The mode is a class on
-   the body, for which plots are redrawn. The line says what Run would send, and during a race what is running. */
+   the body, for which plots are redrawn. The line says what Run would send, and during a race what is running.
+   A key acts in presenter mode alone, while its keys are on (keys=off in the address turns them off: WCAG 2.1.4), while
+   the race is in sight, without Ctrl, Alt or Meta, and never in a field. Space and the arrows are left to what has the
+   focus. Before a print the page takes the print's width, light colours and type of the usual size, and every chart is
+   drawn at that width, in view or not; afterwards all is as it was. That holds for the Print buttons, the browser's own
+   command, and a PDF. The run's settings, which the form shows only in part, are printed on top in full. */
 (() => {
   "use strict";
-  const { on, run, number, setText } = window.Bass;
+  const { on, run, number, setText, make, busy, plots } = window.Bass;
   const CLASS = "presenting";
   let words = {};
 
@@ -18,8 +23,7 @@
   const query = (name) => new URLSearchParams(location.search).get(name);
   const presenting = () => document.body.classList.contains(CLASS);
 
-  /** A recording may lack its settings: then the line says what the page is about. */
-  /** The line as [prompt, the rest]. */
+  /** The line as [prompt, the rest]. A recording may lack its settings: then it says what the page is about. */
   function inWords({ prompt = "", prompts, batch_size: batch, temperature, max_new_tokens: tokens, draft_length: length }) {
     const rows = prompts === "lines" ? prompt.split("\n").filter((line) => line.trim()).length : batch;
     if (!prompt) return [document.querySelector(".about-pair")?.textContent ?? "", ""];
@@ -46,7 +50,7 @@
       this.form = null;
       this.racing = false;
       on("form", (form) => this.show({ form }));
-      on("phase", (phase) => this.show({ racing: phase === "waiting" || phase === "running" }));
+      on("phase", (phase) => this.show({ racing: busy(phase) }));
       on("start", () => this.show({}));
       if (query("present") === "1") this.set(true);
     }
@@ -79,10 +83,107 @@
     }
   }
 
+  const FIELDS = "input, textarea, select, [contenteditable]:not([contenteditable='false']), [role='textbox']";
+  const announce = (name) => document.dispatchEvent(new CustomEvent(`bass:${name}`));
+  const press = (selector) => document.querySelector(selector)?.click();
+  const presets = () => [...document.querySelectorAll("#presets button")].slice(0, 9);
+
+  const KEYS = {
+    r: () => press("#run"), s: () => press("#stop"), " ": () => announce("pause"), ArrowRight: () => announce("step"), ArrowLeft: () => announce("back"),
+  };
+
+  class Keys {
+    constructor(element) {
+      this.list = element.querySelector("dialog.keys");
+      this.box = element.querySelector("[data-keys-on]");
+      this.box.checked = query("keys") !== "off";
+      this.box.addEventListener("change", () => setQuery("keys", this.box.checked ? null : "off"));
+      element.querySelector("[data-keys]").addEventListener("click", () => this.open());
+      element.querySelector("[data-keys-close]").addEventListener("click", () => this.list.close());
+      document.addEventListener("keydown", (event) => this.take(event));
+    }
+
+    open() {
+      this.list.querySelectorAll(".of-preset").forEach((line) => line.remove());
+      this.list.querySelector("dl").append(...presets().map((button, i) => {
+        const line = make("div", "of-preset"), key = make("dt");
+        key.append(make("kbd", "", `${i + 1}`));
+        line.append(key, make("dd", "", `preset “${button.textContent.trim()}”`));
+        return line;
+      }));
+      this.list.showModal();
+    }
+
+    /** Whether a key pressed here is meant for the page. */
+    heard({ target, key, ctrlKey, altKey, metaKey, isComposing, defaultPrevented }) {
+      if (!presenting() || ctrlKey || altKey || metaKey || isComposing || defaultPrevented || this.list.open) return false;
+      if (!(target instanceof Element) || target.closest(FIELDS)) return false;
+      if (!document.querySelector("#results")?.checkVisibility()) return false;
+      const focused = target !== document.body && target !== document.documentElement;
+      return !focused || !(key === " " || key.startsWith("Arrow")) || target.matches("[data-switch='stepping']") && key !== " ";
+    }
+
+    take(event) {
+      if (!this.heard(event)) return;
+      const act = event.key === "Escape" ? () => this.close() : this.box.checked && this.action(event);
+      if (!act) return;
+      event.preventDefault();
+      if (!event.repeat || event.key.startsWith("Arrow")) act();
+    }
+
+    action({ key }) {
+      if (key === "?") return () => this.open();
+      const preset = /^[1-9]$/.test(key) && presets()[Number(key) - 1];
+      return preset ? () => preset.click() : KEYS[key.length === 1 ? key.toLowerCase() : key];
+    }
+
+    /** Close what is open: the rounds, else the settings. */
+    close() {
+      if (document.querySelector(".step-part:not([hidden])")) announce("pause");
+      else announce("fold");
+    }
+  }
+
+  const THEMES = ["dark", "presenting"];
+  let before = null;
+
+  /** The settings of the run on the page, as terms and values; empty ones are left out. */
+  function listed() {
+    const given = Object.entries(run()?.head.settings ?? {}).filter(([, value]) => value !== null && value !== "");
+    return [...given, ["printed", new Date().toLocaleString("en")]].map(([name, value]) => {
+      const line = make("div", name === "prompt" ? "print-prompt" : "");
+      const text = Array.isArray(value) ? value.join(", ") : String(value);
+      line.append(make("dt", "", name.replaceAll("_", " ")), make("dd", "", text));
+      return line;
+    });
+  }
+
+  function prepare(list) {
+    if (before) return;
+    const { classList } = document.body;
+    before = THEMES.filter((name) => classList.contains(name));
+    classList.remove(...THEMES);
+    classList.add("printing");
+    list.replaceChildren(...listed());
+    list.hidden = false;
+    plots.drawAll();
+  }
+
+  function restore(list) {
+    if (!before) return;
+    document.body.classList.remove("printing");
+    document.body.classList.add(...before);
+    list.hidden = true;
+    before = null;
+    plots.drawAll();
+  }
+
   window.Bass.mountPresenter = (element) => {
     new Presenter(element);
-    window.Bass.mountKeys(element);
-    window.Bass.mountPrint(element);
+    new Keys(element);
+    const list = element.querySelector(".print-settings");
+    window.addEventListener("beforeprint", () => prepare(list));
+    window.addEventListener("afterprint", () => restore(list));
+    document.addEventListener("click", (event) => event.target.closest("[data-print]") && window.print());
   };
-  Object.assign(window.Bass, { presenting, query, setQuery });
 })();

@@ -1,7 +1,9 @@
-/* Passes values from the server to the scripts that draw them, and shows the status line. Contract: values are passed
-   on in order; at half speed, at half the pace at which they came; while they are held, not at all.
-   Events: start (a run's head), text and line (what one snapshot adds to the log, as it came and read), view, charts,
-   phase, measuring, form (the settings that Run would send); instant, see race/tape.js. Model text reaches the document through textContent alone. */
+/* Passes values from the server to the scripts that draw them, and says when to draw. Contract: values are passed on in
+   order; at half speed, at half the pace at which they came; while they are held, not at all. Events: start (a run's
+   head), text and line (what one snapshot adds to the log, as it came and read), view, charts, phase, measuring, form
+   (the settings that Run would send); instant, see race/tape.js. Model text reaches the document through textContent
+   alone. Bass.soon(draw) calls `draw` once in a coming frame, however often it was asked for; in a hidden page, at once.
+   Bass.whole(draw) calls `draw` at the end of a race: during it only what is in view is drawn. */
 (() => {
   "use strict";
   const listeners = {}, last = {};
@@ -24,6 +26,19 @@
     return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }) + unit;
   }
 
+  const percent = (value, digits = 0) => number(Number.isFinite(value) ? 100 * value : null, digits, " %");
+
+  /** How many of `count` leading items `holds` is true of, which is false of all others. */
+  function bisect(count, holds) {
+    let low = 0, high = count;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (holds(middle)) low = middle + 1;
+      else high = middle;
+    }
+    return low;
+  }
+
   function setText(element, text) {
     if (element.textContent !== text) element.textContent = text;
   }
@@ -35,6 +50,78 @@
     if (text !== "") element.textContent = text;
     return element;
   }
+
+  /** A new element of SVG. */
+  function svg(tag, attributes, text = "") {
+    const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+    if (text !== "") element.textContent = text;
+    return element;
+  }
+
+  /** The button of a figure that opens its formula, as ui/race/formulas.py makes it; the style sheet places that. */
+  function what(key) {
+    const button = make("button", "what");
+    const attributes = { type: "button", popovertarget: `what-${key}`, "aria-label": "Formula", "aria-describedby": `what-${key}` };
+    for (const [name, value] of Object.entries(attributes)) button.setAttribute(name, value);
+    return button;
+  }
+
+  const closeFormula = () => document.querySelector(".formula:popover-open")?.hidePopover();
+  window.addEventListener("scroll", closeFormula, { passive: true });
+
+  /** A table's row, or its `head`; the first cell of a row names it. */
+  function tableRow(cells, head = false) {
+    const row = make("tr");
+    row.append(...cells.map((text, i) => {
+      const cell = make(head || i === 0 ? "th" : "td", "", text);
+      if (cell.tagName === "TH") cell.scope = head ? "col" : "row";
+      return cell;
+    }));
+    return row;
+  }
+
+  // The pause after a frame: BUSY times its duration, at most LONGEST_MS, so that text is seen to grow. On the machine
+  // that also runs the models, drawing takes time from them.
+  const BUSY = 4, LONGEST_MS = 120;
+  const wanted = new Set();
+  let waiting = false;
+
+  function drawAll() {
+    const draws = [...wanted];
+    wanted.clear();
+    for (const draw of draws) draw();
+  }
+
+  function frame(start) {
+    drawAll();
+    // The first timer runs after this frame's layout and paint.
+    setTimeout(() => setTimeout(() => {
+      waiting = false;
+      if (wanted.size) request();
+    }, Math.min(LONGEST_MS, BUSY * (performance.now() - start))));
+  }
+
+  function request() {
+    waiting = true;
+    requestAnimationFrame(frame);
+  }
+
+  document.addEventListener("visibilitychange", () => document.hidden && drawAll());
+
+  function soon(draw) {
+    wanted.add(draw);
+    if (document.hidden) drawAll();
+    else if (!waiting) request();
+  }
+
+  /** Whether a race in this phase has ended. */
+  const over = (phase) => ["done", "error", "stopped"].includes(phase);
+  const busy = (phase) => phase === "waiting" || phase === "running";
+  const draws = [];
+  // What waits for a frame is drawn first.
+  on("phase", (phase) => over(phase) && setTimeout(() => draws.forEach((draw) => draw())));
+  const whole = (draw) => draws.push(draw);
 
   /** Tell a value that has waited; a line of the log is read now. */
   function pass(kind, value) {
@@ -82,6 +169,12 @@
       this.held = false;
     },
 
+    /** Half speed; without it all waiting values are shown at once. */
+    halfSpeed(on) {
+      this.slow = on;
+    },
+
+    /** Hold all further values back, or show at once those that were held. */
     hold(on) {
       this.held = on;
       if (on || !this.queue.length) return;
@@ -131,51 +224,11 @@
     });
   }
 
-  const PHASES = { waiting: "Waiting for the device…", stopped: "Stopped." };
-
-  function mountStatus(element, props, watch) {
-    const line = element.querySelector(".message");
-    const busy = () => ["waiting", "running"].includes(last.phase);
-    on("phase", (phase) => {
-      line.dataset.phase = phase;
-      if (phase === "playing") setText(line, "");
-    });
-    const show = (phase, message) => {
-      // Nothing to say: Stop without a race, or a stopped race that ends without its last snapshot.
-      if (["stopped", "lost"].includes(phase) && !busy()) return;
-      setText(line, message || PHASES[phase] || "");
-      if (phase === "stopped" || phase === "waiting") player.clear();
-      // The end of a run is announced after the values that still wait to be shown.
-      if (phase === "done" || phase === "error") player.push("phase", phase);
-      else tell("phase", phase === "lost" ? "error" : phase);
-    };
-    window.Bass.lost = (message) => show("lost", message);
-    watch("value", () => {
-      if (!props.value) return;
-      const { phase, message, measuring } = JSON.parse(props.value);
-      show(phase, message);
-      tell("measuring", measuring ?? null);
-    });
-    document.addEventListener("click", (event) => {
-      if (event.target.closest("#stop")) show("stopped");
-      const run = event.target.closest("#run");
-      // Without models, Run plays a recording.
-      if (run && !run.disabled && !busy() && !document.querySelector("[data-replay]")) show("waiting");
-    });
-  }
-
-  /** Turn half speed on or off; off shows all waiting values at once. */
-  function halfSpeed(on) {
-    player.slow = on;
-  }
-
-  /** Hold all further values back, or show at once those that were held. */
-  const hold = (on) => player.hold(on);
-  const next = () => player.next();
-
   /** Called by the form with its settings' names and values, at the start and on every change. */
   const form = (names, values) => tell("form", Object.fromEntries(names.map((name, i) => [name, values[i]])));
 
   last.phase = "ready";
-  window.Bass = { on, tell, number, setText, make, mountFeed, mountStatus, halfSpeed, hold, next, form };
+  window.Bass = {
+    on, tell, number, percent, bisect, setText, make, svg, what, tableRow, soon, over, busy, whole, player, mountFeed, form,
+  };
 })();

@@ -3,7 +3,7 @@
    view, or a new theme, is drawn from what was held. A new run ends the pause. */
 (() => {
   "use strict";
-  const { on, soon, number, setText, make, lookOf, laneName, laneTime, plots } = window.Bass;
+  const { on, soon, number, percent, setText, make, lookOf, laneName, laneTime, plots } = window.Bass;
   const REDRAW_MS = 300;
   // The pause after a drawing: BUSY times its duration, at most LONGEST_MS. Drawing gets at most a twentieth of the
   // page's thread, since on the machine that also runs the models it takes time from them. The bound is for busy
@@ -24,7 +24,7 @@
   function flops(lanes) {
     const known = Object.entries(lanes).filter(([, lane]) => Number.isFinite(lane.metrics.flops_utilization));
     return known.map(([name, lane]) =>
-      `${laneName(name)} ${number(100 * lane.metrics.flops_utilization, 1, " %")}`).join(", ") || "n/a";
+      `${laneName(name)} ${percent(lane.metrics.flops_utilization, 1)}`).join(", ") || "n/a";
   }
 
   const some = (column) => (column ?? []).some((value) => value !== null);

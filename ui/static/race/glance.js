@@ -71,5 +71,5 @@
     }
   }
 
-  window.Bass.mountGlance = (element) => new Glance(element.querySelector(".bass-lanes"));
+  window.Bass.mountGlance = (root) => new Glance(root);
 })();

@@ -1,15 +1,17 @@
-/* Draws the lanes. Contract: a snapshot's tokens appear one by one until the next snapshot is due, in the order and at
-   the pace of their lane times, never before they were written; its numbers appear with the first token. */
+/* Draws the verdict and the lanes. Contract: a snapshot's tokens appear one by one until the next snapshot is due, in the
+   order and at the pace of their lane times, never before they were written; its numbers appear with the first token. From
+   the click on Run until a race starts, or is found not to start, a lane waits. The verdict's sentences
+   (ui/race/verdict.py) appear at most once a second while the race runs, and at its end; only then are they announced. */
 (() => {
   "use strict";
-  const { on, soon, number, setText, make, run, ORIGINS, firstAndLast, lookOf, laneName, laneTime } = window.Bass;
+  const { on, soon, number, percent, over, setText, make, run, ORIGINS, firstAndLast, lookOf, laneName, laneTime } = window.Bass;
   const REASONS = { eos: "end", length: "length", budget: "time up", stopped: "stopped", error: "error" };
-  const SNAPSHOT_MS = 100;
+  const SNAPSHOT_MS = 100, VERDICT_MS = 1000;
   const FIGURES = {
     ms_per_token: (v) => number(v, v < 10 ? 2 : v < 100 ? 1 : 0),
     speedup: (v) => number(v, 2, "×"),
     throughput_tps: (v) => number(v, 1),
-    acceptance_rate: (v, m) => (v === null ? number(v) : `${number(v * 100, 0, " %")}, ${m.accepted} of ${m.drafted}`),
+    acceptance_rate: (v, m) => (v === null ? number(v) : `${percent(v)}, ${m.accepted} of ${m.drafted}`),
     new_tokens: (v) => number(v, 0),
   };
 
@@ -74,11 +76,23 @@
       this.cards = Array.from({ length: count }, (_, i) => new Card(this.list, this.name, i));
       this.clock = 0;
       this.running = count > 0;
-      for (const place of this.figures) setText(place, "–");
+      this.before = null;
+      for (const figure of this.figures) setText(figure, "–");
       setText(this.soFar, "");
       setText(this.ofTrees, "");
       setText(this.state, count ? "Running" : "Ready");
       this.showReading(null);
+    }
+
+    /** Say that the lane waits; once no race came of it, what it said before. */
+    wait(waits) {
+      if (waits && !this.section.hidden) {
+        this.before = this.state.textContent;
+        setText(this.state, "Waiting");
+      } else if (!waits && this.before !== null) {
+        setText(this.state, this.before);
+        this.before = null;
+      }
     }
 
     /** End a lane that the end of the run left unfinished. */
@@ -112,9 +126,9 @@
     }
 
     showNumbers(lane, bothFinished) {
-      for (const place of this.figures) {
-        const key = place.dataset.figure;
-        setText(place, FIGURES[key](lane.metrics[key] ?? null, lane.metrics));
+      for (const figure of this.figures) {
+        const key = figure.dataset.figure;
+        setText(figure, FIGURES[key](lane.metrics[key] ?? null, lane.metrics));
       }
       setText(this.ofTrees, run().lanes.get(this.name).trees ? ", path / nodes" : "");
       setText(this.soFar, bothFinished || lane.metrics.speedup === null ? "" : "so far");
@@ -235,7 +249,7 @@
       if (this.pending.length) soon(this.draw);
     }
 
-    /** Show all that was told, at once. */
+    /** Show all that has come, at once. */
     now() {
       this.show();
       this.reveal(Infinity);
@@ -256,10 +270,63 @@
     phase(phase) {
       // After Stop, values that the server sent before may still arrive.
       this.stopped = phase === "stopped";
-      if (phase !== "stopped" && phase !== "error") return;
-      this.now();
-      for (const lane of this.lanes) lane.end(phase === "stopped" ? "Stopped" : "Ended early", "stopped");
+      if (phase === "stopped" || phase === "error") {
+        this.now();
+        for (const lane of this.lanes) lane.end(phase === "stopped" ? "Stopped" : "Ended early", "stopped");
+      }
+      if (phase !== "running") for (const lane of this.lanes) lane.wait(phase === "waiting");
     }
+  }
+
+  class Verdict {
+    constructor(element) {
+      this.element = element;
+      this.head = element.querySelector(".verdict-head");
+      this.list = element.querySelector("ul");
+      on("start", () => this.clear());
+      on("view", (view) => this.take(view));
+      on("phase", (phase) => ["stopped", "error"].includes(phase) && this.show(run()?.view));
+    }
+
+    clear() {
+      this.element.hidden = true;
+      this.last = -Infinity;
+      this.head.setAttribute("aria-live", "off");
+    }
+
+    take(view) {
+      if (!view.done && performance.now() - this.last < VERDICT_MS) return;
+      if (view.done) this.head.setAttribute("aria-live", "polite");
+      this.show(view);
+    }
+
+    show(view) {
+      if (!view?.verdict?.head) return;
+      this.last = performance.now();
+      this.element.hidden = false;
+      setText(this.head, view.verdict.head);
+      const lines = Object.values(view.verdict.lanes);
+      while (this.list.childElementCount > lines.length) this.list.lastElementChild.remove();
+      while (this.list.childElementCount < lines.length) this.list.append(make("li"));
+      lines.forEach((line, i) => setText(this.list.children[i], line));
+    }
+  }
+
+  /** After a race show a text's beginning, and mark each window whose text goes on below; during it the newest lines. */
+  function bindBeginnings(root) {
+    const mark = () => {
+      const ended = root.classList.contains("ended");
+      for (const box of root.querySelectorAll(".window")) {
+        box.classList.toggle("goes-on", ended && box.scrollHeight > box.clientHeight + 2);
+      }
+    };
+    on("start", () => root.classList.remove("ended"));
+    on("phase", (phase) => {
+      if (!over(phase)) return;
+      root.classList.add("ended");
+      soon(mark);
+    });
+    new ResizeObserver(() => soon(mark)).observe(root);
   }
 
   /** Buttons that change how the texts look; their state is a class on the board. */
@@ -279,10 +346,12 @@
     const root = element.querySelector(".bass-lanes");
     bindSwitches(root);
     window.Bass.mountTips(root);
-    window.Bass.mountVerdict(root);
+    new Verdict(root.querySelector(".verdict"));
     window.Bass.mountStepper(root);
     new Board(root);
     window.Bass.mountStrips(root);
     window.Bass.mountCache(root);
+    bindBeginnings(root);
+    window.Bass.mountGlance(root);
   };
 })();

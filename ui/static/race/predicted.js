@@ -4,13 +4,13 @@
    race. In a measured race none of them is in the document. Bass.clock() is null for measured times. */
 (() => {
   "use strict";
-  const { on, run, make, setText, number } = window.Bass;
+  const { on, run, make, setText, number, percent } = window.Bass;
   const CARD = "predicted-card";
   // What the assumptions are called, with their units; others are shown under their own names.
   const ASSUMED = {
-    bandwidth: ["share of the memory bandwidth that a step reaches", (v) => number(100 * v, 0, " %")],
-    compute: ["share of the FLOP/s that a step reaches", (v) => number(100 * v, 0, " %")],
-    link: ["share of the link between GPUs that a step reaches", (v) => number(100 * v, 0, " %")],
+    bandwidth: ["share of the memory bandwidth that a step reaches", percent],
+    compute: ["share of the FLOP/s that a step reaches", percent],
+    link: ["share of the link between GPUs that a step reaches", percent],
     layer_us: ["a layer, besides reading and multiplying", (v) => number(v, 1, " µs")],
     allreduce_us: ["an all-reduce, besides moving its bytes", (v) => number(v, 1, " µs")],
   };
@@ -96,7 +96,7 @@
   }
 
   on("start", () => queueMicrotask(() => {
-    // Behind all other listeners, which may make lanes first.
+    // After all other listeners, which may make lanes first.
     mark();
     describe();
   }));

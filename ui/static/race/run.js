@@ -8,7 +8,7 @@
    whether any row drafted one. head.together: whether the drafts of a round are judged together. Draws nothing. */
 (() => {
   "use strict";
-  const { on, number } = window.Bass;
+  const { on, number, bisect } = window.Bass;
   const ORIGINS = { s: "sampled", a: "accepted", r: "recovered", b: "bonus" };
   const KINDS = { pr: "prefill", pl: "plain", ve: "verify" };
   const OTHER = { about: "", colour: "lane-other", dash: "longdash", lengths: "" };
@@ -72,15 +72,9 @@
   });
 
   /** The step that wrote token `index` of a sequence, or null. */
-  function stepOf(sequence, index) {
-    let low = 0, high = sequence.steps.length - 1;
-    while (low <= high) {
-      const middle = (low + high) >> 1, step = sequence.steps[middle];
-      if (index < step.start) high = middle - 1;
-      else if (index >= step.start + step.written) low = middle + 1;
-      else return step;
-    }
-    return null;
+  function stepOf({ steps }, index) {
+    const step = steps[bisect(steps.length, (i) => steps[i].start <= index) - 1];
+    return step && index < step.start + step.written ? step : null;
   }
 
   /** Which drafts were accepted, in order. */
@@ -89,14 +83,14 @@
   /** The draft that each draft follows, or -1: the newest token. */
   const parentsOf = (step) => step.parents ?? step.drafts.map((_, i) => i - 1);
 
-  /** Each draft's verdict: "accepted", "rejected", or "untested" where the draft before it did not stand. */
+  /** Each draft's verdict: "accepted", "rejected", or "untested" where the draft before it was not accepted. */
   function verdicts(step) {
     const path = new Set(pathOf(step));
     return parentsOf(step).map((parent, i) =>
       path.has(i) ? "accepted" : parent < 0 || path.has(parent) ? "rejected" : "untested");
   }
 
-  /** The rejected drafts that stood where the token behind the accepted ones stands now. */
+  /** The rejected drafts for the token that follows the accepted ones. */
   function replaced(step) {
     const last = pathOf(step).at(-1) ?? -1;
     return step.drafts.filter((_, i) => parentsOf(step)[i] === last);

@@ -1,9 +1,165 @@
-/* Walks through a lane's rounds step by step. Contract: while the panel is open, the page holds what it shows, and the
-   race goes on behind it; closing it shows at once what came. Next first completes an animation, then goes on. The
-   events bass:pause, bass:step and bass:back on the document do what the panel's buttons do. */
+/* Walks through a lane's rounds step by step: the drafts and who proposed them, each draft's test, and the end of the
+   round with p, q and the residual. Contract: while the panel is open, the page holds what it shows, and the race goes
+   on; closing it shows at once what came. All of a round's numbers are in the document at once; css alone lets them
+   appear one after another, so that nothing waits for an animation that is switched off. Next first completes an
+   animation, then goes on. The events bass:pause, bass:step and bass:back on the document do what the buttons do. */
 (() => {
   "use strict";
-  const { on, hold, next, run, setText, roundsIn, offerLanes, offerRows, drawStep } = window.Bass;
+  const {
+    on, hold, next, run, setText, make, roundsIn, offerLanes, offerRows, chance, bare, quoted, greedy, parentsOf, pathOf,
+    verdicts,
+  } = window.Bass;
+  const CONTEXT = 160;
+  // Milliseconds: between two drafts, from one test to the next, and the most that all tests together take.
+  const APPEAR = 120, TEST = 700, TESTS = 4200, DRAW = 900;
+  const MARKS = { accepted: "✓", rejected: "✗", untested: "–" };
+
+  /** The rule that decided a round; a recording without details tells enough to know it. */
+  function ruleOf(step) {
+    if (step.detail) return step.detail.rule;
+    if (greedy()) return "greedy";
+    if (step.drafts.every((draft) => draft.u === null)) return "coupled";
+    return step.parents ? "tree" : run().head.together ? "block" : "rejection";
+  }
+
+  const RULES = {
+    rejection: "Rejection sampling: a draft stands while u is below min(1, p/q). The first that does not stand ends the round.",
+    block: "Block verification: the last draft with u below its chance h stands, and all before it. h judges a row's drafts together.",
+    tree: "Of the drafts behind a token at most one was drawn; it stands while u is below min(1, p/q). The others stand if the target's own draw meets them.",
+    coupled: "Coupled verification: a draft stands where it is the token that the target itself draws. There is no u, and q plays no part.",
+    greedy: "Temperature 0: a draft stands where it is the target's likeliest token. Nothing is drawn; p and q are the models' own, at temperature 1.",
+    coin: "Synthetic acceptance: a coin decides, whatever the draft.",
+  };
+
+  /** Each draft's verdict; drafts that are judged together are all tested. */
+  function judged(step, rule) {
+    const found = verdicts(step);
+    return rule === "block" ? found.map((verdict) => (verdict === "untested" ? "rejected" : verdict)) : found;
+  }
+
+  /** What the test of a draft compared: {share of the bar, u, words}. */
+  function testOf(step, i, rule, verdict) {
+    const draft = step.drafts[i], { detail } = step, kept = verdict === "accepted";
+    if (verdict === "untested") return { share: null, u: null, words: "not tested" };
+    if (rule === "greedy") {
+      return { share: detail?.ownP?.[i] ?? null, u: null, words: kept ? "the likeliest" : "not the likeliest" };
+    }
+    if (rule === "coupled" || draft.u === null) {
+      return { share: draft.p, u: null, words: kept ? "the target draws it" : "the target draws another" };
+    }
+    const below = draft.chance ?? (draft.q > 0 ? Math.min(1, draft.p / draft.q) : null);
+    const sign = draft.u < below ? "<" : "≥";
+    const late = kept && sign === "≥" ? ", but one behind it stands" : "";
+    const name = rule === "block" ? "h " : "";
+    return { share: below, u: draft.u, words: `u ${chance(draft.u)} ${sign} ${name}${chance(below)}${late}` };
+  }
+
+  /** A draft's p and q, as the rule knows them. */
+  function numbersOf(step, i, rule) {
+    const draft = step.drafts[i], { detail } = step;
+    if (rule === "greedy") return `p ${chance(detail?.ownP?.[i] ?? null)} · q ${chance(detail?.ownQ?.[i] ?? null)}`;
+    if (rule === "coin") return `chance ${chance(draft.chance ?? draft.p)}`;
+    if (rule === "coupled") return `p ${chance(draft.p)}`;
+    return `p ${chance(draft.p)} · q ${chance(draft.u === null ? null : draft.q)}`;
+  }
+
+  function cardOf(step, i, rule, verdict, per) {
+    const card = make("li", `step-draft is-${verdict}`);
+    card.style.setProperty("--appear", `${i * APPEAR}ms`);
+    card.style.setProperty("--test", `${step.drafts.length * APPEAR + i * per}ms`);
+    const { share, u, words } = testOf(step, i, rule, verdict), parent = parentsOf(step)[i];
+    const token = make("p", "step-token", bare(step.drafts[i].text));
+    const source = step.detail?.sources[i];
+    const after = step.parents ? `behind ${parent < 0 ? "the text" : quoted(step.drafts[parent].text)}` : "";
+    const from = make("p", "step-source", [source, after].filter(Boolean).join(", "));
+    const bar = make("div", "step-bar");
+    bar.setAttribute("aria-hidden", "true");
+    if (share !== null) {
+      const fill = make("i", "step-fill");
+      fill.style.setProperty("--share", Math.min(1, share));
+      bar.append(fill);
+    }
+    if (u !== null) {
+      const ball = make("i", u > 0.85 ? "step-u at-right" : "step-u", "u");
+      ball.style.setProperty("--at", u);
+      bar.append(ball);
+    }
+    card.append(token, from, bar, make("p", "step-numbers", numbersOf(step, i, rule)),
+      make("p", "step-verdict", `${MARKS[verdict]} ${verdict === "untested" ? words : `${verdict}: ${words}`}`));
+    return card;
+  }
+
+  /** What the table at the end of a round shows, in a sentence. */
+  function endingLine(step, rule, own, ending) {
+    const word = own ? quoted(own.text) : "";
+    if (step.written === pathOf(step).length || own?.origin === "accepted") return "The round ended with an accepted draft.";
+    if (!ending) return `Then the target wrote ${word} (${own.origin}).`;
+    if (ending.mass !== null) {
+      const p = ending.reach < 1 ? `${chance(ending.reach)} p` : "p";
+      if (!ending.mass) return `p and q agree here, so ${word} was drawn from p.`;
+      return `In its place ${word}, drawn from the residual, what q leaves of ${p}: max(0, ${p} − q) / ${chance(ending.mass)}.`;
+    }
+    if (rule === "greedy") return `Then ${word}, the target's likeliest token.`;
+    if (rule === "coupled") return `Then ${word}, the target's own draw from p.`;
+    return `Then ${word}, drawn from p${ending.draft === null ? ": no draft is left to test" : ""}.`;
+  }
+
+  function cellOf(value, kind) {
+    const cell = make("td", `step-share share-${kind}`, chance(value));
+    cell.style.setProperty("--share", Math.min(1, value ?? 0));
+    return cell;
+  }
+
+  /** The likeliest tokens where the round ended; the draft that was rejected there, and the token that was written. */
+  function topOf(step, own, ending) {
+    const table = make("table", "step-top"), head = make("tr"), residual = ending.mass > 0;
+    const names = ["token", "p", ...(residual ? ["q", "residual"] : [])];
+    head.append(...names.map((name) => Object.assign(make("th", "", name), { scope: "col" })));
+    const refused = ending.draft === null ? null : step.drafts[ending.draft].text;
+    const rows = ending.top.map(({ id, text, p, q, residual: left }) => {
+      const written = id === own.id, row = make("tr", written ? `is-written from-${own.origin}` : text === refused ? "is-refused" : "");
+      const name = Object.assign(make("th", "step-name"), { scope: "row" });
+      name.append(make("span", "", bare(text)), make("span", "step-mark", written ? " ← written" : text === refused ? " ✗ draft" : ""));
+      row.append(name, cellOf(p, "p"), ...(residual ? [cellOf(q, "q"), cellOf(left, "left")] : []));
+      return row;
+    });
+    table.append(head, ...rows);
+    return table;
+  }
+
+  /** The drafts to strike through: of a chain all after the accepted ones, of a tree the next ones. */
+  function refusedOf(step, found) {
+    const indices = step.drafts.map((_, i) => i).filter((i) => found[i] !== "accepted");
+    return step.parents ? indices.filter((i) => parentsOf(step)[i] === (pathOf(step).at(-1) ?? -1)) : indices;
+  }
+
+  /** Draw a step of a sequence into the panel; returns how long the animation takes, in ms. */
+  function drawStep(panel, step, sequence) {
+    const rule = ruleOf(step), found = judged(step, rule), count = step.drafts.length;
+    const per = Math.min(TEST, TESTS / Math.max(1, count)), tests = count * (APPEAR + per);
+    const own = sequence.tokens[step.start + step.written - 1], { detail } = step;
+    const before = sequence.tokens.slice(0, step.start).map((token) => token.text).join("");
+    const written = sequence.tokens.slice(step.start, step.start + step.written).map((token, i) => {
+      const span = make("span", `token ${token.origin}`, token.text);
+      span.style.setProperty("--test", `${token.origin === "accepted" ? count * APPEAR + i * per : tests + DRAW}ms`);
+      return span;
+    });
+    const struck = refusedOf(step, found).map((i) => {
+      const del = make("del", `is-${found[i]}`, step.drafts[i].text);
+      del.style.setProperty("--test", `${i * APPEAR}ms`);
+      return del;
+    });
+    written.splice(pathOf(step).length, 0, ...struck);
+    panel.querySelector(".step-context").replaceChildren((before.length > CONTEXT ? "… " : "") + before.slice(-CONTEXT), ...written);
+    setText(panel.querySelector(".step-rule"), count ? RULES[rule] : "Nothing was drafted in this round: the target wrote one token.");
+    panel.querySelector(".step-drafts").replaceChildren(...step.drafts.map((_, i) => cardOf(step, i, rule, found[i], per)));
+    const end = panel.querySelector(".step-end");
+    end.style.setProperty("--test", `${tests}ms`);
+    end.style.setProperty("--drawn", `${tests + DRAW}ms`);
+    const line = make("p", "step-ending", count ? endingLine(step, rule, own, detail?.ending) : "");
+    end.replaceChildren(line, ...(detail?.ending ? [topOf(step, own, detail.ending)] : []));
+    return tests + 2 * DRAW;
+  }
 
   class Stepper {
     constructor(root) {

@@ -1,14 +1,13 @@
 /* Draws where each lane's time went: a track for the target, one for the draft, one for the host, and the tokens that
    each round wrote above them. Contract: a round's block ends at its `ms` and begins where the round before it ended;
-   inside it stand draft_ms, then verify_ms, and the host's rest. Where draft and target work at the same time, the blocks
+   inside it are draft_ms, then verify_ms, and the host's rest. Where draft and target work at the same time, the blocks
    are the lane's own spans (bass_core/decode/overlapped/timeline.py). All strips have one scale: the newest SPANS of their lanes'
    clocks, or the whole race. Draws what is in view, once a view; at the end, all. figure.blocks: what was drawn, {row, kind, x, width,
    begin, end, round}, in CSS pixels from the canvas's left edge and in ms. With larger type everything is drawn as
    many times as large, and figure.blocks are in pixels of that size. */
 (() => {
   "use strict";
-  const { on, soon, number, setText, run, plots, spent, laneName, clock } = window.Bass;
-  const { roundsOf, joined, partsOf, firstAfter, describe } = spent;
+  const { on, soon, number, bisect, setText, run, plots, laneName, clock, sum, wear } = window.Bass;
   // ms; of the lane with the shortest rounds, at most ROUNDS are shown, so that their numbers can be read.
   const SPANS = [50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 60_000], ROUNDS = 26;
   const GUTTER = 42, HEIGHT = 60;
@@ -18,6 +17,62 @@
   const PARTS = { draft: "drafts", verify: "\u25a0 verification", plain: "\u25a8 plain steps", host: "host" };
 
   const seconds = (ms) => `${number(ms / 1000, ms < 100 ? 2 : 1).replace(/\.0$/, "")} s`;
+
+  // A round narrower than this many pixels is drawn together with its neighbours.
+  const LEAST = 2;
+  const laid = new WeakMap();
+
+  /** A lane's rounds as {round, kind, begin, end, draft, target}; the parts are null where they are not known. */
+  function roundsOf(lane) {
+    if (!laid.has(lane)) laid.set(lane, { rounds: [], sums: { draft: 0, verify: 0, plain: 0, host: 0 } });
+    const { rounds, sums } = laid.get(lane);
+    for (const round of lane.rounds.slice(rounds.length)) {
+      const begin = rounds.at(-1)?.end ?? 0, { kind, ms: end, draft_ms: draft, verify_ms: target } = round;
+      rounds.push({ round, kind, begin, end, draft, target });
+      if (draft === null) continue;
+      sums.draft += draft;
+      sums[kind] += target;
+      sums.host += Math.max(0, end - begin - draft - target);
+    }
+    return laid.get(lane);
+  }
+
+  /** Rounds too narrow to be seen, joined: their parts are side by side, as in one round. */
+  function joined(rounds, pixels) {
+    const made = [];
+    for (const one of rounds) {
+      const last = made.at(-1), same = last && last.kind !== "prefill" && one.kind !== "prefill";
+      if (same && (last.end - last.begin) * pixels < LEAST) {
+        const both = (a, b) => (a === null || b === null ? null : a + b);
+        made[made.length - 1] = { ...last, kind: one.kind === "plain" ? last.kind : one.kind, end: one.end,
+          draft: both(last.draft, one.draft), target: both(last.target, one.target), many: true };
+      } else made.push(one);
+    }
+    return made;
+  }
+
+  /** The parts of a round as [track, kind, begin, end], in ms. */
+  function partsOf({ kind, begin, end, draft, target }) {
+    if (kind === "prefill") return [["target", "prefill", begin, end]];
+    if (draft === null) return [["target", "unsplit", begin, end]];
+    const drafted = Math.min(end, begin + draft), verified = Math.min(end, drafted + target);
+    return [["draft", "draft", begin, drafted], ["target", kind, drafted, verified], ["host", "host", verified, end]]
+      .filter(([, , from, to]) => to > from);
+  }
+
+  /** Index of the first round that ends after `ms`. */
+  const firstAfter = (rounds, ms) => bisect(rounds.length, (i) => rounds[i].end <= ms);
+
+  /** One round in words. */
+  function describe({ round, kind, begin, end, draft, target }) {
+    const ms = (value) => number(value, 1), wrote = `${round.written} ${round.written === 1 ? "token" : "tokens"}`;
+    if (kind === "prefill") return `${wear("Reading the prompt")}: ${ms(end - begin)} ms`;
+    const head = `${wear(`Round ${round.round}`)}: ${ms(end - begin)} ms`;
+    if (draft === null) return `${head}, ${wrote}`;
+    const host = `host ${ms(Math.max(0, end - begin - draft - target))}`;
+    const own = kind === "plain" ? `plain step ${ms(target)}` : `verification ${ms(target)}`;
+    return `${head} = ${draft ? `drafts ${ms(draft)} + ` : ""}${own} + ${host}; ${wrote}`;
+  }
 
   /** Diagonal lines, so that a block is known without its colour. */
   function hatch(context, colour, step) {
@@ -175,7 +230,7 @@
         return spans.note ?? `${shown}. So far: target (above) busy ${busy(spans.target_busy_ms)}, draft (below) ` +
           `${busy(spans.draft_busy_ms)}; ${spans.rolled_back} roll-backs (red lines), ${spans.thrown_away} drafts thrown away`;
       }
-      const { sums } = roundsOf(lane), all = Object.values(sums).reduce((a, b) => a + b);
+      const { sums } = roundsOf(lane), all = sum(Object.values(sums));
       const shares = Object.entries(PARTS).filter(([key]) => sums[key] > 0.005 * all)
         .map(([key, name]) => `${name} ${number(100 * sums[key] / all, 0, "\u00a0%")}`);
       return `${shown}.${shares.length ? ` Rounds: ${shares.join(", ")}` : ""}`;
@@ -190,7 +245,7 @@
       return found && at >= found.begin && at >= from ? found : null;
     }
 
-    /** Choose a round, whose numbers then stand in the caption. */
+    /** Choose a round, whose numbers are then in the caption. */
     point(found) {
       if (found === this.at) return;
       this.at = found;

@@ -1,8 +1,7 @@
 /* The summary after a run. Contract: one figure, one table, and the buttons that export the run. */
 (() => {
   "use strict";
-  const { on, run, number, setText, make, laneName, plots, what, laneTime, wear } = window.Bass;
-  const percent = (value, digits = 1) => number(value === null || value === undefined ? null : value * 100, digits, " %");
+  const { on, run, number, percent, over, setText, tableRow, sum, laneName, plots, what, laneTime, wear } = window.Bass;
   const coupled = () => run().head.settings.verification === "coupled" && run().head.settings.temperature > 0;
 
   const trees = () => [...run().lanes.values()].some((lane) => lane.trees);
@@ -13,7 +12,7 @@
     // Trees are left out: with several candidates at a place, min(1, p/q) of one says little.
     const tested = steps.filter(({ parents }) => !parents).flatMap(({ drafts, accepted }) => drafts.slice(0, accepted + 1));
     const chances = tested.filter(({ p, q }) => p !== null && q > 0).map(({ p, q }) => Math.min(1, p / q));
-    return chances.length ? chances.reduce((sum, chance) => sum + chance, 0) / chances.length : null;
+    return chances.length ? sum(chances) / chances.length : null;
   }
 
   /** Whether a lane's sequences all ended at the same time: then none was first or last. */
@@ -34,17 +33,17 @@
     ["ptl", () => wear("per-token latency, All, ms"), (m) => number(m.ptl_all_ms, 2)],
     ["ttft_ms", () => wear("time to first token, ms"), (m) => number(m.ttft_ms, 1)],
     ["acceptance_rate", () => (trees() ? "drafts accepted (of trees: path / nodes)" : "draft acceptance rate"),
-      (m) => percent(m.acceptance_rate)],
+      (m) => percent(m.acceptance_rate, 1)],
     ["drafts", "drafts accepted, of all", (m) => (m.drafted ? `${m.accepted} of ${m.drafted}` : number(null))],
-    ["token_acceptance", "token acceptance", (m) => percent(m.token_acceptance)],
+    ["token_acceptance", "token acceptance", (m) => percent(m.token_acceptance, 1)],
     ["rejection_sampling", "token acceptance by rejection sampling, estimated",
-      (m, lane, name) => percent(rejectionSampling(name)), coupled],
+      (m, lane, name) => percent(rejectionSampling(name), 1), coupled],
     ["mean_acceptance_length", "mean acceptance length", (m) => number(m.mean_acceptance_length, 2)],
     ["rounds", "rounds", (m) => number(m.rounds, 0)],
     ["target_forwards", "target forwards", (m) => number(m.target_forwards, 0)],
     ["new_tokens", "new tokens", (m) => number(m.new_tokens, 0)],
-    ["flops_utilization", () => wear("FLOPs utilisation"), (m) => percent(m.flops_utilization)],
-    ["bandwidth_utilization", () => wear("bandwidth utilisation"), (m) => percent(m.bandwidth_utilization)],
+    ["flops_utilization", () => wear("FLOPs utilisation"), (m) => percent(m.flops_utilization, 1)],
+    ["bandwidth_utilization", () => wear("bandwidth utilisation"), (m) => percent(m.bandwidth_utilization, 1)],
     ["ended", "ended by the model (EOS)", (m, lane) =>
       `${lane.finish_reasons.filter((r) => r === "eos").length} of ${lane.finish_reasons.length}`],
     ["clock_ms", () => wear("lane time, s"), (m, lane) => number(lane.clock_ms / 1000, 2)],
@@ -74,7 +73,7 @@
       this.plotly = plotly;
       this.took = element.querySelector(".took");
       on("start", () => (element.hidden = true));
-      on("phase", (phase) => ["done", "error", "stopped"].includes(phase) && this.show());
+      on("phase", (phase) => over(phase) && this.show());
       plots.onTheme(() => this.draw());
       new ResizeObserver(() => this.drawn !== element.clientWidth && this.draw()).observe(element);
       element.addEventListener("click", (event) => this.take(event.target.closest("[data-take]")?.dataset.take));
@@ -113,18 +112,8 @@
     }
 
     table(lanes) {
-      const [head, ...rows] = this.rows(lanes);
-      const line = (cells, column) => {
-        const row = make("tr");
-        row.append(...cells.map((text, i) => {
-          const cell = make(column || i === 0 ? "th" : "td", "", text || "Figure");
-          if (cell.tagName === "TH") cell.scope = column ? "col" : "row";
-          return cell;
-        }));
-        return row;
-      };
-      this.element.querySelector("thead").replaceChildren(line(head, true));
-      const made = rows.map((row) => line(row, false));
+      const [[, ...head], ...rows] = this.rows(lanes), made = rows.map((row) => tableRow(row));
+      this.element.querySelector("thead").replaceChildren(tableRow(["Figure", ...head], true));
       this.kept().forEach(([key], i) => made[i].firstElementChild.append(what(key)));
       this.element.querySelector("tbody").replaceChildren(...made);
     }

@@ -1,19 +1,17 @@
 /* Keeps what the page has shown of a run, shows any instant of it again, and plays recorded runs. Contract: an instant is
    a view with the log's lines that came with it. While the page shows an earlier instant it is "away": what the
-   server sends is held back, and nothing is lost. To show an instant, the run's events are told again: a start with the
-   head of the run that is shown is a jump back in it; instant says that all of a jump was told. At the end of a run
-   that is over, its last phase is told again. The file's format: ui/recordings/recording.py. Draws nothing. */
+   server sends is held back, and nothing is lost. To show an instant, the run's events are sent again: a start with the
+   head of the run that is shown is a jump back in it; instant says that all of a jump was sent. At the end of a run
+   that is over, its last phase is sent again. The file's format: ui/recordings/recording.py. Draws nothing. */
 (() => {
   "use strict";
-  const { on, tell } = window.Bass;
-  const server = { hold: window.Bass.hold, next: window.Bass.next, halfSpeed: window.Bass.halfSpeed };
+  const { on, tell, over, player: server } = window.Bass;
   const FORMAT = 4, TICK_MS = 33;
   // More instants than this are thinned: every second one goes.
   const MOST = 600;
   // A longer pause of the recorded machine is cut to this, in ms.
   const LONGEST_MS = 1000;
-  const ENDS = ["done", "stopped", "error"];
-  // telling: whether events are told again. own: the visitor's run, while a recording is shown.
+  // telling: whether events are sent again. own: the visitor's run, while a recording is shown.
   let tape = null, own = null, telling = false, slow = false, held = false;
   const playing = { timer: null, ticked: 0, since: 0, resume: false };
 
@@ -43,7 +41,7 @@
   on("phase", (phase) => {
     if (telling) return;
     if (phase === "waiting") pause();
-    else if (ENDS.includes(phase) && tape && !tape.recorded) tape.ended ??= phase;
+    else if (over(phase) && tape && !tape.recorded) tape.ended ??= phase;
   });
 
   const parsed = (line) => (typeof line === "string" ? JSON.parse(line) : line);

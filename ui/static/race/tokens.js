@@ -10,7 +10,7 @@
   /** What u has to be below, in words. */
   const limit = ({ p, q, chance: h }, step) => (together(step) ? `h ${chance(h)}` : `p/q ${chance(p / q)}`);
 
-  /** Why a draft stands. */
+  /** Why a draft was accepted. */
   function accepted(draft, step) {
     if (greedy()) return "accepted: it is the target's likeliest token";
     if (coin() !== null) return `accepted by the coin: u ${chance(draft.u)} is below ${chance(coin())}`;

@@ -1,11 +1,12 @@
-/* The figures of the tab "Sweep". Contract: a value is a state {run, phase, message, sweep} of ui/sweep/events.py; points
-   that were drawn stay until another sweep brings some. Texts reach the document through textContent alone. */
+/* The figures of the tab "Sweep": speed-up over the batch. Contract: a value is a state {run, phase, message, sweep} of
+   ui/sweep/events.py; points that were drawn stay until another sweep brings some. Lines differ by colour, dash and
+   marker; a point's bar is two standard errors; 1 is labelled as regular decoding, the ridge where it is known. A missing
+   figure is a gap. Texts reach the document through textContent alone. */
 (() => {
   "use strict";
-  const { number, setText, make, plots } = window.Bass;
-  const percent = (value) => number(value === null ? null : 100 * value, 0, " %");
-  // Two standard errors of a speed-up.
-  const bar = (p) => (p.error === null ? "" : ` ± ${number(2 * p.error * p.speedup, 2)}`);
+  const { number, percent, setText, make, tableRow, sum, busy, plots } = window.Bass;
+  const ERRORS = 2;
+  const bar = (p) => (p.error === null ? "" : ` ± ${number(ERRORS * p.error * p.speedup, 2)}`);
   // A column: its head, its cell for a point, and the figure without which no point has one.
   const COLUMNS = [
     ["batch", (p) => String(p.batch)],
@@ -43,11 +44,87 @@
     return `${device ?? "unknown device"}; ${rows}, ${heat}; seed ${settings.seed}`;
   }
 
+  // By a line's place.
+  const LOOKS = [
+    { colour: "sweep-1", dash: "solid", symbol: "circle" }, { colour: "sweep-2", dash: "dash", symbol: "square" },
+    { colour: "sweep-3", dash: "dot", symbol: "diamond" },
+  ];
+  // Points of one batch are side by side, so that their bars can be told apart; in doublings of the batch.
+  const APART = 0.05;
+  const lookOf = (i) => LOOKS[i % LOOKS.length];
+  const log2 = Math.log2;
+
+  /** What hovering over a point says. */
+  const hover = (p) => `batch ${p.batch}: ${number(p.speedup, 2)}×${bar(p)}<br>${number(p.ms_per_token, 2)} against ` +
+    `${number(p.regular_ms_per_token, 2)} ms a token`;
+
+  function trace(colour, line, i, count, points) {
+    const look = lookOf(i), own = points.filter((one) => one.draft_length === line.draft_length && one.speedup !== null);
+    const shade = colour(look.colour);
+    return {
+      type: "scatter", mode: "lines+markers", name: line.label, cliponaxis: false,
+      x: own.map(({ batch }) => log2(batch) + APART * (i - (count - 1) / 2)), y: own.map(({ speedup }) => speedup),
+      line: { color: shade, dash: look.dash, width: 2.5 }, marker: { symbol: look.symbol, size: 10, color: shade },
+      error_y: {
+        type: "data", visible: own.some(({ error }) => error !== null), thickness: 1.5, width: 4, color: shade,
+        array: own.map(({ speedup, error }) => (error === null ? 0 : ERRORS * error * speedup)),
+      },
+      text: own.map(hover), hovertemplate: "%{text}<extra>%{fullData.name}</extra>",
+    };
+  }
+
+  /** Where steps reach the ridge: plain ones, and those of rounds with a fixed draft length. */
+  function ridges({ ridge, lines }) {
+    if (ridge.tokens === null) return [];
+    const fixed = lines.filter(({ draft_length: length }) => Number.isInteger(length));
+    return [
+      ...fixed.map(({ draft_length: length }) => ({ batch: ridge.tokens / (length + 1), text: `ridge, ${length} drafts a row` })),
+      { batch: ridge.tokens, text: "ridge, plain steps" },
+    ];
+  }
+
+  /** The batches of the axis: all that were asked for, and the next one if plain steps reach the ridge there. */
+  function ticks({ settings, ridge }) {
+    const batches = [...settings.batches], last = batches.at(-1);
+    if (ridge.tokens > last && ridge.tokens <= 2 * last) batches.push(2 * last);
+    return batches;
+  }
+
+  function chart(plot, sweep) {
+    const colour = plots.palette(plot), axis = plots.axis(colour), batches = ticks(sweep), count = sweep.lines.length;
+    const traces = sweep.lines.map((line, i) => trace(colour, line, i, count, sweep.points)).filter(({ x }) => x.length);
+    const from = log2(batches[0]) - 0.5, to = log2(batches.at(-1)) + 0.35;
+    const most = Math.max(1.2, ...sweep.points.map(({ speedup, error }) => (speedup ?? 0) * (1 + ERRORS * (error ?? 0))));
+    const marks = ridges(sweep).filter(({ batch }) => log2(batch) > from && log2(batch) < to);
+    const note = { showarrow: false, font: { size: 12, color: colour("ink") } };
+    plots.react(plot, traces, plots.layout(colour, `${sweep.kind} ${batches}`, {
+      height: 360, hovermode: "closest", margin: { l: 52, r: 14, t: 62, b: 42 },
+      xaxis: {
+        ...axis, range: [from, to], tickvals: batches.map(log2), ticktext: batches.map(String),
+        title: { text: "batch size, rows", standoff: 4 },
+      },
+      yaxis: { ...axis, range: [0, most * 1.12], ticksuffix: "×", title: { text: "speed-up over regular", standoff: 4 } },
+      shapes: !traces.length ? [] : [
+        { type: "line", x0: from, x1: to, y0: 1, y1: 1, line: { color: colour("ink"), width: 1.5, dash: "dot" } },
+        ...marks.map(({ batch }) => ({
+          type: "line", yref: "paper", x0: log2(batch), x1: log2(batch), y0: 0, y1: 1,
+          line: { color: colour("soft"), width: 1.5, dash: "longdashdot" },
+        })),
+      ],
+      annotations: [
+        { ...note, x: from, y: 1, xanchor: "left", yanchor: "bottom", text: "as fast as regular" },
+        ...marks.map(({ batch, text }) => ({
+          ...note, x: log2(batch), y: 1, yref: "paper", yanchor: "top", textangle: -90, xshift: 9, text,
+        })),
+      ],
+    }), "no point yet");
+  }
+
   const figures = {};
 
   /** [acceptance, where it is from]: the last sweep's, best with a fixed length, else the last race's, else null, assumed. */
   function measuredAcceptance() {
-    const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
+    const mean = (values) => sum(values) / values.length;
     const known = (figures.measured?.sweep?.points ?? []).filter((p) => p.acceptance !== null);
     // A fixed length drafts at every place, so its acceptance is not that of the places which a policy chose.
     const fixed = known.filter((p) => Number.isInteger(p.draft_length)), swept = fixed.length ? fixed : known;
@@ -94,7 +171,7 @@
     receive(state) {
       // After Stop, values that the server sent before may still arrive.
       if (this.phase === "stopped" && state.run === this.run) return;
-      if (state.phase === "lost" && !["waiting", "running"].includes(this.phase)) return;
+      if (state.phase === "lost" && !busy(this.phase)) return;
       this.run = state.run;
       const { sweep } = state, progress = sweep?.progress;
       this.show(state.phase, state.message || (progress && state.phase === "running" ? progressOf(progress) : ""));
@@ -109,18 +186,9 @@
     table() {
       const { lines, points, sentences, assumptions } = this.sweep;
       const labels = new Map(lines.map(({ draft_length: length, label }) => [length, label]));
-      const row = (cells, head) => {
-        const line = make("tr");
-        line.append(...cells.map((text, i) => {
-          const cell = make(head || i === 0 ? "th" : "td", "", text);
-          if (cell.tagName === "TH") cell.scope = head ? "col" : "row";
-          return cell;
-        }));
-        return line;
-      };
       const columns = COLUMNS.filter(([, , key]) => !key || points.some((p) => p[key] !== null));
-      this.root.querySelector("thead").replaceChildren(row(columns.map(([name]) => name), true));
-      this.root.querySelector("tbody").replaceChildren(...points.map((p) => row(columns.map(([, cell]) => cell(p, labels)))));
+      this.root.querySelector("thead").replaceChildren(tableRow(columns.map(([name]) => name), true));
+      this.root.querySelector("tbody").replaceChildren(...points.map((p) => tableRow(columns.map(([, cell]) => cell(p, labels)))));
       this.root.querySelector(".sweep-results").hidden = !points.length;
       const said = this.root.querySelector(".sweep-said");
       if (points.length && [...said.children].map((one) => one.textContent).join() !== sentences.join()) {
@@ -142,7 +210,7 @@
         }
         this.width = this.plot.clientWidth;
         const empty = { kind: this.root.dataset.kind, settings: { batches: [1, 2, 4, 8] }, lines: [], points: [], ridge: { tokens: null } };
-        window.Bass.sweepChart(this.plot, this.sweep ?? empty);
+        chart(this.plot, this.sweep ?? empty);
       });
     }
 
@@ -160,9 +228,8 @@
     watch("value", () => props.value && figure.receive(JSON.parse(props.value)));
     document.addEventListener("click", (event) => {
       const start = event.target.closest(kind === "measured" ? "#sweep-measure" : "#sweep-predict");
-      const busy = ["waiting", "running"].includes(figure.phase);
-      if (start && !start.disabled && !busy) figure.show("waiting");
-      if (kind === "measured" && busy && event.target.closest("#sweep-stop")) figure.show("stopped");
+      if (start && !start.disabled && !busy(figure.phase)) figure.show("waiting");
+      else if (kind === "measured" && busy(figure.phase) && event.target.closest("#sweep-stop")) figure.show("stopped");
     });
   };
 })();

@@ -1,7 +1,9 @@
-"""The clock that a race's settings ask for: this machine's, or a predicted one.
+"""The clock that a race's settings ask for, this machine's or a predicted one, and what the page says of it.
 
 Contract: only those settings are checked that apply to the chosen clock, so that a number which the form hides is
-never refused. Raises RequestError, one sentence that says what to change. Non-goals: the times (bass_core).
+never refused. What is said is made from a snapshot's "clock", whose key is absent where times are measured; a
+recording's may lack any key. Raises RequestError, one sentence that says what to change.
+Non-goals: the times (bass_core).
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any
 from bass_core import PAIRS, Hardware, ModelSize, RequestError, SimulatedClock
 
 MEASURED, OWN = "measured", "own"
-# (words, value), as in ui/page/choices.py.
+# (words, value), as in choices.py.
 CLOCKS = (
     ("this machine, measured", MEASURED),
     ("A100, predicted", "a100"),
@@ -53,7 +55,17 @@ def clock(settings: Mapping[str, Any]) -> SimulatedClock | None:
     if chosen == MEASURED:
         return None
     _known("clock_models", models, MODELS)
-    target, draft = _own_models(settings) if models == OWN else (models, _draft_of(models))
+    target: str | ModelSize
+    draft: str | ModelSize
+    if models == OWN:
+        each = _number(settings, "clock_bytes")
+        target, draft = (
+            ModelSize(_number(settings, name) * 1e9, each) for name in ("clock_target", "clock_draft")
+        )
+    else:
+        target, draft = next(
+            (name.lower(), smaller.lower()) for name, smaller in PAIRS.items() if name.lower() == models
+        )
     return SimulatedClock(_own_hardware(settings) if chosen == OWN else chosen, target, draft)
 
 
@@ -65,21 +77,10 @@ def code(settings: Mapping[str, Any]) -> str | None:
     return f"SimulatedClock({made.hardware!r}, target={made.target!r}, draft={made.draft!r})"
 
 
-def _draft_of(target: str) -> str:
-    """The draft that goes with a target of bass_core's."""
-    return next(draft.lower() for name, draft in PAIRS.items() if name.lower() == target)
-
-
 def _own_hardware(settings: Mapping[str, Any]) -> Hardware:
     bandwidth, tflops = (_number(settings, name) for name in ("clock_bandwidth", "clock_tflops"))
     name = f"machine of {bandwidth:g} GB/s and {tflops:g} TFLOP/s"
     return Hardware(name, bandwidth, tflops * 1e12, memory=UNLIMITED_GB, source="own numbers; any model fits")
-
-
-def _own_models(settings: Mapping[str, Any]) -> tuple[ModelSize, ModelSize]:
-    each = _number(settings, "clock_bytes")
-    target, draft = (_number(settings, name) for name in ("clock_target", "clock_draft"))
-    return ModelSize(target * 1e9, each), ModelSize(draft * 1e9, each)
 
 
 def _known(name: str, value: object, choices: tuple[tuple[str, str], ...]) -> None:
@@ -93,3 +94,38 @@ def _number(settings: Mapping[str, Any], name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise RequestError(f"{what} must be a number of {unit} above 0, such as {example}.")
     return float(value)
+
+
+def clock_of(snapshot: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The predicted clock of a snapshot; None if its times are measured."""
+    found = snapshot.get("clock")
+    return found if isinstance(found, dict) and found else None
+
+
+def machine_of(clock: Mapping[str, Any], mark: str = "") -> str:
+    """The machine's name: "H100 with 7.8B and 310M", or "2 H100 with 70B and 8B"; `mark` is put before "H100"."""
+    gpus = clock.get("gpus") or 1
+    models = " and ".join(str(clock[key]) for key in ("target", "draft") if clock.get(key))
+    name = f"{mark}{clock.get('hardware') or 'machine'}"
+    return ("" if gpus == 1 else f"{gpus} ") + name + (f" with {models}" if models else "")
+
+
+def where(clock: Mapping[str, Any]) -> str:
+    """Where lane times hold: "on a predicted H100 with 7.8B and 310M"."""
+    article = "a " if (clock.get("gpus") or 1) == 1 else ""
+    return f"on {article}{machine_of(clock, 'predicted ')}"
+
+
+def head(snapshot: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What the feed's head says of a predicted clock; nothing of a measured one.
+
+    machine: its name. code: the Python that makes the clock; None for a recording whose settings do not say.
+    """
+    predicted = clock_of(snapshot)
+    if predicted is None:
+        return {}
+    try:
+        expression = code(settings)
+    except RequestError:
+        expression = None
+    return {"clock": predicted, "machine": machine_of(predicted), "code": expression}

@@ -1,11 +1,13 @@
-"""Ray as the place where races run: on this machine or on a cluster.
+"""What runs the races, by the operator's options: this process, or workers on Ray.
 
-Contract: each function returns a Place whose first worker is ready, or raises BassError with one sentence and
-leaves nothing behind. Closing the place ends the workers.
+Contract: `open_service` returns a service that is ready for its first race, or raises BassError with one sentence
+and leaves nothing running. Closing a service ends its workers. Ray is imported only where an option asks for it.
+Non-goals: what the options are (app.py).
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -13,18 +15,63 @@ from typing import Any
 
 from bass_core import RequestError
 from ui.page.limits import Limits
-from ui.sources.cluster.calls import Calls
+from ui.page.request import RaceRequest
 from ui.sources.cluster.pool import Pool
 from ui.sources.cluster.races import Races
-from ui.sources.cluster.start import JoinedRay, LocalRay, actor_options, fits
+from ui.sources.cluster.start import Calls, JoinedRay, LocalRay, actor_options, fits
 from ui.sources.queue import Queue
-from ui.sources.source import Ask, Place
+from ui.sources.source import Ask, Service
 
 # Races that wait in our own queue, which knows their work; more wait in Gradio's.
 WAITING = 16
 
 
-def on_this_machine(ask: Ask, limits: Limits, *, workers: int, threads: int) -> Place:
+def open_service(
+    asked: Ask, options: argparse.Namespace, limits: Limits, set_threads: Callable[[], int], cores: int
+) -> Service:
+    """The service that app.py's options ask for, with this pair.
+
+    set_threads: sets the models' threads of this process, and returns them. cores: that the workers may share.
+    """
+    if options.ray:
+        return on_cluster(
+            asked,
+            limits,
+            address=options.ray,
+            resources=options.worker_resources,
+            workers=options.workers,
+            threads=options.threads,
+        )
+    if options.worker_resources:
+        raise RequestError("--worker-resources says what a worker takes on a cluster: name it with --ray.")
+    if options.workers:
+        threads = options.threads or max(1, cores // options.workers)
+        return on_this_machine(asked, limits, workers=options.workers, threads=threads)
+    return _in_this_process(asked, limits, set_threads)
+
+
+def _in_this_process(asked: Ask, limits: Limits, set_threads: Callable[[], int]) -> Service:
+    """One race at a time, in this process or on a Space's ZeroGPU worker."""
+    try:
+        import spaces  # ZeroGPU: must be imported before torch
+    except ImportError:
+        spaces = None
+    from ui.sources.local import Local
+
+    # Between races, a ZeroGPU Space has no device to measure on.
+    local = Local(asked if spaces is None else replace(asked, measures=False))
+    # Set after loading, because loading lays out the weights on all cores.
+    facts = local.facts(set_threads())
+    source = local.source if spaces is None else spaces.GPU(duration=gpu_seconds)(local.alone)
+    return Service(source, facts, local.count(limits), opened=local.idle.start)
+
+
+def gpu_seconds(request: RaceRequest) -> int:
+    """Upper bound of a race's GPU time in seconds; ZeroGPU reserves this much."""
+    return min(120, 20 + request.max_new_tokens * request.batch_size // 20)
+
+
+def on_this_machine(ask: Ask, limits: Limits, *, workers: int, threads: int) -> Service:
     """That many workers here: one a GPU, or without a GPU with so many threads each."""
     if ":" in ask.device:
         raise RequestError("With --workers each worker has a GPU of its own: name no number in --device.")
@@ -41,7 +88,7 @@ def on_this_machine(ask: Ask, limits: Limits, *, workers: int, threads: int) -> 
             if workers > gpus:
                 raise RequestError(f"--workers {workers} needs as many GPUs, and this machine has {gpus}.")
             options["num_gpus"] = 1
-        return _place(ray, ask, limits, workers, threads, options)
+        return _on_ray(ray, ask, limits, workers, threads, options)
     except BaseException:
         ray.leave()
         raise
@@ -49,7 +96,7 @@ def on_this_machine(ask: Ask, limits: Limits, *, workers: int, threads: int) -> 
 
 def on_cluster(
     ask: Ask, limits: Limits, *, address: str, resources: str | None, workers: int | None, threads: int | None
-) -> Place:
+) -> Service:
     """Workers on the cluster at `address`, wherever there is what `resources` says ("GPU=1,CPU=4").
 
     workers: None for as many as fit now; a number waits for nodes that are not there yet. threads: None for one a
@@ -73,15 +120,15 @@ def on_cluster(
         if not room:
             print("No node of the cluster has room for a worker yet: waiting for one.", file=sys.stderr)
         threads = threads or max(1, int(options.get("num_cpus", 1)))
-        return _place(ray, ask, limits, workers or room, threads, options)
+        return _on_ray(ray, ask, limits, workers or room, threads, options)
     except BaseException:
         ray.leave()
         raise
 
 
-def _place(
+def _on_ray(
     ray: LocalRay | JoinedRay, ask: Ask, limits: Limits, workers: int, threads: int, options: Mapping[str, Any]
-) -> Place:
+) -> Service:
     calls = Calls(ray.ray)
     pool = Pool(calls, ask, limits, workers=workers, threads=threads, options=options, queue=Queue())
     try:
@@ -90,19 +137,15 @@ def _place(
         calls.close()
         raise
     races = Races(pool)
-    many = f"{workers} worker{'s' * (workers > 1)} on Ray"
-    return Place(
+
+    def close() -> None:
+        calls.close()
+        ray.leave()
+
+    return Service(
         races.source,
-        replace(facts, about=f"{facts.about}, {many}"),
+        replace(facts, about=f"{facts.about}, {workers} worker{'s' * (workers > 1)} on Ray"),
         races.count if facts.counts else None,
         at_once=workers + WAITING,
-        close=_closing(calls.close, ray.leave),
+        close=close,
     )
-
-
-def _closing(*steps: Callable[[], None]) -> Callable[[], None]:
-    def close() -> None:
-        for step in steps:
-            step()
-
-    return close

@@ -1,5 +1,5 @@
 /* The formulas of "How it works". Contract: pure functions of their arguments; whatever is random comes from a seeded
-   generator, so that a picture repeats. Sources stand at each function. */
+   generator, so that a picture repeats. Each function names its source. */
 (() => {
   "use strict";
 

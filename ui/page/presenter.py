@@ -1,4 +1,4 @@
-"""Presenter mode: the line that stands for the folded settings, the list of keys, and the head of a print.
+"""Presenter mode: the line in place of the folded settings, the list of keys, and the head of a print.
 
 Contract: static HTML, which presenter.js, keys.js and print.js fill with textContent alone. Of the values in it,
 only the words of the offered draft lengths are not written here, and they are escaped.

@@ -1,1 +1,0 @@
-"""What a lecture needs around a race."""

@@ -1,0 +1,269 @@
+"""The parts of the page that show a race: the lanes, the charts, the inspector and the summary.
+
+Contract: static HTML, which the scripts of ui/static/race fill with textContent alone. No value from outside
+enters these templates: Gradio evaluates templates as code. lanes.js adds a section for a lane that has none here.
+"""
+
+from __future__ import annotations
+
+from bass_core import DEFAULT_LANES
+from ui.race.formulas import FORMULAS, titled, what
+from ui.race.looks import look
+
+ORIGINS = {
+    "sampled": "from the target, nothing drafted",
+    "accepted": "drafted and accepted",
+    "recovered": "replaces a rejected draft",
+    "bonus": "follows a draft accepted in full",
+}
+# Marks that predicted.js puts on figures: of a predicted clock, and of this machine after all.
+BADGE, WORD, HERE = (f'data-predicted="{kind}"' for kind in ("badge", "word", "here"))
+# A lane's small figures: metric -> label.
+FIGURES = {
+    "speedup": "speed-up",
+    "throughput_tps": "tokens/s",
+    "acceptance_rate": 'acceptance<span class="of-trees"></span>',
+    "new_tokens": "new tokens",
+}
+TIMED = ("speedup", "throughput_tps")
+SO_FAR = ' <span class="so-far"></span>'
+# Switches: label, whether it is on at first, title.
+SWITCHES = {
+    "colours": ("Origins", True, "Colour tokens by where they came from"),
+    "whole": ("Whole texts", False, "Show each text in full"),
+    "whole-race": ("Whole race", False, "Let the timelines show the whole race, not its newest part"),
+    "slow": ("Half speed", False, "Show the race at half speed"),
+    "stepping": ("Step by step", False, "Pause the page and go through the rounds one by one"),
+}
+CELLS = {
+    "past": "before this round",
+    "accepted": "accepted",
+    "recovered": "recovered",
+    "bonus": "bonus",
+    "sampled": "sampled",
+    "rejected": "rejected, thrown away",
+    "untested": "not tested, thrown away",
+    "ghost": "with one common stop",
+}
+_KEY = "".join(f'<li><i class="cell cell-{kind}"></i>{meaning}</li>' for kind, meaning in CELLS.items())
+VERDICT = f"""<section class="verdict" aria-label="Verdict" {BADGE} hidden><div class="verdict-line">
+<p class="verdict-head" aria-live="off"></p>{what("verdict")}</div><ul></ul></section>"""
+# One round of one row, drawn by step.js.
+STEP = """<section class="step-part" aria-label="Step by step" hidden><div class="pickers">
+<label>Lane <select data-walk="lane"></select></label>
+<label>Sequence <select data-walk="sequence"></select></label>
+<button type="button" data-go="-1" title="Left arrow key">‹ Previous round</button>
+<button type="button" data-go="1" title="Right arrow key">Next round ›</button>
+<label><input type="checkbox" data-drafted checked> Only rounds with drafts</label>
+<button type="button" data-close>Go on</button></div>
+<p class="step-line" role="status"></p>
+<p class="step-context"></p>
+<p class="step-rule"></p>
+<ol class="step-drafts" aria-label="The drafts of this round" tabindex="0"></ol>
+<div class="step-end"></div></section>"""
+# Where the lane's time went, drawn by strip.js.
+STRIP = f"""<figure class="strip" hidden><canvas tabindex="0" role="img" aria-label="Timeline"></canvas>
+<div class="strip-line"><figcaption></figcaption>{what("timeline")}</div></figure>"""
+# The rows' lengths, drawn by cache.js; shown for a batch.
+CACHE = f"""<section class="part cache-part" aria-labelledby="cache-title" hidden>
+<div class="part-head"><h2 id="cache-title">The ragged cache</h2>
+<p class="part-about">One bar a row: its new tokens, and this round's cells. Below it, in dashes, the same rounds
+if the whole batch stopped at its first rejection. At the right, both lengths. {what("cache_rows")}</p></div>
+<div class="pickers cache-pick"><label>Lane <select></select></label>
+<label>Round <input type="range" min="0" max="0" value="0" step="1"></label></div>
+<ul class="cache-key" aria-label="Kinds of cells">{_KEY}</ul>
+<ol class="cache-rows" aria-label="Rows"></ol>
+<p class="cache-line" role="status" aria-live="off">No round yet.</p></section>"""
+# All lanes' figures on a phone, filled by glance.js.
+GLANCE = """<section class="glance" aria-label="All lanes at a glance" hidden>
+<p>ms per token of one sequence, and speed-up</p><ul></ul>
+<button type="button" class="glance-stop">Stop</button></section>"""
+
+
+def lanes() -> str:
+    """The legend, the verdict, the note for temperature 0, a section for each lane, and the tip of a token."""
+    keys = "".join(
+        f'<li><span class="token {origin}">{origin}</span> <span class="meaning">{meaning}</span></li>'
+        for origin, meaning in ORIGINS.items()
+    )
+    switches = "".join(
+        f'<button type="button" class="switch" data-switch="{name}" aria-pressed="{str(on).lower()}" '
+        f'title="{title}">{label}</button>'
+        for name, (label, on, title) in SWITCHES.items()
+    )
+    return f"""<div class="bass-lanes">
+<div class="toolbar"><ul class="legend" aria-label="Where a token came from">{keys}</ul>
+<span class="switches">{switches}</span></div>
+{VERDICT}
+{STEP}
+<p class="greedy-note" hidden></p>
+<div class="lane-grid">{"".join(map(_lane, DEFAULT_LANES))}</div>
+{CACHE}
+{GLANCE}
+<div class="token-tip" role="tooltip" hidden></div>
+<div class="spoken board-spoken" role="status" aria-live="polite"></div></div>"""
+
+
+def _lane(name: str) -> str:
+    shown = look(name)
+    figures = "".join(
+        f"<div><dt {WORD if key in TIMED else ''}>{label}{what(key)}</dt>"
+        f'<dd><span data-figure="{key}" {"data-timed" if key in TIMED else ""}>–</span>'
+        f"{SO_FAR if key == 'speedup' else ''}</dd></div>"
+        for key, label in FIGURES.items()
+    )
+    return f"""<section class="lane" id="lane-{name}" data-lane="{name}" style="--lane: var(--{shown["colour"]})"
+aria-labelledby="lane-{name}-title">
+<header><div class="lane-title" {BADGE}><h2 id="lane-{name}-title">{shown["label"]}</h2></div>
+<p class="about">{shown["about"]}</p></header>
+<div class="numbers"><div class="pace"><p class="headline">
+<span class="big" data-figure="ms_per_token" data-timed>–</span></p>
+<p class="unit" {WORD}>ms per token of one sequence{what("ms_per_token")}</p></div>
+<dl class="figures">{figures}</dl></div>
+<div class="state-row"><p class="state" role="status" aria-live="polite">Ready</p><p class="read"></p>
+<progress class="read-bar" max="1" value="0" aria-label="Part of the prompt that is read"></progress></div>
+{STRIP}
+<ol class="sequences" aria-labelledby="lane-{name}-title"></ol>
+</section>"""
+
+
+# Charts over lane time are predicted where the lanes' clock is; the last three are of this machine.
+LANE_CHARTS = {
+    "latency": ("ms per token of one sequence", "over lane time, lower is better"),
+    "race": ("The race", "new tokens of all sequences over lane time"),
+    "acceptance": ("Draft acceptance rate", "accepted / drafted (of trees: path / nodes), over lane time"),
+    "lengths": ("Draft length", "of each round (of trees: depth), over lane time"),
+    "flops": ("FLOPs utilisation", "of the device's peak, by lane, over lane time"),
+}
+CHARTS = LANE_CHARTS | {
+    "device": ("Device", "share of time busy, all running lanes together"),
+    "memory": ("Memory and power", "of the device, or of this process without a GPU"),
+    "cache": ("Keys and values", "held by each lane, a shared prefix only once"),
+}
+# What is of this process says so itself.
+READINGS = {
+    "name": ("Device", HERE),
+    "gpu_utilization": ("GPU utilization (NVML: share of time busy)", HERE),
+    "gpu_memory_mb": ("GPU memory", HERE),
+    "gpu_power_w": ("GPU power", HERE),
+    "flops_utilization": ("FLOPs utilisation", WORD),
+    "cpu_percent": ("CPU share of this process", ""),
+    "rss_mb": ("Memory of this process", ""),
+}
+OWN_CLOCK = (
+    "Each lane has its own clock, which counts only the time that the device spent on that lane: the lanes "
+    "advance as they would on identical machines, only slower."
+)
+PREDICTED = (
+    "Each lane has its own clock, which counts what the lane's forwards are predicted to take on another machine; "
+    "no lane time here was measured. The device's readings are of this machine."
+)
+SMALL_PRINT = (
+    "Tokens appear in the order and at the pace of "
+    "their lane's clock, at most one update (about a tenth of a second) after they were written. The charts of "
+    "long runs show every second, fourth, ... point. A question mark beside a figure says how it is computed."
+)
+
+
+def charts() -> str:
+    """One figure for each chart, and the device's readings as text."""
+    figures = "".join(
+        f'<figure class="chart" data-chart="{name}"><figcaption>'
+        f"{titled(_formula_of(name), title, mark=BADGE if name in LANE_CHARTS else HERE)}"
+        f'<span>{about}</span></figcaption><div class="plot" role="group" aria-label="{title}, {about}"></div>'
+        "</figure>"
+        for name, (title, about) in CHARTS.items()
+    )
+    readings = "".join(
+        f'<div><dt {mark}>{label}{what(key)}</dt><dd data-reading="{key}">–</dd></div>'
+        for key, (label, mark) in READINGS.items()
+    )
+    return f"""<section class="bass-charts part" aria-labelledby="charts-title">
+<div class="part-head"><h2 id="charts-title">Live charts</h2>
+<ul class="line-key" aria-label="The lanes' lines">{"".join(map(_line, DEFAULT_LANES))}</ul>
+<button type="button" class="switch" id="pause-charts">Pause charts</button></div>
+<div class="chart-grid">{figures}</div>
+<dl class="readings">{readings}</dl>
+<p class="small-print"><span data-predicted-text="{PREDICTED}">{OWN_CLOCK}</span> {SMALL_PRINT}</p></section>"""
+
+
+def _line(name: str) -> str:
+    """A lane's line and label, until a race brings its own lanes."""
+    shown = look(name)
+    line = f'<span class="line line-{shown["dash"]}" style="--line-colour: var(--{shown["colour"]})"></span>'
+    return f"<li>{line}{shown['label']}</li>"
+
+
+def _formula_of(chart: str) -> str:
+    return f"chart_{chart}" if f"chart_{chart}" in FORMULAS else f"{chart}_utilization"
+
+
+# The rows of the inspector's table: label and formula.
+ROWS = {
+    "token": ("Draft", "token"),
+    "q": ("q(x), the draft's probability", "q"),
+    "p": ("p(x), the target's probability", "p"),
+    "ratio": ("min(1, p/q), its chance by itself", "ratio"),
+    "chance": ("h, its chance in the block", "chance"),
+    "u": ("u, the random number", "u"),
+    "verdict": ("Outcome", "outcome"),
+}
+
+
+def inspector() -> str:
+    """Pickers for lane, sequence and round, and the table or tree of one round."""
+    rows = "".join(
+        f'<tr data-row="{key}"><th scope="row">{label}{what(formula)}</th></tr>'
+        for key, (label, formula) in ROWS.items()
+    )
+    return f"""<section class="bass-inspector part" aria-labelledby="inspector-title">
+<div class="part-head"><h2 id="inspector-title">Step inspector</h2>
+<p class="part-about">One round of one sequence: what was drafted, and why it was accepted or rejected. A click
+on any token opens its round.</p></div>
+<div class="pickers">
+<label>Lane <select data-pick="lane"></select></label>
+<label>Sequence <select data-pick="sequence"></select></label>
+<span class="stepper"><button type="button" data-step="-1" aria-label="Previous round">‹</button>
+<label>Round <input data-pick="round" type="number" min="1" step="1" inputmode="numeric"></label>
+<span data-rounds>of 0</span>
+<button type="button" data-step="1" aria-label="Next round">›</button></span>
+<label class="follow"><input type="checkbox" data-pick="follow" checked> Follow the newest</label>
+</div>
+<p class="round-line" role="status">No round yet: press Run.</p>
+<div class="round-scroll" tabindex="0" role="group" aria-label="The drafted tokens of this round">
+<table class="round" hidden><tbody>{rows}</tbody></table></div>
+<div class="tree-part" hidden><div class="tree-box">
+<div class="tree" role="tree" aria-label="The drafts of this round; arrow keys walk through them"></div></div>
+<p class="tree-line"></p></div>
+<p class="small-print round-note"></p>
+</section>"""
+
+
+def summary() -> str:
+    """What follows a run: one figure, a table, and the exports."""
+    return f"""<section class="bass-summary part" aria-labelledby="summary-title" hidden>
+<div class="part-head"><h2 id="summary-title">Afterwards</h2><p class="part-about budget-line"></p></div>
+<figure class="chart summary-figure"><figcaption>
+<div class="titled"><h3 {BADGE}>Per-token latency and acceptance by position</h3>
+{what("ptl")}{what("per_position_acceptance")}</div>
+<span>ms until the First and the Last sequence finished and the mean of All, by lane; accepted / drafted at each
+position</span></figcaption><div class="plot" role="group"
+aria-label="Per-token latency First, Last and All by lane; acceptance by draft position"></div></figure>
+<div class="table-scroll" tabindex="0" role="group" aria-label="Figures of the run">
+<table class="figures-table"><caption class="spoken">Figures of the run, a column a lane</caption>
+<thead></thead><tbody></tbody></table></div>
+<div class="take">
+<button type="button" class="action" data-take="table">Copy table</button>
+<button type="button" class="action" data-take="recording">Save recording</button>
+<button type="button" class="action" data-take="json">Download JSON</button>
+<button type="button" class="action" data-take="csv">Download CSV</button>
+<button type="button" class="action" data-take="link">Copy link to these settings</button>
+<button type="button" class="action" data-print title="Settings, figures, all texts and every chart">Print</button>
+<span class="took" role="status" aria-live="polite"></span></div>
+<details class="snippet"><summary>Repeat this run with the library</summary>
+<div class="snippet-head"><p
+data-predicted-text="The code predicts the same times for the same forwards.">The code uses the draft lengths of
+this run, so that sampled text repeats too.</p>
+<button type="button" class="action" data-take="snippet">Copy</button></div>
+<pre tabindex="0" aria-label="Python code"><code></code></pre></details>
+</section>"""

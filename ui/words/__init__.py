@@ -1,1 +1,0 @@
-"""What the page and the API say about their figures and parameters."""
