@@ -6,7 +6,8 @@ browser's time. The log holds every token and round once and only grows, so that
 view (the current figures) and charts (whole series) are small and are replaced.
 
 The log's first line is the run's head, see PageFeed._head. Each further line is one
-snapshot: {lane: {"clock_ms", "new": {index: tokens}, "rounds": rounds}}; see SequenceFeed.fresh and `_round`.
+snapshot: {lane: {"clock_ms", "new": {index: tokens}, "rounds": records}}; see SequenceFeed.fresh, and Round.record in
+bass_core/sequence.py.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, Literal
+from typing import Any
 
 from bass_core import (
     VERIFICATIONS,
     LaneSnapshot,
     Metrics,
-    Record,
     SequenceSnapshot,
     Snapshot,
 )
@@ -36,7 +36,6 @@ SHOWN_DEVICE = (
 CHARTED_DEVICE = ("gpu_utilization", "gpu_memory_mb", "gpu_power_w", "cpu_percent", "rss_mb")
 CHARTED_METRICS = ("ms_per_token", "acceptance_rate", "new_tokens", "flops_utilization")
 CHART_POINTS = 240
-NUMBERS: tuple[Literal["p", "q", "residual"], ...] = ("p", "q", "residual")
 
 
 def text(value: object) -> str:
@@ -44,9 +43,17 @@ def text(value: object) -> str:
     return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _short(value: float | None) -> float | None:
-    """The value with six significant digits, enough to repeat an acceptance test by hand."""
-    return None if value is None else float(f"{value:.6g}")
+def _short(value: Any) -> Any:
+    """A record with fewer digits: six, enough to repeat an acceptance test by hand, or of large numbers three
+    after the point.
+    """
+    if isinstance(value, dict):
+        return {name: _short(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_short(one) for one in value]
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.6g}") if abs(value) < 1000 else round(value, 3)
 
 
 class SequenceFeed:
@@ -67,45 +74,6 @@ class SequenceFeed:
             new.append([origins[i][0], pieces[i], round(times[i], 3), sequence["token_ids"][i]])
         self.tokens, self.characters = len(pieces), len(text)
         return new
-
-
-def _round(record: Record) -> list[Any]:
-    """[round, first two letters of its kind, lengths, lane ms, rows] of one round.
-
-    Lengths: the draft length, or a list of one for each row where they differ. A row: [sequence, start, written,
-    accepted, p of the last token, drafts, accepted one by one], a draft: [text, p, q, u, chance]. A row with a
-    tree of drafts ends with its parents and path (see RowRound), and then, of an inspected race, with its detail
-    (`_detail`). A round ends with [draft ms, verification ms] (see Round); what is None at the end is left out.
-    """
-    lengths = record["lengths"] if len(set(record["lengths"])) > 1 else record["draft_length"]
-    rows = [_row(row) for row in record["rows"]]
-    sent = [record["round"], record["kind"][:2], lengths, round(record["time_ms"], 3), rows]
-    spent = record["draft_ms"], record["verify_ms"]
-    return sent if None in spent else [*sent, [round(ms, 3) for ms in spent if ms is not None]]
-
-
-def _row(row: Record) -> list[Any]:
-    numbers = zip(row["p"], row["q"], row["u"], row["chance"], strict=True)
-    drafts = [[text, *map(_short, drawn)] for text, drawn in zip(row["drafted_text"] or (), numbers, strict=True)]
-    sent = [row["sequence"], row["start"], row["written"], row["accepted"], _short(row["next_p"]), drafts]
-    sent.append(row["one_by_one"])
-    if row["detail"] is not None:
-        return [*sent, row["parents"], row["path"], _detail(row["detail"])]
-    return sent if row["parents"] is None else [*sent, row["parents"], row["path"]]
-
-
-def _detail(detail: Record) -> list[Any]:
-    """[rule, sources, own p, own q, ending], and an ending: [after, draft, mass, reach, top].
-
-    One of the top tokens: [id, text, p, q, residual]. Sources that are all the same are one text.
-    """
-    sources, ending = detail["sources"], detail["ending"]
-    own = [values and [_short(value) for value in values] for values in (detail["own_p"], detail["own_q"])]
-    sent = [detail["rule"], sources[0] if len(set(sources)) == 1 else sources, *own]
-    if ending is None:
-        return [*sent, None]
-    top = [[one["token"], one["text"], *(_short(one[key]) for key in NUMBERS)] for one in ending["top"]]
-    return [*sent, [ending["after"], ending["draft"], _short(ending["mass"]), _short(ending["reach"]), top]]
 
 
 class Series:
@@ -198,7 +166,7 @@ class PageFeed:
                 counted.add(record)
                 if record["kind"] == "verify":
                     lengths.add(record["time_ms"], record)
-            line[name] = {"clock_ms": lane["clock_ms"], "new": new, "rounds": [_round(r) for r in records]}
+            line[name] = {"clock_ms": lane["clock_ms"], "new": new, "rounds": [_short(r) for r in records]}
         self.log += "\n" + text(line)
 
     def _figures(self, lane: LaneSnapshot) -> dict[str, Any]:

@@ -40,7 +40,7 @@
     for (const round of lane.rounds.slice(frames.length)) {
       const before = frames.at(-1), steps = new Map();
       lane.sequences.forEach(({ steps: all }, row) => {
-        if (all[next[row]]?.ms !== round.ms) return;
+        if (all[next[row]]?.time_ms !== round.time_ms) return;
         steps.set(row, all[next[row]]);
         next[row] += 1;
       });

@@ -16,7 +16,6 @@
         origins: sequence.tokens.map((token) => token.origin),
         times_ms: sequence.tokens.map((token) => token.ms),
         finish_reason: view?.lanes[lane.name]?.finish_reasons[i] ?? null,
-        rounds: sequence.steps,
       })),
     }]);
     return JSON.stringify({
@@ -41,7 +40,7 @@
         const draft = token.origin === "accepted" ? step.drafts[pathOf(step)[at] ?? at] : null;
         lines.push([
           lane.name, s, i, token.id, cell(JSON.stringify(token.text)), token.origin, token.ms, step?.round ?? "",
-          step ? at + 1 : "", step?.drafts.length ?? "", draft ? draft.p : step?.nextP ?? "", draft?.q ?? "",
+          step ? at + 1 : "", step?.drafts.length ?? "", draft ? draft.p : step?.next_p ?? "", draft?.q ?? "",
           draft?.u ?? "", draft?.chance ?? "",
         ].join(","));
       }));
@@ -60,7 +59,7 @@
   }
 
   /** What RecordedLengths takes for a round: its draft length, or a list of one for each row where they differ. */
-  const entry = ({ length, lengths }) => (lengths.every((own) => own === length) ? `${length}` : `[${lengths.join(", ")}]`);
+  const entry = ({ draft_length: length, lengths }) => (lengths.every((own) => own === length) ? `${length}` : `[${lengths.join(", ")}]`);
 
   /** Python expressions as a list, equal neighbours joined: "[7] * 3 + [[2, 0]]". */
   function pyList(values) {

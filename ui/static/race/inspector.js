@@ -31,7 +31,7 @@
     })];
     if (own) {
       const parent = (pathOf(step).at(-1) ?? -1) + 1;
-      nodes.push({ text: own.text, kind: own.origin, parent, share: step.nextP, about: `${own.origin}, the target's own token${numbers({ p: step.nextP, q: null, u: null })}` });
+      nodes.push({ text: own.text, kind: own.origin, parent, share: step.next_p, about: `${own.origin}, the target's own token${numbers({ p: step.next_p, q: null, u: null })}` });
     }
     return nodes;
   }
@@ -275,7 +275,7 @@
         const none = without(step);
         for (const row of ["q", "p", "ratio", "u"]) this.table.querySelector(`[data-row=${row}]`).hidden = none.includes(row);
         const columns = step.drafts.map((draft, i) => draftColumn(draft, i, step, together));
-        if (!ended) columns.push(nextColumn(own, step.nextP));
+        if (!ended) columns.push(nextColumn(own, step.next_p));
         this.fill(columns);
       }
       setText(this.note, greedy() ? GREEDY_NOTE : step.parents ? TREE_NOTE : Inspector.rule(step, together));
@@ -299,8 +299,8 @@
     }
 
     sentence(step, own, ended) {
-      const at = `Lane round ${step.round}, ended at ${number(step.ms, 0)} ms of ${laneTime()}: `;
-      if (!step.drafts.length) return `${at}nothing was drafted; the target wrote ${quoted(own.text)}${greedy() ? ", its likeliest token" : `, p(x) ${chance(step.nextP)}`}.`;
+      const at = `Lane round ${step.round}, ended at ${number(step.time_ms, 0)} ms of ${laneTime()}: `;
+      if (!step.drafts.length) return `${at}nothing was drafted; the target wrote ${quoted(own.text)}${greedy() ? ", its likeliest token" : `, p(x) ${chance(step.next_p)}`}.`;
       const tail = ended ? "the text ended there." : `then the ${own.origin} token ${quoted(own.text)}.`;
       const count = step.drafts.length, accepted = `${step.accepted} accepted, ${tail}`;
       if (branches(step)) return `${at}a tree of ${count} drafts, ${depthOf(step)} deep; ${accepted}`;

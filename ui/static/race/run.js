@@ -1,16 +1,12 @@
 /* The run so far as plain objects, for other scripts and the console. Contract: Bass.run() is null or {head, view, done,
    lanes: Map name -> {name, clock, sequences, rounds, trees}}; a sequence is {tokens, steps}, a token {origin,
-   text, ms, id}, a step (its part of one round) {round, kind, length, ms, start, written, accepted, nextP,
-   drafts: [{text, p, q, u, chance}], alone}: alone, how many drafts would have been accepted one by one; with
-   {parents, path} of a tree, and the detail of an inspected round. A round is {round, kind, length, lengths, ms, draft_ms,
-   verify_ms, rows, drafting, written}: the longest of the rows' lengths, and each row's; its end on the lane's clock, the
-   parts of its time (null if not known), how many rows there were, how many drafted, tokens that all wrote. trees:
-   whether any row drafted one. head.together: whether the drafts of a round are judged together. Draws nothing. */
+   text, ms, id}. A round is Round.record() of bass_core/sequence.py. A step is a sequence's part of one: a row of its rows
+   with the round's {round, kind, time_ms}, the length that the row was given, and {drafts: [{text, p, q, u, chance}]}.
+   trees: whether any row drafted one. head.together: whether the drafts of a round are judged together. Draws nothing. */
 (() => {
   "use strict";
   const { on, number, bisect } = window.Bass;
   const ORIGINS = { s: "sampled", a: "accepted", r: "recovered", b: "bonus" };
-  const KINDS = { pr: "prefill", pl: "plain", ve: "verify" };
   const OTHER = { about: "", colour: "lane-other", dash: "longdash", lengths: "" };
   // The looks of all runs so far: charts of an earlier run may be redrawn after a new one has started.
   const looks = {};
@@ -24,30 +20,23 @@
     }
   }
 
-  /** An inspected row's RowDetail (bass_core/sequence.py). */
-  function detailOf([rule, sources, ownP, ownQ, ending], count) {
-    const top = ending?.[4].map(([id, text, p, q, residual]) => ({ id, text, p, q, residual }));
-    return {
-      rule, sources: Array.isArray(sources) ? sources : Array(count).fill(sources), ownP, ownQ,
-      ending: ending && { after: ending[0], draft: ending[1], mass: ending[2], reach: ending[3], top },
-    };
+  function draftsOf({ drafted, drafted_text: texts, p, q, u, chance }) {
+    return drafted.map((token, i) => ({ text: texts?.[i] ?? `${token}`, p: p[i], q: q[i], u: u[i], chance: chance[i] }));
   }
 
-  function addRound(lane, [round, kind, given, ms, rows, [draftMs, verifyMs] = [null, null]]) {
-    lane.trees ||= rows.some((row) => row[7]);
-    const lengths = Array.isArray(given) ? given : rows.map(() => given), length = Math.max(...lengths);
-    lane.rounds.push({
-      round, kind: KINDS[kind], length, lengths, ms, draft_ms: draftMs, verify_ms: verifyMs, rows: rows.length,
-      drafting: sum(rows.map((row) => row[5].length > 0)), written: sum(rows.map((row) => row[2])),
-    });
-    for (const [at, [index, start, written, accepted, nextP, drafts, alone, parents, path, detail]] of rows.entries()) {
-      lane.sequences[index].steps.push({
-        round, kind: KINDS[kind], length: lengths[at], ms, start, written, accepted, nextP, alone,
-        drafts: drafts.map(([text, p, q, u, chance]) => ({ text, p, q, u, chance })),
-        ...(parents && { parents, path }), ...(detail && { detail: detailOf(detail, drafts.length) }),
+  function addRound(lane, record) {
+    const { round, kind, time_ms, lengths } = record;
+    lane.trees ||= record.rows.some((row) => row.parents);
+    lane.rounds.push(record);
+    for (const [at, row] of record.rows.entries()) {
+      lane.sequences[row.sequence].steps.push({
+        ...row, round, kind, time_ms, length: lengths[at] ?? 0, drafts: draftsOf(row),
       });
     }
   }
+
+  /** Tokens that all rows of a round wrote. */
+  const writtenIn = ({ rows }) => sum(rows.map((row) => row.written));
 
   on("start", (head) => {
     Object.assign(looks, head.looks);
@@ -136,6 +125,6 @@
 
   Object.assign(window.Bass, {
     run: () => current, ORIGINS, stepOf, roundsIn, pathOf, parentsOf, verdicts, replaced, firstAndLast, lookOf, laneName,
-    offerLanes, offerRows, quoted, bare, chance, sum, greedy, coin,
+    offerLanes, offerRows, quoted, bare, chance, sum, writtenIn, greedy, coin,
   });
 })();

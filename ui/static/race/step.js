@@ -42,7 +42,7 @@
     const draft = step.drafts[i], { detail } = step, kept = verdict === "accepted";
     if (verdict === "untested") return { share: null, u: null, words: "not tested" };
     if (rule === "greedy") {
-      return { share: detail?.ownP?.[i] ?? null, u: null, words: kept ? "the likeliest" : "not the likeliest" };
+      return { share: detail?.own_p?.[i] ?? null, u: null, words: kept ? "the likeliest" : "not the likeliest" };
     }
     if (rule === "coupled" || draft.u === null) {
       return { share: draft.p, u: null, words: kept ? "the target draws it" : "the target draws another" };
@@ -57,7 +57,7 @@
   /** A draft's p and q, as the rule knows them. */
   function numbersOf(step, i, rule) {
     const draft = step.drafts[i], { detail } = step;
-    if (rule === "greedy") return `p ${chance(detail?.ownP?.[i] ?? null)} · q ${chance(detail?.ownQ?.[i] ?? null)}`;
+    if (rule === "greedy") return `p ${chance(detail?.own_p?.[i] ?? null)} · q ${chance(detail?.own_q?.[i] ?? null)}`;
     if (rule === "coin") return `chance ${chance(draft.chance ?? draft.p)}`;
     if (rule === "coupled") return `p ${chance(draft.p)}`;
     return `p ${chance(draft.p)} · q ${chance(draft.u === null ? null : draft.q)}`;

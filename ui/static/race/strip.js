@@ -1,5 +1,5 @@
 /* Draws where each lane's time went: a track for the target, one for the draft, one for the host, and the tokens that
-   each round wrote above them. Contract: a round's block ends at its `ms` and begins where the round before it ended;
+   each round wrote above them. Contract: a round's block ends at its `time_ms` and begins where the round before it ended;
    inside it are draft_ms, then verify_ms, and the host's rest. Where draft and target work at the same time, the blocks
    are the lane's own spans (bass_core/decode/overlapped/timeline.py). All strips have one scale: the newest SPANS of their lanes'
    clocks, or the whole race. Draws what is in view, once a view; at the end, all. figure.blocks: what was drawn, {row, kind, x, width,
@@ -7,7 +7,7 @@
    many times as large, and figure.blocks are in pixels of that size. */
 (() => {
   "use strict";
-  const { on, soon, number, bisect, setText, run, plots, laneName, clock, sum, wear } = window.Bass;
+  const { on, soon, number, bisect, setText, run, plots, laneName, clock, sum, wear, writtenIn } = window.Bass;
   // ms; of the lane with the shortest rounds, at most ROUNDS are shown, so that their numbers can be read.
   const SPANS = [50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 60_000], ROUNDS = 26;
   const GUTTER = 42, HEIGHT = 60;
@@ -27,7 +27,7 @@
     if (!laid.has(lane)) laid.set(lane, { rounds: [], sums: { draft: 0, verify: 0, plain: 0, host: 0 } });
     const { rounds, sums } = laid.get(lane);
     for (const round of lane.rounds.slice(rounds.length)) {
-      const begin = rounds.at(-1)?.end ?? 0, { kind, ms: end, draft_ms: draft, verify_ms: target } = round;
+      const begin = rounds.at(-1)?.end ?? 0, { kind, time_ms: end, draft_ms: draft, verify_ms: target } = round;
       rounds.push({ round, kind, begin, end, draft, target });
       if (draft === null) continue;
       sums.draft += draft;
@@ -65,7 +65,7 @@
 
   /** One round in words. */
   function describe({ round, kind, begin, end, draft, target }) {
-    const ms = (value) => number(value, 1), wrote = `${round.written} ${round.written === 1 ? "token" : "tokens"}`;
+    const ms = (value) => number(value, 1), written = writtenIn(round), wrote = `${written} ${written === 1 ? "token" : "tokens"}`;
     if (kind === "prefill") return `${wear("Reading the prompt")}: ${ms(end - begin)} ms`;
     const head = `${wear(`Round ${round.round}`)}: ${ms(end - begin)} ms`;
     if (draft === null) return `${head}, ${wrote}`;
@@ -211,7 +211,7 @@
       context.textAlign = "center";
       context.fillStyle = colour("ink");
       for (const { round, kind, begin, end } of rounds.slice(firstAfter(rounds, from))) {
-        const left = Math.max(begin, from), text = kind === "prefill" ? "prompt" : `${round.written}`;
+        const left = Math.max(begin, from), text = kind === "prefill" ? "prompt" : `${writtenIn(round)}`;
         if ((end - left) * scale < 2 + 6.2 * text.length) continue;
         context.fillText(text, GUTTER + ((left + end) / 2 - from) * scale, 7.5);
       }
@@ -325,7 +325,7 @@
     measure() {
       const lanes = [...(run()?.lanes.values() ?? [])];
       this.longest = Math.max(0, ...lanes.map(({ clock }) => clock));
-      const means = lanes.map(({ rounds }) => (rounds.length > 2 ? (rounds.at(-1).ms - rounds[0].ms) / (rounds.length - 1) : Infinity));
+      const means = lanes.map(({ rounds }) => (rounds.length > 2 ? (rounds.at(-1).time_ms - rounds[0].time_ms) / (rounds.length - 1) : Infinity));
       const mean = Math.min(...means);
       if (!Number.isFinite(mean) || (this.span > ROUNDS / 3 * mean && this.span < 1.3 * ROUNDS * mean)) return;
       this.span = SPANS.findLast((span) => span <= ROUNDS * mean) ?? SPANS[0];

@@ -49,9 +49,9 @@
       const draft = step.drafts[pathOf(step)[at] ?? at];
       if (!greedy() && coin() === null) lines.push(`p(x) ${chance(draft.p)}, q(x) ${chance(draft.q)}`);
       lines.push(accepted(draft, step));
-      if (together(step) && at >= step.alone) lines.push("saved: draft by draft, the round would have ended before it");
+      if (together(step) && at >= step.one_by_one) lines.push("saved: draft by draft, the round would have ended before it");
     } else {
-      if (!greedy() && coin() === null) lines.push(`p(x) ${chance(step.nextP)}, q(x) n/a: it was not drafted`);
+      if (!greedy() && coin() === null) lines.push(`p(x) ${chance(step.next_p)}, q(x) n/a: it was not drafted`);
       lines.push(drawn(token, step));
     }
     return lines;
