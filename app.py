@@ -37,58 +37,55 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         epilog=f"With the environment variable {PASSWORD} set, visitors log in as {USER!r} with its value.",
     )
-    parser.add_argument(
-        "--pair", default="smollm2", help="a pair's name, a Hub id, or a folder with the target model"
-    )
-    parser.add_argument("--draft", help="a Hub id or a folder with the draft model, instead of the pair's own")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16; on a CPU int8, int4")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--pair", default="smollm2", help="a pair's name, a Hub id, or a folder with the target model")
+    add("--draft", help="a Hub id or a folder with the draft model, instead of the pair's own")
+    add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    add("--dtype", default="auto", help="auto, float32, bfloat16, float16; on a CPU int8, int4")
+    add(
         "--device-map",
         choices=MAPS,
         help="spread a target that is larger than one GPU over all GPUs of this machine, by accelerate",
     )
-    parser.add_argument(
+    add(
         "--threads",
         type=_positive,
         help="threads of the models on a CPU; without it one for each core, less one for the browser where the "
         "page is served to this machine alone",
     )
-    parser.add_argument("--host", help="address to listen on; 0.0.0.0 for every network of this machine")
-    parser.add_argument("--port", type=int, help="port to listen on; without it the first free one from 7860")
-    parser.add_argument(
+    add("--host", help="address to listen on; 0.0.0.0 for every network of this machine")
+    add("--port", type=int, help="port to listen on; without it the first free one from 7860")
+    add(
         "--draft-length",
         choices=("auto", "cost-aware", "bass"),
         default="auto",
         help="what the page starts with: auto goes by what a round costs on this machine, which is measured while "
         "nothing runs; cost-aware measures all of that before the first race; bass is the paper's Algorithm 1",
     )
-    parser.add_argument("--max-batch", type=_positive, default=32, help="largest batch that the page accepts")
-    parser.add_argument("--max-new-tokens", type=_positive, default=1024, help="most new tokens a sequence")
-    parser.add_argument("--max-prompt", type=_positive, default=20_000, help="most characters of a prompt")
-    parser.add_argument("--max-seconds", type=_positive, default=600, help="longest time of one race")
-    parser.add_argument(
+    add("--max-batch", type=_positive, default=32, help="largest batch that the page accepts")
+    add("--max-new-tokens", type=_positive, default=1024, help="most new tokens a sequence")
+    add("--max-prompt", type=_positive, default=20_000, help="most characters of a prompt")
+    add("--max-seconds", type=_positive, default=600, help="longest time of one race")
+    add(
         "--allow-any-model",
         action="store_true",
         help="let visitors name a pair, a Hub id or a folder of this machine, which is then loaded",
     )
-    parser.add_argument(
+    add(
         "--workers",
         type=_positive,
         metavar="N",
         help="run N races at once, on N workers of Ray: each has a GPU, or a share of the cores; needs "
         "requirements-ray.txt",
     )
-    parser.add_argument(
-        "--ray", metavar="ADDRESS", help="run the workers on this Ray cluster; auto for the one on this machine"
-    )
-    parser.add_argument(
+    add("--ray", metavar="ADDRESS", help="run the workers on this Ray cluster; auto for the one on this machine")
+    add(
         "--worker-resources",
         metavar="NAME=N,...",
         help="what each worker takes on a cluster, such as CPU=4; without it a GPU",
     )
-    parser.add_argument("--share", action="store_true", help="also serve it at a public address of gradio.live")
-    parser.add_argument(
+    add("--share", action="store_true", help="also serve it at a public address of gradio.live")
+    add(
         "--replay",
         nargs="?",
         const="",

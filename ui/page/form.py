@@ -41,12 +41,7 @@ class Form:
 
 
 def form(
-    limits: Limits,
-    choices: Choices,
-    status: gr.HTML,
-    *,
-    count: Count | None = None,
-    recording: bool = False,
+    limits: Limits, choices: Choices, status: gr.HTML, *, count: Count | None = None, recording: bool = False
 ) -> Form:
     """Build the settings in the current layout; for a recording, the buttons alone.
 

@@ -130,11 +130,7 @@ def _level(ratio: float, faster: LaneRounds, slower: LaneRounds) -> bool:
 
 
 def _equation(
-    lane: LaneSnapshot,
-    own: LaneRounds,
-    name: str,
-    settings: Mapping[str, object],
-    clock: Mapping[str, Any] | None,
+    lane: LaneSnapshot, own: LaneRounds, name: str, settings: Mapping[str, object], clock: Mapping[str, Any] | None
 ) -> str:
     """One lane's speed-up, taken apart."""
     speed = lane["metrics"].get("speedup")

@@ -13,16 +13,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
-from bass_core import (
-    ModelPair,
-    RequestError,
-    Snapshot,
-    count_tokens,
-    load_pair,
-    may_measure,
-    measure_ahead,
-    race,
-)
+from bass_core import ModelPair, RequestError, Snapshot, count_tokens, load_pair, may_measure, measure_ahead, race
 from ui.page import limits
 from ui.page.choices import choices
 from ui.page.limits import Limits

@@ -71,11 +71,7 @@ class Sweep(TypedDict):
     progress: Progress | None
 
 
-LABELS = {
-    "bass": "Algorithm 1",
-    "auto": "automatic",
-    "cost-aware": "cost-aware",
-}
+LABELS = {"bass": "Algorithm 1", "auto": "automatic", "cost-aware": "cost-aware"}
 
 
 def said(draft_length: str | int) -> str:

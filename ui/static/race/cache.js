@@ -86,21 +86,21 @@
     /** Draw from cell `from` on, `cell` pixels each. */
     draw({ lengths, ghosts, cells }, row, from, cell) {
       const own = cells[row] ?? [], written = sum(own.filter(([kind]) => kind !== "rejected" && kind !== "untested").map(([, n]) => n));
-      const place = (element, begin, end) => {
+      const stretch = (element, begin, end) => {
         const left = Math.max(begin, from);
         element.style.left = `${(left - from) * cell}px`;
         element.style.width = `${Math.max(0, end - left) * cell}px`;
       };
       let at = lengths[row] - written;
-      place(this.past, 0, at);
-      place(this.ghost, 0, ghosts[row]);
+      stretch(this.past, 0, at);
+      stretch(this.ghost, 0, ghosts[row]);
       while (this.runs.length < own.length) this.track.append(this.runs[this.runs.push(make("i")) - 1]);
       this.runs.forEach((element, i) => {
         const [kind, count] = own[i] ?? ["", 0];
         element.className = `cell cell-${kind}`;
         element.dataset.cells = count;
         element.hidden = !count;
-        place(element, at, at + count);
+        stretch(element, at, at + count);
         at += count;
       });
       setText(this.figures, `${lengths[row]} / ${ghosts[row]}`);

@@ -248,7 +248,7 @@
     });
     let view = null;
     const read = () => {
-      for (const place of readings) setText(place, READINGS[place.dataset.reading](view.device, view.lanes));
+      for (const shown of readings) setText(shown, READINGS[shown.dataset.reading](view.device, view.lanes));
     };
     on("view", (newest) => {
       view = newest;

@@ -25,9 +25,9 @@
     const root = { text: newest?.text ?? "…", kind: "newest", parent: null, about: "newest token, which the drafts follow" };
     const nodes = [root, ...drafts.map((draft, i) => {
       const siblings = parents.flatMap((parent, j) => (parent === parents[i] ? [j] : []));
-      const place = siblings.length > 1 ? `, candidate ${siblings.indexOf(i) + 1} of ${siblings.length}` : "";
+      const candidate = siblings.length > 1 ? `, candidate ${siblings.indexOf(i) + 1} of ${siblings.length}` : "";
       const verdict = said[i] === "untested" ? "not reached" : said[i];
-      return { text: draft.text, kind: said[i], parent: parents[i] + 1, share: draft.p, about: `${verdict}${place}${numbers(draft)}` };
+      return { text: draft.text, kind: said[i], parent: parents[i] + 1, share: draft.p, about: `${verdict}${candidate}${numbers(draft)}` };
     })];
     if (own) {
       const parent = (pathOf(step).at(-1) ?? -1) + 1;
@@ -42,15 +42,15 @@
     for (const node of nodes) node.children = [];
     for (const node of nodes.slice(1)) nodes[node.parent].children.push(node);
     let row = 0;
-    const place = (node, column) => {
+    const put = (node, column) => {
       Object.assign(node, { column, row });
       node.children.sort((a, b) => (rank[a.kind] ?? 1) - (rank[b.kind] ?? 1));
       node.children.forEach((child, i) => {
         if (i) row += 1;
-        place(child, column + 1);
+        put(child, column + 1);
       });
     };
-    place(nodes[0], 0);
+    put(nodes[0], 0);
     return { rows: row + 1, columns: 1 + Math.max(...nodes.map((node) => node.column)) };
   }
 

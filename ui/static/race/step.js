@@ -244,7 +244,7 @@
       while (by > 0 && this.near(by) < 0 && next());
       const at = this.near(by);
       if (at >= 0) this.go(at);
-      else setText(this.panel.querySelector(".step-line"), `${this.place()}: there is no ${by > 0 ? "later" : "earlier"} round${this.drafted.checked ? " with drafts" : ""}${by > 0 && !run()?.done ? " yet" : ""}.`);
+      else setText(this.panel.querySelector(".step-line"), `${this.progress()}: there is no ${by > 0 ? "later" : "earlier"} round${this.drafted.checked ? " with drafts" : ""}${by > 0 && !run()?.done ? " yet" : ""}.`);
     }
 
     finish() {
@@ -252,7 +252,7 @@
       this.panel.classList.add("at-end");
     }
 
-    place() {
+    progress() {
       const steps = this.steps(), step = steps[this.at];
       return step ? `Round ${this.at + 1} of ${steps.length}${run().done ? "" : " so far"}` : "No round yet";
     }
@@ -269,7 +269,7 @@
       const ms = drawStep(this.panel, step, this.sequence), count = step.drafts.length;
       this.until = this.still.matches ? 0 : performance.now() + ms;
       const drafts = `${count} ${count === 1 ? "draft" : "drafts"}, ${step.accepted} accepted`;
-      setText(this.panel.querySelector(".step-line"), `${this.place()}: ${count ? drafts : "nothing drafted"}.`);
+      setText(this.panel.querySelector(".step-line"), `${this.progress()}: ${count ? drafts : "nothing drafted"}.`);
     }
 
     /** Outline the round's tokens in the lane's text and dim what came later; null undoes it. */

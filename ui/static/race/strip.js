@@ -167,17 +167,17 @@
 
     /** What is to be drawn of [from, to], as figure.blocks. */
     blocks(from, to, scale) {
-      const place = (row, kind, begin, end, round) => ({
+      const block = (row, kind, begin, end, round) => ({
         row, kind, x: GUTTER + (Math.max(begin, from) - from) * scale,
         width: (Math.min(end, to) - Math.max(begin, from)) * scale, begin, end, round,
       });
       if (this.spans) {
         return ["target", "draft"].flatMap((row) => this.spans[row].filter(([begin, end]) => end > from && begin < to)
-          .map(([begin, end]) => place(row, row, begin, end, null)));
+          .map(([begin, end]) => block(row, row, begin, end, null)));
       }
       const { rounds } = roundsOf(this.lane), seen = rounds.slice(firstAfter(rounds, from));
       return joined(seen, scale).flatMap((one) => partsOf(one).filter(([, , , end]) => end > from)
-        .map(([row, kind, begin, end]) => place(row, kind, begin, end, one.many ? null : one.round)));
+        .map(([row, kind, begin, end]) => block(row, kind, begin, end, one.many ? null : one.round)));
     }
 
     paint(context, scale) {

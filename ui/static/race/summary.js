@@ -124,7 +124,7 @@
       const colour = plots.palette(plot), axis = plots.axis(colour), type = plots.type(), narrow = plot.clientWidth < 560 * type;
       this.drawn = this.element.clientWidth;
       const title = (text) => ({ text, standoff: 4, font: { size: 11.5 } });
-      const places = narrow ? [[0, 1], [0.58, 1], [0, 1], [0, 0.38]] : [[0, 0.46], [0, 1], [0.55, 1], [0, 1]];
+      const domains = narrow ? [[0, 1], [0.58, 1], [0, 1], [0, 0.38]] : [[0, 0.46], [0, 1], [0.55, 1], [0, 1]];
       const height = (narrow ? 420 : 240) * type;
       plot.style.height = `${height}px`;
       // Plotly would leave the legend at its place in the figure of another height.
@@ -132,10 +132,10 @@
       const drawn = traces(view.lanes, colour), drafted = drawn.some((trace) => trace.xaxis === "x2");
       plots.react(plot, drawn, plots.layout(colour, run().head.run, {
         height, hovermode: "closest", barmode: "group", margin: { l: 52, r: 10, t: 26, b: 40 },
-        xaxis: { ...axis, domain: places[0], anchor: "y" },
-        yaxis: { ...axis, domain: places[1], anchor: "x", title: title("ms per token of one sequence") },
-        xaxis2: { ...axis, domain: places[2], anchor: "y2", title: title("draft position"), dtick: 2 },
-        yaxis2: { ...axis, domain: places[3], anchor: "x2", range: [0, 103], ticksuffix: " %", title: title("accepted") },
+        xaxis: { ...axis, domain: domains[0], anchor: "y" },
+        yaxis: { ...axis, domain: domains[1], anchor: "x", title: title("ms per token of one sequence") },
+        xaxis2: { ...axis, domain: domains[2], anchor: "y2", title: title("draft position"), dtick: 2 },
+        yaxis2: { ...axis, domain: domains[3], anchor: "x2", range: [0, 103], ticksuffix: " %", title: title("accepted") },
         annotations: drafted ? [] : [{
           text: "n/a: nothing was drafted", showarrow: false, font: { size: 14, color: colour("soft") },
           xref: "paper", yref: "paper", x: narrow ? 0.5 : 0.775, y: narrow ? 0.19 : 0.5,

@@ -77,13 +77,13 @@
       window.addEventListener("scroll", () => this.chosen || this.hide(), { passive: true });
     }
 
-    static place(span) {
+    static of(span) {
       const { lane, sequence } = span.closest(".sequence").dataset;
       return { lane, sequence: Number(sequence), index: span.token };
     }
 
     show(span) {
-      const { lane, sequence, index } = Tips.place(span);
+      const { lane, sequence, index } = Tips.of(span);
       const found = run()?.lanes.get(lane)?.sequences[sequence];
       if (!found || !found.tokens[index]) return null;
       const lines = explain(found, index);
@@ -104,7 +104,7 @@
     }
 
     inspect(span) {
-      const { lane, sequence, index } = Tips.place(span);
+      const { lane, sequence, index } = Tips.of(span);
       const step = stepOf(run().lanes.get(lane).sequences[sequence], index);
       if (step) window.Bass.inspect?.(lane, sequence, step);
     }
