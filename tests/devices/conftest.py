@@ -20,7 +20,7 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     runtime.restore()
     # AMUSD's draft shares its target's device; test_amusd.py lets it have one of its own.
     monkeypatch.setattr("bass_core.decode.overlapped.session.second_device", lambda device: None)
-    for module in ("generation", "race"):
+    for module in ("generate", "race"):
         monkeypatch.setattr(f"bass_core.lanes.{module}.warm_up", lambda pair, request: None)
     yield torch.device("emul", 0)
     graphs._idle.clear()

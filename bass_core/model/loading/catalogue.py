@@ -31,7 +31,7 @@ from .weights import ensure_smollm2, smollm2_gguf
 from .wheel import WHEEL
 
 _log = logging.getLogger(__name__)
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 # The maps that accelerate works out itself.
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
