@@ -185,6 +185,7 @@ def test_what_was_made_is_measured(pair, settings, corpus, tmp_path):
     assert cost_ratio(drafted, repeats=2)["c"] > 0
 
 
+@pytest.mark.slow
 def test_an_ablation_trains_every_arm_once(pair, settings, corpus, tmp_path, monkeypatch):
     monkeypatch.setattr("distill.ablation.cost_ratio", lambda drafted: {"draft_ms": 1.0, "c": 0.5})
     rows = list(ablate(pair, settings, corpus, tmp_path, 2))

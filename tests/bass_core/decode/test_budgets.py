@@ -124,6 +124,7 @@ def test_a_model_too_slow_to_be_measured_in_time_is_tried_twice(monkeypatch: pyt
     assert steps == [1, 1, 0, 0, 0]
 
 
+@pytest.mark.slow
 def test_a_number_of_rows_that_was_timed_before_the_time_was_up_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look at the clock advances it by a second: one look before the first step and one after each step."""
     ticks = iter(range(10**6))

@@ -66,6 +66,7 @@ def test_a_window_that_hides_nothing_is_always_right(
     assert rate > 0.99, "rounding may part p and q by a hair"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("verification", "temperature"), WAYS[:2])
 @pytest.mark.parametrize("drafter", ["window", "window_model"])
 def test_the_text_is_regular_decodings(

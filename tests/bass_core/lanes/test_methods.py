@@ -111,6 +111,7 @@ def test_the_toy_refuses_what_it_cannot_do(toy: Method) -> None:
             ask()
 
 
+@pytest.mark.slow
 def test_the_toy_is_run_by_the_conformance_suite(toy: Method) -> None:
     cases = [case for case in table.covering(2) if case.method == "slow"]
     assert {case.architecture for case in cases} == set(table.BUILDERS)

@@ -231,6 +231,7 @@ def test_a_table_nested_too_deeply_is_measured_anew(tmp_path):
     assert read_table(tmp_path / "table.json") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("drafter", ["model", "adaptive"])
 def test_costs_are_measured_with_a_draft_head(temperature, drafter):

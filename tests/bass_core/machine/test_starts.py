@@ -15,6 +15,7 @@ import pytest
 
 from bass_core.machine import cpu_kernels
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[3]
 needs_numba = pytest.mark.skipif(not cpu_kernels.available(), reason="numba is not there")
 
@@ -69,7 +70,6 @@ def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
 COMPILED, LOADED = "a bar\nclosed\ncompiled\n", "loaded\n"
 
 
-@pytest.mark.slow
 @needs_numba
 def test_code_is_compiled_once_and_again_where_it_is_damaged(tmp_path: Path) -> None:
     """Code of other versions goes when nobody has used it for long."""
@@ -89,14 +89,12 @@ def test_code_is_compiled_once_and_again_where_it_is_damaged(tmp_path: Path) -> 
         assert ended(run(SMALL, tmp_path))[0] == COMPILED
 
 
-@pytest.mark.slow
 @needs_numba
 def test_without_a_folder_that_can_be_written_each_start_compiles(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     assert ended(run(SMALL, tmp_path / "file"))[0] == COMPILED
 
 
-@pytest.mark.slow
 def test_without_kernels_transformers_own_model_runs_and_it_is_said(tmp_path: Path) -> None:
     for before, environment, reason in (
         ("", {"BASS_CPU_KERNELS": "0"}, "BASS_CPU_KERNELS is 0"),
@@ -192,7 +190,6 @@ print(json.dumps([before, signatures(), Counter.names, measured, drafted]))
 """
 
 
-@pytest.mark.slow
 @needs_numba
 def test_the_first_races_compile_nothing(tmp_path: Path) -> None:
     """Neither for sampling nor for any rule or batch; code from disk isn't loaded either, which takes time too."""

@@ -164,6 +164,7 @@ def test_graphs_are_for_cuda_but_not_for_zero_gpu(monkeypatch: pytest.MonkeyPatc
     assert not graphs.enabled(cuda)
 
 
+@pytest.mark.slow
 def test_all_imports_without_triton_and_the_kernels_are_refused() -> None:
     """In a process where triton cannot be imported."""
     code = (

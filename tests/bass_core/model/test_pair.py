@@ -76,6 +76,7 @@ def test_weights_are_joined_on_a_gpu_and_left_alone_on_zero_gpu(monkeypatch: pyt
     assert type(ModelPair(tiny("llama")).target_step) is CausalModel
 
 
+@pytest.mark.slow
 def test_transformers_imports_beside_our_kernels_folder():
     code = "import kernels; import transformers.models.llama.modeling_llama; print(kernels.__file__)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

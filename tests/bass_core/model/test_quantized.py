@@ -35,6 +35,9 @@ from tests.models import prompts, reference, tiny
 ROWS = prompts(3)
 
 
+OTHERS = ("qwen3", "opt", "gpt_neox", "gemma3")
+
+
 def quantised(architecture: str, name: str, tied: bool = False) -> Any:
     model = tiny(architecture)
     if tied:
@@ -43,7 +46,9 @@ def quantised(architecture: str, name: str, tied: bool = False) -> Any:
     return model
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "opt", "gpt_neox", "gemma3"])
+@pytest.mark.parametrize(
+    "architecture", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+)
 @pytest.mark.parametrize("name", ["int8", "int4"])
 def test_every_method_writes_what_the_models_own_forward_says(architecture: str, name: str) -> None:
     model = quantised(architecture, name)
