@@ -155,7 +155,8 @@ def test_the_models_own_layers_multiply(without: None, dtype: torch.dtype) -> No
         pair = ModelPair(model, perturbed(model, 0.03))
         step = pair.target_step
         assert type(step) is CausalModel and step.low_precision == (dtype != torch.float32)
-        assert str(pair).endswith(f"cpu, transformers' own model ({REASON}))") or dtype == torch.float32
+        if (architecture, dtype) == ("llama", torch.bfloat16):
+            assert str(pair).endswith(f"cpu, transformers' own model ({REASON}))")
         ours, theirs = ([type(one) for one in made.modules()] for made in (step._shadow, model))
         assert ours == theirs
         out = generate(pair, prompts(3), draft_length=3, max_new_tokens=8, eos_token_id=None)
