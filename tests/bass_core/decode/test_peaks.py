@@ -37,13 +37,6 @@ def measured(dtype: torch.dtype = torch.float32) -> Peaks:
     return known_peaks(CPU, dtype)
 
 
-def test_they_are_measured_once_and_kept(scripted: list[str]) -> None:
-    assert known_peaks(CPU, torch.float32) == Peaks() and scripted == []
-    assert len(list(measure_peaks(CPU, torch.float32))) == 2 and scripted == ["read", "torch.float32"]
-    assert measured() == FOUND and len(scripted) == 2
-    assert measured(torch.bfloat16) == FOUND and scripted[2:] == ["read", "torch.bfloat16"]
-
-
 def test_another_number_of_threads_is_another_measurement() -> None:
     assert measured() == FOUND
     before = torch.get_num_threads()
@@ -79,18 +72,17 @@ def short(dtype: torch.dtype) -> float:
     raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
 
-@pytest.mark.parametrize(
-    "stored",
-    ["", "[]", "{", "null", '{"bandwidth": 1e10}', '{"bandwidth": 1e10, "flops": null}',
-     '{"bandwidth": NaN, "flops": 1e11}', '{"bandwidth": -1.0, "flops": 1e11}', '{"bandwidth": "1", "flops": 1.0}',
-     '{"bandwidth": Infinity, "flops": 1e11}', '{"bandwidth": 1e10, "flops": 1e11, "more": 1}'],
-)  # fmt: skip
-def test_a_damaged_file_is_measured_anew(stored: str) -> None:
+def test_a_damaged_file_is_measured_anew() -> None:
     path = peaks_path(torch.float32)
     assert path is not None
     path.parent.mkdir(parents=True)
-    path.write_text(stored)
-    assert known_peaks(CPU, torch.float32) == Peaks()
+    for stored in (
+        "", "[]", "null", '{"bandwidth": 1e10}', '{"bandwidth": 1e10, "flops": null}',
+        '{"bandwidth": NaN, "flops": 1e9}', '{"bandwidth": -1.0, "flops": 1e9}', '{"bandwidth": "1", "flops": 1}',
+        '{"bandwidth": Infinity, "flops": 1e11}', '{"bandwidth": 1e10, "flops": 1e11, "more": 1}',
+    ):  # fmt: skip
+        path.write_text(stored)
+        assert known_peaks(CPU, torch.float32) == Peaks(), stored
     assert measured() == FOUND and json.loads(path.read_text()) == {"bandwidth": 3e10, "flops": 2e11}
     assert list(path.parent.iterdir()) == [path]
 

@@ -13,7 +13,7 @@ from bass_core.lanes.lane import Lane
 from bass_core.lanes.view import lane_view
 from bass_core.model.base import CausalModel
 
-from ...models import NEAR, VOCAB, perturbed, prompts, tiny
+from ...models import NEAR, VOCAB, perturbed, tiny
 
 TARGET = tiny("llama")
 PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]))
@@ -73,10 +73,6 @@ def test_amusd_tells_of_its_target(shares: bool) -> None:
     assert told == [{"fed": 128 * i, "total": 400, "sequences": [0, 1, 2]} for i in range(1, 4)] + [None]
     assert held is not None and held["draft"] > 0 and held["own"] > 0
     assert (held["shared"] > 0) == (held["copies"] > held["own"] + held["shared"] + held["draft"]) == shares
-
-
-def test_a_prompt_of_one_chunk_shows_no_reading_of_the_target() -> None:
-    assert read("regular", prompt=prompts(1)[0]) == []
 
 
 def test_a_lane_that_is_stopped_reads_no_more() -> None:

@@ -93,29 +93,6 @@ def expected_drafts(target, head, fuse, project, tokens, count):
     return found
 
 
-def test_q_is_zero_outside_the_vocabulary_and_what_was_sampled_from(pair):
-    rounds = []
-    rows = [Sequence(i, i, prompt, 20, frozenset()) for i, prompt in enumerate(prompts(2))]
-    body = ModelRunner(pair.draft_step, 2, 96, len(pair.draft.vocabulary), "pad")
-
-    class Watched(HeadDrafter):
-        def propose(self, rows, max_drafts, keys):
-            rounds.append(super().propose(rows, max_drafts, keys))
-            return rounds[-1]
-
-    drafter = Watched(pair.draft, body, pair.vocab, DRAWN)
-    runner = ModelRunner(pair.target_step, 2, 96, pair.vocab, "pad")
-    decoder = BatchDecoder(rows, runner, DecodingParams(DRAWN, 1), drafter, FixedLength(2))
-    while not decoder.finished:
-        decoder.step()
-    known = set(pair.draft.vocabulary.tolist())
-    for proposal in rounds:
-        assert proposal.probs.shape == (*proposal.tokens.shape, pair.vocab)
-        assert torch.allclose(proposal.probs.sum(-1), torch.ones(()))
-        assert (proposal.probs.gather(2, proposal.tokens[..., None]) > 0).all()
-        assert {i for i in range(pair.vocab) if proposal.probs[..., i].sum() > 0} <= known
-
-
 def test_a_saved_head_drafts_the_same(tmp_path, pair):
     target = tiny("llama")
     head = tiny_head(target)

@@ -1,16 +1,11 @@
 """Drafters that copy: what they propose, and what a pair must have for each."""
 
-import pytest
 import torch
 
-from bass_core import ModelPair, generate
 from bass_core.draft.base import Drafter, Proposal
 from bass_core.draft.lookup import Cascade, PromptLookupDrafter
-from bass_core.errors import RequestError
 from bass_core.sample.noise import NoiseKeys
 from bass_core.sequence import Sequence
-
-from ...models import tiny
 
 KEYS = NoiseKeys(0, torch.zeros(2, dtype=torch.long), torch.zeros(2, dtype=torch.long))
 
@@ -73,14 +68,3 @@ def test_a_cascade_spares_the_model_where_every_row_copies():
     cascade.propose([rows[0], row([1, 2, 3, 9, 1, 2, 3], 1)], [1, 1], KEYS)
     assert model.calls == cascade.calls == 1
     assert cascade.drafted == 2, "copies are no work of the model"
-
-
-def test_what_a_pair_lacks_and_what_is_gone_is_refused_by_name():
-    pair = ModelPair(tiny("llama"))
-    for drafter, reason in (
-        ("adaptive", "no draft model"),
-        ("ngram", "must be auto, model, prompt_lookup, adaptive, window, window_model or"),
-        ("magic", "got 'magic'"),
-    ):
-        with pytest.raises(RequestError, match=reason):
-            generate(pair, [1, 2, 3], drafter=drafter)

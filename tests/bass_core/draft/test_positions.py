@@ -1,15 +1,13 @@
 """A head of several positions: what it drafts behind one forward, alone and beside others, and the saved head."""
 
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
 
-from bass_core import ModelPair, SamplingParams, generate
+from bass_core import ModelPair, SamplingParams
 from bass_core.draft.head import HeadDrafter
 from bass_core.machine import cpu_kernels
-from bass_core.model.draft_head import DraftHead, load_draft_head
+from bass_core.model.draft_head import DraftHead
 from bass_core.model.runner import ModelRunner
 from bass_core.sample.noise import NoiseKeys
 from bass_core.sequence import Sequence
@@ -66,23 +64,6 @@ def test_drafts_are_what_the_head_says(most):
     assert proposal.num_drafted == [most] * 3 and drafter.calls == -(-most // 3)
 
 
-@pytest.mark.parametrize("sampling", [SamplingParams(), DRAWN], ids=["greedy", "sampled"])
-def test_only_a_head_that_is_sure_goes_on(sampling):
-    """Within a forward it stops below the confidence; another forward asks for more. Drafts stay the same."""
-    pair = ModelPair(tiny("llama"), tiny_head(tiny("llama"), positions=3))
-    endless, drafter = proposed(pair, sampling, [7, 7, 2])
-    assert endless.num_drafted == [7, 7, 2] and drafter.calls == 3
-    seen = set()
-    for confidence in (0.0005, 0.002, 0.01, 0.03, 0.1, 0.3, 1.1):
-        found, drafter = proposed(pair, sampling, [7, 7, 2], confidence=confidence)
-        width = found.tokens.shape[1]
-        assert width == max(found.num_drafted) and drafter.calls >= -(-width // 3)
-        assert torch.equal(found.tokens, endless.tokens[:, :width])
-        assert found.probs is None or torch.equal(found.probs, endless.probs[:, :width])
-        seen.update(found.num_drafted)
-    assert len(seen) > 2 and 0 in seen and {3, 6} & seen
-
-
 def test_each_token_was_drawn_from_its_q():
     """Over many seeds the second token behind a first one is as frequent as the q that was proposed says."""
     pair = ModelPair(tiny("llama"), tiny_head(tiny("llama"), positions=3, size=4))
@@ -135,37 +116,3 @@ def test_trees_ask_behind_any_token_without_a_forward():
         torch.testing.assert_close(second[0, 0], ahead.logits(2, torch.tensor([7, 8]))[0])
         torch.testing.assert_close(second[1, 1], ahead.logits(2, torch.tensor([7, 8]))[1])
     assert drafter.calls == calls and drafter.reach == 2
-
-
-def test_a_saved_head_drafts_the_same(tmp_path):
-    target = tiny("llama")
-    tiny_head(target, positions=3).save(tmp_path, torch.float32)
-    loaded = load_draft_head(tmp_path, target)
-    assert loaded.positions == 3 and loaded.config.link_rank == 8
-    for sampling in (SamplingParams(), DRAWN):
-        before, _ = proposed(ModelPair(target, tiny_head(target, positions=3)), sampling, [5, 5])
-        after, _ = proposed(ModelPair(target, load_draft_head(tmp_path, target)), sampling, [5, 5])
-        assert torch.equal(before.tokens, after.tokens)
-
-
-def test_a_packed_head_can_be_copied():
-    """As AMUSD does for a draft on a second device."""
-    head = tiny_head(tiny("llama"), positions=3).to(torch.bfloat16)
-    states, columns = torch.randn(2, 64), torch.tensor([3, 39])
-    head.pack()
-    other = copy.deepcopy(head)
-    other.pack()
-    for place in (1, 2):
-        one, same = (made.ahead(states[:, :0], states, 3).logits(place, columns) for made in (head, other))
-        torch.testing.assert_close(one, same)
-
-
-@pytest.mark.parametrize("length", [1, 4, "bass"])
-def test_text_is_the_targets_own(length):
-    target = tiny("llama")
-    pair = ModelPair(target, tiny_head(target, positions=3, size=90))
-    request = dict(max_new_tokens=24, eos_token_id=None)
-    plain = generate(pair, prompts(4), method="regular", **request)
-    drafted = generate(pair, prompts(4), draft_length=length, **request)
-    assert [row.token_ids for row in drafted.sequences] == [row.token_ids for row in plain.sequences]
-    assert drafted.metrics.accepted > 0

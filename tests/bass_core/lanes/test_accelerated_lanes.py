@@ -1,6 +1,7 @@
 """Lanes on the emulated accelerator: which stream waits for which, what a clock counts, and what is measured when.
 
 Contract: tests/devices says what the emulated device can show; test_clock.py tests the clock's arithmetic.
+The parts of a round fit into it, on the CPU too.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from typing import Any
 import pytest
 import torch
 
-from bass_core import ModelPair, generate, race
+from bass_core import ModelPair, SamplingParams, generate, race, stream
 from bass_core.decode.request import make_request
-from bass_core.lanes.clock import LaneClock
 from bass_core.lanes.lane import Lane
-from bass_core.machine import hardware, setup_time
+from bass_core.machine import hardware, setup_time, stopwatch
+from bass_core.machine.stopwatch import Stopwatch
 from bass_core.model import graphs as graphs
 from bass_core.model.forward import ForwardBatch
+from bass_core.sequence import Round
 from kernels.support import own_stream, runtime
 from tests.bass_core.accelerated import (  # noqa: F401
     DEVICE,
@@ -35,7 +37,7 @@ from tests.bass_core.accelerated import (  # noqa: F401
 from tests.bass_core.draft.test_head import tiny_head
 from tests.devices.emulation import capture as emulated_capture
 from tests.devices.emulation import ledger, order
-from tests.models import tiny
+from tests.models import NEAR, perturbed, tiny
 
 pytestmark = pytest.mark.usefixtures("small")
 
@@ -107,28 +109,6 @@ def test_captures_cost_a_lane_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert emulated_capture.captured > 1 and clocks[0] == pytest.approx(clocks[1]) and clocks[1] > 0
 
 
-def test_a_clock_is_of_the_lanes_device() -> None:
-    """Another device is current."""
-    other = torch.device("emul", 1)
-    clock = LaneClock(other)
-    x = torch.ones(2, device=other)
-    stream = order.queue(runtime(DEVICE).current_stream(other).key)
-    before = stream.ms
-    assert runtime(DEVICE).current_device() == 0
-    with clock.running():
-        for _ in range(5):
-            x = torch.neg(x)
-    assert clock.ms == pytest.approx(stream.ms - before) and clock.ms >= 5 * order.OP_MS
-
-
-def test_a_lane_on_another_device_than_the_current_has_a_clock() -> None:
-    device = torch.device("emul", 1)
-    out = generate(on_device(device), ROWS, **TEXT)
-    assert out.metrics.ms_per_token is not None and out.metrics.ms_per_token > 0
-    assert out.metrics.bandwidth_utilization is not None
-    assert runtime(DEVICE).current_device() == 0
-
-
 def test_bandwidth_is_measured_on_the_device_and_draws_no_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """While another thread captures, drawing a random number would break its capture."""
     other = torch.device("emul", 1)
@@ -146,23 +126,6 @@ def test_bandwidth_is_measured_on_the_device_and_draws_no_random_numbers(monkeyp
     assert done
 
 
-def test_no_view_measures(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured: list[torch.device] = []
-
-    def copy_bandwidth(device: torch.device) -> float:
-        measured.append(device)
-        return 1e9
-
-    monkeypatch.setattr(hardware, "copy_bandwidth", copy_bandwidth)
-    pair = on_device()
-    lane = Lane(pair, make_request(pair, ROWS, **TEXT), "bass")
-    assert measured == [DEVICE]
-    while not lane.finished:
-        lane.step()
-    assert lane.metrics().bandwidth_utilization > 0
-    assert measured == [DEVICE]
-
-
 def test_a_device_without_memory_for_a_measurement_has_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     def short(device: torch.device) -> float:
         raise torch.OutOfMemoryError("out of memory")
@@ -171,3 +134,56 @@ def test_a_device_without_memory_for_a_measurement_has_no_figure(monkeypatch: py
     assert hardware.known_bandwidth(DEVICE) is None and hardware.known_bandwidth(torch.device("cpu")) is None
     out = generate(on_device(), ROWS, **TEXT)
     assert out.metrics.bandwidth_utilization is None
+
+
+PAIR = ModelPair(tiny("llama"), perturbed(tiny("llama"), NEAR["llama"]))
+
+
+def check(rounds: list[Round], drafts: bool) -> None:
+    """The parts fit into each round, and a round that drafted nothing has no time for drafts."""
+    before, seen = 0.0, set()
+    for round_ in rounds:
+        took, before = round_.time_ms - before, round_.time_ms
+        if round_.kind == "prefill":
+            assert round_.draft_ms is round_.verify_ms is None
+            continue
+        assert round_.draft_ms is not None and round_.verify_ms is not None
+        draft, verify = round_.draft_ms, round_.verify_ms
+        assert verify > 0 and draft + verify <= took + 1e-6
+        assert (draft > 0) == (round_.kind == "verify")
+        seen.add(round_.kind)
+    assert ("verify" in seen) == drafts
+
+
+@pytest.mark.parametrize("method", ["regular", "speculative", "bass"])
+def test_parts_fit_into_their_round(method: str) -> None:
+    for ways in ({"draft_length": 3}, {"draft_length": "auto", "tree": (2, 1)}):
+        asked: dict[str, Any] = {**TEXT, **ways, "sampling": SamplingParams(0.8)}
+        check(list(stream(PAIR, ROWS, method=method, **asked)), drafts=method != "regular")
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("graphs", ["0", "1"])
+def test_an_accelerator_s_events_give_the_parts_and_no_more_waits(
+    graphs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BASS_GRAPHS", graphs)
+    pair = on_device()
+    list(stream(pair, ROWS, **TEXT))
+    ledger.clear()
+    rounds = list(stream(pair, ROWS, **TEXT))
+    check(rounds, drafts=True)
+    assert not ledger.races and not ledger.waits["device"]
+
+
+def test_laps_leave_set_up_time_out_and_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, clock = Stopwatch(torch.device("cpu")), SimpleNamespace(now=0.0, setup=0.0)
+    monkeypatch.setattr(stopwatch, "setup_ms", lambda: clock.setup)
+    monkeypatch.setattr(stopwatch, "time", SimpleNamespace(perf_counter=lambda: clock.now / 1000))
+    for ms, setup in ((0, 0), (10, 4), (5, 9), (7, 0)):
+        clock.now, clock.setup = clock.now + ms, clock.setup + setup
+        watch.mark()
+    assert watch.laps() == pytest.approx([6, 0, 7])
+    watch.mark()
+    watch.mark()
+    assert watch.laps() == [0]

@@ -6,31 +6,37 @@ appears wherever methods are listed.
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import FrozenInstanceError, fields
+from typing import Any, get_type_hints
 
 import pytest
 import torch
 
+import bass_core
 from bass_core import (  # fmt: skip
     DEFAULT_LANES,
     METHODS,
     Method,
     ModelPair,
+    Options,
     RequestError,
+    SamplingParams,
     generate,
     race,
     register,
     stream,
     unregister,
 )
-from bass_core.decode.request import Request
+from bass_core.decode.request import Request, make_request
 from bass_core.lanes.lane import Lane
-from bass_core.lanes.methods import find_method
+from bass_core.options import Keywords
 from bass_core.sequence import Round, RowRound, Sequence
 
 from ...conformance import table
-from ...models import prompts, reference, tiny
+from ...models import byte_tokenizer, prompts, reference, tiny
 
 TARGET = tiny("llama")
 PAIR = ModelPair(TARGET, TARGET)
@@ -105,6 +111,7 @@ def test_the_toy_refuses_what_it_cannot_do(toy: Method) -> None:
             ask()
 
 
+@pytest.mark.slow
 def test_the_toy_is_run_by_the_conformance_suite(toy: Method) -> None:
     cases = [case for case in table.covering(2) if case.method == "slow"]
     assert {case.architecture for case in cases} == set(table.BUILDERS)
@@ -119,17 +126,10 @@ def test_the_table(toy: Method) -> None:
     assert [name for name, method in METHODS.items() if method.reference] == ["regular"]
     with pytest.raises(ValueError, match="registered already"):
         register(SLOW)
-    with pytest.raises(
-        RequestError, match="method must be one of regular, speculative, bass, amusd, transformers, slow; got"
-    ):
-        find_method("slower")
-
-
-def test_what_was_taken_out_is_unknown() -> None:
-    with pytest.raises(
-        RequestError, match="method must be one of regular, speculative, bass, amusd, transformers; got 'slow'"
-    ):
+    unregister("slow")
+    with pytest.raises(RequestError, match="one of regular, speculative, bass, amusd, transformers; got 'slow'"):
         generate(PAIR, [1], method="slow")
+    register(SLOW)
 
 
 def test_a_stream_that_is_closed_ends_its_lane(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,3 +139,66 @@ def test_a_stream_that_is_closed_ends_its_lane(monkeypatch: pytest.MonkeyPatch) 
     next(rounds)
     rounds.close()
     assert ended == ["stopped"]
+
+
+NAMED = ModelPair(TARGET, tiny("llama", seed=1, layers=1), byte_tokenizer(), name="tiny")
+OWN = {"generate": {"method"}, "stream": {"method"}, "race": {"lanes", "scheduling", "stopped"}}
+
+
+@pytest.mark.parametrize("function", [generate, stream, race, make_request])
+def test_every_keyword_is_listed_and_has_one_default(function: Any) -> None:
+    """The signature lists the fields of Options with their defaults, as editors and help() show them."""
+    listed = inspect.signature(function).parameters
+    own = {"pair", "prompt", "options"} | OWN.get(function.__name__, set())
+    mine = {name: one for name, one in listed.items() if name not in own}
+    assert {name: one.default for name, one in mine.items()} == {one.name: one.default for one in fields(Options)}
+    assert all(one.kind is one.KEYWORD_ONLY and one.annotation is not one.empty for one in mine.values())
+    assert own <= set(listed)
+
+
+def test_options_are_frozen_and_explained() -> None:
+    """Type checkers see the same names and types as keywords; the docstring explains each, in order."""
+    assert get_type_hints(Keywords) == get_type_hints(Options)
+    assert re.findall(r"^    (\w+): ", Options.__doc__ or "", re.MULTILINE) == [
+        one.name for one in fields(Options)
+    ]
+    with pytest.raises(FrozenInstanceError):
+        Options().n = 2  # type: ignore[misc]
+
+
+def test_options_may_be_given_as_one_object() -> None:
+    options = Options(n=2, max_new_tokens=3, sampling=SamplingParams(0.7), draft_length=1, seed=4)
+    out = generate(NAMED, "abc", method="speculative", options=options)
+    *_, last = race(NAMED, "abc", lanes=["speculative"], options=options)
+    streamed = [row.tokens for round_ in stream(NAMED, "abc", options=options) for row in round_.rows]
+    same = generate(NAMED, "abc", method="speculative", **vars(options))
+    texts = [sequence.token_ids for sequence in same.sequences]
+    assert [sequence.token_ids for sequence in out.sequences] == texts
+    assert [s["token_ids"] for s in last["lanes"]["speculative"]["sequences"]] == texts
+    assert sum(map(len, streamed)) == 6
+
+
+def test_options_are_given_in_one_way_and_no_other_keywords() -> None:
+    for function in (generate, stream, race):
+        refused: list[tuple[dict[str, Any], str]] = [
+            ({"options": Options(), "seed": 1}, "seed was given beside options: put it into Options(...)."),
+            ({"options": 3}, "options must be an Options, or None; got 3."),
+            ({"max_token": 1}, f"{function.__name__} has no argument max_token: did you mean max_new_tokens?"),
+            ({"zzz": 1}, f"{function.__name__} has no argument zzz: choose from "),
+            *(
+                ({name: 1}, f"use sampling=SamplingParams({name}=...).")
+                for name in ("temperature", "top_k", "top_p")
+            ),
+        ]
+        for asked, says in refused:
+            with pytest.raises(RequestError, match=re.escape(says)):
+                function(NAMED, [1, 2], **asked)
+
+
+def test_short_reprs() -> None:
+    out = generate(NAMED, "abc", n=2, max_new_tokens=200, eos_token_id=None)
+    assert repr(NAMED).startswith("ModelPair(tiny: LlamaForCausalLM, draft LlamaForCausalLM, float32, cpu")
+    assert re.fullmatch(r"Generation\(bass, 400 tokens in 2 rows, [\d.]+ ms per token\)", repr(out))
+    assert repr(out.sequences[0]).startswith("GeneratedSequence(200 tokens, length, ")
+    assert len(repr(out.sequences[0])) < 120
+    assert bass_core.__version__.count(".") == 2

@@ -22,10 +22,11 @@ import pytest
 
 import bass_core.lanes.lane as lane_module
 from bass_core import DEFAULT_LANES, METHODS, ModelPair, RequestError, generate, race
+from bass_core.lanes import warmup
 from bass_core.lanes.clock import FairLock
 from bass_core.model.cache import RaggedCache
 
-from ...models import NEAR, byte_tokenizer, perturbed, prompts, tiny
+from ...models import NEAR, byte_tokenizer, perturbed, prompts, reference, tiny
 
 race_module = import_module("bass_core.lanes.race")  # the package binds this name to the function
 TARGET = tiny("llama")
@@ -185,8 +186,7 @@ def test_in_turn_runs_one_lane_to_its_end(steps: list[tuple[str, dict[str, float
     assert waiting and set(waiting) == {0.0}
 
 
-@pytest.mark.parametrize("scheduling", SCHEDULINGS)
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize(("scheduling", "known"), zip(SCHEDULINGS, (True, False, False), strict=True))
 def test_a_lane_that_fails_ends_alone(scheduling: str, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     bass = METHODS["bass"]
     failing = replace(bass, build=lambda *arguments: Failing(bass.build(*arguments), known))
@@ -223,8 +223,9 @@ class Failing:
         return self.decoder.step()
 
 
-@pytest.mark.parametrize("taken", [1, 6, None])
-@pytest.mark.parametrize("scheduling", SCHEDULINGS)
+@pytest.mark.parametrize(
+    ("scheduling", "taken"), [*((name, 6) for name in SCHEDULINGS), ("fair", 1), ("overlap", None)]
+)
 def test_closing_frees_everything_at_once(
     scheduling: str, taken: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,6 +258,37 @@ def test_closing_frees_everything_at_once(
         gc.enable()
 
 
-def test_a_race_that_was_never_started_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(race_module, "Lane", None)
-    race(PAIR, ROWS).close()
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The decoders made for a warm-up."""
+    made: list[Any] = []
+    build = warmup.build_bass
+
+    def remembered(*arguments: Any) -> Any:
+        made.append(build(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(warmup, "build_bass", remembered)
+    return made
+
+
+@pytest.mark.parametrize("draft", [None, perturbed(TARGET, 0.02)])
+def test_once_a_pair(built: list[Any], draft: Any) -> None:
+    pair, other, row = ModelPair(TARGET, draft), ModelPair(TARGET, draft), prompts(1)[0]
+    for _ in range(2):
+        assert generate(pair, row, max_new_tokens=9).sequences[0].token_ids == reference(TARGET, row, 9)
+    assert len(built) == 1
+    first = next(race(other, row, max_new_tokens=9))
+    assert len(built) == 2
+    # The warm-up's prefill and one round, which no lane counts.
+    assert [decoder.target_forwards for decoder in built] == [2, 2]
+    assert all(lane["metrics"]["target_forwards"] <= 9 for lane in first["lanes"].values())
+
+
+def test_a_warm_up_that_fails_leaves_the_failure_to_the_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("cold")
+
+    monkeypatch.setattr(warmup, "build_bass", fail)
+    row = prompts(1)[0]
+    assert generate(ModelPair(TARGET), row, max_new_tokens=5).sequences[0].token_ids == reference(TARGET, row, 5)

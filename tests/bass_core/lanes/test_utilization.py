@@ -16,9 +16,8 @@ from bass_core.sequence import Round, RowRound, Sequence
 from tests.models import perturbed, prompts, tiny
 
 
-@pytest.mark.parametrize(
-    ("name", "teraflops"),
-    [
+def test_peaks() -> None:
+    for name, teraflops in (
         ("NVIDIA H200", 989.4),
         ("NVIDIA H100 80GB HBM3", 989.4),
         ("NVIDIA H100 PCIe", 756.0),
@@ -30,13 +29,9 @@ from tests.models import perturbed, prompts, tiny
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 503.8),
         ("NVIDIA L40", None),
         ("Some CPU", None),
-    ],
-)
-def test_peaks(name: str, teraflops: float | None) -> None:
-    assert dense_peak(name, torch.bfloat16) == (None if teraflops is None else pytest.approx(1e12 * teraflops))
-
-
-def test_the_a100_of_the_paper_in_float32() -> None:
+    ):
+        assert dense_peak(name, torch.bfloat16) == (None if teraflops is None else pytest.approx(1e12 * teraflops))
+    # The A100 of the paper.
     assert dense_peak("NVIDIA A100-SXM4-80GB", torch.float32) == pytest.approx(19.5e12)
 
 

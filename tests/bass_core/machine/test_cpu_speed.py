@@ -46,33 +46,24 @@ def test_the_last_caches_of_our_cores_count_once_each(caches: Callable[..., None
     assert cpu_speed.last_cache() == 48 * MB
 
 
-@pytest.mark.parametrize("told", [{}, {0: [("index3", "lots", "0")]}])
-def test_a_cache_that_nobody_describes_is_assumed(told: dict[int, object], caches: Callable[..., None]) -> None:
-    caches(told, allowed={0})
+def test_a_cache_that_nobody_describes_is_assumed(caches: Callable[..., None]) -> None:
+    caches({0: [("index3", "lots", "0")]}, allowed={0, 1})
     assert cpu_speed.last_cache() == cpu_speed.LAST_CACHE
 
 
-@pytest.mark.parametrize(
-    ("cache", "free", "most", "size"),
-    [
+def test_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cache, free, most, size in (
         (32, 4096, 512, 320),  # ten caches
         (100, 4096, 512, 512),  # as many as the most bytes hold
-        (100, 4096, 1024, 1000),
         (32, 300, 512, 150),  # half of what is free
-        (32, 100, 512, 0),  # less than two caches: the second pass would read the cache
         (300, 4096, 512, 0),
-    ],
-)
-def test_room(cache: int, free: int, most: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_speed, "last_cache", lambda: cache * MB)
-    monkeypatch.setattr(cpu_speed, "available_bytes", lambda device: free * MB)
-    assert cpu_speed.room(most * MB) == size * MB
-
-
-def test_without_room_there_is_no_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_speed, "available_bytes", lambda device: MB)
+        (32, 100, 512, 0),  # less than two caches: the second pass would read the cache
+    ):
+        monkeypatch.setattr(cpu_speed, "last_cache", lambda cache=cache: cache * MB)
+        monkeypatch.setattr(cpu_speed, "available_bytes", lambda device, free=free: free * MB)
+        assert cpu_speed.room(most * MB) == size * MB
     monkeypatch.setattr(cpu_speed, "written", None)
-    assert cpu_speed.read_bandwidth() is None
+    assert cpu_speed.read_bandwidth() is None, "there is no room"
 
 
 def scripted(monkeypatch: pytest.MonkeyPatch, seconds: Iterator[float]) -> None:

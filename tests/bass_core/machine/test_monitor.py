@@ -116,22 +116,14 @@ def test_no_thread_stays_and_it_can_start_again() -> None:
         monitor.start()
         monitor.start()
         assert threads() == ["bass-monitor"]
+        monitor.latest().clear()
+        assert monitor.latest().keys() == KEYS, "what is told is a copy"
         monitor.stop()
         monitor.stop()
         assert threads() == []
-    assert monitor.latest()["rss_mb"] is not None
-
-
-def test_a_failure_in_the_block_ends_the_thread() -> None:
-    with pytest.raises(ZeroDivisionError), Monitor(CPU, interval_s=60):
+    with pytest.raises(ZeroDivisionError), monitor:
         1 / 0  # noqa: B018
-    assert threads() == []
-
-
-def test_latest_is_a_copy() -> None:
-    with Monitor(CPU, interval_s=60) as monitor:
-        monitor.latest().clear()
-        assert monitor.latest().keys() == KEYS
+    assert threads() == [] and monitor.latest()["rss_mb"] is not None
 
 
 def test_all_fields_of_the_board_that_torch_means(nvml: FakeNvml) -> None:
@@ -143,19 +135,8 @@ def test_all_fields_of_the_board_that_torch_means(nvml: FakeNvml) -> None:
     assert nvml.open == 0
 
 
-@pytest.mark.parametrize("told", [UUID, f"MIG-{UUID}"])
-def test_a_slice_of_a_board_is_found_by_its_own_name(
-    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, told: str
-) -> None:
-    nvml.boards = {"GPU-ffffffff-0000-0000-0000-000000000000": "wrong", f"MIG-{UUID}": "right"}
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=told))
-    with Monitor(CUDA, interval_s=60) as monitor:
-        assert gpu_fields(monitor.latest()) == GOOD
-
-
-@pytest.mark.parametrize(
-    ("call", "lost"),
-    [
+def test_a_call_that_fails_loses_its_own_field_alone(nvml: FakeNvml) -> None:
+    for call, lost in (
         ("nvmlDeviceGetUtilizationRates", {"gpu_utilization"}),
         ("nvmlDeviceGetMemoryInfo", {"gpu_memory_mb", "gpu_memory_total_mb"}),
         ("nvmlDeviceGetPowerUsage", {"gpu_power_w"}),
@@ -163,14 +144,24 @@ def test_a_slice_of_a_board_is_found_by_its_own_name(
         ("nvmlDeviceGetHandleByUUID", set(GPU_FIELDS)),
         ("nvmlInit", set(GPU_FIELDS)),
         ("nvmlShutdown", set()),
-    ],
-)
-def test_a_call_that_fails_loses_its_own_field_alone(nvml: FakeNvml, call: str, lost: set[str]) -> None:
-    nvml.broken.add(call)
-    with Monitor(CUDA, interval_s=60) as monitor:
-        sample = monitor.latest()
-    assert gpu_fields(sample) == {key: None if key in lost else value for key, value in GOOD.items()}
-    assert sample["rss_mb"] is not None and nvml.open == 0
+    ):
+        nvml.broken = {call}
+        with Monitor(CUDA, interval_s=60) as monitor:
+            sample = monitor.latest()
+        assert gpu_fields(sample) == {key: None if key in lost else value for key, value in GOOD.items()}
+        assert sample["rss_mb"] is not None and nvml.open == 0
+
+
+def test_the_board_is_found_by_its_own_name_or_not_at_all(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slice of a board has a name of its own; without one, or without pynvml, nothing is guessed."""
+    slices = {"GPU-ffffffff-0000-0000-0000-000000000000": "wrong", f"MIG-{UUID}": "right"}
+    for boards, told in ((slices, UUID), (slices, f"MIG-{UUID}"), (nvml.boards, None)):
+        nvml.boards = boards
+        properties = SimpleNamespace() if told is None else SimpleNamespace(uuid=told)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, made=properties: made)
+        assert NvmlDevice(CUDA).read() == (dict.fromkeys(GPU_FIELDS) if told is None else GOOD)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert NvmlDevice(CUDA).read() == dict.fromkeys(GPU_FIELDS)
 
 
 def test_nvml_vanishes_midway_and_comes_back(nvml: FakeNvml) -> None:
@@ -182,18 +173,6 @@ def test_nvml_vanishes_midway_and_comes_back(nvml: FakeNvml) -> None:
         assert monitor.latest()["rss_mb"] is not None and threads() == ["bass-monitor"]
         nvml.broken = set()
         wait_for(lambda: gpu_fields(monitor.latest()) == GOOD)
-
-
-def test_without_pynvml(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    with Monitor(CUDA, interval_s=60) as monitor:
-        assert gpu_fields(monitor.latest()) == dict.fromkeys(GPU_FIELDS)
-
-
-def test_without_a_uuid_no_board_is_guessed(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace())
-    with Monitor(CUDA, interval_s=60) as monitor:
-        assert gpu_fields(monitor.latest()) == dict.fromkeys(GPU_FIELDS)
 
 
 def test_the_real_nvml_without_a_driver_or_with_one() -> None:

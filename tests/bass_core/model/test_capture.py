@@ -21,6 +21,7 @@ from bass_core.model import graphs as graphs
 from bass_core.model.base import CausalModel
 from bass_core.model.capturable import mark_capturable
 from bass_core.model.forward import ForwardBatch
+from bass_core.model.weights.shape import turns_with_length
 from kernels.support import runtime
 from tests.bass_core.accelerated import (  # noqa: F401
     DEVICE,
@@ -34,7 +35,6 @@ from tests.bass_core.accelerated import (  # noqa: F401
     while_capturing,
 )
 from tests.devices.emulation import capture as emulated_capture
-from tests.devices.emulation import ledger
 from tests.models import reference, tiny
 
 pytestmark = pytest.mark.usefixtures("small")
@@ -48,14 +48,6 @@ def expected() -> list[list[int]]:
 def slots(pair: ModelPair) -> list[Any]:
     gc.collect()
     return [slot for model in (pair.target_step, pair.draft_step) for slot in graphs._idle.get(model, [])]
-
-
-def test_captured_texts_are_the_models(expected: list[list[int]]) -> None:
-    pair = on_device()
-    for method in ("regular", "speculative", "bass"):
-        assert texts(pair, method=method) == expected
-    assert emulated_capture.captured > 3 and not ledger.races
-    assert ledger.waits["device"] == 0
 
 
 def test_a_capture_that_fails_at_its_end_is_the_last(
@@ -117,33 +109,18 @@ def test_a_forward_that_waits_is_found_out_before_it_is_captured(
     assert len(caplog.records) == reads and runtime(DEVICE).get_sync_debug_mode() == 0
 
 
-def test_a_pair_asks_its_models_when_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[CausalModel] = []
-    monkeypatch.setattr("bass_core.model.select.mark_capturable", asked.append)
-    pair = on_device()
-    assert asked == [pair.target_step, pair.draft_step]
-
-
-@pytest.mark.parametrize(
-    ("rope", "known"),
-    [
+def test_embeddings_that_turn_with_the_length_are_not_captured() -> None:
+    by_layer = {"full_attention": {"rope_type": "dynamic"}, "sliding_attention": {"rope_type": "default"}}
+    for rope, turns in (
         ({"rope_type": "dynamic", "factor": 2.0}, True),
         ({"rope_type": "longrope", "factor": 2.0}, True),
-        ({"full_attention": {"rope_type": "dynamic"}, "sliding_attention": {"rope_type": "default"}}, True),
+        (by_layer, True),
         ({"rope_type": "yarn", "factor": 2.0}, False),
-        ({"rope_type": "llama3"}, False),
         ({"type": "linear", "factor": 2.0}, False),
         (None, False),
-    ],
-)
-def test_embeddings_that_turn_with_the_length_are_not_captured(rope: Any, known: bool) -> None:
-    from bass_core.model.weights.shape import turns_with_length
-
-    assert turns_with_length(SimpleNamespace(rope_parameters=rope)) is known
-    assert turns_with_length(SimpleNamespace(rope_scaling=rope)) is known
-
-
-def test_a_model_with_dynamic_embeddings_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+    ):
+        assert turns_with_length(SimpleNamespace(rope_parameters=rope)) is turns
+        assert turns_with_length(SimpleNamespace(rope_scaling=rope)) is turns
     model = copy.deepcopy(tiny("llama"))
     model.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     assert not CausalModel(model).capturable and CausalModel(tiny("llama")).capturable

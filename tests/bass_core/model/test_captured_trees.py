@@ -23,7 +23,7 @@ from bass_core.model.runner import ModelRunner
 from kernels.plan import MOST_TREE
 from tests.models import tiny
 
-KINDS = [(CausalModel, "pad"), (CausalModel, "sdpa"), (LlamaCuda, "pad"), (LlamaCuda, "fused")]
+KINDS = [(CausalModel, "pad"), (CausalModel, "sdpa"), (LlamaCuda, "pad")]
 TEXT = 6
 
 
@@ -67,7 +67,12 @@ def path(parents: list[int], node: int) -> list[int]:
 
 @pytest.mark.parametrize(
     ("kind", "backend", "architecture"),
-    [*((*kind, "llama") for kind in KINDS), (CausalModel, "pad", "qwen3"), (LlamaCuda, "pad", "qwen3")],
+    [
+        *((*kind, "llama") for kind in KINDS),
+        (CausalModel, "pad", "qwen3"),
+        (LlamaCuda, "pad", "qwen3"),
+        pytest.param(LlamaCuda, "fused", "llama", marks=pytest.mark.slow),
+    ],
 )
 def test_a_token_of_a_tree_is_the_end_of_its_path(
     kind: type[CausalModel], backend: str, architecture: str
@@ -108,7 +113,12 @@ def steps(dice: random.Random) -> Iterator[tuple[int, int, list[int], bool]]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "backend", "prefixes"), [*((*kind, True) for kind in KINDS), (CausalModel, "pad", False)]
+    ("kind", "backend", "prefixes"),
+    [
+        *((*kind, True) for kind in KINDS),
+        (CausalModel, "pad", False),
+        pytest.param(LlamaCuda, "fused", True, marks=pytest.mark.slow),
+    ],
 )
 def test_a_replay_of_trees_is_the_eager_step(kind: type[CausalModel], backend: str, prefixes: bool) -> None:
     """Different trees of one shape share a capture; a chain of that shape has its own."""

@@ -1,7 +1,8 @@
-"""The names load_pair accepts, how it loads folders and the Hub, with and without network, and what it refuses."""
+"""Contract: what `load_pair` makes of names, folders, the Hub, draft heads and GGUF files, and what it refuses."""
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 from pathlib import Path
@@ -9,16 +10,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
+import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType, GGUFWriter, quants
 from huggingface_hub.errors import RepositoryNotFoundError
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from bass_core import PairError, RequestError, WeightsError, load_pair
-from bass_core.model.draft_head import DraftHead
-from bass_core.model.loading import catalogue, sources
+from bass_core import PairError, RequestError, WeightsError, generate, load_pair
+from bass_core.model.draft_head import DraftHead, HeadConfig
+from bass_core.model.loading import catalogue, quantized, sources
+from bass_core.model.loading.gguf_blocks import read_blocks
+from bass_core.model.loading.weights import smollm2_gguf
+from bass_core.model.weights.quantized import is_quantized
+from kernels.reference.quantized import dequantise
 from tests.models import VOCAB, tiny
 
 HUB_ID = "someone/tiny-llama"
@@ -71,21 +79,12 @@ def test_folders_for_target_and_draft(folder: Path, tmp_path: Path) -> None:
     pair = load_pair(str(folder), draft=str(other), device="cpu", dtype="float32")
     assert pair.target.name_or_path == str(folder) and pair.draft.name_or_path == str(other)
     assert not torch.equal(pair.target.lm_head.weight, pair.draft.lm_head.weight)
-    assert (pair.device.type, pair.dtype, pair.draft.device.type, pair.draft.dtype) == (
-        "cpu", torch.float32, "cpu", torch.float32,
-    )  # fmt: skip
     for model in (pair.target, pair.draft):
+        assert (model.device.type, model.dtype) == ("cpu", torch.float32)
         assert not model.training and not any(weight.requires_grad for weight in model.parameters())
     assert pair.tokenizer("w7").input_ids == [7] and pair.default_drafter == "auto"
-
-
-@pytest.mark.parametrize(
-    ("asked", "made"),
-    [("auto", torch.bfloat16), ("float16", torch.float16), (torch.float32, torch.float32)],
-)
-def test_dtypes(folder: Path, asked: Any, made: torch.dtype) -> None:
-    pair = load_pair(str(folder), draft=str(folder), device="cpu", dtype=asked)
-    assert pair.dtype == pair.draft.dtype == made
+    for asked, made in (("auto", torch.bfloat16), ("float16", torch.float16), (torch.float32, torch.float32)):
+        assert load_pair(str(folder), device="cpu", dtype=asked).dtype == made
 
 
 def test_an_entry_names_draft_drafter_and_dtype(
@@ -110,49 +109,37 @@ def test_an_entry_names_draft_drafter_and_dtype(
     assert other.draft.name_or_path == str(folder) and other.default_drafter == "auto"
 
 
-def test_the_catalogue() -> None:
-    named = {
-        entry.name: (entry.target, entry.draft) for entry in catalogue.CATALOGUE.values() if not entry.prepare
-    }
-    assert named == {
-        "smollm2-hub": ("HuggingFaceTB/SmolLM2-135M-Instruct", None),
-        "smollm2-1.7b": ("HuggingFaceTB/SmolLM2-1.7B-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct"),
-        "qwen3-8b": ("Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B"),
-        "opt-13b": ("facebook/opt-13b", "facebook/opt-125m"),
-    }
-    for entry in catalogue.CATALOGUE.values():
-        assert entry.tested != ("not run here" in entry.note), entry.name
-
-
-@pytest.mark.parametrize("name", ["smollm3", "./gone", "/gone/away", "a/b/c", "drafts/gone", "", "..", "../x"])
 def test_an_unknown_name_is_refused_without_asking_the_hub(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sources, "_ask_hub", lambda repo: pytest.fail("the Hub was asked"))
-    with pytest.raises(PairError) as refusal:
-        load_pair(name)
-    assert "\n" not in str(refusal.value)
-    if name not in ("", ".."):  # these are folders, but not models
-        assert all(known in str(refusal.value) for known in catalogue.CATALOGUE)
+    for name in ("smollm3", "./gone", "/gone/away", "a/b/c", "drafts/gone", "", "..", "../x"):
+        with pytest.raises(PairError) as refusal:
+            load_pair(name)
+        assert "\n" not in str(refusal.value)
+        if name not in ("", ".."):  # these are folders, but not models
+            assert all(known in str(refusal.value) for known in catalogue.CATALOGUE)
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
+def test_device_and_dtype_are_checked_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "_source", lambda name: pytest.fail("a model was looked for"))
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"device": "tpu"}, "device"),
         ({"device": "mps"}, "device"),
         ({"device": "cuda:99"}, "sees no device"),
         ({"dtype": "int2"}, "choose auto, .*bfloat16.* int8 or int4"),
         ({"dtype": torch.float64}, "dtype"),
-    ],
-)
-def test_device_and_dtype_are_checked_before_anything_is_loaded(
-    options: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(catalogue, "_source", lambda name: pytest.fail("a model was looked for"))
-    with pytest.raises(RequestError, match=says):
-        load_pair("smollm2", **options)
+    ]
+    for options, says in refused:
+        with pytest.raises(RequestError, match=says):
+            load_pair("smollm2", **options)
+    monkeypatch.setattr(catalogue, "pick_device", lambda device: torch.device("cuda"))
+    for dtype in ("int8", "int4"):
+        with pytest.raises(
+            RequestError, match=rf'^dtype="{dtype}" is for a CPU: choose bfloat16, or device="cpu"'
+        ):
+            load_pair("smollm2", dtype=dtype)
 
 
 def test_a_hub_out_of_reach_is_one_sentence() -> None:
@@ -210,10 +197,27 @@ def test_a_repository_without_safetensors_or_of_no_such_name_is_refused(
         load_pair(HUB_ID)
 
 
-def test_a_pickle_is_never_opened(copy: Path) -> None:
-    (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
-    with pytest.raises(PairError, match="no safetensors"):
+def test_a_folder_that_holds_no_sound_pair_is_refused(copy: Path, folder: Path, tmp_path: Path) -> None:
+    other = save(tmp_path / "other", shift=1)
+    with pytest.raises(PairError, match="tokenizer"):
+        load_pair(str(folder), draft=str(other), device="cpu")
+    weights = copy / "model.safetensors"
+    tensors = load_file(weights)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, weights, metadata={"format": "pt"})
+    with pytest.raises(WeightsError, match=r"lack 1 tensors.*layers\.1\.mlp\.up_proj\.weight"):
+        load_pair(str(copy), device="cpu")
+    weights.rename(copy / "pytorch_model.bin")
+    with pytest.raises(PairError, match="no safetensors"):  # a pickle is never opened
         load_pair(str(copy))
+    with pytest.raises(PairError, match=r"no config\.json"):
+        load_pair(str(tmp_path))
+
+
+def test_a_folder_without_a_tokenizer(copy: Path) -> None:
+    for name in sources.TOKENIZER_FILES:
+        (copy / name).unlink(missing_ok=True)
+    assert load_pair(str(copy), device="cpu").tokenizer is None
 
 
 def test_code_beside_the_weights_is_never_run(copy: Path, tmp_path: Path) -> None:
@@ -227,39 +231,7 @@ def test_code_beside_the_weights_is_never_run(copy: Path, tmp_path: Path) -> Non
     assert not ran.exists()
 
 
-def test_weights_that_lack_a_tensor_are_refused(copy: Path) -> None:
-    tensors = load_file(copy / "model.safetensors")
-    del tensors["model.layers.1.mlp.up_proj.weight"]
-    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(WeightsError, match=r"lack 1 tensors.*layers\.1\.mlp\.up_proj\.weight"):
-        load_pair(str(copy), device="cpu")
-
-
-def test_a_truncated_file_is_one_sentence(copy: Path) -> None:
-    with open(copy / "model.safetensors", "rb+") as file:
-        file.truncate(5000)
-    with pytest.raises(WeightsError, match="can't be read") as refusal:
-        load_pair(str(copy), device="cpu")
-    assert "\n" not in str(refusal.value)
-
-
-def test_no_model_in_the_folder(tmp_path: Path) -> None:
-    with pytest.raises(PairError, match=r"no config\.json"):
-        load_pair(str(tmp_path))
-
-
-def test_a_draft_with_another_tokenizer_is_refused(folder: Path, tmp_path: Path) -> None:
-    other = save(tmp_path / "other", shift=1)
-    with pytest.raises(PairError, match="tokenizer"):
-        load_pair(str(folder), draft=str(other), device="cpu")
-
-
-def test_a_folder_without_a_tokenizer(copy: Path) -> None:
-    for name in sources.TOKENIZER_FILES:
-        (copy / name).unlink(missing_ok=True)
-    assert load_pair(str(copy), device="cpu").tokenizer is None
-
-
+@pytest.mark.slow
 def test_the_real_model_ends_its_reply(smollm2_folder: Path) -> None:
     pair = load_pair("smollm2", device="cpu")
     assert pair.name == "smollm2" and isinstance(pair.draft, DraftHead) and pair.default_drafter == "adaptive"
@@ -270,3 +242,151 @@ def test_the_real_model_ends_its_reply(smollm2_folder: Path) -> None:
     )
     out = pair.target.generate(**asked, max_new_tokens=40, do_sample=False)[0, asked["input_ids"].shape[1] :]
     assert "Paris" in pair.tokenizer.decode(out) and out[-1] == 2
+
+
+@pytest.mark.parametrize("zero", [False, True])
+def test_a_head_takes_its_rows_on_the_host_and_before_they_are_quantised(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zero: bool
+) -> None:
+    """A quantized weight has no rows to take; on ZeroGPU the device, here torch's "meta", holds no numbers yet."""
+    target = load_pair(str(folder), device="cpu", dtype="float32").target
+    DraftHead(target, HeadConfig(1, target.config.hidden_size), torch.arange(VOCAB // 2)).save(tmp_path / "head")
+    done: list[tuple[str, str]] = []
+    real = catalogue.load_draft_head
+
+    def load_head(folder: Path, target: Any) -> Any:
+        done.append(("rows", target.device.type))
+        return real(folder, target)
+
+    monkeypatch.setattr(catalogue, "load_draft_head", load_head)
+    monkeypatch.setattr(quantized, "quantise_model", lambda model, *_: done.append(("int8", model.device.type)))
+    if zero:
+        monkeypatch.setenv("SPACES_ZERO_GPU", "true")
+        monkeypatch.setattr(catalogue, "pick_device", lambda device: torch.device("meta"))
+    pair = load_pair(str(folder), draft=str(tmp_path / "head"), device="cpu", dtype="float32" if zero else "int8")
+    assert done == [("rows", "cpu"), ("int8", "cpu")][: 1 if zero else 2]
+    parts = [pair.target, pair.draft, pair.draft.body]
+    assert {weight.device.type for part in parts for weight in part.parameters()} == {"meta" if zero else "cpu"}
+    shared = pair.target.get_input_embeddings().weight
+    assert pair.draft.embedding.untyped_storage()._cdata == shared.untyped_storage()._cdata
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_a_head_keeps_its_rows_and_reads_the_quantised_embedding(folder: Path, tmp_path: Path, dtype: str) -> None:
+    plain = load_pair(str(folder), device="cpu").target
+    DraftHead(plain, HeadConfig(1, plain.config.hidden_size), torch.arange(VOCAB // 2)).save(tmp_path / "head")
+    pair = load_pair(str(folder), draft=str(tmp_path / "head"), device="cpu", dtype=dtype)
+    head, table = pair.draft, pair.target.get_input_embeddings()
+    assert torch.equal(head.body.lm_head.weight, plain.get_output_embeddings().weight[: VOCAB // 2])
+    assert head.embedding is None and head.quantized is table.quantized and not is_quantized(head)
+    out = generate(pair, [[1, 2, 3]], method="bass", drafter="model", max_new_tokens=6, eos_token_id=None)
+    assert len(out.sequences[0].token_ids) == 6 and out.metrics.drafted > 0
+
+
+HEADS, KEY_HEADS = 4, 2
+NAMES = {
+    "model.embed_tokens": "token_embd", "lm_head": "output", "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+
+
+def in_file_order(weight: Tensor, heads: int) -> Tensor:
+    """The rows of each head as GGUF has them: 0, D/2, 1, D/2 + 1, ..."""
+    dim = len(weight) // heads
+    pairs = [half * dim // 2 + i for i in range(dim // 2) for half in (0, 1)]
+    return torch.stack([weight[head * dim + i] for head in range(heads) for i in pairs])
+
+
+def write(file: Path, model: Any) -> dict[str, Tensor]:
+    """The model as GGUF, mostly in Q4_1 and Q8_0; returns what the quantised weights mean, by module."""
+    writer, expected = GGUFWriter(file, "llama"), {}
+    for name, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        if weight is None or weight.dim() == 1:
+            continue
+        layer = name.split(".")[2] if ".layers." in name else None
+        part = NAMES[name if layer is None else ".".join(name.split(".")[3:])]
+        kind = GGMLQuantizationType.Q8_0 if layer is None else GGMLQuantizationType.Q4_1
+        kind = GGMLQuantizationType.F16 if name == "model.layers.1.mlp.up_proj" else kind
+        heads = {"attn_q": HEADS, "attn_k": KEY_HEADS}.get(part)
+        data = quants.quantize((weight if heads is None else in_file_order(weight, heads)).numpy(), kind)
+        title = part if layer is None else f"blk.{layer}.{part}"
+        writer.add_tensor(f"{title}.weight", data, raw_dtype=kind)
+        if kind != GGMLQuantizationType.F16:
+            # A row's blocks do not depend on the other rows.
+            expected[name] = torch.from_numpy(quants.dequantize(quants.quantize(weight.numpy(), kind), kind))
+    writer.add_tensor("blk.0.attn_norm.weight", np.ones(64, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return expected
+
+
+def test_blocks_are_read_as_they_are_under_the_names_of_modules(tmp_path: Path) -> None:
+    expected = write(tmp_path / "model.gguf", tiny("llama"))
+    found = read_blocks(tmp_path / "model.gguf", HEADS, KEY_HEADS)
+    assert found.keys() == expected.keys() and len(found) == 15
+    for name, weight in found.items():
+        assert weight.kind == ("q4_1" if ".layers." in name else "q8_0"), name
+        assert torch.equal(dequantise(weight), expected[name]), name
+
+
+def test_a_file_that_is_none_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(200))
+    with pytest.raises(WeightsError, match=r"^model\.gguf .*start again\.$"):
+        read_blocks(tmp_path / "model.gguf", HEADS, KEY_HEADS)
+
+
+def test_int4_takes_the_blocks_of_an_entrys_file_and_makes_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for a draft that is such an entry; int8 is made from the weights alone."""
+    folder = save(tmp_path / "model")
+    expected = write(tmp_path / "model.gguf", tiny("llama"))
+    entry = catalogue.CatalogueEntry(
+        "mine", target="x", prepare=lambda: folder, gguf=lambda: tmp_path / "model.gguf", dtype="float32"
+    )
+    monkeypatch.setitem(catalogue.CATALOGUE, "mine", entry)
+    pair = load_pair("mine", draft="mine", device="cpu", dtype="int4")
+    assert pair.weight_dtype == "int4" and pair.dtype == torch.float32
+    for model in (pair.target, pair.draft):
+        for name, weight in expected.items():
+            assert torch.equal(model.get_submodule(name).weight, weight), name
+        assert model.model.layers[1].mlp.up_proj.quantized.kind == "q4_1"
+    monkeypatch.setitem(catalogue.CATALOGUE, "mine", entry.__class__("mine", target="x", prepare=lambda: folder))
+    own = tiny("llama").bfloat16().float().model.layers[0].mlp.down_proj.weight
+    step = 0.51 * (own.amax(1) - own.amin(1)).amax() / 15
+    for dtype, kind in (("int4", "q4_1"), ("int8", "int8")):
+        pair = load_pair("mine", draft="mine", device="cpu", dtype=dtype)
+        assert pair.weight_dtype == dtype and pair.dtype == torch.bfloat16
+        for model in (pair.target, pair.draft):
+            made = model.model.layers[0].mlp.down_proj.quantized
+            assert made.kind == kind and (dequantise(made) - own).abs().amax() < step
+
+
+@pytest.mark.slow
+def test_the_real_files_blocks_are_the_converted_models_weights(smollm2_folder: Path) -> None:
+    """Every layer, up to the conversion's rounding to bfloat16; and the bytes that int4 and int8 take."""
+    saved = load_file(smollm2_folder / "model.safetensors")
+    blocks = read_blocks(smollm2_gguf(), 9, 3)
+    assert len(blocks) == 7 * 30 + 1
+    for name, weight in blocks.items():
+        assert torch.equal(dequantise(weight).bfloat16(), saved[f"{name}.weight"]), name
+    bytes_ = {}
+    for dtype in ("int4", "int8"):
+        pair = load_pair("smollm2", device="cpu", dtype=dtype)
+        bytes_[dtype] = pair.target_step.cost.weight_bytes
+        head: Any = pair.target.get_output_embeddings()
+        assert head.quantized is pair.draft.quantized
+    assert bytes_ == {"int4": pytest.approx(97e6, rel=0.01), "int8": pytest.approx(135e6, rel=0.01)}
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux's list of mapped files")
+def test_the_file_of_the_plain_weights_is_not_kept_mapped(tmp_path: Path) -> None:
+    folder = save(tmp_path / "model")
+    tiny("llama").bfloat16().save_pretrained(folder)  # of the dtype that is loaded: nothing is converted
+    pair = load_pair(str(folder), device="cpu", dtype="int4")
+    gc.collect()
+    assert str(folder) not in Path("/proc/self/maps").read_text(), pair

@@ -7,7 +7,6 @@ any length and batch that its shape serves.
 from __future__ import annotations
 
 import gc
-import logging
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,15 +16,16 @@ from typing import Any
 import pytest
 import torch
 
-from bass_core import ModelPair, RequestError, generate
+from bass_core import ModelPair, generate
 from bass_core.model import graphs as graphs
 from bass_core.model import llama_cuda as gpu_model
 from bass_core.model.base import CausalModel, HiddenStateTap
-from bass_core.model.forward import ForwardBatch
+from bass_core.model.forward import CapturedBatch, ForwardBatch
 from bass_core.model.graphs import GraphRunner, record_calls
-from bass_core.model.llama_cuda import LlamaCuda, Plan, fits
+from bass_core.model.llama_cuda import LlamaCuda, fits
 from bass_core.model.prefix import SharedPrompts
 from bass_core.model.runner import ModelRunner
+from kernels.backends import BACKENDS, captured_extent
 from tests.models import perturbed, prompts, reference, tiny
 
 ROOT = Path(__file__).parents[3]
@@ -43,6 +43,7 @@ def tokens(pair: ModelPair, rows: list[list[int]], count: int, **arguments: obje
     return [sequence.token_ids for sequence in out.sequences]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_fused_attention_writes_the_text_of_sdpa(architecture: str) -> None:
     """Ragged prompts, a sliding window of 8 in Gemma, and a draft length of 3."""
@@ -55,7 +56,7 @@ def test_fused_attention_writes_the_text_of_sdpa(architecture: str) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_gpus_forward_is_the_models(architecture: str, kernels: bool) -> None:
     """Logits and states of ragged rows; with kernels, products, rotation, write and attention are interpreted."""
     model = tiny(architecture)
@@ -86,64 +87,14 @@ def test_weights_are_not_joined_where_a_layer_more_does_not_fit(monkeypatch: pyt
         assert gpu_model.has_room(model) is room
 
 
-def test_one_row_takes_the_kernel_for_one_row() -> None:
-    model = tiny("llama")
-    ours = LlamaCuda(model)
-    ids = torch.tensor([[5]])
-    plain = CausalModel(model).forward(ForwardBatch(ids, [0]), CausalModel(model).new_cache(1, 8)).logits
-    for plan in (Plan(), Plan(gemv=False), Plan(most_rows=0)):
-        ours.plan = plan
-        mine = ours.forward(ForwardBatch(ids, [0]), ours.new_cache(1, 8)).logits
-        torch.testing.assert_close(mine, plain, atol=2e-3, rtol=1e-4)
-
-
-def test_the_products_in_parts_are_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Split-K runs only where the plan asks for it, and the logits stay the same; one row is never split."""
-    from kernels.triton import linear
-
-    taken: list[dict[str, int]] = []
-    split_tiles = linear.split_tiles
-
-    def in_parts(*arguments: object) -> dict[str, int]:
-        tile = split_tiles(*arguments)
-        taken.append(tile | ({"SPLIT_K": 2} if "BLOCK_M" in tile else {}))
-        return taken[-1]
-
-    monkeypatch.setattr(linear, "split_tiles", in_parts)
-    model = tiny("llama")
-    ours, ids = LlamaCuda(model), torch.arange(1, 11)[None]
-    plain = ours.forward(ForwardBatch(ids, [0]), ours.new_cache(1, 16)).logits
-    assert not taken
-    ours.plan = Plan(split_k=True)
-    mine = ours.forward(ForwardBatch(ids, [0]), ours.new_cache(1, 16)).logits
-    assert len(taken) == 4 * ours.layers + 1
-    torch.testing.assert_close(mine, plain, atol=2e-3, rtol=1e-4)
-
-
 def static_runner(model: CausalModel, batch: int, length: int, backend: str = "pad") -> GraphRunner:
     return GraphRunner(model, batch, length, model.vocab, backend, record=record_calls)
 
 
-def test_a_replay_is_the_eager_step() -> None:
-    """Different lengths, batches smaller than their bucket, bucketed widths, and `take`."""
-    model = CausalModel(tiny("llama"))
-    model.readout = HiddenStateTap((0, 1), torch.nn.Linear(3 * 64, 64).requires_grad_(False))
-    runner, eager = static_runner(model, 5, 64), ModelRunner(model, 5, 64, model.vocab, "pad")
-    generator = torch.Generator().manual_seed(2)
-    lengths = [0, 0, 0, 0, 0]
-    for batch, width in ((5, 3), (5, 3), (4, 1), (3, 1), (3, 11), (1, 2)):
-        ids = torch.randint(1, 90, (batch, width), generator=generator)
-        take = [width - 1] * batch if width == 11 else None
-        fed = ForwardBatch(ids, lengths[:batch], take=take, return_states=True)
-        mine, expected = runner.forward(fed), eager.forward(fed)
-        torch.testing.assert_close(mine.logits, expected.logits, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(mine.states, expected.states, atol=1e-4, rtol=1e-4)
-        lengths = [length + 1 + row % width for row, length in enumerate(lengths[:batch])]
-    # (rows, width) of the captured shapes: three rows ran in the shape of four, width 11 in that of 13.
-    assert sorted(key[:2] for key in runner.slot.steps) == [(1, 2), (4, 1), (4, 13), (5, 3)]
-
-
-@pytest.mark.parametrize(("kind", "backend"), [(CausalModel, "pad"), (LlamaCuda, "pad"), (LlamaCuda, "fused")])
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [(CausalModel, "pad"), (LlamaCuda, "pad"), pytest.param(LlamaCuda, "fused", marks=pytest.mark.slow)],
+)
 def test_a_replay_over_prefixes_is_the_eager_step(kind: type[CausalModel], backend: str) -> None:
     """One captured step serves any starts and groups, with a window too, and a row that has left its prefix."""
     model = kind(tiny("llama"))
@@ -174,19 +125,23 @@ def test_a_replay_over_prefixes_is_the_eager_step(kind: type[CausalModel], backe
     assert len(runner.slot.steps) == 3
 
 
-def test_a_slot_with_prefixes_serves_those_who_need_as_many() -> None:
+def test_a_cache_and_its_steps_serve_the_next_runner_that_needs_as_many_prefixes() -> None:
     model = CausalModel(tiny("llama"))
-    shared = SharedPrompts((tuple(range(32)),))
-    first = GraphRunner(model, 2, 40, model.vocab, "pad", record=record_calls, shared=shared)
+
+    def made(batch: int = 2, length: int = 40, prefix: int = 32) -> GraphRunner:
+        shared = SharedPrompts((tuple(range(prefix)),) if prefix else ())
+        return GraphRunner(model, batch, length, model.vocab, "pad", record=record_calls, shared=shared)
+
+    first = made()
+    first.forward(ForwardBatch(torch.ones(2, 1, dtype=torch.long), [0, 0]))
     first.cache.attach(0, 0, 32)
     slot = first.slot
+    assert made().slot is not slot, "it is taken"
     del first
     gc.collect()
-    assert static_runner(model, 2, 40).slot is not slot
-    longer = SharedPrompts((tuple(range(64)),))
-    assert GraphRunner(model, 2, 40, model.vocab, "pad", record=record_calls, shared=longer).slot is not slot
-    again = GraphRunner(model, 2, 40, model.vocab, "pad", record=record_calls, shared=shared)
-    assert again.slot is slot and again.cache.starts == [0, 0]
+    assert all(made(*other).slot is not slot for other in ((9, 40, 32), (2, 40, 64), (2, 40, 0)))
+    again = made(length=50)
+    assert again.slot is slot and len(slot.steps) == 1 and again.cache.starts == [0, 0]
 
 
 def test_what_fits_no_shape_runs_eagerly() -> None:
@@ -201,70 +156,7 @@ def test_what_fits_no_shape_runs_eagerly() -> None:
     assert [key[:2] for key in runner.slot.steps] == [(1, 10)]
 
 
-def test_a_cache_and_its_steps_serve_the_next_runner() -> None:
-    model = CausalModel(tiny("llama"))
-    first = static_runner(model, 2, 40)
-    first.forward(ForwardBatch(torch.ones(2, 1, dtype=torch.long), [0, 0]))
-    slot = first.slot
-    beside = static_runner(model, 2, 40)
-    assert beside.slot is not slot
-    del first
-    gc.collect()
-    assert static_runner(model, 2, 50).slot is slot and len(slot.steps) == 1
-    assert static_runner(model, 9, 40).slot is not slot
-
-
-def test_the_least_used_step_goes_when_outputs_take_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = CausalModel(tiny("llama"))
-    runner = static_runner(model, 1, 64)
-    one = torch.ones(1, 1, dtype=torch.long)
-    runner.forward(ForwardBatch(one, [0]))
-    monkeypatch.setattr(graphs, "STEP_BYTES", 3 * next(iter(runner.slot.steps.values())).nbytes)
-    runner.forward(ForwardBatch(one.expand(1, 2), [0]))
-    runner.forward(ForwardBatch(one, [0]))
-    runner.forward(ForwardBatch(one.expand(1, 3), [0]))
-    assert [key[1] for key in runner.slot.steps] == [3]
-
-
-def test_what_cannot_be_captured_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    model = CausalModel(tiny("llama"))
-
-    def refuse(forward: object) -> object:
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    runner = GraphRunner(model, 1, 32, model.vocab, "pad", record=refuse)
-    eager = ModelRunner(model, 1, 32, model.vocab, "pad")
-    ids = torch.tensor([[7, 8]])
-    with caplog.at_level(logging.WARNING):
-        for _ in range(3):
-            assert torch.equal(
-                runner.forward(ForwardBatch(ids, [0])).logits, eager.forward(ForwardBatch(ids, [0])).logits
-            )
-    assert len(caplog.records) == 1 and "runs eagerly" in caplog.text
-
-
-def test_texts_are_the_same_with_captured_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole lanes, target and draft, as on a GPU; a stale length would lower the acceptance."""
-    model = tiny("llama")
-    pair = ModelPair(model, model)
-    pair.target_step, pair.draft_step = CausalModel(model), CausalModel(model)
-    rows = prompts(3)
-    expected = [reference(model, row, 12) for row in rows]
-    made: list[GraphRunner] = []
-
-    def make(model_: CausalModel, batch: int, length: int, vocab: int, backend: str, **rest: Any) -> object:
-        made.append(GraphRunner(model_, batch, length, vocab, backend, record=record_calls, **rest))
-        return made[-1]
-
-    monkeypatch.setattr("bass_core.model.graphs.make_runner", make)
-    for method in ("regular", "speculative", "bass"):
-        out = generate(pair, rows, method=method, max_new_tokens=12, draft_length=3, eos_token_id=None)
-        assert [sequence.token_ids for sequence in out.sequences] == expected
-        assert out.metrics.acceptance_rate in (None, 1.0)
-    assert all(runner.slot.steps for runner in made)
-
-
-def test_graphs_are_for_cuda_and_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_are_for_cuda_but_not_for_zero_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda", 0)
     monkeypatch.delenv("SPACES_ZERO_GPU", raising=False)
     assert graphs.enabled(cuda) and not graphs.enabled(torch.device("cpu"))
@@ -272,11 +164,7 @@ def test_graphs_are_for_cuda_and_can_be_switched_off(monkeypatch: pytest.MonkeyP
     assert not graphs.enabled(cuda)
 
 
-def test_a_backend_that_is_not_here_is_refused() -> None:
-    with pytest.raises(RequestError, match="flash"):
-        generate(ModelPair(tiny("llama")), [1, 2], attention="flash")
-
-
+@pytest.mark.slow
 def test_all_imports_without_triton_and_the_kernels_are_refused() -> None:
     """In a process where triton cannot be imported."""
     code = (
@@ -290,3 +178,58 @@ def test_all_imports_without_triton_and_the_kernels_are_refused() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert "Triton is not installed" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(("kind", "backend"), [(CausalModel, "pad"), (LlamaCuda, "sdpa")])
+def test_a_captured_step_looks_no_further_than_its_extent(
+    kind: Any, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same logits as an eager step over ragged rows; the columns past the extent are NaN."""
+    model = kind(tiny("llama"))
+    if kind is LlamaCuda:
+        model.has_kernels = False  # they do not differ between the two
+    caches = [model.new_cache(2, 64) for _ in range(2)]
+    torch.manual_seed(0)
+    ids = torch.randint(1, 90, (2, 9))
+    for cache in caches:
+        model.forward(ForwardBatch(ids, [0, 0]), cache)
+        cache.buffer[..., 16:, :] = torch.nan
+    more, lengths = torch.randint(1, 90, (2, 3)), [9, 4]
+    eager = model.forward(ForwardBatch(more, lengths), caches[0], backend).logits
+    seen: list[int] = []
+    attend = BACKENDS[backend]
+
+    def watched(query: torch.Tensor, key: torch.Tensor, *rest: Any, **options: Any) -> torch.Tensor:
+        seen.append(key.shape[2])
+        return attend(query, key, *rest, **options)
+
+    monkeypatch.setitem(BACKENDS, backend, watched)
+    captured = model.forward_captured(CapturedBatch(more, torch.tensor(lengths), 16), caches[1], backend)
+    torch.testing.assert_close(captured.logits, eager, atol=1e-4, rtol=1e-4)
+    assert set(seen) == {16}
+    model.forward_captured(CapturedBatch(more, torch.tensor(lengths)), caches[1], backend)
+    assert set(seen) == {16, 64}
+
+
+def test_extents_grow_by_powers_of_two() -> None:
+    """Few captures, at most twice the needed columns; backends that stop at each row's end need one extent."""
+    extents = {columns: captured_extent("pad", columns, 3000) for columns in range(1, 3001)}
+    assert sorted(set(extents.values())) == [256, 512, 1024, 2048, 3000]
+    assert all(columns <= extent <= max(256, 2 * columns) for columns, extent in extents.items())
+    assert captured_extent("sdpa", 10, 64) == 64
+    assert {captured_extent(backend, 10, 3000) for backend in ("fused", "flash")} == {3000}
+
+
+def test_a_replay_computes_no_columns_that_no_row_has_reached() -> None:
+    """A cache of 512 columns: a step is captured over 256, and again over 512 once a row outgrows them."""
+    model = CausalModel(tiny("llama"))
+    runner = GraphRunner(model, 2, 512, model.vocab, "pad", record=record_calls)
+    eager = ModelRunner(model, 2, 512, model.vocab, "pad")
+    ids = torch.tensor([[5, 6], [7, 8]])
+    for lengths, captured in (([0, 0], [256]), ([254, 9], [256]), ([255, 9], [256, 512]), ([300, 9], [256, 512])):
+        mine, expected = (
+            runner.forward(ForwardBatch(ids, lengths)).logits,
+            eager.forward(ForwardBatch(ids, lengths)).logits,
+        )
+        torch.testing.assert_close(mine, expected, atol=1e-4, rtol=1e-4)
+        assert [step.batch.extent for step in runner.slot.steps.values()] == captured

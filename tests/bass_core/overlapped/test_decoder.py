@@ -80,8 +80,3 @@ def test_a_late_draft_that_is_wrong_falls(fed: int) -> None:
 def test_a_late_draft_behind_a_wrong_one_is_not_looked_at() -> None:
     _, drafted = decode(lambda call, at: right(at) if call % 2 else wrong(at))
     assert max(drafted) == 1
-
-
-def test_a_draft_that_is_always_late_is_judged_by_the_step_that_it_came_in() -> None:
-    decoder, drafted = decode(lambda call, at: right(at) if call % 2 else [])
-    assert max(drafted) >= 1 and decoder.timeline.looked_at == sum(drafted)

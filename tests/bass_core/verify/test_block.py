@@ -1,8 +1,7 @@
-"""Block verification writes the target's distribution, exactly: enumerated, and against the paper's formulas.
+"""Block verification writes the target's distribution: enumerated with the shipped functions, and counted.
 
-Contract: float64, vocabularies of 2 and 3, every chain that may be drafted, every number of accepted drafts. The
-total variation distance to the target is below 1e-12. The shipped functions decide; `by_the_paper`, which is
-written after Sun et al. 2403.10444 alone, says what they should decide.
+Contract: float64, a vocabulary of 3, every chain that may be drafted, every number of accepted drafts. The total
+variation distance to the target is below 1e-12. Whole rounds are enumerated in tests/conformance.
 """
 
 from __future__ import annotations
@@ -14,12 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from bass_core.sample.draw import draw
-from bass_core.sample.noise import NoiseKeys, Role
+from bass_core.sample.noise import NoiseKeys
 from bass_core.sample.params import SamplingParams
 from bass_core.verify import block
 from bass_core.verify.acceptance import RowOutcome
-from bass_core.verify.block import chances, last_passed, residual
+from bass_core.verify.block import chances, residual
 from bass_core.verify.rejection import verify
 from bass_core.verify.rules import VERIFICATIONS
 
@@ -31,25 +29,6 @@ STOPS: dict[str, Stop] = {
     "unsure": lambda given, chain: float(given.q[chain].max()) < 0.6,
     "behind an unlikely token": lambda given, chain: bool(chain) and given.q[chain[:-1]][chain[-1]].item() < 0.3,
 }
-
-
-def by_the_paper(given: Chances) -> Callable[[Chain], Judged]:
-    """Algorithm 2 of 2403.10444 in plain floats; its h of the last draft is p_g, as in its equation 4."""
-
-    def judge(chain: Chain) -> Judged:
-        reach, h, following = 1.0, [], []
-        for i, token in enumerate(chain):
-            p, q = given.p[chain[:i]], given.q[chain[:i]]
-            following.append(normalised((reach * p - q).clamp(min=0)))
-            reach = min(1.0, reach * float(p[token]) / float(q[token]))
-            if i + 1 == len(chain):
-                h.append(reach)
-                continue
-            more = float((reach * given.p[chain[: i + 1]] - given.q[chain[: i + 1]]).clamp(min=0).sum())
-            h.append(more / (more + 1 - reach) if more + 1 - reach > 0 else 1.0)
-        return largest(h), [*following, given.p[chain]]
-
-    return judge
 
 
 def by_rejection(given: Chances) -> Callable[[Chain], Judged]:
@@ -87,8 +66,8 @@ def as_shipped(given: Chances, points: bool = False) -> Callable[[Chain], Judged
 
 
 @pytest.mark.parametrize("stop", STOPS)
-@pytest.mark.parametrize("length", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("length", [1, 3])
+@pytest.mark.parametrize("seed", range(2))
 def test_the_text_is_distributed_as_the_targets(seed: int, length: int, stop: str) -> None:
     given = Chances(seed, VOCAB, length + 1)
     drafted = list(given.drafts(length, STOPS[stop]))
@@ -96,60 +75,10 @@ def test_the_text_is_distributed_as_the_targets(seed: int, length: int, stop: st
     found, accepted = written(given, drafted, as_shipped(given), length + 1)
     assert (found - given.target(length + 1)).abs().sum() / 2 < 1e-12
     _, one_by_one = written(given, drafted, by_rejection(given), length + 1)
-    assert accepted > one_by_one - 1e-12
     if length == 1:
         assert abs(accepted - one_by_one) < 1e-12
-
-
-@pytest.mark.parametrize("stop", STOPS)
-@pytest.mark.parametrize("seed", range(4))
-def test_what_ships_decides_as_the_paper_does(seed: int, stop: str) -> None:
-    given = Chances(seed, VOCAB, 4)
-    for chain, _ in given.drafts(3, STOPS[stop]):
-        (ours, next_ours), (theirs, next_theirs) = as_shipped(given)(chain), by_the_paper(given)(chain)
-        assert ours == pytest.approx(theirs, abs=1e-12)
-        for share, mine, paper in zip(theirs, next_ours, next_theirs, strict=True):
-            assert share == 0 or torch.allclose(mine, paper, atol=1e-12)
-
-
-def test_more_is_accepted_than_draft_by_draft() -> None:
-    """Also where a row stops by itself; so the tests above compare two different rules."""
-    given = Chances(0, 2, 4)
-    for stop in STOPS:
-        drafted = list(given.drafts(3, STOPS[stop]))
-        together, alone = (written(given, drafted, judge(given), 4)[1] for judge in (as_shipped, by_rejection))
-        assert together > alone + 1e-3, stop
-
-
-@pytest.mark.parametrize(
-    "fault", ["the residual without its factor", "the first failure ends it", "the draft's own q decides"]
-)
-def test_the_enumeration_sees_known_faults(fault: str) -> None:
-    """The last: to leave out a draft because of its own probability, which no rule of this kind survives."""
-    given = Chances(1, VOCAB, 4)
-
-    def judge(chain: Chain) -> Judged:
-        tau, following = as_shipped(given)(chain)
-        if fault == "the residual without its factor":
-            for i in range(len(chain)):
-                following[i] = normalised((given.p[chain[:i]] - given.q[chain[:i]]).clamp(min=0))
-        if fault == "the first failure ends it":
-            h, behind = [], 1.0
-            for share in reversed(tau[1:]):
-                h.append(share / behind if behind else 0.0)
-                behind -= share
-            tau = prefix(h[::-1])
-        return tau, following
-
-    drafted = list(given.drafts(3, STOPS["fixed"]))
-    if fault == "the draft's own q decides":
-        likely = [
-            tuple(chain[: next((i for i, t in enumerate(chain) if given.q[chain[:i]][t] < 0.3), len(chain))])
-            for chain, _ in drafted
-        ]
-        drafted = [(cut, chance) for cut, (_, chance) in zip(likely, drafted, strict=True)]
-    found, _ = written(given, drafted, judge, 4)
-    assert (found - given.target(4)).abs().sum() / 2 > 1e-3
+    else:
+        assert accepted > one_by_one + 1e-4
 
 
 def random_rows(rows: int, width: int, vocab: int, seed: int, near: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -206,52 +135,3 @@ def test_the_recovered_token_comes_from_what_is_left() -> None:
         expected = (rows * share * normalised(weights)).tolist()
         for token, count in enumerate(expected):
             assert abs(seen[accepted, token] - count) < 4 * count**0.5 + 1e-9, (accepted, token)
-
-
-def test_a_rows_verdict_does_not_depend_on_its_neighbours() -> None:
-    """Bit for bit: alone, among others, in another order, and beside rows with more drafts."""
-    rows, width, vocab = 9, 4, 9000
-    logits, q, drafts = random_rows(rows, width, vocab, seed=5)
-    counts, ids = torch.tensor([4, 0, 3, 4, 1, 2, 4, 3, 2]), torch.arange(rows)
-    together = judged(logits, drafts, q, counts, NoiseKeys(1, ids, ids + 40))
-    assert 0 < sum(outcome.accepted for outcome in together) < counts.sum()
-    order = torch.tensor([5, 2, 7, 0, 3, 6, 1, 8, 4])
-    moved = judged(
-        logits[order], drafts[order], q[order], counts[order], NoiseKeys(1, ids[order], ids[order] + 40)
-    )
-    for place, row in enumerate(order.tolist()):
-        n = int(counts[row])
-        alone = judged(
-            logits[row : row + 1, : n + 1], drafts[row : row + 1, :n], q[row : row + 1, :n], counts[row : row + 1],
-            NoiseKeys(1, ids[row : row + 1], ids[row : row + 1] + 40),
-        )  # fmt: skip
-        for other in (alone[0], moved[place]):
-            assert other.tests[:n] == together[row].tests[:n]
-            assert (other.accepted, other.next_token) == (together[row].accepted, together[row].next_token)
-
-
-def test_a_drafter_that_draws_what_has_no_probability() -> None:
-    """q = 0 of its own token, which a foreign drafter may say, and p = 0: refused, and never written."""
-    p = torch.tensor([0.0, 0.5, 0.5])
-    logits = p.log().expand(1, 3, 3)
-    q = torch.tensor([0.0, 1.0, 0.0]).expand(1, 2, 3)
-    for row in range(50):
-        keys = NoiseKeys(row, torch.tensor([0]), torch.tensor([1]))
-        (outcome,) = judged(logits, torch.tensor([[0, 1]]), q, torch.tensor([2]), keys)
-        assert outcome.accepted == 0 and outcome.next_token in (1, 2)
-        assert outcome.tests[0].chance == 0
-
-
-def test_the_same_model_is_never_refused() -> None:
-    logits, _, _ = random_rows(200, 5, 50, seed=8)
-    q = logits[:, :5].softmax(-1)
-    keys = NoiseKeys(3, torch.arange(200), torch.arange(200))
-    ids, at = keys.at(5)
-    drafts = draw(q, 3, ids.expand_as(at), at, keys.stream(Role.DRAFT)[:, None].expand_as(at))
-    assert {outcome.accepted for outcome in judged(logits, drafts, q, torch.full((200,), 5), keys)} == {5}
-
-
-def test_last_passed() -> None:
-    passed = torch.tensor([[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 1, 1], [1, 1, 0]]).bool()
-    assert last_passed(passed).tolist() == [0, 1, 2, 3, 2]
-    assert last_passed(torch.zeros(2, 0, dtype=torch.bool)).tolist() == [0, 0]

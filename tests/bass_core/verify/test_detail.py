@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from bass_core import ModelPair, RequestError, SamplingParams, generate, race
+from bass_core import ModelPair, RequestError, SamplingParams, generate, race, stream
 from bass_core.draft import registry
+from bass_core.verify.rules import VERIFICATIONS, find_verification, stop_together
 
 from ...models import NEAR, byte_tokenizer, perturbed, prompts, tiny
 
@@ -156,3 +157,38 @@ def test_inspecting_changes_no_text_and_without_it_nothing_is_told() -> None:
         assert {row["detail"] is None for row, _, _ in explained(plain)} == {True}
     with pytest.raises(RequestError, match="inspect must be True or False"):
         generate(PAIR, ROWS, inspect=1)  # type: ignore[arg-type]
+
+
+def test_a_common_stop_keeps_the_lengths_alike_and_the_text():
+    """In a round, all rows write as many tokens as the first rejection leaves; the text is the target's."""
+    target = tiny("llama")
+    pair = ModelPair(target, perturbed(target, NEAR["llama"]))
+    rows = prompts(3, longest=8)
+    plain = [s.token_ids for s in generate(pair, rows, method="regular", max_new_tokens=20).sequences]
+    others = 0
+    texts = [[] for _ in rows]
+    own = list(stream(pair, rows, draft_length=4, max_new_tokens=20))
+    for round_ in stream(pair, rows, draft_length=4, verification="common_stop", max_new_tokens=20):
+        assert len({len(row.tokens) for row in round_.rows}) <= 1
+        least = min((row.accepted for row in round_.rows), default=0)
+        for row in round_.rows:
+            texts[row.sequence] += row.tokens
+            assert row.accepted == least or row.finish_reason
+            if round_.kind == "verify" and len(row.tokens) > least and len(row.drafted) > least:
+                # The last token is an accepted draft or, where this row was refused, the target's own token.
+                stood = row.p[least] == 1
+                assert row.origins[least] == ("accepted" if stood else "recovered")
+                assert row.tokens[least] == row.drafted[least] or not stood
+                others += stood
+    assert texts == plain
+    assert others
+    assert any(len({len(row.tokens) for row in round_.rows}) > 1 for round_ in own), "nothing was cut short"
+
+
+def test_users_are_offered_the_others_alone():
+    assert list(VERIFICATIONS) == ["auto", "block", "rejection", "coupled"]
+    assert find_verification("chen") is find_verification("rejection")
+    assert find_verification("common_stop").adjust is stop_together
+    for name in ("hope", None, ["chen"]):
+        with pytest.raises(RequestError, match="verification must be one of auto, block, rejection, coupled; got"):
+            find_verification(name)

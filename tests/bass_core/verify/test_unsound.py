@@ -27,7 +27,7 @@ from .test_block import as_shipped, by_rejection
 
 WARM, NAN = SamplingParams(1.0), math.nan
 P, Q = torch.tensor([[0.4, 0.6], [0.5, 0.5], [0.3, 0.7]]), torch.tensor([[0.8, 0.2], [0.9, 0.1]])
-ROWS = 20_000
+ROWS = 8_000
 
 
 def keys_of(rows: int) -> NoiseKeys:
@@ -164,3 +164,28 @@ def test_no_temperature_gives_nan(temperature: float, compiled: bool, monkeypatc
     assert probabilities(logits, SamplingParams(temperature))[0].tolist() == pytest.approx([1 / 3] * 3 + [0])
     assert probabilities(logits * 1e-9, SamplingParams(temperature, top_k=1))[0].tolist() == [0, 0, 1, 0]
     assert probabilities(logits, SamplingParams(temperature, top_k=2))[0].tolist() == [0, 0.5, 0.5, 0]
+
+
+@pytest.mark.parametrize(
+    ("params", "verification"), [(SamplingParams(), "rejection"), (WARM, "coupled"), (WARM, "rejection")]
+)
+def test_a_row_whose_numbers_are_not_finite_is_marked(params: SamplingParams, verification: str) -> None:
+    """Behind a draft that stands; the other rows are not touched."""
+    tree = DraftTree([[0, 1]] * 3, [[-1, -1]] * 3)
+    logits = torch.full((3, 3, 4), -200.0)
+    logits[:, 0, 1] = 0.0
+    logits[:, 2, 3] = 0.0
+    logits[1, 2], logits[2, 2] = float("nan"), float("-inf")
+    fine, *broken = verify_tree(logits, tree, keys_of(3), params, VERIFICATIONS[verification])
+    assert fine.path == [1] and fine.next_token == 3
+    assert [row.next_token for row in broken] == [UNSOUND] * 2
+
+
+def test_a_draft_of_no_probability_is_never_accepted() -> None:
+    """Not even by the smallest coin: what has probability 0 under the target is not written."""
+    tree = DraftTree([[2]], [[-1]], [[0]], torch.tensor([[0.0, 0.0, 1.0, 0.0]]))
+    logits = torch.tensor([[[0.0, 0.0, float("-inf"), 0.0], [0.0, 0.0, 0.0, 0.0]]])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bass_core.verify.tree.uniform", lambda *_: torch.zeros(1))
+        (outcome,) = verify_tree(logits, tree, keys_of(1), WARM, VERIFICATIONS["rejection"])
+    assert outcome.path == [] and outcome.next_token != 2

@@ -9,6 +9,7 @@ import copy
 import json
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,12 @@ from transformers import GenerationConfig
 from bass_core import METHODS, ModelError, ModelPair, RequestError, SamplingParams, generate, race, stream
 from bass_core.decode.admission import estimate_bytes
 from bass_core.decode.outside import call, decoder
+from bass_core.decode.outside.turns import Turns
 from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
-from bass_core.machine import memory
 from bass_core.model.weights.quantized import quantise_model
 
-from ....models import BUILDERS, NEAR, VOCAB, byte_tokenizer, perturbed, prompts, reference, tiny
+from ...models import BUILDERS, NEAR, VOCAB, byte_tokenizer, perturbed, prompts, reference, tiny
 
 TARGET = tiny("llama")
 PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]))
@@ -54,12 +55,6 @@ def test_in_float32_it_writes_what_regular_decoding_writes(architecture: str) ->
         assert [one["token_ids"] for one in lane["sequences"]] == expected and lane["error"] is None
     assert last["comparison"] == {"transformers": [None] * len(ROWS)}
     assert last["lanes"]["transformers"]["metrics"]["speedup"]
-
-
-def test_it_is_off_unless_asked_for() -> None:
-    *_, last = race(PAIR, ROWS[0], max_new_tokens=2)
-    assert "transformers" not in last["lanes"]
-    assert [name for name, method in METHODS.items() if method.outside] == ["transformers"]
 
 
 @pytest.mark.parametrize("scheduling", ["fair", "overlap", "in_turn"])
@@ -104,12 +99,6 @@ def test_sampled_text_is_keyed_by_the_seed_and_leaves_torchs_generator_alone() -
     assert "comparison" not in last
 
 
-def test_top_k_of_one_is_greedy_and_zero_is_off() -> None:
-    assert written(sampling=SamplingParams(1.5, top_k=1)) == written()
-    options = call.generate_options(PAIR, make_request(PAIR, ROWS, sampling=SamplingParams(0.5)))
-    assert (options["temperature"], options["top_k"], options["top_p"]) == (0.5, 0, 1.0)
-
-
 def test_what_a_models_own_generation_config_asks_for_is_left_out() -> None:
     """And the model handed in is not changed."""
     model = copy.deepcopy(TARGET)
@@ -119,17 +108,10 @@ def test_what_a_models_own_generation_config_asks_for_is_left_out() -> None:
     before = model.generation_config.to_dict()
     assert written(pair=ModelPair(model)) == written()
     assert model.generation_config.to_dict() == before and model.training
-
-
-def test_it_runs_the_models_own_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    for implementation in ("sdpa", "eager"):
-        model = copy.deepcopy(TARGET)
-        model.set_attn_implementation(implementation)
-        pair = ModelPair(model)
-        seen.append(call.plain_model(pair).config._attn_implementation)
-        assert written(pair=pair) == written()
-    assert seen == ["sdpa", "eager"]
+    options = call.generate_options(PAIR, make_request(PAIR, ROWS, sampling=SamplingParams(0.5)))
+    assert (options["temperature"], options["top_k"], options["top_p"]) == (0.5, 0, 1.0)
+    model.set_attn_implementation("eager")
+    assert call.plain_model(ModelPair(model)).config._attn_implementation == "eager"
 
 
 def test_ids_that_only_pad_a_vocabulary_are_never_written() -> None:
@@ -192,16 +174,6 @@ def test_a_generate_that_ends_too_early_is_told(monkeypatch: pytest.MonkeyPatch)
     assert not lane_threads()
 
 
-def test_memory_that_runs_out_is_told_as_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    def short(self: Any, ids: Any, scores: Any, **kwargs: Any) -> Any:
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
-
-    monkeypatch.setattr(decoder._TurnTaker, "__call__", short)
-    with pytest.raises(memory.MemoryShortage, match="ask for a smaller batch"):
-        list(race(PAIR, ROWS, lanes=["transformers", "regular"], max_new_tokens=8))
-    assert not lane_threads()
-
-
 def refused(match: str, pair: ModelPair = PAIR, prompt: Any = ROWS, **arguments: Any) -> None:
     for ask in (
         lambda: generate(pair, prompt, method="transformers", **arguments),
@@ -211,14 +183,11 @@ def refused(match: str, pair: ModelPair = PAIR, prompt: Any = ROWS, **arguments:
             ask()
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_quantised_weights_are_refused(kind: str) -> None:
-    model = tiny("llama").to(torch.bfloat16)
-    quantise_model(model, kind)
-    refused(f"this pair holds {kind} weights: leave it out, or load the pair with dtype=", ModelPair(model))
-
-
-def test_coupled_text_at_a_temperature_is_refused() -> None:
+def test_what_is_refused() -> None:
+    for kind in ("int8", "int4"):
+        model = tiny("llama").to(torch.bfloat16)
+        quantise_model(model, kind)
+        refused(f"this pair holds {kind} weights: leave it out, or load the pair with dtype=", ModelPair(model))
     refused("draws its own random numbers", sampling=WARM, verification="coupled")
     assert written(verification="coupled") == written()
 
@@ -252,3 +221,25 @@ def test_the_estimate_covers_what_generate_takes(implementation: str, tmp_path: 
         peak = max(peak, held)
     estimate = estimate_bytes(pair, request, (METHODS["transformers"],), len(rows))
     assert estimate / 4 < peak <= estimate
+
+
+CPU = torch.device("cpu")
+Hand = Callable[[int], bool]
+
+
+def test_the_work_has_its_caller_s_number_of_threads() -> None:
+    before, seen = torch.get_num_threads(), []
+
+    def work(hand_over: Hand) -> None:
+        torch.ones(4, 4) @ torch.ones(4, 4)
+        seen.append(torch.get_num_threads())
+
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            turns: Turns[int] = Turns(work, CPU, "turns")
+            turns.take()
+            turns.stop()
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 2]

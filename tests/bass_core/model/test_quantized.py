@@ -1,6 +1,7 @@
 """Weights of four and eight bits on a CPU: what holds them, what they cost, and that every method writes one text.
 
-Contract: activations are float32 here, so that texts are equal bit for bit on any CPU.
+Contract: activations are float32 here, so that texts are equal bit for bit on any CPU. Weights that another
+package quantised run the model's own code.
 """
 
 from __future__ import annotations
@@ -12,25 +13,30 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from bass_core import ModelPair, PairError, SamplingParams, generate
 from bass_core.decode.cost_store import costs_path
 from bass_core.decode.overlapped import decoder as amusd
 from bass_core.draft.registry import DRAFTERS
+from bass_core.model import select
+from bass_core.model.base import CausalModel
+from bass_core.model.llama_cuda import LlamaCuda
 from bass_core.model.weights.quantized import (
     QuantizedEmbedding,
     QuantizedLinear,
     held,
     is_quantized,
     quantise_model,
-    weight_dtype,
 )
 from kernels.reference.quantized import QuantizedWeight, dequantise, quantise_q8_0
 from tests.models import prompts, reference, tiny
 
 ROWS = prompts(3)
-BITS = {"int8": 8, "int4": 5}
+
+
+OTHERS = ("qwen3", "opt", "gpt_neox", "gemma3")
 
 
 def quantised(architecture: str, name: str, tied: bool = False) -> Any:
@@ -41,8 +47,10 @@ def quantised(architecture: str, name: str, tied: bool = False) -> Any:
     return model
 
 
+@pytest.mark.parametrize(
+    "architecture", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+)
 @pytest.mark.parametrize("name", ["int8", "int4"])
-@pytest.mark.parametrize("architecture", ["llama", "qwen3", "opt", "gpt_neox", "gemma3"])
 def test_every_method_writes_what_the_models_own_forward_says(architecture: str, name: str) -> None:
     model = quantised(architecture, name)
     pair = ModelPair(model, quantised(architecture, "int8"))
@@ -89,11 +97,10 @@ def test_layers_and_embedding_are_replaced_and_counted(name: str, tied: bool) ->
     )
 
 
-@pytest.mark.parametrize("name", ["int8", "int4"])
-def test_nothing_of_the_plain_weights_is_kept(name: str) -> None:
+def test_nothing_of_the_plain_weights_is_kept() -> None:
     model = tiny("llama")
     matrices = [weakref.ref(weight) for weight in model.parameters() if weight.dim() > 1]
-    quantise_model(model, name)
+    quantise_model(model, "int4")
     pair = ModelPair(model)
     gc.collect()
     assert len(matrices) == 16 and not any(weight() is not None for weight in matrices)
@@ -139,9 +146,50 @@ def test_what_cannot_be_quantised_is_refused_with_what_to_choose() -> None:
 def test_names_and_costs_tell_the_forms_apart() -> None:
     pairs = [ModelPair(model) for model in (tiny("llama"), quantised("llama", "int8"), quantised("llama", "int4"))]
     assert [pair.weight_dtype for pair in pairs] == ["float32", "int8", "int4"]
-    assert [is_quantized(pair.target) for pair in pairs] == [False, True, True]
     assert all(pair.dtype == torch.float32 and pair.weight_dtype in repr(pair) for pair in pairs)
+    # Two of the pairs run in the same class: only the weights tell them apart.
     assert len({costs_path(pair, DRAFTERS["prompt_lookup"], "pad", SamplingParams()) for pair in pairs}) == 3
-    # A pair of which two forms run in the same class: only the weights tell them apart.
-    assert type(pairs[1].target_step) is type(pairs[2].target_step)
-    assert weight_dtype(pairs[2].target) == "int4"
+
+
+class Bytes(Tensor):
+    """Another package's int8 tensor: values and a scale per row, which a linear layer dequantizes."""
+
+    qdata: Tensor
+    scale: Tensor
+
+    @staticmethod
+    def __new__(cls, weight: Tensor) -> Bytes:
+        made: Bytes = Tensor._make_wrapper_subclass(cls, weight.shape, dtype=weight.dtype)
+        made.scale = weight.detach().abs().amax(1, keepdim=True) / 127
+        made.qdata = (weight.detach() / made.scale).round().to(torch.int8)
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, values: Any, options: Any = None) -> Any:
+        assert function is torch.ops.aten.detach.default, function
+        return values[0]
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, values: Any, options: Any = None) -> Any:
+        if function is F.linear:
+            x, weight, *bias = values
+            return F.linear(x, weight.qdata.to(x.dtype) * weight.scale, *bias)
+        return super().__torch_function__(function, types, values, options or {})
+
+
+def test_those_of_another_package_run_the_models_own_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on an accelerator, whose own forward would join plain weights."""
+    model = tiny("llama")
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            layer.weight = nn.Parameter(Bytes(layer.weight), requires_grad=False)
+    pair, rows = ModelPair(model), prompts(2)
+    assert type(pair.target_step) is CausalModel and pair.weight_dtype == "int8"
+    assert pair.target_step.cost.weight_bytes < ModelPair(tiny("llama")).target_step.cost.weight_bytes / 2
+    for method in ("regular", "bass"):
+        out = generate(pair, rows, method=method, max_new_tokens=8, eos_token_id=None)
+        assert [sequence.token_ids for sequence in out.sequences] == [reference(model, row, 8) for row in rows]
+    monkeypatch.setattr(select, "is_accelerator", lambda device: True)
+    monkeypatch.setattr(select.llama_cuda, "has_room", lambda model: True)
+    assert type(ModelPair(model).target_step) is CausalModel
+    assert type(ModelPair(tiny("llama")).target_step) is LlamaCuda
