@@ -5,9 +5,8 @@ gr.HTML copies and watches every number of a nested value, which at ten updates 
 browser's time. The log holds every token and round once and only grows, so that Gradio sends only its new end;
 view (the current figures) and charts (whole series) are small and are replaced.
 
-The log's first line is the run's head, see PageFeed._head. Each further line is one
-snapshot: {lane: {"clock_ms", "new": {index: tokens}, "rounds": records}}; see SequenceFeed.fresh, and Round.record in
-bass_core/sequence.py.
+The log's first line is the run's head, see PageFeed._head. Each further line is one snapshot: {lane: {"clock_ms",
+"new": {index: tokens}, "rounds": records}}; see SequenceFeed.fresh, and Round.record in bass_core/sequence.py.
 """
 
 from __future__ import annotations
