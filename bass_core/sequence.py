@@ -9,7 +9,7 @@ Non-goals: tensors, models, clocks; the caller passes the times in.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any
@@ -25,7 +25,7 @@ DECIMALS = 4
 def record_of(value: Any) -> Any:
     """The value as plain data that never changes afterwards: dataclasses as dictionaries, NaN as None."""
     if is_dataclass(value):
-        kind: Hashable = type(value)
+        kind: Any = type(value)
         return {name: record_of(getattr(value, name)) for name in _recorded(kind)}
     if isinstance(value, list):
         if value and is_dataclass(value[0]):

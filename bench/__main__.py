@@ -6,35 +6,25 @@ import sys
 import bass_core as bass_core  # before torch: bass_core/machine/openmp.py
 
 MODULES = {
-    "amusd": "cpu.amusd",
-    "attention": "attention.backends",
     "batch": "cpu.batch",
-    "block": "drafting.block",
-    "default": "drafting.default",
+    "default": "cpu.default",
     "exactness": "cpu.exactness",
     "floor": "cpu.floor",
     "fuzz": "robustness.fuzz",
     "gpu": "gpu",
-    "latency": "cpu.latency",
     "load": "robustness.load",
     "mutants": "robustness.mutants",
-    "outside": "cpu.outside",
     "overhead": "cpu.overhead",
     "page": "cpu.page",
     "passk": "passk.command",
     "peers": "peers.command",
     "pictures": "report.pictures",
-    "placement": "scale.placement",
-    "prompt": "attention.prompt",
-    "ragged": "cpu.ragged",
     "record": "cpu.record",
     "rooms": "report.rooms",
     "simulate": "simulation.command",
     "smoke": "smoke",
     "start": "cpu.start",
-    "turns": "report.turns",
-    "window": "attention.window",
-    "workers": "scale.workers",
+    "window": "cpu.window",
 }
 
 

@@ -16,9 +16,13 @@ import torch
 
 from bass_core import ModelPair
 from bass_core.decode.measuring import with_costs
+from bass_core.decode.outside.call import PAD, call_generate
 from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
 from bass_core.lanes.metrics import Metrics
+
+# prompt_lookup_num_tokens: most tokens that prompt lookup copies at a time; the value of transformers' example.
+LOOKUP = 10
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,20 @@ def ours(
     return Sample(texts, wall, lane.metrics(), lane.work.flops, lane.work.bytes_read, lane.decode_ms)
 
 
+def written_by(model: Any, rows: list[list[int]], tokens: int, attention: str, **options: Any) -> list[list[int]]:
+    """The new token ids that transformers' generate writes greedily, without an early end, by such attention."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation(attention)
+    try:
+        written = call_generate(
+            model, rows, do_sample=False, max_new_tokens=tokens, min_new_tokens=tokens, pad_token_id=PAD, **options
+        )
+    finally:
+        model.set_attn_implementation(before)
+    new: list[list[int]] = written[:, max(map(len, rows)) :].tolist()
+    return new
+
+
 class _Clock:
     """A logits processor that changes nothing and records the time of each call."""
 
@@ -65,24 +83,10 @@ def theirs(pair: ModelPair, prompts: list[Any], tokens: int, **assistance: Any) 
 
     assistance: assistant_model or prompt_lookup_num_tokens, for assisted generation (one prompt only).
     """
-    rows = make_request(pair, prompts).prompts
-    longest = max(len(row) for row in rows)
-    ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=pair.device)
-    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=pair.device)
-    model: Any = pair.target
-    before = model.config._attn_implementation
-    model.set_attn_implementation("eager")
-    clock = _Clock()
+    rows, clock = make_request(pair, prompts).prompts, _Clock()
     start = time.perf_counter()
-    try:
-        written = model.generate(
-            ids, attention_mask=mask, do_sample=False, max_new_tokens=tokens, min_new_tokens=tokens,
-            pad_token_id=0, logits_processor=[clock], **assistance,
-        )  # fmt: skip
-    finally:
-        model.set_attn_implementation(before)
+    texts = written_by(pair.target, rows, tokens, "eager", logits_processor=[clock], **assistance)
     end = time.perf_counter()
-    texts = written[:, longest:].tolist()
     if assistance:
         return Sample(texts, 1000 * (end - start), Metrics(new_tokens=tokens * len(rows)))
     # The first call marks the end of the prefill, which yields the first token.

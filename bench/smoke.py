@@ -15,11 +15,10 @@ from typing import Any
 from bass_core import DEFAULT_LANES, ModelPair, RequestError, SamplingParams, load_pair, race
 from bass_core.decode.measuring import measure_ahead
 from bass_core.draft.registry import DRAFTERS
-from bass_core.model.loading.weights import ensure_smollm2
 
 from .cpu.page import PROMPT, app
 from .fresh_cache import fresh_cache
-from .report.report import claim, finish, parser
+from .report.report import alike, claim, finish, parser
 
 ROWS, TOKENS = 2, 16
 TEMPERATURES = (0.0, 0.7)
@@ -49,9 +48,9 @@ def main(argv: list[str]) -> None:
         claim("cost tables measured with the draft head", tables, "2", tables == 2),
         claim("lanes that failed", failed, f"0 of {len(results)}", failed == 0 and len(results) > len(races)),
         claim("greedy lanes with regular's text", sum(greedy), f"all {len(greedy)}", bool(greedy) and all(greedy)),
-        claim("the page answered with whole lanes", float(done(answer)), "1.0", done(answer)),
+        alike("the page answered with whole lanes", float(done(answer))),
     ]
-    finish("smoke", options, pair.device, results, claims, weights=ensure_smollm2() / "model.safetensors")
+    finish("smoke", options, pair, results, claims)
 
 
 def lanes(pair: ModelPair, drafter: str, temperature: float) -> list[dict[str, Any]]:
@@ -61,16 +60,9 @@ def lanes(pair: ModelPair, drafter: str, temperature: float) -> list[dict[str, A
     name = f"{drafter}, temperature {temperature}"
     try:
         *_, last = race(
-            pair,
-            PROMPT,
-            n=ROWS,
-            max_new_tokens=TOKENS,
-            sampling=SamplingParams(temperature),
-            draft_length="cost-aware",
-            drafter=drafter,
-            lanes=methods,
-            eos_token_id=None,
-        )
+            pair, PROMPT, n=ROWS, max_new_tokens=TOKENS, sampling=SamplingParams(temperature),
+            draft_length="cost-aware", drafter=drafter, lanes=methods, eos_token_id=None,
+        )  # fmt: skip
     except RequestError as error:
         return [{"case": name, "lane": "all", "tokens": 0, "same": None, "error": str(error)}]
     return judge(name, last, temperature)

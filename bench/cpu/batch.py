@@ -17,52 +17,47 @@ import plotly.graph_objects as go
 import torch
 from transformers import PreTrainedModel
 
-from bass_core import ModelPair, load_pair
+from bass_core import ModelPair
 
-from ..arms import Sample, ours, theirs
+from ..arms import LOOKUP, Sample, ours, theirs
 from ..machine import Machine, measure
 from ..prompts import mixed
-from ..report.figures import COLOURS, Report, figure
-from ..report.report import claim, document, median, parser, show, table, with_report
+from ..report.figures import COLOURS, draw, figure
+from ..report.report import alike, document, load, median, parser, show, table
 
 REGULAR, SPECULATIVE, BASS, COST_AWARE, GENERATE = "regular", "speculative", "bass", "bass, cost-aware", "generate"
-# prompt_lookup_num_tokens: most tokens that prompt lookup copies at a time; the value of transformers' example.
-LOOKUP = 10
 
 Row = dict[str, Any]
 
 
 def main(argv: list[str]) -> None:
     """Measure, print, draw, and write."""
-    options = with_report(parser("batch", __doc__ or ""))
-    options.add_argument("--pair", default="smollm2")
-    options.add_argument("--draft", help="a folder or Hub id, in place of the pair's own")
-    options.add_argument("--device", default="auto")
-    options.add_argument("--dtype", default="auto")
+    options = parser("batch", __doc__ or "", "pair", "draft", "device", "dtype", figures=True)
     options.add_argument("--batch", type=int, nargs="+", help="default: 1 2 4 8 16, on a GPU 32 as well")
     options.add_argument("--max-new-tokens", type=int, default=32)
     options.add_argument("--repeats", type=int, default=3)
     arguments = options.parse_args(argv)
-    pair = load_pair(arguments.pair, draft=arguments.draft, device=arguments.device, dtype=arguments.dtype)
+    pair = load(arguments)
     batches = arguments.batch or [1, 2, 4, 8, 16] + ([32] if pair.device.type == "cuda" else [])
     if arguments.quick:
         batches, arguments.max_new_tokens, arguments.repeats = [1, 2], 12, 1
     machine = measure(pair.device, pair.dtype)
     results: list[Row] = []
-    claims: list[dict[str, Any]] = []
+    claims: list[Row] = []
     for batch in sorted(batches):
         samples = samples_of(pair, mixed(batch), arguments.max_new_tokens, arguments.repeats)
-        rows = rows_of(batch, samples, machine)
-        print(table(rows), flush=True)
-        results += rows
-        claims.append(_same_texts(batch, samples, exact=pair.dtype == torch.float32))
-    made = document("batch", arguments, pair.device, results, claims)
+        results += rows_of(batch, samples, machine)
+        print(table(results[-len(samples) :]), flush=True)
+        texts = [one.tokens for name in (REGULAR, SPECULATIVE, BASS, COST_AWARE) for one in samples[name]]
+        same = sum(all(text[row] == texts[0][row] for text in texts) for row in range(batch)) / batch
+        # 1 in float32; in bfloat16 rounding may decide a near tie.
+        claims.append(alike(f"rows alike in our decoders, batch {batch}", same, pair.dtype == torch.float32))
+    made = document("batch", arguments, pair, results, claims)
     made["roofline"] = _roofline(pair, machine, results)
     made["crossover"] = {arm: crossover(results, arm) for arm in (SPECULATIVE, BASS, COST_AWARE)}
     print(_words(made))
     if arguments.report:
-        drawn = {"latency": _latency(made), "speedup": _speedup(made), "roofline": _roof(made)}
-        made["files"] = [path.name for path in Report(made, _words(made), drawn).write(arguments.report)]
+        made["files"] = draw("batch", arguments.report, {"speedup": speedup(made), "roofline": _roof(made)})
     show(made, arguments)
 
 
@@ -78,6 +73,8 @@ def _arms(
     }
     if len(prompts) == 1 and not options:
         arms["prompt lookup"] = lambda: theirs(pair, prompts, tokens, prompt_lookup_num_tokens=LOOKUP)
+        if pair.draft is not None:
+            arms["amusd"] = lambda: ours(pair, "amusd", prompts, tokens)
         if isinstance(pair.draft, PreTrainedModel):  # transformers can't run a draft head
             arms["assisted"] = lambda: theirs(pair, prompts, tokens, assistant_model=pair.draft)
     return arms
@@ -158,15 +155,6 @@ def _share(made: list[Sample], name: str, most: float) -> float | None:
     return median([done / (ms / 1000) / most for done, ms in values])
 
 
-def _same_texts(batch: int, samples: dict[str, list[Sample]], exact: bool) -> dict[str, Any]:
-    """A claim: the share of rows on which all our decoders agree. 1 in float32; bfloat16 may break near-ties."""
-    mine = [one.tokens for name in (REGULAR, SPECULATIVE, BASS, COST_AWARE) for one in samples[name]]
-    same = sum(all(text[row] == mine[0][row] for text in mine) for row in range(batch)) / batch
-    return claim(
-        f"rows alike in our decoders, batch {batch}", same, "1.0 in float32", same == 1 if exact else None
-    )
-
-
 def crossover(rows: list[Row], arm: str) -> float | None:
     """The batch size at which the arm's speed-up falls to 1, interpolated in log2; None where it never does."""
     points = [(math.log2(row["batch"]), row["speed-up"]) for row in rows if row["arm"] == arm]
@@ -213,19 +201,17 @@ def _words(made: dict[str, Any]) -> str:
     )
 
 
-def _latency(made: dict[str, Any]) -> go.Figure:
-    drawn = figure(
-        "Per-token latency of a sequence (PTL All)", "batch", "ms", xaxis_type="log", yaxis_rangemode="tozero"
-    )
-    _lines(drawn, made["results"], "PTL All")
-    return drawn
-
-
-def _speedup(made: dict[str, Any]) -> go.Figure:
+def speedup(made: dict[str, Any]) -> go.Figure:
+    """Each arm's speed over regular decoding at growing batches, and where BASS crosses it."""
     drawn = figure(
         "Speed-up over regular decoding", "batch", "regular's ms per token / the arm's", xaxis_type="log"
     )
-    _lines(drawn, [row for row in made["results"] if row["arm"] != GENERATE], "speed-up")
+    rows = [row for row in made["results"] if row["arm"] != GENERATE and row["speed-up"] is not None]
+    for arm in dict.fromkeys(row["arm"] for row in rows):
+        x, y = zip(*((row["batch"], row["speed-up"]) for row in rows if row["arm"] == arm), strict=True)
+        drawn.add_scatter(x=x, y=y, name=arm, mode="lines+markers", line_color=COLOURS[arm])
+    batches = sorted({row["batch"] for row in rows})
+    drawn.update_xaxes(tickvals=batches, ticktext=[str(batch) for batch in batches])
     if made["crossover"][BASS]:
         drawn.add_vline(made["crossover"][BASS], line_dash="dot")
         # On a logarithmic axis Plotly takes an annotation's x as log10, a line's x as it is.
@@ -234,24 +220,9 @@ def _speedup(made: dict[str, Any]) -> go.Figure:
     return drawn
 
 
-def _lines(drawn: go.Figure, rows: list[Row], key: str) -> None:
-    for arm in dict.fromkeys(row["arm"] for row in rows if row[key] is not None):
-        points = [(row["batch"], row[key]) for row in rows if row["arm"] == arm]
-        x, y = zip(*points, strict=True)
-        colour = COLOURS.get(arm, "#56B4E9")
-        drawn.add_scatter(x=x, y=y, name=arm, mode="lines+markers", line_color=colour)
-    batches = sorted({row["batch"] for row in rows})
-    drawn.update_xaxes(tickvals=batches, ticktext=[str(batch) for batch in batches])
-
-
 def _roof(made: dict[str, Any]) -> go.Figure:
-    drawn = figure(
-        "Rounds against the roofline",
-        "tokens of all rows in a round",
-        "ms a round",
-        xaxis_type="log",
-        yaxis_type="log",
-    )
+    log = {"xaxis_type": "log", "yaxis_type": "log"}
+    drawn = figure("Rounds against the roofline", "tokens of all rows in a round", "ms a round", **log)
     for arm in (REGULAR, BASS):
         points = [one for one in made["roofline"]["rounds"] if one["arm"] == arm]
         drawn.add_scatter(

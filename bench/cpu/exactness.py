@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from bass_core import ModelPair, SamplingParams, generate, load_pair
+from bass_core import ModelPair, SamplingParams, generate
 from bass_core.decode.request import make_request
 from bass_core.lanes.comparison import first_difference, next_logits, weigh
 from bass_core.lanes.snapshot import Weighed
 from bass_core.machine.cpu import native_bfloat16
 
 from ..prompts import mixed
-from ..report.report import claim, document, parser, show, table
+from ..report.report import Row, alike, document, load, parser, show, table
 from ..report.tables import described
 
 GREEDY = {"sampling": SamplingParams(), "verification": "auto"}
@@ -32,28 +32,23 @@ COUPLED = {"sampling": SamplingParams(temperature=0.7), "verification": "coupled
 TEXTS = {"greedy": GREEDY, "coupled": COUPLED}
 FIXED = 4
 
-Row = dict[str, Any]
-
 
 def main(argv: list[str]) -> None:
     """Compare, print, and write."""
-    options = parser("exactness", __doc__ or "")
-    options.add_argument("--pair", default="smollm2")
-    options.add_argument("--device", default="auto")
-    options.add_argument("--dtype", default="auto")
+    options = parser("exactness", __doc__ or "", "pair", "device", "dtype")
     options.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16])
     options.add_argument("--prompts", type=int, default=16)
     options.add_argument("--max-new-tokens", type=int, default=96)
     arguments = options.parse_args(argv)
     if arguments.quick:
         arguments.batch, arguments.prompts, arguments.max_new_tokens = [1, 2], 2, 12
-    pair = load_pair(arguments.pair, device=arguments.device, dtype=arguments.dtype)
+    pair = load(arguments)
     results = list(compare(pair, mixed(arguments.prompts), arguments))
     print(table([{key: value for key, value in row.items() if key != "differences"} for row in results]))
     for row in results:
         for one in row["differences"]:
             print(f"{row['text']}, {row['arm']}, batch {row['batch']}: {described(one)}")
-    made = document("exactness", arguments, pair.device, results, [_claim(row) for row in results])
+    made = document("exactness", arguments, pair, results, [_claim(row) for row in results])
     if pair.device.type == "cpu":
         made["cpu"] = {
             "multiplies bfloat16 natively": native_bfloat16(),
@@ -148,4 +143,4 @@ def _spelled(pair: ModelPair, token: int | None) -> str | None:
 
 def _claim(row: Row) -> Row:
     name = f"{row['text']}, {row['arm']}, batch {row['batch']}: identical rows"
-    return claim(name, row["identical"], "1.0", row["identical"] == 1)
+    return alike(name, row["identical"])

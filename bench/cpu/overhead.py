@@ -18,7 +18,7 @@ from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
 from bass_core.model.forward import ForwardBatch
 
-from ..report.report import claim, finish, median, parser
+from ..report.report import CPU, Row, at_most, claim, finish, median, parser
 
 BATCH, LENGTH = 8, 4
 
@@ -29,24 +29,15 @@ def main(argv: list[str]) -> None:
     torch.set_num_threads(1)
     rounds = 20 if arguments.quick else 300
     whole, bare, accepted = _measure(arguments.seed, rounds)
-    ratio = median(whole) / median(bare)
-    results: list[dict[str, Any]] = [
-        {
-            "round ms": median(whole),
-            "its forwards ms": median(bare),
-            "ratio": ratio,
-            "rounds": len(whole),
-            "acceptance": accepted,
-        }
-    ]
-    quick = arguments.quick
+    ms, ratio = median(whole), median(whole) / median(bare)
+    row: Row = {"round ms": ms, "its forwards ms": median(bare), "ratio": ratio, "acceptance": accepted}
     claims = [
-        claim("round / its forwards", ratio, "at most 1.5", None if quick else ratio <= 1.5),
-        claim("round, ms", median(whole), "at most 5", None if quick else median(whole) <= 5),
+        at_most("round / its forwards", ratio, 1.5, not arguments.quick),
+        at_most("round, ms", ms, 5, not arguments.quick),
         # With a draft that is always right or always wrong, rows never diverge, and the round is cheaper.
         claim("acceptance", accepted, "0.2 to 0.8", 0.2 <= accepted <= 0.8),
     ]
-    finish("overhead", arguments, torch.device("cpu"), results, claims)
+    finish("overhead", arguments, CPU, [row], claims)
 
 
 def _measure(seed: int, rounds: int) -> tuple[list[float], list[float], float]:
@@ -90,14 +81,9 @@ def _pair(seed: int) -> ModelPair:
     """A target and a draft that agrees with it only in part, so that rows diverge."""
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=1000,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-    )
+        vocab_size=1000, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=1024,
+    )  # fmt: skip
     target = LlamaForCausalLM(config).eval().requires_grad_(False)
     draft = LlamaForCausalLM(config).eval().requires_grad_(False)
     for ours, theirs in zip(draft.parameters(), target.parameters(), strict=True):

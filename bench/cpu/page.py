@@ -11,23 +11,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from app import parse, set_threads
 
-from ..report.report import claim, finish, median, parser
+from ..report.report import CPU, ROOT, at_least, at_most, claim, finish, median, parser
+from ..robustness.serving import serve
 
-ROOT = Path(__file__).resolve().parents[2]
 PROMPT = "Write a short story about a lighthouse keeper who finds a message in a bottle."
 TEMPERATURE, SEED = 0.7, 0
 LANES = ("regular", "speculative", "bass")
@@ -54,9 +51,7 @@ ENDED = "() => [...document.querySelectorAll('.lane .state')].every((e) => /Fini
 
 def main(argv: list[str]) -> None:
     """Measure, print, and write."""
-    made = parser("page", __doc__ or "")
-    made.add_argument("--pair", default="smollm2")
-    made.add_argument("--draft")
+    made = parser("page", __doc__ or "", "pair", "draft")
     made.add_argument("--batch", type=int, default=4)
     made.add_argument("--max-new-tokens", type=int, default=64)
     made.add_argument("--repeats", type=int, default=3)
@@ -95,15 +90,15 @@ def report(options: argparse.Namespace, arms: dict[str, list[Lanes]]) -> None:
         times = {name: median([run[lane]["ms_per_token"] for run in runs]) for name, runs in arms.items()}
         cost = times["browser"] / times["library"] - 1
         results.append({"lane": lane, **{f"{name} ms/token": value for name, value in times.items()}})
-        claims.append(claim(f"a browser's cost to {lane}", cost, "at most 0.1", None if quick else cost <= 0.1))
+        claims.append(at_most(f"a browser's cost to {lane}", cost, 0.1, not quick))
     health = [run["page"] for run in arms["browser"]]
     updates, longest = min(h["updates_per_s"] for h in health), max(h["longest_task_ms"] for h in health)
-    claims.append(claim("rendered updates a second", updates, "at least 5", None if quick else updates >= 5))
-    claims.append(claim("longest task, ms", longest, "at most 200", None if quick else longest <= 200))
+    claims.append(at_least("rendered updates a second", updates, 5, not quick))
+    claims.append(at_most("longest task, ms", longest, 200, not quick))
     texts = [[run[lane]["texts"] for lane in LANES] for runs in arms.values() for run in runs]
     same = all(one == texts[0] for one in texts)
     claims.append(claim("runs whose texts agree", len(texts), f"all {len(texts)}", same))
-    finish("page", options, torch.device("cpu"), results, claims)
+    finish("page", options, CPU, results, claims)
 
 
 def environment() -> dict[str, str]:
@@ -121,14 +116,9 @@ def work(options: argparse.Namespace) -> None:
     print(json.dumps({"threads": torch.get_num_threads()}), flush=True)
     for _ in sys.stdin:
         *_, last = race(
-            pair,
-            PROMPT,
-            n=options.batch,
-            max_new_tokens=options.max_new_tokens,
-            sampling=sampling,
-            seed=SEED,
+            pair, PROMPT, n=options.batch, max_new_tokens=options.max_new_tokens, sampling=sampling, seed=SEED,
             draft_length="bass",
-        )
+        )  # fmt: skip
         print(json.dumps(figures(last["lanes"])), flush=True)
 
 
@@ -174,23 +164,9 @@ def worker(options: argparse.Namespace) -> Iterator[Callable[[], Lanes]]:
 @contextmanager
 def app(options: argparse.Namespace, draft_length: str = "bass") -> Iterator[str]:
     """Starts app.py as a user would and yields its address. With draft_length="bass" no costs are measured."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "app.py", "--pair", options.pair, "--draft-length", draft_length]
-    command += ["--port", str(port), "--host", "127.0.0.1"]
-    command += ["--draft", options.draft] if options.draft else []
-    process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE)
-    try:
-        assert process.stdout
-        for line in process.stdout:
-            if found := re.search(r"open (http://\S+)", line):
-                yield found[1].rstrip("/")
-                return
-        raise SystemExit("app.py ended before it served.")
-    finally:
-        process.terminate()
-        process.wait()
+    draft = ("--draft", options.draft) if options.draft else ()
+    with serve("--pair", options.pair, "--draft-length", draft_length, *draft) as (_, address):
+        yield address
 
 
 def client(address: str, options: argparse.Namespace) -> Lanes:

@@ -33,10 +33,8 @@ RECORDINGS = {"win": "Wins", "loss": "Loses", "h100": "On an H100"}
 
 def main(argv: list[str]) -> None:
     """Record, write, and print what came out."""
-    made = parser("record", __doc__ or "")
+    made = parser("record", __doc__ or "", "pair", "draft")
     made.add_argument("names", nargs="*", metavar="NAME", help=f"which of {', '.join(RECORDINGS)}; without, all")
-    made.add_argument("--pair", default="smollm2")
-    made.add_argument("--draft")
     made.add_argument("--out", type=Path, default=FOLDER, metavar="FOLDER", help="where the files go")
     options = made.parse_args(argv)
     if unknown := set(options.names) - set(RECORDINGS):

@@ -4,8 +4,7 @@ Contract: each section runs in a process of its own. What ends one, an error, a 
 one line of the report, and the next begins. The document is written anew with every figure, so that whatever ends
 the command, what was measured is there. Needs no network: models are built from configs with random weights.
 Without a GPU the same sections make a dry run on tiny models, in which no time counts. `--here` runs sections in
-this process, for compute-sanitizer and ncu. Non-goals: attention alone and the shipped pair, which
-`python -m bench attention` and `batch` measure with `--device cuda`.
+this process, for compute-sanitizer and ncu. Non-goal: the shipped pair; `bench batch --device cuda` measures it.
 """
 
 from __future__ import annotations

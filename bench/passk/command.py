@@ -18,14 +18,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from bass_core import load_pair
+import plotly.graph_objects as go
 
-from ..report.report import claim, document, parser, show, table, with_report
-from .figures import draw
-from .judge import canonical_claims, judge
-from .problems import chosen
+from ..report.figures import COLOURS, draw, figure
+from ..report.report import Row, claim, document, load, parser, show, table
+from .problems import canonical_claims, chosen, judge
 from .run import Samples, collect
 from .sandbox import protection
 from .score import SPECULATIVE, Record, differing, row
@@ -33,6 +31,7 @@ from .score import SPECULATIVE, Record, differing, row
 REGULAR, BASS = "regular", "bass"
 # Default budgets, as fractions of the time that regular decoding of one sequence takes.
 FRACTIONS = (0.5, 0.75, 1.0, 2.0, 3.0)
+DASHES = ("dot", "dash", "solid", "dashdot", "longdash", "longdashdot")
 
 
 def main(argv: list[str]) -> None:
@@ -47,10 +46,10 @@ def main(argv: list[str]) -> None:
     protected = protection() if arguments.execute else None
     if protected:
         print("sandbox: " + "; ".join(f"{what}: {how}" for what, how in protected.items()))
-    pair = load_pair(arguments.pair, device=arguments.device, dtype=arguments.dtype)
+    pair = load(arguments)
     samples = Samples(arguments.samples)
     records, budgets = collect(pair, problems, samples, FRACTIONS, arguments)
-    claims: list[dict[str, Any]] = []
+    claims: list[Row] = []
     if arguments.execute:
         judge(pair, problems, records)
         claims += canonical_claims(problems)
@@ -65,20 +64,17 @@ def main(argv: list[str]) -> None:
     if compared:
         claims.append(claim(f"regular texts of {compared} that differ with the batch", wrong, "0", wrong == 0))
     claims += _claims(records, lines, budgets, arguments)
-    made = document("passk", arguments, pair.device, lines, claims)
+    made = document("passk", arguments, pair, lines, claims)
     made |= {"settings": samples.settings, "sandbox": protected}
     print(table(lines))
     if arguments.report:
-        draw(made).write(arguments.report)
+        made["files"] = draw("passk", arguments.report, {"finished": figure_of(lines)})
     show(made, arguments)
 
 
 def _options() -> argparse.ArgumentParser:
-    options = with_report(parser("passk", __doc__ or ""))
+    options = parser("passk", __doc__ or "", "pair", "device", "dtype", figures=True)
     options.formatter_class = argparse.RawDescriptionHelpFormatter
-    options.add_argument("--pair", default="smollm2")
-    options.add_argument("--device", default="auto")
-    options.add_argument("--dtype", default="auto")
     options.add_argument("--problems", type=int, default=8, help="spread evenly over the 164")
     options.add_argument("--batch", type=int, nargs="+", default=[1, 4, 8], help="sequences a problem")
     options.add_argument("--max-new-tokens", type=int, default=96)
@@ -86,16 +82,28 @@ def _options() -> argparse.ArgumentParser:
     options.add_argument("--top-p", type=float, default=0.95)
     options.add_argument("--draft-length", default="bass", help='"bass" (Algorithm 1), "cost-aware" or a number')
     options.add_argument("--budget-ms", type=float, nargs="+", help="instead of budgets measured here")
-    options.add_argument(
-        "--samples", type=Path, metavar="FILE", help="keep what was written there, and go on from it"
-    )
+    options.add_argument("--samples", type=Path, metavar="FILE", help="keep what was written, and go on from it")
     options.add_argument("--execute", action="store_true", help="run the generated programs, in a sandbox")
     return options
 
 
+def figure_of(lines: list[Row]) -> go.Figure:
+    """Finished sequences per problem against the budget, a line for each method and n."""
+    made = figure("Finished within the budget", "budget, ms of the lane's clock", "finished sequences a problem")
+    sizes = sorted({line["n"] for line in lines})
+    for method, n in dict.fromkeys((line["method"], line["n"]) for line in lines):
+        mine = [line for line in lines if (line["method"], line["n"]) == (method, n)]
+        style = {"color": COLOURS[method], "dash": DASHES[sizes.index(n) % len(DASHES)]}
+        made.add_scatter(
+            x=[line["budget ms"] for line in mine], y=[line["finished"] / line["problems"] for line in mine],
+            name=f"{method}, {n} a problem", mode="lines+markers", line=style,
+        )  # fmt: skip
+    return made
+
+
 def _claims(
-    records: list[Record], lines: list[dict[str, Any]], budgets: list[float], arguments: argparse.Namespace
-) -> list[dict[str, Any]]:
+    records: list[Record], lines: list[Row], budgets: list[float], arguments: argparse.Namespace
+) -> list[Row]:
     """The paper's comparison at the middle budget: BASS at the largest batch against the others."""
     budget, n = round(sorted(budgets)[len(budgets) // 2]), arguments.batch[-1]
     at = {(line["method"], line["n"]): line for line in lines if line["budget ms"] == budget}

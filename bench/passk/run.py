@@ -116,15 +116,9 @@ class Writer:
         """Run one lane. Every problem has its own noise, the same in all arms."""
         number = int(problem["task_id"].rsplit("/", 1)[1])
         return generate(
-            self.pair,
-            prompt(self.pair, problem),
-            method=method,
-            n=n,
-            max_new_tokens=tokens,
-            seed=1000 * self.seed + number,
-            time_budget_ms=budget_ms,
-            **self.same,
-        )
+            self.pair, prompt(self.pair, problem), method=method, n=n, max_new_tokens=tokens,
+            seed=1000 * self.seed + number, time_budget_ms=budget_ms, **self.same,
+        )  # fmt: skip
 
     def alone_ms(self, problems: list[Problem]) -> float:
         """The lane time in ms of one whole regular sequence, median over some problems."""
@@ -145,13 +139,8 @@ class Writer:
         for method, n in self.arms[first:] + self.arms[:first]:
             made = self.write(problem, method, n, self.max_new_tokens, budget_ms)
             lanes[f"{method} {n}"] = [
-                {
-                    "text": one.text,
-                    "token_ids": one.token_ids,
-                    "ended_ms": one.times_ms[-1] if one.finish_reason == "eos" else None,
-                    "logprob": None,
-                    "passed": None,
-                }
+                {"text": one.text, "token_ids": one.token_ids, "logprob": None, "passed": None,
+                 "ended_ms": one.times_ms[-1] if one.finish_reason == "eos" else None}
                 for one in made.sequences
-            ]
+            ]  # fmt: skip
         return {"task_id": problem["task_id"], "lanes": lanes}

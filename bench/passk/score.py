@@ -38,19 +38,10 @@ def row(records: list[Record], method: str, n: int, budget_ms: float, judged: bo
     each = [finished(record, method, n, budget_ms) for record in records]
     done = [one for found in each for one in found]
     line: dict[str, Any] = {
-        "budget ms": round(budget_ms),
-        "n": n,
-        "method": method,
-        "problems": len(records),
-        "finished": len(done),
-        "finished share": len(done) / (n * len(records)),
-        "problems with one": sum(bool(found) for found in each),
-        "Pass@First": None,
-        "95 % first": None,
-        "Pass@All": None,
-        "95 % all": None,
-        "Pass@Finished": None,
-    }
+        "budget ms": round(budget_ms), "n": n, "method": method, "problems": len(records), "finished": len(done),
+        "finished share": len(done) / (n * len(records)), "problems with one": sum(bool(found) for found in each),
+    }  # fmt: skip
+    line |= dict.fromkeys(("Pass@First", "95 % first", "Pass@All", "95 % all", "Pass@Finished"))
     if judged:
         first = sum(bool(found) and max(found, key=lambda one: one["logprob"])["passed"] for found in each)
         some = sum(any(one["passed"] for one in found) for found in each)

@@ -6,8 +6,8 @@ early end; whole calls, prompts included; arms take turns in one run; medians, a
 how many were left alone enough to be counted. Bits are the weights': ours and transformers' are the file's,
 dequantised to the pair's dtype; llama.cpp runs the file itself (Q4_1, its embedding in Q8_0). Ours draft by
 round costs that the run measures first (`--draft-length`). An arm that can't run is left out, and one sentence
-says why. The document names the CPU instructions that the wheel of llama.cpp was built for; a build on the spot
-may use more.
+says why; a claim that needs it is open, and so is every ratio of a quick run. The document names the CPU
+instructions that the wheel of llama.cpp was built for; a build on the spot may use more.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ import time
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from bass_core import ModelPair, load_pair
+from bass_core import ModelPair
 from bass_core.decode.request import make_request
 from bass_core.errors import BassError, WeightsError
 from bass_core.machine.cpu import native_bfloat16
@@ -34,25 +33,26 @@ from bass_core.model.loading.weights import MANIFEST
 
 from ..fresh_cache import fresh_cache
 from ..prompts import mixed
-from ..report.report import document, median, parser, show, table
-from .arms import BITS, Rows, llama_cpp, ours, transformers
-from .claims import claims
+from ..report.report import Row, alike, at_most, claim, document, load, median, parser, show, table, weights_of
+from . import arms as peers
+from .arms import LLAMA_CPP, OURS, TRANSFORMERS, Clock, Rows, Turns
 from .llama_cpp import INSTALL, SPECULATION, LlamaCpp, installed
-from .turns import Clock, Turns, take_turns
 
 SPARE = 64  # places of llama.cpp's cache that its drafts need behind a row's last token
+# Cores that may be at work while nobody has anything to do: what reading the clocks takes, and no spinning thread.
+MOST_BUSY = 0.1
 HEAD = "A draft head can't assist transformers' generate: assistant_model must be a causal language model."
 
 
 def main(argv: list[str]) -> None:
     """Measure, print, and write."""
     arguments = _arguments(argv)
-    pair = load_pair(arguments.pair, device="cpu", dtype=arguments.dtype)
+    pair = load(arguments, device="cpu")
     dtype = str(pair.dtype).removeprefix("torch.")
     pairs, notes = {dtype: pair}, [HEAD]
     for weights in arguments.quantised:
         try:
-            pairs[weights] = load_pair(arguments.pair, device="cpu", dtype=weights)
+            pairs[weights] = load(arguments, device="cpu", dtype=weights)
         except BassError as error:
             notes.append(f"Our {weights} lanes are left out: {error}")
     model = _gguf(pair, arguments.no_llama_cpp, notes)
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> None:
             turns += done
     rows = [_row(one, arguments.max_new_tokens) for one in turns]
     judged = claims(turns, dtype, native_bfloat16(), arguments.quick)
-    made = document("peers", arguments, pair.device, rows, judged, _weights(pair))
+    made = document("peers", arguments, pair, rows, judged)
     made["cpu"] = {"multiplies bfloat16 natively": native_bfloat16()}
     made["notes"] = notes
     if model is not None:
@@ -78,8 +78,7 @@ def main(argv: list[str]) -> None:
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
-    options = parser("peers", __doc__ or "")
-    options.add_argument("--pair", default="smollm2")
+    options = parser("peers", __doc__ or "", "pair")
     options.add_argument("--dtype", default="auto", choices=["auto", *DTYPES], help="of ours and transformers'")
     options.add_argument("--quantised", nargs="*", default=["int8", "int4"], help="further lanes of ours")
     options.add_argument("--batch", type=int, nargs="+", default=[1, 4, 8])
@@ -98,7 +97,7 @@ def _gguf(pair: ModelPair, without: bool, notes: list[str]) -> Path | None:
     if without or not installed():
         notes.append("llama.cpp is left out, as --no-llama-cpp asks." if without else INSTALL)
         return None
-    manifest = _weights(pair).with_name(MANIFEST)
+    manifest = weights_of(pair).with_name(MANIFEST)
     if not manifest.is_file() or json.loads(manifest.read_text()).get("source_sha256") != wheel.GGUF_SHA256:
         notes.append("llama.cpp is left out: this pair was not made from a GGUF file, so take --pair smollm2.")
         return None
@@ -110,18 +109,14 @@ def _gguf(pair: ModelPair, without: bool, notes: list[str]) -> Path | None:
         return None
 
 
-def _weights(pair: ModelPair) -> Path:
-    return Path(str(pair.target.name_or_path)) / "model.safetensors"
-
-
 def _batch(
     pairs: dict[str, ModelPair], model: Path | None, batch: int, arguments: argparse.Namespace
 ) -> tuple[list[Turns], str | None]:
     """All arms at one batch size, and the instructions that llama.cpp uses."""
     first, pair = next(iter(pairs.items()))
     rows: Rows = [list(row) for row in make_request(pair, mixed(batch)).prompts]
-    arms = [arm for name, one in pairs.items() for arm in ours(one, name, rows, arguments.draft_length)]
-    arms += transformers(pair, first, rows)
+    arms = [arm for name, one in pairs.items() for arm in peers.ours(one, name, rows, arguments.draft_length)]
+    arms += peers.transformers(pair, first, rows)
     clocks: list[Clock] = [time.process_time]
     with ExitStack() as stack:
         instructions = None
@@ -129,24 +124,56 @@ def _batch(
             context = max(map(len, rows)) + arguments.max_new_tokens + SPARE
             peer = stack.enter_context(LlamaCpp(str(model), way, batch, context, torch.get_num_threads()))
             instructions = peer.instructions
-            arms.append(llama_cpp(peer, rows))
+            arms.append(peers.llama_cpp(peer, rows))
             clocks.append(peer.cpu_s)
-        return take_turns(arms, arguments.max_new_tokens, arguments.repeats, clocks), instructions
+        return peers.take_turns(arms, arguments.max_new_tokens, arguments.repeats, clocks), instructions
 
 
-def _row(one: Turns, tokens: int) -> dict[str, Any]:
+def claims(turns: list[Turns], dtype: str, native: bool, quick: bool) -> list[Row]:
+    """All claims. dtype: the weights of our 16-bit lanes. native: whether this CPU multiplies bfloat16 itself."""
+    ms = {one.arm.key: one.median_ms for one in turns}
+    made = []
+
+    def ratio(name: str, top: float | None, bottom: float | None, least: float, decided: bool) -> None:
+        found = top / bottom if top is not None and bottom is not None else None
+        holds = found >= least if found is not None and decided and not quick else None
+        made.append(claim(name, found, f"at least {least:g}", holds))
+
+    regular = {batch: ms.get((OURS, "regular", batch, dtype)) for batch in (1, 4, 8)}
+    generate = {batch: ms.get((TRANSFORMERS, "generate", batch, dtype)) for batch in (1, 8)}
+    plain = {batch: ms.get((LLAMA_CPP, "plain", batch, "Q4_1")) for batch in (1, 4, 8)}
+    drafting = [ms[key] for key in ms if key[0] == OURS and key[1] != "regular" and key[2:] == (1, dtype)]
+    for batch, theirs in generate.items():
+        name = f"transformers' generate / our regular, batch {batch}"
+        ratio(name, theirs, regular[batch], 4.0 if native else 3.0, True)
+    name = "transformers' generate / our best speculation, batch 1"
+    ratio(name, generate[1], min(drafting, default=None), 5.5, native)
+    for batch, bar in ((1, 0.85), (4, 1.5), (8, 1.5)):
+        name = f"our {dtype} regular's tokens/s / llama.cpp's in 4 bits, batch {batch}"
+        ratio(name, plain[batch], regular[batch], bar, dtype == "bfloat16")
+    int4 = ms.get((OURS, "regular", 1, "int4"))
+    ratio("our int4 regular's tokens/s / llama.cpp's in 4 bits, batch 1", plain[1], int4, 1.0, True)
+    for weights in dict.fromkeys(one.arm.weights for one in turns if one.arm.who == OURS):
+        written: dict[int, set[tuple[int, ...]]] = {}
+        for one in turns:
+            for rows in one.texts if (one.arm.who, one.arm.weights) == (OURS, weights) else ():
+                for prompt, row in enumerate(rows):
+                    written.setdefault(prompt, set()).add(tuple(row))
+        share = sum(len(texts) == 1 for texts in written.values()) / len(written)
+        made.append(alike(f"prompts with one text in all our {weights} arms", share))
+    # No arm leaves threads at work, and no other program disturbed the run. Medians, as of the times.
+    busy, others = max(median(one.busy) for one in turns), max(median(one.others) for one in turns)
+    made.append(at_most("cores at work between calls, most", busy, MOST_BUSY, not quick))
+    made.append(at_most("cores that other programs used during calls, most", others, peers.MOST_OTHERS, not quick))
+    return made
+
+
+def _row(one: Turns, tokens: int) -> Row:
     arm = one.arm
     return {
-        "who": arm.who,
-        "method": arm.method,
-        "batch": arm.batch,
-        "weights": arm.weights,
-        "bits": BITS[arm.weights],
-        "threads": torch.get_num_threads(),
-        "ms/token": one.median_ms / tokens,
-        "least": min(one.ms) / tokens,
-        "prompt ms": median(one.prompt_ms),
-        "calls": len(one.ms),
-        "others": median(one.others),
+        "who": arm.who, "method": arm.method, "batch": arm.batch, "weights": arm.weights,
+        "bits": peers.BITS[arm.weights],
+        "ms/token": one.median_ms / tokens, "least": min(one.ms) / tokens, "prompt ms": median(one.prompt_ms),
+        "calls": len(one.ms), "others": median(one.others),
         "tokens/s": 1000 * arm.batch * tokens / one.median_ms,
-    }
+    }  # fmt: skip

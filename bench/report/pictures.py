@@ -15,15 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from PIL import Image
 
 from app import parse, set_threads
 
 from ..cpu.page import app, browser
-from .report import claim, finish, parser
+from .report import CPU, ROOT, claim, finish, parser
 
-ROOT = Path(__file__).resolve().parents[2]
 # Of a picture in a text, not of a whole page.
 MOST_BYTES = 150_000
 # Milliseconds for one race on a slow machine.
@@ -105,9 +103,7 @@ RACES: dict[str, tuple[Shot, ...]] = {
 
 def main(argv: list[str]) -> None:
     """Race, photograph, print, and write."""
-    made = parser("pictures", __doc__ or "")
-    made.add_argument("--pair", default="smollm2")
-    made.add_argument("--draft")
+    made = parser("pictures", __doc__ or "", "pair", "draft")
     made.add_argument("--presets", nargs="+", choices=list(RACES), default=list(RACES))
     made.add_argument("--out", type=Path, default=ROOT / "docs", metavar="FOLDER")
     options = made.parse_args(argv)
@@ -123,7 +119,7 @@ def main(argv: list[str]) -> None:
                 sizes[shot.file] = take(page, shot, options.out)
     largest = max((size for name, size in sizes.items() if name.startswith("lecture")), default=0)
     claims = [claim("bytes of a text's largest picture", largest, f"at most {MOST_BYTES}", largest <= MOST_BYTES)]
-    finish("pictures", options, torch.device("cpu"), results, claims)
+    finish("pictures", options, CPU, results, claims)
 
 
 def race(page: Any, preset: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What every bench prints: a table for people, and one JSON document as the last line.
+"""What all benches share: options, turns, claims, a table for people, and one JSON document as the last line.
 
 Contract: the document is {"bench", "command", "device", "versions", "revision", "seed", "weights_sha256", "quick",
 "date", "results", "claims"}; a claim is {"name", "value", "bar", "holds"}, `holds` null while it is undecided.
@@ -23,21 +23,63 @@ from typing import Any
 
 import torch
 
+from bass_core import ModelPair, load_pair
 from bass_core.model.loading.wheel import sha256
 
+ROOT = Path(__file__).resolve().parents[2]
+CPU = torch.device("cpu")
+VERDICTS = {True: "holds", False: "MISSED", None: "open"}
+# The options that say which pair is measured, by name.
+MODELS: dict[str, dict[str, Any]] = {
+    "pair": {"default": "smollm2"},
+    "draft": {"help": "a folder or Hub id, in place of the pair's own"},
+    "device": {"default": "auto"},
+    "dtype": {"default": "auto"},
+}
 
-def parser(name: str, description: str) -> argparse.ArgumentParser:
-    """An argument parser with the options that every bench takes."""
+Row = dict[str, Any]
+
+
+def parser(name: str, description: str, *models: str, figures: bool = False) -> argparse.ArgumentParser:
+    """An argument parser with the options that every bench takes, and those of `models` (see MODELS).
+
+    figures: with --report as well, for a bench that draws.
+    """
     made = argparse.ArgumentParser(prog=f"python -m bench {name}", description=description)
     made.add_argument("--json", type=Path, metavar="FILE", help="write the JSON document there as well")
     made.add_argument("--quick", action="store_true", help="seconds instead of minutes; some claims stay open")
     made.add_argument("--seed", type=int, default=0)
+    for one in models:
+        made.add_argument(f"--{one}", **MODELS[one])
+    if figures:
+        made.add_argument("--report", type=Path, metavar="FOLDER", help="draw the figures there, as PNGs")
     return made
 
 
-def claim(name: str, value: float, bar: str, holds: bool | None) -> dict[str, Any]:
-    """One claim of a bench."""
-    return {"name": name, "value": round(value, 4), "bar": bar, "holds": holds}
+def load(arguments: argparse.Namespace, **fixed: Any) -> ModelPair:
+    """The pair that the options of `parser` ask for; `fixed` are further arguments of load_pair."""
+    given = {one: getattr(arguments, one) for one in MODELS if one != "pair" and hasattr(arguments, one)}
+    return load_pair(arguments.pair, **given | fixed)
+
+
+def claim(name: str, value: float | None, bar: str, holds: bool | None) -> Row:
+    """One claim of a bench; without a value where what it needs was not measured."""
+    return {"name": name, "value": None if value is None else round(value, 4), "bar": bar, "holds": holds}
+
+
+def at_most(name: str, value: float, bar: float, decided: bool = True) -> Row:
+    """A claim that holds up to the bar; `decided` is False where this run can't tell."""
+    return claim(name, value, f"at most {bar:g}", value <= bar if decided else None)
+
+
+def at_least(name: str, value: float, bar: float, decided: bool = True) -> Row:
+    """A claim that holds from the bar on."""
+    return claim(name, value, f"at least {bar:g}", value >= bar if decided else None)
+
+
+def alike(name: str, value: float, decided: bool = True) -> Row:
+    """A claim about a share that must be 1."""
+    return claim(name, value, "1.0", value == 1 if decided else None)
 
 
 def interleaved(arms: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
@@ -57,7 +99,7 @@ def median(values: list[float]) -> float:
     return statistics.median(values)
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def table(rows: list[Row]) -> str:
     """Rows with the same keys as an aligned text table."""
     if not rows:
         return ""
@@ -70,30 +112,22 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
 
-def with_report(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add the --report option of benches that draw figures."""
-    made.add_argument("--report", type=Path, metavar="FOLDER", help="draw an HTML page and PNGs there")
-    return made
-
-
 def finish(
     bench: str,
     arguments: argparse.Namespace,
-    device: torch.device,
-    results: list[dict[str, Any]],
-    claims: list[dict[str, Any]],
-    weights: Path | None = None,
+    of: ModelPair | torch.device,
+    results: list[Row],
+    claims: list[Row],
 ) -> None:
     """Print the table, the claims and the JSON line; write the JSON file if --json was given."""
     print(table(results))
-    show(document(bench, arguments, device, results, claims, weights), arguments)
+    show(document(bench, arguments, of, results, claims), arguments)
 
 
-def show(made: dict[str, Any], arguments: argparse.Namespace) -> None:
+def show(made: Row, arguments: argparse.Namespace) -> None:
     """Print a document's claims and its JSON line; write the JSON file if --json was given."""
     for one in made["claims"]:
-        verdict = {True: "holds", False: "MISSED", None: "open"}[one["holds"]]
-        print(f"{one['name']}: {one['value']} (bar: {one['bar']}) {verdict}")
+        print(f"{one['name']}: {one['value']} (bar: {one['bar']}) {VERDICTS[one['holds']]}")
     if arguments.json:
         arguments.json.write_text(json.dumps(made, indent=1) + "\n")
     print(json.dumps(made))
@@ -102,16 +136,16 @@ def show(made: dict[str, Any], arguments: argparse.Namespace) -> None:
 def document(
     bench: str,
     arguments: argparse.Namespace,
-    device: torch.device,
-    results: list[dict[str, Any]],
-    claims: list[dict[str, Any]],
-    weights: Path | None = None,
-) -> dict[str, Any]:
-    """A bench's document, ready for JSON."""
+    of: ModelPair | torch.device,
+    results: list[Row],
+    claims: list[Row],
+) -> Row:
+    """A bench's document, ready for JSON. of: the pair that was measured, or the device alone."""
+    weights = None if isinstance(of, torch.device) else weights_of(of)
     return {
         "bench": bench,
         "command": command(),
-        "device": device_name(device),
+        "device": device_name(of if isinstance(of, torch.device) else of.device),
         "versions": versions(),
         "revision": revision(),
         "seed": arguments.seed,
@@ -121,6 +155,11 @@ def document(
         "results": results,
         "claims": claims,
     }
+
+
+def weights_of(pair: ModelPair) -> Path:
+    """The file with the target's weights; it need not exist."""
+    return Path(str(pair.target.name_or_path)) / "model.safetensors"
 
 
 def command() -> str:
@@ -154,15 +193,14 @@ def versions() -> dict[str, str]:
 
 def revision() -> str | None:
     """The git revision of the tree, with a plus sign if it has changes; None outside a checkout."""
-    here = Path(__file__).parent
     try:
-        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
-        dirty = subprocess.run(
-            ["git", "status", "--porcelain"], cwd=here, capture_output=True, text=True, check=True
+        head, changes = (
+            subprocess.run(["git", *asked], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+            for asked in (("rev-parse", "HEAD"), ("status", "--porcelain"))
         )
     except (OSError, subprocess.CalledProcessError):
         return None
-    return head.stdout.strip()[:12] + ("+" if dirty.stdout.strip() else "")
+    return head[:12] + ("+" if changes else "")
 
 
 def _cell(value: Any) -> str:

@@ -1,7 +1,8 @@
 """`python -m bench rooms [REVISION] [--out FILE]`: a picture of who imports whom, of this tree or of an older one.
 
-Contract: one box for each file or folder directly in bass_core, one for the page and one for the kernels. The
-sources are parsed, never run; an older revision is read from git. The last line is the document with the counts.
+Contract: one box for each file or folder directly in bass_core, one for the page and one for the kernels. Each
+stands above everything that it imports; arrows that follow from others are left out (transitive reduction). Boxes
+of one cycle share a floor, with red arrows. The sources are parsed, never run; an older revision is read from git.
 Non-goals: bench, distill and tests, which may import anything.
 """
 
@@ -14,26 +15,18 @@ import subprocess
 import sys
 import tarfile
 from collections import Counter
-from dataclasses import dataclass, field
+from html import escape
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
-from typing import Any
 
-import torch
+from .report import CPU, ROOT, Row, claim, finish, parser
 
-from bench.report.layered import Arrow, Box, circles, draw, floors_of, needed
-from bench.report.report import claim, finish, parser
-
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("bass_core", "kernels", "ui")
 COLOURS = {"ui": "#eef6ff", "public names": "#fff7e0", "kernels": "#f3f0ff"}
-
-
-@dataclass
-class Module:
-    """A file: its number of lines, and the modules of this project that it imports."""
-
-    lines: int
-    imports: set[str] = field(default_factory=set)
+# Pixels: the picture's least width, a box's height, the room for arrows between floors, a letter.
+WIDTH, HIGH, RISE, LETTER = 1000.0, 42.0, 36.0, 6.7
+Arrows = dict[tuple[str, str], int]
+Modules = dict[str, tuple[int, set[str]]]  # lines, and the modules of this project that it imports
 
 
 def main(argv: list[str]) -> None:
@@ -45,13 +38,11 @@ def main(argv: list[str]) -> None:
     found = modules(sources(arguments.which))
     made = figures(found)
     if arguments.out:
-        arguments.out.write_text(picture(found, arguments.which), encoding="utf-8")
-    old = arguments.which is not None  # an older tree is drawn, but makes no claims
-    claims = [
-        claim("circles of files", made["circles of files"], "0", None if old else made["circles of files"] == 0),
-        claim("lines of the median file", made["median"], "below 100", None if old else made["median"] < 100),
-    ]
-    finish("rooms", arguments, torch.device("cpu"), [made], claims)
+        arguments.out.write_text(picture(found, made, arguments.which), encoding="utf-8")
+    decided = arguments.which is None  # an older tree is drawn, but makes no claims
+    count = made["circles of files"]
+    claims = [claim("circles of files", count, "0", count == 0 if decided else None)]
+    finish("rooms", arguments, CPU, [made], claims)
 
 
 def sources(revision: str | None) -> dict[str, str]:
@@ -59,28 +50,23 @@ def sources(revision: str | None) -> dict[str, str]:
     if revision is None:
         paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
         return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in paths}
-    command = ["git", "archive", "--format=tar", revision, *PACKAGES]
-    packed = subprocess.run(command, cwd=ROOT, capture_output=True)
+    packed = subprocess.run(["git", "archive", "--format=tar", revision, *PACKAGES], cwd=ROOT, capture_output=True)
     if packed.returncode:
         sys.exit(f"git has no {revision!r} with {', '.join(PACKAGES)}: {packed.stderr.decode().strip()}")
-    texts = {}
     with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
-        for member in archive.getmembers():
-            file = archive.extractfile(member) if member.name.endswith(".py") else None
-            if file is not None:
-                texts[member.name] = file.read().decode()
-    return texts
+        files = {one.name: archive.extractfile(one) for one in archive if one.name.endswith(".py")}
+        return {name: file.read().decode() for name, file in files.items() if file is not None}
 
 
-def modules(texts: dict[str, str]) -> dict[str, Module]:
-    """Modules by dotted name; a package's __init__ has the package's name. Empty __init__ files are left out."""
-    known = {_dotted(path): path for path, text in texts.items()}
+def modules(texts: dict[str, str]) -> Modules:
+    """Modules by dotted name; a package's __init__ has the package's name."""
+    known = {_dotted(path): path for path in texts}
     found = {}
     for name, path in known.items():
-        text = texts[path]
         package = name if path.endswith("__init__.py") else name.rpartition(".")[0]
-        imports = {target for node in ast.walk(ast.parse(text)) for target in _targets(node, package, known)}
-        found[name] = Module(len(text.splitlines()), imports - {name})
+        tree = ast.parse(texts[path])
+        imports = {target for node in ast.walk(tree) for target in _targets(node, package, set(known))}
+        found[name] = (len(texts[path].splitlines()), imports - {name})
     return found
 
 
@@ -89,10 +75,10 @@ def _dotted(path: str) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _targets(node: ast.AST, package: str, known: dict[str, str]) -> set[str]:
+def _targets(node: ast.AST, package: str, known: set[str]) -> set[str]:
     """The project's modules that a statement imports: `from a import b` means a.b if that is a file, else a."""
     if isinstance(node, ast.Import):
-        return {alias.name for alias in node.names} & set(known)
+        return {alias.name for alias in node.names} & known
     if not isinstance(node, ast.ImportFrom):
         return set()
     base = node.module or ""
@@ -101,46 +87,44 @@ def _targets(node: ast.AST, package: str, known: dict[str, str]) -> set[str]:
         above = parts[: len(parts) - node.level + 1]
         base = ".".join([*above, base] if base else above)
     names = {f"{base}.{alias.name}" for alias in node.names}
-    return (names & set(known)) | ({base} & set(known) if names - set(known) else set())
+    return (names & known) | ({base} & known if names - known else set())
 
 
 def room(name: str) -> str:
     """The box of a module."""
     parts = name.split(".")
-    if parts[0] != "bass_core":
-        return parts[0]
-    return parts[1] if len(parts) > 1 else "public names"
+    return parts[0] if parts[0] != "bass_core" else parts[1] if len(parts) > 1 else "public names"
 
 
-def rooms(found: dict[str, Module]) -> tuple[dict[str, list[str]], dict[Arrow, int]]:
+def rooms(found: Modules) -> tuple[dict[str, list[str]], Arrows]:
     """The files with code in each room, and the number of imports from one room to another."""
     files: dict[str, list[str]] = {}
-    arrows: dict[Arrow, int] = {}
-    for name, module in found.items():
-        if module.lines > 1:
+    counted: Counter[tuple[str, str]] = Counter()
+    for name, (lines, imports) in found.items():
+        if lines > 1:
             files.setdefault(room(name), []).append(name)
-        for target in module.imports:
-            if room(name) != room(target):
-                arrow = (room(name), room(target))
-                arrows[arrow] = arrows.get(arrow, 0) + 1
-    return files, {arrow: count for arrow, count in arrows.items() if set(arrow) <= set(files)}
+        counted.update((room(name), room(target)) for target in imports if room(name) != room(target))
+    return files, {arrow: count for arrow, count in counted.items() if set(arrow) <= set(files)}
 
 
-def figures(found: dict[str, Module]) -> dict[str, Any]:
+def figures(found: Modules) -> Row:
     """Counts of bass_core's files with code, of its boxes, and of import cycles anywhere."""
     files, arrows = rooms(found)
-    own = {name: names for name, names in files.items() if name not in COLOURS}
-    library = [name for names in own.values() for name in names]
-    between = {(name, target): 1 for name, module in found.items() for target in module.imports}
+    library = [name for box, names in files.items() if box not in COLOURS for name in names]
+    between = {(name, target): 1 for name, (_, imports) in found.items() for target in imports}
     inside = {arrow: 1 for arrow in between if set(arrow) <= set(library)}
+    folders = Counter(
+        # A package's __init__ is in the package's folder.
+        name if any(other.startswith(f"{name}.") for other in found) else name.rpartition(".")[0]
+        for name in found
+        if room(name) not in ("ui", "kernels")
+    )
     return {
         "files": len(library),
-        "lines": sum(found[name].lines for name in library),
-        "median": statistics.median(found[name].lines for name in library),
-        "boxes": len(own),
-        "fullest": max(
-            Counter(_folder(name, found) for name in found if room(name) not in ("ui", "kernels")).values()
-        ),
+        "lines": sum(found[name][0] for name in library),
+        "median": statistics.median(found[name][0] for name in library),
+        "boxes": len(set(files) - set(COLOURS)),
+        "fullest": max(folders.values()),
         "arrows of boxes": len(arrows),
         "floors of boxes": 1 + max(floors_of(list(files), arrows).values()),
         "floors of files": 1 + max(floors_of(library, inside).values()),
@@ -148,32 +132,144 @@ def figures(found: dict[str, Module]) -> dict[str, Any]:
     }
 
 
-def _folder(name: str, found: dict[str, Module]) -> str:
-    """The folder of the module's file; a package's __init__ is in the package's folder."""
-    return name if any(other.startswith(f"{name}.") for other in found) else name.rpartition(".")[0]
+def circles(arrows: Arrows) -> list[set[str]]:
+    """The cycles: sets of names that reach each other."""
+    reached = {name: reach(name, arrows) for name in sorted({name for arrow in arrows for name in arrow})}
+    found: list[set[str]] = []
+    for name, others in reached.items():
+        circle = {other for other in others if name in reached[other]}
+        if circle and circle not in found:
+            found.append(circle)
+    return found
 
 
-def picture(found: dict[str, Module], revision: str | None) -> str:
-    """The SVG."""
+def reach(name: str, arrows: Arrows) -> set[str]:
+    """Everything that can be reached from a name; includes the name itself only if it is on a cycle."""
+    found: set[str] = set()
+    open_ = [name]
+    while open_:
+        here = open_.pop()
+        fresh = {target for source, target in arrows if source == here} - found
+        found |= fresh
+        open_ += fresh
+    return found
+
+
+def floors_of(names: list[str], arrows: Arrows) -> dict[str, int]:
+    """Each name's floor, 0 the lowest: one above the highest that it points to. A cycle shares one floor."""
+    together = {name: frozenset(circle) for circle in circles(arrows) for name in circle}
+    done: dict[str, int] = {}
+
+    def floor(name: str) -> int:
+        if name not in done:
+            own = together.get(name, frozenset({name}))
+            below = {target for source, target in arrows if source in own} - own
+            done.update(dict.fromkeys(own, 1 + max((floor(other) for other in sorted(below)), default=-1)))
+        return done[name]
+
+    return {name: floor(name) for name in names}
+
+
+def needed(arrows: Arrows) -> list[tuple[str, str]]:
+    """The arrows from which all others follow; arrows within a cycle are all kept."""
+    around, left = circles(arrows), dict(arrows)
+    for source, target in sorted(arrows):
+        without = {arrow: count for arrow, count in left.items() if arrow != (source, target)}
+        if not any({source, target} <= circle for circle in around) and target in reach(source, without):
+            left = without
+    return sorted(left)
+
+
+def picture(found: Modules, made: Row, revision: str | None) -> str:
+    """The SVG: a row of boxes for each floor, in the order in which their arrows cross least."""
     files, arrows = rooms(found)
-    made = figures(found)
-    flat = all(len(names) == 1 for name, names in files.items() if name not in ("ui", "kernels"))
-    boxes = [_described(name, files[name], found, flat) for name in sorted(files)]
+    kept, around, floors = needed(arrows), circles(arrows), floors_of(list(files), arrows)
     about = [
-        f"{made['files']} files of bass_core, {made['lines']} lines, in "
-        f"{made['boxes']} boxes on {made['floors of boxes']} floors; circles of files: "
-        f"{made['circles of files']}.",
-        "An arrow points to what is imported" + ("." if flat else "; its number counts the imports of files."),
-        f"{len(arrows)} arrows, of which {len(needed(arrows))} are drawn: the others follow from them. "
-        "Red ones make a circle.",
+        f"{made['files']} files of bass_core, {made['lines']} lines, in {made['boxes']} boxes on "
+        f"{made['floors of boxes']} floors; circles of files: {made['circles of files']}.",
+        f"{len(arrows)} arrows, of which {len(kept)} are drawn: the others follow. Red ones make a circle.",
     ]
+    sizes = {
+        name: f"{len(names)} file{'s'[: len(names) > 1]}, {sum(found[one][0] for one in names)} lines"
+        for name, names in files.items()
+    }
+    # A long arrow has a bend, which is a place without a box, on each floor that it passes.
+    paths = {
+        (source, target): [
+            source, *(f"{source}>{target}@{at}" for at in range(floors[source] - 1, floors[target], -1)), target,
+        ]
+        for source, target in kept
+    }  # fmt: skip
+    level = floors | {bend: int(bend.rpartition("@")[2]) for path in paths.values() for bend in path[1:-1]}
+    rows = [sorted(name for name in level if level[name] == at) for at in range(max(level.values()), -1, -1)]
+    widths = {name: 14 + LETTER * max(len(name), len(sizes[name])) for name in files}
+    width = max(WIDTH, *(60 + sum(widths.get(name, 4) + 8 for name in row) for row in rows))
+    places = _places(rows, paths, widths, width)
+    lines = [
+        _curve([places[name] for name in path], any(set(arrow) <= circle for circle in around))
+        for arrow, path in paths.items()
+    ]
+    boxes = [_box(name, sizes[name], *places[name]) for name in sorted(files)]
     title = "Who imports whom" + (f", revision {revision}" if revision else "")
-    return draw(title, about, boxes, arrows, counts=not flat)
+    bottom = max(y for _, y, _ in places.values()) + HIGH + 20
+    return "\n".join([
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {bottom:.0f}" width="{width:.0f}" '
+        f'height="{bottom:.0f}" font-family="DejaVu Sans, Verdana, sans-serif" font-size="11" fill="#222">',
+        '<rect width="100%" height="100%" fill="#ffffff"/>',
+        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="6" markerHeight="6" '
+        'orient="auto"><path d="M0 0 8 4 0 8z" fill="context-stroke"/></marker></defs>',
+        f'<text x="20" y="32" font-size="16" font-weight="bold">{escape(title)}</text>',
+        *(f'<text x="20" y="{54 + 15 * i}">{escape(one)}</text>' for i, one in enumerate(about)),
+        *lines, *boxes, "</svg>", "",
+    ])  # fmt: skip
 
 
-def _described(name: str, names: list[str], found: dict[str, Module], flat: bool) -> Box:
-    lines = sum(found[one].lines for one in names)
-    if flat and name not in ("ui", "kernels"):
-        return Box(name, colour=COLOURS.get(name, "#ffffff"))
-    many = f"{len(names)} files, " if len(names) > 1 else ""
-    return Box(name, (f"{many}{lines} lines",), COLOURS.get(name, "#ffffff"))
+def _places(
+    rows: list[list[str]], paths: dict[tuple[str, str], list[str]], widths: dict[str, float], wide: float
+) -> dict[str, tuple[float, float, float]]:
+    """x of the middle, y of the top and the width of each name, floor by floor."""
+    beside: dict[str, list[str]] = {name: [] for row in rows for name in row}
+    for path in paths.values():
+        for source, target in pairwise(path):
+            beside[source].append(target)
+            beside[target].append(source)
+    where = {name: (i + 0.5) / len(row) for row in rows for i, name in enumerate(row)}
+    # Each floor by its neighbours' mean positions, down and up a few times, so that arrows cross less.
+    for row in [row for _ in range(24) for sweep in (rows, rows[::-1]) for row in sweep]:
+        means = {name: statistics.mean([where[other] for other in beside[name]] or [where[name]]) for name in row}
+        row.sort(key=lambda name: (means[name], name))
+        where |= {name: (i + 0.5) / len(row) for i, name in enumerate(row)}
+    places, y = {}, 100.0
+    for row in rows:
+        gap = (wide - 40 - sum(widths.get(name, 4) for name in row)) / (len(row) + 1)
+        x = 20.0
+        for name in row:
+            width = widths.get(name, 4)
+            places[name] = (x + gap + width / 2, y, width)
+            x += gap + width
+        y += HIGH + RISE
+    return places
+
+
+def _curve(places: list[tuple[float, float, float]], circle: bool) -> str:
+    """The SVG of an arrow through its bends."""
+    (x, y, width), *bends, (end, floor, wide) = places
+    points = [(x, y + HIGH), *((one[0], one[1] + HIGH / 2) for one in bends), (end, floor)]
+    if y == floor:  # on the same floor: from side to side
+        side = 0.5 if x < end else -0.5
+        points = [(x + side * width, y + HIGH / 2), (end - side * wide, y + HIGH / 2)]
+    shape = f"M{points[0][0]:.1f} {points[0][1]:.1f}"
+    for (x0, y0), (x1, y1) in pairwise(points):
+        shape += f" C{x0:.1f} {(y0 + y1) / 2:.1f} {x1:.1f} {(y0 + y1) / 2:.1f} {x1:.1f} {y1:.1f}"
+    colour = "#c62828" if circle else "#7a8ba3"
+    return f'<path d="{shape}" fill="none" stroke="{colour}" stroke-width="1.1" marker-end="url(#tip)"/>'
+
+
+def _box(name: str, size: str, x: float, y: float, width: float) -> str:
+    """The SVG of a box: its name in bold, its size below."""
+    return (
+        f'<rect x="{x - width / 2:.1f}" y="{y:.1f}" width="{width:.1f}" height="{HIGH:.0f}" rx="4" '
+        f'fill="{COLOURS.get(name, "#ffffff")}" stroke="#345"/>'
+        f'<text x="{x:.1f}" y="{y + 17:.1f}" text-anchor="middle" font-weight="bold">{escape(name)}</text>'
+        f'<text x="{x:.1f}" y="{y + 32:.1f}" text-anchor="middle">{escape(size)}</text>'
+    )

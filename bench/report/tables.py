@@ -11,19 +11,14 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from . import lecture, long_texts, scale
+from .report import ROOT, Row
 
-ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
-NAMES = ("README", "docs/figures", "docs/amusd", "docs/architecture", "docs/lecture", "docs/scale")
-PAGES = tuple(ROOT / f"{name}.md" for name in NAMES)
+PAGES = tuple(ROOT / f"{name}.md" for name in ("README", "docs/figures", "docs/architecture", "docs/lecture"))
 
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-
-Row = dict[str, Any]
 
 
 def main(argv: list[str]) -> int:
@@ -84,50 +79,47 @@ def made_by(document: dict[str, Any]) -> str:
     )
 
 
-def _table(name: str, columns: dict[str, str], keep: Callable[[Row], bool] = bool) -> Callable[[], str]:
+def _columns(words: str) -> dict[str, str]:
+    """Key to heading, of "key | key = heading | ..."; a key alone is its own heading."""
+    pairs = (one.partition(" = ") for one in words.split(" | "))
+    return {key: heading or key for key, _, heading in pairs}
+
+
+def _table(name: str, columns: str, keep: Callable[[Row], bool] = bool) -> Callable[[], str]:
     def fill() -> str:
         document = load(name)
         rows = [row for row in document["results"] if keep(row)]
-        return f"{markdown(rows, columns)}\n\n{made_by(document)}"
+        return f"{markdown(rows, _columns(columns))}\n\n{made_by(document)}"
 
     return fill
 
 
 _WINS = {
-    "regular": "regular",
-    "speculative": "speculative",
-    "bass": "BASS, Algorithm 1",
+    "regular": "regular", "speculative": "speculative", "bass": "BASS, Algorithm 1",
     "bass, cost-aware": "BASS, cost-aware",
-}
+}  # fmt: skip
 
 
 def _wins() -> str:
-    """ms per token of each decoder at growing batch sizes and on a repetitive text, and which is fastest."""
-    batch, repeated = load("batch-cpu"), load("latency-cpu")
-    cases: dict[str, dict[str, float]] = {}
-    for row in repeated["results"]:
-        if row["case"] == "repeat a text":
-            cases.setdefault("1, repeating a text", {})[row["arm"]] = row["ms/token"]
-    for row in batch["results"]:
+    """ms per token of each decoder at growing batch sizes, and which is fastest."""
+    document = load("batch-cpu")
+    cases: dict[int, dict[str, float]] = {}
+    for row in document["results"]:
         if row["arm"] in _WINS:
-            cases.setdefault(str(row["batch"]), {})[row["arm"]] = row["ms/token"]
-    rows = [
-        {"batch": name} | arms | {"fastest": _WINS[min(arms, key=arms.__getitem__)]}
-        for name, arms in cases.items()
-    ]
-    columns = {"batch": "batch", **_WINS, "fastest": "fastest"}
-    return f"{markdown(rows, columns)}\n\n{made_by(batch)} First line: {made_by(repeated)}"
+            cases.setdefault(row["batch"], {})[row["arm"]] = row["ms/token"]
+    rows = [{"batch": n} | arms | {"fastest": _WINS[min(arms, key=arms.__getitem__)]} for n, arms in cases.items()]
+    return f"{markdown(rows, {'batch': 'batch', **_WINS, 'fastest': 'fastest'})}\n\n{made_by(document)}"
 
 
 def _rooms() -> str:
     """Counts of the package layout before and after bass_core was divided into folders."""
     named = {"before": load("rooms-before"), "after": load("rooms")}
     rows = [{"tree": name} | document["results"][0] for name, document in named.items()]
-    columns = {
-        "tree": "tree", "files": "files of bass_core", "lines": "lines", "median": "lines of the median file",
-        "boxes": "rooms", "fullest": "files in the fullest folder", "floors of boxes": "floors",
-        "arrows of boxes": "arrows between rooms", "circles of files": "circles of files",
-    }  # fmt: skip
+    columns = _columns(
+        "tree | files = files of bass_core | lines | median = lines of the median file | boxes = rooms | "
+        "fullest = files in the fullest folder | floors of boxes = floors | "
+        "arrows of boxes = arrows between rooms | circles of files"
+    )
     made = " and ".join(f"`{document['command']}`" for document in named.values())
     return f"{markdown(rows, columns)}\n\n{made}, {named['after']['date']}."
 
@@ -142,7 +134,7 @@ def _claims() -> str:
             {"claim": one["name"], "value": one["value"], "bar": one["bar"], "verdict": verdicts[one["holds"]]}
             for one in document["claims"]
         ]
-        columns = {"claim": "claim", "value": "value", "bar": "bar", "verdict": "verdict"}
+        columns = _columns("claim | value | bar | verdict")
         parts.append(f"### {path.name}\n{made_by(document)}\n\n{markdown(rows, columns)}")
     return "\n\n".join(parts)
 
@@ -151,16 +143,16 @@ def _page() -> str:
     """The cost of a watching browser: its ms per token over those of the library alone."""
     document = load("page-cpu")
     rows = [row | {"cost": row["browser ms/token"] / row["library ms/token"]} for row in document["results"]]
-    columns = {
-        "lane": "lane", "library ms/token": "library alone", "client ms/token": "gradio_client",
-        "browser ms/token": "browser", "cost": "browser / library (bar: 1.10)",
-    }  # fmt: skip
+    columns = _columns(
+        "lane | library ms/token = library alone | client ms/token = gradio_client | "
+        "browser ms/token = browser | cost = browser / library (bar: 1.10)"
+    )
     return f"{markdown(rows, columns)}\n\n{made_by(document)}"
 
 
 def _simulated() -> str:
     """Predicted speed-ups of Algorithm 1 and of the cost-aware policy: a line per GPU, a column per batch size."""
-    document = load("simulate-cpu")
+    document = load("simulate-window")
     found: list[Row] = document["results"]
     rows, ends = ([row for row in found if row["section"] == name] for name in ("batch", "crossover"))
     pays = {row["hardware"]: row["Algorithm 1"] for row in ends}
@@ -179,11 +171,10 @@ def _passk() -> str:
     document = load("passk-cpu")
     budgets = sorted({row["budget ms"] for row in document["results"]})
     rows = [row for row in document["results"] if row["budget ms"] in (budgets[len(budgets) // 2], budgets[-1])]
-    columns = {
-        "budget ms": "budget, ms", "n": "sequences a problem", "method": "decoder", "finished": "finished",
-        "finished share": "share finished", "problems with one": "problems with one", "Pass@All": "Pass@All",
-        "95 % all": "95 %",
-    }  # fmt: skip
+    columns = _columns(
+        "budget ms = budget, ms | n = sequences a problem | method = decoder | finished | "
+        "finished share = share finished | problems with one | Pass@All | 95 % all = 95 %"
+    )
     return f"{markdown(rows, columns)}\n\n{made_by(document)}"
 
 
@@ -224,72 +215,70 @@ def _alike(results: list[Row]) -> str:
     return "\n".join([markdown(made, columns), *([""] if unlike else []), *unlike])
 
 
+def _part(name: str) -> Callable[[Row], bool]:
+    """The rows of a part of `bench window`."""
+    return lambda row: bool(row["part"] == name)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "batch": _table(
         "batch-cpu",
-        {
-            "batch": "batch", "arm": "decoder", "ms/token": "ms/token", "speed-up": "speed-up",
-            "PTL First": "PTL First", "PTL Last": "PTL Last", "PTL All": "PTL All", "tokens/s": "tokens/s",
-            "acceptance": "acceptance", "accepted length": "tokens a row-round", "wall vs regular": "whole calls",
-            "spread": "spread",
-        },
+        "batch | arm = decoder | ms/token | speed-up | PTL First | PTL Last | PTL All | tokens/s | "
+        "acceptance | accepted length = tokens a row-round | wall vs regular = whole calls | spread",
     ),
     "default": _table(
         "default-native-bf16",
-        {"text": "text", "temperature": "temperature", "threads": "threads", "batch": "batch",
-         "regular ms/token": "regular, ms/token", "auto": "auto", "fixed 1": "fixed 1", "fixed 2": "fixed 2",
-         "fixed 4": "fixed 4", "Algorithm 1": "Algorithm 1", "spread": "spread"},
-    ),
-    "latency": _table(
-        "latency-cpu",
-        {"case": "case", "arm": "decoder", "ms/token": "ms/token", "lowest": "lowest", "highest": "highest",
-         "vs regular": "speed-up over regular"},
+        "text | temperature | threads | batch | regular ms/token = regular, ms/token | auto | fixed 1 | "
+        "fixed 2 | fixed 4 | Algorithm 1 | spread",
     ),
     "floor": _table(
         "floor-native-bf16",
-        {"what": "what", "rows": "rows", "tokens a row": "tokens a row", "reading ms": "reading, ms",
-         "lowest ms": "lowest, ms", "median ms": "median, ms", "lowest / reading": "lowest / reading"},
-        lambda row: not row["what"].startswith("attention"),
+        "what | rows | tokens a row | reading ms = reading, ms | lowest ms = lowest, ms | "
+        "median ms = median, ms | lowest / reading",
     ),
     "peers": _table(
         "peers-native-bf16",
-        {"who": "who", "method": "method", "batch": "batch", "weights": "weights", "bits": "bits",
-         "ms/token": "ms/token", "least": "least", "tokens/s": "tokens/s", "prompt ms": "prompt, ms"},
+        "who | method | batch | weights | bits | ms/token | least | tokens/s | prompt ms = prompt, ms",
     ),
-    "page": _page,
-    "amusd": _table(
-        "amusd-cpu",
-        {"arm": "decoder", "ms/token": "ms/token", "target busy": "target busy", "draft busy": "draft busy",
-         "looked at": "looked at", "thrown away": "thrown away"},
+    "window": _table(
+        "window-cpu",
+        "text | prompt | cached = its tokens | window | rounds | acceptance | "
+        "tokens a round = tokens a round of 4 drafts",
+        _part("acceptance"),
     ),
-    "ragged": _table(
-        "ragged-cpu",
-        {"attention": "attention", "lengths": "lengths", "queries": "tokens a row", "ms": "ms a call",
-         "GB/s": "GB/s"},
-        lambda row: row.get("ms") is not None,
+    "window-whole": _table(
+        "window-cpu",
+        "rows | cached = longest prompt | draft length | acceptance | "
+        "regular ms/token = regular, ms/token | windowed ms/token = windowed, ms/token | speed-up",
+        _part("whole"),
     ),
-    "common-stop": _table(
-        "ragged-cpu",
-        {"policy": "the batch stops", "batch": "batch", "tokens/round": "tokens a row and round",
-         "standard error": "standard error", "formula": "formula", "ms/token": "ms/token"},
-        lambda row: "policy" in row,
+    "simulate-window": _table(
+        "simulate-window",
+        "hardware = GPU | batch | context = cached tokens a row | window = windowed target | "
+        "window l = its best length | 310M = 310M draft | 310M l = its best length | "
+        "window / 310M = windowed / 310M | break-even = acceptance at which windowed drafts break even",
+        lambda row: row["section"] == "window",
     ),
-    "simulate": _simulated,
     "simulate-validation": _table(
-        "simulate-cpu",
-        {"batch": "batch", "arm": "decoder", "held out": "held out", "measured ms/token": "measured ms/token",
-         "spread": "spread", "predicted ms/token": "predicted ms/token", "off": "off",
-         "measured rounds": "measured rounds", "predicted rounds": "predicted rounds"},
+        "simulate-native-bf16",
+        "batch | arm = decoder | held out | measured ms/token | spread | predicted ms/token | off | "
+        "measured rounds | predicted rounds",
         lambda row: row["section"] == "validation",
     ),
+    "lecture": _table(
+        "lecture-cpu",
+        "preset | lane | times | ms per token | over regular | accepted | drafted | "
+        "mean acceptance length | rounds | first token, ms",
+        lambda row: row["preset"] != "Sweep",
+    ),
+    "simulate": _simulated,
     "wins": _wins,
     "rooms": _rooms,
+    "page": _page,
     "passk": _passk,
     "exactness": _exactness,
     "claims": _claims,
-}  # fmt: skip
-OTHERS = long_texts.LONG_TEXTS | lecture.LECTURE | scale.SCALE
-TABLES |= {name: _table(*given) for name, given in OTHERS.items()}
+}
 
 
 if __name__ == "__main__":

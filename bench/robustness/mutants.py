@@ -1,4 +1,4 @@
-"""`python -m bench mutants`: break the decoder in known ways and see the tests fail on every one.
+"""`python -m bench mutants [NAME ...]`: break the decoder in known ways and see the tests fail on every one.
 
 Contract: each mutant is one edit to a copy of the sources, tested in its own process; its claim `holds` if the
 tests fail. The unbroken copy must pass the same cases. The quick form runs the smallest cases meant to catch a
@@ -15,7 +15,6 @@ import sys
 import tempfile
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
 
 # As in tests/conftest.py: before triton is first imported, as it is with torch.
 os.environ["TRITON_INTERPRET"] = "1"
@@ -23,45 +22,38 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 from tqdm import tqdm
 
-from ..report.report import claim, finish, parser
-from .drafting_mutations import DRAFTING_MUTANTS
+from ..report.report import CPU, ROOT, Row, alike, finish, parser
 from .kernel_mutations import KERNEL_MUTANTS
 from .mutations import MUTANTS, Mutant
-from .tree_mutations import TREE_MUTANTS
-from .verification_mutations import VERIFICATION_MUTANTS
 
-ROOT = Path(__file__).resolve().parents[2]
-KNOWN = MUTANTS + KERNEL_MUTANTS + VERIFICATION_MUTANTS + TREE_MUTANTS + DRAFTING_MUTANTS
+KNOWN = MUTANTS + KERNEL_MUTANTS
 _WHOLE = [
-    "tests/conformance",
-    "tests/kernels",
-    "tests/faults/test_broken_models.py",
-    "tests/bass_core/overlapped/test_session.py",
-    "tests/bass_core/draft/test_head.py",
-    "tests/bass_core/draft/test_lookup.py",
-    "tests/bass_core/verify",
-]
+    "tests/conformance", "tests/kernels", "tests/faults/test_broken_models.py", "tests/bass_core/overlapped",
+    "tests/bass_core/draft", "tests/bass_core/model", "tests/bass_core/verify",
+]  # fmt: skip
 
 
 def main(argv: list[str]) -> None:
     """Break, test, print, and write."""
     options = parser("mutants", __doc__ or "")
-    options.add_argument("--only", nargs="+", metavar="NAME", help="these mutants alone")
+    options.add_argument("names", nargs="*", metavar="NAME", help="these mutants alone")
     arguments = options.parse_args(argv)
-    chosen = [mutant for mutant in KNOWN if not arguments.only or mutant.name in arguments.only]
+    chosen = [mutant for mutant in KNOWN if not arguments.names or mutant.name in arguments.names]
+    if unknown := set(arguments.names) - {mutant.name for mutant in chosen}:
+        options.error(f"there is no mutant {', '.join(sorted(unknown))}: see bench/robustness/mutations.py.")
     cases = {mutant.name: mutant.cases if arguments.quick else _WHOLE for mutant in chosen}
     unbroken = sorted({case for mutant in chosen for case in cases[mutant.name]})
     # Import what the tests import once, before forking: each process would need seconds for it.
     _pytest(["--collect-only", "-m", "", *unbroken])
     code = _tests_on(None, unbroken)
-    results: list[dict[str, Any]] = [{"mutant": "none", "tests": "pass" if code == 0 else f"exit {code}"}]
-    claims = [claim("the unbroken decoder passes", float(code == 0), "1.0", code == 0)]
+    results: list[Row] = [{"mutant": "none", "tests": "pass" if code == 0 else f"exit {code}"}]
+    claims = [alike("the unbroken decoder passes", float(code == 0))]
     for mutant in tqdm(chosen, desc="mutants"):
         code = _tests_on(mutant, cases[mutant.name])
         # pytest exits with 1 when tests failed; any other status means that the mutant was not tested.
         results.append({"mutant": mutant.name, "tests": "fail" if code == 1 else f"exit {code}"})
-        claims.append(claim(f"caught: {mutant.name}", float(code == 1), "1.0", code == 1))
-    finish("mutants", arguments, torch.device("cpu"), results, claims)
+        claims.append(alike(f"caught: {mutant.name}", float(code == 1)))
+    finish("mutants", arguments, CPU, results, claims)
 
 
 def _tests_on(mutant: Mutant | None, cases: list[str]) -> int:

@@ -1,6 +1,7 @@
 """The known ways to break the decoder: mistakes that real projects have shipped, each as one edit.
 
-Contract: `old` occurs exactly once in the file. If the sources change and it no longer does, `apply` raises.
+Contract: `old` occurs exactly once in the file. If the sources change and it no longer does, `apply` raises. The
+kernels, and what stores keys and values, are broken in kernel_mutations.py.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Mutant:
-    """An edit that replaces `old` in a file; `cases` are the smallest tests meant to catch it."""
+    """An edit that replaces `old` in a file by `new`; `cases` are the smallest tests meant to catch it."""
 
     name: str
     file: str
@@ -28,249 +29,232 @@ class Mutant:
         path.write_text(text.replace(self.old, self.new))
 
 
-_ACCEPT = "accepted = accepted_prefix((u * q_drafts < p_drafts) & drafted)"
-_WEIGHTS = "weights = torch.where(usable[:, None], left, at_end)"
 _CONFORMANCE = "tests/conformance/test_"
+_ENUMERATED = "tests/conformance/test_enumeration.py::test_"
+_UNSOUND = "tests/bass_core/verify/test_unsound.py::test_"
+_BLOCK = "tests/bass_core/verify/test_block.py::test_"
+_FED = "tests/bass_core/draft/test_trees_fed.py::test_"
+_OVERLAPPED = "tests/bass_core/overlapped/test_"
+_CORE = "tests/bass_core/"
 _SAMPLED = [_CONFORMANCE + "distribution.py::test_quick[bass-other-1.0-0-1.0-rejection]"]
-_REDUCED = [_CONFORMANCE + "distribution.py::test_quick[bass-reduced-1.0-3-1.0]"]
-_GREEDY = [_CONFORMANCE + "greedy.py::test_rows_that_diverge[llama-bass]"]
-_WINDOW = [_CONFORMANCE + "greedy.py::test_rows_that_diverge[gemma3-bass]"]
-_LATE = [
-    "tests/bass_core/overlapped/test_decoder.py::test_a_late_draft_that_is_right_stands_and_is_fed_next",
-    "tests/bass_core/overlapped/test_decoder.py::test_a_late_draft_that_is_wrong_falls",
-]
+_NEVER_REFUSED = [_CONFORMANCE + "counts.py::test_a_perfect_draft_is_never_refused"]
 _PERFECT = [_CONFORMANCE + "counts.py::test_perfect_draft_takes_the_fewest_verifications"]
 _ENDS = [_CONFORMANCE + "ends.py::test_an_end_at_any_place_of_a_round"]
-_NEVER_REFUSED = [_CONFORMANCE + "counts.py::test_a_perfect_draft_is_never_refused"]
-_AMUSD_SAMPLED = [_CONFORMANCE + "distribution.py::test_quick[amusd-other-1.0-0-1.0]"]
-_DRAW = "return draw(probs, keys.seed, keys.sequence_ids, keys.positions + step, keys.stream(role)), probs"
+_LATE = [
+    _OVERLAPPED + "decoder.py::test_a_late_draft_that_is_right_stands_and_is_fed_next",
+    _OVERLAPPED + "decoder.py::test_a_late_draft_that_is_wrong_falls",
+]
+_MODEL = [_ENUMERATED + "drafters[model-block]"]
+_TREE = [_ENUMERATED + "trees[(2, 1)-rejection]"]
+_WHOLE = [_BLOCK + "the_text_is_distributed_as_the_targets[1-3-fixed]"]
+_KEPT = [_CORE + "model/test_trees.py::test_a_kept_path_is_what_was_fed_as_text[pad-alone]"]
 
 MUTANTS = [
-    Mutant(
-        "every draft accepted",
-        "bass_core/verify/rejection.py",
-        _ACCEPT,
-        "accepted = accepted_prefix((u < 2) & drafted)",
-        _SAMPLED,
-    ),
-    Mutant(
-        "q ignored in the test",
-        "bass_core/verify/rejection.py",
-        _ACCEPT,
-        "accepted = accepted_prefix((u < p_drafts) & drafted)",
-        _NEVER_REFUSED,
-    ),
-    Mutant(
-        "q is not what was sampled from",
-        "bass_core/draft/model.py",
-        _DRAW,
-        _DRAW.replace(")), probs", ")), probs.sqrt() / probs.sqrt().sum(-1, keepdim=True)"),
-        _SAMPLED,
-    ),
-    Mutant(
-        "argmax drafts with a soft q",
-        "bass_core/draft/model.py",
-        _DRAW,
-        "return probs.argmax(-1), probs",
-        _SAMPLED,
-    ),
-    Mutant(
-        "one noise stream for draft and test",
-        "bass_core/verify/rejection.py",
-        "u = uniform(keys.seed, *keys.at(width), keys.stream(Role.ACCEPT)[:, None])",
-        "from ..sampling.noise import token_uniforms\n"
-        "        streams = keys.stream(Role.DRAFT)[:, None]\n"
-        "        u = token_uniforms(keys.seed, *keys.at(width), streams, p.shape[-1])\n"
-        "        u = u.gather(2, drafts[..., None])[..., 0]",
-        _SAMPLED,
-    ),
-    Mutant(
-        "the key without the round",
-        "bass_core/sample/noise.py",
-        "_STREAMS * begins + int(role)",
-        "torch.full_like(begins, int(role))",
-        [_CONFORMANCE + "stopping.py::test_quick[leaking]"],
-    ),
-    Mutant(
-        "recovered token drawn from p",
-        "bass_core/verify/rejection.py",
-        _WEIGHTS,
-        "weights = at_end",
-        _SAMPLED,
-    ),
-    Mutant(
-        "top-p on the residual",
-        "bass_core/verify/rejection.py",
-        _WEIGHTS,
-        _WEIGHTS + "\n        from ..sampling.distribution import _nucleus\n"
-        "        weights = _nucleus(weights / weights.sum(-1, keepdim=True), 0.8)",
-        _SAMPLED,
-    ),
-    Mutant(
-        "residual not normalised, the rest to the last token",
-        "bass_core/verify/rejection.py",
-        _WEIGHTS,
-        "rest = torch.zeros_like(left)\n"
-        "        rest[:, -1] = 1 - left.sum(-1)\n"
-        "        weights = torch.where(usable[:, None], left + rest, at_end)",
-        _SAMPLED,
-    ),
-    Mutant(
-        "no bonus token",
-        "bass_core/verify/rejection.py",
-        "accepted = accepted_prefix((agrees > 0) & drafted)",
-        "accepted = accepted_prefix((agrees > 0) & drafted).clamp(max=max(width - 1, 0))",
-        _PERFECT,
-    ),
-    Mutant(
-        "padding of shorter rows accepted",
-        "bass_core/verify/rejection.py",
-        "accepted = accepted_prefix((agrees > 0) & drafted)",
-        "accepted = accepted_prefix(agrees > 0)",
-        [
-            _CONFORMANCE + "ends.py::test_the_context_ends_a_text",
-            _CONFORMANCE + "greedy.py::test_every_two_choices",
-        ],
-    ),
-    Mutant(
-        "draft cache lacks the last accepted draft",
-        "bass_core/draft/model.py",
-        "before + min(accepted[r], width - 1)",
-        "before + accepted[r]",
-        _PERFECT,
-    ),
-    Mutant(
-        "stale lengths in the draft loop",
-        "bass_core/draft/model.py",
-        "[end + step for end in ends]",
-        "list(ends)",
-        _PERFECT,
-    ),
-    Mutant(
-        "positions off by one in one row",
-        "bass_core/model/base.py",
-        "positions = plan.positions\n",
-        "positions = plan.positions + (torch.arange(len(plan.positions))[:, None] == 1)\n",
-        _GREEDY,
-    ),
-    Mutant(
-        "stale tail attended",
-        "kernels/plan.py",
-        "hidden = columns > last\n",
-        "hidden = columns > last + 1\n",
-        _GREEDY,
-    ),
-    Mutant("window ignored", "kernels/plan.py", "hidden | (columns <= last - window)", "hidden", _WINDOW),
-    Mutant(
-        "a row's cache left behind when it moves",
-        "bass_core/decode/batch.py",
-        "                self.target.move_row(last, r)\n",
-        "                pass\n",
-        _ENDS,
-    ),
-    Mutant(
-        "coupled draft with a noise of its own",
-        "bass_core/verify/rules.py",
-        "return Role.TARGET if self.coupled else Role.DRAFT",
-        "return Role.DRAFT",
-        _NEVER_REFUSED,
-    ),
-    Mutant(
-        "the head reads an older state than the target's newest",
-        "bass_core/draft/head_states.py",
-        "read[r, at : at + len(piece)] = next(found)",
-        "read[r, at : at + len(piece)] = next(found).roll(1, 0)",
-        ["tests/bass_core/draft/test_head.py::test_proposals_are_what_the_head_says_of_the_whole_text"],
-    ),
-    Mutant(
-        "copied drafts judged by the model's q",
-        "bass_core/draft/lookup.py",
-        "torch.where(copies[..., None], points, probs)",
-        "probs",
-        ["tests/bass_core/draft/test_lookup.py::test_a_cascade_spares_the_model_where_every_row_copies"],
-    ),
-    Mutant(
-        "text goes on behind its end",
-        "bass_core/sequence.py",
-        "            if self.finish_reason:\n                return count",
-        '            if self.finish_reason == "length":\n                return count',
-        _ENDS,
-    ),
-    Mutant(
-        "one end-of-text id of several",
-        "bass_core/decode/checks.py",
-        "    return frozenset(ids)",
-        "    return frozenset(sorted(ids)[:1])",
-        _ENDS,
-    ),
-    Mutant(
-        "drafts for which there is no room",
-        "bass_core/decode/batch.py",
-        "min(most, row.remaining - 1)",
-        "min(most, row.remaining)",
-        [_CONFORMANCE + "counts.py::test_drafts_that_are_right_so_far"],
-    ),
-    Mutant(
-        "a draft that skips what rounds without drafts wrote",
-        "bass_core/draft/model.py",
-        "rows[r].tokens[start:] if",
-        "rows[r].tokens[max(start, len(rows[r].tokens) - 2) :] if",
-        [_CONFORMANCE + "counts.py::test_rounds_without_drafts_leave_the_draft_in_step"],
-    ),
-    Mutant(
-        "q of a reduced vocabulary at other ids",
-        "bass_core/draft/head.py",
-        ".index_copy_(1, self.head.vocabulary, q)",
-        ".index_copy_(1, torch.arange(q.shape[1], device=q.device), q)",
-        _REDUCED,
-    ),
-    Mutant(
-        "all rows share their noise",
-        "bass_core/sample/noise.py",
-        "broadcast_tensors(sequence_ids,",
-        "broadcast_tensors(0 * sequence_ids,",
-        [_CONFORMANCE + "independence.py::test_seeds_and_ids_matter"],
-    ),
-    Mutant(
-        "AMUSD: a draft counts that came too late",
-        "bass_core/decode/overlapped/session.py",
-        "if read[: len(now)] == now:",
-        "if len(now) <= len(read):",
-        ["tests/bass_core/overlapped/test_session.py::test_a_draft_that_comes_too_late_is_dropped"],
-    ),
-    Mutant(
-        "AMUSD: the draft's cache keeps a refused token",
-        "bass_core/draft/model.py",
-        "self.runner.commit(row, min(self.runner.lengths[row], length))",
-        "self.runner.commit(row, min(self.runner.lengths[row], length + 1))",
-        ["tests/bass_core/overlapped/test_session.py::test_after_a_refusal_the_drafts_are_those_of_the_new_text"],
-    ),
-    Mutant(
-        "AMUSD: a draft comes with another row's q",
-        "bass_core/decode/overlapped/session.py",
-        "q = dict(zip(drawn,",
-        "q = dict(zip(drawn[::-1],",
-        _AMUSD_SAMPLED,
-    ),
-    Mutant(
-        "AMUSD: a late draft counts as fed to the target",
-        "bass_core/decode/overlapped/decoder.py",
-        "settled = min(stand, counts[r]) + 1",
-        "settled = stand + 1",
-        _LATE,
-    ),
-    Mutant(
-        "AMUSD: a late draft stands untested",
-        "bass_core/decode/overlapped/decoder.py",
-        "same = stand == tested[r] > counts[r]",
-        "same = tested[r] > counts[r] <= stand",
-        _LATE,
-    ),
-    Mutant(
-        "a token drawn from NaN",
-        "bass_core/verify/acceptance.py",
-        "    if UNSOUND in tokens:",
-        "    if False:",
-        ["tests/faults/test_broken_models.py::test_a_target_that_breaks_is_an_error_and_no_text"],
-    ),
-]
+    Mutant("every draft accepted", "bass_core/verify/rejection.py",
+           "accepted = accepted_prefix((u * q_drafts < p_drafts) & drafted)",
+           "accepted = accepted_prefix((u < 2) & drafted)", _SAMPLED),
+    Mutant("q ignored in the test", "bass_core/verify/rejection.py",
+           "accepted = accepted_prefix((u * q_drafts < p_drafts) & drafted)",
+           "accepted = accepted_prefix((u < p_drafts) & drafted)", _NEVER_REFUSED),
+    Mutant("q is not what was sampled from", "bass_core/draft/model.py",
+           "return draw(probs, keys.seed, keys.sequence_ids, keys.positions + step, keys.stream(role)), probs",
+           "return draw(probs, keys.seed, keys.sequence_ids, keys.positions + step, keys.stream(role)), "
+           "probs.sqrt() / probs.sqrt().sum(-1, keepdim=True)", _SAMPLED),
+    Mutant("argmax drafts with a soft q", "bass_core/draft/model.py",
+           "return draw(probs, keys.seed, keys.sequence_ids, keys.positions + step, keys.stream(role)), probs",
+           "return probs.argmax(-1), probs", _SAMPLED),
+    Mutant("one noise stream for draft and test", "bass_core/verify/rejection.py",
+           "u = uniform(keys.seed, *keys.at(width), keys.stream(Role.ACCEPT)[:, None])",
+           "from ..sample.noise import token_uniforms\n        streams = keys.stream(Role.DRAFT)[:, None]\n"
+           "        u = token_uniforms(keys.seed, *keys.at(width), streams, p.shape[-1])\n"
+           "        u = u.gather(2, drafts[..., None])[..., 0]", _SAMPLED),
+    Mutant("the key without the round", "bass_core/sample/noise.py", "_STREAMS * begins + int(role)",
+           "torch.full_like(begins, int(role))", [_CONFORMANCE + "stopping.py::test_quick[leaking]",
+           _ENUMERATED + "policies[fixed 3-block]", _CONFORMANCE + "block.py::test_fixed_lengths[2]"]),
+    Mutant("recovered token drawn from p", "bass_core/verify/rejection.py",
+           "weights = torch.where(usable[:, None], left, at_end)", "weights = at_end", _SAMPLED),
+    Mutant("top-p on the residual", "bass_core/verify/rejection.py",
+           "weights = torch.where(usable[:, None], left, at_end)",
+           "weights = torch.where(usable[:, None], left, at_end)\n"
+           "        from ..sample.distribution import _nucleus\n"
+           "        weights = _nucleus(weights / weights.sum(-1, keepdim=True), 0.8)", _SAMPLED),
+    Mutant("residual not normalised, the rest to the last token", "bass_core/verify/rejection.py",
+           "weights = torch.where(usable[:, None], left, at_end)",
+           "rest = torch.zeros_like(left)\n        rest[:, -1] = 1 - left.sum(-1)\n"
+           "        weights = torch.where(usable[:, None], left + rest, at_end)", _SAMPLED),
+    Mutant("no bonus token", "bass_core/verify/rejection.py", "accepted = accepted_prefix((agrees > 0) & drafted)",
+           "accepted = accepted_prefix((agrees > 0) & drafted).clamp(max=max(width - 1, 0))", _PERFECT),
+    Mutant("padding of shorter rows accepted", "bass_core/verify/rejection.py",
+           "accepted = accepted_prefix((agrees > 0) & drafted)", "accepted = accepted_prefix(agrees > 0)",
+           [_CONFORMANCE + "ends.py::test_the_context_ends_a_text",
+           _CONFORMANCE + "greedy.py::test_every_two_choices"]),
+    Mutant("draft cache lacks the last accepted draft", "bass_core/draft/model.py",
+           "before + min(accepted[r], width - 1)", "before + accepted[r]", _PERFECT),
+    Mutant("stale lengths in the draft loop", "bass_core/draft/model.py", "[end + step for end in ends]",
+           "list(ends)", _PERFECT),
+    Mutant("positions off by one in one row", "bass_core/model/base.py", "positions = plan.positions\n",
+           "positions = plan.positions + (torch.arange(len(plan.positions))[:, None] == 1)\n",
+           [_CONFORMANCE + "greedy.py::test_rows_that_diverge[llama-bass]"]),
+    Mutant("a row's cache left behind when it moves", "bass_core/decode/batch.py",
+           "                self.target.move_row(last, r)\n", "                pass\n", _ENDS),
+    Mutant("coupled draft with a noise of its own", "bass_core/verify/rules.py",
+           "return Role.TARGET if self.coupled else Role.DRAFT", "return Role.DRAFT", _NEVER_REFUSED),
+    Mutant("the head reads an older state than the target's newest", "bass_core/draft/head_states.py",
+           "read[r, at : at + len(piece)] = next(found)", "read[r, at : at + len(piece)] = next(found).roll(1, 0)",
+           [_CORE + "draft/test_head.py::test_proposals_are_what_the_head_says_of_the_whole_text"]),
+    Mutant("copied drafts judged by the model's q", "bass_core/draft/lookup.py",
+           "torch.where(copies[..., None], points, probs)", "probs",
+           [_CORE + "draft/test_lookup.py::test_a_cascade_spares_the_model_where_every_row_copies"]),
+    Mutant("text goes on behind its end", "bass_core/sequence.py",
+           "            if self.finish_reason:\n                return count",
+           '            if self.finish_reason == "length":\n                return count', _ENDS),
+    Mutant("one end-of-text id of several", "bass_core/decode/checks.py", "    return frozenset(ids)",
+           "    return frozenset(sorted(ids)[:1])", _ENDS),
+    Mutant("drafts for which there is no room", "bass_core/decode/batch.py", "min(most, row.remaining - 1)",
+           "min(most, row.remaining)", [_CONFORMANCE + "counts.py::test_drafts_that_are_right_so_far"]),
+    Mutant("a draft that skips what rounds without drafts wrote", "bass_core/draft/model.py",
+           "rows[r].tokens[start:] if", "rows[r].tokens[max(start, len(rows[r].tokens) - 2) :] if",
+           [_CONFORMANCE + "counts.py::test_rounds_without_drafts_leave_the_draft_in_step"]),
+    Mutant("q of a reduced vocabulary at other ids", "bass_core/draft/head.py",
+           ".index_copy_(1, self.head.vocabulary, q)",
+           ".index_copy_(1, torch.arange(q.shape[1], device=q.device), q)",
+           [_CONFORMANCE + "distribution.py::test_quick[bass-reduced-1.0-3-1.0]"]),
+    Mutant("all rows share their noise", "bass_core/sample/noise.py", "broadcast_tensors(sequence_ids,",
+           "broadcast_tensors(0 * sequence_ids,", [_CONFORMANCE + "independence.py::test_seeds_and_ids_matter"]),
+    Mutant("AMUSD: a draft counts that came too late", "bass_core/decode/overlapped/session.py",
+           "if read[: len(now)] == now:", "if len(now) <= len(read):",
+           [_OVERLAPPED + "session.py::test_a_draft_that_comes_too_late_is_dropped"]),
+    Mutant("AMUSD: the draft's cache keeps a refused token", "bass_core/draft/model.py",
+           "self.runner.commit(row, min(self.runner.lengths[row], length))",
+           "self.runner.commit(row, min(self.runner.lengths[row], length + 1))",
+           [_OVERLAPPED + "session.py::test_after_a_refusal_the_drafts_are_those_of_the_new_text"]),
+    Mutant("AMUSD: a draft comes with another row's q", "bass_core/decode/overlapped/session.py",
+           "q = dict(zip(drawn,", "q = dict(zip(drawn[::-1],",
+           [_CONFORMANCE + "distribution.py::test_quick[amusd-other-1.0-0-1.0]"]),
+    Mutant("AMUSD: a late draft counts as fed to the target", "bass_core/decode/overlapped/decoder.py",
+           "settled = min(accepted, counts[r]) + 1", "settled = accepted + 1", _LATE),
+    Mutant("AMUSD: a late draft stands untested", "bass_core/decode/overlapped/decoder.py",
+           "same = accepted == tested[r] > counts[r]",
+           "same = tested[r] > counts[r] <= accepted", _LATE),
+    Mutant("a token drawn from NaN", "bass_core/verify/acceptance.py", "    if UNSOUND in tokens:",
+           "    if False:",
+           ["tests/faults/test_broken_models.py::test_a_target_that_breaks_is_an_error_and_no_text"]),
+    Mutant("the rule chosen by what the proposal looks like", "bass_core/decode/batch.py",
+           "return check_type(self.drafter.propose(self._rows, lengths, keys), self._branches)",
+           "given: Any = check_type(self.drafter.propose(self._rows, lengths, keys), self._branches)\n"
+           "        line = [list(range(-1, count - 1)) for count in given.num_drafted]\n"
+           "        if self._branches and given.parents == line and given.drawn and given.probs is not None:\n"
+           "            width = given.tokens.shape[1]\n"
+           "            places = torch.tensor([(row + [0] * width)[:width] for row in given.drawn])\n"
+           "            given = Proposal(given.tokens, given.num_drafted, given.probs[places])\n"
+           "        return given",
+           [_ENUMERATED + "trees[a user's, a chain unless 0-auto]"]),
+    Mutant("the rule chosen by the second draft", "bass_core/verify/rejection.py",
+           "    rule = verification.chains\n", "    rule = verification.chains\n"
+           "    if rule is Rule.BLOCK and width > 1 and int(drafts[0, 1]) == 0:\n"
+           "        rule = Rule.REJECTION\n", _MODEL),
+    Mutant("a length cut by a drawn token's own q", "bass_core/draft/model.py",
+           "return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked, own=own.own(length))",
+           "if stacked is not None:\n"
+           "            own_q = stacked.gather(2, torch.stack(drawn, dim=1)[..., None])[..., 0]\n"
+           "            likely = (own_q >= 0.3).long().cumprod(1).sum(1).tolist()\n"
+           "            max_drafts = [min(n, m) for n, m in zip(max_drafts, likely, strict=True)]\n"
+           "        return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked, own=own.own(length))",
+           _MODEL),
+    Mutant("a chain cut after its last token was seen", "bass_core/draft/model.py",
+           "return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked, own=own.own(length))",
+           "max_drafts = [n - (n > 1 and int(drawn[n - 1][r]) == 0) for r, n in enumerate(max_drafts)]\n"
+           "        return Proposal(torch.stack(drawn, dim=1), max_drafts, stacked, own=own.own(length))",
+           _MODEL),
+    Mutant("a head that is sure by the token it drew", "bass_core/draft/head.py",
+           "                drafted += going\n",
+           "                going = going & (sure >= self.confidence)\n                drafted += going\n",
+           [_ENUMERATED + "drafters[a head that stops-block]"]),
+    Mutant("a drawn node dropped", "bass_core/verify/tree.py",
+           "                    self.drawn_at[r][parent] = i\n",
+           "                    if token:\n                        self.drawn_at[r][parent] = i\n", _TREE),
+    Mutant("the q of another drawn child", "bass_core/verify/tree.py",
+           "return self.tree.probs[self.tree.drawn[row][draft]]",
+           "return self.tree.probs[max(self.tree.drawn[row])]", _TREE),
+    Mutant("the number of children chosen after the draw", "bass_core/draft/tree.py",
+           "            if mass > LEAST_MASS:\n",
+           "            if mass > LEAST_MASS and (drawn != 1 or not likely):\n", _TREE),
+    Mutant("chains: the residual unchanged", "bass_core/verify/block.py",
+           "return (reach[:, None] * p - q).clamp_(min=0)", "return p.clone()", _MODEL),
+    Mutant("a q that is no number judged like others", "bass_core/verify/rejection.py",
+           "judged, judge = judged_drafts(sound, drawn_from, num_drafted), verify_here",
+           "judged, judge = num_drafted, verify_here",
+           [_ENUMERATED + "a_draft_that_breaks_behind_some_tokens[block-True]"]),
+    Mutant("trees: a residual of the target's own", "bass_core/verify/tree.py",
+           "residual = (p[i] - q).clamp_(min=0)", "residual = p[i].clone()",
+           [_ENUMERATED + "trees[(2, 1)-rejection]",
+           _TREE_RULE + "the_shipped_walk_ends_where_the_rule_says[pairs]"]),
+    Mutant("the number of a test used for the residual", "bass_core/verify/rejection.py",
+           "torch.where(rejected, keys.stream(Role.RESIDUAL)", "torch.where(rejected, keys.stream(Role.ACCEPT)",
+           [_ENUMERATED + "drafters[model-rejection]"]),
+    Mutant("the number of a draw used for its test", "bass_core/verify/rejection.py",
+           "u = uniform(keys.seed, *keys.at(width), keys.stream(Role.ACCEPT)[:, None])",
+           "u = uniform(keys.seed, *keys.at(width), keys.stream(Role.DRAFT)[:, None])", _MODEL),
+    Mutant("a row's copy judged by its neighbour's q", "bass_core/draft/lookup.py",
+           "merged.probs = torch.where(copies[..., None], points, probs)",
+           "merged.probs = torch.where(copies[..., None], points, probs).flip(0)",
+           [_ENUMERATED + "two_rows_of_which_one_copies[the first-rejection]"]),
+    Mutant("chains: a q that is NaN judged as any other", "bass_core/verify/acceptance.py",
+           "fit = fit & draft_probs.sum(-1).isfinite()", "pass",
+           [_UNSOUND + "whole_verifications_write_the_targets_first_token[1-block-False]"]),
+    Mutant("chains: a block goes on over logits that are NaN", "bass_core/verify/acceptance.py",
+           "    fit = sound[:, :-1]\n", "    fit = torch.ones_like(sound[:, :-1])\n",
+           [_UNSOUND + "the_law_is_the_targets_whichever_place_is_broken"]),
+    Mutant("chains: only the newest token's logits can be unsound", "bass_core/verify/rejection.py",
+           "used = sound.gather(1, outcome.accepted[:, None])[:, 0]", "used = sound[:, 0]",
+           [_UNSOUND + "logits_end_a_row_only_where_it_used_them[greedy]"]),
+    Mutant("chains: unused logits end a row", "bass_core/verify/rejection.py",
+           "used = sound.gather(1, outcome.accepted[:, None])[:, 0]", "used = sound.all(-1)",
+           [_UNSOUND + "logits_end_a_row_only_where_it_used_them"]),
+    Mutant("chains: the residual unchanged", "bass_core/verify/rejection.py",
+           "left = residual(at_end, draft_probs[rows, index], reach[rows, accepted])", "left = at_end",
+           [_UNSOUND + "whole_verifications_write_the_targets_first_token[-1-rejection-False]"]),
+    Mutant("sampling: top-k behind the temperature", "bass_core/sample/distribution.py",
+           "threshold = scaled.topk(params.top_k, dim=-1)",
+           "scaled = scaled / params.divisor\n        threshold = scaled.topk(params.top_k, dim=-1)",
+           [_UNSOUND + "no_temperature_gives_nan"]),
+    Mutant("block: the residual of the rejection rule", "bass_core/verify/block.py",
+           "return (reach[:, None] * p - q).clamp_(min=0)", "return (p - q).clamp_(min=0)", _WHOLE),
+    Mutant("block: the recovered token without the reach", "bass_core/verify/rejection.py",
+           "residual(at_end, draft_probs[rows, index], reach[rows, accepted])",
+           "residual(at_end, draft_probs[rows, index], reach[rows, 0 * accepted])",
+           [_BLOCK + "the_recovered_token_comes_from_what_is_left"]),
+    Mutant("block: the first failure ends it", "bass_core/verify/rejection.py",
+           "accepted = last_passed((u < chance) & drafted)", "accepted = accepted_prefix((u < chance) & drafted)",
+           [_CONFORMANCE + "block.py::test_fixed_lengths[3]"]),
+    Mutant("block: the last draft judged as the others", "bass_core/verify/block.py",
+           "behind = torch.arange(2, width + 1, device=p.device) <= num_drafted[:, None]",
+           "behind = torch.arange(1, width, device=p.device) <= num_drafted[:, None]", _WHOLE),
+    Mutant("block: padding accepted", "bass_core/verify/rejection.py",
+           "accepted = last_passed((u < chance) & drafted)", "accepted = last_passed(u < chance)",
+           [_BLOCK + "the_tests_tell_what_was_decided[True-True]"]),
+    Mutant("trees: a verdict that passes over drawn drafts of small q", "bass_core/verify/tree.py",
+           "            if drawn is None:\n",
+           "            if drawn is None or self._drawn_from(r, drawn)[self.tree.tokens[r][drawn]] < 0.4:\n",
+           _TREE),
+    Mutant("trees: a q that is NaN kept", "bass_core/verify/tree.py",
+           " or not self.fit[self.tree.drawn[row][draft]]", "",
+           [_UNSOUND + "whole_verifications_write_the_targets_first_token"]),
+    Mutant("trees: a coin that may be equal", "bass_core/verify/tree.py", "if coins[i] * proposed < chance:",
+           "if coins[i] * proposed <= chance:", [_UNSOUND + "a_draft_of_no_probability_is_never_accepted"]),
+    Mutant("trees: an accepted path that stays where it lies", "bass_core/model/runner.py",
+           "self.cache.keep(row, first, [end + column for column in path])", "pass", _KEPT),
+    Mutant("trees: a draft that sees its siblings", "bass_core/model/forward.py",
+           "seen.append(seen[parent + 1] | 1 << draft)", "seen.append((1 << (draft + 1)) - 1)", _KEPT),
+    Mutant("trees: drafts at the positions of their columns", "bass_core/model/forward.py",
+           "deep.append(deep[parent + 1] + 1)", "deep.append(draft)", _KEPT),
+    Mutant("trees: a draft model at the positions of its columns", "bass_core/draft/tree.py",
+           "own_depths.append(1 + own_depths[parent] if parent >= 0 else 0)", "own_depths.append(len(own_depths))",
+           [_FED + "a_draft_in_a_tree_is_asked_as_at_the_end_of_its_path[model]"]),
+    Mutant("trees: a head that reads the newest token's state behind every draft", "bass_core/draft/tree.py",
+           "0 if parent < 0 else self._places[r][parent]", "0",
+           [_FED + "a_draft_in_a_tree_is_asked_as_at_the_end_of_its_path[head]"]),
+    Mutant("trees: states of the first drafts in place of the accepted ones", "bass_core/decode/batch.py",
+           "states[r, [0, *(i + 1 for i in path)]]", "states[r, : len(path) + 1]",
+           [_FED + "a_head_gets_the_states_of_the_accepted_path"]),
+]  # fmt: skip

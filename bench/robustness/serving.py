@@ -1,4 +1,4 @@
-"""A tiny random pair on disk, and the real app.py serving it in its own process.
+"""The real app.py in a process of its own, and a tiny random pair on disk for it.
 
 Contract: `Server` is a context manager. On entry its `url` answers; on exit its process has ended. `log()` is what
 the server wrote to stderr. Non-goals: models that write anything sensible.
@@ -12,15 +12,16 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 import psutil
 import torch
 from gradio_client import Client
 
-ROOT = Path(__file__).resolve().parents[2]
+from ..report.report import ROOT
 
 
 def save_tiny_pair(folder: Path) -> tuple[Path, Path]:
@@ -51,45 +52,61 @@ def save_tiny_pair(folder: Path) -> tuple[Path, Path]:
     return paths
 
 
+@contextmanager
+def serve(
+    *options: str, environment: Mapping[str, str] | None = None, errors: IO[str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start app.py as a user would, for this machine alone; yields its process and its address once it serves."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "app.py", "--host", "127.0.0.1", "--port", str(port), *options]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=errors
+    )
+    try:
+        for line in process.stdout or ():
+            if found := re.search(r"open (http://\S+)", line):
+                yield process, found[1].rstrip("/")
+                return
+        raise SystemExit("app.py ended before it served.")
+    finally:
+        process.terminate()
+        process.wait()
+
+
 class Server:
     """app.py serving the tiny pair; `options` are added to its command line."""
 
     def __init__(self, *options: str) -> None:
         self.options = options
-        self.url = ""
 
     def __enter__(self) -> Server:
-        self._folder = tempfile.TemporaryDirectory(prefix="bass-serving-")
-        folder = Path(self._folder.name)
-        self.target, self.draft = save_tiny_pair(folder)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        command = [sys.executable, "app.py", "--pair", str(self.target), "--draft", str(self.draft)]
-        command += ["--device", "cpu", "--dtype", "float32"]
-        command += ["--port", str(port), *self.options]
-        environment = {k: v for k, v in os.environ.items() if k not in ("GRADIO_SERVER_NAME", "SPACE_ID")}
-        # Without measured costs, draft lengths follow Algorithm 1, as in the texts that are compared.
-        environment["BASS_MEASURE"] = "0"
-        self._log = folder / "stderr.txt"
-        with self._log.open("w") as errors:
-            self.process = subprocess.Popen(
-                command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=errors
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bass-serving-")))
+            self.target, self.draft = save_tiny_pair(folder)
+            environment = {k: v for k, v in os.environ.items() if k not in ("GRADIO_SERVER_NAME", "SPACE_ID")}
+            # Without measured costs, draft lengths follow Algorithm 1, as in the texts that are compared.
+            environment["BASS_MEASURE"] = "0"
+            self._log = folder / "stderr.txt"
+            errors = stack.enter_context(self._log.open("w"))
+            given = (
+                "--pair",
+                str(self.target),
+                "--draft",
+                str(self.draft),
+                "--device",
+                "cpu",
+                "--dtype",
+                "float32",
             )
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if found := re.search(r"open (http://\S+)", line):
-                self.url = found[1].rstrip("/")
-                return self
-        self.__exit__(None, None, None)
-        raise RuntimeError("app.py ended before it served")
+            running = serve(*given, *self.options, environment=environment, errors=errors)
+            self.process, self.url = stack.enter_context(running)
+            self._running = stack.pop_all()
+        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.process.terminate()
-        self.process.wait()
-        self._folder.cleanup()
+    def __exit__(self, *_: object) -> None:
+        self._running.close()
 
     def log(self) -> str:
         """What the server has written to stderr so far."""

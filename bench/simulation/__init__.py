@@ -1,4 +1,1 @@
-"""The parts of `python -m bench simulate`: checks, a validation, sweeps, the paper turned around.
-
-Contract: what a round costs elsewhere, and rounds played on paper, are those of bass_core/prediction.
-"""
+"""Checks, a validation and sweeps of `python -m bench simulate`; every prediction is bass_core/predict's."""

@@ -1,7 +1,8 @@
 """Checks of the simulation against exact values: claims that no timing noise can disturb.
 
-Contract: seeded; a simulated mean must be within four standard errors of its exact value. Standard errors come
-from means over blocks of rounds, since a policy makes neighbouring rounds alike.
+Contract: exact are the formulas of the papers, and Algorithm 1 as a Markov chain, for i.i.d. acceptance a and rows
+that never end. Seeded; a simulated mean must be within four standard errors of its exact value. Standard errors
+come from means over blocks of rounds, since a policy makes neighbouring rounds alike.
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ import itertools
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bass_core.length.base import LengthPolicy
 from bass_core.length.costs import CostTable
 from bass_core.length.options import BASS, make_policy
+from bass_core.length.policies import Algorithm1
 from bass_core.predict.rounds import Acceptance, rounds
 
-from ..report.report import claim
-from .closed_form import algorithm_1, speedup, tokens_per_round
+from ..report.report import Row, claim
 
 BLOCKS = 40
 ERRORS = 4.0
 DRAFT_COST = 0.1  # a draft step's time, in target steps
-Row = dict[str, Any]
 
 
 def run(seed: int, quick: bool) -> tuple[list[Row], list[Any]]:
@@ -44,10 +45,10 @@ def run(seed: int, quick: bool) -> tuple[list[Row], list[Any]]:
     ]
 
 
-def _means(budget: LengthPolicy, rate: float, rows: int, count: int, seed: int) -> list[np.ndarray]:
+def _means(policy: LengthPolicy, rate: float, rows: int, count: int, seed: int) -> list[np.ndarray]:
     """Block means over rounds of endless rows: draft length, tokens per row and round, speed-up."""
     costs = CostTable({1: [(1.0, 1.0)]}, {1: DRAFT_COST}, padded=True)
-    played = rounds(budget, Acceptance.same(rate), rows, None, np.random.default_rng(seed))
+    played = rounds(policy, Acceptance.same(rate), rows, None, np.random.default_rng(seed))
     some = itertools.islice(played, count)
     seen = np.array([(one.asked, 1 + sum(one.accepted) / rows, one.ms(costs)) for one in some])
     lengths, tokens, times = seen.reshape(BLOCKS, -1, 3).mean(axis=1).T
@@ -57,18 +58,56 @@ def _means(budget: LengthPolicy, rate: float, rows: int, count: int, seed: int) 
 def _row(what: str, rate: float, rows: int, found: np.ndarray, exact: float) -> Row:
     error = float(found.std(ddof=1) / np.sqrt(len(found)))
     mean = float(found.mean())
+    off = abs(mean - exact) / error if error else 0.0 if mean == exact else float("inf")
     return {
-        "kind": "check",
-        "section": "checks",
-        "what": what,
-        "a": rate,
-        "batch": rows,
-        "simulated": mean,
-        "exact": exact,
-        "errors off": abs(mean - exact) / error if error else 0.0 if mean == exact else float("inf"),
-    }
+        "kind": "check", "section": "checks", "what": what, "a": rate, "batch": rows, "simulated": mean,
+        "exact": exact, "errors off": off,
+    }  # fmt: skip
 
 
-def _claim(name: str, rows: list[Row]) -> dict[str, Any]:
+def _claim(name: str, rows: list[Row]) -> Row:
     met = sum(row["errors off"] <= ERRORS for row in rows)
     return claim(name, met, f"{len(rows)} of {len(rows)}, within {ERRORS:.0f} standard errors", met == len(rows))
+
+
+def tokens_per_round(rate: float, length: int) -> float:
+    """(1 - a^(l + 1)) / (1 - a): Leviathan et al. 2211.17192, equation 1; l + 1 for a = 1."""
+    return length + 1.0 if rate == 1 else (1 - rate ** (length + 1)) / (1 - rate)
+
+
+def speedup(rate: float, length: int, cost: float) -> float:
+    """Speed-up over plain steps if a draft step costs `cost` target steps: the same paper, theorem 3.8."""
+    return tokens_per_round(rate, length) / (length * cost + 1)
+
+
+def algorithm_1(rate: float, rows: int) -> tuple[float, float]:
+    """Exact mean draft length, and tokens per row and round, under Algorithm 1.
+
+    The policy's state (length, shrinking) depends only on the previous state and the best row's accepted count k,
+    whose distribution function is (1 - a^(k + 1))^rows below the length: a Markov chain, solved for its stationary
+    distribution.
+    """
+    limit = Algorithm1.limit
+    states = list(itertools.product(range(1, limit + 1), (0, 1)))
+    number = {state: index for index, state in enumerate(states)}
+    moves = np.zeros((len(states), len(states)))
+    for state, index in number.items():
+        below = 0.0
+        for best in range(state[0] + 1):
+            upto = 1.0 if best == state[0] else (1 - rate ** (best + 1)) ** rows
+            policy = Algorithm1(length=state[0], shrinking=state[1])
+            policy.update(best)
+            moves[index, number[policy.length, policy.shrinking]] += upto - below
+            below = upto
+    share = _stationary(moves)
+    lengths = np.array([length for length, _ in states])
+    tokens = np.array([tokens_per_round(rate, length) for length, _ in states])
+    return float(share @ lengths), float(share @ tokens)
+
+
+def _stationary(moves: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The stationary distribution: the solution of share = share @ moves that sums to 1."""
+    size = len(moves)
+    system = np.vstack([moves.T - np.eye(size), np.ones(size)])
+    right = np.append(np.zeros(size), 1.0)
+    return np.linalg.lstsq(system, right, rcond=None)[0]

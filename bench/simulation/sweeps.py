@@ -1,4 +1,4 @@
-"""Predicted speed-ups beyond this machine, over batch sizes, contexts and numbers of GPUs.
+"""Predicted speed-ups beyond this machine, over batch sizes and long contexts.
 
 Contract: rows for the bench's tables, all of kind "predicted": they come from datasheet numbers and assumptions.
 Speed-up is regular decoding's ms per token over the policy's, both predicted with the same step times.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 from argparse import Namespace
-from typing import Any
 
 from bass_core.draft.window import WINDOW
 from bass_core.length.cost_aware import CostAware
@@ -18,15 +17,15 @@ from bass_core.length.options import BASS, make_policy
 from bass_core.predict.hardware import HARDWARE, Assumptions
 from bass_core.predict.roofline import Roofline
 from bass_core.predict.rounds import Acceptance, predict
-from bass_core.predict.shapes import shape, shapes
+from bass_core.predict.shapes import shapes
 
-from .closed_form import tokens_per_round
+from ..report.report import Row
+from .checks import tokens_per_round
 
-BATCHES, CONTEXTS, GPUS = (1, 2, 4, 8, 16, 32, 64), (512, 2048, 8192, 32768), (1, 2, 4, 8)
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
 LONG = (32768, 65536, 131072)
 LONGEST_FIXED = 16
 POLICIES = ("Algorithm 1", "cost-aware", "best fixed")
-Row = dict[str, Any]
 
 
 def figures(
@@ -77,7 +76,7 @@ def crossover(points: list[tuple[int, float]]) -> float | None:
 
 
 def crossovers(rows: list[Row]) -> list[Row]:
-    """The batch size where each policy stops paying, from the rows of `batches` and of this machine."""
+    """The batch size where each policy stops paying, from the rows of `batches`."""
     made = []
     for name in dict.fromkeys(row["hardware"] for row in rows):
         mine = [row for row in rows if row["hardware"] == name]
@@ -88,24 +87,13 @@ def crossovers(rows: list[Row]) -> list[Row]:
 
 def batches(arguments: Namespace, assumed: Assumptions) -> list[Row]:
     """The 7.8B pair on one GPU of each kind."""
-    made = []
+    made, rate = [], arguments.acceptance
+    tokens, trials = (48, 1) if arguments.quick else (256, 4)
     for hardware in HARDWARE.values():
         costs = Roofline(hardware, *shapes("7.8B"), arguments.context, assumed=assumed)
         for rows in (1, 8, 64) if arguments.quick else BATCHES:
-            made.append(
-                {**_head("batch", hardware.name, rows, arguments.context, 1), **_figures(costs, arguments, rows)}
-            )
-    return made
-
-
-def contexts(arguments: Namespace, assumed: Assumptions) -> list[Row]:
-    """The 7.8B pair at batch 8 on one GPU, over context lengths. None where it does not fit in memory."""
-    made = []
-    for hardware in HARDWARE.values():
-        for context in CONTEXTS[::3] if arguments.quick else CONTEXTS:
-            costs = Roofline(hardware, *shapes("7.8B"), context, assumed=assumed)
-            found = {"fits": True} | _figures(costs, arguments, 8) if costs.fits(8) else {"fits": False}
-            made.append({**_head("context", hardware.name, 8, context, 1), **found})
+            found = figures(costs, Acceptance.same(rate), rate, rows, tokens, arguments.seed, trials)
+            made.append(_head("batch", hardware.name, rows, arguments.context) | found)
     return made
 
 
@@ -115,20 +103,19 @@ def windows(arguments: Namespace, assumed: Assumptions) -> list[Row]:
     Both are accepted with the same assumed probability. break-even: the acceptance from which on the windowed
     drafts are faster than regular decoding. None where it does not fit in memory.
     """
-    made = []
-    for hardware in HARDWARE.values():
-        for context in LONG[:1] if arguments.quick else LONG:
-            for rows in (1, 8):
-                small = Roofline(hardware, *shapes("7.8B"), context, assumed=assumed)
-                own, rate = small.windowed(WINDOW), arguments.acceptance
-                row: Row = {**_head("window", hardware.name, rows, context, 1), "window": WINDOW}
-                for name, costs in (("310M", small), ("window", own)):
-                    length = best_fixed(costs, rate, rows)
-                    row[f"{name} l"] = length if costs.fits(rows) else None
-                    row[name] = _speed_up(costs, rate, rows, length) if costs.fits(rows) else None
-                row["window / 310M"] = row["window"] / row["310M"] if row["window"] and row["310M"] else None
-                row["break-even"] = _break_even(own, rows) if own.fits(rows) else None
-                made.append(row)
+    made, rate = [], arguments.acceptance
+    contexts = LONG[:1] if arguments.quick else LONG
+    for hardware, context, rows in itertools.product(HARDWARE.values(), contexts, (1, 8)):
+        small = Roofline(hardware, *shapes("7.8B"), context, assumed=assumed)
+        own = small.windowed(WINDOW)
+        row: Row = {**_head("window", hardware.name, rows, context), "window": WINDOW}
+        for name, costs in (("310M", small), ("window", own)):
+            length = best_fixed(costs, rate, rows)
+            row[f"{name} l"] = length if costs.fits(rows) else None
+            row[name] = _speed_up(costs, rate, rows, length) if costs.fits(rows) else None
+        row["window / 310M"] = row["window"] / row["310M"] if row["window"] and row["310M"] else None
+        row["break-even"] = _break_even(own, rows) if own.fits(rows) else None
+        made.append(row)
     return made
 
 
@@ -144,30 +131,5 @@ def _break_even(costs: Roofline, rows: int) -> float | None:
     return next((rate for rate in rates if best_fixed(costs, rate, rows) > 0), None)
 
 
-def gpus(arguments: Namespace, assumed: Assumptions) -> list[Row]:
-    """The 70B pair at batch 8, tensor parallel over several GPUs."""
-    made = []
-    for hardware in HARDWARE.values():
-        for count in GPUS[::3] if arguments.quick else GPUS:
-            costs = Roofline(hardware, shape("70B"), shape("1B"), arguments.context, count, assumed)
-            found = {"fits": True} | _figures(costs, arguments, 8) if costs.fits(8) else {"fits": False}
-            made.append({**_head("gpus", hardware.name, 8, arguments.context, count), **found})
-    return made
-
-
-def _figures(costs: Roofline, arguments: Namespace, rows: int) -> Row:
-    trials = 1 if arguments.quick else 4
-    tokens = 48 if arguments.quick else 256
-    rate = arguments.acceptance
-    return figures(costs, Acceptance.same(rate), rate, rows, tokens, arguments.seed, trials)
-
-
-def _head(section: str, hardware: str, rows: int, context: int, count: int) -> Row:
-    return {
-        "kind": "predicted",
-        "section": section,
-        "hardware": hardware,
-        "batch": rows,
-        "context": context,
-        "gpus": count,
-    }
+def _head(section: str, hardware: str, rows: int, context: int) -> Row:
+    return {"kind": "predicted", "section": section, "hardware": hardware, "batch": rows, "context": context}

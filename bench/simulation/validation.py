@@ -11,11 +11,9 @@ it really has and their times predicted; without the acceptance, which the other
 
 from __future__ import annotations
 
-import statistics
 import sys
 from argparse import Namespace
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,7 +26,7 @@ from bass_core.length.options import make_policy
 from bass_core.model.attention import choose_backend
 from bass_core.predict.rounds import Acceptance, predict
 
-from ..report.report import claim, median
+from ..report.report import Row, claim, median
 
 FIT, HELD_LENGTH = (2, 6), 4
 WITHIN = 0.10
@@ -38,27 +36,12 @@ WARM_UP = 4  # tokens of the unmeasured runs
 # What is compared with the measured figure, and where a row has how far it is off.
 KEYS = (("predicted", "off"), ("simulated clock's", "clock off"))
 REGULAR, ALGORITHM_1 = "regular", "Algorithm 1"
-Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Validation:
-    """What was measured here, and the predictions compared with it."""
-
-    table: CostTable
-    acceptance: Acceptance
-    rows: list[Row]
-    claims: list[dict[str, Any]]
-
-
-def run(pair: ModelPair, prompts: list[Any], arguments: Namespace) -> Validation:
-    """Measure, predict, compare. arguments: batch, held_out, max_new_tokens, repeats, seed, quick."""
-    same: dict[str, Any] = {
-        "max_new_tokens": arguments.max_new_tokens,
-        "drafter": "model",
-        "eos_token_id": None,
-        "seed": arguments.seed,
-    }
+def run(pair: ModelPair, prompts: list[Any], arguments: Namespace) -> tuple[list[Row], list[Row]]:
+    """Measure, predict, compare; returns rows and claims."""
+    same: dict[str, Any] = {"drafter": "model", "eos_token_id": None, "seed": arguments.seed}
+    same["max_new_tokens"] = arguments.max_new_tokens
     largest = max(arguments.batch)
     fitted = {length: generate(pair, prompts[:largest], draft_length=length, **same) for length in FIT}
     acceptance = measured_acceptance(fitted)
@@ -81,26 +64,15 @@ def run(pair: ModelPair, prompts: list[Any], arguments: Namespace) -> Validation
     ]
     held = [row for row in compared if row["held out"]]
     claims = [_claim(row, arguments.quick, *key) for key in KEYS for row in held]
-    return Validation(table, acceptance, compared, claims)
+    return compared, claims
 
 
 def _round(
-    pair: ModelPair,
-    prompts: list[Any],
-    arms: Iterable[tuple[int, str]],
-    lengths: dict[str, Any],
-    same: dict[str, Any],
+    pair: ModelPair, prompts: list[Any], arms: Iterable[tuple[int, str]], lengths: dict[str, Any], same: Row
 ) -> dict[tuple[int, str], Generation]:
     """Run every arm once."""
-    return {
-        (rows, arm): generate(
-            pair,
-            prompts[:rows],
-            **({"method": REGULAR} if arm == REGULAR else {"draft_length": lengths[arm]}),
-            **same,
-        )
-        for rows, arm in arms
-    }
+    ways = {arm: {"method": REGULAR} if arm == REGULAR else {"draft_length": lengths[arm]} for arm in lengths}
+    return {(rows, arm): generate(pair, prompts[:rows], **ways[arm], **same) for rows, arm in arms}
 
 
 def _table(pair: ModelPair, sizes: list[int]) -> CostTable:
@@ -151,14 +123,9 @@ def accepted_counts(origins: list[str], length: int) -> list[int]:
 
 
 def compare(
-    costs: RoundCosts,
-    acceptance: Acceptance,
-    rows: int,
-    arm: str,
-    length: Any,
-    runs: list[Generation],
+    costs: RoundCosts, acceptance: Acceptance, rows: int, arm: str, length: Any, runs: list[Generation],
     arguments: Namespace,
-) -> Row:
+) -> Row:  # fmt: skip
     """One arm's measured and predicted figures."""
     trials = 4 if arguments.quick else 64
     tokens = arguments.max_new_tokens
@@ -166,20 +133,12 @@ def compare(
     times = [run.metrics.ms_per_token or 0.0 for run in runs]
     measured = median(times)
     return {
-        "kind": "measured and predicted",
-        "section": "validation",
-        "batch": rows,
-        "arm": arm,
-        "held out": rows == arguments.held_out,
-        "measured ms/token": measured,
-        "spread": (max(times) - min(times)) / measured,
-        "predicted ms/token": predicted.ms_per_token,
-        "off": predicted.ms_per_token / measured - 1,
-        "measured PTL All": statistics.median(run.metrics.ptl_all_ms or 0.0 for run in runs),
-        "predicted PTL All": predicted.ptl_all_ms,
-        "measured rounds": float(runs[-1].metrics.rounds),
+        "kind": "measured and predicted", "section": "validation", "batch": rows, "arm": arm,
+        "held out": rows == arguments.held_out, "measured ms/token": measured,
+        "spread": (max(times) - min(times)) / measured, "predicted ms/token": predicted.ms_per_token,
+        "off": predicted.ms_per_token / measured - 1, "measured rounds": float(runs[-1].metrics.rounds),
         "predicted rounds": predicted.rounds,
-    }
+    }  # fmt: skip
 
 
 def on_clock(measured: list[Generation], clocked: Generation) -> Row:
@@ -189,7 +148,7 @@ def on_clock(measured: list[Generation], clocked: Generation) -> Row:
     return {"clock ms/token": there, "clock off": there / here - 1, "clock rounds": float(clocked.metrics.rounds)}
 
 
-def _claim(row: Row, quick: bool, what: str, key: str) -> dict[str, Any]:
+def _claim(row: Row, quick: bool, what: str, key: str) -> Row:
     bar = max(WITHIN, float(row["spread"]))
     name = f"{what} / measured ms per token - 1, batch {row['batch']} held out, {row['arm']}"
     return claim(name, row[key], f"within {bar:.2f}", None if quick else abs(row[key]) <= bar)

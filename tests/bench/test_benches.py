@@ -1,5 +1,11 @@
-"""Every bench runs in its quick form, and its last line is the document that bench/report/report.py specifies."""
+"""Every bench runs in its quick form, and its last line is the document that bench/report/report.py specifies.
 
+`smoke` is left to CI, which runs it under every Python, and `record` to tests/ui.
+"""
+
+import contextlib
+import importlib
+import io
 import itertools
 import json
 import math
@@ -8,134 +14,134 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from bench.__main__ import MODULES
-from bench.cpu.batch import BASS, _speedup
-from bench.drafting.default import ARMS
+from bench.cpu import floor
+from bench.cpu.batch import BASS, speedup
+from bench.cpu.default import ARMS, speed_claims
+from bench.cpu.default import main as default
 from bench.peers.llama_cpp import INSTALL
 from bench.robustness.mutants import KNOWN
 from tests.ui.conftest import save_tiny_pair
 
 ROOT = Path(__file__).parents[2]
-DRAFT = ROOT / "drafts" / "smollm2"
 KEYS = {"bench", "device", "versions", "revision", "seed", "weights_sha256", "results", "claims"}
 
 
-def run(*arguments):
-    done = subprocess.run(
-        [sys.executable, "-m", "bench", *map(str, arguments)], cwd=ROOT, capture_output=True, text=True
-    )
+def run(name, *arguments):
+    """The document of a bench that runs in this process."""
+    threads, said = torch.get_num_threads(), io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said):
+            importlib.import_module(f"bench.{MODULES[name]}").main([*map(str, arguments)])
+    finally:
+        torch.set_num_threads(threads)
+    return checked(said.getvalue(), name)
+
+
+def run_apart(name, *arguments):
+    """The document of a bench that sets up its own process."""
+    command = [sys.executable, "-m", "bench", name, *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return checked(done.stdout, name)
 
 
-def check(document, name):
-    assert document.keys() >= KEYS
-    assert document["bench"] == name
-    assert document["results"]
+def checked(said, name):
+    """The document; every claim that a quick run decides holds."""
+    document = json.loads(said.splitlines()[-1])
+    assert document.keys() >= KEYS and document["bench"] == name and document["results"]
     assert all(claim.keys() == {"name", "value", "bar", "holds"} for claim in document["claims"])
-    counted = [claim for claim in document["claims"] if claim["holds"] is not None]
-    assert counted and [claim["name"] for claim in counted if not claim["holds"]] == []
+    decided = [claim for claim in document["claims"] if claim["holds"] is not None]
+    assert [claim["name"] for claim in decided if not claim["holds"]] == []
+    return document
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """The options that name a tiny pair in float32."""
+    target, draft = save_tiny_pair(tmp_path_factory.mktemp("pair"))
+    return ("--pair", target, "--draft", draft)
+
+
+@pytest.fixture(scope="module")
+def target(tiny):
+    """The tiny target alone."""
+    return tiny[:2]
 
 
 def test_overhead(tmp_path):
     document = run("overhead", "--quick", "--json", tmp_path / "out.json")
-    check(document, "overhead")
     assert json.loads((tmp_path / "out.json").read_text()) == document
 
 
-def test_outside(tmp_path):
-    save_tiny_pair(tmp_path)
-    check(run("outside", "--quick", "--pair", tmp_path / "target", "--batch", 2), "outside")
-
-
-def test_turns(tmp_path):
-    """The same revision on both sides: each figure is there once for each turn, and no checkout is left behind."""
-    document = run("turns", "HEAD", "overhead", "--quick", "--turns", 1)
-    assert {row["figure"] for row in document["results"]} == {"round ms", "its forwards ms", "ratio", "acceptance"}
-    assert all(row["before, turns"] and row["after, turns"] for row in document["results"])
-    left = subprocess.run(["git", "worktree", "list"], cwd=ROOT, capture_output=True, text=True).stdout
-    assert "turns-" not in left
-
-
-@pytest.mark.slow
-def test_start(tmp_path):
-    save_tiny_pair(tmp_path)
-    check(run("start", "--quick", "--pair", tmp_path / "target"), "start")
-
-
-@pytest.mark.slow
-def test_latency(smollm2_folder):
-    """With the real model: a tiny random one writes no text that repeats."""
-    document = run("latency", "--quick", "--pair", smollm2_folder, "--dtype", "float32", "--batch", 1, 2)
-    check(document, "latency")
-    assert len(document["weights_sha256"]) == 64
-
-
-@pytest.mark.slow
-def test_floor(smollm2_folder):
-    """With the real model: a tiny one fits a cache, and has more than a hundredth of its bytes in norms."""
-    document = run("floor", "--quick", "--pair", smollm2_folder, "--draft", DRAFT)
-    check(document, "floor")
-    assert {row["what"] for row in document["results"]} >= {"products, ours", "step", "draft step"}
-
-
-@pytest.mark.slow
-def test_window(smollm2_folder):
-    """With the real model: the bench builds its prompts from files by a tokenizer."""
-    document = run("window", "--quick", "--pair", smollm2_folder, "--dtype", "float32")
-    check(document, "window")
-    assert {row["part"] for row in document["results"]} == {"acceptance", "steps", "turn", "whole"}
-
-
-def test_unknown_bench_is_refused():
-    done = subprocess.run([sys.executable, "-m", "bench", "nothing"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert all(name in done.stderr for name in MODULES)
-
-
-@pytest.mark.slow
-def test_exactness(smollm2_folder):
-    """In float32 no row may differ, so that every claim holds."""
-    document = run("exactness", "--quick", "--pair", smollm2_folder, "--dtype", "float32")
-    check(document, "exactness")
-    assert {row["arm"] for row in document["results"]} >= {"regular", "speculative", "bass"}
-
-
-@pytest.mark.slow
-def test_gpu(tmp_path):
-    """The dry run: every section ends, kernels and texts are equal, no claim on time is made."""
-    document = run("gpu", "--quick", "--json", tmp_path / "gpu.json")
-    check(document, "gpu")
-    assert json.loads((tmp_path / "gpu.json").read_text()) == document
-    decided = {claim["name"] for claim in document["claims"] if claim["holds"] is not None}
-    assert decided == {"sections that ran to their end"} | {
-        f"{name}: cases that passed" for name in ("texts", "kernels", "faults")
-    }
-
-
-def test_default(tmp_path):
+def test_default(tiny):
     """In float32 every arm writes the same greedy text. Only the full run says which is fastest."""
-    target, draft = save_tiny_pair(tmp_path)
-    pair = ("--pair", target, "--draft", draft, "--dtype", "float32")
-    document = run("default", "--quick", *pair, "--texts", "repeat")
-    check(document, "default")
+    document = run("default", "--quick", *tiny, "--dtype", "float32", "--texts", "repeat")
     cases = {(row["text"], row["temperature"], row["threads"], row["batch"]) for row in document["results"]}
     assert cases == set(itertools.product(("repeat",), (0.0, 0.7), (1,), (1, 2)))
     assert all(row[arm] > 0 for row in document["results"] for arm in ARMS if arm != "regular")
 
 
-@pytest.mark.slow
-def test_mutants():
-    """Every third known mutation of the decoder is caught: all of them take a quarter of an hour."""
-    chosen = [mutant.name for mutant in KNOWN[::3]]
-    document = run("mutants", "--quick", "--only", *chosen)
-    check(document, "mutants")
-    assert len(document["claims"]) == 1 + len(chosen)
+def test_the_worst_cases_of_default_are_named_and_decide():
+    """A fixed length counts only where it beats regular decoding."""
+    cases = [(1, 1.3, 1.25, 1.4, 1.1), (4, 0.98, 1.0, 0.9, 0.8), (8, 0.99, 0.6, 0.7, 1.01)]
+    heads = ("batch", "auto", "fixed 1", "fixed 2", "fixed 4")
+    rows = [
+        {"text": "chat", "temperature": 0.0, "threads": 2, **dict(zip(heads, case, strict=True))} for case in cases
+    ]
+    regular, fixed = speed_claims(rows, quick=False)
+    assert (regular["value"], regular["holds"]) == (0.98, True)
+    assert regular["name"] == "auto / regular, least: chat, temperature 0, 2 threads, batch 4"
+    assert (fixed["value"], fixed["holds"]) == (pytest.approx(1.3 / 1.4, abs=1e-4), False)
+    assert fixed["name"].endswith("batch 1")
+    assert [one["holds"] for one in speed_claims(rows, quick=True)] == [None, None]
+    assert len(speed_claims([rows[1]], quick=False)) == 1
+
+
+def test_a_text_without_questions_is_refused(tmp_path, capsys):
+    file = tmp_path / "questions.jsonl"
+    file.write_text(json.dumps({"category": "coding", "turns": ["Sort a list.", "Faster."]}) + "\n")
+    with pytest.raises(SystemExit):
+        default(["--questions", str(file)])
+    assert "no prompts for chat" in capsys.readouterr().err
+
+
+def test_unknown_names_are_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bench", "nothing"])
+    assert importlib.import_module("bench.__main__").main() == 2
+    said = capsys.readouterr().err
+    assert all(name in said for name in MODULES)
+    with pytest.raises(SystemExit):
+        run("mutants", "no such mutant")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_bench_explains_itself(name, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        run(name, "--help")
+
+
+def test_the_crossover_is_named_where_its_line_stands():
+    """On a log axis Plotly expects the log10 of an annotation's position; the plain number is far out of view."""
+    stored = json.loads((ROOT / "bench" / "results" / "batch-cpu.json").read_text(encoding="utf-8"))
+    drawn = speedup({**stored, "crossover": {BASS: 4.0}})
+    (line,), (words,) = drawn.layout.shapes, drawn.layout.annotations
+    assert line.x0 == line.x1 == 4.0 and words.x == pytest.approx(math.log10(4.0))
+
+
+def test_steps_come_by_turns_with_a_pass_before_each():
+    order = []
+    arms = {(name, 1, 1): lambda name=name: order.append(name) for name in ("a", "b", floor.AGAIN)}
+    passes, times = floor.by_turns(arms, lambda: order.append("pass"), repeats=2)
+    assert order == ["pass", "a", "pass", "b", floor.AGAIN] * 3
+    assert len(passes) == 6 and {len(taken) for taken in times.values()} == {2}
 
 
 def test_every_mutant_fits_the_sources(tmp_path):
     """Each is applied to a copy of the file that it breaks."""
+    assert len({mutant.name for mutant in KNOWN}) == len({(m.file, m.old, m.new) for m in KNOWN}) == len(KNOWN)
     for i, mutant in enumerate(KNOWN):
         copy = tmp_path / str(i) / mutant.file
         copy.parent.mkdir(parents=True)
@@ -144,74 +150,77 @@ def test_every_mutant_fits_the_sources(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["load", "fuzz"])
-def test_the_real_server_under(name):
-    """The quick forms: load with 20 clients for 6 s, fuzz with 120 cases."""
-    check(run(name, "--quick"), name)
-
-
-@pytest.mark.slow
-def test_amusd(smollm2_folder):
-    """In float32 all arms write the same text. Only the full run measures their cost."""
-    document = run("amusd", "--quick", "--pair", smollm2_folder, "--draft", DRAFT, "--dtype", "float32")
-    check(document, "amusd")
-
-
-@pytest.mark.slow
-def test_page(tmp_path, browser_executable):
-    """With a tiny pair, since three processes and a browser are slow enough."""
-    target, draft = save_tiny_pair(tmp_path)
-    check(run("page", "--quick", "--pair", target, "--draft", draft, "--batch", 2), "page")
-
-
-@pytest.mark.slow
-def test_pictures(tmp_path, browser_executable):
-    target, draft = save_tiny_pair(tmp_path)
-    document = run("pictures", "--quick", "--pair", target, "--draft", draft, "--out", tmp_path)
-    check(document, "pictures")
-    assert [row["lane"] for row in document["results"]] == ["regular", "speculative", "bass"]
-    assert (tmp_path / "lecture-wins.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_crossover_is_named_where_its_line_stands():
-    """On a log axis Plotly expects the log10 of an annotation's position; the plain number is far out of view."""
-    stored = json.loads((ROOT / "bench" / "results" / "batch-cpu.json").read_text(encoding="utf-8"))
-    drawn = _speedup({**stored, "crossover": {BASS: 4.0}})
-    (line,), (words,) = drawn.layout.shapes, drawn.layout.annotations
-    assert line.x0 == line.x1 == 4.0 and words.x == pytest.approx(math.log10(4.0))
-
-
-@pytest.mark.slow
-def test_batch(smollm2_folder, browser_executable, tmp_path):
-    """In float32 all decoders write the same text. The report needs no other file; each figure has a PNG."""
-    document = run(
-        "batch", "--quick", "--pair", smollm2_folder, "--draft", DRAFT, "--dtype", "float32", "--report", tmp_path
-    )
-    check(document, "batch")
-    assert {row["arm"] for row in document["results"]} >= {"regular", "speculative", "bass", "generate"}
-    names = {"batch.html", "batch-latency.png", "batch-speedup.png", "batch-roofline.png"}
+def test_batch(tiny, browser_executable, tmp_path):
+    """In float32 all decoders write the same text. Each figure has a PNG."""
+    document = run("batch", "--quick", *tiny, "--dtype", "float32", "--report", tmp_path)
+    arms = {row["arm"] for row in document["results"]}
+    assert arms >= {"regular", "speculative", "bass", "generate", "amusd", "assisted"}
+    names = {"batch-speedup.png", "batch-roofline.png"}
     assert {path.name for path in tmp_path.iterdir()} == names == set(document["files"])
-    assert "<script src" not in (tmp_path / "batch.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
-def test_ragged(smollm2_folder):
-    """Tokens per round agree with their formulas within the sampling error."""
-    document = run("ragged", "--quick", "--pair", smollm2_folder, "--draft", DRAFT, "--dtype", "float32")
-    check(document, "ragged")
-    assert {row.get("policy") for row in document["results"]} >= {"each row its own", "common stop"}
+def test_floor(tiny):
+    document = run("floor", "--quick", *tiny)
+    assert {row["what"] for row in document["results"]} == {floor.STEP, floor.DRAFT, floor.AGAIN}
+    assert all(row["lowest / floor"] > 0 for row in document["results"])
+
+
+@pytest.mark.slow
+def test_window(target):
+    document = run("window", "--quick", *target, "--dtype", "float32")
+    assert {row["part"] for row in document["results"]} == {"acceptance", "whole"}
 
 
 @pytest.mark.slow
 def test_peers(smollm2_folder):
     """In float32 all our arms write one text. Without llama.cpp its rows are left out, and the bench says so."""
-    document = run("peers", "--quick", "--pair", smollm2_folder, "--dtype", "float32")
-    check(document, "peers")
+    document = run_apart("peers", "--quick", "--pair", smollm2_folder, "--dtype", "float32", "--quantised", "int4")
     arms = {(row["who"], row["method"], row["batch"]) for row in document["results"]}
     ours = {("ours", method, 1) for method in ("regular", "speculative", "bass")} | {("ours", "bass", 2)}
-    assert arms >= ours | {("transformers", "generate", 2), ("transformers", "prompt lookup", 1)}
+    theirs = {("generate", 2), ("as our lane", 2), ("prompt lookup", 1)}
+    assert arms >= ours | {("transformers", *one) for one in theirs}
     assert ("llama.cpp", "plain", 2) in arms or INSTALL in document["notes"]
-    assert all(
-        row["bits"] == {"float32": 32, "Q4_1": 4, "int8": 8, "int4": 4}[row["weights"]]
-        for row in document["results"]
-    )
+    bits = {"float32": 32, "Q4_1": 4, "int4": 4}
+    assert all(row["bits"] == bits[row["weights"]] for row in document["results"])
+
+
+@pytest.mark.slow
+def test_start(target):
+    run("start", "--quick", *target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["load", "fuzz"])
+def test_the_real_server_under(name):
+    """The quick forms: load with 20 clients for 6 s, fuzz with 120 cases."""
+    run(name, "--quick")
+
+
+@pytest.mark.slow
+def test_page(tiny, browser_executable):
+    run_apart("page", "--quick", *tiny, "--batch", 2)
+
+
+@pytest.mark.slow
+def test_pictures(tiny, browser_executable, tmp_path):
+    document = run_apart("pictures", "--quick", *tiny, "--out", tmp_path)
+    assert [row["lane"] for row in document["results"]] == ["regular", "speculative", "bass"]
+    assert (tmp_path / "lecture-wins.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_gpu(tmp_path):
+    """A dry run in processes of their own; tests/devices runs the other sections."""
+    document = run_apart("gpu", "--quick", "--sections", "kernels", "--json", tmp_path / "gpu.json")
+    assert json.loads((tmp_path / "gpu.json").read_text()) == document
+    decided = {claim["name"] for claim in document["claims"] if claim["holds"] is not None}
+    assert decided == {"sections that ran to their end", "kernels: cases that passed"}
+
+
+@pytest.mark.slow
+def test_mutants():
+    """A few of the known mutations are caught: all of them take a quarter of an hour."""
+    chosen = [mutant.name for mutant in KNOWN[::12]]
+    document = run_apart("mutants", "--quick", *chosen)
+    assert len(document["claims"]) == 1 + len(chosen)

@@ -4,15 +4,14 @@ import math
 
 import pytest
 import torch
-from plotly.graph_objects import Figure
 
 from bass_core import load_pair
-from bench.passk.figures import draw
-from bench.passk.judge import mean_logprobs, passes
-from bench.passk.problems import canonical, chosen, ends, problems, program, prompt, stub
+from bench.passk.command import figure_of
+from bench.passk.problems import canonical, chosen, ends, mean_logprobs, passes, problems, program, prompt, stub
 from bench.passk.run import Samples
 from bench.passk.score import differing, row, wilson
-from tests.bench.test_benches import check, run
+from tests.bench.test_benches import run
+from tests.ui.conftest import save_tiny_pair
 
 
 def sample(ended_ms, *, passed=False, logprob=-1.0, tokens=(1, 2, 3)):
@@ -94,22 +93,19 @@ def test_every_canonical_solution_passes_in_the_sandbox():
 
 
 @pytest.mark.slow
-def test_quick_form_executed_and_resumed(smollm2_folder, tmp_path):
-    """The real model in float32. The second call finds all samples stored and gives the same result."""
-    arguments = ["passk", "--quick", "--pair", smollm2_folder, "--dtype", "float32", "--execute"]
+def test_quick_form_executed_and_resumed(tmp_path):
+    """The second call finds all samples stored and gives the same result."""
+    target, _ = save_tiny_pair(tmp_path)
+    arguments = ["passk", "--quick", "--pair", target, "--dtype", "float32", "--execute"]
     arguments += ["--samples", tmp_path / "samples.jsonl"]
-    document = run(*arguments, "--json", tmp_path / "out.json")
-    check(document, "passk")
-    names = [claim["name"] for claim in document["claims"] if claim["holds"]]
-    assert {"canonical solutions that pass", "empty solutions that pass"} <= set(names)
-    assert {line["method"] for line in document["results"]} == {"regular", "speculative", "bass"}
-    assert all(line["Pass@All"] is not None for line in document["results"])
-    for line in document["results"]:
-        assert line["finished"] <= line["n"] * line["problems"]
-    again = run(*arguments)
-    assert again["results"] == document["results"]
-    figures = draw(document).figures
-    assert figures.keys() == {"finished", "pass"} and all(isinstance(one, Figure) for one in figures.values())
+    document = run(*arguments)
+    names = {claim["name"] for claim in document["claims"] if claim["holds"]}
+    assert {"canonical solutions that pass", "empty solutions that pass"} <= names
+    lines = document["results"]
+    assert {line["method"] for line in lines} == {"regular", "speculative", "bass"}
+    assert all(line["Pass@All"] is not None and line["finished"] <= line["n"] * line["problems"] for line in lines)
+    assert run(*arguments)["results"] == lines
+    assert len(figure_of(lines).data) == len({(line["method"], line["n"]) for line in lines})
 
 
 def test_a_samples_file_goes_on_behind_a_torn_line_and_refuses_other_settings(tmp_path):

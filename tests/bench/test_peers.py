@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from bench.peers import arms as peers
 from bench.peers import command
-from bench.peers import turns as taking
-from bench.peers.arms import LLAMA_CPP, OURS, TRANSFORMERS, Arm
-from bench.peers.claims import claims
+from bench.peers.arms import LLAMA_CPP, OURS, TRANSFORMERS, Arm, Turns, take_turns
+from bench.peers.command import claims
 from bench.peers.llama_cpp import INSTALL, LlamaCpp
-from bench.peers.turns import Turns, take_turns
 
 ROOT = Path(__file__).parents[2]
 TEXT = [[1, 2, 3]]
@@ -87,7 +86,7 @@ def test_a_quick_run_decides_the_texts_alone():
 
 
 def test_arms_take_turns_and_the_first_round_is_not_counted(monkeypatch):
-    monkeypatch.setattr(taking, "_machine", lambda: 0.0)
+    monkeypatch.setattr(peers, "_machine", lambda: 0.0)
     asked = []
     arms = [Arm(OURS, name, 1, "bfloat16", lambda n, name=name: asked.append((name, n)) or TEXT) for name in "ab"]
     made = take_turns(arms, tokens=5, repeats=2, clocks=[time.process_time])
@@ -99,7 +98,7 @@ def test_arms_take_turns_and_the_first_round_is_not_counted(monkeypatch):
 def test_a_call_that_another_program_disturbed_is_not_counted(monkeypatch):
     """Before and behind each of four calls: the seconds of CPU time that all programs have used."""
     seconds = iter([0, 0, 1, 11, 20, 20, 30, 40])
-    monkeypatch.setattr(taking, "_machine", lambda: next(seconds))
+    monkeypatch.setattr(peers, "_machine", lambda: next(seconds))
     (one,) = take_turns([Arm(OURS, "a", 1, "bfloat16", lambda n: TEXT)], 2, 3, [lambda: 0.0])
     assert (len(one.ms), one.others) == (1, [0.0])
 

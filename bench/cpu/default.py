@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 
-from bass_core import ModelPair, SamplingParams, load_pair
+from bass_core import ModelPair, SamplingParams
 from bass_core.decode.measuring import with_costs
 from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
 
 from ..prompts import CHAT, CODE, REPEAT_ALL, varied
-from ..report.report import claim, finish, median, parser, table
+from ..report.report import alike, at_least, finish, load, median, parser, table
 
 REGULAR, AUTO = "regular", "auto"
 FIXED = {f"fixed {length}": length for length in (1, 2, 4)}
@@ -43,10 +43,7 @@ Row = dict[str, Any]
 
 def main(argv: list[str]) -> None:
     """Measure, print, and write."""
-    options = parser("default", __doc__ or "")
-    options.add_argument("--pair", default="smollm2")
-    options.add_argument("--draft", help="a folder or Hub id, in place of the pair's own")
-    options.add_argument("--dtype", default="auto")
+    options = parser("default", __doc__ or "", "pair", "draft", "dtype")
     options.add_argument("--texts", nargs="+", help="default: chat code repeat; of --questions, chat code")
     options.add_argument("--questions", type=Path, metavar="FILE", help="ask a file's questions instead")
     options.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.7])
@@ -58,9 +55,9 @@ def main(argv: list[str]) -> None:
     if arguments.quick:
         arguments.batches, arguments.threads, arguments.tokens, arguments.repeats = [1, 2], [1], 12, 1
     prompts = _prompts(arguments, options)
-    pair = load_pair(arguments.pair, draft=arguments.draft, device="cpu", dtype=arguments.dtype)
+    pair = load(arguments, device="cpu")
     results: list[Row] = []
-    alike: list[bool] = []
+    same: list[bool] = []
     for threads in arguments.threads:
         torch.set_num_threads(threads)
         for text, temperature in ((text, one) for text in prompts for one in arguments.temperatures):
@@ -70,13 +67,13 @@ def main(argv: list[str]) -> None:
                 results.append(case | speeds(samples))
                 print(table(results[-1:]), flush=True)
                 if not temperature:
-                    alike += _alike(samples)
+                    same += _same(samples)
     claims = speed_claims(results, arguments.quick)
-    if alike:
+    if same:
         # Rounding may decide a near tie otherwise, except in float32.
-        exact, share = pair.dtype == torch.float32, sum(alike) / len(alike)
-        claims.append(claim("rows alike at temperature 0", share, "1.0 in float32", share == 1 if exact else None))
-    finish("default", arguments, pair.device, results, claims)
+        share, exact = sum(same) / len(same), pair.dtype == torch.float32
+        claims.append(alike("rows alike at temperature 0", share, exact))
+    finish("default", arguments, pair, results, claims)
 
 
 def _prompts(arguments: Namespace, options: ArgumentParser) -> dict[str, list[str]]:
@@ -104,17 +101,12 @@ def _samples(
         lanes = {}
         for name, length in ARMS.items():
             request = make_request(
-                pair,
-                prompts,
-                max_new_tokens=arguments.tokens if repeat else min(8, arguments.tokens),
-                eos_token_id=None,
-                sampling=SamplingParams(temperature),
-                seed=arguments.seed + repeat,
+                pair, prompts, max_new_tokens=arguments.tokens if repeat else min(8, arguments.tokens),
+                eos_token_id=None, sampling=SamplingParams(temperature), seed=arguments.seed + repeat,
                 draft_length=0 if length is None else length,
-            )
-            lanes[name] = Lane(
-                pair, with_costs(pair, request, len(prompts)), REGULAR if length is None else "bass"
-            )
+            )  # fmt: skip
+            method = REGULAR if length is None else "bass"
+            lanes[name] = Lane(pair, with_costs(pair, request, len(prompts)), method)
         _run(list(lanes.values()))
         for name, lane in lanes.items() if repeat else ():
             samples[name].append(lane)
@@ -138,7 +130,7 @@ def speeds(samples: dict[str, list[Lane]]) -> Row:
     }
 
 
-def _alike(samples: dict[str, list[Lane]]) -> list[bool]:
+def _same(samples: dict[str, list[Lane]]) -> list[bool]:
     """Whether each row has one text in all arms and repeats."""
     texts = [[row.token_ids for row in lane.sequences] for made in samples.values() for lane in made]
     return [all(row == rows[0] for row in rows) for rows in zip(*texts, strict=True)]
@@ -160,5 +152,5 @@ def speed_claims(rows: list[Row], quick: bool) -> list[Row]:
             worst = min(some, key=ratio)
             case = f"{worst['text']}, temperature {worst['temperature']:g}, {worst['threads']} threads"
             name = f"auto / {other}, least: {case}, batch {worst['batch']}"
-            claims.append(claim(name, ratio(worst), f"at least {BAR}", None if quick else ratio(worst) >= BAR))
+            claims.append(at_least(name, ratio(worst), BAR, not quick))
     return claims

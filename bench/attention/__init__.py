@@ -1,1 +1,0 @@
-"""Benches of attention: the backends over many shapes, and prompts that rows share."""

@@ -1,1 +1,0 @@
-"""What drafts bring: their length, and block verification beside the rejection rule."""
