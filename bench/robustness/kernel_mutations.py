@@ -73,7 +73,7 @@ KERNEL_MUTANTS = [
         "kernels/triton/blocks.py",
         ">> (inside & 31)) & 1 != 0",
         ">> (inside + 1 & 31)) & 1 != 0",
-        ["tests/kernels/test_token_trees.py::test_the_deepest_and_widest_tree[False]"],
+        ["tests/kernels/test_fused_attention.py::test_the_deepest_and_widest_tree[False]"],
     ),
     Mutant(
         "GPU kernels: a token of a tree rotated by its column",
