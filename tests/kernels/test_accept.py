@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chisquare
 from torch import Tensor
 
 from bass_core.sample.distribution import probabilities
@@ -157,27 +156,6 @@ def test_takes_the_references_decisions(
         assert torch.equal(mine[drafted], reference[drafted])
 
 
-@pytest.mark.parametrize("verification", ["coin", "choices"])
-def test_the_other_verifications(verification: str) -> None:
-    torch.manual_seed(3)
-    logits = torch.randn(20, 4, 50)
-    choices = logits.argmax(-1)
-    drafts = torch.where(torch.rand(20, 3) < 0.7, choices[:, :3], 0)
-    counts = torch.randint(0, 4, (20,))
-    keys = NoiseKeys(SEED, torch.arange(20), torch.arange(20) * 3)
-    synthetic = 0.6 if verification == "coin" else None
-    theirs = verify(logits, drafts, None, counts, keys, SamplingParams(), synthetic=synthetic)
-    ours = kernel.accept(
-        None, None, drafts, counts, choices, keys.sequence_ids, keys.positions, torch.tensor([SEED]),
-        verification=kernel.Verification[verification.upper()], chance=0.6,
-    )  # fmt: skip
-    for mine, reference in zip(
-        ours, (theirs.accepted, theirs.next_token, theirs.p, theirs.q, theirs.u), strict=True
-    ):
-        assert torch.equal(mine, reference)
-    assert 0 < theirs.accepted.sum() < counts.sum()
-
-
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_no_drafts_at_all(rule: str) -> None:
     keys = NoiseKeys(SEED, torch.arange(4), torch.arange(4))
@@ -195,23 +173,6 @@ def test_draws_are_the_references() -> None:
     for names in (None, ids):
         mine = kernel.draw(weights, *keys, torch.tensor([SEED]), names)
         assert torch.equal(mine, draw(weights, SEED, *keys, names))
-
-
-def test_two_thousand_rows_are_distributed_as_the_target() -> None:
-    """Chi-squared test of the first token of 2,000 rows with the same p and q."""
-    rows, vocab = 2000, 6
-    p_logits = torch.tensor([1.5, 0.2, -0.4, 0.9, -1.0, 0.0]).expand(rows, 2, vocab)
-    q = probabilities(torch.tensor([-0.5, 1.0, 0.3, 0.0, 0.4, -2.0]), SOFT).expand(rows, 1, vocab)
-    keys = NoiseKeys(11, torch.arange(rows), torch.full((rows,), 5))
-    drafts = draw(q[:, 0], 11, keys.sequence_ids, keys.positions, keys.stream(Role.DRAFT))[:, None]
-    p = probabilities(p_logits, SOFT)
-    accepted, next_token, *_ = kernel.accept(
-        p, q, drafts, torch.ones(rows, dtype=torch.long), None, keys.sequence_ids, keys.positions,
-        torch.tensor([11]), verification=kernel.Verification.REJECTION,
-    )  # fmt: skip
-    first = torch.where(accepted > 0, drafts[:, 0], next_token)
-    counts = torch.bincount(first, minlength=vocab)
-    assert chisquare(counts.numpy(), (p[0, 0].double() / p[0, 0].double().sum() * rows).numpy()).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("verification", ["rejection", "block", "coupled", "synthetic"])
