@@ -78,7 +78,7 @@ MUTANTS = [
         "one noise stream for draft and test",
         "bass_core/verify/rejection.py",
         "u = uniform(keys.seed, *keys.at(width), keys.stream(Role.ACCEPT)[:, None])",
-        "from ..sampling.noise import token_uniforms\n"
+        "from ..sample.noise import token_uniforms\n"
         "        streams = keys.stream(Role.DRAFT)[:, None]\n"
         "        u = token_uniforms(keys.seed, *keys.at(width), streams, p.shape[-1])\n"
         "        u = u.gather(2, drafts[..., None])[..., 0]",
@@ -89,7 +89,7 @@ MUTANTS = [
         "bass_core/sample/noise.py",
         "_STREAMS * begins + int(role)",
         "torch.full_like(begins, int(role))",
-        [_CONFORMANCE + "stopping.py::test_quick[leaking]"],
+        [_CONFORMANCE + "enumeration.py::test_lengths_that_a_head_decides_by_where_it_stops[rejection]"],
     ),
     Mutant(
         "recovered token drawn from p",
@@ -102,7 +102,7 @@ MUTANTS = [
         "top-p on the residual",
         "bass_core/verify/rejection.py",
         _WEIGHTS,
-        _WEIGHTS + "\n        from ..sampling.distribution import _nucleus\n"
+        _WEIGHTS + "\n        from ..sample.distribution import _nucleus\n"
         "        weights = _nucleus(weights / weights.sum(-1, keepdim=True), 0.8)",
         _SAMPLED,
     ),
@@ -127,10 +127,7 @@ MUTANTS = [
         "bass_core/verify/rejection.py",
         "accepted = accepted_prefix((agrees > 0) & drafted)",
         "accepted = accepted_prefix(agrees > 0)",
-        [
-            _CONFORMANCE + "ends.py::test_the_context_ends_a_text",
-            _CONFORMANCE + "greedy.py::test_every_two_choices",
-        ],
+        [_CONFORMANCE + "ends.py::test_the_context_ends_a_text"],
     ),
     Mutant(
         "draft cache lacks the last accepted draft",
@@ -243,9 +240,7 @@ MUTANTS = [
         "bass_core/draft/model.py",
         "self.runner.commit(row, min(self.runner.lengths[row], length))",
         "self.runner.commit(row, min(self.runner.lengths[row], length + 1))",
-        [
-            "tests/bass_core/overlapped/test_session.py::test_after_a_refusal_the_drafts_are_those_of_the_new_text"
-        ],
+        ["tests/bass_core/overlapped/test_session.py::test_after_a_refusal_the_drafts_are_those_of_the_new_text"],
     ),
     Mutant(
         "AMUSD: a draft comes with another row's q",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from .mutations import Mutant
 
 _ENUMERATED = ["tests/bass_core/verify/test_block.py::test_the_text_is_distributed_as_the_targets[1-3-fixed]"]
-_DECODED = "tests/conformance/test_block.py::test_fixed_lengths"
+_WHOLE_ROUNDS = "tests/conformance/test_enumeration.py::test_"
 _TRITON = ["tests/kernels/test_accept.py::test_recovered_tokens_of_a_block_are_the_references"]
 
 _UNSOUND = "tests/bass_core/verify/test_unsound.py::test_"
@@ -76,14 +76,14 @@ VERIFICATION_MUTANTS = [
         "bass_core/verify/rejection.py",
         "accepted = last_passed((u < chance) & drafted)",
         "accepted = accepted_prefix((u < chance) & drafted)",
-        [f"{_DECODED}[3]"],
+        [_WHOLE_ROUNDS + "drafters[model-block]"],
     ),
     Mutant(
         "block: the key without the round",
         "bass_core/sample/noise.py",
         "_STREAMS * begins + int(role)",
         "torch.full_like(begins, int(role))",
-        [f"{_DECODED}[2]"],
+        [_WHOLE_ROUNDS + "lengths_that_a_head_decides_by_where_it_stops[block]"],
     ),
     Mutant(
         "block: the last draft judged as the others",
