@@ -6,7 +6,7 @@ greedy and coupled text do not.
 
 import pytest
 
-from bass_core import METHODS, ModelPair, RequestError, SamplingParams, generate, race
+from bass_core import METHODS, ModelPair, RequestError, SamplingParams, generate
 
 from ..models import NEAR, perturbed, prompts, slow_but, tiny
 from .table import BUDGETS, serves
@@ -63,20 +63,6 @@ def test_seeds_and_ids_matter():
     one, other = (texts([ROWS[0]], [key], **same)[key] for key in (0, 1))
     assert one != other
     assert texts([ROWS[0]], [0], seed=1, **same)[0] != one
-
-
-@pytest.mark.slow
-def test_schedulings_agree():
-    finals = {}
-    for scheduling in ("fair", "overlap", "in_turn"):
-        *_, last = race(
-            PAIR, ROWS[:3], scheduling=scheduling, max_new_tokens=16, sampling=WARM, draft_length=3, seed=2
-        )
-        finals[scheduling] = {
-            name: [s["token_ids"] for s in lane["sequences"]] for name, lane in last["lanes"].items()
-        }
-    assert finals["fair"] == finals["overlap"] == finals["in_turn"]
-    assert finals["fair"]["speculative"] == finals["fair"]["bass"]
 
 
 @pytest.mark.parametrize(("method", "length"), [("speculative", "auto"), ("bass", "bass")])

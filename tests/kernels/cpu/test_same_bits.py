@@ -19,7 +19,7 @@ from bass_core.model.forward import BatchTree, ForwardBatch
 from bass_core.model.llama_cpu import LlamaCompiled
 
 from ...models import slow_but
-from .attention.trees import Parents, batch_tree, path, random_tree
+from .attention.steps import Parents, batch_tree, path, random_tree
 from .shapes import DOTS, compiled, fed, made, tokens
 
 KINDS = [(torch.float16, False), *((torch.bfloat16, dot) for dot in DOTS)]

@@ -14,7 +14,7 @@ from kernels.cpu.attention.tree import NO_TREE
 
 from ....models import slow_but
 from ..shapes import DOTS
-from .attention_steps import LENGTH, Layer
+from .steps import LENGTH, Layer
 
 # heads, key-value heads, dim: groups of 1 to 6 queries.
 SHAPES = [(4, 2, 8), (3, 1, 12), (2, 2, 64), (8, 2, 20), (6, 1, 16), (5, 1, 2), (2, 1, 80)]

@@ -14,8 +14,7 @@ from bass_core.model.tiled import TiledCache
 
 from ....models import slow_but
 from ..shapes import DOTS
-from .attention_steps import LENGTH, Layer
-from .trees import Parents, flat_tree, path, random_tree
+from .steps import LENGTH, Layer, Parents, flat_tree, path, random_tree
 
 # Every place in a tile, and the borders of segments, so that paths cross them.
 BASES = [*range(1, 18), *range(248, 260), 500, 511, 512, 1021]
