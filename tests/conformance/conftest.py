@@ -21,40 +21,21 @@ from ..models import small_window
 
 
 @pytest.fixture(scope="package", autouse=True)
-def one_thread() -> Iterator[None]:
-    """More threads would only wait for each other."""
-    threads = torch.get_num_threads()
+def small_and_slow() -> Iterator[None]:
+    threads, interval = torch.get_num_threads(), sys.getswitchinterval()
+    # More threads would only wait for each other.
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="package", autouse=True)
-def drafts_get_ahead() -> Iterator[None]:
-    interval = sys.getswitchinterval()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(amusd, "DELAYS", (0.004, 0.0))
         # Draft and target make many short calls, and one waits for the other after each.
         sys.setswitchinterval(interval / 10)
-        yield
-    sys.setswitchinterval(interval)
-    assert "bass-amusd-draft" not in [thread.name for thread in threading.enumerate()], "a draft's thread is left"
-
-
-@pytest.fixture(scope="package", autouse=True)
-def prompts_share_what_they_can() -> Iterator[None]:
-    """Tiny models' prompts are shorter than those for which torch's attention in two parts pays."""
-    with pytest.MonkeyPatch.context() as patch:
+        # Tiny models' prompts are shorter than those for which sharing pays, and than the sinks and a window.
         patch.setattr(CausalModel, "least_saved", SHARE)
-        yield
-
-
-@pytest.fixture(scope="package", autouse=True)
-def windows_are_small() -> Iterator[None]:
-    """Tiny models' prompts are shorter than the sinks and a window together."""
-    with pytest.MonkeyPatch.context() as patch:
         small_window(patch)
         yield
+    sys.setswitchinterval(interval)
+    torch.set_num_threads(threads)
+    assert "bass-amusd-draft" not in [thread.name for thread in threading.enumerate()], "a draft's thread is left"
 
 
 @pytest.fixture(autouse=True)

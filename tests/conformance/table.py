@@ -1,8 +1,8 @@
 """The table that the conformance suite runs over: the choices, and which of them are tried together.
 
 Contract: the choices come from the library's METHODS, from `DRAFTS` and from the other axes. `covering(n)` returns
-cases, always the same ones, in which every n choices that can meet do so at least once. A registered method takes
-part without a line here; a new drafter, backend or architecture takes one line.
+cases, always the same ones, in which each choice (n = 1) or every two choices that can meet (n = 2) do so at least
+once. A registered method takes part without a line here; a new drafter, backend or architecture takes one line.
 """
 
 from __future__ import annotations
@@ -221,21 +221,41 @@ def grows(case: Case) -> bool:
 
 
 def covering(together: int, among: Callable[[Case], bool] = lambda case: True) -> list[Case]:
-    """Cases in which every `together` choices that can meet do; a greedy cover with a fixed seed."""
-    rng = random.Random(0)
-    every = (Case(*choice) for choice in product(METHODS, *AXES.values()))
-    possible = [case for case in every if among(case) and case.possible]
-    open_ = {meeting for case in possible for meeting in _meetings(case, together)}
+    """Cases in which every `together` choices, 1 or 2, that can meet do; a greedy cover with a fixed seed."""
+    rng, chosen = random.Random(0), list[Case]()
+    possible = [case for case in _every() if among(case) and case.possible]
     rng.shuffle(possible)
-    chosen: list[Case] = []
-    while open_:
-        # Takes the best of 41 candidates, one of which surely covers something new; trying all would take minutes.
-        some = next(case for case in possible if not open_.isdisjoint(_meetings(case, together)))
-        others = rng.sample(possible, min(40, len(possible)))
-        best = max((some, *others), key=lambda case: len(open_ & set(_meetings(case, together))))
-        open_ -= set(_meetings(best, together))
-        chosen.append(best)
+    open_ = {meeting for case in possible for meeting in _meetings(case, together)}
+    for case in possible:
+        # The best of 41 candidates, until this one has nothing new; trying all would take minutes.
+        while not open_.isdisjoint(_meetings(case, together)):
+            some = case, *rng.sample(possible, min(40, len(possible)))
+            best = max(some, key=lambda one: len(open_.intersection(_meetings(one, together))))
+            open_.difference_update(_meetings(best, together))
+            chosen.append(best)
     return chosen
+
+
+@cache
+def cases(together: int) -> list[Case]:
+    """Those that cover the table, and those that cover it where drafts grow trees."""
+
+    def in_trees(case: Case) -> bool:
+        return grows(case) and METHODS[case.method].drafts and not METHODS[case.method].overlaps
+
+    return [*covering(together), *covering(together, in_trees)]
+
+
+def _every() -> Iterator[Case]:
+    """All that may be possible, with nine combinations of the axes that no method or draft looks at.
+
+    In the nine every two choices of these axes meet.
+    """
+    free = [AXES[name] for name in ("attention", "batch", "prompts")]
+    nine = [(free[0][i], free[1][j], free[2][(i + j) % 3]) for i, j in product(range(3), repeat=2)]
+    rest = product(METHODS, AXES["draft"], AXES["architecture"], AXES["length"], AXES["text"])
+    for (method, draft, architecture, length, text), (attention, batch, rows) in product(rest, nine):
+        yield Case(method, draft, architecture, attention, length, batch, text, rows)
 
 
 def _meetings(case: Case, together: int) -> Iterator[tuple[Any, ...]]:

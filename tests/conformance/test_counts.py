@@ -1,19 +1,18 @@
 """How many verifications a text takes, and where its tokens come from.
 
 Contract: exact counts for every method whose rounds are known beforehand: with a draft that is the target (100 %
-accepted), one that is never right, one that is right for its first few tokens, and policies that skip rounds.
+accepted), one that is right for its first few tokens or none, and policies that skip rounds.
 """
 
-import copy
 from math import ceil
 
 import pytest
 import torch
 
-from bass_core import METHODS, ModelPair, SamplingParams, generate
+from bass_core import METHODS, ModelPair, SamplingParams, generate, stream
 from bass_core.draft.base import Proposal
 
-from ..models import VOCAB, prompts, reference, tiny
+from ..models import NEAR, VOCAB, perturbed, prompts, reference, slow_but, tiny
 
 TARGET = tiny("llama")
 PAIR = ModelPair(TARGET, TARGET)
@@ -28,7 +27,7 @@ def times(method, rows):
 
 @pytest.mark.parametrize("method", COUNTED)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize(("tokens", "length"), [(1, 3), (2, 3), (9, 1), (17, 4), (30, 7)])
+@pytest.mark.parametrize(("tokens", "length"), slow_but([(2, 3), (17, 4)], [(1, 3), (2, 3), (9, 1), (17, 4)]))
 def test_perfect_draft_takes_the_fewest_verifications(tokens, length, temperature, method):
     out = generate(
         PAIR,
@@ -47,8 +46,7 @@ def test_perfect_draft_takes_the_fewest_verifications(tokens, length, temperatur
 
 @pytest.mark.parametrize("method", DRAFTING)
 @pytest.mark.parametrize("verification", ["rejection", "block", "coupled"])
-@pytest.mark.parametrize("params", [SamplingParams(1.0), SamplingParams(0.7, top_k=20, top_p=0.9)])
-def test_a_perfect_draft_is_never_refused(params, verification, method):
+def test_a_perfect_draft_is_never_refused(verification, method):
     """No token is lost because draft and target use different noise or because the draft lags behind."""
     out = generate(
         PAIR,
@@ -56,36 +54,12 @@ def test_a_perfect_draft_is_never_refused(params, verification, method):
         method=method,
         max_new_tokens=22,
         draft_length=4,
-        sampling=params,
+        sampling=SamplingParams(0.7, top_k=20, top_p=0.9),
         verification=verification,
     )
     assert out.metrics.acceptance_rate == 1
     if not METHODS[method].overlaps:
         assert out.metrics.target_forwards == times(method, 4) * (1 + ceil(21 / 5))
-
-
-@pytest.fixture(scope="module")
-def opposed():
-    """A draft that ranks the tokens in the reverse order of the target."""
-    draft = copy.deepcopy(TARGET)
-    draft.lm_head.weight.neg_()
-    return ModelPair(TARGET, draft)
-
-
-@pytest.mark.parametrize("method", COUNTED)
-@pytest.mark.parametrize("length", [1, 4, "bass"])
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(1.0, top_k=2)])
-def test_the_worst_draft_takes_as_many_verifications_as_tokens(opposed, params, length, method):
-    """No draft is ever accepted, and each verification writes one token."""
-    arguments = {"max_new_tokens": 12, "sampling": params, "draft_length": length}
-    out = generate(opposed, prompts(3), method=method, **arguments)
-    assert out.metrics.acceptance_rate == 0 and out.metrics.token_acceptance == 0
-    assert out.metrics.rounds == 11 * times(method, 3)
-    # The last round has room only for the target's own token.
-    assert all(s.origins == ["sampled", *["recovered"] * 10, "sampled"] for s in out.sequences)
-    if params.greedy:
-        regular = generate(opposed, prompts(3), method="regular", **arguments)
-        assert [s.token_ids for s in out.sequences] == [s.token_ids for s in regular.sequences]
 
 
 class Scripted:
@@ -178,6 +152,21 @@ def test_rounds_without_drafts_leave_the_draft_in_step(temperature):
 def test_origins_say_where_tokens_come_from():
     sequence = generate(PAIR, prompts(1), max_new_tokens=11, draft_length=4).sequences[0]
     assert sequence.origins == ["sampled", *["accepted"] * 4, "bonus", *["accepted"] * 4, "bonus"]
-    worst = generate(ModelPair(TARGET, tiny("llama", seed=9)), prompts(1), max_new_tokens=12, draft_length=2)
-    assert set(worst.sequences[0].origins) <= {"sampled", "recovered", "accepted", "bonus"}
-    assert worst.sequences[0].origins.count("recovered") >= 8
+
+
+def test_by_the_block_rule_more_drafts_stand_than_one_by_one():
+    """With the same drafts: rounds say how many the other rule would have accepted; "auto" is the block rule."""
+    near = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]))
+    asked = {"draft_length": 6, "sampling": SamplingParams(1.0), "max_new_tokens": 60, "eos_token_id": None}
+    rows = [row for round_ in stream(near, prompts(16), **asked) for row in round_.rows if row.drafted]
+    saved = [row.accepted - row.one_by_one for row in rows]
+    assert sum(saved) > 0 and min(saved) < 0, "each rule wins some rounds"
+    assert sum(row.saved for row in rows) == sum(max(0, n) for n in saved)
+    for row in rows:
+        last = max((i for i, (u, h) in enumerate(zip(row.u, row.chance, strict=True), 1) if u < h), default=0)
+        assert row.accepted == last
+    texts = {
+        name: [sequence.token_ids for sequence in generate(near, prompts(6), verification=name, **asked).sequences]
+        for name in ("auto", "block", "rejection", "chen")
+    }
+    assert texts["auto"] == texts["block"] != texts["rejection"] == texts["chen"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from bass_core import METHODS, ModelPair, SamplingParams, generate, stream
 from bass_core.lanes.clock import LaneClock
 
-from ..models import VOCAB, byte_tokenizer, prompts, reference, tiny
+from ..models import VOCAB, byte_tokenizer, prompts, reference, slow_but, tiny
 from .table import drafting_of, serves
 
 TARGET = tiny("llama")
@@ -35,8 +36,9 @@ def written(pair: ModelPair = PAIR, rows: Any = ROWS, **arguments: Any) -> list[
     return [sequence.token_ids for sequence in out.sequences]
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("place", range(8))
+@pytest.mark.parametrize(
+    ("place", "method"), slow_but([(0, "regular"), *product((1, 5, 6), ("bass",))], product(range(8), METHODS))
+)
 def test_an_end_at_any_place_of_a_round(place: int, method: str) -> None:
     """Place 0 is the prefill's token, 6 the first bonus token; the rest are drafts."""
     ends = [TEXTS[0][place], TEXTS[3][14]]
@@ -50,20 +52,20 @@ def test_an_end_at_any_place_of_a_round(place: int, method: str) -> None:
     assert out.metrics.new_tokens == sum(len(sequence.token_ids) for sequence in out.sequences)
 
 
-@pytest.mark.parametrize("method", ["speculative", "bass"])
-@pytest.mark.parametrize("place", range(8))
-def test_an_end_at_any_place_of_a_trees_path(place: int, method: str) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("place", range(6))
+def test_an_end_at_any_place_of_a_trees_path(place: int) -> None:
     """Each row's path is as long as its nodes let it be, and an end cuts it and what is deeper."""
     ends = [TEXTS[0][place], TEXTS[3][14]]
     same: dict[str, Any] = {"max_new_tokens": 30, "tree": (3, 2, 2, 1), "eos_token_id": ends}
-    out = generate(PAIR, ROWS, method=method, **same)
+    out = generate(PAIR, ROWS, **same)
     for sequence, text in zip(out.sequences, TEXTS, strict=True):
         assert sequence.token_ids == cut(text, ends)
         assert len(sequence.origins) == len(sequence.times_ms) == len(sequence.token_ids)
     accepted = sum(sequence.origins.count("accepted") for sequence in out.sequences)
     assert out.metrics.accepted == accepted and out.metrics.token_acceptance == 1
     assert out.metrics.drafted > accepted, "a tree has siblings"
-    for round_ in stream(PAIR, ROWS, method=method, **same):
+    for round_ in stream(PAIR, ROWS, **same):
         for row in (row for row in round_.rows if row.parents is not None):
             assert row.path is not None and not set(row.tokens[:-1]) & set(ends)
             assert [row.drafted[i] for i in row.path] == row.tokens[: row.accepted]
@@ -107,13 +109,16 @@ def test_an_end_that_is_sampled() -> None:
 
 @pytest.mark.parametrize(
     ("method", "length"),
-    [
-        (name, n)
-        for name, method in METHODS.items()
-        for n in (0, 4, "bass", "tree 3 2 1")
-        # One that is outside counts a row's length from the longest prompt's end.
-        if serves(method, "self", n) and not method.outside
-    ],
+    slow_but(
+        [("bass", 4), ("bass", "tree 3 2 1")],
+        [
+            (name, n)
+            for name, method in METHODS.items()
+            for n in (0, 4, "bass", "tree 3 2 1")
+            # One that is outside counts a row's length from the longest prompt's end.
+            if serves(method, "self", n) and not method.outside
+        ],
+    ),
 )
 def test_the_context_ends_a_text(method: str, length: Any) -> None:
     """Prompts that leave room for 1, 2, 6 and 30 tokens; beside the last, rounds pad the rest past the context."""
@@ -123,8 +128,9 @@ def test_the_context_ends_a_text(method: str, length: Any) -> None:
     assert out == [reference(TARGET, row, len(text)) for row, text in zip(rows, out, strict=True)]
 
 
-@pytest.mark.parametrize("method", ["bass", "amusd"])
-@pytest.mark.parametrize("context", [4, 12, 40])
+@pytest.mark.parametrize(
+    ("context", "method"), slow_but([(12, "bass"), (40, "bass")], product([4, 12, 40], ["bass", "amusd"]))
+)
 def test_a_draft_whose_context_is_shorter(context: int, method: str) -> None:
     """Shorter than some prompts, or exceeded on the way: the draft stops proposing and the text stays right."""
     short = tiny("llama")
@@ -138,7 +144,7 @@ def test_a_draft_whose_context_is_shorter(context: int, method: str) -> None:
         assert out.metrics.acceptance_rate == 1
 
 
-@pytest.mark.parametrize("method", ["speculative", "bass", "amusd"])
+@pytest.mark.parametrize("method", slow_but(["bass"], ["speculative", "bass", "amusd"]))
 def test_a_draft_that_reads_less_than_what_prompts_share(method: str) -> None:
     """The draft shares what it reads of them, and its cache has room for it."""
     short = tiny("llama")
@@ -163,6 +169,7 @@ class Late:
         self.rounds += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["speculative", "bass"])
 def test_drafts_after_many_rounds_without(method: str) -> None:
     """The draft must catch up a dozen tokens, next to a row that is at the end of its context."""
@@ -174,7 +181,7 @@ def test_drafts_after_many_rounds_without(method: str) -> None:
         assert out.metrics.acceptance_rate == 1
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_but(["speculative", "bass"], METHODS))
 def test_a_spent_budget_ends_the_lane(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step takes ten milliseconds; the step that spends the budget still counts."""
 

@@ -8,9 +8,9 @@ RULES: the rows' joint law must be the product of the targets' to 1e-9, which ro
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from itertools import cycle, pairwise
+from itertools import cycle, pairwise, product
 from typing import Any
 
 import pytest
@@ -26,6 +26,7 @@ from bass_core.length.policies import Algorithm1, FixedLength, RecordedLengths
 from bass_core.sample import draw as draws
 from bass_core.sample.noise import Role, place_node
 
+from ..models import slow_but
 from .enumerated import WARM, BigramHead, Scene, Table, Text, Written, distance, written
 
 EXACT = 1e-9
@@ -57,6 +58,18 @@ class Own:
     def observe(self, feedback: Any) -> None:
         self.rounds += 1
         self.length = min(max(feedback.accepted) + self.rounds % 2, self.limit)
+
+
+class Leaking:
+    """A user's policy: three drafts at first; then one after a round that drafted fewer than three, else none."""
+
+    length, limit = 3, 3
+
+    def update(self, accepted: list[int]) -> None:
+        return None
+
+    def observe(self, asked: int, drafted: list[int], accepted: list[int], forwards: int) -> None:
+        self.length = int(max(drafted) < 3)
 
 
 POLICIES: dict[str, Callable[[], Any]] = {
@@ -166,11 +179,15 @@ def _model(table: Table) -> Callable[[Scene], Any]:
     return lambda scene: ModelDrafter(scene.runner(table), WARM, scene.verification)
 
 
-def _head(scene: Scene, tree: tuple[int, ...] | None = None) -> HeadDrafter:
-    """Has two of three tokens, is sure of its drafts while they are likely, and stops where it is not."""
-    table, head = ((0.9, 0.1), (0.5, 0.5), (0.7, 0.3), (0.5, 0.5)), BigramHead(torch.tensor([2, 0]))
-    made: Any = head
-    return HeadDrafter(made, scene.runner(table), len(scene.p[0]), WARM, scene.verification, 0.6, tree=tree)
+def _head(
+    scene: Scene,
+    tree: tuple[int, ...] | None = None,
+    table: Table = ((0.9, 0.1), (0.5, 0.5), (0.7, 0.3), (0.5, 0.5)),
+    ids: tuple[int, int] = (2, 0),
+) -> HeadDrafter:
+    """Has two tokens, is sure of its drafts while they are likely, and stops where it is not."""
+    head: Any = BigramHead(torch.tensor(ids))
+    return HeadDrafter(head, scene.runner(table), len(scene.p[0]), WARM, scene.verification, 0.6, tree=tree)
 
 
 def _trees(children: Callable[[Text], int]) -> Callable[[Scene], Any]:
@@ -209,8 +226,14 @@ def holds(scene: Scene, patch: pytest.MonkeyPatch, least: float = EXACT) -> Writ
     return found
 
 
-@pytest.mark.parametrize("rule", [*RULES, "auto"])
-@pytest.mark.parametrize("policy", POLICIES)
+def each(axis: Iterable[str], rules: Iterable[str] = RULES) -> list[tuple[str, str]]:
+    """Each choice with one of the rules."""
+    return list(zip(axis, cycle(rules), strict=False))
+
+
+@pytest.mark.parametrize(
+    ("policy", "rule"), slow_but(each(POLICIES, ["block", "rejection", "coupled"]), product(POLICIES, RULES))
+)
 def test_policies(policy: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rounds of one row: the first, and one whose length the first may have decided."""
     scene = Scene(P, _model(Q), POLICIES[policy](), rule, ((2,),), 6 if policy in VARIED else 5, rounds=2)
@@ -220,15 +243,29 @@ def test_policies(policy: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> No
         assert len(found.drafted) > 1, "its rounds differ"
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("policy", VARIED)
+@pytest.mark.parametrize("rule", slow_but(["rejection", "block"], RULES))
+def test_lengths_that_a_head_decides_by_where_it_stops(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it threw away of a position must say nothing of what it drafts there next."""
+
+    def head(scene: Scene) -> HeadDrafter:
+        return _head(scene, table=((0.2, 0.8), (0.9, 0.1), (0.5, 0.5), (0.5, 0.5)), ids=(1, 0))
+
+    scene = Scene(P, head, Leaking(), rule, ((3,),), 5, rounds=2)
+    assert holds(scene, monkeypatch).drafted == {0, 1, 2, 3}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("policy", "rule"), product(VARIED, RULES))
 def test_policies_that_have_learnt(policy: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(P, _model(Q), POLICIES[policy](), rule, ((0,),), 5)
     holds(scene.after(60), monkeypatch)
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("drafter", DRAFTERS)
+BY_DRAFTER = [("model", "block"), *each(DRAFTERS, ["rejection", "coupled", "block"])]
+BY_DRAFTER += [("a head that stops", "block")]
+
+
+@pytest.mark.parametrize(("drafter", "rule"), slow_but(BY_DRAFTER, product(DRAFTERS, RULES)))
 def test_drafters(drafter: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(P3, DRAFTERS[drafter], FixedLength(2), rule, ((2, 1, 2, 1, 2),), 5)
     found = holds(scene, monkeypatch)
@@ -236,6 +273,7 @@ def test_drafters(drafter: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert found.drafted == ({2} if "model" in drafter else {0, 2} if drafter == "copies" else {0, 1, 2})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("drafter", ["model", "copies, else a model", "a head that stops"])
 def test_whole_texts(drafter: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,8 +282,10 @@ def test_whole_texts(drafter: str, rule: str, monkeypatch: pytest.MonkeyPatch) -
     holds(replace(scene, eos=frozenset({1})), monkeypatch)
 
 
-@pytest.mark.parametrize("rule", ["rejection", "auto", "coupled"])
-@pytest.mark.parametrize("drafter", TREES)
+BY_TREE = [("(2, 1)", "rejection"), ("a user's, a chain unless 0", "auto")]
+
+
+@pytest.mark.parametrize(("drafter", "rule"), slow_but(BY_TREE, product(TREES, ["rejection", "auto", "coupled"])))
 def test_trees(drafter: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All by the tree rule, whatever they look like."""
     scene = Scene(P3, TREES[drafter], FixedLength(3), rule, ((1, 0, 1, 3),), 5)
@@ -253,6 +293,7 @@ def test_trees(drafter: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert rule == "coupled" or found.origins == {"sampled", "accepted", "recovered", "bonus"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", TREES)
 def test_whole_texts_of_trees(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(P3, TREES[drafter], RecordedLengths([1, 2, 0, 2]), "rejection", ((1, 0, 1, 3),), 4, 9)
@@ -262,15 +303,16 @@ def test_whole_texts_of_trees(drafter: str, monkeypatch: pytest.MonkeyPatch) -> 
 BY_ROW = {"recorded by row": lambda: RecordedLengths([[1, 2]])} | {name: POLICIES[name] for name in VARIED}
 
 
-# Each policy with one of the rules; all of them are among the slow tests.
-@pytest.mark.parametrize(("policy", "rule"), zip(BY_ROW, cycle([*RULES, "common_stop"]), strict=False))
+@pytest.mark.parametrize(
+    ("policy", "rule"), slow_but([("recorded by row", "rejection")], each(BY_ROW, [*RULES, "common_stop"]))
+)
 def test_two_rows(policy: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one row writes says nothing of the other, though it may decide how much that drafts next."""
     scene = Scene(P, _model(Q), BY_ROW[policy](), rule, ((2,), (3,)), 4, rounds=1 if "row" in policy else 2)
     assert len(holds(scene, monkeypatch).drafted) > 1
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", slow_but(["rejection"], RULES))
 @pytest.mark.parametrize(
     "prompts",
     [((2, 0, 1, 0, 2), (3,)), pytest.param(((0, 1, 0), (0, 1, 1)), marks=pytest.mark.slow)],
@@ -286,7 +328,7 @@ def test_two_rows_of_which_one_copies(
     assert found.origins >= {"accepted", "recovered", "bonus"}
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", slow_but(["rejection"], RULES))
 def test_two_rows_that_copy_from_each_other(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def neighbours(scene: Scene) -> Any:
         return own_drafter(Neighbours())
@@ -294,12 +336,13 @@ def test_two_rows_that_copy_from_each_other(rule: str, monkeypatch: pytest.Monke
     holds(Scene(P, neighbours, FixedLength(1), rule, ((0,), (1,)), 3, 9), monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["rejection", "auto"])
 def test_two_rows_of_trees(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     holds(Scene(P, _trees(lambda path: 2), FixedLength(1), rule, ((2,), (3,)), 4, rounds=2), monkeypatch)
 
 
-@pytest.mark.parametrize("rule", [*RULES, "common_stop"])
+@pytest.mark.parametrize("rule", slow_but(["block"], [*RULES, "common_stop"]))
 def test_two_rows_that_end(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One ends first, mostly, and the other takes its place."""
     policy = Algorithm1(length=1, increment=1, limit=2)
@@ -308,22 +351,19 @@ def test_two_rows_that_end(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", [*RULES, "common_stop"])
-@pytest.mark.parametrize("policy", VARIED)
+@pytest.mark.parametrize(("policy", "rule"), each(VARIED, ["block", "common_stop", *RULES]))
 def test_two_rows_to_their_ends(policy: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(P, _model(Q), POLICIES[policy](), rule, ((2,), (3,)), 4, rounds=9)
     holds(scene, monkeypatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(("drafter", "rule"), each(DRAFTERS, ["block", "rejection"]))
 def test_more_drafts(drafter: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     holds(Scene(P3, DRAFTERS[drafter], FixedLength(4), rule, ((2, 1, 2, 1, 2),), 6), monkeypatch)
 
 
-@pytest.mark.parametrize("start", [0, 1])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("rule", "start"), slow_but([("block", 0)], product(RULES, [0, 1])))
 def test_costs_in_which_many_drafts_pay(rule: str, start: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Models and costs with which a rule that was chosen behind a draw once put these texts off by 0.1."""
     p = ((0.37665463953140643, 0.6233453604685936), (0.0026029339051791603, 0.9973970660948208))
@@ -332,8 +372,7 @@ def test_costs_in_which_many_drafts_pay(rule: str, start: int, monkeypatch: pyte
     assert holds(replace(scene, new_tokens=5), monkeypatch).drafted == {3}
 
 
-@pytest.mark.parametrize("exact", [True, False])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("rule", "exact"), slow_but([("block", True)], product(RULES, [True, False])))
 def test_a_draft_that_breaks_behind_some_tokens(rule: str, exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its drafts behind token 1 can't be judged, and say nothing of those before."""
     broken: Table = ((0.8, 0.2), (math.nan, math.nan))
@@ -341,8 +380,9 @@ def test_a_draft_that_breaks_behind_some_tokens(rule: str, exact: bool, monkeypa
     holds(scene, monkeypatch, EXACT if exact else SINGLE)
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(
+    ("drafter", "rule"), slow_but([("model", "block")], each(DRAFTERS, ["block", "coupled", "rejection"]))
+)
 def test_as_users_run_it(drafter: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float32, by the compiled kernels where there are any."""
     scene = Scene(P3, DRAFTERS[drafter], FixedLength(3), rule, ((2, 1, 2, 1, 2),), 5, exact=False)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import pytest
@@ -22,7 +22,7 @@ from bass_core.machine import cpu_kernels
 from bass_core.model.llama_cpu import LlamaCompiled
 from bass_core.model.weights.quantized import quantise_model
 
-from ..models import perturbed, prompts, tiny
+from ..models import perturbed, prompts, slow_but, tiny
 
 pytestmark = pytest.mark.skipif(not cpu_kernels.available(), reason="numba is not there")
 
@@ -73,9 +73,9 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("method", OURS)
-@pytest.mark.parametrize("text", TEXTS)
-@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize(
+    ("weights", "text", "method"), slow_but([("bfloat16", "coupled", "bass")], product(WEIGHTS, TEXTS, OURS))
+)
 def test_every_row_writes_what_it_writes_alone(weights: str, text: str, method: str) -> None:
     expected = alone(weights, text)
     ways: list[dict[str, Any]] = [{}]
@@ -89,12 +89,13 @@ def test_every_row_writes_what_it_writes_alone(weights: str, text: str, method: 
             assert written(weights, rows, text, method=method, **way) == expected[:batch], (way, batch)
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("text", slow_but(["greedy"], TEXTS))
 def test_two_threads_write_what_one_writes(text: str, two_threads: None) -> None:
     for method in OURS:
         assert written("bfloat16", list(range(4)), text, method=method) == alone("bfloat16", text)[:4], method
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", TEXTS)
 def test_wide_trees_write_the_same_bits(text: str, two_threads: None) -> None:
     """Up to as many drafts as a row may have, some rows with a prefix that they share."""
@@ -105,6 +106,7 @@ def test_wide_trees_write_the_same_bits(text: str, two_threads: None) -> None:
             assert out == alone(weights, text)[:4], (weights, shape, drafter)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["bfloat16", "int4"])
 def test_lanes_that_overlap_write_what_each_writes_alone(weights: str, two_threads: None) -> None:
     *_, last = race(

@@ -1,32 +1,38 @@
-"""The emulated device itself: it is as strict as a GPU, and counts what on a GPU would only cost time."""
+"""The emulated device itself: it is as strict as a GPU, and counts what on a GPU would only cost time.
+
+Contract: unordered work of streams is recorded, graphs are as strict as CUDA's, and a failed capture leaves the
+same damage behind.
+"""
 
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from kernels.support import is_accelerator, on, runtime
+from bass_core.sample.draw_triton import seed_on
+from kernels.support import is_accelerator, on, own_stream, runtime
 
-from .emulation import emulated, ledger, memory
+from .emulation import capture, emulated, ledger, memory
 from .emulation.models import numbers
+
+pytestmark = pytest.mark.slow
 
 EMUL = torch.device(emulated.TYPE, 0)
 
 
-def test_the_module_is_found_like_torch_cuda() -> None:
+def test_devices_tensors_and_views_are_as_torch_cudas() -> None:
     module = runtime(EMUL)
     assert is_accelerator(EMUL) and module.device_count() == 2
     assert module.get_device_name(EMUL) and module.get_device_capability() == (9, 0)
     with on(torch.device("emul", 1)):
         assert module.current_device() == 1 and torch.zeros(1, device="emul").device.index in (0, 1)
     assert module.current_device() == 0
-
-
-def test_tensors_have_shapes_strides_and_views() -> None:
     x = numbers().view(2, 3)
     assert x.t().stride() == (1, 3) and not x.t().is_contiguous() and type(x.data) is Tensor
     assert x[1].data_ptr() - x.data_ptr() == 12 and x[1].untyped_storage().data_ptr() == x.data_ptr()
@@ -39,51 +45,52 @@ def test_tensors_have_shapes_strides_and_views() -> None:
         assert (x.t()[1:] * 2).sum(0).cpu().tolist() == [6, 36]
 
 
-@pytest.mark.parametrize(
-    "mix",
-    [
-        lambda x: x + torch.ones(6),
-        lambda x: torch.cat((x, torch.ones(1))),
-        lambda x: torch.where(torch.ones(6) > 0, x, x),
-        lambda x: x @ torch.ones(6),
-        lambda x: x.gather(0, torch.tensor([1])),
-        lambda x: x + x.to("emul:1"),
-        lambda x: x.index_copy_(0, torch.tensor([1]), x[:1].clone()),
-        lambda x: torch.ones(6).add_(x),
-    ],
-)
-def test_devices_are_not_mixed(mix: Callable[[Tensor], Tensor]) -> None:
-    with pytest.raises(RuntimeError, match="device"):
-        mix(numbers())
-
-
-def test_a_host_scalar_and_host_indices_are_welcome() -> None:
+def test_devices_are_not_mixed_but_for_scalars_and_indices() -> None:
     x = numbers()
+    mixes: list[Callable[[], object]] = [
+        lambda: x + torch.ones(6),
+        lambda: torch.cat((x, torch.ones(1))),
+        lambda: torch.where(torch.ones(6) > 0, x, x),
+        lambda: x @ torch.ones(6),
+        lambda: x.gather(0, torch.tensor([1])),
+        lambda: x + x.to("emul:1"),
+        lambda: x.index_copy_(0, torch.tensor([1]), x[:1].clone()),
+        lambda: torch.ones(6).add_(x),
+    ]
+    for mix in mixes:
+        with pytest.raises(RuntimeError, match="device"):
+            mix()
+    ledger.clear()
     assert (x + torch.tensor(1.0))[torch.tensor([1, 2])].cpu().tolist() == [2, 3]
     # The indices were copied to the device; the scalar is part of the call.
     assert ledger.uploads == {"blocking": 1}
 
 
-@pytest.mark.parametrize(
-    ("read", "count"),
-    [
-        (lambda x: x.sum().item(), 1),
-        (lambda x: x.tolist(), 1),
-        (lambda x: bool(x[0] > 3), 1),
-        (lambda x: x.nonzero(), 1),
-        (lambda x: x[x > 2], 1),
-        (lambda x: torch.equal(x, x), 1),
-        (lambda x: x.cpu(), 1),
-        (lambda x: x.masked_fill_(x > 2, 0.0), 0),
-        (lambda x: x.__setitem__(x > 2, 0.0), 0),
-        (lambda x: x.softmax(0).argmax(), 0),
-        (lambda x: x.to("emul:1"), 0),
-    ],
-)
-def test_every_read_on_the_host_is_counted(read: Callable[[Tensor], object], count: int) -> None:
-    x = numbers()
-    read(x)
-    assert ledger.reads.total() == count
+def test_reads_waits_and_uploads_are_counted_and_can_be_refused() -> None:
+    x, module = numbers(), runtime(EMUL)
+    host: list[Callable[[], object]] = [
+        lambda: x.sum().item(), x.tolist, lambda: bool(x[0] > 3), x.nonzero, lambda: x[x > 2],
+        lambda: torch.equal(x, x), x.cpu,
+    ]  # fmt: skip
+    none: list[Callable[[], object]] = [
+        lambda: x.masked_fill_(x > 2, 0.0), lambda: x.__setitem__(x > 2, 0.0), lambda: x.softmax(0).argmax(),
+        lambda: x.to("emul:1"),
+    ]  # fmt: skip
+    for reads in (host, none):
+        for read in reads:
+            ledger.clear()
+            read()
+            assert ledger.reads.total() == (reads is host)
+    ledger.clear()
+    module.synchronize(), module.current_stream().synchronize()
+    module.current_stream().record_event().synchronize()
+    assert ledger.waits == {"device": 1, "stream": 1, "event": 1}
+    torch.tensor([1], device=EMUL), torch.tensor([1]).to(EMUL, non_blocking=True)
+    assert ledger.uploads == {"blocking": 1, "queued": 1}
+    module.set_sync_debug_mode("error")
+    for read in (x.tolist, lambda: torch.tensor([1], device=EMUL)):
+        with pytest.raises(RuntimeError, match="synchronizing"):
+            read()
 
 
 def test_a_copy_that_does_not_block_arrives_when_the_host_waits() -> None:
@@ -95,27 +102,7 @@ def test_a_copy_that_does_not_block_arrives_when_the_host_waits() -> None:
     assert host.tolist() == [0, 1]
 
 
-def test_waits_and_uploads_are_counted() -> None:
-    module = runtime(EMUL)
-    (
-        module.synchronize(),
-        module.current_stream().synchronize(),
-        module.current_stream().record_event().synchronize(),
-    )
-    assert ledger.waits == {"device": 1, "stream": 1, "event": 1}
-    torch.tensor([1], device=EMUL), torch.tensor([1]).to(EMUL, non_blocking=True)
-    assert ledger.uploads == {"blocking": 1, "queued": 1}
-
-
-def test_waits_can_be_refused() -> None:
-    runtime(EMUL).set_sync_debug_mode("error")
-    x = numbers()
-    for read in (x.tolist, lambda: torch.tensor([1], device=EMUL)):
-        with pytest.raises(RuntimeError, match="synchronizing"):
-            read()
-
-
-def test_memory_is_counted_kept_and_given_back() -> None:
+def test_memory_is_counted_kept_given_back_and_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     module = runtime(EMUL)
     gc.collect()
     module.empty_cache()
@@ -129,9 +116,199 @@ def test_memory_is_counted_kept_and_given_back() -> None:
     assert module.memory_allocated(EMUL) == before and module.mem_get_info(EMUL)[0] == free - (1 << 20)
     module.empty_cache()
     assert module.mem_get_info(EMUL)[0] == free
-
-
-def test_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "total_bytes", runtime(EMUL).memory_reserved(EMUL) + 100)
+    monkeypatch.setattr(memory, "total_bytes", module.memory_reserved(EMUL) + 100)
     with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
         torch.zeros(1000, device=EMUL)
+
+
+@pytest.mark.parametrize("order", ["nothing", "wait_stream", "wait_event", "device", "event", "read"])
+def test_streams_race_unless_something_orders_them(order: str) -> None:
+    module, x = runtime(EMUL), numbers()
+    side, first = module.Stream(EMUL), module.current_stream(EMUL)
+    orders: dict[str, Callable[[], object]] = {
+        "nothing": lambda: None,
+        "wait_stream": lambda: side.wait_stream(first),
+        "wait_event": lambda: side.wait_event(first.record_event()),
+        "device": lambda: module.synchronize(EMUL),
+        "event": lambda: first.record_event().synchronize(),
+        "read": lambda: x[0].item(),
+    }
+    orders[order]()
+    with module.stream(side):
+        x.add_(1)
+    assert bool(ledger.races) == (order == "nothing")
+
+
+def test_a_write_after_another_streams_read_is_a_race() -> None:
+    module, x = runtime(EMUL), numbers()
+    side = module.Stream(EMUL)
+    side.wait_stream(module.current_stream(EMUL))
+    with module.stream(side):
+        x.sum()
+    there = numbers().add_(1).to("emul:1")  # a copy between two devices is ordered
+    assert there.sum().item() == 21 and not ledger.races
+    x.zero_()
+    assert [race.kind for race in ledger.races] == ["a write after a read"]
+
+
+def test_the_seed_is_there_for_lanes_on_other_streams() -> None:
+    """All streams share the cached seed, so none may rely on luck for another stream's queued copy to be done."""
+    module = runtime(EMUL)
+    seed = seed_on.__wrapped__
+    with module.stream(module.Stream(EMUL)):
+        made = seed(7, EMUL)
+    with module.stream(module.Stream(EMUL)):
+        assert (made + 1).item() == 8
+    assert not ledger.races
+
+
+def test_each_thread_has_its_own_stream_and_the_pool_comes_round() -> None:
+    module = runtime(EMUL)
+    seen = []
+    with own_stream(EMUL):
+        thread = threading.Thread(target=lambda: seen.append(module.current_stream(EMUL)))
+        thread.start()
+        thread.join()
+        assert module.current_stream(EMUL) != module.default_stream(EMUL) == seen[0]
+    handed_out = [module.Stream(EMUL) for _ in range(33)]
+    assert handed_out[0] == handed_out[32] and len(set(handed_out)) == 32
+
+
+def test_events_measure_the_device_they_are_recorded_on() -> None:
+    module = runtime(EMUL)
+    x = numbers()
+    begin, end = (module.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    x.add_(1).mul_(2)
+    end.record()
+    with pytest.raises(RuntimeError, match="not ready"):
+        begin.elapsed_time(end)
+    end.synchronize()
+    assert begin.elapsed_time(end) == pytest.approx(0.02)
+    elsewhere = module.Event(enable_timing=True)
+    with module.device(1):
+        elsewhere.record()
+    elsewhere.synchronize()
+    with pytest.raises(RuntimeError, match="two devices"):
+        begin.elapsed_time(elsewhere)
+
+
+def test_events_on_the_wrong_device_see_no_time_pass() -> None:
+    """Why a clock for emul:1 must not record its events while emul:0 is the current device."""
+    module = runtime(EMUL)
+    x = torch.zeros(2, device="emul:1")
+    begin, end = (module.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    x.add_(1)
+    end.record()
+    end.synchronize()
+    assert begin.elapsed_time(end) == 0
+
+
+def recorded(body: Callable[[], Tensor]) -> tuple[Any, Tensor]:
+    """A graph of `body`, and its output."""
+    graph = runtime(EMUL).CUDAGraph()
+    with runtime(EMUL).graph(graph):
+        out = body()
+    return graph, out
+
+
+def test_a_capture_computes_nothing_and_a_replay_what_was_asked() -> None:
+    """What the host knew is frozen."""
+    x, state, step = numbers(2), numbers(2), [2]
+
+    def body() -> Tensor:
+        state.add_(x)
+        return state * step[0]
+
+    graph, out = recorded(body)
+    assert out.cpu().isnan().all() and state.cpu().tolist() == [0, 1]
+    x.fill_(10)
+    step[0] = 100
+    graph.replay()
+    assert state.cpu().tolist() == [10, 11] and out.cpu().tolist() == [20, 22]
+    graph.replay()
+    assert out.cpu().tolist() == [40, 42] and graph.replays == 2
+
+
+def test_a_replay_that_reads_what_was_not_written_gives_nan_and_what_was_freed_raises() -> None:
+    scratch = []
+
+    def body() -> Tensor:
+        scratch.append(torch.empty(2, device=EMUL))
+        return scratch[0] * 1
+
+    graph, out = recorded(body)
+    scratch[0].fill_(1)
+    graph.replay()
+    assert out.cpu().isnan().all()
+    held = [numbers()]
+    graph, _ = recorded(lambda: held[0] * 2)
+    held.clear()
+    gc.collect()
+    with pytest.raises(RuntimeError, match="freed"):
+        graph.replay()
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda x: x.cpu(),
+        lambda x: x[x > 0],
+        lambda x: torch.tensor([1], device=EMUL),
+        lambda x: runtime(EMUL).synchronize(),
+        lambda x: runtime(EMUL).current_stream().synchronize(),
+    ],
+)
+def test_waiting_in_a_capture_raises_and_breaks_it(wait: Callable[[Tensor], object]) -> None:
+    """As in torch: capture_end raises, the thread stays on its stream, and no memory can be given back."""
+    x, module = numbers(), runtime(EMUL)
+    graph = module.CUDAGraph()
+    block = module.graph(graph)
+    block.__enter__()
+    with pytest.raises(torch.AcceleratorError, match="capturing"):
+        wait(x)
+    with pytest.raises(torch.AcceleratorError, match="previous error"):
+        block.__exit__(None, None, None)
+    assert module.current_stream(EMUL) != module.default_stream(EMUL)
+    with pytest.raises(RuntimeError, match="captures_underway"):
+        module.empty_cache()
+    assert not module.is_current_stream_capturing()
+
+
+def test_a_capture_can_be_made_to_fail_at_its_end() -> None:
+    def fail() -> None:
+        raise RuntimeError("no")
+
+    capture.at_end = fail
+    x, module = numbers(), runtime(EMUL)
+    with pytest.raises(RuntimeError, match="no"):
+        recorded(lambda: x * 2)
+    assert module.current_stream(EMUL) != module.default_stream(EMUL)
+    assert (x + 1).cpu().tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_random_numbers_of_another_stream_break_into_no_capture() -> None:
+    module = runtime(EMUL)
+    graph, x = module.CUDAGraph(), numbers()
+    with module.graph(graph, capture_error_mode="relaxed"):
+        with module.stream(module.Stream(EMUL)), pytest.raises(RuntimeError, match="Offset increment"):
+            torch.empty(2, device=EMUL).random_()
+        with module.stream(module.Stream(EMUL)):
+            assert (x * 1).cpu().tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_graph_holds_its_memory_until_it_is_gone() -> None:
+    module, x = runtime(EMUL), numbers()
+    gc.collect()
+    module.empty_cache()
+    before = module.memory_reserved(EMUL)
+    handle = module.graph_pool_handle()
+    graph = module.CUDAGraph()
+    with module.graph(graph, pool=handle):
+        out = (x * 2) + 1
+    pools = {s["segment_pool_id"]: (s["total_size"], s["allocated_size"]) for s in module.memory_snapshot()}
+    assert pools[handle] == (48, 24)
+    del out, graph
+    gc.collect()
+    assert module.memory_reserved(EMUL) == before

@@ -16,7 +16,7 @@ from bass_core.lanes.clock import LaneClock
 from kernels.support import on, own_stream, runtime
 
 from ..conformance import table
-from ..models import perturbed, tiny
+from ..models import perturbed, slow_but, tiny
 from .emulation import emulated, ledger
 from .emulation.models import TOKENS, pair, texts
 
@@ -29,8 +29,10 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BASS_GRAPHS", "0")
 
 
-@pytest.mark.parametrize("scheduling", ["fair", "overlap", "in_turn"])
-@pytest.mark.parametrize("architecture", ["llama", "opt"])
+@pytest.mark.parametrize(
+    ("scheduling", "architecture"),
+    slow_but([("fair", "llama")], [("fair", "llama"), ("overlap", "llama"), ("in_turn", "opt")]),
+)
 def test_every_lane_of_a_race_writes_the_same_text(scheduling: str, architecture: str) -> None:
     one = pair(architecture, "perturbed")
     rows = table.PROMPTS["different"][:2]
@@ -44,6 +46,7 @@ def test_every_lane_of_a_race_writes_the_same_text(scheduling: str, architecture
     assert not ledger.races
 
 
+@pytest.mark.slow
 def test_a_fair_race_waits_for_no_whole_device() -> None:
     *_, last = race(
         pair("llama", "none"), table.PROMPTS["different"][0], lanes=("regular",), max_new_tokens=TOKENS
@@ -51,6 +54,7 @@ def test_a_fair_race_waits_for_no_whole_device() -> None:
     assert last["done"] and not ledger.waits["device"]
 
 
+@pytest.mark.slow
 def test_a_stream_of_ones_own_comes_after_what_was_queued_before() -> None:
     """As with a pair's weights and a lane's caches, which another thread made on the default stream."""
     made = torch.zeros(4, device=EMUL)
@@ -65,6 +69,7 @@ def test_a_stream_of_ones_own_comes_after_what_was_queued_before() -> None:
     assert not ledger.races
 
 
+@pytest.mark.slow
 def test_a_lane_is_timed_on_its_own_device() -> None:
     """Another device is current."""
     clock = LaneClock(OTHER)
@@ -75,6 +80,7 @@ def test_a_lane_is_timed_on_its_own_device() -> None:
     assert clock.ms == pytest.approx(0.1)
 
 
+@pytest.mark.slow
 def test_a_pair_on_the_second_device_writes_the_same_text() -> None:
     target = tiny("llama")
     one = ModelPair(target.to(OTHER), perturbed(tiny("llama"), 0.025).to(OTHER))
@@ -85,6 +91,7 @@ def test_a_pair_on_the_second_device_writes_the_same_text() -> None:
     assert runtime(OTHER).current_device() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "drafter"), [("perturbed", "model"), ("head", "adaptive"), ("none", "prompt_lookup")]
 )

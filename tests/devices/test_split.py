@@ -17,6 +17,8 @@ from bass_core.model.weights.placement import home_device, is_split, places
 from ..bass_core.draft.test_head import tiny_head
 from ..models import BUILDERS, perturbed, prompts, tiny
 
+pytestmark = pytest.mark.slow
+
 ROWS = prompts(3)
 TEXT: dict[str, Any] = {"max_new_tokens": 8, "draft_length": 3, "eos_token_id": None}
 FIRST, SECOND = "emul:0", "emul:1"
@@ -42,16 +44,15 @@ def written(pair: ModelPair, **asked: Any) -> list[list[int]]:
     return [row.token_ids for row in generate(pair, ROWS, **TEXT, **asked).sequences]
 
 
-@pytest.mark.parametrize("sampling", [SamplingParams(0.0), SamplingParams(0.9)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", BUILDERS)
-def test_texts_are_the_cpus(name: str, sampling: SamplingParams) -> None:
+def test_texts_are_the_cpus(name: str) -> None:
     target, draft = tiny(name), perturbed(tiny(name), 0.03)
     split = spread(target)
     pair = ModelPair(split, copy.deepcopy(draft).to(FIRST))
     assert is_split(split) and places(split) == [FIRST, SECOND] and str(pair.device) == FIRST
     assert {str(one.device) for one in split.parameters()} == {FIRST, SECOND}
-    for method in ("regular", "speculative", "bass"):
-        asked = {"method": method, "sampling": sampling}
+    for method, temperature in (("regular", 0.9), ("speculative", 0.0), ("bass", 0.0), ("bass", 0.9)):
+        asked = {"method": method, "sampling": SamplingParams(temperature)}
         assert written(pair, **asked) == written(ModelPair(target, draft), **asked)
 
 

@@ -43,6 +43,7 @@ def test_the_fuzzer_knows_the_api() -> None:
     assert set(DEFAULTS) <= set(NEAR)
 
 
+@pytest.mark.slow
 def test_the_api_answers_or_says_what_is_wrong(pair: ModelPair) -> None:
     events = Events(race_source(pair), Limits(max_batch=3, max_new_tokens=6, max_prompt=300))
     before, seen = left_behind(), set()
@@ -78,10 +79,10 @@ def test_the_library_refuses_with_a_request_error_alone(pair: ModelPair) -> None
     one()
 
 
-@pytest.mark.parametrize("text", ["\ud800", "a\udfff b", "\0", "\u202e\u200b", "\U0010ffff" * 50, "e\u0301"])
-def test_texts_that_are_hardly_texts(pair: ModelPair, text: str) -> None:
-    try:
-        *_, last = race(pair, text, max_new_tokens=4)
-        assert last["done"]
-    except BassError as error:
-        assert "\n" not in str(error) and str(error).isprintable()
+def test_texts_that_are_hardly_texts(pair: ModelPair) -> None:
+    for text in ("\ud800", "a\udfff b", "\0", "\u202e\u200b", "\U0010ffff" * 50, "e\u0301"):
+        try:
+            *_, last = race(pair, text, max_new_tokens=4)
+            assert last["done"]
+        except BassError as error:
+            assert "\n" not in str(error) and str(error).isprintable()

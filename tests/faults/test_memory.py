@@ -35,13 +35,12 @@ from bass_core.machine import memory as memory_module
 from bass_core.model.cache import RaggedCache
 from kernels.triton import attention as fused_attention
 
-from ..models import NEAR, perturbed, prompts, tiny
+from ..models import NEAR, perturbed, prompts, slow_but, tiny
 
 TARGET = tiny("llama")
 PAIR = ModelPair(TARGET, perturbed(TARGET, NEAR["llama"]))
 PROMPT = [5, 6, 7]
 CPU = torch.device("cpu")
-SCHEDULINGS = ("fair", "overlap", "in_turn")
 
 
 class Hungry:
@@ -66,7 +65,7 @@ class Hungry:
         pass
 
 
-@pytest.mark.parametrize("scheduling", SCHEDULINGS)
+@pytest.mark.parametrize("scheduling", slow_but(["fair"], ["fair", "overlap", "in_turn"]))
 def test_a_race_that_runs_out_ends_in_a_sentence_and_frees_everything(
     scheduling: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +99,7 @@ def test_other_errors_of_a_step_keep_their_own_words() -> None:
         generate(PAIR, PROMPT, max_new_tokens=60, drafter=Broken(), draft_length=3)
 
 
+@pytest.mark.slow
 def test_when_the_system_itself_has_no_more_the_next_race_works() -> None:
     """The process has a limited address space (RLIMIT_AS), of which the admission check does not know."""
     context = multiprocessing.get_context("fork")
@@ -165,6 +165,7 @@ def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert memory_module.available_bytes(CPU) == 1040
 
 
+@pytest.mark.slow
 def test_the_estimate_covers_what_a_race_takes(tmp_path: Path) -> None:
     """Compared with the peak of the allocations that torch's profiler recorded, for a prompt of 300 tokens."""
     from torch.profiler import ProfilerActivity, profile

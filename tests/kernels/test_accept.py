@@ -1,4 +1,4 @@
-"""The accept kernel decides as bass_core/verify/rejection.py does, and its noise is equal bit for bit.
+"""The accept kernel decides as bass_core/verify/rejection.py does, with equal noise; top-p keeps what a sort does.
 
 Contract: runs under Triton's interpreter, with the same p, q, noise and counts for both. Rows where some u is
 within rounding of p / q are left out: there, both answers are right.
@@ -6,15 +6,17 @@ within rounding of p / q are left out: there, both answers are right.
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 import triton
 import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import chisquare
 from torch import Tensor
 
+from bass_core.sample import distribution as sampling
 from bass_core.sample.distribution import probabilities
 from bass_core.sample.draw import draw
 from bass_core.sample.noise import (
@@ -35,8 +37,10 @@ from bass_core.verify.rejection import verify
 from bass_core.verify.rejection_triton import verify_on_device
 from bass_core.verify.rules import VERIFICATIONS
 from kernels.triton import accept as kernel
-from kernels.triton import block
+from kernels.triton import block, nucleus
 from kernels.triton import noise as device
+
+from ..models import slow_but
 
 SEED = 0x1234_5678_9ABC_DEF1
 # Logits on a grid spaced far wider than rounding, so that no test is a near-tie.
@@ -157,27 +161,6 @@ def test_takes_the_references_decisions(
         assert torch.equal(mine[drafted], reference[drafted])
 
 
-@pytest.mark.parametrize("verification", ["coin", "choices"])
-def test_the_other_verifications(verification: str) -> None:
-    torch.manual_seed(3)
-    logits = torch.randn(20, 4, 50)
-    choices = logits.argmax(-1)
-    drafts = torch.where(torch.rand(20, 3) < 0.7, choices[:, :3], 0)
-    counts = torch.randint(0, 4, (20,))
-    keys = NoiseKeys(SEED, torch.arange(20), torch.arange(20) * 3)
-    synthetic = 0.6 if verification == "coin" else None
-    theirs = verify(logits, drafts, None, counts, keys, SamplingParams(), synthetic=synthetic)
-    ours = kernel.accept(
-        None, None, drafts, counts, choices, keys.sequence_ids, keys.positions, torch.tensor([SEED]),
-        verification=kernel.Verification[verification.upper()], chance=0.6,
-    )  # fmt: skip
-    for mine, reference in zip(
-        ours, (theirs.accepted, theirs.next_token, theirs.p, theirs.q, theirs.u), strict=True
-    ):
-        assert torch.equal(mine, reference)
-    assert 0 < theirs.accepted.sum() < counts.sum()
-
-
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_no_drafts_at_all(rule: str) -> None:
     keys = NoiseKeys(SEED, torch.arange(4), torch.arange(4))
@@ -195,23 +178,6 @@ def test_draws_are_the_references() -> None:
     for names in (None, ids):
         mine = kernel.draw(weights, *keys, torch.tensor([SEED]), names)
         assert torch.equal(mine, draw(weights, SEED, *keys, names))
-
-
-def test_two_thousand_rows_are_distributed_as_the_target() -> None:
-    """Chi-squared test of the first token of 2,000 rows with the same p and q."""
-    rows, vocab = 2000, 6
-    p_logits = torch.tensor([1.5, 0.2, -0.4, 0.9, -1.0, 0.0]).expand(rows, 2, vocab)
-    q = probabilities(torch.tensor([-0.5, 1.0, 0.3, 0.0, 0.4, -2.0]), SOFT).expand(rows, 1, vocab)
-    keys = NoiseKeys(11, torch.arange(rows), torch.full((rows,), 5))
-    drafts = draw(q[:, 0], 11, keys.sequence_ids, keys.positions, keys.stream(Role.DRAFT))[:, None]
-    p = probabilities(p_logits, SOFT)
-    accepted, next_token, *_ = kernel.accept(
-        p, q, drafts, torch.ones(rows, dtype=torch.long), None, keys.sequence_ids, keys.positions,
-        torch.tensor([11]), verification=kernel.Verification.REJECTION,
-    )  # fmt: skip
-    first = torch.where(accepted > 0, drafts[:, 0], next_token)
-    counts = torch.bincount(first, minlength=vocab)
-    assert chisquare(counts.numpy(), (p[0, 0].double() / p[0, 0].double().sum() * rows).numpy()).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("verification", ["rejection", "block", "coupled", "synthetic"])
@@ -309,3 +275,44 @@ def test_a_device_cuts_and_marks_as_the_reference(rule: str, monkeypatch: pytest
     # Where the last logits are unsound, only rows that reached them end.
     ended = ours.next_token == UNSOUND
     assert torch.equal(ended, (torch.arange(rows) % 3 == 0) & (ours.accepted == width)) and ended.any()
+
+
+@pytest.mark.parametrize(("spread", "vocab"), slow_but([(2.0, 2500)], product([0.1, 2.0, 30.0], [3, 2500])))
+def test_the_threshold_is_the_sorts(spread: float, vocab: int) -> None:
+    torch.manual_seed(0)
+    probs = probabilities(torch.randn(2, 3, vocab) * spread, SamplingParams(1.0))
+    for top_p in (1e-3, 0.3, 0.9, 0.999):
+        found = nucleus.threshold(probs, top_p)
+        expected = sampling._threshold(probs, top_p)
+        # Where the sum of the likelier tokens equals top_p within rounding, either neighbour is a right threshold.
+        likelier = torch.where(probs > expected, probs, 0).double().sum(-1, keepdim=True)
+        clear = ((likelier - top_p).abs() > 2e-6) & ((likelier + expected - top_p).abs() > 2e-6)
+        assert torch.equal(found[clear], expected[clear]) and clear.any()
+        kept = torch.where(probs >= found, probs, 0).double().sum(-1)
+        assert (kept > top_p - 1e-5).all()
+
+
+def test_ends_ties_and_numbers_that_are_none() -> None:
+    rows = torch.tensor([[0.25, 0.25, 0.25, 0.25], [1.0, 0.0, 0.0, 0.0], [0.5, 0.3, 0.2, 0.0]])
+    assert nucleus.threshold(rows, 0.5).tolist() == [[0.25], [1.0], [0.5]]
+    assert torch.equal(nucleus.threshold(rows, 0.501), torch.tensor([[0.25], [1.0], [0.3]]))
+    assert nucleus.threshold(rows[:, None], 0.9).shape == (3, 1, 1)
+    assert nucleus.threshold(rows[:0], 0.9).shape == (0, 1)
+    nucleus.threshold(torch.full((1, 5), torch.nan), 0.9)
+    # So small a top_p is 0 in float32: the likeliest token stays.
+    assert nucleus.threshold(rows, 1e-300).tolist() == [[0.25], [1.0], [0.5]]
+
+
+def test_an_accelerator_keeps_what_a_cpu_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows with a small nucleus, and one whose nucleus exceeds every prefix that is tried."""
+    torch.manual_seed(1)
+    logits = torch.randn(4, 3000) * torch.tensor([8.0, 3.0, 1.0, 0.01])[:, None]
+    params = SamplingParams(1.0, top_p=0.95)
+    expected = probabilities(logits, params)
+    monkeypatch.setattr(sampling, "is_accelerator", lambda device: True)
+    found = probabilities(logits, params)
+    kept = expected > 0
+    assert kept.sum(-1).min() < 200 and kept.sum(-1).max() > 2000
+    # Rounding of the sum may keep one token more or less.
+    assert ((found > 0) != kept).sum(-1).max() <= 1
+    torch.testing.assert_close(found, expected, atol=4e-4, rtol=1e-3)

@@ -1,8 +1,9 @@
 """What only the fused kernel has: columns in segments, blocks of query rows with their own causal end, and bits.
 
-Contract: equal to the float64 reference with segments joined in a program or by a further launch. A row's result
-has the same bits whatever is stored in a prefix, whichever rows stand beside it and however many launches there
-are. A block reads no column past the last that one of its rows may attend to, and no tile before the first.
+Contract: equal to the float64 reference, with trees and without, with segments joined in a program or by a further
+launch. A row's result has the same bits whatever is stored in a prefix, whichever rows stand beside it and however
+many launches there are. A block reads no column past the last that one of its rows may attend to, and no tile
+before the first. A tree that is a chain is a plain step.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import pytest
 import torch
 from triton.runtime.interpreter import TensorHandle, interpreter_builder
 
-from kernels.plan import AttentionPlan
+from kernels.plan import MOST_TREE
 from kernels.triton import attention as fused_attention
 from kernels.triton.attention import fused
-from tests.kernels.test_ragged_attention import reference, tensors
-from tests.kernels.test_shared_prefix import Step, captured, make
+
+from ..models import slow_but
+from .steps import HUGE, Step, grown, make
 
 
 @pytest.fixture(autouse=True)
@@ -42,15 +44,11 @@ def exact_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter_builder, "create_dot", dot)
 
 
-@pytest.mark.parametrize("parts", [False, True])
-@pytest.mark.parametrize("window", [None, 1, 20])
-def test_a_prefill_in_blocks_and_parts(parts: bool, window: int | None) -> None:
+@pytest.mark.parametrize(("window", "parts"), slow_but([(20, True)], [(20, True), (None, False), (1, True)]))
+def test_a_prefill_in_blocks_and_parts(window: int | None, parts: bool) -> None:
     """39 queries x 3 heads make eight blocks of query rows; the cache holds 0 and 70 tokens before them."""
-    problem = {"lengths": [0, 70], "kv_heads": 1, "heads": 3, "queries": 39, "seed": 4}
-    query, key, value, step = tensors(problem)
-    out = fused(query, key, value, step, scaling=0.3, window=window, softcap=9.0, parts=parts)
-    expected = reference(query, key, value, step.host, 0.3, window, 9.0)
-    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
+    step, given = make([(0, 0, 0), (70, 0, 0)], 39, heads=(3, 1)), {"window": window, "softcap": 9.0}
+    step.holds(step.run_whole(fused, scaling=0.3, parts=parts, **given), scaling=0.3, **given)
 
 
 # (length, start, group). Segments lie in a prefix, in a row and across the end of a prefix; a row ends with one.
@@ -73,14 +71,24 @@ def alone(step: Step, row: int) -> Step:
     return Step(step.query[one], own, prefix, whole, plan)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("masks", [{}, {"window": 100}, {"gap": 20}, {"gap": 20, "window": 250, "softcap": 2.0}])
+@pytest.mark.parametrize(
+    ("dtype", "masks"),
+    slow_but(
+        [],
+        [
+            (torch.bfloat16, {}),
+            (torch.float32, {"window": 100}),
+            (torch.float16, {"gap": 20}),
+            (torch.float32, {"gap": 20, "window": 250, "softcap": 2.0}),
+        ],
+    ),
+)
 @pytest.mark.usefixtures("exact_order")
 def test_the_bits_of_a_row_depend_on_that_row_alone(dtype: torch.dtype, masks: dict) -> None:
     step = make(ROWS, 3, heads=(6, 2), dim=20, gap=masks.get("gap"), dtype=dtype)
     given = {"scaling": 0.2, **{name: masks[name] for name in masks if name != "gap"}}
     out = step.run(fused, parts=True, **given)
-    for other in (step.run(fused, parts=False, **given), captured(step).run(fused, **given)):
+    for other in (step.run(fused, parts=False, **given), step.captured().run(fused, **given)):
         assert torch.equal(other, out)
     for parts in (False, True):
         assert torch.equal(step.run_whole(fused, parts=parts, **given), out)
@@ -89,6 +97,7 @@ def test_the_bits_of_a_row_depend_on_that_row_alone(dtype: torch.dtype, masks: d
         assert torch.equal(alone(step, row).run_whole(fused, **given)[0], out[row])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("exact_order")
 def test_the_bits_of_a_query_are_the_same_in_a_longer_step() -> None:
     step = make(ROWS, 3, heads=(6, 2), dim=20)
@@ -99,6 +108,7 @@ def test_the_bits_of_a_query_are_the_same_in_a_longer_step() -> None:
     assert torch.equal(last.run(fused, scaling=0.2)[:, 0], out[:, 2])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("exact_order")
 def test_a_block_serves_rows_of_several_prefixes() -> None:
     """A block of 16 query rows holds eight rows of four prefixes, one of which no row of it reads whole."""
@@ -121,6 +131,7 @@ def test_a_prefix_whose_scores_all_overflow_weighs_nothing(monkeypatch: pytest.M
     assert out.isfinite().all() and torch.equal(out, step.run_whole(fused, parts=True, scaling=1.0))
 
 
+@pytest.mark.slow
 def test_a_gap_is_not_visited() -> None:
     """A NaN value reaches every block that reads it, since 0 x NaN is NaN."""
     step = make([(500, 320, 0), (400, 0, 0)], 2, gap=100)
@@ -134,43 +145,33 @@ def test_a_gap_is_not_visited() -> None:
     assert step.run(fused, scaling=0.3)[1].isnan().any()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_low_precision_is_written_in_its_own_dtype(dtype: torch.dtype) -> None:
-    """The result is written straight from float32 sums, in one launch or two."""
-    problem = {"lengths": [3, 90], "kv_heads": 1, "heads": 4, "queries": 20, "seed": 5}
-    query, key, value, step = tensors(problem)
-    query, key, value = query.to(dtype), key.clamp(-9, 9).to(dtype), value.clamp(-9, 9).to(dtype)
-    whole, parts = (fused(query, key, value, step, scaling=0.3, parts=parts) for parts in (False, True))
-    assert whole.dtype == dtype and torch.equal(whole, parts)
-
-
 @pytest.mark.parametrize("parts", [False, True])
 def test_no_block_visits_what_none_of_its_rows_sees(parts: bool) -> None:
-    """A NaN value reaches every block that reads it, since 0 x NaN is NaN.
+    """One head with 64 queries makes four blocks of 16 rows.
 
-    One head with 64 queries makes four blocks of 16 rows. A block reads columns 32 at a time, from the tile that
-    holds the first visible one.
+    A block reads columns 32 at a time, from the tile that holds the first visible one.
     """
-    torch.manual_seed(6)
-    query, key, value = torch.randn(1, 1, 64, 16), *torch.randn(2, 1, 1, 164, 16)
-    step = AttentionPlan(torch.tensor([100]), [100], 64)
-    clean = fused(query, key, value, step, scaling=0.3, parts=parts)
+    step, given = make([(100, 0, 0)], 64, heads=(1, 1), dim=16), {"scaling": 0.3, "parts": parts}
+    clean, value = step.run_whole(fused, **given), step.whole[1]
     value[0, 0, 116:] = torch.nan
-    out = fused(query, key, value, step, scaling=0.3, parts=parts)
+    out = step.run_whole(fused, **given)
     assert torch.equal(out[0, :16], clean[0, :16]) and out[0, 16:].isnan().any()
     value[0, 0, 116:], value[0, 0, :96] = 0.0, torch.nan
     # With a window of 20, row 48 sees columns 129..148: its block starts at column 128.
-    out = fused(query, key, value, step, scaling=0.3, parts=parts, window=20)
+    out = step.run_whole(fused, **given, window=20)
     assert out[0, 48:].isfinite().all() and out[0, :16].isnan().any()
 
 
 def test_one_segment_takes_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 16 bits too, where the result is written straight from float32 sums."""
+    for dtype in (torch.float16, torch.bfloat16):
+        step = make([(3, 0, 0), (90, 0, 0)], 20, heads=(4, 1), dtype=dtype)
+        whole, parts = (step.run_whole(fused, scaling=0.3, parts=parts) for parts in (False, True))
+        assert whole.dtype == dtype and torch.equal(whole, parts)
     monkeypatch.setattr(fused_attention, "merge", None)
-    query, key, value, step = tensors({"lengths": [61], "kv_heads": 1, "heads": 2, "queries": 3, "seed": 7})
-    fused(query, key, value, step, scaling=0.3)
-    query, key, value, step = tensors({"lengths": [62], "kv_heads": 1, "heads": 2, "queries": 3, "seed": 7})
+    make([(61, 0, 0)], 3, heads=(2, 1)).run_whole(fused, scaling=0.3)
     with pytest.raises(TypeError):
-        fused(query, key, value, step, scaling=0.3)
+        make([(62, 0, 0)], 3, heads=(2, 1)).run_whole(fused, scaling=0.3)
 
 
 def test_where_the_rows_fill_the_device_one_launch_is_enough() -> None:
@@ -180,3 +181,86 @@ def test_where_the_rows_fill_the_device_one_launch_is_enough() -> None:
     assert not fused_attention.in_parts(device, programs=12, rows=12, segments=2, shares=False)
     assert fused_attention.in_parts(device, programs=12, rows=12, segments=2, shares=True)
     assert not fused_attention.in_parts(device, programs=1, rows=257, segments=2, shares=True)
+
+
+# (base, start, group), and columns of each tree that were fed before. A tree lies across the end of a segment, and
+# a row begins with its tree; segments lie in a prefix, in a row and across the end of a prefix.
+GROWN, BEFORE = [(140, 80, 0), (84, 80, 0), (30, 0, 2), (0, 0, 1)], [0, 7, 30, 57]
+
+
+@pytest.mark.parametrize(
+    ("window", "softcap", "queries", "heads", "capture", "parts"),
+    slow_but(
+        [(3, None, 5, (1, 1), True, True)],
+        [
+            (None, None, 5, (4, 2), False, True),
+            (None, 1.5, 1, (4, 1), True, False),
+            (1, None, 3, (3, 1), False, False),
+            (3, None, 5, (1, 1), True, True),
+            (70, 1.5, 5, (3, 1), True, True),
+            (70, 1.5, 5, (3, 1), False, False),
+        ],
+    ),
+)
+def test_trees_equal_the_reference(
+    window: int | None, softcap: float | None, queries: int, heads: tuple[int, int], capture: bool, parts: bool
+) -> None:
+    given = {"scaling": 0.3, "window": window, "softcap": softcap}
+    for seed, rows in enumerate((slice(0, 4), slice(1, 2))):
+        real = [1 + (row + seed) % queries for row in range(len(GROWN[rows]))]
+        step = grown(GROWN[rows], BEFORE[rows], queries, seed, real, heads=heads)
+        step = step.captured() if capture else step
+        step.holds(step.run(fused, **given, parts=parts), **given)
+
+
+@pytest.mark.parametrize("parts", [False, True])
+def test_the_deepest_and_widest_tree(parts: bool) -> None:
+    """63 tokens a row: all 63 bits are used, on both sides of a word's end."""
+    step = grown([(70, 64, 0)], [0], MOST_TREE, 1, heads=(1, 1))
+    chain = [list(range(column + 1)) for column in range(MOST_TREE)]
+    flat = [[column] for column in range(MOST_TREE)]
+    for one in (step, step.with_tree([chain], [0]), step.with_tree([flat], [0])):
+        one.holds(one.run(fused, scaling=0.3, parts=parts), scaling=0.3)
+
+
+@pytest.mark.parametrize("parts", [False, True])
+def test_what_a_token_does_not_see_of_its_tree_changes_not_one_bit(parts: bool) -> None:
+    step = grown(GROWN[1:], BEFORE[1:], 3, 3, heads=(2, 1))
+    clean = step.run_whole(fused, scaling=0.3, parts=parts)
+    assert step.paths is not None
+    for s in range(3):
+        soiled = [one.clone() for one in step.whole]
+        for b, length in enumerate(step.plan.host):
+            first = BEFORE[1 + b]
+            hidden = [length - first + column for column in range(first + 3) if column not in step.paths[b][s]]
+            soiled[0][b, :, hidden], soiled[1][b, :, hidden] = 7.0, HUGE
+        out = replace(step, whole=tuple(soiled)).run_whole(fused, scaling=0.3, parts=parts)
+        assert torch.equal(out[:, s], clean[:, s])
+
+
+@pytest.mark.parametrize("masks", [{}, {"window": 30}])
+def test_a_tree_that_is_a_chain_is_a_plain_step(masks: dict) -> None:
+    """Also where earlier steps began the tree: the same tokens, split into other steps."""
+    step = make([(base + 4, start, group) for base, start, group in GROWN[1:]], 3, heads=(2, 1), dim=20)
+    plain = step.run(fused, scaling=0.2, **masks)
+    for before in (0, 4):
+        paths = [[list(range(before + s + 1)) for s in range(3)] for _ in GROWN[1:]]
+        out = step.with_tree(paths, [before] * len(paths)).run(fused, scaling=0.2, **masks)
+        torch.testing.assert_close(out, plain, atol=1e-6, rtol=1e-6)
+
+
+def test_a_step_without_trees_reads_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(fused_attention, "_tree", refuse)
+    make(GROWN[:1], 1, heads=(1, 1)).run(fused, scaling=0.3)
+
+
+def test_trees_with_a_gap_or_of_another_width_are_refused() -> None:
+    step = grown(GROWN, BEFORE, 5, 3)
+    assert step.paths is not None
+    with pytest.raises(ValueError, match="gap"):
+        replace(step, plan=replace(step.plan, gap=64, _made={})).run(fused, scaling=0.3)
+    with pytest.raises(ValueError, match="4"):
+        step.with_tree([row[:4] for row in step.paths], BEFORE).run(fused, scaling=0.3)

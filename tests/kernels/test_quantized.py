@@ -68,16 +68,13 @@ def test_rows_that_are_all_zero_or_all_alike(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_product_is_that_of_the_dequantised_matrix_rounded_once(kind: str, dtype: torch.dtype) -> None:
-    weight, x, bias = QUANTISERS[kind](random()), torch.randn(2, 3, 96).to(dtype), torch.randn(7).to(dtype)
-    out = linear(x, weight, bias)
-    assert torch.equal(out, F.linear(x.float(), dequantise(weight), bias.float()).to(dtype))
-    assert torch.equal(linear(x, weight), F.linear(x.float(), dequantise(weight)).to(dtype))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_are_taken_exactly(kind: str) -> None:
+def test_products_are_rounded_once_and_rows_are_taken_exactly(kind: str) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        weight, x, bias = QUANTISERS[kind](random()), torch.randn(2, 3, 96).to(dtype), torch.randn(7).to(dtype)
+        assert torch.equal(
+            linear(x, weight, bias), F.linear(x.float(), dequantise(weight), bias.float()).to(dtype)
+        )
+        assert torch.equal(linear(x, weight), F.linear(x.float(), dequantise(weight)).to(dtype))
     weight = QUANTISERS[kind](random(12))
     rows = torch.tensor([11, 0, 3, 3])
     assert torch.equal(dequantise(take_rows(weight, rows)), dequantise(weight)[rows])

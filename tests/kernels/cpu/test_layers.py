@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from bass_core import ModelPair
+from bass_core import ModelPair, load_pair
 from bass_core.model.base import CausalModel
+from bass_core.model.forward import ForwardBatch
 from bass_core.model.llama_cpu import LlamaCompiled, why_not
 from bass_core.model.weights.compiled import CompiledLinear, compiled
 
@@ -60,3 +62,17 @@ def test_odd_head_sizes_run_as_before() -> None:
     model = tiny("llama").to(torch.bfloat16)
     model.config.head_dim = 15
     assert why_not(model)
+
+
+@pytest.mark.slow
+def test_int4_gives_the_logits_of_bfloat16_bit_for_bit(smollm2_folder: Path) -> None:
+    """The GGUF file's own blocks, unpacked in registers, are the numbers that the bfloat16 model holds."""
+    if not any(DOTS):
+        pytest.skip("without bfloat16 products, int4 weights are not rounded to bfloat16")
+    ids = torch.randint(0, 49_152, (2, 5), generator=torch.Generator().manual_seed(0))
+    made = []
+    for dtype in ("bfloat16", "int4"):
+        model = load_pair("smollm2", device="cpu", dtype=dtype).target_step
+        for width in (1, 5):  # unpacked in registers, and once for several blocks
+            made.append(model.forward(ForwardBatch(ids[:, :width], [0, 0]), model.new_cache(2, 8)).logits.clone())
+    assert torch.equal(made[0], made[2]) and torch.equal(made[1], made[3])

@@ -17,6 +17,7 @@ from kernels.cpu.calls import jit, pool
 from kernels.cpu.packing import pack
 from kernels.cpu.products import linear
 
+from ...models import slow_but
 from .shapes import fed, made, tokens
 
 ROOT = Path(__file__).parents[3]
@@ -40,7 +41,7 @@ assert found and os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 """
 
 
-@pytest.mark.parametrize("cores", [1, 2, 3])
+@pytest.mark.parametrize("cores", slow_but([2], [1, 2, 3]))
 def test_three_threads_at_once_get_what_one_gets(cores: int) -> None:
     torch.set_num_threads(cores)
     model = LlamaCompiled(made("llama of 36, heads of 12, biases", torch.bfloat16))
@@ -71,6 +72,7 @@ def test_three_threads_at_once_get_what_one_gets(cores: int) -> None:
         assert all(torch.equal(a, b) for a, b in zip(mine, own * 5, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_process_that_was_forked_has_threads_of_its_own() -> None:
     done = subprocess.run([sys.executable, "-c", _FORK], cwd=ROOT, capture_output=True, text=True)

@@ -26,8 +26,8 @@ KINDS = [(torch.bfloat16, dot) for dot in DOTS] + [(torch.float16, False)]
 
 
 @pytest.mark.parametrize(("dtype", "dot"), KINDS)
-@pytest.mark.parametrize("rows", [1, 3, 4, 70, 130])
-@pytest.mark.parametrize("inputs", [8, 31, 32, 96, 576])
+@pytest.mark.parametrize("rows", [1, 3, 130])
+@pytest.mark.parametrize("inputs", [8, 31, 96, 576])
 def test_a_product_is_torchs(dtype: torch.dtype, dot: bool, rows: int, inputs: int) -> None:
     torch.manual_seed(rows + inputs)
     weight, bias = torch.randn(rows, inputs).to(dtype), torch.randn(rows) if rows % 2 else None
@@ -54,8 +54,7 @@ def test_a_vector_has_the_same_bits_alone_and_among_others(dtype: torch.dtype, d
 
 
 @pytest.mark.parametrize("dot", DOTS)
-@pytest.mark.parametrize("inputs", [32, 96, 576])
-@pytest.mark.parametrize("rows", [1, 70, 1300])
+@pytest.mark.parametrize(("rows", "inputs"), [(1, 32), (70, 96), (1300, 576)])
 @pytest.mark.parametrize("quantise", [quantise_int8, quantise_q8_0, quantise_q4_1])
 def test_quantised_products_are_those_of_the_numbers_they_stand_for(
     quantise: Callable[[Tensor], QuantizedWeight], rows: int, inputs: int, dot: bool

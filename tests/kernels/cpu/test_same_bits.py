@@ -1,20 +1,31 @@
-"""A row's logits have the same bits whatever stands beside it: rows, tokens, other prompts, chunks, threads."""
+"""A row's logits have the same bits whatever stands beside it: rows, tokens, threads.
+
+A node of a tree has the bits that it has at the end of its path, fed as a text. What attention promises alone,
+over prefixes and in chunks, is tested in attention/.
+"""
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from bass_core.model.base import CausalModel, HiddenStateTap
+from bass_core.model.cache import RaggedCache
+from bass_core.model.forward import BatchTree, ForwardBatch
 from bass_core.model.llama_cpu import LlamaCompiled
 
+from ...models import slow_but
+from .attention.steps import Parents, batch_tree, path, random_tree
 from .shapes import DOTS, compiled, fed, made, tokens
 
 KINDS = [(torch.float16, False), *((torch.bfloat16, dot) for dot in DOTS)]
 WIDTHS = [1, 2, 3, 4, 5, 1, 3, 5, 2, 4, 5, 1, 2, 3, 4, 5]
 LENGTHS = [1 + 9 * row for row in range(16)]
+BASES = [240, 255, 256, 31]
 
 
 @pytest.fixture(params=KINDS, ids=str)
@@ -23,7 +34,7 @@ def model(request: Any, monkeypatch: pytest.MonkeyPatch) -> LlamaCompiled:
     return compiled(made("qwen3 of 64, heads of 20", dtype), dot, monkeypatch)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", slow_but([1], [1, 2]))
 def test_a_row_alone_and_among_sixteen(model: LlamaCompiled, threads: int) -> None:
     torch.set_num_threads(threads)
     prompts, step = tokens(16, max(LENGTHS), 1), tokens(16, 5, 2)
@@ -43,45 +54,71 @@ def test_a_row_alone_and_among_sixteen(model: LlamaCompiled, threads: int) -> No
             )
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("beside", [0, 3])
-def test_a_prompt_in_chunks_of_any_width(model: LlamaCompiled, beside: int, threads: int) -> None:
-    torch.set_num_threads(threads)
-    prompts = tokens(1 + beside, 100, 3)
-    alone = model.new_cache(1, 100)
-    whole = fed(model, alone, prompts[:1], [0])[0]
-    for chunk in (1, 7, 33, 64, 100):
-        cache = model.new_cache(1 + beside, 100)
-        parts: list[Tensor] = []
-        for start in range(0, 100, chunk):
-            parts.append(fed(model, cache, prompts[:, start : start + chunk], [start] * (1 + beside))[0])
-        assert torch.equal(torch.cat(parts), whole)
-        assert torch.equal(cache.buffer[:, :, :1], alone.buffer)
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("window", [None, 64])
-def test_rows_of_one_prefix_and_a_row_alone(model: LlamaCompiled, window: int | None, threads: int) -> None:
-    torch.set_num_threads(threads)
-    text, own, step = tokens(1, 560, 4), tokens(3, 40, 5), tokens(3, 3, 6)
-    cache = model.new_cache(3, 50, 1, 560)
-    assert cache.prefix is not None
-    fed(model, cache.prefix, text, [0])
-    for row in range(3):
-        cache.attach(row, 0, 560)
-    counts = [40, 7, 0]
-    first = fed(model, cache, own, [560] * 3, counts=counts)
-    lengths = [560 + count for count in counts]
-    found = fed(model, cache, step, lengths, window=window)
-    for row, count in enumerate(counts):
-        alone = model.new_cache(1, 640)
-        whole = torch.cat((text, own[row : row + 1, :count]), 1)
-        assert torch.equal(fed(model, alone, whole, [0])[0, 560:], first[row, :count])
-        logits = fed(model, alone, step[row : row + 1], lengths[row : row + 1], window=window)
-        assert torch.equal(logits[0], found[row])
-
-
 def test_a_cache_takes_the_bytes_that_the_model_says(model: LlamaCompiled) -> None:
     for size in ((1, 1), (3, 33), (2, 16, 3, 48)):
         assert model.new_cache(*size).nbytes == model.cache_bytes(*size)
     assert 16 * model.cost.kv_bytes == model.cache_bytes(1, 16)
+
+
+def step(
+    model: CausalModel,
+    cache: RaggedCache,
+    x: Tensor,
+    lengths: list[int],
+    counts: list[int],
+    tree: BatchTree | None,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Each row's logits and states."""
+    out = model.forward(ForwardBatch(x, lengths, counts, return_states=True, tree=tree), cache)
+    logits, states = (
+        [row[:n].clone() for row, n in zip(one, counts, strict=True)] for one in (out.logits, out.require_states())
+    )
+    return logits, states
+
+
+def as_texts(model: CausalModel, cache: RaggedCache, base: int, tree: Parents, x: Tensor) -> Tensor:
+    """Logits and states, side by side, of each node at the end of its path, fed token by token."""
+    found = []
+    for node in range(len(tree)):
+        for depth, one in enumerate(path(tree, node)):
+            logits, states = step(model, cache, x[None, one : one + 1], [base + depth], [1], None)
+        found.append(torch.cat((logits[0], states[0]), 1))
+    return torch.cat(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "threads"), [(0, 1), (1, 1), (0, 2)])
+def test_logits_states_and_what_follows(model: LlamaCompiled, seed: int, threads: int) -> None:
+    """Four rows; then a path of each is kept, and goes on as if there had been no tree."""
+    model.readout = HiddenStateTap((0, 1))
+    rng = random.Random(seed)
+    torch.set_num_threads(threads)
+    trees = [random_tree(rng, rng.randint(2, 16)), random_tree(rng, 24), [], random_tree(rng, 9, 3)]
+    ids, x, more = tokens(4, 256, seed), tokens(4, 24, seed + 1), tokens(4, 3, seed + 2)
+    cache, counts = model.new_cache(4, 290), [len(tree) for tree in trees]
+    fed(model, cache, ids, [0] * 4, counts=BASES, eager=True)
+    found = step(model, cache, x[:, : max(counts)], BASES, counts, batch_tree(trees))
+    kept = [path(tree, rng.randrange(len(tree))) if tree else [] for tree in trees]
+    for row, (base, one) in enumerate(zip(BASES, kept, strict=True)):
+        cache.keep(row, base, [base + column for column in one])
+    lengths = [base + len(one) for base, one in zip(BASES, kept, strict=True)]
+    after = fed(model, cache, more, lengths)
+    torch.set_num_threads(1)
+    for row, (tree, base) in enumerate(zip(trees, BASES, strict=True)):
+        alone = model.new_cache(1, 290)
+        fed(model, alone, ids[row : row + 1, :base], [0])
+        if tree:
+            expected = as_texts(model, alone, base, tree, x[row])
+            assert torch.equal(torch.cat((found[0][row], found[1][row]), 1), expected)
+            fed(model, alone, x[row : row + 1, kept[row]], [base])
+        assert torch.equal(fed(model, alone, more[row : row + 1], lengths[row : row + 1])[0], after[row])
+
+
+def test_a_batch_of_texts_is_a_batch_without_trees(model: LlamaCompiled) -> None:
+    ids, x, chain = tokens(2, 30), tokens(2, 5, 1), list(range(-1, 4))
+    found = []
+    for tree in (None, batch_tree([chain, chain])):
+        cache = model.new_cache(2, 40)
+        fed(model, cache, ids, [0, 0])
+        found.append((fed(model, cache, x, [30, 17], tree=tree), cache.buffer))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

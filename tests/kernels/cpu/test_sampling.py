@@ -21,7 +21,7 @@ import numba
 
 from kernels.cpu.sampling import calls
 
-SHAPES = [(rows, size) for rows in (1, 3, 17) for size in (1, 7, 33, 4097, 12_288, 49_152)]
+SHAPES = [(1, 1), (3, 7), (17, 33), (3, 4097), (17, 12_288), (1, 49_152)]
 SEED = 2**62 + 12_345
 
 

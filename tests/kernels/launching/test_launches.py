@@ -21,6 +21,7 @@ import triton.language as tl
 from triton.runtime.interpreter import interpreter_builder
 
 from tests.kernels.launching.launches import LAUNCHES
+from tests.models import slow_but
 
 ROOT = Path(__file__).parents[3]
 
@@ -47,7 +48,10 @@ def permuted(seed: int) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", LAUNCHES)
+QUICK = ["attend and merge", "skinny and add_parts", "put", "decide, block", "walk, no draft drawn"]
+
+
+@pytest.mark.parametrize("name", slow_but(QUICK, LAUNCHES))
 def test_the_order_of_programs_does_not_matter(name: str) -> None:
     usual = LAUNCHES[name](lambda tensor: tensor)
     with permuted(1):
@@ -76,6 +80,7 @@ def guard(side: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="pages are protected by mprotect")
 @pytest.mark.parametrize("side", ["end", "start"])
 def test_no_launch_leaves_its_tensors(side: str) -> None:
@@ -85,6 +90,7 @@ def test_no_launch_leaves_its_tensors(side: str) -> None:
     assert names == list(LAUNCHES)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="pages are protected by mprotect")
 def test_a_launch_beyond_a_tensor_is_seen() -> None:
     assert guard("beyond").returncode == -signal.SIGSEGV

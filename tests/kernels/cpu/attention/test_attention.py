@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,9 @@ import torch
 from kernels.cpu.attention.plan import APART, DIRECT, SHARED, planned
 from kernels.cpu.attention.tree import NO_TREE
 
+from ....models import slow_but
 from ..shapes import DOTS
-from .attention_steps import LENGTH, Layer
+from .steps import LENGTH, Layer
 
 # heads, key-value heads, dim: groups of 1 to 6 queries.
 SHAPES = [(4, 2, 8), (3, 1, 12), (2, 2, 64), (8, 2, 20), (6, 1, 16), (5, 1, 2), (2, 1, 80)]
@@ -29,8 +31,9 @@ def same(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("dot", DOTS)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "dot"), slow_but([((6, 1, 16), False), ((2, 2, 64), DOTS[-1])], product(SHAPES, DOTS))
+)
 def test_prompts_and_ragged_steps(shape: tuple[int, int, int], dot: bool) -> None:
     layer = Layer(*shape, dot)
     texts = [row % 6 for row in range(len(LENGTHS))]
@@ -45,7 +48,7 @@ def test_prompts_and_ragged_steps(shape: tuple[int, int, int], dot: bool) -> Non
         layer.close(out, layer.expected(text, length, count))
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("threads", slow_but([1], [1, 2, 5]))
 def test_the_same_bits_shared_or_alone(layer: Layer, threads: int) -> None:
     """Rows of three prefixes and of none, one, a few or many tokens each, behind the prefix at once or later."""
     torch.set_num_threads(threads)
@@ -96,6 +99,7 @@ def test_a_group_is_computed_together_and_a_long_row_in_many_items() -> None:
     assert items.tolist() == [[0, 0, 1, 0, 1, DIRECT]] and kept == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_prompt_in_chunks_of_any_width(layer: Layer, threads: int) -> None:
     torch.set_num_threads(threads)
@@ -111,7 +115,7 @@ def test_a_prompt_in_chunks_of_any_width(layer: Layer, threads: int) -> None:
         assert torch.equal(cache.buffer[:, :, 1], whole.buffer[:, :, 0])
 
 
-@pytest.mark.parametrize("length", [33, 34, 255, 256, 300])
+@pytest.mark.parametrize("length", slow_but([255], [33, 34, 255, 256, 300]))
 def test_what_a_cache_held_before_never_matters(layer: Layer, length: int) -> None:
     """Neither rejected drafts nor another text, be they NaN."""
     new, old = layer.cache(2), layer.cache(2)
@@ -132,7 +136,7 @@ def test_what_a_cache_held_before_never_matters(layer: Layer, length: int) -> No
         assert same(*found) and all(out.isfinite().all() for out in found[0])
 
 
-@pytest.mark.parametrize("window", [0, 64, 100, 256, 5000])
+@pytest.mark.parametrize("window", slow_but([100], [0, 64, 100, 256, 5000]))
 def test_a_window_hides_what_the_reference_hides(layer: Layer, window: int) -> None:
     prefix = layer.cache(1, 560)
     layer.feed(prefix, [0], [0], [560])
@@ -149,11 +153,10 @@ def test_a_window_hides_what_the_reference_hides(layer: Layer, window: int) -> N
         assert torch.equal(layer.feed(alone, [text], [length], [count], window)[0], out)
 
 
+@pytest.mark.parametrize("column", slow_but([290], [23, 290]))
 @pytest.mark.parametrize(
-    ("place", "what"), [("query", torch.nan), ("query", torch.inf), ("key", torch.nan), ("value", torch.nan),
-                        ("value", torch.inf)],
-)  # fmt: skip
-@pytest.mark.parametrize("column", [23, 290])
+    ("place", "what"), [("query", torch.inf), ("key", torch.nan), ("value", torch.nan), ("value", torch.inf)]
+)
 def test_unsound_numbers_stay_visible(layer: Layer, place: str, what: float, column: int) -> None:
     one = layer.attention
     at = {"query": 0, "key": one.heads, "value": one.heads + one.kv_heads}[place] * one.dim

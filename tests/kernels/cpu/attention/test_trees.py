@@ -12,9 +12,9 @@ from torch import Tensor
 from bass_core.model.cache import RaggedCache
 from bass_core.model.tiled import TiledCache
 
+from ....models import slow_but
 from ..shapes import DOTS
-from .attention_steps import LENGTH, Layer
-from .trees import Parents, flat_tree, path, random_tree
+from .steps import LENGTH, Layer, Parents, flat_tree, path, random_tree
 
 # Every place in a tile, and the borders of segments, so that paths cross them.
 BASES = [*range(1, 18), *range(248, 260), 500, 511, 512, 1021]
@@ -48,8 +48,9 @@ def as_texts(layer: Layer, cache: TiledCache, base: int, tree: Parents, y: Tenso
     return torch.cat(found)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize(
+    ("base", "threads"), slow_but([(15, 1), (256, 2)], [(base, 2 - base % 2) for base in BASES])
+)
 def test_a_node_has_the_bits_of_its_path(layer: Layer, base: int, threads: int) -> None:
     """Alone, and beside rows of other trees, of a text, and of no tokens; on fresh and on unsound memory."""
     torch.set_num_threads(threads)
@@ -71,7 +72,7 @@ def test_a_node_has_the_bits_of_its_path(layer: Layer, base: int, threads: int) 
             assert torch.equal(mine, expected)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", slow_but([1], [1, 2]))
 def test_trees_behind_a_prefix_that_rows_share(layer: Layer, threads: int) -> None:
     torch.set_num_threads(threads)
     rng = random.Random(5)
@@ -97,7 +98,7 @@ def test_trees_behind_a_prefix_that_rows_share(layer: Layer, threads: int) -> No
             assert torch.equal(found[row], as_texts(layer, alone, base, tree, y)), row
 
 
-@pytest.mark.parametrize("base", [1, 15, 16, 30, 250, 255, 256, 600])
+@pytest.mark.parametrize("base", slow_but([255], [1, 15, 16, 30, 250, 255, 256, 600]))
 def test_a_tree_fed_level_by_level(layer: Layer, base: int) -> None:
     """As a draft model grows one: each level's nodes see their ancestors among those fed before."""
     rng = random.Random(base)
@@ -115,7 +116,7 @@ def test_a_tree_fed_level_by_level(layer: Layer, base: int) -> None:
         assert torch.equal(found, as_texts(layer, alone, base, tree, y, fed))
 
 
-@pytest.mark.parametrize("base", [13, 16, 31, 250, 255, 256])
+@pytest.mark.parametrize("base", slow_but([255], [13, 16, 31, 250, 255, 256]))
 def test_a_kept_path_is_a_text(layer: Layer, base: int) -> None:
     """What follows an accepted path has the bits that it has behind the same text."""
     rng = random.Random(base)
@@ -170,6 +171,7 @@ def test_columns_are_kept_as_in_a_cache_of_rows(dot: bool) -> None:
         assert torch.equal(columns(), plain.buffer)
 
 
+@pytest.mark.slow
 def test_trees_deep_and_wide(layer: Layer) -> None:
     """As many nodes as a tree may have: one path and its siblings, or all on one level."""
     cache, alone = layer.cache(2, LENGTH), layer.cache(1, LENGTH)

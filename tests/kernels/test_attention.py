@@ -1,0 +1,123 @@
+"""Every backend that runs on a CPU equals the float64 reference over ragged rows, shared prefixes and trees.
+
+Contract: holds for any lengths, head counts, numbers of queries, groups, windows, soft-caps, gaps and trees (whose
+windows are measured in positions), over prefixes and whole rows, and for a captured step, whose lengths only the
+device knows. What a query may not see changes not one bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.backends import BACKENDS, flash
+from kernels.plan import SHARE, AttentionPlan, SharedPart
+
+from ..models import slow_but
+from .steps import HERE, HUGE, grown, make, problems
+
+TORCH = [name for name in HERE if name != "fused"]
+SOME = settings(max_examples=12, deadline=None, derandomize=True)
+# (length, start, group): a prefix of four times the window, one within it, and a row of its own.
+LONG = [(600, 512, 0), (520, 512, 0), (90, 64, 1), (400, 0, 0)]
+
+
+@pytest.mark.parametrize("backend", slow_but(TORCH, HERE))
+@SOME
+@given(
+    problem=problems(),
+    capture=st.booleans(),
+    window=st.sampled_from([None, 1, 2, 7, 64]),
+    softcap=st.sampled_from([None, 1.5, 30.0]),
+    scaling=st.sampled_from([0.3, 1.0]),
+)
+def test_equals_the_reference(backend: str, problem: dict[str, Any], capture: bool, **given: Any) -> None:
+    step = make(**problem)
+    step.holds(step.run_whole(BACKENDS[backend], **given), **given)
+    step = step.captured() if capture and backend != "split" else step
+    step.holds(step.run(BACKENDS[backend], **given), **given)
+
+
+@pytest.mark.parametrize("backend", TORCH)
+@SOME
+@given(
+    problem=problems(trees=True),
+    window=st.sampled_from([None, 1, 3, 40]),
+    softcap=st.sampled_from([None, 1.5]),
+)
+def test_trees_equal_the_reference(backend: str, problem: dict[str, Any], **given: Any) -> None:
+    step = grown(**problem)
+    step.holds(step.run(BACKENDS[backend], scaling=0.3, **given), scaling=0.3, **given)
+
+
+@pytest.mark.parametrize(
+    ("backend", "capture"), slow_but([("fused", True)], [(b, c) for b in HERE for c in (0, 1)])
+)
+def test_a_gap_in_long_rows(backend: str, capture: bool) -> None:
+    step = make(LONG, 3, gap=100)
+    step.holds(step.run_whole(BACKENDS[backend], scaling=0.3), scaling=0.3)
+    step = step.captured() if capture and backend != "split" else step
+    step.holds(step.run(BACKENDS[backend], scaling=0.3), scaling=0.3)
+
+
+@pytest.mark.parametrize("backend", HERE)
+def test_what_a_query_may_not_see_changes_not_one_bit(backend: str) -> None:
+    """Rejected drafts and padding past a row's end, later queries, and columns that left the window."""
+    step, run = make([(9, 0, 0), (2, 0, 0), (5, 0, 0)], 3), BACKENDS[backend]
+    for window in (None, 3):
+        clean = step.run_whole(run, scaling=0.3, window=window)
+        for s in range(3):
+            key, value = (one.clone() for one in step.whole)
+            for b, length in enumerate(step.plan.host):
+                key[b, :, length + s + 1 :], value[b, :, length + s + 1 :] = 7.0, -HUGE
+                if window is not None:
+                    first = max(0, length + s + 1 - window)
+                    key[b, :, :first], value[b, :, :first] = 7.0, HUGE
+            soiled = replace(step, whole=(key, value)).run_whole(run, scaling=0.3, window=window)
+            assert torch.equal(soiled[:, s], clean[:, s])
+
+
+@pytest.mark.parametrize("backend", HERE)
+def test_low_precision_and_keys_of_another_dtype(backend: str) -> None:
+    for dtype in (torch.float16, torch.bfloat16):
+        step = make(LONG[2:], 2, dtype=dtype)
+        step.holds(step.run(BACKENDS[backend], scaling=0.3), 0.02, scaling=0.3)
+    step = make([(4, 0, 0), (0, 0, 0), (7, 0, 0)], 2)
+    step = replace(step, query=step.query.bfloat16())
+    step.holds(step.run_whole(BACKENDS[backend], scaling=0.3), 0.02, scaling=0.3)
+
+
+@pytest.mark.parametrize("backend", HERE)
+def test_what_does_not_fit_is_refused(backend: str) -> None:
+    step = make([(20, 16, 0)], 1)
+    with pytest.raises(ValueError, match="both or neither"):
+        BACKENDS[backend](step.query, *step.own, step.plan, scaling=0.3)
+    plan = replace(step.plan, shared=None, _made={})
+    with pytest.raises(ValueError, match="both or neither"):
+        BACKENDS[backend](step.query, *step.whole, plan, scaling=0.3, prefix=step.prefix)
+    with pytest.raises(ValueError, match="choose another backend"):
+        step.run(flash, scaling=0.3)
+
+
+def test_a_plan_knows_where_windows_start_and_when_a_mask_is_needed() -> None:
+    """A gap ends at a multiple of 64, at SINKS or beyond; rows of the same own length need no mask."""
+
+    def plan(lengths: list[int], starts: list[int], groups: list[int], gap: int | None = None) -> AttentionPlan:
+        part = SharedPart(torch.tensor(starts), torch.tensor(groups), starts, groups, max(starts))
+        return AttentionPlan(torch.tensor(lengths), lengths, 1, shared=part, gap=gap)
+
+    lengths = [300, 64, 150, 7]
+    assert plan(lengths, [128, 64, 0, 0], [0] * 4).window_starts(100).tolist() == [192, 64, 64, 64]
+    assert plan(lengths, [0] * 4, [0] * 4).window_starts(172).tolist() == [128, 64, 64, 64]
+    assert plan(lengths, [0] * 4, [0] * 4).window_starts(173).tolist() == [64, 64, 64, 64]
+    equal = [40, 24, 8], [32, SHARE, 0], [0, 1, 0]
+    assert not plan(*equal).needs_mask and plan(*equal, gap=512).needs_mask
+    assert AttentionPlan(torch.tensor(equal[0]), equal[0], 1).needs_mask
+    # Rows are ordered by their prefix, and those without one are last.
+    shared = plan([40] * 5, [0, 16, 32, 0, 16], [0, 2, 0, 3, 2]).shared
+    assert shared is not None and shared.order.tolist() == [2, 1, 4, 0, 3]
