@@ -124,10 +124,12 @@ def _arms(pair: ModelPair, counts: list[int]) -> list[Arms]:
     drafted = draft.new_cache(max(DRAFT_ROWS), CONTEXT + 1)
 
     def draft_step(rows: int, width: int, cached: int) -> Callable[[], object]:
-        ids, states = _ids(pair, rows, width), torch.randn(rows, width, target.hidden)
-        reads = isinstance(head, DraftHead)
-        fed = head.inputs(ids, states) if isinstance(head, DraftHead) else ids
-        return lambda: draft.forward(ForwardBatch(fed, [cached] * rows, return_states=reads), drafted, backend)
+        ids, states, lengths = _ids(pair, rows, width), torch.randn(rows, width, target.hidden), [cached] * rows
+        if isinstance(head, DraftHead):
+            return lambda: draft.forward(
+                ForwardBatch(head.inputs(ids, states), lengths, return_states=True), drafted, backend
+            )
+        return lambda: draft.forward(ForwardBatch(ids, lengths), drafted, backend)
 
     draft_step(max(DRAFT_ROWS), CONTEXT, 0)()
     steps = {rows: draft_step(rows, 1, CONTEXT) for rows in DRAFT_ROWS}
