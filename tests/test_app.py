@@ -17,23 +17,20 @@ from ui.sources.local import shown_name
 ROOT = Path(app.__file__).resolve().parent
 
 
-@pytest.mark.parametrize(
-    ("option", "environment", "expected"),
-    [
+def test_host() -> None:
+    space = {"SPACE_ID": "me/bass"}
+    for option, environment, expected in (
         (None, {}, "127.0.0.1"),
-        (None, {"SPACE_ID": "me/bass"}, "0.0.0.0"),
-        (None, {"SPACE_ID": "me/bass", "GRADIO_SERVER_NAME": "10.0.0.1"}, "10.0.0.1"),
+        (None, space, "0.0.0.0"),
+        (None, space | {"GRADIO_SERVER_NAME": "10.0.0.1"}, "10.0.0.1"),
         (None, {"GRADIO_SERVER_NAME": ""}, "127.0.0.1"),
-        ("192.168.1.2", {"SPACE_ID": "me/bass", "GRADIO_SERVER_NAME": "10.0.0.1"}, "192.168.1.2"),
-    ],
-)
-def test_host(option: str | None, environment: dict[str, str], expected: str) -> None:
-    assert app.host(option, environment) == expected
+        ("192.168.1.2", space | {"GRADIO_SERVER_NAME": "10.0.0.1"}, "192.168.1.2"),
+    ):
+        assert app.host(option, environment) == expected
 
 
-@pytest.mark.parametrize(
-    ("arguments", "environment", "expected"),
-    [
+def test_a_core_is_left_to_a_browser_on_this_machine() -> None:
+    for arguments, environment, expected in (
         ([], {}, True),
         (["--host", "localhost"], {}, True),
         (["--host", "0.0.0.0"], {}, False),
@@ -41,28 +38,24 @@ def test_host(option: str | None, environment: dict[str, str], expected: str) ->
         (["--threads", "2"], {}, False),
         ([], {"OMP_NUM_THREADS": "2"}, False),
         ([], {"SPACE_ID": "me/bass"}, False),
-    ],
-)
-def test_a_core_is_left_to_a_browser_on_this_machine(
-    arguments: list[str], environment: dict[str, str], expected: bool
-) -> None:
-    assert app.leaves_a_core(app.parse(arguments), environment) is expected
-
-
-@pytest.mark.parametrize(("arguments", "expected"), [(["--threads", "3"], 3), ([], max(1, cores() - 1))])
-def test_the_models_get_that_many_threads(arguments: list[str], expected: int) -> None:
+    ):
+        assert app.leaves_a_core(app.parse(arguments), environment) is expected
     before = torch.get_num_threads()
-    torch.set_num_threads(cores())
     try:
-        assert app.set_threads(app.parse(arguments), {}) == torch.get_num_threads() == expected
+        for arguments, expected in ((["--threads", "3"], 3), ([], max(1, cores() - 1))):
+            torch.set_num_threads(cores())
+            assert app.set_threads(app.parse(arguments), {}) == torch.get_num_threads() == expected
     finally:
         torch.set_num_threads(before)
 
 
-def test_defaults() -> None:
+def test_defaults_and_a_password_from_the_environment_alone() -> None:
     options = app.parse([])
     assert (options.pair, options.draft, options.max_batch) == ("smollm2", None, 32)
     assert (options.device, options.dtype, options.port) == ("auto", "auto", None)
+    assert options.allow_any_model is False
+    assert app.credentials({}) is None and app.credentials({"BASS_PASSWORD": ""}) is None
+    assert app.credentials({"BASS_PASSWORD": "secret"}) == ("bass", "secret")
 
 
 @pytest.mark.parametrize("arguments", [["--max-batch", "0"], ["--max-batch", "many"], ["--port", "x"], ["--what"]])
@@ -95,17 +88,11 @@ def test_refuses_to_start_beside_the_package_called_kernels(tmp_path: Path) -> N
     assert ended.stderr.strip() == app.CONFLICT
 
 
-def test_an_unknown_pair_is_one_sentence_and_status_2(tmp_path: Path) -> None:
-    ended = start("--pair", str(tmp_path / "nothing-here"), HF_HUB_OFFLINE="1")
-    assert ended.returncode == 2 and ended.stdout == ""
-    assert "Traceback" not in ended.stderr
-    first, *_, last = ended.stderr.strip().splitlines()
-    assert first == app.LOADING and "nothing-here" in last
-
-
-def test_help_names_every_option() -> None:
-    ended = start("--help")
-    assert ended.returncode == 0
+def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        app.main(["--help"])
+    said = capsys.readouterr().out
+    assert ended.value.code == 0
     for option in (
         "--pair", "--draft", "--device", "--dtype", "--threads", "--host", "--port", "--max-batch", "--share",
         "--replay",
@@ -113,11 +100,17 @@ def test_help_names_every_option() -> None:
         "--workers", "--ray", "--worker-resources", "--device-map",
         "BASS_PASSWORD",
     ):  # fmt: skip
-        assert option in ended.stdout
+        assert option in said
 
 
-def test_what_is_no_recording_is_refused_at_the_start(tmp_path: Path) -> None:
-    ended = start("--replay", str(tmp_path / "nothing.json"))
-    assert ended.returncode == 2 and ended.stdout == ""
-    assert "Traceback" not in ended.stderr
-    assert ended.stderr.strip().splitlines()[-1].startswith("Cannot read the recording nothing.json")
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [(["--threads", "1", "--pair"], "nothing-here"), (["--replay"], "Cannot read the recording nothing-here")],
+)
+def test_what_is_not_there_is_one_sentence_and_status_2(
+    arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.main([*arguments, str(tmp_path / "nothing-here")]) == 2
+    said = capsys.readouterr()
+    first, *_, last = said.err.strip().splitlines()
+    assert said.out == "" and first == app.LOADING and says in last and "Traceback" not in said.err

@@ -64,7 +64,7 @@ KERNEL_MUTANTS = [
            [_CPU + "products.py::test_a_vector_has_the_same_bits_alone_and_among_others"]),
     Mutant("GPU kernels: what a token sees of its tree shifted by one", "kernels/triton/blocks.py",
            ">> (inside & 31)) & 1 != 0", ">> (inside + 1 & 31)) & 1 != 0",
-           [_KERNELS + "token_trees.py::test_the_deepest_and_widest_tree[False]"]),
+           [_KERNELS + "fused_attention.py::test_the_deepest_and_widest_tree[False]"]),
     Mutant("GPU kernels: a token of a tree rotated by its column", "kernels/triton/cache_write.py",
            "position = tl.load(positions + token)", "position += 0",
            [_ROTATED + "[kernels.triton.cache_write]"]),

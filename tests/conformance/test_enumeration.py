@@ -63,13 +63,16 @@ class Own:
 class Leaking:
     """A user's policy: three drafts at first; then one after a round that drafted fewer than three, else none."""
 
-    length, limit = 3, 3
+    limit = 3
 
-    def update(self, accepted: list[int]) -> None:
-        return None
+    def __init__(self) -> None:
+        self.length = 3
 
-    def observe(self, asked: int, drafted: list[int], accepted: list[int], forwards: int) -> None:
-        self.length = int(max(drafted) < 3)
+    def lengths(self, offers: Any) -> list[int]:
+        return [self.length] * len(offers)
+
+    def observe(self, feedback: Any) -> None:
+        self.length = int(max(feedback.drafted) < 3)
 
 
 POLICIES: dict[str, Callable[[], Any]] = {

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
+import axe_playwright_python
 from playwright.sync_api import Page, expect
 
 from ui.recordings.recording import record
@@ -15,6 +17,7 @@ FLAGS = [
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 LANES = ("regular", "speculative", "bass")
+AXE = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
 # Generous, since two cores that also run other tests can be slow: no test measures speed by this limit.
 PATIENCE_MS = 180_000
 expect.set_options(timeout=60_000)
@@ -67,10 +70,11 @@ def compared(page: Page, lane: str) -> list[str | None]:
     return found
 
 
-def run_to_the_end(page: Page, lanes: tuple[str, ...] = LANES) -> None:
-    """Press Run and wait until the last token is revealed."""
+def run_to_the_end(page: Page, lanes: tuple[str, ...] = LANES, *, running: bool = False) -> None:
+    """Press Run, unless the race is running, and wait until the last token is revealed."""
     # Wait for the status line: the lanes may still show the state of the previous race.
-    page.click("#run")
+    if not running:
+        page.click("#run")
     expect(page.locator("#status-line .message")).to_have_attribute("data-phase", "done", timeout=PATIENCE_MS)
     expect(page.locator("#run")).to_be_enabled()
     for lane in lanes:
@@ -95,3 +99,57 @@ def play(
     page.evaluate(f"() => Bass.tape.{'live' if to_the_end else 'play'}()")
     if to_the_end:
         revealed(page, tuple(document["head"]["lanes"]))
+
+
+def texts_are(page: Page, snapshot: dict[str, Any]) -> None:
+    """Wait until the lanes show a snapshot's texts and no others."""
+    for lane in LANES:
+        expected = [sequence["text"] for sequence in snapshot["lanes"][lane]["sequences"]]
+        page.wait_for_function(
+            "([lane, texts]) => JSON.stringify([...document.querySelectorAll(`#lane-${lane} .sequence`)]"
+            ".map(e => e.textContent)) === JSON.stringify(texts)",
+            arg=[lane, expected],
+        )
+
+
+def exported(page: Page) -> dict[str, Any]:
+    """The run as the page would download it."""
+    document: dict[str, Any] = json.loads(page.evaluate("() => Bass.asJson()"))
+    return document
+
+
+def saved(page: Page, button: str) -> str:
+    """The text that a button downloads."""
+    with page.expect_download() as download:
+        page.click(button)
+    return download.value.path().read_text(encoding="utf-8")
+
+
+def chosen(page: Page, label: str, words: Any) -> None:
+    """Choose from one of the lists under "More settings", which are open."""
+    page.click(f"#{label} input")
+    page.get_by_role("option", name=words).click()
+
+
+def fits(page: Page, *widths: int) -> None:
+    """At none of these widths does the page scroll sideways; then the window has its usual size again."""
+    for width in widths:
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_function("() => document.documentElement.scrollWidth <= innerWidth")
+    page.set_viewport_size({"width": 1400, "height": 900})
+
+
+def accessible(page: Page) -> None:
+    """axe-core calls nothing on the page serious or critical, in either theme."""
+    page.evaluate(AXE)
+    found: dict[str, list[str]] = {}
+    for theme in ("light", "dark"):
+        page.evaluate("dark => document.body.classList.toggle('dark', dark)", theme == "dark")
+        page.wait_for_timeout(500)
+        all_of: list[dict[str, Any]] = page.evaluate("async () => (await axe.run()).violations")
+        serious = [one for one in all_of if one["impact"] in ("serious", "critical")]
+        found[theme] = [
+            f"{one['id']}: {node['target']} {node['html'][:160]}" for one in serious for node in one["nodes"]
+        ]
+    page.evaluate("document.body.classList.remove('dark')")
+    assert not any(found.values()), json.dumps(found, indent=1)

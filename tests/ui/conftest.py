@@ -103,11 +103,15 @@ def pair(tiny_pair: tuple[Path, Path]) -> ModelPair:
 
 @pytest.fixture(scope="session")
 def server(tiny_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of app.py, started with --max-batch 8; draft lengths are Algorithm 1's (tests/conftest.py)."""
+    """Address of app.py with a tiny pair; draft lengths are Algorithm 1's (tests/conftest.py)."""
     log = tmp_path_factory.mktemp("server") / "stderr.txt"
-    options = ["--device", "cpu", "--dtype", "float32", "--max-batch", "8"]
-    with started(log, "--pair", str(tiny_pair[0]), "--draft", str(tiny_pair[1]), *options) as address:
+    with serving(log, *pair_options(tiny_pair)) as (address, _):
         yield address
+
+
+def pair_options(pair: tuple[Path, Path]) -> tuple[str, ...]:
+    """app.py's options for the pair in these folders."""
+    return ("--pair", str(pair[0]), "--draft", str(pair[1]), "--device", "cpu", "--dtype", "float32")
 
 
 @contextmanager
@@ -124,13 +128,6 @@ def hosted(source: Source, **more: Any) -> Iterator[str]:
 def caches() -> int:
     """Number of caches alive in this process; nothing else of a race holds device memory."""
     return sum(type(thing) is RaggedCache for thing in gc.get_objects())
-
-
-@contextmanager
-def started(log: Path, *options: str) -> Iterator[str]:
-    """Run app.py in its own process; gives its address."""
-    with serving(log, *options) as (address, _):
-        yield address
 
 
 @contextmanager

@@ -1,0 +1,122 @@
+"""A script gets the library's results from /race in the documented form, and the page's sentences as errors."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import httpx
+import pytest
+from gradio_client import Client
+from gradio_client.exceptions import AppError
+
+from bass_core import ModelPair, SamplingParams, race
+
+pytestmark = pytest.mark.slow
+LANES = {"regular", "speculative", "bass"}
+
+
+@pytest.fixture(scope="module")
+def client(server: str) -> Client:
+    return Client(server, verbose=False)
+
+
+# The settings between the seed and the pair, at their defaults.
+UP_TO_PAIR = (0, 1.0, "auto", "auto", "auto", "fair", "auto", None, None)
+
+
+def texts(snapshot: dict[str, Any]) -> dict[str, list[str]]:
+    return {name: [s["text"] for s in lane["sequences"]] for name, lane in snapshot["lanes"].items()}
+
+
+def test_there_are_two_endpoints_with_defaults_and_one_output(client: Client) -> None:
+    api = client.view_api(return_format="dict", print_info=False)
+    assert set(api["named_endpoints"]) == {"/race", "/sweep"} and not api["unnamed_endpoints"]
+    for name, endpoint in api["named_endpoints"].items():
+        assert all(parameter["parameter_has_default"] for parameter in endpoint["parameters"]), name
+        assert len(endpoint["returns"]) == 1
+
+
+def test_snapshots_grow_to_the_library_s_texts(client: Client, pair: ModelPair) -> None:
+    snapshots = list(client.submit("Hello", 2, 200, 0.9, 5, api_name="/race"))
+    *_, local = race(pair, "Hello", n=2, max_new_tokens=200, sampling=SamplingParams(temperature=0.9), seed=5)
+    assert texts(snapshots[-1]) == texts(local)
+    assert len(snapshots) > 2 and [s["done"] for s in snapshots] == [False] * (len(snapshots) - 1) + [True]
+    for before, after in pairwise(snapshots):
+        for lane in LANES:
+            for old, new in zip(texts(before)[lane], texts(after)[lane], strict=True):
+                assert new.startswith(old)
+    assert set(snapshots[-1]["lanes"]) == LANES
+    for name, lane in snapshots[-1]["lanes"].items():
+        assert len(lane["sequences"]) == 2
+        for sequence in lane["sequences"]:
+            count = len(sequence["token_ids"])
+            assert 0 < count == len(sequence["origins"]) == len(sequence["times_ms"])
+            assert sequence["finish_reason"] in ("eos", "length")
+            allowed = {"sampled"} if name == "regular" else {"sampled", "accepted", "recovered", "bonus"}
+            assert set(sequence["origins"]) <= allowed
+            assert sequence["times_ms"] == sorted(sequence["times_ms"])
+        assert lane["metrics"]["ms_per_token"] > 0 and lane["metrics"]["throughput_tps"] > 0
+        assert (lane["metrics"]["acceptance_rate"] is None) == (name == "regular")
+    assert "cpu_percent" in snapshots[-1]["device"]
+
+
+def test_a_cancelled_race_makes_room_for_the_next(client: Client) -> None:
+    job = client.submit("Hello", 8, 1024, 0.9, 0, api_name="/race")
+    next(iter(job))
+    job.cancel()
+    assert client.submit("Hello", 1, 4, 0, 0, api_name="/race").result()["done"]
+
+
+def test_raw_calls_get_a_sentence(server: str) -> None:
+    """The server's log must hold no traceback at the end, which the fixture looks after."""
+    call, queue = f"{server}/gradio_api/call/race", f"{server}/gradio_api/queue"
+    event = httpx.post(call, json={"data": ["Hello", 2]}).json()["event_id"]
+    answer = httpx.get(f"{call}/{event}").text
+    assert "event: error" in answer
+    assert "The request lacks 22 of 24 values: /gradio_api/info lists them." in answer
+
+    def sentence(event: int, values: list[Any], session: str) -> str:
+        who = {"session_hash": session}
+        assert httpx.post(f"{queue}/join", json={"fn_index": event, "data": values, **who}).is_success
+        with httpx.stream("GET", f"{queue}/data", params=who) as answer:
+            (done,) = [json.loads(line[5:]) for line in answer.iter_lines() if "process_completed" in line]
+        assert not done["success"]
+        return str(done["output"]["error"])
+
+    events = httpx.get(f"{server}/config").json()["dependencies"]
+    # The page's own event, and those that belong to its script alone.
+    (run,) = [event["id"] for event in events if event["backend_fn"] and len(event["inputs"]) == 23]
+    for values in (["Hello"], ["Hello", 2, 3, 0.5, 0, 0, 1.0, ["no choice"], *[None] * 7]):
+        assert "\n" not in sentence(run, values, f"raw{len(values)}")
+    idle = [event["id"] for event in events if not event["backend_fn"]]
+    assert idle
+    for one in idle:
+        assert "belongs to the page's own script" in sentence(one, [], f"idle{one}")
+
+
+def test_a_sweep_yields_its_points_one_by_one(client: Client) -> None:
+    given: dict[str, Any] = {"batches": [1, 2], "draft_lengths": ["bass", "3"], "seconds": 5, "max_new_tokens": 24}
+    *states, last = client.submit("Hello", **given, api_name="/sweep")
+    assert last["done"] and [(one["batch"], one["draft_length"]) for one in last["points"]] == [
+        (1, "bass"), (1, 3), (2, "bass"), (2, 3)
+    ]  # fmt: skip
+    assert all(one["speedup"] > 0 for one in last["points"])
+    assert [len(state["points"]) for state in states] == sorted(len(state["points"]) for state in states)
+    assert states[0]["points"] == [] and not any(state["done"] for state in states)
+    with pytest.raises(AppError, match="Each batch must be a whole number from 1 to 32"):
+        client.submit("Hello", batches=[33], api_name="/sweep").result()
+
+
+def test_bad_input_reaches_the_script_as_one_sentence(client: Client) -> None:
+    for arguments, says in (
+        (("Hello", "many", 8, 0.7, 0), "Batch size must be a whole number from 1 to 32."),
+        (("Hello", 2, 8, "nan", 0), "Temperature must be a number of 0 or more"),
+        (("x" * 2**20, 2, 8, 0.7, 0), "this server takes at most 20000: shorten it"),
+        (("Hello", 2, 8, 0.7, 0, *UP_TO_PAIR, "/etc"), "races only its own pair"),
+        (("Hello", 2, 8, 0.7, 0, 0, 1.0, "quick"), "draft_length must be"),
+    ):
+        with pytest.raises(AppError, match=says) as refusal:
+            client.submit(*arguments, api_name="/race").result()
+        assert "\n" not in str(refusal.value)

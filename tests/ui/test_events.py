@@ -1,0 +1,177 @@
+"""The page's generator event closes the race on every path; which models may be raced, and for how long."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import json
+import pickle
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import pytest
+
+from bass_core import BassError, ModelPair, RequestError, load_pair
+from ui.page.events import UNEXPECTED, Events, Snapshot
+from ui.page.limits import Limits
+from ui.page.request import RaceRequest, make_request
+from ui.sources.local import Models, race_source
+from ui.sources.source import waiting
+
+from .conftest import caches
+
+SETTINGS = ("Hello", 2, 60, 0.9, 0)
+
+
+def is_skip(update: Any) -> bool:
+    """Whether this output stays unchanged on the page."""
+    return update == {"__type__": "update"}
+
+
+def phase(updates: tuple[Any, ...]) -> str:
+    return str(json.loads(updates[3])["phase"])
+
+
+def test_run_is_disabled_while_the_race_runs_and_bad_input_changes_nothing_but_the_message(
+    pair: ModelPair,
+) -> None:
+    events = Events(race_source(pair), Limits())
+    first, *middle, last = events.run(*SETTINGS)
+    assert phase(first) == "running" and all(map(is_skip, first[:3])) and first[4]["interactive"] is False
+    assert middle and all(is_skip(update) for updates in middle for update in updates[3:])
+    assert all(lane["finished"] for lane in json.loads(middle[-1][1])["lanes"].values())
+    assert phase(last) == "done" and all(map(is_skip, last[:3])) and last[4]["interactive"] is True
+    (only,) = events.run("", *SETTINGS[1:])
+    assert phase(only) == "error" and "prompt is empty" in only[3]
+    assert all(map(is_skip, only[:3])) and only[4]["interactive"] is True
+    # Stop leaves Run to the end of the cancelled race.
+    status, button = events.stop()
+    assert json.loads(status)["phase"] == "stopped" and is_skip(button)
+
+
+def test_closing_the_event_frees_the_caches_at_once(pair: ModelPair) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        before = caches()
+        running = Events(race_source(pair), Limits()).run("Hello", 4, 1000, 0.9, 0)
+        next(running), next(running)
+        assert caches() > before
+        running.close()
+        assert caches() == before
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("error", "says"), [(BassError("Too big: ask for less."), "Too big"), (KeyError("x"), UNEXPECTED)]
+)
+def test_an_error_inside_the_race_is_a_sentence_and_run_works_again(error: Exception, says: str) -> None:
+    def source(request: RaceRequest) -> Generator[Snapshot, None, None]:
+        raise error
+        yield {}
+
+    *_, last = Events(source, Limits()).run(*SETTINGS)
+    assert phase(last) == "error" and json.loads(last[3])["message"].startswith(says)
+    assert last[4]["interactive"] is True
+
+
+def test_the_status_line_says_while_costs_are_measured() -> None:
+    device: Any = {"name": "toy", "kind": "cpu"}
+    bare: Any = {"done": False, "scheduling": "fair", "elapsed_ms": 1.0, "lanes": {}, "device": device}
+    lane = {"sequences": [], "metrics": {}, "rounds": [], "clock_ms": 0.0, "finished": False, "error": None}
+
+    def source(request: RaceRequest) -> Generator[Snapshot, None, None]:
+        yield bare | {"phase": "measuring"}
+        yield bare | {"phase": "measuring", "lanes": {"one": lane}}
+        yield bare | {"lanes": {"one": lane}}
+        yield bare | {"lanes": {"one": lane}, "done": True}
+
+    _, *middle, last = Events(source, Limits()).run(*SETTINGS)
+    told = [None if is_skip(update[3]) else json.loads(update[3]) for update in middle]
+    words = "Measuring once what a round costs on this machine"
+    assert [one and (one["phase"], one["message"]) for one in told] == [
+        ("running", words),
+        None,
+        ("running", ""),
+        None,
+    ]
+    # Without lanes there is nothing to draw.
+    assert [is_skip(update[0]) for update in middle] == [True, False, False, False] and phase(last) == "done"
+
+
+def test_the_source_is_fit_for_a_worker_that_pickles_what_goes_in_and_out(pair: ModelPair) -> None:
+    """ZeroGPU forks a worker, which needs a sync generator function with plain data in and out."""
+    source, request = (
+        race_source(pair),
+        make_request({"prompt": "Hello", "batch_size": 2, "max_new_tokens": 60}, Limits()),
+    )
+    assert inspect.isgeneratorfunction(source)
+    assert pickle.loads(pickle.dumps(request)) == request
+    *_, last = source(pickle.loads(pickle.dumps(request)))
+    assert pickle.loads(pickle.dumps(last)) == json.loads(json.dumps(last))
+
+
+def test_no_other_model_is_looked_for_unless_allowed(pair: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "bass_core.model.loading.catalogue.locate", lambda *_: pytest.fail("the name was looked up")
+    )
+    events = Events(race_source(pair), Limits())
+    for name in ("/etc", "../secrets", "owner/model", "smollm2-1.7b", "~"):
+        with pytest.raises(RequestError, match="--allow-any-model"):
+            Models(pair).get(name)
+        with pytest.raises(gr.Error, match="races only its own pair"):
+            list(events.api("Hello", 1, 4, 0, 0, pair=name))
+
+
+def test_an_allowed_model_is_loaded_once_and_leaves_for_the_next(
+    pair: ModelPair, tiny_pair: tuple[Path, Path]
+) -> None:
+    loaded: list[str] = []
+
+    def load(name: str) -> ModelPair:
+        loaded.append(name)
+        return load_pair(name, device="cpu", dtype="float32")
+
+    models = Models(pair, load)
+    other = models.get(str(tiny_pair[1]))
+    assert models.get(str(tiny_pair[1])) is other and models.get("") is pair and loaded == [str(tiny_pair[1])]
+    with pytest.raises(BassError, match="no pair and no folder"):
+        models.get("nothing here")
+    *_, last = Events(race_source(pair, models), Limits()).api("Hello", 1, 4, 0, 0, pair=str(tiny_pair[1]))
+    assert last["done"] and loaded == [str(tiny_pair[1]), "nothing here", str(tiny_pair[1])]
+
+
+def test_a_race_ends_when_the_operators_time_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[bool] = []
+
+    def endless(request: RaceRequest) -> Generator[Snapshot, None, None]:
+        try:
+            while True:
+                now[0] += 1
+                yield {"done": False, "lanes": {}, "device": {}}
+        finally:
+            closed.append(True)
+
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    events = Events(endless, Limits(max_seconds=5))
+    with pytest.raises(gr.Error, match="stopped after 5 s, this server's limit"):
+        list(events.api())
+    assert now[0] == 5 and closed == [True]
+    *_, last = events.run("Hello", 1, 4, 0, 0)
+    assert json.loads(last[3])["phase"] == "error" and closed == [True, True]
+
+
+def test_the_operators_time_does_not_run_while_a_race_waits() -> None:
+    def source(request: RaceRequest) -> Generator[Snapshot, None, None]:
+        for place in (2, 1):
+            time.sleep(0.2)
+            yield waiting(place, None)
+        yield {**waiting(0, None), "done": True}
+
+    events = Events(source, Limits(max_seconds=0.1))
+    assert [snapshot["done"] for snapshot in events.api("Hello", 1, 4, 0, 0)] == [False, False, True]

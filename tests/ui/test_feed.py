@@ -1,0 +1,176 @@
+"""The page's data holds every token once, with its origin and lane time, and no value that is unknown."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ui.page import clock as words
+from ui.page.limits import Limits
+from ui.page.request import keywords, make_request
+from ui.race.feed import CHART_POINTS, PageFeed
+
+SETTINGS = make_request({"prompt": "Hello", "batch_size": 1}, Limits()).settings()
+
+
+def snapshot(pieces: list[str], at: float, *, done: bool = False) -> dict[str, Any]:
+    origins = ["sampled", "accepted", "recovered", "bonus"]
+    sequence = {
+        "text": "".join(pieces), "token_ids": [1] * len(pieces), "pieces": pieces, "finish_reason": None,
+        "origins": [origins[i % 4] for i in range(len(pieces))],
+        "times_ms": [10.0 * i for i in range(len(pieces))],
+    }  # fmt: skip
+    lane = {
+        "sequences": [sequence], "clock_ms": at, "finished": done, "error": None,
+        "metrics": {"ms_per_token": 10.0, "acceptance_rate": None, "speedup": None},
+    }  # fmt: skip
+    device = {"name": "toy", "kind": "cpu", "cpu_percent": 50.0, "gpu_utilization": None}
+    return {
+        "done": done, "scheduling": "fair", "elapsed_ms": at, "lanes": {"regular": lane}, "device": device,
+    }  # fmt: skip
+
+
+def tokens(log: str) -> list[list[Any]]:
+    """Every token of the one sequence, in order."""
+    lines = [json.loads(line) for line in log.split("\n")[1:]]
+    return [token for line in lines for token in line["regular"]["new"].get("0", [])]
+
+
+def test_the_log_grows_by_each_token_with_its_origin_text_and_time() -> None:
+    feed = PageFeed("r", SETTINGS)
+    first, _, _ = feed.update(snapshot(["a", ""], 20))
+    head = json.loads(first.split("\n")[0])
+    assert (head["run"], head["batch_size"], head["lanes"]) == ("r", 1, ["regular"])
+    assert (head["settings"], head["keywords"]) == (SETTINGS, keywords())
+    # Text that the last token held back is added to it, and no text can hold a tag or end a line.
+    log, view, charts = feed.update(snapshot(["a", "\ufffd", "<script>\n"], 80))
+    assert log.startswith(first) and "<" not in log + view + charts and log.count("\n") == 2
+    assert tokens(log) == [
+        ["s", "a", 0.0, 1], ["a", "", 10.0, 1], ["+", "\ufffd", 10.0, -1], ["r", "<script>\n", 20.0, 1],
+    ]  # fmt: skip
+
+
+def test_values_are_passed_on_and_may_be_missing() -> None:
+    shot = snapshot(["a"], 40)
+    for given in ({}, {"reading": {"fed": 1, "total": 2, "sequences": [0]}, "cache": {"own": 5}}):
+        shot["lanes"]["regular"] |= given
+        _, view, charts = (json.loads(text.split("\n")[0]) for text in PageFeed("r", SETTINGS).update(shot))
+        assert view["lanes"]["regular"]["reading"] == given.get("reading")
+        assert charts["cache"] == {"regular": given.get("cache")}
+        assert view["lanes"]["regular"]["metrics"]["throughput_tps"] is None
+        assert view["device"]["gpu_utilization"] is None and view["device"]["gpu_power_w"] is None
+        assert charts["lanes"]["regular"]["acceptance_rate"] == charts["series"]["rss_mb"] == [None]
+
+
+def test_charts_stay_small_change_a_few_times_a_second_and_end_with_the_last_snapshot() -> None:
+    feed = PageFeed("r", SETTINGS)
+    assert len({feed.update(snapshot([], 50.0 * i))[2] for i in range(21)}) == 6
+    for i in range(6, 3000):
+        feed.update(snapshot([], 200.0 * i))
+    charts = json.loads(feed.update(snapshot([], 600_001.0, done=True))[2])
+    for series in (charts["series"]["elapsed_ms"], charts["lanes"]["regular"]["clock_ms"]):
+        assert CHART_POINTS / 4 < len(series) <= CHART_POINTS + 1
+        assert series[0] == 0.0 and series[-1] == 600_001.0 and series == sorted(series)
+
+
+def test_lanes_that_miss_samples_do_not_slow_the_charts_down() -> None:
+    feed, changed, before = PageFeed("r", SETTINGS), 0, ""
+    for i in range(900):
+        shot = snapshot([], 100.0 * i)
+        lane = shot["lanes"]["regular"]
+        # The clocks of the other lanes stand still in some samples.
+        for name, gap in (("speculative", 10), ("bass", 7), ("amusd", 3)):
+            shot["lanes"][name] = lane | {"clock_ms": 1000.0 * (i // 2 - i // 2 // gap)}
+        charts = feed.update(shot)[2]
+        changed += i >= 600 and charts != before
+        before = charts
+    # 30 s at one sample each 400 ms, which is twice the 200 ms of the first 48 s.
+    assert changed == 75
+
+
+def test_a_lane_whose_clock_stands_adds_no_points() -> None:
+    feed = PageFeed("r", SETTINGS)
+    for elapsed in (0.0, 500.0, 1000.0):
+        _, _, charts = feed.update(snapshot(["a"], 40.0) | {"elapsed_ms": elapsed})
+    assert json.loads(charts)["lanes"]["regular"]["clock_ms"] == [40.0]
+    assert json.loads(charts)["series"]["elapsed_ms"] == [0.0, 500.0, 1000.0]
+
+
+def record(number: int, at: float, drafted: list[str]) -> dict[str, Any]:
+    """A round of one row as bass_core logs it."""
+    row = {
+        "sequence": 0, "start": number, "drafted": [1] * len(drafted), "drafted_text": drafted,
+        "p": [0.123456789] * len(drafted), "q": [0.5] * len(drafted), "u": [None] * len(drafted),
+        "chance": [0.25] * len(drafted), "one_by_one": 0,
+        "accepted": 0, "written": 1, "next_p": None, "parents": None, "path": None, "detail": None,
+    }  # fmt: skip
+    return {
+        "round": number, "kind": "verify", "draft_length": 3 + number, "lengths": [3 + number], "time_ms": at,
+        "draft_ms": None, "verify_ms": None, "rows": [row],
+    }  # fmt: skip
+
+
+def test_each_round_is_sent_once_and_its_length_is_charted() -> None:
+    feed, rounds = PageFeed("r", SETTINGS), [record(1, 10, ["x", "<b>"]), record(2, 20, [])]
+    for count in (1, 2, 2):
+        shot = snapshot(["a"] * count, 20.0 * count)
+        shot["lanes"]["regular"]["rounds"] = rounds[:count]
+        shot["elapsed_ms"] *= 20
+        log, _, charts = feed.update(shot)
+    sent = [line for text in log.split("\n")[1:] for line in json.loads(text)["regular"]["rounds"]]
+    drafts = [["x", 0.123457, 0.5, None, 0.25], ["<b>", 0.123457, 0.5, None, 0.25]]
+    assert sent == [
+        [1, "ve", 4, 10, [[0, 1, 1, 0, None, drafts, 0]]],
+        [2, "ve", 5, 20, [[0, 2, 1, 0, None, [], 0]]],
+    ]
+    assert json.loads(charts)["rounds"]["regular"] == {"time_ms": [10, 20], "draft_length": [4, 5]}
+
+
+def test_a_tree_is_sent_with_its_parents_and_rows_with_their_lengths() -> None:
+    rounds = [record(1, 10, ["x", "y", "z"]), record(2, 20, ["x", "y"])]
+    rounds[0]["rows"][0] |= {"parents": [-1, 0, -1], "path": [2], "accepted": 1}
+    rounds[1] |= {"lengths": [2, 0], "draft_length": 2, "draft_ms": 1.5, "verify_ms": 2.25}
+    rounds[1]["rows"].append(rounds[1]["rows"][0] | {"sequence": 1})
+    shot = snapshot(["a", "b"], 40.0)
+    shot["lanes"]["regular"]["rounds"] = rounds
+    log, _, charts = PageFeed("r", SETTINGS).update(shot)
+    first, second = json.loads(log.split("\n")[1])["regular"]["rounds"]
+    assert first[4][0][7:] == [[-1, 0, -1], [2]] and (first[2], len(first)) == (4, 5)
+    assert second[2] == [2, 0] and second[5:] == [[1.5, 2.25]]
+    assert all(len(row) == 7 for row in second[4])
+    assert json.loads(charts)["rounds"]["regular"]["draft_length"] == [4, 2]
+
+
+def test_a_recording_names_its_own_lanes_rows_and_settings() -> None:
+    shot = snapshot(["a"], 10)
+    shot["lanes"] = {"bass": shot["lanes"]["regular"], "new": shot["lanes"]["regular"]}
+    head = json.loads(PageFeed("r", {}).update(shot)[0].split("\n")[0])
+    assert (head["lanes"], head["settings"], head["batch_size"]) == (["bass", "new"], {}, 1)
+
+
+H100 = {"kind": "predicted", "hardware": "H100", "gpus": 1, "target": "7.8B", "draft": "310M"}
+
+
+def told(clock: dict[str, Any] | None, settings: dict[str, Any]) -> dict[str, Any]:
+    """The head of a race by this clock."""
+    shot: Any = snapshot(["a", "b"], 20, done=True) | ({"clock": clock} if clock else {})
+    log, view, _ = PageFeed("r", settings).update(shot)
+    assert clock or "predicted" not in view
+    return dict(json.loads(log.split("\n")[0]))
+
+
+def test_the_head_names_the_predicted_machine() -> None:
+    head = told(H100, {"clock": "h100"})
+    assert (head["clock"], head["machine"]) == (H100, "H100 with 7.8B and 310M")
+    assert head["code"] == "SimulatedClock('h100', target='7.8b', draft='310m')"
+    two = words.where(H100 | {"gpus": 2, "target": "70B", "draft": "8B"})
+    assert two == "on 2 predicted H100 with 70B and 8B"
+    assert not told(None, {"clock": "measured"}).keys() & {"clock", "machine", "code"}
+    assert words.machine_of({}) == "machine"
+
+
+@pytest.mark.parametrize("settings", [{}, {"clock": "tpu"}, {"clock": "own", "clock_tflops": "x"}])
+def test_a_recording_whose_settings_do_not_say_has_no_code(settings: dict[str, Any]) -> None:
+    assert told(H100, settings)["code"] is None

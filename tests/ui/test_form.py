@@ -1,0 +1,161 @@
+"""The form in a browser: refusals lose nothing, presets leave nothing, a prompt's length is shown, links restore.
+
+Contract: one page is used from one end of the form to the other, so that each step starts from what the last left.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+from playwright.sync_api import BrowserContext, Page, expect
+
+from ui.page.presets import CODE, REWRITING, presets
+
+from .browser import LANES, fill, open_page, run_to_the_end, shown
+
+pytestmark = pytest.mark.slow
+BAD_INPUT = [
+    ({"prompt": "  "}, "The prompt is empty"),
+    ({"prompt": "x" * 6000}, "shorten the prompt"),
+    ({"batch": ""}, "Batch size must be a whole number from 1 to 32."),
+    ({"temperature": -1}, "Temperature must be a number of 0 or more"),
+]
+
+
+def test_the_form(page: Page, context: BrowserContext) -> None:
+    expect(page.locator("#prompt textarea")).to_have_value(REWRITING)
+    expect(page.locator("#preset-note")).to_contain_text(presets()["Wins"].look_for)
+    expect(page.locator(".prompt-length")).to_have_text(f"{len(REWRITING)} of 4,096 tokens")
+    _refusals(page)
+    _presets(page)
+    _lengths(page)
+    _links(page, context)
+    _long_example(page)
+
+
+def _refusals(page: Page) -> None:
+    """Bad input gets a sentence; results and what was typed stay."""
+    fill(page, tokens=4)
+    run_to_the_end(page)
+    before = [shown(page, lane) for lane in LANES]
+    for bad, says in BAD_INPUT:
+        typed = {"prompt": "Hello", "batch": 2, "tokens": 4, "temperature": 0.9, "seed": 3} | bad
+        fill(page, **typed)  # type: ignore[arg-type]
+        page.click("#run")
+        expect(page.locator(".message")).to_contain_text(says)
+        expect(page.locator("#run")).to_be_enabled()
+        assert [shown(page, lane) for lane in LANES] == before
+        assert page.input_value("#prompt textarea") == typed["prompt"]
+        for name, field in (("batch-size", "batch"), ("temperature", "temperature"), ("seed", "seed")):
+            assert page.input_value(f"#{name} input") == str(typed[field])
+
+
+def _presets(page: Page) -> None:
+    """A preset sets the whole form; "Ragged" runs a prompt a row, and the snippet has them."""
+    note, coupled = page.locator("#preset-note"), "coupled: the same text in every lane"
+    page.click("text=More settings")
+    page.get_by_role("button", name="Same words").click()
+    expect(page.locator("#verification input")).to_have_value(coupled)
+    page.fill("#top-k input", "3")
+    expect(note).to_have_text("")
+    page.get_by_role("button", name="Ragged").click()
+    expect(note).to_contain_text(presets()["Ragged"].look_for)
+    expect(page.locator("#top-k input")).to_have_value("0")
+    expect(page.locator("#verification input")).not_to_have_value(coupled)
+    expect(page.locator("#prompts input")).to_have_value("one prompt a line")
+    expect(page.locator("#batch-size input")).to_have_value("4")
+    expect(page.locator("#temperature input")).to_have_value("0.7")
+    run_to_the_end(page)
+    assert len(shown(page, "bass")) == 4
+    code = page.locator(".snippet code").text_content() or ""
+    prompts = {
+        node.targets[0].id: node.value
+        for node in ast.parse(code).body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }["prompt"]
+    assert ast.literal_eval(prompts) == page.input_value("#prompt textarea").split("\n")
+    assert 'generate(pair, prompt[i], method="speculative"' in code
+    assert 'generate(pair, prompt, method="bass"' in code
+
+
+def _lengths(page: Page) -> None:
+    """The line below the prompt follows the field."""
+    line, field = page.locator(".prompt-length"), page.locator("#prompt textarea")
+    expect(line).to_contain_text("4 prompts, the longest 50 of 4,096 tokens")
+    page.get_by_role("button", name="Wins").click()
+    expect(field).to_have_value(REWRITING)
+    for text, says in (
+        ("Hello", "5 of 4,096 tokens"),
+        ("x" * 5000, "has 5000 tokens and the model holds 4096"),
+        ("y" * 200_000, "has 200000 characters and this server takes at most 20000"),
+    ):
+        field.fill(text)
+        expect(line).to_contain_text(says)
+    field.fill("")
+    expect(line).to_have_text("")
+    # The last text counts, whatever came before it.
+    page.get_by_role("button", name="Same words").click()
+    field.press_sequentially(" And more.", delay=20)
+    page.get_by_role("button", name="Break-even").click()
+    expect(field).to_have_value(CODE)
+    expect(line).to_have_text(f"{len(CODE)} of 4,096 tokens")
+
+
+def _links(page: Page, context: BrowserContext) -> None:
+    """A link restores the settings that this server has; back and forth too."""
+    fill(page, batch=3, tokens=4, seed=11)
+    run_to_the_end(page)
+    page.click("[data-take=link]")
+    assert "#race?" in page.url and "seed=11" in page.url
+    address = page.url.replace("draft_length=auto", "draft_length=4").replace("scheduling=fair", "scheduling=x")
+    other = context.new_page()
+    open_page(other, address)
+    expect(other.locator("#seed input")).to_have_value("11")
+    expect(other.locator("#prompt textarea")).to_have_value("Hello")
+    expect(other.locator("#batch-size input")).to_have_value("3")
+    other.click("text=More settings")
+    expect(other.locator("#draft-length input")).to_have_value("fixed, 4")
+    expect(other.locator("#scheduling input")).to_have_value(re.compile("fair"))
+    # Another link in the same tab, then back.
+    other.evaluate("location.hash = '#race?seed=12&lanes=nonsense'")
+    expect(other.locator("#seed input")).to_have_value("12")
+    other.click("text=More settings")
+    expect(other.get_by_role("checkbox", name="BASS")).to_be_checked()
+    other.go_back()
+    expect(other.locator("#seed input")).to_have_value("11")
+    other.close()
+
+
+def _long_example(page: Page) -> None:
+    """The long example shows its reading and holds its prompt once."""
+    page.get_by_role("button", name="Long document").click()
+    expect(page.locator("#batch-size input")).to_have_value("8")
+    expect(page.locator(".prompt-length.refused")).to_contain_text("the model holds 4096")
+    # The tiny model's tokens are ASCII characters: this much of the text fits its context.
+    fill(page, prompt=page.input_value("#prompt textarea")[:3000], batch=8, tokens=8)
+    expect(page.locator(".prompt-length:not(.refused)")).to_contain_text(" of 4,096 tokens")
+    count = page.inner_text(".prompt-length").split()[0]
+    page.evaluate(
+        """() => {
+          const seen = window.seen = new Set(), lane = document.querySelector("#lane-bass");
+          const said = (part) => lane.querySelector(part).textContent;
+          const look = () => seen.add(`${said(".state")}: ${said(".read")}`);
+          new MutationObserver(look).observe(lane, { childList: true, subtree: true, characterData: true });
+        }"""
+    )
+    run_to_the_end(page)
+    seen = page.evaluate("[...window.seen]")
+    assert any(re.fullmatch(rf"Reading the prompt: .* of {count} tokens", one) for one in seen), seen
+    expect(page.locator("#lane-bass .read")).to_have_text("")
+    expect(page.locator("#lane-bass .read-bar")).to_be_hidden()
+    page.locator("[data-chart=cache]").scroll_into_view_if_needed()
+    plot = "document.querySelector('[data-chart=cache] .plot')"
+    page.wait_for_function(f"() => {plot}.data?.length")
+    bars = page.evaluate(f"{plot}.data.map((trace) => [trace.name, trace.y])")
+    held = {name: dict(zip(LANES, y, strict=True)) for name, y in bars if name}
+    assert list(held) == ["Shared", "Rows' own", "Draft", "As copies"]
+    once = sum(held[part]["bass"] for part in ("Shared", "Rows' own", "Draft"))
+    assert held["As copies"]["bass"] > 6 * once
+    assert held["As copies"]["speculative"] is None, "it has one row at a time"

@@ -1,0 +1,206 @@
+"""While a race runs, charts keep pause, zoom and hover box; inspector and stepper work."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from bass_core import ModelPair, SamplingParams, race
+
+from .browser import PATIENCE_MS, fill, play, shown
+
+pytestmark = pytest.mark.slow
+# data[1] is the lane that runs longest: it decodes one sequence after another.
+PLOT = "document.querySelector('[data-chart=race] .plot')"
+POINTS = f"{PLOT}.data[1].x.length"
+RANGE = f"{PLOT}._fullLayout.xaxis.range"
+BASS = f"{PLOT}.data.find((trace) => trace.name === 'BASS')"
+# Counts frames, and those in which the chart had no hover box.
+COUNT_MISSING = """() => {
+  const boxes = window.boxes = { frames: 0, missing: 0 };
+  const frame = () => {
+    boxes.frames += 1;
+    boxes.missing += document.querySelector("[data-chart=race] .hoverlayer .legend") === null;
+    if (window.boxes === boxes) requestAnimationFrame(frame);
+  };
+  requestAnimationFrame(frame);
+}"""
+
+# Names of the charts in view that have lines. One that comes into view later is drawn from the held data.
+IN_SIGHT = """() => [...document.querySelectorAll("[data-chart]")].filter((figure) => {
+  const { top, bottom } = figure.getBoundingClientRect();
+  return figure.querySelector(".plot").data?.length && top < innerHeight && bottom > 0;
+}).map((figure) => figure.dataset.chart)"""
+# What the named charts show: [lane, number of points, last x] for each line.
+DRAWN = """(names) => names.map((name) => document.querySelector(`[data-chart=${name}] .plot`).data.map(
+  ({ name, x }) => [name, x.length, x.at(-1)]))"""
+# Counts the updates for the charts, and keeps the newest one's lane time in seconds.
+COUNT_NEWS = """() => {
+  const news = window.news = { count: 0, end: 0 };
+  Bass.on("charts", ({ lanes }) => {
+    news.count += 1;
+    news.end = lanes.speculative.clock_ms.at(-1) * 1e-3;  // as the charts have it
+  });
+}"""
+WRITTEN = "document.querySelectorAll('.sequence .token').length"
+COLOUR = f"{PLOT}.layout.font.color"
+DRAWN_END = f"{PLOT}.data.find((trace) => trace.name === 'Speculative').x.at(-1)"
+
+
+def long_race(pair: ModelPair) -> list[Any]:
+    """A race that is played in about two minutes, however fast or busy the machine is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[race.__module__], "SNAPSHOT_SECONDS", 0)
+        shots: list[Any] = list(
+            race(pair, "Hello", n=2, sampling=SamplingParams(0.9), seed=3, max_new_tokens=150, draft_length=1)
+        )
+    shots = [*shots[: -1 : len(shots) // 130 + 1], shots[-1]]
+    for i, shot in enumerate(shots):
+        shot["elapsed_ms"] = 1000.0 * i
+    return shots
+
+
+def more(page: Page, count: int = 3) -> None:
+    """Wait until the chart has grown `count` times. Its last x is compared, since long lines lose points."""
+    for _ in range(count):
+        page.wait_for_function(f"end => {DRAWN_END} > end", arg=page.evaluate(DRAWN_END), timeout=PATIENCE_MS)
+
+
+def box(page: Page) -> dict[str, float]:
+    """The bounding box of the chart's plot area."""
+    page.locator("[data-chart=race]").scroll_into_view_if_needed()
+    found = page.locator("[data-chart=race] .nsewdrag").bounding_box()
+    assert found
+    return dict(found)
+
+
+def test_a_race_that_is_under_way_can_be_looked_at(page: Page, pair: ModelPair) -> None:
+    page.evaluate(COUNT_NEWS)
+    play(page, long_race(pair), to_the_end=False)
+    # After the first tokens the lanes push nothing down any more.
+    page.locator(".sequence .token").first.wait_for(timeout=PATIENCE_MS)
+    _inspector(page)
+    # Scroll before the wait, so that no click scrolls the page.
+    page.locator("[data-chart=race]").scroll_into_view_if_needed()
+    page.locator("#pause-charts").scroll_into_view_if_needed()
+    page.wait_for_function(f"() => {PLOT}.data?.length > 1 && {POINTS} > 2", timeout=PATIENCE_MS)
+    _pause(page)
+    _zoom(page)
+    # A new run ends a pause.
+    page.get_by_role("button", name="Pause charts").click()
+    page.click("#stop")
+    page.click("#run")
+    expect(page.locator("#pause-charts")).to_have_text("Pause charts", timeout=PATIENCE_MS)
+
+
+def _inspector(page: Page) -> None:
+    """The inspector follows the newest round, and stands still where the reader steps back."""
+    at, line = page.locator("[data-pick=round]"), page.locator(".round-line")
+    # The inspector is drawn only while in view.
+    at.scroll_into_view_if_needed()
+    page.select_option("[data-pick=lane]", "bass")
+    expect(page.locator("[data-pick=follow]")).to_be_checked()
+    expect(at).not_to_have_value("")
+    newest = int(at.input_value())
+    page.wait_for_function("was => Number(document.querySelector('[data-pick=round]').value) > was", arg=newest)
+    page.click("[data-step='-1']")
+    expect(page.locator("[data-pick=follow]")).not_to_be_checked()
+    held, words, count = at.input_value(), line.text_content(), page.inner_text("[data-rounds]")
+    cells = page.locator(".round [data-row=token] td").all_text_contents()
+    expect(page.locator("[data-rounds]")).not_to_have_text(count, timeout=PATIENCE_MS)
+    assert (at.input_value(), line.text_content()) == (held, words)
+    assert page.locator(".round [data-row=token] td").all_text_contents() == cells
+    page.click("[data-step='1']")
+    expect(at).to_have_value(str(int(held) + 1))
+    page.check("[data-pick=follow]")
+    page.wait_for_function(
+        "was => Number(document.querySelector('[data-pick=round]').value) > was", arg=int(held) + 1
+    )
+
+
+def _pause(page: Page) -> None:
+    """Paused charts stand still while the lanes grow on."""
+    page.click("#pause-charts")
+    charts, known, light = page.evaluate(IN_SIGHT), page.evaluate("window.news.end"), page.evaluate(COLOUR)
+    assert "race" in charts
+    held = page.evaluate(DRAWN, charts)
+    for _ in range(3):
+        count, written = page.evaluate("window.news.count"), page.evaluate(WRITTEN)
+        page.wait_for_function(
+            f"([count, written]) => window.news.count >= count + 2 && {WRITTEN} > written",
+            arg=[count, written],
+            timeout=PATIENCE_MS,
+        )
+        assert page.evaluate(DRAWN, charts) == held
+        expect(page.locator("#pause-charts")).to_have_text("Resume charts")
+    # A change of theme redraws the held data.
+    page.evaluate("document.body.classList.add('dark')")
+    page.wait_for_function(f"colour => {COLOUR} !== colour", arg=light, timeout=PATIENCE_MS)
+    assert page.evaluate(DRAWN_END) <= known < page.evaluate("window.news.end")
+    newest = page.evaluate("window.news.end")
+    page.get_by_role("button", name="Resume charts").click()
+    page.wait_for_function(f"newest => {DRAWN_END} >= newest", arg=newest, timeout=PATIENCE_MS)
+    more(page)
+
+
+def _zoom(page: Page) -> None:
+    """Zoom and hover box stay through updates."""
+    said = page.locator("[data-chart=race] .hoverlayer .legend")
+    page.wait_for_function(f"() => {BASS}?.x.length > 8", timeout=PATIENCE_MS)
+    place, seen = box(page), page.evaluate(f"{BASS}.x[4]")
+    middle = place["y"] + place["height"] / 2
+    # A hover box appears only within a few pixels of a point, and early points lie far apart.
+    across = f"x => {PLOT}._fullLayout.xaxis.d2p(x)"
+    there = place["x"] + page.evaluate(across, seen)
+    page.mouse.move(max(there - 0.2 * place["width"], place["x"] + 1), middle)
+    page.mouse.down()
+    page.mouse.move(min(there + 0.2 * place["width"], place["x"] + place["width"] - 1), middle)
+    page.mouse.up()
+    page.wait_for_function(f"() => {PLOT}._fullLayout.xaxis.autorange === false")
+    zoomed = page.evaluate(RANGE)
+    page.mouse.move(place["x"] + page.evaluate(across, seen), middle)
+    expect(said).to_contain_text("BASS")
+    # From here the pointer rests on the plot.
+    page.evaluate(COUNT_MISSING)
+    more(page)
+    assert page.evaluate("window.boxes.frames") > 0 and page.evaluate("window.boxes.missing") == 0
+    assert page.evaluate(RANGE) == zoomed
+    page.wait_for_function(f"end => Math.max(...{PLOT}.data[1].x) > end", arg=zoomed[1], timeout=PATIENCE_MS)
+
+
+def test_the_page_holds_what_it_shows_until_it_is_told_to_go_on_and_prints_what_is_out_of_sight(
+    page: Page,
+) -> None:
+    fill(page, batch=1, tokens=60)
+    # Held from the start, so that the test does not depend on how fast the race is.
+    page.evaluate("() => { document.querySelector('#run').click(); Bass.hold(true); }")
+    expect(page.locator("#run")).to_be_disabled()
+    expect(page.locator("#run")).to_be_enabled(timeout=120_000)
+    assert shown(page, "bass") == []
+    page.evaluate("() => document.dispatchEvent(new CustomEvent('bass:pause'))")
+    line = page.locator(".step-part .step-line")
+    expect(line).to_contain_text("No round yet")
+    for _ in range(4):
+        page.evaluate("() => document.dispatchEvent(new CustomEvent('bass:step'))")
+    expect(line).to_contain_text("so far")
+    held = page.evaluate("() => Bass.run().done")
+    page.evaluate("() => document.dispatchEvent(new CustomEvent('bass:pause'))")
+    expect(page.locator("#status-line .message")).to_have_attribute("data-phase", "done")
+    assert held is False
+    assert sum(map(len, shown(page, "bass"))) > 0
+    # A print in the middle of a race draws the charts below.
+    page.evaluate("scrollTo(0, 0)")
+    fill(page, batch=8, tokens=1024)
+    page.click("#run")
+    page.wait_for_function("() => document.querySelector('#lane-bass .sequence')?.textContent.length > 20")
+    run = "JSON.parse(JSON.stringify(Bass.run().head.run))"
+    drawn = f"document.querySelector('[data-chart=race] .plot').layout.uirevision === {run}"
+    assert page.evaluate(drawn) is False
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.evaluate(drawn) is True
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    page.click("#stop")
+    expect(page.locator("#run")).to_be_enabled()

@@ -1,0 +1,428 @@
+"""Every number of three races on the page (greedy, sampled, coupled), computed again from its export.
+
+Contract: TABLE is the list: the number, where it is shown, and its formula (formulas.py). docs/numbers.md has the
+same list in words. p and q are computed by the models themselves as well. Each race is then walked step by step
+with the same numbers, and the sampled one is run again by the snippet that the page shows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from playwright.sync_api import Locator, Page, expect
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from . import formulas as f
+from .browser import LANES, accessible, chosen, compared, exported, fill, run_to_the_end, shown
+from .conftest import ROOT
+
+RACES = {"greedy": (0.0, "greedy"), "sampled": (0.9, "block"), "coupled": (0.9, "coupled")}
+PROMPT = "Hello"
+SEEN_LANES = """() => Object.fromEntries([...document.querySelectorAll('.lane')]
+  .filter((e) => e.offsetParent).map((e) => [
+  e.dataset.lane, {
+    label: e.querySelector('h2').textContent,
+    figures: Object.fromEntries([...e.querySelectorAll('[data-figure]')]
+      .map((f) => [f.dataset.figure, f.textContent])),
+    state: e.querySelector('.state').textContent,
+    caption: e.querySelector('.strip figcaption').textContent,
+  }]))"""
+SEEN_TABLE = """() => [...document.querySelectorAll('.figures-table tr')]
+  .map((row) => [...row.children].map((c) => c.textContent))"""
+SEEN_VERDICT = """() => [document.querySelector('.verdict-head').textContent,
+  [...document.querySelectorAll('.verdict li')].map((line) => line.textContent)]"""
+# Plays the part of a reader: chooses lanes, sequences and rounds with the inspector's own controls.
+SEEN_INSPECTOR = """() => {
+  const box = document.querySelector('.bass-inspector'), pick = (name) => box.querySelector(`[data-pick=${name}]`);
+  const set = (name, value) => { pick(name).value = value; pick(name).dispatchEvent(new Event('change')); };
+  const found = [];
+  for (const lane of [...pick('lane').options].map((o) => o.value)) {
+    set('lane', lane);
+    for (const sequence of [...pick('sequence').options].map((o) => o.value)) {
+      set('sequence', sequence);
+      const count = Number(box.querySelector('[data-rounds]').textContent.slice(3));
+      for (let at = 1; at <= count; at += 1) {
+        set('round', at);
+        const rows = [...box.querySelectorAll('.round [data-row]')].filter((row) => !row.hidden);
+        found.push({
+          lane, sequence: Number(sequence), at: at - 1, line: box.querySelector('.round-line').textContent,
+          note: box.querySelector('.round-note').textContent, shown: !box.querySelector('.round').hidden,
+          rows: Object.fromEntries(rows.map((row) =>
+            [row.dataset.row, [...row.cells].slice(1).map((c) => c.textContent)])),
+        });
+      }
+    }
+  }
+  return found;
+}"""
+
+
+class Run:
+    """What the page exports at the end of a race, and what it displays, as texts."""
+
+    def __init__(self, page: Page) -> None:
+        self.lanes = {name: f.Lane(data, name) for name, data in exported(page)["lanes"].items()}
+        self.regular = self.lanes["regular"]
+        page.click("[data-switch=whole-race]")  # draws the timelines, whether they are in view or not
+        page.wait_for_timeout(300)
+        self.seen = page.evaluate(SEEN_LANES)
+        page.click("[data-switch=whole-race]")
+        self.head, self.lines = page.evaluate(SEEN_VERDICT)
+        columns, *rows = page.evaluate(SEEN_TABLE)
+        self.table = {row[0]: dict(zip(columns[1:], row[1:], strict=True)) for row in rows}
+        self.inspector = page.evaluate(SEEN_INSPECTOR)
+
+    def label(self, name: str) -> str:
+        return str(self.seen[name]["label"])
+
+
+def same(text: str, value: float | str | None, share: float = 1e-3) -> bool:
+    """Whether the text shows the value: its words, or within half of its last digit and `share`, as times are
+    rounded. "n/a" and dashes show None."""
+    if isinstance(value, str):
+        return text == value
+    found = re.search(r"-?\d[\d,]*\.?(\d*)(?:e-?\d+)?", text.replace("\u2212", "-"))
+    if found is None or value is None:
+        return found is None and value is None
+    digits = re.search(r"\d[\d,]*\.?(\d*)", text)
+    least = 0.5001 * 10 ** -len(digits[1] if digits else "")
+    return abs(float(found[0].replace(",", "")) - value) <= least + share * abs(value)
+
+
+def head(key: str) -> Callable[[Run, str], str]:
+    """A figure of a lane's head."""
+    return lambda run, name: str(run.seen[name]["figures"][key])
+
+
+def cell(label: str) -> Callable[[Run, str], str]:
+    """A cell of the table "Afterwards"; "n/a" where the race has no such row."""
+    return lambda run, name: str(run.table.get(label, {}).get(run.label(name), "n/a"))
+
+
+def own(formula: Callable[[f.Lane], Any]) -> Callable[[Run, str], Any]:
+    return lambda run, name: formula(run.lanes[name])
+
+
+def versus(formula: Callable[[f.Lane, f.Lane], float]) -> Callable[[Run, str], float]:
+    return lambda run, name: formula(run.lanes[name], run.regular)
+
+
+# Number, what is shown of it, its formula.
+TABLE: list[tuple[str, Callable[[Run, str], str], Callable[[Run, str], Any]]] = [
+    ("ms per token", head("ms_per_token"), own(f.ms_per_token)),
+    ("speed-up", head("speedup"), versus(f.speedup)),
+    ("throughput", head("throughput_tps"), own(f.throughput)),
+    ("acceptance", head("acceptance_rate"), own(f.acceptance)),
+    ("new tokens", head("new_tokens"), own(f.new_tokens)),
+    ("lane time", lambda run, name: str(run.seen[name]["state"]), own(f.lane_seconds)),
+    ("ms per token", cell("ms per token of one sequence"), own(f.ms_per_token)),
+    ("speed-up", cell("speed-up over regular"), versus(f.speedup)),
+    ("throughput", cell("throughput, tokens/s"), own(f.throughput)),
+    ("PTL First", cell("per-token latency, First, ms"), own(f.ptl_first)),
+    ("PTL Last", cell("per-token latency, Last, ms"), own(f.ptl_last)),
+    ("PTL All", cell("per-token latency, All, ms"), own(f.ptl_all)),
+    ("time to first token", cell("time to first token, ms"), own(f.first_token)),
+    ("acceptance", cell("draft acceptance rate"), own(f.acceptance)),
+    ("token acceptance", cell("token acceptance"), own(f.token_acceptance)),
+    ("mean acceptance length", cell("mean acceptance length"), own(f.mean_acceptance)),
+    ("rounds", cell("rounds"), own(f.rounds)),
+    ("target forwards", cell("target forwards"), own(f.forwards)),
+    ("new tokens", cell("new tokens"), own(f.new_tokens)),
+    ("lane time", cell("lane time, s"), own(f.lane_seconds)),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_every_number_of_three_races(page: Page, tiny_pair: tuple[Path, Path]) -> None:
+    for race, (temperature, rule) in RACES.items():
+        if race == "coupled":
+            chosen(page, "verification", re.compile("coupled"))
+        fill(page, prompt=PROMPT, batch=2, tokens=24, temperature=temperature)
+        if race == "greedy":
+            page.locator("#prompt textarea").press("Control+Enter")
+            expect(page.locator("#run")).to_be_disabled()
+            run_to_the_end(page, running=True)
+        else:
+            run_to_the_end(page)
+        run = Run(page)
+        _figures(run, race)
+        _verdict(run)
+        _timelines(run)
+        _inspector(run, race)
+        _models(run, race, tiny_pair)
+        residuals = _steps(page, rule)
+        assert (residuals > 0) == (race == "sampled")
+        _comparison(page, race)
+        if race == "sampled":
+            page.click("text=More settings")
+            page.click(".snippet summary")
+            page.click("[data-switch=stepping]")
+            page.keyboard.press("ArrowRight")  # half-faded texts have too little contrast
+            expect(page.locator(".step-part")).to_contain_class("at-end")
+            accessible(page)
+            page.click("[data-close]")
+            _snippet(page, tiny_pair)
+    # A single row is neither first nor last.
+    fill(page, batch=1, tokens=12, temperature=0)
+    run_to_the_end(page)
+    labels = page.locator(".figures-table tbody th").all_text_contents()
+    assert [label for label in labels if label.startswith("per-token")] == ["per-token latency, All, ms"]
+    assert all(x == ["All"] for _, x, _ in _bars(page))
+
+
+def _figures(run: Run, race: str) -> None:
+    """Each figure is what its formula says, and so are the counts beside the shares."""
+    wrong = [
+        f"{name} of {lane}: the page shows {shown(run, lane)!r}, the formula gives {formula(run, lane)}"
+        for name, shown, formula in TABLE
+        for lane in run.lanes
+        if not same(shown(run, lane), formula(run, lane))
+    ]
+    assert wrong == []
+    for name, lane in run.lanes.items():
+        if f.drafted(lane):
+            counts = f"{f.accepted(lane)} of {f.drafted(lane)}"
+            assert head("acceptance_rate")(run, name).endswith(f", {counts}")
+            assert cell("drafts accepted, of all")(run, name) == counts
+        ended = [one["finish_reason"] for one in lane.sequences].count("eos")
+        assert cell("ended by the model (EOS)")(run, name) == f"{ended} of {len(lane.sequences)}"
+        label = "token acceptance by rejection sampling, estimated"
+        assert same(cell(label)(run, name), f.by_rejection(lane) if race == "coupled" else None)
+
+
+def _verdict(run: Run) -> None:
+    """Its equation of each lane, and who is ahead."""
+    words = re.compile(
+        r"([\d.]+)×: ([\d.]+) tokens a row-round, (?:and|but) a row-round costs ([\d.]+) plain ones"
+    )
+    assert len(run.lines) == len(run.lanes) - 1
+    for name, line in zip(list(run.lanes)[1:], run.lines, strict=True):
+        lane, found = run.lanes[name], words.search(line)
+        assert line.startswith(run.label(name)) and found
+        expected = f.speedup(lane, run.regular), f.tokens_a_row_round(lane), f.cost(lane, run.regular)
+        assert all(same(text, value) for text, value in zip(found.groups(), expected, strict=True)), line
+        assert expected[0] == pytest.approx(expected[1] / expected[2])
+    first, second = sorted(run.lanes.values(), key=f.ms_per_token)[:2]
+    ratio = f.ms_per_token(second) / f.ms_per_token(first)
+    assert run.head.startswith(run.label(first.name)) and ("level" in run.head) == f.level(first, second)
+    if f.level(first, second):
+        assert run.label(second.name) in run.head
+        assert same(run.head.split("their ")[1], 100 * (ratio - 1), 2e-3)
+    else:
+        times = re.findall(r"([\d.]+)×", run.head)
+        of_two = second is run.regular or first is run.regular
+        figures = [ratio] if of_two else [f.speedup(first, run.regular), ratio]
+        assert all(same(text, value) for text, value in zip(times, figures, strict=True)), run.head
+
+
+def _timelines(run: Run) -> None:
+    """A timeline's shares are times."""
+    parts = {"drafts": "draft", "verification": "verify", "plain steps": "plain", "host": "host"}
+    for name, lane in run.lanes.items():
+        spent = {kind: sum(e - b for _, one, b, e in f.blocks(lane) if one == kind) for kind in parts.values()}
+        for words, kind in parts.items():
+            if share := re.search(rf"{words} (\d+)\s%", run.seen[name]["caption"]):
+                assert same(share[1], 100 * spent[kind] / sum(spent.values()), 5e-3), run.seen[name]["caption"]
+
+
+def _inspector(run: Run, race: str) -> None:
+    """min(1, p/q), the chance in the block, u, and what follows from them; at temperature 0 there is no u."""
+    judged = 0
+    for seen in run.inspector:
+        lane = run.lanes[seen["lane"]]
+        steps = [one for one in lane.sequences[seen["sequence"]]["rounds"] if one["kind"] != "prefill"]
+        step, rows = steps[seen["at"]], seen["rows"]
+        assert f"Lane round {step['round']}, " in seen["line"] and same(seen["line"].split("at ")[1], step["ms"])
+        if not step["drafts"]:
+            assert race == "greedy" or same(seen["line"].split("p(x) ")[1], step["nextP"])
+            continue
+        count, stood = len(step["drafts"]), step["accepted"]
+        assert f"draft length {step['length']}, {count} drafted, {stood} accepted" in seen["line"]
+        assert all(
+            ("accepted" in word or "saved" in word) == (i < stood)
+            for i, word in enumerate(rows["verdict"][:count])
+        )
+        texts = zip(rows["token"], [draft["text"] for draft in step["drafts"]], strict=False)
+        assert all(json.loads(f'"{shown}"') == text for shown, text in texts if text)
+        if race == "greedy":
+            assert "Temperature 0: a draft is accepted if it is the target's" in seen["note"]
+            assert not rows.keys() & {"p", "q", "u", "ratio", "chance"}
+            continue
+        for i, draft in enumerate(step["drafts"]):
+            assert same(rows["p"][i], draft["p"]) and same(rows["q"][i], draft["q"])
+        if race == "coupled":
+            assert not rows.keys() & {"u", "ratio", "chance"}, "no draft was tested against a number"
+            continue
+        for i, draft in enumerate(step["drafts"]):
+            assert same(rows["ratio"][i], min(1.0, draft["p"] / draft["q"])) and same(rows["u"][i], draft["u"])
+            assert same(rows["chance"][i], draft["chance"])
+        below = [i for i, draft in enumerate(step["drafts"]) if draft["u"] < draft["chance"]]
+        assert stood == (max(below) + 1 if below else 0), "the last draft with u < h stands, and all before it"
+        # Behind a row's last draft the block's chance is the running product itself.
+        if step["written"] > stood:
+            assert same(rows["chance"][count - 1], f.running_chance(step, count))
+        alone = next((i for i, one in enumerate(step["drafts"]) if one["u"] * one["q"] >= one["p"]), count)
+        assert ("as many would" if alone == stood else f"{alone} of them would") in seen["note"]
+        words = ["accepted"] * min(alone, stood) + ["saved"] * (stood - alone) + ["rejected"] * (count - stood)
+        assert rows["verdict"][:count] == words
+        judged += 1
+    assert judged or race != "sampled"
+
+
+def _models(run: Run, race: str, tiny_pair: tuple[Path, Path]) -> None:
+    """p and q are the softmax of the models' logits at the race's temperature (at 0: at 1); so is the residual."""
+    target, draft = (AutoModelForCausalLM.from_pretrained(path, dtype="float32").eval() for path in tiny_pair)
+    tokenizer, residuals = AutoTokenizer.from_pretrained(tiny_pair[0]), 0
+    ids = {tokenizer.decode([i]): i for i in range(len(tokenizer))}
+
+    def chances(model: Any, text: list[int]) -> torch.Tensor:
+        with torch.no_grad():
+            return torch.softmax(model(torch.tensor([text])).logits[0, -1] / (RACES[race][0] or 1.0), -1)
+
+    row = run.lanes["bass"].sequences[0]
+    for step in [step for step in row["rounds"] if step["drafts"]][:6]:
+        text, detail = tokenizer(PROMPT)["input_ids"] + row["token_ids"][: step["start"]], step["detail"]
+        drafts = [ids[one["text"]] for one in step["drafts"]]
+        for i, one in enumerate(step["drafts"]):
+            p, q = (float(chances(model, text + drafts[:i])[drafts[i]]) for model in (target, draft))
+            shown = (detail["ownP"][i], detail["ownQ"][i]) if race == "greedy" else (one["p"], one["q"])
+            assert shown == pytest.approx((p, q), rel=5e-3, abs=1e-5)
+        if (ending := detail["ending"]) is None:
+            continue
+        before = text + drafts[: ending["after"]]
+        p_all, q_all = chances(target, before), chances(draft, before)
+        for one in ending["top"]:
+            assert one["p"] == pytest.approx(float(p_all[one["id"]]), rel=5e-3, abs=1e-5)
+        if ending["mass"]:
+            residuals += 1
+            left = (ending["reach"] * p_all - q_all).clamp(min=0)
+            assert ending["mass"] == pytest.approx(float(left.sum()), rel=5e-3, abs=1e-4)
+    assert residuals or race != "sampled"
+
+
+def _steps(page: Page, rule: str) -> int:
+    """Walk through the first row's drafting rounds in lane "bass", step by step; how many had a residual."""
+    row = exported(page)["lanes"]["bass"]["sequences"][0]
+    steps, residuals, panel = [one for one in row["rounds"] if one["drafts"]], 0, page.locator(".step-part")
+    page.click("[data-switch=stepping]")
+    expect(panel.locator("[data-walk=lane]")).to_have_value("bass")
+    for at, step in enumerate(steps):
+        count = len(step["drafts"])
+        expect(panel.locator(".step-line")).to_contain_text(f"{count} draft")
+        assert step["detail"]["rule"] == rule
+        cards = panel.locator(".step-draft")
+        assert cards.count() == count == len(step["detail"]["sources"])
+        assert panel.locator(".step-draft.is-accepted").count() == step["accepted"]
+        assert panel.locator(".step-context del").count() == count - step["accepted"]
+        assert page.locator("#lane-bass .token.stepped").count() >= step["written"]
+        for i in range(count):
+            _draft(cards.nth(i), step, i)
+        residuals += _ending(panel, step, row["token_ids"][step["start"] + step["written"] - 1])
+        # The first press completes the animation, the second goes on.
+        page.keyboard.press("ArrowRight")
+        if at + 1 < len(steps):
+            page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    expect(panel.locator(".step-line")).to_contain_text("there is no later round")
+    page.click("[data-close]")
+    expect(panel).to_be_hidden()
+    assert page.locator(".token.stepped").count() == 0
+    return residuals
+
+
+def exact(text: str | None, value: float | None) -> bool:
+    """Whether a text shows this number, with three digits or, of a small one, six."""
+    if value is None:
+        return text == "n/a"
+    return abs(float(text or "nan") - value) <= (0.00051 if value >= 0.001 or value == 0 else 6e-7)
+
+
+def _draft(card: Locator, step: dict[str, Any], i: int) -> None:
+    """A draft's card has its source, its numbers and its verdict."""
+    draft, detail = step["drafts"][i], step["detail"]
+    text = card.text_content() or ""
+    assert card.locator(".step-source").text_content() == detail["sources"][i] == "model"
+    if detail["rule"] == "greedy":
+        assert draft["u"] is None or card.locator(".step-u").count() == 0
+        p, q = (card.locator(".step-numbers").text_content() or "").split(" · ")
+        assert exact(p[2:], detail["ownP"][i]) and exact(q[2:], detail["ownQ"][i])
+        assert "likeliest" in text or "not tested" in text
+    elif detail["rule"] == "coupled":
+        assert "the target draws" in text or "not tested" in text
+    else:
+        assert ("accepted: u" in text) == (i < step["accepted"])
+        at = float(card.locator(".step-u").evaluate("ball => ball.style.getPropertyValue('--at')"))
+        assert at == draft["u"]
+
+
+def _ending(panel: Locator, step: dict[str, Any], last: int) -> bool:
+    """The table where the round ended shows the export's numbers; whether it has a residual."""
+    ending = step["detail"]["ending"]
+    rows = panel.locator(".step-top tr:has(td)")
+    assert rows.count() == (len(ending["top"]) if ending else 0)
+    if not ending:
+        return False
+    for row, one in zip(rows.all(), ending["top"], strict=True):
+        numbers = [cell.text_content() for cell in row.locator(".step-share").all()]
+        expected = [one["p"], *([one["q"], one["residual"]] if ending["mass"] else [])]
+        assert all(exact(*both) for both in zip(numbers, expected, strict=True))
+        assert ("written" in (row.text_content() or "")) == (one["id"] == last)
+        if ending["mass"]:
+            left = max(0.0, ending["reach"] * one["p"] - one["q"]) / ending["mass"]
+            assert one["residual"] == pytest.approx(left, abs=1e-4)
+    if ending["mass"]:
+        assert ending["reach"] == pytest.approx(f.running_chance(step, ending["after"]), rel=1e-3)
+        assert same((panel.locator(".step-ending").text_content() or "").rsplit("/", 1)[1], ending["mass"])
+    return bool(ending["mass"])
+
+
+def _comparison(page: Page, race: str) -> None:
+    """Rows that must agree with Regular's say so, and sampled ones claim nothing. Medals say who ended first."""
+    if race == "sampled":
+        assert [compared(page, lane) for lane in LANES] == [[None] * 2] * 3
+        assert exported(page)["comparison"] is None
+        expect(page.locator(".greedy-note")).to_be_hidden()
+        return
+    assert [compared(page, lane) for lane in LANES] == [[""] * 2] + [["same as Regular"] * 2] * 2
+    assert exported(page)["comparison"] == {"speculative": [None] * 2, "bass": [None] * 2}
+    if race == "greedy":
+        expect(page.locator(".greedy-note")).to_contain_text("the 2 sequences of a lane are the same")
+        assert all(len(set(shown(page, lane))) == 1 for lane in LANES)
+        # The rows of regular decoding end together, those that take turns do not.
+        for lane, medals in (("regular", ["", ""]), ("speculative", ["First", "Last"])):
+            expect(page.locator(f"#lane-{lane} .medal")).to_have_count(2)
+            assert sorted(page.locator(f"#lane-{lane} .medal").all_text_contents()) == medals
+        assert _bars(page)[0] == ["Regular", ["First", "Last", "All"], [True, True, False]]
+
+
+def _bars(page: Page) -> Any:
+    """Of the summary's bars: lane, places, and which of them have no value."""
+    bars = "plot => plot.data.filter(t => t.type === 'bar').map(t => [t.name, t.x, t.y.map(v => v === null)])"
+    return page.eval_on_selector(".summary-figure .plot", bars)
+
+
+def _snippet(page: Page, tiny_pair: tuple[Path, Path]) -> None:
+    """The snippet repeats the run. It names folders without their parent folder, so it is run there."""
+    code = page.locator(".snippet code").text_content() or ""
+    assert "RecordedLengths" in code
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=tiny_pair[0].parent, capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}, encoding="utf-8",
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    texts = re.split(r"--- \w+, sequence \d+\n", ended.stdout)[1:]
+    assert [text.removesuffix("\n") for text in texts] == [text for lane in LANES for text in shown(page, lane)]
+
+
+def test_the_document_has_every_row() -> None:
+    text = (ROOT / "docs/numbers.md").read_text(encoding="utf-8")
+    assert [name for name, *_ in TABLE if f"| {name} |" not in text] == []

@@ -1,0 +1,228 @@
+"""A run can be seen again at any instant, during it too, saved and played: the same texts, rounds and figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gradio_client import Client
+from playwright.sync_api import BrowserContext, Page, expect
+
+from ui.recordings.recording import load
+
+from .browser import LANES, fill, revealed, run_to_the_end, shown
+from .conftest import serving, watched
+
+pytestmark = pytest.mark.slow
+SLIDER = ".scrubber input"
+# The run as the page holds it; what its charts were told last, without the run's name.
+EXPORT = "() => JSON.parse(Bass.asJson())"
+KEEP_CHARTS = "() => Bass.on('charts', (charts) => (window.told = charts))"
+CHARTS = "() => { const { run, ...rest } = window.told; return rest; }"
+TAPE = "() => JSON.parse(Bass.tape.asRecording({ about: 'a test', made: {} }))"
+STATE, AT = "() => Bass.tape.state", "() => Bass.tape.state.now"
+# What the lanes say, and the summary.
+PARTS = ".lane .numbers, .lane .state, .verdict, .figures-table"
+SAID = f"() => [...document.querySelectorAll('{PARTS}')].map((e) => e.innerText)"
+
+
+def test_a_race_is_seen_again_saved_and_played_without_a_model(
+    page: Page, context: BrowserContext, tmp_path: Path
+) -> None:
+    page.evaluate(KEEP_CHARTS)
+    # Long enough for many snapshots on a fast machine.
+    fill(page, tokens=400)
+    run_to_the_end(page)
+    page.wait_for_function("() => Bass.tape.state.count > 5")
+    _back_and_forth(page)
+    _slider(page)
+    _saved(page, context, tmp_path)
+
+
+def instant(page: Page, i: int) -> None:
+    """Show instant `i`, and wait until it is drawn."""
+    page.evaluate("(i) => Bass.tape.jump(i)", i)
+    page.wait_for_function("() => new Promise((done) => Bass.soon(() => done(true)))")
+
+
+def _back_and_forth(page: Page) -> None:
+    """Back shows a part, and forth the whole."""
+    texts, said, export = {lane: shown(page, lane) for lane in LANES}, page.evaluate(SAID), page.evaluate(EXPORT)
+    charts, count = page.evaluate(CHARTS), page.evaluate("() => Bass.tape.state.count")
+    page.select_option("[data-pick=lane]", "speculative")
+    page.select_option("[data-pick=sequence]", index=1)
+    expect(page.locator("[data-tape=live]")).to_be_disabled()
+    lengths = []
+    for i in (0, count // 2, 1, count - 2):
+        instant(page, i)
+        assert page.evaluate(AT) == i
+        earlier = page.evaluate(EXPORT)
+        for lane in LANES:
+            now = shown(page, lane)
+            assert all(whole.startswith(part) for whole, part in zip(texts[lane], now, strict=True))
+            assert now == [one["text"] for one in earlier["lanes"][lane]["sequences"]]
+            assert page.inner_text(f"#lane-{lane} [data-figure=new_tokens]") == str(
+                sum(len(one["token_ids"]) for one in earlier["lanes"][lane]["sequences"])
+            )
+            # No later round, and no later point of a chart.
+            clock = earlier["lanes"][lane]["clock_ms"]
+            rounds = [one["ms"] for one in earlier["lanes"][lane]["rounds"]]
+            assert rounds == [one["ms"] for one in export["lanes"][lane]["rounds"]][: len(rounds)]
+            points = page.evaluate(CHARTS)["lanes"][lane]["clock_ms"]
+            assert points == charts["lanes"][lane]["clock_ms"][: len(points)] and max(points) <= clock + 1e-3
+        lengths.append(len(rounds))
+        expect(page.locator(".bass-summary")).to_be_hidden()
+    assert lengths[0] < lengths[1] < lengths[3]
+    # What a reader chose stays.
+    assert (
+        page.input_value("[data-pick=lane]") == "speculative" and page.input_value("[data-pick=sequence]") == "1"
+    )
+    page.click("[data-tape=live]")
+    assert {lane: shown(page, lane) for lane in LANES} == texts
+    expect(page.locator(".bass-summary")).to_be_visible()
+    page.wait_for_function(f"(said) => JSON.stringify(({SAID})()) === JSON.stringify(said)", arg=said)
+    assert page.evaluate(EXPORT) == export and page.evaluate(CHARTS) == charts
+
+
+def _slider(page: Page) -> None:
+    """The slider goes by pointer, keys and play."""
+    slider, last = page.locator(SLIDER), page.evaluate(AT)
+    slider.focus()
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_function(f"(i) => ({AT})() === i", arg=last - 1)
+    expect(page.locator(".tape-time")).to_contain_text(" of ")
+    page.keyboard.press("Home")
+    page.wait_for_function(f"() => ({AT})() === 0")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function(f"() => ({AT})() === 1")
+    box = slider.bounding_box()
+    assert box
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.mouse.down()
+    page.mouse.up()
+    page.wait_for_function(f"() => ({AT})() > 1")
+    middle = page.evaluate(
+        "() => Bass.tape.elapsed(Bass.tape.state.now) / Bass.tape.elapsed(Bass.tape.state.count - 1)"
+    )
+    assert 0.1 < middle < 0.9
+    page.click("[data-tape=play]")
+    page.wait_for_function(f"(i) => ({AT})() === i", arg=last)
+    expect(page.locator("[data-tape=play]")).to_have_attribute("aria-label", "Play from the start")
+    assert not page.evaluate("() => Bass.tape.state.away")
+
+
+def _saved(page: Page, context: BrowserContext, tmp_path: Path) -> None:
+    """A saved recording plays everything, on a server that has no model."""
+    texts, said = {lane: shown(page, lane) for lane in LANES}, page.evaluate(SAID)
+    export, charts = page.evaluate(EXPORT), page.evaluate(CHARTS)
+    with page.expect_download() as saving:
+        page.click("[data-take=recording]")
+    file = tmp_path / saving.value.suggested_filename
+    saving.value.save_as(file)
+    assert file.name == "bass-race.json.gz"
+    expect(page.locator(".took")).to_contain_text("--replay bass-race.json.gz")
+    # Each instant has the figures of what was written by then.
+    written = {lane: 0 for lane in LANES}
+    for one in load(file)["snapshots"]:
+        for lane, news in (told for line in one["lines"] for told in line.items()):
+            written[lane] += sum(token[0] != "+" for tokens in news["new"].values() for token in tokens)
+        assert {lane: one["view"]["lanes"][lane]["metrics"]["new_tokens"] for lane in LANES} == written
+    with (
+        serving(tmp_path / "log.txt", "--replay", str(file)) as (server, _),
+        watched(context, server) as other,
+    ):
+        expect(other.locator("[data-replay]")).to_contain_text("no model is loaded")
+        expect(other.locator("#prompt")).to_have_count(0)
+        other.evaluate(KEEP_CHARTS)
+        run_to_the_end(other)
+        expect(other.locator(".recording-mark")).to_be_visible()
+        expect(other.locator(".recording-about")).not_to_be_empty()
+        assert {lane: shown(other, lane) for lane in LANES} == texts
+        other.wait_for_function(f"(said) => JSON.stringify(({SAID})()) === JSON.stringify(said)", arg=said)
+        assert other.evaluate(EXPORT) == export and other.evaluate(CHARTS) == charts
+        # Saved again it is the same race.
+        unsaid = {"about": "", "made": ""}
+        assert {**other.evaluate(TAPE), **unsaid} == {**page.evaluate(TAPE), **unsaid}
+        other.click("[data-tape=play]")
+        other.wait_for_function(f"() => ({AT})() < Bass.tape.state.count - 1")
+
+
+def begun(page: Page, count: int = 4) -> None:
+    """Start a long race and wait until it has shown some instants."""
+    fill(page, batch=8, tokens=1024)
+    page.click("#run")
+    page.wait_for_function("(count) => Bass.tape.state.count > count && !Bass.tape.state.recorded", arg=count)
+
+
+def test_the_page_goes_back_during_a_race_and_returns(page: Page) -> None:
+    begun(page)
+    page.evaluate("() => Bass.tape.jump(1)")
+    state, before = page.evaluate(STATE), shown(page, "bass")
+    assert state["away"] and state["now"] == 1
+    # What the server sends waits, however long.
+    page.wait_for_timeout(1500)
+    assert shown(page, "bass") == before and page.evaluate(STATE) == state
+    page.click("[data-tape=live]")
+    page.wait_for_function("(count) => Bass.tape.state.count > count + 3", arg=state["count"])
+    texts = shown(page, "bass")
+    assert all(text.startswith(part) for text, part in zip(texts, before, strict=True)) and texts != before
+    # The stepper holds the page; then the slider rests.
+    page.click("[data-switch=stepping]")
+    expect(page.locator(".scrubber input")).to_be_disabled()
+    page.click("[data-switch=stepping]")
+    expect(page.locator(".scrubber input")).to_be_enabled()
+    # Stop shows the newest, and the run stays to go back in.
+    page.evaluate("() => Bass.tape.jump(2)")
+    page.click("#stop")
+    expect(page.locator("#lane-bass .state")).to_have_text("Stopped")
+    state = page.evaluate(STATE)
+    assert state["now"] == state["count"] - 1 and state["ended"] == "stopped" and not state["away"]
+    page.evaluate("() => Bass.tape.jump(0)")
+    expect(page.locator("#lane-bass .state")).not_to_have_text("Stopped")
+    page.evaluate("() => Bass.tape.live()")
+    expect(page.locator("#lane-bass .state")).to_have_text("Stopped")
+    # A new race is shown from its start, wherever the page was.
+    page.evaluate("() => Bass.tape.jump(0)")
+    expect(page.locator("#run")).to_be_enabled()
+    fill(page, tokens=6)
+    page.click("#run")
+    expect(page.locator("#lane-bass .state")).to_contain_text("Finished", timeout=120_000)
+    assert not page.evaluate(STATE)["away"]
+
+
+def test_an_idle_page_plays_a_recording_while_another_race_has_the_device(
+    context: BrowserContext, server: str
+) -> None:
+    job = Client(server, verbose=False).submit("Hello", 8, 1024, 0.9, 0, api_name="/race")
+    next(iter(job))
+    with watched(context, server) as page:
+        page.click("[data-recording=win]")
+        expect(page.locator(".recording-mark")).to_be_visible()
+        expect(page.locator(".recording-about")).to_contain_text("Recorded: smollm2 on cpu")
+        expect(page.locator("#status-line .message")).to_have_attribute("data-phase", "done")
+        assert not job.done()
+        for lane in LANES:
+            expect(page.locator(f"#lane-{lane} .state")).to_contain_text("Finished")
+        expect(page.locator(".figures-table")).to_be_visible()
+        recorded = shown(page, "bass")
+        page.evaluate("() => Bass.tape.jump(1)")
+        assert all(text.startswith(part) for text, part in zip(recorded, shown(page, "bass"), strict=True))
+        page.click("[data-recording=loss]")
+        page.wait_for_function("() => Bass.tape.state.recorded.name === 'loss' && Bass.tape.state.now > 1")
+        # Run ends it, and the race is shown once the device is free.
+        fill(page, tokens=6)
+        page.click("#run")
+        page.wait_for_function("() => !Bass.tape.state.playing")
+        expect(page.locator("[data-recording=win]")).to_be_disabled()
+        job.cancel()
+        expect(page.locator(".recording-note")).to_be_hidden()
+        expect(page.locator("#lane-bass .state")).to_contain_text("Finished")
+        assert page.evaluate("() => Bass.asJson()").count("Hello") >= 1
+        # Another recording, and back to the visitor's own race.
+        revealed(page)
+        own = {lane: shown(page, lane) for lane in LANES}
+        page.click("[data-recording=win]")
+        expect(page.locator("[data-back]")).to_be_visible()
+        page.click("[data-back]")
+        expect(page.locator(".recording-note")).to_be_hidden()
+        assert {lane: shown(page, lane) for lane in LANES} == own

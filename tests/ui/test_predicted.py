@@ -1,0 +1,271 @@
+"""Nothing on the page shows a predicted time without saying so, and nothing of a measured race says so.
+
+What comes from times is found by looking: the page shows one race twice, with other times the second time; every
+text that differs must stand in a labelled place that says "predicted", or "this machine" where it was read here.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gradio_client import Client
+from gradio_client.exceptions import AppError
+from playwright.sync_api import BrowserContext, Page, expect
+
+from bass_core import ModelPair, race
+from ui.page.choices import choices
+from ui.page.events import Snapshot
+from ui.page.limits import Limits
+from ui.page.request import RaceRequest, make_request
+
+from .browser import accessible, exported, fill, fill_more, fits, run_to_the_end
+from .conftest import hosted, watched
+
+pytestmark = pytest.mark.slow
+LOOK = (Path(__file__).parent / "look.js").read_text(encoding="utf-8")
+
+
+# Metrics that grow with a lane's time, and those that fall.
+GROW = ("ms_per_token", "ptl_first_ms", "ptl_last_ms", "ptl_all_ms", "ttft_ms")
+FALL = ("speedup", "throughput_tps", "flops_utilization", "useful_flops_utilization", "bandwidth_utilization")
+
+
+def slower(snapshot: dict[str, Any], factor: float = 1.7) -> dict[str, Any]:
+    """The same race with longer lane times: the first lane's by `factor`, each other's by a fifth more."""
+    made = copy.deepcopy(snapshot)
+    for at, lane in enumerate(made["lanes"].values()):
+        _slow(lane, factor * 1.2**at)
+    return made
+
+
+def _slow(lane: dict[str, Any], by: float) -> None:
+    lane["clock_ms"] *= by
+    for key in (*GROW, *FALL):
+        value = lane["metrics"].get(key)
+        if value is not None:
+            lane["metrics"][key] = value * by if key in GROW else value / by
+    for sequence in lane["sequences"]:
+        sequence["times_ms"] = [ms * by for ms in sequence["times_ms"]]
+    for record in lane["rounds"]:
+        record["time_ms"] *= by
+        for key in ("draft_ms", "verify_ms"):
+            record[key] = None if record[key] is None else record[key] * by
+        # Another machine, so that a draft costs more there, and its parts are not in proportion.
+        if record["draft_ms"] is not None:
+            record["verify_ms"], record["draft_ms"] = 0.9 * record["verify_ms"], record["draft_ms"] * 1.05
+
+
+@dataclass
+class Served:
+    """A page of this process: its address, its pair, and whether its races are shown with other times."""
+
+    address: str
+    pair: ModelPair
+    slow: bool = False
+
+
+@pytest.fixture(scope="module")
+def served(pair: ModelPair, tiny_pair: tuple[Path, Path]) -> Iterator[Served]:
+    target, draft = map(str, tiny_pair)
+    made = Served("", pair)
+
+    def source(request: RaceRequest) -> Generator[Snapshot, None, None]:
+        for snapshot in race(made.pair, **request.arguments()):
+            yield slower(snapshot) if made.slow else snapshot  # type: ignore[arg-type, misc]
+
+    names = {"pair": target, "draft": draft, "device": "cpu", "dtype": "float32"}
+    with hosted(source, choices=choices(pair, "auto"), pair=names) as made.address:
+        yield made
+
+
+def test_a_predicted_race_says_so_everywhere_and_a_measured_one_nowhere(
+    served: Served, context: BrowserContext, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = f"{served.address}#race?clock=h100&clock_models=7.8b&draft_length=auto"
+    with watched(context, address) as page:
+        _texts(page, served)
+        _tips(page, served)
+        _card(page)
+        fits(page, 390)
+        _exports(page, capsys)
+        _coin(page, served)
+        _measured(page, served)
+
+
+def raced(page: Page, served: Served, *, slow: bool = False) -> None:
+    """Run the race once more, with its own times or with others."""
+    served.slow = slow
+    fill(page, batch=2, tokens=40)
+    run_to_the_end(page)
+
+
+def looked(page: Page) -> dict[str, Any]:
+    """Every visible text by its place: {"text", "says"}: whether its labelled place tells whose time it is."""
+    found: dict[str, Any] = page.evaluate(LOOK)
+    return found
+
+
+def bare(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """The places whose text differs without a mark."""
+    return [
+        f"{place}: {after[place]['text']!r}"
+        for place in before.keys() & after.keys()
+        if before[place]["text"] != after[place]["text"] and not after[place]["says"]
+    ]
+
+
+# A mark of each kind: a chart's badge, a lane figure's word, and the words of a table's row.
+UNMARK = """() => {
+  document.querySelector("[data-chart=latency] .predicted").remove();
+  document.querySelector("#lane-bass .figures dt .predicted").remove();
+  const head = document.querySelector(".figures-table tbody th");
+  head.textContent = head.textContent.replace(", predicted", "");
+}"""
+
+
+def _texts(page: Page, served: Served) -> None:
+    """Every text that comes from predicted times says so, or this test would miss it without the mark."""
+    raced(page, served)
+    before = looked(page)
+    raced(page, served, slow=True)
+    after = looked(page)
+    differing = [place for place in before.keys() & after.keys() if before[place]["text"] != after[place]["text"]]
+    # Of three lanes: figures, captions, states, timelines; charts; the verdict; the inspector; the table.
+    assert len(differing) > 40
+    assert bare(before, after) == []
+    page.evaluate(UNMARK)
+    missed = bare(before, looked(page))
+    # The lane's figure, the chart's plot, and three cells of the row.
+    assert len(missed) == 5, missed
+
+
+def _tips(page: Page, served: Served) -> None:
+    """Tips and timelines say it too."""
+    raced(page, served)
+    page.locator("#lane-bass .sequence .token").nth(3).hover()
+    expect(page.locator(".token-tip")).to_contain_text(re.compile(r"at \d+ ms, predicted"))
+    strip = page.locator("#lane-bass .strip")
+    expect(strip.locator("figcaption")).to_contain_text("Predicted. ")
+    assert (strip.locator("canvas").get_attribute("aria-label") or "").endswith(", predicted")
+    strip.locator("canvas").focus()
+    page.keyboard.press("End")
+    expect(strip.locator("figcaption")).to_contain_text(re.compile(r"Round \d+, predicted: "))
+    expect(page.locator(".board-spoken")).to_contain_text("predicted")
+    expect(page.locator(".about-clock")).to_have_text("Lane times: predicted for H100 with 7.8B and 310M")
+    expect(page.locator(".verdict-head")).to_contain_text("on a predicted H100 with 7.8B and 310M.")
+
+
+def _card(page: Page) -> None:
+    """The assumptions are one click away from every badge."""
+    card, badges = page.locator("#predicted-card"), page.locator(".predicted-badge:visible")
+    # The verdict, three lanes, five charts over lane time, and the summary's figure.
+    expect(badges).to_have_count(10)
+    for at in range(badges.count()):
+        badges.nth(at).click()
+        expect(card).to_contain_text("share of the memory bandwidth that a step reaches80 %")
+        page.keyboard.press("Escape")
+        expect(card).to_be_hidden()
+    badges.first.focus()
+    page.keyboard.press("Enter")
+    for words in ("share of the FLOP/s", "a layer, besides reading", "5.0 µs", "datasheet: NVIDIA H100", "GPUs1",
+                  "Texts, drafts and acceptances are this run's"):  # fmt: skip
+        expect(card).to_contain_text(words)
+    accessible(page)
+    card.get_by_role("button", name="Close").click()
+    expect(card).to_be_hidden()
+
+
+def _exports(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exports and the snippet carry the clock."""
+    document = exported(page)
+    assert (document["clock"]["kind"], document["clock"]["hardware"]) == ("predicted", "H100")
+    head = page.evaluate("Bass.asCsv()").split("\n")[0].split(",")
+    assert "predicted_time_ms" in head and "time_ms" not in head
+    link = page.evaluate("Bass.link(Bass.run().head.settings)")
+    assert "clock=h100" in link and "clock_models=7.8b" in link
+    exec(page.locator(".snippet code").text_content() or "", {})
+    told = capsys.readouterr().out
+    for name, lane in document["lanes"].items():
+        assert f"{name} {lane['metrics']['ms_per_token']} ms per token, predicted" in told
+        for sequence in lane["sequences"]:
+            assert f"\n{sequence['text']}\n" in told
+
+
+def _coin(page: Page, served: Served) -> None:
+    """A coin is called a coin."""
+    more = page.locator("#acceptance input")
+    page.click("text=Another machine")
+    expect(more).to_be_visible()
+    expect(page.locator("#clock-models")).to_be_visible()
+    expect(page.locator("#clock-bandwidth")).to_be_hidden()
+    expect(page.locator("#clock-target")).to_be_hidden()
+    fill_more(page, "acceptance", "0.8")
+    raced(page, served)
+    accepted = page.locator("#lane-bass .token.accepted").first
+    accepted.hover()
+    expect(page.locator(".token-tip")).to_contain_text("accepted by the coin: u 0.")
+    accepted.click()
+    expect(page.locator(".round-note")).to_contain_text("A coin accepts each draft with a chance of 0.800")
+    expect(page.locator(".round [data-row=q]")).to_be_hidden()
+    page.locator(".predicted-badge:visible").first.click()
+    expect(page.locator("#predicted-card")).to_contain_text("A coin accepts each draft with a chance of 0.8")
+    page.keyboard.press("Escape")
+
+
+def _measured(page: Page, served: Served) -> None:
+    """A measured race says nothing of it."""
+    page.get_by_role("button", name="Wins").click()
+    expect(page.locator("#clock-models")).to_be_hidden()
+    raced(page, served)
+    assert page.evaluate("Bass.clock()") is None
+    assert page.locator(".predicted, .predicted-here, #predicted-card").count() == 0
+    looked(page)  # draws what was out of view
+    assert "predicted" not in page.locator("#results").inner_text().lower()
+    assert page.locator("#results [aria-label*=predicted]").count() == 0
+    expect(page.locator(".about-clock")).to_be_hidden()
+    assert "clock" not in exported(page)
+
+
+def test_own_numbers_are_shown_and_a_bad_one_gets_a_sentence(context: BrowserContext, served: Served) -> None:
+    address = f"{served.address}#race?clock=own&clock_models=own&clock_bandwidth=500&clock_bytes=0"
+    with watched(context, address) as page:
+        page.click("text=Another machine")
+        for name in ("bandwidth", "tflops", "target", "draft", "bytes"):
+            expect(page.locator(f"#clock-{name} input")).to_be_visible()
+        expect(page.locator("#clock-bandwidth input")).to_have_value("500")
+        fill(page, tokens=8)
+        page.click("#run")
+        expect(page.locator(".message")).to_contain_text("The size of a weight must be a number of bytes above 0")
+        fill_more(page, "clock-bytes", "1")
+        run_to_the_end(page)
+        machine = "on a predicted machine of 500 GB/s and 100 TFLOP/s with 7.8B and 310M."
+        assert page.evaluate("Bass.run().head.machine") in machine
+
+
+def test_a_script_asks_for_it_and_gets_the_library_s_sentences(served: Served) -> None:
+    served.slow = False
+    client = Client(served.address, verbose=False)
+    last = client.submit("Hello", 2, 8, 0.9, 3, clock="h100", acceptance=0.5, api_name="/race").result()
+    assert last["clock"]["kind"] == "predicted" and last["clock"]["target"] == "7.8B"
+    asked = make_request(
+        {"prompt": "Hello", "batch_size": 2, "max_new_tokens": 8, "temperature": 0.9, "seed": 3}
+        | {"clock": "h100", "acceptance": 0.5},
+        Limits(),
+    )
+    *_, local = race(served.pair, **asked.arguments())
+    assert [lane["clock_ms"] for lane in last["lanes"].values()] == [
+        pytest.approx(lane["clock_ms"]) for lane in local["lanes"].values()
+    ]
+    for given, says in (
+        ({"clock": "tpu"}, "clock must be one of"),
+        ({"lanes": ["amusd"], "clock": "h100"}, "amusd can't run"),
+    ):
+        with pytest.raises(AppError, match=says) as refusal:
+            client.submit("Hello", 1, 8, 0.9, 3, **given, api_name="/race").result()
+        assert "\n" not in str(refusal.value)

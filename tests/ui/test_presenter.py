@@ -1,0 +1,201 @@
+"""Presenter mode: larger type, one line for the settings, keys that act there alone; a print with every chart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from .browser import PATIENCE_MS, accessible, chosen, fill, fits, run_to_the_end, shown
+
+pytestmark = pytest.mark.slow
+
+READ = (
+    ".sequence", ".verdict-head", ".verdict li", ".lane h2", ".headline .big", ".figures dd", ".figures dt",
+    ".state", ".strip figcaption", "[data-chart=latency] .xtick text", "[data-chart=latency] .g-xtitle text",
+    ".switch",
+)  # fmt: skip
+SIZES = """(all) => Object.fromEntries(all.map((one) => {
+  const style = getComputedStyle(document.querySelector(one));
+  return [one, parseFloat(style.fontSize)];
+}))"""
+WRITING = """() => ["speculative", "bass"].every((name) =>
+  document.querySelector(`#lane-${name} .sequence`)?.textContent.length > 20)"""
+STRIP = "() => document.querySelector('#lane-bass .strip canvas').clientHeight"
+# What stands on the page while it is printed, of each chart: its width, its drawing's, and its lines and bars.
+PRINTED = """() => addEventListener("beforeprint", () => {
+  const plots = [...document.querySelectorAll(".plot")].filter((plot) => plot.checkVisibility());
+  window.printed = {
+    body: document.body.className, page: document.documentElement.scrollWidth,
+    settings: document.querySelector(".print-settings").innerText,
+    form: document.querySelector("#settings").checkVisibility(),
+    tabs: [...document.querySelectorAll(".bass-lanes, .bass-how")].filter((one) => one.checkVisibility()).length,
+    cut: [...document.querySelectorAll(".window")].filter(
+      (box) => box.firstElementChild.offsetHeight > box.clientHeight + 1).length,
+    whole: [...document.querySelectorAll(".lane, .chart")].map((one) => getComputedStyle(one).breakInside),
+    strips: [...document.querySelectorAll(".strip canvas")].map((one) => one.width / one.clientWidth),
+    charts: plots.map((plot) => ({
+      name: plot.closest("figure").querySelector("h3")?.textContent ?? plot.ariaLabel, width: plot.clientWidth,
+      drawn: plot.querySelector(".main-svg")?.clientWidth ?? 0,
+      marks: plot.querySelectorAll(".js-line, .point path").length,
+      words: plot.querySelector(".annotation")?.textContent ?? "",
+      ink: plot.querySelector(".xtick text, .annotation text")?.style.fill ?? "",
+    })),
+  };
+})"""
+
+
+def sizes(page: Page) -> dict[str, float]:
+    """Font sizes in px, and the height of a timeline, once the chart in view is redrawn for this size."""
+    page.locator("[data-chart=latency]").scroll_into_view_if_needed()
+    by = page.evaluate("() => Number(getComputedStyle(document.body).getPropertyValue('--type'))")
+    page.wait_for_function(
+        "(size) => { const tick = document.querySelector('[data-chart=latency] .xtick text');"
+        " return tick && Math.abs(parseFloat(getComputedStyle(tick).fontSize) - size) < 0.1; }",
+        arg=12 * by,
+    )
+    found: dict[str, float] = page.evaluate(SIZES, list(READ))
+    return found | {"strip": page.evaluate(STRIP)}
+
+
+def test_type_is_larger_and_the_settings_are_a_line(page: Page) -> None:
+    fill(page, prompt="Hello\nyou", tokens=24)
+    run_to_the_end(page)
+    before, texts = sizes(page), shown(page, "bass")
+    page.click("[data-present]")
+    assert page.url.endswith("?present=1")
+    larger = sizes(page)
+    assert {name: size / before[name] for name, size in larger.items()} == pytest.approx(
+        dict.fromkeys(larger, 1.6), rel=0.02
+    )
+    fits(page, 390, 1400, 1920)
+    line, prompt = page.locator(".present-line"), page.locator("#prompt textarea")
+    expect(line).to_contain_text("“Hello you”")
+    expect(line).to_contain_text("batch 2 · temperature 0.9 · 24 tokens · drafts: automatic")
+    expect(prompt).to_be_hidden()
+    expect(page.locator("#run")).to_be_visible()
+    accessible(page)
+    line.click()
+    expect(line).to_have_attribute("aria-expanded", "true")
+    prompt.fill("Another")
+    expect(line).to_contain_text("Next: “Another”")
+    line.click()
+    expect(prompt).to_be_hidden()
+    page.click("[data-present]")
+    assert "present" not in page.url
+    expect(prompt).to_be_visible()
+    assert sizes(page) == before and shown(page, "bass") == texts
+    assert page.evaluate("() => Bass.run().done")
+
+
+def test_keys_act_in_presenter_mode_alone_and_never_in_a_field(page: Page) -> None:
+    temperature, panel, status = (
+        page.locator(at) for at in ("#temperature input", ".step-part", "#status-line .message")
+    )
+    prompt, keys = page.locator("#prompt textarea"), page.locator("dialog.keys")
+    expect(temperature).to_have_value("0")
+    for key in ("3", " ", "?"):
+        page.keyboard.press(key)
+    expect(panel).to_be_hidden()
+    expect(keys).to_be_hidden()
+    page.click("[data-present]")
+    page.evaluate("() => document.activeElement.blur()")
+    page.keyboard.press("3")
+    expect(page.locator(".present-line")).to_contain_text("temperature 1.5")
+    expect(temperature).to_have_value("1.5")
+    page.click(".present-line")
+    prompt.fill("")
+    prompt.press_sequentially("rs1? ")
+    expect(prompt).to_have_value("rs1? ")
+    expect(temperature).to_have_value("1.5")
+    assert page.evaluate("() => Bass.run()") is None
+    fill(page, batch=8, tokens=1000, temperature=0.9)
+    page.evaluate("() => document.activeElement.blur()")
+    page.keyboard.press("Escape")
+    expect(prompt).to_be_hidden()
+    page.keyboard.press("r")
+    page.wait_for_function(WRITING, timeout=PATIENCE_MS)
+    page.keyboard.press("s")
+    expect(status).to_have_text("Stopped.")
+    expect(page.locator("#run")).to_be_enabled()
+    page.click(".present-line")
+    page.click(".present-line")
+    page.keyboard.press(" ")
+    expect(panel).to_be_visible()
+    expect(prompt).to_be_hidden()
+    page.evaluate("() => document.querySelector('[data-drafted]').click()")
+    page.evaluate("() => document.activeElement.blur()")
+    where = page.locator(".step-part .step-line")
+    expect(where).to_contain_text("Round ")
+    first = where.text_content() or ""
+    page.keyboard.press("ArrowLeft")
+    expect(where).not_to_have_text(first)
+    page.keyboard.press("Escape")
+    expect(panel).to_be_hidden()
+    page.evaluate("() => document.activeElement.blur()")
+    page.keyboard.press("?")
+    expect(keys).to_be_visible()
+    expect(keys.locator("dt")).to_contain_text(["r", "s", "Space", "1", "5"])
+    expect(keys).to_contain_text("preset “Loses”")
+    page.keyboard.press("1")
+    expect(temperature).to_have_value("0.9")
+    keys.locator("[data-keys-on]").uncheck()
+    page.keyboard.press("Escape")
+    expect(keys).to_be_hidden()
+    assert "keys=off" in page.url
+    for key in ("1", " ", "?", "r"):
+        page.keyboard.press(key)
+    expect(keys).to_be_hidden()
+    expect(panel).to_be_hidden()
+    expect(temperature).to_have_value("0.9")
+    expect(status).to_have_text("Stopped.")
+
+
+def test_a_print_has_the_settings_all_texts_and_every_chart(page: Page) -> None:
+    fill(page, prompt="Print me", batch=3, tokens=300)
+    page.click("text=More settings")
+    chosen(page, "draft-length", "Algorithm 1")
+    run_to_the_end(page)
+    page.evaluate("() => { document.body.classList.add('dark'); scrollTo(0, 0); }")
+    page.click("[data-present]")
+    page.evaluate(PRINTED)
+    assert page.pdf(print_background=True).startswith(b"%PDF")
+    seen: dict[str, Any] = page.evaluate("() => window.printed")
+    assert seen["body"].split() == ["printing"] and seen["page"] <= 1400 and not seen["form"]
+    assert seen["tabs"] == 1
+    assert "Print me" in seen["settings"] and "temperature" in seen["settings"] and "0.9" in seen["settings"]
+    assert seen["cut"] == 0 and set(seen["whole"]) == {"avoid"} and min(seen["strips"]) > 2.9
+    charts = {chart["name"]: chart for chart in seen["charts"]}
+    assert len(charts) >= 9
+    for name, chart in charts.items():
+        assert abs(chart["width"] - chart["drawn"]) <= 1, name
+        assert chart["marks"] > 0 or chart["words"] == "n/a", name
+        assert chart["ink"] == "rgb(71, 85, 105)", name
+    drawn = (
+        "ms per token of one sequence",
+        "The race",
+        "Draft acceptance rate",
+        "Draft length",
+        "Device",
+        "Keys and values",
+    )
+    assert all(charts[name]["marks"] for name in (*drawn, "Per-token latency and acceptance by position"))
+    assert charts["The race"]["marks"] == 3
+    # All is as it was.
+    assert set(page.evaluate("() => document.body.className").split()) == {"dark", "presenting"}
+    expect(page.locator(".print-settings")).to_be_hidden()
+    assert page.evaluate("() => Bass.plots.type()") == 1.6
+    page.locator("[data-chart=race]").scroll_into_view_if_needed()
+    page.wait_for_function(
+        "() => { const plot = document.querySelector('[data-chart=race] .plot');"
+        " return Math.abs(plot.clientWidth - plot.querySelector('.main-svg').clientWidth) <= 1; }"
+    )
+    page.get_by_role("tab", name="How it works").click()
+    page.evaluate("() => scrollTo(0, 0)")
+    page.pdf()
+    seen = page.evaluate("() => window.printed")
+    assert seen["tabs"] == 1
+    assert [(one["name"], one["marks"] > 1, one["width"] == one["drawn"]) for one in seen["charts"]] == [
+        ("Expected speed-up over token acceptance", True, True)
+    ]

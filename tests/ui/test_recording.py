@@ -1,0 +1,205 @@
+"""A recording holds its race; a file is read or refused with a sentence; those that ship are true."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+import lzma
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bass_core import BassError, ModelPair, SamplingParams, Snapshot, race
+from ui.recordings.recording import load, record, save
+from ui.recordings.shelf import SHIPPED, asked
+
+LARGEST = 150_000
+
+
+@pytest.fixture(scope="module")
+def snapshots(pair: ModelPair) -> list[Snapshot]:
+    """Those of a short race."""
+    return list(race(pair, "Hello", n=2, max_new_tokens=30, sampling=SamplingParams(0.9), seed=1, inspect=True))
+
+
+def news(document: dict[str, Any], lane: str, last: int) -> list[dict[str, Any]]:
+    """What the snapshots up to the `last` one, included, bring to a lane."""
+    lines = chain.from_iterable(one["lines"] for one in document["snapshots"][: last + 1])
+    return [line[lane] for line in lines if lane in line]
+
+
+def test_a_race_comes_back_whatever_its_file_is_packed_with(snapshots: list[Snapshot], tmp_path: Path) -> None:
+    document = record(snapshots, "a tiny pair", settings={"seed": 1}, made={"by": "a test"})
+    assert save(document, tmp_path / "run.json.xz") == (tmp_path / "run.json.xz").stat().st_size
+    # Packing is known by the file's first bytes, not by its name.
+    for name, pack in (("run.json", bytes), ("saved", gzip.compress), ("other", lzma.compress)):
+        (tmp_path / name).write_bytes(pack(json.dumps(document).encode()))
+    for name in ("run.json.xz", "run.json", "saved", "other"):
+        assert load(tmp_path / name) == document
+    elapsed = [one["view"]["elapsed_ms"] for one in document["snapshots"]]
+    assert elapsed == [round(shot["elapsed_ms"], 1) for shot in snapshots]
+    for lane, figures in document["snapshots"][-1]["view"]["lanes"].items():
+        written: dict[str, str] = {}
+        for line in news(document, lane, len(elapsed)):
+            for index, tokens in line["new"].items():
+                written[index] = written.get(index, "") + "".join(token[1] for token in tokens)
+        last: Any = snapshots[-1]["lanes"][lane]
+        assert figures["metrics"] == last["metrics"]
+        assert list(written.values()) == [sequence["text"] for sequence in last["sequences"]]
+
+
+def test_the_measuring_of_costs_is_no_part_of_it(snapshots: list[Snapshot]) -> None:
+    bare: Any = {**snapshots[0], "lanes": {}, "phase": "measuring"}
+    assert len(record([bare, *snapshots], "")["snapshots"]) == len(snapshots)
+    with pytest.raises(ValueError, match="no snapshot has lanes"):
+        record([bare], "")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"not json", "holds no JSON document"),
+        (b"[" * 100_000, "holds no JSON document"),
+        (b'{"about": Infinity}', "holds no JSON document"),
+        (b"\x1f\x8b not gzip", "Cannot read the recording|holds no JSON document"),
+        (b"\xfd7zXZ\x00 not xz", "holds no JSON document"),
+        (b"[]", 'lacks "recording": 4'),
+        (b'{"run": 1, "lanes": {}}', '"Save recording" writes'),
+        (b'{"recording": 3, "lines": []}', '"Save recording" writes'),
+        (b'{"recording": 4}', "its head cannot be drawn"),
+        (None, "Cannot read the recording"),
+    ],
+)
+def test_what_is_no_recording_is_refused(content: bytes | None, says: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "run.json").write_bytes(content)
+    with pytest.raises(BassError, match=says) as refusal:
+        load(tmp_path / "run.json")
+    assert str(refusal.value).endswith(".") and "\n" not in str(refusal.value)
+
+
+FIRST, LAST = ("snapshots", 0), ("snapshots", -1)
+LINE, BASS = (*FIRST, "lines", 0), (*LAST, "lines", -1, "bass")
+VIEW, ROUNDS = (*FIRST, "view"), (*BASS, "rounds")
+DRAFT = ["a", 1, 1, 1, 1]
+DETAIL = ["block", "model", None, None]
+ENDING = [1, 0, 0.5, 0.1, [[5, "x", 0.5, None, None]]]
+
+
+def a_round(*row: Any, lengths: Any = 1) -> list[Any]:
+    """One round of one row."""
+    return [[1, "ve", lengths, 1, [list(row)]]]
+
+
+# What is replaced, by what, in the part that is named then.
+BREAKS: dict[str, list[tuple[tuple[Any, ...], Any]]] = {
+    "its head": [(("head",), None), (("head", "lanes"), []), (("head", "batch_size"), -1)],
+    "its snapshots": [
+        *((("snapshots",), value) for value in ([], {})),
+        (FIRST, 7),
+        ((*FIRST, "lines"), {}),
+        ((*LINE, "bass"), []),
+        ((*LINE, "other"), {"clock_ms": 1, "new": {}, "rounds": []}),
+        ((*LINE, "bass", "clock_ms"), "late"),
+        ((*LINE, "bass", "new", "9"), [["s", "x", 1, 5]]),
+        ((*LINE, "bass", "new", "-1"), []),
+        *(((*LINE, "bass", "new", "0"), value) for value in ([["+", "x", 1, 5]], {})),
+        *(((*BASS, "new", "0"), [value]) for value in (["x", "x", 1, 5], ["s", 7, 1, 5], ["s", "x", True, 5])),
+        (ROUNDS, [[1, "no", 1, 1, []]]),
+        (ROUNDS, [[1, "ve", "1", 1, []]]),
+        (ROUNDS, [[1, "ve", 1, 1, [], [2]]]),
+        (ROUNDS, a_round(0, 0, 1, 0, None, [], 0, lengths=[1, 2])),
+        (ROUNDS, a_round(5, 0, 1, 0, None, [], 0)),
+        (ROUNDS, a_round(0, 4000, 1, 0, None, [], 0)),
+        (ROUNDS, a_round(0, 0, 1, 1, None, [], 0)),
+        (ROUNDS, a_round(0, 0, 1, 0, None, [DRAFT[:4]], 0)),
+        (ROUNDS, a_round(0, 0, 1, 0, None, [DRAFT], 0, [0], [])),
+        (ROUNDS, a_round(0, 0, 1, 0, None, [DRAFT], 0, [-1], [1])),
+        (ROUNDS, a_round(0, 0, 1, 0, None, [DRAFT], 0, None, None, DETAIL)),
+        (ROUNDS, a_round(0, 0, 1, 0, None, [DRAFT], 0, None, None, [*DETAIL, ENDING[:4]])),
+        ((*VIEW, "lanes", "bass"), {}),
+        ((*VIEW, "lanes", "bass", "finish_reasons"), [None] * 99),
+        *(((*VIEW, key), value) for key, value in (("elapsed_ms", "soon"), ("device", None), ("verdict", None))),
+    ],
+    "its charts": [(("charts",), []), (("charts", "series", "rss_mb"), ["much"])],
+    "its charts or its end": [(("ended",), "perhaps")],
+}
+
+
+def test_a_damaged_part_is_named(tmp_path: Path) -> None:
+    for part, breaks in BREAKS.items():
+        for path, value in breaks:
+            broken = at = copy.deepcopy(SHIPPED["win"].recording)
+            for key in path[:-1]:
+                at = at[key]
+            at[path[-1]] = value
+            (tmp_path / "run.json").write_text(json.dumps(broken))
+            with pytest.raises(BassError, match=rf"is not a recording: {part}.* cannot be drawn\.$"):
+                load(tmp_path / "run.json")
+
+
+def test_a_tree_and_an_inspected_round_are_taken(tmp_path: Path) -> None:
+    whole = copy.deepcopy(SHIPPED["win"].recording)
+    line = whole["snapshots"][-1]["lines"][-1]["bass"]
+    line["rounds"] = a_round(0, 0, 1, 1, 0.5, [DRAFT, DRAFT], 1, [-1, -1], [1], [*DETAIL, ENDING])
+    (tmp_path / "run.json").write_text(json.dumps(whole))
+    assert load(tmp_path / "run.json") == whole
+
+
+def test_those_that_ship_are_small_and_say_how_they_were_made() -> None:
+    assert {"win", "loss", "h100"} <= set(SHIPPED)
+    for name, offer in SHIPPED.items():
+        assert offer.path.stat().st_size <= LARGEST
+        made = offer.recording["made"]
+        assert made["command"].startswith("python -m bench record") and made["versions"]["torch"], name
+        assert made["date"] in offer.recording["about"]
+        assert made["device"].split(",")[0] in offer.recording["about"]
+    speed = {name: _last(offer.recording)["bass"]["metrics"]["speedup"] for name, offer in SHIPPED.items()}
+    assert speed["win"] > 1 > speed["loss"]
+
+
+def _last(document: dict[str, Any]) -> dict[str, Any]:
+    lanes: dict[str, Any] = document["snapshots"][-1]["view"]["lanes"]
+    return lanes
+
+
+@pytest.mark.parametrize("name", list(SHIPPED))
+def test_figures_follow_from_the_rounds(name: str) -> None:
+    document = SHIPPED[name].recording
+    rows, count = document["head"]["batch_size"], len(document["snapshots"])
+    for at in (count // 2, count - 1):
+        per_token, shown = {}, document["snapshots"][at]["view"]["lanes"]
+        for lane, figures in shown.items():
+            added = news(document, lane, at)
+            rounds = list(chain.from_iterable(line["rounds"] for line in added))
+            sizes = [0] * rows
+            for line in added:
+                for index, tokens in line["new"].items():
+                    sizes[int(index)] += sum(token[0] != "+" for token in tokens)
+            ends = [0.0, *(ms for _, _, _, ms, *_ in rounds)]
+            spent = zip(rounds, ends, ends[1:], strict=False)
+            reading = sum(end - begin for (_, kind, *_), begin, end in spent if kind == "pr")
+            decoded = sum(sizes) - sum(map(bool, sizes))
+            steps = [row for _, kind, _, _, of_rows, *_ in rounds if kind != "pr" for row in of_rows]
+            drafted, accepted = sum(len(row[5]) for row in steps), sum(row[3] for row in steps)
+            metrics = figures["metrics"]
+            counts = [metrics[key] for key in ("new_tokens", "drafted", "accepted")]
+            assert counts == [sum(sizes), drafted, accepted]
+            assert metrics["acceptance_rate"] == (pytest.approx(accepted / drafted) if drafted else None)
+            if decoded:
+                per_token[lane] = rows * (figures["clock_ms"] - reading) / decoded
+                assert metrics["ms_per_token"] == pytest.approx(per_token[lane], rel=1e-3)
+        for lane, ms in per_token.items():
+            assert shown[lane]["metrics"]["speedup"] == pytest.approx(per_token["regular"] / ms, rel=2e-3)
+
+
+def test_replay_takes_names_files_and_nothing(tmp_path: Path) -> None:
+    assert asked("") == SHIPPED and list(asked("win")) == ["win"]
+    save(SHIPPED["win"].recording, tmp_path / "mine.json")
+    offer = asked(str(tmp_path / "mine.json"))["file"]
+    assert offer.title == "mine.json" and offer.recording == SHIPPED["win"].recording
+    with pytest.raises(BassError, match="Cannot read the recording nothing"):
+        asked("nothing")

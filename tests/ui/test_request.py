@@ -1,0 +1,196 @@
+"""What a person or a script asks for becomes one request, or is refused in one sentence."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from bass_core import (
+    HARDWARE,
+    PAIRS,
+    Hardware,
+    ModelPair,
+    ModelSize,
+    RequestError,
+    SamplingParams,
+    SimulatedClock,
+    generate,
+    race,
+)
+from bass_core.length.options import make_budget
+from ui.page import clock as machine
+from ui.page import clock as words
+from ui.page.choices import Choices, draft_lengths
+from ui.page.form import starting
+from ui.page.limits import Limits
+from ui.page.presets import FIRST, presets
+from ui.page.request import RaceRequest, make_request
+from ui.page.setting import SETTINGS, shown
+from ui.sweep.request import MOST_RACES, make_sweep
+
+GOOD: dict[str, Any] = {
+    "prompt": "Hello", "batch_size": 4, "max_new_tokens": 64, "temperature": 0.7, "seed": 0,
+}  # fmt: skip
+
+
+def asked(**given: Any) -> RaceRequest:
+    return make_request(GOOD | given, Limits())
+
+
+def test_good_input_is_taken_and_has_the_arguments_of_race() -> None:
+    request = asked(batch_size=2.0, seed=7.0, temperature=0, draft_length="5", time_budget_ms=1500, lanes=["bass"])
+    assert (request.prompt, request.batch_size, request.seed, request.temperature) == ("Hello", 2, 7, 0.0)
+    assert isinstance(request.batch_size, int)
+    assert (request.draft_length, request.time_budget_ms, request.lanes) == (5, 1500.0, ("bass",))
+    assert (request.top_k, request.top_p, request.scheduling, request.verification) == (0, 1.0, "fair", "auto")
+    given = asked(top_k=5, pair="other").arguments()
+    assert (given["prompt"], given["n"], given["sampling"]) == ("Hello", 4, SamplingParams(0.7, top_k=5))
+    assert "pair" not in given and asked(pair="other").pair == "other"
+    assert request.settings()["lanes"] == list(request.arguments()["lanes"]) == ["bass"]
+
+
+def test_a_length_that_is_no_decimal_number_is_a_policy_s_name() -> None:
+    """For Python a superscript two is a digit, but int() refuses it. The library refuses it as an unknown name."""
+    for text in ("\u00b2", "\u2460", "five", ""):
+        assert asked(draft_length=text).draft_length == text
+        with pytest.raises(RequestError, match="draft_length must be"):
+            make_budget(text)
+
+
+def test_a_batch_has_as_many_rows_as_prompts() -> None:
+    request = asked(prompt="One\n\n  Two \r\nThree\n", prompts="lines", batch_size=7)
+    assert request.arguments()["prompt"] == ["One", "Two", "Three"]
+    assert request.batch_size == request.arguments()["n"] == request.settings()["batch_size"] == 3
+    whole = asked(prompt="One\nTwo", batch_size=3)
+    assert (whole.arguments()["prompt"], whole.batch_size) == ("One\nTwo", 3)
+
+
+OWN = {"clock": "own"}
+SIZES = {"clock": "h100", "clock_models": "own"}
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    *(({"prompt": prompt}, "The prompt is empty") for prompt in ("", " \n", None)),
+    ({"prompt": "x" * 20_001}, "has 20001 characters and this server takes at most 20000"),
+    *(({"pair": pair}, "The pair must be a name") for pair in (7, "x" * 201)),
+    ({"batch_size": 0}, "Batch size must be a whole number from 1 to 8"),
+    ({"batch_size": 9}, "from 1 to 8"),
+    *(({"batch_size": size}, "whole number") for size in (2.5, None, True, "4", 10**400)),
+    ({"max_new_tokens": 0}, "Max new tokens must be a whole number from 1 to 1024"),
+    ({"max_new_tokens": 1025}, "from 1 to 1024"),
+    *(({"temperature": t}, "Temperature must be") for t in (float("nan"), float("inf"), -0.1, None)),
+    *(({"seed": seed}, "Seed must be") for seed in (-1, 0.5)),
+    ({"top_k": -1}, "Top-k must be a whole number"),
+    *(({"top_p": p}, "Top-p must be") for p in (0, float("nan"))),
+    *(({"draft_length": length}, "from 1 to 16") for length in (17, "0", "9" * 5000)),
+    *(({"time_budget_ms": ms}, "The time budget must be") for ms in (0, float("inf"))),
+    *(({"lanes": lanes}, "at least one lane") for lanes in ([], "bass")),
+    (
+        {"prompt": "a\n" * 9, "prompts": "lines"},
+        "There are 9 prompts, one a line, and this server takes at most 8",
+    ),
+    ({"prompt": " \n ", "prompts": "lines"}, "The prompt is empty"),
+    *(({"prompts": how}, 'prompts must be "one"') for how in ("many", None, ["lines"])),
+    ({"clock": "tpu"}, "clock must be one of measured, a100, h100, h200, b200, laptop, own; got 'tpu'."),
+    ({"clock": None}, "clock must be one of"),
+    ({"clock": "h100", "clock_models": "9b"}, "clock_models must be one of 7.8b, 1.7b, 70b, own; got '9b'."),
+    (OWN | {"clock_bandwidth": 0}, "The memory bandwidth must be a number of GB/s above 0"),
+    *(
+        (OWN | {"clock_tflops": peak}, "The peak must be a number of TFLOP/s above 0")
+        for peak in (None, float("inf"))
+    ),
+    (SIZES | {"clock_target": -1}, "The target's size must be a number"),
+    (SIZES | {"clock_draft": "big"}, "The draft's size must be a number"),
+    (SIZES | {"clock_bytes": [2]}, "The size of a weight must be a number"),
+    ({"clock": "laptop", "clock_models": "70b"}, "do not fit"),
+    *(({"acceptance": chance}, "Acceptance must be a number from 0 to 1, or empty") for chance in (1.5, "often")),
+]
+REFUSED_SWEEPS: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": " "}, "The prompt is empty"),
+    ({"batches": [1, 9]}, "Each batch must be a whole number from 1 to 8"),
+    *(({"batches": batches}, "batches must be a list") for batches in ([], "8")),
+    ({"draft_lengths": []}, "draft_lengths must be a list"),
+    ({"draft_lengths": ["17"]}, "A fixed draft length must be a whole number from 1 to 16"),
+    ({"draft_lengths": [1.5]}, "A fixed draft length must be"),
+    ({"seconds": 4}, "seconds must be a number from 5 to 600"),
+    ({"seconds": "long"}, "seconds must be a number"),
+    ({"batches": list(range(1, 9)), "draft_lengths": [1, 2, 3, 4, 5]}, f"at most {MOST_RACES}: name fewer"),
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "says"),
+    [(make_request, *row) for row in REFUSED] + [(make_sweep, *row) for row in REFUSED_SWEEPS],
+)
+def test_bad_input_is_refused_in_one_sentence(make: Any, given: dict[str, Any], says: str) -> None:
+    with pytest.raises(RequestError) as refusal:
+        make(GOOD | given, Limits(max_batch=8))
+    said = str(refusal.value)
+    assert says in said and said.endswith(".") and "\n" not in said
+
+
+def values(name: str, limits: Limits | None = None, choices: Choices | None = None) -> dict[str, object]:
+    return starting(presets()[name], limits or Limits(), choices or Choices())
+
+
+def test_a_preset_sets_the_whole_form_and_keeps_to_the_operator_s_limits() -> None:
+    names = ["Wins", "Break-even", "Loses", "Same words", "Ragged", "On an H100", "Long document"]
+    assert list(presets()) == names and FIRST == "Wins"
+    few, made = Limits(max_batch=2, max_new_tokens=16), {}
+    for name, preset in presets().items():
+        given = values(name)
+        assert list(given) == [setting.name for setting in shown()]
+        made[name] = make_request(given, Limits())
+        assert made[name].settings() == {"pair": ""} | given and preset.values.keys() <= SETTINGS.keys()
+        assert preset.look_for.endswith(".") and preset.look_for.count(".") == 1
+        small = make_request(values(name, few), few)
+        assert small.batch_size <= 2 and small.max_new_tokens == 16
+    assert made["Same words"].verification == "coupled" and made["Same words"].temperature > 0
+    # One asks for a clock, and each other one sets it back.
+    assert {name: one.clock for name, one in made.items() if one.clock != "measured"} == {"On an H100": "h100"}
+    # What a preset does not name is the operator's, and what this pair lacks is the neutral value.
+    assert values("Wins", choices=Choices(draft_lengths=draft_lengths("bass")))["draft_length"] == "bass"
+    assert values("Loses")["drafter"] == "auto"
+    known = Choices(drafters=(("automatic", "auto"), ("the draft", "model")))
+    assert values("Loses", choices=known)["drafter"] == "model"
+
+
+def test_ragged_runs_each_row_with_its_own_prompt(pair: ModelPair) -> None:
+    request = make_request(values("Ragged") | {"max_new_tokens": 6, "temperature": 0}, Limits())
+    prompts = request.arguments()["prompt"]
+    assert prompts == request.prompt.split("\n") and len(set(prompts)) == request.batch_size == 4
+    *_, last = race(pair, **request.arguments())
+    alone = [
+        generate(pair, one, method="regular", max_new_tokens=6, sampling=SamplingParams(0)) for one in prompts
+    ]
+    for lane in last["lanes"].values():
+        assert [row["text"] for row in lane["sequences"]] == [out.sequences[0].text for out in alone]
+
+
+def test_every_machine_and_pair_of_the_library_is_offered_and_no_other() -> None:
+    offered = [value for _, value in machine.CLOCKS if value not in (machine.MEASURED, machine.OWN)]
+    assert offered == [name.lower() for name in HARDWARE]
+    assert [value for _, value in machine.MODELS if value != machine.OWN] == [name.lower() for name in PAIRS]
+
+
+def test_the_settings_of_a_machine_make_its_clock_and_its_code() -> None:
+    measured = asked()
+    assert machine.clock(vars(measured)) is machine.code(vars(measured)) is None
+    assert "clock" not in measured.arguments() and measured.arguments()["synthetic_acceptance"] is None
+    for models, draft in (("7.8b", "310m"), ("1.7b", "135m"), ("70b", "8b")):
+        given = pickle.loads(pickle.dumps(asked(clock="h100", clock_models=models, acceptance=0.8))).arguments()
+        assert given["clock"] == SimulatedClock("h100", models, draft) and given["synthetic_acceptance"] == 0.8
+    own = {"clock": "own", "clock_models": "own", "clock_bandwidth": 500, "clock_tflops": 40}
+    made = asked(**own, clock_target=3, clock_draft=0.5, clock_bytes=0.5).arguments()["clock"]
+    assert (made.machine.bandwidth, made.machine.flops) == (500, 40e12)
+    assert [(one.parameters, one.cost.weight_bytes) for one in made.models] == [(3e9, 1.5e9), (5e8, 2.5e8)]
+    assert words.machine_of(made.record()) == "machine of 500 GB/s and 40 TFLOP/s with 3B and 500M"
+    names = {"SimulatedClock": SimulatedClock, "Hardware": Hardware, "ModelSize": ModelSize}
+    for clock, models in (("h100", "7.8b"), ("laptop", "own"), ("own", "own")):
+        settings = vars(asked(clock=clock, clock_models=models))
+        assert eval(str(machine.code(settings)), names) == machine.clock(settings)
+
+
+def test_a_number_that_the_form_hides_is_never_refused() -> None:
+    for clock, models in (("measured", "own"), ("h100", "7.8b")):
+        asked(clock=clock, clock_models=models, clock_bandwidth=-1, clock_target=None, clock_bytes=0)

@@ -1,0 +1,474 @@
+"""What the page draws of races that were played to it: timelines, the cache, trees of drafts, rows that differ.
+
+Contract: each race is made here, from snapshots of real lanes, and played as a recording; what is drawn is worked
+out once more from the exported JSON or from the snapshots.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from bass_core import ModelPair, RecordedLengths, SamplingParams, race
+from ui.page.limits import Limits
+from ui.page.request import make_request
+
+from .browser import (
+    LANES,
+    accessible,
+    compared,
+    exported,
+    fill,
+    fits,
+    play,
+    run_to_the_end,
+    saved,
+    shown,
+)
+from .formulas import Lane, blocks
+
+pytestmark = pytest.mark.slow
+ROWS, SEED = 3, 4
+
+
+def settings(**given: Any) -> dict[str, Any]:
+    """A request's settings, as a race has them."""
+    return make_request({"prompt": "Hello", "temperature": 0.9} | given, Limits()).settings()
+
+
+def last_of(pair: ModelPair, **ways: Any) -> dict[str, Any]:
+    """The last snapshot of a race, as JSON has it."""
+    *_, shot = race(pair, "Hello", **ways)
+    return dict(json.loads(json.dumps(shot)))
+
+
+def test_timelines_and_the_cache_show_the_exported_rounds(page: Page, pair: ModelPair) -> None:
+    page.set_viewport_size({"width": 1900, "height": 1000})
+    final = of_six_lanes(pair)
+    play(page, [final], settings(batch_size=ROWS, seed=SEED))
+    page.click("[data-switch=whole-race]")
+    _widths(page, final)
+    _newest_part(page, final)
+    _opens_the_round(page)
+    _unsplit(page)
+    _beside(page, final)
+    _cache(page, final)
+    _elsewhere(page, final)
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.wait_for_timeout(300)
+    blocks, *_ = strip(page, "bass")
+    right = max(block["x"] + block["width"] for block in blocks)
+    assert right <= page.locator("#lane-bass .strip canvas").evaluate("e => e.clientWidth") + 1
+    fits(page, 390)
+
+
+def of_six_lanes(pair: ModelPair) -> dict[str, Any]:
+    """The last snapshot of a race with three lanes more, some of which report FLOPs utilisation, as on a GPU.
+
+    "common": the batch stops at its first rejection; "whole": without the parts of a round's time; "beside": draft
+    and target at one time.
+    """
+    ways: dict[str, Any] = {"n": ROWS, "max_new_tokens": 40, "draft_length": 3, "seed": SEED}
+    ways["sampling"] = SamplingParams(0.9)
+    # A pair's first rounds take so long that the others would be too narrow to be drawn.
+    last_of(pair, **ways)
+    shot = last_of(pair, **ways)
+    lanes = shot["lanes"]
+    lanes["bass"]["metrics"]["flops_utilization"] = 0.125
+    lanes["common"] = last_of(pair, lanes=["bass"], verification="common_stop", **ways)["lanes"]["bass"]
+    rounds = [record | {"draft_ms": None, "verify_ms": None} for record in lanes["bass"]["rounds"]]
+    lanes["whole"] = lanes["bass"] | {"rounds": rounds}
+    end = lanes["bass"]["clock_ms"]
+    spans = {"target": [[0, end / 4], [end / 2, end]], "draft": [[end / 4, 3 * end / 4]], "rollbacks": [end / 2]}
+    counts = {"target_busy_ms": 40.0, "draft_busy_ms": 20.0, "rolled_back": 2, "thrown_away": 7, "note": None}
+    lanes["beside"] = lanes["bass"] | {"timeline": spans | counts}
+    return shot
+
+
+def strip(page: Page, lane: str) -> tuple[list[dict[str, Any]], float, float, float]:
+    """What a lane's timeline shows: its blocks, the shown part of the clock in ms, and pixels a ms."""
+    figure = page.locator(f"#lane-{lane} .strip")
+    figure.scroll_into_view_if_needed()
+    shown = "f => f.blocks && [f.blocks, +f.dataset.from, +f.dataset.to, f.querySelector('canvas').clientWidth]"
+    page.wait_for_function(f"lane => ({shown})(document.querySelector(`#lane-${{lane}} .strip`))", arg=lane)
+    blocks, begin, end, width = figure.evaluate(shown)
+    return blocks, begin, end, (width - 42) / (end - begin)
+
+
+def parts(lane: dict[str, Any]) -> list[tuple[str, float, float, int]]:
+    """(track, begin, end, round) of all blocks, from the exported rounds."""
+    track = {"draft": "draft", "host": "host"}
+    return [(track.get(kind, "target"), begin, end, at) for at, kind, begin, end in blocks(Lane(lane, ""))]
+
+
+def _widths(page: Page, final: dict[str, Any]) -> None:
+    """Widths are the exported milliseconds."""
+    lanes, drawn_alone = exported(page)["lanes"], 0
+    for name in LANES:
+        blocks, begin, end, scale = strip(page, name)
+        assert begin == 0 and end == max(lane["clock_ms"] for lane in final["lanes"].values())
+        known = parts(lanes[name])
+        for row in ("target", "draft", "host"):
+            drawn = sum(block["width"] for block in blocks if block["row"] == row)
+            assert drawn == pytest.approx(scale * sum(b - a for at, a, b, _ in known if at == row), abs=0.01)
+        alone = [block for block in blocks if block["round"] and block["kind"] != "prefill"]
+        drawn_alone += len(alone)
+        for block in alone:
+            (span,) = (one for one in known if (one[0], one[3]) == (block["row"], block["round"]["round"]))
+            assert (block["begin"], block["end"]) == pytest.approx(span[1:3])
+            place = pytest.approx((42 + scale * span[1], scale * (span[2] - span[1])), abs=0.01)
+            assert (block["x"], block["width"]) == place
+        kinds = {block["kind"] for block in blocks}
+        assert kinds <= ({"prefill", "plain", "host"} if name == "regular" else {*kinds, "verify", "draft"})
+    # Rounds narrower than a pixel are drawn together; those of the slowest lane are wide on any machine.
+    assert drawn_alone
+
+
+def _newest_part(page: Page, final: dict[str, Any]) -> None:
+    """It has one scale, and ends at each lane's clock."""
+    page.click("[data-switch=whole-race]")
+    spans = set()
+    for name in LANES:
+        _, begin, end, _ = strip(page, name)
+        spans.add(round(end - begin, 6))
+        assert end == pytest.approx(max(final["lanes"][name]["clock_ms"], end - begin))
+        expect(page.locator(f"#lane-{name} .strip figcaption")).to_contain_text("Newest")
+    assert len(spans) == 1
+    page.click("[data-switch=whole-race]")
+
+
+def _opens_the_round(page: Page) -> None:
+    """A click opens a round in the inspector, and so does Enter."""
+    blocks, *_ = strip(page, "bass")
+    block = max((b for b in blocks if b["kind"] == "verify" and b["round"]), key=lambda b: b["width"])
+    canvas = page.locator("#lane-bass .strip canvas")
+    canvas.hover(position={"x": block["x"] + block["width"] / 2, "y": 25})
+    caption, number = page.locator("#lane-bass .strip figcaption"), block["round"]["round"]
+    expect(caption).to_contain_text(f"Round {number}: ")
+    expect(caption).to_contain_text(f"verification {block['round']['verify_ms']:.1f} + host")
+    page.mouse.down()
+    page.mouse.up()
+    expect(page.locator(".round-line")).to_contain_text(f"Lane round {number},")
+    expect(page.locator("[data-pick=lane]")).to_have_value("bass")
+    canvas.focus()
+    page.keyboard.press("End")
+    last = exported(page)["lanes"]["bass"]["rounds"][-1]["round"]
+    expect(caption).to_contain_text(f"Round {last}: ")
+    page.keyboard.press("Enter")
+    expect(page.locator(".round-line")).to_contain_text(f"Lane round {last},")
+
+
+def _unsplit(page: Page) -> None:
+    """A round whose parts are not known is not split."""
+    blocks, *_ = strip(page, "whole")
+    assert {(block["row"], block["kind"]) for block in blocks} == {("target", "prefill"), ("target", "unsplit")}
+    expect(page.locator("#lane-whole .strip figcaption")).not_to_contain_text("drafts")
+
+
+def _beside(page: Page, final: dict[str, Any]) -> None:
+    """A draft beside its target has its own spans."""
+    lane = final["lanes"]["beside"]
+    blocks, begin, _, scale = strip(page, "beside")
+    for row in ("target", "draft"):
+        drawn = [(block["x"], block["width"]) for block in blocks if block["row"] == row]
+        spans = [pytest.approx((42 + scale * a, scale * (b - a))) for a, b in lane["timeline"][row]]
+        assert begin == 0 and drawn == spans
+    busy = [100 * lane["timeline"][key] / lane["clock_ms"] for key in ("target_busy_ms", "draft_busy_ms")]
+    expect(page.locator("#lane-beside .strip figcaption")).to_contain_text(
+        f"So far: target (above) busy {busy[0]:.0f} %, draft (below) {busy[1]:.0f} %; 2 roll-backs (red lines), "
+        "7 drafts thrown away"
+    )
+
+
+# Of every round of the chosen lane: each row's length, ghost, and numbers of cells by kind.
+WALK = """() => {
+  const range = document.querySelector(".cache-part input[type=range]");
+  return Array.from({ length: Number(range.max) + 1 }, (_, at) => {
+    range.value = at;
+    range.dispatchEvent(new Event("input"));
+    const cells = (row) => [...row.querySelectorAll(".cell:not([hidden])")]
+      .map((e) => [e.className.split("cell-")[1], Number(e.dataset.cells)]);
+    return [...document.querySelectorAll(".cache-row")]
+      .map((row) => [Number(row.dataset.length), Number(row.dataset.ghost), cells(row)]);
+  });
+}"""
+
+
+def recount(lane: dict[str, Any]) -> list[list[tuple[int, int, dict[str, int]]]]:
+    """The same from the rounds; drafts that were thrown away count together."""
+    lengths, ghosts, frames = [0] * ROWS, [0] * ROWS, []
+    for record in lane["rounds"]:
+        kinds: list[dict[str, int]] = [{} for _ in range(ROWS)]
+        going = [row for row in record["rows"] if row["written"] > row["accepted"]] or record["rows"]
+        least = min(row["accepted"] for row in going)
+        for row in record["rows"]:
+            at, begin = row["sequence"], row["start"]
+            lengths[at], ghosts[at] = lengths[at] + row["written"], ghosts[at] + min(row["written"], 1 + least)
+            origins = lane["sequences"][at]["origins"][begin : begin + row["written"]]
+            kinds[at] = {origin: origins.count(origin) for origin in origins}
+            if thrown := len(row["drafted"]) - origins.count("accepted"):
+                kinds[at]["thrown"] = thrown
+        frames.append(list(zip(lengths[:], ghosts[:], kinds, strict=True)))
+    return frames
+
+
+def _cache(page: Page, final: dict[str, Any]) -> None:
+    """The cache's cells are the rounds, and the ghost is theirs."""
+    page.locator(".cache-part").scroll_into_view_if_needed()
+    expect(page.locator(".cache-part select")).to_have_value("bass")
+    for name in ("regular", "common", "bass"):
+        page.select_option(".cache-part select", name)
+        shown = []
+        for frame in page.evaluate(WALK):
+            shown.append([])
+            for length, ghost, cells in frame:
+                kinds: dict[str, int] = {}
+                for kind, count in cells:
+                    key = "thrown" if kind in ("rejected", "untested") else kind
+                    kinds[key] = kinds.get(key, 0) + count
+                shown[-1].append((length, ghost, kinds))
+        lane = final["lanes"][name]
+        assert shown == recount(lane)
+        lengths, ghosts = zip(*((length, ghost) for length, ghost, _ in shown[-1]), strict=True)
+        assert list(lengths) == [len(sequence["token_ids"]) for sequence in lane["sequences"]]
+        # A batch that really stops together is its own ghost.
+        assert (lengths == ghosts) == (name != "bass")
+    own, ghost = (sum(row[i] for row in recount(final["lanes"]["bass"])[-1]) for i in (0, 1))
+    expect(page.locator(".cache-line")).to_contain_text(
+        f"So far {own} tokens; with one common stop the same rounds would have written {ghost}, "
+        f"so own lengths bring {own / ghost:.2f} times as many."
+    )
+
+
+def _elsewhere(page: Page, final: dict[str, Any]) -> None:
+    """A lane that no method has gets a section, and a reading that this machine lacks is shown."""
+    assert page.inner_text("#lane-common h2") == "common"
+    assert shown(page, "common") == [one["text"] for one in final["lanes"]["common"]["sequences"]]
+    page.locator("[data-chart=flops]").scroll_into_view_if_needed()
+    data = "document.querySelector('[data-chart=flops] .plot').data"
+    page.wait_for_function(f"() => {data}?.length === 3")
+    labels = ("BASS", "whole", "beside")
+    assert page.evaluate(f"{data}.map(t => [t.name, t.y.at(-1)])") == [[label, 12.5] for label in labels]
+    expect(page.locator("[data-reading=flops_utilization]")).to_have_text(
+        ", ".join(f"{label} 12.5 %" for label in labels)
+    )
+
+
+# What each row may draft in the first rounds, which are so short that no row ends in them; then four.
+OWN = [[3, 1], [0, 2], [1, 4], [2, 0], [2, 2]]
+LENGTHS: dict[str, Any] = {"speculative": 2, "bass": RecordedLengths([*OWN, 4])}
+VERDICTS = {"accepted", "rejected", "untested"}
+# Figures that reach over their lane's edge.
+OUTSIDE = """[...document.querySelectorAll(".lane .figures :is(dt, dd)")].filter((e) =>
+  e.getBoundingClientRect().right > e.closest(".lane").getBoundingClientRect().right).map((e) => e.textContent)"""
+
+
+def of_trees(pair: ModelPair) -> tuple[dict[str, Any], int]:
+    """(last snapshot, seed) of a race whose BASS rows have lengths of their own; lane "tree" has static trees."""
+    for seed in range(30):
+        ways: dict[str, Any] = {"n": 2, "max_new_tokens": 60, "sampling": SamplingParams(0.9), "seed": seed}
+        ways["verification"] = "rejection"
+        shot = last_of(pair, lanes=["regular"], **ways)
+        for name, lengths in LENGTHS.items():
+            shot["lanes"][name] = last_of(pair, lanes=[name], draft_length=lengths, **ways)["lanes"][name]
+        shot["lanes"]["tree"] = last_of(pair, lanes=["bass"], tree=(3, 2, 1), **ways)["lanes"]["bass"]
+        if a_tree(shot) and [one["lengths"] for one in shot["lanes"]["bass"]["rounds"][1:6]] == OWN:
+            return shot, seed
+    raise AssertionError("no such race: try more seeds")
+
+
+def rows_of(lane: dict[str, Any], sequence: int) -> list[dict[str, Any]]:
+    """A sequence's part of each round behind its prefill."""
+    return [row for record in lane["rounds"][1:] for row in record["rows"] if row["sequence"] == sequence]
+
+
+def a_tree(final: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
+    """A step of the first sequence whose tree has drafts of each verdict, and whose first draft was rejected."""
+    rows = enumerate(rows_of(final["lanes"]["tree"], 0))
+    fitting = (at for at in rows if at[1]["path"] and set(verdicts(at[1])) == VERDICTS)
+    return next((at for at in fitting if at[1]["path"][0] > 0 and at[1]["written"] > at[1]["accepted"]), None)
+
+
+def verdicts(row: dict[str, Any]) -> list[str]:
+    """What the page shall say of each draft of a tree."""
+    stood = {-1, *row["path"]}
+    tested = ["rejected" if parent in stood else "untested" for parent in row["parents"]]
+    return ["accepted" if i in row["path"] else verdict for i, verdict in enumerate(tested)]
+
+
+def choose(page: Page, lane: str, sequence: int, step: int) -> None:
+    """Open a round in the inspector."""
+    # While it has the focus, the field keeps what was typed.
+    page.locator("[data-pick=round]").blur()
+    page.select_option("[data-pick=lane]", lane)
+    page.select_option("[data-pick=sequence]", index=sequence)
+    page.fill("[data-pick=round]", str(step + 1))
+    page.keyboard.press("Enter")
+
+
+def test_trees_of_drafts_and_rows_with_lengths_of_their_own(page: Page, pair: ModelPair) -> None:
+    final, seed = of_trees(pair)
+    fill(page)  # and the preset's sentence goes
+    asked = {"batch_size": 2, "max_new_tokens": 60, "verification": "rejection", "lanes": list(LANES)}
+    play(page, [final], settings(seed=seed, **asked))
+    step, row = a_tree(final) or (0, {})
+    choose(page, "tree", 0, step)
+    _verdicts(page, row)
+    _numbers(page, row)
+    accessible(page)
+    _path_alone(page, row)
+    # A chain is a table, and has its row's length.
+    for at in (0, 2):
+        chain, length = rows_of(final["lanes"]["bass"], 1)[at], OWN[at][1]
+        choose(page, "bass", 1, at)
+        expect(page.locator(".tree-part")).to_be_hidden()
+        expect(page.locator(".round [data-row=token] td")).to_have_count(len(chain["drafted"]) + 1)
+        expect(page.locator(".round-line")).to_contain_text(f"draft length {length}, {length} drafted")
+    code = page.locator(".snippet code").text_content() or ""
+    assert "[[3, 1]] + [[0, 2]] + [[1, 4]] + [[2, 0]] + [2] + [4] * " in code
+    # A phone scrolls the tree inside its own box, and no figure reaches over its lane's edge.
+    assert page.evaluate(OUTSIDE) == []
+    page.set_viewport_size({"width": 390, "height": 844})
+    choose(page, "tree", 0, step)
+    page.eval_on_selector(".tree", "e => e.style.setProperty('--columns', 12)")
+    wide = "e => [e.scrollWidth > e.clientWidth, e.getBoundingClientRect().right <= innerWidth]"
+    assert page.eval_on_selector(".tree-box", wide) == [True, True]
+    page.eval_on_selector(".tree-box", "e => e.scrollTo(500, 0)")
+    assert page.eval_on_selector(".tree-box", "e => e.scrollLeft") > 0
+    assert page.evaluate(OUTSIDE) == []
+    fits(page, 390)
+    _greedy(page, pair)
+
+
+def _verdicts(page: Page, row: dict[str, Any]) -> None:
+    """The tree shows each draft once, with its verdict."""
+    expect(page.locator(".round-line")).to_contain_text(f"a tree of {len(row['drafted'])} drafts, ")
+    expect(page.locator(".round")).to_be_hidden()
+    said = verdicts(row)
+    for verdict in VERDICTS:
+        expect(page.locator(f".node-{verdict}")).to_have_count(said.count(verdict))
+    expect(page.locator(".node")).to_have_count(len(said) + 2)
+    expect(page.locator(".tree path")).to_have_count(len(said) + 1)
+    # The text runs along the top: newest token, accepted path, the target's own token.
+    places = "all => all.map(e => [e.style.getPropertyValue('--row'), e.style.getPropertyValue('--column')])"
+    top = page.eval_on_selector_all(".node-newest, .node-accepted, .node-recovered, .node-bonus", places)
+    assert sorted(top, key=lambda at: int(at[1])) == [["0", str(i)] for i in range(row["accepted"] + 2)]
+    every = page.eval_on_selector_all(".node", places)
+    assert len({tuple(at) for at in every}) == len(every), "two drafts at one place"
+    struck = page.eval_on_selector(".node-rejected", "e => getComputedStyle(e).textDecorationLine")
+    assert struck == "line-through"
+
+
+def _numbers(page: Page, row: dict[str, Any]) -> None:
+    """Pointer, keyboard and touch give a draft's numbers."""
+    line, first = page.locator(".tree-line"), row["path"][0]
+    page.locator(".node-accepted").last.focus()
+    page.keyboard.press("Home")
+    expect(line).to_contain_text("newest token")
+    page.keyboard.press("ArrowRight")
+    expect(line).to_contain_text(f"{json.dumps(row['drafted_text'][first], ensure_ascii=False)}: accepted")
+    expect(line).to_contain_text(f"p(x) {row['p'][first]:.3f}")
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator(".node[tabindex='0']")).to_have_count(1)
+    expect(page.locator(".node-newest")).to_be_focused()
+    page.keyboard.press("End")
+    expect(page.locator(".node-newest")).not_to_be_focused()
+    # The pointer's draft, and the chosen one again when it leaves.
+    chosen = line.text_content()
+    page.locator(".node-rejected").first.hover()
+    expect(line).to_contain_text("rejected")
+    page.locator("#inspector-title").hover()
+    expect(line).to_have_text(chosen or "")
+    page.locator(".node-untested").first.click()
+    page.locator("#inspector-title").hover()
+    expect(line).to_contain_text("not reached")
+
+
+def _path_alone(page: Page, row: dict[str, Any]) -> None:
+    """Figures, tips and the table to download take the drafts of the path."""
+    expect(page.locator("#lane-tree .of-trees")).to_have_text(", path / nodes")
+    expect(page.locator("#lane-bass .of-trees")).to_have_text("")
+    expect(page.locator(".figures-table tbody")).to_contain_text("drafts accepted (of trees: path / nodes)")
+    page.locator("#lane-tree .sequence").first.locator(".token").nth(row["start"]).hover()
+    tip, p = page.locator(".token-tip"), row["p"][row["path"][0]]
+    expect(tip).to_contain_text(f"({len(row['drafted'])} drafted as a tree)")
+    expect(tip).to_contain_text(f"p(x) {p:.3f}")
+    table = csv.DictReader(saved(page, "[data-take=csv]").splitlines())
+    at = ("tree", "0", str(row["start"]))
+    (line,) = [one for one in table if (one["lane"], one["sequence"], one["index"]) == at]
+    assert math.isclose(float(line["p"]), p, rel_tol=1e-5)
+
+
+def _greedy(page: Page, pair: ModelPair) -> None:
+    """At temperature 0 nothing is drawn: a tree and a token's tip have no random number."""
+    shot = last_of(pair, lanes=["speculative", "bass"], n=1, max_new_tokens=30, tree=(3, 2))
+    play(page, [shot], settings(batch_size=1, temperature=0))
+    rows = rows_of(shot["lanes"]["bass"], 0)
+    choose(page, "bass", 0, next(i for i, row in enumerate(rows) if row["parents"]))
+    page.locator(".node-newest").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".tree-line")).not_to_contain_text("p(x)")
+    for origin in ("accepted", "recovered"):
+        tokens = page.locator(f".sequence .token.{origin}")
+        if tokens.count():
+            tokens.first.hover()
+            expect(page.locator(".token-tip")).to_contain_text("the target's likeliest token")
+            expect(page.locator(".token-tip")).not_to_contain_text("0.500")
+
+
+def test_a_row_that_differs_says_where_and_how_near_the_tie_was(page: Page, pair: ModelPair) -> None:
+    final = last_of(pair, n=3, max_new_tokens=30)
+
+    def tie(at: int, ours: float | None, theirs: float | None, share: float | None) -> dict[str, Any]:
+        return {"at": at, "ours": 5, "theirs": 9, "p_ours": ours, "p_theirs": theirs, "tie": share}
+
+    found = {
+        "speculative": [tie(26, 0.31, 0.30, 0.97), None, tie(0, 0.30312, 0.30348, 0.998)],
+        "bass": [tie(4, 0.02, 0.9, 0.02), tie(7, None, None, None), tie(2, 0.30661, 0.30661, 1.0)],
+    }
+    play(page, [final | {"comparison": found}])
+    assert compared(page, "regular") == [""] * 3
+    assert compared(page, "speculative") == [
+        "differs at token 27 (a near tie: 0.31 against 0.30)",
+        "same as Regular",
+        "differs at token 1 (a near tie: 0.3031 against 0.3035)",
+    ]
+    assert compared(page, "bass") == [
+        "differs at token 5 (0.02 against 0.90)",
+        "differs at token 8",
+        "differs at token 3 (a near tie: 0.31 each)",
+    ]
+    assert exported(page)["comparison"] == found
+    page.evaluate("() => { Bass.run().head.settings.temperature = 0.7; }")
+    dice = "differs at token 27 (a near tie after the random draw: 0.31 against 0.30)"
+    assert page.evaluate("() => Bass.compared().speculative[0].text") == dice
+    # What has no settings can't be repeated, so that there is no snippet. Without the field nothing is claimed.
+    expect(page.locator(".snippet")).to_be_hidden()
+    final.pop("comparison", None)
+    play(page, [final])
+    assert [compared(page, lane) for lane in LANES] == [[None] * 3] * 3
+    assert exported(page)["comparison"] is None
+
+
+def test_a_race_of_four_lanes_has_the_fourth_with_its_timeline(page: Page) -> None:
+    page.click("text=More settings")
+    page.get_by_role("checkbox", name="AMUSD").check()
+    fill(page, batch=1, tokens=24)
+    run_to_the_end(page, (*LANES, "amusd"))
+    lane = page.get_by_role("region", name="AMUSD")
+    expect(lane.locator(".sequence")).to_have_count(1)
+    assert len(shown(page, "amusd")[0]) > 0
+    expect(lane.locator("figcaption")).to_contain_text("So far: target (above) busy")
+    drawn = lane.locator(".strip").evaluate("figure => figure.blocks.map(block => block.row)")
+    assert set(drawn) == {"target", "draft"}
+    # Four lanes that do not fit side by side stand two by two.
+    tops = [page.locator(f"#lane-{name}").bounding_box() for name in (*LANES, "amusd")]
+    assert [box and round(box["y"]) for box in tops].count(round(tops[0]["y"] if tops[0] else -1)) == 2
+    page.get_by_role("checkbox", name="AMUSD").uncheck()
+    run_to_the_end(page)
+    expect(page.locator("#lane-amusd")).to_be_hidden()

@@ -1,0 +1,219 @@
+"""Where races run, as far as that needs no Ray: app.py's options, a worker, and the deltas that it sends."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import sys
+import threading
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import app
+from bass_core import BassError, ModelPair, RequestError, Snapshot, race
+from bass_core.decode.batch import BatchDecoder
+from ui.page.limits import Limits
+from ui.page.request import RaceRequest, make_request
+from ui.sources.cluster.start import MISSING, actor_options
+from ui.sources.cluster.worker import Worker
+from ui.sources.delta import KEEP, LIST, Decoder, Encoder, difference
+from ui.sources.local import Local
+from ui.sources.service import open_service
+from ui.sources.source import Ask
+
+from .conftest import caches
+
+
+@pytest.fixture(scope="module")
+def ask(tiny_pair: tuple[Path, Path]) -> Ask:
+    return Ask(str(tiny_pair[0]), str(tiny_pair[1]), device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def worker(ask: Ask) -> Worker:
+    return Worker(ask, Limits(), 1, 7)
+
+
+def asked(tokens: int = 40) -> RaceRequest:
+    return make_request({"prompt": "Hello", "batch_size": 2, "max_new_tokens": tokens, "seed": 5}, Limits())
+
+
+def texts(snapshot: Snapshot) -> dict[str, list[str | None]]:
+    return {name: [one["text"] for one in lane["sequences"]] for name, lane in snapshot["lanes"].items()}
+
+
+def test_it_says_what_it_has_loaded(worker: Worker, ask: Ask) -> None:
+    facts = worker.load()
+    runs = "transformers' own model (our kernels take 16 bits and fewer)"
+    assert facts.about.endswith(f"on cpu, float32, 1 thread, {runs}") and facts.counts
+    assert facts.pair == {"pair": "target", "draft": "draft", "device": "cpu", "dtype": "float32"}
+    assert "tokens" in worker.count("Hello", False)
+
+
+def test_its_race_is_the_librarys(worker: Worker, pair: ModelPair) -> None:
+    decoder = Decoder()
+    *_, last = map(decoder.decode, worker.race(1, asked()))
+    *_, same = race(pair, **asked().arguments())
+    assert last["done"] and texts(last) == texts(same)
+    assert last["device"]["name"].split(", worker ")[1].startswith("7 on ")
+
+
+def test_a_stop_reaches_it_within_one_round(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    gc.collect()
+    before = caches()
+    steps = 0
+    step = BatchDecoder.step
+
+    def counted(decoder: BatchDecoder) -> object:
+        nonlocal steps
+        steps += 1
+        if steps == 9:
+            worker.stop(2)  # as another thread would, in the middle of a round
+        return step(decoder)
+
+    monkeypatch.setattr(BatchDecoder, "step", counted)
+    # No snapshot falls due for ever: the race must look at the flag by itself.
+    monkeypatch.setattr(import_module("bass_core.lanes.race"), "SNAPSHOT_SECONDS", 1e9)
+    assert list(worker.race(2, asked(1000))) == []
+    assert steps == 9
+    gc.collect()
+    assert caches() == before
+
+
+def test_a_stop_before_the_race_ends_it_at_once(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker.stop(3)
+    assert len(list(worker.race(3, asked(1000)))) <= 1
+    *_, last = map(Decoder().decode, worker.race(4, asked(4)))
+    assert last["done"]
+
+
+def test_whoever_waits_for_its_end_waits_once(worker: Worker) -> None:
+    """Each caller takes a thread of the worker until the next one comes."""
+    first, second = (threading.Thread(target=worker.stay, daemon=True) for _ in range(2))
+    first.start()
+    first.join(0.2)
+    assert first.is_alive()
+    second.start()
+    first.join(10)
+    assert not first.is_alive() and second.is_alive()
+
+
+def test_a_model_that_is_not_there_is_one_sentence(ask: Ask) -> None:
+    with pytest.raises(BassError, match="nothing-here"):
+        Worker(replace(ask, pair="/nothing-here"), Limits(), 1, 1).load()
+
+
+SPLIT = {
+    "model.embed_tokens": "cpu", "model.rotary_emb": "cpu", "model.layers": "cpu",
+    "model.norm": "cpu", "lm_head": "disk",
+}  # fmt: skip
+
+
+def refused(*options: str) -> str:
+    """The sentence with which these options are refused, before any model is loaded."""
+    chosen = app.parse([*options, "--pair", "/nothing-here"])
+    ask = Ask(chosen.pair, device=chosen.device, device_map=chosen.device_map)
+    with pytest.raises(BassError) as error:
+        open_service(ask, chosen, Limits(), lambda: 1, 1)
+    return str(error.value)
+
+
+def test_options_that_do_not_go_together_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert refused("--worker-resources", "CPU=1").startswith("--worker-resources says what a worker takes")
+    assert refused("--workers", "2", "--device-map", "auto").startswith("With --workers each worker has one GPU")
+    assert refused("--workers", "2", "--device", "cuda:1").startswith("With --workers each worker has a GPU")
+    # Without Ray the sentence says what to install.
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert refused("--workers", "2") == refused("--ray", "127.0.0.1:1") == MISSING
+
+
+@pytest.mark.slow
+def test_a_split_pair_names_its_places(tiny_pair: tuple[Path, Path]) -> None:
+    target, draft = map(str, tiny_pair)
+    facts = Local(Ask(target, draft, dtype="float32", device_map=SPLIT)).facts(1)
+    assert facts.about.startswith(f"{Path(target).name} on cpu and disk, float32")
+    assert "device" not in facts.pair and facts.pair["device_map"] == SPLIT
+    assert Local(Ask(target, draft, device="cpu")).facts(1).pair["device"] == "cpu"
+    # A visitor's pair is spread as well.
+    local = Local(Ask(target, draft, dtype="float32", any_model=True, device_map=SPLIT))
+    assert local.models.get(target).places == ("cpu", "disk")
+    with pytest.raises(RequestError):
+        Local(Ask(target, device="cpu", device_map="auto"))
+
+
+def test_resources_are_an_actors_options_or_refused_in_one_sentence() -> None:
+    assert actor_options("GPU=0.5, CPU=4") == {"num_gpus": 0.5, "num_cpus": 4}
+    assert actor_options("fast=2") == {"resources": {"fast": 2}}
+    for text in ("", "CPU", "CPU=0", "GPU=1.5", "CPU=0.00001", "CPU=1,=2", "CPU=1;GPU=1"):
+        with pytest.raises(RequestError, match=r"^--worker-resources must be names with amounts above 0"):
+            actor_options(text)
+
+
+LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=5))
+PLAIN = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=2), inner, max_size=4)),
+    max_leaves=12,
+)
+
+
+def travelled(values: list[Any]) -> list[Any]:
+    """The values, encoded, pickled and decoded one after another."""
+    encoder, decoder = Encoder(), Decoder()
+    return [decoder.decode(pickle.loads(pickle.dumps(encoder.encode(value)))) for value in values]
+
+
+@given(st.lists(PLAIN, max_size=6))
+@settings(max_examples=60, deadline=None)
+def test_any_plain_data_comes_back(values: list[Any]) -> None:
+    assert travelled(values) == values
+
+
+@given(PLAIN, PLAIN)
+@settings(max_examples=100, deadline=None)
+def test_what_was_decoded_never_changes(first: Any, second: Any) -> None:
+    encoder, decoder = Encoder(), Decoder()
+    kept = decoder.decode(encoder.encode(first))
+    before = copy.deepcopy(kept)
+    decoder.decode(encoder.encode(second))
+    assert kept == before
+
+
+def test_cases() -> None:
+    for old, new in (
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),  # equal, in another order
+        ({"a": 1}, {}),
+        ([1, [2], 3], [1, [2, 4], 3, 5]),
+        (["a", "b"], ["a", "bc"]),  # a last piece that grows, as at the end of a text
+        ("", "x"),
+        ("ab", "b"),
+        ([], [[]]),
+        (None, {"a": None}),
+        ({"a": float("inf")}, {"a": -float("inf")}),
+    ):
+        _, back = travelled([old, new])
+        assert back == new and repr(back) == repr(new)
+    # A longer list costs its end.
+    long = list(range(1000))
+    assert difference(long, [*long, 7]) == (LIST, {}, [7])
+    assert difference({"a": long}, {"a": [*long]}) == (KEEP,)
+
+
+def test_a_race_comes_back_and_each_token_travels_once(pair: ModelPair) -> None:
+    encoder, decoder = Encoder(), Decoder()
+    sent = 0
+    for snapshot in race(pair, "Hello", n=2, max_new_tokens=60, inspect=True):
+        data = pickle.dumps(encoder.encode(snapshot))
+        back = decoder.decode(pickle.loads(data))
+        assert back == snapshot
+        sent += len(data)
+    assert snapshot["done"] and repr(back) == repr(snapshot)
+    # All deltas together are about as long as the last snapshot, however many there were.
+    assert sent < 2 * len(pickle.dumps(snapshot))

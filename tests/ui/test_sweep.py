@@ -1,0 +1,414 @@
+"""A sweep: what may be asked for, its races arm by arm, its events on a real pair, and its tab in a browser."""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import pickle
+import re
+from collections.abc import Generator
+from typing import Any
+
+import gradio as gr
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from bass_core import BassError, ModelPair, Snapshot
+from ui.page.events import UNEXPECTED, Events
+from ui.page.limits import Limits
+from ui.page.request import RaceRequest
+from ui.page.setting import shown
+from ui.race.verdict import LaneRounds
+from ui.sources.local import race_source
+from ui.sources.source import Source, waiting
+from ui.sweep.events import SweepEvents
+from ui.sweep.figures import sentences
+from ui.sweep.measure import MOST_REPEATS, WARM_UP, measured
+from ui.sweep.request import TEMPERATURE, Arm, make_sweep
+
+from .browser import accessible, fill, fits, saved
+from .conftest import caches
+
+GIVEN = {"prompt": "Hello"}
+
+
+def test_the_default_sweep_goes_batch_by_batch_through_three_draft_lengths() -> None:
+    request = make_sweep(GIVEN, Limits())
+    assert request.arms() == [Arm(batch, length) for batch in (1, 2, 4, 8) for length in ("bass", "auto", 4)]
+    assert request.seconds == 60 and not request.resampled
+    small = make_sweep(GIVEN, Limits(max_batch=5, max_seconds=30))
+    assert small.batches == (1, 2, 4) and small.seconds == 15
+
+
+def test_each_race_has_its_arm_and_the_form_s_other_settings_and_is_plain_data() -> None:
+    given = GIVEN | {"temperature": 1.1, "seed": 2**32 - 1, "top_k": 7, "verification": "coupled", "batch_size": 3}
+    request = make_sweep(given | {"lanes": ["speculative"], "time_budget_ms": 5}, Limits())
+    race = request.race_of(Arm(4, "bass"))
+    assert (race.batch_size, race.draft_length, race.lanes) == (4, "bass", ("regular", "bass"))
+    assert (race.temperature, race.top_k, race.verification) == (1.1, 7, "coupled")
+    assert (race.scheduling, race.time_budget_ms) == ("fair", None)
+    # The next race of an arm has the next seed, which begins anew behind the last one.
+    assert race.seed == 2**32 - 1 and request.race_of(Arm(4, "bass"), 2).seed == 1
+    again = pickle.loads(pickle.dumps(race))
+    assert again == race and again.arguments()["n"] == 4 and again.arguments()["inspect"] is False
+
+
+def test_rows_of_one_prompt_are_sampled_so_that_they_differ() -> None:
+    request = make_sweep(GIVEN | {"temperature": 0}, Limits())
+    assert request.resampled and request.race_of(Arm(2, 4)).temperature == TEMPERATURE
+    assert request.settings()["temperature"] == TEMPERATURE and request.settings()["resampled"]
+    lines = make_sweep({"prompt": "one\ntwo", "prompts": "lines", "temperature": 0}, Limits())
+    assert not lines.resampled and lines.race_of(Arm(2, 4)).temperature == 0
+
+
+def test_with_a_prompt_a_line_the_rows_take_the_lines_in_turn() -> None:
+    request = make_sweep({"prompt": "one\n\n two \nthree", "prompts": "lines"}, Limits())
+    for batch, rows in ((1, ["one"]), (2, ["one", "two"]), (8, ["one", "two", "three"] * 2 + ["one", "two"])):
+        assert request.race_of(Arm(batch, 4)).arguments()["prompt"] == rows
+
+
+def test_named_batches_and_lengths_are_taken_once_each() -> None:
+    request = make_sweep(GIVEN | {"batches": [4, 1, 4], "draft_lengths": ["2", 2, "auto"]}, Limits())
+    assert request.batches == (1, 4) and request.draft_lengths == (2, "auto")
+
+
+PLAIN_MS, DRAFTING_MS = 100.0, 160.0
+
+
+class Toy:
+    """A source of races whose lanes take turns: a plain step takes 100 ms, a round of drafts 160 ms.
+
+    `now` is the clock in seconds, which passes with the lanes' rounds; rows of BASS write `each` tokens a round.
+    """
+
+    def __init__(self, rounds: int = 1000, each: int = 2) -> None:
+        self.rounds, self.each = rounds, each
+        self.now, self.asked, self.open = 0.0, [], 0  # type: ignore[var-annotated]
+
+    def clock(self) -> float:
+        return self.now
+
+    def __call__(self, request: RaceRequest) -> Generator[Snapshot, None, None]:
+        self.asked.append(request)
+        self.open += 1
+        try:
+            rounds = min(self.rounds, request.max_new_tokens)
+            for count in range(1, rounds + 1):
+                self.now += (PLAIN_MS + DRAFTING_MS) / 1000
+                yield self.snapshot(request, count, count == rounds)
+        finally:
+            self.open -= 1
+
+    def snapshot(self, request: RaceRequest, count: int, done: bool) -> Any:
+        rows = request.batch_size
+        lanes = {"regular": _lane(rows, count, PLAIN_MS, 1), "bass": _lane(rows, count, DRAFTING_MS, self.each)}
+        return {"done": done, "lanes": lanes, "device": {"name": "toy"}, "phase": "running"}
+
+
+def _lane(rows: int, count: int, ms: float, each: int) -> dict[str, Any]:
+    kind = "plain" if each == 1 else "verify"
+    rounds: list[dict[str, Any]] = [{"kind": "prefill", "time_ms": 5.0, "rows": []}]
+    rounds += [
+        {"kind": kind, "time_ms": 5 + ms * (i + 1), "rows": [{"written": each}] * rows} for i in range(count)
+    ]
+    metrics = {
+        "drafted": 0 if each == 1 else 4 * count, "token_acceptance": 0.5,
+        # A step reads for 80 ms at the peak, and multiplies a token in 2.5 ms.
+        "bandwidth_utilization": 80 / ms, "flops_utilization": 2.5 * rows / ms,
+    }  # fmt: skip
+    return {"rounds": rounds, "metrics": metrics, "error": None, "finished": False}
+
+
+def asked(**given: Any) -> Any:
+    return make_sweep({"prompt": "Hello", "batches": [1, 4], "draft_lengths": ["bass", 4], **given}, Limits())
+
+
+def test_the_figures_are_those_of_the_races() -> None:
+    toy = Toy()
+    *states, last = measured(asked(), toy, Limits(), toy.clock)
+    assert last["done"] and last["progress"] is None and last["device"] == "toy"
+    assert [(one["batch"], one["draft_length"]) for one in last["points"]] == [
+        (1, "bass"),
+        (1, 4),
+        (4, "bass"),
+        (4, 4),
+    ]
+    for one in last["points"]:
+        # Two tokens in 160 ms against one in 100 ms; rounds that are all alike have no scatter.
+        assert one["speedup"] == pytest.approx(2 / 1.6) and one["error"] == pytest.approx(0, abs=1e-6)
+        assert (one["ms_per_token"], one["regular_ms_per_token"]) == (pytest.approx(80), pytest.approx(100))
+        assert (one["tokens"], one["acceptance"], one["against"]) == (2, 0.5, "ahead")
+    assert last["ridge"]["tokens"] == pytest.approx(32)
+    # Points come one by one, and each state is a new object.
+    assert sorted({len(state["points"]) for state in states}) == [0, 1, 2, 3]
+    assert len({id(state) for state in states}) == len(states)
+
+
+def test_an_arm_is_left_after_its_share_of_the_time_and_what_remains_is_told() -> None:
+    toy = Toy()
+    *states, _ = measured(asked(seconds=40), toy, Limits(), toy.clock)
+    # Four arms share four fifths of 40 s: 8 s each.
+    assert toy.asked[0].max_new_tokens == WARM_UP
+    arms = [state["progress"] for state in states if state["progress"] and state["progress"]["done"] == 2]
+    assert arms[0]["races"] == 4 and arms[0]["left_s"] == pytest.approx(16, rel=0.05)
+    assert arms[-1]["left_s"] < arms[0]["left_s"] and "batch 4, Algorithm 1" in arms[0]["now"]
+    assert toy.open == 0
+
+
+def test_a_short_race_is_run_again_with_other_seeds() -> None:
+    toy = Toy(rounds=4)
+    *_, last = measured(asked(seconds=20), toy, Limits(), toy.clock)
+    # Each arm has 4 s; a race has four rounds of both lanes, 1.04 s.
+    seeds = [race.seed for race in toy.asked[1:]]
+    assert seeds == [0, 1, 2, 3] * 4
+    assert all(one["rounds"] == 16 for one in last["points"])
+    assert all(one["speedup"] == pytest.approx(1.25) for one in last["points"])
+    toy = Toy(rounds=2)
+    *_, last = measured(asked(seconds=600, batches=[1], draft_lengths=[4]), toy, Limits(), toy.clock)
+    assert len(toy.asked) == 1 + MOST_REPEATS and last["points"][0]["rounds"] == 2 * MOST_REPEATS
+
+
+def test_the_operator_s_limit_holds_for_the_whole_sweep_and_frees_the_race() -> None:
+    toy, kept = Toy(), []
+    with pytest.raises(BassError, match="The sweep was stopped after 30 s, this server's limit"):
+        for state in measured(asked(seconds=40), toy, Limits(max_seconds=30), toy.clock):
+            kept.append(len(state["points"]))
+    assert kept[-1] >= 1 and toy.now < 60 and toy.open == 0
+
+
+def test_the_limit_does_not_count_the_wait_for_a_worker_which_is_told() -> None:
+    class Busy(Toy):
+        """Each race waits 20 s for a free worker."""
+
+        def __call__(self, request: RaceRequest) -> Generator[Snapshot, None, None]:
+            for place in (2, 1):
+                self.now += 10
+                yield waiting(place, None)
+            yield from super().__call__(request)
+
+    toy, busy = Toy(), Busy()
+    *_, expected = measured(asked(seconds=20), toy, Limits(max_seconds=30), toy.clock)
+    *states, last = measured(asked(seconds=20), busy, Limits(max_seconds=30), busy.clock)
+    assert last["points"] == expected["points"] and last["device"] == "toy" and busy.now > 100
+    said = [state["progress"]["now"] for state in states if state["progress"]]
+    assert "waiting for a free worker: place 2 in the queue" in said
+
+
+class Changed(Toy):
+    """The first of each two rounds of BASS writes one token alone, so its speed is not known well; or it fails."""
+
+    error: str | None = None
+
+    def snapshot(self, request: RaceRequest, count: int, done: bool) -> Any:
+        shot = super().snapshot(request, count, done)
+        for record in shot["lanes"]["bass"]["rounds"][1::2]:
+            record["rows"] = [{"written": 1}] * request.batch_size
+        shot["lanes"]["bass"]["error"] = self.error
+        return shot
+
+
+def test_scatter_makes_a_difference_level_and_an_error_of_a_lane_is_told() -> None:
+    toy = Changed(rounds=12, each=3)
+    *_, last = measured(asked(seconds=5, batches=[2], draft_lengths=[4]), toy, Limits(), toy.clock)
+    (one,) = last["points"]
+    sums = LaneRounds()
+    for i in range(one["rounds"]):
+        rows = [{"written": 1 if i % 12 % 2 == 0 else 3}] * 2
+        sums.add({"kind": "verify", "time_ms": DRAFTING_MS * (i + 1), "rows": rows})  # type: ignore[typeddict-item]
+    assert one["speedup"] == pytest.approx(2 / 1.6, rel=0.1)
+    assert one["error"] == pytest.approx(sums.error, rel=1e-6) and math.isfinite(sums.error)
+    assert one["against"] == ("level" if 2 * one["error"] * one["speedup"] >= one["speedup"] - 1 else "ahead")
+    toy.error = "out of luck"
+    with pytest.raises(BassError, match="out of luck"):
+        list(measured(asked(), toy, Limits(), toy.clock))
+
+
+def test_the_sentences_say_where_each_line_is_ahead() -> None:
+    toy = Toy(each=1)
+    *_, last = measured(asked(batches=[1, 2, 4, 8]), toy, Limits(), toy.clock)
+    said = sentences(last)
+    assert said[0] == "Algorithm 1: behind regular decoding at batch 1 to 8."
+    assert said[1] == "Fixed length 4: behind regular decoding at batch 1 to 8."
+    assert said[2] == (
+        "Ridge: from 32 tokens a step on, multiplying takes longer than reading. Plain steps get there at batch "
+        "32; with 4 drafts a row at batch 6.4."
+    )
+    against = {1: "ahead", 2: "level", 4: "behind", 8: "ahead"}
+    mixed: Any = {**last, "points": [{**one, "against": against[one["batch"]]} for one in last["points"]]}
+    assert sentences(mixed)[0] == (
+        "Algorithm 1: ahead of regular decoding at batch 1 and 8, level with it at batch 2, behind it at batch 4."
+    )
+    assert "Ridge: n/a" in sentences({**last, "ridge": {"tokens": None}})[-1]
+
+
+# A value for each setting of the form: a prompt, and four numbers; the others have their defaults.
+FORM = [{"prompt": "Hello", "temperature": 0.9, "lanes": None}.get(one.name, one.default) for one in shown()]
+
+
+def events(source: Source, **limits: Any) -> SweepEvents:
+    return SweepEvents(Events(source, Limits(**limits)))
+
+
+def states(updates: list[tuple[Any, Any]]) -> list[dict[str, Any]]:
+    return [json.loads(text) for text, _ in updates]
+
+
+def test_the_button_is_disabled_while_it_runs_and_points_come_one_by_one(pair: ModelPair) -> None:
+    first, *middle, last = events(race_source(pair), max_batch=2, max_seconds=6).measure(3, *FORM)
+    assert first[1]["interactive"] is False and json.loads(first[0])["sweep"] is None
+    told = states(middle)
+    assert [len(state["sweep"]["points"]) for state in told][-1] == 6
+    assert {state["phase"] for state in told} == {"running"} and len({state["run"] for state in told}) == 1
+    assert last[1]["interactive"] is True and states([last])[0]["phase"] == "done"
+    assert [line["label"] for line in told[-1]["sweep"]["lines"]] == [
+        "Algorithm 1", "automatic, by measured cost", "fixed length 3",
+    ]  # fmt: skip
+    assert told[-1]["sweep"]["sentences"] and math.isfinite(told[-1]["sweep"]["points"][0]["speedup"])
+
+
+def test_closing_the_event_frees_the_caches_at_once(pair: ModelPair) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        before = caches()
+        running = events(race_source(pair)).measure(4, *FORM)
+        while caches() == before:
+            next(running)
+        running.close()
+        assert caches() == before
+    finally:
+        gc.enable()
+
+
+def test_bad_input_is_a_sentence() -> None:
+    for fixed, prompt, says in (
+        (4, "", "The prompt is empty"),
+        (0, "Hello", "A fixed draft length must be"),
+        (None, "Hello", "A fixed draft"),
+    ):
+        *_, (text, button) = events(never).measure(fixed, prompt, *FORM[1:])
+        state = json.loads(text)
+        assert state["phase"] == "error" and state["message"].startswith(says) and button["interactive"] is True
+
+
+def never(request: RaceRequest) -> Generator[Snapshot, None, None]:
+    raise AssertionError("no race was asked for")
+    yield
+
+
+@pytest.mark.parametrize(
+    ("error", "says"), [(BassError("Too big: ask for less."), "Too big"), (KeyError("x"), UNEXPECTED)]
+)
+def test_an_error_inside_a_race_keeps_the_points(pair: ModelPair, error: Exception, says: str) -> None:
+    source = race_source(pair)
+
+    def breaking(request: RaceRequest) -> Generator[Snapshot, None, None]:
+        if request.batch_size > 1:
+            raise error
+        yield from source(request)
+
+    *_, (text, button) = events(breaking, max_seconds=6).measure(4, *FORM)
+    state = json.loads(text)
+    assert state["phase"] == "error" and state["message"].startswith(says) and button["interactive"] is True
+    assert [one["batch"] for one in state["sweep"]["points"]] == [1, 1, 1]
+    with pytest.raises(gr.Error, match=says[:7]):
+        list(events(breaking).api("Hello", batches=[2], draft_lengths=[4]))
+
+
+def predicted(*values: Any) -> dict[str, Any]:
+    return dict(json.loads(events(never).predict(*values)))
+
+
+def test_a_prediction_runs_no_model_and_names_what_it_assumes() -> None:
+    state = predicted(4, "A100", "7.8B", "0.8", "given")
+    sweep = state["sweep"]
+    assert sweep["kind"] == "predicted" and sweep["done"] and sweep["device"] == "A100 with 7.8B and 310M"
+    assert (
+        [one["batch"] for one in sweep["points"][::3]] == [1, 2, 4, 8, 16, 32, 64] == sweep["settings"]["batches"]
+    )
+    assert sweep["points"][9]["speedup"] > 2, "batch 8 under Algorithm 1"
+    words = " ".join(sweep["assumptions"])
+    assert "chance 0.80, as given" in words and "80 % of the bandwidth and 60 % of the FLOP/s" in words
+    assert "A100 Tensor Core GPU" in words and "predicted costs" in words
+    assumed = predicted(4, "A100", "7.8B", "", "assumed")["sweep"]
+    assert assumed["points"] == sweep["points"] and "0.80, assumed" in assumed["assumptions"][0]
+    swept = predicted(4, "A100", "7.8B", "0.61", "sweep")["sweep"]
+    assert "0.61, measured in the last sweep" in swept["assumptions"][0]
+
+
+def test_a_bad_prediction_is_a_sentence() -> None:
+    for values, says in (
+        ((17, "A100", "7.8B", "", ""), "A fixed draft length must be"),
+        ((4, "abacus", "7.8B", "", ""), "hardware must be one of"),
+        ((4, "A100", "9b", "", ""), "The models must be one of"),
+        ((4, "laptop", "70B", "", ""), "70B and 8B do not fit"),
+        ((4, "A100", "7.8B", "high", ""), "Acceptance must be a number from 0 to 1"),
+        ((4, "A100", "7.8B", "1.2", ""), "Acceptance must be"),
+        ((4, "A100", "7.8B", "nan", ""), "Acceptance must be"),
+    ):
+        state = predicted(*values)
+        assert state["phase"] == "error" and state["message"].startswith(says) and state["sweep"] is None
+
+
+# Of the sweep's two figures.
+MEASURED, PREDICTED = "#sweep-measured", "#sweep-predicted"
+
+
+def points(page: Page, figure: str) -> Locator:
+    return page.locator(f"{figure} tbody tr")
+
+
+def line(page: Page, figure: str) -> Locator:
+    return page.locator(f"{figure} .sweep-line")
+
+
+@pytest.mark.slow
+def test_the_tab_measures_stops_and_predicts(page: Page) -> None:
+    fill(page, tokens=20)
+    page.get_by_role("tab", name="Sweep").click()
+    expect(page.locator("#sweep-measure")).to_be_visible()
+    expect(points(page, MEASURED)).to_have_count(0)
+    page.click("#sweep-measure")
+    expect(line(page, MEASURED)).to_have_text(re.compile(r"Point \d+ of 12: .+ About \d+ s left\."))
+    expect(page.locator("#sweep-measure")).to_be_disabled()
+    # The first points are there while the sweep goes on.
+    expect(points(page, MEASURED).nth(1)).to_be_visible()
+    expect(line(page, MEASURED)).to_have_attribute("data-phase", "running")
+    page.click("#sweep-stop")
+    expect(line(page, MEASURED)).to_have_text("Stopped. The points so far are kept.")
+    expect(page.locator("#sweep-measure")).to_be_enabled()
+    kept = points(page, MEASURED).count()
+    assert 2 <= kept < 12
+    page.wait_for_function("() => document.querySelector('#sweep-measured .plot').data?.length >= 2")
+    assert page.locator(f"{MEASURED} .badge-predicted").count() == 0
+    _predict(page)
+    _exports(page, kept)
+    accessible(page)
+    fits(page, 390)
+
+
+def _predict(page: Page) -> None:
+    """The device is free again, so a prediction comes at once, with the acceptance of what was measured."""
+    page.click("#sweep-predict")
+    expect(points(page, PREDICTED)).to_have_count(21)
+    assert page.locator(f"{PREDICTED} .badge-predicted").count() == 2
+    assert page.locator(f"{PREDICTED} figcaption .badge-predicted").inner_text() == "predicted"
+    page.locator(f"{PREDICTED} .sweep-assumed summary").click()
+    expect(page.locator(f"{PREDICTED} .sweep-assumed li").first).to_contain_text("measured in the last")
+    page.fill("#sweep-acceptance input, #sweep-acceptance textarea", "2")
+    page.click("#sweep-predict")
+    expect(line(page, PREDICTED)).to_have_text(re.compile("Acceptance must be a number from 0 to 1"))
+    expect(points(page, PREDICTED)).to_have_count(21)
+    page.fill("#sweep-acceptance input, #sweep-acceptance textarea", "0.5")
+    page.click("#sweep-predict")
+    expect(page.locator(f"{PREDICTED} .sweep-of")).to_contain_text("A100 with 7.8B and 310M; acceptance 0.50")
+
+
+def _exports(page: Page, kept: int) -> None:
+    for figure, kind, count in ((MEASURED, "measured", kept), (PREDICTED, "predicted", 21)):
+        document = json.loads(saved(page, f"{figure} [data-take=json]"))
+        assert (document["sweep"], document["kind"], len(document["points"])) == (1, kind, count)
+        head, *rows = saved(page, f"{figure} [data-take=csv]").splitlines()
+        assert head.startswith("kind,batch,draft_length,speedup") and len(rows) == count
+        assert all(row.startswith(f"{kind},") for row in rows)

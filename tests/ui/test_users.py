@@ -1,0 +1,185 @@
+"""Several visitors, a lost server, a busy device: after each race its memory is free, and the page says so.
+
+This process serves the page itself where it must count the caches that are alive.
+"""
+
+from __future__ import annotations
+
+import gc
+import socket
+import time
+from collections.abc import Generator
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+from playwright.sync_api import BrowserContext, Page, expect
+
+from bass_core import DEFAULT_LANES, METHODS, Method, ModelPair, register, unregister
+from ui.page.choices import DRAFT_LENGTH_WORDS, choices
+from ui.page.events import Snapshot
+from ui.page.request import RaceRequest
+from ui.race.looks import reference
+from ui.sources.local import race_source
+
+from ..test_app import start as start_program
+from .browser import LANES, fill, open_page, run_to_the_end, shown
+from .conftest import caches, hosted, pair_options, serving, watched
+
+pytestmark = pytest.mark.slow
+GROWN = "() => document.querySelector('#lane-regular .sequence')?.textContent.length > 5"
+LOST = "The connection to the server was lost. What was shown before stays here until the page is reloaded."
+
+
+def alive() -> int:
+    gc.collect()
+    return caches()
+
+
+def ends_with(count: int) -> bool:
+    """Whether so many caches are left within 60 s."""
+    deadline = time.monotonic() + 60
+    while alive() != count:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+    return True
+
+
+def start(page: Page) -> None:
+    fill(page, batch=8, tokens=1024)
+    page.click("#run")
+    page.wait_for_function(GROWN, timeout=60_000)
+
+
+def test_stop_reload_and_a_second_user_give_the_memory_back(pair: ModelPair, context: BrowserContext) -> None:
+    with hosted(race_source(pair), choices=choices(pair, "auto")) as here:
+        _give_back(here, context)
+
+
+def _give_back(here: str, context: BrowserContext) -> None:
+    before = alive()
+    # Not `watched`: Gradio logs an error when a page is reloaded while it receives events.
+    page = context.new_page()
+    open_page(page, here)
+    start(page)
+    assert alive() > before
+    page.click("#stop")
+    assert ends_with(before), "Stop kept memory"
+    start(page)
+    page.reload()
+    assert ends_with(before), "a reload kept memory"
+    expect(page.locator(".message")).to_have_text("Reloading ended your race: press Run to start it again.")
+    for name, value in (("batch-size", "8"), ("max-new-tokens", "1024"), ("temperature", "0.9")):
+        expect(page.locator(f"#{name} input")).to_have_value(value)
+    expect(page.locator("#prompt textarea")).to_have_value("Hello")
+    expect(page.locator("#preset-note")).to_have_text("")
+    page.reload()
+    open_page(page, here)
+    expect(page.locator(".message")).to_have_text("")
+    assert page.locator(".sequence").count() == 0
+    start(page)
+    second = context.new_page()
+    open_page(second, here)
+    fill(second, batch=1, tokens=4)
+    second.click("#run")
+    expect(second.locator(".message")).to_have_text("Waiting for the device…")
+    expect(second.locator("#status-line .place")).to_contain_text("Place 1 of 1 in the queue.")
+    expect(second.locator("#status-line [data-testid=status-tracker]")).to_be_hidden()
+    expect(second.locator("#status-line .html-container")).to_have_css("opacity", "1")
+    expect(second.locator("#lane-bass .state")).to_have_text("Waiting")
+    page.click("#stop")
+    expect(second.locator("#lane-bass .state")).to_contain_text("Finished", timeout=60_000)
+    expect(second.locator("#status-line")).not_to_contain_text("queue")
+    expect(second.locator("#status-line .place")).to_have_text("")
+    run_to_the_end(second)
+    assert ends_with(before), "a second user kept memory"
+    start(second)
+    second.close()
+    assert ends_with(before), "a closed tab kept memory"
+    page.close()
+
+
+def test_a_killed_server_is_one_sentence_and_no_lane_still_runs(
+    context: BrowserContext, tiny_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No costs are stored here yet, so that the race starts by measuring them.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("BASS_MEASURE")
+    # Not `watched`: the browser itself logs an error when a server is gone.
+    page = context.new_page()
+    with serving(tmp_path / "log.txt", *pair_options(tiny_pair)) as (address, process):
+        open_page(page, address)
+        page.click("#more-settings > button")
+        expect(page.locator("#draft-length input")).to_have_value(DRAFT_LENGTH_WORDS["auto"])
+        fill(page, batch=8, tokens=1024, temperature=0)
+        page.click("#run")
+        page.wait_for_function(GROWN)
+        process.kill()
+        expect(page.locator(".message")).to_have_text(LOST)
+    for lane in LANES:
+        expect(page.locator(f"#lane-{lane} .state")).to_have_text("Ended early")
+        badges = page.eval_on_selector_all(f"#lane-{lane} .badge", "all => all.map(e => e.textContent)")
+        assert badges == ["stopped"] * 8
+    assert all(shown(page, "regular"))
+    expect(page.locator(".figures-table")).to_be_visible()
+    page.close()
+
+
+def test_a_bar_shows_how_far_the_measurements_are(context: BrowserContext) -> None:
+    told, go = [{"done": 0.25, "left_ms": 12_400.0}, {"done": 0.5, "left_ms": None}], Event()
+    device: Any = {"name": "toy", "kind": "cpu"}
+    bare: Any = {"done": False, "scheduling": "fair", "elapsed_ms": 1.0, "lanes": {}, "device": device}
+
+    def source(request: RaceRequest) -> Generator[Snapshot, None, None]:
+        for measuring in told:
+            yield bare | {"phase": "measuring", "measuring": measuring}
+            assert go.wait(100)
+            go.clear()
+
+    with hosted(source) as address, watched(context, address) as page:
+        bar, words = page.locator(".measuring progress"), page.locator(".measuring span")
+        expect(bar).to_be_hidden()
+        page.click("#run")
+        expect(words).to_have_text("25 %, about 15 s left")
+        expect(page.locator(".message")).to_have_text("Measuring once what a round costs on this machine")
+        assert bar.evaluate("e => e.value") == 0.25
+        expect(page.locator("#lane-bass .state")).to_have_text("Waiting")
+        go.set()
+        expect(words).to_have_text("50 %")
+        go.set()
+        expect(bar).to_be_hidden()
+        expect(page.locator("#lane-bass .state")).to_have_text("Ready")
+
+
+def test_a_registered_method_gets_a_column_and_a_line_in_the_legend(
+    pair: ModelPair, context: BrowserContext
+) -> None:
+    register(Method("toy", "Toy", "Decodes for a test.", METHODS[reference()].build, drafts=False))
+    try:
+        with (
+            hosted(race_source(pair), choices=choices(pair, "auto")) as address,
+            watched(context, address) as page,
+        ):
+            fill(page, batch=2, tokens=8)
+            page.click("text=More settings")
+            page.get_by_role("checkbox", name="Toy").check()
+            run_to_the_end(page, (*DEFAULT_LANES, "toy"))
+            assert page.inner_text("#lane-toy h2") == "Toy"
+            assert page.inner_text("#lane-toy .about") == "Decodes for a test."
+            assert shown(page, "toy") == shown(page, reference()) != ["", ""]
+            labels = [METHODS[name].label for name in (*DEFAULT_LANES, "toy")]
+            assert page.locator(".line-key li").all_text_contents() == labels
+    finally:
+        unregister("toy")
+
+
+def test_a_port_in_use_is_one_sentence_and_status_2(tiny_pair: tuple[Path, Path]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        ended = start_program(*pair_options(tiny_pair), "--host", "127.0.0.1", "--port", port)
+    assert ended.returncode == 2 and ended.stdout == ""
+    assert "Traceback" not in ended.stderr and f"port {port}" in ended.stderr.strip().splitlines()[-1]
