@@ -113,9 +113,26 @@ def texts_are(page: Page, snapshot: dict[str, Any]) -> None:
 
 
 def exported(page: Page) -> dict[str, Any]:
-    """The run as the page would download it."""
+    """The run as the page would download it; each sequence with its `steps`, see steps_of."""
     document: dict[str, Any] = json.loads(page.evaluate("() => Bass.asJson()"))
+    for lane in document["lanes"].values():
+        for at, sequence in enumerate(lane["sequences"]):
+            sequence["steps"] = steps_of(lane, at)
     return document
+
+
+def steps_of(lane: dict[str, Any], sequence: int) -> list[dict[str, Any]]:
+    """A sequence's part of each round that has it: its row, with the round's number, kind, time and own length."""
+    found = []
+    for one in lane["rounds"]:
+        for at, row in enumerate(one["rows"]):
+            if row["sequence"] == sequence:
+                numbers = zip(row["drafted_text"], row["p"], row["q"], row["u"], row["chance"], strict=True)
+                drafts = [dict(zip(("text", "p", "q", "u", "chance"), draft, strict=True)) for draft in numbers]
+                about = {name: one[name] for name in ("round", "kind", "time_ms")}
+                own = one["lengths"][at] if one["lengths"] else 0
+                found.append(row | about | {"length": own, "drafts": drafts})
+    return found
 
 
 def saved(page: Page, button: str) -> str:

@@ -28,14 +28,14 @@ class Lane:
 
     def __post_init__(self) -> None:
         self.sequences: list[dict[str, Any]] = self.data["sequences"]
-        times = [0.0, *(one["ms"] for one in self.data["rounds"])]
+        times = [0.0, *(one["time_ms"] for one in self.data["rounds"])]
         every = [
-            one | {"begin": before, "spent": one["ms"] - before}
+            one | {"begin": before, "spent": one["time_ms"] - before}
             for one, before in zip(self.data["rounds"], times, strict=False)
         ]
         self.prefills = [one for one in every if one["kind"] == "prefill"]
         self.rounds = [one for one in every if one["kind"] != "prefill"]
-        self.steps = [step for one in self.sequences for step in one["rounds"] if step["kind"] != "prefill"]
+        self.steps = [step for one in self.sequences for step in one["steps"] if step["kind"] != "prefill"]
         self.drafting = [step for step in self.steps if step["drafts"]]
         self.decode_ms = sum(one["spent"] for one in self.rounds)
         self.ends = sorted(((one["times_ms"][-1], one) for one in self.sequences), key=lambda end: end[0])
@@ -134,7 +134,7 @@ def forwards(lane: Lane) -> int:
 
 def lane_seconds(lane: Lane) -> float:
     """The lane's clock at its end."""
-    return float(lane.data["rounds"][-1]["ms"]) / 1000
+    return float(lane.data["rounds"][-1]["time_ms"]) / 1000
 
 
 def tokens_a_row_round(lane: Lane) -> float:
@@ -163,14 +163,14 @@ def level(faster: Lane, slower: Lane) -> bool:
 
 def blocks(lane: Lane) -> list[tuple[int, str, float, float]]:
     """(round, kind, begin, end) of a timeline's blocks, ms: draft, then target, then the host's rest."""
-    found = [(one["round"], "prefill", one["begin"], one["ms"]) for one in lane.prefills]
+    found = [(one["round"], "prefill", one["begin"], one["time_ms"]) for one in lane.prefills]
     for one in lane.rounds:
         drafted_at = one["begin"] + one["draft_ms"]
         verified_at = drafted_at + one["verify_ms"]
         found += [
             (one["round"], "draft", one["begin"], drafted_at),
             (one["round"], one["kind"], drafted_at, verified_at),
-            (one["round"], "host", verified_at, one["ms"]),
+            (one["round"], "host", verified_at, one["time_ms"]),
         ]
     return [block for block in found if block[3] > block[2]]
 

@@ -239,11 +239,11 @@ def _inspector(run: Run, race: str) -> None:
     judged = 0
     for seen in run.inspector:
         lane = run.lanes[seen["lane"]]
-        steps = [one for one in lane.sequences[seen["sequence"]]["rounds"] if one["kind"] != "prefill"]
+        steps = [one for one in lane.sequences[seen["sequence"]]["steps"] if one["kind"] != "prefill"]
         step, rows = steps[seen["at"]], seen["rows"]
-        assert f"Lane round {step['round']}, " in seen["line"] and same(seen["line"].split("at ")[1], step["ms"])
+        assert f"Lane round {step['round']}, " in seen["line"] and same(seen["line"].split("at ")[1], step["time_ms"])
         if not step["drafts"]:
-            assert race == "greedy" or same(seen["line"].split("p(x) ")[1], step["nextP"])
+            assert race == "greedy" or same(seen["line"].split("p(x) ")[1], step["next_p"])
             continue
         count, stood = len(step["drafts"]), step["accepted"]
         assert f"draft length {step['length']}, {count} drafted, {stood} accepted" in seen["line"]
@@ -289,19 +289,19 @@ def _models(run: Run, race: str, tiny_pair: tuple[Path, Path]) -> None:
             return torch.softmax(model(torch.tensor([text])).logits[0, -1] / (RACES[race][0] or 1.0), -1)
 
     row = run.lanes["bass"].sequences[0]
-    for step in [step for step in row["rounds"] if step["drafts"]][:6]:
+    for step in [step for step in row["steps"] if step["drafts"]][:6]:
         text, detail = tokenizer(PROMPT)["input_ids"] + row["token_ids"][: step["start"]], step["detail"]
         drafts = [ids[one["text"]] for one in step["drafts"]]
         for i, one in enumerate(step["drafts"]):
             p, q = (float(chances(model, text + drafts[:i])[drafts[i]]) for model in (target, draft))
-            shown = (detail["ownP"][i], detail["ownQ"][i]) if race == "greedy" else (one["p"], one["q"])
+            shown = (detail["own_p"][i], detail["own_q"][i]) if race == "greedy" else (one["p"], one["q"])
             assert shown == pytest.approx((p, q), rel=5e-3, abs=1e-5)
         if (ending := detail["ending"]) is None:
             continue
         before = text + drafts[: ending["after"]]
         p_all, q_all = chances(target, before), chances(draft, before)
         for one in ending["top"]:
-            assert one["p"] == pytest.approx(float(p_all[one["id"]]), rel=5e-3, abs=1e-5)
+            assert one["p"] == pytest.approx(float(p_all[one["token"]]), rel=5e-3, abs=1e-5)
         if ending["mass"]:
             residuals += 1
             left = (ending["reach"] * p_all - q_all).clamp(min=0)
@@ -312,7 +312,7 @@ def _models(run: Run, race: str, tiny_pair: tuple[Path, Path]) -> None:
 def _steps(page: Page, rule: str) -> int:
     """Walk through the first row's drafting rounds in lane "bass", step by step; how many had a residual."""
     row = exported(page)["lanes"]["bass"]["sequences"][0]
-    steps, residuals, panel = [one for one in row["rounds"] if one["drafts"]], 0, page.locator(".step-part")
+    steps, residuals, panel = [one for one in row["steps"] if one["drafts"]], 0, page.locator(".step-part")
     page.click("[data-switch=stepping]")
     expect(panel.locator("[data-walk=lane]")).to_have_value("bass")
     for at, step in enumerate(steps):
@@ -354,7 +354,7 @@ def _draft(card: Locator, step: dict[str, Any], i: int) -> None:
     if detail["rule"] == "greedy":
         assert draft["u"] is None or card.locator(".step-u").count() == 0
         p, q = (card.locator(".step-numbers").text_content() or "").split(" · ")
-        assert exact(p[2:], detail["ownP"][i]) and exact(q[2:], detail["ownQ"][i])
+        assert exact(p[2:], detail["own_p"][i]) and exact(q[2:], detail["own_q"][i])
         assert "likeliest" in text or "not tested" in text
     elif detail["rule"] == "coupled":
         assert "the target draws" in text or "not tested" in text
@@ -375,7 +375,7 @@ def _ending(panel: Locator, step: dict[str, Any], last: int) -> bool:
         numbers = [cell.text_content() for cell in row.locator(".step-share").all()]
         expected = [one["p"], *([one["q"], one["residual"]] if ending["mass"] else [])]
         assert all(exact(*both) for both in zip(numbers, expected, strict=True))
-        assert ("written" in (row.text_content() or "")) == (one["id"] == last)
+        assert ("written" in (row.text_content() or "")) == (one["token"] == last)
         if ending["mass"]:
             left = max(0.0, ending["reach"] * one["p"] - one["q"]) / ending["mass"]
             assert one["residual"] == pytest.approx(left, abs=1e-4)

@@ -66,8 +66,8 @@ def _back_and_forth(page: Page) -> None:
             )
             # No later round, and no later point of a chart.
             clock = earlier["lanes"][lane]["clock_ms"]
-            rounds = [one["ms"] for one in earlier["lanes"][lane]["rounds"]]
-            assert rounds == [one["ms"] for one in export["lanes"][lane]["rounds"]][: len(rounds)]
+            rounds = [one["time_ms"] for one in earlier["lanes"][lane]["rounds"]]
+            assert rounds == [one["time_ms"] for one in export["lanes"][lane]["rounds"]][: len(rounds)]
             points = page.evaluate(CHARTS)["lanes"][lane]["clock_ms"]
             assert points == charts["lanes"][lane]["clock_ms"][: len(points)] and max(points) <= clock + 1e-3
         lengths.append(len(rounds))

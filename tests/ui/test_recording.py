@@ -16,7 +16,7 @@ from bass_core import BassError, ModelPair, SamplingParams, Snapshot, race
 from ui.recordings.recording import load, record, save
 from ui.recordings.shelf import SHIPPED, asked
 
-LARGEST = 150_000
+LARGEST = 200_000
 
 
 @pytest.fixture(scope="module")
@@ -84,14 +84,20 @@ def test_what_is_no_recording_is_refused(content: bytes | None, says: str, tmp_p
 FIRST, LAST = ("snapshots", 0), ("snapshots", -1)
 LINE, BASS = (*FIRST, "lines", 0), (*LAST, "lines", -1, "bass")
 VIEW, ROUNDS = (*FIRST, "view"), (*BASS, "rounds")
-DRAFT = ["a", 1, 1, 1, 1]
-DETAIL = ["block", "model", None, None]
-ENDING = [1, 0, 0.5, 0.1, [[5, "x", 0.5, None, None]]]
+ROW = {
+    "sequence": 0, "start": 0, "written": 1, "accepted": 0, "one_by_one": 0, "next_p": None, "drafted": [],
+    "drafted_text": [], "p": [], "q": [], "u": [], "chance": [], "parents": None, "path": None, "detail": None,
+}  # fmt: skip
+DRAFTS = {"drafted": [5, 6], "drafted_text": ["a", "b"]} | {name: [1, 1] for name in ("p", "q", "u", "chance")}
+CANDIDATE = {"token": 5, "text": "x", "p": 0.5, "q": None, "residual": None}
+ENDING = {"after": 1, "draft": 0, "mass": 0.5, "reach": 0.1, "top": [CANDIDATE]}
+DETAIL = {"rule": "block", "sources": ["model", "model"], "own_p": None, "own_q": None, "ending": ENDING}
 
 
-def a_round(*row: Any, lengths: Any = 1) -> list[Any]:
+def a_round(row: dict[str, Any] | None = None, **changed: Any) -> list[dict[str, Any]]:
     """One round of one row."""
-    return [[1, "ve", lengths, 1, [list(row)]]]
+    one = {"round": 1, "kind": "verify", "draft_length": 1, "lengths": [1], "time_ms": 1, "draft_ms": None}
+    return [one | {"verify_ms": None, "rows": [ROW | (row or {})]} | changed]
 
 
 # What is replaced, by what, in the part that is named then.
@@ -108,18 +114,20 @@ BREAKS: dict[str, list[tuple[tuple[Any, ...], Any]]] = {
         ((*LINE, "bass", "new", "-1"), []),
         *(((*LINE, "bass", "new", "0"), value) for value in ([["+", "x", 1, 5]], {})),
         *(((*BASS, "new", "0"), [value]) for value in (["x", "x", 1, 5], ["s", 7, 1, 5], ["s", "x", True, 5])),
-        (ROUNDS, [[1, "no", 1, 1, []]]),
-        (ROUNDS, [[1, "ve", "1", 1, []]]),
-        (ROUNDS, [[1, "ve", 1, 1, [], [2]]]),
-        (ROUNDS, a_round(0, 0, 1, 0, None, [], 0, lengths=[1, 2])),
-        (ROUNDS, a_round(5, 0, 1, 0, None, [], 0)),
-        (ROUNDS, a_round(0, 4000, 1, 0, None, [], 0)),
-        (ROUNDS, a_round(0, 0, 1, 1, None, [], 0)),
-        (ROUNDS, a_round(0, 0, 1, 0, None, [DRAFT[:4]], 0)),
-        (ROUNDS, a_round(0, 0, 1, 0, None, [DRAFT], 0, [0], [])),
-        (ROUNDS, a_round(0, 0, 1, 0, None, [DRAFT], 0, [-1], [1])),
-        (ROUNDS, a_round(0, 0, 1, 0, None, [DRAFT], 0, None, None, DETAIL)),
-        (ROUNDS, a_round(0, 0, 1, 0, None, [DRAFT], 0, None, None, [*DETAIL, ENDING[:4]])),
+        (ROUNDS, [[1, "ve", 1, 1, []]]),
+        (ROUNDS, a_round(kind="no")),
+        (ROUNDS, a_round(draft_length="1")),
+        (ROUNDS, a_round(draft_ms="2")),
+        (ROUNDS, a_round(lengths=[1, 2])),
+        (ROUNDS, a_round({"sequence": 5})),
+        (ROUNDS, a_round({"start": 4000})),
+        (ROUNDS, a_round({"accepted": 1})),
+        (ROUNDS, a_round(DRAFTS | {"u": [1]})),
+        (ROUNDS, a_round(DRAFTS | {"drafted_text": ["a"]})),
+        (ROUNDS, a_round(DRAFTS | {"parents": [0, -1], "path": []})),
+        (ROUNDS, a_round(DRAFTS | {"parents": [-1, -1], "path": [2]})),
+        (ROUNDS, a_round(DRAFTS | {"detail": DETAIL | {"sources": ["model"]}})),
+        (ROUNDS, a_round(DRAFTS | {"detail": DETAIL | {"ending": ENDING | {"top": [{"token": 5}]}}})),
         ((*VIEW, "lanes", "bass"), {}),
         ((*VIEW, "lanes", "bass", "finish_reasons"), [None] * 99),
         *(((*VIEW, key), value) for key, value in (("elapsed_ms", "soon"), ("device", None), ("verdict", None))),
@@ -144,7 +152,8 @@ def test_a_damaged_part_is_named(tmp_path: Path) -> None:
 def test_a_tree_and_an_inspected_round_are_taken(tmp_path: Path) -> None:
     whole = copy.deepcopy(SHIPPED["win"].recording)
     line = whole["snapshots"][-1]["lines"][-1]["bass"]
-    line["rounds"] = a_round(0, 0, 1, 1, 0.5, [DRAFT, DRAFT], 1, [-1, -1], [1], [*DETAIL, ENDING])
+    tree = {"parents": [-1, -1], "path": [1], "accepted": 1, "one_by_one": 1, "next_p": 0.5, "detail": DETAIL}
+    line["rounds"] = a_round(DRAFTS | tree)
     (tmp_path / "run.json").write_text(json.dumps(whole))
     assert load(tmp_path / "run.json") == whole
 
@@ -179,12 +188,13 @@ def test_figures_follow_from_the_rounds(name: str) -> None:
             for line in added:
                 for index, tokens in line["new"].items():
                     sizes[int(index)] += sum(token[0] != "+" for token in tokens)
-            ends = [0.0, *(ms for _, _, _, ms, *_ in rounds)]
+            ends = [0.0, *(one["time_ms"] for one in rounds)]
             spent = zip(rounds, ends, ends[1:], strict=False)
-            reading = sum(end - begin for (_, kind, *_), begin, end in spent if kind == "pr")
+            reading = sum(end - begin for one, begin, end in spent if one["kind"] == "prefill")
             decoded = sum(sizes) - sum(map(bool, sizes))
-            steps = [row for _, kind, _, _, of_rows, *_ in rounds if kind != "pr" for row in of_rows]
-            drafted, accepted = sum(len(row[5]) for row in steps), sum(row[3] for row in steps)
+            steps = [row for one in rounds if one["kind"] != "prefill" for row in one["rows"]]
+            drafted = sum(len(row["drafted"]) for row in steps)
+            accepted = sum(row["accepted"] for row in steps)
             metrics = figures["metrics"]
             counts = [metrics[key] for key in ("new_tokens", "drafted", "accepted")]
             assert counts == [sum(sizes), drafted, accepted]

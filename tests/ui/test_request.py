@@ -19,7 +19,7 @@ from bass_core import (
     generate,
     race,
 )
-from bass_core.length.options import make_budget
+from bass_core.length.options import make_policy
 from ui.page import clock as machine
 from ui.page import clock as words
 from ui.page.choices import Choices, draft_lengths
@@ -56,7 +56,7 @@ def test_a_length_that_is_no_decimal_number_is_a_policy_s_name() -> None:
     for text in ("\u00b2", "\u2460", "five", ""):
         assert asked(draft_length=text).draft_length == text
         with pytest.raises(RequestError, match="draft_length must be"):
-            make_budget(text)
+            make_policy(text)
 
 
 def test_a_batch_has_as_many_rows_as_prompts() -> None:

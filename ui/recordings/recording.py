@@ -34,7 +34,8 @@ FORMAT = 4
 UNNAMED = "recorded on an unnamed machine"
 ENDS = ("done", "stopped", "error")
 ORIGINS = ("s", "a", "r", "b", "+")
-KINDS = ("pr", "pl", "ve")
+KINDS = ("prefill", "plain", "verify")
+NUMBERS = ("p", "q", "u", "chance")
 # What a part of the wrong shape makes the code that reads it raise.
 MISFITS = (AttributeError, LookupError, TypeError, ValueError)
 
@@ -187,40 +188,39 @@ def _news(news: dict[str, Any], written: list[int]) -> None:
             _need(origin != "+" or written[at])  # adds to the token before it
             written[at] += origin != "+"
     _need(_number(news["clock_ms"]))
-    for number, kind, lengths, ms, changed, *spent in _items(news["rounds"]):
-        each = lengths if isinstance(lengths, list) else [lengths]
-        _need(_whole(number, *each), kind in KINDS, _number(ms), each is not lengths or len(each) == len(changed))
-        _need(not spent or (len(spent) == 1 and len(spent[0]) == 2 and _number(*spent[0])))
-        for row in _items(changed):
-            _row(written, *row)
+    for one in _items(news["rounds"]):
+        rows, lengths, reading = _items(one["rows"]), _items(one["lengths"]), one["kind"] == "prefill"
+        _need(one["kind"] in KINDS, _whole(one["round"], one["draft_length"], *lengths), _number(one["time_ms"]))
+        _need(_some([one["draft_ms"], one["verify_ms"]]), reading or len(lengths) == len(rows))
+        for row in rows:
+            _row(written, row)
 
 
-def _row(
-    written: list[int], index: Any, start: Any, count: Any, accepted: Any, next_p: Any, drafts: Any, alone: Any,
-    parents: Any = None, path: Any = None, detail: Any = None,
-) -> None:  # fmt: skip
+def _row(written: list[int], row: dict[str, Any]) -> None:
     """A row of a round points to tokens, and to drafts before each other."""
-    tested = len(_items(drafts))
-    _need(_whole(index, start, count, accepted, alone), _some([next_p]), accepted <= tested)
-    _need(start + count <= written[index])
-    for text, *numbers in drafts:
-        _need(_texts(text), _some(numbers), len(numbers) == 4)
+    drafts, texts = len(_items(row["drafted"])), row["drafted_text"]
+    _need(*(_whole(row[name]) for name in ("sequence", "start", "written", "accepted", "one_by_one")))
+    _need(row["accepted"] <= drafts, row["start"] + row["written"] <= written[row["sequence"]])
+    _need(_whole(*row["drafted"]), texts is None or (len(texts) == drafts and _texts(*_items(texts))))
+    _need(_some([row["next_p"]]), *(len(row[name]) == drafts and _some(row[name]) for name in NUMBERS))
+    parents, path, detail = row["parents"], row["path"], row["detail"]
     if parents is not None:
-        _need(len(_items(parents)) == tested, *(type(at) is int and -1 <= at < i for i, at in enumerate(parents)))
+        _need(len(_items(parents)) == drafts, *(type(at) is int and -1 <= at < i for i, at in enumerate(parents)))
     if path is not None:
-        _need(_whole(*_items(path)), *(at < tested for at in path))
+        _need(_whole(*_items(path)), *(at < drafts for at in path))
     if detail is not None:
-        _detail(*detail)
+        _detail(detail, drafts)
 
 
-def _detail(rule: Any, sources: Any, own_p: Any, own_q: Any, ending: Any) -> None:
-    _need(_texts(rule), _texts(sources) or _texts(*_items(sources)))
-    _need(*(own is None or _some(own) for own in (own_p, own_q)))
+def _detail(detail: dict[str, Any], drafts: int) -> None:
+    sources, own, ending = _items(detail["sources"]), (detail["own_p"], detail["own_q"]), detail["ending"]
+    _need(_texts(detail["rule"], *sources), len(sources) == drafts, *(one is None or _some(one) for one in own))
     if ending is not None:
-        after, draft, mass, reach, top = ending
-        _need(_whole(after), draft is None or _whole(draft), _some([mass]), _number(reach))
-        for token, text, p, q, residual in _items(top):
-            _need(_whole(token), text is None or _texts(text), _number(p), _some([q, residual]))
+        _need(_whole(ending["after"]), ending["draft"] is None or _whole(ending["draft"]))
+        _need(_some([ending["mass"]]), _number(ending["reach"]))
+        for one in _items(ending["top"]):
+            _need(_whole(one["token"]), one["text"] is None or _texts(one["text"]), _number(one["p"]))
+            _need(_some([one["q"], one["residual"]]))
 
 
 def _view(view: dict[str, Any], head: dict[str, Any]) -> None:
