@@ -149,7 +149,7 @@ def cost(lane: Lane, regular: Lane) -> float:
 
 def scatter(lane: Lane) -> float:
     """The relative standard error of tokens a ms, a ratio of sums (Cochran, section 6.4)."""
-    each = [(one["written"], one["spent"]) for one in lane.rounds]
+    each = [(sum(row["written"] for row in one["rows"]), one["spent"]) for one in lane.rounds]
     tokens, count = sum(written for written, _ in each), len(each)
     rate = tokens / sum(ms for _, ms in each)
     return sqrt(count / (count - 1) * sum((t - rate * s) ** 2 for t, s in each)) / tokens if count > 1 else inf

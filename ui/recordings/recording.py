@@ -189,10 +189,10 @@ def _news(news: dict[str, Any], written: list[int]) -> None:
             written[at] += origin != "+"
     _need(_number(news["clock_ms"]))
     for one in _items(news["rounds"]):
-        rows, lengths, reading = _items(one["rows"]), _items(one["lengths"]), one["kind"] == "prefill"
+        changed, lengths, reading = _items(one["rows"]), _items(one["lengths"]), one["kind"] == "prefill"
         _need(one["kind"] in KINDS, _whole(one["round"], one["draft_length"], *lengths), _number(one["time_ms"]))
-        _need(_some([one["draft_ms"], one["verify_ms"]]), reading or len(lengths) == len(rows))
-        for row in rows:
+        _need(_some([one["draft_ms"], one["verify_ms"]]), reading or len(lengths) == len(changed))
+        for row in changed:
             _row(written, row)
 
 

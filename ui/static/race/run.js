@@ -195,11 +195,6 @@
 
   Object.assign(window.Bass, {
     run: () => current, ORIGINS, stepOf, roundsIn, pathOf, parentsOf, verdicts, replaced, firstAndLast, lookOf, laneName,
-<<<<<<< HEAD
-    offerLanes, offerRows, quoted, bare, chance, sum, writtenIn, greedy, coin,
-=======
-    offerLanes, offerRows, quoted, bare, chance, sum, greedy, coin,
-    comparison, compared, owed,
->>>>>>> h-uipy
+    offerLanes, offerRows, quoted, bare, chance, sum, writtenIn, greedy, coin, comparison, compared, owed,
   });
 })();

@@ -116,7 +116,7 @@
     const names = ["token", "p", ...(residual ? ["q", "residual"] : [])];
     head.append(...names.map((name) => Object.assign(make("th", "", name), { scope: "col" })));
     const refused = ending.draft === null ? null : step.drafts[ending.draft].text;
-    const rows = ending.top.map(({ id, text, p, q, residual: left }) => {
+    const rows = ending.top.map(({ token: id, text, p, q, residual: left }) => {
       const written = id === own.id, row = make("tr", written ? `is-written from-${own.origin}` : text === refused ? "is-refused" : "");
       const name = Object.assign(make("th", "step-name"), { scope: "row" });
       name.append(make("span", "", bare(text)), make("span", "step-mark", written ? " ← written" : text === refused ? " ✗ draft" : ""));
