@@ -67,9 +67,6 @@
     return button;
   }
 
-  const closeFormula = () => document.querySelector(".formula:popover-open")?.hidePopover();
-  window.addEventListener("scroll", closeFormula, { passive: true });
-
   /** A table's row, or its `head`; the first cell of a row names it. */
   function tableRow(cells, head = false) {
     const row = make("tr");
