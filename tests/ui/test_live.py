@@ -171,9 +171,7 @@ def _zoom(page: Page) -> None:
     page.wait_for_function(f"end => Math.max(...{PLOT}.data[1].x) > end", arg=zoomed[1], timeout=PATIENCE_MS)
 
 
-def test_the_page_holds_what_it_shows_until_it_is_told_to_go_on_and_prints_what_is_out_of_sight(
-    page: Page,
-) -> None:
+def test_the_page_holds_what_it_shows_until_it_is_told_to_go_on(page: Page) -> None:
     fill(page, batch=1, tokens=60)
     # Held from the start, so that the test does not depend on how fast the race is.
     page.evaluate("() => { document.querySelector('#run').click(); Bass.hold(true); }")
@@ -191,13 +189,15 @@ def test_the_page_holds_what_it_shows_until_it_is_told_to_go_on_and_prints_what_
     expect(page.locator("#status-line .message")).to_have_attribute("data-phase", "done")
     assert held is False
     assert sum(map(len, shown(page, "bass"))) > 0
-    # A print in the middle of a race draws the charts below.
-    page.evaluate("scrollTo(0, 0)")
+
+
+def test_a_print_in_the_middle_of_a_race_draws_what_is_out_of_sight(page: Page) -> None:
+    page.set_viewport_size({"width": 1400, "height": 300})
     fill(page, batch=8, tokens=1024)
     page.click("#run")
     page.wait_for_function("() => document.querySelector('#lane-bass .sequence')?.textContent.length > 20")
     run = "JSON.parse(JSON.stringify(Bass.run().head.run))"
-    drawn = f"document.querySelector('[data-chart=race] .plot').layout.uirevision === {run}"
+    drawn = f"{PLOT}.layout?.uirevision === {run}"
     assert page.evaluate(drawn) is False
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert page.evaluate(drawn) is True
