@@ -179,7 +179,7 @@ MUTANTS = [
     Mutant("the number of children chosen after the draw", "bass_core/draft/tree.py",
            "            if mass > LEAST_MASS:\n",
            "            if mass > LEAST_MASS and (drawn != 1 or not likely):\n", _TREE),
-    Mutant("chains: the residual unchanged", "bass_core/verify/block.py",
+    Mutant("block: the residual unchanged", "bass_core/verify/block.py",
            "return (reach[:, None] * p - q).clamp_(min=0)", "return p.clone()", _MODEL),
     Mutant("a q that is no number judged like others", "bass_core/verify/rejection.py",
            "judged, judge = judged_drafts(sound, drawn_from, num_drafted), verify_here",

@@ -71,6 +71,7 @@ def target(tiny):
     return tiny[:2]
 
 
+@pytest.mark.slow
 def test_overhead(tmp_path):
     document = run("overhead", "--quick", "--json", tmp_path / "out.json")
     assert json.loads((tmp_path / "out.json").read_text()) == document

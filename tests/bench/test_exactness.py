@@ -25,6 +25,7 @@ def pair() -> ModelPair:
     return ModelPair(target, perturbed(target, NEAR["llama"]))
 
 
+@pytest.mark.slow
 def test_every_arm_is_compared_at_every_batch_and_an_unlucky_one_says_where(
     pair: ModelPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ def test_a_process_that_ends_keeps_its_figures_and_says_why(end: str, why: str |
     assert said == why or (why and said and re.search(why, said))
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_is_ended() -> None:
     rows: list[Row] = []
     program = "import time; print('figure: {}', flush=True); time.sleep(600)"
@@ -54,6 +55,7 @@ def test_a_process_that_hangs_is_ended() -> None:
     assert rows == [{}] and said == "signal 9 ended it, whose limit is 5 s, after: nothing"
 
 
+@pytest.mark.slow
 def test_a_section_that_cannot_run_says_why_in_its_last_line() -> None:
     """The kernels on a CPU, without Triton's interpreter."""
     done = subprocess.run(

@@ -117,6 +117,7 @@ def test_a_thread_that_goes_on_computing_is_seen():
     assert one.busy[0] > 0.1
 
 
+@pytest.mark.slow
 def test_the_child_inherits_no_setting_of_the_page():
     """With OMP_WAIT_POLICY=PASSIVE, which app.py sets, llama.cpp took twice the time for a token."""
     program = (

@@ -51,6 +51,7 @@ def test_what_fails_is_counted_as_failed(source, reason):
     assert (verdict.passed, verdict.reason) == (False, reason)
 
 
+@pytest.mark.slow
 def test_a_program_that_sleeps_is_killed_by_the_clock_on_the_wall():
     start = time.monotonic()
     verdict = run("import time\ntime.sleep(1000)", Limits(wall_s=2))

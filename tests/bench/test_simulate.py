@@ -112,6 +112,7 @@ def test_a_held_out_batch_must_be_one_of_several():
         simulate.main(["--batch", "1", "2", "--held-out", "4"])
 
 
+@pytest.mark.slow
 def test_the_librarys_speed_ups_are_those_of_the_stored_document():
     rows = [row for row in load("simulate-window")["results"] if row["section"] == "batch"]
     for name in ("A100", "B200"):
