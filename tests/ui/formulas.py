@@ -1,7 +1,7 @@
 """The page's numbers once more, from an exported run alone.
 
 Contract: plain Python over the JSON that the page downloads. Each formula is written from its definition
-(docs/numbers.md) and calls nothing of the project; the metrics that the JSON also holds are not looked at. A
+(docs/formulas.md) and calls nothing of the project; the metrics that the JSON also holds are not looked at. A
 figure that does not apply is None.
 """
 
