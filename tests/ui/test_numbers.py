@@ -1,6 +1,6 @@
 """Every number of three races on the page (greedy, sampled, coupled), computed again from its export.
 
-Contract: TABLE is the list: the number, where it is shown, and its formula (formulas.py). docs/numbers.md has the
+Contract: TABLE is the list: the number, where it is shown, and its formula (formulas.py). docs/formulas.md has the
 same list in words. p and q are computed by the models themselves as well. Each race is then walked step by step
 with the same numbers, and the sampled one is run again by the snippet that the page shows.
 """
@@ -426,5 +426,5 @@ def _snippet(page: Page, tiny_pair: tuple[Path, Path]) -> None:
 
 
 def test_the_document_has_every_row() -> None:
-    text = (ROOT / "docs/numbers.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/formulas.md").read_text(encoding="utf-8")
     assert [name for name, *_ in TABLE if f"| {name} |" not in text] == []
