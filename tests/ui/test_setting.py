@@ -140,7 +140,7 @@ def test_every_script_and_sheet_is_fetched_once_and_an_idle_queue_is_calm() -> N
     assert queue.sleep_when_free >= 0.05 and queue.progress_update_sleep_when_free >= 0.05
 
 
-TEMPLATES = "".join(part.template() for part in (charts, inspector, lanes, summary))
+TEMPLATES = "".join(part() for part in (charts, inspector, lanes, summary))
 
 
 def test_a_formula_is_one_line_of_plain_text_that_a_question_mark_opens() -> None:
@@ -157,7 +157,7 @@ def test_a_formula_is_one_line_of_plain_text_that_a_question_mark_opens() -> Non
     asked = set(re.findall(r'popovertarget="what-(\w+)"', TEMPLATES))
     assert asked | set(re.findall(r'^    \["(\w+)", ', script, re.MULTILINE)) == FORMULAS.keys()
     # Figures of the lanes are called as in the library.
-    figures = set(re.findall(r'data-figure="(\w+)"', lanes.template()))
+    figures = set(re.findall(r'data-figure="(\w+)"', lanes()))
     assert figures <= FORMULAS.keys() & set(Metrics.__dataclass_fields__)
     assert markdown() in (ROOT / "docs/formulas.md").read_text(encoding="utf-8")
 
@@ -197,8 +197,8 @@ def test_each_method_has_a_colour_and_a_line_of_its_own() -> None:
     assert look("my_lane")["label"] == "my lane" and look("my_lane")["colour"] == OTHER_COLOUR
     for name in DEFAULT_LANES:
         label = METHODS[name].label
-        assert f'id="lane-{name}"' in lanes.template() and f">{label}</h2>" in lanes.template()
-        assert f"</span>{label}</li>" in charts.template()
+        assert f'id="lane-{name}"' in lanes() and f">{label}</h2>" in lanes()
+        assert f"</span>{label}</li>" in charts()
 
 
 def test_a_registered_method_is_in_the_choices_the_api_and_the_charts_data(toy: str, pair: ModelPair) -> None:

@@ -172,7 +172,7 @@
   }
 
   /** [text, class, share of a bar or undefined] of every cell of a column. */
-  function draftColumn(draft, position, { accepted, alone }, together) {
+  function draftColumn(draft, position, { accepted, one_by_one: alone }, together) {
     const kept = position < accepted, tested = together || position <= accepted, saved = together && position >= alone;
     const verdict = kept ? (saved ? "saved" : "accepted") : tested ? "rejected" : "not tested";
     return {
@@ -289,7 +289,7 @@
 
     /** The rule that decided, in a sentence. */
     static rule(step, together) {
-      const { accepted, alone } = step;
+      const { accepted, one_by_one: alone } = step;
       if (coin() !== null) return `A coin accepts each draft with a chance of ${chance(coin())}, whatever it is: the text means nothing.`;
       if (coupled(step)) return "Coupled verification: a draft is accepted if it is the token that the target itself draws; there is no u.";
       if (!together) return "A draft is accepted if u < p/q. Drafts after the first rejected one are not tested.";
