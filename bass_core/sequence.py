@@ -275,7 +275,7 @@ class Round:
     draft_length: int = 0
     rows: list[RowRound] = field(default_factory=list)
     time_ms: float = 0.0
-    draft_forwards: int = field(default=0, metadata=INNER)
+    draft_forwards: int = 0
     draft_tokens: int = field(default=0, metadata=INNER)
     windowed: WindowWork | None = field(default=None, metadata=INNER)
     reading: Reading | None = field(default=None, metadata=INNER)

@@ -151,6 +151,8 @@ def _opens_the_round(page: Page) -> None:
     caption, number = page.locator("#lane-bass .strip figcaption"), block["round"]["round"]
     expect(caption).to_contain_text(f"Round {number}: ")
     expect(caption).to_contain_text(f"verification {block['round']['verify_ms']:.1f} + host")
+    assert block["round"]["draft_forwards"] > 0
+    expect(caption).to_contain_text(f" by {block['round']['draft_forwards']} forward")
     page.mouse.down()
     page.mouse.up()
     expect(page.locator(".round-line")).to_contain_text(f"Lane round {number},")

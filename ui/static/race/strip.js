@@ -71,7 +71,8 @@
     if (draft === null) return `${head}, ${wrote}`;
     const host = `host ${ms(Math.max(0, end - begin - draft - target))}`;
     const own = kind === "plain" ? `plain step ${ms(target)}` : `verification ${ms(target)}`;
-    return `${head} = ${draft ? `drafts ${ms(draft)} + ` : ""}${own} + ${host}; ${wrote}`;
+    const forwards = round.draft_forwards, by = forwards ? ` by ${forwards} ${forwards === 1 ? "forward" : "forwards"}` : "";
+    return `${head} = ${draft ? `drafts ${ms(draft)}${by} + ` : ""}${own} + ${host}; ${wrote}`;
   }
 
   /** Diagonal lines, so that a block is known without its colour. */
