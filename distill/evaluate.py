@@ -193,7 +193,7 @@ def cost_ratio(pair: ModelPair, batch: int = 1, repeats: int = 30) -> dict[str, 
 
 
 def round_cost(pair: ModelPair, drafted: int = 3, repeats: int = 40) -> dict[str, float]:
-    """Milliseconds of a whole proposal of so many tokens, behind one settled token, and of a target step.
+    """Milliseconds of a whole proposal of so many tokens, after one settled token, and of a target step.
 
     The row has some 100 tokens. A proposal is what a round asks of a draft head: it feeds the settled token and
     drafts greedily, all levels included. "cost" is their ratio.

@@ -1,4 +1,4 @@
-"""Gives a trained head more positions: what lets it draft several tokens behind one forward.
+"""Gives a trained head more positions: what lets it draft several tokens after one forward.
 
 Contract: the head's own layers stay as they are, so its first token is the same as before. What is new starts from
 a least-squares fit: the head's state a few tokens later, as a linear function of its state now and of the token

@@ -24,7 +24,7 @@ from ..report.report import ROOT, Row, claim, document, load, median, parser, sh
 WINDOWS = (64, 128, 256, 512, 1024)
 # Drafts of a round in the first part, and in the second.
 LENGTH, WHOLE_LENGTH = 4, 3
-# Prompts: tokens, what they are cut from, and the question behind them (none: the text goes on).
+# Prompts: tokens, what they are cut from, and the question after them (none: the text goes on).
 PROMPTS = (
     (1000, "README.md", ""),
     (2000, "docs/extending.md", "\n\nExplain in a few paragraphs how a drafter of one's own is written."),

@@ -44,7 +44,7 @@ class Subject:
 
     @cached_property
     def theirs(self) -> Texts:
-        """What transformers writes behind each prompt alone."""
+        """What transformers writes after each prompt alone."""
         ids = [torch.tensor([row], device=self.pair.device) for row in self.rows]
         options: Any = {"do_sample": False, "max_new_tokens": self.count, "pad_token_id": 0}
         model: Any = self.pair.target
@@ -112,7 +112,7 @@ def _text_cases(ctx: Context) -> Cases:
 
 
 def _captured(model: CausalModel) -> None:
-    """Behind other cases: their steps did not run eagerly after a capture that failed."""
+    """After other cases: their steps did not run eagerly after a capture that failed."""
     if is_accelerator(model.device) and not model.capturable:
         raise AssertionError("its steps could not be captured")
 

@@ -1,12 +1,12 @@
 """The arms: who decodes, how, with which weights; and their turns, in which nobody else computes.
 
 Contract: every call answers the same token ids greedily with the number of new tokens it is given. Ours go on
-behind an end token; transformers and llama.cpp never choose one. transformers runs the model in its own dtype
+after an end token; transformers and llama.cpp never choose one. transformers runs the model in its own dtype
 with its default attention, `sdpa`. A draft head can't assist it: `assistant_model` must be a causal language
 model. The lane "transformers" is ours around that very `generate`.
 
 Every round runs all arms, each with one new token (the prompt's time) and with all; the first is not counted.
-Behind every call there is a pause of SETTLE_S, in which threads that wait for the next call in a loop go to sleep,
+After every call there is a pause of SETTLE_S, in which threads that wait for the next call in a loop go to sleep,
 and then WATCH_S in which the CPU time of this process and of the children is read: `busy` says how many cores were
 still at work. `others` says how many cores all other programs used during the call, and what the host of a virtual
 machine took away; the system counts these in steps of 10 ms. Calls with more than MOST_OTHERS are left out, unless
@@ -104,7 +104,7 @@ class Turns:
 
 
 def take_turns(arms: list[Arm], tokens: int, repeats: int, clocks: list[Clock]) -> list[Turns]:
-    """Run all arms `repeats` times behind an uncounted round. clocks: CPU seconds of each process."""
+    """Run all arms `repeats` times after an uncounted round. clocks: CPU seconds of each process."""
     made = [Turns(arm) for arm in arms]
     for _ in range(repeats + 1):
         for one in made:

@@ -38,7 +38,7 @@ from . import arms as peers
 from .arms import LLAMA_CPP, OURS, TRANSFORMERS, Clock, Rows, Turns
 from .llama_cpp import INSTALL, SPECULATION, LlamaCpp, installed
 
-SPARE = 64  # places of llama.cpp's cache that its drafts need behind a row's last token
+SPARE = 64  # places of llama.cpp's cache that its drafts need after a row's last token
 # Cores that may be at work while nobody has anything to do: what reading the clocks takes, and no spinning thread.
 MOST_BUSY = 0.1
 HEAD = "A draft head can't assist transformers' generate: assistant_model must be a causal language model."

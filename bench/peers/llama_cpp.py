@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 INSTALL = "llama.cpp is left out: `pip install xllamacpp` adds it."
-# (tokens that must match, tokens drafted behind the match); the first pair is llama.cpp's default.
+# (tokens that must match, tokens drafted after the match); the first pair is llama.cpp's default.
 SPECULATION = {"plain": None, "n-gram 12/48": (12, 48), "n-gram 3/4": (3, 4)}
 START_S, CALL_S = 120, 600  # how long to wait for the child before giving up
 

@@ -80,7 +80,7 @@ class Shot:
 
 
 LANES = (".verdict", ".lane-grid")
-# The tab behind the last race, with this preset's settings.
+# The tab after the last race, with this preset's settings.
 SWEEP, SWEPT = "Sweep", "Break-even"
 # The preset of each race, and what is photographed after it.
 RACES: dict[str, tuple[Shot, ...]] = {

@@ -5,7 +5,7 @@ gets a complete and correct answer (the texts that the library gives for that se
 is full; none hangs. The server's memory at the end is within 5 % of that after the first race. Nothing is timed.
 With `--workers N` the races run on N workers of Ray, one of which is killed every minute: its race gets the
 sentence that says so. Killed is the busiest, and never while another one is still coming back. Memory is then that
-of the front and the workers that live. No process may be left behind.
+of the front and the workers that live. No process may be left after.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..report.report import CPU, Row, alike, at_most, claim, finish, parser
 from .serving import Server
 
 PROMPT, TEMPERATURE, SEEDS = "Hello", 0.8, 8
-# Seconds after which a client counts as hung, far above what a race behind a full queue takes.
+# Seconds after which a client counts as hung, far above what a race after a full queue takes.
 PATIENCE_S = 180.0
 # The outcome of a race whose worker was killed.
 LOST = "worker killed, and said so"
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> None:
         first = server.memory_mb()
         with killing(server, arguments.kill_seconds if ray else None) as killed:
             outcomes, hung = _load(server, expected, arguments.clients, arguments.minutes * 60)
-        # The race of the last client that vanished may still be running; this one queues behind it.
+        # The race of the last client that vanished may still be running; this one queues after it.
         last = Client(server.url, verbose=False).submit(*_settings(1), api_name="/race").result(PATIENCE_S)
         memory = server.memory_mb()
         healthy = server.serving and "Traceback" not in server.log()

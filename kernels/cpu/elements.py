@@ -156,7 +156,7 @@ def norm(x, start, size, weight, first, eps, out, to):
 
 @helper
 def silu(y, start, short, wide, dot, to):
-    """silu(gate) * up of STEP gates from y[start] on and the STEP numbers behind them, at `to`."""
+    """silu(gate) * up of STEP gates from y[start] on and the STEP numbers after them, at `to`."""
     at, target, one = np.uintp(start), np.uintp(to), np.uintp(STEP)
     if dot:
         for i in range(one):

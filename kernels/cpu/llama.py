@@ -79,7 +79,7 @@ class PackedLlama:
         """Logits float32 [M, V] of the tokens `wanted` int64 [M]; the final norm [N, hidden]; the kept streams.
 
         x [N, hidden], float32 and contiguous, which is overwritten: the embedded tokens, those of row b from
-        firsts[b] (int64 [B + 1]) on, behind lengths[b] cached ones. turns float32 [positions x dim]: forward.py.
+        firsts[b] (int64 [B + 1]) on, after lengths[b] cached ones. turns float32 [positions x dim]: forward.py.
         skip: which columns are not seen (attention/step.py). reads: before which layers x is kept. Without `keep`
         the logits are overwritten by this thread's next call. tree: what the new tokens form, None for texts.
         """

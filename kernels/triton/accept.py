@@ -29,7 +29,7 @@ _ROWS_INTERPRETED = 16
 class Verification(IntEnum):
     """When a draft is accepted.
 
-    REJECTION: u < p / q. CHOICES: it is the target's own choice. COIN: u < chance. BLOCK: a draft at or behind it
+    REJECTION: u < p / q. CHOICES: it is the target's own choice. COIN: u < chance. BLOCK: a draft at or after it
     has u < its own chance, which kernels/triton/block.py computed.
     """
 

@@ -25,9 +25,9 @@ def weigh(
     p, q, drafts, num_drafted, chances_out, reach_out, batch, width, vocab,
     SOFT: tl.constexpr, ROWS: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """Program (b, i): how far ROWS rows reach behind their first i + 1 drafts, and the chance of draft i + 1.
+    """Program (b, i): how far ROWS rows reach after their first i + 1 drafts, and the chance of draft i + 1.
 
-    SOFT: q is given. What they reach behind none of them is 1 and not written.
+    SOFT: q is given. What they reach after none of them is 1 and not written.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     real = row < batch
@@ -70,7 +70,7 @@ def weigh(
 
 
 def chances(p: Tensor, q: Tensor | None, drafts: Tensor, num_drafted: Tensor) -> tuple[Tensor, Tensor]:
-    """(h float32 [B, l], reach float32 [B, l+1]); numbers behind a row's last draft mean nothing.
+    """(h float32 [B, l], reach float32 [B, l+1]); numbers after a row's last draft mean nothing.
 
     p float32 [B, l+1, V]; q float32 [B, l, V], None for point masses; drafts int64 [B, l], of which the first
     num_drafted[b] of row b are real. Raises ValueError for wrong shapes.

@@ -135,7 +135,7 @@ def walk_trees(
 
     ends: the last draft of a row's path (-1: none), and the token that follows it, which the target gives the
     chance chances[b]. NaN stands for what was not tested. p float32 [B, 1 + N, V]: the target's distributions
-    behind the newest token and behind each draft; q float32 [D, V]: what drafts were drawn from. tokens, parents,
+    after the newest token and after each draft; q float32 [D, V]: what drafts were drawn from. tokens, parents,
     drawn int64 [B, N]: of the drafts, parents below their children; parents: -1 is the newest token, -2 padding;
     drawn: the row of q, -1: not drawn, -2: padding, or what counts as no child. sequences, positions, begins
     int64 [B] and seed int64 [1]: as in accept.py. Raises ValueError for wrong shapes.

@@ -83,7 +83,7 @@ def describe(function: Callable[..., Any], returns: object) -> inspect.Signature
 
 
 def describe_parameters(parameters: Iterable[Any], limits: Limits, choices: Choices) -> None:
-    """Give the components behind the parameters, made in the table's order, their labels and words."""
+    """Give the components after the parameters, made in the table's order, their labels and words."""
     for setting, component in zip(SETTINGS.values(), parameters, strict=True):
         words = about(setting, limits, choices)
         component.label = setting.label or setting.name.replace("_", " ").capitalize()

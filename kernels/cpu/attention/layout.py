@@ -17,7 +17,7 @@ __all__ = ["SEGMENT", "SINKS", "TILE", "padded", "tiles_of"]
 
 
 def padded(dim: int) -> int:
-    """Numbers of a head in a tile: `dim` and zeros behind it."""
+    """Numbers of a head in a tile: `dim` and zeros after it."""
     return dim + -dim % 16
 
 

@@ -46,7 +46,7 @@ _ROW, _WORDS = 4 * SEGMENT, 64
 _PARTS = 4
 # Bytes of scratch: scores, then weights.
 ROOM = 2 * QUERIES * _ROW
-# The arguments of `segment` behind its kind.
+# The arguments of `segment` after its kind.
 SEGMENT_CALL = types.void(
     types.intp, types.uintp, types.intp, types.intp, types.uintp, types.uintp, types.intp, types.intp, types.uintp,
     types.uintp, types.uintp, types.intp, types.uintp,

@@ -3,7 +3,7 @@
 Contract: sums of attention are grouped by column, in pairs, registers and segments. So that a token of a tree has
 the bits that it would have at the end of a text, `lay` copies what the tile of the tree's first column holds
 before it, and then the columns of the path, one after another, to tiles of the thread's own: column `base` + i of
-this layout is the path's i-th. Of what lies behind the path, the odd partner of the last value alone is read
+this layout is the path's i-th. Of what lies after the path, the odd partner of the last value alone is read
 (layout.py); it is zeroed. Columns are those of the row's own cache.
 """
 

@@ -5,7 +5,7 @@ what the step's plan (plan.py) asks for; `merge` writes the means of the values 
 Columns are summed in segments of SEGMENT from position 0, and the segments' softmaxes merged in that order
 (Milakov and Gimelshein, arXiv 1805.02867). So a token's result depends on its own row alone: not on what the row
 shares, on other rows, on how many tokens the step has, on items or on threads. Stale columns of a cache never
-matter: no query sees a score behind its own position, and of the values only the odd partner of the last column
+matter: no query sees a score after its own position, and of the values only the odd partner of the last column
 written is read beside it, which is zeroed then. NaN stays visible; among a step's values it may reach earlier
 tokens of the same row in the same step. Reference: kernels/reference/attention.py.
 """
@@ -99,7 +99,7 @@ def _write(y, key, value, dim, size, column, keys, values, last, dot):
 def attend(state, phase, layer, shape, step, sight, plan, caches, address, short, wide, dot, parts, marks, out):
     """The items of a plan: DIRECT ones into `out` [N, heads x dim], others' segments into `parts` and `marks`.
 
-    step: firsts [B + 1] and lengths [B]: the new tokens of row b are those from firsts[b] on, behind lengths[b]
+    step: firsts [B + 1] and lengths [B]: the new tokens of row b are those from firsts[b] on, after lengths[b]
     cached ones. sight: starts [B], how many columns of a row are those of its prefix; groups [B], of which; skip
     [B], columns SINKS to skip - 1 are not seen. plan: items, tokens, order (plan.py), the trees' bases and sees
     (step.py). caches: address, rows and tiles of a row, of the rows' own cache and of that of the prefixes.

@@ -90,7 +90,7 @@ def planned(firsts, lengths, starts, groups, skip, bases, sees, depths, group, k
 def _place(tokens, order, at, row, firsts, lengths, bases, sees, depths):
     """Put a row's tokens at places `at` and on, branch by branch; returns the next place.
 
-    Within a branch, tokens stand one behind another, so their positions follow one another as well.
+    Within a branch, tokens stand one after another, so their positions follow one another as well.
     """
     first, end = firsts[row], firsts[row + 1]
     before = lengths[row] - bases[row] if len(sees) else 0
@@ -100,7 +100,7 @@ def _place(tokens, order, at, row, firsts, lengths, bases, sees, depths):
         if len(sees) == 0 or sees[token] == (1 << (before + token - first + 1)) - 1:
             order[at], tokens[token, 1] = token, at
             at += 1
-    # From the last token on, as whoever is in no branch yet then is a leaf.
+    # From the last token on, as a token in no branch yet then is a leaf.
     for leaf in range(end - 1, first - 1, -1):
         for token in range(first, leaf + 1 if tokens[leaf, 1] < 0 else first):
             if tokens[token, 1] < 0 and (sees[leaf] >> (before + token - first)) & 1:

@@ -70,7 +70,7 @@ class Attention:
     ) -> tuple[Any, ...]:
         """shape, sight, plan, caches, address of `segment`, queries, parts: the arguments of the phases.
 
-        firsts int64 [B + 1], lengths int64 [B]: the new tokens of row b are those from firsts[b] on, behind
+        firsts int64 [B + 1], lengths int64 [B]: the new tokens of row b are those from firsts[b] on, after
         lengths[b] cached ones. skip int64 [B]: columns 64 to skip[b] - 1, a multiple of 64, are not seen; None:
         all are. tree: what the new tokens form, None for texts. Overwritten by this thread's next call.
         """
@@ -111,7 +111,7 @@ def attend_alone(
     """The attention of a model's first layer: means of the values float32 [N, heads x dim].
 
     y float32 [N, (heads + 2 x key-value heads) x dim]: queries, keys and values of counts[b] tokens of each row b,
-    behind lengths[b] cached ones. It is rotated in place; keys and values are written to the cache. turns float32
+    after lengths[b] cached ones. It is rotated in place; keys and values are written to the cache. turns float32
     [positions x dim], flat: of each position its cosines, then its sines. layers: how many layers to compute, one
     after another and each from y, to measure them; the last one's means are returned. tree: see `arguments`.
     """

@@ -73,7 +73,7 @@ def words(seed: int, sequences: Tensor, positions: Tensor, streams: Tensor) -> t
 
 
 def excess(reach: Tensor, p: Tensor, q: Tensor, num_drafted: Tensor) -> Tensor:
-    """The sum over x of max(reach_i p_i(x) - q_i(x), 0) behind each draft i but a row's last: float32 [B, l - 1].
+    """The sum over x of max(reach_i p_i(x) - q_i(x), 0) after each draft i but a row's last: float32 [B, l - 1].
 
     reach [B, l+1], p [B, l+1, V], q [B, l, V], l >= 2; num_drafted int64 [B]; 0 from a row's last draft on.
     """

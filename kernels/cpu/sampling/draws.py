@@ -1,8 +1,9 @@
 """Draws from whole vocabularies by Gumbel-max, without storing the noise.
 
 Contract: `draw` finds the largest of weight / exponential for each key, the lowest index of equals; a row's NaN
-counts as the largest, so that it is found. Each chunk of CHUNK weights is searched the same way whoever searches
-it. The noise is bass_core/sample/noise.py's; the exponential of a uniform u is -log(1 - u), rounded to nearest.
+counts as the largest, so that it is found. Each chunk of CHUNK weights is searched the same way by every thread
+that searches it. The noise is bass_core/sample/noise.py's; the exponential of a uniform u is -log(1 - u), rounded
+to nearest.
 
 Since -log(1 - u) >= u, a weight below u times the best score so far can't win: its logarithm is never computed.
 """

@@ -1,6 +1,6 @@
 """What block verification sums over whole vocabularies (bass_core/verify/block.py).
 
-Contract: rows are cut into chunks of CHUNK numbers, each of which is summed the same way whoever sums it. So a
+Contract: rows are cut into chunks of CHUNK numbers, each of which is summed the same way by any thread. So a
 row's sums have the same bits alone or among others, on any number of threads. Arrays are contiguous.
 """
 
@@ -38,10 +38,10 @@ def _sum(p, at, q, q_at, size, reach, lanes):
 
 @kernel
 def excess(state, threads, p, q, size, width, counts, reach, sums):
-    """sums float64 [rows * (width - 1) * chunks]: of each chunk behind drafts 1 to width - 1 of each row.
+    """sums float64 [rows * (width - 1) * chunks]: of each chunk after drafts 1 to width - 1 of each row.
 
     p float32 [rows * (width + 1) * size], q float32 [rows * width * size], reach float32 [rows * (width + 1)].
-    counts int64 [rows]: each row's drafts; 0 behind its last one and what follows.
+    counts int64 [rows]: each row's drafts; 0 after its last one and what follows.
     """
     chunks, places = (size + CHUNK - 1) // CHUNK, width - 1
     count = len(counts) * places * chunks

@@ -1,6 +1,6 @@
 """Softmax over whole vocabularies.
 
-Contract: rows are cut into chunks of CHUNK numbers; each chunk is computed the same way whoever computes it, and
+Contract: rows are cut into chunks of CHUNK numbers; each chunk is computed the same way by any thread, and
 chunks are joined in their order. So a row's result is the same alone or among others, on any number of threads.
 `softmax` has 3 phases; arrays are contiguous.
 """
