@@ -5,7 +5,7 @@ gets a complete and correct answer (the texts that the library gives for that se
 is full; none hangs. The server's memory at the end is within 5 % of that after the first race. Nothing is timed.
 With `--workers N` the races run on N workers of Ray, one of which is killed every minute: its race gets the
 sentence that says so. Killed is the busiest, and never while another one is still coming back. Memory is then that
-of the front and the workers that live. No process may be left after.
+of the front and the workers that live. No process may be left over.
 """
 
 from __future__ import annotations
