@@ -18,7 +18,7 @@ WORKING = """
 case "$1" in
   -c) exec REAL -c "import sys; sys.version_info = (3, 99, 1); $2" ;;
   -m) if [ "$2" = venv ]; then mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; cp "$0" "$3/bin/pip"; exit 0; fi
-      echo '{"claims": [{"name": "it works", "holds": VERDICT}]}' > "$5"; exit 0 ;;
+      for last; do :; done; echo '{"claims": [{"name": "it works", "holds": VERDICT}]}' > "$last"; exit 0 ;;
   install) exit 0 ;;
   -) exec REAL "$@" ;;
 esac

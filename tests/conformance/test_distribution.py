@@ -169,7 +169,6 @@ def trees(
 QUICK = [
     Case(other=REJECTION),
     Case(draft="reduced", params=SamplingParams(1.0, top_k=3)),
-    Case(params=SamplingParams(1.0, top_p=0.8), other={"draft_length": "bass"}),
     Case(method="amusd", rows=BATCH),
     trees("opposite"),
 ]
@@ -182,6 +181,7 @@ SLOW = [
     *(Case(draft=draft) for draft in ("same", "reversed", "opposite", "reduced")),
     *(Case(draft=draft, other=REJECTION) for draft in ("opposite", "reduced")),
     Case(params=SamplingParams(1.4, 4, 0.9), other={"draft_length": 6}),
+    Case(params=SamplingParams(1.0, top_p=0.8), other={"draft_length": "bass"}),
     *(Case(draft=draft, other={"drafter": "adaptive"}) for draft in ("reduced", "other")),
     Case(other={"drafter": "window"}),
     Case(other={"drafter": "window_model", "draft_length": 5}),

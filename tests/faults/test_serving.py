@@ -196,6 +196,7 @@ def test_nothing_can_be_uploaded(url: str) -> None:
     assert refused.status_code == 413
 
 
+@pytest.mark.slow
 def test_nvml_that_vanishes_midway_costs_its_figures_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mid-race, with an AttributeError instead of an NVML error: the library's symbols vanish with the driver."""
     fake = FakeNvml()

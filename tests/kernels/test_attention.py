@@ -55,9 +55,9 @@ def test_trees_equal_the_reference(backend: str, problem: dict[str, Any], **give
     step.holds(step.run(BACKENDS[backend], scaling=0.3, **given), scaling=0.3, **given)
 
 
-@pytest.mark.parametrize(
-    ("backend", "capture"), slow_but([("fused", True)], [(b, c) for b in HERE for c in (0, 1)])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("capture", [False, True])
+@pytest.mark.parametrize("backend", HERE)
 def test_a_gap_in_long_rows(backend: str, capture: bool) -> None:
     step = make(LONG, 3, gap=100)
     step.holds(step.run_whole(BACKENDS[backend], scaling=0.3), scaling=0.3)

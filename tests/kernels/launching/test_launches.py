@@ -48,7 +48,7 @@ def permuted(seed: int) -> Iterator[None]:
         yield
 
 
-QUICK = ["attend and merge", "skinny and add_parts", "put", "decide, block", "walk, no draft drawn"]
+QUICK = ["skinny and add_parts", "put", "decide, block", "walk, no draft drawn"]
 
 
 @pytest.mark.parametrize("name", slow_but(QUICK, LAUNCHES))
