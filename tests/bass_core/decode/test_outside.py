@@ -23,6 +23,7 @@ from bass_core.decode.outside import call, decoder
 from bass_core.decode.outside.turns import Turns
 from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
+from bass_core.machine import memory
 from bass_core.model.weights.quantized import quantise_model
 
 from ...models import BUILDERS, NEAR, VOCAB, byte_tokenizer, perturbed, prompts, reference, tiny
@@ -171,6 +172,16 @@ def test_a_generate_that_ends_too_early_is_told(monkeypatch: pytest.MonkeyPatch)
     )
     with pytest.raises(ModelError, match="ended before all texts did"):
         written()
+    assert not lane_threads()
+
+
+def test_memory_that_runs_out_is_told_as_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(self: Any, ids: Any, scores: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(decoder._TurnTaker, "__call__", short)
+    with pytest.raises(memory.MemoryShortage, match="ask for a smaller batch"):
+        list(race(PAIR, ROWS, lanes=["transformers", "regular"], max_new_tokens=8))
     assert not lane_threads()
 
 

@@ -4,8 +4,10 @@ import random
 
 import torch
 
+from bass_core.draft.base import Drafter, own_drafter, point_masses
 from bass_core.draft.head import HeadDrafter
-from bass_core.draft.lookup import PromptLookupDrafter
+from bass_core.draft.head_states import StandInStates
+from bass_core.draft.lookup import Cascade, PromptLookupDrafter
 from bass_core.draft.model import ModelDrafter
 from bass_core.model.pair import ModelPair
 from bass_core.model.runner import ModelRunner
@@ -16,6 +18,7 @@ from bass_core.sequence import Sequence
 from ...models import reference, tiny
 from .test_head import tiny_head
 
+CPU = torch.device("cpu")
 KEYS = NoiseKeys(0, torch.arange(2), torch.zeros(2, dtype=torch.long))
 
 
@@ -89,3 +92,37 @@ def test_a_head_feeds_again_what_was_taken_back_once_its_states_are_observed_aga
     fresh.start(rows)
     fresh.observe_states(rows, [states[:3]])
     assert said(fresh, rows) == again and expected
+
+
+def test_states_of_tokens_that_were_taken_back_are_missing():
+    kept, state = StandInStates(2, 8, 1, CPU), torch.arange(1.0, 20.0)[:, None]
+    assert kept.observe([state[:3], state[:0]]) == {0: 0}
+    assert kept.complete(0, 4) and not kept.complete(0, 5) and not kept.complete(1, 2)
+    kept.keep([0], [4], state[10:11])
+    kept.keep([0], [5], state[11:12])
+    assert kept.complete(0, 6) and kept.read([0], 6)[0, :, 0].tolist() == [0, 1, 2, 3, 11, 12]
+    assert kept.observe([state[3:4], state[:0]]) == {0: 4}, "the slot behind the state that stood in"
+    assert kept.read([2], 4)[0, :, 0].tolist() == [2, 3, 4, 12]
+    kept.rewind(0, 4)
+    assert kept.complete(0, 5) and not kept.complete(0, 6)
+    kept.move_row(0, 1)
+    assert kept.complete(1, 5) and kept.read([0, 2], 3)[1, :, 0].tolist() == [2, 3, 4]
+
+
+def test_combined_drafters_hand_it_on_and_all_others_need_not_know_it():
+    seen = []
+
+    class Noted(Drafter):
+        def propose(self, rows, max_drafts, keys):
+            return point_masses([[] for _ in rows])
+
+        def rewind(self, row, length):
+            seen.append((row, length))
+
+    class Plain:
+        def propose(self, rows, max_drafts, keys):
+            return point_masses([[] for _ in rows])
+
+    Cascade(Noted(), Noted()).rewind(1, 7)
+    assert seen == [(1, 7)] * 2
+    own_drafter(Plain()).rewind(0, 1)

@@ -54,6 +54,7 @@ def test_a_lane_waits_for_what_clears_its_buffers(captured: bool, monkeypatch: p
     assert bool(emulated_capture.captured) is captured and ledger.races == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["model", "head", "adaptive", "prompt_lookup"])
 def test_lanes_that_overlap_find_their_first_shapes_captured(
     drafter: str, monkeypatch: pytest.MonkeyPatch

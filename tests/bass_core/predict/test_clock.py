@@ -142,7 +142,8 @@ def test_a_laptops_gpu_is_no_desktops():
     assert dense_peak("NVIDIA GeForce RTX 5090", torch.bfloat16) == pytest.approx(3352e12 / 16)
     assert dense_peak("NVIDIA GeForce RTX 5090 Laptop GPU", torch.bfloat16) == laptop.flops
     costs = Roofline(laptop, target, draft, context=512)
-    assert costs.fits(8) and not replace(costs, gpus=2).fits(8) and not costs.windowed(1024).fits(512)
+    assert costs.fits(8) and not replace(costs, gpus=2).fits(8)
+    assert not costs.windowed(1024).fits(512) and not replace(costs, gpus=2).windowed(1024).fits(8)
 
 
 def test_a_roofline_is_bytes_or_flops():

@@ -27,7 +27,7 @@ from .test_block import as_shipped, by_rejection
 
 WARM, NAN = SamplingParams(1.0), math.nan
 P, Q = torch.tensor([[0.4, 0.6], [0.5, 0.5], [0.3, 0.7]]), torch.tensor([[0.8, 0.2], [0.9, 0.1]])
-ROWS = 8_000
+ROWS = 20_000
 
 
 def keys_of(rows: int) -> NoiseKeys:
