@@ -41,12 +41,12 @@ UNROLLED = 8
 
 
 def tiles(
-    head_dim: int, rows: int, itemsize: int, shared: int = 99 * 1024, tensor_cores: bool = True
+    head_dim: int, rows: int, itemsize: int, shared: int = 99 * 1024, tensor_cores: bool = True, tree: bool = False
 ) -> dict[str, int]:
     """Tile sizes of `attend`. rows: group x queries of one key-value head; itemsize: bytes of a key element.
 
-    shared: bytes of shared memory that a program may use. The tests compile every size for every architecture and
-    check for register spills.
+    shared: bytes of shared memory that a program may use. tree: whether a tree's tokens attend. The tests compile
+    every size for every architecture and check for register spills.
     """
     block_d = max(16, triton.next_power_of_2(head_dim))
     plain = itemsize == 4 or not tensor_cores
@@ -57,8 +57,9 @@ def tiles(
         # Two sums of 64 rows of 256 numbers, of a segment and of those before it, would not fit the registers.
         block_m = 16 if rows <= 16 else 64 if block_d <= 128 else 32
         choices = [(64, 3), (64, 2), (32, 2), (16, 2)] if block_d <= 128 else [(32, 2), (16, 2)]
-        if block_m == 64 and shared < _AMPLE_SHARED:
-            # Capability 12.0 spills with 64 columns. That the others alike take fewer has not been timed.
+        if block_m == 64 and (tree or shared < _AMPLE_SHARED):
+            # Capability 12.0 spills with 64 columns. That the others alike take fewer has not been timed. For a
+            # tree's tokens, Triton 3.7.0 and 3.7.1 abort the process while they compile 64 for 8.0 and 9.0.
             choices = choices[2:]
     needed = {
         (n, stages): (block_m * block_d + stages * 2 * n * block_d) * itemsize + 2048 for n, stages in choices
@@ -105,7 +106,8 @@ def fused(
     _check(query, key, value, plan, prefix)
     group, shared = heads // kv_heads, plan.shared
     device = query.device
-    tile = tiles(dim, group * queries, key.element_size(), shared_bytes(device), has_tensor_cores(device))
+    space, cores, tree = shared_bytes(device), has_tensor_cores(device), plan.tree is not None
+    tile = tiles(dim, group * queries, key.element_size(), space, cores, tree)
     blocks = triton.cdiv(group * queries, tile["BLOCK_M"])
     longest = max(plan.host) + queries if plan.host else columns + (0 if prefix is None else prefix[0].shape[2])
     segments, in_prefix = triton.cdiv(longest, SEGMENT), 0 if shared is None else shared.extent // SEGMENT

@@ -99,7 +99,7 @@ def attention(capability: int, usual: torch.dtype) -> Iterator[Variant]:
             # There it spills at any size: torch's attention is the one for such devices (model/attention.py).
             continue
         device = SHARED[capability], capability >= 80
-        tiles = (fused_attention.tiles(dim, rows, dtype.itemsize, *device) for rows in (1, 64))
+        tiles = (fused_attention.tiles(dim, rows, dtype.itemsize, *device, flags["TREE"]) for rows in (1, 64))
         for shape in sorted({tuple(tile.items()) for tile in tiles}):
             constants, options = split_options(dict(shape))
             constants |= {
