@@ -16,7 +16,7 @@ import tempfile
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
-# As in tests/conftest.py: before triton is first imported, as it is with torch.
+# As in tests/conftest.py and bench/__main__.py: before triton is first imported, as it is with torch.
 os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
