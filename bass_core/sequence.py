@@ -273,7 +273,8 @@ class Round:
 
     kind: str
     draft_length: int = 0
-    rows: list[RowRound] = field(default_factory=list)
+    # `record` adds those of the rows.
+    rows: list[RowRound] = field(default_factory=list, metadata=INNER)
     time_ms: float = 0.0
     draft_forwards: int = 0
     draft_tokens: int = field(default=0, metadata=INNER)

@@ -154,6 +154,10 @@ class _TimedDecoder(BatchDecoder):
 
     proposal_ms = 0.0
 
+    def draft_with(self, drafter: Drafter) -> None:
+        """Draft chains with another drafter from now on."""
+        self.drafter, self._branches = drafter, False
+
     def _propose(self, max_drafts: list[int], keys: NoiseKeys) -> Proposal:
         start = _now(self.target.device)
         proposal = super()._propose(max_drafts, keys)
@@ -227,7 +231,7 @@ class _Lab:
                 if repeat:
                     times.append(self.decoder.proposal_ms)
                 yield
-        self.decoder.drafter = self.random
+        self.decoder.draft_with(self.random)
         self.decoder.policy = FixedLength(max(self.plan.widths))
         # The widths take turns, so that a slow moment of the machine affects all of them.
         for repeat in range(self.plan.repeats + 1):

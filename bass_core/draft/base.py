@@ -223,11 +223,17 @@ def check_type(proposal: Proposal, branches: bool) -> Proposal:
             "The drafter proposed a tree of tokens where only chains are verified: let it return a Proposal, or "
             "give it the attribute branches = True."
         )
-    for count, parents in zip(proposal.num_drafted, proposal.parents, strict=True):
-        sound = isinstance(parents, list) and count == len(parents) < MOST_TREE
-        if not sound or not all(-1 <= parent < i for i, parent in enumerate(parents)):
-            raise RequestError(
-                "The parents of a tree must be lists with one number a draft, from -1 to below the draft's own "
-                f"index, for at most {MOST_TREE - 1} drafts a row; got {parents}."
-            )
+    counts, rows = proposal.num_drafted, proposal.parents
+    if not (isinstance(rows, list) and len(rows) == len(counts) and all(map(_is_tree, rows, counts))):
+        raise RequestError(
+            "The parents of a tree must be lists, one a row, with one number a draft, from -1 to below the "
+            f"draft's own index, for at most {MOST_TREE - 1} drafts a row; got {rows}."
+        )
     return proposal
+
+
+def _is_tree(parents: object, count: int) -> bool:
+    """Whether these are the parents of a tree of so many drafts."""
+    if not isinstance(parents, list) or not count == len(parents) < MOST_TREE:
+        return False
+    return all(-1 <= parent < i for i, parent in enumerate(parents))

@@ -6,7 +6,7 @@ first i drafts are accepted: it counts once for each source and place (acceptanc
 less to write than others, because a batch takes until its last row is finished. Drafts are taken best first over
 all rows, as many as make expected tokens a millisecond the most; none where a plain step does. So the lengths are
 a function of earlier rounds alone, and every rule of verification stays exact. Costs come from a table
-(cost_table.py) that every round's own time corrects (corrected.py). What is not chosen is tried now and then, for
+(costs.py) that every round's own time corrects. What is not chosen is tried now and then, for
 what it may cost: at most EXPLORE of the time. So a lane that would win again finds out, and one that loses loses
 little. Source: expected tokens by place, Leviathan et al. 2211.17192, equation 1; one allotment over all rows by
 goodput, vLLM's adaptive verification (#47808) and DSpark (arXiv 2607.05147).

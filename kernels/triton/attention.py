@@ -57,9 +57,10 @@ def tiles(
         # Two sums of 64 rows of 256 numbers, of a segment and of those before it, would not fit the registers.
         block_m = 16 if rows <= 16 else 64 if block_d <= 128 else 32
         choices = [(64, 3), (64, 2), (32, 2), (16, 2)] if block_d <= 128 else [(32, 2), (16, 2)]
-        if block_m == 64 and (tree or shared < _AMPLE_SHARED):
-            # Capability 12.0 spills with 64 columns. That the others alike take fewer has not been timed. For a
-            # tree's tokens, Triton 3.7.0 and 3.7.1 abort the process while they compile 64 for 8.0 and 9.0.
+        if block_d <= 128 and (tree or (block_m == 64 and shared < _AMPLE_SHARED)):
+            # Capability 12.0 spills with 64 columns. That the others alike take fewer has not been timed. For 64
+            # rows of trees, Triton 3.7.0 and 3.7.1 abort the process while they compile 64 columns for 8.0 and
+            # 9.0; fewer rows take as many columns, so that a row's bits don't depend on the widest tree beside it.
             choices = choices[2:]
     needed = {
         (n, stages): (block_m * block_d + stages * 2 * n * block_d) * itemsize + 2048 for n, stages in choices

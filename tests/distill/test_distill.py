@@ -25,8 +25,8 @@ from distill.corpus import rows_of, shards, write_corpus, write_shard
 from distill.evaluate import acceptance, cost_ratio, prompt_set, speed
 from distill.own_prompts import LONGEST, SHORTEST, own_prompts
 from distill.prompts import corpus_prompts, evaluation_prompts
-from distill.slots import fit, read_texts, train_slots, widened
-from distill.train import depths, measure, new_head, train
+from distill.slots import fit, losses, read_texts, train_slots, widened
+from distill.train import depths, divergence, measure, new_head, train
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 # Identity scale: two layers' states and the last hidden state, 64 entries each.
@@ -349,3 +349,31 @@ def test_a_killed_run_goes_on(pair, settings, corpus, options, trained, tmp_path
     whole, again = (load_draft_head(tmp_path / name, pair.target).own_weights() for name in ("whole", "killed"))
     for name, value in whole.items():
         torch.testing.assert_close(value, again[name], atol=1e-4, rtol=1e-3)
+
+
+def test_divergences_against_their_definitions():
+    student, teacher = torch.randn(5, 7), torch.randn(5, 7)
+    q, p = student.softmax(-1), teacher.softmax(-1)
+    kl = (p * (p / q).log()).sum(-1).mean()
+    tv = 0.5 * (p - q).abs().sum(-1).mean()
+    for loss, expected in (("kl", kl), ("tv", tv), ("mix", kl + tv)):
+        torch.testing.assert_close(divergence(student, teacher, loss), expected)
+        assert divergence(teacher, teacher, loss).abs() < 1e-6
+
+
+@pytest.mark.slow
+def test_the_loss_is_the_divergence_from_the_target(pair, corpus, options, trained, tmp_path):
+    """With every token among the columns it is KL plus total variation, behind the text's own token."""
+    head = load_draft_head(trained, pair.target).float()
+    texts = read_texts(head, shards(corpus)[0], tmp_path, replace(options, likeliest=128))[:2]
+    wide = widened(pair, head, options)
+    fit(wide, texts)
+    found = losses(wide, texts, replace(options, learnt=128, share=1.0))
+    for d in (1, 2):
+        expected = []
+        for text in texts:
+            ahead = wide.ahead(torch.empty(0), text.states.float(), 3)
+            logits = ahead.logits(d, text.columns.roll(-d).long())[:-d]
+            q, p = logits.softmax(-1), wide.body.lm_head(text.last.float()).softmax(-1)[d:]
+            expected.append((p * (p / q).log()).sum(-1) + 0.5 * (p - q).abs().sum(-1))
+        torch.testing.assert_close(found[d - 1], torch.cat(expected).mean(), atol=2e-3, rtol=2e-2)

@@ -121,3 +121,18 @@ def test_a_plan_knows_where_windows_start_and_when_a_mask_is_needed() -> None:
     # Rows are ordered by their prefix, and those without one are last.
     shared = plan([40] * 5, [0, 16, 32, 0, 16], [0, 2, 0, 3, 2]).shared
     assert shared is not None and shared.order.tolist() == [2, 1, 4, 0, 3]
+
+
+def test_flash_is_given_lengths_that_are_made_once_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
+        seen.append(options["cache_seqlens"])
+        return query
+
+    monkeypatch.setattr("kernels.backends._flash_attn", lambda: kernel)
+    step = AttentionPlan(torch.tensor([3, 0]), [3, 0], 2)
+    states = torch.zeros(2, 1, 8, 16)
+    for _ in range(2):
+        flash(states[:, :, :2], states, states, step, scaling=1.0)
+    assert seen[0] is seen[1] and seen[0].dtype == torch.int32 and seen[0].tolist() == [5, 2]

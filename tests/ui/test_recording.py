@@ -66,10 +66,10 @@ def test_the_measuring_of_costs_is_no_part_of_it(snapshots: list[Snapshot]) -> N
         (b'{"about": Infinity}', "holds no JSON document"),
         (b"\x1f\x8b not gzip", "Cannot read the recording|holds no JSON document"),
         (b"\xfd7zXZ\x00 not xz", "holds no JSON document"),
-        (b"[]", 'lacks "recording": 4'),
+        (b"[]", 'lacks "recording": 5'),
         (b'{"run": 1, "lanes": {}}', '"Save recording" writes'),
-        (b'{"recording": 3, "lines": []}', '"Save recording" writes'),
-        (b'{"recording": 4}', "its head cannot be drawn"),
+        (b'{"recording": 4, "lines": []}', '"Save recording" writes'),
+        (b'{"recording": 5}', "its head cannot be drawn"),
         (None, "Cannot read the recording"),
     ],
 )

@@ -26,7 +26,7 @@ Fields = dict[str, gr.components.Component]
 
 # JavaScript for the change event of the prompt, which presets and links cause as well.
 _CHANGED = "() => window.Bass?.promptChanged?.()"
-# For predicted.css, which hides what does not apply to the chosen clock.
+# For race.css, which hides what does not apply to the chosen clock.
 _APPLIES = "(clock, models) => { Object.assign(document.body.dataset, { clock, clockModels: models }); }"
 
 

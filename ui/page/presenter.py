@@ -1,6 +1,6 @@
 """Presenter mode: the line in place of the folded settings, the list of keys, and the head of a print.
 
-Contract: static HTML, which presenter.js, keys.js and print.js fill with textContent alone. Of the values in it,
+Contract: static HTML, which presenter.js fills with textContent alone. Of the values in it,
 only the words of the offered draft lengths are not written here, and they are escaped.
 """
 
@@ -12,7 +12,7 @@ from html import escape
 from ui.page.choices import Choices
 
 SWITCH = '<button type="button" class="action present-switch" data-present>Presenter mode</button>'
-# Presets have keys of their own, 1 to 9, which keys.js adds.
+# Presets have keys of their own, 1 to 9, which presenter.js adds.
 KEYS = {
     "r": "run",
     "s": "stop",

@@ -30,7 +30,7 @@ from ui.page.request import keywords
 from ui.race.feed import PageFeed
 from ui.race.looks import looks, reference
 
-FORMAT = 4
+FORMAT = 5
 UNNAMED = "recorded on an unnamed machine"
 ENDS = ("done", "stopped", "error")
 ORIGINS = ("s", "a", "r", "b", "+")
@@ -191,7 +191,7 @@ def _news(news: dict[str, Any], written: list[int]) -> None:
     for one in _items(news["rounds"]):
         changed, lengths, reading = _items(one["rows"]), _items(one["lengths"]), one["kind"] == "prefill"
         _need(one["kind"] in KINDS, _whole(one["round"], one["draft_length"], *lengths), _number(one["time_ms"]))
-        _need(_some([one["draft_ms"], one["verify_ms"]]), reading or len(lengths) == len(changed))
+        _need(_some([one["draft_ms"], one["verify_ms"]]), reading or not lengths or len(lengths) == len(changed))
         for row in changed:
             _row(written, row)
 

@@ -119,3 +119,14 @@ def test_a_head_reads_the_prompts_with_the_prefill(drafter):
     rounds = list(stream(pair, [[3] * 300, [5, 6] * 140], drafter=drafter, draft_length=1, max_new_tokens=5))
     decoding = [round_ for round_ in rounds if round_.kind != "prefill"]
     assert {round_.draft_forwards for round_ in decoding} <= {0, 1} and decoding[0].draft_tokens
+
+
+def test_what_a_pair_lacks_and_what_is_gone_is_refused_by_name():
+    pair = ModelPair(tiny("llama"))
+    for drafter, reason in (
+        ("adaptive", "no draft model"),
+        ("ngram", "must be auto, model, prompt_lookup, adaptive, window, window_model or"),
+        ("magic", "got 'magic'"),
+    ):
+        with pytest.raises(RequestError, match=reason):
+            generate(pair, [1, 2, 3], drafter=drafter)

@@ -116,3 +116,20 @@ def test_trees_ask_behind_any_token_without_a_forward():
         torch.testing.assert_close(second[0, 0], ahead.logits(2, torch.tensor([7, 8]))[0])
         torch.testing.assert_close(second[1, 1], ahead.logits(2, torch.tensor([7, 8]))[1])
     assert drafter.calls == calls and drafter.reach == 2
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), DRAWN], ids=["greedy", "sampled"])
+def test_only_a_head_that_is_sure_goes_on(sampling):
+    """Within a forward it stops below the confidence; another forward asks for more. Drafts stay the same."""
+    pair = ModelPair(tiny("llama"), tiny_head(tiny("llama"), positions=3))
+    endless, drafter = proposed(pair, sampling, [7, 7, 2])
+    assert endless.num_drafted == [7, 7, 2] and drafter.calls == 3
+    seen = set()
+    for confidence in (0.0005, 0.002, 0.01, 0.03, 0.1, 0.3, 1.1):
+        found, drafter = proposed(pair, sampling, [7, 7, 2], confidence=confidence)
+        width = found.tokens.shape[1]
+        assert width == max(found.num_drafted) and drafter.calls >= -(-width // 3)
+        assert torch.equal(found.tokens, endless.tokens[:, :width])
+        assert found.probs is None or torch.equal(found.probs, endless.probs[:, :width])
+        seen.update(found.num_drafted)
+    assert len(seen) > 2 and 0 in seen and {3, 6} & seen

@@ -138,3 +138,18 @@ def test_equal_texts_are_computed_once_and_a_failure_costs_the_numbers_alone(
     found = shot["comparison"]["bass"]
     assert [one["at"] for one in found] == [3, 3, 4] and [one["p_ours"] for one in found] == [None] * 3
     assert lengths == [len(ROWS[0]) + 3, len(ROWS[0]) + 4]
+
+
+def test_a_lane_that_ended_early_is_compared_as_far_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Short(Lane):
+        def step(self) -> Any:
+            done = super().step()
+            if self.method == "bass" and len(self.log.records) == 2:
+                self.end("budget")
+            return done
+
+    monkeypatch.setattr(race_module, "Lane", Short)
+    shot = last()
+    bass = shot["lanes"]["bass"]["sequences"]
+    assert {one["finish_reason"] for one in bass} == {"budget"} and len(bass[0]["token_ids"]) < 12
+    assert shot["comparison"]["bass"] == [None] * 3

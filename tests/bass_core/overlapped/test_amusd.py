@@ -32,6 +32,7 @@ from bass_core.lanes.view import lane_view
 from bass_core.model import graphs as graphs
 from bass_core.sample.distribution import probabilities
 
+from ...conformance import test_distribution as distribution
 from ...models import NEAR, perturbed, prompts, tiny
 
 TOKENS = 24
@@ -39,6 +40,8 @@ TARGET, DRAFT = tiny("llama"), perturbed(tiny("llama"), NEAR["llama"])
 PAIR = ModelPair(TARGET, DRAFT)
 ROWS = prompts(4)
 WARM = SamplingParams(0.9)
+# Of five token ids, whose distributions are known.
+SMALL = ModelPair(distribution.TARGET, distribution.model(1))
 
 
 @pytest.fixture(autouse=True)
@@ -160,6 +163,9 @@ def test_what_is_refused() -> None:
             race(PAIR, ROWS, lanes=("regular", "amusd"), **arguments)
     with pytest.raises(RequestError, match="draft="):
         generate(ModelPair(TARGET), ROWS, method="amusd")
+    for name in ("window", "window_model"):
+        with pytest.raises(RequestError, match="drafts with it"):
+            generate(PAIR, ROWS[:1], method="amusd", drafter=name)
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -301,3 +307,25 @@ def test_a_program_may_end_while_a_thread_drafts() -> None:
     folder = Path(__file__).parents[3]
     done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=folder, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr[-500:]
+
+
+@pytest.mark.parametrize("drafter", ["adaptive", "model"])
+def test_a_run_that_stood_before_is_copied(drafter: str) -> None:
+    """A copied token has q = 1, the others the draft's q. With five token ids, many runs of three repeat."""
+    rows = torch.randint(0, 5, (6, 40), generator=torch.Generator().manual_seed(2)).tolist()
+    written = [list(row) for row in rows]
+    points = others = 0
+    for round_ in stream(SMALL, rows, method="amusd", max_new_tokens=20, drafter=drafter, sampling=WARM):
+        for row in round_.rows:
+            before = written[row.sequence]
+            logits = SMALL.draft(torch.tensor([before + row.drafted])).logits[0, len(before) - 1 : -1]
+            own = probabilities(logits, WARM).gather(1, torch.tensor(row.drafted, dtype=torch.long)[:, None])[:, 0]
+            for q, expected in zip(row.q, own.tolist(), strict=True):
+                copied = q == 1 and expected < 0.99
+                points += copied
+                others += not copied
+                assert copied or q == pytest.approx(expected, rel=1e-3, abs=1e-6)
+            before += row.tokens
+    assert others and (points > 0) == (drafter == "adaptive")
+    same = {"max_new_tokens": 20, "drafter": drafter}
+    assert texts(run(SMALL, rows, **same)) == texts(generate(SMALL, rows, method="regular", **same))

@@ -166,3 +166,37 @@ def test_the_recovered_token_comes_from_what_is_left() -> None:
         expected = (rows * share * normalised(weights)).tolist()
         for token, count in enumerate(expected):
             assert abs(seen[accepted, token] - count) < 4 * count**0.5 + 1e-9, (accepted, token)
+
+
+def test_a_rows_verdict_does_not_depend_on_its_neighbours() -> None:
+    """Bit for bit: alone, among others, in another order, and beside rows with more drafts."""
+    rows, width, vocab = 9, 4, 9000
+    logits, q, drafts = random_rows(rows, width, vocab, seed=5)
+    counts, ids = torch.tensor([4, 0, 3, 4, 1, 2, 4, 3, 2]), torch.arange(rows)
+    together = judged(logits, drafts, q, counts, NoiseKeys(1, ids, ids + 40))
+    assert 0 < sum(outcome.accepted for outcome in together) < counts.sum()
+    order = torch.tensor([5, 2, 7, 0, 3, 6, 1, 8, 4])
+    moved = judged(
+        logits[order], drafts[order], q[order], counts[order], NoiseKeys(1, ids[order], ids[order] + 40)
+    )
+    for place, row in enumerate(order.tolist()):
+        n = int(counts[row])
+        alone = judged(
+            logits[row : row + 1, : n + 1], drafts[row : row + 1, :n], q[row : row + 1, :n], counts[row : row + 1],
+            NoiseKeys(1, ids[row : row + 1], ids[row : row + 1] + 40),
+        )  # fmt: skip
+        for other in (alone[0], moved[place]):
+            assert other.tests[:n] == together[row].tests[:n]
+            assert (other.accepted, other.next_token) == (together[row].accepted, together[row].next_token)
+
+
+def test_a_drafter_that_draws_what_has_no_probability() -> None:
+    """q = 0 of its own token, which a foreign drafter may say, and p = 0: refused, and never written."""
+    p = torch.tensor([0.0, 0.5, 0.5])
+    logits = p.log().expand(1, 3, 3)
+    q = torch.tensor([0.0, 1.0, 0.0]).expand(1, 2, 3)
+    for row in range(50):
+        keys = NoiseKeys(row, torch.tensor([0]), torch.tensor([1]))
+        (outcome,) = judged(logits, torch.tensor([[0, 1]]), q, torch.tensor([2]), keys)
+        assert outcome.accepted == 0 and outcome.next_token in (1, 2)
+        assert outcome.tests[0].chance == 0

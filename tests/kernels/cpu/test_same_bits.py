@@ -76,10 +76,12 @@ def step(
     return logits, states
 
 
-def as_texts(model: CausalModel, cache: RaggedCache, base: int, tree: Parents, x: Tensor) -> Tensor:
+def as_texts(
+    model: CausalModel, cache: RaggedCache, base: int, tree: Parents, x: Tensor, first: int = 0
+) -> Tensor:
     """Logits and states, side by side, of each node at the end of its path, fed token by token."""
     found = []
-    for node in range(len(tree)):
+    for node in range(first, len(tree)):
         for depth, one in enumerate(path(tree, node)):
             logits, states = step(model, cache, x[None, one : one + 1], [base + depth], [1], None)
         found.append(torch.cat((logits[0], states[0]), 1))
@@ -122,3 +124,19 @@ def test_a_batch_of_texts_is_a_batch_without_trees(model: LlamaCompiled) -> None
         fed(model, cache, ids, [0, 0])
         found.append((fed(model, cache, x, [30, 17], tree=tree), cache.buffer))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.slow
+def test_a_draft_model_grows_a_tree_from_embeddings(model: LlamaCompiled) -> None:
+    base, tree = 250, [-1, 0, 0, 0, 2, 1, 2, 4, 6]
+    ids, x = tokens(1, base), torch.randn(len(tree), 64, generator=torch.Generator().manual_seed(0))
+    cache, alone = model.new_cache(2, 290), model.new_cache(1, 290)
+    fed(model, cache, ids.expand(2, -1), [0, 0])
+    fed(model, alone, ids, [0])
+    for first, end in ((0, 1), (1, 4), (4, 7), (7, 9)):
+        part, counts = x[None, first:end].expand(2, -1, -1), [end - first, 1]
+        lengths = [base + first, base + min(1, first)]
+        trees = batch_tree([tree[:end], [-1, 0][: 1 + min(1, first)]], [first, min(1, first)])
+        logits, states = step(model, cache, part, lengths, counts, trees)
+        expected = as_texts(model, alone, base, tree[:end], x, first)
+        assert torch.equal(torch.cat((logits[0], states[0]), 1), expected)

@@ -34,7 +34,7 @@
     lane.rounds.push(record);
     for (const [at, row] of record.rows.entries()) {
       lane.sequences[row.sequence].steps.push({
-        ...row, round, kind, time_ms, length: lengths[at] ?? 0, drafts: draftsOf(row),
+        ...row, round, kind, time_ms, length: lengths[at] ?? record.draft_length, drafts: draftsOf(row),
       });
     }
   }

@@ -1,0 +1,109 @@
+"""The shipped walk of sampled trees ends where the rule says, as often as it says.
+
+Contract: tree_rule.py enumerates the rule in float64. That the text is the target's is enumerated in
+tests/conformance/test_enumeration.py; an exact rule that accepts less would pass there, and fail here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from bass_core.sample.draw import draw
+from bass_core.sample.noise import NoiseKeys, Role, place_node
+from bass_core.sample.params import SamplingParams
+from bass_core.verify.rules import VERIFICATIONS
+from bass_core.verify.tree import DraftTree, verify_tree
+
+from .tree_rule import DEPTH, SHAPES, Path, Shape, Table, outcomes, tables, without
+
+WARM = SamplingParams(1.0)
+
+
+def grown(q: Table, shape: Shape, keys: NoiseKeys) -> tuple[DraftTree, list[list[Path]]]:
+    """A tree of that shape for every key, with the path of each draft; drawn as draft/tree.py draws."""
+    rows = len(keys.positions)
+    paths: list[list[Path]] = [[] for _ in range(rows)]
+    tokens, parents, drawn = ([[] for _ in range(rows)] for _ in range(3))
+    firsts = [-1] * rows
+    probs: list[torch.Tensor] = []
+
+    def add(row: int, parent: int, token: int, q_row: int) -> None:
+        paths[row].append((*(paths[row][parent] if parent >= 0 else ()), token))
+        tokens[row].append(token)
+        parents[row].append(parent)
+        drawn[row].append(q_row)
+
+    for depth in range(DEPTH):
+        asked = (
+            [(r, -1) for r in range(rows)]
+            if not depth
+            else [(r, i) for r in range(rows) for i, path in enumerate(paths[r]) if len(path) == depth]
+        )
+        drawing = []
+        for r, parent in asked:
+            path = paths[r][parent] if parent >= 0 else ()
+            others, draws = shape(q, path, firsts[r])
+            for token in others:
+                add(r, parent, token, -1)
+            rest = without(q[path], others) if draws else None
+            if rest is not None:
+                drawing.append((r, parent, torch.tensor(rest, dtype=torch.float32)))
+        if not drawing:
+            continue
+        at = torch.tensor([r for r, _, _ in drawing])
+        nodes = torch.tensor([parent + 1 for _, parent, _ in drawing])
+        places = place_node(keys.positions[at] + depth, nodes)
+        weights = torch.stack([rest for _, _, rest in drawing])
+        found = draw(weights, keys.seed, keys.sequence_ids[at], places, keys.stream(Role.DRAFT)[at])
+        for (r, parent, rest), token in zip(drawing, found.tolist(), strict=True):
+            add(r, parent, token, len(probs))
+            probs.append(rest)
+            firsts[r] = token if parent < 0 else firsts[r]
+    return DraftTree(tokens, parents, drawn, torch.stack(probs) if probs else None), paths
+
+
+def logits_of(p: Table, paths: list[list[Path]]) -> torch.Tensor:
+    """float32 [B, 1 + N, V]: the target's after the newest token and after each draft; padding is NaN-free."""
+    size, width = len(p[()]), max(map(len, paths))
+    padded = [[p[()], *(p[path] for path in row)] + [np.ones(size)] * (width - len(row)) for row in paths]
+    return torch.tensor(np.log(np.array(padded)), dtype=torch.float32)
+
+
+def keys_of(rows: int, seed: int) -> NoiseKeys:
+    return NoiseKeys(seed, torch.arange(rows), torch.full((rows,), 7))
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_the_shipped_walk_ends_where_the_rule_says(shape: Shape) -> None:
+    rows = 3000
+    p, q = tables(4, 2)
+    keys = keys_of(rows, 2)
+    tree, paths = grown(q, shape, keys)
+    found = verify_tree(logits_of(p, paths), tree, keys, WARM, VERIFICATIONS["rejection"])
+    seen: Counter[Path] = Counter()
+    for r, outcome in enumerate(found):
+        assert outcome.path is not None and outcome.accepted == len(outcome.path)
+        stood = paths[r][outcome.path[-1]] if outcome.path else ()
+        assert [tree.tokens[r][i] for i in outcome.path] == list(stood)
+        assert outcome.next_p == pytest.approx(p[stood][outcome.next_token], rel=1e-4)
+        text = (*stood, outcome.next_token)
+        seen[text] += 1
+    assert chi_squared(seen, outcomes(p, q, shape), rows) > 1e-3
+
+
+def chi_squared(seen: Counter[Path], chances: dict[Path, float], total: int) -> float:
+    """The p-value; texts expected fewer than five times are counted together."""
+    assert set(seen) <= {text for text, chance in chances.items() if chance > 0}
+    large = [text for text, chance in chances.items() if chance * total >= 5]
+    counts = [seen[text] for text in large]
+    expected = [chances[text] * total for text in large]
+    rest = total - sum(expected)
+    if rest >= 5:
+        counts, expected = [*counts, total - sum(counts)], [*expected, rest]
+    scale = sum(counts) / sum(expected)
+    return float(stats.chisquare(counts, [scale * one for one in expected]).pvalue)
