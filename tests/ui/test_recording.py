@@ -153,7 +153,8 @@ def test_a_tree_and_an_inspected_round_are_taken(tmp_path: Path) -> None:
     whole = copy.deepcopy(SHIPPED["win"].recording)
     line = whole["snapshots"][-1]["lines"][-1]["bass"]
     tree = {"parents": [-1, -1], "path": [1], "accepted": 1, "one_by_one": 1, "next_p": 0.5, "detail": DETAIL}
-    line["rounds"] = a_round(DRAFTS | tree)
+    # A decoder that says no row's length records none.
+    line["rounds"] = [*a_round(DRAFTS | tree), *a_round(lengths=[])]
     (tmp_path / "run.json").write_text(json.dumps(whole))
     assert load(tmp_path / "run.json") == whole
 
@@ -193,6 +194,10 @@ def test_figures_follow_from_the_rounds(name: str) -> None:
             reading = sum(end - begin for one, begin, end in spent if one["kind"] == "prefill")
             decoded = sum(sizes) - sum(map(bool, sizes))
             steps = [row for one in rounds if one["kind"] != "prefill" for row in one["rows"]]
+            ended = [(row, row["detail"]["ending"]) for row in steps if row["detail"] and row["detail"]["ending"]]
+            for row, end in ended:
+                rejected = [] if end["draft"] is None else [row["drafted"][end["draft"]]]
+                assert set(rejected) <= {one["token"] for one in end["top"]}
             drafted = sum(len(row["drafted"]) for row in steps)
             accepted = sum(row["accepted"] for row in steps)
             metrics = figures["metrics"]

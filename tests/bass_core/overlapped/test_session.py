@@ -134,8 +134,7 @@ def test_after_a_refusal_the_drafts_are_those_of_the_new_text(seed, monkeypatch)
             assert not row.drafts or tokens_of(row) == reference(DRAFT, row.text, len(row.drafts))
     monkeypatch.undo()
     assert drafted(one, rows[0]) == reference(DRAFT, rows[0].text, 5) and one.rows == rows
-    # Agreement takes nothing back.
-    assert 0 < rolled_back(one) <= taken_back
+    assert taken_back and rolled_back(one)
 
 
 def test_a_head_goes_on_from_the_targets_states():
@@ -206,3 +205,14 @@ def test_beside_a_row_that_drafts_nothing_is_overwritten_of_one_that_copies():
     (draft,) = row.drafts
     assert not draft.copied
     torch.testing.assert_close(draft.q, expected, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_drafts_that_agree_are_kept(same):
+    """In the same epoch, or in a new one."""
+    one = session()
+    row = one.rows[0]
+    ahead = drafted(one, row)
+    row.agree(ahead[:1], same)
+    assert tokens_of(row) == ahead[1:] and row.begin == (0 if same else len(ROWS[0]) + 1)
+    assert drafted(one, row) == reference(DRAFT, ROWS[0], 5)[1:] and rolled_back(one) == 0
