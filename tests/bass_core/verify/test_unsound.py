@@ -57,7 +57,7 @@ def test_the_law_is_the_targets_whichever_place_is_broken(rule: type, place: int
 
 
 def first_of(place: int, rule: str, tree: bool) -> Tensor:
-    """The first token of many rows, whose two drafts were drawn from Q; that of `place` has a q that is NaN."""
+    """The first token of many rows, whose two drafts were drawn from Q; that of `place` has a NaN in its q."""
     keys = keys_of(ROWS)
     streams = keys.stream(Role.DRAFT)
     drafts = torch.stack(
@@ -69,7 +69,7 @@ def first_of(place: int, rule: str, tree: bool) -> Tensor:
     )
     q = Q.clone()
     if place >= 0:
-        q[place] = NAN
+        q[place, 1] = NAN
     logits = P.log().expand(ROWS, 3, 2).contiguous()
     if tree:
         made = DraftTree(drafts.tolist(), [[-1, 0]] * ROWS, [[0, 1]] * ROWS, q)
