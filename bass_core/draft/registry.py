@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
+from transformers import PreTrainedModel
 
 from ..errors import RequestError
 from ..model.base import CausalModel
@@ -47,7 +48,7 @@ class DraftSource(Protocol):
     def vocab(self) -> int: ...
 
     @property
-    def draft(self) -> Any: ...
+    def draft(self) -> PreTrainedModel | DraftHead | None: ...
 
     @property
     def draft_step(self) -> CausalModel | None: ...
@@ -81,7 +82,7 @@ class Parts:
         pair, draft = self.pair, self.pair.draft
         assert pair.draft_step is not None
         head = isinstance(draft, DraftHead)
-        vocab = len(draft.vocabulary) if head else pair.vocab
+        vocab = len(draft.vocabulary) if isinstance(draft, DraftHead) else pair.vocab
         # A draft that runs ahead of the target feeds the last token of a prompt again, a head all of its slots.
         share = not self.ahead
         # A draft model reads no more of a prompt than its own context holds (ModelDrafter.start).
