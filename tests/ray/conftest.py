@@ -26,7 +26,8 @@ from ..ui.conftest import context, tiny_pair  # noqa: F401
 os.environ.setdefault("RAY_AUTH_MODE", "token")
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 HAS_RAY = importlib.util.find_spec("ray") is not None
-collect_ignore_glob = [] if HAS_RAY else ["test_*.py"]
+# Each starts a cluster of its own: never beside each other, as workers of pytest-xdist would run them.
+collect_ignore_glob = [] if HAS_RAY and "PYTEST_XDIST_WORKER" not in os.environ else ["test_*.py"]
 # Generous: two cores may be busy with other tests.
 PATIENCE_S = 120.0
 
