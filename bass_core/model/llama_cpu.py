@@ -37,7 +37,7 @@ def why_not(model: PreTrainedModel) -> str | None:
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     # Matrices of several dtypes are not joined, and all take the same vectors.
     plain = all(type(layer.weight.data) is Tensor and layer.weight.dtype == model.dtype for layer in linears)
-    if not plain or model.config.hidden_size % 4 or head_dim(model.config) % 2:
+    if not plain or head_dim(model.config) % 2:
         return "our kernels don't know this form of weights"
     return cpu_kernels.why_unavailable()
 

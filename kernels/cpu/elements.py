@@ -1,8 +1,9 @@
 """What a layer does besides its products, number by number.
 
 Contract: compiled helpers over float32 rows. `pack` and `silu` write vectors in the order in which `multiply`
-reads them. A block of `width` vectors is [steps][width][STEP]: bfloat16 bits in `short` if `dot`, else float32 in
-`wide`. NaN and infinity stay what they are, so that unsound numbers are found later.
+reads them: `width` vectors together, [steps][width] blocks of STEP numbers, in a form that kinds.py names. `short`
+and `wide` are the same bytes, and places in them are in numbers, whatever their form. NaN and infinity stay what they
+are, or become NaN, so that unsound numbers are found later.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .calls.jit import helper
-from .kinds import FLOAT, INT, LANES, SHORT, STEP, loaded
-from .vectors import dots
+from .kinds import AS_BYTES, AS_PAIRS, FLOAT, INT, LANES, SHORT, STEP, VECTOR_BYTES, loaded
+from .vectors import dots, to_bytes
 
 
 @intrinsic
@@ -118,7 +119,13 @@ def exp2(x):
 
 
 @helper
-def pack(source, start, size, short, wide, dot, base, width):
+def bytes_of(form):
+    """Bytes of a block of STEP numbers in a form."""
+    return VECTOR_BYTES[form]
+
+
+@helper
+def pack(source, start, size, short, wide, form, base, width):
     """Write source[start : start + size] as a vector whose first step is at `base`; zeros fill its last step.
 
     Indices are unsigned, since numba would test signed ones for being negative, and could not use vectors then.
@@ -127,16 +134,30 @@ def pack(source, start, size, short, wide, dot, base, width):
     for step in range(np.uintp((size + STEP - 1) // STEP)):
         at, to = np.uintp(start) + step * one, np.uintp(base) + step * one * np.uintp(width)
         filled = min(one, np.uintp(size) - step * one)
-        if dot:
+        if form == AS_PAIRS:
             for i in range(filled):
                 short[to + i] = rounded(source[at + i])
             for i in range(filled, one):
                 short[to + i] = np.uint16(0)
+        elif form == AS_BYTES and filled == one:
+            to_bytes(source.ctypes.data + np.uintp(4) * at, _block(wide, to))
+        elif form == AS_BYTES:
+            whole = np.zeros(STEP, np.float32)
+            for i in range(filled):
+                whole[i] = source[at + i]
+            to_bytes(whole.ctypes.data, _block(wide, to))
+            whole[0] = 0
         else:
             for i in range(filled):
                 wide[to + i] = source[at + i]
             for i in range(filled, one):
                 wide[to + i] = np.float32(0.0)
+
+
+@helper
+def _block(wide, to):
+    """The address of the block of bytes at a place in numbers."""
+    return wide.ctypes.data + to // np.uintp(STEP) * np.uintp(VECTOR_BYTES[AS_BYTES])
 
 
 @helper
@@ -155,17 +176,13 @@ def norm(x, start, size, weight, first, eps, out, to):
 
 
 @helper
-def silu(y, start, short, wide, dot, to):
-    """silu(gate) * up of STEP gates from y[start] on and the STEP numbers after them, at `to`."""
-    at, target, one = np.uintp(start), np.uintp(to), np.uintp(STEP)
-    if dot:
-        for i in range(one):
-            gate = y[at + i]
-            short[target + i] = rounded(gate / (np.float32(1.0) + exp(-gate)) * y[at + one + i])
-    else:
-        for i in range(one):
-            gate = y[at + i]
-            wide[target + i] = gate / (np.float32(1.0) + exp(-gate)) * y[at + one + i]
+def silu(y, start, short, wide, form, to):
+    """silu(gate) * up of STEP gates from y[start] on and the STEP numbers after them, as a block at `to`."""
+    at, one = np.uintp(start), np.uintp(STEP)
+    for i in range(one):
+        gate = y[at + i]
+        y[at + i] = gate / (np.float32(1.0) + exp(-gate)) * y[at + one + i]
+    pack(y, start, STEP, short, wide, form, to, 1)
 
 
 @helper

@@ -11,7 +11,7 @@ from .attention.phases import attend, merge, write
 from .calls.jit import helper, kernel
 from .calls.threads import claim, done, wait
 from .elements import copy, norm, pack
-from .kinds import STEP
+from .kinds import PANEL, STEP
 from .products import ADD, GATE, PLAIN, product
 
 _LAYER_PHASES, _LAST_PHASES = 9, 4
@@ -23,7 +23,7 @@ def phases_of(layers: int) -> int:
 
 
 @helper
-def _pack_all(state, phase, x, size, starts, short, wide, dot):
+def _pack_all(state, phase, x, size, starts, short, wide, form):
     """A phase: x [N, size] as vectors."""
     steps, chunks = (size + STEP - 1) // STEP, len(starts) - 1
     while True:
@@ -33,13 +33,13 @@ def _pack_all(state, phase, x, size, starts, short, wide, dot):
         width = starts[block + 1] - starts[block]
         for vector in range(starts[block], starts[block + 1]):
             to = (starts[block] * steps + vector - starts[block]) * STEP
-            pack(x, vector * size, size, short, wide, dot, to, width)
+            pack(x, vector * size, size, short, wide, form, to, width)
         done(state, phase)
     wait(state, phase, chunks)
 
 
 @helper
-def _norm_all(state, phase, x, size, weight, first, eps, starts, short, wide, dot, out, stream):
+def _norm_all(state, phase, x, size, weight, first, eps, starts, short, wide, form, out, stream):
     """A phase: the RMSNorm of x [N, size] in `out` and as vectors; a copy of x in `stream`, if it has room."""
     steps, chunks = (size + STEP - 1) // STEP, len(starts) - 1
     while True:
@@ -53,7 +53,7 @@ def _norm_all(state, phase, x, size, weight, first, eps, starts, short, wide, do
                 copy(x, at, stream, at, size)
             norm(x, at, size, weight, first, eps, out, at)
             to = (starts[block] * steps + vector - starts[block]) * STEP
-            pack(out, at, size, short, wide, dot, to, width)
+            pack(out, at, size, short, wide, form, to, width)
         done(state, phase)
     wait(state, phase, chunks)
 
@@ -81,68 +81,54 @@ def forward(
     wide,
     queries,
     parts,
+    dot,
     out,
     logits,
 ):
     """x float32 [N, hidden] becomes the residual stream; out [N, hidden] its final norm; logits [M, V].
 
-    lines int64 [4 layers + 1, 10]: Packed.line of each layer's joined query, key and value, output, joined gate
+    lines int64 [4 layers + 1, 9]: Packed.line of each layer's joined query, key and value, output, joined gate
     and up, and down products, and of the output layer. norms float32 [2 layers + 1, hidden]. head_norms: the
     weights of query and key norms [layers, 2, dim], flat, or nothing. turns: cosines and sines of a position,
     [positions, dim], flat. shape, sight, plan, caches, segment, queries, parts: attention/phases.py. step: int64
     arrays firsts [B + 1], lengths [B], starts (products.py), the M tokens wanted whose logits are computed (none:
     the output layer is left out), and the starts of these. reads int64 [layers + 1]: before which layers x is
-    kept, by its place in streams [places, N x hidden]; -1: not kept. room, short, wide: scratch.
+    kept, by its place in streams [places, N x hidden]; -1: not kept. dot: whether queries, keys and values are
+    bfloat16. room, short, wide: scratch.
     """
     _, _, starts, wanted, wanted_starts = step
     heads, kv_heads, dim, _ = shape
     tokens, hidden, layers = starts[-1], norms.shape[1], len(lines) // 4
-    dot, weights, none = lines[0, 7] == 1, norms.ravel(), x[:0]
+    form, weights, none = lines[0, 7], norms.ravel(), x[:0]
     rows = heads * dim + 2 * kv_heads * dim
-    rows += -rows % 4
+    rows += -rows % PANEL
     mixed, y = room[: tokens * heads * dim], room[tokens * heads * dim :]
-    half = len(short) // 2
-    narrow, other = (short[:half], short[half:]) if dot else (short, short)
+    # Two products' vectors: those of the down product are written while gates and ups read theirs.
     half = len(wide) // 2
-    broad, another = (wide, wide) if dot else (wide[:half], wide[half:])
+    short, other, wide, another = short[: 2 * half], short[2 * half :], wide[:half], wide[half:]
     for layer in range(layers):
-        p, four = _LAYER_PHASES * layer, 4 * layer
+        p, four, norm = _LAYER_PHASES * layer, 4 * layer, 2 * layer * hidden
         kept = none if reads[layer] < 0 else streams[reads[layer]]
-        _norm_all(state, p, x, hidden, weights, 2 * layer * hidden, eps, starts, narrow, broad, dot, out, kept)
-        product(state, p + 1, threads, lines[four], starts, narrow, broad, dot, y, PLAIN, x, other, another)
+        _norm_all(state, p, x, hidden, weights, norm, eps, starts, short, wide, form, out, kept)
+        product(state, p + 1, threads, lines[four], starts, short, wide, y, PLAIN, x, other, another, form)
         write(
             state, p + 2, layer, y, rows, shape, step, sight, plan, caches, turns, head_norms, eps, *queries, dot
         )
         attend(state, p + 3, layer, shape, step, sight, plan, caches, segment, *queries, dot, *parts, mixed)
-        merge(state, p + 4, shape, step, sight, plan, *parts, mixed, starts, narrow, broad, dot)
-        product(state, p + 5, threads, lines[four + 1], starts, narrow, broad, dot, y, ADD, x, other, another)
-        _norm_all(
-            state, p + 6, x, hidden, weights, (2 * layer + 1) * hidden, eps, starts, narrow, broad, dot, out, none
-        )
-        product(state, p + 7, threads, lines[four + 2], starts, narrow, broad, dot, y, GATE, x, other, another)
-        product(state, p + 8, threads, lines[four + 3], starts, other, another, dot, y, ADD, x, narrow, broad)
+        merge(state, p + 4, shape, step, sight, plan, *parts, mixed, starts, short, wide, form)
+        product(state, p + 5, threads, lines[four + 1], starts, short, wide, y, ADD, x, other, another, form)
+        _norm_all(state, p + 6, x, hidden, weights, norm + hidden, eps, starts, short, wide, form, out, none)
+        product(state, p + 7, threads, lines[four + 2], starts, short, wide, y, GATE, x, other, another, form)
+        product(state, p + 8, threads, lines[four + 3], starts, other, another, y, ADD, x, short, wide, form)
     p = _LAYER_PHASES * layers
     kept = none if reads[layers] < 0 else streams[reads[layers]]
-    _norm_all(state, p, x, hidden, weights, 2 * layers * hidden, eps, starts, narrow, broad, dot, out, kept)
+    _norm_all(state, p, x, hidden, weights, 2 * layers * hidden, eps, starts, short, wide, form, out, kept)
     if len(wanted) == 0:
         return
+    last = lines[4 * layers]
     _pick(state, p + 1, out, hidden, wanted, y)
-    _pack_all(state, p + 2, y, hidden, wanted_starts, narrow, broad, dot)
-    product(
-        state,
-        p + 3,
-        threads,
-        lines[4 * layers],
-        wanted_starts,
-        narrow,
-        broad,
-        dot,
-        logits,
-        PLAIN,
-        x,
-        other,
-        another,
-    )
+    _pack_all(state, p + 2, y, hidden, wanted_starts, short, wide, last[7])
+    product(state, p + 3, threads, last, wanted_starts, short, wide, logits, PLAIN, x, other, another, form)
 
 
 @helper

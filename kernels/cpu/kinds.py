@@ -1,14 +1,16 @@
-"""How weights lie in memory, and how a register's worth of them becomes numbers.
+"""How weights and vectors lie in memory, and how a step of a product multiplies them.
 
-Contract: a packed matrix is a stream [groups][steps] of blocks, each ROWS rows x STEP inputs. A kind says
-how many bytes a block has and emits the LLVM code that loads one. With `dot`, numbers are bfloat16, and pairs of
-products are summed in float32 (dpbf16ps); without, both are float32. Packed rows, in each block:
-- bfloat16, float16: [ROWS][STEP] 16-bit numbers;
-- int8: [ROWS][STEP] bytes; the product is multiplied by the row's scale afterwards;
-- Q8_0: [ROWS][STEP] bytes, then [ROWS] float16 scales d; a weight is d q;
-- Q4_1: [ROWS][STEP / 2] bytes, then [ROWS] float16 d and [ROWS] float16 m; a weight is d q + m. Byte j holds q of
-  input j in its low half and of input j + 16 in its high half (GGUF's own order).
-Weights of Q8_0 and Q4_1 are rounded to bfloat16 for `dot`: the same numbers that a converted bfloat16 model has.
+Contract: a packed matrix is a stream [panels][steps] of blocks, each PANEL rows x STEP inputs; the lanes of a
+register are rows, so a product never adds lanes. Packed blocks:
+- bfloat16: [STEP / 2][PANEL][2]; float16: [STEP][PANEL];
+- int8: [STEP / 4][PANEL][4] unsigned bytes, q + 128; the product is multiplied by the row's scale afterwards;
+- q8_0: the same, then [PANEL] float16 scales d; a weight is d q;
+- q4_1: [STEP / 8][PANEL][4] bytes, then [PANEL] float16 d and [PANEL] float16 m; a weight is d q + m. Of eight
+  inputs, byte j holds q of input j in its low half and of input j + 4 in its high half.
+A vector is a row of blocks of STEP inputs, in the form that a kind of weights reads (`vectors_of`):
+- FLOATS: STEP float32; PAIRS: STEP bfloat16; products and sums are float32;
+- BYTES: STEP signed bytes, float32 scale s = max |x| / 127, int32 -128 sum q, float32 s sum q; x is about s q
+  (Dettmers et al., LLM.int8(), arXiv 2208.07339, section 2, a block for a row). Sums over a block are exact integers.
 """
 
 from __future__ import annotations
@@ -18,22 +20,32 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from .calls.jit import cpu_features
+from .calls.jit import cpu_features, cpu_name
 
-ROWS, STEP = 4, 32
 _AVX512, _AVX2 = "avx512f" in cpu_features(), "avx2" in cpu_features()
-# Numbers in a float32 register, and how many vectors' sums fit the registers beside the weights.
+# Numbers in a float32 register, rows of a panel (two registers), inputs of a block.
 LANES = 16 if _AVX512 else 8 if _AVX2 else 4
-COLUMNS = 6 if _AVX512 else 2 if _AVX2 else 4
-# Whether the CPU multiplies bfloat16 natively.
+PANEL, STEP = 2 * LANES, 32
+# Whether the CPU multiplies bfloat16 natively, and whether that is faster than float32 products: a cycle does 32 of
+# these and 16 of those on a Zen 4, 16 and 32 on an Emerald Rapids (measured). And whether it adds four products of
+# bytes at once (VNNI).
 HAS_DOT = "avx512bf16" in cpu_features()
+FAST_DOT = HAS_DOT and cpu_name().startswith("znver")
+# Vectors that are multiplied at once: their sums fit the registers beside the weights. A Zen 4 is faster with half of
+# what would fit, as the next panel is fetched during the second half; an Emerald Rapids is not (measured).
+COLUMNS = 8 if _AVX512 and not FAST_DOT else 4
+HAS_VNNI = ("avx512vnni" if _AVX512 else "avxvnni") in cpu_features()
 
 FLOAT, BYTE, SHORT, INT, LONG = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 FLOATS = ir.VectorType(FLOAT, LANES)
+INTS = ir.VectorType(INT, LANES)
 FORMATS = ("bfloat16", "float16", "int8", "q8_0", "q4_1")
-# Bytes of a block's rows, and of what follows them.
-_ROW_BYTES = {"bfloat16": 64, "float16": 64, "int8": 32, "q8_0": 32, "q4_1": 16}
-_TAIL_BYTES = {"q8_0": 2 * ROWS, "q4_1": 4 * ROWS}
+# Forms of a vector, and bytes of STEP of its numbers.
+AS_FLOATS, AS_PAIRS, AS_BYTES = 0, 1, 2
+VECTOR_BYTES = (4 * STEP, 2 * STEP, STEP + 12)
+# Bits of a weight, and bytes of a row's scales in a block.
+_BITS = {"bfloat16": 16, "float16": 16, "int8": 8, "q8_0": 8, "q4_1": 4}
+_SCALES = {"q8_0": 2, "q4_1": 4}
 
 
 class _BFloat(ir.Type):
@@ -49,19 +61,20 @@ class _BFloat(ir.Type):
         return hash("bfloat")
 
 
-BFLOATS = ir.VectorType(_BFloat(), STEP)
+BFLOATS = ir.VectorType(_BFloat(), 2 * LANES)
 
 
 def block_bytes(form: str) -> int:
-    """Bytes of ROWS x STEP weights."""
-    return ROWS * _ROW_BYTES[form] + _TAIL_BYTES.get(form, 0)
+    """Bytes of PANEL x STEP weights."""
+    return PANEL * (STEP * _BITS[form] // 8 + _SCALES.get(form, 0))
 
 
-def kind_of(form: str, dot: bool) -> int:
-    """The number of a kind. Raises ValueError for float16 with `dot`, which would round the weights."""
+def vectors_of(form: str, dot: bool) -> int:
+    """The form of the vectors that weights are multiplied by. Raises ValueError for float16 with `dot`, which would
+    round the weights."""
     if dot and form == "float16":
         raise ValueError("float16 weights are not bfloat16 numbers")
-    return 2 * FORMATS.index(form) + dot
+    return AS_BYTES if _BITS[form] < 16 else AS_PAIRS if dot else AS_FLOATS
 
 
 def count(value: int) -> ir.Constant:
@@ -87,89 +100,9 @@ def splat(b: Any, value: Any, lanes: int) -> Any:
     return b.shuffle_vector(one, one, ir.Constant(ir.VectorType(INT, lanes), [0] * lanes))
 
 
-class Kind:
-    """A format of weights, with or without `dot`. Addresses are of a block, or of STEP numbers of a vector."""
-
-    def __init__(self, form: str, dot: bool) -> None:
-        self.form, self.dot = form, dot
-        self.sums = ir.VectorType(FLOAT, STEP // 2) if dot else FLOATS
-        self.vector_bytes = STEP * (2 if dot else 4)
-        self.block_bytes = block_bytes(form)
-
-    def vectors(self, b: Any, address: Any) -> list[Any]:
-        """The numbers of a vector, in as many registers as they need."""
-        if self.dot:
-            return [b.bitcast(loaded(b, address, ir.VectorType(SHORT, STEP), 64), BFLOATS)]
-        parts = range(0, 4 * STEP, 4 * LANES)
-        return [loaded(b, b.add(address, count(part)), FLOATS, 4 * LANES) for part in parts]
-
-    def weights(self, b: Any, address: Any) -> list[list[Any]]:
-        """For each row of the block, its numbers in as many registers as `vectors` has."""
-        rows = [b.add(address, count(r * _ROW_BYTES[self.form])) for r in range(ROWS)]
-        if self.form == "bfloat16" and self.dot:
-            return [[b.bitcast(loaded(b, row, ir.VectorType(SHORT, STEP), 64), BFLOATS)] for row in rows]
-        tail = [b.add(address, count(ROWS * _ROW_BYTES[self.form] + 2 * ROWS * i)) for i in range(2)]
-        scales = [self._halves(b, tail[0]) if self.form in _TAIL_BYTES else None]
-        scales += [self._halves(b, tail[1]) if self.form == "q4_1" else None]
-        found = []
-        for r, row in enumerate(rows):
-            own = [None if one is None else self._spread(b, one, r) for one in scales]
-            parts = [self._scaled(b, part, *own) for part in self._numbers(b, row)]
-            found.append([self._narrowed(b, parts)] if self.dot else parts)
-        return found
-
-    def add(self, b: Any, total: Any, weight: Any, vector: Any) -> Any:
-        """total + weight x vector, lane by lane."""
-        if self.dot:
-            dot = function(b, "llvm.x86.avx512bf16.dpbf16ps.512", self.sums, self.sums, BFLOATS, BFLOATS)
-            return b.call(dot, [total, weight, vector])
-        return fma(b, weight, vector, total)
-
-    def _numbers(self, b: Any, row: Any) -> list[Any]:
-        """A row's weights as float32 registers, without their scale."""
-        if self.form == "q4_1":
-            raw = loaded(b, row, ir.VectorType(BYTE, STEP // 2), 16)
-            four = ir.Constant(raw.type, [4] * (STEP // 2))
-            low = b.and_(raw, ir.Constant(raw.type, [15] * (STEP // 2)))
-            return [b.uitofp(part, FLOATS) for half in (low, b.lshr(raw, four)) for part in _cut(b, half)]
-        size = _ROW_BYTES[self.form] // STEP
-        starts = [b.add(row, count(size * LANES * i)) for i in range(STEP // LANES)]
-        if self.form == "bfloat16":
-            shorts = [loaded(b, at, ir.VectorType(SHORT, LANES), 2 * LANES) for at in starts]
-            return [widened(b, part) for part in shorts]
-        if self.form == "float16":
-            return [
-                b.fpext(loaded(b, at, ir.VectorType(ir.HalfType(), LANES), 2 * LANES), FLOATS) for at in starts
-            ]
-        return [b.sitofp(loaded(b, at, ir.VectorType(BYTE, LANES), LANES // 2), FLOATS) for at in starts]
-
-    @staticmethod
-    def _halves(b: Any, address: Any) -> Any:
-        return b.fpext(loaded(b, address, ir.VectorType(ir.HalfType(), ROWS), 8), ir.VectorType(FLOAT, ROWS))
-
-    @staticmethod
-    def _spread(b: Any, scales: Any, row: int) -> Any:
-        return b.shuffle_vector(scales, scales, ir.Constant(ir.VectorType(INT, LANES), [row] * LANES))
-
-    @staticmethod
-    def _scaled(b: Any, part: Any, scale: Any, least: Any) -> Any:
-        """A GGUF file's number is a float32 product, and for Q4_1 a float32 sum, each rounded."""
-        if scale is None:
-            return part
-        part = b.fmul(scale, part)
-        return part if least is None else b.fadd(part, least)
-
-    @staticmethod
-    def _narrowed(b: Any, parts: list[Any]) -> Any:
-        low, high = parts  # where there is `dot`, a register holds 16 numbers
-        name = "llvm.x86.avx512bf16.cvtne2ps2bf16.512"
-        return b.call(function(b, name, BFLOATS, FLOATS, FLOATS), [high, low])
-
-
-def widened(b: Any, shorts: Any) -> Any:
-    """bfloat16 bits as float32."""
-    long = ir.VectorType(INT, LANES)
-    return b.bitcast(b.shl(b.zext(shorts, long), ir.Constant(long, [16] * LANES)), FLOATS)
+def whole(value: int) -> ir.Constant:
+    """A register of one int32."""
+    return ir.Constant(INTS, [value] * LANES)
 
 
 def fma(b: Any, first: Any, second: Any, third: Any) -> Any:
@@ -177,16 +110,29 @@ def fma(b: Any, first: Any, second: Any, third: Any) -> Any:
     return b.call(function(b, f"llvm.fma.v{LANES}f32", FLOATS, FLOATS, FLOATS, FLOATS), [first, second, third])
 
 
-def _cut(b: Any, numbers: Any) -> list[Any]:
-    """A vector in pieces of LANES."""
-    starts = range(0, numbers.type.count, LANES)
-    masks = [ir.Constant(ir.VectorType(INT, LANES), list(range(at, at + LANES))) for at in starts]
-    return [b.shuffle_vector(numbers, numbers, mask) for mask in masks]
+def add_pairs(b: Any, total: Any, first: Any, second: Any) -> Any:
+    """total + the products of bfloat16 numbers, two a lane."""
+    dot = function(b, "llvm.x86.avx512bf16.dpbf16ps.512", FLOATS, FLOATS, BFLOATS, BFLOATS)
+    return b.call(dot, [total, first, second])
 
 
-KINDS = {
-    kind_of(form, dot): Kind(form, dot)
-    for form in FORMATS
-    for dot in (False, HAS_DOT)
-    if not (dot and form == "float16")
-}
+def add_fours(b: Any, total: Any, first: Any, second: Any) -> Any:
+    """total + the products of unsigned bytes and signed ones, four a lane, int32: exact."""
+    if HAS_VNNI:
+        dot = function(b, f"llvm.x86.avx512.vpdpbusd.{32 * LANES}", INTS, INTS, INTS, INTS)
+        return b.call(dot, [total, first, second])
+    shorts = ir.VectorType(SHORT, 2 * LANES)
+    eight = ir.Constant(shorts, [8] * 2 * LANES)
+    first, second = b.bitcast(first, shorts), b.bitcast(second, shorts)
+    low = b.and_(first, ir.Constant(shorts, [255] * 2 * LANES)), b.ashr(b.shl(second, eight), eight)
+    for one, other in (low, (b.lshr(first, eight), b.ashr(second, eight))):
+        for odd in (0, 1):
+            lanes = ir.Constant(ir.VectorType(INT, LANES), list(range(odd, 2 * LANES, 2)))
+            parts = [b.sext(b.shuffle_vector(part, part, lanes), INTS) for part in (one, other)]
+            total = b.add(total, b.mul(*parts))
+    return total
+
+
+def halves(b: Any, address: Any) -> Any:
+    """LANES float16 numbers as float32."""
+    return b.fpext(loaded(b, address, ir.VectorType(ir.HalfType(), LANES), 2), FLOATS)

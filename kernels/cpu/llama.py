@@ -20,7 +20,7 @@ from .attention.step import Attention, Caches
 from .attention.tree import Tree
 from .calls import pool
 from .forward import forward, phases_of
-from .kinds import ROWS, STEP
+from .kinds import HAS_DOT, PANEL, STEP
 from .packing import Packed
 from .products import blocks_of, scratch
 
@@ -53,8 +53,8 @@ class PackedLlama:
         self.lines = np.array([one.line() for one in self.matrices], np.int64)
         self.layers, self.hidden = len(self.matrices) // 4, self.norms.shape[1]
         self._vectors = STEP * int(self.lines[:, 3].max())
-        self._outputs = ROWS * int(self.lines[:-1, 2].max())
-        self.dot = bool(self.lines[0, 7])
+        self._outputs = PANEL * int(self.lines[:-1, 2].max())
+        self.dot = HAS_DOT and self.matrices[0].form != "float16"
         self.attention = Attention(self.heads, self.kv_heads, self.dim, self.dot)
         self._room = _Room()
 
@@ -104,19 +104,20 @@ class PackedLlama:
         pool.run(
             forward, phases_of(self.layers), self.lines, self.norms, self.head_norms, np.float32(self.eps), shape,
             step, sight, plan, caches, segment, turns, x.view(tokens * self.hidden).numpy(), kept, streams, room,
-            short, wide, queries, parts, last.ravel(), logits,
+            short, wide, queries, parts, self.dot, last.ravel(), logits,
         )  # fmt: skip
-        made = torch.from_numpy(logits).view(chosen, ROWS * int(self.lines[-1, 2]))[:, : self.matrices[-1].rows]
+        made = torch.from_numpy(logits).view(chosen, PANEL * int(self.lines[-1, 2]))[:, : self.matrices[-1].rows]
         return made, torch.from_numpy(last), list(torch.from_numpy(streams).view(len(reads), tokens, self.hidden))
 
     def _arrays(self, tokens: int, chosen: int) -> tuple[Array, ...]:
-        """Scratch for so many tokens and so many rows of logits: float32, packed uint16 or float32, logits."""
-        own, outputs = self._room, ROWS * int(self.lines[-1, 2])
+        """Scratch for so many tokens and so many rows of logits: float32, vectors as uint16 and as float32, logits."""
+        own, outputs = self._room, PANEL * int(self.lines[-1, 2])
         each = self.heads * self.dim + max(self._outputs, self.hidden)
         if own.tokens < tokens:
             own.tokens, own.floats = tokens, np.empty(tokens * each, np.float32)
-            own.vectors = scratch(2 * tokens * self._vectors, self.dot)
+            own.vectors = scratch(2 * tokens * self._vectors)
         if own.chosen < chosen:
             own.chosen, own.logits = chosen, np.empty(chosen * outputs, np.float32)
-        vectors = [one[: 2 * tokens * self._vectors] for one in own.vectors]
-        return own.floats[: tokens * each], *vectors, own.logits[: chosen * outputs]
+        short, wide = own.vectors
+        size = 2 * tokens * self._vectors
+        return own.floats[: tokens * each], short[: 2 * size], wide[:size], own.logits[: chosen * outputs]

@@ -1,8 +1,8 @@
 """Products of a packed matrix and any number of vectors, shared by the threads of a call.
 
-Contract: `product` is a phase of a call (threads.py): each chunk of rows is multiplied by all vectors, block by
-block, while its weights are in the second-level cache. `starts` int64 [blocks + 1] says which vectors make a block
-(`blocks_of`), at most COLUMNS of them; `line` is a row of Packed.line. `linear` is a call with one product.
+Contract: `product` is a phase of a call (threads.py): each panel of rows is multiplied by all vectors, block by
+block, while the next panel is fetched. `starts` int64 [blocks + 1] says which vectors make a block (`blocks_of`), at
+most COLUMNS of them; `line` is a row of Packed.line. `linear` is a call with one product.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from torch import Tensor
 from .calls import pool
 from .calls.jit import helper, kernel
 from .calls.threads import claim, done, wait
-from .elements import float_at, pack, silu
-from .kinds import COLUMNS, ROWS, STEP
+from .elements import bytes_of, float_at, pack, silu
+from .kinds import COLUMNS, PANEL, STEP
 from .packing import Packed, aligned
-from .vectors import call, call_unpack
+from .vectors import call
 
-# Bytes of weights in a chunk: one that several blocks read stays in the second-level cache; one that is read once
-# is larger, as memory streams longer (measured on an EPYC with 1 MB of it, 18 to 221 KB, 1 to 16 vectors).
-_CHUNK, _STREAM = 110_592, 221_184
+# Bytes of weights in a chunk: memory streams longer through larger ones, smaller ones share work more evenly.
+_CHUNK = 221_184
+# How many bytes before they are read weights are fetched, where each is read once.
+_AHEAD = 3072
 # What becomes of a product: y itself, y added to `out`, or silu(gate) * up packed as the next product's vectors.
 PLAIN, ADD, GATE = 0, 1, 2
 # Rows of a gated matrix come as STEP gates, then their STEP ups, so that a chunk holds both.
-_GATED_GROUPS = 2 * STEP // ROWS
+_GATED_PANELS = 2 * STEP // PANEL
 
 
 def blocks_of(vectors: int) -> np.ndarray[Any, Any]:
@@ -37,55 +38,71 @@ def blocks_of(vectors: int) -> np.ndarray[Any, Any]:
 
 
 @helper
-def product(state, phase, threads, line, starts, short, wide, dot, y, then, out, next_short, next_wide):
-    """One phase: y [vectors, 4 x groups] = vectors x weights, and what `then` says becomes of it."""
-    groups, steps = line[2], line[3]
-    rows = groups * ROWS
-    # Quantised weights are unpacked once for all blocks, if there are several.
-    unpacked = line[8] != 0 and len(starts) > 2
-    wide_size = 2 * ROWS * STEP * steps if unpacked else line[6] * steps
-    unit = _GATED_GROUPS if then == GATE else 1
-    each = _chunk(groups, wide_size, threads, unit, _STREAM if len(starts) == 2 else _CHUNK)
-    chunks = (groups + each - 1) // each
-    plain = np.empty(each * wide_size + 64 if unpacked else 0, np.uint8)
-    while True:
-        chunk = claim(state, phase)
-        if chunk >= chunks:
-            break
-        first = chunk * each
-        number = min(each, groups - first)
-        weights, multiply = np.uintp(line[0] + first * line[6] * steps), np.uintp(line[1])
-        if unpacked:
-            aligned_at = (plain.ctypes.data + np.uintp(63)) & ~np.uintp(63)
-            call_unpack(np.uintp(line[8]), weights, aligned_at, number, steps)
-            weights, multiply = aligned_at, np.uintp(line[9])
+def product(state, phase, threads, line, starts, short, wide, y, then, out, next_short, next_wide, next_form):
+    """One phase: y [vectors, PANEL x panels] = vectors x weights, and what `then` says becomes of it.
+
+    next_form: of the next product's vectors.
+    """
+    panels, steps, size = line[2], line[3], line[6]
+    rows, each_vector = panels * PANEL, bytes_of(line[7])
+    unit = _GATED_PANELS if then == GATE else 1
+    each = _chunk(panels, size, threads, unit, _CHUNK)
+    chunks = (panels + each - 1) // each
+    chunk = claim(state, phase)
+    while chunk < chunks:
+        first, following = chunk * each, chunks
+        number = min(each, panels - first)
+        for panel in range(first, first + number):
+            weights = np.uintp(line[0] + panel * size)
+            ahead = weights + np.uintp(size)
+            if panel == first + number - 1:
+                following = claim(state, phase)
+                if following < chunks:
+                    ahead = np.uintp(line[0] + following * each * size)
+            _panel(line, weights, ahead, starts, wide, each_vector, y, panel * PANEL, rows)
         for block in range(len(starts) - 1):
             start, width = starts[block], starts[block + 1] - starts[block]
-            x = short.ctypes.data + np.uintp(2 * start * steps * STEP)
-            if not dot:
-                x = wide.ctypes.data + np.uintp(4 * start * steps * STEP)
-            to = y.ctypes.data + np.uintp(4 * (start * rows + first * ROWS))
-            call(multiply, width, weights, x, to, number, steps, rows)
             for vector in range(start, start + width):
-                at = vector * rows + first * ROWS
-                _finish(line, y, at, first * ROWS, number * ROWS)
+                at = vector * rows + first * PANEL
+                _finish(line, y, at, first * PANEL, number * PANEL)
                 if then == ADD:
-                    _add(y, at, out, number * ROWS)
+                    to = vector * line[8] + first * PANEL
+                    _add(y, at, out, to, min(number * PANEL, line[8] - first * PANEL))
                 elif then == GATE:
                     place = (
-                        start * rows // 2 + (first * ROWS // (2 * STEP)) * width * STEP + (vector - start) * STEP
+                        start * rows // 2 + (first * PANEL // (2 * STEP)) * width * STEP + (vector - start) * STEP
                     )
-                    for step in range(number // _GATED_GROUPS):
-                        silu(y, at + 2 * STEP * step, next_short, next_wide, dot, place + step * width * STEP)
+                    for step in range(number // _GATED_PANELS):
+                        to = place + step * width * STEP
+                        silu(y, at + 2 * STEP * step, next_short, next_wide, next_form, to)
         done(state, phase)
+        chunk = following
     wait(state, phase, chunks)
 
 
 @helper
-def _chunk(groups, size, threads, unit, target):
-    """Groups in a chunk: about `target` bytes, as many chunks for each thread, in multiples of `unit`."""
-    chunks = threads * max(1, (groups * size + threads * target // 2) // (threads * target))
-    return max(1, (groups + chunks * unit - 1) // (chunks * unit)) * unit
+def _panel(line, weights, ahead, starts, wide, each_vector, y, row, rows):
+    """A panel times all vectors, block by block. Where there are several blocks, the first two fetch the next
+    panel, each a half of it, while their own lies in the second-level cache."""
+    blocks, steps = len(starts) - 1, line[3]
+    for block in range(blocks):
+        start, width = starts[block], starts[block + 1] - starts[block]
+        x = wide.ctypes.data + np.uintp(each_vector * start * steps)
+        to = y.ctypes.data + np.uintp(4 * (start * rows + row))
+        if blocks == 1:
+            call(np.uintp(line[1]), width, weights, x, to, steps, rows, weights + np.uintp(_AHEAD), 128, 64)
+        elif block < 2:
+            half = ahead + np.uintp(line[6] // 2 * block)
+            call(np.uintp(line[1]), width, weights, x, to, steps, rows, half, 64, 0)
+        else:
+            call(np.uintp(line[1]), width, weights, x, to, steps, rows, weights, 0, 0)
+
+
+@helper
+def _chunk(panels, size, threads, unit, target):
+    """Panels in a chunk: about `target` bytes, as many chunks for each thread, in multiples of `unit`."""
+    chunks = threads * max(1, (panels * size + threads * target // 2) // (threads * target))
+    return max(1, (panels + chunks * unit - 1) // (chunks * unit)) * unit
 
 
 @helper
@@ -101,15 +118,14 @@ def _finish(line, y, at, row, number):
 
 
 @helper
-def _add(y, at, out, number):
-    start = np.uintp(at)
+def _add(y, at, out, to, number):
+    start, target = np.uintp(at), np.uintp(to)
     for i in range(np.uintp(number)):
-        out[start + i] += y[start + i]
+        out[target + i] += y[start + i]
 
 
 @kernel
 def _linear(state, threads, line, x, size, starts, short, wide, y):
-    dot = line[7] == 1
     steps = (size + STEP - 1) // STEP
     chunks = len(starts) - 1
     while True:
@@ -118,23 +134,23 @@ def _linear(state, threads, line, x, size, starts, short, wide, y):
             break
         for vector in range(starts[block], starts[block + 1]):
             to = (starts[block] * steps + vector - starts[block]) * STEP
-            pack(x, vector * size, size, short, wide, dot, to, starts[block + 1] - starts[block])
+            pack(x, vector * size, size, short, wide, line[7], to, starts[block + 1] - starts[block])
         done(state, 0)
     wait(state, 0, chunks)
-    product(state, 1, threads, line, starts, short, wide, dot, y, PLAIN, y, short, wide)
+    product(state, 1, threads, line, starts, short, wide, y, PLAIN, y, short, wide, 0)
 
 
 def linear(x: Tensor, weight: Packed) -> Tensor:
     """x [..., inputs] float32 times the weight: [..., rows] float32."""
     flat = x.reshape(-1, weight.inputs).contiguous()
     vectors, line = len(flat), np.array(weight.line())
-    y = np.empty((vectors, ROWS * int(line[2])), np.float32)
-    short, wide = scratch(vectors * int(line[3]) * STEP, weight.dot)
+    y = np.empty((vectors, PANEL * int(line[2])), np.float32)
+    short, wide = scratch(vectors * int(line[3]) * STEP)
     pool.run(_linear, 2, line, flat.numpy().ravel(), weight.inputs, blocks_of(vectors), short, wide, y.ravel())
     return torch.from_numpy(y)[:, : weight.rows].view(*x.shape[:-1], weight.rows)
 
 
-def scratch(numbers: int, dot: bool) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Room for packed vectors: uint16 and float32, one of them without numbers; aligned to 64 bytes."""
-    none, room = aligned(0), aligned(numbers * (2 if dot else 4))
-    return (room.view(np.uint16), none.view(np.float32)) if dot else (none.view(np.uint16), room.view(np.float32))
+def scratch(numbers: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Room for so many numbers in any form of vectors, as uint16 and as float32: the same aligned bytes."""
+    room = aligned(4 * numbers)
+    return room.view(np.uint16), room.view(np.float32)

@@ -1,13 +1,15 @@
 """Products and sums in vector registers: LLVM code for numba.
 
-Contract: `multiply` multiplies packed weights (kinds.py) by a few vectors, `dots` some by one. Every result is
-summed in one order whatever stands beside it: over the inputs lane by lane, then the lanes in a fixed tree. So
-it has the same bits alone and among others. One text serves AVX-512, AVX2 and NEON. Arguments are addresses, as
-uintp, and sizes.
+Contract: `multiply` multiplies a panel of packed weights (kinds.py) by a few vectors, `dots` a vector by one. Every
+number is summed in one order whatever stands beside it: of a product over the inputs, of `dots` lane by lane, then
+the lanes in a fixed tree. So it has the same bits alone and among others. `to_bytes` rounds a block of a vector to
+signed bytes. One text serves AVX-512, AVX2 and NEON. Arguments are addresses, as uintp, and sizes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
@@ -15,15 +17,43 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .kinds import COLUMNS, FLOATS, INT, KINDS, LANES, ROWS, STEP, Kind, count, fma, loaded
+from .kinds import (
+    AS_BYTES,
+    AS_PAIRS,
+    BFLOATS,
+    BYTE,
+    COLUMNS,
+    FLOAT,
+    FLOATS,
+    FORMATS,
+    INT,
+    INTS,
+    LANES,
+    PANEL,
+    STEP,
+    VECTOR_BYTES,
+    add_fours,
+    add_pairs,
+    block_bytes,
+    count,
+    fma,
+    function,
+    halves,
+    loaded,
+    splat,
+    vectors_of,
+    whole,
+)  # fmt: skip
 
 # Keys that are multiplied at once: their sums fit one register.
 _KEYS = min(8, LANES)
-# columns, addresses of weights, vectors and results, groups, steps, stride.
-MULTIPLY = types.void(*[types.intp, types.uintp, types.uintp, types.uintp, types.intp, types.intp, types.intp])
-
-# Addresses of packed weights and of their bfloat16 form, groups, steps.
-UNPACK = types.void(types.uintp, types.uintp, types.intp, types.intp)
+# Bytes of weights for which two lines of what comes next are fetched.
+_FETCH = 128
+# columns, addresses of weights, vectors and results, steps, stride; where to fetch, each how many bytes on, and how
+# far from the first line the second one is.
+MULTIPLY = types.void(
+    types.intp, types.uintp, types.uintp, types.uintp, types.intp, types.intp, types.uintp, types.intp, types.intp
+)
 
 
 def shuffled(b: Any, first: Any, second: Any, order: list[int]) -> Any:
@@ -53,22 +83,27 @@ def store(b: Any, value: Any, address: Any) -> None:
 
 
 @intrinsic(prefer_literal=True)
-def multiply(_: Any, kind: Any, columns: Any, w: Any, x: Any, y: Any, groups: Any, steps: Any, stride: Any) -> Any:
-    """y[c * stride + ROWS * g + r] = the product of row r of group g and vector c, float32.
+def multiply(
+    _: Any, kind: Any, columns: Any, w: Any, x: Any, y: Any, steps: Any, stride: Any, ahead: Any, pace: Any, gap: Any
+) -> Any:
+    """y[c * stride + r] = the product of row r of a panel and vector c, float32.
 
-    kind: a literal (kinds.py); columns: 1 to COLUMNS; w: packed weights [groups][steps]; x: vectors
-    [steps][columns][STEP].
+    kind: a literal, 2 x the format's place in FORMATS + `dot`; columns: 1 to COLUMNS; w: packed weights [steps]; x:
+    vectors [steps][columns]. For every _FETCH bytes of weights the lines at `ahead` and `ahead` + gap are fetched,
+    and `ahead` grows by `pace`.
     """
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
         columns, *rest = args[1:]
+        form, dot = FORMATS[kind.literal_value // 2], bool(kind.literal_value % 2)
         after = b.append_basic_block("multiplied")
         switch = b.switch(columns, after)
         for width in range(1, COLUMNS + 1):
             case = b.append_basic_block(f"columns{width}")
             switch.add_case(count(width), case)
             b.position_at_end(case)
-            _multiply(b, KINDS[kind.literal_value], width, *rest)
+            one_pass = _Pass(b, form, dot, width, *rest)
+            (one_pass.bytes if one_pass.vectors == AS_BYTES else one_pass.floats)()
             b.branch(after)
         b.position_at_end(after)
         return context.get_dummy_value()
@@ -78,38 +113,10 @@ def multiply(_: Any, kind: Any, columns: Any, w: Any, x: Any, y: Any, groups: An
     return types.void(kind, *MULTIPLY.args), generate
 
 
-@intrinsic(prefer_literal=True)
-def unpack(_: Any, kind: Any, w: Any, out: Any, groups: Any, steps: Any) -> Any:
-    """Write packed weights of a kind with `dot` as bfloat16 ones, [groups][steps][ROWS][STEP], at `out`."""
-
-    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        form, (_, w, out, groups, steps) = KINDS[kind.literal_value], args
-        with cgutils.for_range(b, b.mul(groups, steps)) as step:
-            rows = form.weights(b, b.add(w, b.mul(step.index, count(form.block_bytes))))
-            to = b.add(out, b.mul(step.index, count(2 * ROWS * STEP)))
-            for r, (row,) in enumerate(rows):
-                b.store(row, b.inttoptr(b.add(to, count(2 * STEP * r)), row.type.as_pointer())).align = 64
-        return context.get_dummy_value()
-
-    if not isinstance(kind, types.IntegerLiteral):
-        return None
-    return types.void(kind, *UNPACK.args), generate
-
-
 @intrinsic
-def call_unpack(_: Any, address: Any, w: Any, out: Any, groups: Any, steps: Any) -> Any:
-    """Call the compiled `unpack` of a kind (multiply.py) at an address."""
-
-    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [one.type for one in args[1:]])
-        b.call(b.inttoptr(args[0], kind.as_pointer()), args[1:])
-        return context.get_dummy_value()
-
-    return types.void(types.uintp, *UNPACK.args), generate
-
-
-@intrinsic
-def call(_: Any, address: Any, columns: Any, w: Any, x: Any, y: Any, groups: Any, steps: Any, stride: Any) -> Any:
+def call(
+    _: Any, address: Any, columns: Any, w: Any, x: Any, y: Any, steps: Any, stride: Any, ahead: Any, pace: Any, gap: Any
+) -> Any:
     """Call the compiled `multiply` of a kind (multiply.py) at an address."""
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
@@ -120,29 +127,167 @@ def call(_: Any, address: Any, columns: Any, w: Any, x: Any, y: Any, groups: Any
     return types.void(types.uintp, *MULTIPLY.args), generate
 
 
-def _multiply(
-    b: Any, kind: Kind, width: int, w: Any, x: Any, y: Any, groups: Any, steps: Any, stride: Any
-) -> None:
-    zero = ir.Constant(kind.sums, [0.0] * kind.sums.count)
-    held = [[cgutils.alloca_once_value(b, zero) for _ in range(width)] for _ in range(ROWS)]
-    with cgutils.for_range(b, groups) as group:
-        for slot in (slot for row in held for slot in row):
+class _Pass:
+    """The code of a pass of `width` vectors over a panel."""
+
+    def __init__(
+        self, b: Any, form: str, dot: bool, width: int, w: Any, x: Any, y: Any, steps: Any, stride: Any, ahead: Any,
+        pace: Any, gap: Any,
+    ) -> None:  # fmt: skip
+        self.b, self.form, self.width, self.vectors = b, form, width, vectors_of(form, dot)
+        self._w, self._x, self._y, self._steps, self._stride, self._pace, self._gap = w, x, y, steps, stride, pace, gap
+        self._ahead = cgutils.alloca_once_value(b, ahead)
+        self._used = 0
+        zero = ir.Constant(FLOATS, [0.0] * LANES)
+        self._sums = [[cgutils.alloca_once_value(b, zero) for _ in range(width)] for _ in range(PANEL // LANES)]
+        for slot in (slot for row in self._sums for slot in row):
             b.store(zero, slot)
-        base = b.add(w, b.mul(group.index, b.mul(steps, count(kind.block_bytes))))
-        with cgutils.for_range(b, steps) as step:
-            rows = kind.weights(b, b.add(base, b.mul(step.index, count(kind.block_bytes))))
-            start = b.add(x, b.mul(step.index, count(width * kind.vector_bytes)))
-            for c in range(width):
-                vector = kind.vectors(b, b.add(start, count(c * kind.vector_bytes)))
-                for r in range(ROWS):
-                    total = b.load(held[r][c])
-                    for weight, part in zip(rows[r], vector, strict=True):
-                        total = kind.add(b, total, weight, part)
-                    b.store(total, held[r][c])
-        for c in range(width):
-            sums = sum_of_lanes(b, [b.load(held[r][c]) for r in range(ROWS)])
-            place = b.add(b.mul(stride, count(c)), b.mul(group.index, count(ROWS)))
-            store(b, sums, b.add(y, b.mul(count(4), place)))
+
+    def floats(self) -> None:
+        """Weights of 16 bits: sums of float32 products, input by input or pair by pair."""
+        b, paired, halved = self.b, self.vectors == AS_PAIRS, self.form == "bfloat16"
+        with self._each_step() as (w, x):
+            for part in range(STEP // 2 if halved else STEP):
+                places = [b.add(w, count(self._read((4 if halved else 2) * LANES))) for _ in self._sums]
+                if not halved:
+                    weights = [[halves(b, at) for at in places]]
+                else:
+                    raw = [loaded(b, at, INTS, 4 * LANES) for at in places]
+                    low = [b.bitcast(b.shl(one, whole(16)), FLOATS) for one in raw]
+                    high = [b.bitcast(b.and_(one, whole(-65536)), FLOATS) for one in raw]
+                    weights = [[b.bitcast(one, BFLOATS) for one in raw]] if paired else [low, high]
+                for i, registers in enumerate(weights):
+                    for c in range(self.width):
+                        word = self._word(x, c, len(weights) * part + i, INT if paired else FLOAT)
+                        for weight, row in zip(registers, self._sums, strict=True):
+                            total = b.load(row[c])
+                            if paired:
+                                total = add_pairs(b, total, weight, b.bitcast(word, BFLOATS))
+                            else:
+                                total = fma(b, weight, word, total)
+                            b.store(total, row[c])
+        self._write()
+
+    def bytes(self) -> None:
+        """Weights of bytes and fewer bits: a block's integer products and their sum are exact."""
+        b, low = self.b, self.form == "q4_1"
+        with self._each_step() as (w, x):
+            # The bytes are q + 128, so the sum of 128 times the vector is taken away.
+            start = [whole(0) if low else self._word(x, c, STEP // 4 + 1, INT) for c in range(self.width)]
+            sums = [list(start) for _ in self._sums]
+            for part in range(STEP // 8 if low else STEP // 4):
+                places = [b.add(w, count(self._read(4 * LANES))) for _ in sums]
+                raw = [loaded(b, at, INTS, 4 * LANES) for at in places]
+                parts = [raw]
+                if low:
+                    parts = [
+                        [b.and_(one, whole(0x0F0F0F0F)) for one in (raw if half == 0 else _shifted(b, raw))]
+                        for half in range(2)
+                    ]
+                for i, weights in enumerate(parts):
+                    for c in range(self.width):
+                        word = self._word(x, c, len(parts) * part + i, INT)
+                        for r, weight in enumerate(weights):
+                            sums[r][c] = add_fours(b, sums[r][c], weight, word)
+            self._scale(w, x, sums)
+        self._write()
+
+    def _scale(self, w: Any, x: Any, sums: list[list[Any]]) -> None:
+        """Add a block's integer sums, times the vectors' scales and the weights', to the sums so far."""
+        b, scales = self.b, []
+        for _ in range({"q8_0": 1, "q4_1": 2}.get(self.form, 0)):
+            scales.append([halves(b, b.add(w, count(self._read(2 * LANES)))) for _ in sums])
+        for c in range(self.width):
+            scale = self._word(x, c, STEP // 4, FLOAT)
+            for r, row in enumerate(sums):
+                total, factor = b.load(self._sums[r][c]), scale
+                if scales:
+                    factor = b.fmul(scales[0][r], scale)
+                total = fma(b, factor, b.sitofp(row[c], FLOATS), total)
+                if self.form == "q4_1":
+                    total = fma(b, scales[1][r], self._word(x, c, STEP // 4 + 2, FLOAT), total)
+                b.store(total, self._sums[r][c])
+
+    @contextmanager
+    def _each_step(self) -> Iterator[tuple[Any, Any]]:
+        """A loop over the steps: the addresses of their weights and of their vectors."""
+        b = self.b
+        with cgutils.for_range(b, self._steps) as step:
+            self._used = 0
+            w = b.add(self._w, b.mul(step.index, count(block_bytes(self.form))))
+            yield w, b.add(self._x, b.mul(step.index, count(self.width * VECTOR_BYTES[self.vectors])))
+
+    def _read(self, size: int) -> int:
+        """Where the next `size` bytes of a block lie; fetches ahead for every _FETCH bytes."""
+        b, before = self.b, self._used
+        self._used += size
+        if before // _FETCH != self._used // _FETCH:
+            at = b.load(self._ahead)
+            for line in (at, b.add(at, self._gap)):
+                _fetch(b, line)
+            b.store(b.add(at, self._pace), self._ahead)
+        return before
+
+    def _word(self, x: Any, c: int, word: int, kind: Any) -> Any:
+        """A word of a block of vector c in all lanes."""
+        at = self.b.add(x, count(c * VECTOR_BYTES[self.vectors] + 4 * word))
+        return splat(self.b, loaded(self.b, at, kind), LANES)
+
+    def _write(self) -> None:
+        b = self.b
+        for r, row in enumerate(self._sums):
+            for c, slot in enumerate(row):
+                place = b.add(b.mul(self._stride, count(4 * c)), count(4 * LANES * r))
+                store(b, b.load(slot), b.add(self._y, place))
+
+
+def _shifted(b: Any, numbers: list[Any]) -> list[Any]:
+    return [b.lshr(one, whole(4)) for one in numbers]
+
+
+def _fetch(b: Any, address: Any) -> None:
+    """Bring a line to the second-level cache."""
+    pointer = ir.IntType(8).as_pointer()
+    prefetch = function(b, "llvm.prefetch.p0", ir.VoidType(), pointer, INT, INT, INT)
+    b.call(prefetch, [b.inttoptr(address, pointer), *(ir.Constant(INT, one) for one in (0, 2, 1))])
+
+
+@intrinsic
+def to_bytes(_: Any, source: Any, to: Any) -> Any:
+    """Write STEP float32 numbers at an address as a block of signed bytes with its scale and sums (kinds.py).
+
+    NaN or infinity among them makes the scale NaN or infinite, and so every product.
+    """
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        source, to = args
+        parts = [loaded(b, b.add(source, count(at)), FLOATS) for at in range(0, 4 * STEP, 4 * LANES)]
+        # Without their sign the bits of numbers are ordered as the numbers are, and NaN is above all.
+        sizes = [b.and_(b.bitcast(part, INTS), whole(0x7FFFFFFF)) for part in parts]
+        largest = sizes[0]
+        for size in sizes[1:]:
+            largest = b.select(b.icmp_unsigned(">", size, largest), size, largest)
+        most = b.bitcast(_reduced(b, "umax", largest), FLOAT)
+        inverse = b.fdiv(ir.Constant(FLOAT, 127.0), most)
+        inverse = b.select(b.fcmp_ordered("==", most, ir.Constant(FLOAT, 0.0)), ir.Constant(FLOAT, 0.0), inverse)
+        scale, sums, factor = b.fdiv(most, ir.Constant(FLOAT, 127.0)), None, splat(b, inverse, LANES)
+        nearest = function(b, f"llvm.roundeven.v{LANES}f32", FLOATS, FLOATS)
+        integer = function(b, f"llvm.fptosi.sat.v{LANES}i32.v{LANES}f32", INTS, FLOATS)
+        for i, part in enumerate(parts):
+            number = b.call(integer, [b.call(nearest, [b.fmul(part, factor)])])
+            store(b, b.trunc(number, ir.VectorType(BYTE, LANES)), b.add(to, count(LANES * i)))
+            sums = number if sums is None else b.add(sums, number)
+        total = _reduced(b, "add", sums)
+        store(b, scale, b.add(to, count(STEP)))
+        store(b, b.mul(total, ir.Constant(INT, -128)), b.add(to, count(STEP + 4)))
+        store(b, b.fmul(scale, b.sitofp(total, FLOAT)), b.add(to, count(STEP + 8)))
+        return context.get_dummy_value()
+
+    return types.void(types.uintp, types.uintp), generate
+
+
+def _reduced(b: Any, how: str, numbers: Any) -> Any:
+    return b.call(function(b, f"llvm.vector.reduce.{how}.v{LANES}i32", INT, INTS), [numbers])
 
 
 @intrinsic

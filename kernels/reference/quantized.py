@@ -2,7 +2,7 @@
 
 Contract: a `QuantizedWeight` stands for a float32 matrix [out, in], which `dequantise` gives. A float16 scale and
 an integer multiply exactly in float32, so an element of a block is rounded at most once. Nothing writes to a
-weight's tensors. Non-goals: quantised activations, GGUF's other forms.
+weight's tensors. Non-goals: GGUF's other forms.
 """
 
 from __future__ import annotations
@@ -65,6 +65,15 @@ def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Te
     """x W^T + bias for x [..., in] of any float dtype; multiplied in float32, returned [..., out] in x's dtype."""
     out = F.linear(x.float(), dequantise(weight), None if bias is None else bias.float())
     return out.to(x.dtype)
+
+
+def in_bytes(x: Tensor) -> Tensor:
+    """x [..., in] as kernels/cpu multiplies it by quantised weights: each block of 32 numbers as signed bytes times
+    max |x| / 127, float32, rounded to nearest even. `in` is padded with zeros to whole blocks, and cut again."""
+    blocks = F.pad(x.float(), (0, -x.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))
+    most = blocks.abs().amax(-1, keepdim=True)
+    values = (blocks * torch.where(most == 0, 0, 127 / most)).round()
+    return (values * (most / 127)).flatten(-2)[..., : x.shape[-1]]
 
 
 def take_rows(weight: QuantizedWeight, rows: Tensor) -> QuantizedWeight:

@@ -22,15 +22,13 @@ from ..kinds import (
     FLOAT,
     FLOATS,
     INT,
-    KINDS,
     LANES,
     LONG,
     SHORT,
-    STEP,
+    add_pairs,
     count,
     fma,
     function,
-    kind_of,
     loaded,
     splat,
 )  # fmt: skip
@@ -142,10 +140,10 @@ def _slots(b: Any, m: int, width: int) -> list[list[Any]]:
 
 def _add_outer(b: Any, dot: bool, held: list[list[Any]], rows: list[Any], columns: list[Any]) -> None:
     """held[m] += the word at rows[m] times the 16 words at each of `columns`."""
-    add, parts = KINDS[kind_of("bfloat16", dot)].add, []
+    add, parts = (add_pairs if dot else _fma), []
     for at in columns:
         if dot:
-            parts.append(b.bitcast(loaded(b, at, ir.VectorType(SHORT, STEP)), BFLOATS))
+            parts.append(b.bitcast(loaded(b, at, ir.VectorType(SHORT, 2 * LANES)), BFLOATS))
         else:
             parts += [loaded(b, b.add(at, count(i)), FLOATS) for i in range(0, _WORDS, 4 * LANES)]
     for slots, at in zip(held, rows, strict=True):
@@ -153,6 +151,10 @@ def _add_outer(b: Any, dot: bool, held: list[list[Any]], rows: list[Any], column
         word = b.bitcast(word, BFLOATS) if dot else word
         for slot, part in zip(slots, parts, strict=True):
             b.store(add(b, b.load(slot), word, part), slot)
+
+
+def _fma(b: Any, total: Any, first: Any, second: Any) -> Any:
+    return fma(b, first, second, total)
 
 
 def _store_sums(b: Any, held: list[list[Any]], out: Any, stride: Any) -> None:

@@ -202,7 +202,7 @@ def _finish(totals, notes, source, size, out, to, dim):
 
 
 @helper
-def merge(state, phase, shape, step, sight, plan, parts, marks, x, blocks, short, wide, dot):
+def merge(state, phase, shape, step, sight, plan, parts, marks, x, blocks, short, wide, form):
     """The kept segments of each token merged into x [N, heads x dim], and x as vectors (elements.py)."""
     heads, _, dim, size = shape
     skip, inputs, tokens = sight[2], heads * dim, plan[1]
@@ -228,7 +228,7 @@ def merge(state, phase, shape, step, sight, plan, parts, marks, x, blocks, short
                     if (segment + 1) * SEGMENT > skip[row]:
                         _fold(totals, notes, 0, parts, marks, (kept + segment) * heads + head, size, False)
                 _finish(totals, notes, 0, size, x, token * inputs + head * dim, dim)
-            pack(x, token * inputs, inputs, short, wide, dot, (start * steps + token - start) * STEP, width)
+            pack(x, token * inputs, inputs, short, wide, form, (start * steps + token - start) * STEP, width)
         done(state, phase)
     wait(state, phase, chunks)
 
@@ -245,4 +245,4 @@ def alone(
         p = 3 * layer
         write(state, p, layer, y, rows, shape, step, sight, plan, caches, turns, norms, eps, *queries, dot)
         attend(state, p + 1, layer, shape, step, sight, plan, caches, segment, *queries, dot, *parts, out)
-        merge(state, p + 2, shape, step, sight, plan, *parts, out, step[2], short, wide, dot)
+        merge(state, p + 2, shape, step, sight, plan, *parts, out, step[2], short, wide, 0)

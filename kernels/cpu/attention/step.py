@@ -82,7 +82,7 @@ class Attention:
         items, table, order, kept = planned(firsts, lengths, *sight, *tree, group, self.kv_heads, threads)
         own, each = self._room, self.heads * (size + 2)
         if own.tokens < tokens:
-            own.tokens, own.queries = tokens, scratch(tokens * self.heads * size, self.dot)
+            own.tokens, own.queries = tokens, scratch(tokens * self.heads * size)
         if own.kept < kept:
             own.kept, own.parts = kept, aligned(4 * kept * each).view(np.float32)
         sums = kept * self.heads * size
@@ -119,7 +119,7 @@ def attend_alone(
     step = firsts, np.asarray(lengths, np.int64), blocks_of(len(y))
     inputs = attention.heads * attention.dim
     out = np.empty((len(y), inputs), np.float32)
-    vectors = scratch(len(y) * (inputs + STEP - 1), attention.dot)
+    vectors = scratch(len(y) * (inputs + STEP - 1))
     arguments = attention.arguments(firsts, step[1], cache, skip, tree)
     pool.run(
         alone, 3 * layers, layers, y.numpy().ravel(), step, *arguments, attention.dot, turns,

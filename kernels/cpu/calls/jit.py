@@ -24,6 +24,7 @@ import numba
 from numba.core import event as events
 from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
+from llvmlite.binding import get_host_cpu_name
 from numba.core.codegen import get_host_cpu_features
 
 config: Any = numba.config
@@ -138,3 +139,9 @@ def cpu_features() -> frozenset[str]:
     features = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
     named = [one.strip() for one in features.split(",")]
     return frozenset(one[1:] for one in named if one.startswith("+"))
+
+
+@cache
+def cpu_name() -> str:
+    """LLVM's name of the CPU that numba compiles for, such as znver4, unless NUMBA_CPU_NAME says otherwise."""
+    return str(get_host_cpu_name() if config.CPU_NAME is None else config.CPU_NAME)

@@ -14,7 +14,7 @@ from bass_core.model.base import CausalModel
 from bass_core.model.cache import RaggedCache
 from bass_core.model.forward import ForwardBatch
 from bass_core.model.llama_cpu import LlamaCompiled
-from kernels.cpu import packing
+from kernels.cpu import llama, packing
 from kernels.cpu.kinds import HAS_DOT
 
 VOCAB = 97
@@ -62,7 +62,8 @@ def made(name: str, dtype: torch.dtype, layers: int = 2) -> Any:
 
 def compiled(model: Any, dot: bool, monkeypatch: pytest.MonkeyPatch) -> LlamaCompiled:
     """The model with native bfloat16 products, or with float32 ones."""
-    monkeypatch.setattr(packing, "HAS_DOT", dot)
+    monkeypatch.setattr(packing, "FAST_DOT", dot)
+    monkeypatch.setattr(llama, "HAS_DOT", dot)
     return LlamaCompiled(model)
 
 

@@ -15,6 +15,7 @@ from kernels.cpu.products import blocks_of, linear
 from kernels.reference.quantized import (
     QuantizedWeight,
     dequantise,
+    in_bytes,
     quantise_int8,
     quantise_q4_1,
     quantise_q8_0,
@@ -53,26 +54,32 @@ def test_a_vector_has_the_same_bits_alone_and_among_others(dtype: torch.dtype, d
             assert torch.equal(linear(x[-vectors:], packed), alone[-vectors:])
 
 
-@pytest.mark.parametrize("dot", DOTS)
 @pytest.mark.parametrize(("rows", "inputs"), [(1, 32), (70, 96), (1300, 576)])
 @pytest.mark.parametrize("quantise", [quantise_int8, quantise_q8_0, quantise_q4_1])
 def test_quantised_products_are_those_of_the_numbers_they_stand_for(
-    quantise: Callable[[Tensor], QuantizedWeight], rows: int, inputs: int, dot: bool
+    quantise: Callable[[Tensor], QuantizedWeight], rows: int, inputs: int
 ) -> None:
     torch.manual_seed(rows + inputs)
     weight, bias, x = quantise(torch.randn(rows, inputs)), torch.randn(rows), torch.randn(41, inputs)
-    packed, plain = pack_quantized(weight, bias, dot=dot), dequantise(weight)
-    # int8's scales are applied to the sums, so its integers are never rounded.
-    if dot and weight.kind != "int8":
-        plain = plain.bfloat16()
-    seen = x.bfloat16() if dot else x
-    expected = F.linear(seen.double(), plain.double(), bias.double()).float()
+    x[7], x[8, :32] = 0, 0
+    packed = pack_quantized(weight, bias)
+    expected = F.linear(in_bytes(x).double(), dequantise(weight).double(), bias.double()).float()
     torch.set_num_threads(1)
     alone = torch.cat([linear(one[None], packed) for one in x])
-    torch.testing.assert_close(alone, expected, atol=2e-6 * inputs, rtol=1e-5)
+    torch.testing.assert_close(alone, expected, atol=1e-6 * inputs, rtol=1e-5)
     torch.set_num_threads(2)
     for vectors in (2, 3, 5, 7, 13, 24, 41):
         assert torch.equal(linear(x[:vectors], packed), alone[:vectors])
+
+
+@pytest.mark.parametrize("quantise", [quantise_int8, quantise_q8_0, quantise_q4_1])
+def test_integer_sums_are_exact_at_their_largest(quantise: Callable[[Tensor], QuantizedWeight]) -> None:
+    weight = torch.ones(33, 4096) * torch.where(torch.arange(33) % 2 == 0, 1, -1)[:, None]
+    weight[:, ::32] = 0  # for q4_1: a block of one number has no steps
+    x = torch.ones(3, 4096)
+    for sign in (1, -1):
+        found = linear(sign * x, pack_quantized(quantise(weight)))
+        torch.testing.assert_close(found, F.linear(sign * x, weight), rtol=2e-3, atol=0)
 
 
 @pytest.mark.parametrize("dot", DOTS)
@@ -81,6 +88,15 @@ def test_what_is_no_number_stays_none(dot: bool, value: float) -> None:
     weight, x = torch.randn(9, 40).bfloat16(), torch.randn(5, 40)
     x[3, 37] = value
     found = linear(x, pack(weight, dot=dot))
+    assert torch.equal(found.isfinite().all(1), torch.arange(5) != 3) and not found[3].isfinite().any()
+
+
+@pytest.mark.parametrize("quantise", [quantise_int8, quantise_q8_0, quantise_q4_1])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_no_number_stays_none_in_bytes(quantise: Callable[[Tensor], QuantizedWeight], value: float) -> None:
+    x = torch.randn(5, 64)
+    x[3, 37] = value
+    found = linear(x, pack_quantized(quantise(torch.randn(9, 64))))
     assert torch.equal(found.isfinite().all(1), torch.arange(5) != 3) and not found[3].isfinite().any()
 
 
