@@ -17,6 +17,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .calls.jit import helper
+from .calls.threads import claim, done, wait
 from .kinds import AS_BYTES, AS_PAIRS, FLOAT, INT, LANES, SHORT, STEP, VECTOR_BYTES, loaded
 from .vectors import dots, to_bytes
 
@@ -119,6 +120,15 @@ def exp2(x):
 
 
 @helper
+def place(vector, starts, steps):
+    """Where the first step of a vector lies, in numbers, and how many vectors are in its block."""
+    block = 0
+    while starts[block + 1] <= vector:
+        block += 1
+    return (starts[block] * steps + vector - starts[block]) * STEP, starts[block + 1] - starts[block]
+
+
+@helper
 def bytes_of(form):
     """Bytes of a block of STEP numbers in a form."""
     return VECTOR_BYTES[form]
@@ -152,6 +162,20 @@ def pack(source, start, size, short, wide, form, base, width):
                 wide[to + i] = source[at + i]
             for i in range(filled, one):
                 wide[to + i] = np.float32(0.0)
+
+
+@helper
+def pack_all(state, phase, x, size, starts, short, wide, form):
+    """A phase (calls/threads.py): all vectors of x [N, size]."""
+    steps, vectors = (size + STEP - 1) // STEP, starts[-1]
+    while True:
+        vector = claim(state, phase)
+        if vector >= vectors:
+            break
+        to, width = place(vector, starts, steps)
+        pack(x, vector * size, size, short, wide, form, to, width)
+        done(state, phase)
+    wait(state, phase, vectors)
 
 
 @helper

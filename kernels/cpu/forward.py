@@ -10,7 +10,7 @@ from __future__ import annotations
 from .attention.phases import attend, merge, write
 from .calls.jit import helper, kernel
 from .calls.threads import claim, done, wait
-from .elements import copy, norm, pack
+from .elements import copy, norm, pack, pack_all, place
 from .kinds import PANEL, STEP
 from .products import ADD, GATE, PLAIN, product
 
@@ -23,39 +23,21 @@ def phases_of(layers: int) -> int:
 
 
 @helper
-def _pack_all(state, phase, x, size, starts, short, wide, form):
-    """A phase: x [N, size] as vectors."""
-    steps, chunks = (size + STEP - 1) // STEP, len(starts) - 1
-    while True:
-        block = claim(state, phase)
-        if block >= chunks:
-            break
-        width = starts[block + 1] - starts[block]
-        for vector in range(starts[block], starts[block + 1]):
-            to = (starts[block] * steps + vector - starts[block]) * STEP
-            pack(x, vector * size, size, short, wide, form, to, width)
-        done(state, phase)
-    wait(state, phase, chunks)
-
-
-@helper
 def _norm_all(state, phase, x, size, weight, first, eps, starts, short, wide, form, out, stream):
     """A phase: the RMSNorm of x [N, size] in `out` and as vectors; a copy of x in `stream`, if it has room."""
-    steps, chunks = (size + STEP - 1) // STEP, len(starts) - 1
+    steps, tokens = (size + STEP - 1) // STEP, starts[-1]
     while True:
-        block = claim(state, phase)
-        if block >= chunks:
+        token = claim(state, phase)
+        if token >= tokens:
             break
-        width = starts[block + 1] - starts[block]
-        for vector in range(starts[block], starts[block + 1]):
-            at = vector * size
-            if len(stream):
-                copy(x, at, stream, at, size)
-            norm(x, at, size, weight, first, eps, out, at)
-            to = (starts[block] * steps + vector - starts[block]) * STEP
-            pack(out, at, size, short, wide, form, to, width)
+        at = token * size
+        if len(stream):
+            copy(x, at, stream, at, size)
+        norm(x, at, size, weight, first, eps, out, at)
+        to, width = place(token, starts, steps)
+        pack(out, at, size, short, wide, form, to, width)
         done(state, phase)
-    wait(state, phase, chunks)
+    wait(state, phase, tokens)
 
 
 @kernel
@@ -127,7 +109,7 @@ def forward(
         return
     last = lines[4 * layers]
     _pick(state, p + 1, out, hidden, wanted, y)
-    _pack_all(state, p + 2, y, hidden, wanted_starts, short, wide, last[7])
+    pack_all(state, p + 2, y, hidden, wanted_starts, short, wide, last[7])
     product(state, p + 3, threads, last, wanted_starts, short, wide, logits, PLAIN, x, other, another, form)
 
 

@@ -24,8 +24,8 @@ from .kinds import FAST_DOT, PANEL, STEP, block_bytes, vectors_of
 from .multiply import address_of_kind
 
 Array = np.ndarray[Any, Any]
-# Bytes of a large page, and of the smallest array that is put into one.
-_PAGE, _LARGE = 2 << 20, 64 << 10
+# Bytes of a large page.
+_PAGE = 2 << 20
 _lock = threading.Lock()
 
 
@@ -68,7 +68,9 @@ def pack(weight: Tensor, bias: Tensor | None = None, *, dot: bool | None = None)
     form = {torch.bfloat16: "bfloat16", torch.float16: "float16"}[weight.dtype]
     dot = FAST_DOT and form == "bfloat16" if dot is None else dot
     rows, inputs = weight.shape
-    blocks = _blocks(weight.view(torch.int16), STEP, -(-inputs // STEP)).unflatten(3, (-1, 2 if form == "bfloat16" else 1))
+    blocks = _blocks(weight.view(torch.int16), STEP, -(-inputs // STEP)).unflatten(
+        3, (-1, 2 if form == "bfloat16" else 1)
+    )
     return Packed(form, dot, rows, inputs, _joined(blocks.transpose(2, 3)), bias=_floats(bias, rows))
 
 
@@ -101,7 +103,7 @@ def _joined(*parts: Tensor) -> Array:
     """The bytes of each block's parts [panels, steps, ...], one part after the other."""
     panels, steps = parts[0].shape[:2]
     sizes = [math.prod(part.shape[2:]) * part.itemsize for part in parts]
-    data = aligned(panels * steps * sum(sizes))
+    data = _lasting(panels * steps * sum(sizes))
     room = torch.from_numpy(data).view(panels, steps, sum(sizes)).split(sizes, dim=2)
     for place, part in zip(room, parts, strict=True):
         place.view(part.dtype).view(part.shape).copy_(part)
@@ -109,13 +111,18 @@ def _joined(*parts: Tensor) -> Array:
 
 
 def aligned(size: int) -> Array:
-    """Zeroed bytes that begin at a multiple of 64, those of a large array in large pages where the system has them:
-    a step reads all weights, and finds 40,000 small pages in 10 % more time (measured on an Emerald Rapids)."""
+    """Zeroed bytes that begin at a multiple of 64."""
+    raw = np.zeros(size + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + size]
+
+
+def _lasting(size: int) -> Array:
+    """The same for weights, in large pages where the system has them: a step reads all weights, and finds tens of
+    thousands of small pages in 10 % more time (measured on an Emerald Rapids)."""
     huge = getattr(mmap, "MADV_HUGEPAGE", None)
-    if size < _LARGE or huge is None:
-        raw = np.zeros(size + 64, np.uint8)
-        start = -raw.ctypes.data % 64
-        return raw[start : start + size]
+    if huge is None:
+        return aligned(size)
     with _lock:
         if size > len(_arena.free):
             pages = mmap.mmap(-1, max(size, 32 * _PAGE) + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

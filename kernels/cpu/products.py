@@ -16,7 +16,7 @@ from torch import Tensor
 from .calls import pool
 from .calls.jit import helper, kernel
 from .calls.threads import claim, done, wait
-from .elements import bytes_of, float_at, pack, silu
+from .elements import bytes_of, float_at, pack_all, silu
 from .kinds import COLUMNS, PANEL, STEP
 from .packing import Packed, aligned
 from .vectors import call
@@ -126,17 +126,7 @@ def _add(y, at, out, to, number):
 
 @kernel
 def _linear(state, threads, line, x, size, starts, short, wide, y):
-    steps = (size + STEP - 1) // STEP
-    chunks = len(starts) - 1
-    while True:
-        block = claim(state, 0)
-        if block >= chunks:
-            break
-        for vector in range(starts[block], starts[block + 1]):
-            to = (starts[block] * steps + vector - starts[block]) * STEP
-            pack(x, vector * size, size, short, wide, line[7], to, starts[block + 1] - starts[block])
-        done(state, 0)
-    wait(state, 0, chunks)
+    pack_all(state, 0, x, size, starts, short, wide, line[7])
     product(state, 1, threads, line, starts, short, wide, y, PLAIN, y, short, wide, 0)
 
 

@@ -84,7 +84,17 @@ def store(b: Any, value: Any, address: Any) -> None:
 
 @intrinsic(prefer_literal=True)
 def multiply(
-    _: Any, kind: Any, columns: Any, w: Any, x: Any, y: Any, steps: Any, stride: Any, ahead: Any, pace: Any, gap: Any
+    _: Any,
+    kind: Any,
+    columns: Any,
+    w: Any,
+    x: Any,
+    y: Any,
+    steps: Any,
+    stride: Any,
+    ahead: Any,
+    pace: Any,
+    gap: Any,
 ) -> Any:
     """y[c * stride + r] = the product of row r of a panel and vector c, float32.
 
@@ -115,7 +125,17 @@ def multiply(
 
 @intrinsic
 def call(
-    _: Any, address: Any, columns: Any, w: Any, x: Any, y: Any, steps: Any, stride: Any, ahead: Any, pace: Any, gap: Any
+    _: Any,
+    address: Any,
+    columns: Any,
+    w: Any,
+    x: Any,
+    y: Any,
+    steps: Any,
+    stride: Any,
+    ahead: Any,
+    pace: Any,
+    gap: Any,
 ) -> Any:
     """Call the compiled `multiply` of a kind (multiply.py) at an address."""
 
@@ -135,7 +155,15 @@ class _Pass:
         pace: Any, gap: Any,
     ) -> None:  # fmt: skip
         self.b, self.form, self.width, self.vectors = b, form, width, vectors_of(form, dot)
-        self._w, self._x, self._y, self._steps, self._stride, self._pace, self._gap = w, x, y, steps, stride, pace, gap
+        self._w, self._x, self._y, self._steps, self._stride, self._pace, self._gap = (
+            w,
+            x,
+            y,
+            steps,
+            stride,
+            pace,
+            gap,
+        )
         self._ahead = cgutils.alloca_once_value(b, ahead)
         self._used = 0
         zero = ir.Constant(FLOATS, [0.0] * LANES)

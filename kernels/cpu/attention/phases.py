@@ -16,7 +16,7 @@ import numpy as np
 
 from ..calls.jit import helper, kernel
 from ..calls.threads import claim, done, wait
-from ..elements import exp2, norm, pack, put, put_short, rotate, rounded
+from ..elements import exp2, norm, pack, place, put, put_short, rotate, rounded
 from ..kinds import STEP
 from .gather import TILES, gather, lay_path, places
 from .layout import SEGMENT, TILE
@@ -206,31 +206,24 @@ def merge(state, phase, shape, step, sight, plan, parts, marks, x, blocks, short
     """The kept segments of each token merged into x [N, heads x dim], and x as vectors (elements.py)."""
     heads, _, dim, size = shape
     skip, inputs, tokens = sight[2], heads * dim, plan[1]
-    steps, single = (inputs + STEP - 1) // STEP, len(parts) > 0
-    chunks = len(tokens) if single else len(blocks) - 1
+    steps = (inputs + STEP - 1) // STEP
     totals, notes = np.empty(size, np.float32), np.empty(2, np.float32)
     while True:
-        chunk = claim(state, phase)
-        if chunk >= chunks:
+        token = claim(state, phase)
+        if token >= len(tokens):
             break
-        block = chunk
-        if single:
-            block = 0
-            while blocks[block + 1] <= chunk:
-                block += 1
-        start, width = blocks[block], blocks[block + 1] - blocks[block]
-        for token in range(chunk if single else start, chunk + 1 if single else start + width):
-            row, kept = tokens[token, 0], tokens[token, 2]
-            last = tokens[token, 3] // SEGMENT
-            for head in range(heads if kept >= 0 else 0):
-                _fold(totals, notes, 0, parts, marks, kept * heads + head, size, True)
-                for segment in range(1, last + 1):
-                    if (segment + 1) * SEGMENT > skip[row]:
-                        _fold(totals, notes, 0, parts, marks, (kept + segment) * heads + head, size, False)
-                _finish(totals, notes, 0, size, x, token * inputs + head * dim, dim)
-            pack(x, token * inputs, inputs, short, wide, form, (start * steps + token - start) * STEP, width)
+        row, kept = tokens[token, 0], tokens[token, 2]
+        last = tokens[token, 3] // SEGMENT
+        for head in range(heads if kept >= 0 else 0):
+            _fold(totals, notes, 0, parts, marks, kept * heads + head, size, True)
+            for segment in range(1, last + 1):
+                if (segment + 1) * SEGMENT > skip[row]:
+                    _fold(totals, notes, 0, parts, marks, (kept + segment) * heads + head, size, False)
+            _finish(totals, notes, 0, size, x, token * inputs + head * dim, dim)
+        to, width = place(token, blocks, steps)
+        pack(x, token * inputs, inputs, short, wide, form, to, width)
         done(state, phase)
-    wait(state, phase, chunks)
+    wait(state, phase, len(tokens))
 
 
 @kernel

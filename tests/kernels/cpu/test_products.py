@@ -93,7 +93,9 @@ def test_what_is_no_number_stays_none(dot: bool, value: float) -> None:
 
 @pytest.mark.parametrize("quantise", [quantise_int8, quantise_q8_0, quantise_q4_1])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_no_number_stays_none_in_bytes(quantise: Callable[[Tensor], QuantizedWeight], value: float) -> None:
+def test_what_is_no_number_stays_none_in_bytes(
+    quantise: Callable[[Tensor], QuantizedWeight], value: float
+) -> None:
     x = torch.randn(5, 64)
     x[3, 37] = value
     found = linear(x, pack_quantized(quantise(torch.randn(9, 64))))
