@@ -2,8 +2,8 @@
 
 Contract: compiled helpers over float32 rows. `pack` and `silu` write vectors in the order in which `multiply`
 reads them: `width` vectors together, [steps][width] blocks of STEP numbers, in a form that kinds.py names. `short`
-and `wide` are the same bytes, and places in them are in numbers, whatever their form. NaN and infinity stay what they
-are, or become NaN, so that unsound numbers are found later.
+and `wide` are the same bytes, and places in them are in numbers, whatever their form. NaN and infinity stay what
+they are, or become NaN, so that unsound numbers are found later.
 """
 
 from __future__ import annotations

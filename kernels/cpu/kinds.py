@@ -10,7 +10,7 @@ register are rows, so a product never adds lanes. Packed blocks:
 A vector is a row of blocks of STEP inputs, in the form that a kind of weights reads (`vectors_of`):
 - FLOATS: STEP float32; PAIRS: STEP bfloat16; products and sums are float32;
 - BYTES: STEP signed bytes, float32 scale s = max |x| / 127, int32 -128 sum q, float32 s sum q; x is about s q
-  (Dettmers et al., LLM.int8(), arXiv 2208.07339, section 2, a block for a row). Sums over a block are exact integers.
+  (Dettmers et al., LLM.int8(), arXiv 2208.07339, section 2, a block for a row). Sums over a block are exact.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _AVX512, _AVX2 = "avx512f" in cpu_features(), "avx2" in cpu_features()
 # Numbers in a float32 register, rows of a panel (two registers), inputs of a block.
 LANES = 16 if _AVX512 else 8 if _AVX2 else 4
 PANEL, STEP = 2 * LANES, 32
-# Whether the CPU multiplies bfloat16 natively, and whether that is faster than float32 products: a cycle does 32 of
-# these and 16 of those on a Zen 4, 16 and 32 on an Emerald Rapids (measured). And whether it adds four products of
-# bytes at once (VNNI).
+# Whether the CPU multiplies bfloat16 natively, and whether that is faster than float32 products: a cycle does 32
+# of these and 16 of those on a Zen 4, 16 and 32 on an Emerald Rapids (measured). And whether it adds four products
+# of bytes at once (VNNI).
 HAS_DOT = "avx512bf16" in cpu_features()
 FAST_DOT = HAS_DOT and cpu_name().startswith("znver")
-# Vectors that are multiplied at once: their sums fit the registers beside the weights. A Zen 4 is faster with half of
-# what would fit, as the next panel is fetched during the second half; an Emerald Rapids is not (measured).
+# Vectors that are multiplied at once: their sums fit the registers beside the weights. A Zen 4 is faster with half
+# of what would fit, as the next panel is fetched during the second half; an Emerald Rapids is not (measured).
 COLUMNS = 8 if _AVX512 and not FAST_DOT else 4
 HAS_VNNI = ("avx512vnni" if _AVX512 else "avxvnni") in cpu_features()
 
@@ -70,8 +70,10 @@ def block_bytes(form: str) -> int:
 
 
 def vectors_of(form: str, dot: bool) -> int:
-    """The form of the vectors that weights are multiplied by. Raises ValueError for float16 with `dot`, which would
-    round the weights."""
+    """The form of the vectors that weights are multiplied by.
+
+    Raises ValueError for float16 with `dot`, which would round the weights.
+    """
     if dot and form == "float16":
         raise ValueError("float16 weights are not bfloat16 numbers")
     return AS_BYTES if _BITS[form] < 16 else AS_PAIRS if dot else AS_FLOATS

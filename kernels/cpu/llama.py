@@ -110,7 +110,7 @@ class PackedLlama:
         return made, torch.from_numpy(last), list(torch.from_numpy(streams).view(len(reads), tokens, self.hidden))
 
     def _arrays(self, tokens: int, chosen: int) -> tuple[Array, ...]:
-        """Scratch for so many tokens and so many rows of logits: float32, vectors as uint16 and as float32, logits."""
+        """Scratch for so many tokens and rows of logits: float32, vectors as uint16 and as float32, logits."""
         own, outputs = self._room, PANEL * int(self.lines[-1, 2])
         each = self.heads * self.dim + max(self._outputs, self.hidden)
         if own.tokens < tokens:

@@ -1,8 +1,8 @@
 """Products of a packed matrix and any number of vectors, shared by the threads of a call.
 
 Contract: `product` is a phase of a call (threads.py): each panel of rows is multiplied by all vectors, block by
-block, while the next panel is fetched. `starts` int64 [blocks + 1] says which vectors make a block (`blocks_of`), at
-most COLUMNS of them; `line` is a row of Packed.line. `linear` is a call with one product.
+block, while the next panel is fetched. `starts` int64 [blocks + 1] says which vectors make a block (`blocks_of`),
+at most COLUMNS of them; `line` is a row of Packed.line. `linear` is a call with one product.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def product(state, phase, threads, line, starts, short, wide, y, then, out, next
 
     next_form: of the next product's vectors.
     """
-    panels, steps, size = line[2], line[3], line[6]
+    panels, size = line[2], line[6]
     rows, each_vector = panels * PANEL, bytes_of(line[7])
     unit = _GATED_PANELS if then == GATE else 1
     each = _chunk(panels, size, threads, unit, _CHUNK)

@@ -1,9 +1,9 @@
 """Products and sums in vector registers: LLVM code for numba.
 
-Contract: `multiply` multiplies a panel of packed weights (kinds.py) by a few vectors, `dots` a vector by one. Every
-number is summed in one order whatever stands beside it: of a product over the inputs, of `dots` lane by lane, then
-the lanes in a fixed tree. So it has the same bits alone and among others. `to_bytes` rounds a block of a vector to
-signed bytes. One text serves AVX-512, AVX2 and NEON. Arguments are addresses, as uintp, and sizes.
+Contract: `multiply` multiplies a panel of packed weights (kinds.py) by a few vectors, `dots` a vector by one.
+Every number is summed in one order whatever stands beside it: of a product over the inputs, of `dots` lane by
+lane, then the lanes in a fixed tree. So it has the same bits alone and among others. `to_bytes` rounds a block of
+a vector to signed bytes. One text serves AVX-512, AVX2 and NEON. Arguments are addresses, as uintp, and sizes.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from .kinds import (
 _KEYS = min(8, LANES)
 # Bytes of weights for which two lines of what comes next are fetched.
 _FETCH = 128
-# columns, addresses of weights, vectors and results, steps, stride; where to fetch, each how many bytes on, and how
-# far from the first line the second one is.
+# columns, addresses of weights, vectors and results, steps, stride; where to fetch, how many bytes on each time,
+# and how far from the first line the second one is.
 MULTIPLY = types.void(
     types.intp, types.uintp, types.uintp, types.uintp, types.intp, types.intp, types.uintp, types.intp, types.intp
 )
@@ -98,9 +98,9 @@ def multiply(
 ) -> Any:
     """y[c * stride + r] = the product of row r of a panel and vector c, float32.
 
-    kind: a literal, 2 x the format's place in FORMATS + `dot`; columns: 1 to COLUMNS; w: packed weights [steps]; x:
-    vectors [steps][columns]. For every _FETCH bytes of weights the lines at `ahead` and `ahead` + gap are fetched,
-    and `ahead` grows by `pace`.
+    kind: a literal, 2 x the format's place in FORMATS + `dot`; columns: 1 to COLUMNS; w: packed weights [steps];
+    x: vectors [steps][columns]. For every _FETCH bytes of weights the lines at `ahead` and `ahead` + gap are
+    fetched, and `ahead` grows by `pace`.
     """
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
@@ -151,8 +151,8 @@ class _Pass:
     """The code of a pass of `width` vectors over a panel."""
 
     def __init__(
-        self, b: Any, form: str, dot: bool, width: int, w: Any, x: Any, y: Any, steps: Any, stride: Any, ahead: Any,
-        pace: Any, gap: Any,
+        self, b: Any, form: str, dot: bool, width: int, w: Any, x: Any, y: Any, steps: Any, stride: Any,
+        ahead: Any, pace: Any, gap: Any,
     ) -> None:  # fmt: skip
         self.b, self.form, self.width, self.vectors = b, form, width, vectors_of(form, dot)
         self._w, self._x, self._y, self._steps, self._stride, self._pace, self._gap = (

@@ -68,8 +68,10 @@ def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Te
 
 
 def in_bytes(x: Tensor) -> Tensor:
-    """x [..., in] as kernels/cpu multiplies it by quantised weights: each block of 32 numbers as signed bytes times
-    max |x| / 127, float32, rounded to nearest even. `in` is padded with zeros to whole blocks, and cut again."""
+    """x [..., in] as kernels/cpu multiplies it by quantised weights, float32.
+
+    Each block of 32 numbers becomes signed bytes, rounded to nearest even, times max |x| / 127.
+    """
     blocks = F.pad(x.float(), (0, -x.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))
     most = blocks.abs().amax(-1, keepdim=True)
     values = (blocks * torch.where(most == 0, 0, 127 / most)).round()

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+from llvmlite.binding import get_host_cpu_name
 from numba.core import event as events
 from numba.core.caching import FunctionCache
 from numba.core.ccallback import CFunc
-from llvmlite.binding import get_host_cpu_name
 from numba.core.codegen import get_host_cpu_features
 
 config: Any = numba.config
