@@ -25,6 +25,7 @@ MODULES = {
     "passk": "passk.command",
     "peers": "peers.command",
     "pictures": "report.pictures",
+    "precision": "cpu.precision",
     "record": "cpu.record",
     "rooms": "report.rooms",
     "simulate": "simulation.command",

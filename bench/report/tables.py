@@ -236,6 +236,10 @@ TABLES: dict[str, Callable[[], str]] = {
         "what | rows | tokens a row | reading ms = reading, ms | lowest ms = lowest, ms | "
         "median ms = median, ms | lowest / reading",
     ),
+    "precision": _table(
+        "precision-cpu",
+        "dtype = weights | MB | perplexity | same choice | KL, mnat | batch 1, ms | batch 4, ms | batch 8, ms",
+    ),
     "peers": _table(
         "peers-native-bf16",
         "who | method | batch | weights | bits | ms/token | least | tokens/s | prompt ms = prompt, ms",

@@ -168,6 +168,13 @@ def test_floor(tiny):
 
 
 @pytest.mark.slow
+def test_precision(target):
+    exact, *others = run("precision", "--quick", *target, "--dtypes", "bfloat16", "int8")["results"]
+    assert (exact["same choice"], exact["KL, mnat"]) == (1, 0)
+    assert all(0 <= row["same choice"] <= 1 and 0 < row["KL, mnat"] < 100 for row in others)
+
+
+@pytest.mark.slow
 def test_window(target):
     document = run("window", "--quick", *target, "--dtype", "float32")
     assert {row["part"] for row in document["results"]} == {"acceptance", "whole"}

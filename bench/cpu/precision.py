@@ -1,0 +1,119 @@
+"""`python -m bench precision`: what each precision of the weights costs in quality, and how long its steps take.
+
+Contract: float32 writes a greedy answer to every prompt, and every precision then reads those texts. "same choice"
+is the share of the answers' tokens that are its own greedy choice as well, KL the mean divergence of its
+distribution from float32's there, in thousandths of a nat, and perplexity that of the prompts' own tokens. Steps are regular ones,
+of rows that hold CONTEXT tokens; the precisions take turns, float32 apart, whose threads are torch's. `--questions
+FILE` reads prompts from a file of the Spec-Bench form (a JSON line each, with "turns"); the first turn counts.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bass_core import ModelPair, generate
+from bass_core.decode.request import make_request
+from bass_core.model.forward import ForwardBatch
+
+from ..prompts import mixed
+from ..report.report import Row, at_most, document, load, median, parser, show, table
+
+CONTEXT = 128
+ROWS = (1, 4, 8)
+# Tokens of a prompt that are read at most.
+_MOST = 256
+_EXACT = "float32"
+
+
+def main(argv: list[str]) -> None:
+    """Measure, print, and write."""
+    options = parser("precision", __doc__ or "", "pair")
+    options.add_argument("--dtypes", nargs="+", default=["bfloat16", "int8", "int4"])
+    options.add_argument("--questions", type=Path, metavar="FILE", help="prompts of the Spec-Bench form")
+    options.add_argument("--prompts", type=int, default=48, help="so many of them, evenly spread")
+    options.add_argument("--max-new-tokens", type=int, default=64)
+    options.add_argument("--repeats", type=int, default=15)
+    arguments = options.parse_args(argv)
+    if arguments.quick:
+        arguments.prompts, arguments.max_new_tokens, arguments.repeats = 2, 8, 1
+    prompts = mixed(arguments.prompts)
+    if arguments.questions is not None:
+        lines = arguments.questions.read_text(encoding="utf-8").splitlines()
+        asked = [json.loads(line)["turns"][0] for line in lines if line.strip()]
+        prompts = asked[:: max(1, len(asked) // arguments.prompts)][: arguments.prompts]
+    pairs = {dtype: load(arguments, device="cpu", dtype=dtype) for dtype in (_EXACT, *arguments.dtypes)}
+    read = _read(pairs, prompts, arguments.max_new_tokens)
+    steps = {rows: _steps(pairs, rows, arguments.repeats) for rows in ROWS}
+    results: list[Row] = [
+        {"dtype": dtype, "MB": pair.target_step.cost.weight_bytes / 1e6, **read[dtype]}
+        | {f"batch {rows}, ms": median(steps[rows][dtype]) for rows in ROWS}
+        for dtype, pair in pairs.items()
+    ]
+    print(table(results))
+    claims = [
+        at_most(f"{row['dtype']}: {name}", value, bar, not arguments.quick)
+        for row in results[1:]
+        for name, value, bar in (
+            ("perplexity / float32's", row["perplexity"] / results[0]["perplexity"], 1.01),
+            ("KL, mnat", row["KL, mnat"], 20),
+        )
+    ]
+    show(document("precision", arguments, pairs[_EXACT], results, claims), arguments)
+
+
+def _read(pairs: dict[str, ModelPair], prompts: list[str], new_tokens: int) -> dict[str, Row]:
+    """What each precision makes of the prompts and of float32's answers, text by text."""
+    sums: dict[str, Any] = {dtype: torch.zeros(5, dtype=torch.float64) for dtype in pairs}
+    for prompt in prompts:
+        ids = make_request(pairs[_EXACT], prompt).prompts[0][:_MOST]
+        answer = generate(pairs[_EXACT], [ids], method="regular", max_new_tokens=new_tokens).sequences[0].token_ids
+        text, first = torch.tensor([*ids, *answer]), len(ids)
+        exact = _log_probabilities(pairs[_EXACT], text)
+        for dtype, pair in pairs.items():
+            found = exact if dtype == _EXACT else _log_probabilities(pair, text)
+            surprise = -found[: first - 1].gather(1, text[1:first, None]).sum()
+            ours, theirs = found[first - 1 :], exact[first - 1 :]
+            same = (ours.argmax(1) == text[first:]).sum()
+            divergence = (theirs.exp() * (theirs - ours)).sum()
+            sums[dtype] += torch.stack(
+                [surprise, torch.tensor(first - 1), same, divergence, torch.tensor(len(answer))]
+            )
+    return {
+        dtype: {
+            "perplexity": float((surprise / read).exp()), "same choice": float(same / written),
+            "KL, mnat": 1000 * float(divergence / written),
+        }
+        for dtype, (surprise, read, same, divergence, written) in sums.items()
+    }  # fmt: skip
+
+
+def _log_probabilities(pair: ModelPair, text: Tensor) -> Tensor:
+    """float64 [S - 1, vocab]: of each token of a text but the first, given those before it."""
+    model = pair.target_step
+    cache = model.new_cache(1, len(text))
+    logits = model.forward(ForwardBatch(text[None, :-1], [0]), cache).logits
+    return logits[0].double().log_softmax(-1)
+
+
+def _steps(pairs: dict[str, ModelPair], rows: int, repeats: int) -> dict[str, list[float]]:
+    """Milliseconds of steps of so many rows, the precisions in turn; the first turn is to warm up."""
+    times: dict[str, list[float]] = {dtype: [] for dtype in pairs}
+    caches = {dtype: pair.target_step.new_cache(rows, CONTEXT + 1) for dtype, pair in pairs.items()}
+    vocab = pairs[_EXACT].vocab
+    ids = torch.randint(0, vocab, (rows, CONTEXT + 1))
+    for dtype, pair in pairs.items():
+        pair.target_step.forward(ForwardBatch(ids[:, :-1], [0] * rows), caches[dtype])
+    for arms in ([_EXACT], [dtype for dtype in pairs if dtype != _EXACT]):
+        for turn in range(repeats + 1):
+            for dtype in arms:
+                start = time.perf_counter()
+                pairs[dtype].target_step.forward(ForwardBatch(ids[:, -1:], [CONTEXT] * rows), caches[dtype])
+                if turn:
+                    times[dtype].append(1000 * (time.perf_counter() - start))
+    return times
