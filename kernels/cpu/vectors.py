@@ -300,9 +300,10 @@ def to_bytes(_: Any, source: Any, to: Any) -> Any:
         inverse = b.select(b.fcmp_ordered("==", most, ir.Constant(FLOAT, 0.0)), ir.Constant(FLOAT, 0.0), inverse)
         scale, sums, factor = b.fdiv(most, ir.Constant(FLOAT, 127.0)), None, splat(b, inverse, LANES)
         nearest = function(b, f"llvm.roundeven.v{LANES}f32", FLOATS, FLOATS)
-        integer = function(b, f"llvm.fptosi.sat.v{LANES}i32.v{LANES}f32", INTS, FLOATS)
+        zero = ir.Constant(FLOATS, [0.0] * LANES)
         for i, part in enumerate(parts):
-            number = b.call(integer, [b.call(nearest, [b.fmul(part, factor)])])
+            number = b.call(nearest, [b.fmul(part, factor)])
+            number = b.fptosi(b.select(b.fcmp_ordered("ord", number, number), number, zero), INTS)
             store(b, b.trunc(number, ir.VectorType(BYTE, LANES)), b.add(to, count(LANES * i)))
             sums = number if sums is None else b.add(sums, number)
         total = _reduced(b, "add", sums)
