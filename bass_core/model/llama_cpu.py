@@ -2,8 +2,9 @@
 
 Contract: the same `forward` as CausalModel's, for the models that `why_not` has nothing against. A token's logits
 and states have the same bits whatever rows, tokens, prompts or threads are beside it. The residual stream is
-float32; what a bfloat16 model multiplies is rounded to bfloat16 where the CPU multiplies that natively. `backend`
-is ignored, as there is one attention. Non-goals: sliding windows, and weights of more than 16 bits.
+float32. Where the CPU multiplies bfloat16 natively attention does, and products do if that is fast; vectors of
+int8 and int4 weights are rounded to bytes (kernels/cpu/kinds.py). `backend` is ignored, as there is one attention.
+Non-goals: sliding windows, and weights of more than 16 bits.
 """
 
 from __future__ import annotations

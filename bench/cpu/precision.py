@@ -2,9 +2,10 @@
 
 Contract: float32 writes a greedy answer to every prompt, and every precision then reads those texts. "same choice"
 is the share of the answers' tokens that are its own greedy choice as well, KL the mean divergence of its
-distribution from float32's there, in thousandths of a nat, and perplexity that of the prompts' own tokens. Steps are regular ones,
-of rows that hold CONTEXT tokens; the precisions take turns, float32 apart, whose threads are torch's. `--questions
-FILE` reads prompts from a file of the Spec-Bench form (a JSON line each, with "turns"); the first turn counts.
+distribution from float32's there, in thousandths of a nat, and perplexity that of the prompts' own tokens. Steps
+are regular ones, of rows that hold CONTEXT tokens; the precisions take turns, float32 apart, whose threads are
+torch's. `--questions FILE` reads prompts from a file of the Spec-Bench form (a JSON line each, with "turns"); the
+first turn counts.
 """
 
 from __future__ import annotations

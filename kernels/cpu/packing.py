@@ -95,7 +95,8 @@ def pack_quantized(weight: QuantizedWeight, bias: Tensor | None = None) -> Packe
 
 def _blocks(part: Tensor, each: int, steps: int, value: int = 0) -> Tensor:
     """A part [rows, steps x each], or shorter, padded with `value`: [panels, steps, PANEL, each]."""
-    padded = F.pad(part, (0, steps * each - part.shape[1], 0, -len(part) % PANEL), value=value)
+    missing = 0, steps * each - part.shape[1], 0, -len(part) % PANEL
+    padded = F.pad(part, missing, value=value) if any(missing) else part
     return padded.view(-1, PANEL, steps, each).transpose(1, 2)
 
 
@@ -125,7 +126,11 @@ def _lasting(size: int) -> Array:
         return aligned(size)
     with _lock:
         if size > len(_arena.free):
-            pages = mmap.mmap(-1, max(size, 32 * _PAGE) + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            room = max(size, 32 * _PAGE) + _PAGE
+            try:
+                pages = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            except OSError:  # as numpy says it
+                raise MemoryError(f"{room} bytes for weights can't be had") from None
             with suppress(OSError):  # a kernel without large pages
                 pages.madvise(huge)
             whole = np.frombuffer(pages, np.uint8)

@@ -50,12 +50,13 @@ def product(state, phase, threads, line, starts, short, wide, y, then, out, next
     chunks = (panels + each - 1) // each
     chunk = claim(state, phase)
     while chunk < chunks:
-        first, following = chunk * each, chunks
+        first, following = chunk * each, -1
         number = min(each, panels - first)
         for panel in range(first, first + number):
             weights = np.uintp(line[0] + panel * size)
             ahead = weights + np.uintp(size)
-            if panel == first + number - 1:
+            # A chunk is claimed early only where its first panel is fetched.
+            if panel == first + number - 1 and len(starts) > 2:
                 following = claim(state, phase)
                 if following < chunks:
                     ahead = np.uintp(line[0] + following * each * size)
@@ -76,7 +77,7 @@ def product(state, phase, threads, line, starts, short, wide, y, then, out, next
                         to = place + step * width * STEP
                         silu(y, at + 2 * STEP * step, next_short, next_wide, next_form, to)
         done(state, phase)
-        chunk = following
+        chunk = claim(state, phase) if following < 0 else following
     wait(state, phase, chunks)
 
 

@@ -164,7 +164,7 @@ class _Pass:
             pace,
             gap,
         )
-        self._ahead = cgutils.alloca_once_value(b, ahead)
+        self._first, self._ahead = ahead, cgutils.alloca_once(b, ahead.type)
         self._used = 0
         zero = ir.Constant(FLOATS, [0.0] * LANES)
         self._sums = [[cgutils.alloca_once_value(b, zero) for _ in range(width)] for _ in range(PANEL // LANES)]
@@ -241,15 +241,16 @@ class _Pass:
         """A loop over the steps: the addresses of their weights and of their vectors."""
         b = self.b
         with cgutils.for_range(b, self._steps) as step:
-            self._used = 0
-            w = b.add(self._w, b.mul(step.index, count(block_bytes(self.form))))
+            self._used, read = 0, b.mul(step.index, count(block_bytes(self.form)))
+            w = b.add(self._w, read)
+            b.store(b.add(self._first, b.udiv(b.mul(read, self._pace), count(_FETCH))), self._ahead)
             yield w, b.add(self._x, b.mul(step.index, count(self.width * VECTOR_BYTES[self.vectors])))
 
     def _read(self, size: int) -> int:
-        """Where the next `size` bytes of a block lie; fetches ahead for every _FETCH bytes."""
+        """Where the next `size` bytes of a block lie; fetches ahead for every _FETCH bytes that are begun."""
         b, before = self.b, self._used
         self._used += size
-        if before // _FETCH != self._used // _FETCH:
+        if -(-before // _FETCH) != -(-self._used // _FETCH):
             at = b.load(self._ahead)
             for line in (at, b.add(at, self._gap)):
                 _fetch(b, line)
@@ -284,7 +285,8 @@ def _fetch(b: Any, address: Any) -> None:
 def to_bytes(_: Any, source: Any, to: Any) -> Any:
     """Write STEP float32 numbers at an address as a block of signed bytes with its scale and sums (kinds.py).
 
-    NaN or infinity among them makes the scale NaN or infinite, and so every product.
+    NaN or infinity among them makes the scale NaN or infinite, and so every product. Bytes are 0 where all numbers
+    are below 2^-100.
     """
 
     def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
@@ -297,7 +299,8 @@ def to_bytes(_: Any, source: Any, to: Any) -> Any:
             largest = b.select(b.icmp_unsigned(">", size, largest), size, largest)
         most = b.bitcast(_reduced(b, "umax", largest), FLOAT)
         inverse = b.fdiv(ir.Constant(FLOAT, 127.0), most)
-        inverse = b.select(b.fcmp_ordered("==", most, ir.Constant(FLOAT, 0.0)), ir.Constant(FLOAT, 0.0), inverse)
+        tiny = b.fcmp_ordered("<", most, ir.Constant(FLOAT, 2.0**-100))
+        inverse = b.select(tiny, ir.Constant(FLOAT, 0.0), inverse)
         scale, sums, factor = b.fdiv(most, ir.Constant(FLOAT, 127.0)), None, splat(b, inverse, LANES)
         nearest = function(b, f"llvm.roundeven.v{LANES}f32", FLOATS, FLOATS)
         zero = ir.Constant(FLOATS, [0.0] * LANES)

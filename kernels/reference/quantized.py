@@ -70,11 +70,12 @@ def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Te
 def in_bytes(x: Tensor) -> Tensor:
     """x [..., in] as kernels/cpu multiplies it by quantised weights, float32.
 
-    Each block of 32 numbers becomes signed bytes, rounded to nearest even, times max |x| / 127.
+    Each block of 32 numbers becomes signed bytes, rounded to nearest even, times max |x| / 127; 0 where all are
+    below 2^-100.
     """
     blocks = F.pad(x.float(), (0, -x.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))
     most = blocks.abs().amax(-1, keepdim=True)
-    values = (blocks * torch.where(most == 0, 0, 127 / most)).round()
+    values = (blocks * torch.where(most < 2**-100, 0, 127 / most)).round()
     return (values * (most / 127)).flatten(-2)[..., : x.shape[-1]]
 
 

@@ -20,6 +20,9 @@ from kernels.cpu.kinds import HAS_DOT
 VOCAB = 97
 # Whether bfloat16 products are native or float32: on such a CPU both are tested.
 DOTS = [False, True] if HAS_DOT else [False]
+# dtype, whether products are of bfloat16, and whether attention is.
+KINDS = [(torch.float16, False, False), (torch.bfloat16, False, False)]
+KINDS += [(torch.bfloat16, False, True), (torch.bfloat16, True, True)] if HAS_DOT else []
 # class, hidden size, heads, key-value heads, head dimension, biases: no multiple of 32 or 16 is left out.
 SHAPES = {
     "llama of 32, heads of 8": ("Llama", 32, 4, 2, 8, False),
@@ -60,9 +63,9 @@ def made(name: str, dtype: torch.dtype, layers: int = 2) -> Any:
     return model.to(dtype)
 
 
-def compiled(model: Any, dot: bool, monkeypatch: pytest.MonkeyPatch) -> LlamaCompiled:
-    """The model with native bfloat16 products, or with float32 ones."""
-    monkeypatch.setattr(packing, "FAST_DOT", dot)
+def compiled(model: Any, fast: bool, dot: bool, monkeypatch: pytest.MonkeyPatch) -> LlamaCompiled:
+    """The model with native bfloat16 products or float32 ones, and such an attention."""
+    monkeypatch.setattr(packing, "FAST_DOT", fast)
     monkeypatch.setattr(llama, "HAS_DOT", dot)
     return LlamaCompiled(model)
 

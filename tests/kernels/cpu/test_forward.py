@@ -12,9 +12,7 @@ from bass_core.model.forward import ForwardBatch
 from bass_core.model.llama_cpu import LlamaCompiled
 
 from ...models import slow_but
-from .shapes import DOTS, SHAPES, compiled, exact, fed, made, tokens
-
-KINDS = [(torch.float16, False), *((torch.bfloat16, dot) for dot in DOTS)]
+from .shapes import KINDS, SHAPES, compiled, exact, fed, made, tokens
 
 
 def close(found: Tensor, expected: Tensor, dot: bool) -> None:
@@ -25,14 +23,14 @@ def close(found: Tensor, expected: Tensor, dot: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "dot"),
+    ("shape", "dtype", "fast", "dot"),
     slow_but([(list(SHAPES)[4], *KINDS[-1])], [(shape, *kind) for shape in SHAPES for kind in KINDS]),
 )
 def test_prompts_and_ragged_steps(
-    shape: str, dtype: torch.dtype, dot: bool, monkeypatch: pytest.MonkeyPatch
+    shape: str, dtype: torch.dtype, fast: bool, dot: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = made(shape, dtype)
-    ours, theirs = compiled(model, dot, monkeypatch), exact(model)
+    ours, theirs = compiled(model, fast, dot, monkeypatch), exact(model)
     a, b = ours.new_cache(3, 200), theirs.new_cache(3, 200)
     # Over two blocks of columns and into a third.
     ids = tokens(3, 140)
@@ -49,12 +47,14 @@ def test_prompts_and_ragged_steps(
 
 
 @pytest.mark.parametrize(
-    ("layers", "dtype", "dot"),
+    ("layers", "dtype", "fast", "dot"),
     slow_but([((1, 2), *KINDS[-1])], [(at, *kind) for at in ((), (0, 1), (1, 2), (2,)) for kind in KINDS]),
 )
-def test_states(layers: tuple[int, ...], dtype: torch.dtype, dot: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states(
+    layers: tuple[int, ...], dtype: torch.dtype, fast: bool, dot: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = made("qwen3 of 36, heads of 16, biases", dtype, layers=3)
-    ours, theirs = compiled(model, dot, monkeypatch), exact(model)
+    ours, theirs = compiled(model, fast, dot, monkeypatch), exact(model)
     ours.readout = theirs.readout = HiddenStateTap(layers)
     ids, counts = tokens(2, 7), [4, 7]
     mine, own = (
@@ -120,10 +120,10 @@ def test_a_model_that_breaks_is_an_error_and_no_text(where: str, dtype: torch.dt
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "dot"), KINDS)
-def test_a_window(dtype: torch.dtype, dot: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("dtype", "fast", "dot"), KINDS)
+def test_a_window(dtype: torch.dtype, fast: bool, dot: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model = made("qwen3 of 64, heads of 20", dtype)
-    ours, theirs = compiled(model, dot, monkeypatch), exact(model)
+    ours, theirs = compiled(model, fast, dot, monkeypatch), exact(model)
     ids, more, lengths = tokens(2, 240), tokens(2, 2, 1), [240, 33]
     logits = []
     for one in (ours, theirs):

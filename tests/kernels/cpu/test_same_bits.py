@@ -17,21 +17,25 @@ from bass_core.model.base import CausalModel, HiddenStateTap
 from bass_core.model.cache import RaggedCache
 from bass_core.model.forward import BatchTree, ForwardBatch
 from bass_core.model.llama_cpu import LlamaCompiled
+from bass_core.model.weights.quantized import quantise_model
 
 from ...models import slow_but
 from .attention.steps import Parents, batch_tree, path, random_tree
-from .shapes import DOTS, compiled, fed, made, tokens
+from .shapes import KINDS, compiled, fed, made, tokens
 
-KINDS = [(torch.float16, False), *((torch.bfloat16, dot) for dot in DOTS)]
 WIDTHS = [1, 2, 3, 4, 5, 1, 3, 5, 2, 4, 5, 1, 2, 3, 4, 5]
 LENGTHS = [1 + 9 * row for row in range(16)]
 BASES = [240, 255, 256, 31]
 
 
-@pytest.fixture(params=KINDS, ids=str)
+@pytest.fixture(params=[*KINDS, "int8"], ids=str)
 def model(request: Any, monkeypatch: pytest.MonkeyPatch) -> LlamaCompiled:
-    dtype, dot = request.param
-    return compiled(made("qwen3 of 64, heads of 20", dtype), dot, monkeypatch)
+    if request.param == "int8":
+        quantised = made("llama of 36, heads of 12, biases", torch.bfloat16)
+        quantise_model(quantised, "int8")
+        return LlamaCompiled(quantised)
+    dtype, fast, dot = request.param
+    return compiled(made("qwen3 of 64, heads of 20", dtype), fast, dot, monkeypatch)
 
 
 @pytest.mark.parametrize("threads", slow_but([1], [1, 2]))
