@@ -12,14 +12,15 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from kernels.shapes import Shape
 from kernels.support import is_accelerator
 
 from ..errors import PairError
-from ..machine import cpu_kernels
+from ..machine import cpu_kernels, gpu_kernels
 from .base import refuse_unsupported
 from .draft_head import DraftHead
 from .llama_cpu import why_not
-from .select import select_model
+from .select import select_model, shape_of
 from .weights.placement import home_device, is_split, places
 from .weights.quantized import held, weight_dtype
 
@@ -56,12 +57,22 @@ class ModelPair:
         self.default_drafter = default_drafter
         whole = None if isinstance(draft, DraftHead) else draft
         self.vocab = _common_vocabulary(target, whole, tokenizer)
+        gpu_kernels.prepare(self.device, self._shapes)
         with cpu_kernels.compiling(self.device):
             self.target_step = select_model(target)
             if isinstance(draft, DraftHead):
                 draft.pack()
                 self.target_step.readout = draft.readout()
             self.draft_step = None if own_model is None else select_model(own_model)
+
+    def _shapes(self) -> list[Shape]:
+        """What the launches of target and draft depend on."""
+        shapes, draft = [shape_of(self.target, self.vocab, verifies=True)], self.draft
+        if isinstance(draft, DraftHead):
+            shapes.append(shape_of(draft.body, len(draft.vocabulary), verifies=False, named=True))
+        elif draft is not None:
+            shapes.append(shape_of(draft, self.vocab, verifies=False))
+        return shapes
 
     def __repr__(self) -> str:
         draft = "no draft" if self.draft is None else f"draft {type(self.draft).__name__}"

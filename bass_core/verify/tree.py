@@ -14,12 +14,13 @@ in a chain. Rows do not depend on each other.
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from kernels.support import available, is_accelerator
+from kernels.support import LeftOut, available, is_accelerator
 
 from ..machine.transfer import to_device, to_host
 from ..sample.distribution import argmax, probabilities
@@ -84,12 +85,13 @@ def verify_tree(
     if is_accelerator(logits.device) and available(logits.device):
         from .tree_triton import walk_on_device  # imports triton
 
-        found = walk_on_device(logits, tree.tokens, tree.parents, tree.drawn, tree.probs, keys, params)
-        outcomes = []
-        for r, (last, token, chance, tests) in enumerate(found):
-            path = tree.path(r, last)
-            outcomes.append(RowOutcome(len(path), token, chance, tests, path=path))
-        return outcomes
+        with suppress(LeftOut):
+            found = walk_on_device(logits, tree.tokens, tree.parents, tree.drawn, tree.probs, keys, params)
+            outcomes = []
+            for r, (last, token, chance, tests) in enumerate(found):
+                path = tree.path(r, last)
+                outcomes.append(RowOutcome(len(path), token, chance, tests, path=path))
+            return outcomes
     return _Walk(logits, tree, keys, params).outcomes()
 
 
