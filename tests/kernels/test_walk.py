@@ -32,7 +32,7 @@ SOFT = SamplingParams(temperature=1.0)
 
 def walked(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: SamplingParams) -> list[RowOutcome]:
     """The kernel's result in the form of the reference's."""
-    found = walk_on_device(logits, tree.tokens, tree.parents, tree.drawn, tree.probs, keys, params)
+    found = walk_on_device(logits, tree, keys, params)
     paths = [tree.path(row, last) for row, (last, *_) in enumerate(found)]
     return [RowOutcome(len(path), *end, path=path) for path, (_, *end) in zip(paths, found, strict=True)]
 
@@ -195,4 +195,4 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="fit the drafts"):
         walk_trees(p, None, drafts, drafts[:1], *rest[1:])
     with pytest.raises(ValueError, match="of 0 distributions"):
-        walk_on_device(p, [[1, 2]] * 2, [[-1, 0]] * 2, [[-1, 0]] * 2, None, keys, SOFT)
+        walk_on_device(p, DraftTree([[1, 2]] * 2, [[-1, 0]] * 2, [[-1, 0]] * 2), keys, SOFT)
