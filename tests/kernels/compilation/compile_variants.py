@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -91,7 +92,8 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         own = [row for row in rows if row["capability"] == capability]
         fine = [row for row in own if "error" not in row]
         listed = len(all_launches(Card.of_capability(capability)))
-        counts = {"triton": triton.__version__, "capability": capability, "listed": listed, "tried": len(own)}
+        counts = {"triton": triton.__version__, "launches": os.environ.get("BASS_VARIANTS") or "all"}
+        counts |= {"capability": capability, "listed": listed, "tried": len(own)}
         counts |= {"compiled": len(fine), "died": sum("signal" in row.get("error", "") for row in own)}
         counts |= {"spill": sum(row["spills"] > 0 for row in fine)}
         made.append(counts | {"most registers": max((row["registers"] for row in fine), default=0)})
