@@ -20,6 +20,7 @@ from kernels.shapes import Card, Shape
 from kernels.support import LeftOut
 from kernels.triton import launch
 from tests.kernels.compilation import dying
+from tests.kernels.compilation.test_compilation import PINNED
 from tests.ui.conftest import save_tiny_pair
 from ui.page.limits import Limits
 from ui.page.page import build, launch_options
@@ -80,6 +81,16 @@ def test_a_second_start_compiles_nothing_and_leaves_out_the_same(monkeypatch: py
     assert good.name not in found
     with pytest.raises(LeftOut):
         launch.launch(bad.kernel, (1,), *bad.arguments, **bad.options)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PINNED, reason="BASS_PINNED_TRITON is not set")
+def test_what_triton_dies_of_takes_the_next_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.7.1 as it is, with the tiles that this project had before."""
+    monkeypatch.setenv("PYTHONPATH", PINNED)
+    failed = gpu_kernels.compile_all(CARD, [SHAPE], "tests.kernels.compilation.dying:wide_trees")
+    assert failed and set(failed.values()) == {"signal 6 ended the compiler"}
+    assert all("BLOCK_M=64" in name and "BLOCK_N=64" in name for name in failed)
 
 
 @pytest.mark.slow

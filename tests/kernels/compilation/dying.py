@@ -6,12 +6,14 @@ assertion in LLVM does, one that raises, and another that compiles.
 
 from __future__ import annotations
 
+import pytest
 import torch
 import triton
 import triton.language as tl
 from triton import constexpr_function
 
 from kernels.shapes import Card, Shape
+from kernels.triton import attention, needed
 from kernels.triton.launch import Launch
 
 
@@ -43,3 +45,12 @@ def launches(shape: Shape, card: Card) -> list[Launch]:
     out = (torch.empty(16, dtype=torch.int32, device="meta"),)
     kernels = [(compiles, 16), (aborts, 16), (raises, 16), (compiles, 8)]
     return [Launch(kernel, out, {"BLOCK": size, "num_warps": 1}) for kernel, size in kernels]
+
+
+def wide_trees(shape: Shape, card: Card) -> list[Launch]:
+    """Attention over trees, whole, by tiles of 64 columns first: Triton 3.7.1 dies of some for 8.0 and 9.0."""
+    sizes = attention.tiles
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "tiles", lambda *given: sizes(*given[:5]))
+        found = needed.launches(shape, card)
+    return [one for one in found if one.options.get("TREE") and one.options.get("WHOLE")]
