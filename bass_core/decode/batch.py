@@ -29,8 +29,9 @@ from ..sample.noise import NoiseKeys
 from ..sequence import Forward, Reading, Round, RowRound, Sequence
 from ..verify.acceptance import RowOutcome, mark_unsound, refuse_unsound
 from ..verify.detail import Drafts, explain, rule_name
+from ..verify.draft_tree import DraftTree
 from ..verify.rejection import first_tokens, plain, verify
-from ..verify.tree import DraftTree, verify_tree
+from ..verify.tree import verify_tree
 from .base import CacheBytes, DecodingParams, Timeline
 from .record import write_round
 

@@ -78,7 +78,7 @@ def compile_all(
     What takes the place of such a launch is compiled as well. one_in, first: each so manieth launch alone, from
     this one on (for tests).
     """
-    order = {"card": asdict(card), "shapes": [asdict(shape) for shape in shapes], "of": of}
+    order: dict[str, Any] = {"card": asdict(card), "shapes": [asdict(shape) for shape in shapes], "of": of}
     count, failed, known = max(1, min(cores(), MOST_PROCESSES)), dict[str, str](), -1
     while len(failed) > known:
         known = len(failed)

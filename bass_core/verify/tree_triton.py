@@ -6,8 +6,6 @@ rows' decisions. Importing this module imports triton.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
@@ -20,9 +18,7 @@ from ..sample.draw_triton import seed_on
 from ..sample.noise import NoiseKeys
 from ..sample.params import SamplingParams
 from .acceptance import UNSOUND, DraftTest, chance_alone
-
-if TYPE_CHECKING:
-    from .tree import DraftTree
+from .draft_tree import DraftTree
 
 # The last draft of a row's path or -1, the token after it or UNSOUND, its chance, and the drafts' tests.
 Walked = tuple[int, int, float, list[DraftTest]]

@@ -121,9 +121,11 @@ def readings(ctx: Context) -> None:
     prompts = ctx.prompts(2 if ctx.tiny else 8, 384, 512, pair.vocab)
     options: dict[str, Any] = {"max_new_tokens": 6 if ctx.tiny else 128, "eos_token_id": None, "draft_length": 5}
     options |= {"drafter": "model", "synthetic_acceptance": 0.8, "scheduling": "in_turn"}
-    seen = [snapshot["device"] for snapshot in race(pair, prompts, lanes=("bass",), **options)]
+    seen: list[dict[str, Any]] = [
+        {**snapshot["device"]} for snapshot in race(pair, prompts, lanes=("bass",), **options)
+    ]
     for name in GPU_FIELDS:
-        found = [reading[name] for reading in seen if reading.get(name) is not None]  # type: ignore[misc]
+        found = [reading[name] for reading in seen if reading.get(name) is not None]
         ctx.row("a race of BASS", name if found else f"{name}: not read", median(found) if found else None)
     if is_accelerator(ctx.device):
         module = runtime(ctx.device)

@@ -170,7 +170,7 @@ MUTANTS = [
            "                drafted += going\n",
            "                going = going & (sure >= self.confidence)\n                drafted += going\n",
            [_ENUMERATED + "drafters[a head that stops-block]"]),
-    Mutant("a drawn node dropped", "bass_core/verify/tree.py",
+    Mutant("a drawn node dropped", "bass_core/verify/draft_tree.py",
            "                    self.drawn_at[r][parent] = i\n",
            "                    if token:\n                        self.drawn_at[r][parent] = i\n", _TREE),
     Mutant("the q of another drawn child", "bass_core/verify/tree.py",

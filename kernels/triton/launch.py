@@ -72,7 +72,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
 def collected() -> Iterator[list[Launch]]:
     """Collect the block's launches, of any thread, in place of running them."""
     global _collecting
-    _collecting = found = []
+    found: list[Launch] = []
+    _collecting = found
     try:
         yield found
     finally:

@@ -21,9 +21,10 @@ from bass_core.model.select import shape_of
 from bass_core.sample import distribution, draw, draw_triton
 from bass_core.sample.noise import NoiseKeys
 from bass_core.verify import rejection, tree
+from bass_core.verify.draft_tree import DraftTree
 from bass_core.verify.rejection_triton import verify_on_device
 from bass_core.verify.rules import VERIFICATIONS
-from bass_core.verify.tree import DraftTree, verify_tree
+from bass_core.verify.tree import verify_tree
 from kernels.shapes import Card
 from kernels.support import LeftOut
 from kernels.triton import accept, attention, block, cache_write, launch, linear, nucleus, walk

@@ -18,8 +18,9 @@ from bass_core.sample.draw import draw
 from bass_core.sample.noise import NoiseKeys, Role, place_node
 from bass_core.sample.params import SamplingParams
 from bass_core.verify.acceptance import UNSOUND, RowOutcome
+from bass_core.verify.draft_tree import DraftTree
 from bass_core.verify.rules import VERIFICATIONS
-from bass_core.verify.tree import DraftTree, verify_tree
+from bass_core.verify.tree import verify_tree
 from bass_core.verify.tree_triton import walk_on_device
 from kernels.triton.walk import walk_trees
 
