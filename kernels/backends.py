@@ -5,7 +5,8 @@ in the cache at `lengths[b] .. lengths[b]+S-1`. Query s of row b sees column c w
 `c <= lengths[b] + s` and, with a sliding window w, `c > lengths[b] + s - w`. Other
 contents of the cache (rejected drafts, padding) never affect a result. Where the plan has a shared part, a row's
 first columns are those of a prefix, which is stored once; where it has a gap, the columns in it are not seen;
-where it has a tree, the new tokens see the ancestors that it names (see plan.py). `flash` takes none of these.
+where it has a tree, the new tokens see the ancestors that it names (see plan.py). `flash` takes none of these;
+`mixed` is flash where it was measured faster (FASTER), and else `fused`.
 
 The backends share one signature and differ only in how they divide the work, as in BASS (arXiv 2404.15778):
 `pad` pads every row to the longest, `split` launches once per row at its exact length, `sdpa` passes the padded
@@ -74,6 +75,34 @@ def flash(
     return out.to(query.dtype)
 
 
+# Shapes for which flash-attn was measured faster than our kernel (bass_core/model/attention.py): see `shape_key`.
+FASTER: set[tuple[Any, ...]] = set()
+# More new tokens a row than a round has: a prompt.
+_PROMPT = 64
+
+
+def shape_key(query: Tensor, key: Tensor) -> tuple[Any, ...]:
+    """What says which is faster: the device, dtype and heads, and whether it is a prompt."""
+    return key.device, key.dtype, query.shape[1], *key.shape[1::2], query.shape[2] > _PROMPT
+
+
+def mixed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    plan: AttentionPlan,
+    *,
+    scaling: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    prefix: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """flash-attn for texts of a shape in FASTER, our kernel for all else. Same arguments and result as `pad`."""
+    plain = prefix is None and plan.shared is None and plan.gap is None and plan.tree is None
+    kernel = flash if plain and shape_key(query, key) in FASTER else fused
+    return kernel(query, key, value, plan, scaling=scaling, window=window, softcap=softcap, prefix=prefix)
+
+
 @cache
 def _flash_attn() -> Any:
     """flash-attn's function or None. Tries the import: other packages also install a flash_attn namespace."""
@@ -90,19 +119,20 @@ BACKENDS: dict[str, Callable[..., Tensor]] = {
     "sdpa": sdpa,
     "fused": fused,
     "flash": flash,
+    "mixed": mixed,
 }
 # Backends whose launches can be captured once and replayed for any lengths; `split` depends on the host's lengths.
-CAPTURABLE = ("fused", "flash", "pad", "sdpa")
+CAPTURABLE = ("fused", "flash", "mixed", "pad", "sdpa")
 _LEAST_EXTENT = 256
 
 
 def captured_extent(backend: str, columns: int, most: int) -> int:
     """Columns that a captured step reads when its longest row fills `columns` of the cache's `most`.
 
-    `fused` and `flash` stop at each row's own end, so one capture serves all lengths. The others compute every
-    column and are captured once for each power of two.
+    `fused`, `flash` and `mixed` stop at each row's own end, so one capture serves all lengths. The others compute
+    every column and are captured once for each power of two.
     """
-    if backend in ("fused", "flash"):
+    if backend in ("fused", "flash", "mixed"):
         return most
     return min(most, max(_LEAST_EXTENT, 1 << (columns - 1).bit_length()))
 
@@ -113,6 +143,8 @@ def why_backend_unavailable(backend: str, device: torch.device, dtype: torch.dty
         return why_unavailable(device)
     if backend == "flash":
         return _no_flash(device, dtype)
+    if backend == "mixed":
+        return why_unavailable(device) or _no_flash(device, dtype)
     return None
 
 

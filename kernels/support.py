@@ -15,8 +15,16 @@ from typing import Any
 
 import torch
 
+from .shapes import Card
+
 # Assumed number of multiprocessors where it is not known (on a CPU).
 _FALLBACK_PROCESSORS = 4
+# The card that torch's device "meta" stands for: launches for it are compiled, and never run.
+_described: Card | None = None
+
+
+class LeftOut(RuntimeError):
+    """A launch that Triton could not compile when the program started: it takes other sizes, or torch."""
 
 
 def is_accelerator(device: torch.device) -> bool:
@@ -34,6 +42,24 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on")
 
 
+def describe(card: Card | None) -> None:
+    """Let tensors of the device "meta" stand for those of a card, for compiling without one; None: no longer."""
+    global _described
+    _described = card
+    for known in (why_unavailable, processors, shared_bytes):
+        known.cache_clear()
+
+
+def _stands_for(device: torch.device) -> Card | None:
+    return _described if device.type == "meta" else None
+
+
+def card_of(device: torch.device) -> Card:
+    """The card of a CUDA device."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return Card(10 * major + minor, shared_bytes(device), processors(device))
+
+
 def widens(dtype: torch.dtype) -> bool:
     """Whether to multiply float32 copies: Triton's interpreter multiplies the bits of bfloat16 as integers."""
     return dtype == torch.bfloat16 and interpreting()
@@ -44,6 +70,8 @@ def why_unavailable(device: torch.device) -> str | None:
     """Why Triton kernels can't run on the device; None if they can."""
     if find_spec("triton") is None:
         return "Triton is not installed here (pip install triton, Linux only)"
+    if _stands_for(device) is not None:
+        return None
     if interpreting():
         return None if device.type == "cpu" else "TRITON_INTERPRET=1 is for CPU tensors: unset it to use the GPU"
     if device.type != "cuda":
@@ -73,12 +101,16 @@ def has_tensor_cores(device: torch.device) -> bool:
     Below compute capability 8.0 Triton emits plain multiply-adds. True for other devices than CUDA ones and under
     the interpreter: nothing depends on it there.
     """
+    if (card := _stands_for(device)) is not None:
+        return card.capability >= 80
     return interpreting() or device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 @cache
 def processors(device: torch.device) -> int:
     """Multiprocessors of the device; a small number on a CPU."""
+    if (card := _stands_for(device)) is not None:
+        return card.processors
     if device.type != "cuda":
         return _FALLBACK_PROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -87,6 +119,8 @@ def processors(device: torch.device) -> int:
 @cache
 def shared_bytes(device: torch.device) -> int:
     """Bytes of shared memory that one program may use on the device; if unknown 99 KiB, which most GPUs have."""
+    if (card := _stands_for(device)) is not None:
+        return card.shared
     if device.type != "cuda":
         return 99 * 1024
     properties = torch.cuda.get_device_properties(device)

@@ -155,12 +155,12 @@ def _working_bytes(pair: ModelPair, backend: str, tokens: int, columns: int) -> 
 def _attention_bytes(backend: str, heads: int, columns: int, dim: int) -> int:
     """Bytes that a backend needs for `heads` (tokens x query heads) of `dim` numbers over so many columns.
 
-    pad, split and sdpa make a matrix of scores. flash makes none. fused makes none either, but writes float32
-    partial results.
+    pad, split and sdpa make a matrix of scores. flash makes none. fused and mixed make none either, but write
+    float32 partial results.
     """
     if backend == "flash":
         return 0
-    if backend == "fused":
+    if backend in ("fused", "mixed"):
         return min(-(-columns // _SEGMENT) * heads * (dim + 2), _MOST_PART_NUMBERS) * 4
     return heads * columns * _SCORE_BYTES
 

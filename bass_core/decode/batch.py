@@ -29,8 +29,9 @@ from ..sample.noise import NoiseKeys
 from ..sequence import Forward, Reading, Round, RowRound, Sequence
 from ..verify.acceptance import RowOutcome, mark_unsound, refuse_unsound
 from ..verify.detail import Drafts, explain, rule_name
+from ..verify.draft_tree import DraftTree
 from ..verify.rejection import first_tokens, plain, verify
-from ..verify.tree import DraftTree, verify_tree
+from ..verify.tree import verify_tree
 from .base import CacheBytes, DecodingParams, Timeline
 from .record import write_round
 
@@ -196,7 +197,7 @@ class BatchDecoder:
         if not proposal.tokens.shape[1]:
             outcomes = plain(output.logits[:, 0], keys, params.sampling)
         elif isinstance(proposal, TreeProposal):
-            tree = DraftTree(_tokens(proposal), proposal.parents, proposal.drawn, proposal.probs)
+            tree = DraftTree.of(drafts, proposal.parents, proposal.drawn, proposal.probs)
             outcomes = verify_tree(output.logits, tree, keys, params.sampling, params.verification)
         else:
             outcome = verify(
@@ -287,6 +288,8 @@ def _tokens(proposal: Proposal) -> list[list[int]]:
 def _states_of(states: Tensor, paths: list[list[int]]) -> list[Tensor]:
     """Of states [B, 1 + N, ...] those of each row's newest token and of the drafts of its path."""
     return [
-        states[r, : len(path) + 1] if path == list(range(len(path))) else states[r, [0, *(i + 1 for i in path)]]
+        states[r, : len(path) + 1]
+        if path == list(range(len(path)))
+        else states[r, to_device([0, *(i + 1 for i in path)], states.device)]
         for r, path in enumerate(paths)
     ]

@@ -15,7 +15,7 @@ from kernels.plan import MOST_TREE
 from kernels.support import is_accelerator
 
 from ..length.base import Offer
-from ..machine.transfer import to_device, to_host
+from ..machine.transfer import to_device
 from ..model.draft_head import DraftHead
 from ..model.forward import ForwardBatch
 from ..model.prefill import PrefillSteps
@@ -34,9 +34,6 @@ from .tree import Fed, LevelStates, LinkedLevels, StaticTrees, TreeFeed
 # A forward of the head costs more than one more token in a verification, so a row drafts on only while its drafts
 # so far have this many times the confidence. Each row decides for itself and does not depend on its neighbours.
 HEADROOM = 4.0
-# On an accelerator a wasted forward costs less than waiting for the device: whether all rows have stopped is read
-# only before every so many tokens.
-LOOK_EVERY = 3
 
 
 class HeadDrafter(Drafter):
@@ -44,8 +41,9 @@ class HeadDrafter(Drafter):
 
     confidence: a row drafts on while the head gives its drafts so far, times the likeliest next token, at least
     this probability, and the drafts so far HEADROOM times it (from 1 / HEADROOM on: one draft at most). Whether to
-    draft on never depends on the token that is drawn next, so the token is distributed as q says. 0: never stop;
-    above 0 a proposal waits for the device once, and before each LOOK_EVERY-th token.
+    draft on never depends on the token that is drawn next, so the token is distributed as q says. 0: never stop.
+    On an accelerator no row stops: a wasted forward costs less than waiting for the device, and lengths are cut by
+    the policy, before anything is drawn.
 
     ahead: the text runs ahead of the target's states, as in AMUSD. The head's own state of a token stands in until
     the target's is observed; what was fed after a stand-in is then fed again. A proposal has at most one draft a
@@ -72,7 +70,7 @@ class HeadDrafter(Drafter):
         self.head, self.runner, self.size, self.params = head, runner, size, params
         self.role = verification.draft_role
         self.branches, self._trees = tree is not None, StaticTrees(tree or (), params, self.role, size)
-        self.confidence = 0.0 if ahead else confidence
+        self.confidence = 0.0 if ahead or is_accelerator(runner.device) else confidence
         self.ahead, self._tells, self._began = ahead, ahead and confidence > 0, False
         # Norms and projections of states that no draft is wanted after would be made for nothing.
         self.raw_states = not ahead
@@ -145,7 +143,7 @@ class HeadDrafter(Drafter):
             if step == first + behind.count:
                 if self.confidence:
                     going = going & (sure >= HEADROOM * self.confidence)
-                    if _all_rest(going, step):
+                    if not going.any():
                         break
                 logits, states = self._go_on(tokens[first:], states, [end + first for end in ends])
                 behind, first, drawn = self.head.ahead(logits, states, max(max_drafts) - step), step, None
@@ -153,7 +151,7 @@ class HeadDrafter(Drafter):
             q = self._distribution(logits)
             if q is not None and self.confidence:
                 going = going & (sure * q.amax(-1) >= self.confidence)
-                if _all_rest(going, step):
+                if not going.any():
                     break
             drawn = column = self._draw(logits, q, keys, step)
             if q is not None and self.confidence:
@@ -163,7 +161,7 @@ class HeadDrafter(Drafter):
             own.keep(logits, column)
             if q is not None and not self.params.greedy:
                 probs.append(self._over_all(q))
-        num_drafted = to_host(drafted).tolist() if self.confidence else list(max_drafts)
+        num_drafted = drafted.tolist() if self.confidence else list(max_drafts)
         self.drafted += sum(num_drafted)
         width = max(num_drafted)
         if not width:
@@ -200,9 +198,8 @@ class HeadDrafter(Drafter):
         self._linked = LinkedLevels(ahead) if self.head.positions > 1 else None
         return ahead.logits(0)
 
-    def level(self, drafts: list[list[Fed]]) -> Tensor:
+    def level(self, drafts: list[Fed], tokens: Tensor) -> Tensor:
         """Logits [B, W, V'] after these drafts; a head of one position feeds them with their parents' states."""
-        tokens = self._feed.tokens(drafts)
         if self._linked is not None:
             return self._linked.behind(drafts, tokens)
         x = self.head.inputs(tokens, self._tree_states.before(drafts))
@@ -305,10 +302,3 @@ class HeadDrafter(Drafter):
     def move_row(self, source: int, target: int) -> None:
         self.runner.move_row(source, target)
         self._source.move_row(source, target)
-
-
-def _all_rest(going: Tensor, step: int) -> bool:
-    """Whether no row drafts on; on an accelerator this is read only every LOOK_EVERY tokens."""
-    if is_accelerator(going.device) and step % LOOK_EVERY:
-        return False
-    return not going.any()

@@ -126,10 +126,10 @@ class ModelDrafter(Drafter):
         self._feed = TreeFeed(self.runner, ends)
         return logits
 
-    def level(self, drafts: list[list[Fed]]) -> Tensor:
+    def level(self, drafts: list[Fed], tokens: Tensor) -> Tensor:
         """Logits [B, W, V] after these drafts."""
         self.calls += 1
-        return self.runner.forward(self._feed.batch(drafts, self._feed.tokens(drafts))).logits
+        return self.runner.forward(self._feed.batch(drafts, tokens)).logits
 
     # It is fed whatever it is asked after.
     reach = MOST_TREE

@@ -2,25 +2,29 @@
 
 Contract: `StaticTrees.propose` makes one TreeProposal. Every draft of a level gets as many children as the shape
 says, fewer only where the text before them decides it: a row that may not draft so deep, a draft's cache without
-room for a level, and a q without so many tokens, which is seen before any of them is drawn. Children of a greedy
-text are the draft's likeliest tokens, of a coupled one those that the target's noise favours most, of a sampled
-one all but one of the likeliest, and one that is drawn from q without them; it has noise of its own, keyed by its
-parent. What is drawn is never left out again, and what is drawn after it depends on it alone. So a text that is
-verified by the tree rule (verify/tree.py) is distributed as the target's. Each level is read on the host: on an
-accelerator a round waits once more for each. Feeding a draft model: `root` brings its cache up to date with the
-text and says what may follow; `level` feeds drafts whose parents were fed before, and says what may follow each.
-Nothing that is fed here counts in the draft's cache: the next proposal feeds what was accepted again, as text.
+room for a level, and on a CPU a q without so many tokens, which is seen before any of them is drawn. Children of a
+greedy text are the draft's likeliest tokens, of a coupled one those that the target's noise favours most, of a
+sampled one all but one of the likeliest, and one that is drawn from q without them; it has noise of its own, keyed
+by its parent. What is drawn is never left out again, and what is drawn after it depends on it alone. So a text
+that is verified by the tree rule (verify/tree.py) is distributed as the target's. On an accelerator nothing is
+read on the host: a tree's shape is known without its tokens, and a child that q does not have is judged as any
+other. Feeding a draft model: `root` brings its cache up to date with the text and says what may follow; `level`
+feeds drafts whose parents were fed before, and says what may follow each. Nothing that is fed here counts in the
+draft's cache: the next proposal feeds what was accepted again, as text.
 """
 
 from __future__ import annotations
 
+import itertools
+import operator
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from kernels.plan import MOST_TREE
+from kernels.support import is_accelerator
 
 from ..machine.transfer import to_device, to_host
 from ..model.draft_head import Ahead
@@ -41,12 +45,78 @@ Parent = tuple[int, int]
 
 @dataclass
 class _Row:
-    """A row's drafts so far; lists as in TreeProposal. chances: what the draft gives each, for a reader."""
+    """A row's drafts so far; lists as in TreeProposal."""
 
-    tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     drawn: list[int] = field(default_factory=list)
-    chances: list[float | None] = field(default_factory=list)
+
+
+class _Children(NamedTuple):
+    """Of A drafts: their children tokens [A, C], what q gives each, and what those from `first` on stem from.
+
+    On a CPU children without a chance are left out, which the text before them decides; LEAST_MASS is that of a
+    single one that is drawn. drawn_from [A, V]: None if none was drawn.
+    """
+
+    tokens: Tensor
+    chances: Tensor
+    drawn_from: Tensor | None
+    first: int
+
+
+class _Grown:
+    """The drafts of a round so far: their shape on the host, on the device their tokens and what q gives each."""
+
+    def __init__(self, rows: int, most: int, device: torch.device) -> None:
+        self.rows = [_Row() for _ in range(rows)]
+        self.tokens = torch.zeros(rows, most, dtype=torch.long, device=device)
+        self.chances = torch.zeros(rows, most, device=device)
+        self.probs: list[Tensor] = []
+
+    def add(self, asked: list[Parent], children: _Children) -> list[Parent]:
+        """Add children of the drafts that were asked; the places of those added."""
+        tokens, chances, drawn_from, first = children
+        width = tokens.shape[1]
+        least = [LEAST_MASS if 0 < first == child else 0.0 for child in range(width)]
+        found = [[1.0] * width] * len(asked) if is_accelerator(tokens.device) else chances.tolist()
+        added, kept = list[Parent](), list[int]()
+        for at, ((r, parent), given) in enumerate(zip(asked, found, strict=True)):
+            row, place = self.rows[r], -1
+            for child, (chance, bar) in enumerate(zip(given, least, strict=True)):
+                if not chance > bar:
+                    continue
+                if child >= first and place < 0:
+                    place = len(self.probs)
+                    self.probs += [] if drawn_from is None else [drawn_from[at]]
+                added.append((r, len(row.parents)))
+                kept.append(at * width + child)
+                row.parents.append(parent)
+                row.drawn.append(place)
+        if added:
+            places, at_child = (
+                to_device([list(place) for place in added], tokens.device),
+                to_device(kept, tokens.device),
+            )
+            self.tokens[places[:, 0], places[:, 1]] = tokens.flatten()[at_child]
+            self.chances[places[:, 0], places[:, 1]] = chances.float().flatten()[at_child]
+        return added
+
+    def feed(self, asked: list[Parent]) -> list[list[int]]:
+        """What the model is fed: the parents of a row's drafts in their order, so each has its place there."""
+        fed: list[list[int]] = [[] for _ in self.rows]
+        for r, i in asked:
+            fed[r].append(self.rows[r].parents[i])
+        return fed
+
+    def tokens_of(self, asked: list[Parent]) -> Tensor:
+        """int64 [B, W]: the tokens of these drafts, padded."""
+        places: list[list[int]] = [[] for _ in self.rows]
+        for r, i in asked:
+            places[r].append(i)
+        width = max(map(len, places))
+        return self.tokens.gather(
+            1, to_device([(row + [0] * width)[:width] for row in places], self.tokens.device)
+        )
 
 
 class StaticTrees:
@@ -59,35 +129,36 @@ class StaticTrees:
         self.shape, self.params, self.size = shape, params, size
         self.coupled = role is Role.TARGET and not params.greedy
         self.sampled = not (params.greedy or self.coupled)
+        self.most = sum(itertools.accumulate(shape, operator.mul))
 
     def propose(
         self, model: LevelModel, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys
     ) -> TreeProposal:
         """Trees at most max_drafts[r] deep, and as deep as the model can be asked."""
-        made, probs = [_Row() for _ in rows], list[Tensor]()
+        grown = _Grown(len(rows), self.most, keys.positions.device)
         asked: list[Parent] = [(r, -1) for r, most in enumerate(max_drafts) if most > 0]
         for depth, children in enumerate(self.shape):
             if depth:
                 deep_enough = depth <= model.reach
                 asked = [(r, i) for r, i in asked if deep_enough and max_drafts[r] > depth]
-            fed = _feed(made, asked) if depth else []
+            fed = grown.feed(asked) if depth else []
             if not asked or (depth and max(map(len, fed)) > model.room):
                 break
             if depth:
-                places = [place for row in fed for place in range(len(row))]
-                logits = model.level(fed)[[r for r, _ in asked], places]
+                logits = model.level(fed, grown.tokens_of(asked))
+                places = to_device([place for row in fed for place in range(len(row))], logits.device)
+                logits = logits[to_device([r for r, _ in asked], logits.device), places]
             else:
                 wanted = {r for r, _ in asked}
-                logits = model.root(rows, [r in wanted for r in range(len(rows))])[[r for r, _ in asked]]
-            ids = model.vocabulary
-            add = self._add_sampled if self.sampled else self._add_likely
-            asked = add(made, probs, asked, logits, ids, children, depth, keys)
-        return self._proposal(made, probs)
+                logits = model.root(rows, [r in wanted for r in range(len(rows))])
+                logits = logits[to_device([r for r, _ in asked], logits.device)]
+            add = self._sampled if self.sampled else self._likely
+            asked = grown.add(asked, add(asked, logits, model.vocabulary, children, depth, keys))
+        return self._proposal(grown)
 
-    def _add_likely(
-        self, made: list[_Row], probs: list[Tensor], asked: list[Parent], logits: Tensor, ids: Tensor | None,
-        children: int, depth: int, keys: NoiseKeys,
-    ) -> list[Parent]:  # fmt: skip
+    def _likely(
+        self, asked: list[Parent], logits: Tensor, ids: Tensor | None, children: int, depth: int, keys: NoiseKeys
+    ) -> _Children:
         """The likeliest children; under coupling, those that the target's noise favours, with their q."""
         q = values = probabilities(logits, SamplingParams(1.0) if self.params.greedy else self.params)
         if self.coupled:
@@ -97,24 +168,21 @@ class StaticTrees:
             values = q / exponentials(keys.seed, keys.sequence_ids[at], keys.positions[at] + depth, streams, named)
         columns = values.topk(min(children, q.shape[-1]), dim=-1).indices
         tokens = columns if ids is None else ids[columns]
-        found = to_host(torch.stack((tokens.double(), q.gather(-1, columns).double()), dim=-1)).tolist()
-        added = []
-        for parent, offered, row in zip(asked, found, self._over_all(q, ids), strict=True):
-            place = len(probs) if self.coupled else -1
-            probs += [row] if self.coupled else []
-            added += [_add(made, parent, int(token), chance, place) for token, chance in offered if chance > 0]
-        return added
+        chances = q.gather(-1, columns)
+        # Under coupling, where q decides nothing, all name theirs.
+        if self.coupled:
+            return _Children(tokens, chances, self._over_all(q, ids), 0)
+        return _Children(tokens, chances, None, tokens.shape[1])
 
-    def _add_sampled(
-        self, made: list[_Row], probs: list[Tensor], asked: list[Parent], logits: Tensor, ids: Tensor | None,
-        children: int, depth: int, keys: NoiseKeys,
-    ) -> list[Parent]:  # fmt: skip
+    def _sampled(
+        self, asked: list[Parent], logits: Tensor, ids: Tensor | None, children: int, depth: int, keys: NoiseKeys
+    ) -> _Children:
         """The likeliest children but one, and one drawn from what they leave of q, if that is anything."""
         q = probabilities(logits, self.params)
         top = q.topk(min(children - 1, q.shape[-1]), dim=-1)
         rest = q.scatter(-1, top.indices, 0.0)
         left = rest.sum(-1, keepdim=True)
-        # Where nothing is drawn, any weights will do for the draw that is thrown away.
+        # Of a child that nothing is left for, q itself is as exact: it is judged by what it was drawn from.
         rest = torch.where(left > LEAST_MASS, rest / left, q)
         at = to_device([r for r, _ in asked], q.device)
         nodes = to_device([i + 1 for _, i in asked], q.device)
@@ -123,15 +191,7 @@ class StaticTrees:
         columns = torch.cat((top.indices, column[:, None]), dim=-1)
         tokens = columns if ids is None else ids[columns]
         chances = torch.cat((top.values, left), dim=-1)
-        found = to_host(torch.stack((tokens.double(), chances.double()), dim=-1)).tolist()
-        added = []
-        for parent, offered, row in zip(asked, found, self._over_all(rest, ids), strict=True):
-            *likely, (drawn, mass) = offered
-            added += [_add(made, parent, int(token), chance) for token, chance in likely if chance > 0]
-            if mass > LEAST_MASS:
-                added.append(_add(made, parent, int(drawn), None, len(probs)))
-                probs.append(row)
-        return added
+        return _Children(tokens, chances, self._over_all(rest, ids), tokens.shape[1] - 1)
 
     def _over_all(self, q: Tensor, ids: Tensor | None) -> Tensor:
         """q [N, V'] over the target's vocabulary: [N, V]."""
@@ -139,38 +199,22 @@ class StaticTrees:
             return q
         return torch.zeros(len(q), self.size, dtype=q.dtype, device=q.device).index_copy_(1, ids, q)
 
-    def _proposal(self, made: list[_Row], probs: list[Tensor]) -> TreeProposal:
-        counts = [len(row.tokens) for row in made]
-        width = max(counts)
-        padded = torch.tensor([row.tokens + [0] * (width - len(row.tokens)) for row in made], dtype=torch.long)
-        proposal = TreeProposal(padded.view(len(made), width), counts, parents=[row.parents for row in made])
+    def _proposal(self, grown: _Grown) -> TreeProposal:
+        counts = [len(row.parents) for row in grown.rows]
+        proposal = TreeProposal(
+            grown.tokens[:, : max(counts)], counts, parents=[row.parents for row in grown.rows]
+        )
         if self.params.greedy:
-            proposal.own = lambda: [row.chances for row in made]
-        if probs:
-            proposal.drawn, proposal.probs = [row.drawn for row in made], torch.stack(probs)
+            proposal.own = lambda: [
+                list(row[:count]) for row, count in zip(to_host(grown.chances).tolist(), counts, strict=True)
+            ]
+        if grown.probs:
+            proposal.drawn, proposal.probs = [row.drawn for row in grown.rows], torch.stack(grown.probs)
         return proposal
 
 
-def _add(made: list[_Row], parent: Parent, token: int, chance: float | None, drawn: int = -1) -> Parent:
-    """A draft after `parent`; its own place. drawn: see TreeProposal."""
-    row = made[parent[0]]
-    row.tokens.append(token)
-    row.parents.append(parent[1])
-    row.drawn.append(drawn)
-    row.chances.append(chance)
-    return parent[0], len(row.tokens) - 1
-
-
-def _feed(made: list[_Row], asked: list[Parent]) -> list[list[Fed]]:
-    """What the model is fed: a row's drafts in their order, so each has the place that it has in its row."""
-    fed: list[list[Fed]] = [[] for _ in made]
-    for r, i in asked:
-        fed[r].append((made[r].tokens[i], made[r].parents[i]))
-    return fed
-
-
-# Of one row's drafts: the token, and which of the row's drafts that were fed it follows, or -1: the newest token.
-Fed = tuple[int, int]
+# Of one row's drafts that are fed: which of those that were fed before each follows, or -1: the newest token.
+Fed = list[int]
 
 
 class LevelModel(Protocol):
@@ -185,8 +229,8 @@ class LevelModel(Protocol):
         """Logits [B, V'] after each row's newest token; those of rows that are not wanted mean nothing."""
         ...
 
-    def level(self, drafts: list[list[Fed]]) -> Tensor:
-        """Logits [B, W, V'] after drafts[r][i] of each row; after the padding they mean nothing."""
+    def level(self, drafts: list[Fed], tokens: Tensor) -> Tensor:
+        """Logits [B, W, V'] after tokens[r, i], which follows drafts[r][i]; those of padding mean nothing."""
         ...
 
     @property
@@ -219,14 +263,14 @@ class TreeFeed:
         lengths = [end + fed for end, fed in zip(self.ends, self.fed, strict=True)]
         return min(self.runner.cache.room(lengths), MOST_TREE - max(self.fed))
 
-    def batch(self, drafts: list[list[Fed]], x: Tensor, return_states: bool = False) -> ForwardBatch:
+    def batch(self, drafts: list[Fed], x: Tensor, return_states: bool = False) -> ForwardBatch:
         """The forward of one level; x: its tokens int64 [B, W] or their embeddings [B, W, hidden]."""
         width = max(map(len, drafts))
         before = self.fed
         sees, depths = [], []
         for r, row in enumerate(drafts):
             own_sees, own_depths = self._sees[r], self._depths[r]
-            for i, (_, parent) in enumerate(row):
+            for i, parent in enumerate(row):
                 own_sees.append((own_sees[parent] if parent >= 0 else 0) | 1 << (before[r] + i))
                 own_depths.append(1 + own_depths[parent] if parent >= 0 else 0)
             padding = range(len(own_sees), before[r] + width)
@@ -235,12 +279,6 @@ class TreeFeed:
         lengths = [end + fed for end, fed in zip(self.ends, before, strict=True)]
         tree = BatchTree(sees, depths, before)
         return ForwardBatch(x, lengths, [max(len(row), 1) for row in drafts], None, return_states, tree=tree)
-
-    def tokens(self, drafts: list[list[Fed]]) -> Tensor:
-        """int64 [B, W], padded."""
-        width = max(map(len, drafts))
-        padded = [([token for token, _ in row] + [0] * width)[:width] for row in drafts]
-        return to_device(padded, self.runner.device)
 
 
 class LevelStates:
@@ -252,17 +290,17 @@ class LevelStates:
         # By row: where the state of each fed draft lies.
         self._places: list[list[int]] = [[] for _ in root]
 
-    def before(self, drafts: list[list[Fed]]) -> Tensor:
+    def before(self, drafts: list[Fed]) -> Tensor:
         """The states [B, W, hidden] of the parents."""
         width, known = max(map(len, drafts)), torch.cat(self._levels, dim=1)
         places = [
-            ([0 if parent < 0 else self._places[r][parent] for _, parent in row] + [0] * width)[:width]
+            ([0 if parent < 0 else self._places[r][parent] for parent in row] + [0] * width)[:width]
             for r, row in enumerate(drafts)
         ]
         rows = torch.arange(len(drafts), device=known.device)[:, None]
         return known[rows, to_device(places, known.device)]
 
-    def add(self, drafts: list[list[Fed]], states: Tensor) -> None:
+    def add(self, drafts: list[Fed], states: Tensor) -> None:
         """states [B, W, hidden]: of these drafts; copied, as the next forward may overwrite them."""
         first = sum(level.shape[1] for level in self._levels)
         for places, row in zip(self._places, drafts, strict=True):
@@ -277,13 +315,13 @@ class LinkedLevels:
         self.ahead = ahead
         self._depths: list[list[int]] = [[] for _ in ahead.base]
 
-    def behind(self, drafts: list[list[Fed]], tokens: Tensor) -> Tensor:
+    def behind(self, drafts: list[Fed], tokens: Tensor) -> Tensor:
         """Logits [B, W, V'] after these drafts, at most `count` - 1 deep; tokens [B, W]: theirs, padded."""
         width, device = tokens.shape[1], tokens.device
         places = []
         for own, row in zip(self._depths, drafts, strict=True):
             first = len(own)
-            for _, parent in row:
+            for parent in row:
                 own.append(1 + (own[parent] if parent >= 0 else 0))
             places.append((own[first:] + [1] * width)[:width])
         return self.ahead.after(to_device(places, device), tokens)

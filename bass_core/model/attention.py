@@ -4,11 +4,15 @@ Contract: a model whose attention implementation is NAME attends by the plan tha
 (`model(..., past_key_values=PlannedCache(cache, plan), ragged=plan, ragged_backend="pad")`), never by a mask. A
 layer's sliding window and logit soft-cap are applied; anything else that an architecture adds is refused. A layer
 on another device than the cache sends its queries, keys and values to the cache's, and gets the result back.
-`choose_backend` checks a backend's name, or chooses for "auto"; it runs nothing.
+`choose_backend` checks a backend's name, or chooses for "auto"; it runs nothing. `measure_flash` does, once for a
+pair.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,11 +20,12 @@ from torch import Tensor
 from transformers import AttentionInterface, Cache
 from transformers.masking_utils import AttentionMaskInterface
 
-from kernels.backends import BACKENDS, why_backend_unavailable
+from kernels.backends import BACKENDS, FASTER, mixed, shape_key, why_backend_unavailable
 from kernels.plan import AttentionPlan
-from kernels.support import has_tensor_cores, is_accelerator
+from kernels.support import has_tensor_cores, is_accelerator, runtime
 
 from ..errors import PairError, RequestError
+from ..machine.transfer import to_device
 from .cache import RaggedCache
 
 NAME = "bass_ragged"
@@ -113,13 +118,53 @@ def choose_backend(attention: str, device: torch.device, dtype: torch.dtype | No
 
 
 def _fastest(device: torch.device, dtype: torch.dtype | None) -> str:
-    """Our kernel; flash-attn where Triton is missing; torch's elsewhere.
+    """Our kernel, with flash-attn where both are there; flash-attn where Triton is missing; torch's elsewhere.
 
     A T4 (compute capability 7.5) also uses torch's: its half-precision kernels use the tensor cores there, ours
     would not (read from the code that Triton emits; not measured).
     """
     if not is_accelerator(device):
         return "sdpa"
+    flash = dtype is not None and why_backend_unavailable("flash", device, dtype) is None
     if why_backend_unavailable("fused", device) is None and has_tensor_cores(device):
-        return "fused"
-    return "flash" if dtype is not None and why_backend_unavailable("flash", device, dtype) is None else "sdpa"
+        return "mixed" if flash else "fused"
+    return "flash" if flash else "sdpa"
+
+
+def measure_flash(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, dim: int) -> None:
+    """Where both kernels run, time them over a prompt and a round of these heads, for "mixed".
+
+    Read, not run: flash-attn needs a GPU.
+    """
+    if why_backend_unavailable("mixed", device, dtype) is not None:
+        return
+    for rows, queries, length in ((4, 256, 0), (8, 5, 1024)):
+        keys = torch.randn(rows, kv_heads, length + queries, dim, device=device, dtype=dtype)
+        query = torch.randn(rows, heads, queries, dim, device=device, dtype=dtype)
+        lengths = [length] * rows
+        plan = AttentionPlan(to_device(lengths, device), lengths, queries)
+        call = partial(mixed, query, keys, keys, plan, scaling=1.0)
+        FASTER.discard(shape_key(query, keys))
+        ours = _time(call, device)
+        FASTER.add(shape_key(query, keys))
+        if _time(call, device) >= ours:
+            FASTER.discard(shape_key(query, keys))
+
+
+def attention_words(backend: str, key: tuple[Any, ...]) -> str:
+    """Which kernels attend, for a reader; key: of a round (`shape_key`)."""
+    if backend != "mixed":
+        return {"fused": "our kernel", "flash": "flash-attn", "sdpa": "torch"}.get(backend, backend)
+    served = [name for name, prompt in (("prompts", True), ("rounds", False)) if (*key[:-1], prompt) in FASTER]
+    return "our kernel" + (f", flash-attn for {' and '.join(served)} of plain texts" if served else "")
+
+
+def _time(call: Callable[[], object], device: torch.device) -> float:
+    """The median of nine runs in milliseconds, after three that do not count."""
+    times = []
+    for _ in range(12):
+        began = time.perf_counter()
+        call()
+        runtime(device).synchronize(device)
+        times.append(1000 * (time.perf_counter() - began))
+    return sorted(times[3:])[4]

@@ -12,16 +12,19 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from kernels.shapes import Shape
 from kernels.support import is_accelerator
 
 from ..errors import PairError
-from ..machine import cpu_kernels
+from ..machine import cpu_kernels, gpu_kernels
+from .attention import attention_words, choose_backend, measure_flash
 from .base import refuse_unsupported
 from .draft_head import DraftHead
 from .llama_cpu import why_not
-from .select import select_model
+from .select import select_model, shape_of
 from .weights.placement import home_device, is_split, places
 from .weights.quantized import held, weight_dtype
+from .weights.shape import head_dim
 
 HEAD_ON_SPLIT = (
     "A draft head can't follow a target that is split over several devices: give a draft model, or none."
@@ -56,12 +59,27 @@ class ModelPair:
         self.default_drafter = default_drafter
         whole = None if isinstance(draft, DraftHead) else draft
         self.vocab = _common_vocabulary(target, whole, tokenizer)
+        gpu_kernels.prepare(self.device, self._shapes)
+        # Its heads, as shape_key tells them apart.
+        config = target.config.get_text_config()
+        kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self._heads = (config.num_attention_heads, kv_heads, head_dim(config))
+        measure_flash(self.device, self.dtype, *self._heads)
         with cpu_kernels.compiling(self.device):
             self.target_step = select_model(target)
             if isinstance(draft, DraftHead):
                 draft.pack()
                 self.target_step.readout = draft.readout()
             self.draft_step = None if own_model is None else select_model(own_model)
+
+    def _shapes(self) -> list[Shape]:
+        """What the launches of target and draft depend on."""
+        shapes, draft = [shape_of(self.target, self.vocab, verifies=True)], self.draft
+        if isinstance(draft, DraftHead):
+            shapes.append(shape_of(draft.body, len(draft.vocabulary), verifies=False, named=True))
+        elif draft is not None:
+            shapes.append(shape_of(draft, self.vocab, verifies=False))
+        return shapes
 
     def __repr__(self) -> str:
         draft = "no draft" if self.draft is None else f"draft {type(self.draft).__name__}"
@@ -96,6 +114,14 @@ class ModelPair:
             return None
         reason = why_not(self.target)
         return "own kernels" if reason is None else f"transformers' own model ({reason})"
+
+    @property
+    def attention(self) -> str | None:
+        """Which kernels attend on an accelerator if nothing else is asked for; None elsewhere."""
+        if not is_accelerator(self.device):
+            return None
+        backend = choose_backend("auto", self.device, self.dtype)
+        return attention_words(backend, (self.device, self.dtype, *self._heads, False))
 
     @property
     def context_length(self) -> int:

@@ -21,9 +21,9 @@ from .forward import ForwardBatch, ForwardOutput
 from .prefix import NOTHING_SHARED, SharedPrompts, Tokens
 
 # The backends that attend over a prefix beside a row's own cache, and over parts of a cache.
-SHARING = ("fused", "pad", "split", "sdpa")
+SHARING = ("fused", "mixed", "pad", "split", "sdpa")
 # The backends that attend over trees of tokens.
-TREES = ("fused", "pad", "split", "sdpa")
+TREES = ("fused", "mixed", "pad", "split", "sdpa")
 # Tokens in one prefill chunk, summed over all rows. A request to stop is noticed between two chunks.
 PREFILL_TOKENS = {"cpu": 128, "accelerator": 8192}
 

@@ -1,13 +1,15 @@
 """Which class runs a model on its device.
 
 Contract: `select_model` chooses the fastest class that computes the model: one with a forward of our own if it
-fits, else CausalModel, which runs the model's own code, as a model that is split over devices needs it.
+fits, else CausalModel, which runs the model's own code, as a model that is split over devices needs it. `shape_of`
+says what the launches of the chosen class depend on (machine/gpu_kernels.py).
 """
 
 from __future__ import annotations
 
 from transformers import PreTrainedModel
 
+from kernels.shapes import Shape
 from kernels.support import is_accelerator, on_zero_gpu
 
 from . import llama_cpu as llama_compiled
@@ -15,6 +17,8 @@ from . import llama_cuda
 from .base import CausalModel
 from .capturable import mark_capturable
 from .weights.placement import is_split
+from .weights.quantized import held
+from .weights.shape import head_dim
 
 
 def select_model(model: PreTrainedModel, tried: CausalModel | None = None) -> CausalModel:
@@ -40,3 +44,26 @@ def _class_of(model: PreTrainedModel) -> type[CausalModel]:
         # There is no device yet on which weights could be joined (see on_zero_gpu).
         return CausalModel
     return llama_cuda.LlamaCuda if llama_cuda.fits(model) and llama_cuda.has_room(model) else CausalModel
+
+
+def shape_of(model: PreTrainedModel, vocab: int, verifies: bool, named: bool = False) -> Shape:
+    """What the model's launches depend on; see Shape. named: it is a draft head's body."""
+    config = model.config.get_text_config()
+    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
+    caps = (getattr(config, name, None) for name in ("attn_logit_softcapping", "attn_logit_softcap"))
+    own = _class_of(model) is llama_cuda.LlamaCuda
+    return Shape(
+        dtype=str(model.dtype)[6:],
+        heads=config.num_attention_heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        head_dim=head_dim(config),
+        outputs=held(model.get_output_embeddings()).shape[0],
+        vocab=vocab,
+        hidden=config.hidden_size if own else 0,
+        mlp=config.intermediate_size if own else 0,
+        normed=type(model).__name__ == "Qwen3ForCausalLM",
+        windows=tuple(sorted(layer == "sliding_attention" for layer in layers)),
+        capped=any(caps),
+        verifies=verifies,
+        named=named,
+    )

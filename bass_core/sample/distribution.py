@@ -9,10 +9,12 @@ above HOTTEST it is that of HOTTEST. A logit of -inf has probability 0 at any te
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 from torch import Tensor
 
-from kernels.support import available, is_accelerator
+from kernels.support import LeftOut, available, is_accelerator
 
 from ..machine import cpu_kernels
 from .params import SamplingParams
@@ -82,7 +84,8 @@ def _threshold(probs: Tensor, top_p: float) -> Tensor:
     if accelerator and available(probs.device):
         from .draw_triton import threshold_on_device  # imports triton
 
-        return threshold_on_device(probs, top_p)
+        with suppress(LeftOut):
+            return threshold_on_device(probs, top_p)
     few = size if accelerator else min(size, _NUCLEUS_PREFIX)
     ordered = probs.topk(few, dim=-1).values
     mass = ordered.cumsum(-1)

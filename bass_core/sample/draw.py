@@ -5,10 +5,12 @@ Contract: the same weights and key give the same token on every device; tokens o
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 from torch import Tensor
 
-from kernels.support import available, is_accelerator
+from kernels.support import LeftOut, available, is_accelerator
 
 from .distribution import argmax, compiled
 from .noise import exponentials, words
@@ -25,7 +27,8 @@ def draw(
     if is_accelerator(weights.device) and available(weights.device):
         from .draw_triton import draw_on_device  # imports triton
 
-        return draw_on_device(weights, seed, sequence_ids, positions, streams, ids)
+        with suppress(LeftOut):
+            return draw_on_device(weights, seed, sequence_ids, positions, streams, ids)
     if compiled(weights):
         from kernels.cpu.sampling import calls  # imports numba
 

@@ -12,11 +12,13 @@ synchronisation. A row's drafts from the first that can't be judged on count as 
 from __future__ import annotations
 
 import math
+from contextlib import suppress
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels.support import available, is_accelerator
+from kernels.support import LeftOut, available, is_accelerator
 
 from ..machine.transfer import to_host
 from ..sample.distribution import argmax, probabilities
@@ -88,12 +90,16 @@ def verify(
     sound, drawn_from = sound_columns(logits), draft_probs
     if params.greedy or synthetic is not None or verification.coupled:
         drawn_from = None  # no test reads q
-    judged, judge = judged_drafts(sound, drawn_from, num_drafted), verify_here
+    judged, outcome = judged_drafts(sound, drawn_from, num_drafted), None
+    given: Any = (logits, drafts, draft_probs, judged, keys, params)
+    ways: Any = {"verification": verification, "synthetic": synthetic}
     if is_accelerator(logits.device) and available(logits.device):
-        from .rejection_triton import verify_on_device as judge  # imports triton
-    outcome = judge(
-        logits, drafts, draft_probs, judged, keys, params, verification=verification, synthetic=synthetic
-    )
+        from .rejection_triton import verify_on_device  # imports triton
+
+        with suppress(LeftOut):
+            outcome = verify_on_device(*given, **ways)
+    if outcome is None:
+        outcome = verify_here(*given, **ways)
     used = sound.gather(1, outcome.accepted[:, None])[:, 0]
     outcome.next_token, outcome.judged = outcome.next_token.where(used, UNSOUND), judged
     return outcome

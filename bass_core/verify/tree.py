@@ -14,12 +14,12 @@ in a chain. Rows do not depend on each other.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
-from kernels.support import available, is_accelerator
+from kernels.support import LeftOut, available, is_accelerator
 
 from ..machine.transfer import to_device, to_host
 from ..sample.distribution import argmax, probabilities
@@ -27,48 +27,8 @@ from ..sample.draw import draw
 from ..sample.noise import NoiseKeys, Role, uniform
 from ..sample.params import SamplingParams
 from .acceptance import UNSOUND, DraftTest, RowOutcome, chance_alone, sound_columns
+from .draft_tree import DraftTree
 from .rules import Verification
-
-
-@dataclass
-class DraftTree:
-    """The drafts of a round as trees, one a row, on the host; lists of a row are as long as it has drafts.
-
-    parents[b][i]: the draft that draft i follows, below i, or -1: the newest token. drawn[b][i]: the row of
-    `probs` float32 [D, V] that draft i was drawn from, or -1 if it was not drawn; None: none was.
-    depths[b][i]: tokens from the newest one to draft i. children[b]: by parent and token, the first such draft;
-    others[b]: the same of those not drawn; drawn_at[b]: by parent, the draft that was.
-    """
-
-    tokens: list[list[int]]
-    parents: list[list[int]]
-    drawn: list[list[int]] | None = None
-    probs: Tensor | None = None
-    depths: list[list[int]] = field(init=False)
-    children: list[dict[tuple[int, int], int]] = field(init=False)
-    others: list[dict[tuple[int, int], int]] = field(init=False)
-    drawn_at: list[dict[int, int]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        rows = range(len(self.tokens))
-        self.depths, self.drawn_at = [[] for _ in rows], [{} for _ in rows]
-        self.children, self.others = [{} for _ in rows], [{} for _ in rows]
-        for r in rows:
-            for i, (token, parent) in enumerate(zip(self.tokens[r], self.parents[r], strict=True)):
-                self.depths[r].append(1 + (self.depths[r][parent] if parent >= 0 else 0))
-                self.children[r].setdefault((parent, token), i)
-                if self.drawn is not None and self.drawn[r][i] >= 0:
-                    self.drawn_at[r][parent] = i
-                else:
-                    self.others[r].setdefault((parent, token), i)
-
-    def path(self, row: int, last: int) -> list[int]:
-        """The drafts from the first to `last`; none for -1."""
-        found: list[int] = []
-        while last >= 0:
-            found.append(last)
-            last = self.parents[row][last]
-        return found[::-1]
 
 
 def verify_tree(
@@ -84,12 +44,13 @@ def verify_tree(
     if is_accelerator(logits.device) and available(logits.device):
         from .tree_triton import walk_on_device  # imports triton
 
-        found = walk_on_device(logits, tree.tokens, tree.parents, tree.drawn, tree.probs, keys, params)
-        outcomes = []
-        for r, (last, token, chance, tests) in enumerate(found):
-            path = tree.path(r, last)
-            outcomes.append(RowOutcome(len(path), token, chance, tests, path=path))
-        return outcomes
+        with suppress(LeftOut):
+            found = walk_on_device(logits, tree, keys, params)
+            outcomes = []
+            for r, (last, token, chance, tests) in enumerate(found):
+                path = tree.path(r, last)
+                outcomes.append(RowOutcome(len(path), token, chance, tests, path=path))
+            return outcomes
     return _Walk(logits, tree, keys, params).outcomes()
 
 
@@ -110,10 +71,13 @@ def _follow_choices(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: Sa
         chances = p.gather(-1, choices[..., None])[..., 0]
         drafted = torch.stack((_at_drafts(p, tree), _drawn_with(tree, width, device)), dim=-1)
     # One copy to the host: ids are below 2**24, so float32 holds them.
-    packed = torch.stack((choices.float(), chances, sound.float()), dim=-1)
+    tokens = _behind_newest(tree, width, device).float()
+    packed = torch.stack((choices.float(), chances, sound.float(), tokens), dim=-1)
     packed = packed if drafted is None else torch.cat((packed, drafted), dim=-1)
-    outcomes = []
-    for r, row in enumerate(to_host(packed).tolist()):
+    outcomes, found = [], to_host(packed).tolist()
+    if tree.placed is not None:
+        tree.arrive([[int(column[3]) for column in row[1:]] for row in found])
+    for r, row in enumerate(found):
         node, finite = -1, True
         while True:
             choice, finite = int(row[node + 1][0]), finite and row[node + 1][2] > 0
@@ -124,7 +88,7 @@ def _follow_choices(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: Sa
         tests = []
         for i, (token, parent) in enumerate(zip(tree.tokens[r], tree.parents[r], strict=True)):
             agrees = float(token == int(row[parent + 1][0]))
-            p_draft, q_draft = (agrees, 1.0) if params.greedy else row[i + 1][3:]
+            p_draft, q_draft = (agrees, 1.0) if params.greedy else row[i + 1][4:]
             tests.append(DraftTest(p_draft, q_draft, 0.5 if params.greedy else math.nan, token))
         next_p = row[node + 1][1]
         path = tree.path(r, node)
@@ -135,26 +99,22 @@ def _follow_choices(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: Sa
 
 def _at_drafts(p: Tensor, tree: DraftTree) -> Tensor:
     """p of each draft after its parent: float32 [B, 1 + N], from column 1 on."""
-    width = p.shape[1]
-    rows = zip(tree.parents, tree.tokens, strict=True)
-    padded = [
-        [([0, *(parent + 1 for parent in parents)] + [0] * width)[:width], ([0, *tokens] + [0] * width)[:width]]
-        for parents, tokens in rows
-    ]
-    places = to_device(padded, p.device)
-    return p[torch.arange(len(p), device=p.device)[:, None], places[:, 0], places[:, 1]]
+    width, rows = p.shape[1], torch.arange(len(p), device=p.device)[:, None]
+    parents = [([0, *(parent + 1 for parent in row)] + [0] * width)[:width] for row in tree.parents]
+    return p[rows, to_device(parents, p.device), _behind_newest(tree, width, p.device)]
+
+
+def _behind_newest(tree: DraftTree, width: int, device: torch.device) -> Tensor:
+    """int64 [B, width]: the drafts from column 1 on."""
+    return torch.nn.functional.pad(tree.on(device, width - 1), (1, 0))
 
 
 def _drawn_with(tree: DraftTree, width: int, device: torch.device) -> Tensor:
     """q of each draft, 1 of one that was not drawn: float32 [B, width], from column 1 on."""
     if tree.drawn is None or tree.probs is None or not len(tree.probs):
-        return torch.ones(len(tree.tokens), width, device=device)
-    padded = [
-        [([-1, *drawn] + [-1] * width)[:width], ([0, *tokens] + [0] * width)[:width]]
-        for drawn, tokens in zip(tree.drawn, tree.tokens, strict=True)
-    ]
-    places = to_device(padded, device)
-    return tree.probs[places[:, 0].clamp(min=0), places[:, 1]].where(places[:, 0] >= 0, 1.0)
+        return torch.ones(len(tree.parents), width, device=device)
+    drawn = to_device([([-1, *row] + [-1] * width)[:width] for row in tree.drawn], device)
+    return tree.probs[drawn.clamp(min=0), _behind_newest(tree, width, device)].where(drawn >= 0, 1.0)
 
 
 class _Walk:
@@ -162,6 +122,8 @@ class _Walk:
 
     def __init__(self, logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: SamplingParams) -> None:
         self.logits, self.tree, self.keys, self.params = logits, tree, keys, params
+        if tree.placed is not None:
+            tree.arrive(to_host(tree.placed).tolist())
         rows = range(len(tree.tokens))
         self.nodes = [-1 for _ in rows]
         unknown = math.nan

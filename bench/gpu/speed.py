@@ -16,16 +16,21 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from bass_core import race
 from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
+from bass_core.machine.memory import private_pools
+from bass_core.machine.monitor import GPU_FIELDS
 from bass_core.model.attention import choose_backend
 from bass_core.model.base import CausalModel
 from bass_core.model.forward import ForwardBatch
 from bass_core.model.graphs import GraphRunner, make_runner, release_idle
 from bass_core.model.llama_cuda import LlamaCuda, Plan
+from bass_core.model.runner import ModelRunner
 from bass_core.predict.hardware import HARDWARE, Hardware
 from bass_core.predict.roofline import Roofline
 from bass_core.predict.shapes import shapes
+from kernels.backends import BACKENDS, CAPTURABLE, why_backend_unavailable
 from kernels.support import is_accelerator, runtime
 
 from ..cpu.batch import rows_of, samples_of
@@ -97,15 +102,51 @@ def steps(ctx: Context) -> None:
     lane.end("stopped")
 
 
+def backends(ctx: Context) -> None:
+    """The target's steps by every attention that runs here, captured and eager: PAD and SPLIT among them."""
+    model, kv = ctx.large_pair().target_step, 16 if ctx.tiny else 512
+    for backend, width in product(BACKENDS, (1, 5)):
+        reason, rows = why_backend_unavailable(backend, ctx.device, ctx.dtype), 2 if ctx.tiny else 8
+        if reason:
+            ctx.row(f"attention {backend}", f"left out: {reason}", None)
+            continue
+        for graphs in (True, False) if backend in CAPTURABLE else (False,):
+            ms = step_ms(ctx, model, rows, width, kv, backend, graphs)
+            ctx.row(f"attention {backend}", f"b{rows} x {width}, {'captured' if graphs else 'eager'}", ms, "ms")
+
+
+def readings(ctx: Context) -> None:
+    """What NVML and GPM say while one lane runs alone, and the memory that it takes."""
+    pair = ctx.large_pair()
+    prompts = ctx.prompts(2 if ctx.tiny else 8, 384, 512, pair.vocab)
+    options: dict[str, Any] = {"max_new_tokens": 6 if ctx.tiny else 128, "eos_token_id": None, "draft_length": 5}
+    options |= {"drafter": "model", "synthetic_acceptance": 0.8, "scheduling": "in_turn"}
+    seen: list[dict[str, Any]] = [
+        {**snapshot["device"]} for snapshot in race(pair, prompts, lanes=("bass",), **options)
+    ]
+    for name in GPU_FIELDS:
+        found = [reading[name] for reading in seen if reading.get(name) is not None]
+        ctx.row("a race of BASS", name if found else f"{name}: not read", median(found) if found else None)
+    if is_accelerator(ctx.device):
+        module = runtime(ctx.device)
+        pools = sum(reserved for reserved, _ in private_pools(ctx.device).values())
+        sizes = {"allocated": module.memory_allocated(ctx.device), "reserved": module.memory_reserved(ctx.device)}
+        for what, size in (sizes | {"of captured steps": pools}).items():
+            ctx.row("memory", what, size / 2**20, "MB")
+
+
 def known_card(name: str) -> Hardware | None:
     """The datasheet of the card with this name, if bass_core/predict has one."""
     return next((card for card in HARDWARE.values() if set(card.name.split()) <= set(name.split())), None)
 
 
 @torch.inference_mode()
-def step_ms(ctx: Context, model: CausalModel, rows: int, width: int, kv: int) -> float:
+def step_ms(
+    ctx: Context, model: CausalModel, rows: int, width: int, kv: int, backend: str = "auto", graphs: bool = True
+) -> float:
     """Median milliseconds of a step over `kv` cached tokens a row: of its replay, where it can be captured."""
-    runner = make_runner(model, rows, kv + width, model.vocab, choose_backend("auto", ctx.device, ctx.dtype))
+    make = make_runner if graphs else ModelRunner
+    runner = make(model, rows, kv + width, model.vocab, choose_backend(backend, ctx.device, ctx.dtype))
     # Of zeros a wrong sum would be right.
     runner.cache.buffer.normal_()
     batch = ForwardBatch(torch.randint(0, model.vocab, (rows, width)).to(ctx.device), [kv] * rows)

@@ -124,6 +124,17 @@ def _rooms() -> str:
     return f"{markdown(rows, columns)}\n\n{made}, {named['after']['date']}."
 
 
+def _compiles() -> str:
+    """What was compiled without a GPU, by Triton's version and capability, from every stored run."""
+    documents = [load(path.stem) for path in sorted(RESULTS.glob("compile-*.json"))]
+    columns = _columns(
+        "triton = Triton | launches | capability | listed | tried | compiled | died = the compiler died of | "
+        "spill = spill in loops | most registers"
+    )
+    rows = [row for document in documents for row in document["results"]]
+    return "\n\n".join([markdown(rows, columns), *map(made_by, documents)])
+
+
 def _claims() -> str:
     """Every claim of every stored document."""
     verdicts = {True: "holds", False: "**missed**", None: "open"}
@@ -281,6 +292,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "page": _page,
     "passk": _passk,
     "exactness": _exactness,
+    "compiles": _compiles,
     "claims": _claims,
 }
 

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..support import interpreting, why_unavailable
+from .launch import launch
 from .noise import exponential, to_uniform, token_uniforms, words
 
 BLOCK_V = 2048
@@ -39,7 +40,11 @@ class Verification(IntEnum):
     BLOCK = 3
 
 
-@triton.jit(do_not_specialize=["batch", "width"])
+# What is written lies one after another in one tensor, so its alignment depends on the batch.
+@triton.jit(
+    do_not_specialize=["batch", "width"],
+    do_not_specialize_on_alignment=["next_out", "p_out", "q_out", "u_out"],
+)
 def decide(
     p, q, drafts, num_drafted, choices, chances, reach, sequences, positions, begins, seed,
     accepted_out, next_out, p_out, q_out, u_out,
@@ -178,6 +183,11 @@ def gumbel(
     tl.store(out + row + tl.arange(0, 1), tl.minimum(token, vocab - 1).to(tl.int64))
 
 
+def lanes(width: int) -> int:
+    """BLOCK_L of `decide` for up to `width` drafts a row: few sizes, as each is compiled by itself."""
+    return next((size for size in (16, 128) if 2 * (width + 1) <= size), 2 * triton.next_power_of_2(width + 1))
+
+
 def accept(
     p: Tensor | None,
     q: Tensor | None,
@@ -220,13 +230,13 @@ def accept(
     tested = torch.empty(3, batch, width, device=drafts.device).unbind(0)
     chances, reach = block or (tested[0], tested[0])
     rows = _ROWS_INTERPRETED if interpreting() else 1
-    decide[(triton.cdiv(batch, rows),)](
+    launch(decide, (triton.cdiv(batch, rows),),
         _dense(p, tested[0]), _dense(q, tested[0]), drafts.contiguous(), num_drafted,
         drafts if choices is None else choices.contiguous(), chances, reach, sequences, positions,
         positions if begins is None else begins, seed,
         accepted, next_token, *tested, chance, batch, width, 0 if p is None else p.shape[2],
         VERIFICATION=int(verification), SOFT=q is not None, DRAWN=choices is None, ROWS=rows,
-        BLOCK_L=2 * triton.next_power_of_2(width + 1), BLOCK_V=BLOCK_V, num_warps=WARPS,
+        BLOCK_L=lanes(width), BLOCK_V=BLOCK_V, num_warps=WARPS,
     )  # fmt: skip
     p_draft, q_draft, u = tested
     return accepted, next_token, p_draft, q_draft, u
@@ -244,7 +254,7 @@ def draw(
     keys = [key.expand(shape).contiguous() for key in (sequences, positions, streams)]
     out = torch.empty(shape, dtype=torch.int64, device=weights.device)
     if out.numel():
-        gumbel[(out.numel(),)](
+        launch(gumbel, (out.numel(),),
             _dense(weights, weights), *keys, seed, out if ids is None else ids, out, weights.shape[-1],
             NAMED=ids is not None, BLOCK_V=BLOCK_V, num_warps=WARPS,
         )  # fmt: skip

@@ -13,6 +13,7 @@ Non-goals: backward, dropout.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ import triton
 from torch import Tensor
 
 from ..plan import MOST_TREE, AttentionPlan, TokenTree
-from ..support import has_tensor_cores, processors, shared_bytes, why_unavailable, widens
+from ..reference.attention import pad
+from ..support import LeftOut, has_tensor_cores, processors, shared_bytes, why_unavailable, widens
+from .launch import launch
 from .segments import attend, attend_prefix, merge
 
 Pair = tuple[Tensor, Tensor]
@@ -42,11 +45,12 @@ UNROLLED = 8
 
 def tiles(
     head_dim: int, rows: int, itemsize: int, shared: int = 99 * 1024, tensor_cores: bool = True, tree: bool = False
-) -> dict[str, int]:
-    """Tile sizes of `attend`. rows: group x queries of one key-value head; itemsize: bytes of a key element.
+) -> list[dict[str, int]]:
+    """Tile sizes of `attend`, the best first. rows: group x queries of one key-value head; itemsize: of a key.
 
-    shared: bytes of shared memory that a program may use. tree: whether a tree's tokens attend. The tests compile
-    every size for every architecture and check for register spills.
+    shared: bytes of shared memory that a program may use. tree: whether a tree's tokens attend. A size after the
+    first is for launches that could not be compiled with those before it. The tests compile the first for every
+    architecture and check for register spills.
     """
     block_d = max(16, triton.next_power_of_2(head_dim))
     plain = itemsize == 4 or not tensor_cores
@@ -65,11 +69,12 @@ def tiles(
     needed = {
         (n, stages): (block_m * block_d + stages * 2 * n * block_d) * itemsize + 2048 for n, stages in choices
     }
-    block_n, stages = next((pair for pair in choices if needed[pair] <= shared), choices[-1])
+    fitting = [pair for pair in choices if needed[pair] <= shared] or choices[-1:]
     # With fewer warps, some of these spill registers.
     warps = 8 if block_d == 256 or (block_d == 128 and (plain or block_m > 16)) else 4
     warps = 16 if plain and tensor_cores and block_d == 256 else warps
-    return {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_D": block_d, "num_warps": warps, "num_stages": stages}
+    sizes = {"BLOCK_M": block_m, "BLOCK_D": block_d, "num_warps": warps}
+    return [sizes | {"BLOCK_N": block_n, "num_stages": stages} for block_n, stages in fitting]
 
 
 def in_parts(
@@ -99,16 +104,38 @@ def fused(
     """query [B, Hq, S, D]; key, value [B, Hkv, columns, D]; returns [B, S, Hq, D] in the query's dtype.
 
     prefix: keys and values [G, Hkv, columns, D], given if and only if the plan has a shared part. `parts` fixes
-    whether each program takes one segment (for tests); None lets `in_parts` choose. Raises ValueError for shapes
-    and dtypes outside the contract, and where kernels can't run.
+    whether each program takes one segment (for tests); None lets `in_parts` choose. Where no size could be
+    compiled, `pad` computes the result; then, and with another size than the first, a row's sums may be rounded
+    differently from those of other launches. Raises ValueError for shapes and dtypes outside the contract, and
+    where kernels can't run.
     """
+    _check(query, key, value, plan, prefix)
+    device, rows = query.device, query.shape[1] // key.shape[1] * query.shape[2]
+    space, cores, tree = shared_bytes(device), has_tensor_cores(device), plan.tree is not None
+    options: Any = {"scaling": scaling, "window": window, "softcap": softcap, "prefix": prefix}
+    for tile in tiles(query.shape[3], rows, key.element_size(), space, cores, tree):
+        with suppress(LeftOut):
+            return _attend(query, key, value, plan, **options, parts=parts, tile=tile)
+    return pad(query, key[:, :, : plan.extent], value[:, :, : plan.extent], plan, **options)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    plan: AttentionPlan,
+    *,
+    scaling: float,
+    window: int | None,
+    softcap: float | None,
+    prefix: Pair | None,
+    parts: bool | None,
+    tile: dict[str, int],
+) -> Tensor:
+    """`fused` with tiles of one size. Raises LeftOut if one of its launches could not be compiled."""
     batch, heads, queries, dim = query.shape
     kv_heads, columns = key.shape[1:3]
-    _check(query, key, value, plan, prefix)
-    group, shared = heads // kv_heads, plan.shared
-    device = query.device
-    space, cores, tree = shared_bytes(device), has_tensor_cores(device), plan.tree is not None
-    tile = tiles(dim, group * queries, key.element_size(), space, cores, tree)
+    group, shared, device = heads // kv_heads, plan.shared, query.device
     blocks = triton.cdiv(group * queries, tile["BLOCK_M"])
     longest = max(plan.host) + queries if plan.host else columns + (0 if prefix is None else prefix[0].shape[2])
     segments, in_prefix = triton.cdiv(longest, SEGMENT), 0 if shared is None else shared.extent // SEGMENT
@@ -142,18 +169,18 @@ def fused(
         many = triton.cdiv(batch * group * queries, tile["BLOCK_M"])
         # No more prefixes meet in a block than it has rows.
         meeting = min(stored[0].shape[0], batch, 1 + triton.cdiv(tile["BLOCK_M"], group * queries))
-        attend_prefix[(many * in_prefix, kv_heads, meeting)](
+        launch(attend_prefix, (many * in_prefix, kv_heads, meeting),
             query, *stored, lengths, starts, groups, order, skips, positions, sums, peaks, totals,
             *query.stride()[:3], *strides, scale, cap, batch, queries, width, many, dim, **products,
         )  # fmt: skip
-    attend[(blocks * (segments if parts else 1), kv_heads, batch)](
+    launch(attend, (blocks * (segments if parts else 1), kv_heads, batch),
         query, key, value, *stored, lengths, starts, groups, order, skips, bases, positions, marks,
         sums, peaks, totals, *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *strides,
         scale, cap, queries, width, segments if parts else 1, dim,
         HEADS=heads, SHARED=shared is not None, WHOLE=not parts, **products,
     )  # fmt: skip
     if parts:
-        merge[(batch * group * queries, kv_heads)](
+        launch(merge, (batch * group * queries, kv_heads),
             sums, peaks, totals, lengths, order, skips, positions, out, batch, queries, width, dim,
             SHARED=shared is not None, UNROLLED=UNROLLED, num_warps=4, **common,
         )  # fmt: skip

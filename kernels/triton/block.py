@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..support import interpreting, why_unavailable
+from .launch import launch
 
 BLOCK_V = 2048
 WARPS = 8
@@ -85,7 +86,7 @@ def chances(p: Tensor, q: Tensor | None, drafts: Tensor, num_drafted: Tensor) ->
     reach = torch.ones(batch, width + 1, device=p.device)
     rows = _ROWS_INTERPRETED if interpreting() else 1
     if width:
-        weigh[(triton.cdiv(batch, rows), width)](
+        launch(weigh, (triton.cdiv(batch, rows), width),
             p.float().contiguous(), h if q is None else q.float().contiguous(), drafts.contiguous(), num_drafted,
             h, reach, batch, width, p.shape[2],
             SOFT=q is not None, ROWS=rows, BLOCK_V=BLOCK_V, num_warps=WARPS,

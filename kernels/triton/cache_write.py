@@ -4,7 +4,8 @@ Contract: `write` stores finished keys and values. `rotate_write` reads the join
 [B, S, Hq + 2 Hkv, D] of a layer, normalises the heads where the architecture does, rotates queries (in place) and
 keys, and stores keys and values: one pass where torch makes four. Token s of row b is at position lengths[b] + s,
 or in a tree (TokenTree in plan.py) at positions[b, s]; it is written to column lengths[b] + s of its row either
-way, of which the first starts[b] are in a prefix. The torch references are in reference/cache.py.
+way, of which the first starts[b] are in a prefix. The torch references are in reference/cache.py; they also do
+what could not be compiled.
 Non-goals: rotary embeddings of a part of a head, or whose factors depend on the text's length.
 """
 
@@ -15,7 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..support import why_unavailable
+from ..reference import cache as reference
+from ..support import LeftOut, why_unavailable
+from .launch import launch
 
 
 @triton.jit(do_not_specialize=["queries"])
@@ -97,11 +100,14 @@ def write(keys: Tensor, values: Tensor, cache: Tensor, lengths: Tensor, starts: 
     batch, heads, queries, dim = keys.shape
     if keys.stride(3) != 1 or values.stride(3) != 1 or keys.shape != values.shape:
         raise ValueError("keys and values must be alike and contiguous in their last dimension.")
-    put[(batch * queries, heads)](
-        keys, values, cache, lengths, lengths if starts is None else starts, queries,
-        *keys.stride()[:3], *values.stride()[:3], *cache.stride()[:4],
-        DIM=dim, BLOCK_D=triton.next_power_of_2(dim), SHARED=starts is not None, num_warps=1,
-    )  # fmt: skip
+    try:
+        launch(put, (batch * queries, heads),
+            keys, values, cache, lengths, lengths if starts is None else starts, queries,
+            *keys.stride()[:3], *values.stride()[:3], *cache.stride()[:4],
+            DIM=dim, BLOCK_D=triton.next_power_of_2(dim), SHARED=starts is not None, num_warps=1,
+        )  # fmt: skip
+    except LeftOut:
+        reference.write(keys, values, cache, lengths, starts)
 
 
 def rotate_write(
@@ -129,14 +135,17 @@ def rotate_write(
     if positions is not None and positions.shape != (batch, queries):
         raise ValueError(f"positions of shape {tuple(positions.shape)} do not fit {batch} x {queries} tokens.")
     q_norm, k_norm = norms or (cos, cos)
-    rotate[(batch * queries, total)](
-        qkv, cache, lengths, lengths if starts is None else starts,
-        lengths if positions is None else positions.contiguous(), cos, sin, q_norm, k_norm,
-        queries, cos.shape[0] - 1, eps, *cache.stride()[:4],
-        HEADS=total - 2 * kv_heads, KV_HEADS=kv_heads, HALF=dim // 2,
-        BLOCK=triton.next_power_of_2(dim // 2), NORM=norms is not None, SHARED=starts is not None,
-        TREE=positions is not None, num_warps=1,
-    )  # fmt: skip
+    try:
+        launch(rotate, (batch * queries, total),
+            qkv, cache, lengths, lengths if starts is None else starts,
+            lengths if positions is None else positions.contiguous(), cos, sin, q_norm, k_norm,
+            queries, cos.shape[0] - 1, eps, *cache.stride()[:4],
+            HEADS=total - 2 * kv_heads, KV_HEADS=kv_heads, HALF=dim // 2,
+            BLOCK=triton.next_power_of_2(dim // 2), NORM=norms is not None, SHARED=starts is not None,
+            TREE=positions is not None, num_warps=1,
+        )  # fmt: skip
+    except LeftOut:
+        reference.rotate_write(qkv, cache, lengths, cos, sin, norms, eps, starts, positions)
 
 
 def _check(states: Tensor, cache: Tensor, lengths: Tensor, starts: Tensor | None) -> None:

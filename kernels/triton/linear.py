@@ -16,7 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..support import processors, why_unavailable, widens
+from ..reference import linear as reference
+from ..support import LeftOut, processors, why_unavailable, widens
+from .launch import launch
 
 # The most rows of x by the bytes of its dtype. Exact float32 products run without tensor cores, from registers,
 # which hold no more than 16 rows.
@@ -212,8 +214,25 @@ def linear(
 
     x [..., K] of 1 to 64 rows (16 in float32); weight [N, K], or [2N, K] with gate, in x's dtype; norm [K]: an RMS
     norm's weights; residual [..., N]. `tile` replaces the default sizes, `split_k` takes them from `split_tiles`.
-    Raises ValueError for more rows, other shapes, or where kernels can't run.
+    torch computes it if it could not be compiled. Raises ValueError for more rows, other shapes, or where kernels
+    can't run.
     """
+    try:
+        return _linear(x, weight, norm, eps, gate, residual, tile, split_k)
+    except LeftOut:
+        return reference.linear(x, weight, norm=norm, eps=eps, gate=gate, residual=residual)
+
+
+def _linear(
+    x: Tensor,
+    weight: Tensor,
+    norm: Tensor | None,
+    eps: float,
+    gate: bool,
+    residual: Tensor | None,
+    tile: dict[str, int] | None,
+    split_k: bool,
+) -> Tensor:
     rows, k_size = x.numel() // x.shape[-1], x.shape[-1]
     n_size = weight.shape[0] // (2 if gate else 1)
     _check(x, weight, rows, residual, n_size)
@@ -230,7 +249,7 @@ def linear(
     pointers = (x, weight, x if norm is None else norm, x if residual is None else residual, out)
     blocks = triton.cdiv(n_size, tile["BLOCK_N"])
     if "BLOCK_M" not in tile:
-        gemv[(blocks,)](*pointers, n_size, k_size, eps, **flags, **tile)
+        launch(gemv, (blocks,), *pointers, n_size, k_size, eps, **flags, **tile)
     else:
         precision = "ieee" if x.dtype == torch.float32 else "tf32"
         flags |= {"PRECISION": precision, "WIDEN": widens(x.dtype)}
@@ -238,11 +257,22 @@ def linear(
         if splits > 1:
             # The sums, then the squares.
             parts = torch.empty(splits * rows * (weight.shape[0] + 1), dtype=torch.float32, device=x.device)
-        skinny[(blocks, splits)](*pointers[:4], parts, rows, n_size, k_size, eps, **flags, **tile)
+        launch(skinny, (blocks, splits), *pointers[:4], parts, rows, n_size, k_size, eps, **flags, **tile)
         if splits > 1:
             flags = {name: flags[name] for name in ("NORM", "GATE", "RESIDUAL")} | {"SPLIT_K": splits}
-            add_parts[(triton.cdiv(n_size, BLOCK_OF_SUMS), rows)](
-                parts, pointers[3], out, rows, n_size, k_size, eps, **flags, BLOCK=BLOCK_OF_SUMS, num_warps=4
+            launch(
+                add_parts,
+                (triton.cdiv(n_size, BLOCK_OF_SUMS), rows),
+                parts,
+                pointers[3],
+                out,
+                rows,
+                n_size,
+                k_size,
+                eps,
+                **flags,
+                BLOCK=BLOCK_OF_SUMS,
+                num_warps=4,
             )
     return out
 

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..support import why_unavailable
+from .launch import launch
 
 BLOCK_V = 1024
 WARPS = 8
@@ -53,5 +54,5 @@ def threshold(probs: Tensor, top_p: float) -> Tensor:
     out = torch.empty(*probs.shape[:-1], 1, device=probs.device)
     if out.numel():
         vocab = probs.shape[-1]
-        least_kept[(out.numel(),)](probs.contiguous(), out, vocab, top_p, BLOCK_V=BLOCK_V, num_warps=WARPS)
+        launch(least_kept, (out.numel(),), probs.contiguous(), out, vocab, top_p, BLOCK_V=BLOCK_V, num_warps=WARPS)
     return out

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..support import why_unavailable
+from .launch import launch
 from .noise import exponential, to_uniform, token_uniforms, words
 
 BLOCK_V = 2048
@@ -24,7 +25,8 @@ MOST_DRAFTS = 62
 BLOCK_N: tl.constexpr = tl.constexpr(64)
 
 
-@triton.jit(do_not_specialize=["width"])
+# The tests lie one after another in one tensor, so their alignment depends on the batch.
+@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["p_out", "q_out", "u_out"])
 def walk(
     p, q, tokens, parents, drawn, sequences, positions, begins, seed, ends, chances, p_out, q_out, u_out,
     width, vocab, BLOCK_V: tl.constexpr,
@@ -156,7 +158,7 @@ def walk_trees(
     ends = torch.empty(batch, 2, dtype=torch.int64, device=p.device)
     chances = torch.empty(batch, device=p.device)
     tests = torch.empty(3, batch, width, device=p.device).unbind(0)
-    walk[(batch,)](
+    launch(walk, (batch,),
         p, p if q is None else q.float().contiguous(), tokens.contiguous(), parents.contiguous(),
         drawn.contiguous(), sequences, positions, begins, seed, ends, chances, *tests, width, p.shape[2],
         BLOCK_V=BLOCK_V, num_warps=WARPS,

@@ -84,6 +84,25 @@ def test_a_run_that_is_terminated_leaves_its_document(tmp_path: Path) -> None:
     assert claims["sections that ran to their end"]["holds"] is False
 
 
+def test_a_second_run_goes_on_where_the_first_was_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same revision, device, seed and kind; a section that did not end runs again."""
+    path, ran = tmp_path / "gpu.json", list[str]()
+
+    def process(command: list[str], environment: Any, limit: float, take: Any) -> str | None:
+        name = command[command.index("--here") + 1]
+        ran.append(name)
+        take(figure(name, "case", "what", len(ran)))
+        return "it died" if name == "steps" and len(ran) < 3 else None
+
+    monkeypatch.setattr(gpu, "run_process", process)
+    for seed, sections in (("0", ["texts", "steps"]), ("0", ["steps"]), ("1", ["texts", "steps"])):
+        ran_before = len(ran)
+        gpu.main(["--sections", "texts", "steps", "--json", str(path), "--seed", seed])
+        assert ran[ran_before:] == sections
+    made = json.loads(path.read_text())
+    assert [row["value"] for row in made["results"] if row["what"] == "what"] == [4, 5]
+
+
 def test_cases_go_on_behind_one_that_fails_and_stop_where_the_device_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -296,6 +296,20 @@ def test_trees(drafter: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert rule == "coupled" or found.origins == {"sampled", "accepted", "recovered", "bonus"}
 
 
+# Of one shape, by a draft that knows fewer tokens than the shape has children behind some texts.
+SHAPED = ["(2, 1)", "(1, 2)", "(3, 2) of a head"]
+
+
+@pytest.mark.parametrize(
+    ("drafter", "rule"), slow_but([(SHAPED[2], "rejection")], product(SHAPED, ["rejection", "auto", "coupled"]))
+)
+def test_trees_that_keep_their_shape(drafter: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on an accelerator, where nobody looks which children q has."""
+    monkeypatch.setattr("bass_core.draft.tree.is_accelerator", lambda device: True)
+    scene = Scene(P3, TREES[drafter], FixedLength(3), rule, ((1, 0, 1, 3),), 5)
+    assert len(holds(scene, monkeypatch).drafted) == 1, "every tree is whole"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", TREES)
 def test_whole_texts_of_trees(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:

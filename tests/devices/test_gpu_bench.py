@@ -50,3 +50,18 @@ def test_steps_and_lanes_are_measured(tmp_path: Path, monkeypatch: pytest.Monkey
     assert any(case.startswith("round") and "calls" in row["unit"] for (case, _), row in steps.items())
     for arm in ("regular", "speculative", "bass", "generate"):
         assert lanes[f"b2 a0.8 {arm}", "ms/token"]["value"] > 0
+
+
+@pytest.mark.slow
+def test_backends_and_readings_say_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = figures("backends")
+    for backend in ("pad", "sdpa"):
+        for way in ("captured", "eager"):
+            assert found[f"attention {backend}", f"b2 x 5, {way}"]["value"] > 0
+    assert found["attention split", "b2 x 1, eager"]["value"] > 0
+    assert any(case == "attention flash" and what.startswith("left out") for case, what in found)
+    found = figures("readings")
+    assert ("a race of BASS", "gpu_power_w: not read") in found and found["memory", "of captured steps"][
+        "value"
+    ] > 0

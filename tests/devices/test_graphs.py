@@ -21,8 +21,9 @@ from bass_core.model.graphs import GraphRunner
 from bass_core.model.llama_cuda import LlamaCuda
 from bass_core.sample.noise import NoiseKeys
 from bass_core.sample.params import SamplingParams
+from bass_core.verify.draft_tree import DraftTree
 from bass_core.verify.rules import VERIFICATIONS
-from bass_core.verify.tree import DraftTree, verify_tree
+from bass_core.verify.tree import verify_tree
 from kernels.backends import CAPTURABLE
 from kernels.support import runtime
 

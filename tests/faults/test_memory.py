@@ -232,7 +232,7 @@ def test_the_parts_of_fused_attention_are_covered(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(fused_attention, "processors", lambda device: 132)
     nearest, device = 0.0, torch.device("cuda")
     for batch, queries, columns in itertools.product((1, 3, 8, 64), (1, 5, 33, 999), (64, 2000, 40960)):
-        tile = fused_attention.tiles(128, 4 * queries, 2)
+        tile = fused_attention.tiles(128, 4 * queries, 2)[0]
         programs = -(-4 * queries // tile["BLOCK_M"]) * 8 * batch
         segments, heads = -(-columns // fused_attention.SEGMENT), batch * queries * 32
         numbers = segments * heads * 130

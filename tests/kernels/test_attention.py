@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels import backends
 from kernels.backends import BACKENDS, flash
 from kernels.plan import SHARE, AttentionPlan, SharedPart
 
@@ -136,3 +137,39 @@ def test_flash_is_given_lengths_that_are_made_once_a_step(monkeypatch: pytest.Mo
     for _ in range(2):
         flash(states[:, :, :2], states, states, step, scaling=1.0)
     assert seen[0] is seen[1] and seen[0].dtype == torch.int32 and seen[0].tolist() == [5, 2]
+
+
+def test_mixed_takes_flash_where_it_was_faster_and_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for flash-attn that computes the reference; both write the same."""
+    seen: list[torch.Tensor] = []
+
+    def kernel(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, cache_seqlens: torch.Tensor,
+        softmax_scale: float, causal: bool, window_size: tuple[int, int], softcap: float,
+    ) -> torch.Tensor:  # fmt: skip
+        seen.append(cache_seqlens)
+        count = query.shape[1]
+        plan = AttentionPlan(cache_seqlens.long() - count, (cache_seqlens - count).tolist(), count)
+        window = None if window_size[0] < 0 else window_size[0] + 1
+        states = (one.transpose(1, 2) for one in (query, key, value))
+        assert causal
+        return BACKENDS["pad"](*states, plan, scaling=softmax_scale, window=window, softcap=softcap or None)
+
+    monkeypatch.setattr(backends, "_flash_attn", lambda: kernel)
+    monkeypatch.setattr(backends, "FASTER", set())
+    torch.manual_seed(0)
+    query, (keys, values) = torch.randn(2, 4, 3, 16), torch.randn(2, 2, 2, 43, 16)
+    for window in (None, 7):
+        given: dict[str, Any] = {"scaling": 0.3, "window": window}
+        plan = AttentionPlan(torch.tensor([7, 40]), [7, 40], 3)
+        backends.FASTER.clear()
+        ours = backends.mixed(query, keys, values, plan, **given)
+        assert not seen
+        backends.FASTER.add(backends.shape_key(query, keys))
+        torch.testing.assert_close(backends.mixed(query, keys, values, plan, **given), ours, atol=1e-5, rtol=1e-5)
+        assert seen.pop().tolist() == [10, 43]
+    # A gap is ours, whatever was faster; and so is a prompt, which was not.
+    backends.mixed(query, keys, values, AttentionPlan(torch.tensor([7, 40]), [7, 40], 3, gap=64), scaling=0.3)
+    prompt = AttentionPlan(torch.tensor([0]), [0], 65)
+    backends.mixed(torch.randn(1, 4, 65, 16), *torch.randn(2, 1, 2, 65, 16), prompt, scaling=0.3)
+    assert not seen

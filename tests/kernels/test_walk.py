@@ -18,8 +18,9 @@ from bass_core.sample.draw import draw
 from bass_core.sample.noise import NoiseKeys, Role, place_node
 from bass_core.sample.params import SamplingParams
 from bass_core.verify.acceptance import UNSOUND, RowOutcome
+from bass_core.verify.draft_tree import DraftTree
 from bass_core.verify.rules import VERIFICATIONS
-from bass_core.verify.tree import DraftTree, verify_tree
+from bass_core.verify.tree import verify_tree
 from bass_core.verify.tree_triton import walk_on_device
 from kernels.triton.walk import walk_trees
 
@@ -32,7 +33,7 @@ SOFT = SamplingParams(temperature=1.0)
 
 def walked(logits: Tensor, tree: DraftTree, keys: NoiseKeys, params: SamplingParams) -> list[RowOutcome]:
     """The kernel's result in the form of the reference's."""
-    found = walk_on_device(logits, tree.tokens, tree.parents, tree.drawn, tree.probs, keys, params)
+    found = walk_on_device(logits, tree, keys, params)
     paths = [tree.path(row, last) for row, (last, *_) in enumerate(found)]
     return [RowOutcome(len(path), *end, path=path) for path, (_, *end) in zip(paths, found, strict=True)]
 
@@ -195,4 +196,4 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="fit the drafts"):
         walk_trees(p, None, drafts, drafts[:1], *rest[1:])
     with pytest.raises(ValueError, match="of 0 distributions"):
-        walk_on_device(p, [[1, 2]] * 2, [[-1, 0]] * 2, [[-1, 0]] * 2, None, keys, SOFT)
+        walk_on_device(p, DraftTree([[1, 2]] * 2, [[-1, 0]] * 2, [[-1, 0]] * 2), keys, SOFT)

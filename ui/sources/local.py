@@ -105,6 +105,7 @@ class Local:
         if pair.device.type == "cpu":
             about += f", {threads} thread{'s' * (threads > 1)}"
             about += f", {pair.computed_by}" if pair.computed_by else ""
+        about += f", attention by {pair.attention}" if pair.attention else ""
         names = {
             "pair": shown_name(ask.pair),
             "draft": ask.draft and shown_name(ask.draft),

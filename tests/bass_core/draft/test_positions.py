@@ -107,8 +107,8 @@ def test_trees_ask_behind_any_token_without_a_forward():
         drafter.root(rows, [True, True])
         calls, ids = drafter.calls, head.vocabulary.tolist()
         strange = next(i for i in range(target.config.vocab_size) if i not in ids)
-        first = drafter.level([[(ids[3], -1), (strange, -1)], [(ids[4], -1)]])
-        second = drafter.level([[(ids[7], 1)], [(ids[7], 0), (ids[8], 0)]])
+        first = drafter.level([[-1, -1], [-1]], torch.tensor([[ids[3], strange], [ids[4], 0]]))
+        second = drafter.level([[1], [0, 0]], torch.tensor([[ids[7], 0], [ids[7], ids[8]]]))
         ahead = drafter._linked.ahead
         torch.testing.assert_close(first[0, 0], ahead.logits(1, torch.tensor([3, 4]))[0])
         torch.testing.assert_close(first[1, 0], ahead.logits(1, torch.tensor([3, 4]))[1])

@@ -63,7 +63,9 @@ def test_a_draft_in_a_tree_is_asked_as_at_the_end_of_its_path(kind: str) -> None
     said: list[dict[int, torch.Tensor]] = [{} for _ in rows]
     paths: list[list[list[int]]] = [[] for _ in rows]
     for drafts in LEVELS:
-        logits = one.level(drafts)
+        width = max(map(len, drafts))
+        tokens = torch.tensor([([token for token, _ in row] + [0] * width)[:width] for row in drafts])
+        logits = one.level([[parent for _, parent in row] for row in drafts], tokens)
         for r, row in enumerate(drafts):
             for i, (token, parent) in enumerate(row):
                 said[r][len(paths[r])] = logits[r, i].clone()

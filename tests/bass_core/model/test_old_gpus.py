@@ -56,7 +56,7 @@ def test_a_t4_gets_float16_and_a_cpu_without_bfloat16_float32(gpu: Any, monkeypa
 def test_attention_by_what_is_fast_there(gpu: Any) -> None:
     half, flash = torch.float16, object()
     for capability, triton, symbol, chosen in (
-        (HOPPER, True, flash, "fused"),
+        (HOPPER, True, flash, "mixed"),
         (AMPERE, True, None, "fused"),
         (HOPPER, False, flash, "flash"),
         (HOPPER, False, None, "sdpa"),

@@ -16,8 +16,9 @@ from scipy import stats
 from bass_core.sample.draw import draw
 from bass_core.sample.noise import NoiseKeys, Role, place_node
 from bass_core.sample.params import SamplingParams
+from bass_core.verify.draft_tree import DraftTree
 from bass_core.verify.rules import VERIFICATIONS
-from bass_core.verify.tree import DraftTree, verify_tree
+from bass_core.verify.tree import verify_tree
 
 from .tree_rule import DEPTH, SHAPES, Path, Shape, Table, outcomes, tables, without
 

@@ -18,9 +18,10 @@ from bass_core.sample.noise import NoiseKeys, Role
 from bass_core.sample.params import SamplingParams
 from bass_core.sequence import RowRound
 from bass_core.verify.acceptance import UNSOUND, judged_drafts
+from bass_core.verify.draft_tree import DraftTree
 from bass_core.verify.rejection import verify
 from bass_core.verify.rules import VERIFICATIONS
-from bass_core.verify.tree import DraftTree, verify_tree
+from bass_core.verify.tree import verify_tree
 
 from .enumeration import Chain, Chances, Judged, written
 from .test_block import as_shipped, by_rejection

@@ -1,8 +1,8 @@
 """Every kernel compiles for Turing to Blackwell, without register spills, and fits into shared memory.
 
-Contract: needs no GPU. Each capability compiles a fifth of the variants, another one than the next capability, so
-that each variant is compiled once; compile_variants alone compiles all for all. Compilation runs in a process
-without TRITON_INTERPRET, under which it would fail.
+Contract: needs no GPU. A part of the launches of people.py, another one for each capability, under the Triton that
+is installed, and under the one that torch pins on a GPU where BASS_PINNED_TRITON names a folder that has it (as
+.ci/run does). compile_variants alone compiles all. Compilation runs in processes without TRITON_INTERPRET.
 """
 
 from __future__ import annotations
@@ -15,33 +15,29 @@ from pathlib import Path
 
 import pytest
 
-from .variants import SHARED
+from kernels.shapes import CAPABILITIES
 
 ROOT = Path(__file__).parents[3]
 COMMAND = "tests.kernels.compilation.compile_variants"
+PINNED = os.environ.get("BASS_PINNED_TRITON", "")
 
 
 @pytest.mark.slow
-def test_compiles_without_spills(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("folder", "one_in"),
+    [
+        pytest.param("", 67, id="installed"),
+        pytest.param(
+            PINNED, 97, id="pinned", marks=pytest.mark.skipif(not PINNED, reason="BASS_PINNED_TRITON is not set")
+        ),
+    ],
+)
+def test_compiles_without_spills(folder: str, one_in: int, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    command = [sys.executable, "-m", COMMAND, "--one-in", "5"]
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": folder}
+    command = [sys.executable, "-m", COMMAND, "--one-in", str(one_in)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found: dict[int, set[str]] = {}
-    for row in map(json.loads, done.stdout.splitlines()):
-        found.setdefault(row["capability"], set()).add(row["kernel"])
-    kernels = {
-        "attend",
-        "attend_prefix",
-        "merge",
-        "rotate",
-        "put",
-        "decide",
-        "weigh",
-        "gumbel",
-        "least_kept",
-        "walk",
-    }
-    products = {"gemv", "skinny", "add_parts"}
-    assert found == {capability: kernels | (products if capability >= 80 else set()) for capability in SHARED}
+    found = {(row["capability"], row["kernel"]) for row in map(json.loads, done.stdout.splitlines())}
+    assert {capability for capability, _ in found} == set(CAPABILITIES)
+    assert {name for _, name in found} >= {"attend", "attend_prefix", "merge", "rotate", "skinny"}

@@ -1,0 +1,166 @@
+"""Every launch that a model's shape needs on a card, whatever is asked of the model.
+
+Contract: `launches(shape, card)` calls the kernels' own wrappers with tensors of no data and lists their launches,
+each variant once: so there is one list of what is compiled ahead (ahead.py), and of what the tests compile for all
+cards. Launches that are left out (launch.py) are replaced by those that take their place. A launch that is missing
+here is compiled when it first comes. Non-goals: strides beyond 2**31 elements;
+products with K in parts, which are off (`split_tiles` in linear.py), and are listed only where `chosen`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import support
+from ..plan import AttentionPlan, SharedPart, TokenTree
+from ..shapes import Card, Shape
+from ..support import LeftOut
+from . import accept, attention, block, cache_write, linear, nucleus, walk
+from .launch import Launch, collected
+
+Call = Callable[[], object]
+# Queries of one row and head, and drafts of one row: one number for each size of tile.
+QUERIES, WIDTHS = (1, 17), (3, 17)
+# Rows of a product: of `gemv`, and of the two tiles of `skinny`.
+PRODUCT_ROWS = (1, 2, 17)
+# Columns: enough that attention takes several segments.
+_COLUMNS = 4 * attention.SEGMENT
+_META = torch.device("meta")
+_BATCH = 2
+
+
+def launches(shape: Shape, card: Card, chosen: bool = False) -> list[Launch]:
+    """The launches, each with a name of its own. chosen: those as well that a bench may choose."""
+    support.describe(card)
+    try:
+        with collected() as found:
+            for call in _calls(shape, card, chosen):
+                with suppress(LeftOut):
+                    call()
+    finally:
+        support.describe(None)
+    return list({one.name: one for one in found}.values())
+
+
+def _calls(shape: Shape, card: Card, chosen: bool) -> Iterator[Call]:
+    """Call the wrappers, the most usual first."""
+    own = shape.hidden > 0
+    yield from _attention(shape)
+    if own and card.capability >= 80:
+        yield from _products(shape, card, chosen)
+    yield from _writes(shape, own)
+    yield from _draws(shape)
+    if shape.verifies:
+        yield from _decisions(shape.vocab)
+
+
+def _empty(*sizes: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    return torch.empty(*sizes, dtype=dtype, device=_META)
+
+
+def _part() -> SharedPart:
+    return SharedPart(_empty(_BATCH), _empty(_BATCH), [], [], _COLUMNS)
+
+
+def _attention(shape: Shape) -> Iterator[Call]:
+    """Chains, trees, and of a target steps over a gap; with a prefix and without; in parts and whole."""
+    dim, number = shape.head_dim, shape.number
+    keys = _empty(_BATCH, shape.kv_heads, _COLUMNS, dim, dtype=number)
+    kinds = [(False, False), (True, False)] + [(False, True)] * shape.verifies
+    for (tree, gap), shared, queries, parts, window in product(
+        kinds, (False, True), QUERIES, (True, False), shape.windows
+    ):
+        tokens = TokenTree(_empty(_BATCH, queries), _empty(_BATCH, queries), _empty(_BATCH)) if tree else None
+        plan = AttentionPlan(
+            _empty(_BATCH), [], queries, captured_extent=_COLUMNS, shared=_part() if shared else None,
+            gap=attention.SEGMENT if gap else None, tree=tokens,
+        )  # fmt: skip
+        query = _empty(_BATCH, shape.heads, queries, dim, dtype=number)
+        yield partial(
+            attention.fused, query, keys, keys, plan, scaling=0.1,
+            window=64 if window else None, softcap=20.0 if shape.capped else None,
+            prefix=(keys, keys) if shared else None, parts=parts,
+        )  # fmt: skip
+
+
+def _products(shape: Shape, card: Card, chosen: bool) -> Iterator[Call]:
+    """The five products of a forward, by the number of rows."""
+    attended = shape.heads * shape.head_dim
+    joined = attended + 2 * shape.kv_heads * shape.head_dim
+    # Inputs, outputs, and whether it has a norm, a gate and a residual.
+    kinds = [
+        (shape.hidden, joined, True, False, False), (attended, shape.hidden, False, False, True),
+        (shape.hidden, shape.mlp, True, True, False), (shape.mlp, shape.hidden, False, False, True),
+        (shape.hidden, shape.outputs, True, False, False),
+    ]  # fmt: skip
+    for rows, (k, n, norm, gate, residual) in product(PRODUCT_ROWS, kinds):
+        if rows > linear.MOST_ROWS[shape.number.itemsize]:
+            continue
+        x = _empty(rows, k, dtype=shape.number)
+        weight = _empty(2 * n if gate else n, k, dtype=shape.number)
+        options: dict[str, Any] = {"norm": x[0] if norm else None, "eps": 1e-5, "gate": gate}
+        options["residual"] = _empty(rows, n, dtype=shape.number) if residual else None
+        for split_k in (False, True) if chosen and rows > 16 else (False,):
+            yield partial(linear.linear, x, weight, **options, split_k=split_k)
+
+
+def _writes(shape: Shape, own: bool) -> Iterator[Call]:
+    """Keys and values to the cache: rotated, by our own forward, or as transformers' code makes them."""
+    dim, number = shape.head_dim, shape.number
+    cache = _empty(2, _BATCH, shape.kv_heads, _COLUMNS, dim, dtype=number)
+    for shared, tree in product((False, True), (False, True)):
+        starts = _empty(_BATCH) if shared else None
+        if own:
+            qkv = _empty(_BATCH, 3, shape.heads + 2 * shape.kv_heads, dim, dtype=number)
+            turns = _empty(_COLUMNS, dim // 2, dtype=torch.float32)
+            norms = (_empty(dim, dtype=number),) * 2 if shape.normed else None
+            positions = _empty(_BATCH, 3) if tree else None
+            yield partial(
+                cache_write.rotate_write, qkv, cache, _empty(_BATCH), turns, turns, norms, 1e-5, starts, positions
+            )
+        elif not tree:
+            keys = _empty(_BATCH, shape.kv_heads, 3, dim, dtype=number)
+            yield partial(cache_write.write, keys, keys, cache, _empty(_BATCH), starts)
+
+
+def _draws(shape: Shape) -> Iterator[Call]:
+    """Draws, and top-p."""
+    weights = _empty(_BATCH, shape.vocab, dtype=torch.float32)
+    keys = (_empty(_BATCH),) * 3
+    yield partial(accept.draw, weights, *keys, _empty(1), _empty(shape.vocab) if shape.named else None)
+    yield partial(nucleus.threshold, weights, 0.9)
+
+
+def _decisions(vocab: int) -> Iterator[Call]:
+    """Each rule, by drafts that were drawn and by point masses; and trees."""
+    one, seed = _empty(_BATCH), _empty(1)
+    for width, (rule, soft, drawn) in product(WIDTHS, _RULES):
+        p = _empty(_BATCH, width + 1, vocab, dtype=torch.float32)
+        q = _empty(_BATCH, width, vocab, dtype=torch.float32) if soft else None
+        drafts, choices = _empty(_BATCH, width), None if drawn else _empty(_BATCH, width + 1)
+        chances = None
+        if rule == accept.Verification.BLOCK:
+            yield partial(block.chances, p, q, drafts, one)
+            chances = _empty(_BATCH, width, dtype=torch.float32), _empty(_BATCH, width + 1, dtype=torch.float32)
+        yield partial(
+            accept.accept, p if drawn else None, q, drafts, one, choices, one, one, seed,
+            begins=one, verification=rule, chance=0.5, block=chances,
+        )  # fmt: skip
+    p, nodes = _empty(_BATCH, 8, vocab, dtype=torch.float32), _empty(_BATCH, 7)
+    yield partial(walk.walk_trees, p, p[0], nodes, nodes, nodes, one, one, one, seed)
+
+
+# (rule, whether q is given, whether the next token is drawn), by how often they are asked for.
+_RULES = [
+    (accept.Verification.CHOICES, False, False), (accept.Verification.BLOCK, True, True),
+    (accept.Verification.BLOCK, False, True), (accept.Verification.REJECTION, True, True),
+    (accept.Verification.REJECTION, False, True), (accept.Verification.COIN, False, True),
+    (accept.Verification.COIN, False, False),
+]  # fmt: skip

@@ -1,0 +1,118 @@
+"""A compiler that dies: the start leaves out what it died of, and the page runs.
+
+Contract: the processes are real and really die, the compiler is Triton's, for a card that is not here. Who makes
+the models, and whether they would use the kernels, is not tested here: on a CPU no pair launches any.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bass_core import load_pair
+from bass_core.machine import gpu_kernels
+from kernels.shapes import Card, Shape
+from kernels.support import LeftOut
+from kernels.triton import launch
+from tests.kernels.compilation import dying
+from tests.kernels.compilation.test_compilation import PINNED
+from tests.ui.conftest import save_tiny_pair
+from ui.page.limits import Limits
+from ui.page.page import build, launch_options
+from ui.page.request import make_request
+from ui.sources.local import race_source
+
+CARD, SHAPE = Card.of_capability(90), Shape("bfloat16", 9, 3, 64, 49152, 49152)
+DYING = "tests.kernels.compilation.dying:launches"
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caches of this test alone, and nothing left out after it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.setattr(launch, "left_out", set())
+
+
+def compiled(folder: Path) -> list[str]:
+    """The kernels in Triton's cache."""
+    return sorted(path.stem for path in folder.glob("triton/*/*.cubin"))
+
+
+@pytest.mark.slow
+def test_the_page_runs_after_a_compiler_that_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All that is real of a start on a GPU: the pair asks for its kernels, and processes die of two of four."""
+    monkeypatch.setattr(
+        gpu_kernels, "prepare", lambda device, shapes: gpu_kernels.leave_out(CARD, shapes(), DYING)
+    )
+    with caplog.at_level(logging.WARNING):
+        pair = load_pair(*map(str, save_tiny_pair(tmp_path)[:1]), device="cpu", dtype="float32")
+    assert compiled(tmp_path) == ["compiles", "compiles"]
+    assert sum("signal 6 ended the compiler" in line and " aborts " in line for line in caplog.messages) == 1
+    assert sum("on purpose" in line and " raises " in line for line in caplog.messages) == 1
+    source = race_source(pair)
+    page = build(source, limits=Limits(), about="tiny")
+    _, url, _ = page.launch(server_name="127.0.0.1", prevent_thread_lock=True, quiet=True, **launch_options())
+    try:
+        with urllib.request.urlopen(url) as answer:
+            assert answer.status == 200
+        *_, last = source(make_request({"prompt": "abc", "lanes": ["regular"], "max_new_tokens": 4}, Limits()))
+        assert last["done"] and not last["lanes"]["regular"]["error"]
+    finally:
+        page.close()
+
+
+@pytest.mark.slow
+def test_a_second_start_compiles_nothing_and_leaves_out_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu_kernels.leave_out(CARD, [SHAPE], DYING)
+    found, launch.left_out = launch.left_out, set()
+    assert [name.split()[0] for name in sorted(found)] == ["aborts", "raises"]
+    monkeypatch.setattr(gpu_kernels, "compile_all", lambda *_: pytest.fail("compiled again"))
+    gpu_kernels.leave_out(CARD, [SHAPE], DYING)
+    assert launch.left_out == found
+    good, bad, *_ = dying.launches(SHAPE, CARD)
+    assert good.name not in found
+    with pytest.raises(LeftOut):
+        launch.launch(bad.kernel, (1,), *bad.arguments, **bad.options)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PINNED, reason="BASS_PINNED_TRITON is not set")
+def test_what_triton_dies_of_takes_the_next_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.7.1 as it is, with the tiles that this project had before."""
+    monkeypatch.setenv("PYTHONPATH", PINNED)
+    failed = gpu_kernels.compile_all(CARD, [SHAPE], "tests.kernels.compilation.dying:wide_trees")
+    assert failed and set(failed.values()) == {"signal 6 ended the compiler"}
+    assert all("BLOCK_M=64" in name and "BLOCK_N=64" in name for name in failed)
+
+
+@pytest.mark.slow
+def test_a_process_that_cannot_begin_leaves_nothing_out(caplog: pytest.LogCaptureFixture) -> None:
+    """And the next start tries again."""
+    with caplog.at_level(logging.WARNING):
+        gpu_kernels.leave_out(CARD, [SHAPE], "tests.no_such_module:launches")
+    assert "can't be compiled ahead: the compiler ended with status 1" in caplog.text
+    assert not launch.left_out and gpu_kernels._read(gpu_kernels._file(CARD, [SHAPE], DYING)) is None
+
+
+def test_the_result_belongs_to_these_kernels_and_this_card(tmp_path: Path) -> None:
+    files = {
+        gpu_kernels._file(card, [shape], of)
+        for card, shape, of in (
+            (CARD, SHAPE, DYING), (Card.of_capability(80), SHAPE, DYING),
+            (CARD, replace(SHAPE, heads=8), DYING), (CARD, SHAPE, gpu_kernels.LISTED),
+        )
+    }  # fmt: skip
+    assert len(files) == 4
+    path = tmp_path / "damaged.json"
+    path.write_text("[")
+    assert gpu_kernels._read(path) is None
+    gpu_kernels._write(path, {"a": "b"})
+    assert gpu_kernels._read(path) == {"a": "b"} == json.loads(path.read_text())
