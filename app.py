@@ -6,6 +6,7 @@ Contract: every refusal is one sentence on stderr and exit status 2. Non-goals: 
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -314,6 +315,10 @@ def launch(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit status."""
     options = parse(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        # A console may lack the characters of a folder's name.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     exempt(host(options.host, os.environ), os.environ)
     refusal = conflict() or unusable_proxy()
     if refusal is None:

@@ -280,7 +280,7 @@ class _Run:
         }
         torch.save(state, self.path.with_suffix(".part"))
         os.replace(self.path.with_suffix(".part"), self.path)
-        (self.path.parent / "log.json").write_text(json.dumps(self.log, indent=1) + "\n")
+        (self.path.parent / "log.json").write_text(json.dumps(self.log, indent=1) + "\n", encoding="utf-8")
         self.saved = time.monotonic()
 
 

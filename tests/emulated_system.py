@@ -1,0 +1,80 @@
+"""Runs a command of bass_core, or checks a page, as on another system: `python -m tests.emulated_system NAME ...`.
+
+Contract: NAME is win32 or darwin. Once torch and the other packages are imported, what that system lacks is taken
+away: Linux's own functions and modules, /proc, /sys and control groups, Triton, and UTF-8 as the encoding of
+files, in whose place there is a Windows' code page. What the packages do on that system is not emulated.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import pathlib
+import sys
+from typing import Any
+
+LACKS = {
+    "win32": (
+        "fork", "forkpty", "register_at_fork", "getuid", "geteuid", "sched_getaffinity", "uname", "sysconf",
+        "getloadavg",
+    ),
+    "darwin": ("sched_getaffinity", "sched_setaffinity"),
+}  # fmt: skip
+CODE_PAGE = "cp1252"
+MODULES = {"win32": ("fcntl", "resource", "pwd", "grp", "termios", "triton"), "darwin": ("triton",)}
+
+
+def become(system: str) -> None:
+    """Take away what the system lacks."""
+    for name in LACKS[system]:
+        if hasattr(os, name):
+            delattr(os, name)
+    for name in MODULES[system]:
+        sys.modules[name] = None  # type: ignore[assignment]
+    real, real_open = pathlib.Path.exists, io.open
+
+    def absent(path: object) -> bool:
+        return str(path).startswith(("/proc", "/sys"))
+
+    def opened(file: Any, *arguments: Any, **named: Any) -> Any:
+        if absent(file):
+            raise FileNotFoundError(2, "No such file or directory", str(file))
+        mode = arguments[0] if arguments else named.get("mode", "r")
+        if "b" not in mode and named.get("encoding") in (None, "locale") and len(arguments) < 3:
+            named["encoding"] = CODE_PAGE
+        return real_open(file, *arguments, **named)
+
+    pathlib.Path.exists = lambda path, **named: not absent(path) and real(path, **named)  # type: ignore[method-assign]
+    io.open = builtins.open = opened  # type: ignore[assignment]
+    sys.platform = system
+
+
+def main() -> int:
+    """Become the system and run the rest of the command line."""
+    system, *arguments = sys.argv[1:]
+    import gradio as gradio
+    import transformers as transformers
+    from filelock import FileLock as FileLock
+    from transformers import AutoTokenizer as AutoTokenizer
+    from transformers import LlamaForCausalLM as LlamaForCausalLM
+
+    become(system)
+    if arguments[0] == "page":
+        return page()
+    from bass_core.__main__ import main as command
+
+    return command(arguments)
+
+
+def page() -> int:
+    """Build the page of recordings and say how many components it has."""
+    import app
+
+    built, about = app.replay_page(app.parse(["--replay", "win"]))
+    print(about, len(built.blocks))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
