@@ -101,7 +101,7 @@ def _send(space: str, names: list[str], docker: bool) -> Any:
     hub.create_repo(space, repo_type="space", space_sdk="docker" if docker else "gradio", exist_ok=True)
     old = set(hub.list_repo_files(space, repo_type="space")) - {*names, THEIRS}
     content = {name: ROOT / name for name in names} | {"README.md": readme(docker).encode()}
-    operations = [
+    operations: list[CommitOperationAdd | CommitOperationDelete] = [
         *(CommitOperationAdd(name, file) for name, file in content.items()),
         *(CommitOperationDelete(name) for name in sorted(old)),
     ]
