@@ -177,6 +177,16 @@ def keep_to_quota(environment: Mapping[str, str]) -> None:
         torch.set_num_threads(min(torch.get_num_threads(), cores()))
 
 
+def spare_forks() -> None:
+    """Give a forked worker, such as ZeroGPU's, one thread of torch.
+
+    GNU's OpenMP would wait there for threads that only this process has.
+    """
+    import torch
+
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
+
+
 def set_threads(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
     """Set the number of the models' threads on a CPU, and return it.
 
@@ -230,6 +240,7 @@ def serve(options: argparse.Namespace) -> None:
 
 def race_page(options: argparse.Namespace) -> tuple[gr.Blocks, Service]:
     """Returns the page for a pair, and what runs its races."""
+    from bass_core import on_zero_gpu
     from bass_core.machine.cpu import cores
     from ui.page.limits import Limits
     from ui.page.page import build
@@ -250,6 +261,8 @@ def race_page(options: argparse.Namespace) -> tuple[gr.Blocks, Service]:
     limits = Limits(options.max_batch, options.max_new_tokens, options.max_prompt, options.max_seconds)
     free = cores() - leaves_a_core(options, os.environ)
     keep_to_quota(os.environ)
+    if on_zero_gpu():
+        spare_forks()
     service = open_service(asked, options, limits, lambda: set_threads(options, os.environ), free)
     facts = service.facts
     page = build(
