@@ -38,9 +38,10 @@ def become(system: str) -> None:
         return str(path).startswith(("/proc", "/sys"))
 
     def opened(file: Any, *arguments: Any, **named: Any) -> Any:
-        if absent(file):
-            raise FileNotFoundError(2, "No such file or directory", str(file))
         mode = arguments[0] if arguments else named.get("mode", "r")
+        # psutil, which has other ways elsewhere, reads bytes.
+        if absent(file) and "b" not in mode:
+            raise FileNotFoundError(2, "No such file or directory", str(file))
         if "b" not in mode and named.get("encoding") in (None, "locale") and len(arguments) < 3:
             named["encoding"] = CODE_PAGE
         return real_open(file, *arguments, **named)

@@ -32,7 +32,11 @@ http {{
     access_log off;
     client_body_temp_path {folder}/1; proxy_temp_path {folder}/2; fastcgi_temp_path {folder}/3;
     uwsgi_temp_path {folder}/4; scgi_temp_path {folder}/5;
-    server {{ listen 127.0.0.1:{port}; location /bass/ {{ proxy_pass {server}/; {more} }} }}
+    server {{
+        listen 127.0.0.1:{port};
+        location /bass/ {{ proxy_pass {server}/; }}
+        location = /favicon.ico {{ return 204; }}  # a browser asks for it outside of the page's path
+    }}
 }}
 """
 
@@ -96,12 +100,12 @@ def test_every_file_is_served_from_a_folder_of_any_name_past_a_proxy_that_never_
 
 
 @contextmanager
-def behind_nginx(folder: Path, server: str, more: str = "") -> Iterator[str]:
+def behind_nginx(folder: Path, server: str) -> Iterator[str]:
     """The page's address behind a real nginx that serves it under /bass/."""
     folder.mkdir()
     port = free_port()
     file = folder / "nginx.conf"
-    file.write_text(NGINX.format(folder=folder, port=port, server=server, more=more))
+    file.write_text(NGINX.format(folder=folder, port=port, server=server))
     process = subprocess.Popen(["nginx", "-c", str(file), "-p", str(folder)], stderr=subprocess.DEVNULL)
     try:
         yield f"http://127.0.0.1:{port}/bass/"
