@@ -21,27 +21,16 @@ ROOT = Path(__file__).resolve().parents[1]
 NARROW = {"PYTHONIOENCODING": "cp1252"}
 
 
-def on(system: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.emulated_system", system, *map(str, arguments)]
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    return subprocess.run(
-        command, cwd=ROOT, env=environment | NARROW, capture_output=True, text=True, encoding="cp1252"
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("system", ["win32", "darwin"])
 def test_the_command_and_the_page_work(system: str, tmp_path: Path) -> None:
     target, draft = save_tiny_pair(tmp_path / "pär")
-    pair = ("--pair", target, "--draft", draft, "--device", "cpu", "--dtype", "float32")
-    for dtype in ("float32", "bfloat16"):
-        made = on(system, "generate", "Größe", *pair[:-1], dtype, "--max-new-tokens", "24", "--temperature", "1")
-        assert made.returncode == 0, made.stderr
-        assert "acceptance rate" in made.stderr
-    made = on(system, "race", "Hello", *pair, "-n", "2", "--lanes", "regular", "bass", "amusd")
-    assert made.returncode == 0 and "amusd" in made.stdout, made.stderr
-    made = on(system, "page")
-    assert made.returncode == 0 and "a recording" in made.stdout, made.stderr
+    command = [sys.executable, "-m", "tests.emulated_system", system, str(target), str(draft)]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | NARROW
+    made = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, encoding="cp1252")
+    assert made.returncode == 0, made.stderr
+    assert made.stderr.count("acceptance rate") == 2
+    assert "amusd" in made.stdout and made.stdout.splitlines()[-1].startswith("a recording")
 
 
 TEXT = {"read_text", "write_text"}
