@@ -1,9 +1,11 @@
 """Ragged attention inside transformers' models, and which backend computes it.
 
 Contract: a model whose attention implementation is NAME attends by the plan that is passed with the call
-(`model(..., past_key_values=PlannedCache(cache, plan), ragged=plan, ragged_backend="pad")`), never by a mask. A
-layer's sliding window and logit soft-cap are applied; anything else that an architecture adds is refused. A layer
-on another device than the cache sends its queries, keys and values to the cache's, and gets the result back.
+(`model(..., past_key_values=PlannedCache(cache, plan), ragged=plan, ragged_backend="pad")`), never by a mask. In the
+place of a mask its layers get what the mask would say beside the order of the tokens: a sliding window, or chunks.
+These, a logit soft-cap and attention sinks are applied; any other mask, and anything else that an architecture
+adds, is refused. Keys and values may differ in size, and from those that the cache holds. A layer on another
+device than the cache sends its queries, keys and values to the cache's, and gets the result back.
 `choose_backend` checks a backend's name, or chooses for "auto"; it runs nothing.
 """
 
@@ -12,19 +14,23 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface, Cache
 from transformers.masking_utils import AttentionMaskInterface
 
 from kernels.backends import BACKENDS, why_backend_unavailable
-from kernels.plan import AttentionPlan
+from kernels.plan import AttentionPlan, Chunks, Window
+from kernels.reference.prefix import attend_in_parts
 from kernels.support import has_tensor_cores, is_accelerator
 
 from ..errors import PairError, RequestError
 from .cache import RaggedCache
 
 NAME = "bass_ragged"
-_UNSUPPORTED = ("s_aux", "sinks", "position_bias", "head_mask", "alibi", "indices_topk")
+_UNSUPPORTED = ("sinks", "position_bias", "head_mask", "alibi", "indices_topk")
+# Set in a plan whose layers attend over other keys than the cache's, as those that are made of a latent.
+EXPANDED = "expanded"
 
 
 class PlannedCache(Cache):
@@ -37,9 +43,19 @@ class PlannedCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write keys and values [B, Hkv, S, D]; returns what the step may read: [B, Hkv, extent, D] each."""
-        key_states, value_states = (one.to(self.cache.buffer.device) for one in (key_states, value_states))
-        return self.cache.write(layer_idx, key_states, value_states, self.plan)
+        """Write keys [B, Hkv, S, D] and values [B, Hkv', S, D']; returns what the step may read, extent columns each.
+
+        The cache has room for the largest of all layers; what a smaller one leaves of it holds zeros.
+        """
+        device = self.cache.buffer.device
+        fitted = [self._fitted(one.to(device)) for one in (key_states, value_states)]
+        keys, values = self.cache.write(layer_idx, fitted[0], fitted[1], self.plan)
+        return _cut(keys, key_states), _cut(values, value_states)
+
+    def _fitted(self, states: Tensor) -> Tensor:
+        """States [B, Hkv, S, D] as large as the cache's."""
+        heads, size = self.cache.kv_heads - states.shape[1], self.cache.head_dim - states.shape[3]
+        return F.pad(states, (0, size, 0, 0, 0, heads)) if heads or size else states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """The longest row's length before the step: what models without explicit positions would use."""
@@ -56,44 +72,91 @@ class PlannedCache(Cache):
         return self.cache.max_len
 
 
+def _cut(stored: Tensor, states: Tensor) -> Tensor:
+    """Of what the cache stores [B, Hkv, N, D], the heads and sizes that a layer's states [B, Hkv', S, D'] have."""
+    heads, size = states.shape[1], states.shape[3]
+    return stored if stored.shape[1] == heads and stored.shape[3] == size else stored[:, :heads, :, :size]
+
+
 def ragged_attention(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None = None,
+    attention_mask: Window | Tensor | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     ragged: AttentionPlan | None = None,
     ragged_backend: str = "pad",
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface: query [B, Hq, S, D], key and value [B, Hkv, extent, D] from RaggedCache.
+    """transformers' attention interface: query [B, Hq, S, D], key [B, Hkv, extent, D] and value [B, Hkv, extent, D'].
 
-    Returns ([B, S, Hq, D], None). Raises PairError if the model asks for attention that is not supported.
+    attention_mask: what `_stated` returned. s_aux: the attention sinks, a score for each head. Returns
+    ([B, S, Hq, D'], None). Raises PairError if the model asks for attention that is not supported.
     """
     asked = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
+    if isinstance(attention_mask, Tensor):
+        asked.append("a mask of its own")
     if ragged is None or asked:
         what = f"attention with {', '.join(asked)}" if asked else "an attention call without row lengths"
         raise PairError(f"{type(module).__name__} needs {what}, which is not supported; choose another model.")
+    window = sliding_window if attention_mask is None else attention_mask
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    backend = BACKENDS[ragged_backend]
-    layer: Any = getattr(module, "layer_idx", None)
-    prefix = None if ragged.shared is None else ragged.shared.reads(layer)
-    here = query.device
-    query = query.to(key.device)
-    out = backend(query, key, value, ragged, scaling=scale, window=sliding_window, softcap=softcap, prefix=prefix)
-    return out.to(here), None
+    layer, prefix = _layer(key, ragged), None
+    if layer is None:
+        ragged.once(EXPANDED, lambda: True)
+    elif ragged.shared is not None:
+        keys, values = ragged.shared.reads(layer)
+        prefix = _cut(keys, key), _cut(values, value)
+    here, size = query.device, value.shape[-1]
+    query, options = query.to(key.device), {"scaling": scale, "window": window, "softcap": softcap}
+    if size != key.shape[-1]:
+        most = max(size, key.shape[-1])
+        query, key, value = (_widened(one, most) for one in (query, key, value))
+        prefix = prefix and (_widened(prefix[0], most), _widened(prefix[1], most))
+    if s_aux is not None:
+        out = attend_in_parts(query, key, value, ragged, prefix, aside=s_aux.to(key.device), **options)
+    else:
+        # The kernels of GPUs know sliding windows alone.
+        name = "sdpa" if isinstance(window, Chunks) and ragged_backend in ("fused", "flash") else ragged_backend
+        out = BACKENDS[name](query, key, value, ragged, prefix=prefix, **options)
+    return out[..., :size].to(here).contiguous(), None
 
 
-def _no_mask(*args: Any, **kwargs: Any) -> None:
-    """No mask is built: the lengths say what a query may see."""
-    return None
+def _layer(key: Tensor, plan: AttentionPlan) -> int | None:
+    """The layer whose keys these are in the cache, be they read by another; None if they are made of what it holds."""
+    keys = plan.views[::2]
+    layers = plan.once("layers", lambda: {view.data_ptr(): layer for layer, view in enumerate(keys)})
+    return layers.get(key.data_ptr())
+
+
+def _widened(states: Tensor, size: int) -> Tensor:
+    """States [..., D] with zeros up to `size`."""
+    return F.pad(states, (0, size - states.shape[-1]))
+
+
+def _stated(
+    *args: Any, config: Any = None, local_size: int | None = None, use_vmap: bool = False, **kwargs: Any
+) -> Window | None:
+    """transformers' mask interface: what a mask says beside the order of the tokens, which the lengths say.
+
+    Raises PairError for a mask that is neither causal nor causal in a sliding window or in chunks.
+    """
+    if use_vmap or "allow_is_bidirectional_skip" in kwargs:
+        kind = getattr(config, "model_type", "this type")
+        raise PairError(
+            f"A model of type {kind} needs masks that are not causal, which is not supported; choose another."
+        )
+    if local_size is None:
+        return None
+    return Chunks(local_size) if local_size == getattr(config, "attention_chunk_size", None) else local_size
 
 
 AttentionInterface.register(NAME, ragged_attention)
-AttentionMaskInterface.register(NAME, _no_mask)
+AttentionMaskInterface.register(NAME, _stated)
 
 
 def choose_backend(attention: str, device: torch.device, dtype: torch.dtype | None = None) -> str:

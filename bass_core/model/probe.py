@@ -1,0 +1,106 @@
+"""Whether a model computes under our attention what its own code does: tried once, when it is made.
+
+Contract: `expect` runs a copy of the model as transformers would, on two texts of a few tokens; `check` runs it with
+our attention and cache, in two steps and with rows of different lengths, and raises PairError in one sentence where
+the logits differ. So a model that is not understood is refused at load. What a few tokens can't show, such as a
+window of thousands, is read from the masks that the model asks for (attention.py), which refuses those that it
+does not know. Cost: three forwards of at most 12 tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..errors import PairError
+from .forward import ForwardBatch
+
+if TYPE_CHECKING:
+    from .base import CausalModel
+
+# Tokens of the longer text; the shorter one has two fewer, and is two behind when the second step begins.
+_TOKENS, _FIRST = 6, 4
+# The most that a token's logits may differ, as a share of their norm: the median over the tokens. Rounding alone
+# gives below 1e-5 in float32 and 0.03 in 16 bits. A mixture of experts in 16 bits may choose others for a token.
+_BOUNDS = {torch.float32: 1e-3, torch.float64: 1e-3}
+_BOUND_16 = 0.1
+
+
+@dataclass
+class Expected:
+    """tokens int64 [2, _TOKENS]; logits [2, _TOKENS, V] of the model's own code; sizes: layers, the most key-value
+    heads of a layer, and the largest key or value, as its own cache holds them."""
+
+    tokens: Tensor
+    logits: Tensor
+    sizes: tuple[int, int, int]
+
+
+def unsupported(name: str, reason: str) -> PairError:
+    """The refusal of a model, by its class."""
+    return PairError(f"{name} is not supported: {reason}. Choose another causal LM.")
+
+
+@torch.inference_mode()
+def expect(model: PreTrainedModel, name: str, context: int) -> Expected | None:
+    """What transformers computes of two texts; None for a model that holds too few tokens to try it.
+
+    Raises PairError if the model's own code fails, or if its cache holds anything but keys and values.
+    """
+    if context < _TOKENS:
+        return None
+    table = model.get_input_embeddings()
+    words = getattr(table, "num_embeddings", 0) or int(model.config.get_text_config().vocab_size)
+    tokens = (torch.arange(2 * _TOKENS, device=model.device).view(2, _TOKENS) * 7 + 3) % words
+    try:
+        out = model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=True)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise unsupported(name, f"its own code can't run it ({_said(error)})") from error
+    cache = getattr(out, "past_key_values", None)
+    layers: Any = getattr(getattr(cache, "self_attention_cache", cache), "layers", None) or []
+    held = [(getattr(one, "keys", None), getattr(one, "values", None)) for one in layers]
+    if not held or not all(isinstance(one, Tensor) and one.dim() == 4 for pair in held for one in pair):
+        raise unsupported(name, "it keeps a state that can't be rolled back")
+    parts = [part for pair in held for part in pair]
+    return Expected(
+        tokens, out.logits, (len(held), max(p.shape[1] for p in parts), max(p.shape[3] for p in parts))
+    )
+
+
+@torch.inference_mode()
+def check(model: CausalModel, expected: Expected) -> bool:
+    """Whether attention reads the cache itself, so that rows can share prefixes. PairError if logits differ."""
+    tokens, cache = expected.tokens, model.new_cache(2, _TOKENS + 2)
+    behind = _FIRST - 2
+    second = torch.stack((tokens[0, _FIRST:], tokens[1, behind:_FIRST]))
+    try:
+        first, reads = model.probe(ForwardBatch(tokens[:, :_FIRST], [0, 0]), cache)
+        later = model.forward(ForwardBatch(second, [_FIRST, behind]), cache, "sdpa").logits
+    except (PairError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise unsupported(model.name, f"its code fails with our attention ({_said(error)})") from error
+    wanted = expected.logits
+    pairs = (
+        (first[:, 1:], wanted[:, 1:_FIRST]),
+        (later[0], wanted[0, _FIRST:]),
+        (later[1], wanted[1, behind:_FIRST]),
+    )
+    apart = [(ours.float() - own.float()).norm(dim=-1) / own.float().norm(dim=-1) for ours, own in pairs]
+    bound = _BOUNDS.get(wanted.dtype, _BOUND_16)
+    # Each by itself: what is wrong in a second step, or for the shorter row alone, is wrong. NaN is not apart.
+    if any(bool(one.median() > bound) for one in apart):
+        raise unsupported(model.name, "with our attention it computes other logits than by itself")
+    return reads
+
+
+def _said(error: Exception) -> str:
+    """The first line of an error, at most 200 characters."""
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
