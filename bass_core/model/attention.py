@@ -1,22 +1,27 @@
 """Ragged attention inside transformers' models, and which backend computes it.
 
-Contract: a model whose attention implementation is NAME attends by the plan that is passed with the call
-(`model(..., past_key_values=PlannedCache(cache, plan), ragged=plan, ragged_backend="pad")`), never by a mask. In the
-place of a mask its layers get what the mask would say beside the order of the tokens: a sliding window, or chunks.
+Contract: a model whose attention implementation is NAME attends by the plan of the `planned` block that it is
+called in (`with planned(plan, "pad"): model(..., past_key_values=PlannedCache(cache, plan))`), never by a mask. In
+the place of a mask its layers get what it would say beside the order of the tokens: a sliding window, or chunks.
 These, a logit soft-cap and attention sinks are applied; any other mask, and anything else that an architecture
 adds, is refused. Keys and values may differ in size, and from those that the cache holds. A layer on another
-device than the cache sends its queries, keys and values to the cache's, and gets the result back.
+device than the cache sends its queries, keys and values to the cache's, and gets the result back. A model whose
+implementation is MASKED attends by its own code, and gets real masks, which say what the plan says.
 `choose_backend` checks a backend's name, or chooses for "auto"; it runs nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AttentionInterface, Cache
+from transformers import AttentionInterface, Cache, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 from kernels.backends import BACKENDS, why_backend_unavailable
@@ -27,10 +32,41 @@ from kernels.support import has_tensor_cores, is_accelerator
 from ..errors import PairError, RequestError
 from .cache import RaggedCache
 
-NAME = "bass_ragged"
+NAME, MASKED = "bass_ragged", "bass_masked"
 _UNSUPPORTED = ("sinks", "position_bias", "head_mask", "alibi", "indices_topk")
-# Set in a plan whose layers attend over other keys than the cache's, as those that are made of a latent.
-EXPANDED = "expanded"
+# The plan and the backend of the call that runs in this thread. Some models hand no keywords on to their layers.
+_planned: ContextVar[tuple[AttentionPlan, str] | None] = ContextVar("planned", default=None)
+
+
+@contextmanager
+def planned(plan: AttentionPlan, backend: str) -> Iterator[None]:
+    """In this block, this thread's models attend by the plan."""
+    token = _planned.set((plan, backend))
+    try:
+        yield
+    finally:
+        _planned.reset(token)
+
+
+def _now() -> tuple[AttentionPlan, str]:
+    call = _planned.get()
+    assert call is not None, "a model that attends by a plan was called outside `planned`"
+    return call
+
+
+@dataclass
+class Seen:
+    """What the layers of a step saw: `windows` by layer; `expanded`: whether a layer attended over other keys than
+    those that the cache holds, as over such that it makes of a latent; `calls` of our attention."""
+
+    windows: dict[int | None, Window | None] = field(default_factory=dict)
+    expanded: bool = False
+    calls: int = 0
+
+
+def seen(plan: AttentionPlan) -> Seen:
+    """What the layers saw that have attended by the plan."""
+    return plan.once("seen by layers", Seen)
 
 
 class PlannedCache(Cache):
@@ -43,7 +79,7 @@ class PlannedCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write keys [B, Hkv, S, D] and values [B, Hkv', S, D']; returns what the step may read, extent columns each.
+        """Write keys [B, Hkv, S, D] and values [B, Hkv', S, D']; returns what the step may read, extent columns.
 
         The cache has room for the largest of all layers; what a smaller one leaves of it holds zeros.
         """
@@ -88,11 +124,9 @@ def ragged_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    ragged: AttentionPlan | None = None,
-    ragged_backend: str = "pad",
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface: query [B, Hq, S, D], key [B, Hkv, extent, D] and value [B, Hkv, extent, D'].
+    """transformers' attention interface: query [B, Hq, S, D], key [B, Hkv, extent, D], value [B, Hkv, extent, D'].
 
     attention_mask: what `_stated` returned. s_aux: the attention sinks, a score for each head. Returns
     ([B, S, Hq, D'], None). Raises PairError if the model asks for attention that is not supported.
@@ -100,16 +134,20 @@ def ragged_attention(
     asked = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
     if isinstance(attention_mask, Tensor):
         asked.append("a mask of its own")
-    if ragged is None or asked:
-        what = f"attention with {', '.join(asked)}" if asked else "an attention call without row lengths"
-        raise PairError(f"{type(module).__name__} needs {what}, which is not supported; choose another model.")
+    if asked:
+        needs = f"{type(module).__name__} needs attention with {', '.join(asked)}"
+        raise PairError(f"{needs}, which is not supported; choose another model.")
+    plan, backend = _now()
     window = sliding_window if attention_mask is None else attention_mask
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    layer, prefix = _layer(key, ragged), None
+    layer, prefix = _layer(key, plan), None
+    noted = seen(plan)
+    noted.windows[getattr(module, "layer_idx", None)] = window
+    noted.calls += 1
     if layer is None:
-        ragged.once(EXPANDED, lambda: True)
-    elif ragged.shared is not None:
-        keys, values = ragged.shared.reads(layer)
+        noted.expanded = True
+    elif plan.shared is not None:
+        keys, values = plan.shared.reads(layer)
         prefix = _cut(keys, key), _cut(values, value)
     here, size = query.device, value.shape[-1]
     query, options = query.to(key.device), {"scaling": scale, "window": window, "softcap": softcap}
@@ -118,16 +156,16 @@ def ragged_attention(
         query, key, value = (_widened(one, most) for one in (query, key, value))
         prefix = prefix and (_widened(prefix[0], most), _widened(prefix[1], most))
     if s_aux is not None:
-        out = attend_in_parts(query, key, value, ragged, prefix, aside=s_aux.to(key.device), **options)
+        out = attend_in_parts(query, key, value, plan, prefix, aside=s_aux.to(key.device), **options)
     else:
         # The kernels of GPUs know sliding windows alone.
-        name = "sdpa" if isinstance(window, Chunks) and ragged_backend in ("fused", "flash") else ragged_backend
-        out = BACKENDS[name](query, key, value, ragged, prefix=prefix, **options)
+        name = "sdpa" if isinstance(window, Chunks) and backend in ("fused", "flash") else backend
+        out = BACKENDS[name](query, key, value, plan, prefix=prefix, **options)
     return out[..., :size].to(here).contiguous(), None
 
 
 def _layer(key: Tensor, plan: AttentionPlan) -> int | None:
-    """The layer whose keys these are in the cache, be they read by another; None if they are made of what it holds."""
+    """The layer whose keys these are, be they read by another; None if they are made of what the cache holds."""
     keys = plan.views[::2]
     layers = plan.once("layers", lambda: {view.data_ptr(): layer for layer, view in enumerate(keys)})
     return layers.get(key.data_ptr())
@@ -155,8 +193,27 @@ def _stated(
     return Chunks(local_size) if local_size == getattr(config, "attention_chunk_size", None) else local_size
 
 
+def _mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Tensor:
+    """transformers' mask interface for models that attend by their own code: [B, 1, S, extent], 0 or the least."""
+    plan, _ = _now()
+    window, least = _stated(*args, **kwargs), torch.finfo(dtype).min
+    hidden = plan.mask(window)[:, None]
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, least)
+
+
 AttentionInterface.register(NAME, ragged_attention)
 AttentionMaskInterface.register(NAME, _stated)
+AttentionMaskInterface.register(MASKED, _mask)
+
+
+def switch(model: PreTrainedModel, name: str) -> None:
+    """Let a copy of a model attend by the implementation NAME or MASKED, whether or not its class allows it."""
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if isinstance(config, PreTrainedConfig):
+            for one in (config, *(getattr(config, sub, None) for sub in config.sub_configs)):
+                if isinstance(one, PreTrainedConfig):
+                    one._attn_implementation_internal = name
 
 
 def choose_backend(attention: str, device: torch.device, dtype: torch.dtype | None = None) -> str:

@@ -37,6 +37,9 @@ from .weights.placement import has_waiting, home_device, is_split, waiting_weigh
 from .weights.quantized import held
 from .weights.shape import context_of, head_dim, said, turns_with_length
 
+# Models that attend by their own code, which was read: all that it hides from a token is in the mask that it asks
+# for, and where a token stands it takes from `position_ids` or from the columns of the cache.
+_MASKED = {"bloom", "falcon", "mpt"}
 _LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
@@ -97,7 +100,7 @@ class CausalModel:
         self._turn: AbstractContextManager[Any] = threading.Lock() if has_waiting(model) else nullcontext()
         self.capturable = not (self._split or turns_with_length(config))
         self.layers: int = config.num_hidden_layers
-        self.context: int = context_of(config) or 0
+        self.context = context_of(config)
         self.vocab: int = held(model.get_output_embeddings()).shape[0]
         self.hidden: int = config.hidden_size
         self.kv_heads = said(config, "num_key_value_heads") or said(config, "num_attention_heads") or 0
@@ -120,17 +123,19 @@ class CausalModel:
         probed = (
             None if has_waiting(model) or on_zero_gpu() else probe.expect(self._shadow, self.name, self.context)
         )
-        self._shadow.set_attn_implementation(attention.NAME)
+        masked = model.config.get_text_config().model_type in _MASKED
+        attention.switch(self._shadow, attention.MASKED if masked else attention.NAME)
+        if masked:
+            self.capturable, self.least_saved = False, None
         if probed is not None:
             self.layers, self.kv_heads, self.head_dim = probed.sizes
-            if not probe.check(self, probed):
+            if probe.check(self, probed, masked).expanded:
                 self.least_saved = None
 
-    def probe(self, batch: ForwardBatch, cache: RaggedCache) -> tuple[Tensor, bool]:
-        """Logits [B, S, V] of a first step, and whether its layers attended over the keys that the cache holds."""
+    def probe(self, batch: ForwardBatch, cache: RaggedCache) -> tuple[Tensor, attention.Seen]:
+        """Logits [B, S, V] of a first step, and what its layers saw."""
         plan = cache.plan(batch.lengths, batch.tokens.shape[1])
-        logits = self._compute(batch, plan, cache, "sdpa").logits
-        return logits, not plan.once(attention.EXPANDED, lambda: False)
+        return self._compute(batch, plan, cache, "sdpa").logits, attention.seen(plan)
 
     def new_cache(self, max_batch: int, max_len: int, prefixes: int = 0, prefix_len: int = 0) -> RaggedCache:
         """An empty cache of `max_batch` rows x `max_len` tokens, and of so many prefixes of so many tokens."""
@@ -172,16 +177,19 @@ class CausalModel:
         if columns is not None and self._split:
             # An index would have to be where the head is, and accelerate moves tensors to where the model begins.
             kept = columns
-        out = self._shadow(
-            **({"inputs_embeds": tokens.to(self._dtype)} if tokens.is_floating_point() else {"input_ids": tokens}),
-            position_ids=self._positions(plan),
-            past_key_values=attention.PlannedCache(cache, plan),
-            use_cache=True,
-            output_hidden_states=batch.return_states,
-            logits_to_keep=kept,
-            ragged=plan,
-            ragged_backend=backend,
-        )
+        with attention.planned(plan, backend):
+            out = self._shadow(
+                **(
+                    {"inputs_embeds": tokens.to(self._dtype)}
+                    if tokens.is_floating_point()
+                    else {"input_ids": tokens}
+                ),
+                position_ids=self._positions(plan),
+                past_key_values=attention.PlannedCache(cache, plan),
+                use_cache=True,
+                output_hidden_states=batch.return_states,
+                logits_to_keep=kept,
+            )
         states = None
         if batch.return_states:
             *streams, last = out.hidden_states
@@ -220,12 +228,8 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
         reason = "it keeps a state that can't be rolled back"
     elif kinds - _LAYER_TYPES:
         reason = f"it has layers of type {', '.join(sorted(kinds - _LAYER_TYPES))}"
-    elif not getattr(model, "_supports_attention_backend", True):
-        reason = "its attention does not go through transformers' attention interface"
     elif model.get_output_embeddings() is None:
         reason = "it has no language-model head"
-    elif context_of(config) is None:
-        reason = "its config does not say how many tokens it holds (max_position_embeddings)"
     if reason:
         raise unsupported(type(model).__name__, reason)
 

@@ -1,10 +1,11 @@
 """Whether a model computes under our attention what its own code does: tried once, when it is made.
 
-Contract: `expect` runs a copy of the model as transformers would, on two texts of a few tokens; `check` runs it with
-our attention and cache, in two steps and with rows of different lengths, and raises PairError in one sentence where
-the logits differ. So a model that is not understood is refused at load. What a few tokens can't show, such as a
-window of thousands, is read from the masks that the model asks for (attention.py), which refuses those that it
-does not know. Cost: three forwards of at most 12 tokens.
+Contract: `expect` runs a copy of the model as transformers would, on two texts of a few tokens; `check` runs it
+with our attention and cache, in two steps and with rows of different lengths, and raises PairError in one sentence
+where the logits differ. So a model that is not understood is refused at load. What a few tokens can't show, such
+as a window of thousands, is read from the masks that the model asks for (attention.py), which refuses those that
+it does not know; a window that only transformers' cache has is refused here. Cost: three forwards of at most 12
+tokens.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ..errors import PairError
 from .forward import ForwardBatch
 
 if TYPE_CHECKING:
+    from .attention import Seen
     from .base import CausalModel
 
 # Tokens of the longer text; the shorter one has two fewer, and is two behind when the second step begins.
@@ -33,11 +35,13 @@ _BOUND_16 = 0.1
 @dataclass
 class Expected:
     """tokens int64 [2, _TOKENS]; logits [2, _TOKENS, V] of the model's own code; sizes: layers, the most key-value
-    heads of a layer, and the largest key or value, as its own cache holds them."""
+    heads of a layer, and the largest key or value, as its own cache holds them; slides: layers in which that cache
+    forgets."""
 
     tokens: Tensor
     logits: Tensor
     sizes: tuple[int, int, int]
+    slides: list[int]
 
 
 def unsupported(name: str, reason: str) -> PairError:
@@ -68,24 +72,31 @@ def expect(model: PreTrainedModel, name: str, context: int) -> Expected | None:
     if not held or not all(isinstance(one, Tensor) and one.dim() == 4 for pair in held for one in pair):
         raise unsupported(name, "it keeps a state that can't be rolled back")
     parts = [part for pair in held for part in pair]
-    return Expected(
-        tokens, out.logits, (len(held), max(p.shape[1] for p in parts), max(p.shape[3] for p in parts))
-    )
+    sizes = len(held), max(part.shape[1] for part in parts), max(part.shape[3] for part in parts)
+    slides = [layer for layer, one in enumerate(layers) if getattr(one, "is_sliding", False)]
+    return Expected(tokens, out.logits, sizes, slides)
 
 
 @torch.inference_mode()
-def check(model: CausalModel, expected: Expected) -> bool:
-    """Whether attention reads the cache itself, so that rows can share prefixes. PairError if logits differ."""
+def check(model: CausalModel, expected: Expected, masked: bool) -> Seen:
+    """What the model's layers saw. Raises PairError if logits differ, or if layers pass our attention by.
+
+    masked: whether the model attends by its own code.
+    """
     tokens, cache = expected.tokens, model.new_cache(2, _TOKENS + 2)
     behind = _FIRST - 2
     second = torch.stack((tokens[0, _FIRST:], tokens[1, behind:_FIRST]))
     try:
-        first, reads = model.probe(ForwardBatch(tokens[:, :_FIRST], [0, 0]), cache)
+        first, seen = model.probe(ForwardBatch(tokens[:, :_FIRST], [0, 0]), cache)
         later = model.forward(ForwardBatch(second, [_FIRST, behind]), cache, "sdpa").logits
     except (PairError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         raise unsupported(model.name, f"its code fails with our attention ({_said(error)})") from error
+    if not masked and seen.calls < expected.sizes[0]:
+        raise unsupported(model.name, "its attention does not go through transformers' attention interface")
+    if any(seen.windows.get(layer, 0) is None for layer in expected.slides):
+        raise unsupported(model.name, "its cache forgets what its masks still show")
     wanted = expected.logits
     pairs = (
         (first[:, 1:], wanted[:, 1:_FIRST]),
@@ -97,7 +108,7 @@ def check(model: CausalModel, expected: Expected) -> bool:
     # Each by itself: what is wrong in a second step, or for the shorter row alone, is wrong. NaN is not apart.
     if any(bool(one.median() > bound) for one in apart):
         raise unsupported(model.name, "with our attention it computes other logits than by itself")
-    return reads
+    return seen
 
 
 def _said(error: Exception) -> str:

@@ -53,7 +53,7 @@ def attend_in_parts(
 ) -> Tensor:
     """As `pad`. padded: own columns are padded to the longest row; if not, each row stops at its exact length.
 
-    aside: float [Hq], scores that each head's softmax counts beside those of the tokens (a model's attention sinks).
+    aside: float [Hq], scores that each head's softmax counts beside the tokens' (a model's attention sinks).
     """
     if (prefix is None) != (plan.shared is None):
         raise ValueError("a prefix and the plan's shared part belong together: give both or neither.")

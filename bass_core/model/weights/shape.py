@@ -47,19 +47,19 @@ def turns_with_length(config: Any) -> bool:
     return any("dynamic" in name or name == "longrope" for name in _rope_types(config))
 
 
-def context_of(config: Any) -> int | None:
-    """The most tokens of a text that a model computes; None if the config does not say.
+def context_of(config: Any) -> int:
+    """The most tokens of a text that a model computes; if the config does not say, 2048, what Bloom was trained on.
 
     Longrope turns all tokens by other angles once the longest text of a batch outgrows the original length. Up to
     there every text has the same angles alone and in any batch.
     """
-    context: int | None = said(config, "max_position_embeddings") or said(config, "seq_length")
+    context: int = said(config, "max_position_embeddings") or said(config, "seq_length") or 2048
     originals = [
         kind.get("original_max_position_embeddings") or said(config, "original_max_position_embeddings")
         for kind in _ropes(config)
         if _rope_type(kind) == "longrope"
     ]
-    return min((one for one in (context, *originals) if one), default=None)
+    return min(one for one in (context, *originals) if one)
 
 
 def _ropes(config: Any) -> list[dict[str, Any]]:
