@@ -38,6 +38,11 @@ _UNSUPPORTED = ("sinks", "position_bias", "head_mask", "alibi", "indices_topk")
 _planned: ContextVar[tuple[AttentionPlan, str] | None] = ContextVar("planned", default=None)
 
 
+def unsupported(name: str, reason: str) -> PairError:
+    """The refusal of a model, by its name."""
+    return PairError(f"{name} is not supported: {reason}. Choose another causal LM.")
+
+
 @contextmanager
 def planned(plan: AttentionPlan, backend: str) -> Iterator[None]:
     """In this block, this thread's models attend by the plan."""
@@ -135,8 +140,7 @@ def ragged_attention(
     if isinstance(attention_mask, Tensor):
         asked.append("a mask of its own")
     if asked:
-        needs = f"{type(module).__name__} needs attention with {', '.join(asked)}"
-        raise PairError(f"{needs}, which is not supported; choose another model.")
+        raise unsupported(type(module).__name__, f"it needs attention with {', '.join(asked)}")
     plan, backend = _now()
     window = sliding_window if attention_mask is None else attention_mask
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -184,10 +188,8 @@ def _stated(
     Raises PairError for a mask that is neither causal nor causal in a sliding window or in chunks.
     """
     if use_vmap or "allow_is_bidirectional_skip" in kwargs:
-        kind = getattr(config, "model_type", "this type")
-        raise PairError(
-            f"A model of type {kind} needs masks that are not causal, which is not supported; choose another."
-        )
+        kind = getattr(config, "model_type", "its type")
+        raise unsupported(kind, "it needs masks that are not causal, or not for each text alike")
     if local_size is None:
         return None
     return Chunks(local_size) if local_size == getattr(config, "attention_chunk_size", None) else local_size

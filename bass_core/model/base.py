@@ -27,15 +27,13 @@ from kernels.support import is_accelerator, on, on_zero_gpu
 
 from ..machine import cpu_kernels
 from ..machine.transfer import to_device
-from . import attention as attention
-from . import probe
+from . import attention, probe
 from .cache import RaggedCache
 from .forward import CapturedBatch, ForwardBatch, ForwardOutput, token_tree
-from .probe import unsupported
 from .weights.cost import ModelCost, model_cost
 from .weights.placement import has_waiting, home_device, is_split, waiting_weights
 from .weights.quantized import held
-from .weights.shape import context_of, head_dim, said, turns_with_length
+from .weights.shape import context_of, head_dim, is_llama, said, turns_with_length
 
 # Models that attend by their own code, which was read: all that it hides from a token is in the mask that it asks
 # for, and where a token stands it takes from `position_ids` or from the columns of the cache.
@@ -120,9 +118,8 @@ class CausalModel:
 
             compile_linears(self._shadow)
         # On ZeroGPU there is no device yet, and weights that wait on disk are slow to fetch.
-        probed = (
-            None if has_waiting(model) or on_zero_gpu() else probe.expect(self._shadow, self.name, self.context)
-        )
+        untried = is_llama(model) or has_waiting(model) or on_zero_gpu()
+        probed = None if untried else probe.expect(self._shadow, self.name, self.context)
         masked = model.config.get_text_config().model_type in _MASKED
         attention.switch(self._shadow, attention.MASKED if masked else attention.NAME)
         if masked:
@@ -231,7 +228,7 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
     elif model.get_output_embeddings() is None:
         reason = "it has no language-model head"
     if reason:
-        raise unsupported(type(model).__name__, reason)
+        raise attention.unsupported(type(model).__name__, reason)
 
 
 def _attends(config: Any) -> bool:

@@ -1,6 +1,6 @@
 """A tiny model of random weights of every causal architecture that transformers knows.
 
-Contract: `make(kind)` gives a model of three layers and 96 words in float32, the same for each call; ValueError if
+Contract: `make(kind)` gives a model of three layers and 96 words in float32, the same for each call; NotTried if
 none can be made without downloads or by these sizes. A window is 8 tokens and a chunk 16, so that short texts show
 both; layers take turns through all types that the architecture has.
 """
@@ -61,13 +61,17 @@ OWN: dict[str, dict[str, Any]] = {
 }
 
 
+class NotTried(Exception):
+    """No tiny model of an architecture can be made, or transformers itself can't run it."""
+
+
 def kinds() -> list[str]:
     """The architectures, by the names of their configs, in order."""
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
 def make(kind: str) -> Any:
-    """A tiny model of this architecture. Raises ValueError, with the reason, if none can be made."""
+    """A tiny model of this architecture. Raises NotTried, with the reason, if none can be made."""
     logging.getLogger("transformers").setLevel(logging.ERROR)
     names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]
     made = getattr(transformers, names if isinstance(names, str) else names[0])
@@ -89,7 +93,7 @@ def make(kind: str) -> Any:
             continue
         model.generation_config.eos_token_id = None
         return model
-    raise ValueError(f"{kind}: {failure}")
+    raise NotTried(f"{kind}: {failure}")
 
 
 def _configs(config_class: Any, kind: str) -> Iterator[Any]:
@@ -99,7 +103,7 @@ def _configs(config_class: Any, kind: str) -> Iterator[Any]:
         own_class = type(whole.get_text_config(decoder=True))
         default = own_class()
     except Exception as error:
-        raise ValueError(f"{kind}: {type(error).__name__}: {error}") from error
+        raise NotTried(f"{kind}: {type(error).__name__}: {error}") from error
     sizes = {name: value for name, value in _SIZES.items() if _takes(default, name)}
     if _takes(default, "qk_rope_head_dim"):
         sizes |= {name: value for name, value in _LATENT.items() if _takes(default, name)}

@@ -48,7 +48,7 @@ def turns_with_length(config: Any) -> bool:
 
 
 def context_of(config: Any) -> int:
-    """The most tokens of a text that a model computes; if the config does not say, 2048, what Bloom was trained on.
+    """The most tokens of a text that a model computes; 2048, Bloom's, if the config does not say.
 
     Longrope turns all tokens by other angles once the longest text of a batch outgrows the original length. Up to
     there every text has the same angles alone and in any batch.
