@@ -46,6 +46,8 @@ class Options:
     seed: of all noise, 0 to 2**63 - 1.
     sequence_ids: a key for each row's noise, 0 to 2**63 - 1; None: 0 to n - 1.
     eos_token_id: the id or ids that end a text, None for no such id, "auto" for the model's own.
+    stop: a string or several, none empty, that end a text as soon as it holds one: the text ends before it, and
+        `token_ids` with the token that completed it. Needs a tokenizer. None: no such string.
     raw: whether the chat template is left out of a prompt that is text.
     time_budget_ms: milliseconds of lane time, above 0, after which the lane ends; None: no limit.
     synthetic_acceptance: accept each draft with this probability, 0 to 1, whatever it is; for benchmarks.
@@ -64,6 +66,7 @@ class Options:
     seed: int = 0
     sequence_ids: Seq[int] | None = None
     eos_token_id: str | int | Collection[int] | None = "auto"
+    stop: str | Seq[str] | None = None
     raw: bool = False
     time_budget_ms: float | None = None
     synthetic_acceptance: float | None = None
@@ -85,6 +88,7 @@ class Keywords(TypedDict, total=False):
     seed: int
     sequence_ids: Seq[int] | None
     eos_token_id: str | int | Collection[int] | None
+    stop: str | Seq[str] | None
     raw: bool
     time_budget_ms: float | None
     synthetic_acceptance: float | None

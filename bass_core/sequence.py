@@ -43,7 +43,11 @@ def _recorded(kind: Any) -> list[str]:
 
 @dataclass
 class Sequence:
-    """`id` keys its sampling noise; `index` is its place in the request; `token_ids` holds the new tokens only."""
+    """`id` keys its sampling noise; `index` is its place in the request; `token_ids` holds the new tokens only.
+
+    stopped: asked of each new token in turn, whether the text that ends with it holds a stop string; None: there
+    are none.
+    """
 
     index: int
     id: int
@@ -55,6 +59,7 @@ class Sequence:
     times_ms: list[float] = field(default_factory=list)
     finish_reason: str | None = None
     prefilled_ms: float | None = None
+    stopped: Callable[[int], bool] | None = None
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
@@ -72,6 +77,8 @@ class Sequence:
             self.origins.append(origin)
             if token in self.eos:
                 self.finish_reason = "eos"
+            elif self.stopped is not None and self.stopped(token):
+                self.finish_reason = "stop"
             elif self.remaining == 0:
                 self.finish_reason = "length"
             if self.finish_reason:

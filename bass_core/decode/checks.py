@@ -93,6 +93,16 @@ def check_end_ids(pair: ModelPair, eos: str | int | Collection[int] | None) -> f
     return frozenset(ids)
 
 
+def check_stop(pair: ModelPair, stop: object) -> tuple[str, ...]:
+    """The strings that end a text, none for None."""
+    given = () if stop is None else (stop,) if isinstance(stop, str) else stop
+    if not isinstance(given, list | tuple) or not all(isinstance(one, str) and one for one in given):
+        raise RequestError(f"stop must be a string that is not empty, a list of such, or None; got {stop!r}.")
+    if given and pair.tokenizer is None:
+        raise RequestError("stop needs a tokenizer, and this pair has none: leave it out, or use eos_token_id.")
+    return tuple(given)
+
+
 def check_sight(drafter: str | Drafter, kind: DrafterKind, backend: str) -> None:
     """Refuse a drafter that sees parts of the cache, with an attention that only sees it whole."""
     if kind.windows and backend not in SHARING:

@@ -6,7 +6,8 @@ is plain data that every lane of a race shares.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from typing_extensions import Unpack
 
@@ -29,6 +30,7 @@ from .checks import (
     check_end_ids,
     check_sequence_ids,
     check_sight,
+    check_stop,
     check_switch,
     check_time_budget,
     check_tree,
@@ -36,6 +38,7 @@ from .checks import (
     drafts_of,
     encode_prompts,
 )
+from .text import StopStrings
 
 # Largest n: far more rows than any memory holds. It bounds the list of n prompts, which is built before admission.
 MAX_ROWS = 2**20
@@ -47,9 +50,9 @@ class Request(Options):
 
     prompts: token ids, one list per row. draft_length: the depth of `tree` where there is one. backend: the
     attention that was chosen. kind: what `drafter` stands for. rule: the one that `verification` names. eos: the
-    ids that end a text. context: the model's context length in tokens. costs: of rounds, measured or of the
-    simulated clock, set after admission if the draft length depends on them (measuring.py). clock: its number of
-    GPUs is known.
+    ids that end a text. tokenizer: the pair's, which spells texts where `stop` names strings. context: the model's
+    context length in tokens. costs: of rounds, measured or of the simulated clock, set after admission if the
+    draft length depends on them (measuring.py). clock: its number of GPUs is known.
     """
 
     prompts: list[list[int]]
@@ -60,7 +63,9 @@ class Request(Options):
     kind: DrafterKind
     rule: Verification
     eos: frozenset[int]
+    stop: tuple[str, ...]
     context: int
+    tokenizer: Any = field(default=None, repr=False)
     costs: RoundCosts | None = None
 
     @property
@@ -88,10 +93,14 @@ class Request(Options):
 
     def sequences(self) -> list[Sequence]:
         """Fresh sequences, one per row; every lane gets its own."""
-        return [
+        made = [
             Sequence(index, self.sequence_ids[index], prompt, self.new_tokens(prompt), self.eos)
             for index, prompt in enumerate(self.prompts)
         ]
+        if self.stop:
+            for sequence in made:
+                sequence.stopped = StopStrings(self.tokenizer, self.stop)
+        return made
 
 
 @lists_options
@@ -141,6 +150,8 @@ def make_request(
         kind=kind,
         rule=rule,
         eos=check_end_ids(pair, given.eos_token_id),
+        stop=check_stop(pair, given.stop),
+        tokenizer=pair.tokenizer,
         context=pair.context_length,
     )
     return (

@@ -11,7 +11,7 @@ tokens. Llama and Qwen3, which the tests hold to transformers' own texts, are no
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,10 +19,8 @@ from transformers import PreTrainedModel
 
 from ..errors import PairError
 from .attention import Seen, unsupported
-from .forward import ForwardBatch
-
-if TYPE_CHECKING:
-    from .base import CausalModel
+from .cache import RaggedCache
+from .forward import ForwardBatch, ForwardOutput
 
 # Tokens of the longer text, and of both in the first step; the shorter text then goes on from its first token.
 _TOKENS, _FIRST = 4, 2
@@ -30,6 +28,18 @@ _TOKENS, _FIRST = 4, 2
 # gives below 1e-5 in float32 and 0.03 in 16 bits. A mixture of experts in 16 bits may choose others for a token.
 _BOUNDS = {torch.float32: 1e-3, torch.float64: 1e-3}
 _BOUND_16 = 0.1
+
+
+class Probed(Protocol):
+    """Of a CausalModel (base.py), what is tried."""
+
+    name: str
+
+    def probe(self, batch: ForwardBatch, cache: RaggedCache) -> tuple[Tensor, Seen]: ...
+
+    def forward(self, batch: ForwardBatch, cache: RaggedCache, backend: str = ...) -> ForwardOutput: ...
+
+    def new_cache(self, max_batch: int, max_len: int) -> RaggedCache: ...
 
 
 @dataclass
@@ -73,7 +83,7 @@ def expect(model: PreTrainedModel, name: str, context: int) -> Expected | None:
 
 
 @torch.inference_mode()
-def check(model: CausalModel, expected: Expected, masked: bool) -> Seen:
+def check(model: Probed, expected: Expected, masked: bool) -> Seen:
     """What the model's layers saw. Raises PairError if logits differ, or if layers pass our attention by.
 
     masked: whether the model attends by its own code.
