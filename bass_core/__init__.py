@@ -9,9 +9,9 @@ from .machine import openmp as openmp  # before torch
 # isort: split
 from kernels.backends import BACKENDS as ATTENTIONS
 
-from .decode.checks import count_tokens
 from .decode.cost_store import may_measure
 from .decode.measuring import measure_ahead
+from .decode.prompts import count_tokens
 from .draft.registry import DRAFTERS, choose_drafter
 from .errors import BassError, MemoryShortage, ModelError, PairError, RequestError, WeightsError
 from .lanes.generate import Generation, generate, stream

@@ -8,11 +8,11 @@ Options of what a call was given.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from .draft.base import Drafter
 from .errors import RequestError
@@ -20,8 +20,10 @@ from .length.options import AUTO, DraftLength
 from .predict.clock import SimulatedClock
 from .sample.params import SamplingParams
 
-# A text, token ids, or a list with one of either a row.
-Prompt = str | Seq[int] | Seq[str | Seq[int]]
+# A message of a conversation: its role ("system", "user", "assistant" and so on), and its content.
+Message = Mapping[str, Any]
+# A text, token ids, a conversation as a list of messages, or a list with one of these a row.
+Prompt = str | Seq[int] | Seq[Message] | Seq[str | Seq[int] | Seq[Message]]
 # Default draft_length of generate, stream, race and the page (length/options.py).
 DEFAULT_DRAFT_LENGTH = AUTO
 
@@ -48,6 +50,9 @@ class Options:
     eos_token_id: the id or ids that end a text, None for no such id, "auto" for the model's own.
     stop: a string or several, none empty, that end a text as soon as it holds one: the text ends before it, and
         `token_ids` with the token that completed it. Needs a tokenizer. None: no such string.
+    system: a system message before each prompt that is text; None: none.
+    chat_template_kwargs: variables of the chat template, as {"enable_thinking": False}, and other arguments of
+        `tokenizer.apply_chat_template`, as {"chat_template": "tool_use"}; None: none.
     raw: whether the chat template is left out of a prompt that is text.
     time_budget_ms: milliseconds of lane time, above 0, after which the lane ends; None: no limit.
     synthetic_acceptance: accept each draft with this probability, 0 to 1, whatever it is; for benchmarks.
@@ -67,6 +72,8 @@ class Options:
     sequence_ids: Seq[int] | None = None
     eos_token_id: str | int | Collection[int] | None = "auto"
     stop: str | Seq[str] | None = None
+    system: str | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
     raw: bool = False
     time_budget_ms: float | None = None
     synthetic_acceptance: float | None = None
@@ -89,6 +96,8 @@ class Keywords(TypedDict, total=False):
     sequence_ids: Seq[int] | None
     eos_token_id: str | int | Collection[int] | None
     stop: str | Seq[str] | None
+    system: str | None
+    chat_template_kwargs: Mapping[str, Any] | None
     raw: bool
     time_budget_ms: float | None
     synthetic_acceptance: float | None

@@ -1,4 +1,4 @@
-"""The checks of a request's prompts and numbers, one function each.
+"""The checks of a request's numbers and names, one function each.
 
 Contract: an unusable value raises RequestError with one sentence that names it and says what to do; otherwise a
 check returns the value in the form that a Request holds, if it changes. Nothing here runs a model.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from kernels.plan import MOST_TREE
 
@@ -23,24 +23,6 @@ from ..verify.rules import AUTOMATIC, Verification
 
 # The most drafts of a row in a round where they form a tree: one column of MOST_TREE is the newest token's.
 MOST_DRAFTS = MOST_TREE - 1
-
-
-def encode_prompts(pair: ModelPair, prompt: str | Seq[Any], n: int, raw: bool) -> list[list[int]]:
-    """The prompts as token ids, one list per row; a text that several rows share is tokenized once."""
-    given = _listed(prompt, n)
-    texts = {one: _encode(pair, one, raw) for one in given if isinstance(one, str)}
-    prompts = [list(texts[one]) if isinstance(one, str) else _encode(pair, one, raw) for one in given]
-    for one in prompts:
-        _check_prompt(pair, one)
-    return prompts
-
-
-def count_tokens(pair: ModelPair, prompt: str) -> int:
-    """Tokens of a text as a prompt, the chat template's included.
-
-    Raises RequestError as a request with this prompt would: for an empty one, and one too long for the model.
-    """
-    return len(encode_prompts(pair, prompt, 1, raw=False)[0])
 
 
 def check_sequence_ids(ids: Seq[int] | None, rows: int, kind: DrafterKind) -> list[int]:
@@ -161,52 +143,6 @@ def check_whole(name: str, value: object, low: int, high: int | None) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
         limits = f"of at least {low}" if high is None else f"from {low} to {high}"
         raise RequestError(f"{name} must be a whole number {limits}; got {value!r}.")
-
-
-def _listed(prompt: str | Seq[Any], n: int) -> list[Any]:
-    if isinstance(prompt, str):
-        return [prompt] * n
-    if not isinstance(prompt, list | tuple):
-        kind = type(prompt).__name__
-        raise RequestError(f"The prompt must be text, token ids, or a list of either; got {kind}.")
-    if not prompt:
-        raise RequestError("The prompt is empty: write one, as text, as token ids, or as a list of either.")
-    if all(isinstance(token, int) for token in prompt):
-        return [list(prompt)] * n
-    if n not in (1, len(prompt)):
-        raise RequestError(f"n is {n} but {len(prompt)} prompts were given: leave n out.")
-    return list(prompt)
-
-
-def _encode(pair: ModelPair, prompt: Any, raw: bool) -> list[int]:
-    if not isinstance(prompt, str):
-        if not isinstance(prompt, list | tuple) or not all(type(token) is int for token in prompt):
-            raise RequestError(f"A prompt must be text or a list of token ids; got {type(prompt).__name__}.")
-        return list(prompt)
-    if not prompt.strip():
-        raise RequestError("The prompt is empty: write something for the model to answer.")
-    if not prompt.isascii() and any("\ud800" <= letter <= "\udfff" for letter in prompt):
-        raise RequestError("The prompt holds half a character (a lone surrogate): write that place anew.")
-    tokenizer = pair.tokenizer
-    if tokenizer is None:
-        raise RequestError("This pair has no tokenizer: give the prompt as a list of token ids.")
-    if raw or not getattr(tokenizer, "chat_template", None):
-        return list(tokenizer(prompt)["input_ids"])
-    message = [{"role": "user", "content": prompt}]
-    ids = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=True, return_dict=False)
-    return list(ids)
-
-
-def _check_prompt(pair: ModelPair, ids: list[int]) -> None:
-    if not ids:
-        raise RequestError("The prompt is empty: write something for the model to answer.")
-    if len(ids) >= pair.context_length:
-        raise RequestError(
-            f"The prompt has {len(ids)} tokens and the model holds {pair.context_length}, answer included: "
-            "shorten the prompt."
-        )
-    if min(ids) < 0 or max(ids) >= pair.vocab:
-        raise RequestError(f"Token ids must be from 0 to {pair.vocab - 1}; got {min(ids)} to {max(ids)}.")
 
 
 def _is_number(value: object) -> TypeGuard[float]:

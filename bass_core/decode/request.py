@@ -36,8 +36,8 @@ from .checks import (
     check_tree,
     check_whole,
     drafts_of,
-    encode_prompts,
 )
+from .prompts import Chat, encode_prompts
 from .text import StopStrings
 
 # Largest n: far more rows than any memory holds. It bounds the list of n prompts, which is built before admission.
@@ -121,7 +121,8 @@ def make_request(
     rule = find_verification(given.verification)
     check_time_budget(given.time_budget_ms)
     check_acceptance(given.synthetic_acceptance)
-    prompts = encode_prompts(pair, prompt, given.n, given.raw)
+    chat = Chat(given.system, given.chat_template_kwargs, check_switch("raw", given.raw))
+    prompts = encode_prompts(pair, prompt, given.n, chat)
     drafter = default_drafter(pair) if given.drafter == "auto" else given.drafter
     kind = choose_drafter(pair, drafter)
     backend = choose_backend(given.attention, pair.device, pair.dtype)
@@ -141,6 +142,8 @@ def make_request(
         seed=given.seed,
         sequence_ids=check_sequence_ids(given.sequence_ids, len(prompts), kind),
         eos_token_id=given.eos_token_id,
+        system=given.system,
+        chat_template_kwargs=given.chat_template_kwargs,
         raw=given.raw,
         time_budget_ms=given.time_budget_ms,
         synthetic_acceptance=given.synthetic_acceptance,
