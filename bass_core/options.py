@@ -34,7 +34,7 @@ class Options:
 
     n: answers to one prompt, each a row; 1 to 2**20, and 1 or their number where several prompts are given.
     max_new_tokens: tokens of each row, 1 or more; a text also ends at the end of the model's context.
-    sampling: temperature, top_k and top_p; None is greedy.
+    sampling: temperature, top_k, top_p, min_p, penalties, biases and bad words; None is greedy.
     draft_length: drafts of a row and round. "auto": "cost-aware" if this machine can be measured, else "bass".
         "bass": Algorithm 1 (arXiv 2404.15778). "cost-aware": a length a row, by measured round costs. Or a whole
         number from 0 to 1024, or a policy of your own: an object with `limit`, `lengths` and `observe`

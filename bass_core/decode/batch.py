@@ -26,6 +26,7 @@ from ..model.forward import ForwardBatch, ForwardOutput, verified_tree
 from ..model.prefill import PrefillSteps
 from ..model.runner import ModelRunner
 from ..sample.noise import NoiseKeys
+from ..sample.shaping import shaped
 from ..sequence import Forward, Reading, Round, RowRound, Sequence
 from ..verify.acceptance import RowOutcome, mark_unsound, refuse_unsound
 from ..verify.detail import Drafts, explain, rule_name
@@ -114,7 +115,7 @@ class BatchDecoder:
             return Round("prefill", reading=self._reading(), fed=prefill.newest)
         self.target_forwards += 1
         keys = self._keys()
-        logits = prefill.logits()
+        logits = shaped(prefill.logits()[:, None], self.params.sampling, self._rows)[:, 0]
         tokens = mark_unsound(first_tokens(logits, keys, self.params.sampling), logits).tolist()
         refuse_unsound(tokens)
         self._hand_states(self._rows, prefill.states)
@@ -193,6 +194,7 @@ class BatchDecoder:
         fed = Forward(list(self.target.lengths[: len(counts)]), [count + 1 for count in counts])
         drafts = to_device(proposal.tokens, self.target.device)
         output = self._forward(drafts, counts, parents)
+        output.logits = shaped(output.logits, params.sampling, self._rows, drafts, parents)
         if not proposal.tokens.shape[1]:
             outcomes = plain(output.logits[:, 0], keys, params.sampling)
         elif isinstance(proposal, TreeProposal):

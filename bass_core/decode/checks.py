@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import TypeGuard
 
 from kernels.plan import MOST_TREE
@@ -19,6 +20,7 @@ from ..errors import RequestError
 from ..length.options import AUTO, DraftLength
 from ..model.pair import ModelPair
 from ..model.runner import SHARING, TREES
+from ..sample.params import SamplingParams
 from ..verify.rules import AUTOMATIC, Verification
 
 # The most drafts of a row in a round where they form a tree: one column of MOST_TREE is the newest token's.
@@ -83,6 +85,25 @@ def check_stop(pair: ModelPair, stop: object) -> tuple[str, ...]:
     if given and pair.tokenizer is None:
         raise RequestError("stop needs a tokenizer, and this pair has none: leave it out, or use eos_token_id.")
     return tuple(given)
+
+
+def spelled(pair: ModelPair, sampling: SamplingParams) -> SamplingParams:
+    """The same with each bad word as token ids, at a text's start and behind a space; refuse unknown ids."""
+    words: list[tuple[int, ...]] = []
+    for word in sampling.bad_words:
+        if not isinstance(word, str):
+            words.append(word)
+            continue
+        if pair.tokenizer is None:
+            raise RequestError("bad_words needs a tokenizer for texts, and this pair has none: give ids.")
+        both = [pair.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (word, f" {word}")]
+        # What the model has no ids for it can't write.
+        words += [tuple(ids) for ids in both if ids and max(ids) < pair.vocab]
+    biased, barred = [token for token, _ in sampling.logit_bias], [token for word in words for token in word]
+    for name, ids in (("logit_bias", biased), ("bad_words", barred)):
+        if ids and max(ids) >= pair.vocab:
+            raise RequestError(f"{name} must name token ids from 0 to {pair.vocab - 1}; got {max(ids)}.")
+    return replace(sampling, bad_words=tuple(dict.fromkeys(words)))
 
 
 def check_sight(drafter: str | Drafter, kind: DrafterKind, backend: str) -> None:

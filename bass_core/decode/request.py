@@ -36,6 +36,7 @@ from .checks import (
     check_tree,
     check_whole,
     drafts_of,
+    spelled,
 )
 from .prompts import Chat, encode_prompts
 from .text import StopStrings
@@ -118,6 +119,7 @@ def make_request(
     sampling = SamplingParams() if given.sampling is None else given.sampling
     if not isinstance(sampling, SamplingParams):
         raise RequestError(f"sampling must be a SamplingParams; got {sampling!r}.")
+    sampling = spelled(pair, sampling)
     rule = find_verification(given.verification)
     check_time_budget(given.time_budget_ms)
     check_acceptance(given.synthetic_acceptance)

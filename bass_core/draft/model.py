@@ -19,6 +19,7 @@ from ..sample.distribution import argmax, probabilities
 from ..sample.draw import draw
 from ..sample.noise import NoiseKeys, Role
 from ..sample.params import SamplingParams
+from ..sample.shaping import shaped_next
 from ..sequence import Sequence
 from ..verify.rules import AUTOMATIC, Verification
 from .base import Drafter, OwnChances, Proposal, TreeProposal
@@ -88,6 +89,8 @@ class ModelDrafter(Drafter):
         logits, ends = self._catch_up(rows, [most > 0 for most in max_drafts])
         drawn, probs, own = [], [], OwnChances(self.tells and self.params.greedy)
         for step in range(length):
+            text = torch.stack(drawn, dim=1) if drawn else None
+            logits = shaped_next(logits, self.params, rows, text)
             token, prob = draw_draft(logits, self.params, keys, step, self.role)
             own.keep(logits, token)
             drawn.append(token)

@@ -66,7 +66,9 @@ def expect(model: PreTrainedModel, name: str, context: int) -> Expected | None:
     words = getattr(table, "num_embeddings", 0) or int(model.config.get_text_config().vocab_size)
     tokens = (torch.arange(2 * _TOKENS, device=model.device).view(2, _TOKENS) * 7 + 3) % words
     try:
-        out = model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=True)
+        # As `generate` calls it: some models would otherwise count positions from another number.
+        at = torch.arange(_TOKENS, device=tokens.device).expand(2, -1)
+        out = model(input_ids=tokens, attention_mask=torch.ones_like(tokens), position_ids=at, use_cache=True)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:

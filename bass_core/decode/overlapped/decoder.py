@@ -39,6 +39,7 @@ from ...model.prefill import PrefillSteps
 from ...model.runner import ModelRunner
 from ...model.weights.placement import is_split
 from ...sample.noise import NoiseKeys
+from ...sample.shaping import shaped
 from ...sequence import Round, Sequence
 from ...verify.acceptance import RowOutcome, refuse_unsound
 from ...verify.rejection import verify
@@ -251,9 +252,10 @@ class AmusdDecoder(BatchDecoder):
         if width == logits.shape[1]:
             # There are no logits after a late draft and none are read, but `verify` needs a column there.
             logits = torch.cat((logits, logits[:, -1:]), dim=1)
+        drafts = self._drafts(tested)
         verdict = verify(
-            logits[:, : width + 1],
-            self._drafts(tested),
+            shaped(logits[:, : width + 1], self.params.sampling, self._rows, drafts),
+            drafts,
             self._q(width, logits) if width and asks_q(self.params) else None,
             to_device(tested, logits.device),
             keys,
