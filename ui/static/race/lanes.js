@@ -147,7 +147,7 @@
     summary(lane) {
       const seconds = number(lane.clock_ms / 1000, 2), reasons = lane.finish_reasons;
       if (!reasons.includes("budget")) return `Finished after ${seconds} s of ${laneTime()}`;
-      const done = reasons.filter((reason) => reason === "eos" || reason === "length").length;
+      const done = reasons.filter((reason) => ["eos", "length", "stop"].includes(reason)).length;
       return `Finished ${done} of ${reasons.length} within the budget; stopped after ${seconds} s of ${laneTime()}`;
     }
 
