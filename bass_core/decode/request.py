@@ -149,6 +149,7 @@ def make_request(
         raw=given.raw,
         time_budget_ms=given.time_budget_ms,
         synthetic_acceptance=given.synthetic_acceptance,
+        logprobs=check_switch("logprobs", given.logprobs),
         inspect=check_switch("inspect", given.inspect),
         prompts=prompts,
         backend=backend,

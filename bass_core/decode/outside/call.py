@@ -105,6 +105,10 @@ def refuse_transformers(pair: ModelPair, request: Request) -> None:
             'method="transformers" draws its own random numbers, so it can\'t write the same text as the others: '
             'leave it out, choose another verification than "coupled", or temperature 0.'
         )
+    if request.logprobs:
+        raise RequestError(
+            'method="transformers" gives no log-probabilities: leave it out, or leave out logprobs.'
+        )
     if request.sampling.shapes:
         raise RequestError(
             'method="transformers" would penalise the padding of shorter prompts: leave it out, or leave out '
