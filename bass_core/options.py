@@ -56,8 +56,8 @@ class Options:
     raw: whether the chat template is left out of a prompt that is text.
     time_budget_ms: milliseconds of lane time, above 0, after which the lane ends; None: no limit.
     synthetic_acceptance: accept each draft with this probability, 0 to 1, whatever it is; for benchmarks.
-    logprobs: whether `generate` and `stream` give each token's log-probability under the target, by its plain softmax
-        (`logprobs`) and by the distribution that is sampled (`sampled_logprobs`).
+    logprobs: whether `generate` and `stream` give each token's log-probability under the target, by its plain
+        softmax (`logprobs`) and by the distribution that is sampled (`sampled_logprobs`).
     inspect: whether each row's round gets its `detail`, worked out off the lane's clock.
     clock: predict times on another machine; None: measure them on this one.
     """

@@ -160,9 +160,9 @@ class RowRound:
 
     `parents`: where the drafts are a tree, the draft that each follows, or -1 for the newest token; then `path`
     lists the accepted ones. Both None: a chain, of which the first `accepted` were accepted. `detail`: with
-    `inspect`, of a row that drafted. `logprobs`, `sampled_logprobs`: where they are asked for, of each of `tokens` by
-    the model's plain softmax and by the distribution that is sampled. `drafted_text`: the drafts' texts. A lane fills in `start` and
-    `drafted_text`; the latter stays None without a tokenizer.
+    `inspect`, of a row that drafted. `logprobs`, `sampled_logprobs`: where they are asked for, of each of `tokens`
+    by the model's plain softmax and by the distribution that is sampled. `drafted_text`: the drafts' texts. A lane
+    fills in `start` and `drafted_text`; the latter stays None without a tokenizer.
     """
 
     sequence: int

@@ -106,9 +106,7 @@ def refuse_transformers(pair: ModelPair, request: Request) -> None:
             'leave it out, choose another verification than "coupled", or temperature 0.'
         )
     if request.logprobs:
-        raise RequestError(
-            'method="transformers" gives no log-probabilities: leave it out, or leave out logprobs.'
-        )
+        raise RequestError('method="transformers" gives no log-probabilities: leave out one of the two.')
     if request.sampling.shapes:
         raise RequestError(
             'method="transformers" would penalise the padding of shorter prompts: leave it out, or leave out '
