@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -195,6 +196,15 @@ def _stated(
     return Chunks(local_size) if local_size == getattr(config, "attention_chunk_size", None) else local_size
 
 
+def _gpt_neo(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None
+) -> tuple[Tensor, None]:
+    """In the place of GPT-Neo's own attention, whose windows count from the longest row: [B, Hq, S, D]."""
+    window = module.config.window_size if module.attention_type == "local" else None
+    out, _ = ragged_attention(module, query, key, value, None, 1.0, window)
+    return out.transpose(1, 2), None
+
+
 def _mask(*args: Any, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Tensor:
     """transformers' mask interface for models that attend by their own code: [B, 1, S, extent], 0 or the least."""
     plan, _ = _now()
@@ -211,6 +221,8 @@ AttentionMaskInterface.register(MASKED, _mask)
 def switch(model: PreTrainedModel, name: str) -> None:
     """Let a copy of a model attend by the implementation NAME or MASKED, whether or not its class allows it."""
     for module in model.modules():
+        if name == NAME and type(module).__name__ == "GPTNeoSelfAttention":
+            module._attn = partial(_gpt_neo, module)
         config = getattr(module, "config", None)
         if isinstance(config, PreTrainedConfig):
             for one in (config, *(getattr(config, sub, None) for sub in config.sub_configs)):
