@@ -25,9 +25,10 @@ from .forward import ForwardBatch, ForwardOutput
 # Tokens of the longer text, and of both in the first step; the shorter text then goes on from its first token.
 _TOKENS, _FIRST = 4, 2
 # The most that a token's logits may differ, as a share of their norm: the median over the tokens. Rounding alone
-# gives below 1e-5 in float32 and 0.03 in 16 bits. A mixture of experts in 16 bits may choose others for a token.
+# gave up to 6e-7 in float32 and 0.014 in bfloat16 in tiny models of three layers; deep ones add more. A mixture of
+# experts in 16 bits may choose others for a token.
 _BOUNDS = {torch.float32: 1e-3, torch.float64: 1e-3}
-_BOUND_16 = 0.1
+_BOUND_16 = 0.2
 
 
 class Probed(Protocol):
