@@ -31,6 +31,8 @@ from .warmup import warm_up
 class GeneratedSequence:
     """The new tokens only, including a final end-of-text token; text is None without a tokenizer.
 
+    finish_reason: "eos", "stop" (a stop string), "length", "budget" (its time), "stopped" or "error".
+
     times_ms: lane time at which each token came. ptl_ms: per-token latency since the lane's first prefill ended.
     own_ptl_ms: the same since the sequence's own prefill ended. Both are None for fewer than two tokens. logprobs,
     sampled_logprobs: of each token, under the target's plain softmax and under the distribution that is sampled;
