@@ -5,7 +5,7 @@
 (() => {
   "use strict";
   const { on, soon, number, percent, over, setText, make, run, ORIGINS, firstAndLast, lookOf, laneName, laneTime } = window.Bass;
-  const REASONS = { eos: "end", length: "length", budget: "time up", stopped: "stopped", error: "error" };
+  const REASONS = { eos: "end", stop: "stop string", length: "length", budget: "time up", stopped: "stopped", error: "error" };
   const SNAPSHOT_MS = 100, VERDICT_MS = 1000;
   const FIGURES = {
     ms_per_token: (v) => number(v, v < 10 ? 2 : v < 100 ? 1 : 0),
