@@ -89,8 +89,8 @@ class ModelDrafter(Drafter):
         logits, ends = self._catch_up(rows, [most > 0 for most in max_drafts])
         drawn, probs, own = [], [], OwnChances(self.tells and self.params.greedy)
         for step in range(length):
-            text = torch.stack(drawn, dim=1) if drawn else None
-            logits = shaped_next(logits, self.params, rows, text)
+            if self.params.shapes:
+                logits = shaped_next(logits, self.params, rows, drawn)
             token, prob = draw_draft(logits, self.params, keys, step, self.role)
             own.keep(logits, token)
             drawn.append(token)

@@ -48,13 +48,11 @@ def shaped(
     return made
 
 
-def shaped_next(logits: Tensor, params: SamplingParams, rows: Seq[Sequence], drafts: Tensor | None) -> Tensor:
-    """logits [B, V] after the rows' texts and their drafts int64 [B, N], one after another; see `shaped`."""
-    if not params.shapes:
-        return logits
-    count = 0 if drafts is None else drafts.shape[1]
+def shaped_next(logits: Tensor, params: SamplingParams, rows: Seq[Sequence], drawn: Seq[Tensor]) -> Tensor:
+    """logits [B, V] after the rows' texts and the drafts drawn so far, int64 [B] each; see `shaped`."""
     # The positions before the last are made alike and thrown away: drafts are few.
-    return shaped(logits[:, None].expand(-1, count + 1, -1), params, rows, drafts)[:, -1]
+    repeated = logits[:, None].expand(-1, len(drawn) + 1, -1)
+    return shaped(repeated, params, rows, torch.stack(list(drawn), dim=1) if drawn else None)[:, -1]
 
 
 def _leads(batch: int, count: int, parents: Seq[Seq[int]] | None, device: torch.device) -> Tensor:

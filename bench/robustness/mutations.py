@@ -260,7 +260,7 @@ MUTANTS = [
            "ahead = leads.to(logits.dtype) @ drafted", "ahead = 0 * (leads.to(logits.dtype) @ drafted)",
            [_ENUMERATED + "penalties_by_the_drafts_before[all-block]"]),
     Mutant("penalties of p alone", "bass_core/draft/model.py",
-           "logits = shaped_next(logits, self.params, rows, text)", "pass",
+           "logits = shaped_next(logits, self.params, rows, drawn)", "pass",
            [_CORE + "sample/test_shaping.py::test_drafts_of_the_target_itself_are_all_accepted"]),
     Mutant("a stop string's beginning is streamed", "bass_core/decode/text.py",
            "self._show(self._held + new, self._begun(self._held + new))", "self._show(self._held + new, 0)",
