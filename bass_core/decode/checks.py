@@ -99,7 +99,7 @@ def spelled(pair: ModelPair, sampling: SamplingParams) -> SamplingParams:
         both = [pair.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (word, f" {word}")]
         # What the model has no ids for it can't write.
         words += [tuple(ids) for ids in both if ids and max(ids) < pair.vocab]
-    biased, barred = [token for token, _ in sampling.logit_bias], [token for word in words for token in word]
+    biased, barred = [token for token, _ in sampling.biases], [token for word in words for token in word]
     for name, ids in (("logit_bias", biased), ("bad_words", barred)):
         if ids and max(ids) >= pair.vocab:
             raise RequestError(f"{name} must name token ids from 0 to {pair.vocab - 1}; got {max(ids)}.")

@@ -83,6 +83,11 @@ class SamplingParams:
         return self.temperature < COLDEST
 
     @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """`logit_bias` as pairs of a token id and a number, by id."""
+        return _biases(self.logit_bias)
+
+    @property
     def counts(self) -> bool:
         """Whether the logits depend on which tokens the text holds."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0

@@ -42,7 +42,7 @@ def shaped(
     made = logits.float().clone()
     if params.counts:
         made = _penalised(made, params, rows, drafts, leads)
-    for token, bias in params.logit_bias:
+    for token, bias in params.biases:
         made[..., token] += bias
     _forbid(made, params, rows, drafts, parents)
     return made
