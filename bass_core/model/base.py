@@ -207,8 +207,8 @@ def shadow_of(model: PreTrainedModel) -> PreTrainedModel:
 
     But for the angles of rotary embeddings, which some models write while they run.
     """
-    buffers = (one for name, one in model.named_buffers() if "inv_freq" not in name)
-    shared = {id(one): one for one in chain(model.parameters(), buffers, waiting_weights(model))}
+    shared = {id(one): one for one in chain(model.parameters(), model.buffers(), waiting_weights(model))}
+    shared |= {id(one): one.clone() for name, one in model.named_buffers() if "inv_freq" in name}
     copied: PreTrainedModel = copy.deepcopy(model, shared)
     copied.eval()
     return copied
