@@ -87,7 +87,9 @@ class ModelDrafter(Drafter):
         if length == 0:
             return Proposal(torch.zeros(batch, 0, dtype=torch.long, device=runner.device), max_drafts)
         logits, ends = self._catch_up(rows, [most > 0 for most in max_drafts])
-        drawn, probs, own = [], [], OwnChances(self.tells and self.params.greedy)
+        own = OwnChances(self.tells and self.params.greedy)
+        drawn: list[Tensor] = []
+        probs: list[Tensor | None] = []
         for step in range(length):
             if self.params.shapes:
                 logits = shaped_next(logits, self.params, rows, drawn)

@@ -138,12 +138,15 @@ def ragged_attention(
     ([B, S, Hq, D'], None). Raises PairError if the model asks for attention that is not supported.
     """
     asked = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
+    stated = None
     if isinstance(attention_mask, Tensor):
         asked.append("a mask of its own")
+    else:
+        stated = attention_mask
     if asked:
         raise unsupported(type(module).__name__, f"it needs attention with {', '.join(asked)}")
     plan, backend = _now()
-    window = sliding_window if attention_mask is None else attention_mask
+    window = sliding_window if stated is None else stated
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer, prefix = _layer(key, plan), None
     noted = seen(plan)
@@ -155,7 +158,8 @@ def ragged_attention(
         keys, values = plan.shared.reads(layer)
         prefix = _cut(keys, key), _cut(values, value)
     here, size = query.device, value.shape[-1]
-    query, options = query.to(key.device), {"scaling": scale, "window": window, "softcap": softcap}
+    options: dict[str, Any] = {"scaling": scale, "window": window, "softcap": softcap}
+    query = query.to(key.device)
     if size != key.shape[-1]:
         most = max(size, key.shape[-1])
         query, key, value = (_widened(one, most) for one in (query, key, value))
@@ -222,7 +226,7 @@ def switch(model: PreTrainedModel, name: str) -> None:
     """Let a copy of a model attend by the implementation NAME or MASKED, whether or not its class allows it."""
     for module in model.modules():
         if name == NAME and type(module).__name__ == "GPTNeoSelfAttention":
-            module._attn = partial(_gpt_neo, module)
+            vars(module)["_attn"] = partial(_gpt_neo, module)
         config = getattr(module, "config", None)
         if isinstance(config, PreTrainedConfig):
             for one in (config, *(getattr(config, sub, None) for sub in config.sub_configs)):

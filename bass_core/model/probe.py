@@ -76,11 +76,10 @@ def expect(model: PreTrainedModel, name: str, context: int) -> Expected | None:
         raise unsupported(name, f"its own code can't run it ({_said(error)})") from error
     cache = getattr(out, "past_key_values", None)
     layers: Any = getattr(getattr(cache, "self_attention_cache", cache), "layers", None) or []
-    held = [(getattr(one, "keys", None), getattr(one, "values", None)) for one in layers]
-    if not held or not all(isinstance(one, Tensor) and one.dim() == 4 for pair in held for one in pair):
+    parts: list[Any] = [getattr(one, name, None) for one in layers for name in ("keys", "values")]
+    if not parts or not all(isinstance(part, Tensor) and part.dim() == 4 for part in parts):
         raise unsupported(name, "it keeps a state that can't be rolled back")
-    parts = [part for pair in held for part in pair]
-    sizes = len(held), max(part.shape[1] for part in parts), max(part.shape[3] for part in parts)
+    sizes = len(layers), max(part.shape[1] for part in parts), max(part.shape[3] for part in parts)
     slides = [layer for layer, one in enumerate(layers) if getattr(one, "is_sliding", False)]
     return Expected(tokens, out.logits, sizes, slides)
 

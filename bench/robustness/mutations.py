@@ -266,6 +266,6 @@ MUTANTS = [
            "self._show(self._held + new, self._begun(self._held + new))", "self._show(self._held + new, 0)",
            [_CORE + "decode/test_text.py::test_a_stop_string_ends_the_text_before_it"]),
     Mutant("what a mask says is dropped", "bass_core/model/attention.py",
-           "window = sliding_window if attention_mask is None else attention_mask", "window = sliding_window",
+           "window = sliding_window if stated is None else stated", "window = sliding_window",
            ["tests/zoo/test_zoo.py::test_an_architecture_runs_or_is_refused_as_documented[phimoe]"]),
 ]  # fmt: skip

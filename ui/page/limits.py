@@ -132,7 +132,7 @@ def stop(label: str, value: object, limits: Limits) -> tuple[str, ...] | None:
     """One text or up to MAX_STOPS, none empty; None for none."""
     if value is None:
         return None
-    given = [value] if isinstance(value, str) else value
+    given: Any = [value] if isinstance(value, str) else value
     right = isinstance(given, list | tuple) and len(given) <= MAX_STOPS
     if not right or not all(isinstance(one, str) and 0 < len(one) <= MAX_STOP for one in given):
         raise RequestError(

@@ -33,7 +33,7 @@ class CompiledLinear(nn.Module):
     shown: the layer itself, whose weight, bias and sizes a model's code may look into; None: nobody does.
     """
 
-    def __init__(self, packed: Packed, shown: nn.Linear | None = None) -> None:
+    def __init__(self, packed: Packed, shown: Any = None) -> None:
         super().__init__()
         if shown is not None:
             self.weight, self.bias = shown.weight, shown.bias

@@ -59,7 +59,7 @@ def context_of(config: Any) -> int:
         for kind in _ropes(config)
         if _rope_type(kind) == "longrope"
     ]
-    return min(one for one in (context, *originals) if one)
+    return min(int(one) for one in (context, *originals) if one)
 
 
 def _ropes(config: Any) -> list[dict[str, Any]]:
