@@ -15,7 +15,7 @@ _MARKS = re.compile(r"(?<=<!-- table: zoo -->\n).*?(?=\n<!-- end -->)", re.DOTAL
 
 def reason(outcome: str) -> str:
     """What the table says of an outcome (comparing.py): "runs", or why it is refused, without the model's name."""
-    found = re.fullmatch(r"\w+ is not supported: (.*)\. Choose another causal LM\.", outcome)
+    found = re.fullmatch(r"[\w-]+ is not supported: (.*)\. Choose another causal LM\.", outcome)
     return found[1] if found else outcome
 
 
