@@ -59,7 +59,8 @@ def context_of(config: Any) -> int:
         for kind in _ropes(config)
         if _rope_type(kind) == "longrope"
     ]
-    return min(int(one) for one in (context, *originals) if one)
+    # XLNet's -1 says that there is no limit.
+    return min(int(one) for one in (context if context > 0 else 2048, *originals) if one)
 
 
 def _ropes(config: Any) -> list[dict[str, Any]]:
