@@ -225,6 +225,8 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
         reason = "it keeps a state that can't be rolled back"
     elif kinds - _LAYER_TYPES:
         reason = f"it has layers of type {', '.join(sorted(kinds - _LAYER_TYPES))}"
+    elif said(config, "model_type") == "whisper":
+        reason = "it is the decoder of a speech model"
     elif model.get_output_embeddings() is None:
         reason = "it has no language-model head"
     if reason:
