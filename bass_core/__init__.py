@@ -10,9 +10,9 @@ from .machine import openmp as openmp  # before torch
 from kernels.backends import BACKENDS as ATTENTIONS
 from kernels.support import on_zero_gpu
 
-from .decode.checks import count_tokens
 from .decode.cost_store import may_measure
 from .decode.measuring import measure_ahead
+from .decode.prompts import count_tokens
 from .draft.registry import DRAFTERS, choose_drafter
 from .errors import BassError, MemoryShortage, ModelError, PairError, RequestError, WeightsError
 from .lanes.generate import Generation, generate, stream

@@ -8,11 +8,11 @@ Options of what a call was given.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from .draft.base import Drafter
 from .errors import RequestError
@@ -20,8 +20,10 @@ from .length.options import AUTO, DraftLength
 from .predict.clock import SimulatedClock
 from .sample.params import SamplingParams
 
-# A text, token ids, or a list with one of either a row.
-Prompt = str | Seq[int] | Seq[str | Seq[int]]
+# A message of a conversation: its role ("system", "user", "assistant" and so on), and its content.
+Message = Mapping[str, Any]
+# A text, token ids, a conversation as a list of messages, or a list with one of these a row.
+Prompt = str | Seq[int] | Seq[Message] | Seq[str | Seq[int] | Seq[Message]]
 # Default draft_length of generate, stream, race and the page (length/options.py).
 DEFAULT_DRAFT_LENGTH = AUTO
 
@@ -32,7 +34,7 @@ class Options:
 
     n: answers to one prompt, each a row; 1 to 2**20, and 1 or their number where several prompts are given.
     max_new_tokens: tokens of each row, 1 or more; a text also ends at the end of the model's context.
-    sampling: temperature, top_k and top_p; None is greedy.
+    sampling: temperature, top_k, top_p, min_p, penalties, biases and bad words; None is greedy.
     draft_length: drafts of a row and round. "auto": "cost-aware" if this machine can be measured, else "bass".
         "bass": Algorithm 1 (arXiv 2404.15778). "cost-aware": a length a row, by measured round costs. Or a whole
         number from 0 to 1024, or a policy of your own: an object with `limit`, `lengths` and `observe`
@@ -46,9 +48,16 @@ class Options:
     seed: of all noise, 0 to 2**63 - 1.
     sequence_ids: a key for each row's noise, 0 to 2**63 - 1; None: 0 to n - 1.
     eos_token_id: the id or ids that end a text, None for no such id, "auto" for the model's own.
+    stop: a string or several, none empty, that end a text as soon as it holds one: the text ends before it, and
+        `token_ids` with the token that completed it. Needs a tokenizer. None: no such string.
+    system: a system message before each prompt that is text; None: none.
+    chat_template_kwargs: variables of the chat template, as {"enable_thinking": False}, and other arguments of
+        `tokenizer.apply_chat_template`, as {"chat_template": "tool_use"}; None: none.
     raw: whether the chat template is left out of a prompt that is text.
     time_budget_ms: milliseconds of lane time, above 0, after which the lane ends; None: no limit.
     synthetic_acceptance: accept each draft with this probability, 0 to 1, whatever it is; for benchmarks.
+    logprobs: whether `generate` and `stream` give each token's log-probability under the target, by its plain
+        softmax (`logprobs`) and by the distribution that is sampled (`sampled_logprobs`).
     inspect: whether each row's round gets its `detail`, worked out off the lane's clock.
     clock: predict times on another machine; None: measure them on this one.
     """
@@ -64,9 +73,13 @@ class Options:
     seed: int = 0
     sequence_ids: Seq[int] | None = None
     eos_token_id: str | int | Collection[int] | None = "auto"
+    stop: str | Seq[str] | None = None
+    system: str | None = None
+    chat_template_kwargs: Mapping[str, Any] | None = None
     raw: bool = False
     time_budget_ms: float | None = None
     synthetic_acceptance: float | None = None
+    logprobs: bool = False
     inspect: bool = False
     clock: SimulatedClock | None = None
 
@@ -85,9 +98,13 @@ class Keywords(TypedDict, total=False):
     seed: int
     sequence_ids: Seq[int] | None
     eos_token_id: str | int | Collection[int] | None
+    stop: str | Seq[str] | None
+    system: str | None
+    chat_template_kwargs: Mapping[str, Any] | None
     raw: bool
     time_budget_ms: float | None
     synthetic_acceptance: float | None
+    logprobs: bool
     inspect: bool
     clock: SimulatedClock | None
 

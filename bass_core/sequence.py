@@ -43,7 +43,11 @@ def _recorded(kind: Any) -> list[str]:
 
 @dataclass
 class Sequence:
-    """`id` keys its sampling noise; `index` is its place in the request; `token_ids` holds the new tokens only."""
+    """`id` keys its sampling noise; `index` is its place in the request; `token_ids` holds the new tokens only.
+
+    stopped: asked of each new token in turn, whether the text that ends with it holds a stop string; None: there
+    are none.
+    """
 
     index: int
     id: int
@@ -55,6 +59,10 @@ class Sequence:
     times_ms: list[float] = field(default_factory=list)
     finish_reason: str | None = None
     prefilled_ms: float | None = None
+    stopped: Callable[[int], bool] | None = None
+    # Of each new token where they are asked for (decode/logprobs.py), else empty.
+    logprobs: list[float] = field(default_factory=list)
+    sampled_logprobs: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
@@ -72,6 +80,8 @@ class Sequence:
             self.origins.append(origin)
             if token in self.eos:
                 self.finish_reason = "eos"
+            elif self.stopped is not None and self.stopped(token):
+                self.finish_reason = "stop"
             elif self.remaining == 0:
                 self.finish_reason = "length"
             if self.finish_reason:
@@ -150,8 +160,9 @@ class RowRound:
 
     `parents`: where the drafts are a tree, the draft that each follows, or -1 for the newest token; then `path`
     lists the accepted ones. Both None: a chain, of which the first `accepted` were accepted. `detail`: with
-    `inspect`, of a row that drafted. `drafted_text`: the drafts' texts. A lane fills in `start` and
-    `drafted_text`; the latter stays None without a tokenizer.
+    `inspect`, of a row that drafted. `logprobs`, `sampled_logprobs`: where they are asked for, of each of `tokens`
+    by the model's plain softmax and by the distribution that is sampled. `drafted_text`: the drafts' texts. A lane
+    fills in `start` and `drafted_text`; the latter stays None without a tokenizer.
     """
 
     sequence: int
@@ -171,6 +182,8 @@ class RowRound:
     detail: RowDetail | None = None
     start: int = 0
     drafted_text: list[str] | None = None
+    logprobs: list[float] | None = field(default=None, metadata=INNER)
+    sampled_logprobs: list[float] | None = field(default=None, metadata=INNER)
 
     def record(self) -> Record:
         """Its fields as plain data, with `one_by_one` and `written`, the number of tokens that it appended."""

@@ -30,6 +30,17 @@ _GAP_UNIT = 64
 MOST_TREE = 63
 
 
+@dataclass(frozen=True)
+class Chunks:
+    """A layer whose tokens see no token before their chunk: chunks of `size` tokens, from the text's start."""
+
+    size: int
+
+
+# What a layer's tokens see of those before them: the last so many, their own included, or their chunk's.
+Window = int | Chunks
+
+
 def window_start(length: int, window: int) -> int:
     """Where the last `window` of a row's `length` cached tokens begin in a windowed step; SINKS: it hides none."""
     return max(SINKS, (length - window) // _GAP_UNIT * _GAP_UNIT)
@@ -174,7 +185,7 @@ class AttentionPlan:
         """Keys and values [B, Hkv, extent, D] of a layer that the step may read."""
         return self.views[2 * layer], self.views[2 * layer + 1]
 
-    def mask(self, window: int | None) -> Tensor:
+    def mask(self, window: Window | None) -> Tensor:
         """Bool [B, S, extent], true where a query must not look."""
 
         def make() -> Tensor:
@@ -185,19 +196,19 @@ class AttentionPlan:
 
         return self.once(("mask", window), make)
 
-    def hidden(self, columns: Tensor, window: int | None) -> Tensor:
+    def hidden(self, columns: Tensor, window: Window | None) -> Tensor:
         """Bool [B, S, N], true where a query must not look at a row's tokens `columns`, int64 [N] or [B, 1, N]."""
         if self.tree is not None:
             return self._hidden_in_tree(self.tree, columns, window)
         last = self.columns[:, :, None]
         hidden = columns > last
         if window is not None:
-            hidden = hidden | (columns <= last - window)
+            hidden = hidden | _outside(columns, last, window)
         if self.gap is not None:
             hidden = hidden | ((columns >= SINKS) & (columns < self.window_starts(self.gap)[:, None, None]))
         return hidden
 
-    def _hidden_in_tree(self, tree: TokenTree, columns: Tensor, window: int | None) -> Tensor:
+    def _hidden_in_tree(self, tree: TokenTree, columns: Tensor, window: Window | None) -> Tensor:
         """`hidden` where the new tokens form trees; a sliding window is measured in positions, not columns."""
         base = (self.lengths - tree.before)[:, None, None]
         inside = columns - base
@@ -210,9 +221,9 @@ class AttentionPlan:
         ranks = ((tree.sees[:, :, None] >> places) & 1).cumsum(-1) - 1
         wide = inside.clamp(0, MOST_TREE - 1).expand(*hidden.shape)
         positions = torch.where(inside < 0, columns, base + ranks.gather(-1, wide))
-        return hidden | (positions <= self.positions[:, :, None] - window)
+        return hidden | _outside(positions, self.positions[:, :, None], window)
 
-    def bias(self, window: int | None, group: int, dtype: torch.dtype, kv_heads: int = 1) -> Tensor:
+    def bias(self, window: Window | None, group: int, dtype: torch.dtype, kv_heads: int = 1) -> Tensor:
         """[B x kv_heads, group x S, extent], -inf where a query must not look and 0 elsewhere."""
 
         def make() -> Tensor:
@@ -221,3 +232,10 @@ class AttentionPlan:
             return bias.masked_fill_(mask, float("-inf")).flatten(2, 3).flatten(0, 1)
 
         return self.once(("bias", window, group, dtype, kv_heads), make)
+
+
+def _outside(positions: Tensor, last: Tensor, window: Window) -> Tensor:
+    """Bool, true where a token at `last` does not see one at `positions` because of the layer's window."""
+    if isinstance(window, Chunks):
+        return positions < last // window.size * window.size
+    return positions <= last - window

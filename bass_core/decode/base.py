@@ -85,7 +85,8 @@ class Decoder(Protocol):
 class DecodingParams:
     """How a decoder samples and verifies; the same for every lane of a race.
 
-    synthetic: `synthetic_acceptance`. inspect: whether rounds explain themselves (Round.explain).
+    synthetic: `synthetic_acceptance`. inspect: whether rounds explain themselves (Round.explain). logprobs:
+    whether rows note the log-probabilities of their tokens.
     """
 
     sampling: SamplingParams
@@ -93,3 +94,4 @@ class DecodingParams:
     verification: Verification = AUTOMATIC
     synthetic: float | None = None
     inspect: bool = False
+    logprobs: bool = False

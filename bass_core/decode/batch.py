@@ -26,6 +26,7 @@ from ..model.forward import ForwardBatch, ForwardOutput, verified_tree
 from ..model.prefill import PrefillSteps
 from ..model.runner import ModelRunner
 from ..sample.noise import NoiseKeys
+from ..sample.shaping import shaped
 from ..sequence import Forward, Reading, Round, RowRound, Sequence
 from ..verify.acceptance import RowOutcome, mark_unsound, refuse_unsound
 from ..verify.detail import Drafts, explain, rule_name
@@ -33,15 +34,20 @@ from ..verify.draft_tree import DraftTree
 from ..verify.rejection import first_tokens, plain, verify
 from ..verify.tree import verify_tree
 from .base import CacheBytes, DecodingParams, Timeline
+from .logprobs import note
 from .record import write_round
 
 
 class Verdict(NamedTuple):
-    """What a round's verification came to. output: the target's, until its next forward; fed: see Round."""
+    """What a round's verification came to. output: the target's, until its next forward; fed: see Round.
+
+    own: the target's logits before penalties.
+    """
 
     outcomes: list[RowOutcome]
     output: ForwardOutput
     fed: Forward
+    own: Tensor
 
 
 @dataclass
@@ -115,13 +121,16 @@ class BatchDecoder:
             return Round("prefill", reading=self._reading(), fed=prefill.newest)
         self.target_forwards += 1
         keys = self._keys()
-        logits = prefill.logits()
+        own = prefill.logits()[:, None]
+        logits = shaped(own, self.params.sampling, self._rows)[:, 0]
         tokens = mark_unsound(first_tokens(logits, keys, self.params.sampling), logits).tolist()
         refuse_unsound(tokens)
         self._hand_states(self._rows, prefill.states)
         self._prefill = self._draft_prefill = None
         outcomes = [RowOutcome(0, token, math.nan, []) for token in tokens]
         rows = [write_round(row, outcome) for row, outcome in zip(self._rows, outcomes, strict=True)]
+        if self.params.logprobs:
+            note(self._rows, rows, [[] for _ in rows], own, logits[:, None], self.params.sampling)
         self._drop_finished()
         if self.drafter is not None and self._rows and self._wants_drafts():
             self.drafter.read(self._rows)
@@ -194,6 +203,8 @@ class BatchDecoder:
         fed = Forward(list(self.target.lengths[: len(counts)]), [count + 1 for count in counts])
         drafts = to_device(proposal.tokens, self.target.device)
         output = self._forward(drafts, counts, parents)
+        own = output.logits
+        output.logits = shaped(own, params.sampling, self._rows, drafts, parents)
         if not proposal.tokens.shape[1]:
             outcomes = plain(output.logits[:, 0], keys, params.sampling)
         elif isinstance(proposal, TreeProposal):
@@ -213,7 +224,7 @@ class BatchDecoder:
             adjust = params.verification.adjust
             outcomes = outcome.host() if adjust is None else adjust(outcome.host())
         self.target_forwards += 1
-        return Verdict(outcomes, output, fed)
+        return Verdict(outcomes, output, fed, own)
 
     def _commit(self, proposal: Proposal, verdict: Verdict) -> list[RowRound]:
         """Write what was accepted: into the target's cache, the texts, and what the drafter knows of them."""
@@ -228,6 +239,8 @@ class BatchDecoder:
         parents = proposal.parents if isinstance(proposal, TreeProposal) and proposal.parents else none
         judged = zip(rows, outcomes, proposal.num_drafted, parents, strict=True)
         records = [write_round(*each) for each in judged]
+        if self.params.logprobs:
+            note(rows, records, paths, verdict.own, verdict.output.logits, self.params.sampling)
         if self.drafter is not None:
             self.drafter.on_verified(rows, proposal, [outcome.accepted for outcome in outcomes])
         return records

@@ -1,4 +1,4 @@
-"""The checks of a request's prompts and numbers, one function each.
+"""The checks of a request's numbers and names, one function each.
 
 Contract: an unusable value raises RequestError with one sentence that names it and says what to do; otherwise a
 check returns the value in the form that a Request holds, if it changes. Nothing here runs a model.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
-from typing import Any, TypeGuard
+from dataclasses import replace
+from typing import TypeGuard
 
 from kernels.plan import MOST_TREE
 
@@ -19,28 +20,11 @@ from ..errors import RequestError
 from ..length.options import AUTO, DraftLength
 from ..model.pair import ModelPair
 from ..model.runner import SHARING, TREES
+from ..sample.params import SamplingParams
 from ..verify.rules import AUTOMATIC, Verification
 
 # The most drafts of a row in a round where they form a tree: one column of MOST_TREE is the newest token's.
 MOST_DRAFTS = MOST_TREE - 1
-
-
-def encode_prompts(pair: ModelPair, prompt: str | Seq[Any], n: int, raw: bool) -> list[list[int]]:
-    """The prompts as token ids, one list per row; a text that several rows share is tokenized once."""
-    given = _listed(prompt, n)
-    texts = {one: _encode(pair, one, raw) for one in given if isinstance(one, str)}
-    prompts = [list(texts[one]) if isinstance(one, str) else _encode(pair, one, raw) for one in given]
-    for one in prompts:
-        _check_prompt(pair, one)
-    return prompts
-
-
-def count_tokens(pair: ModelPair, prompt: str) -> int:
-    """Tokens of a text as a prompt, the chat template's included.
-
-    Raises RequestError as a request with this prompt would: for an empty one, and one too long for the model.
-    """
-    return len(encode_prompts(pair, prompt, 1, raw=False)[0])
 
 
 def check_sequence_ids(ids: Seq[int] | None, rows: int, kind: DrafterKind) -> list[int]:
@@ -91,6 +75,35 @@ def check_end_ids(pair: ModelPair, eos: str | int | Collection[int] | None) -> f
     if not isinstance(ids, list | tuple | set | frozenset) or not all(isinstance(i, int) for i in ids):
         raise RequestError(f'eos_token_id must be "auto", None, a token id or a list of them; got {eos!r}.')
     return frozenset(ids)
+
+
+def check_stop(pair: ModelPair, stop: object) -> tuple[str, ...]:
+    """The strings that end a text, none for None."""
+    given = () if stop is None else (stop,) if isinstance(stop, str) else stop
+    if not isinstance(given, list | tuple) or not all(isinstance(one, str) and one for one in given):
+        raise RequestError(f"stop must be a string that is not empty, a list of such, or None; got {stop!r}.")
+    if given and pair.tokenizer is None:
+        raise RequestError("stop needs a tokenizer, and this pair has none: leave it out, or use eos_token_id.")
+    return tuple(given)
+
+
+def spelled(pair: ModelPair, sampling: SamplingParams) -> SamplingParams:
+    """The same with each bad word as token ids, at a text's start and behind a space; refuse unknown ids."""
+    words: list[tuple[int, ...]] = []
+    for word in sampling.bad_words:
+        if not isinstance(word, str):
+            words.append(word)
+            continue
+        if pair.tokenizer is None:
+            raise RequestError("bad_words needs a tokenizer for texts, and this pair has none: give ids.")
+        both = [pair.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (word, f" {word}")]
+        # What the model has no ids for it can't write.
+        words += [tuple(ids) for ids in both if ids and max(ids) < pair.vocab]
+    biased, barred = [token for token, _ in sampling.biases], [token for word in words for token in word]
+    for name, ids in (("logit_bias", biased), ("bad_words", barred)):
+        if ids and max(ids) >= pair.vocab:
+            raise RequestError(f"{name} must name token ids from 0 to {pair.vocab - 1}; got {max(ids)}.")
+    return replace(sampling, bad_words=tuple(dict.fromkeys(words)))
 
 
 def check_sight(drafter: str | Drafter, kind: DrafterKind, backend: str) -> None:
@@ -151,52 +164,6 @@ def check_whole(name: str, value: object, low: int, high: int | None) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
         limits = f"of at least {low}" if high is None else f"from {low} to {high}"
         raise RequestError(f"{name} must be a whole number {limits}; got {value!r}.")
-
-
-def _listed(prompt: str | Seq[Any], n: int) -> list[Any]:
-    if isinstance(prompt, str):
-        return [prompt] * n
-    if not isinstance(prompt, list | tuple):
-        kind = type(prompt).__name__
-        raise RequestError(f"The prompt must be text, token ids, or a list of either; got {kind}.")
-    if not prompt:
-        raise RequestError("The prompt is empty: write one, as text, as token ids, or as a list of either.")
-    if all(isinstance(token, int) for token in prompt):
-        return [list(prompt)] * n
-    if n not in (1, len(prompt)):
-        raise RequestError(f"n is {n} but {len(prompt)} prompts were given: leave n out.")
-    return list(prompt)
-
-
-def _encode(pair: ModelPair, prompt: Any, raw: bool) -> list[int]:
-    if not isinstance(prompt, str):
-        if not isinstance(prompt, list | tuple) or not all(type(token) is int for token in prompt):
-            raise RequestError(f"A prompt must be text or a list of token ids; got {type(prompt).__name__}.")
-        return list(prompt)
-    if not prompt.strip():
-        raise RequestError("The prompt is empty: write something for the model to answer.")
-    if not prompt.isascii() and any("\ud800" <= letter <= "\udfff" for letter in prompt):
-        raise RequestError("The prompt holds half a character (a lone surrogate): write that place anew.")
-    tokenizer = pair.tokenizer
-    if tokenizer is None:
-        raise RequestError("This pair has no tokenizer: give the prompt as a list of token ids.")
-    if raw or not getattr(tokenizer, "chat_template", None):
-        return list(tokenizer(prompt)["input_ids"])
-    message = [{"role": "user", "content": prompt}]
-    ids = tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=True, return_dict=False)
-    return list(ids)
-
-
-def _check_prompt(pair: ModelPair, ids: list[int]) -> None:
-    if not ids:
-        raise RequestError("The prompt is empty: write something for the model to answer.")
-    if len(ids) >= pair.context_length:
-        raise RequestError(
-            f"The prompt has {len(ids)} tokens and the model holds {pair.context_length}, answer included: "
-            "shorten the prompt."
-        )
-    if min(ids) < 0 or max(ids) >= pair.vocab:
-        raise RequestError(f"Token ids must be from 0 to {pair.vocab - 1}; got {min(ids)} to {max(ids)}.")
 
 
 def _is_number(value: object) -> TypeGuard[float]:

@@ -6,7 +6,8 @@ is plain data that every lane of a race shares.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from typing_extensions import Unpack
 
@@ -29,13 +30,16 @@ from .checks import (
     check_end_ids,
     check_sequence_ids,
     check_sight,
+    check_stop,
     check_switch,
     check_time_budget,
     check_tree,
     check_whole,
     drafts_of,
-    encode_prompts,
+    spelled,
 )
+from .prompts import Chat, encode_prompts
+from .text import StopStrings
 
 # Largest n: far more rows than any memory holds. It bounds the list of n prompts, which is built before admission.
 MAX_ROWS = 2**20
@@ -47,9 +51,9 @@ class Request(Options):
 
     prompts: token ids, one list per row. draft_length: the depth of `tree` where there is one. backend: the
     attention that was chosen. kind: what `drafter` stands for. rule: the one that `verification` names. eos: the
-    ids that end a text. context: the model's context length in tokens. costs: of rounds, measured or of the
-    simulated clock, set after admission if the draft length depends on them (measuring.py). clock: its number of
-    GPUs is known.
+    ids that end a text. tokenizer: the pair's, which spells texts where `stop` names strings. context: the model's
+    context length in tokens. costs: of rounds, measured or of the simulated clock, set after admission if the
+    draft length depends on them (measuring.py). clock: its number of GPUs is known.
     """
 
     prompts: list[list[int]]
@@ -60,7 +64,9 @@ class Request(Options):
     kind: DrafterKind
     rule: Verification
     eos: frozenset[int]
+    stop: tuple[str, ...]
     context: int
+    tokenizer: Any = field(default=None, repr=False)
     costs: RoundCosts | None = None
 
     @property
@@ -88,10 +94,14 @@ class Request(Options):
 
     def sequences(self) -> list[Sequence]:
         """Fresh sequences, one per row; every lane gets its own."""
-        return [
+        made = [
             Sequence(index, self.sequence_ids[index], prompt, self.new_tokens(prompt), self.eos)
             for index, prompt in enumerate(self.prompts)
         ]
+        if self.stop:
+            for sequence in made:
+                sequence.stopped = StopStrings(self.tokenizer, self.stop)
+        return made
 
 
 @lists_options
@@ -109,10 +119,12 @@ def make_request(
     sampling = SamplingParams() if given.sampling is None else given.sampling
     if not isinstance(sampling, SamplingParams):
         raise RequestError(f"sampling must be a SamplingParams; got {sampling!r}.")
+    sampling = spelled(pair, sampling)
     rule = find_verification(given.verification)
     check_time_budget(given.time_budget_ms)
     check_acceptance(given.synthetic_acceptance)
-    prompts = encode_prompts(pair, prompt, given.n, given.raw)
+    chat = Chat(given.system, given.chat_template_kwargs, check_switch("raw", given.raw))
+    prompts = encode_prompts(pair, prompt, given.n, chat)
     drafter = default_drafter(pair) if given.drafter == "auto" else given.drafter
     kind = choose_drafter(pair, drafter)
     backend = choose_backend(given.attention, pair.device, pair.dtype)
@@ -132,15 +144,20 @@ def make_request(
         seed=given.seed,
         sequence_ids=check_sequence_ids(given.sequence_ids, len(prompts), kind),
         eos_token_id=given.eos_token_id,
+        system=given.system,
+        chat_template_kwargs=given.chat_template_kwargs,
         raw=given.raw,
         time_budget_ms=given.time_budget_ms,
         synthetic_acceptance=given.synthetic_acceptance,
+        logprobs=check_switch("logprobs", given.logprobs),
         inspect=check_switch("inspect", given.inspect),
         prompts=prompts,
         backend=backend,
         kind=kind,
         rule=rule,
         eos=check_end_ids(pair, given.eos_token_id),
+        stop=check_stop(pair, given.stop),
+        tokenizer=pair.tokenizer,
         context=pair.context_length,
     )
     return (

@@ -19,6 +19,7 @@ from ..sample.distribution import argmax, probabilities
 from ..sample.draw import draw
 from ..sample.noise import NoiseKeys, Role
 from ..sample.params import SamplingParams
+from ..sample.shaping import shaped_next
 from ..sequence import Sequence
 from ..verify.rules import AUTOMATIC, Verification
 from .base import Drafter, OwnChances, Proposal, TreeProposal
@@ -86,8 +87,12 @@ class ModelDrafter(Drafter):
         if length == 0:
             return Proposal(torch.zeros(batch, 0, dtype=torch.long, device=runner.device), max_drafts)
         logits, ends = self._catch_up(rows, [most > 0 for most in max_drafts])
-        drawn, probs, own = [], [], OwnChances(self.tells and self.params.greedy)
+        own = OwnChances(self.tells and self.params.greedy)
+        drawn: list[Tensor] = []
+        probs: list[Tensor | None] = []
         for step in range(length):
+            if self.params.shapes:
+                logits = shaped_next(logits, self.params, rows, drawn)
             token, prob = draw_draft(logits, self.params, keys, step, self.role)
             own.keep(logits, token)
             drawn.append(token)

@@ -75,6 +75,5 @@ class _Maker:
 
 
 def _params(request: Request) -> DecodingParams:
-    return DecodingParams(
-        request.sampling, request.seed, request.rule, request.synthetic_acceptance, request.inspect
-    )
+    told = request.inspect, request.logprobs
+    return DecodingParams(request.sampling, request.seed, request.rule, request.synthetic_acceptance, *told)

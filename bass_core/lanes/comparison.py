@@ -24,6 +24,8 @@ from ..model.runner import ModelRunner
 from ..sample.distribution import probabilities
 from ..sample.noise import Role, exponentials
 from ..sample.params import SamplingParams
+from ..sample.shaping import shaped
+from ..sequence import Sequence
 from .lane import Lane
 from .snapshot import Difference, Weighed
 
@@ -106,9 +108,11 @@ class _Target:
         text = [*request.prompts[row], *theirs[:at]]
         weighed: Weighed = {"p_ours": None, "p_theirs": None, "tie": None}
         try:
-            logits = self._logits(text)
+            logits, id_ = self._logits(text), request.sequence_ids[row]
             if logits is not None:
-                id_ = request.sequence_ids[row]
+                read = Sequence(row, id_, request.prompts[row], len(theirs), request.eos)
+                read.write(theirs[:at], ["sampled"] * at)
+                logits = shaped(logits[None, None], request.sampling, [read])[0, 0]
                 weighed = weigh(logits, request.sampling, request.seed, id_, len(text), tokens)
         except (RuntimeError, MemoryError) as error:
             # The race's texts are complete without this figure. No traceback is logged: its frames would keep the

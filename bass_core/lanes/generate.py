@@ -31,8 +31,12 @@ from .warmup import warm_up
 class GeneratedSequence:
     """The new tokens only, including a final end-of-text token; text is None without a tokenizer.
 
+    finish_reason: "eos", "stop" (a stop string), "length", "budget" (its time), "stopped" or "error".
+
     times_ms: lane time at which each token came. ptl_ms: per-token latency since the lane's first prefill ended.
-    own_ptl_ms: the same since the sequence's own prefill ended. Both are None for fewer than two tokens.
+    own_ptl_ms: the same since the sequence's own prefill ended. Both are None for fewer than two tokens. logprobs,
+    sampled_logprobs: of each token, under the target's plain softmax and under the distribution that is sampled;
+    None unless they were asked for.
     """
 
     token_ids: list[int]
@@ -42,6 +46,8 @@ class GeneratedSequence:
     times_ms: list[float]
     ptl_ms: float | None
     own_ptl_ms: float | None
+    logprobs: list[float] | None = None
+    sampled_logprobs: list[float] | None = None
 
     def __repr__(self) -> str:
         text = "" if self.text is None else f", {shorten(self.text, 60)!r}"
@@ -126,6 +132,8 @@ def finished(lane: Lane) -> Generation:
             times_ms=sequence.times_ms,
             ptl_ms=latency(sequence, lane.counts.first_prefill_ms),
             own_ptl_ms=latency(sequence, sequence.prefilled_ms),
+            logprobs=sequence.logprobs if lane.request.logprobs else None,
+            sampled_logprobs=sequence.sampled_logprobs if lane.request.logprobs else None,
         )
         for sequence, text in zip(lane.sequences, lane.texts, strict=True)
     ]

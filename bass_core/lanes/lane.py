@@ -12,6 +12,7 @@ from dataclasses import replace
 from ..decode.base import CacheBytes, Decoder, Timeline
 from ..decode.peaks import known_peaks
 from ..decode.request import Request
+from ..decode.text import TextStream
 from ..machine.hardware import Peaks
 from ..machine.memory import shortage_explained
 from ..model.pair import ModelPair
@@ -20,7 +21,6 @@ from ..sequence import Reading, Round
 from .clock import FairLock, LaneClock, PredictedClock
 from .methods import find_method
 from .metrics import Counts, Metrics, summarise
-from .text import TextStream
 from .trace import Trace
 from .utilization import Work
 
@@ -50,7 +50,10 @@ class Lane:
         self.error: str | None = None
         # Keeps a snapshot from seeing a step half done.
         self.lock = FairLock()
-        self.texts = [TextStream(pair.tokenizer) if pair.tokenizer is not None else None for _ in self.sequences]
+        self.texts = [
+            TextStream(pair.tokenizer, request.stop) if pair.tokenizer is not None else None
+            for _ in self.sequences
+        ]
         with shortage_explained():
             self._decoder: Decoder | None = found.build(pair, request, self.sequences)
         # On a simulated clock with models of its own, the bytes that are held here are those of other models.

@@ -2,7 +2,7 @@
 
 Contract: `add` takes each Round once, completes what only the lane knows (its number, where each row's tokens
 begin, the texts of tokens), and keeps its record (sequence.py), which never changes afterwards. Non-goals:
-counting (metrics.py), the generated text (text.py).
+counting (metrics.py), the generated text (decode/text.py).
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ difference from the last view. The caller holds the lane's lock if another threa
 
 from __future__ import annotations
 
+from ..decode.text import TextStream
 from ..sequence import Sequence, record_of
 from .lane import Lane
 from .snapshot import LaneSnapshot, SequenceSnapshot
-from .text import TextStream
 
 
 def lane_view(lane: Lane) -> LaneSnapshot:

@@ -2,8 +2,9 @@
 
 Contract: `CausalModel.forward` feeds S tokens per row at each row's own length (model/forward.py). It keeps no
 state between calls, so several lanes may call it at once, each with its own cache. The user's model is never
-changed: we work on a shadow, a copy of its modules that shares its weights. Non-goals: encoder-decoder models,
-state-space layers, training.
+changed: we work on a shadow, a copy of its modules that shares its weights. A model that does not compute what its
+own code does is refused when it is made (probe.py). Non-goals: encoder-decoder models, state-space layers,
+training.
 """
 
 from __future__ import annotations
@@ -23,20 +24,22 @@ from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 
 from kernels.plan import AttentionPlan
-from kernels.support import is_accelerator, on
+from kernels.support import is_accelerator, on, on_zero_gpu
 
-from ..errors import PairError
 from ..machine import cpu_kernels
 from ..machine.transfer import to_device
-from . import attention as attention
+from . import attention, probe
 from .cache import RaggedCache
 from .forward import CapturedBatch, ForwardBatch, ForwardOutput, token_tree
 from .weights.cost import ModelCost, model_cost
 from .weights.placement import has_waiting, home_device, is_split, waiting_weights
 from .weights.quantized import held
-from .weights.shape import head_dim, turns_with_length
+from .weights.shape import context_of, head_dim, is_llama, said, turns_with_length
 
-_LAYER_TYPES = {"full_attention", "sliding_attention"}
+# Models that attend by their own code, which was read: all that it hides from a token is in the mask that it asks
+# for, and where a token stands it takes from `position_ids` or from the columns of the cache.
+_MASKED = {"bloom", "falcon", "mpt"}
+_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 @dataclass(frozen=True)
@@ -96,10 +99,10 @@ class CausalModel:
         self._turn: AbstractContextManager[Any] = threading.Lock() if has_waiting(model) else nullcontext()
         self.capturable = not (self._split or turns_with_length(config))
         self.layers: int = config.num_hidden_layers
-        self.context: int = config.max_position_embeddings
+        self.context = context_of(config)
         self.vocab: int = held(model.get_output_embeddings()).shape[0]
         self.hidden: int = config.hidden_size
-        self.kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        self.kv_heads = said(config, "num_key_value_heads") or said(config, "num_attention_heads") or 0
         self.head_dim = head_dim(config)
         # On a CPU, reading float32 keys is faster than converting bfloat16 ones.
         self.cache_dtype = model.dtype if is_accelerator(self.device) else torch.float32
@@ -111,12 +114,27 @@ class CausalModel:
 
     def _prepare(self, model: PreTrainedModel) -> None:
         self._shadow, self._dtype = shadow_of(model), model.dtype
-        self._shadow.set_attn_implementation(attention.NAME)
         # accelerate fetches the weights of the modules that it knows.
         if not is_accelerator(self.device) and not self._split and cpu_kernels.available():
             from .weights.compiled import compile_linears  # imports numba
 
             compile_linears(self._shadow)
+        # On ZeroGPU there is no device yet, and weights that wait on disk are slow to fetch.
+        untried = is_llama(model) or has_waiting(model) or on_zero_gpu()
+        probed = None if untried else probe.expect(self._shadow, self.name, self.context)
+        masked = model.config.get_text_config().model_type in _MASKED
+        attention.switch(self._shadow, attention.MASKED if masked else attention.NAME)
+        if masked:
+            self.capturable, self.least_saved = False, None
+        if probed is not None:
+            self.layers, self.kv_heads, self.head_dim = probed.sizes
+            if probe.check(self, probed, masked).expanded:
+                self.least_saved = None
+
+    def probe(self, batch: ForwardBatch, cache: RaggedCache) -> tuple[Tensor, attention.Seen]:
+        """Logits [B, S, V] of a first step, and what its layers saw."""
+        plan = cache.plan(batch.lengths, batch.tokens.shape[1])
+        return self._compute(batch, plan, cache, "sdpa").logits, attention.seen(plan)
 
     def new_cache(self, max_batch: int, max_len: int, prefixes: int = 0, prefix_len: int = 0) -> RaggedCache:
         """An empty cache of `max_batch` rows x `max_len` tokens, and of so many prefixes of so many tokens."""
@@ -158,16 +176,16 @@ class CausalModel:
         if columns is not None and self._split:
             # An index would have to be where the head is, and accelerate moves tensors to where the model begins.
             kept = columns
-        out = self._shadow(
-            **({"inputs_embeds": tokens.to(self._dtype)} if tokens.is_floating_point() else {"input_ids": tokens}),
-            position_ids=self._positions(plan),
-            **{self._cache_keyword: attention.PlannedCache(cache, plan)},
-            use_cache=True,
-            output_hidden_states=batch.return_states,
-            logits_to_keep=kept,
-            ragged=plan,
-            ragged_backend=backend,
-        )
+        given = {"inputs_embeds": tokens.to(self._dtype)} if tokens.is_floating_point() else {"input_ids": tokens}
+        with attention.planned(plan, backend):
+            out = self._shadow(
+                **given,
+                position_ids=self._positions(plan),
+                **{self._cache_keyword: attention.PlannedCache(cache, plan)},
+                use_cache=True,
+                output_hidden_states=batch.return_states,
+                logits_to_keep=kept,
+            )
         states = None
         if batch.return_states:
             *streams, last = out.hidden_states
@@ -197,8 +215,12 @@ def cache_keyword(model: nn.Module) -> str:
 
 
 def shadow_of(model: PreTrainedModel) -> PreTrainedModel:
-    """The model's modules and config copied, its parameters and buffers shared."""
+    """The model's modules and config copied, its parameters and buffers shared.
+
+    But for the angles of rotary embeddings, which some models write while they run.
+    """
     shared = {id(one): one for one in chain(model.parameters(), model.buffers(), waiting_weights(model))}
+    shared |= {id(one): one.clone() for name, one in model.named_buffers() if "inv_freq" in name}
     copied: PreTrainedModel = copy.deepcopy(model, shared)
     copied.eval()
     return copied
@@ -208,15 +230,24 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
     """Raises PairError, naming the class, for a model whose attention or cache we don't support."""
     config = model.config.get_text_config()
     reason = None
-    if getattr(config, "is_encoder_decoder", False):
+    kinds = set(said(config, "layer_types") or ())
+    if said(config, "is_encoder_decoder"):
         reason = "it is an encoder-decoder model"
-    elif getattr(model, "_is_stateful", False) or not hasattr(config, "num_attention_heads"):
+    elif getattr(model, "_is_stateful", False) or not _attends(config):
         reason = "it keeps a state that can't be rolled back"
-    elif set(getattr(config, "layer_types", None) or _LAYER_TYPES) - _LAYER_TYPES:
-        reason = f"it has layers of type {', '.join(sorted(set(config.layer_types) - _LAYER_TYPES))}"
-    elif not getattr(model, "_supports_attention_backend", True):
-        reason = "its attention does not go through transformers' attention interface"
+    elif kinds - _LAYER_TYPES:
+        reason = f"it has layers of type {', '.join(sorted(kinds - _LAYER_TYPES))}"
+    elif said(config, "model_type") == "whisper":
+        reason = "it is the decoder of a speech model"
     elif model.get_output_embeddings() is None:
         reason = "it has no language-model head"
     if reason:
-        raise PairError(f"{type(model).__name__} is not supported: {reason}. Choose another causal LM.")
+        raise attention.unsupported(type(model).__name__, reason)
+
+
+def _attends(config: Any) -> bool:
+    """Whether the config knows attention heads, be it of each layer apart."""
+    try:
+        return hasattr(config, "num_attention_heads")
+    except RuntimeError:
+        return True

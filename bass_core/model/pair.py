@@ -20,6 +20,7 @@ from ..machine import cpu_kernels, gpu_kernels
 from .attention import attention_words, choose_backend, measure_flash
 from .base import refuse_unsupported
 from .draft_head import DraftHead
+from .fitting import fitting
 from .llama_cpu import why_not
 from .select import select_model, shape_of
 from .weights.placement import home_device, is_split, places
@@ -156,8 +157,7 @@ def _common_vocabulary(target: PreTrainedModel, draft: PreTrainedModel | None, t
     known = None if tokenizer is None else len(tokenizer)
     if size != other and (known is None or min(size, other) < known):
         raise PairError(
-            f"the draft's vocabulary has {other} ids and the target's {size}: choose a draft that was trained "
-            "with the target's tokenizer."
+            f"the draft's vocabulary has {other} ids and the target's {size}: {fitting(known or size)}"
         )
     return min(size, other)
 
@@ -168,6 +168,5 @@ def check_same_tokens(target_tokenizer: Any, draft_tokenizer: Any) -> None:
     if ours != theirs:
         differing = sum(theirs.get(token) != index for token, index in ours.items())
         raise PairError(
-            f"the draft's tokenizer differs from the target's in {max(differing, 1)} tokens: choose a draft "
-            "that uses the same token-to-id map."
+            f"the draft's tokenizer differs from the target's in {max(differing, 1)} tokens: {fitting(len(ours))}"
         )

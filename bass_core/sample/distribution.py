@@ -1,6 +1,6 @@
 """From logits to the distribution that is sampled.
 
-Contract: temperature, top-k and top-p are applied once, in float32, alike for target and draft, before any
+Contract: temperature, top-k, top-p and min-p are applied once, in float32, alike for target and draft, before any
 ratio or residual is formed. top-k selects among the logits themselves, which no temperature makes equal. Below
 temperature COLDEST, where float32 could not hold the quotient, the distribution is one-hot on the largest logit;
 above HOTTEST it is that of HOTTEST. A logit of -inf has probability 0 at any temperature. A row that holds NaN or
@@ -51,7 +51,8 @@ def probabilities(logits: Tensor, params: SamplingParams) -> Tensor:
         # Subtracting the maximum first keeps a tiny temperature from overflowing.
         scaled = (scaled - scaled.amax(-1, keepdim=True)).div_(params.divisor)
         probs = torch.softmax(scaled, dim=-1)
-    return probs if params.top_p == 1 else _nucleus(probs, params.top_p)
+    probs = probs if params.top_p == 1 else _nucleus(probs, params.top_p)
+    return probs if params.min_p == 0 else _likely(probs, params.min_p)
 
 
 def compiled(rows: Tensor) -> bool:
@@ -65,6 +66,12 @@ def _nucleus(probs: Tensor, top_p: float) -> Tensor:
     Tokens exactly as likely as the last of them stay as well, so that the result never depends on a sort's order.
     """
     filtered = probs.masked_fill(probs < _threshold(probs, top_p), 0.0)
+    return filtered / sums(filtered)
+
+
+def _likely(probs: Tensor, min_p: float) -> Tensor:
+    """Keep the tokens that are at least min_p times as likely as the likeliest (arXiv 2407.01082)."""
+    filtered = probs.masked_fill(probs < min_p * probs.amax(-1, keepdim=True), 0.0)
     return filtered / sums(filtered)
 
 

@@ -1,12 +1,15 @@
-"""How tokens are chosen: temperature, top-k and top-p, checked.
+"""How tokens are chosen: temperature, top-k, top-p and min-p, penalties and biases, checked.
 
-Contract: a SamplingParams that exists is valid. Non-goals: penalties and other processors that read the text.
+Contract: a SamplingParams that exists is valid, can be hashed and compared. What penalties read of a text, and how
+they change logits, is in shaping.py.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import RequestError
 
@@ -16,14 +19,37 @@ COLDEST = 1e-5
 # of a model are equally likely there, but for those that are masked.
 HOTTEST = 2.0**126
 
+# A word that must not be written: its text, or its token ids.
+Word = str | tuple[int, ...]
+
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """temperature >= 0 (greedy below COLDEST), top_k >= 0 (0 = off), 0 < top_p <= 1; else a RequestError."""
+    """How the next token is chosen. An unusable value is refused with a RequestError.
+
+    temperature: logits are divided by it; 0 or more, and greedy below COLDEST.
+    top_k: keep the k largest logits; 0: all.
+    top_p: keep the likeliest tokens until their mass reaches it, above 0 and at most 1; 1: all.
+    min_p: keep the tokens that are at least so many times as likely as the likeliest, 0 to 1; 0: all.
+    repetition_penalty: divides positive logits of tokens that the prompt or the text holds, and multiplies
+        negative ones (Keskar et al., arXiv 1909.05858); above 0, and 1 for none.
+    presence_penalty, frequency_penalty: taken from the logits of tokens that the text holds, the prompt not
+        counted: the first once, the second for each time (OpenAI's); 0 for none.
+    logit_bias: added to the logits of these ids, a dictionary; -inf forbids one.
+    bad_words: words that must not be written, as texts or as lists of token ids.
+
+    Penalties, biases and bad words change the logits before the temperature, greedy ones included.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[Word, ...] = ()
 
     def __post_init__(self) -> None:
         if not _number(self.temperature) or self.temperature < 0:
@@ -34,6 +60,17 @@ class SamplingParams:
             raise RequestError(f"top_k must be a whole number of at least 0 (0 turns it off); got {self.top_k!r}.")
         if not _number(self.top_p) or not 0 < self.top_p <= 1:
             raise RequestError(f"top_p must be above 0 and at most 1 (1 turns it off); got {self.top_p!r}.")
+        if not _number(self.min_p) or not 0 <= self.min_p <= 1:
+            raise RequestError(f"min_p must be from 0 to 1 (0 turns it off); got {self.min_p!r}.")
+        if not _number(self.repetition_penalty) or self.repetition_penalty <= 0:
+            raise RequestError(
+                f"repetition_penalty must be a number above 0 (1 turns it off); got {self.repetition_penalty!r}."
+            )
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not _number(getattr(self, name)):
+                raise RequestError(f"{name} must be a number (0 turns it off); got {getattr(self, name)!r}.")
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        object.__setattr__(self, "bad_words", _words(self.bad_words))
 
     @property
     def divisor(self) -> float:
@@ -45,6 +82,51 @@ class SamplingParams:
         """Whether the likeliest token is taken, without a draw."""
         return self.temperature < COLDEST
 
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """`logit_bias` as pairs of a token id and a number, by id."""
+        return _biases(self.logit_bias)
+
+    @property
+    def counts(self) -> bool:
+        """Whether the logits depend on which tokens the text holds."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @property
+    def shapes(self) -> bool:
+        """Whether penalties, biases or bad words change the logits."""
+        return self.counts or bool(self.logit_bias) or bool(self.bad_words)
+
 
 def _number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _biases(given: Any) -> tuple[tuple[int, float], ...]:
+    pairs = given.items() if isinstance(given, Mapping) else given
+    try:
+        made = {token: bias for token, bias in pairs}
+        right = all(type(token) is int and token >= 0 for token in made)
+        right = right and all(_number(bias) or bias == -math.inf for bias in made.values())
+    except (TypeError, ValueError):
+        right = False
+    if not right:
+        raise RequestError(
+            f"logit_bias must be a dictionary of token ids and finite numbers or -inf; got {given!r}."
+        )
+    return tuple(sorted((token, float(bias)) for token, bias in made.items()))
+
+
+def _words(given: Any) -> tuple[Word, ...]:
+    words = given if isinstance(given, list | tuple) else None
+    made = [
+        word if isinstance(word, str) else tuple(word)
+        for word in words or ()
+        if isinstance(word, str | list | tuple)
+    ]
+    right = words is not None and len(made) == len(words) and all(made)
+    if not right or not all(
+        isinstance(word, str) or all(type(i) is int and i >= 0 for i in word) for word in made
+    ):
+        raise RequestError(f"bad_words must be a list of texts or lists of token ids, none empty; got {given!r}.")
+    return tuple(made)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from bass_core import ModelPair, SamplingParams, generate
-from bass_core.decode.checks import encode_prompts
+from bass_core.decode.prompts import Chat, encode_prompts
 from bass_core.draft.base import Drafter, Proposal
 from bass_core.draft.registry import DRAFTERS, DrafterKind, Parts
 from bass_core.draft.window import WINDOW, WindowDrafter
@@ -83,7 +83,7 @@ def _ids(pair: ModelPair, prompt: tuple[int, str, str]) -> list[int]:
     paths = [path for pattern in files.split() for path in sorted(ROOT.glob(pattern))]
     text = "\n\n".join(path.read_text(encoding="utf-8") for path in paths)
     cut = pair.tokenizer.decode(pair.tokenizer.encode(text)[:tokens])
-    return encode_prompts(pair, cut + question, 1, raw=not question)[0]
+    return encode_prompts(pair, cut + question, 1, Chat(raw=not question))[0]
 
 
 def _acceptance(

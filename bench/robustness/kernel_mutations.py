@@ -27,7 +27,7 @@ _ROTATED = (
 KERNEL_MUTANTS = [
     Mutant("stale tail attended", "kernels/plan.py", "hidden = columns > last\n", "hidden = columns > last + 1\n",
            [_CONFORMANCE + "greedy.py::test_rows_that_diverge[llama-bass]"]),
-    Mutant("window ignored", "kernels/plan.py", "hidden | (columns <= last - window)", "hidden",
+    Mutant("window ignored", "kernels/plan.py", "return positions <= last - window", "return positions < 0",
            [_CONFORMANCE + "greedy.py::test_rows_that_diverge[gemma3-bass]"]),
     Mutant("CPU kernels: the excess behind a draft with the reach before it", "kernels/cpu/sampling/excess.py",
            "factor = reach[row * (width + 1) + i]", "factor = reach[row * (width + 1) + i - 1]",

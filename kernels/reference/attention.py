@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..plan import AttentionPlan
+from ..plan import AttentionPlan, Window
 from . import prefix_sdpa
 from .prefix import Pair, attend_in_parts, in_parts
 
@@ -24,7 +24,7 @@ def pad(
     plan: AttentionPlan,
     *,
     scaling: float,
-    window: int | None = None,
+    window: Window | None = None,
     softcap: float | None = None,
     prefix: Pair | None = None,
 ) -> Tensor:
@@ -49,7 +49,7 @@ def split(
     plan: AttentionPlan,
     *,
     scaling: float,
-    window: int | None = None,
+    window: Window | None = None,
     softcap: float | None = None,
     prefix: Pair | None = None,
 ) -> Tensor:
@@ -75,7 +75,7 @@ def sdpa(
     plan: AttentionPlan,
     *,
     scaling: float,
-    window: int | None = None,
+    window: Window | None = None,
     softcap: float | None = None,
     prefix: Pair | None = None,
 ) -> Tensor:
@@ -110,7 +110,7 @@ def _attend(
     # As few launches and views as possible: for a few tokens they take much of the time on a CPU.
     folded = query.reshape(batch * kv_heads, -1, dim)
     folded = folded if query.dtype == key.dtype else folded.to(key.dtype)
-    keys, values = key.view(-1, extent, dim).mT, value.view(-1, extent, dim)
+    keys, values = key.reshape(-1, extent, dim).mT, value.reshape(-1, extent, dim)
     if softcap is not None:
         scores = torch.tanh(torch.bmm(folded, keys).float() * (scaling / softcap)) * softcap
         scores = scores if bias is None else scores + bias

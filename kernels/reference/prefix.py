@@ -15,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..plan import SINKS, AttentionPlan, SharedPart
+from ..plan import SINKS, AttentionPlan, SharedPart, Window
 
 Pair = tuple[Tensor, Tensor]
 
@@ -46,11 +46,15 @@ def attend_in_parts(
     prefix: Pair | None,
     *,
     scaling: float,
-    window: int | None,
+    window: Window | None,
     softcap: float | None,
     padded: bool = True,
+    aside: Tensor | None = None,
 ) -> Tensor:
-    """As `pad`. padded: own columns are padded to the longest row; if not, each row stops at its exact length."""
+    """As `pad`. padded: own columns are padded to the longest row; if not, each row stops at its exact length.
+
+    aside: float [Hq], scores that each head's softmax counts beside the tokens' (a model's attention sinks).
+    """
     if (prefix is None) != (plan.shared is None):
         raise ValueError("a prefix and the plan's shared part belong together: give both or neither.")
     batch, heads, queries, dim = query.shape
@@ -61,11 +65,16 @@ def attend_in_parts(
         parts = [*_own(key, value, plan, window, padded), *_shared(plan, window, prefix)]
     # A row's own part holds its newest token, so the highest score of all its parts is finite.
     highest = torch.full((*folded.shape[:3], 1), float("-inf"), device=query.device)
+    if aside is not None:
+        extra = aside.float().view(1, key.shape[1], -1, 1).repeat_interleave(queries, 2)
+        highest = highest.maximum(extra)
     scores = []
     for part in parts:
         scores.append(_scores(folded[part.rows], part, queries, scaling, softcap))
         highest[part.rows] = torch.maximum(highest[part.rows], scores[-1].amax(-1, keepdim=True))
     total, sums = torch.zeros_like(highest), torch.zeros_like(folded, dtype=torch.float32)
+    if aside is not None:
+        total += torch.exp(extra - highest)
     for part, score in zip(parts, scores, strict=True):
         weights = torch.exp(score - highest[part.rows])
         total[part.rows] += weights.sum(-1, keepdim=True)
@@ -103,7 +112,7 @@ def _product(x: Tensor, y: Tensor) -> Tensor:
     return joined.unflatten(1, (x.shape[0], x.shape[2])).transpose(0, 1)
 
 
-def _own(key: Tensor, value: Tensor, plan: AttentionPlan, window: int | None, padded: bool) -> Iterator[_Part]:
+def _own(key: Tensor, value: Tensor, plan: AttentionPlan, window: Window | None, padded: bool) -> Iterator[_Part]:
     """The rows' own columns: all rows in one part, or a part for each."""
     mask = plan.mask(window) if plan.needs_mask or window is not None else None
     if padded or not plan.host:
@@ -115,7 +124,7 @@ def _own(key: Tensor, value: Tensor, plan: AttentionPlan, window: int | None, pa
         yield _Part(one, key[one, :, :end], value[one, :, :end], hidden)
 
 
-def _shared(plan: AttentionPlan, window: int | None, prefix: Pair | None) -> Iterator[_Part]:
+def _shared(plan: AttentionPlan, window: Window | None, prefix: Pair | None) -> Iterator[_Part]:
     """A part for each prefix that is read."""
     if plan.shared is None or prefix is None:
         return
@@ -142,7 +151,7 @@ def readers(plan: AttentionPlan, prefixes: int) -> Iterator[tuple[int, slice | T
 
 
 def _hidden(
-    plan: AttentionPlan, shared: SharedPart, group: int, rows: slice | Tensor, columns: int, window: int | None
+    plan: AttentionPlan, shared: SharedPart, group: int, rows: slice | Tensor, columns: int, window: Window | None
 ) -> Tensor | None:
     """Bool [n, S, columns], true where a query of `rows` must not look at the prefix; None if all see it whole."""
     both = zip(shared.host_starts, shared.host_groups, strict=True)
@@ -153,7 +162,7 @@ def _hidden(
     return (plan.hidden(places, window) | absent[:, None])[rows]
 
 
-def _seen(key: Tensor, value: Tensor, plan: AttentionPlan, window: int | None, prefix: Pair | None) -> _Part:
+def _seen(key: Tensor, value: Tensor, plan: AttentionPlan, window: Window | None, prefix: Pair | None) -> _Part:
     """The columns that a gap leaves, gathered: the first SINKS, and those from the window's start to the end."""
     tail = torch.arange(_tail(plan), device=key.device)
     starts = plan.window_starts(plan.gap or 0)[:, None]

@@ -10,11 +10,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..plan import AttentionPlan
+from ..plan import AttentionPlan, Window
 from .prefix import Pair, readers
 
 
-def takes(query: Tensor, plan: AttentionPlan, window: int | None) -> bool:
+def takes(query: Tensor, plan: AttentionPlan, window: Window | None) -> bool:
     """Whether torch's kernel serves this step: on a CPU, and every row sees all of its prefix and nothing else."""
     shared = plan.shared
     if shared is None or not plan.host or query.device.type != "cpu" or window is not None or plan.gap is not None:

@@ -249,6 +249,7 @@ class Scene:
     rounds: int = 1
     eos: frozenset[int] = frozenset()
     exact: bool = True
+    sampling: SamplingParams = WARM
 
     @property
     def verification(self) -> Verification:
@@ -265,7 +266,7 @@ class Scene:
     def decoder(self) -> BatchDecoder:
         """A new decoder, before its first step."""
         rows = [Sequence(r, r, list(prompt), self.new_tokens, self.eos) for r, prompt in enumerate(self.prompts)]
-        params = DecodingParams(WARM, verification=self.verification)
+        params = DecodingParams(self.sampling, verification=self.verification)
         return BatchDecoder(rows, self.runner(self.p), params, self.drafter(self), copy.deepcopy(self.policy))
 
     def after(self, tokens: int) -> Scene:
@@ -278,7 +279,7 @@ class Scene:
 
     def expected(self) -> Law:
         """The law of the rows' texts, if each is the target's own and none knows of another."""
-        laws = [self._rest((), prompt[-1]) for prompt in self.prompts]
+        laws = [self._rest((), prompt) for prompt in self.prompts]
         return {
             tuple(text for text, _ in row): math.prod(chance for _, chance in row)
             for row in product(*(law.items() for law in laws))
@@ -288,19 +289,35 @@ class Scene:
         """The law of whole texts, where the target alone goes on behind the texts of another law."""
         found: dict[tuple[Text, ...], float] = defaultdict(float)
         for texts, chance in law.items():
-            rests = [self._rest(text, prompt[-1]) for text, prompt in zip(texts, self.prompts, strict=True)]
+            rests = [self._rest(text, prompt) for text, prompt in zip(texts, self.prompts, strict=True)]
             for row in product(*(rest.items() for rest in rests)):
                 found[tuple(text for text, _ in row)] += chance * math.prod(one for _, one in row)
         return dict(found)
 
-    def _rest(self, text: Text, last: int) -> dict[Text, float]:
+    def following(self, prompt: Text, text: Text) -> list[float]:
+        """The distribution of the next token after a prompt and a text, as `sampling` changes the table's."""
+        how, whole = self.sampling, (*prompt, *text)
+        logits = [math.log(chance) if chance else -math.inf for chance in self.p[whole[-1]]]
+        for token, logit in enumerate(logits):
+            if token in whole:
+                logits[token] = logit / how.repetition_penalty if logit > 0 else logit * how.repetition_penalty
+            logits[token] -= how.presence_penalty * (token in text) + how.frequency_penalty * text.count(token)
+            logits[token] += dict(how.logit_bias).get(token, 0.0)
+            words = [word for word in how.bad_words if word[-1] == token]
+            if any((*whole, token)[-len(word) :] == word for word in words):
+                logits[token] = -math.inf
+        weights = [math.exp(logit / how.temperature) for logit in logits]
+        weights = [weight if weight >= how.min_p * max(weights) else 0.0 for weight in weights]
+        return [weight / math.fsum(weights) for weight in weights]
+
+    def _rest(self, text: Text, prompt: Text) -> dict[Text, float]:
         """The whole texts that begin with this one, as the target alone goes on."""
         if len(text) == self.new_tokens or (text and text[-1] in self.eos):
             return {text: 1.0}
         found: dict[Text, float] = {}
-        for token, chance in enumerate(self.p[text[-1] if text else last]):
+        for token, chance in enumerate(self.following(prompt, text)):
             if chance:
-                rest = self._rest((*text, token), last)
+                rest = self._rest((*text, token), prompt)
                 found |= {whole: chance * behind for whole, behind in rest.items()}
         return found
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from bass_core import SamplingParams
 from bass_core.draft.base import Proposal, TreeProposal, own_drafter, point_masses
 from bass_core.draft.head import HeadDrafter
 from bass_core.draft.lookup import Cascade, PromptLookupDrafter
@@ -27,7 +28,7 @@ from bass_core.sample import draw as draws
 from bass_core.sample.noise import Role, place_node
 
 from ..models import slow_but
-from .enumerated import WARM, BigramHead, Scene, Table, Text, Written, distance, written
+from .enumerated import BigramHead, Scene, Table, Text, Written, distance, written
 
 EXACT = 1e-9
 # Float32 rounds p and q to 6e-8 of themselves, and what is computed of them a few times more.
@@ -179,7 +180,7 @@ def _lookup(scene: Scene) -> PromptLookupDrafter:
 
 
 def _model(table: Table) -> Callable[[Scene], Any]:
-    return lambda scene: ModelDrafter(scene.runner(table), WARM, scene.verification)
+    return lambda scene: ModelDrafter(scene.runner(table), scene.sampling, scene.verification)
 
 
 def _head(
@@ -190,7 +191,9 @@ def _head(
 ) -> HeadDrafter:
     """Has two tokens, is sure of its drafts while they are likely, and stops where it is not."""
     head: Any = BigramHead(torch.tensor(ids))
-    return HeadDrafter(head, scene.runner(table), len(scene.p[0]), WARM, scene.verification, 0.6, tree=tree)
+    return HeadDrafter(
+        head, scene.runner(table), len(scene.p[0]), scene.sampling, scene.verification, 0.6, tree=tree
+    )
 
 
 def _trees(children: Callable[[Text], int]) -> Callable[[Scene], Any]:
@@ -206,8 +209,8 @@ DRAFTERS: dict[str, Callable[[Scene], Any]] = {
     "a user's that stops": lambda scene: own_drafter(Unsure(Q3, scene.rule)),
 }
 TREES: dict[str, Callable[[Scene], Any]] = {
-    "(2, 1)": lambda scene: ModelDrafter(scene.runner(Q3), WARM, scene.verification, (2, 1)),
-    "(1, 2)": lambda scene: ModelDrafter(scene.runner(Q3), WARM, scene.verification, (1, 2)),
+    "(2, 1)": lambda scene: ModelDrafter(scene.runner(Q3), scene.sampling, scene.verification, (2, 1)),
+    "(1, 2)": lambda scene: ModelDrafter(scene.runner(Q3), scene.sampling, scene.verification, (1, 2)),
     "(3, 2) of a head": lambda scene: _head(scene, (3, 2)),
     "a user's with copies": _trees(lambda path: 2),
     "a user's, wider behind 0": _trees(lambda path: 1 + (path == (0,))),
@@ -404,3 +407,54 @@ def test_as_users_run_it(drafter: str, rule: str, monkeypatch: pytest.MonkeyPatc
     """In float32, by the compiled kernels where there are any."""
     scene = Scene(P3, DRAFTERS[drafter], FixedLength(3), rule, ((2, 1, 2, 1, 2),), 5, exact=False)
     holds(scene, monkeypatch, SINGLE)
+
+
+# Each changes what the text before a token says of it, a draft's included.
+SHAPED: dict[str, dict[str, Any]] = {
+    "repetition": {"repetition_penalty": 1.7},
+    "presence": {"presence_penalty": 0.8},
+    "frequency": {"frequency_penalty": -0.6, "temperature": 0.8},
+    "bias": {"logit_bias": {0: 0.7, 1: -0.4}},
+    "bad words": {"bad_words": [(0, 1), (1, 1, 2)]},
+    "min-p": {"min_p": 0.55},
+    "all": {
+        **{"repetition_penalty": 1.3, "presence_penalty": 0.3, "frequency_penalty": 0.2, "logit_bias": {2: 0.5}},
+        **{"bad_words": [(0, 1)], "min_p": 0.2, "temperature": 1.3},
+    },
+}
+BY_SHAPE = [*each(SHAPED, ["block", "rejection", "coupled"]), ("all", "rejection")]
+
+
+def how(name: str) -> SamplingParams:
+    return SamplingParams(**{"temperature": 1.0} | SHAPED[name])
+
+
+@pytest.mark.parametrize(("name", "rule"), slow_but(BY_SHAPE, product(SHAPED, RULES)))
+def test_penalties_by_the_drafts_before(name: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """p and q at a draft know the drafts before it, which may be rejected."""
+    scene = Scene(P3, _model(Q3), FixedLength(3), rule, ((2, 1, 2),), 5, sampling=how(name))
+    holds(scene, monkeypatch)
+    assert distance(scene.expected(), replace(scene, sampling=SamplingParams(1.0)).expected()) > 0.01
+
+
+SHAPED_DRAFTERS = DRAFTERS | TREES
+
+
+@pytest.mark.parametrize(
+    ("drafter", "rule"),
+    slow_but(
+        [("(2, 1)", "rejection"), ("copies, else a model", "block")],
+        [*each(SHAPED_DRAFTERS, ["rejection", "coupled"]), *each(SHAPED_DRAFTERS, ["coupled", "rejection"])],
+    ),
+)
+def test_penalties_under_each_drafter(drafter: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(P3, SHAPED_DRAFTERS[drafter], FixedLength(2), rule, ((2, 1, 2, 1, 2),), 5, sampling=how("all"))
+    holds(scene, monkeypatch)
+
+
+@pytest.mark.parametrize("rule", slow_but(["block"], RULES))
+def test_penalties_of_two_rows_to_their_ends(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each by its own text, and when one ends the other takes its place."""
+    policy, some = Algorithm1(length=1, increment=1, limit=2), how("presence")
+    scene = Scene(P, _model(Q), policy, rule, ((2,), (3,)), 3, rounds=9, eos=frozenset({1}), sampling=some)
+    holds(scene, monkeypatch)

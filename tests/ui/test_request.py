@@ -48,6 +48,11 @@ def test_good_input_is_taken_and_has_the_arguments_of_race() -> None:
     given = asked(top_k=5, pair="other").arguments()
     assert (given["prompt"], given["n"], given["sampling"]) == ("Hello", 4, SamplingParams(0.7, top_k=5))
     assert "pair" not in given and asked(pair="other").pair == "other"
+    more = asked(
+        min_p=0.1, repetition_penalty=1.2, stop="#", system="S", chat_template_kwargs={"a": 1}
+    ).arguments()
+    assert more["sampling"] == SamplingParams(0.7, min_p=0.1, repetition_penalty=1.2)
+    assert (more["stop"], more["system"], more["chat_template_kwargs"]) == (("#",), "S", {"a": 1})
     assert request.settings()["lanes"] == list(request.arguments()["lanes"]) == ["bass"]
 
 
@@ -103,6 +108,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (SIZES | {"clock_draft": "big"}, "The draft's size must be a number"),
     (SIZES | {"clock_bytes": [2]}, "The size of a weight must be a number"),
     ({"clock": "laptop", "clock_models": "70b"}, "do not fit"),
+    ({"min_p": 2}, "Min-p must be a number from 0 to 1"),
+    ({"repetition_penalty": 0}, "Repetition penalty must be a number above 0"),
+    *(
+        ({"stop": given}, "stop must be a list of at most 16 texts")
+        for given in ([""], [3], 3, ["a"] * 17, ["a" * 201])
+    ),
+    ({"system": 3}, "system must be a text of at most"),
+    ({"chat_template_kwargs": [1]}, "chat_template_kwargs must be an object"),
     *(({"acceptance": chance}, "Acceptance must be a number from 0 to 1, or empty") for chance in (1.5, "often")),
 ]
 REFUSED_SWEEPS: list[tuple[dict[str, Any], str]] = [
@@ -137,11 +150,12 @@ def test_a_preset_sets_the_whole_form_and_keeps_to_the_operator_s_limits() -> No
     names = ["Wins", "Break-even", "Loses", "Same words", "Ragged", "On an H100", "Long document"]
     assert list(presets()) == names and FIRST == "Wins"
     few, made = Limits(max_batch=2, max_new_tokens=16), {}
+    unshown = {name: setting.default for name, setting in SETTINGS.items() if not setting.control}
     for name, preset in presets().items():
         given = values(name)
         assert list(given) == [setting.name for setting in shown()]
         made[name] = make_request(given, Limits())
-        assert made[name].settings() == {"pair": ""} | given and preset.values.keys() <= SETTINGS.keys()
+        assert made[name].settings() == unshown | given and preset.values.keys() <= SETTINGS.keys()
         assert preset.look_for.endswith(".") and preset.look_for.count(".") == 1
         small = make_request(values(name, few), few)
         assert small.batch_size <= 2 and small.max_new_tokens == 16

@@ -69,6 +69,8 @@ def test_the_api_s_parameters_stay_what_they_are_and_are_described() -> None:
         ("clock_bandwidth", "None | float", 1000.0), ("clock_tflops", "None | float", 100.0),
         ("clock_target", "None | float", 7.8), ("clock_draft", "None | float", 0.31),
         ("clock_bytes", "None | float", 2.0), ("acceptance", "None | float", None),
+        ("min_p", "float", 0.0), ("repetition_penalty", "float", 1.0), ("stop", "None | list[str]", None),
+        ("system", "None | str", None), ("chat_template_kwargs", "None | dict(str, Any)", None),
     ]  # fmt: skip
     said = {}
     for name, one in found.items():

@@ -21,6 +21,8 @@ MAX_SEED = 2**32 - 1
 MAX_TOP_K = 2**20
 MAX_DRAFT_LENGTH = 16
 MAX_PAIR_NAME = 200
+# Strings that end a text, and characters of one.
+MAX_STOPS, MAX_STOP = 16, 200
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,53 @@ def top_p(label: str, value: object, limits: Limits) -> float:
     if number is None or not 0 < number <= 1:
         raise RequestError("Top-p must be a number above 0 and at most 1; 1 keeps every token.")
     return number
+
+
+def min_p(label: str, value: object, limits: Limits) -> float:
+    """A number from 0 to 1."""
+    number = finite(value)
+    if number is None or not 0 <= number <= 1:
+        raise RequestError("Min-p must be a number from 0 to 1; 0 keeps every token.")
+    return number
+
+
+def penalty(label: str, value: object, limits: Limits) -> float:
+    """A number above 0."""
+    number = finite(value)
+    if number is None or number <= 0:
+        raise RequestError(f"{label} must be a number above 0; 1 is none.")
+    return number
+
+
+def stop(label: str, value: object, limits: Limits) -> tuple[str, ...] | None:
+    """One text or up to MAX_STOPS, none empty; None for none."""
+    if value is None:
+        return None
+    given: Any = [value] if isinstance(value, str) else value
+    right = isinstance(given, list | tuple) and len(given) <= MAX_STOPS
+    if not right or not all(isinstance(one, str) and 0 < len(one) <= MAX_STOP for one in given):
+        raise RequestError(
+            f"stop must be a list of at most {MAX_STOPS} texts of 1 to {MAX_STOP} characters, or null for none."
+        )
+    return tuple(given)
+
+
+def system(label: str, value: object, limits: Limits) -> str | None:
+    """A system message, which may be as long as a prompt; None for none."""
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str) or len(value) > limits.max_prompt:
+        raise RequestError(f"system must be a text of at most {limits.max_prompt} characters, or null for none.")
+    return value
+
+
+def variables(label: str, value: object, limits: Limits) -> dict[str, Any] | None:
+    """The chat template's variables by name; None for none."""
+    if value is None or value == {}:
+        return None
+    if not isinstance(value, dict) or len(str(value)) > limits.max_prompt:
+        raise RequestError("chat_template_kwargs must be an object of names and values, or null for none.")
+    return value
 
 
 def draft_length(label: str, value: object, limits: Limits) -> str | int:

@@ -172,6 +172,28 @@ _TABLE = (
         "this run's own drafts.",
         step=0.1, section="machine", placeholder="this run's own", script="A number from 0 to 1, or null.",
     ),
+    Setting(
+        "min_p", 0.0, float, limits.min_p, "sampling.min_p",
+        "Min-p", "number", "keep tokens so many times as likely as the likeliest", step=0.05, beside=True,
+        script="From 0 to 1; 0 keeps every token.",
+    ),
+    Setting(
+        "repetition_penalty", 1.0, float, limits.penalty, "sampling.repetition_penalty",
+        "Repetition penalty", "number", "above 1: fewer words that were there before", step=0.1, beside=True,
+        script="A number above 0; 1 is none.",
+    ),
+    Setting(
+        "stop", None, list[str] | None, limits.stop, "stop",
+        script=f"A list of at most {limits.MAX_STOPS} texts; a row ends before the first of them. Null: none.",
+    ),
+    Setting(
+        "system", None, str | None, limits.system, "system",
+        script="A system message before each prompt, where the chat template takes one, or null for none.",
+    ),
+    Setting(
+        "chat_template_kwargs", None, dict[str, Any] | None, limits.variables, "chat_template_kwargs",
+        script='Variables of the chat template, as {"enable_thinking": false}, or null for none.',
+    ),
 )  # fmt: skip
 SETTINGS = {setting.name: setting for setting in _TABLE}
 

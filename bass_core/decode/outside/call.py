@@ -59,6 +59,7 @@ def _sampling_options(sampling: SamplingParams) -> dict[str, Any]:
         "temperature": float(sampling.temperature),
         "top_k": sampling.top_k,
         "top_p": float(sampling.top_p),
+        "min_p": float(sampling.min_p) or None,
     }
 
 
@@ -103,6 +104,13 @@ def refuse_transformers(pair: ModelPair, request: Request) -> None:
         raise RequestError(
             'method="transformers" draws its own random numbers, so it can\'t write the same text as the others: '
             'leave it out, choose another verification than "coupled", or temperature 0.'
+        )
+    if request.logprobs:
+        raise RequestError('method="transformers" gives no log-probabilities: leave out one of the two.')
+    if request.sampling.shapes:
+        raise RequestError(
+            'method="transformers" would penalise the padding of shorter prompts: leave it out, or leave out '
+            "penalties, logit_bias and bad_words."
         )
     longest, most = max(map(len, request.prompts)), max(map(request.new_tokens, request.prompts))
     if longest + most > request.context:

@@ -39,11 +39,13 @@ from ...model.prefill import PrefillSteps
 from ...model.runner import ModelRunner
 from ...model.weights.placement import is_split
 from ...sample.noise import NoiseKeys
+from ...sample.shaping import shaped
 from ...sequence import Round, Sequence
 from ...verify.acceptance import RowOutcome, refuse_unsound
 from ...verify.rejection import verify
 from ..base import DecodingParams, cache_bytes
 from ..batch import BatchDecoder
+from ..logprobs import note
 from ..record import write_round
 from ..request import Request
 from .draft import DraftThread, split_threads, wait_for_stream
@@ -180,6 +182,9 @@ class AmusdDecoder(BatchDecoder):
             self._pace.count(record.accepted, len(record.drafted))
             own = None if states is None else states[r, :settled]
             self.draft.agree(row, record.tokens, same, own)
+        if self.params.logprobs:
+            paths = [list(range(outcome.accepted)) for outcome in outcomes]
+            note(rows, records, paths, logits, self._shaped, self.params.sampling)
         self._drop_finished()
         kind = "verify" if max(tested) else "plain"
         (forwards, drawn), draft = self._billed, self.draft
@@ -251,9 +256,11 @@ class AmusdDecoder(BatchDecoder):
         if width == logits.shape[1]:
             # There are no logits after a late draft and none are read, but `verify` needs a column there.
             logits = torch.cat((logits, logits[:, -1:]), dim=1)
+        drafts = self._drafts(tested)
+        self._shaped = shaped(logits[:, : width + 1], self.params.sampling, self._rows, drafts)
         verdict = verify(
-            logits[:, : width + 1],
-            self._drafts(tested),
+            self._shaped,
+            drafts,
             self._q(width, logits) if width and asks_q(self.params) else None,
             to_device(tested, logits.device),
             keys,

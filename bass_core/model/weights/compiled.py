@@ -28,13 +28,19 @@ from .shape import HALVES, head_dim
 
 
 class CompiledLinear(nn.Module):
-    """y = x W^T + b of a 16-bit layer, from a copy of its weights; it can't be trained or pickled."""
+    """y = x W^T + b of a 16-bit layer, from a copy of its weights; it can't be trained or pickled.
 
-    def __init__(self, weight: Packed) -> None:
+    shown: the layer itself, whose weight, bias and sizes a model's code may look into; None: nobody does.
+    """
+
+    def __init__(self, packed: Packed, shown: Any = None) -> None:
         super().__init__()
-        self._multiply = partial(linear, weight=weight)
+        if shown is not None:
+            self.weight, self.bias = shown.weight, shown.bias
+            self.in_features, self.out_features = shown.in_features, shown.out_features
+        self._multiply = partial(linear, weight=packed)
         # Compiles the product, or loads its code from disk, before a clock runs.
-        self._multiply(torch.zeros(1, weight.inputs))
+        self._multiply(torch.zeros(1, packed.inputs))
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] of any float dtype; returns [..., out] in that dtype."""
@@ -56,8 +62,8 @@ def compile_linears(module: nn.Module) -> None:
         for name, child in parent.named_children()
         if _is_plain(child) and parent not in adapters
     ]
-    for (parent, name, _), packed in zip(found, _pack_all([(child,) for _, _, child in found]), strict=True):
-        setattr(parent, name, CompiledLinear(packed))
+    for (parent, name, child), packed in zip(found, _pack_all([(child,) for _, _, child in found]), strict=True):
+        setattr(parent, name, CompiledLinear(packed, child))
 
 
 def _is_plain(layer: Any) -> bool:

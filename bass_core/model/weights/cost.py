@@ -14,7 +14,7 @@ import torch
 from kernels.reference.quantized import QuantizedWeight
 
 from .quantized import QuantizedModule, held
-from .shape import head_dim
+from .shape import head_dim, said
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,10 @@ def model_cost(model: Any, kv_bytes: int) -> ModelCost:
         parameters=sum(math.prod(weight.shape) for weight in weights.values()),
         weight_bytes=sum(_nbytes(weight) for weight in weights.values()),
         kv_bytes=kv_bytes,
-        attention_flops=4 * config.num_hidden_layers * config.num_attention_heads * head_dim(config),
+        attention_flops=4
+        * config.num_hidden_layers
+        * (said(config, "num_attention_heads") or 1)
+        * head_dim(config),
     )
 
 

@@ -34,19 +34,50 @@ def is_llama(model: PreTrainedModel) -> bool:
     )
 
 
+def said(config: Any, name: str) -> Any:
+    """What a config says; None where it says nothing, or says it of each layer apart (its getter then raises)."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:
+        return None
+
+
 def turns_with_length(config: Any) -> bool:
     """Whether the rotary embeddings depend on the text's length, which transformers reads on the host."""
     return any("dynamic" in name or name == "longrope" for name in _rope_types(config))
 
 
-def _rope_types(config: Any) -> list[str]:
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+def context_of(config: Any) -> int:
+    """The most tokens of a text that a model computes; 2048, Bloom's, if the config does not say.
+
+    Longrope turns all tokens by other angles once the longest text of a batch outgrows the original length. Up to
+    there every text has the same angles alone and in any batch.
+    """
+    context: int = said(config, "max_position_embeddings") or said(config, "seq_length") or 2048
+    originals = [
+        kind.get("original_max_position_embeddings") or said(config, "original_max_position_embeddings")
+        for kind in _ropes(config)
+        if _rope_type(kind) == "longrope"
+    ]
+    # XLNet's -1 says that there is no limit.
+    return min(int(one) for one in (context if context > 0 else 2048, *originals) if one)
+
+
+def _ropes(config: Any) -> list[dict[str, Any]]:
+    rope = said(config, "rope_parameters") or said(config, "rope_scaling") or {}
     # One set of parameters for all layers, or one for each type of layer.
-    kinds = [rope, *(part for part in rope.values() if isinstance(part, dict))]
-    return [str(kind.get("rope_type", kind.get("type", ""))) for kind in kinds]
+    return [rope, *(part for part in rope.values() if isinstance(part, dict))]
+
+
+def _rope_type(rope: dict[str, Any]) -> str:
+    return str(rope.get("rope_type", rope.get("type", "")))
+
+
+def _rope_types(config: Any) -> list[str]:
+    return [_rope_type(rope) for rope in _ropes(config)]
 
 
 def head_dim(config: Any) -> int:
-    """The size of an attention head."""
-    own: int | None = getattr(config, "head_dim", None)
-    return own or config.hidden_size // config.num_attention_heads
+    """The size of an attention head; 0 if the config does not say."""
+    own: int | None = said(config, "head_dim")
+    return own or (said(config, "hidden_size") or 0) // (said(config, "num_attention_heads") or 1)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from bass_core.model import select
 from bass_core.model.base import CausalModel
 from bass_core.model.forward import ForwardBatch
 from bass_core.model.llama_cuda import LlamaCuda
+from bass_core.model.pair import check_same_tokens
 
 from ...models import perturbed, prompts, reference, tiny
 from ..draft.test_head import tiny_head
@@ -82,6 +84,17 @@ def test_vocabularies_must_agree():
     draft.resize_token_embeddings(80)
     with pytest.raises(PairError, match="80 ids and the target's 96"):
         ModelPair(target, draft)
+
+
+@pytest.mark.parametrize(
+    ("ids", "named"),
+    [(151936, "Qwen/Qwen3-0.6B"), (49152, "SmolLM2-135M"), (96, "smaller model of the target's own")],
+)
+def test_the_refusal_of_another_tokenizer_names_drafts_that_fit(ids: int, named: str):
+    ours, theirs = ({f"{word}{i}": i for i in range(ids)} for word in ("a", "b"))
+    with pytest.raises(PairError, match=f"differs from the target's in {ids} tokens: choose") as refusal:
+        check_same_tokens(*(SimpleNamespace(get_vocab=lambda words=words: words) for words in (ours, theirs)))
+    assert named in str(refusal.value) and 'drafter="prompt_lookup"' in str(refusal.value)
 
 
 def test_what_cannot_be_supported_is_refused_by_name():

@@ -5,7 +5,7 @@
 (() => {
   "use strict";
   const { on, soon, number, percent, over, setText, make, run, ORIGINS, firstAndLast, lookOf, laneName, laneTime } = window.Bass;
-  const REASONS = { eos: "end", length: "length", budget: "time up", stopped: "stopped", error: "error" };
+  const REASONS = { eos: "end", stop: "stop string", length: "length", budget: "time up", stopped: "stopped", error: "error" };
   const SNAPSHOT_MS = 100, VERDICT_MS = 1000;
   const FIGURES = {
     ms_per_token: (v) => number(v, v < 10 ? 2 : v < 100 ? 1 : 0),
@@ -147,7 +147,7 @@
     summary(lane) {
       const seconds = number(lane.clock_ms / 1000, 2), reasons = lane.finish_reasons;
       if (!reasons.includes("budget")) return `Finished after ${seconds} s of ${laneTime()}`;
-      const done = reasons.filter((reason) => reason === "eos" || reason === "length").length;
+      const done = reasons.filter((reason) => ["eos", "length", "stop"].includes(reason)).length;
       return `Finished ${done} of ${reasons.length} within the budget; stopped after ${seconds} s of ${laneTime()}`;
     }
 

@@ -94,7 +94,7 @@
   function firstAndLast(lane, reasons) {
     const ended = lane.sequences
       .map(({ tokens }, index) => ({ index, ms: tokens.at(-1)?.ms, reason: reasons[index] }))
-      .filter(({ ms, reason }) => ms !== undefined && (reason === "eos" || reason === "length"));
+      .filter(({ ms, reason }) => ms !== undefined && ["eos", "length", "stop"].includes(reason));
     if (lane.sequences.length < 2 || !ended.length) return {};
     ended.sort((a, b) => a.ms - b.ms);
     const all = reasons.every((reason) => reason);
@@ -179,7 +179,7 @@
       return { text: differs(found), title: `${own} here, ${other} in ${laneName(reference)}`, differs: true };
     }
     if (!ours.length || !theirs.length) return { text: "" };
-    const ended = (name) => ["eos", "length"].includes(view?.lanes[name]?.finish_reasons[i]);
+    const ended = (name) => ["eos", "length", "stop"].includes(view?.lanes[name]?.finish_reasons[i]);
     return { text: `same as ${laneName(reference)}${ended(lane) && ended(reference) ? "" : " so far"}` };
   }
 

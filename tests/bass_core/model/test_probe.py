@@ -1,0 +1,96 @@
+"""What is tried of a model when a pair is made, and what is read from its config and masks.
+
+Contract: tests/zoo tries whole architectures; here is what these can't show.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+
+from bass_core import ModelPair, PairError, RequestError, generate
+from kernels.plan import AttentionPlan, Chunks, TokenTree
+
+from ...models import reference, tiny
+
+ORIGINAL = 32
+SIZES: dict[str, Any] = {
+    **{"vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "initializer_range": 0.4},
+    **{"bos_token_id": None, "eos_token_id": None, "pad_token_id": None},
+}
+
+
+def longrope() -> Any:
+    """A Phi-3 whose angles change once a text of the batch is longer than ORIGINAL."""
+    torch.manual_seed(0)
+    rope = {"rope_type": "longrope", "long_factor": [4.0, 3.0, 2.0, 8.0], "short_factor": [1.0] * 4}
+    config = tf.Phi3Config(
+        **SIZES,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        original_max_position_embeddings=ORIGINAL,
+        rope_scaling=rope,
+    )
+    return tf.Phi3ForCausalLM(config).eval()
+
+
+def test_a_text_does_not_depend_on_how_long_other_texts_are():
+    model = longrope()
+    row = list(range(3, 11))
+    wanted = reference(model, row, 8)
+    model(torch.arange(3, 43)[None])  # leaves the angles of long texts in the model
+    left = model.model.rotary_emb.inv_freq.clone()
+    made = ModelPair(model)
+    written = generate(made, [row, list(range(3, 23))], max_new_tokens=8, eos_token_id=None, method="regular")
+    assert written.sequences[0].token_ids == wanted
+    assert torch.equal(model.model.rotary_emb.inv_freq, left)
+    assert made.context_length == ORIGINAL
+    with pytest.raises(RequestError, match=f"40 tokens and the model holds {ORIGINAL}"):
+        generate(made, [list(range(3, 43))], max_new_tokens=8)
+
+
+def test_a_model_that_computes_other_logits_is_refused_at_load():
+    # transformers' own code adds ALiBi twice here, but not where it uses torch's attention.
+    model = tf.FalconForCausalLM(tf.FalconConfig(**SIZES, alibi=True)).eval()
+    with pytest.raises(PairError, match="computes other logits than by itself"):
+        ModelPair(model)
+
+
+def test_a_model_whose_own_code_fails_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch):
+    model = tiny("gpt2")
+
+    def broken(*args: Any, **kwargs: Any) -> None:
+        raise KeyError("position")
+
+    monkeypatch.setattr(type(model.transformer.h[0].mlp), "forward", broken)
+    with pytest.raises(PairError, match="GPT2LMHeadModel is not supported: its own code can't run it"):
+        ModelPair(model)
+
+
+@pytest.mark.parametrize("kind", ["afmoe", "hunyuan_v1_moe"])
+def test_packed_layers_show_their_weights_to_a_models_code(kind: str):
+    from ...zoo.making import make
+
+    model = make(kind).to(torch.bfloat16)
+    row = list(range(3, 13))
+    written = generate(ModelPair(model), [row], max_new_tokens=4, eos_token_id=None)
+    assert len(written.sequences[0].token_ids) == 4
+
+
+def test_chunks_hide_what_lies_before_a_tokens_own():
+    plan = AttentionPlan(torch.tensor([5, 2]), [5, 2], 3)
+    seen = (~plan.mask(Chunks(4))).int().tolist()
+    assert seen[0] == [[0, 0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 0, 1, 1, 1, 0], [0, 0, 0, 0, 1, 1, 1, 1]]
+    assert seen[1] == [[1, 1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0, 0, 0]]
+    # Two drafts behind the newest token, column 3, begin the next chunk, each for itself.
+    tree = TokenTree(torch.tensor([[1, 3, 5]]), torch.tensor([[0, 1, 1]]), torch.tensor([0]))
+    forked = AttentionPlan(torch.tensor([3]), [3], 3, tree=tree)
+    assert (~forked.mask(Chunks(4))).int().tolist()[0] == [
+        [1, 1, 1, 1, 0, 0],
+        [0, 0, 0, 0, 1, 0],
+        [0, 0, 0, 0, 0, 1],
+    ]

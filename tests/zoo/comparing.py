@@ -1,0 +1,48 @@
+"""What becomes of a model that a user brings: it runs and writes transformers' own text, or it is refused at load.
+
+Contract: `outcome(model)` is "runs" or the sentence of the refusal. Anything else, a text that differs or an error
+of another kind, raises.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from bass_core import ModelPair, PairError, generate
+
+from ..models import reference
+from .making import WORDS, NotTried
+
+LENGTHS = (40, 8, 21)
+NEW = 16
+
+
+def texts() -> list[list[int]]:
+    """A prompt longer than a window and two chunks, one as long as a window, and one longer than a chunk."""
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randint(3, WORDS, (length,), generator=generator).tolist() for length in LENGTHS]
+
+
+def outcome(model: Any) -> str:
+    """ "runs", or the sentence in which the pair is refused. AssertionError where a text is not transformers'."""
+    rows = texts()
+    try:
+        wanted = [reference(model, row, NEW) for row in rows]
+    except Exception as error:
+        raise NotTried(f"transformers' own generate fails: {error}") from error
+    draft = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in draft.parameters():
+            weight.add_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(9)) * 0.02)
+    try:
+        pair = ModelPair(model, draft)
+    except PairError as refusal:
+        return str(refusal)
+    for options in ({"method": "regular"}, {"method": "bass", "draft_length": "bass"}):
+        written = generate(pair, rows, max_new_tokens=NEW, eos_token_id=None, **options)
+        assert [one.token_ids for one in written.sequences] == wanted, options
+    assert [reference(model, row, NEW) for row in rows] == wanted, "the user's model writes another text now"
+    return "runs"

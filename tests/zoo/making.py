@@ -1,0 +1,136 @@
+"""A tiny model of random weights of every causal architecture that transformers knows.
+
+Contract: `make(kind)` gives a model of three layers and 96 words in float32, the same for each call; NotTried if
+none can be made without downloads or by these sizes. A window is 8 tokens and a chunk 16, so that short texts show
+both; layers take turns through all types that the architecture has.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+WORDS = 96
+LAYERS = 3
+# The most parameters of a model that is made.
+MOST = 8_000_000
+_HEADS = {"num_attention_heads": 4, "n_head": 4, "n_heads": 4, "num_heads": 4, "decoder_attention_heads": 4}
+_DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers")
+_SIZES: dict[str, Any] = {
+    "vocab_size": WORDS,
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "word_embed_proj_dim", "dim"), 32),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "d_ff", "decoder_ffn_dim", "ffn_hidden_size"), 64),
+    **dict.fromkeys(("mlp_hidden_size", "n_inner"), 64),
+    **dict.fromkeys(_DEPTHS, LAYERS),
+    **_HEADS,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"), 256),
+    "sliding_window": 8,
+    "attention_chunk_size": 16,
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_k"), 2),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 32),
+    **dict.fromkeys(("n_group", "topk_group", "num_experts_shared", "n_shared_experts"), 1),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 16),
+    "rotary_dim": 8,
+    **dict.fromkeys(("initializer_range", "init_std"), 0.4),
+    "is_decoder": True,
+    "tie_word_embeddings": False,
+    "vocab_size_per_layer_input": WORDS,
+    "hidden_size_per_layer_input": 16,
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"), None),
+}
+# What an architecture needs beside these. Latent attention: keys of 12 and 4 dimensions, values of 6.
+_LATENT = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6, "head_dim": 4, "num_key_value_heads": 4}
+OWN: dict[str, dict[str, Any]] = {
+    "mimo_v2_flash": {"v_head_dim": 4},
+    "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]], "window_size": 8},
+    # It repeats its layers: larger weights would turn rounding into other words.
+    "hrm_text": {"initializer_range": 0.15},
+    "emu3": {"pad_token_id": 0},
+    "modernbert-decoder": {"pad_token_id": 0},
+}
+
+
+class NotTried(Exception):
+    """No tiny model of an architecture can be made, or transformers itself can't run it."""
+
+
+def kinds() -> list[str]:
+    """The architectures, by the names of their configs, in order."""
+    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def make(kind: str) -> Any:
+    """A tiny model of this architecture. Raises NotTried, with the reason, if none can be made."""
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind]
+    made = getattr(transformers, names if isinstance(names, str) else names[0])
+    config_class: Any = CONFIG_MAPPING[kind]
+    failure = "no attempt"
+    for config in _configs(config_class, kind):
+        try:
+            torch.manual_seed(0)
+            with torch.device("meta"):
+                size = sum(one.numel() for one in made(copy.deepcopy(config)).parameters())
+            if size > MOST:
+                failure = f"{size} parameters"
+                continue
+            torch.manual_seed(0)
+            model = made(config).eval()
+            model(input_ids=torch.ones(1, 3, dtype=torch.long))
+        except Exception as error:
+            failure = f"{type(error).__name__}: {str(error)[:200]}"
+            continue
+        model.generation_config.eos_token_id = None
+        return model
+    raise NotTried(f"{kind}: {failure}")
+
+
+def _configs(config_class: Any, kind: str) -> Iterator[Any]:
+    """Configs of these sizes; where they contradict each other, without one or two of them."""
+    try:
+        whole = config_class()
+        own_class = type(whole.get_text_config(decoder=True))
+        default = own_class()
+    except Exception as error:
+        raise NotTried(f"{kind}: {type(error).__name__}: {error}") from error
+    sizes = {name: value for name, value in _SIZES.items() if _takes(default, name)}
+    if _takes(default, "qk_rope_head_dim"):
+        sizes |= {name: value for name, value in _LATENT.items() if _takes(default, name)}
+    types = list(dict.fromkeys(getattr(default, "layer_types", None) or ()))
+    if types:
+        sizes["layer_types"] = [types[i % len(types)] for i in range(LAYERS)]
+    sizes |= OWN.get(kind, {})
+    doubtful = ["head_dim", "layer_types", "num_key_value_heads", "sliding_window", "pad_token_id", "bos_token_id"]
+    doubtful += ["eos_token_id", "decoder_start_token_id", *(name for name in sizes if name not in doubtful)]
+    ids = {"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"}
+    without: list[set[str]] = [set(), ids]
+    without += [
+        set(pair) | extra for extra in (set(), ids) for many in (1, 2) for pair in combinations(doubtful[:4], many)
+    ]
+    without += [{name} for name in doubtful[4:]]
+    for left_out in without:
+        try:
+            yield own_class(**{name: value for name, value in sizes.items() if name not in left_out})
+        except Exception:
+            continue
+
+
+def _takes(config: Any, name: str) -> bool:
+    """Whether the config has a number of that name that can be set."""
+    try:
+        known = hasattr(config, name)
+    except RuntimeError:
+        known = True
+    shown = getattr(type(config), name, None)
+    return known and not (isinstance(shown, property) and shown.fset is None)
