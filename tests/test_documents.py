@@ -91,7 +91,10 @@ def sections() -> list[tuple[str, str]]:
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     target, draft = save_tiny_pair(tmp_path_factory.mktemp("pair"))
-    return bass_core.load_pair(str(target), draft=str(draft), device="cpu", dtype="float32")
+    pair = bass_core.load_pair(str(target), draft=str(draft), device="cpu", dtype="float32")
+    assert pair.tokenizer is not None
+    pair.tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+    return pair
 
 
 @pytest.fixture

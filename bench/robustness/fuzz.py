@@ -44,6 +44,13 @@ NEAR: dict[str, st.SearchStrategy[Any]] = {
     "pair": st.sampled_from(["", "", "", "/etc/passwd", "..", "owner/model", "smollm2-1.7b"]),
     "top_k": st.integers(-1, 300),
     "top_p": st.floats(-0.5, 1.5),
+    "min_p": st.floats(-0.5, 1.5),
+    "repetition_penalty": st.one_of(st.floats(-1, 3), st.sampled_from([1e-40, 1e39])),
+    "stop": st.one_of(st.just(["\n\n"]), st.just("a"), st.lists(TEXTS, max_size=3)),
+    "system": st.one_of(st.just("Answer briefly."), TEXTS),
+    "chat_template_kwargs": st.sampled_from(
+        [{}, {"enable_thinking": False}, {"chat_template": "{{ 1 }}"}, {"a": []}]
+    ),
     "clock": st.sampled_from(["measured", "a100", "h100", "laptop", "own", "h1000"]),
     "clock_models": st.sampled_from(["7.8b", "1.7b", "70b", "own", "8b"]),
     "clock_bandwidth": st.sampled_from([1000.0, 0, -1, None, 1e300]),

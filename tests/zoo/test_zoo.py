@@ -61,5 +61,5 @@ def test_what_a_model_adds_to_attention_holds_behind_prefixes_in_trees_and_under
 
 
 def test_the_table_shows_that_most_architectures_run():
-    outcomes = list(documented().values())
+    outcomes = [one for one in documented().values() if one != UNTRIED]
     assert outcomes.count(RUNS) > 0.6 * len(outcomes)

@@ -76,8 +76,10 @@ FORMULAS = {
         "The process's CPU time / elapsed time. 100 % is one core in full."),
     "rss_mb": Formula("memory of this process", "Its resident memory, in units of 2^20 bytes."),
     "name": Formula("device", "What the models run on, as the system names it."),
-    "p": Formula("p(x)", "The target's probability of the token, after temperature, top-k and top-p."),
-    "q": Formula("q(x)", "The draft's probability of the token, after temperature, top-k and top-p."),
+    "p": Formula(
+        "p(x)", "The target's probability of the token, after penalties, temperature, top-k, top-p and min-p."
+    ),
+    "q": Formula("q(x)", "The draft's probability of the token, after the same."),
     "ratio": Formula("min(1, p/q)", "The chance that the draft is accepted by itself: min(1, p(x) / q(x))."),
     "chance": Formula("h",
         "The draft's chance in the block, which weighs the drafts after it too (Sun et al., arXiv 2403.10444): "
