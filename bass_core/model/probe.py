@@ -140,7 +140,7 @@ def _apart(ours: Tensor, own: Tensor) -> Tensor:
     where ours are not."""
     known = own.isfinite()
     ours, own = (torch.where(known, one.float(), 0.0) for one in (ours, own))
-    share = (ours - own).norm(dim=-1) / own.norm(dim=-1).clamp_min(1e-30)
+    share: Tensor = (ours - own).norm(dim=-1) / own.norm(dim=-1).clamp_min(1e-30)
     return share.nan_to_num(nan=float("inf"))
 
 
