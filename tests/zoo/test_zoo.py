@@ -71,5 +71,5 @@ def test_the_table_names_each_architecture_once_and_leaves_a_refused_model_s_nam
 
 
 def test_the_table_shows_that_most_architectures_run():
-    outcomes = [said for said in documented().values() if said != UNTRIED]
+    outcomes = [one for one in documented().values() if one != UNTRIED]
     assert outcomes.count(RUNS) > 0.6 * len(outcomes)
