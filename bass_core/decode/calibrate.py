@@ -77,7 +77,8 @@ class MeasuredCosts:
         verification: Verification = AUTOMATIC,
     ) -> None:
         self.pair, self.kind, self.backend = pair, kind, backend
-        self.sampling, self.verification = sampling, verification
+        # What penalties and biases cost is left out: the stored table is every request's.
+        self.sampling, self.verification = sampling.unshaped, verification
         self.path = costs_path(pair, kind, backend, sampling)
         self.table = self._kept()
 

@@ -18,6 +18,7 @@ from ..draft.base import Drafter
 from ..draft.registry import DRAFTERS, DrafterKind
 from ..errors import RequestError
 from ..length.options import AUTO, DraftLength
+from ..model.base import CausalModel
 from ..model.pair import ModelPair
 from ..model.runner import SHARING, TREES
 from ..sample.params import SamplingParams
@@ -144,8 +145,15 @@ def check_tree(
     return shape
 
 
-def check_branching(backend: str, verification: str, rule: Verification, acceptance: float | None) -> None:
-    """Refuse, for trees of drafts, an attention, a verification or a synthetic acceptance that is for chains."""
+def check_branching(
+    target: CausalModel, backend: str, verification: str, rule: Verification, acceptance: float | None
+) -> None:
+    """Refuse, for trees of drafts, a target, an attention, a verification or an acceptance that is for chains."""
+    if not target.trees:
+        raise RequestError(
+            f"{target.name} can't attend over trees of drafts: leave tree out, or choose a drafter that makes "
+            "chains."
+        )
     if backend not in TREES:
         raise RequestError(
             f'attention="{backend}" can\'t attend over trees of drafts: choose one of {", ".join(TREES)}.'

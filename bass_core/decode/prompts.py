@@ -43,13 +43,12 @@ class Chat:
 
 
 def encode_prompts(pair: ModelPair, prompt: str | Seq[Any], n: int, chat: Chat) -> list[list[int]]:
-    """The prompts as token ids, one list per row; a text that several rows share is tokenized once."""
-    given = _listed(prompt, n)
-    texts = {one: _encode(pair, one, chat) for one in given if isinstance(one, str)}
-    prompts = [list(texts[one]) if isinstance(one, str) else _encode(pair, one, chat) for one in given]
-    for one in prompts:
+    """The prompts as token ids, one list per row; what several rows share is made once."""
+    keyed = [(one if isinstance(one, str) else id(one), one) for one in _listed(prompt, n)]
+    made = {key: _encode(pair, one, chat) for key, one in dict(keyed).items()}
+    for one in made.values():
         _check_prompt(pair, one)
-    return prompts
+    return [list(made[key]) for key, _ in keyed]
 
 
 def count_tokens(pair: ModelPair, prompt: str | Seq[Mapping[str, Any]], system: str | None = None) -> int:
@@ -71,7 +70,7 @@ def _listed(prompt: str | Seq[Any], n: int) -> list[Any]:
     if all(isinstance(token, int) for token in prompt):
         return [list(prompt)] * n
     if all(isinstance(one, Mapping) for one in prompt):
-        return [list(prompt) for _ in range(n)]
+        return [list(prompt)] * n
     if n not in (1, len(prompt)):
         raise RequestError(f"n is {n} but {len(prompt)} prompts were given: leave n out.")
     return list(prompt)
@@ -125,6 +124,7 @@ def _tokenized(tokenizer: Any, text: str) -> list[int]:
 
 def _templated(tokenizer: Any, messages: list[dict[str, Any]], chat: Chat) -> list[int]:
     """The ids of a conversation. A template that reads no plain content gets it as a list of parts."""
+    _check_template(tokenizer, chat.variables or {})
     options = {"add_generation_prompt": True, **(chat.variables or {}), "return_dict": False}
     for one in messages:
         for text in _texts(one.get("content")):
@@ -146,6 +146,16 @@ def _templated(tokenizer: Any, messages: list[dict[str, Any]], chat: Chat) -> li
         return list(tokenizer.apply_chat_template(messages, tokenize=True, **options))
     except Exception as error:
         raise _refused(error) from error
+
+
+def _check_template(tokenizer: Any, variables: Mapping[str, Any]) -> None:
+    """Accept the name of one of several templates. Anything else transformers would run as a template."""
+    if variables.get("chat_template") is None:
+        return
+    known = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {}
+    if variables["chat_template"] not in list(known):
+        offered = f"one of {', '.join(sorted(known))}" if known else "left out: this tokenizer has one alone"
+        raise RequestError(f"chat_template names one of a tokenizer's own templates: it must be {offered}.")
 
 
 def _in_parts(

@@ -131,7 +131,7 @@ def make_request(
     check_sight(drafter, kind, backend)
     tree = check_tree(given.tree, drafter, kind, given.draft_length)
     if tree is not None or kind.branches:
-        check_branching(backend, given.verification, rule, given.synthetic_acceptance)
+        check_branching(pair.target_step, backend, given.verification, rule, given.synthetic_acceptance)
     made = Request(
         n=given.n,
         max_new_tokens=given.max_new_tokens,

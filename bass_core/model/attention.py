@@ -99,6 +99,12 @@ class PlannedCache(Cache):
     def _fitted(self, states: Tensor) -> Tensor:
         """States [B, Hkv, S, D] as large as the cache's."""
         heads, size = self.cache.kv_heads - states.shape[1], self.cache.head_dim - states.shape[3]
+        if heads < 0 or size < 0:
+            raise PairError(
+                f"The model's keys and values are larger than its config says ({states.shape[1]} heads of "
+                f"{states.shape[3]} in place of {self.cache.kv_heads} of {self.cache.head_dim}), and it could not "
+                "be tried when it was loaded. Choose another causal LM, or load it whole on one device."
+            )
         return F.pad(states, (0, size, 0, 0, 0, heads)) if heads or size else states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -39,6 +39,8 @@ from .weights.shape import context_of, head_dim, is_llama, said, turns_with_leng
 # Models that attend by their own code, which was read: all that it hides from a token is in the mask that it asks
 # for, and where a token stands it takes from `position_ids` or from the columns of the cache.
 _MASKED = {"bloom", "falcon", "mpt"}
+# Those of them whose ALiBi goes by the columns of the cache, which in a tree are not how deep its drafts are.
+_BY_COLUMN = {"bloom", "mpt"}
 _LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
@@ -87,6 +89,10 @@ class CausalModel:
     least_saved: int | None = 2048
     # Whether the forward is known not to wait for the device. transformers' own code is tested (capturable.py).
     never_waits = False
+    # Whether it attends over trees of drafts. Where a token stands must come from `position_ids` for that.
+    trees = True
+    # Of a model that was not tried, layers to look at in the first forward (probe.py).
+    _slides: tuple[int, ...] = ()
 
     def __init__(self, model: PreTrainedModel) -> None:
         config = model.config.get_text_config()
@@ -120,9 +126,17 @@ class CausalModel:
 
             compile_linears(self._shadow)
         # On ZeroGPU there is no device yet, and weights that wait on disk are slow to fetch.
-        untried = is_llama(model) or has_waiting(model) or on_zero_gpu()
-        probed = None if untried else probe.expect(self._shadow, self.name, self.context)
-        masked = model.config.get_text_config().model_type in _MASKED
+        config = model.config.get_text_config()
+        known, untried = is_llama(model), has_waiting(model) or on_zero_gpu()
+        probed = None if known or untried else probe.expect(self._shadow, self.name, self.context)
+        masked = config.model_type in _MASKED
+        self.trees = config.model_type not in _BY_COLUMN
+        # Falcon's ALiBi is among what only a trial shows.
+        asks = model._supports_attention_backend or (masked and not said(config, "alibi"))
+        if untried and not known and not asks:
+            raise probe.passes_by(self.name)
+        if untried:
+            self._slides = probe.sliding(config)
         attention.switch(self._shadow, attention.MASKED if masked else attention.NAME)
         if masked:
             self.capturable, self.least_saved = False, None
@@ -186,6 +200,9 @@ class CausalModel:
                 output_hidden_states=batch.return_states,
                 logits_to_keep=kept,
             )
+        if self._slides:
+            probe.refuse_forgetting(self.name, attention.seen(plan), self._slides)
+            self._slides = ()
         states = None
         if batch.return_states:
             *streams, last = out.hidden_states

@@ -10,12 +10,13 @@ tokens. Llama and Qwen3, which the tests hold to transformers' own texts, are no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from ..errors import PairError
 from .attention import Seen, unsupported
@@ -101,21 +102,46 @@ def check(model: Probed, expected: Expected, masked: bool) -> Seen:
     except Exception as error:
         raise unsupported(model.name, f"its code fails with our attention ({_said(error)})") from error
     if not masked and seen.calls < expected.sizes[0]:
-        raise unsupported(model.name, "its attention does not go through transformers' attention interface")
-    if any(seen.windows.get(layer, 0) is None for layer in expected.slides):
-        raise unsupported(model.name, "its cache forgets what its masks still show")
+        raise passes_by(model.name)
+    refuse_forgetting(model.name, seen, expected.slides)
     wanted = expected.logits
     pairs = (
         (first[:, 1:], wanted[:, 1:_FIRST]),
         (later[0], wanted[0, _FIRST:]),
         (later[1], wanted[1, behind : behind + _TOKENS - _FIRST]),
     )
-    apart = [(ours.float() - own.float()).norm(dim=-1) / own.float().norm(dim=-1) for ours, own in pairs]
+    apart = [_apart(ours, own) for ours, own in pairs]
     bound = _BOUNDS.get(wanted.dtype, _BOUND_16)
-    # Each by itself: what is wrong in a second step, or for the shorter row alone, is wrong. NaN is not apart.
-    if any(bool(one.median() > bound) for one in apart):
+    # Each by itself: what is wrong in a second step, or for the shorter row alone, is wrong.
+    if any(bool(one.median() > bound) or bool(one.isinf().any()) for one in apart):
         raise unsupported(model.name, "with our attention it computes other logits than by itself")
     return seen
+
+
+def sliding(config: Any) -> tuple[int, ...]:
+    """Of a model that is not tried, the layers in which transformers' cache forgets, by its config."""
+    layers = DynamicCache(config=config).layers
+    return tuple(layer for layer, one in enumerate(layers) if getattr(one, "is_sliding", False))
+
+
+def refuse_forgetting(name: str, seen: Seen, slides: Sequence[int]) -> None:
+    """Raises PairError where a layer attended to all that is before a token, and its own cache forgets."""
+    if any(seen.windows.get(layer, 0) is None for layer in slides):
+        raise unsupported(name, "its cache forgets what its masks still show")
+
+
+def passes_by(name: str) -> PairError:
+    """The refusal of a model whose layers don't call our attention."""
+    return unsupported(name, "its attention does not go through transformers' attention interface")
+
+
+def _apart(ours: Tensor, own: Tensor) -> Tensor:
+    """How far logits [..., V] differ as a share of the norm [...], over the model's own that are finite; infinity
+    where ours are not."""
+    known = own.isfinite()
+    ours, own = (torch.where(known, one.float(), 0.0) for one in (ours, own))
+    share: Tensor = (ours - own).norm(dim=-1) / own.norm(dim=-1).clamp_min(1e-30)
+    return share.nan_to_num(nan=float("inf"))
 
 
 def _said(error: Exception) -> str:

@@ -19,6 +19,11 @@ COLDEST = 1e-5
 # of a model are equally likely there, but for those that are masked.
 HOTTEST = 2.0**126
 
+# The smallest and the largest repetition penalty, and how large presence and frequency penalties and biases may be
+# either way: float32 holds what they make of logits.
+LEAST_REPETITION, MOST_REPETITION = 1e-3, 1e3
+MOST_ADDED = 1e4
+
 # A word that must not be written: its text, or its token ids.
 Word = str | tuple[int, ...]
 
@@ -32,10 +37,10 @@ class SamplingParams:
     top_p: keep the likeliest tokens until their mass reaches it, above 0 and at most 1; 1: all.
     min_p: keep the tokens that are at least so many times as likely as the likeliest, 0 to 1; 0: all.
     repetition_penalty: divides positive logits of tokens that the prompt or the text holds, and multiplies
-        negative ones (Keskar et al., arXiv 1909.05858); above 0, and 1 for none.
+        negative ones (Keskar et al., arXiv 1909.05858); 0.001 to 1000, and 1 for none.
     presence_penalty, frequency_penalty: taken from the logits of tokens that the text holds, the prompt not
-        counted: the first once, the second for each time (OpenAI's); 0 for none.
-    logit_bias: added to the logits of these ids, a dictionary; -inf forbids one.
+        counted: the first once, the second for each time (OpenAI's); -10000 to 10000, and 0 for none.
+    logit_bias: added to the logits of these ids, a dictionary; -10000 to 10000, and -inf forbids one.
     bad_words: words that must not be written, as texts or as lists of token ids.
 
     Penalties, biases and bad words change the logits before the temperature, greedy ones included.
@@ -62,13 +67,18 @@ class SamplingParams:
             raise RequestError(f"top_p must be above 0 and at most 1 (1 turns it off); got {self.top_p!r}.")
         if not _number(self.min_p) or not 0 <= self.min_p <= 1:
             raise RequestError(f"min_p must be from 0 to 1 (0 turns it off); got {self.min_p!r}.")
-        if not _number(self.repetition_penalty) or self.repetition_penalty <= 0:
+        penalty = self.repetition_penalty
+        if not _number(penalty) or not LEAST_REPETITION <= penalty <= MOST_REPETITION:
             raise RequestError(
-                f"repetition_penalty must be a number above 0 (1 turns it off); got {self.repetition_penalty!r}."
+                f"repetition_penalty must be a number from {LEAST_REPETITION:g} to {MOST_REPETITION:g} "
+                f"(1 turns it off); got {penalty!r}."
             )
         for name in ("presence_penalty", "frequency_penalty"):
-            if not _number(getattr(self, name)):
-                raise RequestError(f"{name} must be a number (0 turns it off); got {getattr(self, name)!r}.")
+            if not _addable(getattr(self, name)):
+                raise RequestError(
+                    f"{name} must be a number from {-MOST_ADDED:g} to {MOST_ADDED:g} (0 turns it off); "
+                    f"got {getattr(self, name)!r}."
+                )
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         object.__setattr__(self, "bad_words", _words(self.bad_words))
 
@@ -93,13 +103,27 @@ class SamplingParams:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     @property
+    def unshaped(self) -> SamplingParams:
+        """The same without penalties, biases and bad words."""
+        return SamplingParams(self.temperature, self.top_k, self.top_p, self.min_p)
+
+    @property
     def shapes(self) -> bool:
         """Whether penalties, biases or bad words change the logits."""
         return self.counts or bool(self.logit_bias) or bool(self.bad_words)
 
 
 def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int that no float holds
+        return False
+
+
+def _addable(value: Any) -> bool:
+    return _number(value) and abs(value) <= MOST_ADDED
 
 
 def _biases(given: Any) -> tuple[tuple[int, float], ...]:
@@ -107,12 +131,13 @@ def _biases(given: Any) -> tuple[tuple[int, float], ...]:
     try:
         made = {token: bias for token, bias in pairs}
         right = all(type(token) is int and token >= 0 for token in made)
-        right = right and all(_number(bias) or bias == -math.inf for bias in made.values())
+        right = right and all(_addable(bias) or bias == -math.inf for bias in made.values())
     except (TypeError, ValueError):
         right = False
     if not right:
         raise RequestError(
-            f"logit_bias must be a dictionary of token ids and finite numbers or -inf; got {given!r}."
+            f"logit_bias must be a dictionary of token ids and numbers from {-MOST_ADDED:g} to {MOST_ADDED:g}, or "
+            f"-inf; got {given!r}."
         )
     return tuple(sorted((token, float(bias)) for token, bias in made.items()))
 

@@ -35,24 +35,39 @@ def shaped(
     """
     if not params.shapes:
         return logits
-    batch, positions, _ = logits.shape
+    batch, positions, size = logits.shape
     count = positions - 1
     drafts = logits.new_zeros(batch, 0, dtype=torch.long) if drafts is None else drafts[:, :count]
-    leads = _leads(batch, count, parents, logits.device)
     made = logits.float().clone()
     if params.counts:
-        made = _penalised(made, params, rows, drafts, leads)
-    for token, bias in params.biases:
-        made[..., token] += bias
-    _forbid(made, params, rows, drafts, parents)
+        drafted = torch.zeros(*drafts.shape, size, device=made.device).scatter_(2, drafts[..., None], 1.0)
+        leads = _leads(batch, count, parents, made.device)
+        made = _penalised(made, params, rows, leads.to(made.dtype) @ drafted)
+    _bias(made, params)
+    if tail := _tail(params):
+        own = parents or [range(-1, count - 1)] * batch
+        texts = zip(rows, drafts.tolist(), own, strict=True)
+        _forbid(made, params, [_paths(row.tokens[-tail:], *drafted) for row, *drafted in texts])
     return made
 
 
 def shaped_next(logits: Tensor, params: SamplingParams, rows: Seq[Sequence], drawn: Seq[Tensor]) -> Tensor:
     """logits [B, V] after the rows' texts and the drafts drawn so far, int64 [B] each; see `shaped`."""
-    # The positions before the last are made alike and thrown away: drafts are few.
-    repeated = logits[:, None].expand(-1, len(drawn) + 1, -1)
-    return shaped(repeated, params, rows, torch.stack(list(drawn), dim=1) if drawn else None)[:, -1]
+    if not params.shapes:
+        return logits
+    made = logits[:, None].float().clone()
+    if params.counts:
+        ahead = torch.zeros_like(made[:, 0])
+        for token in drawn:
+            ahead.scatter_add_(1, token[:, None], torch.ones_like(ahead[:, :1]))
+        made = _penalised(made, params, rows, ahead[:, None])
+    _bias(made, params)
+    if tail := _tail(params):
+        # Only what a bad word can hold is read on the host.
+        last = list(drawn)[-tail:]
+        drafts = torch.stack(last, dim=1).tolist() if last else [[]] * len(rows)
+        _forbid(made, params, [[row.tokens[-tail:] + own] for row, own in zip(rows, drafts, strict=True)])
+    return made[:, 0]
 
 
 def _leads(batch: int, count: int, parents: Seq[Seq[int]] | None, device: torch.device) -> Tensor:
@@ -68,13 +83,8 @@ def _leads(batch: int, count: int, parents: Seq[Seq[int]] | None, device: torch.
     return torch.tensor(made, dtype=torch.bool, device=device).view(batch, count + 1, count)
 
 
-def _penalised(
-    logits: Tensor, params: SamplingParams, rows: Seq[Sequence], drafts: Tensor, leads: Tensor
-) -> Tensor:
-    size = logits.shape[-1]
-    drafted = torch.zeros(*drafts.shape, size, dtype=logits.dtype, device=logits.device)
-    drafted.scatter_(2, drafts[..., None], 1.0)
-    ahead = leads.to(logits.dtype) @ drafted
+def _penalised(logits: Tensor, params: SamplingParams, rows: Seq[Sequence], ahead: Tensor) -> Tensor:
+    """ahead [B, S, V]: how often the drafts that lead to a position hold each token."""
     if params.repetition_penalty != 1:
         held = _counts([row.tokens for row in rows], logits)[:, None] + ahead > 0
         penalty = params.repetition_penalty
@@ -96,33 +106,42 @@ def _counts(texts: list[list[int]], like: Tensor) -> Tensor:
     ]
 
 
-def _forbid(
-    logits: Tensor,
-    params: SamplingParams,
-    rows: Seq[Sequence],
-    drafts: Tensor,
-    parents: Seq[Seq[int]] | None,
-) -> None:
-    """-inf, in place, for the last token of each bad word whose others end the text. Reads drafts on the host."""
-    words = [word for word in params.bad_words if not isinstance(word, str)]
-    single = [word[0] for word in words if len(word) == 1]
-    if single:
-        logits[..., single] = float("-inf")
-    longer = [word for word in words if len(word) > 1]
-    if not longer:
-        return
-    places: list[list[int]] = []
-    tail = max(map(len, longer)) - 1
-    for r, (row, own) in enumerate(zip(rows, drafts.tolist(), strict=True)):
-        paths: list[list[int]] = [row.tokens[-tail:]]
-        for i, token in enumerate(own):
-            before = i - 1 if parents is None else parents[r][i] if i < len(parents[r]) else -1
-            paths.append([*paths[before + 1], token])
-        places += [
-            [r, s, word[-1]]
-            for s, path in enumerate(paths)
-            for word in longer
-            if tuple(path[1 - len(word) :]) == word[:-1]
-        ]
+def _bias(logits: Tensor, params: SamplingParams) -> None:
+    """Add the biases, and -inf for bad words of one token, in place."""
+    barred = [
+        (word[0], float("-inf")) for word in params.bad_words if not isinstance(word, str) and len(word) == 1
+    ]
+    # An id may be in both, and an indexed sum takes each once.
+    if added := dict(params.biases) | dict(barred):
+        ids = to_device(list(added), logits.device)
+        logits[..., ids] += to_device(list(added.values()), logits.device)
+
+
+def _longer(params: SamplingParams) -> list[tuple[int, ...]]:
+    return [word for word in params.bad_words if not isinstance(word, str) and len(word) > 1]
+
+
+def _tail(params: SamplingParams) -> int:
+    """How many tokens before a position decide which bad words end there."""
+    return max(map(len, _longer(params)), default=1) - 1
+
+
+def _paths(text: list[int], drafts: list[int], parents: Seq[int]) -> list[list[int]]:
+    """The text before each position; a row's padding follows the newest token."""
+    paths = [text]
+    for i, token in enumerate(drafts):
+        paths.append([*paths[parents[i] + 1 if i < len(parents) else 0], token])
+    return paths
+
+
+def _forbid(logits: Tensor, params: SamplingParams, paths: list[list[list[int]]]) -> None:
+    """-inf, in place, for the last token of each bad word whose others end the text before a position, by row."""
+    places = [
+        [r, s, word[-1]]
+        for r, row in enumerate(paths)
+        for s, path in enumerate(row)
+        for word in _longer(params)
+        if tuple(path[1 - len(word) :]) == word[:-1]
+    ]
     if places:
         logits[to_device(places, logits.device).unbind(1)] = float("-inf")

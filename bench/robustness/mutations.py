@@ -265,7 +265,7 @@ MUTANTS = [
            "states[r, to_device([0, *(i + 1 for i in path)], states.device)]", "states[r, : len(path) + 1]",
            [_FED + "a_head_gets_the_states_of_the_accepted_path"]),
     Mutant("penalties that know no drafts", "bass_core/sample/shaping.py",
-           "ahead = leads.to(logits.dtype) @ drafted", "ahead = 0 * (leads.to(logits.dtype) @ drafted)",
+           "leads.to(made.dtype) @ drafted", "0 * (leads.to(made.dtype) @ drafted)",
            [_ENUMERATED + "penalties_by_the_drafts_before[all-block]"]),
     Mutant("penalties of p alone", "bass_core/draft/model.py",
            "logits = shaped_next(logits, self.params, rows, drawn)", "pass",

@@ -109,13 +109,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (SIZES | {"clock_bytes": [2]}, "The size of a weight must be a number"),
     ({"clock": "laptop", "clock_models": "70b"}, "do not fit"),
     ({"min_p": 2}, "Min-p must be a number from 0 to 1"),
-    ({"repetition_penalty": 0}, "Repetition penalty must be a number above 0"),
+    ({"repetition_penalty": 0}, "Repetition penalty must be a number from 0.001 to 1000"),
+    ({"repetition_penalty": 1001}, "Repetition penalty must be a number from 0.001 to 1000"),
     *(
         ({"stop": given}, "stop must be a list of at most 16 texts")
         for given in ([""], [3], 3, ["a"] * 17, ["a" * 201])
     ),
     ({"system": 3}, "system must be a text of at most"),
     ({"chat_template_kwargs": [1]}, "chat_template_kwargs must be an object"),
+    ({"chat_template_kwargs": {"documents": [{"text": "a"}]}}, "change or leave out documents"),
+    ({"chat_template_kwargs": {"tokenizer_kwargs": {"padding": True}}}, "change or leave out tokenizer_kwargs"),
+    ({"chat_template_kwargs": {"chat_template": "{{ 1 }}" * 40}}, "change or leave out chat_template"),
+    ({"chat_template_kwargs": {"a": 2**60}}, "change or leave out a"),
     *(({"acceptance": chance}, "Acceptance must be a number from 0 to 1, or empty") for chance in (1.5, "often")),
 ]
 REFUSED_SWEEPS: list[tuple[dict[str, Any], str]] = [

@@ -23,6 +23,8 @@ MAX_DRAFT_LENGTH = 16
 MAX_PAIR_NAME = 200
 # Strings that end a text, and characters of one.
 MAX_STOPS, MAX_STOP = 16, 200
+# Characters of a chat template's variable.
+MAX_VARIABLE = 200
 
 
 @dataclass(frozen=True)
@@ -121,10 +123,10 @@ def min_p(label: str, value: object, limits: Limits) -> float:
 
 
 def penalty(label: str, value: object, limits: Limits) -> float:
-    """A number above 0."""
+    """A number from 0.001 to 1000."""
     number = finite(value)
-    if number is None or number <= 0:
-        raise RequestError(f"{label} must be a number above 0; 1 is none.")
+    if number is None or not 0.001 <= number <= 1000:
+        raise RequestError(f"{label} must be a number from 0.001 to 1000; 1 is none.")
     return number
 
 
@@ -151,11 +153,18 @@ def system(label: str, value: object, limits: Limits) -> str | None:
 
 
 def variables(label: str, value: object, limits: Limits) -> dict[str, Any] | None:
-    """The chat template's variables by name; None for none."""
+    """The chat template's variables by name, each a plain value; None for none. bass_core refuses templates."""
     if value is None or value == {}:
         return None
     if not isinstance(value, dict) or len(str(value)) > limits.max_prompt:
         raise RequestError("chat_template_kwargs must be an object of names and values, or null for none.")
+    for one, said in value.items():
+        short = isinstance(said, str) and len(said) <= MAX_VARIABLE
+        if not (short or isinstance(said, bool) or finite(said) is not None):
+            raise RequestError(
+                f"chat_template_kwargs may hold true, false, numbers and texts of at most {MAX_VARIABLE} "
+                f"characters: change or leave out {str(one)[:MAX_VARIABLE]}."
+            )
     return value
 
 

@@ -53,7 +53,8 @@ def context_of(config: Any) -> int:
     Longrope turns all tokens by other angles once the longest text of a batch outgrows the original length. Up to
     there every text has the same angles alone and in any batch.
     """
-    context: int = said(config, "max_position_embeddings") or said(config, "seq_length") or 2048
+    names = ("max_position_embeddings", "max_seq_len", "seq_length")
+    context: int = next((value for name in names if (value := said(config, name))), 2048)
     originals = [
         kind.get("original_max_position_embeddings") or said(config, "original_max_position_embeddings")
         for kind in _ropes(config)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bass_core import ModelPair, generate, race, stream
+from bass_core import ModelPair, SamplingParams, generate, race, stream
 from bass_core.decode import calibrate
 from bass_core.decode import measuring as budgets
 from bass_core.decode.cost_store import costs_path
@@ -103,6 +103,13 @@ def test_where_costs_cant_be_had_auto_measures_nothing(
     elif obstacle == "a drafter of one's own":
         request = make_request(PAIR, ROWS, drafter=Own())
     assert with_costs(PAIR, request, 0 if obstacle == "no lane" else 8).costs is None
+
+
+def test_costs_are_measured_without_a_request_s_penalties() -> None:
+    shaped = SamplingParams(0.7, 5, 0.9, 0.1, repetition_penalty=1.5, logit_bias={3: 1.0}, bad_words=((4, 5),))
+    request = make_request(PAIR, ROWS[:1], sampling=shaped)
+    measured = calibrate.MeasuredCosts(PAIR, request.kind, request.backend, request.sampling).sampling
+    assert measured == SamplingParams(0.7, 5, 0.9, 0.1) and request.sampling.shapes
 
 
 def test_a_model_too_slow_to_be_measured_in_time_is_tried_twice(monkeypatch: pytest.MonkeyPatch) -> None:

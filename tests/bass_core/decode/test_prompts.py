@@ -102,6 +102,26 @@ def test_one_of_several_templates_can_be_named(model: Any):
     assert read(pair, "Hi", variables={"chat_template": "plain"}) == "Hi"
 
 
+@pytest.mark.parametrize("own", [CHAT, {"tool": CHAT, "plain": CHAT}])
+def test_no_program_is_taken_for_a_template(model: Any, own: Any):
+    for given in ("{{ 6 * 7 }}", "", ["tool"], {"tool": CHAT}):
+        with pytest.raises(RequestError, match="chat_template names one of a tokenizer's own templates"):
+            read(pair_of(model, own), "Hi", variables={"chat_template": given})
+
+
+def test_a_conversation_of_many_rows_is_templated_once(model: Any, monkeypatch: pytest.MonkeyPatch):
+    pair = pair_of(model, CHAT)
+    alone = encode_prompts(pair, TALK, 1, Chat())
+    calls: list[Any] = []
+    apply = pair.tokenizer.apply_chat_template
+    monkeypatch.setattr(
+        pair.tokenizer, "apply_chat_template", lambda *a, **k: calls.append(a) or apply(*a, **k), raising=False
+    )
+    made = encode_prompts(pair, TALK, 3, Chat())
+    assert made == alone * 3 and len(calls) == 2  # as text, and as ids
+    assert made[0] is not made[1]
+
+
 BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no role": ([{"content": "Hi"}], {}, "Each message needs a role"),
     "a number for a system": ("Hi", {"system": 3}, "system must be a text"),

@@ -12,9 +12,14 @@ import torch
 import transformers as tf
 
 from bass_core import ModelPair, PairError, RequestError, generate
+from bass_core.draft.base import Drafter
+from bass_core.model import base, probe
+from bass_core.model.weights.shape import context_of
+from kernels.backends import BACKENDS
 from kernels.plan import AttentionPlan, Chunks, TokenTree
 
-from ...models import reference, tiny
+from ...models import perturbed, reference, tiny
+from ...zoo.making import make
 
 ORIGINAL = 32
 SIZES: dict[str, Any] = {
@@ -73,8 +78,6 @@ def test_a_model_whose_own_code_fails_is_refused_in_a_sentence(monkeypatch: pyte
 
 @pytest.mark.parametrize("kind", ["afmoe", "hunyuan_v1_moe"])
 def test_packed_layers_show_their_weights_to_a_models_code(kind: str):
-    from ...zoo.making import make
-
     model = make(kind).to(torch.bfloat16)
     row = list(range(3, 13))
     written = generate(ModelPair(model), [row], max_new_tokens=4, eos_token_id=None)
@@ -94,3 +97,69 @@ def test_chunks_hide_what_lies_before_a_tokens_own():
         [0, 0, 0, 0, 1, 0],
         [0, 0, 0, 0, 0, 1],
     ]
+
+
+class Branching(Drafter):
+    """A drafter of one's own that proposes trees."""
+
+    branches = True
+
+
+@pytest.mark.parametrize("kind", ["bloom", "mpt"])
+def test_a_model_whose_alibi_goes_by_columns_takes_no_trees(kind: str):
+    model = make(kind)
+    pair = ModelPair(model, perturbed(model, 0.02))
+    ways: list[dict[str, Any]] = [{"tree": (3, 3, 2)}, {"drafter": Branching()}]
+    for way in ways:
+        with pytest.raises(RequestError, match=f"{type(model).__name__} can't attend over trees of drafts"):
+            generate(pair, [5, 6, 7], max_new_tokens=8, **way)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("big_bird", "does not go through transformers' attention interface"),
+        ("moshi", "its cache forgets what its masks still show"),
+        ("deepseek_v3", "larger than its config says"),
+        ("gpt2", None),
+        ("bloom", None),
+    ],
+)
+def test_where_nothing_can_be_tried_a_model_is_right_or_refused(
+    kind: str, said: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(base, "on_zero_gpu", lambda: True)
+    model, row = make(kind), list(range(3, 23))
+    options: Any = {"max_new_tokens": 12, "eos_token_id": None, "method": "regular"}
+    if said is None:
+        assert generate(ModelPair(model), row, **options).sequences[0].token_ids == reference(model, row, 12)
+        return
+    with pytest.raises(PairError, match=said):
+        generate(ModelPair(model), row, **options)
+
+
+def test_falcon_s_alibi_is_refused_where_nothing_can_be_tried(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(base, "on_zero_gpu", lambda: True)
+    with pytest.raises(PairError, match="attention interface"):
+        ModelPair(tf.FalconForCausalLM(tf.FalconConfig(**SIZES, alibi=True)).eval())
+
+
+def test_a_text_ends_where_mpt_s_alibi_does():
+    assert context_of(tf.MptConfig(max_seq_len=65536)) == 65536
+    assert context_of(tf.MptConfig(max_seq_len=64)) == 64
+
+
+def test_logits_that_are_no_numbers_are_apart_where_the_models_own_are():
+    nan, inf = float("nan"), float("inf")
+    own = torch.tensor([[1.0, 2.0], [1.0, 2.0], [1.0, nan], [nan, nan], [1.0, -inf]])
+    ours = torch.tensor([[1.0, 2.0], [nan, 2.0], [1.0, 5.0], [1.0, 2.0], [2.0, -inf]])
+    assert probe._apart(ours, own).tolist() == [0, inf, 0, 0, 1]
+
+
+def test_a_model_that_computes_no_numbers_with_our_attention_is_refused(monkeypatch: pytest.MonkeyPatch):
+    def broken(query: Any, *args: Any, **kwargs: Any) -> Any:
+        return torch.full_like(query.transpose(1, 2), float("nan"))
+
+    monkeypatch.setitem(BACKENDS, "sdpa", broken)
+    with pytest.raises(PairError, match="computes other logits than by itself"):
+        ModelPair(tiny("gpt2"))

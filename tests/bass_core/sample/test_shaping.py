@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from bass_core import ModelPair, RequestError, SamplingParams, generate, race
+from bass_core.sample import shaping
 from bass_core.sample.distribution import probabilities
-from bass_core.sample.shaping import shaped
+from bass_core.sample.shaping import shaped, shaped_next
 from bass_core.sequence import Sequence
 
 from ...models import byte_tokenizer, perturbed, prompts, tiny
@@ -105,6 +106,31 @@ def test_penalties_count_the_text_and_the_drafts_that_lead_to_a_token():
     assert not logits.any()
 
 
+@pytest.mark.parametrize("drawn", [0, 1, 4])
+def test_the_next_draft_s_logits_are_the_last_of_all_and_made_alone(drawn: int, monkeypatch: pytest.MonkeyPatch):
+    torch.manual_seed(3)
+    rows = [Sequence(r, r, prompt, 9, frozenset()) for r, prompt in enumerate(([1, 2, 2], [4]))]
+    for row in rows:
+        row.write([2, 3], ["sampled"] * 2)
+    logits, drafts = torch.randn(2, 6), torch.tensor([[5, 1, 1, 4], [0, 0, 3, 2]])[:, :drawn]
+    params = SamplingParams(
+        repetition_penalty=1.5, presence_penalty=1.0, frequency_penalty=0.5, logit_bias={3: 2.0, 4: -1.0},
+        bad_words=((5,), (4, 0), (2, 3, 5, 1), (2, 2), (3, 1)),
+    )  # fmt: skip
+    every = shaped(logits[:, None].expand(-1, drawn + 1, -1), params, rows, drafts)[:, -1]
+    seen: list[int] = []
+    penalised = shaping._penalised
+    monkeypatch.setattr(shaping, "_penalised", lambda x, *rest: seen.append(x.shape[1]) or penalised(x, *rest))
+    assert torch.equal(shaped_next(logits, params, rows, list(drafts.unbind(1))), every)
+    assert seen == [1] and every.isinf().any()
+
+
+def test_a_bias_and_a_bad_word_may_name_one_token():
+    row = Sequence(0, 0, [1, 2], 9, frozenset())
+    params = SamplingParams(logit_bias={0: 1.0, 1: 2.0, 2: -math.inf}, bad_words=((1,),))
+    assert shaped(torch.zeros(1, 1, 4), params, [row]).tolist() == [[[1.0, -math.inf, -math.inf, 0.0]]]
+
+
 def test_min_p_is_measured_by_the_likeliest():
     logits = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
     assert torch.allclose(
@@ -115,7 +141,7 @@ def test_min_p_is_measured_by_the_likeliest():
 
 BAD: dict[str, dict[str, Any]] = {
     "min_p must be from 0 to 1": {"min_p": 1.5},
-    "repetition_penalty must be a number above 0": {"repetition_penalty": 0},
+    "repetition_penalty must be a number from 0.001 to 1000": {"repetition_penalty": 0},
     "presence_penalty must be a number": {"presence_penalty": math.nan},
     "frequency_penalty must be a number": {"frequency_penalty": "1"},
     "logit_bias must be a dictionary": {"logit_bias": {1: math.inf}},
@@ -123,6 +149,17 @@ BAD: dict[str, dict[str, Any]] = {
     "bad_words must be a list": {"bad_words": "word"},
     "bad_words must be": {"bad_words": [[]]},
 }
+
+
+@pytest.mark.parametrize("many", [1e-40, 1e39, 10**400], ids=["tiny", "large", "whole"])
+def test_what_float32_does_not_hold_is_refused(many: float):
+    options: list[dict[str, Any]] = [{"repetition_penalty": many}, {"temperature": 10**400}]
+    if many > 1:
+        options += [{name: -many} for name in ("presence_penalty", "frequency_penalty")]
+        options += [{"logit_bias": {5: many}}, {"logit_bias": {5: -many}}]
+    for one in options:
+        with pytest.raises(RequestError, match=f"^{next(iter(one))} must be "):
+            SamplingParams(**one)
 
 
 @pytest.mark.parametrize("said", BAD)
