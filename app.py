@@ -6,9 +6,10 @@ Contract: every refusal is one sentence on stderr and exit status 2. Non-goals: 
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 CONFLICT = "The installed package 'kernels' has the name of a folder here: run pip uninstall kernels first."
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 LOADING = "Loading; the address to open follows."
+PROXIES = ("all_proxy", "http_proxy", "https_proxy")
 USER, PASSWORD, REPLAY = "bass", "BASS_PASSWORD", "BASS_REPLAY"
 
 
@@ -55,6 +57,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("--host", help="address to listen on; 0.0.0.0 for every network of this machine")
     add("--port", type=int, help="port to listen on; without it the first free one from 7860")
+    add(
+        "--root-path",
+        metavar="PATH",
+        help="where a proxy in front of the page serves it, such as /bass; without it what GRADIO_ROOT_PATH says",
+    )
     add(
         "--draft-length",
         choices=("auto", "cost-aware", "bass"),
@@ -121,6 +128,36 @@ def host(option: str | None, environment: Mapping[str, str]) -> str:
     return "0.0.0.0" if "SPACE_ID" in environment else "127.0.0.1"
 
 
+def exempt(address: str, environment: MutableMapping[str, str]) -> None:
+    """Let no request to this machine go through a proxy: Gradio asks the page's own address once it is up.
+
+    What goes elsewhere, as the download of a model does, keeps the proxy. The lower-case variable counts first.
+    """
+    named = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
+    if named.strip() != "*":
+        known = [one.strip() for one in named.split(",") if one.strip()]
+        own = [one for one in ("localhost", "127.0.0.1", "::1", address) if one not in known]
+        environment["no_proxy"] = environment["NO_PROXY"] = ",".join([*known, *own])
+
+
+def unusable_proxy() -> str | None:
+    """The refusal of a proxy that httpx can't use, with which Gradio and the Hub's client ask; None if it can."""
+    import httpx
+
+    try:
+        httpx.Client(verify=False).close()
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        named = [name for name in os.environ if name.lower() in PROXIES]
+        return f"The proxy that {' or '.join(named)} names can't be used: {_reason(error)}"
+    return None
+
+
+def _reason(error: BaseException) -> str:
+    """An error of a library as one sentence."""
+    said = " ".join(str(error).split()) or type(error).__name__
+    return said if said.endswith(".") else f"{said}."
+
+
 def leaves_a_core(options: argparse.Namespace, environment: Mapping[str, str]) -> bool:
     """Whether the models leave one core free for a browser on this machine.
 
@@ -128,6 +165,26 @@ def leaves_a_core(options: argparse.Namespace, environment: Mapping[str, str]) -
     """
     local = host(options.host, environment) in ("127.0.0.1", "localhost", "::1")
     return local and not options.share and options.threads is None and "OMP_NUM_THREADS" not in environment
+
+
+def keep_to_quota(environment: Mapping[str, str]) -> None:
+    """Set torch to no more threads than cores: it counts those of the machine, whatever a container may use."""
+    import torch
+
+    from bass_core.machine.cpu import cores
+
+    if "OMP_NUM_THREADS" not in environment:
+        torch.set_num_threads(min(torch.get_num_threads(), cores()))
+
+
+def spare_forks() -> None:
+    """Give a forked worker, such as ZeroGPU's, one thread of torch.
+
+    GNU's OpenMP would wait there for threads that only this process has.
+    """
+    import torch
+
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 
 def set_threads(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
@@ -154,7 +211,12 @@ def credentials(environment: Mapping[str, str]) -> tuple[str, str] | None:
 
 
 def conflict() -> str | None:
-    """The refusal if the package kernels is installed: transformers would import our folder instead. Else None."""
+    """The refusal if the package kernels is installed: transformers would import our folder instead. Else None.
+
+    An installed page has no folder of that name (setup.py).
+    """
+    if __name__ == "bass_core.app":
+        return None
     try:
         metadata.distribution("kernels")
     except metadata.PackageNotFoundError:
@@ -178,6 +240,7 @@ def serve(options: argparse.Namespace) -> None:
 
 def race_page(options: argparse.Namespace) -> tuple[gr.Blocks, Service]:
     """Returns the page for a pair, and what runs its races."""
+    from bass_core import on_zero_gpu
     from bass_core.machine.cpu import cores
     from ui.page.limits import Limits
     from ui.page.page import build
@@ -197,6 +260,9 @@ def race_page(options: argparse.Namespace) -> tuple[gr.Blocks, Service]:
     )
     limits = Limits(options.max_batch, options.max_new_tokens, options.max_prompt, options.max_seconds)
     free = cores() - leaves_a_core(options, os.environ)
+    keep_to_quota(os.environ)
+    if on_zero_gpu():
+        spare_forks()
     service = open_service(asked, options, limits, lambda: set_threads(options, os.environ), free)
     facts = service.facts
     page = build(
@@ -207,6 +273,7 @@ def race_page(options: argparse.Namespace) -> tuple[gr.Blocks, Service]:
         pair=facts.pair,
         count=service.count,
         at_once=service.at_once,
+        together=service.together,
     )
     return page, service
 
@@ -230,7 +297,7 @@ def launch(
     at_once: int = 1,
     opened: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serve until interrupted; call `opened` once the page is up. Raises BassError for a bad address."""
+    """Serve until interrupted; call `opened` once the page is up. Raises BassError where it can't be served."""
     from bass_core import BassError
     from ui.page.page import launch_options
 
@@ -239,6 +306,7 @@ def launch(
         _, url, public = page.launch(
             server_name=address,
             server_port=options.port,
+            root_path=options.root_path,
             share=options.share,
             auth=credentials(os.environ),
             prevent_thread_lock=True,
@@ -250,6 +318,8 @@ def launch(
             f"Cannot listen on {address}, port {options.port or '7860 or later'}: it is in use, or not an address "
             "of this machine; choose another with --port or --host."
         ) from error
+    except Exception as error:  # Gradio raises many kinds, Exception itself among them
+        raise BassError(f"The page could not be opened on {address}: {_reason(error)}") from error
     print(f"BASS races {about}: open {url}" + (f" or {public}" if public else ""), flush=True)
     opened()
     page.block_thread()
@@ -258,7 +328,12 @@ def launch(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit status."""
     options = parse(arguments)
-    refusal = conflict()
+    for stream in (sys.stdout, sys.stderr):
+        # A console may lack the characters of a folder's name.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    exempt(host(options.host, os.environ), os.environ)
+    refusal = conflict() or unusable_proxy()
     if refusal is None:
         # Printed first: importing torch and transformers takes seconds.
         print(LOADING, file=sys.stderr, flush=True)

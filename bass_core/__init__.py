@@ -8,6 +8,7 @@ from .machine import openmp as openmp  # before torch
 
 # isort: split
 from kernels.backends import BACKENDS as ATTENTIONS
+from kernels.support import on_zero_gpu
 
 from .decode.checks import count_tokens
 from .decode.cost_store import may_measure
@@ -91,6 +92,7 @@ __all__ = [
     "load_pair",
     "may_measure",
     "measure_ahead",
+    "on_zero_gpu",
     "predict_speedups",
     "race",
     "register",

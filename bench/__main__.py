@@ -29,6 +29,7 @@ MODULES = {
     "rooms": "report.rooms",
     "simulate": "simulation.command",
     "smoke": "smoke",
+    "space": "space",
     "start": "cpu.start",
     "window": "cpu.window",
 }

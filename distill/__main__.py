@@ -135,7 +135,7 @@ def _evaluate(pair: ModelPair, options: argparse.Namespace) -> None:
 
 def _write(path: Path, report: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n")
+    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def _acceptances(pair: ModelPair, options: argparse.Namespace) -> Any:

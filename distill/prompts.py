@@ -18,7 +18,7 @@ from typing import Any
 EVALUATION = Path(__file__).parent / "evaluation_prompts.json"
 
 # The prompt templates, the words that fill them, and the library modules whose docstrings are asked about.
-WORDS: dict[str, Any] = json.loads((Path(__file__).parent / "words.json").read_text())
+WORDS: dict[str, Any] = json.loads((Path(__file__).parent / "words.json").read_text(encoding="utf-8"))
 _LANGUAGES = ["Python", "Python", "Python", "Python", "JavaScript", "Java", "C", "C++", "Go", "Bash"]
 
 
@@ -38,7 +38,7 @@ def corpus_prompts(seed: int, count: int) -> list[str]:
 
 def evaluation_prompts() -> list[dict[str, str]]:
     """The committed set: 64 prompts {"kind", "text"}, 16 each of code, prose, question and rewriting."""
-    loaded: list[dict[str, str]] = json.loads(EVALUATION.read_text())
+    loaded: list[dict[str, str]] = json.loads(EVALUATION.read_text(encoding="utf-8"))
     return loaded
 
 

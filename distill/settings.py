@@ -91,7 +91,7 @@ class Settings:
 
 def load(path: Path = CONFIG) -> Settings:
     """The settings in a file. Raises TypeError, naming an unknown or missing one."""
-    data = json.loads(path.read_text())
+    data = json.loads(path.read_text(encoding="utf-8"))
     return Settings(
         pair=data["pair"],
         seed=data["seed"],

@@ -272,6 +272,6 @@ class _Run:
         state = {"step": self.step, "seconds": seconds, "log": self.log, "head": self.head.own_weights()}
         torch.save({**state, "optimizer": self.optimizer.state_dict()}, self.out / "checkpoint.part")
         os.replace(self.out / "checkpoint.part", self.out / CHECKPOINT)
-        (self.out / "log.json").write_text(json.dumps(self.log, indent=1) + "\n")
+        (self.out / "log.json").write_text(json.dumps(self.log, indent=1) + "\n", encoding="utf-8")
         self.head.save(self.out)
         self.saved = time.monotonic()

@@ -26,6 +26,7 @@ from tqdm import tqdm
 from transformers import DynamicCache
 
 from bass_core import ModelPair
+from bass_core.model.base import cache_keyword
 from bass_core.model.draft_head import DraftHead, HeadConfig, is_draft_head, load_draft_head
 
 from .batches import Batch, Batches, Scale, collate, frequent_ids, load_rows, scale_of, shifted
@@ -113,7 +114,7 @@ def depths(head: DraftHead, batch: Batch, own_states: int) -> list[Tensor]:
             inputs_embeds=head.inputs(batch.ids, seen),
             position_ids=positions,
             attention_mask=mask,
-            past_key_values=cache,
+            **{cache_keyword(head.body.model): cache},
             use_cache=True,
         ).last_hidden_state
         result.append(out)
@@ -279,7 +280,7 @@ class _Run:
         }
         torch.save(state, self.path.with_suffix(".part"))
         os.replace(self.path.with_suffix(".part"), self.path)
-        (self.path.parent / "log.json").write_text(json.dumps(self.log, indent=1) + "\n")
+        (self.path.parent / "log.json").write_text(json.dumps(self.log, indent=1) + "\n", encoding="utf-8")
         self.saved = time.monotonic()
 
 

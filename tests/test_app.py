@@ -6,11 +6,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 import torch
 
 import app
+from bass_core import BassError
 from bass_core.machine.cpu import cores
 from ui.sources.local import shown_name
 
@@ -47,6 +50,69 @@ def test_a_core_is_left_to_a_browser_on_this_machine() -> None:
             assert app.set_threads(app.parse(arguments), {}) == torch.get_num_threads() == expected
     finally:
         torch.set_num_threads(before)
+
+
+def test_this_machines_address_never_goes_through_a_proxy() -> None:
+    for before, after in (
+        ({}, "localhost,127.0.0.1,::1,10.0.0.1"),
+        ({"NO_PROXY": "example.org, localhost"}, "example.org,localhost,127.0.0.1,::1,10.0.0.1"),
+        ({"NO_PROXY": "other", "no_proxy": "one"}, "one,localhost,127.0.0.1,::1,10.0.0.1"),
+    ):
+        app.exempt("10.0.0.1", before)
+        assert before == {"NO_PROXY": after, "no_proxy": after}
+    nothing = {"NO_PROXY": "*"}
+    app.exempt("10.0.0.1", nothing)
+    assert nothing == {"NO_PROXY": "*"}
+
+
+@pytest.mark.parametrize("proxy", ["http://127.0.0.1:9", "https://127.0.0.1:9", "socks5://127.0.0.1:9"])
+def test_a_proxy_changes_nothing_here(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    app.exempt("127.0.0.1", os.environ)
+    assert app.unusable_proxy() is None
+    with httpx.Client(verify=False) as client:
+        for host, exempt in (("127.0.0.1", True), ("localhost", True), ("[::1]", True), ("example.org", False)):
+            direct = client._transport_for_url(httpx.URL(f"http://{host}/")) is client._transport
+            assert direct is exempt, host
+
+
+@pytest.mark.parametrize("proxy", ["socks4://127.0.0.1:9", "http://[::1", "nonsense://x"])
+def test_a_proxy_that_cannot_be_used_is_one_sentence(
+    proxy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    assert app.main([]) == 2
+    assert capsys.readouterr().err.startswith("The proxy that ALL_PROXY names can't be used: ")
+
+
+def test_socks_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    monkeypatch.setitem(sys.modules, "socksio", None)
+    assert "socksio" in str(app.unusable_proxy())
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (OSError("in use"), "Cannot listen on 127.0.0.1, port 7860 or later: it is in use"),
+        (
+            httpx.ConnectError("[Errno 111]\nConnection refused"),
+            "on 127.0.0.1: [Errno 111] Connection refused.",
+        ),
+        (RuntimeError(), "could not be opened on 127.0.0.1: RuntimeError."),
+    ],
+)
+def test_whatever_the_launch_raises_is_one_sentence(error: Exception, says: str) -> None:
+    class Page:
+        def launch(self, **options: Any) -> None:
+            raise error
+
+    page: Any = Page()
+    with pytest.raises(BassError) as refused:
+        app.launch(page, "toy", app.parse([]))
+    assert says in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_defaults_and_a_password_from_the_environment_alone() -> None:
@@ -98,7 +164,7 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
         "--replay",
         "--max-new-tokens", "--max-prompt", "--max-seconds", "--allow-any-model", "--draft-length",
         "--workers", "--ray", "--worker-resources", "--device-map",
-        "BASS_PASSWORD",
+        "--root-path", "BASS_PASSWORD",
     ):  # fmt: skip
         assert option in said
 

@@ -75,14 +75,14 @@ def peaks_path(dtype: torch.dtype) -> Path | None:
 
 
 def _cpu_name() -> str:
-    lines = CPU_INFO.read_text().splitlines() if CPU_INFO.exists() else []
+    lines = CPU_INFO.read_text(encoding="utf-8").splitlines() if CPU_INFO.exists() else []
     return next((line for line in lines if line.startswith("model name")), platform.processor())
 
 
 def _read(path: Path | None) -> Peaks | None:
     """The peaks in the file; None if it is missing or damaged, or holds what cannot have been measured."""
     try:
-        peaks = Peaks(**json.loads("" if path is None else path.read_text()))
+        peaks = Peaks(**json.loads("" if path is None else path.read_text(encoding="utf-8")))
         values = asdict(peaks).values()
     except (OSError, ValueError, TypeError, RecursionError):
         return None
@@ -93,5 +93,5 @@ def _write(path: Path, peaks: Peaks) -> None:
     """Write the peaks; where that fails, the next request measures again."""
     part = path.with_suffix(f".{os.getpid()}")
     with suppress(OSError):
-        part.write_text(json.dumps(asdict(peaks)))
+        part.write_text(json.dumps(asdict(peaks)), encoding="utf-8")
         os.replace(part, path)

@@ -17,6 +17,7 @@ from ..decode.request import Request
 from ..errors import RequestError
 from ..length.options import fixed_length
 from ..length.policies import RecordedLengths
+from ..machine.openmp import idle_threads
 from ..model.pair import ModelPair
 from ..sequence import Sequence
 from .build import build_bass, build_overlapped, build_regular, build_speculative
@@ -47,6 +48,9 @@ class Method:
     check: Callable[[ModelPair, Request], None] | None = None
 
 
+# How what runs in torch's threads alone ran, which in a program of its own can be faster.
+_HERE = f"; {clause}, which can slow it down on several threads" if (clause := idle_threads()) else ""
+
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
@@ -72,7 +76,7 @@ METHODS: dict[str, Method] = {
         Method(
             "transformers",
             "transformers",
-            "transformers' own generate, on the same weights.",
+            f"transformers' own generate, on the same weights{_HERE}.",
             build_transformers,
             drafts=False,
             outside=True,

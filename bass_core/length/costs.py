@@ -92,7 +92,7 @@ def read_table(path: Path | None) -> CostTable | None:
     if path is None:
         return None
     try:
-        stored = json.loads(path.read_text())
+        stored = json.loads(path.read_text(encoding="utf-8"))
         verify = {int(rows): [(x, y) for x, y in points] for rows, points in stored["verify"].items()}
         draft = {int(rows): ms for rows, ms in stored["draft"].items()}
         table = CostTable(verify, draft, stored["padded"], tuple(stored["coarse"]))
@@ -132,7 +132,7 @@ def write_table(path: Path | None, table: CostTable) -> None:
     part = path.with_suffix(f".{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(asdict(table), indent=1))
+        part.write_text(json.dumps(asdict(table), indent=1), encoding="utf-8")
         os.replace(part, path)
     except OSError:
         return

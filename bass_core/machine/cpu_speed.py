@@ -44,8 +44,8 @@ def last_cache() -> int:
         try:
             # The folder with the highest number is the last level. Cores that share a cache list the same cores.
             last = max((CPUS / f"cpu{core}" / "cache").glob("index[0-9]*"), key=lambda path: int(path.name[5:]))
-            kib = int((last / "size").read_text().strip().removesuffix("K"))
-            found[(last / "shared_cpu_list").read_text(), last.name] = kib << 10
+            kib = int((last / "size").read_text(encoding="utf-8").strip().removesuffix("K"))
+            found[(last / "shared_cpu_list").read_text(encoding="utf-8"), last.name] = kib << 10
         except (OSError, ValueError):  # max() of nothing is a ValueError too
             return LAST_CACHE
     return sum(found.values()) or LAST_CACHE

@@ -10,7 +10,6 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import psutil
 import torch
@@ -18,8 +17,8 @@ import torch
 from kernels.support import is_accelerator, runtime
 
 from ..errors import MemoryShortage
+from .container import memory_left
 
-CGROUP = Path("/sys/fs/cgroup")
 _SHORT = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc", "bad allocation")
 
 
@@ -32,7 +31,8 @@ def available_bytes(device: torch.device) -> int:
         # The unused part of a private pool serves only later captures in the same pool.
         kept = sum(reserved - used for reserved, used in private_pools(device).values())
         return int(free + max(0, unused - kept))
-    return min(int(psutil.virtual_memory().available), _left_in_container())
+    free, left = int(psutil.virtual_memory().available), memory_left()
+    return free if left is None else min(free, left)
 
 
 def private_pools(device: torch.device) -> dict[tuple[int, ...], tuple[int, int]]:
@@ -75,14 +75,3 @@ def _is_shortage(error: Exception) -> bool:
         return True
     text = str(error).lower()
     return any(words in text for words in _SHORT)
-
-
-def _left_in_container() -> int:
-    """Bytes left under a container's limit (cgroup v2), which the host's free memory does not show."""
-    try:
-        limit, used = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
-        statistics = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
-        # Inactive file pages count as free: the kernel reclaims them on demand.
-        return limit - used + int(statistics.get("inactive_file", 0))
-    except (OSError, ValueError):  # no container, or no limit ("max")
-        return 2**63

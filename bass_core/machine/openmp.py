@@ -10,8 +10,19 @@ imports torch before bass_core sets GOMP_SPINCOUNT=10000 itself, or does without
 import os
 import sys
 
+# Whether the lines below have shortened it.
+_shortened = False
+
 if "torch" not in sys.modules and not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
     os.environ["GOMP_SPINCOUNT"] = "10000"
     import torch as torch
 
     del os.environ["GOMP_SPINCOUNT"]
+    _shortened = True
+
+
+def idle_threads() -> str | None:
+    """What torch's idle threads do here that they would not do in any program, as a clause; None for nothing."""
+    if os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE":
+        return "torch's idle threads sleep at once here"
+    return "torch's idle threads sleep sooner here" if _shortened else None

@@ -1,7 +1,7 @@
 """Ragged attention inside transformers' models, and which backend computes it.
 
 Contract: a model whose attention implementation is NAME attends by the plan that is passed with the call
-(`model(..., past_key_values=PlannedCache(cache, plan), ragged=plan, ragged_backend="pad")`), never by a mask. A
+(`model(..., cache=PlannedCache(cache, plan), ragged=plan, ragged_backend="pad")`), never by a mask. A
 layer's sliding window and logit soft-cap are applied; anything else that an architecture adds is refused. A layer
 on another device than the cache sends its queries, keys and values to the cache's, and gets the result back.
 `choose_backend` checks a backend's name, or chooses for "auto"; it runs nothing. `measure_flash` does, once for a

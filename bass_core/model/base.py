@@ -9,6 +9,7 @@ state-space layers, training.
 from __future__ import annotations
 
 import copy
+import inspect
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -18,8 +19,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
 
 from kernels.plan import AttentionPlan
 from kernels.support import is_accelerator, on
@@ -103,6 +104,7 @@ class CausalModel:
         # On a CPU, reading float32 keys is faster than converting bfloat16 ones.
         self.cache_dtype = model.dtype if is_accelerator(self.device) else torch.float32
         self.low_precision = model.dtype != torch.float32
+        self._cache_keyword = cache_keyword(model)
         self._prepare(model)
         # A cache may grow by so many tokens at once.
         self.cost = model_cost(model, self.cache_bytes(1, 16) // 16)
@@ -159,7 +161,7 @@ class CausalModel:
         out = self._shadow(
             **({"inputs_embeds": tokens.to(self._dtype)} if tokens.is_floating_point() else {"input_ids": tokens}),
             position_ids=self._positions(plan),
-            past_key_values=attention.PlannedCache(cache, plan),
+            **{self._cache_keyword: attention.PlannedCache(cache, plan)},
             use_cache=True,
             output_hidden_states=batch.return_states,
             logits_to_keep=kept,
@@ -179,6 +181,19 @@ class CausalModel:
         """int64 [B, S]. Columns past the context are unused padding, but need valid positions."""
         positions = plan.positions
         return positions if plan.longest <= self.context else positions.clamp(max=self.context - 1)
+
+
+def cache_keyword(model: nn.Module) -> str:
+    """What the model's forward calls the cache: transformers 5.24 renamed it, and 5.40 will drop the old name.
+
+    A forward that passes on whatever it is given has the name that transformers' own models have.
+    """
+    for function in (model.forward, GenerationMixin.prepare_inputs_for_generation):
+        if "cache" in inspect.signature(function).parameters:
+            return "cache"
+        if "past_key_values" in inspect.signature(function).parameters:
+            break
+    return "past_key_values"
 
 
 def shadow_of(model: PreTrainedModel) -> PreTrainedModel:

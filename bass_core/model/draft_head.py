@@ -268,14 +268,16 @@ class DraftHead(nn.Module):
         tensors["vocabulary"] = self.vocabulary.to(torch.int32)
         part = folder / (WEIGHTS + ".part")
         save_file(tensors, part)
-        (folder / CONFIG).write_text(json.dumps({"draft_head": asdict(self.config)}, indent=4) + "\n")
+        (folder / CONFIG).write_text(
+            json.dumps({"draft_head": asdict(self.config)}, indent=4) + "\n", encoding="utf-8"
+        )
         os.replace(part, folder / WEIGHTS)
 
 
 def is_draft_head(folder: Path) -> bool:
     """Whether a folder holds a draft head (and no model of its own)."""
     try:
-        return "draft_head" in json.loads((folder / CONFIG).read_text())
+        return "draft_head" in json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
 
@@ -286,7 +288,7 @@ def load_draft_head(folder: Path, target: PreTrainedModel) -> DraftHead:
     Raises PairError if it is for another target, WeightsError if its files can't be read.
     """
     try:
-        fields = json.loads((folder / CONFIG).read_text())["draft_head"]
+        fields = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["draft_head"]
         config = HeadConfig(**{**fields, "reads_layers": tuple(fields.get("reads_layers", ()))})
         tensors = load_file(folder / WEIGHTS)
         vocabulary = tensors.pop("vocabulary").long()

@@ -115,7 +115,7 @@ def run(arguments: Namespace, device: torch.device, made: dict[str, Any]) -> Non
         made["claims"] = claims(made["results"], arguments.sections, ended, timed)
         if arguments.json:
             part = arguments.json.with_suffix(".part")
-            part.write_text(json.dumps(made, indent=1) + "\n")
+            part.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
             os.replace(part, arguments.json)
 
     for name in arguments.sections:

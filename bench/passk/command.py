@@ -17,6 +17,7 @@ The default form runs a sample of the problems. All of them, resumable (hours on
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 import plotly.graph_objects as go
@@ -42,6 +43,8 @@ def main(argv: list[str]) -> None:
     arguments.batch = sorted(set(arguments.batch))
     if min(arguments.batch) < 1:
         raise SystemExit("--batch takes numbers of at least 1.")
+    if arguments.execute and os.name != "posix":
+        raise SystemExit("--execute needs the sandbox, which Linux and macOS have: leave it out here.")
     problems = chosen(arguments.problems)
     protected = protection() if arguments.execute else None
     if protected:

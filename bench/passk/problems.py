@@ -22,6 +22,7 @@ import torch
 from transformers import DynamicCache
 
 from bass_core import ModelPair
+from bass_core.model.base import cache_keyword
 
 from ..report.report import Row, claim
 from .sandbox import run
@@ -123,12 +124,12 @@ def mean_logprobs(pair: ModelPair, text: str, completions: list[tuple[int, ...]]
     """Mean log-probability of each completion's tokens after the text, the last included, at temperature 1."""
     model, device = pair.target, pair.device
     *before, last = pair.tokenizer(text)["input_ids"]
-    cache = DynamicCache(config=model.config)
-    model(torch.tensor([before], device=device), past_key_values=cache, use_cache=True, logits_to_keep=1)
+    cache, word = DynamicCache(config=model.config), cache_keyword(model)
+    model(torch.tensor([before], device=device), **{word: cache}, use_cache=True, logits_to_keep=1)
     means = []
     for tokens in completions:
         ids = torch.tensor([[last, *tokens[:-1]]], device=device)
-        logits = model(ids, past_key_values=copy.deepcopy(cache), use_cache=True).logits[0].float()
+        logits = model(ids, **{word: copy.deepcopy(cache)}, use_cache=True).logits[0].float()
         chosen = torch.tensor(tokens, device=device)[:, None]
         means.append(logits.log_softmax(-1).gather(1, chosen).mean().item())
     return means

@@ -32,10 +32,10 @@ class Samples:
     def __init__(self, path: Path | None) -> None:
         self.path, self.settings = path, dict[str, Any]()
         self.records: dict[str, Record] = {}
-        if path is not None and path.exists() and (text := path.read_text()):
+        if path is not None and path.exists() and (text := path.read_text(encoding="utf-8")):
             # An interrupted write leaves an incomplete line; drop it, and its problem is run again.
             whole = text[: text.rfind("\n") + 1]
-            path.write_text(whole)
+            path.write_text(whole, encoding="utf-8")
             self.settings, *rest = [json.loads(line) for line in whole.splitlines()] or [{}]
             self.records = {record["task_id"]: record for record in rest}
 
@@ -57,7 +57,7 @@ class Samples:
 
     def _append(self, line: dict[str, Any]) -> None:
         if self.path is not None:
-            with self.path.open("a") as file:
+            with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 
 

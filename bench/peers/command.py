@@ -98,7 +98,10 @@ def _gguf(pair: ModelPair, without: bool, notes: list[str]) -> Path | None:
         notes.append("llama.cpp is left out, as --no-llama-cpp asks." if without else INSTALL)
         return None
     manifest = weights_of(pair).with_name(MANIFEST)
-    if not manifest.is_file() or json.loads(manifest.read_text()).get("source_sha256") != wheel.GGUF_SHA256:
+    if (
+        not manifest.is_file()
+        or json.loads(manifest.read_text(encoding="utf-8")).get("source_sha256") != wheel.GGUF_SHA256
+    ):
         notes.append("llama.cpp is left out: this pair was not made from a GGUF file, so take --pair smollm2.")
         return None
     try:

@@ -129,7 +129,7 @@ def show(made: Row, arguments: argparse.Namespace) -> None:
     for one in made["claims"]:
         print(f"{one['name']}: {one['value']} (bar: {one['bar']}) {VERDICTS[one['holds']]}")
     if arguments.json:
-        arguments.json.write_text(json.dumps(made, indent=1) + "\n")
+        arguments.json.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(made))
 
 
@@ -175,7 +175,11 @@ def device_name(device: torch.device) -> str:
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line]
+        names = [
+            line.split(":", 1)[1].strip()
+            for line in info.read_text(encoding="utf-8").splitlines()
+            if "model name" in line
+        ]
         model = names[0] if names else model
     return f"{model}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
 

@@ -39,6 +39,8 @@ def main(argv: list[str]) -> None:
     options.add_argument("names", nargs="*", metavar="NAME", help="these mutants alone")
     arguments = options.parse_args(argv)
     chosen = [mutant for mutant in KNOWN if not arguments.names or mutant.name in arguments.names]
+    if not hasattr(os, "fork"):
+        options.error("mutants are tested in forked processes, which this system does not have.")
     if unknown := set(arguments.names) - {mutant.name for mutant in chosen}:
         options.error(f"there is no mutant {', '.join(sorted(unknown))}: see bench/robustness/mutations.py.")
     cases = {mutant.name: mutant.cases if arguments.quick else _WHOLE for mutant in chosen}

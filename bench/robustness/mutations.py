@@ -23,10 +23,10 @@ class Mutant:
     def apply(self, root: Path) -> None:
         """Edit the file under `root`. Raises ValueError unless `old` occurs exactly once."""
         path = root / self.file
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         if text.count(self.old) != 1:
             raise ValueError(f"the mutant {self.name!r} does not fit {self.file} any more")
-        path.write_text(text.replace(self.old, self.new))
+        path.write_text(text.replace(self.old, self.new), encoding="utf-8")
 
 
 _CONFORMANCE = "tests/conformance/test_"

@@ -89,7 +89,7 @@ class Server:
             # Without measured costs, draft lengths follow Algorithm 1, as in the texts that are compared.
             environment["BASS_MEASURE"] = "0"
             self._log = folder / "stderr.txt"
-            errors = stack.enter_context(self._log.open("w"))
+            errors = stack.enter_context(self._log.open("w", encoding="utf-8"))
             given = (
                 "--pair",
                 str(self.target),
@@ -110,7 +110,7 @@ class Server:
 
     def log(self) -> str:
         """What the server has written to stderr so far."""
-        return self._log.read_text(errors="replace")
+        return self._log.read_text(encoding="utf-8", errors="replace")
 
     def defaults(self) -> dict[str, Any]:
         """The arguments of /race with their defaults, in order: a raw POST has to send all of them."""

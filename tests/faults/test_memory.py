@@ -31,6 +31,7 @@ from bass_core.decode import admission as admission_module
 from bass_core.decode.admission import estimate_bytes
 from bass_core.decode.request import make_request
 from bass_core.draft.base import Proposal
+from bass_core.machine import container
 from bass_core.machine import memory as memory_module
 from bass_core.model.cache import RaggedCache
 from kernels.triton import attention as fused_attention
@@ -156,7 +157,9 @@ def test_where_neither_alone_would_do_one_short_row_is_named(monkeypatch: pytest
 
 
 def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_module, "CGROUP", tmp_path)
+    (tmp_path / "own").write_text("0::/\n")
+    monkeypatch.setattr(container, "ROOT", tmp_path)
+    monkeypatch.setattr(container, "OWN", tmp_path / "own")
     whole = memory_module.available_bytes(CPU)
     (tmp_path / "memory.max").write_text("max\n")
     assert memory_module.available_bytes(CPU) == pytest.approx(whole, rel=0.2)

@@ -6,9 +6,11 @@ Contract: everything comes from the page's own host.
 from __future__ import annotations
 
 import hashlib
+import mimetypes
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import gradio as gr
 import plotly
@@ -30,14 +32,19 @@ SCRIPTS = (
 
 
 def serve() -> None:
-    """Let Gradio serve the page's scripts and plotly.min.js, and no other file of those packages."""
+    """Let Gradio serve the page's scripts and plotly.min.js, and no other file of those packages.
+
+    Windows takes the types of files from its registry, where other programs may have changed them.
+    """
+    mimetypes.add_type("text/javascript", ".js")
+    mimetypes.add_type("text/css", ".css")
     gr.set_static_paths([STATIC, PLOTLY])
 
 
 def url(file: Path) -> str:
     """Address of a served file, relative to the page; its digest makes browsers fetch a changed file anew."""
     digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
-    return f"gradio_api/file={file.as_posix()}?{digest}"
+    return f"gradio_api/file={quote(file.as_posix(), safe='/:')}?{digest}"
 
 
 def head() -> str:

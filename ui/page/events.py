@@ -19,7 +19,7 @@ from ui.page.limits import Limits
 from ui.page.request import RaceRequest, describe, make_request
 from ui.page.setting import shown
 from ui.race.feed import PageFeed
-from ui.sources.source import Source, give_memory_back, waits, words
+from ui.sources.source import Source, Together, give_memory_back, one_by_one, waits, words
 
 log = logging.getLogger(__name__)
 ABOUT_API = 'One prompt, several decoders: yields snapshots {"done", "lanes", "device"}, the last with done=True.'
@@ -34,10 +34,20 @@ UNEXPECTED = "An internal error stopped the race; the server's log has the detai
 
 
 class Events:
-    """The handlers that the page binds; `source` gives a race's snapshots, `pair` names the models."""
+    """The handlers that the page binds; `source` gives a race's snapshots, `pair` names the models.
 
-    def __init__(self, source: Source, limits: Limits, pair: Mapping[str, Any] | None = None) -> None:
+    together: runs a sweep's races; None: one by one from `source`.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        limits: Limits,
+        pair: Mapping[str, Any] | None = None,
+        together: Together | None = None,
+    ) -> None:
         self.source, self.limits, self.pair = source, limits, pair
+        self.together = together or one_by_one(source)
 
     def run(self, *values: object) -> Iterator[tuple[Any, ...]]:
         """Takes the form's values in the table's order; trailing ones may be missing.

@@ -20,7 +20,7 @@ from ui.page.limits import Limits
 from ui.page.request import describe_parameters
 from ui.race import formulas, how, parts
 from ui.recordings.shelf import SHIPPED, Offer, panel
-from ui.sources.source import Count, Source
+from ui.sources.source import Count, Source, Together
 from ui.sweep import panel as sweep
 from ui.sweep.events import SweepEvents
 
@@ -60,18 +60,19 @@ def build(
     count: Count | None = None,
     offers: Mapping[str, Offer] | None = None,
     at_once: int = 1,
+    together: Together | None = None,
 ) -> gr.Blocks:
     """The page for races of `source`; `about` names the models and the device. Launch it with launch_options().
 
     `choices` is what the settings offer, `pair` the arguments of load_pair for the page's snippet, `count` says
     how long a prompt is, `offers` which recordings can be watched, without it those that ship. Without a source
     there are recordings alone, and Run, named Play, plays them. `at_once` races are handed to the source together,
-    those of the page and of the API.
+    those of the page and of the API. `together` runs a sweep's races (ui/sources/source.py).
     """
     assets.serve()
     offers = SHIPPED if offers is None else offers
     plotly = json.dumps(assets.url(assets.PLOTLY))
-    events = None if source is None else Events(source, limits, pair)
+    events = None if source is None else Events(source, limits, pair, together)
     sweeps = None if events is None else SweepEvents(events)
     device = {"concurrency_limit": at_once, "concurrency_id": "device"}
     with Page(title=TITLE, analytics_enabled=False, fill_width=True) as page:

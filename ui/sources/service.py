@@ -11,11 +11,11 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
-from bass_core import RequestError
+from bass_core import RequestError, on_zero_gpu
 from ui.page.limits import Limits
-from ui.page.request import RaceRequest
 from ui.sources.cluster.pool import Pool
 from ui.sources.cluster.races import Races
 from ui.sources.cluster.start import Calls, JoinedRay, LocalRay, actor_options, fits
@@ -51,24 +51,22 @@ def open_service(
 
 
 def _in_this_process(asked: Ask, limits: Limits, set_threads: Callable[[], int]) -> Service:
-    """One race at a time, in this process or on a Space's ZeroGPU worker."""
-    try:
-        import spaces  # ZeroGPU: must be imported before torch
-    except ImportError:
-        spaces = None
+    """One race at a time, in this process or on ZeroGPU's workers.
+
+    `spaces` is installed on every Gradio Space, whatever its hardware.
+    """
+    spaces = import_module("spaces") if on_zero_gpu() else None  # before torch touches CUDA
     from ui.sources.local import Local
 
-    # Between races, a ZeroGPU Space has no device to measure on.
-    local = Local(asked if spaces is None else replace(asked, measures=False))
+    local = Local(asked)
     # Set after loading, because loading lays out the weights on all cores.
     facts = local.facts(set_threads())
-    source = local.source if spaces is None else spaces.GPU(duration=gpu_seconds)(local.alone)
-    return Service(source, facts, local.count(limits), opened=local.idle.start)
+    if spaces is None:
+        return Service(local.source, facts, local.count(limits), opened=local.idle.start)
+    from ui.sources.zero_gpu import ZeroGpu
 
-
-def gpu_seconds(request: RaceRequest) -> int:
-    """Upper bound of a race's GPU time in seconds; ZeroGPU reserves this much."""
-    return min(120, 20 + request.max_new_tokens * request.batch_size // 20)
+    zero_gpu = ZeroGpu(spaces, local.alone)
+    return Service(zero_gpu.source, facts, local.count(limits), together=zero_gpu.together)
 
 
 def on_this_machine(ask: Ask, limits: Limits, *, workers: int, threads: int) -> Service:

@@ -21,6 +21,10 @@ from ui.page.choices import Choices
 from ui.page.request import RaceRequest
 
 Source = Callable[[RaceRequest], Generator[Snapshot, None, None]]
+# Several races in a row: takes the source that runs them, and yields what it makes of their snapshots.
+Races = Callable[[Source], Generator[Any, None, None]]
+# Runs Races that belong together. Takes the seconds that they need, which is an upper bound.
+Together = Callable[[Races, float], Generator[Any, None, None]]
 # Says how long a prompt is: takes the text and whether it holds one prompt a line, and returns JSON {"text",
 # "refused"}, its tokens with the model's template, or the sentence with which a race of it would be refused;
 # NOTHING of an empty prompt. It is called during races too, and outside of the queue.
@@ -70,15 +74,22 @@ class Facts:
 class Service:
     """What runs the page's races. opened: to be called once the page is up.
 
-    at_once: how many events the page may hand over together; more wait in Gradio's queue.
+    at_once: how many events the page may hand over together; more wait in Gradio's queue. together: runs races
+    that belong together; None: as any others.
     """
 
     source: Source
     facts: Facts
     count: Count | None
     at_once: int = 1
+    together: Together | None = None
     opened: Callable[[], None] = field(default=lambda: None)
     close: Callable[[], None] = field(default=lambda: None)
+
+
+def one_by_one(source: Source) -> Together:
+    """Races that belong together run as any others."""
+    return lambda races, seconds: races(source)
 
 
 def waiting(place: int, expected_s: float | None) -> Snapshot:

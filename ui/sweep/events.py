@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -107,6 +108,7 @@ class SweepEvents:
 
     def _sweep(self, request: SweepRequest) -> Generator[Sweep, None, None]:
         try:
-            yield from measured(request, self.events.source, self.events.limits)
+            races = partial(measured, request, limits=self.events.limits)
+            yield from self.events.together(races, request.most_seconds)
         finally:
             give_memory_back()

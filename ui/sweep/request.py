@@ -21,6 +21,8 @@ from ui.race.looks import reference
 BATCHES = (1, 2, 4, 8)
 FIXED = 4
 SECONDS = 60.0
+# A sweep takes about its seconds; what it takes at most is this much of them.
+SPARE = 1.25
 # Most new tokens of a row: on a CPU a race's share of the time ends before, so that the batch stays full.
 TOKENS = 160
 TEMPERATURE = 0.7
@@ -52,6 +54,11 @@ class SweepRequest:
     draft_lengths: tuple[str | int, ...]
     seconds: float
     resampled: bool
+
+    @property
+    def most_seconds(self) -> float:
+        """Seconds that it takes at most on a machine that keeps pace."""
+        return SPARE * self.seconds
 
     def arms(self) -> list[Arm]:
         """The races, batch by batch, so that the lines grow from the left side by side."""

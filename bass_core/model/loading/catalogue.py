@@ -31,7 +31,9 @@ from .weights import ensure_smollm2, smollm2_gguf
 from .wheel import WHEEL
 
 _log = logging.getLogger(__name__)
-REPOSITORY = Path(__file__).resolve().parents[3]
+# What drafts/ lies in: an installed bass_core has it inside (setup.py), a tree of the sources beside it.
+_ROOMS, _TREE = Path(__file__).resolve().parents[2:4]
+REPOSITORY = _ROOMS if (_ROOMS / "drafts").is_dir() else _TREE
 # The maps that accelerate works out itself.
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

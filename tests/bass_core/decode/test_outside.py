@@ -23,7 +23,7 @@ from bass_core.decode.outside import call, decoder
 from bass_core.decode.outside.turns import Turns
 from bass_core.decode.request import make_request
 from bass_core.lanes.lane import Lane
-from bass_core.machine import memory
+from bass_core.machine import memory, openmp
 from bass_core.model.weights.quantized import quantise_model
 
 from ...models import BUILDERS, NEAR, VOCAB, byte_tokenizer, perturbed, prompts, reference, tiny
@@ -254,3 +254,18 @@ def test_the_work_has_its_caller_s_number_of_threads() -> None:
     finally:
         torch.set_num_threads(before)
     assert seen == [1, 2]
+
+
+def test_it_says_how_idle_threads_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user's own process has neither the page's OMP_WAIT_POLICY nor the shorter spin."""
+    for policy, shortened, said in (
+        ("PASSIVE", False, "torch's idle threads sleep at once here"),
+        ("passive", True, "torch's idle threads sleep at once here"),
+        ("ACTIVE", False, None),
+        ("", True, "torch's idle threads sleep sooner here"),
+        ("", False, None),
+    ):
+        monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+        monkeypatch.setattr(openmp, "_shortened", shortened)
+        assert openmp.idle_threads() == said
+    assert METHODS["transformers"].about.startswith("transformers' own generate, on the same weights")

@@ -6,6 +6,7 @@ Layers that are not those of the model's class, as adapters, are computed too.
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 import threading
@@ -47,6 +48,33 @@ def test_the_models_stay_ordinary_transformers_models():
     assert reference(target, prompt, 12) == before
     assert target.config._attn_implementation == attention
     assert all(torch.equal(weights[name], tensor) for name, tensor in target.state_dict().items())
+
+
+def test_the_cache_has_the_name_that_the_model_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers 5.24 renamed "past_key_values" to "cache", and 5.40 drops the old name."""
+    target = tiny("llama")
+    forward = type(target).forward
+    now = inspect.signature(forward).parameters
+    own = "cache" if "cache" in now else "past_key_values"
+
+    def new(self: Any, input_ids: Any = None, cache: Any = None, **others: Any) -> Any:
+        assert "past_key_values" not in others and cache is not None
+        return forward(self, input_ids, **{own: cache}, **others)
+
+    def old(self: Any, input_ids: Any = None, past_key_values: Any = None, **others: Any) -> Any:
+        assert "cache" not in others and past_key_values is not None
+        return forward(self, input_ids, **{own: past_key_values}, **others)
+
+    def either(self: Any, *given: Any, **others: Any) -> Any:
+        assert own in others
+        return forward(self, *given, **others)
+
+    texts = []
+    for other in (forward, new, old, either):
+        monkeypatch.setattr(type(target), "forward", other)
+        out = generate(ModelPair(target, target), prompts(2), max_new_tokens=8)
+        texts.append([one.token_ids for one in out.sequences])
+    assert all(text == texts[0] for text in texts)
 
 
 def test_vocabularies_must_agree():

@@ -37,7 +37,11 @@ SENT_AWAY = [".git", ".venv*", "tests", "docs", "bench", "distill", "**/__pycach
 KNOCK_S = 10.0
 # Folders of Ray's logs and sockets, with the number of the process that they belong to.
 FILES = "bass-ray-"
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = str(Path(__file__).resolve().parents[3])
+# What Ray sends to a cluster's nodes: the tree, or the package that this program was installed as (setup.py).
+CODE: dict[str, Any] = (
+    {"py_modules": [ROOT]} if __name__.startswith("bass_core.") else {"working_dir": ROOT, "excludes": SENT_AWAY}
+)
 
 
 def imported() -> ModuleType:
@@ -106,7 +110,7 @@ class JoinedRay:
             self.ray.init(
                 address=address,
                 logging_level="ERROR",
-                runtime_env={"working_dir": str(ROOT), "excludes": SENT_AWAY},
+                runtime_env=CODE,
             )
         except Exception as error:
             raise BassError(

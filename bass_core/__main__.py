@@ -1,0 +1,128 @@
+"""The command line: `bass generate`, `bass race` and `bass serve`, or `python -m bass_core`.
+
+Contract: texts and tables go to stdout, everything else to stderr. Every refusal is one sentence on stderr and
+exit status 2. Non-goals: the page, whose options `bass serve` hands to app.py as they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from collections import deque
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+COMMANDS = "generate, race or serve"
+DEFAULT_BATCH = 4
+
+
+def parser() -> argparse.ArgumentParser:
+    """The commands and their options."""
+    made = argparse.ArgumentParser(prog="bass", description="Batched speculative decoding (arXiv 2404.15778).")
+    commands = made.add_subparsers(dest="command", required=True, metavar=COMMANDS)
+    shape = argparse.ArgumentDefaultsHelpFormatter
+    generate = commands.add_parser("generate", help="answer a prompt with one method", formatter_class=shape)
+    _shared(generate, rows=1)
+    generate.add_argument("--method", default="bass", help="bass, regular, speculative, amusd or transformers")
+    race = commands.add_parser("race", help="compare methods on a prompt, in a table", formatter_class=shape)
+    _shared(race, rows=DEFAULT_BATCH)
+    race.add_argument("--lanes", nargs="+", metavar="METHOD", help="the methods; without it the page's own")
+    commands.add_parser("serve", help="open the page; bass serve --help lists its options", add_help=False)
+    return made
+
+
+def _shared(parser: argparse.ArgumentParser, rows: int) -> None:
+    add = parser.add_argument
+    add("prompt", help="the text to answer; - reads it from stdin")
+    add("--pair", default="smollm2", help="a pair's name, a Hub id, or a folder with the target model")
+    add("--draft", help="a Hub id or a folder with the draft model or head, instead of the pair's own")
+    add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    add("--dtype", default="auto", help="auto, float32, bfloat16, float16; on a CPU int8, int4")
+    add("-n", type=int, default=rows, help="answers, each a row of the batch")
+    add("--max-new-tokens", type=int, default=64, help="most new tokens a row")
+    add("--temperature", type=float, default=0.0, help="0 takes the likeliest token")
+    add("--top-k", type=int, default=0, help="sample from the k likeliest tokens; 0: from all")
+    add("--top-p", type=float, default=1.0, help="sample from the likeliest tokens that sum to p")
+    add("--seed", type=int, default=0, help="of all random numbers")
+    add("--draft-length", default="auto", help="auto, bass, cost-aware or a number of tokens")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["serve"]:
+        return int(import_module("app").main(given[1:]))
+    options = parser().parse_args(given)
+    for stream in (sys.stdout, sys.stderr):
+        # A console may lack the characters that a model writes.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    from .errors import BassError
+
+    try:
+        {"generate": _generate, "race": _race}[options.command](options)
+    except BassError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def _generate(options: argparse.Namespace) -> None:
+    from .lanes.generate import generate
+
+    out = generate(_pair(options), _prompt(options), method=options.method, **_keywords(options))
+    for row, sequence in enumerate(out.sequences):
+        if row:
+            print("---")
+        print(sequence.text if sequence.text is not None else sequence.token_ids)
+    ms, rate = out.metrics.ms_per_token, out.metrics.acceptance_rate
+    print(f"{_number(ms, '.1f')} ms per token, acceptance rate {_number(rate, '.2f')}", file=sys.stderr)
+
+
+def _race(options: argparse.Namespace) -> None:
+    from .lanes.methods import DEFAULT_LANES
+    from .lanes.race import race
+
+    lanes = options.lanes or DEFAULT_LANES
+    snapshots = race(_pair(options), _prompt(options), lanes=lanes, **_keywords(options))
+    last: Any = deque(snapshots, maxlen=1).pop()
+    print(f"{'lane':14}{'tokens':>8}{'ms/token':>10}{'speed-up':>10}{'accepted':>10}")
+    for name, lane in last["lanes"].items():
+        shown = lane["metrics"]
+        numbers = (("ms_per_token", ".1f"), ("speedup", ".2f"), ("acceptance_rate", ".2f"))
+        rest = "".join(f"{_number(shown[key], form):>10}" for key, form in numbers)
+        print(f"{name:14}{shown['new_tokens']:8}{rest}" + (f"  {lane['error']}" if lane["error"] else ""))
+
+
+def _pair(options: argparse.Namespace) -> Any:
+    from .model.loading.catalogue import load_pair
+
+    return load_pair(options.pair, draft=options.draft, device=options.device, dtype=options.dtype)
+
+
+def _prompt(options: argparse.Namespace) -> str:
+    return sys.stdin.read() if options.prompt == "-" else str(options.prompt)
+
+
+def _keywords(options: argparse.Namespace) -> dict[str, Any]:
+    """The options of `generate` and `race` that both commands have."""
+    from .sample.params import SamplingParams
+
+    length = options.draft_length
+    return {
+        "n": options.n,
+        "max_new_tokens": options.max_new_tokens,
+        "sampling": SamplingParams(options.temperature, options.top_k, options.top_p),
+        "seed": options.seed,
+        "draft_length": int(length) if length.isdecimal() else length,
+    }
+
+
+def _number(value: float | None, form: str) -> str:
+    return "n/a" if value is None else format(value, form)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

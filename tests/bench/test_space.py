@@ -1,0 +1,114 @@
+"""What a Space gets, by a Hub that only listens; and what the Dockerfile says of the page."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from importlib import metadata
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+
+import app
+from bench import space
+from bench.report.report import ROOT
+from bench.space import THEIRS, configuration, main, readme, sent
+from tests.ui.conftest import hosted
+from ui.sources.source import waiting
+
+
+class Hub:
+    """Stands for the Hub: has a file that is gone here, and one of its own."""
+
+    def __init__(self) -> None:
+        Hub.asked, Hub.committed = [], []
+
+    def create_repo(self, name: str, **options: Any) -> None:
+        Hub.asked.append((name, options))
+
+    def list_repo_files(self, name: str, **options: Any) -> list[str]:
+        return ["app.py", "gone.py", THEIRS]
+
+    def create_commit(self, name: str, operations: Any, **options: Any) -> Any:
+        Hub.committed = list(operations)
+        return SimpleNamespace(commit_url="the commit")
+
+    asked: list[Any]
+    committed: list[Any]
+
+
+def test_a_dry_run_lists_every_file_and_sends_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: pytest.fail("the Hub was asked"))
+    main([])
+    *listed, last = capsys.readouterr().out.splitlines()
+    made = json.loads(last)
+    assert [claim["holds"] for claim in made["claims"]] == [True] * 3
+    assert sum(row["files"] for row in made["results"]) == len(sent())
+    assert all(any(line.endswith(f"  {name}") for line in listed) for name in sent())
+    assert not [name for name in sent() if name.startswith(("tests/", ".ci/"))]
+
+
+def test_a_missing_file_and_a_long_description_are_claims_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(space, "configuration", lambda: {"short_description": "x" * 61, "sdk_version": "1.2.3"})
+    assert [claim["holds"] for claim in space.claims(["app.py"])] == [False, False, False]
+
+
+def test_it_is_brought_to_this_trees_files_in_one_commit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
+    main(["--to", "me/bass"])
+    assert "the commit" in capsys.readouterr().err
+    assert Hub.asked == [("me/bass", {"repo_type": "space", "space_sdk": "gradio", "exist_ok": True})]
+    added = {one.path_in_repo for one in Hub.committed if isinstance(one, huggingface_hub.CommitOperationAdd)}
+    gone = [one.path_in_repo for one in Hub.committed if isinstance(one, huggingface_hub.CommitOperationDelete)]
+    assert added == set(sent()) and gone == ["gone.py"]
+    with pytest.raises(SystemExit):
+        main(["--to", "bass"])
+    assert "--to takes USER/NAME" in capsys.readouterr().err
+
+
+def test_the_configuration_is_that_of_the_kind_of_space() -> None:
+    gradio, docker = configuration(), configuration(docker=True)
+    assert (gradio["sdk"], gradio["app_file"]) == ("gradio", "app.py")
+    assert (docker["sdk"], docker["app_port"]) == ("docker", "7860") and "app_file" not in docker
+    assert gradio["title"] == docker["title"]
+    assert readme(True).split("---\n", 2)[2] == readme(False).split("---\n", 2)[2]
+    assert metadata.version("gradio").startswith(gradio["sdk_version"].split(".")[0])
+
+
+DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+
+
+def test_the_containers_check_of_health_tells_a_page_from_nothing() -> None:
+    _, command = re.findall(r"^(?:HEALTHCHECK .* )?CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)[::-1]
+    python, *arguments = json.loads(command)
+    assert python == "python"
+
+    def healthy(port: str) -> bool:
+        here = [sys.executable, *(one.replace("7860", port) for one in arguments)]
+        return subprocess.run(here, capture_output=True).returncode == 0
+
+    def source(request: Any) -> Any:
+        yield waiting(1, None)
+
+    with hosted(source) as address:
+        port = address.rsplit(":", 1)[1]
+        assert healthy(port)
+    assert not healthy(port)
+
+
+def test_the_container_runs_what_is_there() -> None:
+    *_, last = re.findall(r"^CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
+    _, program, *options = json.loads(last)
+    assert (ROOT / program).is_file() and app.parse(options).port == space.PORT
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+    for needed in ("app.py", "requirements.txt", "bass_core", "kernels", "ui", "drafts", "docs"):
+        assert (ROOT / needed).exists() and needed not in ignored
+    assert "USER 1000" in DOCKERFILE and "VOLUME /cache" in DOCKERFILE

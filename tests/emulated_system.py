@@ -1,0 +1,77 @@
+"""Runs the command and builds the page as on another system: `python -m tests.emulated_system NAME TARGET DRAFT`.
+
+Contract: NAME is win32 or darwin. Once torch and the other packages are imported, what that system lacks is taken
+away: Linux's own functions and modules, /proc, /sys and control groups, Triton, and UTF-8 as the encoding of
+files, in whose place there is a Windows' code page. What the packages do on that system is not emulated.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import pathlib
+import sys
+from typing import Any
+
+LACKS = {
+    # psutil needs os.sysconf, which nothing here asks.
+    "win32": ("fork", "forkpty", "register_at_fork", "getuid", "geteuid", "sched_getaffinity"),
+    "darwin": ("sched_getaffinity", "sched_setaffinity"),
+}
+CODE_PAGE = "cp1252"
+MODULES = {"win32": ("fcntl", "resource", "pwd", "grp", "termios", "triton"), "darwin": ("triton",)}
+
+
+def become(system: str) -> None:
+    """Take away what the system lacks."""
+    for name in LACKS[system]:
+        if hasattr(os, name):
+            delattr(os, name)
+    for name in MODULES[system]:
+        sys.modules[name] = None  # type: ignore[assignment]
+    real, real_open = pathlib.Path.exists, io.open
+
+    def absent(path: object) -> bool:
+        return str(path).startswith(("/proc", "/sys"))
+
+    def opened(file: Any, *arguments: Any, **named: Any) -> Any:
+        mode = arguments[0] if arguments else named.get("mode", "r")
+        # psutil, which has other ways elsewhere, reads bytes.
+        if absent(file) and "b" not in mode:
+            raise FileNotFoundError(2, "No such file or directory", str(file))
+        if "b" not in mode and named.get("encoding") in (None, "locale") and len(arguments) < 3:
+            named["encoding"] = CODE_PAGE
+        return real_open(file, *arguments, **named)
+
+    pathlib.Path.exists = lambda path, **named: not absent(path) and real(path, **named)  # type: ignore[method-assign]
+    io.open = builtins.open = opened  # type: ignore[assignment]
+    sys.platform = system
+
+
+def main() -> int:
+    """Become the system; answer, race and build the page with the pair in these folders. 0 if all of it worked."""
+    system, target, draft = sys.argv[1:]
+    import gradio as gradio
+    import transformers as transformers
+    from filelock import FileLock as FileLock
+    from transformers import AutoTokenizer as AutoTokenizer
+    from transformers import LlamaForCausalLM as LlamaForCausalLM
+
+    become(system)
+    import app
+    from bass_core.__main__ import main as command
+
+    pair = ("--pair", target, "--draft", draft, "--device", "cpu", "--max-new-tokens", "16")
+    status = 0
+    for dtype in ("float32", "bfloat16"):
+        status |= command(["generate", "Gr\xf6\xdfe", *pair, "--dtype", dtype, "--temperature", "1"])
+    lanes = ("--lanes", "regular", "bass", "amusd")
+    status |= command(["race", "Hello", *pair, "--dtype", "float32", "-n", "2", *lanes])
+    _, about = app.replay_page(app.parse(["--replay", "win"]))
+    print(about)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

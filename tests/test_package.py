@@ -1,0 +1,187 @@
+"""The package: what it says it needs, what its wheel holds, and its commands, once it is really installed.
+
+Contract: the wheel is built and installed without a network, from a copy of the tracked files.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has no tomllib")
+
+import bass_core
+from bass_core.__main__ import main
+
+ROOT = Path(__file__).resolve().parents[1]
+# Imported where an option asks for them, and installed by requirements of their own.
+OPTIONAL = {"ray", "flash_attn", "spaces"}
+OURS = {"app", "bass_core", "kernels", "ui"}
+PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
+# Distributions whose package has another name.
+NAMES = {"pynvml": "nvidia-ml-py", "llvmlite": "numba"}
+
+
+def tracked() -> list[str]:
+    """Files of this tree, as git knows them; those of a new commit too."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
+
+
+def named(file: str) -> list[str]:
+    """The requirements of a file, without those of the file that it names."""
+    lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
+    return [line.strip() for line in lines if line.strip() and not line.startswith(("#", "-r"))]
+
+
+def normal(requirement: str) -> str:
+    return requirement.replace('"', "'").replace(" ", "")
+
+
+def project() -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    return found
+
+
+def test_the_extras_are_the_files_of_requirements() -> None:
+    extras = project()["project"]["optional-dependencies"]
+    for extra, file in (("gpu", "requirements-gpu.txt"), ("ray", "requirements-ray.txt")):
+        assert sorted(map(normal, extras[extra])) == sorted(map(normal, named(file)))
+    both = {normal(one) for one in extras["dev"] + extras["bench"]} - {"bass-core[bench]"}
+    assert both == set(map(normal, named("requirements-dev.txt")))
+
+
+def test_what_is_imported_is_required() -> None:
+    """By its own name: what comes only by way of another package may go with that one's next version."""
+    imported = set()
+    for name in tracked():
+        if name == "app.py" or (name.startswith(("bass_core/", "kernels/", "ui/")) and name.endswith(".py")):
+            for node in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Import):
+                    imported |= {one.name.split(".")[0] for one in node.names}
+                elif isinstance(node, ast.ImportFrom) and not node.level:
+                    imported.add(str(node.module).split(".")[0])
+    others = imported - set(sys.stdlib_module_names) - OURS - OPTIONAL
+    assert {"torch", "numpy", "gradio"} <= others
+    required = {re.split(r"[^\w.-]", one)[0].lower().replace("_", "-") for one in named("requirements.txt")}
+    assert {NAMES.get(name, name).lower().replace("_", "-") for name in others} <= required
+
+
+def test_what_is_installed_here_is_allowed() -> None:
+    packaging = pytest.importorskip("packaging.requirements")
+    for line in named("requirements.txt"):
+        requirement = packaging.Requirement(line.split("#")[0])
+        if requirement.marker is None or requirement.marker.evaluate():
+            version = metadata.version(requirement.name)
+            assert requirement.specifier.contains(version, prereleases=True), f"{line}: {version} is installed"
+
+
+def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command, which must end well; without this tree in its path."""
+    known = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    done = subprocess.run(
+        list(map(str, command)), cwd=cwd, env=known | environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from the tracked files."""
+    pytest.importorskip("setuptools", minversion="77")
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in tracked():
+        target = folder / "tree" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, target)
+    run(*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, folder / "tree", cwd=folder)
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+@pytest.mark.slow
+def test_the_wheel_has_one_package_with_all_that_it_needs(wheel: Path) -> None:
+    assert wheel.name == f"bass_core-{bass_core.__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        assert {name.split("/")[0].split("-")[0] for name in names} == {"bass_core"}
+        for needed in (
+            "py.typed", "__main__.py", "app.py", "kernels/plan.py", "kernels/cpu/forward.py", "ui/page/page.py",
+            "ui/static/page/page.js", "ui/recordings/shipped/win.json.xz", "drafts/smollm2/model.safetensors",
+            "drafts/smollm2/config.json", "docs/usage.md",
+        ):  # fmt: skip
+            assert f"bass_core/{needed}" in names
+        assert not [name for name in names if name.endswith((".pyc", ".nbc", ".nbi"))]
+        for name in names:
+            if name.endswith(".py"):
+                for node in ast.walk(ast.parse(archive.read(name))):
+                    if isinstance(node, ast.ImportFrom) and not node.level:
+                        assert str(node.module).split(".")[0] not in ("kernels", "ui", "app"), name
+                    elif isinstance(node, ast.Import):
+                        assert not {one.name.split(".")[0] for one in node.names} & {"kernels", "ui", "app"}, name
+        assert b'import_module("bass_core.app")' in archive.read("bass_core/__main__.py")
+        (facts,) = (archive.read(name).decode() for name in names if name.endswith("/METADATA"))
+        assert "Requires-Dist: transformers" in facts and "Provides-Extra: gpu" in facts
+
+
+@pytest.mark.slow
+def test_it_works_installed(wheel: Path, tmp_path: Path) -> None:
+    """In an environment of its own, which sees the packages of this one, far from this tree."""
+    from tests.ui.conftest import save_tiny_pair
+
+    target, draft = save_tiny_pair(tmp_path / "pair")
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv", cwd=tmp_path)
+    bin_folder = tmp_path / "venv" / ("Scripts" if sys.platform == "win32" else "bin")
+    (packages,) = (tmp_path / "venv").rglob("site-packages")
+    pip = (
+        sys.executable,
+        "-m",
+        "pip",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--python",
+        bin_folder / "python",
+    )
+    run(*pip, "install", "--no-deps", "--no-index", wheel, cwd=tmp_path)
+    # --system-site-packages would show the packages of the Python below this environment, not this one's.
+    (packages / "shared.pth").write_text(next(path for path in sys.path if path.endswith("site-packages")))
+    pair = ("--pair", target, "--draft", draft, "--device", "cpu", "--dtype", "float32")
+    made = run(bin_folder / "bass", "generate", "Hello", *pair, "--max-new-tokens", "12", cwd=tmp_path)
+    assert made.stdout.strip() and "acceptance rate" in made.stderr
+    by_module = (bin_folder / "python", "-m", "bass_core")
+    same = run(*by_module, "generate", "Hello", *pair, "--max-new-tokens", "12", cwd=tmp_path)
+    assert same.stdout == made.stdout
+    table = run(*by_module, "race", "Hello", *pair, "-n", "2", "--max-new-tokens", "8", cwd=tmp_path).stdout
+    assert [line.split()[0] for line in table.splitlines()] == ["lane", "regular", "speculative", "bass"]
+    assert "--root-path" in run(bin_folder / "bass", "serve", "--help", cwd=tmp_path).stdout
+    said = run(
+        bin_folder / "python", "-c",
+        "import bass_core, importlib.util as u; from bass_core.model.loading import catalogue as c;"
+        "print(bass_core.__file__, (c.REPOSITORY / 'drafts/smollm2/model.safetensors').is_file(),"
+        "[name for name in ('kernels', 'ui', 'app') if u.find_spec(name)])",
+        cwd=tmp_path,
+    ).stdout  # fmt: skip
+    assert str(packages) in said and said.split()[1:] == ["True", "[]"]
+
+
+def test_a_refusal_of_the_command_is_a_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["generate", "Hello", "--pair", str(tmp_path / "nothing"), "--temperature", "-1"]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1 and "nothing" in said.err

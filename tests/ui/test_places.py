@@ -1,0 +1,135 @@
+"""The page works wherever it lies and is served: in a folder of any name, behind a proxy, and past one.
+
+Contract: each test starts app.py as a user does, with a recording in place of a model.
+"""
+
+from __future__ import annotations
+
+import mimetypes
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import BrowserContext, expect
+
+from ui.page import assets
+
+from .conftest import ROOT, serving, watched
+
+# As Linux allows them; Windows allows all but ?, ", < and >.
+NAME = "C# 100%25 ü a?b\"c'd&<x>"
+PARTS = ("app.py", "bass_core", "kernels", "ui", "docs")
+NGINX = """
+daemon off; pid {folder}/pid; error_log {folder}/error.log; worker_processes 1;
+events {{ worker_connections 64; }}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/1; proxy_temp_path {folder}/2; fastcgi_temp_path {folder}/3;
+    uwsgi_temp_path {folder}/4; scgi_temp_path {folder}/5;
+    server {{
+        listen 127.0.0.1:{port};
+        location /bass/ {{ proxy_pass {server}/; }}
+        location = /favicon.ico {{ return 204; }}  # a browser asks for it outside of the page's path
+    }}
+}}
+"""
+
+
+def test_scripts_are_scripts_whatever_the_registry_says() -> None:
+    mimetypes.add_type("text/plain", ".js")
+    assets.serve()
+    assert mimetypes.guess_type("page.js")[0] == "text/javascript"
+
+
+def test_a_files_address_is_quoted(tmp_path: Path) -> None:
+    file = tmp_path / NAME / "page.js"
+    file.parent.mkdir()
+    file.write_text("1")
+    address = assets.url(file)
+    assert re.fullmatch(r"gradio_api/file=[\w/.:~%-]+/page\.js\?[0-9a-f]{12}", address)
+    assert httpx.URL(f"http://host/{address}").path == f"/gradio_api/file={file.as_posix()}"
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@contextmanager
+def silent() -> Iterator[str]:
+    """The address of a proxy that takes connections and never answers."""
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(16)
+        yield f"http://127.0.0.1:{deaf.getsockname()[1]}"
+
+
+@pytest.mark.slow
+def test_every_file_is_served_from_a_folder_of_any_name_past_a_proxy_that_never_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for part in PARTS:
+        copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
+        (tmp_path / NAME).mkdir(exist_ok=True)
+        copy(ROOT / part, tmp_path / NAME / part)
+    monkeypatch.setattr("tests.ui.conftest.ROOT", tmp_path / NAME)
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with silent() as proxy:
+        for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+            monkeypatch.setenv(name, proxy)
+        with serving(tmp_path / "log", "--replay", "win") as (server, _), httpx.Client(trust_env=False) as client:
+            config = client.get(f"{server}/config").text
+            files = sorted(set(re.findall(r'gradio_api/file=[^\\" ]+', config)))
+            assert len(files) > len(assets.SCRIPTS)
+            for file in files:
+                answer = client.get(f"{server}/{file}")
+                assert answer.status_code == 200, file
+                assert answer.headers["content-type"].split(";")[0] in (
+                    "text/javascript",
+                    "application/javascript",
+                    "text/css",
+                )
+
+
+@contextmanager
+def behind_nginx(folder: Path, server: str) -> Iterator[str]:
+    """The page's address behind a real nginx that serves it under /bass/."""
+    folder.mkdir()
+    port = free_port()
+    file = folder / "nginx.conf"
+    file.write_text(NGINX.format(folder=folder, port=port, server=server))
+    process = subprocess.Popen(["nginx", "-c", str(file), "-p", str(folder)], stderr=subprocess.DEVNULL)
+    try:
+        yield f"http://127.0.0.1:{port}/bass/"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
+@pytest.mark.parametrize("by", ["option", "variable"])
+def test_it_works_behind_nginx_under_a_path(
+    by: str, context: BrowserContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: tuple[str, ...] = ("--replay", "win")
+    if by == "option":
+        options += ("--root-path", "/bass")
+    else:
+        monkeypatch.setenv("GRADIO_ROOT_PATH", "/bass")
+    with (
+        serving(tmp_path / "log", *options) as (server, _),
+        behind_nginx(tmp_path / "nginx", server) as address,
+        watched(context, address) as page,
+    ):
+        page.click("#run")
+        expect(page.locator("#lane-bass .sequence").first).not_to_be_empty()
+        assert httpx.get(f"{address}theme.css", trust_env=False).status_code == 200

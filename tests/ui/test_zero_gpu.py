@@ -1,0 +1,191 @@
+"""A Space's hardware is asked for, not guessed; and what a visitor reads of ZeroGPU, whose fork is emulated."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import pytest
+
+import app
+from bass_core import BassError, ModelPair
+from ui.page.events import UNEXPECTED, Events, Snapshot
+from ui.page.limits import Limits
+from ui.page.request import RaceRequest, make_request
+from ui.sources import zero_gpu
+from ui.sources.local import race_source
+from ui.sources.service import open_service
+from ui.sources.source import Ask, Service
+from ui.sources.zero_gpu import START_S, ZeroGpu
+from ui.sweep.events import SweepEvents
+
+from .zero_gpu import Spaces
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="ZeroGPU forks, which this system does not")
+SETTINGS = ("Hello", 2, 24, 0.9, 0)
+
+
+@pytest.fixture
+def spaces() -> Iterator[Spaces]:
+    made = Spaces()
+    yield made
+    made.close()
+
+
+def events_of(spaces: Spaces, alone: Callable[..., Any]) -> Events:
+    made = ZeroGpu(spaces, alone)
+    return Events(made.source, Limits(), together=made.together)
+
+
+def told(events: Events) -> str:
+    """What the page says in the end."""
+    *_, last = events.run(*SETTINGS)
+    return str(json.loads(last[3])["message"])
+
+
+def raising(error: Exception) -> Callable[..., Generator[Snapshot, None, None]]:
+    def alone(request: RaceRequest, stopped: object) -> Generator[Snapshot, None, None]:
+        raise error
+        yield {}
+
+    return alone
+
+
+def opened(tiny_pair: tuple[Path, Path]) -> Service:
+    ask = Ask(str(tiny_pair[0]), str(tiny_pair[1]), device="cpu", dtype="float32")
+    return open_service(ask, app.parse([]), Limits(), lambda: 1, 1)
+
+
+def asked() -> RaceRequest:
+    return make_request({"prompt": "Hello", "batch_size": 2, "max_new_tokens": 24, "draft_length": 3}, Limits())
+
+
+def test_the_package_alone_makes_no_zero_gpu(
+    tiny_pair: tuple[Path, Path], spaces: Spaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "spaces", spaces)
+    # Costs are measured between races, which opened() begins.
+    service = opened(tiny_pair)
+    assert service.together is None and service.opened.__name__ == "start"
+    *_, last = service.source(asked())
+    assert last["done"] and spaces.asked == []
+    monkeypatch.setenv("SPACES_ZERO_GPU", "true")
+    service = opened(tiny_pair)
+    assert service.together is not None and service.opened.__name__ != "start"
+    *_, same = service.source(asked())
+    assert same["done"] and len(spaces.asked) == 1
+    assert [one["text"] for one in same["lanes"]["bass"]["sequences"]] == [
+        one["text"] for one in last["lanes"]["bass"]["sequences"]
+    ]
+
+
+def test_a_refusal_reads_as_its_own_sentence_and_the_worker_lives_on(pair: ModelPair, spaces: Spaces) -> None:
+    events = events_of(spaces, race_source(pair))
+    with pytest.raises(gr.Error, match="races only its own pair"):
+        list(events.api("Hello", 1, 4, 0, 0, pair="/etc"))
+    worker = spaces._worker
+    *_, last = events.api("Hello", 1, 4, 0, 0)
+    assert last["done"] and worker is not None and spaces._worker is worker
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (BassError("Too big: ask for less."), "Too big: ask for less."),
+        (KeyError("secret"), UNEXPECTED),
+        (gr.Error("Not from us"), UNEXPECTED),
+    ],
+)
+def test_an_error_of_the_worker(error: Exception, says: str, spaces: Spaces) -> None:
+    assert told(events_of(spaces, raising(error))) == says
+
+
+def test_a_killed_worker_is_a_sentence(spaces: Spaces) -> None:
+    def alone(request: RaceRequest, stopped: object) -> Generator[Any, None, None]:
+        yield {"done": False, "lanes": {}, "device": {}}
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert told(events_of(spaces, alone)).startswith("ZeroGPU ended the race, as its time was over: ask for")
+
+
+def test_it_asks_for_what_the_quota_has_left(pair: ModelPair, spaces: Spaces) -> None:
+    events = events_of(spaces, race_source(pair))
+    spaces.left = 21
+    assert told(events) == "" and spaces.asked[-1] == 21 and spaces.asked[0] > START_S
+    spaces.left = 4
+    assert told(events) == (
+        f"You have exceeded your free ZeroGPU quota ({spaces.asked[-1]}s requested vs. 4s left). "
+        "Try again in 0:12:00."
+    )
+    spaces.left, spaces.most = 1000, 20
+    assert told(events) == "" and spaces.asked[-1] <= 20
+    spaces.most = 1
+    assert "larger than the maximum allowed" in told(events)
+
+
+def test_more_lanes_and_rows_ask_for_more(pair: ModelPair, spaces: Spaces) -> None:
+    events = events_of(spaces, race_source(pair))
+    for rows, lanes in ((1, ["bass"]), (1, None), (8, None)):
+        next(iter(events.api("Hello", rows, 200, 0, 0, lanes=lanes)))
+    assert spaces.asked == sorted(set(spaces.asked)) and spaces.asked[-1] <= zero_gpu.MOST_S
+
+
+def test_a_race_ends_with_a_sentence_before_its_reservation(
+    pair: ModelPair, spaces: Spaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zero_gpu, "SPARE_S", 1000.0)
+    said = told(events_of(spaces, race_source(pair)))
+    assert said.startswith(f"The GPU was reserved for {spaces.asked[0]} s, and they are over")
+
+
+def test_a_worker_that_is_used_again_has_all_its_time(
+    pair: ModelPair, spaces: Spaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time since the fork counts once, for the race that it was forked for."""
+    monkeypatch.setattr(zero_gpu, "SPARE_S", 0.0)
+    events = events_of(spaces, race_source(pair))
+    assert told(events) == ""
+    spaces.left = zero_gpu.LEAST_S
+    assert told(events) == ""
+
+
+def test_closing_a_race_ends_it_in_the_worker(pair: ModelPair, spaces: Spaces) -> None:
+    events = events_of(spaces, race_source(pair))
+    running = events.run("Hello", 2, 1000, 0.9, 0)
+    next(running), next(running)
+    running.close()
+    assert told(events) == ""
+
+
+@pytest.mark.slow
+def test_a_sweep_is_one_reservation(pair: ModelPair, spaces: Spaces) -> None:
+    sweeps = SweepEvents(events_of(spaces, race_source(pair)))
+    *_, last = sweeps.api("Hello", 8, batches=[1, 2], draft_lengths=["bass", "2"], seconds=5)
+    assert last["done"] and len(last["points"]) == 4
+    assert len(spaces.asked) == 1 and spaces.asked[0] > START_S + 5
+
+
+@pytest.mark.slow
+def test_a_fork_of_a_process_with_threads_does_not_wait_for_them() -> None:
+    code = """
+import os, signal, sys, torch, app
+torch.set_num_threads(2)
+torch.ones(1 << 20).exp()
+if sys.argv[1] == "spared":
+    app.spare_forks()
+if os.fork() == 0:
+    signal.alarm(60)  # ends a worker that hangs
+    torch.ones(1 << 20).exp()
+    os._exit(0)
+sys.exit(os.wait()[1] != 0)
+"""
+    command = [sys.executable, "-c", code, "spared"]
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    subprocess.run(command, cwd=Path(app.__file__).parent, env=environment, check=True)
