@@ -21,6 +21,8 @@ from .shapes import Card
 _FALLBACK_PROCESSORS = 4
 # The card that torch's device "meta" stands for: launches for it are compiled, and never run.
 _described: Card | None = None
+# Signals that end a compiler for reasons that are not the launch's: Ctrl-C, want of memory, a request to end.
+PASSING_SIGNALS = (2, 9, 15)
 
 
 class LeftOut(RuntimeError):
