@@ -6,7 +6,11 @@ FROM python:3.12-slim
 ENV PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     XDG_CACHE_HOME=/cache \
-    HF_HOME=/cache/huggingface
+    HF_HOME=/cache/huggingface \
+    TRITON_CACHE_DIR=/cache/triton
+
+# On a GPU Triton builds its launcher in C when a kernel is first launched.
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*
 
 # As a Space does: user 1000, who owns the cache and nothing else.
 RUN useradd --uid 1000 --create-home bass && mkdir /cache && chown bass /cache

@@ -142,13 +142,28 @@ def exempt(address: str, environment: MutableMapping[str, str]) -> None:
 
 def unusable_proxy() -> str | None:
     """The refusal of a proxy that httpx can't use, with which Gradio and the Hub's client ask; None if it can."""
+    error = _refused_proxy()
+    if error is None:
+        return None
+    exempted = {name: os.environ.pop(name) for name in list(os.environ) if name.lower() == "no_proxy"}
+    try:
+        if exempted and _refused_proxy() is None:
+            return f"The hosts that {' or '.join(exempted)} names can't be used: {_reason(error)}"
+    finally:
+        os.environ.update(exempted)
+    named = [name for name in os.environ if name.lower() in PROXIES]
+    which = f"The proxy that {' or '.join(named)} names" if named else "The system's proxy"
+    return f"{which} can't be used: {_reason(error)}"
+
+
+def _refused_proxy() -> Exception | None:
+    """Why httpx makes no client of these variables and the system's settings; None if it does."""
     import httpx
 
     try:
         httpx.Client(verify=False).close()
     except (ImportError, ValueError, httpx.InvalidURL) as error:
-        named = [name for name in os.environ if name.lower() in PROXIES]
-        return f"The proxy that {' or '.join(named)} names can't be used: {_reason(error)}"
+        return error
     return None
 
 

@@ -1,8 +1,9 @@
 """`python -m bench space [--to USER/NAME] [--docker]`: what a Hugging Face Space gets of this tree; sends it.
 
 Contract: without --to nothing is sent, and no network is needed. What git tracks is sent, as it is in the tree,
-less the tests and what builds and checks; files that the Space has besides are removed from it. Files go over
-HTTP, as the Hub takes no binary files by plain git. Claims hold what it would refuse. Not run against the Hub.
+less the tests, what builds and checks, and .gitattributes, of which the Hub has its own; files that the Space has
+besides are removed from it. Files go over HTTP, as the Hub takes no binary files by plain git. Claims hold what it
+would refuse. Not run against the Hub.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import Any
 
 from .report.report import CPU, ROOT, Row, claim, finish, parser
 
-LEFT_OUT = ("tests/", ".ci/", ".github/", ".gitignore", ".dockerignore")
 # The Hub's own file, which says what it stores as LFS.
 THEIRS = ".gitattributes"
+LEFT_OUT = ("tests/", ".ci/", ".github/", ".gitignore", ".dockerignore", THEIRS)
 # Most characters of a short_description.
 DESCRIPTION = 60
 PORT = 7860

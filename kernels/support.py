@@ -8,6 +8,7 @@ starts): slowly, for tests.
 from __future__ import annotations
 
 import os
+import shutil
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
@@ -21,6 +22,8 @@ from .shapes import Card
 _FALLBACK_PROCESSORS = 4
 # The card that torch's device "meta" stands for: launches for it are compiled, and never run.
 _described: Card | None = None
+# Signals that end a compiler for reasons that are not the launch's: Ctrl-C, want of memory, a request to end.
+PASSING_SIGNALS = (2, 9, 15)
 
 
 class LeftOut(RuntimeError):
@@ -78,6 +81,8 @@ def why_unavailable(device: torch.device) -> str | None:
         return "Triton kernels need a CUDA device (or TRITON_INTERPRET=1, which is slow)"
     if torch.cuda.get_device_capability(device) < (7, 5):
         return "Triton kernels need a GPU of compute capability 7.5 or newer"
+    if "CC" not in os.environ and not any(map(shutil.which, ("gcc", "clang"))):
+        return "Triton builds its launcher with a C compiler: install gcc or clang, or name one in CC"
     return None
 
 

@@ -87,6 +87,20 @@ def test_a_proxy_that_cannot_be_used_is_one_sentence(
     assert capsys.readouterr().err.startswith("The proxy that ALL_PROXY names can't be used: ")
 
 
+def test_hosts_that_cannot_be_exempt_are_not_the_proxys_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_PROXY", "no_proxy", *app.PROXIES, *map(str.upper, app.PROXIES)):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "example.org:port")
+    assert str(app.unusable_proxy()).startswith("The hosts that NO_PROXY names can't be used: ")
+    assert os.environ["NO_PROXY"] == "example.org:port"
+    # No variable: what Windows and macOS are set to.
+    for name in ("NO_PROXY", "HTTPS_PROXY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("httpx._utils.getproxies", lambda: {"all": "socks4://127.0.0.1:9"})
+    assert str(app.unusable_proxy()).startswith("The system's proxy can't be used: ")
+
+
 def test_socks_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
     monkeypatch.setitem(sys.modules, "socksio", None)

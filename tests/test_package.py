@@ -30,6 +30,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # Imported where an option asks for them, and installed by requirements of their own.
 OPTIONAL = {"ray", "flash_attn", "spaces"}
 OURS = {"app", "bass_core", "kernels", "ui"}
+# A string that names a module of this tree, or something in one.
+BY_NAME = re.compile(r"(kernels|ui)(\.\w+)+(:\w+)?")
 PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
 # Distributions whose package has another name.
 NAMES = {"pynvml": "nvidia-ml-py", "llvmlite": "numba"}
@@ -136,6 +138,8 @@ def test_the_wheel_has_one_package_with_all_that_it_needs(wheel: Path) -> None:
                         assert str(node.module).split(".")[0] not in ("kernels", "ui", "app"), name
                     elif isinstance(node, ast.Import):
                         assert not {one.name.split(".")[0] for one in node.names} & {"kernels", "ui", "app"}, name
+                    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                        assert not BY_NAME.fullmatch(node.value), f"{name}: {node.value}"
         assert b'import_module("bass_core.app")' in archive.read("bass_core/__main__.py")
         (facts,) = (archive.read(name).decode() for name in names if name.endswith("/METADATA"))
         assert "Requires-Dist: transformers" in facts and "Provides-Extra: gpu" in facts
@@ -175,10 +179,12 @@ def test_it_works_installed(wheel: Path, tmp_path: Path) -> None:
         bin_folder / "python", "-c",
         "import bass_core, importlib.util as u; from bass_core.model.loading import catalogue as c;"
         "print(bass_core.__file__, (c.REPOSITORY / 'drafts/smollm2/model.safetensors').is_file(),"
-        "[name for name in ('kernels', 'ui', 'app') if u.find_spec(name)])",
+        "[name for name in ('kernels', 'ui', 'app') if u.find_spec(name)]);"
+        "from bass_core.machine import gpu_kernels as g;"
+        "print(all(map(u.find_spec, (g.AHEAD, g.LISTED.split(':')[0]))), (g.SOURCES / 'ahead.py').is_file())",
         cwd=tmp_path,
     ).stdout  # fmt: skip
-    assert str(packages) in said and said.split()[1:] == ["True", "[]"]
+    assert str(packages) in said and said.split()[1:] == ["True", "[]", "True", "True"]
 
 
 def test_a_refusal_of_the_command_is_a_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def main(argv: list[str]) -> None:
 def resumed(made: dict[str, Any], path: Path | None) -> list[Row]:
     """The figures of the sections that an earlier run of the same command has brought to their ends."""
     try:
-        found = json.loads("" if path is None else path.read_text())
+        found = json.loads("" if path is None else path.read_text(encoding="utf-8"))
         alike = all(found[name] == made[name] for name in ("bench", "device", "revision", "seed", "quick"))
     except (OSError, ValueError, KeyError):
         return []

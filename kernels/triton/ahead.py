@@ -3,8 +3,9 @@
 Contract: ORDER is a JSON object {"card", "shapes", "first", "step", "of", "left_out"}. `of`, "module:function",
 lists what is compiled for a shape and a card: `launches` of needed.py, or a test's own. Of that list the `first`
 launch and every `step`-th after it are compiled into Triton's cache; `left_out`: launches that can't be. Prints a
-JSON line {"total"}, and for each launch {"at", "name"} before it and {"at", "error"} after it: so the reader knows
-of what a process has died. No device is touched: Triton's driver is a stand-in that names the card's target.
+JSON line {"total"}, and for each launch {"at", "name"} before it and {"at", "error", "passing"} after it: so the
+reader knows of what a process has died. passing: the machine may be the cause, not the launch. No device is
+touched: Triton's driver is a stand-in that names the card's target.
 
 An entry's key in Triton's cache is a hash of Triton, the function's source, the arguments' types and attributes,
 what is compiled in, ptxas, target, options and some environment variables (`get_cache_key` and `ASTSource.hash` in
@@ -18,9 +19,11 @@ from __future__ import annotations
 import json
 import sys
 from importlib import import_module
+from subprocess import CalledProcessError
 from typing import Any
 
 from ..shapes import Card, Shape
+from ..support import PASSING_SIGNALS
 from .launch import Launch, left_out
 
 
@@ -50,14 +53,25 @@ def aim_at(card: Card) -> None:
     driver.set_active(Target(card.capability))
 
 
-def compile_one(launch: Launch) -> str | None:
-    """Why the launch can't be compiled for the card that `aim_at` chose; None if it can."""
+def compile_one(launch: Launch) -> tuple[str | None, bool]:
+    """Why the launch can't be compiled for the card that `aim_at` chose, or None; and whether that may pass."""
     try:
         launch.compile()
     except Exception as error:
         # In some versions the first line holds only the class, so take the end of the message.
-        return f"{type(error).__name__}: {' '.join(str(error).split())[-300:]}"
-    return None
+        return f"{type(error).__name__}: {' '.join(str(error).split())[-300:]}", passing(error)
+    return None, False
+
+
+def passing(error: BaseException | None) -> bool:
+    """Whether files, memory or a signal from outside to ptxas, and no fault of the compiler, caused the error."""
+    while error is not None:
+        if isinstance(error, (OSError, MemoryError)):
+            return True
+        if isinstance(error, CalledProcessError) and -error.returncode in PASSING_SIGNALS:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def main(order: dict[str, Any]) -> None:
@@ -73,7 +87,8 @@ def main(order: dict[str, Any]) -> None:
     aim_at(card)
     for at in range(order["first"], len(launches), order["step"]):
         print(json.dumps({"at": at, "name": launches[at].name}), flush=True)
-        print(json.dumps({"at": at, "error": compile_one(launches[at])}), flush=True)
+        error, may_pass = compile_one(launches[at])
+        print(json.dumps({"at": at, "error": error, "passing": may_pass}), flush=True)
 
 
 if __name__ == "__main__":

@@ -69,6 +69,7 @@ def test_it_is_brought_to_this_trees_files_in_one_commit(
     added = {one.path_in_repo for one in Hub.committed if isinstance(one, huggingface_hub.CommitOperationAdd)}
     gone = [one.path_in_repo for one in Hub.committed if isinstance(one, huggingface_hub.CommitOperationDelete)]
     assert added == set(sent()) and gone == ["gone.py"]
+    assert THEIRS not in added and f'--exclude "{THEIRS}"' in (ROOT / "docs/usage.md").read_text(encoding="utf-8")
     with pytest.raises(SystemExit):
         main(["--to", "bass"])
     assert "--to takes USER/NAME" in capsys.readouterr().err
@@ -112,3 +113,5 @@ def test_the_container_runs_what_is_there() -> None:
     for needed in ("app.py", "requirements.txt", "bass_core", "kernels", "ui", "drafts", "docs"):
         assert (ROOT / needed).exists() and needed not in ignored
     assert "USER 1000" in DOCKERFILE and "VOLUME /cache" in DOCKERFILE
+    # What Triton compiles is kept, and it finds the compiler that builds its launcher.
+    assert "TRITON_CACHE_DIR=/cache/" in DOCKERFILE and " gcc libc6-dev " in DOCKERFILE

@@ -10,15 +10,18 @@ import json
 import logging
 import urllib.request
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
+from subprocess import CalledProcessError
 
 import pytest
+import triton
 
 from bass_core import load_pair
 from bass_core.machine import gpu_kernels
 from kernels.shapes import Card, Shape
 from kernels.support import LeftOut
-from kernels.triton import launch
+from kernels.triton import ahead, launch
 from tests.kernels.compilation import dying
 from tests.kernels.compilation.test_compilation import PINNED
 from tests.ui.conftest import save_tiny_pair
@@ -100,6 +103,47 @@ def test_a_process_that_cannot_begin_leaves_nothing_out(caplog: pytest.LogCaptur
         gpu_kernels.leave_out(CARD, [SHAPE], "tests.no_such_module:launches")
     assert "can't be compiled ahead: the compiler ended with status 1" in caplog.text
     assert not launch.left_out and gpu_kernels._read(gpu_kernels._file(CARD, [SHAPE], DYING)) is None
+
+
+@pytest.mark.slow
+def test_a_compiler_that_hangs_is_ended_with_what_it_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Triton waits for ptxas, whose end of the pipe would keep the start waiting."""
+    monkeypatch.setattr(gpu_kernels, "PATIENCE_S", 20.0)
+    failed = gpu_kernels.compile_all(CARD, [SHAPE], "tests.kernels.compilation.dying:hanging")
+    assert failed is not None
+    assert [name.split()[0] for name in failed] == ["hangs"]
+    assert list(failed.values()) == ["the compiler said nothing for 20 s"]
+
+
+@pytest.mark.slow
+def test_what_may_pass_is_left_out_once_and_not_kept(tmp_path: Path) -> None:
+    gpu_kernels.leave_out(CARD, [SHAPE], "tests.kernels.compilation.dying:passing")
+    assert sorted(name.split()[0] for name in launch.left_out) == ["fills", "is_killed"]
+    assert not list((tmp_path / "triton").glob("bass-*"))
+
+
+@pytest.mark.parametrize(
+    ("cause", "passes"),
+    [(CalledProcessError(-9, "ptxas"), True), (CalledProcessError(-6, "ptxas"), False), (MemoryError(), True)],
+)
+def test_what_ptxas_was_ended_by_says_whether_that_may_pass(cause: Exception, passes: bool) -> None:
+    """Triton raises an error of its own from it."""
+    try:
+        try:
+            raise cause
+        except Exception:
+            raise RuntimeError("PTXAS error")  # noqa: B904
+    except RuntimeError as error:
+        assert ahead.passing(error) is passes
+
+
+def test_the_result_lies_in_tritons_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that both are kept, and go, together; also under a Triton whose package has another name."""
+    monkeypatch.setattr(metadata, "version", lambda name: pytest.fail(f"asked for {name}"))
+    assert gpu_kernels._file(CARD, [SHAPE], DYING).parent == tmp_path / "triton"
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    monkeypatch.setattr(triton.knobs.cache, "home_dir", str(tmp_path))
+    assert gpu_kernels._file(CARD, [SHAPE], DYING).parent == tmp_path / ".triton" / "cache"
 
 
 def test_the_result_belongs_to_these_kernels_and_this_card(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ T4, AMPERE, HOPPER = (7, 5), (8, 0), (9, 0)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Sets the compute capability, and whether Triton and flash-attn are installed."""
     monkeypatch.delenv("TRITON_INTERPRET")
+    monkeypatch.setenv("CC", "cc")
 
     def look(capability: tuple[int, int], triton: bool = True, flash: Any = None) -> None:
         why_unavailable.cache_clear()
@@ -51,6 +52,16 @@ def test_a_t4_gets_float16_and_a_cpu_without_bfloat16_float32(gpu: Any, monkeypa
         monkeypatch.setattr(cpu_kernels, "available", lambda kernels=kernels: kernels)
         monkeypatch.setattr(catalogue, "native_bfloat16", lambda native=native: native)
         assert default_dtype(CPU) == (torch.bfloat16 if kernels or native else torch.float32)
+
+
+def test_without_a_c_compiler_torch_attends(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton would find that out at its first launch."""
+    monkeypatch.delenv("CC")
+    for found, chosen in ((None, "sdpa"), ("/usr/bin/clang", "fused")):
+        monkeypatch.setattr("shutil.which", lambda name, found=found: found if name == "clang" else None)
+        gpu(HOPPER)
+        assert choose_backend("auto", CUDA, torch.float16) == chosen
+        assert ("install gcc or clang" in str(why_unavailable(CUDA))) is (found is None)
 
 
 def test_attention_by_what_is_fast_there(gpu: Any) -> None:

@@ -1,10 +1,13 @@
 """Launches that the compiler dies of, for tests of the start: a list in place of kernels/triton/needed.py's.
 
 Contract: `launches` gives four, by their names: one that compiles, one whose compilation aborts the process as an
-assertion in LLVM does, one that raises, and another that compiles.
+assertion in LLVM does, one that raises, and another that compiles. `hanging` gives one that waits for a process of
+its own, as Triton does for ptxas; `passing` one that finds the disk full, and one whose process is killed.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +28,43 @@ def abort() -> int:
     os.abort()
 
 
+@constexpr_function
+def wait() -> int:
+    """Wait for a process that does not end, and that has the pipe too."""
+    import subprocess
+
+    return subprocess.call(["sleep", "600"])
+
+
+@constexpr_function
+def fill() -> int:
+    """What a full disk raises."""
+    raise OSError(28, "No space left on device")
+
+
+@constexpr_function
+def kill() -> int:
+    """End the process as the kernel does where memory is out."""
+    import os
+
+    os.kill(os.getpid(), 9)
+
+
+@triton.jit
+def hangs(out, BLOCK: tl.constexpr):
+    tl.store(out, wait())
+
+
+@triton.jit
+def fills(out, BLOCK: tl.constexpr):
+    tl.store(out, fill())
+
+
+@triton.jit
+def is_killed(out, BLOCK: tl.constexpr):
+    tl.store(out, kill())
+
+
 @triton.jit
 def compiles(out, BLOCK: tl.constexpr):
     tl.store(out + tl.arange(0, BLOCK), tl.arange(0, BLOCK))
@@ -42,8 +82,21 @@ def raises(out, BLOCK: tl.constexpr):
 
 def launches(shape: Shape, card: Card) -> list[Launch]:
     """All four."""
+    return _of((compiles, 16), (aborts, 16), (raises, 16), (compiles, 8))
+
+
+def hanging(shape: Shape, card: Card) -> list[Launch]:
+    """One that compiles, and one that waits."""
+    return _of((compiles, 16), (hangs, 16))
+
+
+def passing(shape: Shape, card: Card) -> list[Launch]:
+    """Two that may be compiled another time."""
+    return _of((fills, 16), (is_killed, 16))
+
+
+def _of(*kernels: tuple[Any, int]) -> list[Launch]:
     out = (torch.empty(16, dtype=torch.int32, device="meta"),)
-    kernels = [(compiles, 16), (aborts, 16), (raises, 16), (compiles, 8)]
     return [Launch(kernel, out, {"BLOCK": size, "num_warps": 1}) for kernel, size in kernels]
 
 
