@@ -16,6 +16,7 @@ from bass_core.lanes.generate import Generation
 
 from ...conformance import table
 from ...models import NEAR, perturbed, tiny
+from . import ledger
 
 TYPE = "emul"
 # New tokens per text, fewer than in the conformance suite: each operator of the device costs a Python call.
@@ -24,7 +25,10 @@ TOKENS = 8
 
 @cache
 def pair(architecture: str, kind: str) -> ModelPair:
-    """The conformance suite's pair of that name, on the device."""
+    """The conformance suite's pair of that name, on the device.
+
+    A model is tried when its pair is made; what that reads is forgotten.
+    """
     target = tiny(architecture)
     drafts: dict[str, Any] = {
         "random": lambda: tiny(architecture, seed=5, layers=1),
@@ -36,7 +40,9 @@ def pair(architecture: str, kind: str) -> ModelPair:
     draft = target if kind == "self" else drafts[kind]()
     if draft is not None:
         draft = draft.to(TYPE)
-    return ModelPair(target.to(TYPE), draft)
+    made = ModelPair(target.to(TYPE), draft)
+    ledger.clear()
+    return made
 
 
 def run(case: table.Case, **arguments: Any) -> Generation:
