@@ -133,7 +133,7 @@ def test_a_batch_of_texts_is_a_batch_without_trees(model: LlamaCompiled) -> None
 @pytest.mark.slow
 def test_a_draft_model_grows_a_tree_from_embeddings(model: LlamaCompiled) -> None:
     base, tree = 250, [-1, 0, 0, 0, 2, 1, 2, 4, 6]
-    ids, x = tokens(1, base), torch.randn(len(tree), 64, generator=torch.Generator().manual_seed(0))
+    ids, x = tokens(1, base), torch.randn(len(tree), model.hidden, generator=torch.Generator().manual_seed(0))
     cache, alone = model.new_cache(2, 290), model.new_cache(1, 290)
     fed(model, cache, ids.expand(2, -1), [0, 0])
     fed(model, alone, ids, [0])
