@@ -75,7 +75,7 @@ def test_raw_calls_get_a_sentence(server: str) -> None:
     event = httpx.post(call, json={"data": ["Hello", 2]}).json()["event_id"]
     answer = httpx.get(f"{call}/{event}").text
     assert "event: error" in answer
-    assert "The request lacks 22 of 24 values: /gradio_api/info lists them." in answer
+    assert "The request lacks 27 of 29 values: /gradio_api/info lists them." in answer
 
     def sentence(event: int, values: list[Any], session: str) -> str:
         who = {"session_hash": session}
