@@ -87,7 +87,7 @@ def test_raw_calls_get_a_sentence(server: str) -> None:
 
     events = httpx.get(f"{server}/config").json()["dependencies"]
     # The page's own event, and those that belong to its script alone.
-    (run,) = [event["id"] for event in events if event["backend_fn"] and len(event["inputs"]) == 23]
+    (run,) = [event["id"] for event in events if event["backend_fn"] and len(event["inputs"]) == 25]
     for values in (["Hello"], ["Hello", 2, 3, 0.5, 0, 0, 1.0, ["no choice"], *[None] * 7]):
         assert "\n" not in sentence(run, values, f"raw{len(values)}")
     idle = [event["id"] for event in events if not event["backend_fn"]]
