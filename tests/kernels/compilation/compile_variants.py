@@ -34,8 +34,8 @@ from tests.kernels.compilation.people import SHAPES, all_launches
 # Tolerated number of local memory accesses outside loops.
 SET_ASIDE = 16
 # Accesses in loops by capability: for a T4 "auto" takes torch's attention (bass_core/model/attention.py); for 10.0
-# Triton 3.7.1 spills once, in attention over a prefix, a window and a gap at once.
-IN_LOOPS = {75: 3, 100: 2}
+# Triton 3.7.1 spills 3 to 6 in attention of 64 rows of 128 numbers over a prefix and a gap at once.
+IN_LOOPS = {75: 3, 100: 8}
 
 
 def resources(cubin: bytes) -> dict[str, int]:
