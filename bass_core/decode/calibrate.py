@@ -22,7 +22,7 @@ from kernels.support import is_accelerator, runtime
 from ..draft.base import Drafter, Proposal
 from ..draft.registry import DrafterKind, Parts
 from ..draft.window import WINDOW, gapped
-from ..length.costs import CostTable, read_table, write_table
+from ..length.costs import READING, CostTable, read_table, write_table
 from ..length.policies import FixedLength
 from ..machine.memory import shortage_explained
 from ..machine.transfer import to_device
@@ -46,8 +46,9 @@ class Plan:
     """What is measured for each number of rows.
 
     widths: tokens per row of each verification. drafted: tokens per row of two proposals; a draft token costs the
-    difference of their times divided by the difference of their tokens. repeats: timed runs of each, after one
-    that does not count. context: tokens of the prompt. coarse: whether the table marks the costs as coarse.
+    difference of their times divided by the difference of their tokens, and a proposal the rest. repeats: timed
+    runs of each, after one that does not count. context: tokens of the prompt. coarse: whether the table marks the
+    costs as coarse.
     """
 
     widths: tuple[int, ...]
@@ -253,13 +254,17 @@ class _Lab:
         points = [(float(self.rows * width), median(times)) for width, times in self.verify_times.items()]
         # A wider verification is never cheaper; if it was measured so, that is noise and the larger time counts.
         verify = [(x, max(y for other, y in points if other <= x)) for x, _ in points]
-        draft = {}
+        draft, proposal = {}, {}
         if self.model is not None:
             few, many = self.plan.drafted
             short, long = median(self.draft_times[few]), median(self.draft_times[many])
             # Noise can make the longer proposal seem the cheaper one; its whole time per token is an upper bound.
-            draft = {self.rows: (long - short) / (many - few) if long > short else long / many}
-        return CostTable({self.rows: verify}, draft, self.padded, (self.rows,) if self.plan.coarse else ())
+            each = (long - short) / (many - few) if long > short else long / many
+            # Every proposal also read one token that had been written.
+            rest = max(0.0, short - each * (few + READING * self.rows))
+            draft, proposal = {self.rows: each}, {self.rows: rest}
+        coarse = (self.rows,) if self.plan.coarse else ()
+        return CostTable({self.rows: verify}, draft, self.padded, coarse, proposal)
 
     def _step(self) -> float:
         """The milliseconds of one step of the decoder."""

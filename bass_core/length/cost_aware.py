@@ -36,9 +36,9 @@ LEAST_GAIN = 1.02
 HORIZON = 16
 # The share of the time that trying what seems to lose may cost.
 EXPLORE = 0.01
-# A plain round is followed by so many that are not planned anew, unless a row has another source: beside a small
-# model's step the time that planning takes can be felt.
-RESTS = 7
+# After a plain round so many rounds with the same sources are plain without a plan, as long as nothing is drafted:
+# beside a small model's step the time that planning takes can be felt.
+RESTS = 31
 # What a first plain round may cost beyond that, in plain steps, and the rounds after which it is tried.
 FIRST_TRY, FIRST_ROUNDS = 0.4, 4
 
@@ -78,9 +78,8 @@ class CostAware:
         self._rounds, self._plain = 0, False
         # The newest plan, and what it was asked about.
         self._planned: tuple[Sequence[Offer], Plan] | None = None
-        # The rows' sources when a plain round was best, and how many more of these are plain without a plan.
-        self._resting: list[str] = []
-        self._rests = 0
+        # The rows' sources for which a plain round was best, and until which round it is taken to be.
+        self._resting: dict[tuple[str, ...], int] = {}
 
     def lengths(self, offers: Sequence[Offer]) -> list[int]:
         """See LengthPolicy."""
@@ -91,7 +90,7 @@ class CostAware:
         if self._planned is not None and self._planned[0] is offers:
             return self._planned[1]
         usable, found = [min(max(offer.most, 0), LIMIT) for offer in offers], Plan([0] * len(offers), 0.0)
-        if any(usable) and not (self._rests and _sources(offers) == self._resting):
+        if any(usable) and not self._rests(offers):
             found = self._plan(offers, usable)
         self._planned = offers, found
         return found
@@ -164,10 +163,17 @@ class CostAware:
         plan = self.plan(offers)
         tried = plan.lost if feedback.lengths == plan.lengths else 0.0
         self._allowance += EXPLORE * self._ms(feedback) - tried
+        rested = self._rests(offers)
         self._rounds, self._plain = self._rounds + 1, self._plain or not any(feedback.lengths)
         self._planned = None
-        if self._rested(_sources(offers), plan):
+        if any(plan.lengths) or plan.lost:
+            # A plain round that was only tried says nothing of the next.
+            self._resting.clear()
+        elif rested:
+            # Its cost was seen a moment ago.
             return
+        else:
+            self._resting[_sources(offers)] = self._rounds + RESTS
         drafted = list(zip(offers, feedback.lengths, feedback.drafted, feedback.accepted, strict=True))
         for source in {offer.source for offer, allowed, _, _ in drafted if allowed}:
             self._believed[source].fade()
@@ -184,17 +190,9 @@ class CostAware:
             drafting = (float(forwards), float(_unread(offers)), feedback.draft_ms) if forwards else None
             self.costs.observe(rows, tokens, feedback.ms - feedback.draft_ms, drafting)
 
-    def _rested(self, sources: list[str], plan: Plan) -> bool:
-        """Whether a round that has gone by this plan was plain without one: its cost was seen a moment ago."""
-        # A plain round that was only tried says nothing of the next.
-        if any(plan.lengths) or plan.lost or not any(sources):
-            self._rests = 0
-        elif self._rests and sources == self._resting:
-            self._rests -= 1
-            return True
-        else:
-            self._resting, self._rests = sources, RESTS
-        return False
+    def _rests(self, offers: Sequence[Offer]) -> bool:
+        """Whether the next round is plain without a plan."""
+        return self._rounds < self._resting.get(_sources(offers), 0)
 
     def _ms(self, feedback: Feedback) -> float:
         """What the round took, by the clock or else by the costs."""
@@ -204,9 +202,9 @@ class CostAware:
         return float(self.costs.verify_ms(rows, np.array([float(rows)]))[0])
 
 
-def _sources(offers: Sequence[Offer]) -> list[str]:
-    """Who would draft for each row; "" where nothing is on offer."""
-    return [offer.source if offer.most > 0 else "" for offer in offers]
+def _sources(offers: Sequence[Offer]) -> tuple[str, ...]:
+    """Who would draft, once for each row, in no row's order; "" where nothing is on offer."""
+    return tuple(sorted(offer.source if offer.most > 0 else "" for offer in offers))
 
 
 def _need(offers: Sequence[Offer]) -> Rates:

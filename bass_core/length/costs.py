@@ -17,7 +17,7 @@ import os
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -39,19 +39,23 @@ class RoundCosts(Protocol):
 
     def draft_ms(self, rows: int) -> float: ...
 
+    def proposal_ms(self, rows: int) -> float: ...
+
 
 @dataclass(frozen=True)
 class CostTable:
     """verify[rows] lists (tokens of all rows, ms), draft[rows] the ms of one forward of the draft; rows ascend.
 
-    `padded` says that a row's padding costs what its tokens cost: tokens are then rows x the widest row.
-    `coarse` lists the numbers of rows that were measured in haste, with few points and few repeats.
+    `proposal` has the rows of `draft`, or none: the ms that a proposal takes beside its forwards. `padded` says
+    that a row's padding costs what its tokens cost: tokens are then rows x the widest row. `coarse` lists the
+    numbers of rows that were measured in haste, with few points and few repeats.
     """
 
     verify: dict[int, list[Point]]
     draft: dict[int, float]
     padded: bool
     coarse: tuple[int, ...] = ()
+    proposal: dict[int, float] = field(default_factory=dict)
 
     def verify_ms(self, rows: int, tokens: float) -> float:
         """One verification of `tokens` in all rows together; beyond what was measured the last slope goes on."""
@@ -61,15 +65,21 @@ class CostTable:
         """One forward of the draft; 0 where the drafter runs no model."""
         return _between(list(self.draft.items()), rows) if self.draft else 0.0
 
+    def proposal_ms(self, rows: int) -> float:
+        """What a proposal takes beside its forwards: catching up, states, and what surrounds a call."""
+        return _between(list(self.proposal.items()), rows) if self.proposal else 0.0
+
     def joined(self, other: CostTable) -> CostTable:
         """This table with the other's rows added; the other's figures count where both have the same rows."""
         verify, draft = self.verify | other.verify, self.draft | other.draft
+        proposal = self.proposal | other.proposal
         coarse = {rows for rows in self.coarse if rows not in other.verify} | set(other.coarse)
         return CostTable(
             dict(sorted(verify.items())),
             dict(sorted(draft.items())),
             other.padded,
             tuple(sorted(coarse)),
+            dict(sorted(proposal.items())),
         )
 
 
@@ -95,7 +105,8 @@ def read_table(path: Path | None) -> CostTable | None:
         stored = json.loads(path.read_text(encoding="utf-8"))
         verify = {int(rows): [(x, y) for x, y in points] for rows, points in stored["verify"].items()}
         draft = {int(rows): ms for rows, ms in stored["draft"].items()}
-        table = CostTable(verify, draft, stored["padded"], tuple(stored["coarse"]))
+        proposal = {int(rows): ms for rows, ms in stored["proposal"].items()}
+        table = CostTable(verify, draft, stored["padded"], tuple(stored["coarse"]), proposal)
         return table if _is_sound(table) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
@@ -105,7 +116,7 @@ def _is_sound(table: CostTable) -> bool:
     """Whether the table could have been measured: finite, ascending, and nothing free of cost that never is."""
     lines = list(table.verify.values())
     numbers = [number for points in lines for point in points for number in point]
-    numbers += list(table.draft.values())
+    numbers += [*table.draft.values(), *table.proposal.values()]
     return (
         bool(lines)
         and isinstance(table.padded, bool)
@@ -116,7 +127,8 @@ def _is_sound(table: CostTable) -> bool:
         and all(before[1] <= behind[1] for points in lines for before, behind in pairwise(points))
         and _ascends([*table.verify])
         and list(table.draft) in ([], list(table.verify))
-        and min(table.draft.values(), default=0) >= 0
+        and list(table.proposal) in ([], list(table.draft))
+        and min([*table.draft.values(), *table.proposal.values()], default=0) >= 0
     )
 
 
@@ -179,8 +191,11 @@ class CorrectedCosts:
 
     def draft_ms(self, rows: int, forwards: Array, unread: Array) -> Array:
         """So many forwards of the draft, which reads so many tokens first that were written without it."""
-        each = self.table.draft_ms(rows) * median(self._drafting)
-        return each * (forwards + READING * unread)
+        return self._table_draft_ms(rows, forwards, unread) * median(self._drafting)
+
+    def _table_draft_ms(self, rows: int, forwards: Array, unread: Array) -> Array:
+        each = self.table.draft_ms(rows) * (forwards + READING * unread)
+        return np.asarray(each + self.table.proposal_ms(rows) * (forwards > 0))
 
     def observe(self, rows: int, tokens: int, ms: float, drafting: tuple[float, float, float] | None) -> None:
         """A round of so many tokens took ms without its drafting; drafting: forwards, unread tokens and ms."""
@@ -194,7 +209,8 @@ class CorrectedCosts:
         self._factors[rows] = self._fresh(of_rows)
         if drafting is not None:
             forwards, unread, took = drafting
-            self._drafting.append(_held(took, self.table.draft_ms(rows) * (forwards + READING * unread)))
+            expected = self._table_draft_ms(rows, np.array([forwards]), np.array([unread]))
+            self._drafting.append(_held(took, float(expected[0])))
 
     def _fresh(self, seen: dict[int, deque[tuple[int, float]]]) -> tuple[Array, Array]:
         """The sizes seen of late, ascending, and the median factor of each."""

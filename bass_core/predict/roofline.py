@@ -46,6 +46,10 @@ class Roofline:
         """One forward of the draft, one token per row; 0 where drafts take no model."""
         return self.draft_feed_ms(rows, rows)
 
+    def proposal_ms(self, rows: int) -> float:
+        """Nothing: only forwards are predicted."""
+        return 0.0
+
     def draft_feed_ms(self, rows: int, tokens: float) -> float:
         """One forward of the draft over `tokens` tokens in all rows together."""
         draft = self.draft

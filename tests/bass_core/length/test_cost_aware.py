@@ -130,6 +130,13 @@ def test_a_plain_round_is_tried_too():
     assert sum(map(any, lengths[60:])) < 10
 
 
+def test_what_surrounds_the_drafts_forwards_counts():
+    """A forward takes 0.5 ms as before, but each proposal 20 more: two plain steps."""
+    dear = CostTable(CHEAP.verify, CHEAP.draft, padded=False, proposal={1: 20.0, 8: 20.0})
+    assert CostAware(CHEAP).lengths([HEAD]) != [0]
+    assert CostAware(dear).lengths([HEAD]) == [0]
+
+
 def test_costs_that_were_measured_under_load_are_corrected():
     """All rounds take a third of what the table says, and wide ones a tenth: it drafts as that is."""
     policy = CostAware(DEAR)
@@ -177,6 +184,7 @@ SOUND = {
     "draft": {"1": 0.5, "2": 0.5},
     "padded": True,
     "coarse": [],
+    "proposal": {"1": 1.5, "2": 1.5},
 }
 
 
@@ -199,6 +207,8 @@ SOUND = {
         {"draft": {"1": -0.5, "2": 0.5}},
         {"draft": {"1": "0.5", "2": 0.5}},
         {"draft": {"1": 0.5}},
+        {"proposal": {"1": 1.5}},
+        {"proposal": {"1": -1.5, "2": 1.5}},
         {"padded": "no"},
         {"coarse": [3]},
         {"coarse": None},
@@ -211,7 +221,7 @@ def test_a_table_that_was_not_measured_is_measured_anew(damage, tmp_path):
     path.write_text(json.dumps(SOUND))
     assert read_table(path).verify_ms(2, 2) == 7.0
     # With only the verifications damaged, the table is given no draft times: they would reveal the missing rows.
-    path.write_text(json.dumps(SOUND | ({"draft": {}} if "verify" in damage else {}) | damage))
+    path.write_text(json.dumps(SOUND | ({"draft": {}, "proposal": {}} if "verify" in damage else {}) | damage))
     assert read_table(path) is None
 
 
