@@ -7,6 +7,7 @@ target's once it is settled. A head of several positions drafts so many tokens a
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -23,17 +24,20 @@ from ..model.runner import ModelRunner
 from ..sample.distribution import argmax, probabilities
 from ..sample.draw import draw
 from ..sample.noise import NoiseKeys
+from ..sample.noise import words as hashed
 from ..sample.params import SamplingParams
 from ..sequence import Sequence
 from ..verify.rules import AUTOMATIC, Verification
 from .base import Drafter, OwnChances, Proposal
 from .head_states import SettledStates, StandInStates
-from .pending import feed_pending
+from .pending import CHUNK, feed_pending
 from .tree import Fed, LevelStates, LinkedLevels, StaticTrees, TreeFeed
 
 # A forward of the head costs more than one more token in a verification, so a row drafts on only while its drafts
 # so far have this many times the confidence. Each row decides for itself and does not depend on its neighbours.
 HEADROOM = 4.0
+# What confidence is measured by.
+_PLAIN = SamplingParams(temperature=1.0)
 
 
 class HeadDrafter(Drafter):
@@ -75,6 +79,13 @@ class HeadDrafter(Drafter):
         # Norms and projections of states that no draft is wanted after would be made for nothing.
         self.raw_states = not ahead
         self._source: SettledStates | StandInStates = SettledStates(0, head.config.hidden, runner.device)
+        filters = not params.greedy and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
+        self._in_one_call = (
+            not (ahead or tree or filters)
+            and head.positions == 1
+            and head.embedded is not None
+            and runner.model.can_draft(head.fuse)
+        )
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         self.runner.begin()
@@ -126,6 +137,8 @@ class HeadDrafter(Drafter):
             if max(max_drafts) == 0:
                 return Proposal(torch.zeros(len(rows), 0, dtype=torch.long, device=self.runner.device), max_drafts)
         self._read_prefixes(rows)
+        if self._in_one_call and (whole := self._whole_chain(rows, max_drafts, keys)) is not None:
+            return whole
         logits, states = self._catch_up(rows, max_drafts)
         ends = list(self.runner.lengths[: len(rows)])
         # Row by row: in which steps it may draft, whether it still does, how much it has, and how likely that is.
@@ -171,6 +184,46 @@ class HeadDrafter(Drafter):
         if self._tells and q is not None:
             proposal.max_probs, proposal.token_probs = q.amax(-1)[:, None], q.gather(1, column[:, None])
         return proposal
+
+    def _whole_chain(self, rows: list[Sequence], max_drafts: list[int], keys: NoiseKeys) -> Proposal | None:
+        """`propose` in one compiled call; None where the rows have to read more than one forward takes."""
+        from kernels.cpu.chain import Chain  # imports numba
+
+        most, device = np.array(max_drafts, np.int64), self.runner.device
+        levels, starts, ends = int(most.max()), self.runner.lengths[: len(rows)], [len(row.tokens) for row in rows]
+        width, room = max(end - start for end, start in zip(ends, starts, strict=True)), self.runner.cache.room
+        if width > CHUNK or room(starts) < width or room(ends) < levels:
+            return None
+        words = np.zeros((2, levels, len(rows)), np.int64)
+        if not self.params.greedy:
+            at = keys.positions + torch.arange(levels)[:, None]
+            words = torch.stack(hashed(keys.seed, keys.sequence_ids, at, keys.stream(self.role))[:2]).numpy()
+        assert self.head.embedded is not None
+        chain = Chain(
+            most, self.head.fuse.packed, self.head.embedded.numpy(), self.head.vocabulary.numpy(), words,
+            None if self.params.greedy else self.params.divisor, self.confidence, HEADROOM * self.confidence,
+            soft=self.confidence > 0 or not self.params.greedy,
+        )  # fmt: skip
+        x, begins, counts = self._pending(rows, max_drafts)
+        fed = ForwardBatch(x, begins, [max(count, 1) for count in counts])
+        logits, drafted = self.runner.model.draft(fed, self.runner.cache, chain)
+        for r, count in enumerate(counts):
+            if count:
+                self.runner.commit(r, ends[r])
+        self.calls += drafted.forwards
+        num_drafted = drafted.counts
+        self.drafted += sum(num_drafted)
+        width = max(num_drafted)
+        columns = torch.from_numpy(drafted.columns[:width])
+        own = OwnChances(self.tells and self.params.greedy)
+        for level, column in enumerate(columns):
+            own.keep(logits[level], column)
+        full = None
+        if width and not self.params.greedy:
+            full = torch.zeros(len(rows), width, self.size)
+            full.index_copy_(2, self.head.vocabulary, torch.from_numpy(drafted.probs[:width]).transpose(0, 1))
+        tokens = self.head.vocabulary[columns].t().contiguous().to(device)
+        return Proposal(tokens, num_drafted, full, own=own.own(width))
 
     def _go_on(self, tokens: list[Tensor], states: Tensor, starts: list[int]) -> tuple[Tensor, Tensor]:
         """Feed the tokens [B] drafted since the last forward, whose states those are, from starts[r] on."""
@@ -245,6 +298,22 @@ class HeadDrafter(Drafter):
 
         Rows that draft are fed, up to ends[r].
         """
+        runner, ends = self.runner, ends or [len(row.tokens) for row in rows]
+        x, starts, counts = self._pending(rows, max_drafts, ends)
+        logits, states, forwards = feed_pending(runner, x, starts, counts, True, self.head.positions == 1)
+        assert states is not None
+        self.calls += forwards
+        fed = [r for r, count in enumerate(counts) if count]
+        for r in fed:
+            runner.commit(r, ends[r])
+        if isinstance(self._source, StandInStates):
+            self._source.keep(fed, [ends[r] for r in fed], states[to_device(fed, states.device)])
+        return logits, states
+
+    def _pending(
+        self, rows: list[Sequence], max_drafts: list[int], ends: list[int] | None = None
+    ) -> tuple[Tensor, list[int], list[int]]:
+        """What came since the last proposal: inputs [B, S, hidden], and each row's first slot and how many."""
         runner, source = self.runner, self._source
         ends = ends or [len(row.tokens) for row in rows]
         if isinstance(source, SettledStates):
@@ -259,21 +328,12 @@ class HeadDrafter(Drafter):
             before = source.read(starts, max(counts))
         width = max(counts)
         padded = [(row.tokens[start:] + [0] * width)[:width] for row, start in zip(rows, starts, strict=True)]
-        x = self.head.inputs(to_device(padded, runner.device), before)
-        logits, states, forwards = feed_pending(runner, x, starts, counts, True, self.head.positions == 1)
-        assert states is not None
-        self.calls += forwards
-        fed = [r for r, count in enumerate(counts) if count]
-        for r in fed:
-            runner.commit(r, ends[r])
-        if isinstance(source, StandInStates):
-            source.keep(fed, [ends[r] for r in fed], states[to_device(fed, states.device)])
-        return logits, states
+        return self.head.inputs(to_device(padded, runner.device), before), starts, counts
 
     def _distribution(self, logits: Tensor) -> Tensor | None:
         """q [B, V'] over the head's vocabulary, where somebody asks for it."""
         if self.params.greedy:
-            return logits.float().softmax(-1) if self.confidence or self._tells else None
+            return probabilities(logits, _PLAIN) if self.confidence or self._tells else None
         return probabilities(logits, self.params)
 
     def _draw(self, logits: Tensor, q: Tensor | None, keys: NoiseKeys, step: int) -> Tensor:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +35,9 @@ from .weights.cost import ModelCost, model_cost
 from .weights.placement import has_waiting, home_device, is_split, waiting_weights
 from .weights.quantized import held
 from .weights.shape import context_of, head_dim, is_llama, said, turns_with_length
+
+if TYPE_CHECKING:
+    from kernels.cpu.chain import Chain, Drafted  # imports numba
 
 # Models that attend by their own code, which was read: all that it hides from a token is in the mask that it asks
 # for, and where a token stands it takes from `position_ids` or from the columns of the cache.
@@ -160,6 +163,17 @@ class CausalModel:
         """Bytes that a cache of that size takes."""
         per_token: int = 2 * self.layers * self.kv_heads * self.head_dim * self.cache_dtype.itemsize
         return (max_batch * max_len + prefixes * prefix_len) * per_token
+
+    def can_draft(self, fuse: Any) -> bool:
+        """Whether `draft` makes chains of a head whose body this is, and whose inputs are made by `fuse`."""
+        return False
+
+    def draft(self, batch: ForwardBatch, cache: RaggedCache, chain: Chain) -> tuple[Tensor, Drafted]:
+        """A forward over inputs [B, S, hidden], then a chain of drafts (kernels/cpu/chain.py), in one call.
+
+        Returns the logits [levels, B, V'] after each row's newest token and its drafts but the last; the drafts.
+        """
+        raise NotImplementedError
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, cache: RaggedCache, backend: str = "pad") -> ForwardOutput:

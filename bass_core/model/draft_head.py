@@ -97,6 +97,7 @@ class DraftHead(nn.Module):
     output: Any
     link_out: Any
     link_in: Tensor | None
+    embedded: Tensor | None
 
     def __init__(self, target: PreTrainedModel, config: HeadConfig, vocabulary: Tensor) -> None:
         """vocabulary int64 [V']: the target's ids that the head can propose, in any order."""
@@ -134,10 +135,12 @@ class DraftHead(nn.Module):
         rows = head.weight.detach()[vocabulary].to(self.body.dtype)
         self.body.lm_head.weight = nn.Parameter(rows, requires_grad=False)
         self.body.lm_head.out_features = self.body.config.vocab_size = len(vocabulary)
-        # Made by `pack`: the output layer again, what it makes of `link_up`, and `link_down` of its rows.
+        # Made by `pack`: the output layer again, what it makes of `link_up`, and `link_down` of its rows; the
+        # vocabulary's embeddings float32 [V', hidden].
         self.register_module("output", None)
         self.register_module("link_out", None)
         self.register_buffer("link_in", None, persistent=False)
+        self.register_buffer("embedded", None, persistent=False)
         if config.positions > 1:
             self.slots = nn.Linear(config.hidden, (config.positions - 1) * (config.hidden + config.link_rank))
             self.link_down = nn.Linear(config.hidden, config.link_rank, bias=False)
@@ -151,15 +154,18 @@ class DraftHead(nn.Module):
 
     def inputs(self, ids: Tensor, states: Tensor) -> Tensor:
         """The body's inputs [B, S, hidden], from ids int64 [B, S] and the states [B, S, hidden] before them."""
-        table = self.quantized if self.embedding is None else self.embedding
-        assert table is not None
-        x = look_up(ids, table).to(states.dtype)
+        x = self._embed(ids).to(states.dtype)
         if self.config.reads_states:
             x = torch.cat((x, states), dim=-1)
         if isinstance(self.fuse, nn.Linear):
             x = x.to(self.fuse.weight.dtype)
         out: Tensor = self.fuse(x)
         return out
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        table = self.quantized if self.embedding is None else self.embedding
+        assert table is not None
+        return look_up(ids, table)
 
     def readout(self) -> HiddenStateTap:
         """Which states the target's forward must return for `inputs`."""
@@ -238,6 +244,7 @@ class DraftHead(nn.Module):
             layer = getattr(self, name, None)
             if isinstance(layer, nn.Linear):
                 self._pack(name, layer)
+        self.embedded = self._embed(self.vocabulary).float()
 
     def _pack(self, name: str, layer: nn.Linear) -> None:
         from .weights.compiled import compiled  # imports numba
@@ -249,7 +256,7 @@ class DraftHead(nn.Module):
         """For pickling: with the layers as they were before `pack`, since packed ones can't be pickled."""
         state = dict(self.__dict__)
         state["_modules"] = {**state["_modules"], **state.pop("_unpacked")}
-        state["_buffers"] = {**state["_buffers"], "link_in": None}
+        state["_buffers"] = {**state["_buffers"], "link_in": None, "embedded": None}
         return {**state, "_unpacked": {}}
 
     def own_weights(self) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ Non-goals: sliding windows, and weights of more than 16 bits.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,6 +27,9 @@ from .forward import ForwardBatch, ForwardOutput
 from .tiled import TiledCache
 from .weights.quantized import held, look_up
 from .weights.shape import HALVES, head_dim, is_llama
+
+if TYPE_CHECKING:
+    from kernels.cpu.chain import Chain, Drafted  # imports numba
 
 
 def why_not(model: PreTrainedModel) -> str | None:
@@ -116,6 +119,23 @@ class LlamaCompiled(CausalModel):
         if not batch.logits:
             return ForwardOutput(logits.new_zeros((rows, width, 0) if batch.take is None else (rows, 0)), states)
         return ForwardOutput(_padded(logits, real, rows, width) if batch.take is None else logits, states)
+
+    def can_draft(self, fuse: Any) -> bool:
+        return hasattr(fuse, "packed") and self.packed.can_draft(fuse.packed)
+
+    @torch.inference_mode()
+    def draft(self, batch: ForwardBatch, cache: RaggedCache, chain: Chain) -> tuple[Tensor, Drafted]:
+        rows, width = batch.tokens.shape[:2]
+        counts = np.full(rows, width, np.int64) if batch.counts is None else np.array(batch.counts, np.int64)
+        cache.check_room(batch.lengths, width)
+        ends = [length + count for length, count in zip(batch.lengths, counts.tolist(), strict=True)]
+        cache.check_room(ends, chain.levels - 1)
+        firsts = np.concatenate((np.zeros(1, np.int64), counts.cumsum()))
+        x = batch.tokens.flatten(0, 1)
+        if firsts[-1] < len(x):
+            x = x[torch.from_numpy(np.flatnonzero(np.arange(width) < counts[:, None]))]
+        turns = self._turns_until(max(ends) + max(width, chain.levels))
+        return self.packed.draft(torch.empty(x.shape).copy_(x), firsts, batch.lengths, cache, turns, chain)
 
     def _turns_until(self, positions: int) -> Any:
         """Cosines, then sines, of at least so many positions: float32 [positions, head_dim], flat."""

@@ -1,8 +1,9 @@
-"""A whole forward of a Llama-shaped model over few tokens, in one compiled call.
+"""A whole forward of a Llama-shaped model over few tokens, in one compiled call, and a chain of drafts after it.
 
 Contract: `forward` takes the N real tokens of all rows, row after row. A layer is nine phases that the threads of
-the call share (threads.py); the output layer is four more. Every number of a token is summed in one order, so it
-depends on its own row alone: not on other rows, on how many tokens the step has, or on the number of threads.
+the call share (threads.py); the output layer is four more, and a draft three (chain.py). Every number of a token
+is summed in one order, so it depends on its own row alone: not on other rows, on how many tokens the step has, or
+on the number of threads.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ from __future__ import annotations
 from .attention.phases import attend, merge, write
 from .calls.jit import helper, kernel
 from .calls.threads import claim, done, wait
+from .chain import choose, feed, further
 from .elements import copy, norm, pack, pack_all, place
 from .kinds import PANEL, STEP
 from .products import ADD, GATE, PLAIN, product
 
-_LAYER_PHASES, _LAST_PHASES = 9, 4
+_LAYER_PHASES, _LAST_PHASES, _DRAFT_PHASES = 9, 4, 3
 
 
-def phases_of(layers: int) -> int:
-    """How many phases a forward has."""
-    return _LAYER_PHASES * layers + _LAST_PHASES
+def phases_of(layers: int, drafts: int) -> int:
+    """How many phases a forward has, and those that a chain of drafts goes on with."""
+    return (_LAYER_PHASES * layers + _LAST_PHASES + _DRAFT_PHASES) * max(drafts, 1)
 
 
 @helper
@@ -66,6 +68,7 @@ def forward(
     dot,
     out,
     logits,
+    chain,
 ):
     """x float32 [N, hidden] becomes the residual stream; out [N, hidden] its final norm; logits [M, V].
 
@@ -76,41 +79,55 @@ def forward(
     arrays firsts [B + 1], lengths [B], starts (products.py), the M tokens wanted whose logits are computed (none:
     the output layer is left out), and the starts of these. reads int64 [layers + 1]: before which layers x is
     kept, by its place in streams [places, N x hidden]; -1: not kept. dot: whether queries, keys and values are
-    bfloat16. room, short, wide: scratch.
+    bfloat16. room, short, wide: scratch. chain: chain.py; with one, M = B, and logits [levels, B, V].
     """
-    _, _, starts, wanted, wanted_starts = step
     heads, kv_heads, dim, _ = shape
-    tokens, hidden, layers = starts[-1], norms.shape[1], len(lines) // 4
+    hidden, layers, last = norms.shape[1], len(lines) // 4, lines[len(lines) - 1]
     form, weights, none = lines[0, 7], norms.ravel(), x[:0]
     rows = heads * dim + 2 * kv_heads * dim
     rows += -rows % PANEL
-    mixed, y = room[: tokens * heads * dim], room[tokens * heads * dim :]
     # Two products' vectors: those of the down product are written while gates and ups read theirs.
     half = len(wide) // 2
     short, other, wide, another = short[: 2 * half], short[2 * half :], wide[:half], wide[half:]
-    for layer in range(layers):
-        p, four, norm = _LAYER_PHASES * layer, 4 * layer, 2 * layer * hidden
-        kept = none if reads[layer] < 0 else streams[reads[layer]]
-        _norm_all(state, p, x, hidden, weights, norm, eps, starts, short, wide, form, out, kept)
-        product(state, p + 1, threads, lines[four], starts, short, wide, y, PLAIN, x, other, another, form)
-        write(
-            state, p + 2, layer, y, rows, shape, step, sight, plan, caches, turns, head_norms, eps, *queries, dot
-        )
-        attend(state, p + 3, layer, shape, step, sight, plan, caches, segment, *queries, dot, *parts, mixed)
-        merge(state, p + 4, shape, step, sight, plan, *parts, mixed, starts, short, wide, form)
-        product(state, p + 5, threads, lines[four + 1], starts, short, wide, y, ADD, x, other, another, form)
-        _norm_all(state, p + 6, x, hidden, weights, norm + hidden, eps, starts, short, wide, form, out, none)
-        product(state, p + 7, threads, lines[four + 2], starts, short, wide, y, GATE, x, other, another, form)
-        product(state, p + 8, threads, lines[four + 3], starts, other, another, y, ADD, x, short, wide, form)
-    p = _LAYER_PHASES * layers
-    kept = none if reads[layers] < 0 else streams[reads[layers]]
-    _norm_all(state, p, x, hidden, weights, 2 * layers * hidden, eps, starts, short, wide, form, out, kept)
-    if len(wanted) == 0:
-        return
-    last = lines[4 * layers]
-    _pick(state, p + 1, out, hidden, wanted, y)
-    pack_all(state, p + 2, y, hidden, wanted_starts, short, wide, last[7])
-    product(state, p + 3, threads, last, wanted_starts, short, wide, logits, PLAIN, x, other, another, form)
+    _, _, _, _, _, _, _, _, columns, _, _, after, ends, blocks, _, _ = chain
+    each, first, chosen = PANEL * last[2], 0, logits
+    # One loop for the forward and those of its drafts: what stands here twice is compiled twice.
+    for level in range(max(1, len(columns))):
+        _, _, starts, wanted, wanted_starts = step
+        tokens = starts[-1]
+        mixed, y = room[: tokens * heads * dim], room[tokens * heads * dim :]
+        for layer in range(layers):
+            p, four, norm = first + _LAYER_PHASES * layer, 4 * layer, 2 * layer * hidden
+            kept = none if reads[layer] < 0 else streams[reads[layer]]
+            _norm_all(state, p, x, hidden, weights, norm, eps, starts, short, wide, form, out, kept)
+            product(state, p + 1, threads, lines[four], starts, short, wide, y, PLAIN, x, other, another, form)
+            write(
+                state, p + 2, layer, y, rows, shape, step, sight, plan, caches, turns, head_norms, eps, *queries,
+                dot,
+            )  # fmt: skip
+            attend(state, p + 3, layer, shape, step, sight, plan, caches, segment, *queries, dot, *parts, mixed)
+            merge(state, p + 4, shape, step, sight, plan, *parts, mixed, starts, short, wide, form)
+            product(state, p + 5, threads, lines[four + 1], starts, short, wide, y, ADD, x, other, another, form)
+            _norm_all(state, p + 6, x, hidden, weights, norm + hidden, eps, starts, short, wide, form, out, none)
+            product(state, p + 7, threads, lines[four + 2], starts, short, wide, y, GATE, x, other, another, form)
+            product(state, p + 8, threads, lines[four + 3], starts, other, another, y, ADD, x, short, wide, form)
+        p = first + _LAYER_PHASES * layers
+        kept = none if reads[layers] < 0 else streams[reads[layers]]
+        _norm_all(state, p, x, hidden, weights, 2 * layers * hidden, eps, starts, short, wide, form, out, kept)
+        if len(wanted) == 0:
+            return
+        _pick(state, p + 1, out, hidden, wanted, y)
+        pack_all(state, p + 2, y, hidden, wanted_starts, short, wide, last[7])
+        if len(columns):
+            chosen = logits[level * len(wanted) * each : (level + 1) * len(wanted) * each]
+        product(state, p + 3, threads, last, wanted_starts, short, wide, chosen, PLAIN, x, other, another, form)
+        first = p + _LAST_PHASES
+        if len(columns) == 0 or not choose(state, first, level, chain, chosen, each) or level == len(columns) - 1:
+            return
+        feed(state, first + 1, threads, level, chain, out, wanted, hidden, short, wide, x, other, another)
+        first += _DRAFT_PHASES
+        step = ends, after[level], blocks, ends[: len(wanted)], blocks
+        plan = further(chain, level, plan)
 
 
 @helper

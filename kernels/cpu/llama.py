@@ -19,6 +19,7 @@ from torch import Tensor
 from .attention.step import Attention, Caches
 from .attention.tree import Tree
 from .calls import pool
+from .chain import NO_CHAIN, Chain, Drafted, arguments, fits
 from .forward import forward, phases_of
 from .kinds import HAS_DOT, PANEL, STEP
 from .packing import Packed
@@ -83,31 +84,74 @@ class PackedLlama:
         skip: which columns are not seen (attention/step.py). reads: before which layers x is kept. Without `keep`
         the logits are overwritten by this thread's next call. tree: what the new tokens form, None for texts.
         """
-        tokens, chosen = x.shape[0], len(wanted)
-        room, short, wide, logits = self._arrays(max(tokens, chosen), chosen)
-        logits = np.empty_like(logits) if keep else logits
-        kept = np.full(self.layers + 1, -1, np.int64)
+        chosen, kept = len(wanted), np.full(self.layers + 1, -1, np.int64)
         kept[list(reads)] = np.arange(len(reads))
-        streams = np.empty((len(reads), tokens * self.hidden), np.float32)
-        last = np.empty((tokens, self.hidden), np.float32)
-        starts = blocks_of(tokens)
-        step = (
-            firsts,
-            np.asarray(lengths, np.int64),
-            starts,
-            wanted,
-            starts if chosen == tokens else blocks_of(chosen),
+        room = self._arrays(max(x.shape[0], chosen), chosen)
+        if keep:
+            room = *room[:3], np.empty_like(room[3])
+        step = firsts, np.asarray(lengths, np.int64), blocks_of(x.shape[0]), wanted, blocks_of(chosen)
+        streams = np.empty((len(reads), x.numel()), np.float32)
+        last = self._forward(
+            x,
+            step,
+            self.attention.arguments(*step[:2], cache, skip, tree),
+            turns,
+            kept,
+            streams,
+            room,
+            NO_CHAIN,
+            0,
         )
-        shape, sight, plan, caches, segment, queries, parts = self.attention.arguments(
-            *step[:2], cache, skip, tree
-        )
+        made = torch.from_numpy(room[3]).view(chosen, PANEL * int(self.lines[-1, 2]))[:, : self.matrices[-1].rows]
+        return made, last, list(torch.from_numpy(streams).view(len(reads), *x.shape))
+
+    def draft(
+        self, x: Tensor, firsts: Array, lengths: Sequence[int], cache: Caches, turns: Array, chain: Chain
+    ) -> tuple[Tensor, Drafted]:
+        """Logits float32 [levels, B, V'] of each row's newest token, then of its drafts but the last; the drafts.
+
+        Arguments as for `run`, of which every row has a token or more. Levels that no row reaches hold anything.
+        """
+        rows, before = len(chain.most), np.asarray(lengths, np.int64)
+        room = self._arrays(x.shape[0], 0)
+        step = firsts, before, blocks_of(x.shape[0]), firsts[1:] - 1, blocks_of(rows)
+        width = PANEL * int(self.lines[-1, 2])
+        logits = np.empty(chain.levels * rows * width, np.float32)
+        kept, streams = np.full(self.layers + 1, -1, np.int64), np.empty((0, x.numel()), np.float32)
+        after = before + np.diff(firsts)
+        plans, segments = self.attention.later(after, chain.levels - 1, cache)
+        attention = self.attention.arguments(*step[:2], cache, None, segments=segments)
+        given, drafted = arguments(chain, after, self.hidden, plans)
+        self._forward(x, step, attention, turns, kept, streams, (*room[:3], logits), given, chain.levels)
+        made = torch.from_numpy(logits).view(chain.levels, rows, width)[..., : self.matrices[-1].rows]
+        return made, drafted
+
+    def can_draft(self, fuse: Packed) -> bool:
+        """Whether this layer's vectors and results lie as `draft` needs them."""
+        return fits(fuse, self.hidden, self._vectors)
+
+    def _forward(
+        self,
+        x: Tensor,
+        step: tuple[Array, ...],
+        attention: tuple[Any, ...],
+        turns: Array,
+        kept: Array,
+        streams: Array,
+        room: tuple[Array, ...],
+        chain: tuple[Any, ...],
+        levels: int,
+    ) -> Tensor:
+        """Call the kernel; returns the final norm [N, hidden]."""
+        shape, sight, plan, caches, segment, queries, parts = attention
+        floats, short, wide, logits = room
+        last = np.empty(tuple(x.shape), np.float32)
         pool.run(
-            forward, phases_of(self.layers), self.lines, self.norms, self.head_norms, np.float32(self.eps), shape,
-            step, sight, plan, caches, segment, turns, x.view(tokens * self.hidden).numpy(), kept, streams, room,
-            short, wide, queries, parts, self.dot, last.ravel(), logits,
+            forward, phases_of(self.layers, levels), self.lines, self.norms, self.head_norms, np.float32(self.eps),
+            shape, step, sight, plan, caches, segment, turns, x.view(x.numel()).numpy(), kept, streams, floats,
+            short, wide, queries, parts, self.dot, last.ravel(), logits, chain,
         )  # fmt: skip
-        made = torch.from_numpy(logits).view(chosen, PANEL * int(self.lines[-1, 2]))[:, : self.matrices[-1].rows]
-        return made, torch.from_numpy(last), list(torch.from_numpy(streams).view(len(reads), tokens, self.hidden))
+        return torch.from_numpy(last)
 
     def _arrays(self, tokens: int, chosen: int) -> tuple[Array, ...]:
         """Scratch for so many tokens and rows of logits: float32, vectors as uint16 and as float32, logits."""

@@ -38,7 +38,7 @@ class CompiledLinear(nn.Module):
         if shown is not None:
             self.weight, self.bias = shown.weight, shown.bias
             self.in_features, self.out_features = shown.in_features, shown.out_features
-        self._multiply = partial(linear, weight=packed)
+        self.packed, self._multiply = packed, partial(linear, weight=packed)
         # Compiles the product, or loads its code from disk, before a clock runs.
         self._multiply(torch.zeros(1, packed.inputs))
 

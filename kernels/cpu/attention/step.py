@@ -66,21 +66,25 @@ class Attention:
         self._size, self._segment, self._room = padded(self.dim), address_of_segment(self.dot), _Room()
 
     def arguments(
-        self, firsts: Array, lengths: Array, cache: Caches, skip: Array | None, tree: Tree | None = None
+        self,
+        firsts: Array,
+        lengths: Array,
+        cache: Caches,
+        skip: Array | None,
+        tree: Tree | None = None,
+        segments: int = 0,
     ) -> tuple[Any, ...]:
         """shape, sight, plan, caches, address of `segment`, queries, parts: the arguments of the phases.
 
         firsts int64 [B + 1], lengths int64 [B]: the new tokens of row b are those from firsts[b] on, after
         lengths[b] cached ones. skip int64 [B]: columns 64 to skip[b] - 1, a multiple of 64, are not seen; None:
-        all are. tree: what the new tokens form, None for texts. Overwritten by this thread's next call.
+        all are. tree: what the new tokens form, None for texts. segments: for so many kept ones there is scratch.
+        Overwritten by this thread's next call.
         """
-        rows, tokens, size = len(lengths), int(firsts[-1]), self._size
-        shared = np.array((cache.starts[:rows], cache.groups[:rows]), np.int64)
-        sight = shared[0], shared[1], np.zeros(rows, np.int64) if skip is None else skip
-        tree = NO_TREE if tree is None else tree
-        group, threads = self.heads // self.kv_heads, torch.get_num_threads()
-        items, table, order, kept = planned(firsts, lengths, *sight, *tree, group, self.kv_heads, threads)
-        own, each = self._room, self.heads * (size + 2)
+        tokens, size, tree = int(firsts[-1]), self._size, NO_TREE if tree is None else tree
+        sight = _sight(cache, len(lengths), skip)
+        items, table, order, kept = self._planned(firsts, lengths, sight, tree)
+        own, each, kept = self._room, self.heads * (size + 2), max(kept, segments)
         if own.tokens < tokens:
             own.tokens, own.queries = tokens, scratch(tokens * self.heads * size)
         if own.kept < kept:
@@ -90,6 +94,24 @@ class Attention:
         caches = np.array([*_place(cache), *((0, 0, 0) if cache.prefix is None else _place(cache.prefix))])
         shape = self.heads, self.kv_heads, self.dim, size
         return shape, sight, (items, table, order, *tree[:2]), caches, self._segment, own.queries, parts
+
+    def later(self, lengths: Array, steps: int, cache: Caches) -> tuple[list[tuple[Array, ...]], int]:
+        """The plans of so many further steps of one token a row, and the most segments that one keeps."""
+        rows = len(lengths)
+        sight, firsts = _sight(cache, rows, None), np.arange(rows + 1)
+        made = [self._planned(firsts, lengths + step, sight, NO_TREE) for step in range(steps)]
+        return [plan[:3] for plan in made], max((plan[3] for plan in made), default=0)
+
+    def _planned(self, firsts: Array, lengths: Array, sight: tuple[Array, ...], tree: Tree) -> tuple[Any, ...]:
+        group, threads = self.heads // self.kv_heads, torch.get_num_threads()
+        given: tuple[Any, ...] = (*sight, *tree, group, self.kv_heads, threads)
+        made: tuple[Any, ...] = planned(firsts, lengths, *given)
+        return made
+
+
+def _sight(cache: Caches, rows: int, skip: Array | None) -> tuple[Array, ...]:
+    shared = np.array((cache.starts[:rows], cache.groups[:rows]), np.int64)
+    return shared[0], shared[1], np.zeros(rows, np.int64) if skip is None else skip
 
 
 def _place(cache: Caches) -> tuple[int, int, int]:

@@ -73,3 +73,16 @@ def draw(state, threads, weights, size, tokens, given, firsts, seconds, scores, 
         done(state, 0)
         one = claim(state, 0)
     wait(state, 0, count)
+
+
+@helper
+def draw_row(weights, start, size, tokens, first, second, uniforms):
+    """The column of weights[start : start + size] that `draw` finds; tokens: what the columns stand for."""
+    best, place, key = np.float32(-np.inf), 0, (np.uint32(first), np.uint32(second))
+    for at in range(0, size, CHUNK):
+        score, found = _search(weights, start, tokens, True, at, min(CHUNK, size - at), *key, uniforms)
+        if not score <= best:
+            best, place = score, found
+        if score != score:
+            break
+    return place

@@ -37,21 +37,21 @@ def _largest(x, start, size, lanes):
 
 
 @helper
-def _exponentials(x, start, size, top, factor, out, lanes):
-    """out = exp((x - top) * factor) over x[start : start + size]; returns their sum."""
+def _exponentials(x, start, size, top, factor, out, to, lanes):
+    """out[to : to + size] = exp((x - top) * factor) of x[start : start + size]; returns their sum."""
     one, whole = np.uintp(LANES), np.uintp(size) // np.uintp(LANES)
     for j in range(one):
         lanes[j] = np.float32(0.0)
     for i in range(whole):
-        at = np.uintp(start) + i * one
+        at, into = np.uintp(start) + i * one, np.uintp(to) + i * one
         for j in range(one):
-            out[at + j] = exp((x[at + j] - top) * factor)
+            out[into + j] = exp((x[at + j] - top) * factor)
         for j in range(one):
-            lanes[j] += out[at + j]
-    at = np.uintp(start) + whole * one
+            lanes[j] += out[into + j]
+    at, into = np.uintp(start) + whole * one, np.uintp(to) + whole * one
     for j in range(np.uintp(size) - whole * one):
-        out[at + j] = exp((x[at + j] - top) * factor)
-        lanes[j] += out[at + j]
+        out[into + j] = exp((x[at + j] - top) * factor)
+        lanes[j] += out[into + j]
     total = 0.0
     for j in range(one):
         total += lanes[j]
@@ -80,7 +80,8 @@ def softmax(state, threads, x, size, factor, out, tops, sums):
         top = tops[row * chunks]
         for i in range(row * chunks, row * chunks + chunks):
             top = max(top, tops[i])
-        sums[one] = _exponentials(x, row * size + start, min(CHUNK, size - start), top, factor, out, lanes)
+        at = row * size + start
+        sums[one] = _exponentials(x, at, min(CHUNK, size - start), top, factor, out, at, lanes)
         done(state, 1)
         one = claim(state, 1)
     wait(state, 1, count)
@@ -96,3 +97,17 @@ def softmax(state, threads, x, size, factor, out, tops, sums):
         done(state, 2)
         one = claim(state, 2)
     wait(state, 2, count)
+
+
+@helper
+def softmax_row(x, start, size, factor, out, to):
+    """out[to : to + size] = the softmax of x[start : start + size] * factor, as `softmax` computes a row."""
+    lanes, top, total = np.empty(LANES, np.float32), np.float32(-np.inf), 0.0
+    for first in range(0, size, CHUNK):
+        top = max(top, _largest(x, start + first, min(CHUNK, size - first), lanes))
+    for first in range(0, size, CHUNK):
+        few = min(CHUNK, size - first)
+        total += _exponentials(x, start + first, few, top, factor, out, to + first, lanes)
+    share, at = np.float32(1.0 / total), np.uintp(to)
+    for i in range(np.uintp(size)):
+        out[at + i] *= share

@@ -13,6 +13,7 @@ from bass_core.draft import head as head_drafter
 from bass_core.draft.head import HEADROOM, HeadDrafter
 from bass_core.errors import PairError, WeightsError
 from bass_core.length.policies import FixedLength
+from bass_core.machine import cpu_kernels
 from bass_core.model.draft_head import DraftHead, HeadConfig, is_draft_head, load_draft_head
 from bass_core.model.runner import ModelRunner
 from bass_core.sample.distribution import probabilities
@@ -91,6 +92,55 @@ def expected_drafts(target, head, fuse, project, tokens, count):
         ids = torch.cat((ids, token.view(1, 1)), dim=1)
         seen = torch.cat((seen, out.hidden_states[-1][:, -1:]), dim=1)
     return found
+
+
+@pytest.mark.skipif(not cpu_kernels.available(), reason="this CPU has no kernels of ours")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0.9)])
+@pytest.mark.parametrize("confidence", [0.0, 0.003])
+def test_a_chain_in_one_call_is_the_chain_level_by_level(dtype, params, confidence):
+    """The same drafts, distributions and confidence, bit for bit, also behind a prefix and across segments."""
+    target = tiny("llama").to(dtype)
+    pair = ModelPair(target, tiny_head(target, layers=2, reads_layers=(0,), size=70).to(dtype))
+    assert isinstance(pair.draft, DraftHead)
+    texts = [prompts(1)[0] * 40, prompts(2)[1], prompts(3)[2] * 30]
+    made = {}
+    for whole in (True, False):
+        rows = [Sequence(i, i, text[: 510 - i], 24, frozenset()) for i, text in enumerate(texts)]
+        body = ModelRunner(pair.draft_step, 3, 600, 70, "sdpa")
+        drafter = HeadDrafter(pair.draft, body, pair.vocab, params, confidence=confidence)
+        assert drafter._in_one_call
+        drafter._in_one_call, drafter.tells = whole, True
+        runner = ModelRunner(pair.target_step, 3, 600, pair.vocab, "sdpa")
+        decoder = BatchDecoder(rows, runner, DecodingParams(params), drafter, Lengths())
+        said, propose = [], drafter.propose
+        drafter.propose = lambda *given, said=said, propose=propose: said.append(propose(*given)) or said[-1]
+        while not decoder.finished:
+            decoder.step()
+        made[whole] = said, drafter.calls, drafter.drafted, [row.token_ids for row in rows]
+    assert made[True][1:] == made[False][1:]
+    for one, other in zip(made[True][0], made[False][0], strict=True):
+        assert one.num_drafted == other.num_drafted and one.tokens.shape == other.tokens.shape
+        own = [proposal.own() if proposal.own else [[]] * 3 for proposal in (one, other)]
+        for r, count in enumerate(one.num_drafted):
+            assert torch.equal(one.tokens[r, :count], other.tokens[r, :count])
+            assert own[0][r][:count] == own[1][r][:count]
+            if one.probs is not None:
+                assert torch.equal(one.probs[r, :count], other.probs[r, :count])
+    assert sum(max(one.num_drafted) > 2 for one in made[True][0]) > 3
+
+
+class Lengths:
+    """Other lengths for each row and round, some of them none."""
+
+    limit, _round = 4, 0
+
+    def lengths(self, offers):
+        self._round += 1
+        return [min(max(one.most, 0), (self._round + 3 * r) % 5) for r, one in enumerate(offers)]
+
+    def observe(self, feedback):
+        pass
 
 
 def test_a_saved_head_drafts_the_same(tmp_path, pair):

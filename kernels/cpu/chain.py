@@ -1,0 +1,191 @@
+"""The levels of a chain of drafts inside one compiled call: choose each row's token, and feed it.
+
+Contract: `choose` is a phase that takes one token of each row from its newest logits, and says which rows go on;
+`feed` are two phases that make the body's next inputs. Tokens, distributions and inputs have the same bits as
+those that bass_core/draft/head.py makes level by level of the same logits. A level is left out for all rows where
+none goes on, and every thread finds that in `alive`, which is written once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .calls.jit import helper
+from .calls.threads import claim, done, wait
+from .elements import copy, pack, place
+from .kinds import PANEL
+from .packing import Packed
+from .products import PLAIN, blocks_of, product
+from .sampling.draws import BLOCK, draw_row
+from .sampling.softmax import softmax_row
+
+Array = np.ndarray[Any, Any]
+_NONE = np.empty(0, np.int64)
+# Items, tokens and their order.
+NO_PLAN = np.empty((0, 6), np.int64), np.empty((0, 5), np.int64), _NONE
+
+
+@dataclass(frozen=True)
+class Chain:
+    """What a head that reads its own states drafts.
+
+    most int64 [B], the largest above 0: how many drafts a row may have. fuse: makes inputs of [embedding, state].
+    embedded float32 [V', hidden]: the embeddings of its vocabulary. ids int64 [V']: what its columns stand for,
+    which the noise goes by. words int64 [2, levels, B]: of the noise's keys. temperature: None draws greedily.
+    confidence, headroom: HeadDrafter's, 0 for none; soft: whether distributions are wanted.
+    """
+
+    most: Array
+    fuse: Packed
+    embedded: Array
+    ids: Array
+    words: Array
+    temperature: float | None
+    confidence: float
+    headroom: float
+    soft: bool
+
+    @property
+    def levels(self) -> int:
+        """The most drafts of any row."""
+        return int(self.most.max())
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """columns int64 [levels, B] of the vocabulary; probs float32 [levels, B, V'] where they are wanted; alive
+    int64 [levels, B]: whether a row has its draft of a level (1), and goes on after it (2 more)."""
+
+    columns: Array
+    probs: Array
+    alive: Array
+
+    @property
+    def counts(self) -> list[int]:
+        """How many drafts each row has."""
+        counts: list[int] = (self.alive & 1).sum(0).tolist()
+        return counts
+
+    @property
+    def forwards(self) -> int:
+        """How many forwards were made."""
+        return 1 + int((self.alive[:-1].max(1) == 3).sum())
+
+
+def arguments(
+    chain: Chain, lengths: Array, hidden: int, plans: list[tuple[Array, ...]]
+) -> tuple[tuple[Any, ...], Drafted]:
+    """The kernel's argument, and what it writes.
+
+    lengths int64 [B]: of the rows, their newest tokens included. plans: attention/plan.py's of all levels but the
+    last.
+    """
+    rows, levels, size = len(chain.most), chain.levels, len(chain.ids)
+    greedy = chain.temperature is None
+    numbers = np.array([1 / (chain.temperature or 1.0), chain.confidence, chain.headroom], np.float32)
+    out = Drafted(
+        np.zeros((levels, rows), np.int64),
+        np.empty((levels if chain.soft else 0, rows, size), np.float32),
+        np.zeros((levels, rows), np.int64),
+    )
+    after = lengths + np.arange(levels, dtype=np.int64)[:, None]
+    items, places, orders = (np.concatenate(parts) for parts in zip(NO_PLAN, *plans, strict=True))
+    ends = np.cumsum([0, *(len(plan[0]) for plan in plans)])
+    room = np.empty(rows * (2 * hidden + 1), np.float32)
+    room[:rows] = 1.0
+    return (
+        chain.most, np.array(chain.fuse.line()), chain.embedded.ravel(), chain.ids, chain.words, numbers, greedy,
+        chain.soft, out.columns, out.probs.ravel(), out.alive, after, np.arange(rows + 1), blocks_of(rows), room,
+        (items, places, orders, ends),
+    ), out  # fmt: skip
+
+
+def _nothing() -> tuple[Any, ...]:
+    table, flat = np.empty((0, 0), np.int64), np.empty(0, np.float32)
+    words, numbers = np.empty((2, 0, 0), np.int64), np.zeros(3, np.float32)
+    line = np.zeros(9, np.int64)
+    return (
+        _NONE, line, flat, _NONE, words, numbers, True, False, table, flat, table, table, _NONE, _NONE, flat,
+        (*NO_PLAN, _NONE),
+    )  # fmt: skip
+
+
+# The argument of a call without a chain.
+NO_CHAIN = _nothing()
+
+
+@helper
+def choose(state, phase, level, chain, logits, stride):
+    """A phase: a column of each row of logits [B, stride], the newest ones; returns whether any row goes on."""
+    most, _, _, ids, words, numbers, greedy, soft, columns, probs, alive, _, _, _, sure, _ = chain
+    rows, size = len(most), len(ids)
+    confidence, uniforms = numbers[1], np.empty(BLOCK, np.float32)
+    while True:
+        row = claim(state, phase)
+        if row >= rows:
+            break
+        at = (level * rows + row) * size
+        goes = most[row] > level and (level == 0 or alive[level - 1, row] == 3)
+        if soft:
+            softmax_row(logits, row * stride, size, numbers[0], probs, at)
+        column = _largest(logits, row * stride, size)
+        if confidence > 0:
+            goes = goes and sure[row] * probs[at + column] >= confidence
+        if not greedy:
+            column = draw_row(probs, at, size, ids, words[0, level, row], words[1, level, row], uniforms)
+        columns[level, row] = column
+        if confidence > 0:
+            sure[row] *= probs[at + column]
+        more = goes and most[row] > level + 1 and (confidence == 0 or sure[row] >= numbers[2])
+        alive[level, row] = (1 if goes else 0) + (2 if more else 0)
+        done(state, phase)
+    wait(state, phase, rows)
+    return alive[level].max() == 3
+
+
+@helper
+def _largest(x, start, size):
+    """The first index of the largest of x[start : start + size]; NaN is passed over."""
+    best, place, at = x[start], 0, np.uintp(start)
+    for i in range(size):
+        if x[at + np.uintp(i)] > best:
+            best, place = x[at + np.uintp(i)], i
+    return place
+
+
+@helper
+def feed(state, phase, threads, level, chain, states, wanted, hidden, short, wide, x, other, another):
+    """Two phases: the body's inputs x [B, hidden] of each row's newest token and of the state before it.
+
+    states [N, hidden]: the body's, of which row b's newest is wanted[b].
+    """
+    most, line, embedded, _, _, _, _, _, columns, _, _, _, _, starts, room, _ = chain
+    rows = len(most)
+    while True:
+        row = claim(state, phase)
+        if row >= rows:
+            break
+        at = rows + 2 * hidden * row
+        copy(embedded, columns[level, row] * hidden, room, at, hidden)
+        copy(states, wanted[row] * hidden, room, at + hidden, hidden)
+        to, width = place(row, starts, line[3])
+        pack(room, at, 2 * hidden, short, wide, line[7], to, width)
+        done(state, phase)
+    wait(state, phase, rows)
+    product(state, phase + 1, threads, line, starts, short, wide, x, PLAIN, x, other, another, 0)
+
+
+@helper
+def further(chain, level, plan):
+    """The plan of the attention after level `level`; plan: of the step before, for its types."""
+    rows, (items, places, orders, ends), none = len(chain[0]), chain[15], plan[4][:0]
+    at, end = level * rows, (level + 1) * rows
+    return items[ends[level] : ends[level + 1]], places[at:end], orders[at:end], none, none
+
+
+def fits(fuse: Packed, hidden: int, vectors: int) -> bool:
+    """Whether a layer's inputs and outputs lie as `feed` writes them; vectors: numbers that a vector may have."""
+    return fuse.inputs == 2 * hidden <= vectors and fuse.rows == hidden and hidden % PANEL == 0
