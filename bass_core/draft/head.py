@@ -79,13 +79,11 @@ class HeadDrafter(Drafter):
         # Norms and projections of states that no draft is wanted after would be made for nothing.
         self.raw_states = not ahead
         self._source: SettledStates | StandInStates = SettledStates(0, head.config.hidden, runner.device)
+        self._raw_size = (len(head.config.reads_layers) + 1) * head.config.hidden
+        # Whether our own kernels make the body's inputs, and draft whole chains.
+        self._fuses = head.embedded is not None and runner.model.can_draft(head.fuse)
         filters = not params.greedy and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
-        self._in_one_call = (
-            not (ahead or tree or filters)
-            and head.positions == 1
-            and head.embedded is not None
-            and runner.model.can_draft(head.fuse)
-        )
+        self._in_one_call = self._fuses and not (ahead or tree or filters or head.positions > 1)
 
     def start(self, rows: list[Sequence]) -> PrefillSteps | None:
         self.runner.begin()
@@ -320,7 +318,13 @@ class HeadDrafter(Drafter):
             starts = list(runner.lengths[: len(rows)])
             rows_fed = zip(ends, starts, max_drafts, strict=True)
             counts = [end - start if most else 0 for end, start, most in rows_fed]
-            before = source.read(counts)
+            pieces = source.take(counts)
+            if self._fuses and all(one.shape[-1] == self._raw_size for row in pieces for one in row):
+                texts = [row.tokens[start : start + n] for row, start, n in zip(rows, starts, counts, strict=True)]
+                ids = torch.tensor([token for text in texts for token in text])
+                made = self.head.inputs_of(ids, torch.cat([one for row in pieces for one in row]))
+                return pad_sequence(list(made.split(counts)), batch_first=True), starts, counts
+            before = source.finished(pieces, counts)
         else:
             # A row that drafts feeds its newest token, if need be again, for the logits after it.
             starts = [min(runner.lengths[r], end - 1 if max_drafts[r] else end) for r, end in enumerate(ends)]

@@ -36,10 +36,18 @@ class SettledStates:
 
     def read(self, counts: list[int]) -> Tensor:
         """The states [B, max(counts), hidden] for each row's next counts[r] slots; zeros after them."""
+        return self.finished(self.take(counts), counts)
+
+    def take(self, counts: list[int]) -> list[list[Tensor]]:
+        """Of each row the pieces of its next counts[r] slots, as they were observed."""
         pieces = []
         for r, count in enumerate(counts):
             taken, self._waiting[r] = _split(self._waiting[r], count)
             pieces.append(taken)
+        return pieces
+
+    def finished(self, pieces: list[list[Tensor]], counts: list[int]) -> Tensor:
+        """What `read` makes of such pieces."""
         found = iter(self._finished([piece for row in pieces for piece in row]))
         read = torch.zeros(len(counts), max(counts), self.hidden, device=self.device)
         for r, row in enumerate(pieces):

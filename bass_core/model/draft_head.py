@@ -162,6 +162,16 @@ class DraftHead(nn.Module):
         out: Tensor = self.fuse(x)
         return out
 
+    def inputs_of(self, ids: Tensor, raw: Tensor) -> Tensor:
+        """`inputs` [N, hidden] of ids int64 [N] and states that are not finished, [N, ...], in one compiled call.
+
+        raw may be overwritten. Requires that `pack` has packed the layers.
+        """
+        from kernels.cpu.chain import inputs  # imports numba
+
+        project = self.project.packed if self.config.reads_layers else None
+        return inputs(raw.contiguous(), self._embed(ids).float(), project, self.fuse.packed)
+
     def _embed(self, ids: Tensor) -> Tensor:
         table = self.quantized if self.embedding is None else self.embedding
         assert table is not None

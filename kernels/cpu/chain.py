@@ -1,9 +1,10 @@
 """The levels of a chain of drafts inside one compiled call: choose each row's token, and feed it.
 
-Contract: `choose` is a phase that takes one token of each row from its newest logits, and says which rows go on;
-`feed` are two phases that make the body's next inputs. Tokens, distributions and inputs have the same bits as
-those that bass_core/draft/head.py makes level by level of the same logits. A level is left out for all rows where
-none goes on, and every thread finds that in `alive`, which is written once.
+Contract: `inputs` makes the first level's inputs, in a call of its own. `choose` is a phase that takes one token
+of each row from its newest logits, and says which rows go on; `feed` are two phases that make the body's next
+inputs. Tokens, distributions and inputs have the same bits as those that bass_core/draft/head.py makes level by
+level of the same logits. A level is left out for all rows where none goes on, and every thread finds that in
+`alive`, which is written once.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from .calls.jit import helper
+from .calls import pool
+from .calls.jit import helper, kernel
 from .calls.threads import claim, done, wait
-from .elements import copy, pack, place
-from .kinds import PANEL
+from .elements import copy, norm, pack, place
+from .kinds import PANEL, STEP
 from .packing import Packed
-from .products import PLAIN, blocks_of, product
+from .products import PLAIN, blocks_of, product, scratch
 from .sampling.draws import BLOCK, draw_row
 from .sampling.softmax import softmax_row
 
@@ -184,6 +188,54 @@ def further(chain, level, plan):
     rows, (items, places, orders, ends), none = len(chain[0]), chain[15], plan[4][:0]
     at, end = level * rows, (level + 1) * rows
     return items[ends[level] : ends[level + 1]], places[at:end], orders[at:end], none, none
+
+
+@kernel
+def _inputs(state, threads, raw, hidden, ones, embedded, project, fuse, starts, vectors, states, room, x):
+    short, wide, other, another = vectors
+    tokens = starts[-1]
+    parts = len(raw) // (tokens * hidden)
+    # Without a projection the states are the raw ones.
+    for first in range(0 if project[0] else 1, 2):
+        line = fuse if first else project
+        while True:
+            token = claim(state, 2 * first)
+            if token >= tokens:
+                break
+            to, width = place(token, starts, line[3])
+            if first == 0:
+                for part in range(parts - 1):
+                    at = (token * parts + part) * hidden
+                    norm(raw, at, hidden, ones, 0, np.float32(1e-6), raw, at)
+                pack(raw, token * parts * hidden, parts * hidden, short, wide, line[7], to, width)
+            else:
+                at = token * 2 * hidden
+                copy(embedded, token * hidden, room, at, hidden)
+                copy(states, token * hidden, room, at + hidden, hidden)
+                pack(room, at, 2 * hidden, short, wide, line[7], to, width)
+            done(state, 2 * first)
+        wait(state, 2 * first, tokens)
+        out = x if first else states
+        product(state, 2 * first + 1, threads, line, starts, short, wide, out, PLAIN, out, other, another, 0)
+
+
+def inputs(raw: Tensor, embedded: Tensor, project: Packed | None, fuse: Packed) -> Tensor:
+    """The body's inputs [N, hidden], of raw states [N, (layers + 1) x hidden] and embeddings [N, hidden], float32.
+
+    raw, which is overwritten: of each layer the residual stream, then the last state (HiddenStateTap.finish in
+    bass_core/model/base.py).
+    """
+    tokens, hidden = embedded.shape
+    steps = max(int(one.line()[3]) for one in (project, fuse) if one is not None)
+    states = raw if project is None else torch.empty(tokens, hidden)
+    x, room = torch.empty(tokens, hidden), np.empty(2 * tokens * hidden, np.float32)
+    lines = (np.array([0] * 9 if one is None else one.line(), np.int64) for one in (project, fuse))
+    pool.run(
+        _inputs, 4, raw.view(-1).numpy(), hidden, np.ones(hidden, np.float32), embedded.reshape(-1).numpy(),
+        *lines, blocks_of(tokens), (*scratch(tokens * steps * STEP), *scratch(STEP)), states.view(-1).numpy(), room,
+        x.view(-1).numpy(),
+    )  # fmt: skip
+    return x
 
 
 def fits(fuse: Packed, hidden: int, vectors: int) -> bool:
