@@ -232,8 +232,8 @@ def inputs(raw: Tensor, embedded: Tensor, project: Packed | None, fuse: Packed) 
     lines = (np.array([0] * 9 if one is None else one.line(), np.int64) for one in (project, fuse))
     pool.run(
         _inputs, 4, raw.view(-1).numpy(), hidden, np.ones(hidden, np.float32), embedded.reshape(-1).numpy(),
-        *lines, blocks_of(tokens), (*scratch(tokens * steps * STEP), *scratch(STEP)), states.view(-1).numpy(), room,
-        x.view(-1).numpy(),
+        *lines, blocks_of(tokens), (*scratch(tokens * steps * STEP), *scratch(STEP)), states.view(-1).numpy(),
+        room, x.view(-1).numpy(),
     )  # fmt: skip
     return x
 
