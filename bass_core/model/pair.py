@@ -71,7 +71,7 @@ class ModelPair:
             if isinstance(draft, DraftHead):
                 draft.pack()
                 self.target_step.readout = draft.readout()
-            self.draft_step = None if own_model is None else select_model(own_model)
+            self.draft_step = None if draft is None else select_model(draft)
 
     def _shapes(self) -> list[Shape]:
         """What the launches of target and draft depend on."""

@@ -7,6 +7,8 @@ says what the launches of the chosen class depend on (machine/gpu_kernels.py).
 
 from __future__ import annotations
 
+import copy
+
 from transformers import PreTrainedModel
 
 from kernels.shapes import Shape
@@ -16,23 +18,38 @@ from . import llama_cpu as llama_compiled
 from . import llama_cuda
 from .base import CausalModel
 from .capturable import mark_capturable
+from .draft_head import DraftHead
 from .weights.placement import is_split
-from .weights.quantized import held
+from .weights.quantized import held, quantise_model
 from .weights.shape import head_dim
 
 
-def select_model(model: PreTrainedModel, tried: CausalModel | None = None) -> CausalModel:
-    """A CausalModel that runs the model; the model itself is not changed.
+def select_model(model: PreTrainedModel | DraftHead, tried: CausalModel | None = None) -> CausalModel:
+    """A CausalModel that runs the model, or a head's body; the model itself is not changed.
 
     tried: the same model on another device, which says whether it can be captured: trying makes waits in other
     threads raise.
     """
+    model = _body(model) if isinstance(model, DraftHead) else model
     selected = _class_of(model)(model)
     if tried is None:
         mark_capturable(selected)
     else:
         selected.capturable = tried.capturable
     return selected
+
+
+def _body(head: DraftHead) -> PreTrainedModel:
+    """A head's body; a copy in int8 where our own kernels multiply on a CPU.
+
+    Most of what a draft takes is reading the head's weights, and after rounding as many drafts are accepted
+    (docs/figures.md, "Precisions").
+    """
+    body: PreTrainedModel = head.body
+    if not is_accelerator(body.device) and head.positions == 1 and not llama_compiled.why_not(body):
+        body = copy.deepcopy(body)
+        quantise_model(body, "int8")
+    return body
 
 
 def _class_of(model: PreTrainedModel) -> type[CausalModel]:

@@ -285,7 +285,7 @@ def _copied(pair: ModelPair, device: torch.device) -> DraftSource:
     draft = copy.deepcopy(pair.draft, moved)
     if isinstance(draft, DraftHead):
         draft.pack()
-    step = select_model(draft.body if isinstance(draft, DraftHead) else draft, pair.draft_step)
+    step = select_model(draft, pair.draft_step)
     made = SimpleNamespace(draft=draft, draft_step=step, device=device, vocab=pair.vocab)
     return cast(DraftSource, made)
 
