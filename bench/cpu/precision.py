@@ -2,10 +2,11 @@
 
 Contract: float32 writes a greedy answer to every prompt, and every precision then reads those texts. "same choice"
 is the share of the answers' tokens that are its own greedy choice as well, KL the mean divergence of its
-distribution from float32's there, in thousandths of a nat, and perplexity that of the prompts' own tokens. Steps
-are regular ones, of rows that hold CONTEXT tokens; the precisions take turns, float32 apart, whose threads are
-torch's. `--questions FILE` reads prompts from a file of the Spec-Bench form (a JSON line each, with "turns"); the
-first turn counts.
+distribution from float32's there, in thousandths of a nat, and perplexity that of the prompts' own tokens. "tokens
+a round" is what greedy decoding with DRAFTS drafts a round writes, by the pair's draft model as that precision
+holds it: a head in int8 where our own kernels run (model/select.py). Steps are regular ones, of rows that hold
+CONTEXT tokens; the precisions take turns, float32 apart, whose threads are torch's. `--questions FILE` reads
+prompts from a file of the Spec-Bench form (a JSON line each, with "turns"); the first turn counts.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ..report.report import Row, at_most, document, load, median, parser, show, 
 
 CONTEXT = 128
 ROWS = (1, 4, 8)
+DRAFTS = 3
 # Tokens of a prompt that are read at most.
 _MOST = 256
 _EXACT = "float32"
@@ -63,6 +65,7 @@ def main(argv: list[str]) -> None:
         for name, value, bar in (
             ("perplexity / float32's", row["perplexity"] / results[0]["perplexity"], 1.01),
             ("KL, mnat", row["KL, mnat"], 20),
+            ("float32's tokens a round / its own", results[0]["tokens a round"] / row["tokens a round"], 1.05),
         )
     ]
     show(document("precision", arguments, pairs[_EXACT], results, claims), arguments)
@@ -70,7 +73,7 @@ def main(argv: list[str]) -> None:
 
 def _read(pairs: dict[str, ModelPair], prompts: list[str], new_tokens: int) -> dict[str, Row]:
     """What each precision makes of the prompts and of float32's answers, text by text."""
-    sums: dict[str, Any] = {dtype: torch.zeros(5, dtype=torch.float64) for dtype in pairs}
+    sums: dict[str, Any] = {dtype: torch.zeros(7, dtype=torch.float64) for dtype in pairs}
     for prompt in prompts:
         ids = make_request(pairs[_EXACT], prompt).prompts[0][:_MOST]
         answer = generate(pairs[_EXACT], [ids], method="regular", max_new_tokens=new_tokens).sequences[0].token_ids
@@ -82,15 +85,17 @@ def _read(pairs: dict[str, ModelPair], prompts: list[str], new_tokens: int) -> d
             ours, theirs = found[first - 1 :], exact[first - 1 :]
             same = (ours.argmax(1) == text[first:]).sum()
             divergence = (theirs.exp() * (theirs - ours)).sum()
-            sums[dtype] += torch.stack(
-                [surprise, torch.tensor(first - 1), same, divergence, torch.tensor(len(answer))]
-            )
+            drafted = generate(
+                pair, [ids], max_new_tokens=new_tokens, drafter="model", draft_length=DRAFTS
+            ).metrics  # fmt: skip
+            found_of = (surprise, first - 1, same, divergence, len(answer), drafted.accepted, drafted.rounds)
+            sums[dtype] += torch.tensor([float(one) for one in found_of], dtype=torch.float64)
     return {
         dtype: {
             "perplexity": float((surprise / read).exp()), "same choice": float(same / written),
-            "KL, mnat": 1000 * float(divergence / written),
+            "KL, mnat": 1000 * float(divergence / written), "tokens a round": 1 + float(accepted / rounds),
         }
-        for dtype, (surprise, read, same, divergence, written) in sums.items()
+        for dtype, (surprise, read, same, divergence, written, accepted, rounds) in sums.items()
     }  # fmt: skip
 
 

@@ -215,7 +215,8 @@ class BigramHead:
     """What HeadDrafter asks of a head (model/draft_head.py). vocabulary: the ids of the columns of its table."""
 
     vocabulary: Tensor
-    config = SimpleNamespace(hidden=1)
+    config = SimpleNamespace(hidden=1, reads_layers=())
+    embedded = None
     positions = 1
 
     def inputs(self, ids: Tensor, states: Tensor) -> Tensor:
