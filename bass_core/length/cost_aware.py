@@ -30,10 +30,10 @@ BEHIND = 4
 # The longest draft of a row, and the most drafts of all rows together.
 LIMIT, MOST = 16, 96
 PLACES = np.arange(1, LIMIT + 1)
-# Drafting has to promise this much more than a plain step: estimates err, and a plain step's err least. A batch also
-# takes until its last row is finished, which accepts less than the others: of B rows that write n tokens more, the
-# last is behind by about SPREAD ln B / sqrt n of them, for accepted drafts of a standard deviation of 0.7 a round,
-# 1.45 tokens a round, and 0.68 ln B as the mean of the largest of B normal numbers.
+# Drafting has to promise this much more than a plain step: estimates err, and a plain step's err least. A batch
+# also takes until its last row is finished, which accepts less than the others: of B rows that write n tokens
+# more, the last is behind by about SPREAD ln B / sqrt n of them, for accepted drafts of a standard deviation of
+# 0.7 a round, 1.45 tokens a round, and 0.68 ln B as the mean of the largest of B normal numbers.
 LEAST_GAIN, SPREAD = 1.02, 0.4
 # What the draft model has to read before it drafts again pays off over so many rounds, or over the text's rest.
 HORIZON = 16

@@ -249,7 +249,8 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "precision": _table(
         "precision-cpu",
-        "dtype = weights | MB | perplexity | same choice | KL, mnat | batch 1, ms | batch 4, ms | batch 8, ms",
+        "dtype = weights | MB | perplexity | same choice | KL, mnat | tokens a round | batch 1, ms | batch 4, ms | "
+        "batch 8, ms",
     ),
     "peers": _table(
         "peers-native-bf16",
