@@ -18,6 +18,7 @@ MODULES = {
     "floor": "cpu.floor",
     "fuzz": "robustness.fuzz",
     "gpu": "gpu",
+    "larger": "cpu.larger",
     "load": "robustness.load",
     "mutants": "robustness.mutants",
     "overhead": "cpu.overhead",

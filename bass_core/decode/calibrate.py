@@ -261,7 +261,7 @@ class _Lab:
             # Noise can make the longer proposal seem the cheaper one; its whole time per token is an upper bound.
             each = (long - short) / (many - few) if long > short else long / many
             # Every proposal also read one token that had been written.
-            rest = max(0.0, short - each * (few + READING * self.rows))
+            rest = max(0.0, short - each * (few + READING * self.rows)) if long > short else 0.0
             draft, proposal = {self.rows: each}, {self.rows: rest}
         coarse = (self.rows,) if self.plan.coarse else ()
         return CostTable({self.rows: verify}, draft, self.padded, coarse, proposal)

@@ -7,6 +7,8 @@ target's once it is settled. A head of several positions drafts so many tokens a
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -79,7 +81,6 @@ class HeadDrafter(Drafter):
         # Norms and projections of states that no draft is wanted after would be made for nothing.
         self.raw_states = not ahead
         self._source: SettledStates | StandInStates = SettledStates(0, head.config.hidden, runner.device)
-        self._raw_size = (len(head.config.reads_layers) + 1) * head.config.hidden
         # Whether our own kernels make the body's inputs, and draft whole chains.
         self._fuses = head.embedded is not None and runner.model.can_draft(head.fuse)
         filters = not params.greedy and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)
@@ -201,6 +202,7 @@ class HeadDrafter(Drafter):
             most, self.head.fuse.packed, self.head.embedded.numpy(), self.head.vocabulary.numpy(), words,
             None if self.params.greedy else self.params.divisor, self.confidence, HEADROOM * self.confidence,
             soft=self.confidence > 0 or not self.params.greedy,
+            keep=self.tells and self.params.greedy,
         )  # fmt: skip
         x, begins, counts = self._pending(rows, max_drafts)
         fed = ForwardBatch(x, begins, [max(count, 1) for count in counts])
@@ -213,8 +215,8 @@ class HeadDrafter(Drafter):
         self.drafted += sum(num_drafted)
         width = max(num_drafted)
         columns = torch.from_numpy(drafted.columns[:width])
-        own = OwnChances(self.tells and self.params.greedy)
-        for level, column in enumerate(columns):
+        own = OwnChances(chain.keep)
+        for level, column in enumerate(columns if chain.keep else ()):
             own.keep(logits[level], column)
         full = None
         if width and not self.params.greedy:
@@ -281,8 +283,12 @@ class HeadDrafter(Drafter):
             counts = [len(prefix) for prefix in needed]
             padded = [list(prefix) + [0] * (max(counts) - len(prefix)) for prefix in needed]
             owners = [prefixes.index(prefix) for prefix in needed]
-            before = [source.next(row, count) for row, count in zip(owners, counts, strict=True)]
-            x = self.head.inputs(to_device(padded, runner.device), pad_sequence(before, batch_first=True))
+            pieces = [source.next(row, count) for row, count in zip(owners, counts, strict=True)]
+            if self._fuses:
+                x = self._fused(needed, pieces)
+            else:
+                before = pad_sequence([source.finished(one) for one in pieces], batch_first=True)
+                x = self.head.inputs(to_device(padded, runner.device), before)
             logits, _, _ = feed_pending(runner.over_prefix(), x, [0] * len(needed), counts)
             runner.hold(needed, dict(enumerate(logits)), [torch.empty(0)] * len(needed))
         for r, prefix in enumerate(prefixes):
@@ -318,13 +324,10 @@ class HeadDrafter(Drafter):
             starts = list(runner.lengths[: len(rows)])
             rows_fed = zip(ends, starts, max_drafts, strict=True)
             counts = [end - start if most else 0 for end, start, most in rows_fed]
-            pieces = source.take(counts)
-            if self._fuses and all(one.shape[-1] == self._raw_size for row in pieces for one in row):
+            if self._fuses:
                 texts = [row.tokens[start : start + n] for row, start, n in zip(rows, starts, counts, strict=True)]
-                ids = torch.tensor([token for text in texts for token in text])
-                made = self.head.inputs_of(ids, torch.cat([one for row in pieces for one in row]))
-                return pad_sequence(list(made.split(counts)), batch_first=True), starts, counts
-            before = source.finished(pieces, counts)
+                return self._fused(texts, source.take(counts)), starts, counts
+            before = source.read(counts)
         else:
             # A row that drafts feeds its newest token, if need be again, for the logits after it.
             starts = [min(runner.lengths[r], end - 1 if max_drafts[r] else end) for r, end in enumerate(ends)]
@@ -334,9 +337,27 @@ class HeadDrafter(Drafter):
         padded = [(row.tokens[start:] + [0] * width)[:width] for row, start in zip(rows, starts, strict=True)]
         return self.head.inputs(to_device(padded, runner.device), before), starts, counts
 
+    def _fused(self, texts: Collection[Collection[int]], pieces: list[list[Tensor]]) -> Tensor:
+        """Inputs [B, S, hidden] of these tokens and of the states before them, zeros after a row's last.
+
+        pieces: of each row, as they were observed. A token's input depends on nothing beside it.
+        """
+        ids = torch.tensor([token for text in texts for token in text])
+        states, size = [one for row in pieces for one in row], self.head.raw_size
+        # Nothing stands before the first token of a text, whose state is there already.
+        whole = [one if one.shape[-1] == size else one.new_zeros(len(one), size) for one in states]
+        made, at = self.head.inputs_of(ids, torch.cat(whole)), 0
+        for one in states:
+            if one.shape[-1] != size:
+                made[at : at + len(one)] = self.head.inputs(ids[at : at + len(one)], one)
+            at += len(one)
+        return pad_sequence(list(made.split([len(text) for text in texts])), batch_first=True)
+
     def _distribution(self, logits: Tensor) -> Tensor | None:
         """q [B, V'] over the head's vocabulary, where somebody asks for it."""
         if self.params.greedy:
+            if is_accelerator(logits.device):
+                return logits.float().softmax(-1) if self._tells else None
             return probabilities(logits, _PLAIN) if self.confidence or self._tells else None
         return probabilities(logits, self.params)
 

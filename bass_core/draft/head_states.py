@@ -36,7 +36,7 @@ class SettledStates:
 
     def read(self, counts: list[int]) -> Tensor:
         """The states [B, max(counts), hidden] for each row's next counts[r] slots; zeros after them."""
-        return self.finished(self.take(counts), counts)
+        return self._padded(self.take(counts), counts)
 
     def take(self, counts: list[int]) -> list[list[Tensor]]:
         """Of each row the pieces of its next counts[r] slots, as they were observed."""
@@ -46,8 +46,7 @@ class SettledStates:
             pieces.append(taken)
         return pieces
 
-    def finished(self, pieces: list[list[Tensor]], counts: list[int]) -> Tensor:
-        """What `read` makes of such pieces."""
+    def _padded(self, pieces: list[list[Tensor]], counts: list[int]) -> Tensor:
         found = iter(self._finished([piece for row in pieces for piece in row]))
         read = torch.zeros(len(counts), max(counts), self.hidden, device=self.device)
         for r, row in enumerate(pieces):
@@ -57,9 +56,13 @@ class SettledStates:
                 at += len(piece)
         return read
 
-    def next(self, row: int, count: int) -> Tensor:
-        """The states [count, hidden] for a row's next slots, which may be read again."""
-        return torch.cat(self._finished(_split(self._waiting[row], count)[0]))
+    def next(self, row: int, count: int) -> list[Tensor]:
+        """The pieces of a row's next `count` slots, as they were observed, which may be read again."""
+        return _split(self._waiting[row], count)[0]
+
+    def finished(self, pieces: list[Tensor]) -> Tensor:
+        """The states [N, hidden] of such pieces."""
+        return torch.cat(self._finished(pieces))
 
     def skip(self, row: int, count: int) -> None:
         """A row's next `count` slots need no states: another row has fed them."""

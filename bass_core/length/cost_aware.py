@@ -30,18 +30,15 @@ BEHIND = 4
 # The longest draft of a row, and the most drafts of all rows together.
 LIMIT, MOST = 16, 96
 PLACES = np.arange(1, LIMIT + 1)
-# Drafting has to promise this much more than a plain step: estimates err, and a plain step's err least. A batch
-# also takes until its last row is finished, which accepts less than the others: of B rows that write n tokens
-# more, the last is behind by about SPREAD ln B / sqrt n of them, for accepted drafts of a standard deviation of
-# 0.7 a round, 1.45 tokens a round, and 0.68 ln B as the mean of the largest of B normal numbers.
-LEAST_GAIN, SPREAD = 1.02, 0.4
+# Drafting has to promise this much more than a plain step: estimates err, and a plain step's err least.
+LEAST_GAIN = 1.02
 # What the draft model has to read before it drafts again pays off over so many rounds, or over the text's rest.
 HORIZON = 16
 # The share of the time that trying what seems to lose may cost.
 EXPLORE = 0.01
-# After a plain round so many rounds with the same sources are plain without a plan, as long as nothing is drafted:
-# beside a small model's step the time that planning takes can be felt.
-RESTS = 31
+# After a plain round those with the same sources are plain without a plan for so many rounds at most, and so many
+# milliseconds, as long as nothing is drafted: a plan takes 0.3 ms, which can be felt beside a small model's step.
+RESTS, REST_MS = 31, 100.0
 # What a first plain round may cost beyond that, in plain steps, and the rounds after which it is tried.
 FIRST_TRY, FIRST_ROUNDS = 0.4, 4
 
@@ -102,7 +99,7 @@ class CostAware:
         ways = self._columns(offers, usable) if self.costs.padded else self._drafts(offers, usable)
         rates = ways.tokens / ways.ms
         best = 1 + int(rates[1:].argmax())
-        chosen, other = (best, 0) if rates[best] > _least_gain(offers) * rates[0] else (0, best)
+        chosen, other = (best, 0) if rates[best] > LEAST_GAIN * rates[0] else (0, best)
         lost = max(0.0, float(ways.ms[other] - ways.tokens[other] / rates[chosen]))
         if other:
             # A try may be the last for long, and then pays for the reading alone.
@@ -175,8 +172,8 @@ class CostAware:
         elif rested:
             # Its cost was seen a moment ago.
             return
-        else:
-            self._resting[_sources(offers)] = self._rounds + RESTS
+        elif any(_sources(offers)):
+            self._resting[_sources(offers)] = self._rounds + min(RESTS, int(REST_MS / self._ms(feedback)))
         drafted = list(zip(offers, feedback.lengths, feedback.drafted, feedback.accepted, strict=True))
         for source in {offer.source for offer, allowed, _, _ in drafted if allowed}:
             self._believed[source].fade()
@@ -218,11 +215,6 @@ def _need(offers: Sequence[Offer]) -> Rates:
     left = np.array([max(offer.most, 0.0) for offer in offers])
     need = (left / left.max()) ** BEHIND
     return np.asarray(need / need[left > 0].mean())
-
-
-def _least_gain(offers: Sequence[Offer]) -> float:
-    """How much more than a plain step drafting has to promise."""
-    return LEAST_GAIN + SPREAD * math.log(len(offers)) / math.sqrt(1 + max(offer.most for offer in offers))
 
 
 def _unread(offers: Sequence[Offer]) -> int:

@@ -170,7 +170,7 @@ class DraftHead(nn.Module):
         from kernels.cpu.chain import inputs  # imports numba
 
         project = self.project.packed if self.config.reads_layers else None
-        return inputs(raw.contiguous(), self._embed(ids).float(), project, self.fuse.packed)
+        return inputs(raw.float().contiguous(), self._embed(ids).float(), project, self.fuse.packed)
 
     def _embed(self, ids: Tensor) -> Tensor:
         table = self.quantized if self.embedding is None else self.embedding
@@ -186,6 +186,11 @@ class DraftHead(nn.Module):
             states = states.to(self.project.weight.dtype)
         out: Tensor = self.project(states)
         return out
+
+    @property
+    def raw_size(self) -> int:
+        """Numbers of a token's states that are not finished."""
+        return (len(self.config.reads_layers) + 1) * self.config.hidden
 
     @property
     def positions(self) -> int:
@@ -254,7 +259,10 @@ class DraftHead(nn.Module):
             layer = getattr(self, name, None)
             if isinstance(layer, nn.Linear):
                 self._pack(name, layer)
-        self.embedded = self._embed(self.vocabulary).float()
+        if self.config.reads_states and self.positions == 1:
+            self.embedded = self._embed(self.vocabulary).float()
+            # Compiles it, or loads its code from disk, before a clock runs.
+            self.inputs_of(self.vocabulary[:1], torch.zeros(1, self.raw_size))
 
     def _pack(self, name: str, layer: nn.Linear) -> None:
         from .weights.compiled import compiled  # imports numba

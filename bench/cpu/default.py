@@ -107,13 +107,13 @@ def _samples(
             )  # fmt: skip
             method = REGULAR if length is None else "bass"
             lanes[name] = Lane(pair, with_costs(pair, request, len(prompts)), method)
-        _run(list(lanes.values()))
+        run_by_turns(list(lanes.values()))
         for name, lane in lanes.items() if repeat else ():
             samples[name].append(lane)
     return samples
 
 
-def _run(lanes: list[Lane]) -> None:
+def run_by_turns(lanes: list[Lane]) -> None:
     """Step the lane that has written least, so that a slow moment of the machine meets all of them alike."""
     while unfinished := [lane for lane in lanes if not lane.finished]:
         min(unfinished, key=lambda lane: sum(len(row.token_ids) for row in lane.sequences)).step()

@@ -249,8 +249,12 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "precision": _table(
         "precision-cpu",
-        "dtype = weights | MB | perplexity | same choice | KL, mnat | tokens a round | batch 1, ms | batch 4, ms | "
-        "batch 8, ms",
+        "dtype = weights | MB | perplexity | same choice | KL, mnat | tokens a round | "
+        "batch 1, ms | batch 4, ms | batch 8, ms",
+    ),
+    "larger": _table(
+        "larger-cpu",
+        "shape | batch | regular ms/token | auto | fixed 1 | fixed 2 | fixed 3 | fixed 4 | spread",
     ),
     "peers": _table(
         "peers-native-bf16",

@@ -39,7 +39,8 @@ class Chain:
     most int64 [B], the largest above 0: how many drafts a row may have. fuse: makes inputs of [embedding, state].
     embedded float32 [V', hidden]: the embeddings of its vocabulary. ids int64 [V']: what its columns stand for,
     which the noise goes by. words int64 [2, levels, B]: of the noise's keys. temperature: None draws greedily.
-    confidence, headroom: HeadDrafter's, 0 for none; soft: whether distributions are wanted.
+    confidence, headroom: HeadDrafter's, 0 for none; soft: whether distributions are wanted; keep: whether all
+    levels' logits are.
     """
 
     most: Array
@@ -51,6 +52,7 @@ class Chain:
     confidence: float
     headroom: float
     soft: bool
+    keep: bool
 
     @property
     def levels(self) -> int:
@@ -153,7 +155,7 @@ def choose(state, phase, level, chain, logits, stride):
 @helper
 def _largest(x, start, size):
     """The first index of the largest of x[start : start + size]; NaN is passed over."""
-    best, place, at = x[start], 0, np.uintp(start)
+    best, place, at = np.float32(-np.inf), 0, np.uintp(start)
     for i in range(size):
         if x[at + np.uintp(i)] > best:
             best, place = x[at + np.uintp(i)], i

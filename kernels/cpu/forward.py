@@ -119,7 +119,8 @@ def forward(
         _pick(state, p + 1, out, hidden, wanted, y)
         pack_all(state, p + 2, y, hidden, wanted_starts, short, wide, last[7])
         if len(columns):
-            chosen = logits[level * len(wanted) * each : (level + 1) * len(wanted) * each]
+            at = level * len(wanted) * each % len(logits)
+            chosen = logits[at : at + len(wanted) * each]
         product(state, p + 3, threads, last, wanted_starts, short, wide, chosen, PLAIN, x, other, another, form)
         first = p + _LAST_PHASES
         if len(columns) == 0 or not choose(state, first, level, chain, chosen, each) or level == len(columns) - 1:

@@ -34,7 +34,7 @@ class _Room(threading.local):
     tokens, chosen = 0, 0
     floats: Array
     vectors: tuple[Array, Array]
-    logits: Array
+    logits: Array = np.empty(0, np.float32)
 
 
 @dataclass
@@ -111,19 +111,21 @@ class PackedLlama:
         """Logits float32 [levels, B, V'] of each row's newest token, then of its drafts but the last; the drafts.
 
         Arguments as for `run`, of which every row has a token or more. Levels that no row reaches hold anything.
+        Without chain.keep there is one level, the last one that was reached.
         """
         rows, before = len(chain.most), np.asarray(lengths, np.int64)
         room = self._arrays(x.shape[0], 0)
         step = firsts, before, blocks_of(x.shape[0]), firsts[1:] - 1, blocks_of(rows)
         width = PANEL * int(self.lines[-1, 2])
-        logits = np.empty(chain.levels * rows * width, np.float32)
+        kept_levels = chain.levels if chain.keep else 1
+        logits = np.empty(kept_levels * rows * width, np.float32)
         kept, streams = np.full(self.layers + 1, -1, np.int64), np.empty((0, x.numel()), np.float32)
         after = before + np.diff(firsts)
         plans, segments = self.attention.later(after, chain.levels - 1, cache)
         attention = self.attention.arguments(*step[:2], cache, None, segments=segments)
         given, drafted = arguments(chain, after, self.hidden, plans)
         self._forward(x, step, attention, turns, kept, streams, (*room[:3], logits), given, chain.levels)
-        made = torch.from_numpy(logits).view(chain.levels, rows, width)[..., : self.matrices[-1].rows]
+        made = torch.from_numpy(logits).view(kept_levels, rows, width)[..., : self.matrices[-1].rows]
         return made, drafted
 
     def can_draft(self, fuse: Packed) -> bool:

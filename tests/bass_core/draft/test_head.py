@@ -1,6 +1,7 @@
 """The draft head: the text is exact whatever it proposes, and each proposal equals the head's uncached output."""
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -99,7 +100,7 @@ def expected_drafts(target, head, fuse, project, tokens, count):
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0.9)])
 @pytest.mark.parametrize("confidence", [0.0, 0.003])
 def test_a_chain_in_one_call_is_the_chain_level_by_level(dtype, params, confidence):
-    """The same drafts, distributions and confidence, bit for bit, also behind a prefix and across segments."""
+    """The same drafts, distributions and where a row stops, bit for bit, also across segments."""
     target = tiny("llama").to(dtype)
     pair = ModelPair(target, tiny_head(target, layers=2, reads_layers=(0,), size=70).to(dtype))
     assert isinstance(pair.draft, DraftHead)
@@ -128,6 +129,68 @@ def test_a_chain_in_one_call_is_the_chain_level_by_level(dtype, params, confiden
             if one.probs is not None:
                 assert torch.equal(one.probs[r, :count], other.probs[r, :count])
     assert sum(max(one.num_drafted) > 2 for one in made[True][0]) > 3
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0.9)])
+def test_a_rows_drafts_depend_on_no_other_row(params):
+    """Alone, or beside a row that drafts later, whose first token is then fed beside others' later ones."""
+    target = tiny("llama").to(torch.bfloat16)
+    pair = ModelPair(target, tiny_head(target, layers=2, reads_layers=(0,), size=70).to(torch.bfloat16))
+    assert isinstance(pair.draft, DraftHead)
+    made = []
+    for count in (1, 2):
+        rows = [Sequence(i, i, prompt, 24, frozenset()) for i, prompt in enumerate(prompts(2))][:count]
+        body = ModelRunner(pair.draft_step, 2, 200, 70, "sdpa")
+        drafter = HeadDrafter(pair.draft, body, pair.vocab, params)
+        runner = ModelRunner(pair.target_step, 2, 200, pair.vocab, "sdpa")
+        decoder = BatchDecoder(rows, runner, DecodingParams(params), drafter, Later())
+        said, propose = [], drafter.propose
+        drafter.propose = lambda *given, said=said, propose=propose: said.append(propose(*given)) or said[-1]
+        while not rows[0].finish_reason:
+            decoder.step()
+        made.append(said)
+    assert len(made[0]) > 8
+    for alone, beside in zip(*made, strict=True):
+        count = alone.num_drafted[0]
+        assert torch.equal(alone.tokens[0, :count], beside.tokens[0, :count])
+        assert alone.probs is None or torch.equal(alone.probs[0, :count], beside.probs[0, :count])
+
+
+class Later:
+    """Three drafts of the first row, and of others from the fifth round on."""
+
+    limit, _round = 4, 0
+
+    def lengths(self, offers):
+        self._round += 1
+        return [min(max(one.most, 0), 3) if r == 0 or self._round > 4 else 0 for r, one in enumerate(offers)]
+
+    def observe(self, feedback):
+        pass
+
+
+def test_another_thread_may_begin_with_a_chain():
+    """Its scratch memory is its own; plain rounds come first, so the head has read nothing before."""
+    target = tiny("llama").to(torch.bfloat16)
+    pair = ModelPair(target, tiny_head(target, reads_layers=(0,), size=70).to(torch.bfloat16))
+    ask = {"max_new_tokens": 12, "drafter": "model", "eos_token_id": None}
+    found = []
+    worker = threading.Thread(
+        target=lambda: found.append(generate(pair, prompts(1), draft_length=Sometimes(), **ask))
+    )
+    worker.start()
+    worker.join()
+    assert found[0].metrics.drafted
+    plain = generate(pair, prompts(1), method="regular", max_new_tokens=12, eos_token_id=None)
+    assert found[0].sequences[0].token_ids == plain.sequences[0].token_ids
+
+
+class Sometimes(Later):
+    """No draft in the first rounds, and none wanted after the prompt."""
+
+    def lengths(self, offers):
+        self._round += 1
+        return [min(max(one.most, 0), 3) if self._round > 3 else 0 for one in offers]
 
 
 class Lengths:
