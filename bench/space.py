@@ -19,7 +19,7 @@ from .report.report import CPU, ROOT, Row, claim, finish, parser
 
 # The Hub's own file, which says what it stores as LFS.
 THEIRS = ".gitattributes"
-LEFT_OUT = ("tests/", ".ci/", ".github/", ".gitignore", ".dockerignore", THEIRS)
+LEFT_OUT = ("tests/", ".ci/", ".github/", ".gitignore", ".dockerignore", "uv.lock", THEIRS)
 # Most characters of a short_description.
 DESCRIPTION = 60
 PORT = 7860
