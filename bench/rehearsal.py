@@ -257,11 +257,8 @@ def _asked(address: str, name: str = "/race", **settings: Any) -> tuple[bool, st
 
     client = Client(address, verbose=False, headers={"x-ip-token": "visitor"})
     job = client.submit("Write a haiku.", api_name=name, **settings)
-    last: dict[str, Any] = {"done": False}
-    for last in job:  # ends without a word where the race fails
-        pass
-    error = job.exception()
-    return bool(last["done"]), str(error or "")
+    values = list(job)  # ends without a word where the race fails
+    return bool(values) and bool(values[-1]["done"]), str(job.exception() or "")
 
 
 def _sentence(said: str) -> bool:
