@@ -175,8 +175,12 @@ def _space(python: str, folder: Path, **variables: str) -> Iterator[tuple[str, p
                 return
         sys.exit("app.py ended before it served.")
     finally:
+        workers = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
         process.terminate()
         process.wait()
+        for worker in workers:  # of ZeroGPU, which outlive the page
+            with suppress(psutil.NoSuchProcess):
+                worker.kill()
 
 
 def _drain(lines: Any) -> None:
