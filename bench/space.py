@@ -1,5 +1,6 @@
 """`python -m bench space [--to USER/NAME] [--docker]`: what a Hugging Face Space gets of this tree; sends it.
 
+With --rehearse it runs here first (rehearsal.py).
 Contract: without --to nothing is sent, and no network is needed. What git tracks is sent, as it is in the tree,
 less the tests, what builds and checks, and .gitattributes, of which the Hub has its own; files that the Space has
 besides are removed from it. Files go over HTTP, as the Hub takes no binary files by plain git. Claims hold what it
@@ -19,7 +20,7 @@ from .report.report import CPU, ROOT, Row, claim, finish, parser
 
 # The Hub's own file, which says what it stores as LFS.
 THEIRS = ".gitattributes"
-LEFT_OUT = ("tests/", ".ci/", ".github/", ".gitignore", ".dockerignore", THEIRS)
+LEFT_OUT = ("tests/", ".ci/", ".github/", ".gitignore", ".dockerignore", "uv.lock", THEIRS)
 # Most characters of a short_description.
 DESCRIPTION = 60
 PORT = 7860
@@ -31,6 +32,8 @@ def main(argv: list[str]) -> None:
     options = parser("space", __doc__ or "")
     options.add_argument("--to", metavar="USER/NAME", help="send it to this Space, made where it is missing")
     options.add_argument("--docker", action="store_true", help="a Docker Space by the Dockerfile, no Gradio Space")
+    options.add_argument("--rehearse", metavar="PYTHON", help="run it here as a Space would (bench/rehearsal.py)")
+    options.add_argument("--installed", action="store_true", help="that Python has all that a Space installs")
     arguments = options.parse_args(argv)
     names = sent()
     if arguments.to and not re.fullmatch(r"[\w.-]+/[\w.-]+", arguments.to):
@@ -43,11 +46,17 @@ def main(argv: list[str]) -> None:
         {"folder": folder, "files": count, "mb": round(sum(_inside(sizes, folder)) / MB, 2)}
         for folder, count in sorted(counts.items())
     ]
+    held = claims(names)
+    if arguments.rehearse:
+        from .rehearsal import rehearse
+
+        rows, run = rehearse(arguments.rehearse, arguments.installed, names, configuration()["sdk_version"])
+        held += run
     if arguments.to:
         print(f"Sent: {_send(arguments.to, names, arguments.docker)}", file=sys.stderr)
     else:
         print("Nothing was sent: name the Space with --to USER/NAME.", file=sys.stderr)
-    finish("space", arguments, CPU, rows, claims(names))
+    finish("space", arguments, CPU, rows, held)
 
 
 def sent() -> list[str]:

@@ -17,9 +17,11 @@ SHIM = "echo 'python3.99: command not found' >&2; exit 127"
 WORKING = """
 case "$1" in
   -c) exec REAL -c "import sys; sys.version_info = (3, 99, 1); $2" ;;
-  -m) if [ "$2" = venv ]; then mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; cp "$0" "$3/bin/pip"; exit 0; fi
+  -m) if [ "$2" = pytest ]; then exit TESTS; fi
+      if [ "$2" = venv ]; then mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; cp "$0" "$3/bin/pip"; exit 0; fi
       for last; do :; done; echo '{"claims": [{"name": "it works", "holds": VERDICT}]}' > "$last"; exit 0 ;;
-  install) exit 0 ;;
+  install) cp "$0" "$(dirname "$0")/uv"; exit 0 ;;
+  pip) echo "$@" >&2; exit 0 ;;
   -) exec REAL "$@" ;;
 esac
 """
@@ -31,16 +33,16 @@ def program(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def working(verdict: str) -> str:
+def working(verdict: str, tests: int = 0) -> str:
     import sys
 
-    return WORKING.replace("VERDICT", verdict).replace("REAL", sys.executable)
+    return WORKING.replace("VERDICT", verdict).replace("REAL", sys.executable).replace("TESTS", str(tests))
 
 
-def run(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, version: str = "3.99", **environment: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join((str(folder / "path"), os.environ["PATH"]))
     env = {**os.environ, "PATH": path, "PYENV_ROOT": str(folder / "pyenv"), "TMPDIR": str(folder), **environment}
-    return subprocess.run(["bash", str(SCRIPT), "3.99"], env=env, capture_output=True, text=True)
+    return subprocess.run(["bash", str(SCRIPT), version], env=env, capture_output=True, text=True)
 
 
 def test_another_version_under_the_name_is_not_taken(tmp_path: Path) -> None:
@@ -76,3 +78,13 @@ def test_what_is_not_there_is_said_and_fails_only_where_one_is_required(
     program(tmp_path / "path" / "python3.99", SHIM)
     done = run(tmp_path, BASS_REQUIRE_PYTHONS=required)
     assert done.returncode == code and "Python 3.99: none on this machine works" in done.stdout
+
+
+@pytest.mark.parametrize("tests", [0, 1])
+def test_the_oldest_python_gets_the_lowest_versions_and_the_tests(tmp_path: Path, tests: int) -> None:
+    program(tmp_path / "path" / "python3.10", working("true", tests).replace("(3, 99, 1)", "(3, 10, 1)"))
+    done = run(tmp_path, "3.10")
+    assert "--resolution lowest-direct -r requirements.txt" in done.stderr
+    assert done.returncode == tests and ("the smoke test holds" in done.stdout) is not bool(tests)
+    program(tmp_path / "path" / "python3.99", working("true", tests))
+    assert run(tmp_path).returncode == 0, "the newest versions have the whole suite of CI's own Python"

@@ -85,6 +85,57 @@ def test_what_is_imported_is_required() -> None:
     assert {NAMES.get(name, name).lower().replace("_", "-") for name in others} <= required
 
 
+SYSTEMS = (("linux", "Linux"), ("win32", "Windows"), ("darwin", "Darwin"))
+Wanted = tuple[str, str, frozenset[str], str, tuple[bool, ...]]
+
+
+def wanted(requirement: Any, extra: str = "") -> Wanted:
+    """A requirement, told apart from others by all that decides what is installed.
+
+    extra: of the package, under which it stands. The last part says on which SYSTEMS it holds.
+    """
+    from packaging.specifiers import SpecifierSet
+    from packaging.utils import canonicalize_name
+
+    marker = requirement.marker
+    holds = tuple(
+        marker is None or marker.evaluate({"sys_platform": one, "platform_system": two, "extra": extra})
+        for one, two in SYSTEMS
+    )
+    name = canonicalize_name(requirement.name)
+    return name, extra, frozenset(requirement.extras), str(SpecifierSet(str(requirement.specifier))), holds
+
+
+def test_the_lock_file_is_of_these_requirements_and_names_pypi_alone() -> None:
+    """Else `uv lock` makes it anew: `uv sync` would do so by itself, and install what nobody tried."""
+    packaging = pytest.importorskip("packaging.requirements")
+    lock = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))
+    facts = project()["project"]
+    assert lock["requires-python"].replace(" ", "") == facts["requires-python"].replace(" ", "")
+    by_source: dict[str, list[Any]] = {}
+    for package in lock["package"]:
+        by_source.setdefault(str(package["source"]), []).append(package)
+    (ours,) = by_source.pop("{'editable': '.'}")
+    assert set(by_source) == {"{'registry': 'https://pypi.org/simple'}"}
+    for package in by_source.popitem()[1]:
+        files = [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
+        assert files, package["name"]
+        for one in files:
+            assert one["url"].startswith("https://files.pythonhosted.org/packages/"), one["url"]
+            assert re.fullmatch(r"sha256:[0-9a-f]{64}", one["hash"]), one["url"]
+    named_here = {wanted(packaging.Requirement(line.split("#")[0])) for line in named("requirements.txt")}
+    for extra, lines in facts["optional-dependencies"].items():
+        named_here |= {wanted(packaging.Requirement(line), extra) for line in lines}
+    locked = set()
+    for one in ours["metadata"]["requires-dist"]:
+        extras = f"[{','.join(one['extras'])}]" if "extras" in one else ""
+        marker = f"; {one['marker']}" if "marker" in one else ""
+        found = re.search(r"extra == '(\w+)'", marker)
+        requirement = packaging.Requirement(f"{one['name']}{extras}{one.get('specifier', '')}{marker}")
+        locked.add(wanted(requirement, found[1] if found else ""))
+    assert locked == named_here
+
+
 def test_what_is_installed_here_is_allowed() -> None:
     packaging = pytest.importorskip("packaging.requirements")
     for line in named("requirements.txt"):

@@ -75,7 +75,8 @@ def expect(model: PreTrainedModel, name: str, context: int) -> Expected | None:
         raise
     except Exception as error:
         raise unsupported(name, f"its own code can't run it ({_said(error)})") from error
-    cache = getattr(out, "past_key_values", None)
+    # As its forward names it (base.cache_keyword).
+    cache = getattr(out, "cache" if hasattr(out, "cache") else "past_key_values", None)
     layers: Any = getattr(getattr(cache, "self_attention_cache", cache), "layers", None) or []
     parts: list[Any] = [getattr(one, name, None) for one in layers for name in ("keys", "values")]
     if not parts or not all(isinstance(part, Tensor) and part.dim() == 4 for part in parts):

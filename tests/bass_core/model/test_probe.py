@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
+from transformers.utils import ModelOutput
 
 from bass_core import ModelPair, PairError, RequestError, generate
 from bass_core.draft.base import Drafter
@@ -74,6 +75,13 @@ def test_a_model_whose_own_code_fails_is_refused_in_a_sentence(monkeypatch: pyte
     monkeypatch.setattr(type(model.transformer.h[0].mlp), "forward", broken)
     with pytest.raises(PairError, match="GPT2LMHeadModel is not supported: its own code can't run it"):
         ModelPair(model)
+
+
+def test_the_cache_is_found_by_its_newer_name_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers 5.40 drops the older name of models' outputs, too."""
+    monkeypatch.delattr(ModelOutput, "past_key_values", raising=False)
+    expected = probe.expect(tiny("llama"), "llama", 64)
+    assert expected is not None and expected.sizes[0] == tiny("llama").config.num_hidden_layers
 
 
 @pytest.mark.parametrize("kind", ["afmoe", "hunyuan_v1_moe"])

@@ -1,0 +1,45 @@
+"""The scheduler that stands for ZeroGPU's in a rehearsal refuses, and kills a worker that exceeds its time."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from bench.rehearsal import Scheduler
+
+
+@pytest.fixture
+def scheduler() -> Iterator[Scheduler]:
+    made = Scheduler()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+def test_it_gives_what_is_left_and_tells_a_worker_that_is_there(scheduler: Scheduler) -> None:
+    def asked(seconds: int) -> httpx.Response:
+        return httpx.post(f"{scheduler.url}/schedule", params={"durationSeconds": seconds}, trust_env=False)
+
+    scheduler.left = 20
+    assert (asked(30).status_code, asked(30).json()["left"]) == (429, 20)
+    assert asked(20).json()["idle"] is False and (scheduler.asked, scheduler.given) == ([30, 30, 20], [20])
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as worker:
+        httpx.post(f"{scheduler.url}/allow", params={"pid": worker.pid}, trust_env=False)
+        httpx.post(f"{scheduler.url}/release", trust_env=False)
+        assert asked(10).json()["idle"] is True
+        httpx.post(f"{scheduler.url}/release", trust_env=False)
+        worker.kill()
+    assert asked(10).json()["idle"] is False and scheduler.killed == 0
+
+
+def test_a_worker_that_exceeds_its_time_is_killed(scheduler: Scheduler) -> None:
+    scheduler.answer("/schedule", {"durationSeconds": "0"})
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as worker:
+        scheduler.answer("/allow", {"pid": str(worker.pid)})
+        assert worker.wait() == -signal.SIGKILL
+    assert scheduler.killed == 1
