@@ -173,7 +173,8 @@ class CostAware:
             # Its cost was seen a moment ago.
             return
         elif any(_sources(offers)):
-            self._resting[_sources(offers)] = self._rounds + min(RESTS, int(REST_MS / max(1e-3, self._ms(feedback))))
+            rests = int(REST_MS / max(1e-3, self._ms(feedback)))
+            self._resting[_sources(offers)] = self._rounds + min(RESTS, rests)
         drafted = list(zip(offers, feedback.lengths, feedback.drafted, feedback.accepted, strict=True))
         for source in {offer.source for offer, allowed, _, _ in drafted if allowed}:
             self._believed[source].fade()
