@@ -7,7 +7,8 @@ how many were left alone enough to be counted. Bits are the weights': ours and t
 dequantised to the pair's dtype; llama.cpp and OpenVINO read the file itself (Q4_1, its embedding in Q8_0), and
 hold it as they like. Ours draft by round costs that the run measures first (`--draft-length`). An arm that can't
 run is left out, and one sentence says why; a claim that needs it is open, and so is every ratio of a quick run.
-The document names the CPU instructions that the wheel of llama.cpp was built for; a build on the spot may use more.
+The document names the CPU instructions that the wheel of llama.cpp was built for; a build on the spot may use
+more.
 """
 
 from __future__ import annotations
