@@ -202,7 +202,7 @@ def _figures(run: Run, race: str) -> None:
 def _verdict(run: Run) -> None:
     """Its equation of each lane, and who is ahead."""
     words = re.compile(
-        r"([\d.]+)×: ([\d.]+) tokens a row-round, (?:and|but) a row-round costs ([\d.]+) plain ones"
+        r"([\d.]+)×: ([\d.]+) tokens a round.*?, (?:and|but) a round.*? cost ([\d.]+) plain steps"
     )
     assert len(run.lines) == len(run.lanes) - 1
     for name, line in zip(list(run.lanes)[1:], run.lines, strict=True):
@@ -216,7 +216,7 @@ def _verdict(run: Run) -> None:
     assert run.head.startswith(run.label(first.name)) and ("level" in run.head) == f.level(first, second)
     if f.level(first, second):
         assert run.label(second.name) in run.head
-        assert same(run.head.split("their ")[1], 100 * (ratio - 1), 2e-3)
+        assert same(run.head.split("the ")[1], 100 * (ratio - 1), 2e-3)
     else:
         times = re.findall(r"([\d.]+)×", run.head)
         of_two = second is run.regular or first is run.regular

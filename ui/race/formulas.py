@@ -37,9 +37,10 @@ FORMULAS = {
     "new_tokens": Formula("new tokens",
         "The tokens that all sequences of the lane have so far, without the prompt."),
     "verdict": Formula("the verdict",
-        "speed-up = (tokens a row-round) / (cost of a row-round). A row-round is one row's part of a round; "
-        "its cost is the lane's time a row-round / that of regular decoding. Lanes are level if their times "
-        "per token differ by less than two standard errors, from the scatter of their rounds."),
+        "speed-up = (tokens a row and round) / (cost of a round of each row). The cost is in plain steps: the "
+        "lane's time without the prompt, divided by the rounds of all its rows, / the same of regular decoding. "
+        "Lanes are level if their times per token differ by less than two standard errors, from the scatter of "
+        "their rounds."),
     "timeline": Formula("timeline",
         "A block's width is its time on the lane's clock. A round = drafts + verification or plain step + the "
         "host's rest. The shares are of all rounds so far, without prefills. The numbers above are tokens "
