@@ -25,6 +25,7 @@ from ui.sweep import panel as sweep
 from ui.sweep.events import SweepEvents
 
 TITLE = "BASS: batched speculative decoding"
+PAPER = "https://arxiv.org/abs/2404.15778"
 # System fonts: they cover every alphabet and weight, and need no download.
 FONT = ("Segoe UI", "Roboto", "Helvetica Neue", "Noto Sans", "Liberation Sans", "Arial", "sans-serif")
 MISFIT = "A value in the request has the wrong type"
@@ -92,8 +93,8 @@ def build(
                     )
                     settings = form(limits, offered, status, count=count, recording=source is None)
                 with gr.Column(elem_id="results", min_width=280):
-                    panel(offers)
                     assets.part(parts.lanes(), "Bass.mountLanes(element)")
+                    panel(offers)
                     assets.part(parts.charts(), f"Bass.mountCharts(element, {plotly})")
                     assets.part(parts.inspector(), "Bass.mountInspector(element)")
                     assets.part(parts.summary(), f"Bass.mountSummary(element, {plotly})")
@@ -144,7 +145,7 @@ def launch_options(at_once: int = 1) -> dict[str, Any]:
     }
 
 
-_ABOUT = "element.querySelector('.about-pair').textContent = props.value"
+_ABOUT = "const about = element.querySelector('.about-pair'); about.textContent = about.title = props.value"
 
 
 def _feed(kind: str) -> gr.HTML:
@@ -155,8 +156,9 @@ def _feed(kind: str) -> gr.HTML:
 def _header(recording: bool) -> str:
     mark = "<p data-replay>Recorded races, played at their original pace; no model is loaded.</p>"
     return (
-        '<header class="bass-header"><h1>BASS</h1><p>One prompt, one model, several ways to decode: which is '
-        f'faster, and why.</p>{mark if recording else ""}<p class="about-pair"></p><p class="about-clock"></p>'
+        f'<header class="bass-header"><h1>BASS</h1><p><a href="{PAPER}" target="_blank" rel="noopener">Batched '
+        "speculative decoding</a>: the same model, the same text, fewer steps.</p>"
+        f'{mark if recording else ""}<p class="about-pair"></p><p class="about-clock"></p>'
         f"{presenter.SWITCH}</header>"
         f"{formulas.template()}"
     )

@@ -114,6 +114,30 @@ FORMULAS = {
 }  # fmt: skip
 
 
+# Words of the first screen, each explained where it stands.
+WORDS = {
+    "row": "One of the texts that are written at the same time: a batch of four has four rows.",
+    "round": "One step of a decoder: it drafts, the model checks all drafts at once, and the accepted ones are "
+    "written, with one token of the model's own.",
+    "draft": "A guess of the next token, by something far cheaper than the model. A bad draft costs time, never "
+    "quality.",
+    "plain step": "One step of regular decoding: one token for every row, and nothing is drafted.",
+    "sampled": "Written by the model itself: nothing was drafted here.",
+    "accepted": "Drafted, and accepted by the model: a token that cost no step of its own.",
+    "recovered": "The model's own token, in place of a draft that it rejected.",
+    "bonus": "The model's own token behind drafts that were all accepted: it comes free with their check.",
+}
+
+
+def term(key: str, label: str, classes: str = "") -> str:
+    """A word or label that explains itself: under the pointer, and in a popover when it is pressed."""
+    text = WORDS.get(key) or FORMULAS[key].text
+    return (
+        f'<button type="button" class="term {classes}" popovertarget="what-{key.replace(" ", "-")}" '
+        f'title="{escape(text)}">{label}</button>'
+    )
+
+
 def what(key: str) -> str:
     """The button beside a figure that opens its formula; a screen reader reads the formula with it.
 
@@ -131,11 +155,12 @@ def titled(key: str, title: str, tag: str = "h3", mark: str = "") -> str:
 
 
 def template() -> str:
-    """A popover for each formula."""
+    """A popover for each formula and word."""
+    said = [(key, one.name, one.text) for key, one in FORMULAS.items()]
+    said += [(word.replace(" ", "-"), word, text) for word, text in WORDS.items()]
     made = "".join(
-        f'<div popover id="what-{key}" class="formula"><strong>{escape(one.name)}</strong> '
-        f"{escape(one.text)}</div>"
-        for key, one in FORMULAS.items()
+        f'<div popover id="what-{key}" class="formula"><strong>{escape(name)}</strong> {escape(text)}</div>'
+        for key, name, text in said
     )
     return f'<div class="formulas">{made}</div>'
 

@@ -32,7 +32,7 @@ CHOOSING = ("auto", "cost-aware")
 
 
 class Verdict(TypedDict):
-    """What is said: `head` of the race, None before there is anything to say; `lanes` of all but the reference."""
+    """What is said: `head` of the race, None before there is anything to say; `lanes` of all but the reference, the fastest first."""
 
     head: str | None
     lanes: dict[str, str]
@@ -96,9 +96,10 @@ def judge(
     if len(known) < 2:
         return Verdict(head=None, lanes={})
     done = all(lane["finished"] for lane in lanes.values())
+    fastest_first = sorted(known, key=lambda name: lanes[name]["metrics"]["ms_per_token"] or math.inf)
     said = {
         name: _equation(lanes[name], rounds[name], name, rounds[reference()].rows, settings, clock)
-        for name in known
+        for name in fastest_first
         if name != reference() and reference() in known
     }
     head = _head(lanes, rounds, known, done)
