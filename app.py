@@ -246,7 +246,11 @@ def serve(options: argparse.Namespace) -> None:
         page, about = replay_page(options)
         launch(page, about, options)
     else:
-        page, service = race_page(options)
+        from ui.page.early import EarlyPage
+
+        with EarlyPage(lambda page: opened_at(page, options), share=options.share) as early:
+            page, service = race_page(options)
+        options.port = options.port or early.port
         try:
             launch(page, service.facts.about, options, service.at_once, service.opened)
         finally:
@@ -305,14 +309,8 @@ def replay_page(options: argparse.Namespace) -> tuple[gr.Blocks, str]:
     return build(None, limits=Limits(), about=first if len(offers) == 1 else "", offers=offers), about
 
 
-def launch(
-    page: gr.Blocks,
-    about: str,
-    options: argparse.Namespace,
-    at_once: int = 1,
-    opened: Callable[[], None] = lambda: None,
-) -> None:
-    """Serve until interrupted; call `opened` once the page is up. Raises BassError where it can't be served."""
+def opened_at(page: gr.Blocks, options: argparse.Namespace, at_once: int = 1) -> tuple[str, str | None]:
+    """Serve the page in a thread; returns its address and its public one. Raises BassError where it can't be."""
     from bass_core import BassError
     from ui.page.page import launch_options
 
@@ -335,6 +333,18 @@ def launch(
         ) from error
     except Exception as error:  # Gradio raises many kinds, Exception itself among them
         raise BassError(f"The page could not be opened on {address}: {_reason(error)}") from error
+    return url, public
+
+
+def launch(
+    page: gr.Blocks,
+    about: str,
+    options: argparse.Namespace,
+    at_once: int = 1,
+    opened: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve until interrupted; call `opened` once the page is up. Raises BassError where it can't be served."""
+    url, public = opened_at(page, options, at_once)
     print(f"BASS races {about}: open {url}" + (f" or {public}" if public else ""), flush=True)
     opened()
     page.block_thread()

@@ -20,7 +20,7 @@ ORIGINS = {
 BADGE, WORD, HERE = (f'data-predicted="{kind}"' for kind in ("badge", "word", "here"))
 # A lane's figures: metric -> label. The first is its large number.
 FIGURES = {
-    "speedup": "speed over Regular",
+    "speedup": "over Regular",
     "ms_per_token": "ms per token",
     "acceptance_rate": "accepted",
 }
