@@ -13,7 +13,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 
 from ui.page.presets import CODE, REWRITING, presets
 
-from .browser import LANES, fill, open_page, run_to_the_end, shown
+from .browser import LANES, fill, open_page, open_settings, run_to_the_end, shown
 
 pytestmark = pytest.mark.slow
 BAD_INPUT = [
@@ -55,7 +55,7 @@ def _refusals(page: Page) -> None:
 def _presets(page: Page) -> None:
     """A preset sets the whole form; "Ragged" runs a prompt a row, and the snippet has them."""
     note, coupled = page.locator("#preset-note"), "coupled: the same text in every lane"
-    page.click("text=More settings")
+    open_settings(page)
     page.get_by_role("button", name="Same words").click()
     expect(page.locator("#verification input")).to_have_value(coupled)
     page.fill("#top-k input", "3")
@@ -115,13 +115,13 @@ def _links(page: Page, context: BrowserContext) -> None:
     expect(other.locator("#seed input")).to_have_value("11")
     expect(other.locator("#prompt textarea")).to_have_value("Hello")
     expect(other.locator("#batch-size input")).to_have_value("3")
-    other.click("text=More settings")
+    open_settings(other)
     expect(other.locator("#draft-length input")).to_have_value("fixed, 4")
     expect(other.locator("#scheduling input")).to_have_value(re.compile("fair"))
     # Another link in the same tab, then back.
     other.evaluate("location.hash = '#race?seed=12&lanes=nonsense'")
     expect(other.locator("#seed input")).to_have_value("12")
-    other.click("text=More settings")
+    open_settings(other)
     expect(other.get_by_role("checkbox", name="BASS")).to_be_checked()
     other.go_back()
     expect(other.locator("#seed input")).to_have_value("11")

@@ -22,7 +22,7 @@ from playwright.sync_api import Locator, Page, expect
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from . import formulas as f
-from .browser import LANES, accessible, chosen, compared, exported, fill, run_to_the_end, shown
+from .browser import LANES, accessible, chosen, compared, exported, fill, open_settings, run_to_the_end, shown
 from .conftest import ROOT
 
 RACES = {"greedy": (0.0, "greedy"), "sampled": (0.9, "block"), "coupled": (0.9, "coupled")}
@@ -161,7 +161,7 @@ def test_every_number_of_three_races(page: Page, tiny_pair: tuple[Path, Path]) -
         assert (residuals > 0) == (race == "sampled")
         _comparison(page, race)
         if race == "sampled":
-            page.click("text=More settings")
+            open_settings(page)
             page.click(".snippet summary")
             page.click("[data-switch=stepping]")
             page.keyboard.press("ArrowRight")  # half-faded texts have too little contrast
@@ -198,9 +198,7 @@ def _figures(run: Run, race: str) -> None:
 
 def _verdict(run: Run) -> None:
     """Its equation of each lane, and who is ahead."""
-    words = re.compile(
-        r"([\d.]+)×: ([\d.]+) tokens a round.*?, (?:and|but) a round.*? cost ([\d.]+) plain steps"
-    )
+    words = re.compile(r"([\d.]+)×: ([\d.]+) tokens a round.*?, (?:and|but) a round.*? cost ([\d.]+) plain steps")
     assert len(run.lines) == len(run.lanes) - 1
     others = sorted(list(run.lanes.values())[1:], key=f.ms_per_token)
     for lane, line in zip(others, run.lines, strict=True):

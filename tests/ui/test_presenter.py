@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from .browser import PATIENCE_MS, accessible, chosen, fill, fits, run_to_the_end, shown
+from .browser import PATIENCE_MS, accessible, chosen, fill, fits, open_settings, run_to_the_end, shown
 
 pytestmark = pytest.mark.slow
 
@@ -154,7 +154,7 @@ def test_keys_act_in_presenter_mode_alone_and_never_in_a_field(page: Page) -> No
 
 def test_a_print_has_the_settings_all_texts_and_every_chart(page: Page) -> None:
     fill(page, prompt="Print me", batch=3, tokens=300)
-    page.click("text=More settings")
+    open_settings(page)
     chosen(page, "draft-length", "Algorithm 1")
     run_to_the_end(page)
     page.evaluate("() => { document.body.classList.add('dark'); scrollTo(0, 0); }")

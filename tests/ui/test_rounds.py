@@ -25,6 +25,7 @@ from .browser import (
     exported,
     fill,
     fits,
+    open_settings,
     play,
     run_to_the_end,
     saved,
@@ -458,7 +459,7 @@ def test_a_row_that_differs_says_where_and_how_near_the_tie_was(page: Page, pair
 
 
 def test_a_race_of_four_lanes_has_the_fourth_with_its_timeline(page: Page) -> None:
-    page.click("text=More settings")
+    open_settings(page)
     page.get_by_role("checkbox", name="AMUSD").check()
     fill(page, batch=1, tokens=24)
     run_to_the_end(page, (*LANES, "amusd"))

@@ -24,7 +24,7 @@ from ui.race.looks import reference
 from ui.sources.local import race_source
 
 from ..test_app import start as start_program
-from .browser import LANES, fill, open_page, run_to_the_end, shown
+from .browser import LANES, fill, open_page, open_settings, run_to_the_end, shown
 from .conftest import caches, hosted, pair_options, serving, watched
 
 pytestmark = pytest.mark.slow
@@ -163,7 +163,7 @@ def test_a_registered_method_gets_a_column_and_a_line_in_the_legend(
             watched(context, address) as page,
         ):
             fill(page, batch=2, tokens=8)
-            page.click("text=More settings")
+            open_settings(page)
             page.get_by_role("checkbox", name="Toy").check()
             run_to_the_end(page, (*DEFAULT_LANES, "toy"))
             assert page.inner_text("#lane-toy h2") == "Toy"

@@ -58,8 +58,8 @@ def test_a_lane_is_taken_apart() -> None:
     alone["metrics"]["ms_per_token"] *= 2
     in_turn = said(regular=lane(PLAIN), speculative=(alone, counted))
     assert in_turn["lanes"]["speculative"] == (
-        "Speculative 1.00×: 2.00 tokens a round, and a round of each of 2 rows, one after another, cost 2.00 plain "
-        "steps."
+        "Speculative 1.00×: 2.00 tokens a round, and a round of each of 2 rows, one after another, cost 2.00 "
+        "plain steps."
     )
     other = said({"draft_length": "auto"}, regular=lane(PLAIN), transformers=lane([(20.0, 2, 2)] * 20))
     line = "transformers 0.50×: 1.00 tokens a round for each of 2 rows, and a round cost 2.00 plain steps."
@@ -92,7 +92,9 @@ def test_a_difference_within_the_rounds_scatter_is_a_tie() -> None:
     assert "is ahead" in said(regular=lane(even[0]), bass=lane(even[1]))["head"]
     fast: Rounds = [(10.0, 2, 3), (10.0, 2, 5)] * 8
     found = said(regular=lane(PLAIN), speculative=lane(fast), bass=lane(fast))
-    assert found["head"].startswith("Speculative and BASS are level, ahead of Regular: the 0 % between them may be chance")
+    assert found["head"].startswith(
+        "Speculative and BASS are level, ahead of Regular: the 0 % between them may be chance"
+    )
 
 
 def test_nothing_is_said_too_early_or_of_one_lane() -> None:

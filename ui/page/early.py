@@ -23,7 +23,7 @@ from bass_core import on_zero_gpu
 log = logging.getLogger(__name__)
 PATIENCE_S = 3.0
 # A line of tqdm: what it is, then its share or its count.
-PROGRESS = re.compile(r"^(?P<what>[^|\[]+?): +(?:(?P<percent>\d+)%\|.*|(?P<count>[\d.]+\w? \w+)) *\[?")
+PROGRESS = re.compile(r"^(?P<what>[^|\[]+?): +(?:(?P<percent>\d+)%\|.*|(?P<count>[\d.]+\w? \w+) +\[\d+:.*)")
 
 
 class Tee:
@@ -68,7 +68,7 @@ class EarlyPage:
 
     def __enter__(self) -> EarlyPage:
         if self._wanted:
-            sys.stderr = self._tee  # type: ignore[assignment]
+            sys.stderr = self._tee
             self._timer.start()
         return self
 

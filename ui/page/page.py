@@ -69,7 +69,8 @@ def build(
     `choices` is what the settings offer, `pair` the arguments of load_pair for the page's snippet, `count` says
     how long a prompt is, `offers` which recordings can be watched, without it those that ship. Without a source
     there are recordings alone, and Run, named Play, plays them. `at_once` races are handed to the source together,
-    those of the page and of the API. `preparing`: of the page before the model is there, see ui/page/early.py. `together` runs a sweep's races (ui/sources/source.py).
+    those of the page and of the API. `preparing` is for the page before the model is there (ui/page/early.py).
+    `together` runs a sweep's races (ui/sources/source.py).
     """
     assets.serve()
     offers = SHIPPED if offers is None else offers
@@ -78,7 +79,12 @@ def build(
     sweeps = None if events is None else SweepEvents(events)
     device = {"concurrency_limit": at_once, "concurrency_id": "device"}
     with Page(title=TITLE, analytics_enabled=False, fill_width=True) as page:
-        gr.HTML(html_template=_header(source is None and preparing is None), value=about, js_on_load=_ABOUT, apply_default_css=False)
+        gr.HTML(
+            html_template=_header(source is None and preparing is None),
+            value=about,
+            js_on_load=_ABOUT,
+            apply_default_css=False,
+        )
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Race", id="race"), gr.Row(elem_id="workspace"):
                 offered = choices or Choices()
@@ -98,8 +104,8 @@ def build(
                 with gr.Column(elem_id="results", min_width=280):
                     assets.part(parts.lanes(), "Bass.mountLanes(element)")
                     panel(offers)
+                    assets.part(parts.inspector(), "Bass.mountInspector(element); Bass.mountWhy(element)")
                     assets.part(parts.charts(), f"Bass.mountCharts(element, {plotly})")
-                    assets.part(parts.inspector(), "Bass.mountInspector(element)")
                     assets.part(parts.summary(), f"Bass.mountSummary(element, {plotly})")
                     feeds = [_feed(kind) for kind in ("log", "view", "charts")]
             with gr.Tab("Sweep", id="sweep", render_children=True):

@@ -52,8 +52,8 @@ def presets() -> dict[str, Preset]:
     """The presets by name, in the order of their buttons."""
     made = {
         FIRST: Preset(
-            "The answer stands in the prompt, so nearly every draft is accepted: watch BASS serve its four rows at "
-            "once, and Speculative one after another.",
+            "The answer stands in the prompt, so nearly every draft is accepted: watch BASS serve its four rows "
+            "at once, and Speculative one after another.",
             {"prompt": REWRITING, "batch_size": 4, "temperature": 0.0, "draft_length": "3"},
         ),
         "Break-even": Preset(

@@ -46,7 +46,8 @@ CELLS = {
 _KEY = "".join(f'<li><i class="cell cell-{kind}"></i>{meaning}</li>' for kind, meaning in CELLS.items())
 VERDICT = f"""<section class="verdict" aria-label="Verdict" {BADGE}>
 <p class="verdict-head" aria-live="off">Three decoders write the same text: which is fastest?</p><ul></ul>
-<div class="verdict-more" hidden><button type="button" class="action" data-why>Why?</button></div></section>"""
+<div class="verdict-more" hidden><button type="button" class="action" data-why>Why?</button>{what("verdict")}</div>
+</section>"""
 # One round of one row, drawn by step.js.
 STEP = """<section class="step-part" aria-label="Step by step" hidden><div class="pickers">
 <label>Lane <select data-walk="lane"></select></label>
@@ -190,6 +191,10 @@ def _formula_of(chart: str) -> str:
     return f"chart_{chart}" if f"chart_{chart}" in FORMULAS else f"{chart}_utilization"
 
 
+PAPER = (
+    '<a href="https://arxiv.org/abs/2404.15778" target="_blank" rel="noopener">Qian et al., BASS, arXiv '
+    "2404.15778</a>"
+)
 # The rows of the inspector's table: label and formula.
 ROWS = {
     "token": ("Draft", "token"),
@@ -208,7 +213,11 @@ def inspector() -> str:
         f'<tr data-row="{key}"><th scope="row">{label}{what(formula)}</th></tr>'
         for key, (label, formula) in ROWS.items()
     )
-    return f"""<section class="bass-inspector part" aria-labelledby="inspector-title">
+    return f"""<section class="part why" aria-labelledby="why-title" hidden>
+<h2 id="why-title" tabindex="-1">Why</h2><ul></ul>
+<p class="part-about">A step has to read all of the model's weights, whatever it writes; while that takes longer
+than multiplying, it checks drafts of every row almost for nothing. {PAPER}.</p></section>
+<section class="bass-inspector part" aria-labelledby="inspector-title">
 <div class="part-head"><h2 id="inspector-title">Step inspector</h2>
 <p class="part-about">One round of one sequence: what was drafted, and why it was accepted or rejected. A click
 on any token opens its round.</p></div>

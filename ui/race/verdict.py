@@ -32,7 +32,9 @@ CHOOSING = ("auto", "cost-aware")
 
 
 class Verdict(TypedDict):
-    """What is said: `head` of the race, None before there is anything to say; `lanes` of all but the reference, the fastest first."""
+    """What is said: `head` of the race, None before there is anything to say; `lanes`: of all but the reference,
+    the fastest first.
+    """
 
     head: str | None
     lanes: dict[str, str]
@@ -40,8 +42,10 @@ class Verdict(TypedDict):
 
 @dataclass
 class LaneRounds:
-    """Sums over a lane's rounds. drafting: rounds that drafted; rows: the most in a round; row_rounds: rounds, each
-    counted once for each of its rows; tokens, ms: written and spent in all.
+    """Sums over a lane's rounds.
+
+    drafting: rounds that drafted; rows: the most in a round; row_rounds: rounds, each counted once for each of its
+    rows; tokens, ms: written and spent in all.
     """
 
     rounds: int = 0

@@ -50,7 +50,8 @@ SHIPPED = {
         (
             "win",
             "A win",
-            "The preset Wins, recorded on a CPU: nearly every draft is accepted, and BASS serves four rows at once.",
+            "The preset Wins, recorded on a CPU: nearly every draft is accepted, and BASS serves four rows at "
+            "once.",
         ),
         (
             "loss",

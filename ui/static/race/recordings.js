@@ -32,10 +32,11 @@
       for (const kind of ["start", "phase", "instant"]) on(kind, () => this.draw());
       // Gradio's own handler, if there is one, does nothing on such a page.
       if (this.alone) document.addEventListener("click", (event) => event.target.closest("#run") && this.watch(this.chosen));
-      if (offers.length) this.greet();
+      if (offers.length && new URLSearchParams(location.search).get("play") !== "off") this.greet();
     }
 
-    /** Until a race is asked for, the page plays the first recording; where motion is not wanted, it shows its end. */
+    /** Until a race is asked for, the page plays the first recording; where motion is not wanted, it shows its end.
+        play=off in the address leaves it out. */
     async greet() {
       await this.watch(this.offers[0], () => !run());
       if (window.matchMedia("(prefers-reduced-motion: reduce)").matches) tape.live();
