@@ -12,7 +12,7 @@ from .browser import PATIENCE_MS, accessible, chosen, fill, fits, open_settings,
 pytestmark = pytest.mark.slow
 
 READ = (
-    ".sequence", ".verdict-head", ".verdict li", ".lane h2", ".headline .big", ".figures dd", ".figures dt",
+    ".sequence", ".verdict-head", ".verdict li", ".lane h2", ".figures .of-speedup dd", ".figures .of-ms_per_token dd", ".figures dt",
     ".state", ".strip figcaption", "[data-chart=latency] .xtick text", "[data-chart=latency] .g-xtitle text",
     ".switch",
 )  # fmt: skip
@@ -64,7 +64,7 @@ def test_type_is_larger_and_the_settings_are_a_line(page: Page) -> None:
     run_to_the_end(page)
     before, texts = sizes(page), shown(page, "bass")
     page.click("[data-present]")
-    assert page.url.endswith("?present=1")
+    assert page.url.endswith("&present=1")
     larger = sizes(page)
     assert {name: size / before[name] for name, size in larger.items()} == pytest.approx(
         dict.fromkeys(larger, 1.6), rel=0.02
@@ -94,6 +94,7 @@ def test_keys_act_in_presenter_mode_alone_and_never_in_a_field(page: Page) -> No
         page.locator(at) for at in ("#temperature input", ".step-part", "#status-line .message")
     )
     prompt, keys = page.locator("#prompt textarea"), page.locator("dialog.keys")
+    open_settings(page)
     expect(temperature).to_have_value("0")
     for key in ("3", " ", "?"):
         page.keyboard.press(key)
