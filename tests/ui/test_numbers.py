@@ -388,12 +388,12 @@ def _comparison(page: Page, race: str) -> None:
     if race == "sampled":
         assert [compared(page, lane) for lane in LANES] == [[None] * 2] * 3
         assert exported(page)["comparison"] is None
-        expect(page.locator(".greedy-note")).to_be_hidden()
+        expect(page.locator(".race-note")).to_have_text("")
         return
     assert [compared(page, lane) for lane in LANES] == [[""] * 2] + [["same as Regular"] * 2] * 2
     assert exported(page)["comparison"] == {"speculative": [None] * 2, "bass": [None] * 2}
     if race == "greedy":
-        expect(page.locator(".greedy-note")).to_contain_text("the 2 sequences of a lane are the same")
+        expect(page.locator(".race-note")).to_contain_text("the 2 rows of a lane are the same")
         assert all(len(set(shown(page, lane))) == 1 for lane in LANES)
         # The rows of regular decoding end together, those that take turns do not.
         for lane, medals in (("regular", ["", ""]), ("speculative", ["First", "Last"])):

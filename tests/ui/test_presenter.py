@@ -12,8 +12,8 @@ from .browser import PATIENCE_MS, accessible, chosen, fill, fits, open_settings,
 pytestmark = pytest.mark.slow
 
 READ = (
-    ".sequence", ".verdict-head", ".verdict li", ".lane h2", ".figures .of-speedup dd", ".figures .of-ms_per_token dd", ".figures dt",
-    ".state", ".strip figcaption", "[data-chart=latency] .xtick text", "[data-chart=latency] .g-xtitle text",
+    ".sequence", ".verdict-head", ".verdict li", ".lane h2", ".figures .of-speedup dd",
+    ".figures .of-ms_per_token dd", ".figures dt", ".state", ".strip figcaption", "[data-chart=latency] .xtick text", "[data-chart=latency] .g-xtitle text",
     ".switch",
 )  # fmt: skip
 SIZES = """(all) => Object.fromEntries(all.map((one) => {
@@ -72,7 +72,7 @@ def test_type_is_larger_and_the_settings_are_a_line(page: Page) -> None:
     fits(page, 390, 1400, 1920)
     line, prompt = page.locator(".present-line"), page.locator("#prompt textarea")
     expect(line).to_contain_text("“Hello you”")
-    expect(line).to_contain_text("batch 2 · temperature 0.9 · 24 tokens · drafts: automatic")
+    expect(line).to_contain_text("batch 2 · temperature 0.9 · 24 tokens · drafts: fixed, 3")
     expect(prompt).to_be_hidden()
     expect(page.locator("#run")).to_be_visible()
     accessible(page)

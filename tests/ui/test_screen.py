@@ -35,13 +35,13 @@ SHIFTS = """() => {
   new PerformanceObserver((list) => list.getEntries().forEach((one) => (window.shifted += one.value)))
     .observe({ type: "layout-shift" });
 }"""
-PLAYED = "() => Bass.tape.state.recorded && Bass.run()?.done"
+PLAYED = "() => window.Bass?.tape?.state.recorded && Bass.run()?.done"
 
 
 def test_the_screen_holds_the_race_plays_one_and_does_not_move(context: BrowserContext, server: str) -> None:
     with watched(context, server) as page:
         page.goto(server)
-        page.wait_for_function("() => Bass.tape?.state.recorded && Bass.tape.state.playing")
+        page.wait_for_function("() => window.Bass?.tape?.state.recorded && Bass.tape.state.playing")
         expect(page.locator(".race-note")).to_contain_text("Recorded on 20")
         expect(page.locator(".race-note")).to_contain_text("press Run to race on this machine")
         page.wait_for_function(PLAYED)
