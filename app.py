@@ -10,6 +10,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -248,8 +249,8 @@ def serve(options: argparse.Namespace) -> None:
     else:
         from ui.page.early import EarlyPage
 
-        with EarlyPage(lambda page: opened_at(page, options), share=options.share) as early:
-            page, service = race_page(options)
+        early = EarlyPage(lambda page: opened_at(page, options), share=options.share)
+        page, service = race_page(options, early)
         options.port = options.port or early.port
         try:
             launch(page, service.facts.about, options, service.at_once, service.opened)
@@ -257,8 +258,13 @@ def serve(options: argparse.Namespace) -> None:
             service.close()
 
 
-def race_page(options: argparse.Namespace) -> tuple[gr.Blocks, Service]:
-    """Returns the page for a pair, and what runs its races."""
+def race_page(
+    options: argparse.Namespace, early: AbstractContextManager[object] | None = None
+) -> tuple[gr.Blocks, Service]:
+    """Returns the page for a pair, and what runs its races.
+
+    early: entered while that is prepared, and left before the page is built, since Gradio builds one at a time.
+    """
     from bass_core import on_zero_gpu
     from bass_core.machine.cpu import cores
     from ui.page.limits import Limits
@@ -282,7 +288,8 @@ def race_page(options: argparse.Namespace) -> tuple[gr.Blocks, Service]:
     keep_to_quota(os.environ)
     if on_zero_gpu():
         spare_forks()
-    service = open_service(asked, options, limits, lambda: set_threads(options, os.environ), free)
+    with early or nullcontext():
+        service = open_service(asked, options, limits, lambda: set_threads(options, os.environ), free)
     facts = service.facts
     page = build(
         service.source,

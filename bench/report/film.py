@@ -1,4 +1,4 @@
-"""`python -m bench film`: the README's moving picture, the recorded race of the first screen (docs/race.gif).
+"""`python -m bench film`: make the README's moving picture, docs/race.gif, from the recorded race.
 
 Contract: every instant of the shipped recording is shown on a page without a model and photographed, and stands in
 the film for as long as in the race; the end stands for HOLD_MS. Nothing is measured, so any machine makes the same.
@@ -27,7 +27,10 @@ LOAD = """async () => {
   Bass.tape.pause();
   return Array.from({ length: Bass.tape.state.count }, (_, i) => Bass.tape.elapsed(i));
 }"""
-JUMP = "(i) => { Bass.tape.jump(i); return new Promise((done) => Bass.soon(() => setTimeout(() => done(true), 60))); }"
+JUMP = """(i) => {
+  Bass.tape.jump(i);
+  return new Promise((done) => Bass.soon(() => setTimeout(() => done(true), 60)));
+}"""
 
 
 def main(argv: list[str]) -> None:

@@ -13,8 +13,8 @@ pytestmark = pytest.mark.slow
 
 READ = (
     ".sequence", ".verdict-head", ".verdict li", ".lane h2", ".figures .of-speedup dd",
-    ".figures .of-ms_per_token dd", ".figures dt", ".state", ".strip figcaption", "[data-chart=latency] .xtick text", "[data-chart=latency] .g-xtitle text",
-    ".switch",
+    ".figures .of-ms_per_token dd", ".figures dt", ".state", ".strip figcaption",
+    "[data-chart=latency] .xtick text", "[data-chart=latency] .g-xtitle text", ".switch",
 )  # fmt: skip
 SIZES = """(all) => Object.fromEntries(all.map((one) => {
   const style = getComputedStyle(document.querySelector(one));
