@@ -112,10 +112,10 @@ def _links(page: Page, context: BrowserContext) -> None:
     address = page.url.replace("draft_length=auto", "draft_length=4").replace("scheduling=fair", "scheduling=x")
     other = context.new_page()
     open_page(other, address)
+    open_settings(other)
     expect(other.locator("#seed input")).to_have_value("11")
     expect(other.locator("#prompt textarea")).to_have_value("Hello")
     expect(other.locator("#batch-size input")).to_have_value("3")
-    open_settings(other)
     expect(other.locator("#draft-length input")).to_have_value("fixed, 4")
     expect(other.locator("#scheduling input")).to_have_value(re.compile("fair"))
     # Another link in the same tab, then back.

@@ -121,7 +121,7 @@ TABLE: list[tuple[str, Callable[[Run, str], str], Callable[[Run, str], Any]]] = 
     ("ms per token", head("ms_per_token"), own(f.ms_per_token)),
     ("speed-up", head("speedup"), versus(f.speedup)),
     ("acceptance", head("acceptance_rate"), own(f.acceptance)),
-    ("writing", lambda run, name: str(run.seen[name]["state"]), own(lambda lane: lane.decode_ms / 1000)),
+    ("lane time, without the prompt", lambda run, name: str(run.seen[name]["state"]), own(lambda lane: lane.decode_ms / 1000)),
     ("ms per token", cell("ms per token of one sequence"), own(f.ms_per_token)),
     ("speed-up", cell("speed-up over regular"), versus(f.speedup)),
     ("tokens/s", cell("throughput, tokens/s"), own(f.throughput)),

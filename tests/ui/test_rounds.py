@@ -467,9 +467,9 @@ def test_a_race_of_four_lanes_has_the_fourth_with_its_timeline(page: Page) -> No
     expect(lane.locator("figcaption")).to_contain_text("So far: target (above) busy")
     drawn = lane.locator(".strip").evaluate("figure => figure.blocks.map(block => block.row)")
     assert set(drawn) == {"target", "draft"}
-    # Four lanes that do not fit side by side stand two by two.
+    # Four lanes fit side by side.
     tops = [page.locator(f"#lane-{name}").bounding_box() for name in (*LANES, "amusd")]
-    assert [box and round(box["y"]) for box in tops].count(round(tops[0]["y"] if tops[0] else -1)) == 2
+    assert [box and round(box["y"]) for box in tops].count(round(tops[0]["y"] if tops[0] else -1)) == 4
     page.get_by_role("checkbox", name="AMUSD").uncheck()
     run_to_the_end(page)
     expect(page.locator("#lane-amusd")).to_be_hidden()

@@ -71,6 +71,7 @@ def _give_back(here: str, context: BrowserContext) -> None:
     page.reload()
     assert ends_with(before), "a reload kept memory"
     expect(page.locator(".message")).to_have_text("Reloading ended your race: press Run to start it again.")
+    open_settings(page)
     for name, value in (("batch-size", "8"), ("max-new-tokens", "1024"), ("temperature", "0.9")):
         expect(page.locator(f"#{name} input")).to_have_value(value)
     expect(page.locator("#prompt textarea")).to_have_value("Hello")
