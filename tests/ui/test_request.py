@@ -160,7 +160,7 @@ def test_a_preset_sets_the_whole_form_and_keeps_to_the_operator_s_limits() -> No
         given = values(name)
         assert list(given) == [setting.name for setting in shown()]
         made[name] = make_request(given, Limits())
-        length = str(made[name].draft_length)  # a list of the form has texts
+        length = str(made[name].draft_length)  # of a list, in the form
         assert (
             made[name].settings() | {"draft_length": length} == unshown | given
             and preset.values.keys() <= SETTINGS.keys()
