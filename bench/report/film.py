@@ -1,8 +1,8 @@
 """`python -m bench film`: make the README's moving picture, docs/race.gif, from a recording.
 
-Contract: every instant of the shipped recording is shown on a page without a model and photographed, and stands in
-Contract: every instant of the shipped recording is shown on a page without a model, photographed, and stands in the
-film for as long as in the race; the end stands for HOLD_MS. Nothing is measured: any machine makes the same.
+Contract: every instant of the shipped recording is shown on a page without a model, and stands in the film
+for as long as in the race; the end stands for HOLD_MS. Nothing is measured: any machine makes the same.
+"""
 
 from __future__ import annotations
 
