@@ -67,7 +67,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--draft-length",
         choices=("auto", "cost-aware", "bass"),
         default="auto",
-        help="what the page starts with: auto goes by what a round costs on this machine, which is measured while "
+        help="of presets that name none: auto goes by what a round costs on this machine, which is measured while "
         "nothing runs; cost-aware measures all of that before the first race; bass is the paper's Algorithm 1",
     )
     add("--max-batch", type=_positive, default=32, help="largest batch that the page accepts")

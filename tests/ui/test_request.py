@@ -172,7 +172,7 @@ def test_a_preset_sets_the_whole_form_and_keeps_to_the_operator_s_limits() -> No
     # One asks for a clock, and each other one sets it back.
     assert {name: one.clock for name, one in made.items() if one.clock != "measured"} == {"On an H100": "h100"}
     # What a preset does not name is the operator's, and what this pair lacks is the neutral value.
-    assert values("Wins", choices=Choices(draft_lengths=draft_lengths("bass")))["draft_length"] == "bass"
+    assert values("Same words", choices=Choices(draft_lengths=draft_lengths("bass")))["draft_length"] == "bass"
     assert values("Loses")["drafter"] == "auto"
     known = Choices(drafters=(("automatic", "auto"), ("the draft", "model")))
     assert values("Loses", choices=known)["drafter"] == "model"
