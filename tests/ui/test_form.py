@@ -120,12 +120,21 @@ def _links(page: Page, context: BrowserContext) -> None:
     expect(other.locator("#scheduling input")).to_have_value(re.compile("fair"))
     # Another link in the same tab, then back.
     other.evaluate("location.hash = '#race?seed=12&lanes=nonsense'")
-    expect(other.locator("#seed input")).to_have_value("12")
-    open_settings(other)
+    _seed_is(other, "12")
     expect(other.get_by_role("checkbox", name="BASS")).to_be_checked()
     other.go_back()
-    expect(other.locator("#seed input")).to_have_value("11")
+    _seed_is(other, "11")
     other.close()
+
+
+def _seed_is(page: Page, value: str) -> None:
+    """Wait for this seed in the settings, which another link's load has closed."""
+    for _ in range(60):
+        open_settings(page)
+        if page.input_value("#seed input") == value:
+            return
+        page.wait_for_timeout(500)
+    raise AssertionError(f"The seed is not {value}.")
 
 
 def _long_example(page: Page) -> None:
