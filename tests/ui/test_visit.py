@@ -82,7 +82,9 @@ def test_a_reader_sees_a_whole_race(page: Page, server: str) -> None:
     fill(page, batch=3, tokens=300, seed=11)
     page.evaluate(WATCH_GROWTH)
     run_to_the_end(page)
-    final = Client(server, verbose=False).submit("Hello", 3, 300, 0.9, 11, api_name="/race").result()
+    final = (
+        Client(server, verbose=False).submit("Hello", 3, 300, 0.9, 11, draft_length="3", api_name="/race").result()
+    )
     page.wait_for_function(f"() => !({UNDRAWN})().length")
     assert page.evaluate("scrollY") == 0, "everything is drawn though nobody scrolled"
     _texts(page, final)
@@ -275,7 +277,9 @@ def test_model_text_is_only_text_and_32_rows_stay_readable(
     prompt = "".join(hostile)
     fill(page, prompt=prompt, batch=32, tokens=100, temperature=2)
     run_to_the_end(page)
-    final = Client(server, verbose=False).submit(prompt, 32, 100, 2, 3, api_name="/race").result()
+    final = (
+        Client(server, verbose=False).submit(prompt, 32, 100, 2, 3, draft_length="3", api_name="/race").result()
+    )
     texts_are(page, final)
     written = "".join(text for lane in LANES for text in shown(page, lane))
     assert [text for text in hostile if text not in written] == []
@@ -310,7 +314,10 @@ def test_half_speed_shows_the_same_race_later_and_a_budget_stops_each_lane_at_it
     expect(page.locator("#lane-speculative .state")).to_have_text("Running")
     page.click("[data-switch=slow]")
     expect(page.locator("#lane-speculative .state")).to_contain_text("Finished")
-    texts_are(page, Client(server, verbose=False).submit("Hello", 4, 120, 0.9, 3, api_name="/race").result())
+    texts_are(
+        page,
+        Client(server, verbose=False).submit("Hello", 4, 120, 0.9, 3, draft_length="3", api_name="/race").result(),
+    )
     assert early < sum(len(text) for lane in LANES for text in shown(page, lane))
     fill(page, batch=4, tokens=1024)
     # Short enough that even on a fast machine no lane is done and not all rows have drawn the end token.
